@@ -1,13 +1,12 @@
-"""Limit how many rows may be drawn for each row added: pure state for jitted training loops and for threads.
+"""Limits on the number of rows sampled per row added, as pure state for jitted loops and as counts for threads.
+
+A `Limit` is a value; its state is a pytree of a few words beside the buffer's state. Actors ask `can_add`, learners
+`can_sample`, and both report with `added` and `sampled`. The surplus decides: `samples_per_insert` times the rows added, less
+the rows drawn. It is a whole number (the ratio is a fraction), so it stays exact. `init(host=True)` counts in Python ints.
 
     limit = fbuf.limits.samples_per_insert(8, min_size=1000, rows=16, draws=256)
-    pace = limit.init()
-    pace = limit.added(pace, 16)  # after an `extend` of 16 rows
-    learn = limit.can_sample(pace, 256)  # bool[], for lax.while_loop or lax.cond
-    pace = limit.sampled(pace, 256)  # after a `sample` of 256 rows
-
-The surplus is `samples_per_insert` times the rows added less the rows drawn, counted exactly in 64 bits. With Python ints
-instead of arrays (`init(host=True)`) the same methods serve threads that wait on a `threading.Condition`.
+    state, pace = buffer.extend(state, rows), limit.added(limit.init(), 16)
+    lax.while_loop(lambda carry: limit.can_sample(carry[1], 256), learn, (state, pace, key))
 
 Source: Cassirer et al. 2021, "Reverb: a framework for experience replay", section 3.4; semantics of dm-reverb's RateLimiter.
 """
@@ -32,7 +31,7 @@ __all__ = ["Limit", "LimitState", "at_most", "min_size", "queue", "samples_per_i
 
 
 def __dir__() -> list[str]:
-    return __all__  # without imported names
+    return __all__  # without the imports
 
 
 _MOST = 2**31 - 1
@@ -40,7 +39,7 @@ _MOST = 2**31 - 1
 
 @state
 class LimitState:
-    """Counts of one run: arrays, or with `init(host=True)` Python ints."""
+    """The counts of a limit: arrays, or Python ints with `init(host=True)`."""
 
     added: Any  # uint32[2], rows, high word first; or an int
     drawn: Any  # uint32[2], rows, duplicates counted; or an int
@@ -49,18 +48,18 @@ class LimitState:
 
 @component
 class Limit:
-    r"""Allow adding or drawing by the surplus :math:`samples\_per\_insert \cdot added - drawn`.
+    r"""Bounds on the surplus :math:`samples\_per\_insert \cdot added - drawn`.
 
     Attributes:
-      samples_per_insert: Rows drawn for each row added, on average: a number > 0, read as a decimal (0.1 is a tenth), or a
-        `fractions.Fraction`. Batches of B after every N rows have B / N; divided by B it is the replay ratio of papers.
-      min_size: Rows that must be held before any is drawn. Up to there rows can always be added.
-      min_diff: `can_sample` requires at least this surplus afterwards; None: no bound.
-      max_diff: `can_add` requires at most this surplus afterwards; None: no bound.
+      samples_per_insert: Rows drawn per row added, on average: a number > 0, read as its decimal text (0.1 is a tenth), or a
+        `fractions.Fraction`. Batches of B after every N rows give B / N. Divided by B it is the replay ratio.
+      min_size: Rows that must be held before the first draw. Rows can always be added up to this number.
+      min_diff: The least surplus after a draw; None for no bound.
+      max_diff: The largest surplus after adding rows; None for no bound.
 
     Raises:
-      ValueError: a number is out of range, a fraction has numbers beyond 2^31 - 1, or rows could not be drawn after
-        `min_size` are added.
+      ValueError: a number is out of range, a fraction has numbers beyond 2^31 - 1, or no draw would be possible once
+        `min_size` rows are added.
 
     Example:
       >>> import fbuf
@@ -80,34 +79,37 @@ class Limit:
         ratio = _fraction("samples_per_insert", self.samples_per_insert)
         if ratio <= 0:
             raise ValueError(
-                f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected a number > 0, rows drawn per row added."
+                f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected rows drawn per row added, > 0. "
+                f"Use 1 for one draw per row."
             )
         if max(ratio.numerator, ratio.denominator) > _MOST:
             raise ValueError(
                 f"Limit: samples_per_insert is {self.samples_per_insert!r}, which is {ratio}; expected a fraction of "
-                f"numbers up to 2^31 - 1. Write Fraction(x).limit_denominator(1_000_000)."
+                f"numbers up to 2^31 - 1. Use Fraction(x).limit_denominator(1_000_000)."
             )
         for name in ("min_diff", "max_diff"):
             value = getattr(self, name)
             if value is not None and abs(_fraction(name, value)) * ratio.denominator >= 2**62:
-                raise ValueError(f"Limit: {name} is {value!r}; expected less than 2^62 / {ratio.denominator}.")
+                raise ValueError(
+                    f"Limit: {name} is {value!r}; expected less than 2^62 / {ratio.denominator}. Use None."
+                )
         if None not in (self.min_diff, self.max_diff) and _fraction("", self.min_diff) > _fraction("", self.max_diff):
             raise ValueError(
-                f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}. "
-                f"Write min_diff={self.max_diff!r}, max_diff={self.min_diff!r}."
+                f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}. Swap them: "
+                f"min_diff={self.max_diff!r}, max_diff={self.min_diff!r}."
             )
         if self.min_diff is not None and _fraction("min_diff", self.min_diff) > ratio * self.min_size:
             raise ValueError(
-                f"Limit: min_diff is {self.min_diff!r}; expected at most samples_per_insert * min_size, "
+                f"Limit: min_diff is {self.min_diff!r}; expected at most samples_per_insert * min_size = "
                 f"{float(ratio * self.min_size):g}. Use a smaller min_diff."
             )
 
     def init(self, *, added: int = 0, drawn: int = 0, host: bool = False) -> LimitState:
-        """Return the counts before the first row, or after `added` and `drawn` rows.
+        """Return the counts before the first row, or after a known number of rows.
 
         Args:
           added, drawn: Rows so far, less than 2^64.
-          host: Python ints instead of arrays, for threads.
+          host: Count in Python ints instead of arrays, for threads.
         """
         for name, value in (("added", added), ("drawn", drawn)):
             _check_count(name, value, 0, 2**64 - 1)
@@ -119,24 +121,25 @@ class Limit:
         return LimitState(*(jnp.stack(uint64.of(n)) for n in (added, drawn, surplus)))
 
     def added(self, pace: LimitState, rows: Any = 1) -> LimitState:
-        """Return the counts after `rows` more were added: an int, or int32[]. Cost: a few operations on scalars."""
+        """Count `rows` more added rows, an int or int32[]. Cost: a few operations on scalars."""
         more = _count("Limit.added", "rows", pace, rows)
         surplus = _sum(pace.surplus, _scaled(more, self._ratio.numerator))
         return LimitState(_sum(pace.added, more), pace.drawn, surplus)
 
     def sampled(self, pace: LimitState, draws: Any = 1) -> LimitState:
-        """Return the counts after `draws` more rows were drawn, B for a batch: an int, or int32[]."""
+        """Count `draws` more draws, an int or int32[]; B for a batch."""
         more = _count("Limit.sampled", "draws", pace, draws)
         surplus = _sum(pace.surplus, _scaled(more, -self._ratio.denominator))
         return LimitState(pace.added, _sum(pace.drawn, more), surplus)
 
     def can_add(self, pace: LimitState, rows: Any = 1, *, size: Any = None) -> Any:
-        """Return bool[], whether `rows` more rows may be added now.
+        """Return bool[]: whether `rows` more rows may be added now.
 
         Args:
-          pace: Of this limit.
+          pace: The counts of this limit.
           rows: An int, or int32[].
-          size: Rows held, `buffer.size(state)`, where `clear` or `Consume` remove rows; None: all rows added.
+          size: Rows held, `buffer.size(state)`. Needed where rows are removed before the buffer is full (`clear`, `Consume`);
+            None uses the rows added.
         """
         (_, high), call = self._bounds, "Limit.can_add"
         more = _count(call, "rows", pace, rows)
@@ -147,10 +150,10 @@ class Limit:
         return _at_most(surplus, high) | _at_most(held, self.min_size)
 
     def can_sample(self, pace: LimitState, draws: Any = 1, *, size: Any = None) -> Any:
-        """Return bool[], whether `draws` rows may be drawn now.
+        """Return bool[]: whether `draws` rows may be drawn now.
 
         Args:
-          pace: Of this limit.
+          pace: The counts of this limit.
           draws: B of a batch: an int, or int32[].
           size: As for `can_add`.
         """
@@ -162,7 +165,7 @@ class Limit:
         return enough & _at_most(low, _sum(pace.surplus, _scaled(more, -self._ratio.denominator)))
 
     def stats(self, pace: LimitState) -> dict[str, Any]:
-        """Return scalars to log: `added`, `drawn`, and `surplus` in rows drawn; float32, or Python numbers."""
+        """Return `added`, `drawn`, and `surplus` in rows drawn, as float32 or Python numbers."""
         parts = self._ratio.denominator
         if _on_host("Limit.stats", pace):
             return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / parts}
@@ -172,11 +175,11 @@ class Limit:
         return {"added": _float(added), "drawn": _float(drawn), "surplus": size / jnp.float32(parts)}
 
     def check_steps(self, rows: int, draws: int) -> None:
-        """Raise if calls of `rows` rows and of `draws` draws could wait for one another forever.
+        """Raise if calls of `rows` rows and of `draws` draws could deadlock.
 
         Raises:
-          ValueError: one call of each needs more room than there is between `min_diff` and `max_diff`; or `max_diff` is
-            reached before `min_size` rows are added.
+          ValueError: one call of each exceeds the range from `min_diff` to `max_diff`; or `max_diff` is reached before
+            `min_size` rows are added.
         """
         _check_count("rows", rows, 1)
         _check_count("draws", draws, 1)
@@ -184,25 +187,25 @@ class Limit:
         if high is None:
             return
         ratio, parts = self._ratio, self._ratio.denominator
-        need = ratio.numerator * rows + parts * draws - 1  # then one of the two is possible at any surplus
+        need = ratio.numerator * rows + parts * draws - 1  # then one of the two calls is always possible
         if low is not None and high - low < need:
             raise ValueError(
-                f"Limit: max_diff - min_diff is {(high - low) / parts:g}; expected {need / parts:g} or more, as calls of "
-                f"{rows} rows and of {draws} draws could wait for one another. Use error_buffer="
-                f"{math.ceil(need / parts / 2)} or more."
+                f"Limit: from min_diff={float(self.min_diff or 0):g} to max_diff={float(self.max_diff or 0):g} there is room "
+                f"for {(high - low) / parts:g}; expected {need / parts:g} or more, or calls of {rows} rows and of {draws} "
+                f"draws could deadlock. Use error_buffer={math.ceil(need / parts / 2)} or more."
             )
         start = -(-self.min_size // rows) * rows  # rows added when `min_size` is reached
         if start > self.min_size and ratio.numerator * start > high:
             raise ValueError(
-                f"Limit: max_diff is {float(self.max_diff or 0):g}, but {rows} rows at a time come to {start} at min_size="
-                f"{self.min_size}, a surplus of {float(ratio * start):g}. Use min_size={start}."
+                f"Limit: max_diff is {float(self.max_diff or 0):g}, but calls of {rows} rows reach min_size={self.min_size} "
+                f"with {start} rows, a surplus of {float(ratio * start):g}. Use min_size={start}."
             )
 
     def check_call(self, *, rows: int = 0, draws: int = 0) -> None:
-        """Raise if a call of `rows` rows or `draws` draws could never be allowed with `min_size` rows held.
+        """Raise if a call of `rows` rows, or of `draws` draws, could never be allowed once `min_size` rows are held.
 
         Raises:
-          ValueError: the call needs more room than there is between `min_diff` and `max_diff`.
+          ValueError: the call exceeds the range from `min_diff` to `max_diff`.
         """
         _check_count("rows", rows, 0)
         _check_count("draws", draws, 0)
@@ -214,8 +217,9 @@ class Limit:
         for count, each, top, what in ((rows, ratio.numerator, high, "rows"), (draws, parts, most, "draws")):
             if each * count > top - low:
                 raise ValueError(
-                    f"Limit: a call of {count} {what} changes the surplus by {each * count / parts:g}; expected at most "
-                    f"{(top - low) / parts:g}. Use samples_per_insert(..., {what}={count}), or {what} in smaller calls."
+                    f"Limit: a call of {count} {what} moves the surplus by {each * count / parts:g}, but from min_diff="
+                    f"{float(self.min_diff or 0):g} there is room for {(top - low) / parts:g}: it could never be allowed. Use "
+                    f"samples_per_insert(..., {what}={count}), or smaller calls."
                 )
 
     @property
@@ -224,7 +228,7 @@ class Limit:
 
     @property
     def _bounds(self) -> tuple[int | None, int | None]:
-        """Least and largest surplus, in units of 1 / denominator."""
+        """Return the bounds in units of 1 / denominator."""
         parts = self._ratio.denominator
         low = None if self.min_diff is None else math.ceil(_fraction("min_diff", self.min_diff) * parts)
         high = None if self.max_diff is None else math.floor(_fraction("max_diff", self.max_diff) * parts)
@@ -239,18 +243,18 @@ def samples_per_insert(
     rows: int = 1,
     draws: int = 1,
 ) -> Limit:
-    """Draw `ratio` rows for each row added, within `error_buffer` (Reverb's SampleToInsertRatio).
+    """Keep the rows drawn per row added at `ratio`, within `error_buffer` (Reverb's SampleToInsertRatio).
 
-    No row is drawn before `min_size` rows are held. Afterwards adding waits while the surplus would exceed `ratio * min_size +
-    error_buffer`, and drawing waits while it would fall below `ratio * min_size - error_buffer`.
+    No row is drawn until `min_size` rows are held. Then adding waits where the surplus would exceed `ratio * min_size +
+    error_buffer`, and drawing waits where it would fall below `ratio * min_size - error_buffer`.
 
     Args:
       ratio, min_size: `samples_per_insert` and `min_size` of `Limit`.
-      error_buffer: Allowed deviation in rows drawn, or (min_diff, max_diff). None: `ratio * rows + draws`, as much as one
-        call of each needs.
-      rows, draws: Rows that one call adds (N, or N * E with lanes), and rows that one call draws (B).
+      error_buffer: Allowed deviation in rows drawn; or (min_diff, max_diff). None uses one call of each, `ratio * rows +
+        draws`.
+      rows, draws: Rows per call that adds (N, or N * E with lanes), and per call that draws (B).
     Raises:
-      ValueError: a number is out of range; or calls of this size could wait for one another with this `error_buffer`.
+      ValueError: a number is out of range; or `error_buffer` is so small that calls of this size could deadlock.
 
     Example:
       >>> import fbuf
@@ -281,7 +285,7 @@ def samples_per_insert(
 
 
 def min_size(size: int) -> Limit:
-    """Draw nothing until `size` rows are held; no other limit (Reverb's MinSize).
+    """Allow draws once `size` rows are held (Reverb's MinSize).
 
     Example:
       >>> import fbuf
@@ -292,9 +296,9 @@ def min_size(size: int) -> Limit:
 
 
 def at_most(draws: float | Fraction, min_size: int = 1) -> Limit:
-    """Draw at most `draws` rows for each row added, on average; adding never waits.
+    """Bound the rows drawn by `draws` per row added; adding never waits.
 
-    `samplers.Consume(times=k)` limits the draws of each single row.
+    The bound is an average. `samplers.Consume(times=k)` bounds the draws of each single row.
 
     Example:
       >>> import fbuf
@@ -305,9 +309,9 @@ def at_most(draws: float | Fraction, min_size: int = 1) -> Limit:
 
 
 def queue(size: int) -> Limit:
-    """Draw no more rows than were added, and add at most `size` rows before they are drawn (Reverb's Queue).
+    """Draw no more rows than were added, and add at most `size` rows ahead (Reverb's Queue).
 
-    With `samplers.Consume()` each row is drawn once.
+    With `samplers.Consume()` each row is drawn once, in the sampler's order.
 
     Example:
       >>> import fbuf
@@ -326,7 +330,7 @@ def _check_count(name: str, value: Any, least: int, most: int = _MOST, where: st
 
 
 def _fraction(name: str, value: Any) -> Fraction:
-    """Convert a number by its decimal form: 0.1 is a tenth."""
+    """Return a number as its decimal text reads: 0.1 is a tenth."""
     if isinstance(value, Fraction):
         return value
     if not isinstance(value, (numbers.Real, np.number)) or isinstance(value, bool) or not math.isfinite(float(value)):
@@ -340,9 +344,13 @@ def _plain(value: Fraction) -> int | Fraction:
 
 
 def _on_host(call: str, pace: Any) -> bool:
-    """Return whether `pace` counts in Python ints."""
+    """Return whether `pace` counts in Python ints.
+
+    Raises:
+      TypeError: it is not a LimitState.
+    """
     if not isinstance(pace, LimitState):
-        raise TypeError(f"{call}: pace is {type(pace).__name__}; expected a LimitState. Write pace = limit.init().")
+        raise TypeError(f"{call}: pace is {type(pace).__name__}; expected a LimitState. Use pace = limit.init().")
     return isinstance(pace.surplus, int)
 
 
