@@ -76,9 +76,7 @@ def test_donated_and_without_checkify() -> None:
 
 
 def test_checked_refuses_other_arguments() -> None:
-    with pytest.raises(
-        TypeError, match=r"checked: got int; expected a Buffer, or a step .* Write fbuf.checked\(buffer\)"
-    ):
+    with pytest.raises(TypeError, match="checked: got int; expected a Buffer, or a step of states"):
         fbuf.checked(3)
     with pytest.raises(ValueError, match="checked: allow names 'stale'; expected some of refused_nonfinite"):
         fbuf.checked(fbuf.uniform(8), allow=("stale",))

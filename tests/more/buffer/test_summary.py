@@ -99,7 +99,7 @@ def test_files_count_as_disk(tmp_path: Any) -> None:
 
 def without(kind: type[Any], *names: str) -> Any:
     body = {name: item for name, item in vars(kind).items() if name not in (*names, "__dict__", "__weakref__")}
-    return jax.tree_util.register_static(type(f"Own{kind.__name__}", (), body))()
+    return jax.tree_util.register_static(type(f"Own{kind.__name__}", kind.__bases__, body))()
 
 
 def test_custom_parts_need_not_report_bytes() -> None:
