@@ -222,6 +222,15 @@ def test_the_final_dump_is_joined_by_the_rows_it_still_holds(writer):
     assert not check(run, [1, 3])[-1].joined
 
 
+@pytest.mark.parametrize(("head", "joined"), [(91, True), (92, False), (97, False)])
+def test_a_final_dump_that_holds_too_few_older_rows_is_cut_off(writer, head, joined):
+    """Eight rows before the last place identify the dump before; with fewer, the row at the last place is dropped."""
+    run = made.record(made.synthetic(300 - 3 + head, episode=10**9), 100)
+    assert run.pieces[-1].final and run.pieces[-1].add_count == head
+    assert check(run, [0, 1, 2, 3])[-1].joined == joined
+    assert len(run.expected([0, 1, 2, 3])[0]) == len(run.log) - (not joined)
+
+
 def test_a_final_dump_of_another_run_is_not_joined(writer):
     run = made.record(made.synthetic(330, episode=10**9), 100)
     other = made.record(made.synthetic(330, seed=5, episode=10**9), 100)
