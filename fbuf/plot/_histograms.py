@@ -31,11 +31,9 @@ def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = 
       ImportError: matplotlib is missing.
     """
     call = "plot.priorities"
-    _style.check(call, buffer, state)
-    _check_bins(call, bins)
+    found = _found(call, buffer, state, bins)
     if not buffer.sampler.prioritized:
         raise ValueError(f"{call}: {buffer.sampler!r} has no priorities. Use fbuf.plot.ages(buffer, state).")
-    found = seen(buffer, state)
     axes = _style.new_axes(call, ax, SIZE)
     _style.dress(axes, "Priorities", "|p|", "share")
     known = found.priority is not None and not (found.priority[found.anchor] < 0).any()
@@ -116,13 +114,8 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
 def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
     """Check the arguments, and return the anchors."""
     _style.check(call, buffer, state)
-    _check_bins(call, bins)
+    _style.check_count(call, "bins", bins)
     return seen(buffer, state)
-
-
-def _check_bins(call: str, bins: Any) -> None:
-    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or bins < 1:
-        raise ValueError(f"{call}: bins is {bins!r}; expected an int >= 1.")
 
 
 def _even(values: np.ndarray, bins: int) -> np.ndarray:

@@ -345,7 +345,7 @@ def test_a_data_set_written_again_by_another_process_is_opened_as_it_is_then(fil
             raise FileNotFoundError
         return len(dataset.committed(path))
 
-    assert download.get(download.Request("get", "Pong/1", path, files, workers=0), then) == whole
+    assert download.get(plan.Request("get", "Pong/1", path, files, workers=0), then) == whole
     again = get(tmp_path, files, download=False)
     assert all(np.array_equal(again[name], want[name]) for name in ("obs", "action", "truncated"))
 

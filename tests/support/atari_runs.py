@@ -261,7 +261,7 @@ def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
     """All rows of Pong/1, as numpy, without a buffer."""
     path = root / "Pong" / "1"
     options["pieces"] = plan.selected("get", options.get("pieces"))
-    ask = download.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
+    ask = plan.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
     with download.get(ask, lambda: _dataset.DataSet.open(path)) as dataset:
         return {**dataset.read_rows(0, dataset.rows), "meta": dataset.meta}
 
