@@ -244,15 +244,19 @@ def train(buffer: fbuf.Buffer, seed: int = 0, config: Config = Config()) -> Resu
         params = init_params(network)
         carry = (first_actors(games, config.lanes), params, params, optimizer.init(params), replay, key)
         carry, (rewards, ended) = lax.scan(iteration, carry, jnp.arange(config.iterations, dtype=jnp.int32))
-        parts = (config.points, -1)
-        curve = rewards.reshape(parts).sum(axis=1) / jnp.maximum(ended.reshape(parts).sum(axis=1), jnp.float32(1))
-        return carry[1], carry[4], curve
+        return carry[1], carry[4], _curve(config, rewards, ended)
 
     begun = time.perf_counter()
     params, replay, curve = jax.block_until_ready(run(buffer.init(EXAMPLE), jax.random.key(seed)))
     seconds = time.perf_counter() - begun
     stats = {name: np.asarray(value).item() for name, value in buffer.stats(replay).items()}
     return Result(params, np.asarray(curve), evaluate(partial(_greedy, params)), seconds, stats)
+
+
+def _curve(config: Config, rewards: Any, ended: Any) -> Any:
+    """Return the mean return of the games that ended in each part of the training."""
+    total, games = (values.reshape(config.points, -1).sum(axis=1) for values in (rewards, ended))
+    return total / games.clip(1)
 
 
 def _greedy(params: Params, stacks: jax.Array) -> jax.Array:
@@ -332,14 +336,12 @@ def train_torch(buffer: fbuf.Buffer, seed: int = 0, config: Config = Config()) -
             target.load_state_dict(online.state_dict())
         rewards[number], ended[number] = np.sum(rows["reward"]), np.sum(rows["terminated"])
     seconds = time.perf_counter() - begun
-    parts = (config.points, -1)
-    curve = rewards.reshape(parts).sum(axis=1) / np.maximum(ended.reshape(parts).sum(axis=1), 1)
 
     def policy(stacks: jax.Array) -> np.ndarray[Any, Any]:
         with torch.no_grad():
             return q_of(online, fbuf.torch.to_torch(stacks)).argmax(dim=1).int().numpy()
 
-    return Result(online.state_dict(), curve, evaluate(policy), seconds, replay.stats())
+    return Result(online.state_dict(), _curve(config, rewards, ended), evaluate(policy), seconds, replay.stats())
 
 
 _explore = jax.jit(explore)

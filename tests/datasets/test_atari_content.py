@@ -121,9 +121,6 @@ def check(run: made.Run, numbers: list[int]) -> list[Seam]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------- all at once
-
-
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**16),
@@ -174,9 +171,6 @@ def test_without_partial_episodes_every_stack_is_what_the_agent_saw(writer, seed
     want, cut = run.expected(sorted(chosen))
     assert made.number_of(rows["obs"]).tolist() == kept
     assert np.flatnonzero(rows["truncated"]).tolist() == np.flatnonzero(cut[np.isin(want, kept)]).tolist()
-
-
-# --------------------------------------------------------------------------------------------------- the ring
 
 
 def test_the_last_place_of_a_dump_belongs_before_its_first(writer):
@@ -303,9 +297,6 @@ def test_what_cannot_be_is_damage(writer, kind, value, match):
     assert not Writer.kept
 
 
-# ------------------------------------------------------------------------------------------------ rows of zeros
-
-
 def test_one_episode_without_zeros_does_not_make_steps_of_all_others(writer):
     run = made.record(made.synthetic(1200, episode=5), 2400)
     rows = run.pieces[0].rows
@@ -334,9 +325,6 @@ def test_zeros_that_lie_across_two_pieces_are_left_out(writer):
         check(run, [piece.number for piece in run.pieces])
         check(run, [1])
         check(run, [2])
-
-
-# --------------------------------------------------------------------------------------------------- frames as text
 
 
 def test_frames_as_text():

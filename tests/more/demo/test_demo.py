@@ -181,9 +181,6 @@ def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
     _report.plot([result], path)
 
 
-# --------------------------------------------------------------------------------------------- command line
-
-
 def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys, monkeypatch):
     asked = []
 
