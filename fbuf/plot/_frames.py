@@ -215,12 +215,13 @@ def _cut(words: str, room: int) -> str:
     return GAP.join(said)
 
 
-def _columns(
-    number: int, height: int, width: int, inches: float, high: float | None
-) -> tuple[int, tuple[float, float, float]]:
+_Sizes = tuple[float, float, float]
+
+
+def _columns(number: int, height: int, width: int, inches: float, high: float | None) -> tuple[int, _Sizes]:
     """Return the number of columns; and a line of text, the width and the height of the sheet, in pixels of frames."""
-    best: tuple[float, int, tuple[float, float, float]] | None = None
-    for columns in range(1, number + 1):
+
+    def layout(columns: int) -> tuple[float, int, _Sizes]:
         across = columns * width + (columns - 1) * 0.06 * width
         rows = -(-number // columns)
         scale = inches / across
@@ -231,7 +232,6 @@ def _columns(
         shape = down / across
         wanted = 0.62 if high is None else high / inches
         off = abs(np.log(shape / wanted)) + (2.0 if scale * width < 3.0 else 0.0)  # words need 3 inches
-        if best is None or off < best[0]:
-            best = (off, columns, (line, across, down))
-    assert best is not None
-    return best[1], best[2]
+        return off, columns, (line, across, down)
+
+    return min(map(layout, range(1, number + 1)))[1:]

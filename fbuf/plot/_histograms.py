@@ -203,7 +203,7 @@ class Evolution:
         Raises:
           ImportError: matplotlib is missing.
         """
-        axes = _style.new_axes("plot.Evolution.plot", ax, (6.0, 3.6))
+        axes = _style.new_axes("plot.Evolution.plot", ax, SIZE)
         _style.dress(axes, f"{OF[self.of][0].upper()}{OF[self.of][1:]} over time", "step", OF[self.of])
         if not self.steps:
             return _style.nothing(axes, "nothing was recorded")
@@ -220,7 +220,7 @@ class Evolution:
             self.steps, lines["max"], color=palette.second, linewidth=1.2, linestyle="--", label="largest", **alone
         )
         low, high = min(lines["q05"]), max(lines["max"])
-        if low > 0 and high > 30 * low:
+        if low > 0 and high > WIDE * low:
             axes.set_yscale("log")
         axes.margins(x=0)
         _style.legend(axes)
