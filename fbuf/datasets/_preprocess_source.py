@@ -104,6 +104,7 @@ class Stored:
         return apply
 
     def close(self) -> None:
+        """Close the files."""
         self._dataset.close()
 
 
@@ -139,7 +140,7 @@ class Windows:
         return apply
 
     def close(self) -> None:
-        pass
+        """Do nothing: the state keeps its files open."""
 
 
 def _identity(state: BufferState) -> str:
