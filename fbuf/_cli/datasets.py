@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
+import functools
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fbuf import datasets
-from fbuf._cli.inspect import _table
+from fbuf._cli.inspect import ERRORS, CommandError, _table, guarded, text_of
 from fbuf._formats.dataset.manifest import NAME
 from fbuf.datasets._open import root_of
 from fbuf.storages import DataSet
 
 MINARI = "minari:"
 _DEPTH = 8  # depth of folders below the root that are searched
-
-
-class CommandError(Exception):
-    """An error that the user can fix as its message says."""
 
 
 def add_commands(commands: Any) -> None:
@@ -34,7 +29,7 @@ def add_commands(commands: Any) -> None:
         description="Data sets as frozen buffers: runs of the DQN replay data set (`Pong/1`), and Minari's "
         "(`minari:D4RL/door/human-v2`).",
     )
-    parser.set_defaults(run=lambda options: _help(parser))
+    parser.set_defaults(run=lambda options: parser.print_help() or 0)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     for name, run, text in (
         ("list", _list, "print what is on this machine, or what can be downloaded"),
@@ -47,7 +42,7 @@ def add_commands(commands: Any) -> None:
         action.add_argument(
             "--root", type=Path, help="folder of data sets (default: $FBUF_DATASETS, ~/.cache/fbuf/datasets)"
         )
-        action.set_defaults(run=lambda options, run=run: _main(run, options))
+        action.set_defaults(run=functools.partial(guarded, run))
         if name == "list":
             action.add_argument("--available", action="store_true", help="ids that can be downloaded")
         else:
@@ -84,28 +79,6 @@ def _pieces(text: str) -> list[int]:
     return sorted(numbers)
 
 
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return 0
-
-
-def _main(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Return the exit status: 0 success, 1 failure with a message on standard error."""
-    try:
-        return run(options)
-    except BrokenPipeError:  # the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (CommandError, OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError) as error:
-        print(f"error: {_told(error)}", file=sys.stderr)
-        return 1
-
-
-def _told(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror and error.filename is None else str(error)
-    return str(text) or type(error).__name__
-
-
 def _list(options: argparse.Namespace) -> int:
     root = root_of("fbuf datasets", options.root)
     found = list(_found(root))
@@ -118,7 +91,7 @@ def _list(options: argparse.Namespace) -> int:
             print(f"{entry['id']}{'  (here)' if entry['here'] else ''}")
         return 0
     if options.json:
-        print(json.dumps([{"id": name} | _json(about) for name, about in found], indent=1))
+        print(json.dumps([{"id": name} | vars(about) for name, about in found], indent=1))
         return 0
     if not found:
         print(f"there are no data sets in {root}; what can be downloaded: python -m fbuf datasets list --available")
@@ -150,34 +123,20 @@ def _id_of(root: Path, folder: Path) -> str:
     return MINARI + "/".join(parts[1:]) if parts[:1] == ("minari",) else "/".join(parts) or str(root)
 
 
-def _folder(name: str, given: Path | None) -> Path:
-    """Return the folder of a data set."""
-    root = root_of("fbuf datasets", given)
-    if name.startswith(MINARI):
-        return root / "minari" / name.removeprefix(MINARI)
-    if name.startswith(("/", "./", "../", "~")) or (Path(name) / NAME).is_file():
-        return Path(name).expanduser()
-    return root / name
-
-
 def _there(options: argparse.Namespace) -> Path:
     """Return the folder of the given data set; raise if it does not exist."""
-    folder = _folder(options.id, options.root)
-    if not folder.is_dir() and options.id[:1] not in ("/", ".", "~"):
-        raise CommandError(f"{options.id} is not at {folder}. To have it there: fbuf datasets download {options.id}")
+    root, name = root_of("fbuf datasets", options.root), options.id
+    if name.startswith(("/", "./", "../", "~")) or (Path(name) / NAME).is_file():
+        return Path(name).expanduser()
+    folder = root / "minari" / name.removeprefix(MINARI) if name.startswith(MINARI) else root / name
+    if not folder.is_dir() and name[:1] != ".":
+        raise CommandError(f"{name} is not at {folder}. To have it there: fbuf datasets download {name}")
     return folder
-
-
-def _json(about: Any) -> dict[str, Any]:
-    pieces = {str(number): list(piece) for number, piece in about.pieces.items()}
-    fields = {field.name: getattr(about, field.name) for field in dataclasses.fields(about)}
-    leaves, meta = dict(about.leaves), dict(about.meta)
-    return fields | {"pieces": pieces, "leaves": leaves, "meta": meta, "beside": list(about.beside)}
 
 
 def _info(options: argparse.Namespace) -> int:
     about = datasets.info(_there(options))
-    print(json.dumps(_json(about), indent=1) if options.json else about)
+    print(json.dumps(vars(about), indent=1) if options.json else about)
     return 0
 
 
@@ -207,8 +166,8 @@ def _download(options: argparse.Namespace) -> int:
     for name in options.id:
         try:
             _download_one(name, options)
-        except (CommandError, OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError) as error:
-            print(f"error: {name}: {_told(error)}", file=sys.stderr)
+        except ERRORS as error:
+            print(f"error: {name}: {text_of(error)}", file=sys.stderr)
             failed += 1
     return 1 if failed else 0
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,7 +30,7 @@ def add_commands(commands: Any) -> None:
     ):
         parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         parser.add_argument("path", help="the folder that fbuf.save was given")
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=functools.partial(guarded, run))
 
 
 def describe(path: str) -> Iterator[str]:
@@ -132,32 +133,39 @@ def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    return _print(describe(options.path))
+    for line in describe(options.path):
+        print(line)
+    return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
     damaged = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal damaged
-        for line in faults(options.path):
-            damaged += 1
-            yield f"damaged: {line}"
-
-    status = _print(lines())
-    if not status:
-        print(f"{damaged} damaged" if damaged else "whole")
-    return 1 if damaged else status
+    for line in faults(options.path):
+        damaged += 1
+        print(f"damaged: {line}")
+    print(f"{damaged} damaged" if damaged else "whole")
+    return 1 if damaged else 0
 
 
-def _print(lines: Iterator[str]) -> int:
+class CommandError(Exception):
+    """An error that the user can fix as its message says."""
+
+
+ERRORS = (CommandError, OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError)
+
+
+def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Return the exit status: that of `run`, or 1 after an error, with a message on standard error."""
     try:
-        for line in lines:
-            print(line)
+        return run(options)
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (OSError, StoreCorrupted, VersionError) as error:
-        print(f"error: {error.strerror if isinstance(error, OSError) else error}", file=sys.stderr)
-        return 1
-    return 0
+    except ERRORS as error:
+        print(f"error: {text_of(error)}", file=sys.stderr)
+    return 1
+
+
+def text_of(error: Exception) -> str:
+    """Return what an error says, without its number."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror and error.filename is None else str(error)
+    return str(text) or type(error).__name__

@@ -26,12 +26,11 @@ from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
 from fbuf.datasets._arrays.segments import Work, check_free, check_workers, rows_per_segment, to_path, write
 from fbuf.datasets._lock import exclusive
-from fbuf.datasets._preprocess_source import Origin, origin_of
-from fbuf.datasets._preprocess_trace import Program
+from fbuf.datasets._preprocess_source import Stored, Windows, origin_of
+from fbuf.datasets._preprocess_trace import CALL, Program
 from fbuf.interop._columns import BLOCK_BYTES, Block
 from fbuf.views import Row
 
-_CALL = "preprocess"
 _ENDS = ("terminated", "truncated")
 _MOST_BATCH, _MOST_WINDOWS = 4096, 256
 
@@ -99,87 +98,74 @@ def preprocess(
       ...     del state
       ['action', 'obs', 'reward', 'terminated', 'truncated'] (6, 5)
     """
-    check_workers(_CALL, workers)
+    check_workers(CALL, workers)
     _check_count("limit", limit)
     _check_count("batch_size", batch_size)
-    path = to_path(_CALL, "dest", dest)
+    path = to_path(CALL, "dest", dest)
     _open.check(path, None, sampler)
-    origin = origin_of(_CALL, data, view)
+    origin = origin_of(data, view)
     try:
         if origin.path is not None:
             _check_apart(origin.path, path)
         if not resume:
             _discard_segments(path)
-        check_free(_CALL, path, unfinished=True)
+        check_free(CALL, path, unfinished=True)
         rows = origin.rows if limit is None else min(int(limit), origin.rows)
         if not rows:
             why = "" if view is None else f"; {view!r} finds no window to draw"
-            raise ValueError(f"{_CALL}: there is nothing to write; expected at least one row{why}.")
-        program = Program(_CALL, fn, origin.row, _kept(keep, origin), codec)
-        _open.check(path, None if origin.steps else Row(), sampler, program.schema)
-        work = _work(origin, program, rows, batch_size, piece_rows, view, metadata)
-        write(_CALL, path, work, workers=workers, progress=progress)
+            raise ValueError(f"{CALL}: there is nothing to write; expected at least one row{why}.")
+        program = Program(fn, origin.row, _kept(keep, origin), codec)
+        schema = program.schema
+        _open.check(path, None if origin.steps else Row(), sampler, schema)
+        if batch_size is None:
+            most = _MOST_BATCH if view is None else _MOST_WINDOWS
+            batch_size = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
+        batch = min(int(batch_size), rows)
+        size = rows_per_segment(CALL, piece_rows, schema)
+        starts = range(0, rows, size)
+        run = origin.runner(program, batch)
+
+        def blocks(number: int) -> Iterator[Block]:
+            stop = min(starts[number] + size, rows)
+            for start in range(starts[number], stop, batch):
+                yield run(start, min(start + batch, stop))
+
+        mark = f"{program.mark} {origin.mark}" + ("" if view is None else f" {batch}")
+        about = {**dict(metadata or {}), "from": "preprocess"}
+        sizes = [min(start + size, rows) - start for start in starts]
+        work = Work(schema, sizes, blocks, lambda number: f"{mark} {starts[number]}", lambda: about)
+        write(CALL, path, work, workers=workers, progress=progress)
     finally:
         origin.close()
-    steps = default_view(program.schema.names, rows)
+    steps = default_view(schema.names, rows)
     return _open.open(path, view=steps if origin.steps else Row(), sampler=sampler)
 
 
-def _work(
-    origin: Origin,
-    program: Program,
-    rows: int,
-    batch_size: int | None,
-    piece_rows: int | None,
-    view: View | None,
-    metadata: Mapping[str, Any] | None,
-) -> Work:
-    schema = program.schema
-    batch = batch_size
-    if batch is None:
-        most = _MOST_BATCH if view is None else _MOST_WINDOWS
-        batch = max(1, min(most, BLOCK_BYTES // max(1, schema.row_bytes, tree_bytes(origin.row))))
-    batch = min(int(batch), rows)
-    size = rows_per_segment(_CALL, piece_rows, schema)
-    starts = range(0, rows, size)
-    run = origin.runner(program, batch)
-
-    def blocks(number: int) -> Iterator[Block]:
-        stop = min(starts[number] + size, rows)
-        for start in range(starts[number], stop, batch):
-            yield run(start, min(start + batch, stop))
-
-    mark = f"{program.mark} {origin.mark}" + ("" if view is None else f" {batch}")
-    about = {**dict(metadata or {}), "from": "preprocess"}
-    sizes = [min(start + size, rows) - start for start in starts]
-    return Work(schema, sizes, blocks, lambda number: f"{mark} {starts[number]}", lambda: about)
-
-
-def _kept(keep: Sequence[str] | None, origin: Origin) -> tuple[str, ...]:
+def _kept(keep: Sequence[str] | None, origin: Stored | Windows) -> tuple[str, ...]:
     if isinstance(keep, str):
-        raise TypeError(f"{_CALL}: keep is {keep!r}; expected a tuple. Write keep=({keep!r},).")
+        raise TypeError(f"{CALL}: keep is {keep!r}; expected a tuple. Write keep=({keep!r},).")
     if keep is None:
         return tuple(name for name in _ENDS if name in origin.names and origin.steps)
     if missing := [name for name in keep if name not in origin.names]:
-        raise ValueError(f"{_CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'none'}.")
+        raise ValueError(f"{CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'none'}.")
     return tuple(keep)
 
 
 def _check_count(name: str, value: int | None) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
-        raise ValueError(f"{_CALL}: {name} is {value!r}; expected an int >= 1, or None.")
+        raise ValueError(f"{CALL}: {name} is {value!r}; expected an int >= 1, or None.")
 
 
 def _check_apart(source: Path, dest: Path) -> None:
     a, b = source.resolve(), dest.resolve()
     if a == b:
-        raise ValueError(f"{_CALL}: dest is {dest}, the source itself; expected another folder.")
+        raise ValueError(f"{CALL}: dest is {dest}, the source itself; expected another folder.")
     if a in b.parents or b in a.parents:
-        raise ValueError(f"{_CALL}: dest is {dest}, and the source {source}; expected neither within the other.")
+        raise ValueError(f"{CALL}: dest is {dest}, and the source {source}; expected neither within the other.")
 
 
 def _discard_segments(path: Path) -> None:
     if path.is_dir() and not (path / NAME).exists():
-        with exclusive(_CALL, path):
+        with exclusive(CALL, path):
             for number in dataset.committed(path):
                 dataset.discard(path, number)

@@ -11,7 +11,7 @@ import functools
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,48 @@ from fbuf._indexing.anchors import OPEN
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.segments import to_path
-from fbuf.datasets._preprocess_trace import Program
+from fbuf.datasets._preprocess_trace import CALL, Program
 from fbuf.interop._row_reader import Reader
 from fbuf.storages import DataSet, _host_rows
 from fbuf.views import Row
 
 
-class Origin(Protocol):
-    """The source of rows.
+def origin_of(data: Any, view: View | None) -> Stored | Windows:
+    """Return the source for a path, an open data set, or a buffer and its state."""
+    if isinstance(data, dataset.DataSet):
+        data = data.path
+    if not isinstance(data, tuple):
+        path = to_path(CALL, "data", data, "or (buffer, state)")
+        if view is None:
+            return Stored(path)
+        buffer, state = _open.open(path, view=view)
+        return Windows(buffer, state, path)
+    if len(data) != 2 or not isinstance(data[0], Buffer) or not isinstance(data[1], BufferState):
+        names = tuple(type(x).__name__ for x in data)
+        raise TypeError(f"{CALL}: data is {names}; expected (buffer, state), or a path.")
+    buffer, state = data
+    buffer.storage.spec(state.rows)  # raises for the state of another buffer
+    source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
+    if view is None and source is not None:
+        stored = Stored(source)
+        if stored.identity != _identity(state):
+            stored.close()
+            raise ValueError(
+                f"{CALL}: the data set at {source} has changed since this state was made. Open it again: "
+                f"fbuf.datasets.open({str(source)!r})."
+            )
+        return stored
+    if buffer.lanes not in (None, 1):
+        raise ValueError(f"{CALL}: the buffer has lanes={buffer.lanes}; expected one stream.")
+    new_view = Row() if view is None else view
+    if new_view != buffer.view:
+        other = dataclasses.replace(buffer, view=new_view, episode_end=buffer.ends)
+        buffer, state = other, buffer.convert(other, state)
+    return Windows(buffer, state, source, rows=view is None)
+
+
+class Stored:
+    """Rows of a data set.
 
     Attributes:
       rows: Number of rows.
@@ -43,57 +77,6 @@ class Origin(Protocol):
       mark: Identifies the rows.
       path: Of the files; None: no files.
     """
-
-    rows: int
-    row: PyTree
-    names: tuple[str, ...]
-    steps: bool
-    mark: str
-    path: Path | None
-
-    def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
-        """Return a function of rows `start` to `stop - 1`, at most `batch`: the program's results by leaf."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
-def origin_of(call: str, data: Any, view: View | None) -> Origin:
-    """Return the source for a path, an open data set, or a buffer and its state."""
-    if isinstance(data, dataset.DataSet):
-        data = data.path
-    if not isinstance(data, tuple):
-        path = to_path(call, "data", data, "or (buffer, state)")
-        if view is None:
-            return Stored(path)
-        buffer, state = _open.open(path, view=view)
-        return Windows(call, buffer, state, path)
-    if len(data) != 2 or not isinstance(data[0], Buffer) or not isinstance(data[1], BufferState):
-        names = tuple(type(x).__name__ for x in data)
-        raise TypeError(f"{call}: data is {names}; expected (buffer, state), or a path.")
-    buffer, state = data
-    buffer.storage.spec(state.rows)  # raises for the state of another buffer
-    source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
-    if view is None and source is not None:
-        stored = Stored(source)
-        if stored.identity != _identity(state):
-            stored.close()
-            raise ValueError(
-                f"{call}: the data set at {source} has changed since this state was made. Open it again: "
-                f"fbuf.datasets.open({str(source)!r})."
-            )
-        return stored
-    if buffer.lanes not in (None, 1):
-        raise ValueError(f"{call}: the buffer has lanes={buffer.lanes}; expected one stream.")
-    new_view = Row() if view is None else view
-    if new_view != buffer.view:
-        other = dataclasses.replace(buffer, view=new_view, episode_end=buffer.ends)
-        buffer, state = other, buffer.convert(other, state)
-    return Windows(call, buffer, state, source, rows=view is None)
-
-
-class Stored:
-    """Rows of a data set."""
 
     def __init__(self, path: Path) -> None:
         self._dataset = dataset.DataSet.open(path)
@@ -109,6 +92,7 @@ class Stored:
         self.mark = f"rows {self.identity}"
 
     def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
+        """Return a function of rows `start` to `stop - 1`, at most `batch`: the program's results by leaf."""
         run = jax.jit(lambda rows: named_leaves(jax.vmap(program)(rows)))
 
         def apply(start: int, stop: int) -> dict[str, np.ndarray]:
@@ -120,15 +104,16 @@ class Stored:
         return apply
 
     def close(self) -> None:
+        """Close the files."""
         self._dataset.close()
 
 
 class Windows:
-    """The view's result for each anchor of a buffer, oldest first; `rows`: these are its rows."""
+    """The view's result for each anchor of a buffer, as `Stored`, oldest first; `rows`: these are its rows."""
 
-    def __init__(self, call: str, buffer: Buffer, state: BufferState, path: Path | None, rows: bool = False) -> None:
-        self._call, self._buffer, self._state = call, buffer, state
-        self._slots = _anchors_by_age(call, buffer, state)
+    def __init__(self, buffer: Buffer, state: BufferState, path: Path | None, rows: bool = False) -> None:
+        self._buffer, self._state = buffer, state
+        self._slots = _anchors_by_age(buffer, state)
         self.rows, self.path = len(self._slots), path
         one = jax.eval_shape(functools.partial(_windows, buffer), state, jax.ShapeDtypeStruct((1,), np.int32), _key(0))
         self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one[0])
@@ -148,14 +133,14 @@ class Windows:
             out, ok = run(self._state, slot, _key(start))
             if not np.asarray(ok).all():
                 raise RuntimeError(
-                    f"{self._call}: rows of this state have expired; expected the state that the last method returned."
+                    f"{CALL}: rows of this state have expired; expected the state that the last method returned."
                 )
             return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
 
         return apply
 
     def close(self) -> None:
-        pass
+        """Do nothing: the state keeps its files open."""
 
 
 def _identity(state: BufferState) -> str:
@@ -178,9 +163,9 @@ def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array
     return buffer.view.assemble(spec, structure, arrays, window), mask if ok is None else ok
 
 
-def _anchors_by_age(call: str, buffer: Buffer, state: BufferState) -> np.ndarray:
+def _anchors_by_age(buffer: Buffer, state: BufferState) -> np.ndarray:
     """Return int32, the slots that can be sampled, in order of arrival."""
-    reader = Reader(call, buffer, state)
+    reader = Reader(CALL, buffer, state)
     age = np.arange(int(reader.sizes[0]), dtype=np.int64)
     slots = reader.slots(age, np.zeros_like(age)).astype(np.int32)
     if state.anchors is None:

@@ -22,6 +22,7 @@ from fbuf._formats import dataset
 from fbuf._host.codecs.base import Codec
 from fbuf.interop._columns import DTYPES
 
+CALL = "preprocess"
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _CALLBACK = re.compile(r"callback\[")  # what Python does then no text says
 
@@ -35,21 +36,16 @@ class Program:
     """
 
     def __init__(
-        self,
-        call: str,
-        fn: Callable[[PyTree], PyTree],
-        row: PyTree,
-        keep: Sequence[str],
-        codec: Mapping[str, Codec] | None,
+        self, fn: Callable[[PyTree], PyTree], row: PyTree, keep: Sequence[str], codec: Mapping[str, Codec] | None
     ) -> None:
         """Trace `fn` for a row of `jax.ShapeDtypeStruct`s. Raises ValueError or TypeError for an invalid function."""
         if not callable(fn):
-            raise TypeError(f"{call}: fn is a {type(fn).__name__}; expected a function of one row.")
-        self._call, self._fn = call, fn
+            raise TypeError(f"{CALL}: fn is a {type(fn).__name__}; expected a function of one row.")
+        self._fn = fn
         out, text = self._trace(row)
         if text != self._trace(row)[1]:
             raise ValueError(
-                f"{call}: fn differs when traced again; expected a pure function of its row without the clock or numpy's "
+                f"{CALL}: fn differs when traced again; expected a pure function of its row without the clock or numpy's "
                 f"random numbers. Use jax.random with a key made from the row."
             )
         self._kept = [name for name in keep if name not in named_leaves(out)]
@@ -59,11 +55,11 @@ class Program:
         leaves = named_leaves(out)
         for name, leaf in leaves.items():
             if DTYPES.get(np.dtype(leaf.dtype).name if _is_plain(leaf) else "") is None:
-                raise TypeError(f"{call}: fn returns leaf '{name}' as {leaf.dtype}; expected numbers or booleans.")
+                raise TypeError(f"{CALL}: fn returns leaf '{name}' as {leaf.dtype}; expected numbers or booleans.")
         shapes = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in leaves.items()}
         structure = None if _only_dicts(out) else row_schema.encode(jax.tree.structure(out))
         if (own := row_schema.custom_node(structure)) is not None:
-            raise TypeError(f"{call}: fn returns a {own}; expected dicts, lists and tuples of arrays.")
+            raise TypeError(f"{CALL}: fn returns a {own}; expected dicts, lists and tuples of arrays.")
         self.schema = dataset.Schema(shapes, structure, codec)
 
     def __call__(self, row: PyTree) -> PyTree:
@@ -89,7 +85,7 @@ class Program:
             if "Leaked" not in str(error):
                 raise
             raise ValueError(
-                f"{self._call}: fn leaks a traced value; expected a pure function. Return what it stores in a list, "
+                f"{CALL}: fn leaks a traced value; expected a pure function. Return what it stores in a list, "
                 f"an attribute or a global. ({str(error).splitlines()[0]:.200})"
             ) from None
         return out, f"{_ADDRESS.sub('', str(closed))} {_constants(closed)}"
@@ -99,12 +95,10 @@ class Program:
         for name, leaf in leaves.items():
             if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
                 kind = type(leaf).__name__
-                raise TypeError(f"{self._call}: fn returns '{name}' as a {kind}; expected arrays. Leave it out.")
+                raise TypeError(f"{CALL}: fn returns '{name}' as a {kind}; expected arrays. Leave it out.")
         if not isinstance(out, dict) or not leaves:
             what = f"a {type(out).__name__}" if leaves or out is None else "no leaves"
-            raise TypeError(
-                f"{self._call}: fn returns {what} for a row; expected a dict of arrays. No row can be dropped."
-            )
+            raise TypeError(f"{CALL}: fn returns {what} for a row; expected a dict of arrays. No row can be dropped.")
 
 
 def _constants(part: Any) -> list[int]:

@@ -41,6 +41,8 @@ WAITS = (1.0, 5.0, 20.0)
 """Seconds before each further attempt to download a file."""
 _FINAL = (400, 401, 403, 404, 405, 410)
 """HTTP statuses that another attempt does not change."""
+_FATAL = (ImportError, MemoryError)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _STORED = {"block_size": 0, "size": 1, "headers": {"Accept-Encoding": "gzip"}}
 """Options for the web: the whole file by one request, and its bytes as they are stored, also if that is compressed."""
 _BLOCK = 1 << 20
@@ -123,24 +125,24 @@ def fetch(file: File, path: Path, report: Callable[[int], None]) -> None:
       SourceError: the file is not available now. FileCorrupted: its size or hash is not the listed one.
       OSError: the disk fails.
     """
-    for wait in (*WAITS, None):
-        failure: Exception
+    try:
+        _retry(lambda: _download(file, path, report))
+    except Exception as error:  # each file system raises its own kinds
+        if isinstance(error, (*_FATAL, FileCorrupted)) or getattr(error, "errno", None) in _FULL:
+            raise
+        raise SourceError(f"{file.url}: {_text(error)}.") from error
+
+
+def _retry(attempt: Callable[[], Any]) -> Any:
+    """Return the result of a function; call it up to three times if it may succeed later."""
+    for wait in WAITS:
         try:
-            return _download(file, path, report)
-        except FileCorrupted as error:
-            failure = error
+            return attempt()
         except Exception as error:  # each file system raises its own kinds
-            if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None) in (
-                errno.ENOSPC,
-                errno.EDQUOT,
-            ):
+            if isinstance(error, _FATAL) or getattr(error, "errno", None) in _FULL or _is_final(error):
                 raise
-            failure = SourceError(f"{file.url}: {_text(error)}.")
-            failure.__cause__ = error
-            wait = None if _is_final(error) else wait
-        if wait is None:
-            raise failure
-        time.sleep(wait)
+            time.sleep(wait)
+    return attempt()
 
 
 def _download(file: File, path: Path, report: Callable[[int], None]) -> None:
@@ -186,16 +188,9 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def _read(url: str) -> bytes:
-    """Return a small file of a web server; retry as `fetch` does."""
+    """Return a small file of a web server."""
     system, path = _filesystem(url)
-    for wait in WAITS:
-        try:
-            return bytes(system.cat_file(path))
-        except Exception as error:  # each file system raises its own kinds
-            if isinstance(error, MemoryError) or _is_final(error):
-                raise
-            time.sleep(wait)
-    return bytes(system.cat_file(path))
+    return bytes(_retry(lambda: system.cat_file(path)))
 
 
 def _list_bucket(folder: str) -> list[File]:

@@ -88,9 +88,7 @@ class Actor:
 
 def first_stacks(obs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Return stacks of episodes' first frames, `[E, 84, 84]` -> `[E, 4, 84, 84]`: zeros, then the frame."""
-    stacks = np.zeros((obs.shape[0], _dqn.STACK, *obs.shape[1:]), obs.dtype)
-    stacks[:, -1] = obs
-    return stacks
+    return np.pad(obs[:, None], ((0, 0), (_dqn.STACK - 1, 0), (0, 0), (0, 0)))
 
 
 def next_stacks(

@@ -8,6 +8,7 @@ Q-learning); Schaul et al. 2016 (priorities); Hessel et al. 2018 (n-step returns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from jax import lax
 
 import fbuf
 from fbuf._interfaces.storage import Storage
+from fbuf.demo import catch
 from fbuf.demo._atari import FRAME_SHAPE
 
 LANES = 8
@@ -72,13 +74,7 @@ def make_buffer(storage: Storage, capacity: int, lanes: int = LANES) -> fbuf.Buf
 
 def example_row() -> Rows:
     """Return one row of one lane, as shapes."""
-    return {
-        "obs": jax.ShapeDtypeStruct(FRAME_SHAPE, jnp.uint8),
-        "action": jax.ShapeDtypeStruct((), jnp.int32),
-        "reward": jax.ShapeDtypeStruct((), jnp.float32),
-        "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-        "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-    }
+    return catch.example_row(*FRAME_SHAPE)
 
 
 # ------------------------------------------------------------------------------------- network
@@ -99,10 +95,7 @@ def init_params(key: jax.Array, num_actions: int) -> Params:
     params = {}
     for name, part in zip(shapes, jax.random.split(key, len(shapes)), strict=True):
         shape = shapes[name]
-        fan_in = 1
-        for size in shape[:-1]:
-            fan_in *= size
-        bound = (6.0 / fan_in) ** 0.5
+        bound = (6.0 / math.prod(shape[:-1])) ** 0.5
         # Q-values near 0 at first: the first targets are then the rewards, not the network's noise.
         bound = 0.1 * bound if name == "out" else bound
         kernel = jax.random.uniform(part, shape, jnp.float32, -bound, bound)
@@ -141,12 +134,7 @@ def q_values(params: Params, stacks: jax.Array) -> jax.Array:
 
 def act(params: Params, stacks: jax.Array, key: jax.Array, time: jax.Array, epsilon: jax.Array) -> jax.Array:
     """Return epsilon-greedy actions int32[E] for `stacks` uint8[E, 4, 84, 84], drawn by `key` and `time`."""
-    lanes = stacks.shape[0]
-    q = q_values(params, stacks)
-    explore, choose = jax.random.split(jax.random.fold_in(key, time))
-    random = jax.random.randint(choose, (lanes,), 0, q.shape[-1], jnp.int32)
-    greedy = jnp.argmax(q, axis=-1).astype(jnp.int32)
-    return jnp.where(jax.random.uniform(explore, (lanes,), jnp.float32) < epsilon, random, greedy)
+    return catch.explore(q_values(params, stacks), jax.random.fold_in(key, time), epsilon)
 
 
 # ------------------------------------------------------------------------------------ learning
@@ -179,20 +167,8 @@ def learn(config: Config, learner: Learner, batch: fbuf.Sample) -> tuple[Learner
       td_error: float32[B], for `update_priority`.
       metrics: Scalars: `loss`, `td_error` (mean magnitude), `q` (mean of the chosen actions).
     """
-    data = batch.data
     steps = learner.steps + jnp.int32(1)
-
-    best = jnp.argmax(q_values(learner.params, data["next_obs"]), axis=-1)[:, None]
-    bootstrap = jnp.take_along_axis(q_values(learner.target, data["next_obs"]), best, axis=-1)[:, 0]
-    wanted = data["reward"] + data["discount"] * bootstrap
-
-    def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        q = q_values(params, data["obs"])
-        q = jnp.take_along_axis(q, data["action"][:, None], axis=-1)[:, 0]
-        td_error = wanted - q
-        return jnp.mean(batch.weight * optax.huber_loss(td_error)), (td_error, jnp.mean(q))
-
-    (loss, (td_error, q)), gradient = jax.value_and_grad(loss_of, has_aux=True)(learner.params)
+    (loss, (td_error, q)), gradient = catch.double_dqn(q_values, learner.params, learner.target, batch)
     update, optimizer = _optimizer(config).update(gradient, learner.optimizer, learner.params)
     params = optax.apply_updates(learner.params, update)
     renew = steps % jnp.int32(config.target_period) == jnp.int32(0)

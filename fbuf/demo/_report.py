@@ -227,6 +227,4 @@ def _interesting(batch: Any) -> list[int]:
 
 def _running_mean(values: npt.NDArray[Any], width: int) -> npt.NDArray[np.float64]:
     """Return the mean of every `width` values in sequence."""
-    sums = np.cumsum(np.concatenate([[0.0], values]), dtype=np.float64)
-    result: npt.NDArray[np.float64] = (sums[width:] - sums[:-width]) / width
-    return result
+    return np.convolve(values, np.full(width, 1 / width), "valid")

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-import fbuf
 from fbuf.demo import _compare_storages, _dqn
 from fbuf.demo._actor import Actor, Environment, Episode
 from fbuf.demo._atari import FRAME_SHAPE
@@ -156,7 +155,23 @@ def run(
     batch = peek(replay, jax.random.fold_in(look_key, settings.steps))
     result.batch = jax.tree.map(lambda x: np.array(x, copy=True), batch)
     result.episodes = list(actor.episodes)
-    _measure_share(result, config, step, learner, replay, batch, sample_key, rows)
+
+    # The share of the replay in a step; this donates the learner and the replay.
+    learn = _dqn.make_learn(config)
+    other = jax.tree.map(lambda x: x.copy(), learner)
+    times = np.zeros((_SHARE_ROUNDS + 2, 2))
+    for turn in range(len(times)):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            start = time.perf_counter()
+            if which == 0:
+                learner, replay, _ = jax.block_until_ready(step(learner, replay, sample_key, rows))
+            else:
+                other, _, _ = jax.block_until_ready(learn(other, batch))
+            times[turn, which] = time.perf_counter() - start
+    whole, learning = times[2:].T  # the first two compile and warm up
+    low, median, high = np.quantile(1.0 - learning / whole, (0.25, 0.5, 0.75))
+    result.share = (float(low), float(median), float(high))
+    result.step_seconds = (float(np.median(whole)), float(np.median(learning)))
     return result
 
 
@@ -167,34 +182,6 @@ def _shown(actor: Actor, measured: dict[str, jax.Array], result: Result) -> dict
         "score": f"{np.mean(scores):.1f}" if scores else "-",
         "replay": f"{result.memory[-1][2] / 1e6:.1f} MB",
     }
-
-
-def _measure_share(
-    result: Result,
-    config: _dqn.Config,
-    step: Any,
-    learner: _dqn.Learner,
-    replay: fbuf.BufferState,
-    batch: fbuf.Sample,
-    key: jax.Array,
-    rows: _dqn.Rows,
-) -> None:
-    """Set `share` and `step_seconds`; donates `learner` and `replay`."""
-    learn = _dqn.make_learn(config)
-    other = jax.tree.map(lambda x: x.copy(), learner)
-    times = np.zeros((_SHARE_ROUNDS + 2, 2))
-    for turn in range(len(times)):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            start = time.perf_counter()
-            if which == 0:
-                learner, replay, _ = jax.block_until_ready(step(learner, replay, key, rows))
-            else:
-                other, _, _ = jax.block_until_ready(learn(other, batch))
-            times[turn, which] = time.perf_counter() - start
-    whole, learning = times[2:].T  # the first two compile and warm up
-    low, median, high = np.quantile(1.0 - learning / whole, (0.25, 0.5, 0.75))
-    result.share = (float(low), float(median), float(high))
-    result.step_seconds = (float(np.median(whole)), float(np.median(learning)))
 
 
 class _Clock:

@@ -134,13 +134,14 @@ def make_buffer(storage: Any = None, config: Config = Config(), capacity: int = 
     )
 
 
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((SIZE, SIZE), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
+def example_row(height: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return one row of one lane, as shapes."""
+    scalars = {"action": jnp.int32, "reward": jnp.float32, "terminated": jnp.bool_, "truncated": jnp.bool_}
+    obs = jax.ShapeDtypeStruct((height, width), jnp.uint8)
+    return {"obs": obs} | {name: jax.ShapeDtypeStruct((), dtype) for name, dtype in scalars.items()}
+
+
+EXAMPLE = example_row(SIZE, SIZE)
 
 
 class Actors(NamedTuple):
@@ -173,7 +174,7 @@ def play(actors: Actors, action: jax.Array, key: jax.Array) -> tuple[Actors, dic
 def explore(q: jax.Array, key: jax.Array, epsilon: jax.Array) -> jax.Array:
     """Return int32[E], the best action, or any action with probability epsilon."""
     which, choose = jax.random.split(key)
-    anything = jax.random.randint(choose, q.shape[:1], 0, ACTIONS, jnp.int32)
+    anything = jax.random.randint(choose, q.shape[:1], 0, q.shape[-1], jnp.int32)
     greedy = jnp.argmax(q, axis=-1).astype(jnp.int32)
     return jnp.where(jax.random.uniform(which, q.shape[:1], jnp.float32) < epsilon, anything, greedy)
 
@@ -183,20 +184,19 @@ def epsilon_at(progress: Any) -> Any:
     return jnp.maximum(jnp.float32(1) - jnp.float32(1.9) * progress, jnp.float32(0.05))
 
 
-def learn(params: Params, target: Params, batch: fbuf.Sample) -> tuple[Params, jax.Array]:
-    """Return the gradient of Double DQN's loss, and the TD errors float32[B]."""
+def double_dqn(q_values: Callable[..., jax.Array], params: Any, target: Any, batch: fbuf.Sample) -> Any:
+    """Return `((loss, (TD errors float32[B], mean Q-value)), gradient)` of Double DQN."""
     data = batch.data
     best = jnp.argmax(q_values(params, data["next_obs"]), axis=-1)[:, None]
     bootstrap = jnp.take_along_axis(q_values(target, data["next_obs"]), best, axis=-1)[:, 0]
     wanted = data["reward"] + data["discount"] * bootstrap
 
-    def loss_of(params: Params) -> tuple[jax.Array, jax.Array]:
+    def loss_of(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         q = jnp.take_along_axis(q_values(params, data["obs"]), data["action"][:, None], axis=-1)[:, 0]
         td_error = wanted - q
-        return jnp.mean(batch.weight * optax.huber_loss(td_error)), td_error
+        return jnp.mean(batch.weight * optax.huber_loss(td_error)), (td_error, jnp.mean(q))
 
-    gradient, td_error = jax.grad(loss_of, has_aux=True)(params)
-    return gradient, td_error
+    return jax.value_and_grad(loss_of, has_aux=True)(params)
 
 
 class Result(NamedTuple):
@@ -228,7 +228,7 @@ def train(buffer: fbuf.Buffer, seed: int = 0, config: Config = Config()) -> Resu
         actors, rows = play(actors, action, games)
         replay = buffer.add(replay, rows)
         replay, batch = buffer.sample(replay, draws, config.batch_size)
-        gradient, td_error = learn(params, target, batch)
+        (_, (td_error, _)), gradient = double_dqn(q_values, params, target, batch)
         if prioritized:
             replay = buffer.update_priority(replay, batch.index, td_error)
         update, state = optimizer.update(gradient, state, params)
@@ -244,15 +244,19 @@ def train(buffer: fbuf.Buffer, seed: int = 0, config: Config = Config()) -> Resu
         params = init_params(network)
         carry = (first_actors(games, config.lanes), params, params, optimizer.init(params), replay, key)
         carry, (rewards, ended) = lax.scan(iteration, carry, jnp.arange(config.iterations, dtype=jnp.int32))
-        parts = (config.points, -1)
-        curve = rewards.reshape(parts).sum(axis=1) / jnp.maximum(ended.reshape(parts).sum(axis=1), jnp.float32(1))
-        return carry[1], carry[4], curve
+        return carry[1], carry[4], _curve(config, rewards, ended)
 
     begun = time.perf_counter()
     params, replay, curve = jax.block_until_ready(run(buffer.init(EXAMPLE), jax.random.key(seed)))
     seconds = time.perf_counter() - begun
     stats = {name: np.asarray(value).item() for name, value in buffer.stats(replay).items()}
     return Result(params, np.asarray(curve), evaluate(partial(_greedy, params)), seconds, stats)
+
+
+def _curve(config: Config, rewards: Any, ended: Any) -> Any:
+    """Return the mean return of the games that ended in each part of the training."""
+    total, games = (values.reshape(config.points, -1).sum(axis=1) for values in (rewards, ended))
+    return total / games.clip(1)
 
 
 def _greedy(params: Params, stacks: jax.Array) -> jax.Array:
@@ -332,14 +336,12 @@ def train_torch(buffer: fbuf.Buffer, seed: int = 0, config: Config = Config()) -
             target.load_state_dict(online.state_dict())
         rewards[number], ended[number] = np.sum(rows["reward"]), np.sum(rows["terminated"])
     seconds = time.perf_counter() - begun
-    parts = (config.points, -1)
-    curve = rewards.reshape(parts).sum(axis=1) / np.maximum(ended.reshape(parts).sum(axis=1), 1)
 
     def policy(stacks: jax.Array) -> np.ndarray[Any, Any]:
         with torch.no_grad():
             return q_of(online, fbuf.torch.to_torch(stacks)).argmax(dim=1).int().numpy()
 
-    return Result(online.state_dict(), curve, evaluate(policy), seconds, replay.stats())
+    return Result(online.state_dict(), _curve(config, rewards, ended), evaluate(policy), seconds, replay.stats())
 
 
 _explore = jax.jit(explore)

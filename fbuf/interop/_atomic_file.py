@@ -66,7 +66,8 @@ def open_sink(call: str, path: Path, compress: bool, overwrite: bool) -> Iterato
         os.replace(part, path)
         _sync(path.parent)
     except BaseException:
-        writer.abort()
+        with contextlib.suppress(Exception):
+            writer.file.close()
         with contextlib.suppress(OSError):
             part.unlink()
         raise

@@ -6,7 +6,6 @@ its C library parses the file: prefer npz for files from strangers.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,7 +32,7 @@ class Writer:
     """Write data sets one after another; nested names become groups."""
 
     def __init__(self, path: Path, compress: bool) -> None:
-        self._file = library("h5").File(path, "w", libver="v110", track_order=True)
+        self.file = library("h5").File(path, "w", libver="v110", track_order=True)
         self._compress = compress
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
@@ -43,7 +42,7 @@ class Writer:
         if self._compress and row * shape[0]:
             settings = {"chunks": (max(1, min(shape[0], 2**18 // max(row, 1))), *shape[1:]), "compression": "gzip"}
             settings |= {"compression_opts": 1, "fletcher32": True}
-        data = self._file.create_dataset(name, shape, dtype, **settings)
+        data = self.file.create_dataset(name, shape, dtype, **settings)
         rows = 0
         for block in blocks:
             data[rows : rows + len(block)] = block
@@ -52,13 +51,8 @@ class Writer:
 
     def close(self, about: bytes) -> None:
         """Write the description and close the file."""
-        self._file.attrs[_ABOUT] = about.decode()
-        self._file.close()
-
-    def abort(self) -> None:
-        """Close an incomplete file."""
-        with contextlib.suppress(Exception):
-            self._file.close()
+        self.file.attrs[_ABOUT] = about.decode()
+        self.file.close()
 
 
 class Reader:

@@ -30,7 +30,7 @@ class Writer:
     """Write members one after another."""
 
     def __init__(self, path: Path, compress: bool) -> None:
-        self._zip = zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True)
+        self.file = zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True)
         self._method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
 
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
@@ -38,7 +38,7 @@ class Writer:
         entry = zipfile.ZipInfo(f"{name}.npy", _DATE)
         entry.compress_type = self._method
         entry.external_attr = 0o644 << 16
-        with self._zip.open(entry, "w", force_zip64=True) as file:
+        with self.file.open(entry, "w", force_zip64=True) as file:
             header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             npy.write_array_header_1_0(file, header)
             rows = 0
@@ -50,12 +50,7 @@ class Writer:
     def close(self, about: bytes) -> None:
         """Write the description and the zip's directory."""
         self.column(ABOUT, (len(about),), np.dtype(np.uint8), [np.frombuffer(about, np.uint8)])
-        self._zip.close()
-
-    def abort(self) -> None:
-        """Close an incomplete file."""
-        with contextlib.suppress(Exception):
-            self._zip.close()
+        self.file.close()
 
 
 class Reader:

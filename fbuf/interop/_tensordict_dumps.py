@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,37 +95,30 @@ def batch_of(storage: Path) -> tuple[int, ...]:
     return check_shape(str(described), read_json(described).get("shape"))
 
 
-class RingFile:
-    """Read rows by age from a file that is a ring."""
+def ring_reader(
+    file: Path, dtype: np.dtype[Any], room: int, oldest: int, item: tuple[int, ...]
+) -> Callable[[int, int], np.ndarray]:
+    """Return a function that reads rows of shape `item` by age from a file that is a ring."""
+    row = math.prod(item) * dtype.itemsize
 
-    def __init__(
-        self,
-        file: Path,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        oldest: int,
-        lanes: tuple[int, ...],
-        item: tuple[int, ...],
-    ) -> None:
-        self.file, self.dtype, self.room, self.oldest = file, dtype, shape[0], oldest
-        self.row, self.item = math.prod(shape[1:]) * dtype.itemsize, (*lanes, *item)
-
-    def __call__(self, first: int, last: int) -> np.ndarray:
-        out = np.empty((last - first, *self.item), self.dtype)
+    def read(first: int, last: int) -> np.ndarray:
+        out = np.empty((last - first, *item), dtype)
         bytes_of = out.reshape(-1).view(np.uint8)
         done = 0
-        descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             while done < last - first:
-                at = (self.oldest + first + done) % self.room
-                rows = min(last - first - done, self.room - at)
-                _read(self.file, descriptor, at * self.row, bytes_of[done * self.row : (done + rows) * self.row])
+                at = (oldest + first + done) % room
+                rows = min(last - first - done, room - at)
+                _read(file, descriptor, at * row, bytes_of[done * row : (done + rows) * row])
                 done += rows
         finally:
             os.close(descriptor)
-        if self.dtype == np.bool_ and (bytes_of > 1).any():
-            raise ValueError(f"{self.file}: rows {first} to {last - 1} have bytes above 1; expected booleans.")
+        if dtype == np.bool_ and (bytes_of > 1).any():
+            raise ValueError(f"{file}: rows {first} to {last - 1} have bytes above 1; expected booleans.")
         return out
+
+    return read
 
 
 def _read(file: Path, descriptor: int, offset: int, into: np.ndarray) -> None:

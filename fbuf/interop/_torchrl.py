@@ -24,7 +24,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf.interop._columns import Column, Fields, Source, check_count, read_json, refused
 from fbuf.interop._fill import fill
-from fbuf.interop._tensordict_dumps import Leaf, RingFile, batch_of, check_inside, pytree, tensordict
+from fbuf.interop._tensordict_dumps import Leaf, batch_of, check_inside, pytree, ring_reader, tensordict
 
 _CALL = "from_torchrl"
 
@@ -121,7 +121,8 @@ def _source(
     lead = 1 if lanes is None else 1 + _axes(batch, arrays, lanes)
     columns = {name: refused(leaf) for name, leaf in leaves.items() if isinstance(leaf, str)}
     for name, (file, dtype, shape) in arrays.items():
-        reader = RingFile(file, dtype, shape, oldest, () if lanes is None else (lanes,), shape[lead:])
+        item = shape[lead:] if lanes is None else (lanes, *shape[lead:])
+        reader = ring_reader(file, dtype, shape[0], oldest, item)
         columns[name] = Column(shape[lead:], dtype, reader)
     columns = {name: columns[name] for name in leaves}
     at = (oldest + np.arange(steps)) % max(room, 1)

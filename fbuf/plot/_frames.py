@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,12 +25,8 @@ GAP = "   "  # between things that are said
 SAID = ("action", "reward", "discount", "terminated", "truncated")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Strip:
-    """Frames side by side, and the text above them."""
-
-    image: np.ndarray  # float[H, W, 4], transparent between frames
-    words: str
+_Strip = tuple[np.ndarray, str]
+"""Frames side by side, float[H, W, 4], transparent between them; and the text above them."""
 
 
 def frames(
@@ -75,8 +70,7 @@ def frames(
     """
     call = "plot.frames"
     _style.check(call, buffer, state)
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
-        raise ValueError(f"{call}: number is {number!r}; expected an int >= 1, rows to show.")
+    _style.check_count(call, "number", number)
     if batch is None:
         batch = buffer.peek(state, jax.random.key(0) if key is None else key, int(number))
     elif not hasattr(batch, "data"):
@@ -91,7 +85,7 @@ def draw_batch(call: str, batch: Sample, observation: str | None, next_observati
     shown = np.flatnonzero(batch.mask)[:number].tolist()
     leaves = [name] + ([next_observation] if next_observation in data and next_observation != name else [])
     images = {leaf: _magnified(_images(data[leaf][shown])) for leaf in leaves} if shown else {}
-    strips = [_Strip(_strip([images[leaf][j] for leaf in leaves]), _words(data, batch, i)) for j, i in enumerate(shown)]
+    strips = [(_strip([images[leaf][j] for leaf in leaves]), _words(data, batch, i)) for j, i in enumerate(shown)]
     heading = " | ".join(leaf or "row" for leaf in leaves)
     if not strips:
         axes = _style.new_axes(call, ax, (WIDTH, 2.0))
@@ -190,23 +184,23 @@ def _words(data: dict[str, np.ndarray], batch: Sample, row: int) -> str:
 
 def _sheet(call: str, strips: list[_Strip], heading: str, ax: Any) -> Any:
     """Draw all strips in one image, in as many columns as suit its shape."""
-    height, width = max(s.image.shape[0] for s in strips), max(s.image.shape[1] for s in strips)
+    height, width = (max(image.shape[axis] for image, _ in strips) for axis in (0, 1))
     inches = WIDTH if ax is None else max(ax.get_window_extent().width / ax.get_figure().dpi, 1.0)
     high = None if ax is None else max(ax.get_window_extent().height / ax.get_figure().dpi, 1.0)
     columns, (line, across, down) = _columns(len(strips), height, width, inches, high)
     sheet = np.zeros((round(down), round(across), 4))
     places = []
-    for i, strip in enumerate(strips):
+    for i, (image, _) in enumerate(strips):
         top = round((i // columns) * (height + line * 1.35) + line)
         left = round((i % columns) * (across + width * 0.06) / columns)
-        piece = strip.image[: sheet.shape[0] - top, : sheet.shape[1] - left]
+        piece = image[: sheet.shape[0] - top, : sheet.shape[1] - left]
         sheet[top : top + piece.shape[0], left : left + piece.shape[1]] = piece
         places.append((left, top))
     axes = _style.new_axes(call, ax, (WIDTH, WIDTH * sheet.shape[0] / sheet.shape[1] + 0.4))
     axes.imshow(sheet, interpolation="nearest" if height < 2 * LEAST else "antialiased")
-    room = int(width * LINE / line / CHARACTER) if columns > 1 else len(max((s.words for s in strips), key=len))
-    for strip, (left, top) in zip(strips, places, strict=True):
-        axes.text(left, top - line * 0.12, _cut(strip.words, room), fontsize=8.5, va="bottom", ha="left")
+    room = int(width * LINE / line / CHARACTER) if columns > 1 else max(len(words) for _, words in strips)
+    for (_, words), (left, top) in zip(strips, places, strict=True):
+        axes.text(left, top - line * 0.12, _cut(words, room), fontsize=8.5, va="bottom", ha="left")
     axes.set_title(heading, loc="left", fontsize=11)
     axes.set_axis_off()
     axes.set_anchor("NW")
@@ -221,12 +215,13 @@ def _cut(words: str, room: int) -> str:
     return GAP.join(said)
 
 
-def _columns(
-    number: int, height: int, width: int, inches: float, high: float | None
-) -> tuple[int, tuple[float, float, float]]:
+_Sizes = tuple[float, float, float]
+
+
+def _columns(number: int, height: int, width: int, inches: float, high: float | None) -> tuple[int, _Sizes]:
     """Return the number of columns; and a line of text, the width and the height of the sheet, in pixels of frames."""
-    best: tuple[float, int, tuple[float, float, float]] | None = None
-    for columns in range(1, number + 1):
+
+    def layout(columns: int) -> tuple[float, int, _Sizes]:
         across = columns * width + (columns - 1) * 0.06 * width
         rows = -(-number // columns)
         scale = inches / across
@@ -237,7 +232,6 @@ def _columns(
         shape = down / across
         wanted = 0.62 if high is None else high / inches
         off = abs(np.log(shape / wanted)) + (2.0 if scale * width < 3.0 else 0.0)  # words need 3 inches
-        if best is None or off < best[0]:
-            best = (off, columns, (line, across, down))
-    assert best is not None
-    return best[1], best[2]
+        return off, columns, (line, across, down)
+
+    return min(map(layout, range(1, number + 1)))[1:]

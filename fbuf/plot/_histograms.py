@@ -31,11 +31,9 @@ def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = 
       ImportError: matplotlib is missing.
     """
     call = "plot.priorities"
-    _style.check(call, buffer, state)
-    _check_bins(call, bins)
+    found = _found(call, buffer, state, bins)
     if not buffer.sampler.prioritized:
         raise ValueError(f"{call}: {buffer.sampler!r} has no priorities. Use fbuf.plot.ages(buffer, state).")
-    found = seen(buffer, state)
     axes = _style.new_axes(call, ax, SIZE)
     _style.dress(axes, "Priorities", "|p|", "share")
     known = found.priority is not None and not (found.priority[found.anchor] < 0).any()
@@ -116,13 +114,8 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
 def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
     """Check the arguments, and return the anchors."""
     _style.check(call, buffer, state)
-    _check_bins(call, bins)
+    _style.check_count(call, "bins", bins)
     return seen(buffer, state)
-
-
-def _check_bins(call: str, bins: Any) -> None:
-    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or bins < 1:
-        raise ValueError(f"{call}: bins is {bins!r}; expected an int >= 1.")
 
 
 def _even(values: np.ndarray, bins: int) -> np.ndarray:
@@ -210,7 +203,7 @@ class Evolution:
         Raises:
           ImportError: matplotlib is missing.
         """
-        axes = _style.new_axes("plot.Evolution.plot", ax, (6.0, 3.6))
+        axes = _style.new_axes("plot.Evolution.plot", ax, SIZE)
         _style.dress(axes, f"{OF[self.of][0].upper()}{OF[self.of][1:]} over time", "step", OF[self.of])
         if not self.steps:
             return _style.nothing(axes, "nothing was recorded")
@@ -227,7 +220,7 @@ class Evolution:
             self.steps, lines["max"], color=palette.second, linewidth=1.2, linestyle="--", label="largest", **alone
         )
         low, high = min(lines["q05"]), max(lines["max"])
-        if low > 0 and high > 30 * low:
+        if low > 0 and high > WIDE * low:
             axes.set_yscale("log")
         axes.margins(x=0)
         _style.legend(axes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from fbuf._buffer.state import BufferState
 
@@ -73,6 +74,12 @@ def check(call: str, buffer: Any, state: Any) -> None:
         )
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")
+
+
+def check_count(call: str, name: str, value: Any) -> None:
+    """Raise ValueError unless it is an int >= 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{call}: {name} is {value!r}; expected an int >= 1.")
 
 
 def dress(axes: Any, title: str, x: str, y: str) -> None:

@@ -5,6 +5,7 @@ Every leaf is checked before the first one is converted, so errors name the leaf
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,15 +21,14 @@ SHARED = frozenset(
 """The dtypes that DLPack carries. `from_torch` needs `jax_enable_x64` for those of 64 bits."""
 
 
-def import_torch(call: str) -> Any:
-    """Return the module torch. Raises ImportError: it is missing."""
+def import_torch(call: str, name: str = "torch", version: str = "2.6", package: str = '"fbuf[torch]"') -> Any:
+    """Return the module torch, or another one. Raises ImportError: it is missing."""
     try:
-        import torch
+        return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f'{call}: torch is missing ({error}); expected torch 2.6 or later. Run pip install "fbuf[torch]".'
+            f"{call}: {name} is missing ({error}); expected {version} or later. Run pip install {package}."
         ) from error
-    return torch
 
 
 def name_leaf(call: str, path: Any, bare: str) -> str:

@@ -53,9 +53,13 @@ def from_torch(tree: PyTree, *, copy: bool = True, device: jax.Device | jax.shar
             refuse(where, leaf, "a torch.Tensor", "torch.as_tensor(x)")
         _check_tensor(where, leaf, torch, copy)
     out = [convert(where, _copy if copy else _share, leaf, device) for where, leaf in leaves]
-    if not copy:
-        for (where, _), array in zip(leaves, out, strict=True):
-            _check_device(where, array, device)
+    wanted = {device} if isinstance(device, jax.Device) else device and device.device_set
+    for (where, _), array in zip(leaves, out, strict=True) if wanted and not copy else ():
+        if wanted != array.sharding.device_set:
+            raise ValueError(
+                f"{where} is on {array.device}; expected {device} to share memory there. "
+                f"Use from_torch(tree, copy=True, device=device)."
+            )
     # Without a copy, an empty array tells whether this is inside jit; transfer guards would refuse a constant.
     probe = out[0] if out and copy else jnp.array(jnp.from_dlpack(torch.empty(0)), copy=True) if out else None
     if isinstance(probe, jax.core.Tracer):
@@ -157,13 +161,3 @@ def _copy(x: Any, device: Any) -> jax.Array:
             return jnp.array(array, copy=True)
     moved: jax.Array = jax.device_put(array, device, may_alias=False)
     return moved
-
-
-def _check_device(where: str, array: jax.Array, device: Any) -> None:
-    """Raise ValueError if shared memory is not on the device asked for."""
-    wanted = {device} if isinstance(device, jax.Device) else device and device.device_set
-    if wanted and wanted != array.sharding.device_set:
-        raise ValueError(
-            f"{where} is on {array.device}; expected {device} to share memory there. "
-            f"Use from_torch(tree, copy=True, device=device)."
-        )

@@ -37,31 +37,22 @@ class Drawn(NamedTuple):
 class Batches:
     """One iteration of a `Loader`: an iterator that can be closed.
 
-    Args:
-      draw: Return one batch; the thread calls it with a `StopToken`.
-      left: The loader's batches that no iteration has returned; `close` returns prefetched ones to it.
-      check_process: Raise in a process other than the loader's.
-      steps: Batches of the iteration; None: no end.
-      prefetch: Batches that a thread prefetches; 0: none.
+    Its thread calls `loader._draw` with a `StopToken`. `close` returns prefetched batches to `loader._left`.
     """
 
-    def __init__(
-        self,
-        draw: Callable[..., Drawn],
-        left: deque[Drawn],
-        check_process: Callable[[], None],
-        steps: int | None,
-        prefetch: int,
-    ) -> None:
-        self._draw, self._left, self._check_process, self._steps = draw, left, check_process, steps
+    def __init__(self, loader: Loader) -> None:
+        self._loader, self._steps, left = loader, loader.steps, loader._left
         self._taken, self._closed = 0, False
         self._count_lock = threading.Lock()  # guards `_taken` if threads share the iterator
         self._in_use: deque[tuple[Any, Drawn]] = deque()  # on GPUs: torch's stream reads them until an event
         self._last: Drawn | None = None
         self._prefetch: Prefetch | None = None
-        if prefetch and (steps is None or steps > 0):
+        steps = self._steps
+        if loader.prefetch and (steps is None or steps > 0):
             ready = [left.popleft() for _ in range(min(len(left), steps or len(left)))]
-            self._prefetch = Prefetch(self, "fbuf.torch.Loader", draw, prefetch, number=steps, ready=ready)
+            self._prefetch = Prefetch(
+                self, "fbuf.torch.Loader", loader._draw, loader.prefetch, number=steps, ready=ready
+            )
 
     def __iter__(self) -> Batches:
         return self
@@ -72,7 +63,7 @@ class Batches:
         if self._closed or not self._may_take(drawing=prefetch is None):
             self.close()
             raise StopIteration
-        self._check_process()
+        self._loader._check_process()
         try:
             drawn = self._next() if prefetch is None else prefetch.take()
         except ReplayClosed:
@@ -85,9 +76,20 @@ class Batches:
             with self._count_lock:
                 self._taken += 1
         if drawn.ready is not None:
-            _wait(drawn)
-            self._last = drawn
+            self._wait(drawn)
         return drawn.out
+
+    def _wait(self, drawn: Drawn) -> None:
+        """Let the caller's stream wait for a batch that another stream made."""
+        import torch
+
+        stream = torch.cuda.current_stream()
+        stream.wait_event(drawn.ready)
+        values = drawn.out.values(True, True) if hasattr(drawn.out, "batch_size") else jax.tree.leaves(drawn.out)
+        for leaf in [*values, *jax.tree.leaves(drawn.batch)]:
+            if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                leaf.record_stream(stream)
+        self._last = drawn
 
     def _may_take(self, drawing: bool) -> bool:
         """Return whether the iteration has another batch; count it if it is drawn now."""
@@ -99,9 +101,9 @@ class Batches:
     def _next(self) -> Drawn:
         """Return a batch left by an earlier iteration, or draw one."""
         try:
-            return self._left.popleft()
+            return self._loader._left.popleft()
         except IndexError:
-            return self._draw()
+            return self._loader._draw()
 
     def close(self) -> None:
         """End the thread. The next iteration returns the batches that were prefetched but not returned.
@@ -113,7 +115,7 @@ class Batches:
         if self._prefetch is not None:
             prefetch, self._prefetch = self._prefetch, None
             prefetch.hear()
-            self._left.extend(prefetch.end())
+            self._loader._left.extend(prefetch.end())
             prefetch.check()
 
     def _release(self) -> None:
@@ -127,28 +129,6 @@ class Batches:
             self._last = None
         while self._in_use and self._in_use[0][0].query():
             self._in_use.popleft()
-
-
-def mark(torch: Any, batch: Sample) -> Any:
-    """Record an event behind the work queued for tensors on a GPU; return None without a GPU."""
-    devices = {x.device for x in jax.tree.leaves(batch) if isinstance(x, torch.Tensor) and x.is_cuda}
-    if not devices:
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(devices.pop()))
-    return event
-
-
-def _wait(drawn: Drawn) -> None:
-    """Let the caller's stream wait for a batch that another stream made."""
-    import torch
-
-    stream = torch.cuda.current_stream()
-    stream.wait_event(drawn.ready)
-    values = drawn.out.values(True, True) if hasattr(drawn.out, "batch_size") else jax.tree.leaves(drawn.out)
-    for leaf in [*values, *jax.tree.leaves(drawn.batch)]:
-        if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-            leaf.record_stream(stream)
 
 
 _WORKER = (
@@ -218,7 +198,11 @@ class Loader:
         _check(source, state, steps, prefetch, to, options)
         self.batch_size, self.steps, self.prefetch, self.to = batch_size, steps, prefetch, to
         self.transform, self.options = transform, options
-        self.device = None if device is None else _device(torch, device)
+        try:
+            self.device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            expected = 'expected one of torch\'s. Write device="cuda", or "cpu".'
+            raise ValueError(f"Loader: device is {device!r}; {expected}") from error
         on_gpu = self.device is not None and self.device.type == "cuda"
         if (on_gpu or pin) and not torch.cuda.is_available():
             raise ValueError(f"Loader: device is {device!r} and pin {pin!r}, but torch finds no GPU. Leave both out.")
@@ -240,7 +224,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         self._check_process()
-        return Batches(self._draw, self._left, self._check_process, self.steps, self.prefetch)
+        return Batches(self)
 
     def __len__(self) -> int:
         if self.steps is None:
@@ -272,7 +256,9 @@ class Loader:
                 batch = jax.tree.map(lambda x: self._placed(x) if isinstance(x, torch.Tensor) else x, batch)
             out: Any = to_tensordict(batch, view) if self.to == "tensordict" else batch
             out = out if self.transform is None else self.transform(out)
-            return Drawn(out, batch, mark(torch, batch))
+            devices = {x.device for x in jax.tree.leaves(batch) if isinstance(x, torch.Tensor) and x.is_cuda}
+            ready = torch.cuda.current_stream(devices.pop()).record_event() if devices else None
+            return Drawn(out, batch, ready)
 
     def _sample(self, stop: StopToken | None) -> Sample:
         """Draw a batch; a replay's limit may block until `stop` is set."""
@@ -289,15 +275,6 @@ class Loader:
         if self.pin and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
         return tensor if self.device is None else tensor.to(self.device, non_blocking=True)
-
-
-def _device(torch: Any, device: Any) -> Any:
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f'Loader: device is {device!r}; expected one of torch\'s. Write device="cuda", or "cpu".'
-        ) from error
 
 
 def _refuse_collating(batch: Any, **_: Any) -> Any:

@@ -64,7 +64,7 @@ def to_tensordict(
       (torch.Size([4]), torch.Size([4, 1]))
     """
     call = "to_tensordict"
-    torch, tensordict = import_torch(call), _import_tensordict(call)
+    torch, tensordict = import_torch(call), import_torch(call, "tensordict", "0.8", "tensordict")
     if not isinstance(batch, (Sample, Rows)):
         raise TypeError(
             f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Give it whole: {call}(batch), not batch.data."
@@ -120,16 +120,6 @@ def index_of(batch: Any) -> Index:
     slot, ticket = (batch[key] if batch[key].ndim < 2 else batch[key][:, 0] for key in _INDEX)
     arrays = from_torch({"slot": slot.to(torch.int32), "ticket": ticket.to(torch.uint32)})
     return Index(arrays["slot"], arrays["ticket"])
-
-
-def _import_tensordict(call: str) -> Any:
-    try:
-        import tensordict
-    except ImportError as error:
-        raise ImportError(
-            f"{call}: tensordict is missing ({error}); expected 0.8 or later. Run pip install tensordict."
-        ) from error
-    return tensordict
 
 
 def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,9 +48,6 @@ def server(files: Path) -> Iterator[FaultServer]:
 
 def file_of(files: Path, kind: str, number: int) -> Path:
     return made.file_of(files / RUN, kind, number)
-
-
-# -------------------------------------------------------------------------------------------------- where from
 
 
 def test_a_source_is_any_folder_above_the_files(files: Path, run: made.Run, tmp_path: Path) -> None:
@@ -112,9 +110,6 @@ def test_an_error_of_the_progress_function_is_raised(files: Path, tmp_path: Path
             assert not dataset.committed(tmp_path / "Pong/1")
 
 
-# ----------------------------------------------------------------------------------------------- damaged segments
-
-
 def test_nothing_is_left_of_a_damaged_segment(
     files: Path, run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,9 +161,6 @@ def test_a_segment_without_invalid_range_is_read(files: Path, run: made.Run, tmp
     file_of(files, "add_count", 1).unlink()
     with pytest.raises(FileCorrupted, match="piece 1.*add_count_ckpt.1.gz is missing"):
         get(tmp_path, files, download="force")
-
-
-# --------------------------------------------------------------------------------------------------- selections
 
 
 def test_finished_segments_are_not_downloaded_again(files: Path, run: made.Run, tmp_path: Path) -> None:
@@ -249,9 +241,6 @@ def test_later_segments_have_the_codec_of_the_first(files: Path, run: made.Run, 
         get(tmp_path, files, codec=fbuf.storages.Zstd())
 
 
-# ------------------------------------------------------------------------------------------------ names, options
-
-
 def test_all_runs_are_listed() -> None:
     ids = fbuf.datasets.available()
     assert len(ids) == len(set(ids)) == 300
@@ -311,9 +300,6 @@ def test_the_default_root_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch
     assert default_root() == tmp_path / "here"
 
 
-# ------------------------------------------------------------------------------------------------------ opening
-
-
 def test_a_locked_data_set_is_opened_and_not_written(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +331,7 @@ def test_a_data_set_written_again_by_another_process_is_opened_as_it_is_then(fil
             raise FileNotFoundError
         return len(dataset.committed(path))
 
-    assert download.get(download.Request("get", "Pong/1", path, files, workers=0), then) == whole
+    assert download.get(plan.Request("get", "Pong/1", path, files, workers=0), then) == whole
     again = get(tmp_path, files, download=False)
     assert all(np.array_equal(again[name], want[name]) for name in ("obs", "action", "truncated"))
 
@@ -359,6 +345,7 @@ def test_transitions_continue_over_segments_and_end_with_episodes(tmp_path: Path
     made.write(tmp_path, "Pong/1", run, level=1)
     parts = {"view": Transition(stack=2, gamma=0.5), "sampler": fbuf.samplers.Epoch(shuffle=False)}
     buffer, state = fbuf.datasets.atari_dqn("Pong/1", root=tmp_path / "sets", source=tmp_path, workers=0, **parts)
+    assert buffer == pickle.loads(pickle.dumps(buffer))
     batch = jax.device_get(buffer.peek(state, jax.random.key(0), 512))
     drawn = np.flatnonzero(batch.mask)
     found = {int(batch.index.slot[i]): {name: leaf[i] for name, leaf in batch.data.items()} for i in drawn}

@@ -121,9 +121,6 @@ def check(run: made.Run, numbers: list[int]) -> list[Seam]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------- all at once
-
-
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**16),
@@ -176,9 +173,6 @@ def test_without_partial_episodes_every_stack_is_what_the_agent_saw(writer, seed
     assert np.flatnonzero(rows["truncated"]).tolist() == np.flatnonzero(cut[np.isin(want, kept)]).tolist()
 
 
-# --------------------------------------------------------------------------------------------------- the ring
-
-
 def test_the_last_place_of_a_dump_belongs_before_its_first(writer):
     """The write head stands there: the row is from the cycle before, and follows the last one of the dump before."""
     run = made.record(made.synthetic(400, episode=10**9), 100, final=False)
@@ -220,6 +214,15 @@ def test_the_final_dump_is_joined_by_the_rows_it_still_holds(writer):
     assert check(run, [0, 1, 2, 3])[-1].joined
     assert check(run, [3]) == []  # alone, its last place may be of any cycle
     assert not check(run, [1, 3])[-1].joined
+
+
+@pytest.mark.parametrize(("head", "joined"), [(91, True), (92, False), (97, False)])
+def test_a_final_dump_that_holds_too_few_older_rows_is_cut_off(writer, head, joined):
+    """Eight rows before the last place identify the dump before; with fewer, the row at the last place is dropped."""
+    run = made.record(made.synthetic(300 - 3 + head, episode=10**9), 100)
+    assert run.pieces[-1].final and run.pieces[-1].add_count == head
+    assert check(run, [0, 1, 2, 3])[-1].joined == joined
+    assert len(run.expected([0, 1, 2, 3])[0]) == len(run.log) - (not joined)
 
 
 def test_a_final_dump_of_another_run_is_not_joined(writer):
@@ -294,9 +297,6 @@ def test_what_cannot_be_is_damage(writer, kind, value, match):
     assert not Writer.kept
 
 
-# ------------------------------------------------------------------------------------------------ rows of zeros
-
-
 def test_one_episode_without_zeros_does_not_make_steps_of_all_others(writer):
     run = made.record(made.synthetic(1200, episode=5), 2400)
     rows = run.pieces[0].rows
@@ -325,9 +325,6 @@ def test_zeros_that_lie_across_two_pieces_are_left_out(writer):
         check(run, [piece.number for piece in run.pieces])
         check(run, [1])
         check(run, [2])
-
-
-# --------------------------------------------------------------------------------------------------- frames as text
 
 
 def test_frames_as_text():

@@ -276,7 +276,7 @@ def test_a_failure_removes_only_its_own_files(tmp_path: Path) -> None:
     column = Column((), np.dtype(np.float32), broken, 9)
     for path, left in ((tmp_path / "project", [theirs]), (tmp_path / "new", [])):
         with pytest.raises(OSError, match="disk of the source"):
-            write_columns({"x": column}, path, Settings(None, (), None, None, None), {}, 0, None)
+            write_columns({"x": column}, path, Settings(None, (), None, None, None))
         assert [p for p in path.rglob("*") if p.is_file()] == left
     assert not (tmp_path / "new").exists()
 

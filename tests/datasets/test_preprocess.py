@@ -280,7 +280,7 @@ def test_marks_differ_where_constants_do() -> None:
             return jax.lax.fori_loop(0, 3, lambda i, carry: jax.jit(plain)(carry), x)
 
         step: Any = {"plain": plain, "jitted": jax.jit(plain), "looped": looped}[place]
-        return Program("preprocess", lambda row: {"x": step(row["x"])}, row, (), None).mark
+        return Program(lambda row: {"x": step(row["x"])}, row, (), None).mark
 
     for place in ("plain", "jitted", "looped"):
         assert mark(place, 1000) == mark(place, 1000) != mark(place, 1001), place
@@ -292,6 +292,6 @@ def test_marks_differ_where_constants_do() -> None:
         def step(row: Any) -> Any:
             return {"x": jax.jit(lambda x: jax.pure_callback(host, row["x"], x, vmap_method="expand_dims"))(row["x"])}
 
-        return Program("preprocess", step, row, (), None).mark
+        return Program(step, row, (), None).mark
 
     assert called(2) != called(3)

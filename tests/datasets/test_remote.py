@@ -47,9 +47,6 @@ def got(file: File, path: Path) -> tuple[bytes, int]:
     return (path / "file.gz").read_bytes(), sum(reports)
 
 
-# ------------------------------------------------------------------------------------------------------------ listings
-
-
 @pytest.mark.parametrize("listing", ["bucket", "index", "html"])
 def test_files_of_a_web_server_are_listed(listing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public bucket's listing comes page by page; a page of links says neither sizes nor hashes."""
@@ -135,9 +132,6 @@ def test_a_folder_is_listed_without_packages(tmp_path: Path, monkeypatch: pytest
     (tmp_path / NAME).write_bytes(DATA)
     (tmp_path / FOLDER / "broken").symlink_to(tmp_path / "nowhere")
     assert list_files(str(tmp_path), FOLDER) == [_remote.File(NAME, str(tmp_path / NAME), len(DATA))]
-
-
-# ----------------------------------------------------------------------------------------------------------- downloads
 
 
 @pytest.mark.parametrize("faults", [[Cut(100_000), Cut(0)], [Status(503), Status(429)], [Damage(200_000)]], ids=repr)

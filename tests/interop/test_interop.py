@@ -29,9 +29,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 100)
 
 
-# ------------------------------------------------------------------------------------------------------- arrays
-
-
 @pytest.mark.parametrize("lanes", [None, 3])
 def test_arrays_fill_a_buffer_of_their_size(lanes, small_blocks):
     rows = every_kind(17, lanes)
@@ -153,9 +150,6 @@ def test_arrays_may_have_any_strides_and_be_read_only():
     for array in (*views, np.broadcast_to(whole[:1], (4, 6))):
         buffer, state = from_arrays({"x": array})
         assert np.array_equal(buffer.rows(state).data["x"], array)
-
-
-# -------------------------------------------------------------------------------------------------------- files
 
 
 def test_rows_come_back_from_files(small_blocks, tmp_path):

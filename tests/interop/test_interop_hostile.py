@@ -152,9 +152,6 @@ def test_any_json_is_an_object_or_refused(text, tmp_path_factory):
         assert str(path) in str(error)
 
 
-# ---------------------------------------------------------------------------------------------------------- HDF5
-
-
 def test_links_to_other_files_are_refused(tmp_path):
     with h5py.File(tmp_path / "secret.h5", "w") as file:
         file["x"] = np.arange(3, dtype=np.int32)

@@ -183,39 +183,36 @@ def test_an_overview_leaves_out_plots_without_data() -> None:
 
 def test_invalid_arguments_are_refused() -> None:
     buffer, state = filled(fbuf.samplers.Uniform())
-    with pytest.raises(ValueError, match=r"has no priorities. Use fbuf.plot.ages"):
-        fbuf.plot.priorities(buffer, state)
-    with pytest.raises(ValueError, match=r"Use Evolution\('ages'\)"):
-        fbuf.plot.Evolution().record(buffer, state)
-    with pytest.raises(ValueError, match="of is 'weights'; expected one of priorities, ages"):
-        fbuf.plot.Evolution("weights")
-    with pytest.raises(ValueError, match="'action' does not look like frames .* observation='obs'"):
-        fbuf.plot.frames(buffer, state, observation="action")
-    with pytest.raises(ValueError, match="'pixels' is not in the batch"):
-        fbuf.plot.frames(buffer, state, observation="pixels")
-    for draw in (fbuf.plot.ages, fbuf.plot.episode_lengths):
-        with pytest.raises(ValueError, match="bins is 0; expected an int >= 1"):
-            draw(buffer, state, bins=0)
-    with pytest.raises(ValueError, match="number is 0; expected an int >= 1"):
-        fbuf.plot.frames(buffer, state, number=0)
-    with pytest.raises(TypeError, match="Write plot.ages"):
-        fbuf.plot.ages(state, buffer)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="ax is int; expected the axes of matplotlib"):
-        fbuf.plot.ages(buffer, state, ax=3)
-    with pytest.raises(TypeError, match=r"figure is int; expected a matplotlib Figure"):
-        fbuf.plot.overview(buffer, state, figure=3)
-    with pytest.raises(TypeError, match=r"batch is int; expected a Sample"):
-        fbuf.plot.frames(buffer, state, batch=6)  # type: ignore[arg-type]
     mixture = fbuf.Mixture({"old": buffer})
-    mixed = mixture.init({"old": state})
-    with pytest.raises(TypeError, match=r"Plot its buffers: plot\.ages\(mixture\['old'\], state\['old'\]\)"):
-        fbuf.plot.ages(mixture, mixed)  # type: ignore[arg-type]
-    fbuf.plot.ages(mixture["old"], mixed["old"], ax=axes())
-    with pytest.raises(TypeError, match="the state is traced"):
-        jax.jit(lambda state: fbuf.plot.ages(buffer, state))(state)
-    plain = fbuf.uniform(8)
-    held = plain.extend(plain.init(jnp.zeros(3)), jnp.ones((2, 3)))
-    with pytest.raises(ValueError, match=r"no leaf of the batch looks like frames \('' \[3\]\)"):
-        fbuf.plot.frames(plain, held)
-    with pytest.raises(ValueError, match="does not know where episodes end"):
-        fbuf.plot.episode_lengths(plain, held)
+    mixed, plain = mixture.init({"old": state}), fbuf.uniform(8)
+    held, plot = plain.extend(plain.init(jnp.zeros(3)), jnp.ones((2, 3))), fbuf.plot
+    both = r"Plot its buffers: plot\.ages\(mixture\['old'\], state\['old'\]\)"
+    cases: list[tuple[type[Exception], str, Any, tuple[Any, ...], dict[str, Any]]] = [
+        (ValueError, "has no priorities. Use fbuf.plot.ages", plot.priorities, (buffer, state), {}),
+        (ValueError, r"Use Evolution\('ages'\)", plot.Evolution().record, (buffer, state), {}),
+        (ValueError, "of is 'weights'; expected one of priorities, ages", plot.Evolution, ("weights",), {}),
+        (
+            ValueError,
+            "not look like frames .* observation='obs'",
+            plot.frames,
+            (buffer, state),
+            {"observation": "action"},
+        ),
+        (ValueError, "'pixels' is not in the batch", plot.frames, (buffer, state), {"observation": "pixels"}),
+        (ValueError, "bins is 0; expected an int >= 1", plot.ages, (buffer, state), {"bins": 0}),
+        (ValueError, "bins is 0; expected an int >= 1", plot.priorities, (buffer, state), {"bins": 0}),
+        (ValueError, "bins is 0; expected an int >= 1", plot.episode_lengths, (buffer, state), {"bins": 0}),
+        (ValueError, "number is 0; expected an int >= 1", plot.frames, (buffer, state), {"number": 0}),
+        (TypeError, "Write plot.ages", plot.ages, (state, buffer), {}),
+        (TypeError, "ax is int; expected the axes of matplotlib", plot.ages, (buffer, state), {"ax": 3}),
+        (TypeError, "figure is int; expected a matplotlib Figure", plot.overview, (buffer, state), {"figure": 3}),
+        (TypeError, "batch is int; expected a Sample", plot.frames, (buffer, state), {"batch": 6}),
+        (TypeError, both, plot.ages, (mixture, mixed), {}),
+        (TypeError, "the state is traced", jax.jit(lambda state: plot.ages(buffer, state)), (state,), {}),
+        (ValueError, r"no leaf of the batch looks like frames \('' \[3\]\)", plot.frames, (plain, held), {}),
+        (ValueError, "does not know where episodes end", plot.episode_lengths, (plain, held), {}),
+    ]
+    for error, match, call, arguments, options in cases:
+        with pytest.raises(error, match=match):
+            call(*arguments, **options)
+    plot.ages(mixture["old"], mixed["old"], ax=axes())

@@ -24,6 +24,7 @@ KINDS = ("$store$_observation", "$store$_action", "$store$_reward", "$store$_ter
 BLANK = -1  # in a list of row numbers: a row of zeros
 NOISE = -2  # a row that was never written
 STACK, HORIZON = 4, 1
+MATCHES = 8  # rows of the cycle before that a final dump must still hold to be joined to its neighbour
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +127,9 @@ class Run:
         held = np.zeros(len(self.added), bool)
         for piece in self.pieces:
             if numbers is None or piece.number in numbers:
-                alone = piece.final and piece.number > 0 and not (piece.first > 0 and held[piece.first - 1])
+                alone = piece.final and piece.number > 0
+                if alone and piece.first > 0 and self.capacity - 1 - piece.add_count >= MATCHES:
+                    alone = not held[piece.first - 1]
                 held[piece.first + alone : piece.last] = True
         return np.flatnonzero(held)
 
@@ -258,7 +261,7 @@ def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
     """All rows of Pong/1, as numpy, without a buffer."""
     path = root / "Pong" / "1"
     options["pieces"] = plan.selected("get", options.get("pieces"))
-    ask = download.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
+    ask = plan.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
     with download.get(ask, lambda: _dataset.DataSet.open(path)) as dataset:
         return {**dataset.read_rows(0, dataset.rows), "meta": dataset.meta}
 

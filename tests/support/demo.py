@@ -70,14 +70,6 @@ def some_rows(steps: int, lanes: int = 8) -> dict[str, Frames]:
     for _ in range(steps):
         action = random.integers(0, 3, lanes).astype(np.int32)
         after, reward, terminated, truncated = env.step(action)
-        rows.append(
-            {
-                "obs": frame,
-                "action": action,
-                "reward": np.sign(reward),
-                "terminated": terminated,
-                "truncated": truncated,
-            }
-        )
+        rows.append((frame, action, np.sign(reward), terminated, truncated))
         frame = after
-    return {name: np.stack([row[name] for row in rows]) for name in _dqn.example_row()}
+    return dict(zip(_dqn.example_row(), map(np.stack, zip(*rows, strict=True)), strict=True))

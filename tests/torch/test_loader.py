@@ -224,9 +224,6 @@ def test_invalid_arguments_are_refused() -> None:
     assert next(iter(Loader(source, device="cpu", steps=1))).data["t"].shape == (8,)
 
 
-# --------------------------------------------------------------------------------------------------- threads
-
-
 def test_the_thread_waits_while_there_is_no_room() -> None:
     made: list[int] = []
     gate = threading.Semaphore(0)

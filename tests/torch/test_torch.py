@@ -16,8 +16,6 @@ from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
 from tests.support.tensors import NARROW, WIDE, payload, pointer
 from tests.support.trees import x64
 
-# --------------------------------------------------------------------------------------- crossing
-
 
 def check_crossing(x: jax.Array, name: str) -> None:
     for leaf in (x, np.array(x)):
@@ -66,9 +64,6 @@ def test_the_structure_does_not_change() -> None:
     assert to_torch({}) == {} and from_torch({}, copy=False) == {} and from_torch(()) == ()
 
 
-# ------------------------------------------------------------------------------- sharing, writing
-
-
 @pytest.fixture(scope="module")
 def sampled() -> tuple[fbuf.BufferState, fbuf.Sample]:
     buffer = fbuf.Buffer(capacity=32)
@@ -94,24 +89,6 @@ def test_a_sample_is_shared_and_a_state_copied_by_default(sampled: tuple[fbuf.Bu
     owners = [*[False] * len(shared(state)), *[True] * len(shared(batch))]
     assert shared((state, batch)) == owners
     assert shared((batch, state)) == owners[::-1]
-
-
-def test_writing_to_a_copy_never_changes_the_source(sampled: tuple[fbuf.BufferState, fbuf.Sample]) -> None:
-    state, batch = sampled
-    for tree, copied in ((batch, to_torch(batch, copy=True)), (state, to_torch(state))):
-        before = [payload(x) for x in jax.tree.leaves(tree)]
-        for t in jax.tree.leaves(copied):
-            t.copy_(torch.ones_like(t) + t if t.dtype is torch.float32 else torch.full_like(t, 1))
-        assert [payload(x) for x in jax.tree.leaves(tree)] == before
-
-
-def test_writing_to_a_tensor_shows_only_where_memory_is_shared() -> None:
-    t, cpu = torch.zeros(64), jax.devices("cpu")[0]
-    shared = from_torch(t, copy=False)
-    copies = [from_torch(t, device=place) for place in (None, cpu, jax.sharding.SingleDeviceSharding(cpu))]
-    t.fill_(1)
-    assert not any(np.asarray(copy).any() for copy in copies)
-    assert np.asarray(shared).all()  # the contract of copy=False, not a feature
 
 
 def test_a_copy_is_complete_on_return() -> None:
@@ -161,9 +138,6 @@ def test_any_layout_of_a_tensor_is_copied_and_a_transpose_shared() -> None:
     assert pointer(y) == pointer(t)
     assert np.array_equal(jax.jit(lambda v: v * 2)(y), t.numpy().T * 2)
     assert from_torch(torch.as_strided(t, (1, 8), (3, 1)), copy=False).shape == (1, 8)
-
-
-# ------------------------------------------------------------------------------ refused, to torch
 
 
 def refused(call: Any, leaf: Any, error: Any, match: str, **options: Any) -> None:
@@ -248,9 +222,6 @@ def test_devices_that_the_other_library_cannot_use_are_refused(monkeypatch: pyte
     monkeypatch.setattr(_from_torch, "_jax_reaches", lambda kind: False)
     match = r"is on 'cpu'; expected a device that this JAX can use\. Move it with x\.cpu\(\)"
     refused(from_torch, torch.ones(2), ValueError, match)
-
-
-# ---------------------------------------------------------------------------- refused, from torch
 
 
 class Unpackable:

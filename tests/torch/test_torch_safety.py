@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -138,22 +139,27 @@ def test_tensors_that_cannot_be_stored_are_refused() -> None:
     for error, match, wrong in cases:
         with pytest.raises(error, match=match):
             made.extend(fine | wrong)
-    mixed = {"obs": np.zeros((2, 4), np.float32), "action": torch.zeros(2).long()}
-    with pytest.raises(TypeError, match=r"leaf 'action' is int64"):
-        made.extend(mixed)
+    integers = {"action": torch.zeros(2, dtype=torch.int32)}
+    graph = torch.ones(2, requires_grad=True)
+    example = {"action": torch.tensor(0)}
+    calls: list[tuple[type[Exception], str, Any]] = [
+        (TypeError, r"'action' is int64", lambda: made.extend({"obs": np.zeros((2, 4), np.float32)} | cases[2][2])),
+        (ValueError, r"'td_error' requires grad; .*x\.detach\(\)", lambda: made.update_priority(batch.index, graph)),
+        (
+            TypeError,
+            r"float64; .*to\(torch\.float32\)",
+            lambda: made.update_priority(batch.index, graph.detach().double()),
+        ),
+        (TypeError, r"is int64; expected int32", lambda: fbuf.Replay(fbuf.uniform(4), example)),
+        (TypeError, r"leaf 'action' is a torch tensor; .*from_torch", lambda: fbuf.uniform(4).init(example)),
+    ]
     for no_index in (batch, batch.index.slot, [0, 1]):
-        with pytest.raises(TypeError, match=r"^Replay.update_priority: index is \w+; .*Pass batch.index"):
-            made.update_priority(no_index, torch.ones(2))
-        with pytest.raises(TypeError, match=r"^Replay.update_rows: index is \w+; .*Pass batch.index"):
-            made.update_rows(no_index, {"action": torch.zeros(2, dtype=torch.int32)})
-    with pytest.raises(ValueError, match=r"leaf 'td_error' requires grad; .*x\.detach\(\)"):
-        made.update_priority(batch.index, torch.ones(2, requires_grad=True))
-    with pytest.raises(TypeError, match=r"is float64; .*x\.to\(torch\.float32\)"):
-        made.update_priority(batch.index, torch.ones(2).double())
-    with pytest.raises(TypeError, match=r"is int64; expected int32"):
-        fbuf.Replay(fbuf.uniform(4), {"action": torch.tensor(0)})
-    with pytest.raises(TypeError, match=r"leaf 'action' is a torch tensor; .*from_torch"):
-        fbuf.uniform(4).init({"action": torch.tensor(0)})
+        for method, value in (("update_priority", torch.ones(2)), ("update_rows", integers)):
+            match = rf"^Replay.{method}: index is \w+; .*Pass batch.index"
+            calls.append((TypeError, match, functools.partial(getattr(made, method), no_index, value)))
+    for error, match, call in calls:
+        with pytest.raises(error, match=match):
+            call()
     assert len(made) == 2  # nothing was half-written
     complex_rows = fbuf.Replay(fbuf.uniform(4), {"z": np.complex64(0)})
     z = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64)

@@ -109,16 +109,19 @@ def from_arrays(
             raise TypeError(f"{CALL}: {name} is {value!r}; expected names. Write {name}=({value!r},).")
     ends = None if episode_end is None else tuple(episode_end)
     check = functools.partial(_open.check, path, view, sampler)
-    settings = Settings(fields, ends, dtypes, codec, piece_rows, check)
-    about = _checked_metadata(metadata)
+    try:
+        about = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{CALL}: metadata is not JSON ({error}); expected text, numbers and lists.") from None
+    settings = Settings(fields, ends, dtypes, codec, piece_rows, check, about, workers, progress)
     if isinstance(data, (str, os.PathLike)):
-        _from_file(Path(data).expanduser(), path, settings, about, workers, progress)
+        _from_file(Path(data).expanduser(), path, settings)
     elif isinstance(data, Mapping):
         check_free(CALL, path, unfinished=True)
-        write_columns(columns_of(CALL, data), path, settings, about, workers, progress)
+        write_columns(columns_of(CALL, data), path, settings)
     elif isinstance(data, Iterable) and not hasattr(data, "dtype"):
         check_free(CALL, path, unfinished=False)
-        write_tables(data, path, settings, about, progress)
+        write_tables(data, path, settings)
     else:
         kind = type(data).__name__
         raise TypeError(f"{CALL}: data is a {kind}; expected a dict of arrays, an iterable of them, or a path.")
@@ -132,26 +135,17 @@ def opened(path: Path, view: View | None, sampler: Sampler | None) -> tuple[Buff
     return _open.open(path, view=view, sampler=sampler)
 
 
-def _from_file(
-    file: Path, path: Path, settings: Settings, about: Mapping[str, Any], workers: int, progress: Progress
-) -> None:
+def _from_file(file: Path, path: Path, settings: Settings) -> None:
     with _load.opened(CALL, file) as reader:
         check_free(CALL, path, unfinished=file.suffix != ".npz")
         columns, said = _load.columns_of(file, reader)
         if said is not None and said["lanes"] is not None:
             raise ValueError(f"{CALL}: {file} has rows of {said['lanes']} lanes; expected one stream, [N, ...].")
         if file.suffix != ".npz":
-            return write_columns(columns, path, settings, about, workers, progress)
+            return write_columns(columns, path, settings)
         # Members of a zip are read from front to back only.
         names = choose_leaves(CALL, columns, settings.fields, KNOWN)
         columns = {name: columns[name] for name in names}
         rows, size = row_count(CALL, columns), rows_per_block(columns.values())
         tables = blocks(CALL, columns, 0, rows, size)
-        write_tables(tables, path, dataclasses.replace(settings, fields=names), about, progress)
-
-
-def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    try:
-        return dict(json.loads(json.dumps(dict(metadata or {}), allow_nan=False)))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{CALL}: metadata is not JSON ({error}); expected text, numbers and lists.") from None
+        write_tables(tables, path, dataclasses.replace(settings, fields=names))

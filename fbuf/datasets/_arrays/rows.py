@@ -49,6 +49,9 @@ class Settings:
     codec: Mapping[str, Codec] | None
     piece_rows: int | None
     check: Callable[[dataset.Schema], None] = lambda schema: None  # what is to be opened afterwards
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # metadata
+    workers: int = 0
+    progress: Progress = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,15 +124,8 @@ def leaves_of(columns: Mapping[str, Column]) -> Leaves:
     return {name: (column.shape, column.dtype) for name, column in columns.items()}
 
 
-def write_columns(
-    found: Mapping[str, Column],
-    path: Path,
-    settings: Settings,
-    about: Mapping[str, Any],
-    workers: int,
-    progress: Progress,
-) -> None:
-    """Write a data set from columns that can be read in any order; `about` is its metadata."""
+def write_columns(found: Mapping[str, Column], path: Path, settings: Settings) -> None:
+    """Write a data set from columns that can be read in any order."""
     columns, rows = choose_columns(CALL, found, settings)
     if not rows:
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
@@ -163,8 +159,8 @@ def write_columns(
         return marks[number]
 
     sizes = [stop - start for start, stop in pieces]
-    work = Work(plan.schema, sizes, finished, mark, lambda: {**about, "from": "arrays"})
-    write(CALL, path, work, workers=workers, progress=progress)
+    work = Work(plan.schema, sizes, finished, mark, lambda: {**settings.about, "from": "arrays"})
+    write(CALL, path, work, workers=settings.workers, progress=settings.progress)
     _warn_of_cuts(sum(cuts), rows)
 
 
@@ -185,9 +181,7 @@ def _check_rows(columns: Mapping[str, Column], plan: Plan, rows: int) -> None:
             as_flag(CALL, name, number * size, block[name])
 
 
-def write_tables(
-    data: Iterable[Any], path: Path, settings: Settings, about: Mapping[str, Any], progress: Progress
-) -> None:
+def write_tables(data: Iterable[Any], path: Path, settings: Settings) -> None:
     """Write a data set from dicts of arrays that come once, in order of time."""
     tables = _tables(data, settings)
     first = next(tables, None)
@@ -199,7 +193,8 @@ def write_tables(
     del first  # the arrays would stay in memory
     cuts: list[int] = []
     rows = plan.ends.mark_blocks(CALL, 0, raw, None, cuts)
-    number = write_stream(CALL, path, plan.schema, rows, size, {**about, "from": "arrays"}, progress)
+    about = {**settings.about, "from": "arrays"}
+    number = write_stream(CALL, path, plan.schema, rows, size, about, settings.progress)
     _warn_of_cuts(sum(cuts), number)
 
 

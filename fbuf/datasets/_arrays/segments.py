@@ -25,6 +25,7 @@ from fbuf.datasets._lock import NAME as LOCK
 from fbuf.datasets._lock import exclusive
 from fbuf.interop._columns import Block
 
+Step = Callable[[int], None]
 _PIECE_BYTES = 512 * 2**20  # before compression
 _MOST_ROWS = 1_000_000
 
@@ -114,7 +115,7 @@ def write(call: str, path: Path, work: Work, *, workers: int, progress: Progress
         done = _committed(call, path, work)
         bar(sum(work.rows[number] for number in done))
 
-        def one(number: int, step: Callable[[int], None]) -> None:
+        def one(number: int, step: Step) -> None:
             _write_piece(path, number, work.schema, work.blocks(number), lambda: work.mark(number), step)
 
         run_parallel([number for number in range(len(work.rows)) if number not in done], one, bar, workers)
@@ -144,12 +145,7 @@ def write_stream(
 
 
 def _write_piece(
-    path: Path,
-    number: int,
-    schema: dataset.Schema,
-    blocks: Iterable[Block],
-    mark: Callable[[], str],
-    step: Callable[[int], None],
+    path: Path, number: int, schema: dataset.Schema, blocks: Iterable[Block], mark: Callable[[], str], step: Step
 ) -> int:
     rows = 0
     with dataset.SegmentWriter(path, number, schema) as piece:

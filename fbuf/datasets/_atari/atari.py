@@ -21,8 +21,8 @@ from fbuf._core.progress import Progress
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._atari import plan as plan
-from fbuf.datasets._atari.download import Request, get
+from fbuf.datasets._atari import plan
+from fbuf.datasets._atari.download import get
 from fbuf.datasets._atari.segment import schema
 from fbuf.datasets._open import root_of
 from fbuf.views import Transition
@@ -125,7 +125,7 @@ def atari_dqn(
     given: dict[str, Any] = {"view": Transition(stack=4) if view is None else view, "sampler": sampler}
     given |= {"prefetch": prefetch, "batch_size": batch_size}
     _open.check(path, schema=schema(codec), **given)
-    ask = Request(_CALL, id, path, source, numbers, download, workers, progress, codec, on_corrupt, partial)
+    ask = plan.Request(_CALL, id, path, source, numbers, download, workers, progress, codec, on_corrupt, partial)
     made: tuple[Buffer, BufferState] = get(ask, lambda: _open.open(path, verify=verify, **given))
     return made
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+Array = np.ndarray[Any, Any]
 BLANKS = 3  # rows of zeros before an episode: Dopamine's stack, less one
 _MOST = 0.99  # of episodes, that begin with them where a writer puts them
 
@@ -43,7 +44,7 @@ class Ring(NamedTuple):
     cuts: frozenset[int]  # places after which nothing is known, as `invalid_range` says beyond what the head does
 
 
-def ring(number: int, capacity: int, add_count: int, invalid_range: np.ndarray[Any, Any]) -> Ring:
+def ring(number: int, capacity: int, add_count: int, invalid_range: Array) -> Ring:
     """Interpret the counters of dump `number`.
 
     Raises:
@@ -71,7 +72,7 @@ def ring(number: int, capacity: int, add_count: int, invalid_range: np.ndarray[A
     return ring_._replace(stack=len(named) - horizon, horizon=horizon, cuts=frozenset()) if fits else ring_
 
 
-def in_order(of: Ring) -> np.ndarray[Any, Any]:
+def in_order(of: Ring) -> Array:
     """Return the places known to be consecutive in time, oldest first: int64[...]."""
     parts = [part for part in (of.before, of.main) if part is not None and part.sure]
     return np.concatenate([np.arange(part.begin, part.stop) for part in parts] or [np.zeros(0, np.int64)])
@@ -81,16 +82,11 @@ class Blanks(NamedTuple):
     """The places that may hold rows of zeros, by actions, rewards and ends."""
 
     padded: bool | None  # whether the writer has put them before episodes; None: no episode begins in this piece
-    place: np.ndarray[Any, Any]  # bool[C], a row of zeros if its frame is one
-    lead: np.ndarray[Any, Any]  # int64[...], places at the beginning: rows of zeros if an end lies before the piece
+    place: Array  # bool[C], a row of zeros if its frame is one
+    lead: Array  # int64[...], places at the beginning: rows of zeros if an end lies before the piece
 
 
-def blanks(
-    of: Ring,
-    action: np.ndarray[Any, Any],
-    reward: np.ndarray[Any, Any],
-    terminal: np.ndarray[Any, Any],
-) -> Blanks:
+def blanks(of: Ring, action: Array, reward: Array, terminal: Array) -> Blanks:
     """Find rows of zeros after the ends of episodes.
 
     All but 1 % of the dump's episodes must begin with them: a game may begin with a dark screen and an idle agent, but not

@@ -9,14 +9,12 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fbuf._core.progress import Bar, Progress
+from fbuf._core.progress import Bar
 from fbuf._formats import dataset
 from fbuf._host.types import StoreCorrupted
-from fbuf.datasets._atari import plan as plan
+from fbuf.datasets._atari import plan
 from fbuf.datasets._atari.segment import KINDS, schema
 from fbuf.datasets._atari.workers import DOWNLOADS, Job, WorkerEnded, run_jobs
 from fbuf.datasets._lock import exclusive
@@ -30,24 +28,7 @@ _NAME = re.compile("(" + "|".join(map(re.escape, KINDS)) + r")_ckpt\.(0|[1-9][0-
 _Listing = dict[int, dict[str, File]]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a caller asks of a run. `call` is the caller's function, for messages."""
-
-    call: str
-    id: str
-    path: Path
-    source: str | os.PathLike[str] | None = None
-    pieces: list[int] | None = None
-    download: bool | str = True
-    workers: int | None = None
-    progress: Progress = False
-    codec: Any = None
-    on_corrupt: str = "raise"
-    partial: str = "keep"
-
-
-def get(ask: Request, then: Callable[[], Any]) -> Any:
+def get(ask: plan.Request, then: Callable[[], Any]) -> Any:
     """Make the data set at `ask.path` what was asked for. Return the result of `then`.
 
     A complete data set is opened without a lock, so any number of processes may open it, read-only too. Otherwise no other
@@ -72,7 +53,7 @@ def get(ask: Request, then: Callable[[], Any]) -> Any:
         return then()
 
 
-def _complete(ask: Request, now: plan.There) -> plan.Whole | None:
+def _complete(ask: plan.Request, now: plan.There) -> plan.Whole | None:
     """Return the data set that was asked for if all of its dumps are stored; None if some must be downloaded.
 
     Raises:
@@ -90,31 +71,15 @@ def _complete(ask: Request, now: plan.There) -> plan.Whole | None:
     if missing or not wanted:
         raise FileNotFoundError(errno.ENOENT, _not_there(ask, missing))
     skipped = {int(number): why for number, why in about.get("skipped", {}).items()}
-    return _whole(ask, now, wanted, about.get("source", ""), known, skipped)
+    return plan.whole(ask, now, wanted, about.get("source", ""), known, skipped)
 
 
-def _whole(
-    ask: Request, now: plan.There, wanted: list[int], source: str, listed: list[int], skipped: Mapping[int, str]
-) -> plan.Whole:
-    return plan.whole(
-        ask.call,
-        ask.path,
-        {number: meta for number, meta in now.pieces.items() if number in wanted},
-        dataset_id=ask.id,
-        source=source,
-        selection=ask.pieces,
-        listed=listed,
-        skipped={number: why for number, why in skipped.items() if number not in now.pieces},
-        partial=ask.partial,
-    )
-
-
-def _not_there(ask: Request, numbers: list[int]) -> str:
+def _not_there(ask: plan.Request, numbers: list[int]) -> str:
     what = f"pieces {numbers} of {ask.id} are" if numbers else f"{ask.id} is"
     return f"{ask.call}: {what} not at {ask.path}, and download=False. Pass download=True"
 
 
-def _check_codec(ask: Request, there: dataset.Schema | None) -> dataset.Schema:
+def _check_codec(ask: plan.Request, there: dataset.Schema | None) -> dataset.Schema:
     """Return the schema of new segments. Raises ValueError: stored ones have another codec."""
     asked = schema(ask.codec)
     if there is None or (ask.codec is not None and there["obs"].codec == asked["obs"].codec):
@@ -127,7 +92,7 @@ def _check_codec(ask: Request, there: dataset.Schema | None) -> dataset.Schema:
     )
 
 
-def _bring(ask: Request) -> plan.Whole:
+def _bring(ask: plan.Request) -> plan.Whole:
     """Download and convert the missing dumps."""
     now = plan.there(ask.call, ask.path) if ask.download is True else plan.There({}, None, None)
     rows = _check_codec(ask, now.schema)
@@ -146,10 +111,10 @@ def _bring(ask: Request) -> plan.Whole:
         workers = min(MOST_WORKERS, (os.cpu_count() or 1) * (1 if local else 2))
     _check_disk(ask, missing, 0 if local else max(1, workers))
     skipped = _convert(ask, missing, rows, workers)
-    return _whole(ask, plan.there(ask.call, ask.path), wanted, address, sorted(listing), skipped)
+    return plan.whole(ask, plan.there(ask.call, ask.path), wanted, address, sorted(listing), skipped)
 
 
-def _convert(ask: Request, missing: _Listing, rows: dataset.Schema, workers: int) -> dict[int, str]:
+def _convert(ask: plan.Request, missing: _Listing, rows: dataset.Schema, workers: int) -> dict[int, str]:
     """Convert dumps. Return those that were skipped, and why; nothing of them and of unfinished ones stays."""
     unfinished = set(missing)
 
@@ -179,7 +144,7 @@ def _convert(ask: Request, missing: _Listing, rows: dataset.Schema, workers: int
     return skipped
 
 
-def _list(ask: Request, address: str) -> _Listing:
+def _list(ask: plan.Request, address: str) -> _Listing:
     """Return the files of each piece by kind. Raises SourceError: there are none, or the source cannot be listed."""
     try:
         for folder in _folders(ask.id, address):
@@ -211,7 +176,7 @@ def _folders(dataset_id: str, address: str) -> Iterator[str]:
             yield "/".join(parts[number:])
 
 
-def _check_same(ask: Request, number: int, meta: Mapping[str, Any], listed: Mapping[str, File]) -> None:
+def _check_same(ask: plan.Request, number: int, meta: Mapping[str, Any], listed: Mapping[str, File]) -> None:
     """Raise ValueError if a stored dump was made from other files than are listed now."""
     for kind, file in listed.items():
         md5 = meta["files"].get(kind, {}).get("md5")
@@ -222,7 +187,7 @@ def _check_same(ask: Request, number: int, meta: Mapping[str, Any], listed: Mapp
             )
 
 
-def _check_disk(ask: Request, missing: _Listing, arriving: int) -> None:
+def _check_disk(ask: plan.Request, missing: _Listing, arriving: int) -> None:
     """Raise SpaceError if the disk has too little room for the segments and for the files that arrive at the same time."""
     sizes = sorted((sum(file.size or 0 for file in files.values()) for files in missing.values()), reverse=True)
     needed = int(SHARE * sum(sizes)) + sum(sizes[:arriving])
@@ -247,7 +212,7 @@ def _spans(numbers: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def _explained(ask: Request, number: int, error: BaseException) -> Exception:
+def _explained(ask: plan.Request, number: int, error: BaseException) -> Exception:
     """Return the error of a dump, with its number and the remedy."""
     what = f"{ask.call}: piece {number} of {ask.id}"
     kept = f"Finished pieces stay at {ask.path}; call again to go on."

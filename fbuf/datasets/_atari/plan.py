@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fbuf._core.progress import Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset import manifest
 from fbuf._host.types import StoreCorrupted
@@ -24,6 +27,23 @@ SETTINGS = {
     "most_steps_an_episode": 27_000,
 }
 Selection = Iterable[int] | int | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller asks of a run. `call` is the caller's function, for messages."""
+
+    call: str
+    id: str
+    path: Path
+    source: str | os.PathLike[str] | None = None
+    pieces: list[int] | None = None
+    download: bool | str = True
+    workers: int | None = None
+    progress: Progress = False
+    codec: Any = None
+    on_corrupt: str = "raise"
+    partial: str = "keep"
 
 
 class There(NamedTuple):
@@ -95,44 +115,36 @@ class Whole(NamedTuple):
 
 
 def whole(
-    call: str,
-    path: Path,
-    metas: Mapping[int, dict[str, Any]],
-    *,
-    dataset_id: str,
-    source: str,
-    selection: list[int] | None,
-    listed: list[int],
-    skipped: Mapping[int, str],
-    partial: str = "keep",
+    ask: Request, now: There, wanted: list[int], source: str, listed: list[int], skipped: Mapping[int, str]
 ) -> Whole:
     """Return which rows of which segments make the data set.
 
     Raises:
       FileNotFoundError: there is no segment.
     """
+    metas = {number: meta for number, meta in now.pieces.items() if number in wanted}
     if not metas:
         raise FileNotFoundError(
             errno.ENOENT,
-            f"{call}: no piece of {dataset_id} is whole at {path}; expected one or more. See the warnings before",
+            f"{ask.call}: no piece of {ask.id} is whole at {ask.path}; expected one or more. See the warnings before",
         )
-    uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], partial)
+    uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], ask.partial)
     if not uses:
         raise ValueError(
-            f"{call}: pieces {sorted(metas)} of {dataset_id} have no row that can be used; expected steps."
+            f"{ask.call}: pieces {sorted(metas)} of {ask.id} have no row that can be used; expected steps."
         )
-    game, _, run = dataset_id.partition("/")
+    game, _, run = ask.id.partition("/")
     parts = {part["pieces"][0][0]: part for m in metas.values() for part in m["parts"] if part["pieces"]}
     meta = {
         "kind": KIND,
-        "id": dataset_id,
+        "id": ask.id,
         "game": game,
         "run": int(run),
         "source": source,
-        "selected": selection,
-        "partial": partial,
+        "selected": ask.pieces,
+        "partial": ask.partial,
         "listed": listed,
-        "skipped": {str(number): why for number, why in sorted(skipped.items())},
+        "skipped": {str(number): why for number, why in sorted(skipped.items()) if number not in now.pieces},
         "rows": sum(use.stop - use.begin for use in uses),
         "episodes": sum(parts[use.number]["ends"] for use in uses),
         "settings": SETTINGS,
@@ -153,20 +165,13 @@ def stretches(meta: dict[str, Any]) -> list[Stretch]:
         Stretch(
             number=part["pieces"][0][0] if part["pieces"] else -1,
             source=number,
-            rows=part["rows"],
-            places=part["places"],
-            first=part["first"],
-            sure=part["sure"],
-            lead=part["lead"],
             padded=meta["padded"],
-            ended=part["ended"],
-            terminal=part["terminal"],
-            change=part["change"],
             begin=blank if part["begin"] is None else unpack(part["begin"], FRAME),
             end=blank if part["end"] is None else unpack(part["end"], FRAME),
             capacity=meta["capacity"],
             head=meta["add_count"] % meta["capacity"],
             tail=meta["tail"],
+            **{key: part[key] for key in ("rows", "places", "first", "sure", "lead", "ended", "terminal", "change")},
         )
         for part in meta["parts"]
     ]

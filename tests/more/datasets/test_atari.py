@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -13,16 +11,13 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-import fbuf
 from fbuf._formats import dataset
 from fbuf.datasets._atari import workers as _workers
 from fbuf.datasets._atari.segment import schema
 from fbuf.datasets._remote import FileCorrupted, list_files
-from fbuf.views import Episode, Row, Sequence
 from tests.support import atari_runs as made
 from tests.support.atari_runs import FRAMES, RUN, get, same
 from tests.support.fault_server import Cut, FaultServer, Stall
@@ -79,34 +74,6 @@ def test_a_damaged_segment_is_named(run: made.Run, tmp_path: Path, harm: str) ->
     same(rows, run, [0, 2, 3, 4])
     made.write(tmp_path, "Pong/1", run, [1], level=1)
     same(get(tmp_path, tmp_path), run)
-
-
-def test_windows_and_episodes_continue_over_segments(tmp_path: Path) -> None:
-    """torchrl's slices mix rows of several segments, and never end in a terminal step."""
-    log = made.synthetic(330, seed=1, episode=10**9)
-    log.terminal[:] = False
-    log.terminal[[64, 150, 260]] = True
-    made.write(tmp_path, "Pong/1", made.record(log, 100), level=1)
-    options = {"root": tmp_path / "sets", "source": tmp_path, "workers": 0, "view": Row()}
-    buffer, state = fbuf.datasets.atari_dqn("Pong/1", **options)
-    assert buffer.capacity == 330 and buffer == pickle.loads(pickle.dumps(buffer))
-    asked = np.array([245, 103, 225, 1, 329, 0, 97, 98], np.int32)  # of all segments, in no order
-    rows = buffer.get(state, asked).data
-    assert made.number_of(np.asarray(rows["obs"])).tolist() == asked.tolist()
-    assert np.asarray(rows["truncated"]).tolist() == [row == 329 for row in asked]
-    windows = dataclasses.replace(buffer, view=Sequence(20))
-    batch = jax.device_get(windows.peek(buffer.convert(windows, state), jax.random.key(0), 128))
-    numbers = made.number_of(batch.data["obs"])
-    np.testing.assert_array_equal(numbers, batch.index.slot[:, None] + np.arange(20))
-    np.testing.assert_array_equal(batch.data["action"], log.action[numbers])
-    assert any(set(range(95, 101)) <= set(row.tolist()) for row in numbers)  # some cross the first boundary
-    whole = dataclasses.replace(buffer, view=Episode(120), sampler=fbuf.samplers.Epoch(shuffle=False))
-    batch = jax.device_get(whole.peek(buffer.convert(whole, state), jax.random.key(0), 5))
-    assert batch.mask.tolist() == [True] * 4 + [False] and batch.index.slot[:4].tolist() == [0, 65, 151, 261]
-    for i, (length, ends) in enumerate([(65, True), (86, True), (110, True), (69, False)]):
-        assert batch.data["mask"][i].sum() == length
-        terminated, truncated = (batch.data[name][i, :length] for name in ("terminated", "truncated"))
-        assert not terminated[:-1].any() and terminated[-1] == ends and truncated.any() != ends
 
 
 def test_processes_download_and_convert(server: FaultServer, run: made.Run, tmp_path: Path) -> None:

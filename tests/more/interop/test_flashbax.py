@@ -122,9 +122,6 @@ def test_priorities_of_windows_are_kept():
     np.testing.assert_allclose(batch.probability, theirs[t // 1000, t % 1000 % 8] / theirs.sum(), rtol=2e-5)
 
 
-# ------------------------------------------------------------------------------------------------------- Vaults
-
-
 def vault(folder, lanes: int = 2, number: int = 24):
     from flashbax.vault import Vault
 

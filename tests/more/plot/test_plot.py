@@ -119,7 +119,7 @@ def test_an_empty_buffer_says_so() -> None:
     for draw, words in {
         fbuf.plot.ages: "nothing can be drawn yet",
         fbuf.plot.priorities: "nothing can be drawn yet",
-        fbuf.plot.episode_lengths: "no episode is there as a whole",
+        fbuf.plot.episode_lengths: "no episode is complete",
         fbuf.plot.frames: "there is nothing to draw",
     }.items():
         assert draw(buffer, state, ax=axes()).texts[0].get_text() == words

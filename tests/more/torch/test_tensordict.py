@@ -137,9 +137,6 @@ def test_invalid_batches_and_names_are_refused() -> None:
             call()
 
 
-# ----------------------------------------------------------------------------------------------- from_tensordict
-
-
 def rollout(*batch: int) -> Any:
     """Rows numbered lane by lane, time last, as a collector hands them out."""
     number = torch.arange(int(np.prod(batch))).reshape(batch)
