@@ -31,12 +31,15 @@ _INDEX_BYTES = 18  # a chunk
 class Staged:
     """Hold a batch encoded for one column, not yet visible."""
 
+    batch: Batch
+    rows: Array
     lanes: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
     blobs: list[bytes] = field(default_factory=list)
     dictionaries: list[Dictionary | None] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
     addresses: Array | None = None
+    half: Array | None = None  # of rows in files: int64[E], where the open rows of each lane are, once they are written
     incompressible: bool = False
 
 
@@ -111,7 +114,7 @@ class ChunkedColumn:
 
     def stage(self, batch: Batch, rows: Array) -> Staged:
         """Encode the chunks that a batch completes. Readers see no change."""
-        k, staged = self.k, Staged()
+        k, staged = self.k, Staged(batch, rows)
         first = batch.before // k
         stop = batch.after // k
         if not (stop > first).any():

@@ -54,8 +54,8 @@ def save(part: ColumnData, count: Array) -> dict[str, Any]:
     """Return a column as arrays, to be read later, when its lanes have int64[E] `count` rows."""
     if isinstance(part, RawColumn | RawFileColumn):
         return _save_ring(part, count)
-    if isinstance(part, ChunkedColumn | ChunkedFileColumn):
-        return save_chunks(part if isinstance(part, ChunkedColumn) else part.chunks, count)
+    if isinstance(part, ChunkedColumn):
+        return save_chunks(part, count)
     assert isinstance(part, StackedColumn)
     return _save_stacks(part, count)
 
@@ -64,11 +64,11 @@ def load(part: ColumnData, arrays: Mapping[str, Source], count: Array) -> None:
     """Load what `save` returned into a new column. Raises ValueError, and StoreCorrupted for what many rows need."""
     if isinstance(part, RawColumn | RawFileColumn):
         _load_ring(part, arrays, count)
+    elif isinstance(part, ChunkedFileColumn):
+        load_chunks(part, arrays, count, record=part.records)
+        part.loaded(count)
     elif isinstance(part, ChunkedColumn):
         load_chunks(part, arrays, count)
-    elif isinstance(part, ChunkedFileColumn):
-        load_chunks(part.chunks, arrays, count, record=part.records)
-        part.loaded(count)
     else:
         assert isinstance(part, StackedColumn)
         _load_stacks(part, arrays, count)
