@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,9 @@ import numpy as np
 from fbuf._host.codecs.base import Codec
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS
 from fbuf._host.codecs.zstd import Dictionary, checksum
-from fbuf._host.columns.chunk_reader import ChunkFetch
 from fbuf._host.columns.chunked import ChunkedColumn, Staged
 from fbuf._host.columns.raw_file import RowChecksums
-from fbuf._host.interfaces import Batch, ColumnData, ColumnStats, InvalidRows, ranges
+from fbuf._host.interfaces import Batch, InvalidRows, ranges
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena

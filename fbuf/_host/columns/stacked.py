@@ -16,7 +16,7 @@ import numpy as np
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking, as_bytes, predecessors, remember, stackings
-from fbuf._host.interfaces import Batch, ColumnStats, Fetch, Job, ranges
+from fbuf._host.interfaces import Batch, ColumnStats, Fetch, ranges
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 _TELLING = 16  # rows that differ from the one before, seen before it is decided
@@ -173,7 +173,7 @@ class StackedColumn:
         """Free memory where that pays."""
         self.inner.compact(count)
 
-    def next_job(self, count: Array, least: int | None) -> Job | None:
+    def next_job(self, count: Array, least: int | None) -> Any:
         """Return chunks to recompress."""
         return self.inner.next_job(count, least)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from fbuf._host.columns.spec import Column
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.interfaces import ColumnData, ranges
 from fbuf._host.io.directory import CHUNKS, NOTHING, RING, Folder
-from fbuf._host.memory.lazy_array import Source
+from fbuf._host.memory.lazy_array import Sources
 from fbuf._host.types import Array, flat, raise_if_corrupted
 
 
@@ -84,7 +84,7 @@ class ColumnFactory:
         ring.put(lane, row, values)
         return ring
 
-    def saved(self, index: int, part: ColumnData, arrays: Mapping[str, Source]) -> ColumnData:
+    def saved(self, index: int, part: ColumnData, arrays: Sources) -> ColumnData:
         """Return the column that saved arrays belong to: `part`, or one of the kind its rows turned out to be."""
         column = self.columns[index]
         if "rows" in arrays:  # also of a column with a codec, if its rows did not compress
