@@ -137,7 +137,7 @@ class HostStorage:
     to_arrays = staticmethod(_host_rows.to_arrays)
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        held = self.prepare_read(rows, reads)
+        held = _host_reads.prepare_read(rows, reads)
         return _host_reads.finish_read(rows, held, strict=not self.masks_expired, ahead=False)
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:

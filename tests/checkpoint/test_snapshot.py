@@ -41,11 +41,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything take many blocks, segments and jobs."""
     for module, name, value in (
         (lazy_array, "BLOCK_BYTES", 2048),
-        (arena, "_SMALL", 2048),
+        (arena.Arena, "small", 2048),
         (arena, "_LARGE", 4096),
         (arena, "_PIECE", 4096),
         (arena, "_SLAB", 8192),
-        (file_arena, "_SMALL", 16_384),
+        (file_arena.FileArena, "small", 16_384),
         (file_arena, "_LEAST_PIECE", 4096),
         (arena, "_AT_ONCE", 4096),
         (frame_stream, "_AT_ONCE", 1),

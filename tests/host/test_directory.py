@@ -115,7 +115,7 @@ def test_files_are_sparse(tmp_path: Path) -> None:
 
 def test_empty_segments_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old chunks go, moved ones stay: also those of a lane that gets few rows."""
-    monkeypatch.setattr(file_arena, "_SMALL", 16_384)
+    monkeypatch.setattr(file_arena.FileArena, "small", 16_384)
     columns = columns_of(Zstd(chunk=2, dictionary=0), shape=(300,))
     model = Model(make(tmp_path, columns, lanes=2, length=60, slack=0))
     rng = np.random.default_rng(0)

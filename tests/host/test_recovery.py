@@ -33,7 +33,7 @@ KIND = pytest.mark.parametrize("kind", ["memmap", "files"])
 
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_arena, "_SMALL", 1024)
+    monkeypatch.setattr(file_arena.FileArena, "small", 1024)
 
 
 def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
 
 @KIND
 def test_flushed_rows_survive_a_power_failure(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_arena, "_SMALL", 8192)
+    monkeypatch.setattr(file_arena.FileArena, "small", 8192)
     for seed in range(8):
         check_power_failed(kind, seed, tmp_path / str(seed))
 

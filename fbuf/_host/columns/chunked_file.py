@@ -65,7 +65,7 @@ class ChunkedFileColumn(ChunkedColumn):
         if staged.blobs:
             known = {d: self._save(d) for d in dict.fromkeys(staged.dictionaries)}
             entries = zip(staged.lanes, staged.chunks, staged.dictionaries, staged.blobs, staged.checksums, strict=True)
-            records = [self.arena.header(e, c, known[d], len(blob), crc) + blob for e, c, d, blob, crc in entries]
+            records = [self.arena.head(e, c, known[d], len(blob), crc) + blob for e, c, d, blob, crc in entries]
             staged.addresses = self.arena.append(records)
         staged.half = self._write_open(staged.batch, staged.rows)
 
@@ -148,7 +148,7 @@ class ChunkedFileColumn(ChunkedColumn):
         known = {slot: self._save(book) for slot, book in self.table.items()} | {0: 0}
 
         def record(lane: int, chunk: int, slot: int, blob: bytes, crc: int) -> bytes:
-            return self.arena.header(lane, chunk, known[slot], len(blob), crc) + blob
+            return self.arena.head(lane, chunk, known[slot], len(blob), crc) + blob
 
         return record
 
