@@ -148,9 +148,6 @@ def test_64_bits_need_x64(tmp_path: Path) -> None:
         fbuf.load(tmp_path / "extra", extra=True)
 
 
-# -------------------------------------------------------------------------------------------------- another capacity
-
-
 def test_the_newest_rows_stay(tmp_path: Path) -> None:
     check_resize(("Compressed", "Prioritized", "Row", 16, 9), tmp_path)
 

@@ -17,8 +17,6 @@ import pytest
 from fbuf._formats import checkpoint
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
 
-# ------------------------------------------------------------------------------------------------- refused arguments
-
 
 class Odd:
     shape, dtype = (4, 2), np.dtype(np.float32)
@@ -89,9 +87,6 @@ def test_where_nothing_may_be_written_no_source_is_read() -> None:
         with pytest.raises(OSError, match="Use a path that this process may write to"):
             checkpoint.write(PATH, given, {}, disk=Faulty(Memory(), 0, number, kinds=("open",)))
         assert given["log"].reads == given["table"].reads == given["priority"].reads == 0
-
-
-# ------------------------------------------------------------------------------------------------------------- writers
 
 
 def test_one_process_saves_at_a_time(tmp_path: Path) -> None:
@@ -195,9 +190,6 @@ def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# --------------------------------------------------------------------------------------------------------- other files
-
-
 def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
@@ -264,9 +256,6 @@ def test_files_that_cannot_be_opened_are_not_removed() -> None:
         assert "manifest-000000000001.json" in trial.contents()
         kept += 1
     assert kept > 1
-
-
-# -------------------------------------------------------------------------------------------------------- falling back
 
 
 def test_the_generation_before_is_loaded_with_a_warning() -> None:

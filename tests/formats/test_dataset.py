@@ -178,9 +178,6 @@ def test_invalid_reads_and_writes_are_refused(tmp_path: Path) -> None:
         dataset.read_rows(0, 1)
 
 
-# ------------------------------------------------------------------------------------------------------- a segment
-
-
 def test_a_segment_is_there_once_committed(tmp_path: Path) -> None:
     rows = pieces.rows_of(np.random.default_rng(0), 9)
     with _dataset.SegmentWriter(tmp_path, 7, pieces.SCHEMA) as piece:
@@ -266,9 +263,6 @@ def test_a_schema_is_stored_as_json() -> None:
     for change in ({"leaves": 3}, {"leaves": [["x", [1]]]}, {"more": 1}, {"leaves": [["x", [1], "object", ["raw"]]]}):
         with pytest.raises((ValueError, TypeError, KeyError)):
             _dataset.Schema.from_json({**schema.to_json(), **change})
-
-
-# ------------------------------------------------------------------------------------------------------ dataset.json
 
 
 def test_a_data_set_is_finished_with_whole_segments_of_one_kind(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match=r"cannot flush .*Input/output error.*See to the disk under"):
+    with pytest.raises(OSError, match=r"cannot flush .*Input/output error.*Check the disk under"):
         store.flush()
     monkeypatch.undo()
     check(store)
@@ -123,9 +123,6 @@ def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
                 with pytest.raises(StoreCorrupted, match="column1.sums is missing; expected every file of the store"):
                     opened(kind, path, **SMALL, resume=True)
             shutil.rmtree(path)
-
-
-# ------------------------------------------------------------------------------------------------ which rows go on
 
 
 @given(data=st.data())

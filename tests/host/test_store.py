@@ -60,9 +60,6 @@ def test_strided_and_read_only_input_is_stored() -> None:
         assert ok.all() and same(got, np.ascontiguousarray(rows))
 
 
-# --------------------------------------------------------------------------------------------- tickets, expiry
-
-
 @KINDS
 def test_length_plus_slack_rows_of_each_lane_are_readable(codec: Codec | None) -> None:
     store = make(codec, length=16, slack=4, lanes=2)
@@ -83,9 +80,6 @@ def test_tickets_exceed_32_bits(codec: Codec | None) -> None:
     got, ok = fetch(store, tickets)
     assert ok.all() and same(got, rows)
     assert not fetch(store, [1, 2**32 - 6, (2**32 - 5) * 3])[1].any()  # before the first
-
-
-# --------------------------------------------------------------------------------------------- changed rows
 
 
 @pytest.mark.parametrize("codec", [None, Zstd(), Deflate()], ids=["raw", "zstd", "own"])
@@ -129,9 +123,6 @@ def test_superseded_updates_are_dropped_after_slack_more() -> None:
         assert (fetch(store, chain[-1 - i])[0] == 199 - i).all()
     assert not fetch(store, chain[100])[1].any()
     assert (fetch(store, ticket)[0] == 1).all()
-
-
-# ------------------------------------------------------------------------------------------ all or nothing
 
 
 class Failing(Deflate):
@@ -250,9 +241,6 @@ def test_close_frees_everything_and_later_calls_raise() -> None:
     ):
         with pytest.raises(StoreClosed, match="closed"):
             call()
-
-
-# ------------------------------------------------------------------------------------------- requests, settings
 
 
 def test_a_chunk_is_decoded_once_a_call() -> None:

@@ -226,15 +226,16 @@ class Folder:
             )
         expected = json.loads(json.dumps(self.identity))
         wanted = {column["name"]: column for column in expected.pop("columns")}
-        settings = [(f"has {key}", found[key], value) for key, value in expected.items()]
-        settings.append(("has leaves", ", ".join(columns), ", ".join(wanted)))
+        settings = [("the store", key, found[key], value) for key, value in expected.items()]
+        settings.append(("the store", "leaves", ", ".join(columns), ", ".join(wanted)))
         for name, column in wanted.items():
-            settings += [(f"has leaf '{name}' of {key}", columns.get(name, {}).get(key), column[key]) for key in column]
-        for what, old, new in settings:
+            old = columns.get(name, {})
+            settings += [(f"leaf '{name}' of the store", key, old.get(key), value) for key, value in column.items()]
+        for what, key, old, new in settings:
             if old != new:
                 raise ValueError(
-                    f"Buffer.resume: the store at {self.path} {what} {old}; expected {new}. Use the buffer and the example that "
-                    f"it was made with, or another path."
+                    f"Buffer.resume: {what} at {self.path} has {key} {old}; expected {new}. Use the buffer and the example "
+                    f"that it was made with, or another path."
                 )
 
     def _clean(self, call: str) -> None:

@@ -330,7 +330,7 @@ def test_memory_does_not_grow() -> None:
             sizes.append(store_of(state).nbytes)
     assert max(sizes) < 2 * np.mean(sizes[:20])
     stats = store_of(state).stats()
-    assert stats["objects"] <= stats["rows_live"] and len(store_of(state)._shelves[1].objects) == stats["objects"]
+    assert stats["objects"] <= stats["rows_live"] and len(store_of(state)._columns[1].objects) == stats["objects"]
 
 
 def test_a_batch_can_be_cut_joined_and_scanned() -> None:
