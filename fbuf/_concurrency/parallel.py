@@ -14,17 +14,14 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
+Advance = Callable[[int], None]
+
 
 class Stopped(Exception):
     """Raised in a task that is ended by the failure of another, or by an interrupt."""
 
 
-def run_parallel(
-    numbers: Sequence[int],
-    run: Callable[[int, Callable[[int], None]], None],
-    advance: Callable[[int], None],
-    workers: int,
-) -> None:
+def run_parallel(numbers: Sequence[int], run: Callable[[int, Advance], None], advance: Advance, workers: int) -> None:
     """Run `run(number, step)` for each number, `workers` at a time; with 0 or 1, one after another in this thread.
 
     Args:

@@ -88,8 +88,7 @@ class HostStorage:
                 f"{type(self).__name__}: the writer replaces any row; rows in files need one that replaces the oldest. Use "
                 f"writers.Ring(), or a storage without a path."
             )
-        name, slack = type(self).__name__, self._slack(geometry)
-        with _on_disk.folder(name, self.path, geometry, slack, columns, self.sync, resume) as folder:
+        with _on_disk.folder(self, geometry, settings["slack"], columns, resume) as folder:
             return Store(columns, **settings, folder=folder)
 
     def _settings(self, geometry: Geometry) -> dict[str, Any]:
@@ -156,15 +155,14 @@ class HostStorage:
 
         if not self.in_files:
             return loaded(None)
-        name = type(self).__name__
         try:
-            with _on_disk.folder(name, self.path, geometry, self._slack(geometry), columns, self.sync) as folder:
+            with _on_disk.folder(self, geometry, settings["slack"], columns) as folder:
                 return loaded(folder)
         except (FileExistsError, BlockingIOError) as error:
             raise type(error)(
                 error.errno,
-                f"{name}: {self.path} already exists and was not modified. Load into a storage with another path, "
-                f"dataclasses.replace(buffer.storage, path=...), or continue its rows with buffer.resume(example).",
+                f"{type(self).__name__}: {self.path} already exists and was not modified. Load into a storage with another "
+                f"path, dataclasses.replace(buffer.storage, path=...), or continue its rows with buffer.resume(example).",
             ) from error
 
     def resume(

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from fbuf._host.io.file import annotate_os_error
 
+Path = str | os.PathLike[str]
 LOCK = "lock"
 MAX_GENERATION = 10**12 - 1
 """The largest generation that fits in a name."""

@@ -21,8 +21,7 @@ from fbuf._host.columns.chunk_reader import ChunkCache, ChunkFetch, fetch_chunks
 from fbuf._host.columns.recompress import Packer, RecompressedChunks, RecompressJob
 from fbuf._host.interfaces import Batch, ColumnStats, ranges
 from fbuf._host.memory.arena import Arena
-from fbuf._host.memory.file_arena import FileArena
-from fbuf._host.types import Array, StoreCorrupted
+from fbuf._host.types import Array, DType, Shape, StoreCorrupted
 
 _INDEX_BYTES = 18  # a chunk
 
@@ -47,14 +46,7 @@ class ChunkedColumn:
     """The newest `depth` rows of each lane, k rows an encoded chunk; the open chunk of a lane is not encoded."""
 
     def __init__(
-        self,
-        codec: Codec,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        lanes: int,
-        depth: int,
-        cache: int = 0,
-        arena: Arena | FileArena | None = None,
+        self, codec: Codec, shape: Shape, dtype: DType, lanes: int, depth: int, cache: int = 0, arena: Any = None
     ) -> None:
         self.k = codec.chunk
         self.cache = ChunkCache(cache) if cache else None  # of so many bytes

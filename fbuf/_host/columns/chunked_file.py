@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -23,24 +22,14 @@ from fbuf._host.interfaces import Batch, InvalidRows, ranges
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
-from fbuf._host.types import Array, StoreCorrupted, damaged_file, flat
+from fbuf._host.types import Array, DType, Shape, StoreCorrupted, damaged_file, flat
 
 
 class ChunkedFileColumn(ChunkedColumn):
     """The newest `depth` rows of each lane, k rows an encoded chunk, in files."""
 
     def __init__(
-        self,
-        folder: Folder,
-        name: str,
-        codec: Codec,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        lanes: int,
-        depth: int,
-        *,
-        fresh: bool,
-        cache: int = 0,
+        self, folder: Folder, name: str, codec: Codec, shape: Shape, dtype: DType, lanes: int, depth: int, cache: int
     ) -> None:
         super().__init__(codec, shape, dtype, lanes, depth, cache, FileArena(folder, name))
         self.half: Array = np.zeros(lanes, np.int64)  # where the open rows of each lane are
@@ -52,7 +41,7 @@ class ChunkedFileColumn(ChunkedColumn):
         self._marks = self._labels + 2 * lanes * self.k * self.row  # then a sum for each row
         size = self._marks + 2 * lanes * self.k * 8
         path = folder.file(f"{name}.open")
-        self._open = File(path, size) if fresh else existing(path)
+        self._open = File(path, size) if folder.fresh else existing(path)
         self._books: dict[int, Dictionary] = {}
         self._entries: list[Entry] = []  # what the segments say, while a store is opened again
         if self._open.size != size:

@@ -62,17 +62,16 @@ class ColumnFactory:
         if self.folder is None or column.nbytes == 0:
             return RawColumn(*settings)
         fresh = self.folder.fresh or batch > 0
-        return RawFileColumn(self.folder, f"column{index}", *settings, fresh=fresh, batch=batch)
+        return RawFileColumn(self.folder, f"column{index}", *settings, fresh, batch)
 
     def _settings(self, column: Column) -> tuple[tuple[int, ...], np.dtype[Any], int, int]:
         return column.shape, column.dtype, self.lanes, self.depth
 
     def _chunks(self, index: int) -> ChunkedFileColumn:
         assert self.folder is not None
-        name, column, fresh = f"column{index}", self.columns[index], self.folder.fresh
+        column = self.columns[index]
         assert column.codec is not None
-        settings = self._settings(column)
-        return ChunkedFileColumn(self.folder, name, column.codec, *settings, fresh=fresh, cache=self.cache)
+        return ChunkedFileColumn(self.folder, f"column{index}", column.codec, *self._settings(column), self.cache)
 
     def as_ring(self, index: int, part: ColumnData, count: Array, batch: int) -> RawColumn | RawFileColumn:
         """Return the rows of an incompressible column as a raw one, with room for a batch of this size."""

@@ -295,11 +295,7 @@ def _load_open(part: ChunkedColumn, arrays: Sources, count: Array) -> None:
 
 
 def load_chunks(
-    part: ChunkedColumn,
-    arrays: Sources,
-    count: Array,
-    low: Array | None = None,
-    record: Callable[[], Record] | None = None,
+    part: ChunkedColumn, arrays: Sources, count: Array, low: Array | None = None, record: Any = None
 ) -> None:
     """Load what `save_chunks` returned into a new column.
 

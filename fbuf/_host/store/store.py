@@ -38,6 +38,8 @@ from fbuf._host.types import Array, StoreClosed, StoreCorrupted, records_errors,
 
 __all__ = ["UPDATE_BIT", "Column", "Store", "StoreClosed"]
 
+SlotState = tuple[int, Array]
+
 
 class Store(TicketReads):
     """Rows of some columns, E lanes, readable by ticket from any thread.
@@ -125,11 +127,7 @@ class Store(TicketReads):
 
     @records_errors
     def write(
-        self,
-        rows: Sequence[Array],
-        keep: Array | None,
-        slots: Array | None = None,
-        state: tuple[int, Array] | None = None,
+        self, rows: Sequence[Array], keep: Array | None, slots: Array | None = None, state: SlotState | None = None
     ) -> Array:
         """Store rows; each gets a new ticket.
 
@@ -173,11 +171,7 @@ class Store(TicketReads):
         return np.concatenate(tickets)
 
     def _write(
-        self,
-        rows: Sequence[Array],
-        keep: Array | None,
-        slots: Array | None = None,
-        state: tuple[int, Array] | None = None,
+        self, rows: Sequence[Array], keep: Array | None, slots: Array | None = None, state: SlotState | None = None
     ) -> Array:
         """Store checked rows, all or none; `_writing` is held."""
         n, places = len(rows[0]), self._slots

@@ -166,13 +166,7 @@ class Ragged(HostStorage):
         return parse(call, given, layout.spec, layout.leaves, lead, axes)
 
     def put(
-        self,
-        rows: SideRows,
-        values: Sequence[Sequence[Any]],
-        shape: tuple[int, int],
-        length: int,
-        mask: Any,
-        after: Any,
+        self, rows: SideRows, values: Sequence[Any], shape: tuple[int, int], length: int, mask: Any, after: Any
     ) -> np.ndarray:
         """Store the ragged part of rows; return tickets uint32[N, E, 2].
 
