@@ -213,7 +213,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(
-            OSError, match="File too large.*ulimit -f.*the checkpoint that was there is as before"
+            OSError, match="File too large.*ulimit -f.*checkpoint that was there is as before"
         ) as caught:
             checkpoint.write(str(tmp_path), {"a": array + 1}, {"k": 2}, sync=False)
     finally:

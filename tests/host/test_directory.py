@@ -55,9 +55,7 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_a_directory_serves_one_store_at_a_time(tmp_path: Path) -> None:
     first = make(tmp_path, columns_of(None))
     for resume in (False, True):
-        with pytest.raises(
-            BlockingIOError, match="is in use by this process; expected no other user. Drop every state"
-        ):
+        with pytest.raises(BlockingIOError, match="in use by this process; expected no other user. Drop every state"):
             make(tmp_path, columns_of(None), resume=resume)
     first.close()
     with pytest.raises(FileExistsError, match=r"a store at .* already; expected none. .*buffer.resume\(example\)"):

@@ -194,18 +194,7 @@ def test_an_untaken_branch_writes_nothing(storage: str) -> None:
 
 def test_every_dtype_and_shape_crosses_the_callback(storage: str) -> None:
     rng = np.random.default_rng(0)
-    dtypes = [
-        "bool",
-        "int8",
-        "uint16",
-        "int32",
-        "uint32",
-        "float16",
-        "bfloat16",
-        "float32",
-        "complex64",
-        "float8_e4m3fn",
-    ]
+    dtypes = "bool int8 uint16 int32 uint32 float16 bfloat16 float32 complex64 float8_e4m3fn".split()
     shapes: list[tuple[int, ...]] = [(), (3,), (2, 1, 5)]
     leaves = [(dtype, shapes[i % 3]) for i, dtype in enumerate(dtypes)]
     leaves += [("int32", (0,)), ("bool", ()), ("uint32", ())]
