@@ -124,9 +124,7 @@ class DataSet:
         self.refuse("Buffer.clear")
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _without_presence(
-            _host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)
-        )
+        return _host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)[0], None
 
     def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
         capacity = jnp.int32(rows.layout.rows)
@@ -148,7 +146,7 @@ class DataSet:
     bytes_per_leaf = staticmethod(_host_rows.bytes_per_leaf)
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _without_presence(_host_reads.finish_read(rows, held, strict=True))
+        return _host_reads.finish_read(rows, held, strict=True)[0], None  # no row expires
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         """Return path and identity of the data set as JSON: the rows stay in their files."""
@@ -187,11 +185,6 @@ def _rows(dataset: dataset_files.DataSet, geometry: Geometry, spec: Spec, struct
 
 def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
     return _host_rows.layout_of(geometry, spec, structure, columns)._replace(rows=geometry.capacity)
-
-
-def _without_presence(read: tuple[list[jax.Array], jax.Array | None]) -> tuple[list[jax.Array], None]:
-    """Drop the presence of rows: none ever expires."""
-    return read[0], None
 
 
 def _saved_reference(arrays: Mapping[str, Any]) -> dict[str, Any]:

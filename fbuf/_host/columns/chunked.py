@@ -205,7 +205,8 @@ class ChunkedColumn:
     def cancel(self, staged: Staged) -> None:
         """Undo `reserve`."""
         if staged.addresses is not None:
-            self.arena.release(staged.addresses, np.array([len(b) for b in staged.blobs], np.int64))
+            self.arena.undo(staged.addresses, np.array([len(b) for b in staged.blobs], np.int64))
+            staged.addresses = None
 
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
         """Make a staged batch readable and drop expired rows."""
@@ -268,6 +269,7 @@ class ChunkedColumn:
         except (MemoryError, OSError):  # it only saves memory
             return
         self.arena.release(old, length)
+        self.arena.settle()
 
     # ---------------------------------------------------------------- compressing again
 

@@ -109,12 +109,6 @@ class ChunkedFileColumn(ChunkedColumn):
     def _dictionary(self, number: int) -> str:
         return self._folder.file(f"{self._name}.dictionary-{number:016x}")
 
-    def cancel(self, staged: Staged) -> None:
-        """Undo `reserve`."""
-        if staged.addresses is not None:
-            self.arena.undo(staged.addresses, np.array([len(b) for b in staged.blobs], np.int64))
-            staged.addresses = None
-
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
         """Make a staged batch readable and drop expired rows."""
         super().commit(batch, rows, staged)
@@ -124,11 +118,6 @@ class ChunkedFileColumn(ChunkedColumn):
         held = set(self.table.values())
         for dictionary in [d for d in self._saved if d not in held]:
             unlink(self._dictionary(self._saved.pop(dictionary)))
-
-    def compact(self, count: Array, low: Array | None = None) -> None:
-        """Move chunks out of segments that are mostly empty."""
-        super().compact(count, low)
-        self.arena.settle()
 
     # ---------------------------------------------------------------- whole columns
 

@@ -191,6 +191,13 @@ class SegmentPool:
                 self.live -= size
                 self._drop_if_empty(number)
 
+    def undo(self, addresses: Array, lengths: Array) -> None:
+        """Undo the last `append`, which no reader has seen."""
+        self.release(addresses, lengths)
+
+    def settle(self) -> None:
+        """Keep the last `append`."""
+
     def prune(self) -> None:
         """Free the segments in which nothing is live."""
         for number in list(self.segments):
