@@ -153,7 +153,7 @@ def test_replay_goes_on_with_rows_in_files_after_a_failed_write(
         with pytest.raises(Exception, match="No space left"):
             replay.extend({"t": np.arange(5, dtype=np.int32)})
             len(replay)
-    with pytest.raises(RuntimeError, match=r"went with it; .*Replay\(buffer, example, resume=True\)"):
+    with pytest.raises(RuntimeError, match=r"donated to a failed write.*Replay\(buffer, example, resume=True\)"):
         replay.sample(2)
     with pytest.raises(TypeError, match=r"example is a BufferState; expected one row"):
         fbuf.Replay(buffer, replay.state)
