@@ -19,7 +19,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -73,7 +73,7 @@ mlir.register_lowering(_guard_p, _lower_guard)
 ad.primitive_jvps[_guard_p] = lambda primals, tangents, what: (_guard_p.bind(*primals, what=what), list(tangents))
 
 
-def guard(*operands: jax.Array, what: str = "rows") -> list[jax.Array]:
+def guard(*operands: Array, what: str = "rows") -> list[Array]:
     """Return the operands; refuse vmap at trace time and several devices at compile time.
 
     `what` is on the host: "rows" or "priorities".
@@ -179,7 +179,7 @@ def _bind(function: Callable[..., None], *static: Any) -> Callable[..., None]:
 # --------------------------------------------------------------------------------------------- the callbacks
 
 
-def call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Array], effect: bool) -> Any:
+def call(function: Callable[..., None], shapes: Any, operands: Sequence[Array], effect: bool) -> Any:
     """Run `function(context, out, *operands)` on the host; `out` are arrays to fill."""
     vmap_method = None if effect else "broadcast_all"
     if jax.default_backend() == "cpu":
@@ -199,9 +199,7 @@ def call(function: Callable[..., None], shapes: Any, operands: Sequence[jax.Arra
     return jax.pure_callback(fill, shapes, *operands, vmap_method="broadcast_all")
 
 
-def write(
-    id: jax.Array, token: jax.Array, after: jax.Array, rows: Sequence[jax.Array], keep: jax.Array | None
-) -> jax.Array:
+def write(id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Array | None) -> Array:
     """Write rows to the store.
 
     Args:
@@ -220,14 +218,8 @@ def write(
 
 
 def write_slots(
-    id: jax.Array,
-    token: jax.Array,
-    after: jax.Array,
-    table: jax.Array,
-    state: jax.Array,
-    rows: Sequence[jax.Array],
-    slots: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+    id: Array, token: Array, after: Array, table: Array, state: Array, rows: Sequence[Array], slots: Array
+) -> tuple[Array, Array]:
     """Write rows to a store without streams, each to replace the one in its slot int32[N, E]; no slot occurs twice.
 
     Args:
@@ -247,8 +239,8 @@ def write_slots(
 
 
 def read(
-    id: jax.Array, requests: Sequence[tuple[int, jax.Array, Item]], strict: bool, number: jax.Array | None = None
-) -> tuple[list[jax.Array], list[jax.Array]]:
+    id: Array, requests: Sequence[tuple[int, Array, Item]], strict: bool, number: Array | None = None
+) -> tuple[list[Array], list[Array]]:
     """Read rows by ticket: one array a request, and bool of its tickets' shape: was the row there?
 
     Args:
@@ -267,7 +259,7 @@ def read(
     return out[: len(columns)], out[len(columns) :]
 
 
-def request(id: jax.Array, requests: Sequence[tuple[int, jax.Array]]) -> jax.Array:
+def request(id: Array, requests: Sequence[tuple[int, Array]]) -> Array:
     """Start a read of (column, tickets uint32[..., 2]) in the store; return its number, uint32[].
 
     Neither dropped nor repeated, but only a hint: `read` gives the same rows without.
@@ -277,14 +269,7 @@ def request(id: jax.Array, requests: Sequence[tuple[int, jax.Array]]) -> jax.Arr
     return call(_bind(_request_rows, tuple(c for c, _ in requests)), shape, operands, effect=True)
 
 
-def patch(
-    id: jax.Array,
-    token: jax.Array,
-    after: jax.Array,
-    tickets: jax.Array,
-    keep: jax.Array,
-    fields: Mapping[int, jax.Array],
-) -> jax.Array:
+def patch(id: Array, token: Array, after: Array, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
     """Store rows again with some leaves `[B, item]` replaced; return tickets uint32[B, 2] (the old where not).
 
     `token` and `after` order it as they do `write`.
@@ -318,26 +303,22 @@ def _draw_leaves(context: Any, out: Any, id: Any, version: Any, top: Any, bottom
 _VERSION = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
-def write_priorities(
-    id: jax.Array, token: jax.Array, version: jax.Array, slot: jax.Array, leaf: jax.Array
-) -> jax.Array:
+def write_priorities(id: Array, token: Array, version: Array, slot: Array, leaf: Array) -> Array:
     """Write leaves float32[B] in a version uint32[2]; return the new one. Slots int32[B] out of range are skipped, the last
     of equal ones wins.
     """
     operands = guard(id, token, version, slot, lax.stop_gradient(leaf), what="priorities")
-    made: jax.Array = call(_write_leaves, _VERSION, operands, effect=True)
+    made: Array = call(_write_leaves, _VERSION, operands, effect=True)
     return made
 
 
-def clear_priorities(id: jax.Array, version: jax.Array) -> jax.Array:
+def clear_priorities(id: Array, version: Array) -> Array:
     """Return the version uint32[2] with all leaves 0."""
-    made: jax.Array = call(_clear_leaves, _VERSION, guard(id, version, what="priorities"), effect=True)
+    made: Array = call(_clear_leaves, _VERSION, guard(id, version, what="priorities"), effect=True)
     return made
 
 
-def draw_priorities(
-    id: jax.Array, version: jax.Array, top: jax.Array, bottom: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def draw_priorities(id: Array, version: Array, top: Array, bottom: Array) -> tuple[Array, Array, Array, Array]:
     """Draw leaves from a version by `fbuf._algorithms.sum_tree_draw.uniforms`: int32[B] and float32[B], the sum float32[] of
     all, and the least float32[] above 0.
     """

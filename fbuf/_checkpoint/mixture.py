@@ -92,12 +92,7 @@ class SavedMember:
 
 
 def restore(
-    call: str,
-    saved: checkpoint.Saved,
-    mixture: Any,
-    examples: Any,
-    resize: Any,
-    of_buffer: Callable[..., tuple[Any, Any]],
+    call: str, saved: checkpoint.Saved, mixture: Any, examples: Any, resize: Any, of_buffer: Callable[..., Any]
 ) -> tuple[Mixture, MixtureState]:
     """Return the mixture and its state; `of_buffer(part, buffer, example, resize)` loads a member."""
     path, names = saved.path, list(saved.meta["names"])

@@ -14,17 +14,14 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
+Advance = Callable[[int], None]
+
 
 class Stopped(Exception):
     """Raised in a task that is ended by the failure of another, or by an interrupt."""
 
 
-def run_parallel(
-    numbers: Sequence[int],
-    run: Callable[[int, Callable[[int], None]], None],
-    advance: Callable[[int], None],
-    workers: int,
-) -> None:
+def run_parallel(numbers: Sequence[int], run: Callable[[int, Advance], None], advance: Advance, workers: int) -> None:
     """Run `run(number, step)` for each number, `workers` at a time; with 0 or 1, one after another in this thread.
 
     Args:
@@ -73,34 +70,25 @@ Made = TypeVar("Made")
 class Task:
     """A call to be made once, by the first thread that is free."""
 
-    __slots__ = ("_call", "_begun", "_ended", "_made", "_error")
-
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call: Callable[[], Any] | None = call
-        self._begun, self._ended = threading.Lock(), threading.Lock()
-        self._ended.acquire()
-        self._made: Any = None
-        self._error: BaseException | None = None
+        self._begun, self._ended = threading.Lock(), Future[Any]()
 
     def run(self) -> None:
         """Make the call, unless another thread has begun."""
         if self._begun.acquire(blocking=False):
             assert self._call is not None
             try:
-                self._made = self._call()
+                self._ended.set_result(self._call())
             except BaseException as error:  # `result` raises it
-                self._error = error
+                self._ended.set_exception(error)
             finally:
                 self._call = None  # release its arguments
-                self._ended.release()
 
     def result(self) -> Any:
         """Make the call or wait for it; return or raise its result."""
         self.run()
-        with self._ended:
-            if self._error is not None:
-                raise self._error
-            return self._made
+        return self._ended.result()
 
 
 class BackgroundTask:

@@ -121,18 +121,6 @@ class ColumnStats(NamedTuple):
     dictionaries: int = 0
 
 
-class Job(Protocol):
-    """Chunks to recompress."""
-
-    @property
-    def part(self) -> Any:
-        """Return the chunked column that made it."""
-
-    @property
-    def finished(self) -> bool:
-        """Return whether all chunks are done."""
-
-
 class Fetch(Protocol):
     """A read in progress; keeps alive what it reads."""
 
@@ -168,8 +156,8 @@ class ColumnData(Protocol):
         """Free memory where that pays."""
         return None
 
-    def next_job(self, count: Array, least: int | None) -> Job | None:
-        """Return chunks to recompress, if there are `least` (None: a whole job); the store's lock is held."""
+    def next_job(self, count: Array, least: int | None) -> Any:
+        """Return chunks to recompress (`RecompressJob`), if there are `least` (None: a whole job); the store's lock is held."""
         return None
 
     def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> Fetch:
@@ -228,9 +216,11 @@ class RowStore(HostObject, Protocol):
 
     def request(self, requests: Sequence[tuple[int, Array]]) -> int:
         """Start a read of (column, tickets) where the store can; return a number for `collect`, 0 for none."""
+        return 0
 
     def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
         """Do what `read` does, from a started read if there is one."""
+        return self.read(requests)
 
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
         """Store rows again with some columns replaced; return their new tickets."""

@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+DType = np.dtype[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from fbuf._core.pytree import Spec, item_bytes, zero_unless
 
 Leaves = Mapping[str, jax.Array]
+HostPlan = tuple[int, str, int]
+"""Host bytes of a full buffer, how they are known, and the bytes without compression."""
 
 
 def allocate(capacity: int, spec: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:

@@ -20,6 +20,10 @@ from fbuf._core.pytree import PyTree, Spec, item_bytes, leaf_spec, named_leaves
 from fbuf._interfaces.storage import Forecast
 
 BlockSize = tuple[int, int]
+Blocks = Mapping[str, BlockSize | None]
+Places = Mapping[str, int | None]
+Grids = Mapping[str, tuple[Grid, int]]
+Leaves = Mapping[str, Any]
 
 
 class FittedSizes(NamedTuple):
@@ -65,7 +69,7 @@ def sample(rows: PyTree, capacity: Any, lanes: int | None) -> tuple[Spec, dict[s
     return spec, {name: leaf if lead == 1 else leaf.reshape(-1, *spec[name].shape) for name, leaf in leaves.items()}
 
 
-def _sample_arrays(leaves: Mapping[str, Any], spec: Spec, names: list[str]) -> dict[str, Any]:
+def _sample_arrays(leaves: Leaves, spec: Spec, names: list[str]) -> dict[str, Any]:
     """Return the first rows of the named leaves, as numpy arrays."""
     number = len(leaves[names[0]])
     if number < block_stats.LEAST_ROWS:
@@ -78,13 +82,7 @@ def _sample_arrays(leaves: Mapping[str, Any], spec: Spec, names: list[str]) -> d
 
 
 def choose(
-    leaves: Mapping[str, Any],
-    spec: Spec,
-    block: Mapping[str, BlockSize | None],
-    places: Mapping[str, int | None],
-    each: int | None,
-    capacity: int,
-    lanes: int,
+    leaves: Leaves, spec: Spec, block: Blocks, places: Places, each: int | None, capacity: int, lanes: int
 ) -> FittedSizes:
     """Choose blocks for leaves given None, and entries for their tables.
 
@@ -121,7 +119,7 @@ def choose(
     return FittedSizes(chosen, {name: shares[name] for name in names})
 
 
-def _group_leaves(spec: Spec, block: Mapping[str, BlockSize | None]) -> list[tuple[list[str], BlockSize | None]]:
+def _group_leaves(spec: Spec, block: Blocks) -> list[tuple[list[str], BlockSize | None]]:
     """Return groups of leaves that get the same block, and that block if given."""
     frames: dict[Any, dict[BlockSize | None, list[str]]] = {}
     for name, given in block.items():
@@ -137,7 +135,7 @@ def _group_leaves(spec: Spec, block: Mapping[str, BlockSize | None]) -> list[tup
     return groups
 
 
-def _split_entries(names: list[str], places: Mapping[str, int | None], total: int) -> dict[str, int]:
+def _split_entries(names: list[str], places: Places, total: int) -> dict[str, int]:
     """Return shares of a table's entries: given ones, and the rest divided among the others."""
     given = {name: number for name in names if (number := places[name]) is not None}
     free = [name for name in names if name not in given]
@@ -150,13 +148,7 @@ def _split_entries(names: list[str], places: Mapping[str, int | None], total: in
 
 
 def forecast(
-    trial: Mapping[str, Any] | None,
-    spec: Spec,
-    cuts: Mapping[str, tuple[Grid, int]],
-    places: list[int],
-    geometry: Geometry,
-    full: float,
-    on_full: str,
+    trial: Leaves | None, spec: Spec, cuts: Grids, places: list[int], geometry: Geometry, full: float, on_full: str
 ) -> Forecast:
     """Predict how full tables with `places` entries will get, given each leaf's grid and table number.
 
@@ -185,9 +177,7 @@ def forecast(
     return Forecast(round(sum(blocks)), sum(places), sum(wanted), max(loads), held, gives_way, known)
 
 
-def _table_curves(
-    leaves: Mapping[str, Any], spec: Spec, cuts: Mapping[str, tuple[Grid, int]], lanes: int
-) -> list[Curve]:
+def _table_curves(leaves: Leaves, spec: Spec, cuts: Grids, lanes: int) -> list[Curve]:
     """Return a curve for each table."""
     arrays = _sample_arrays(leaves, spec, list(cuts))
     parts: dict[int, dict[tuple[int, int], list[str]]] = {}

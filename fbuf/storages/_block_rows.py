@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fbuf._algorithms import block_grid, block_table
 from fbuf._algorithms.block_grid import Grid
@@ -51,9 +51,9 @@ class DeduplicatedRows:
     """The rows of `Deduplicated`: the user's pytree with ids in place of the deduplicated leaves, and the blocks."""
 
     tree: PyTree  # leaves [C, ...]; deduplicated ones uint[C, blocks]: ids of blocks, 0 without a row
-    last: dict[str, jax.Array]  # uint[E, blocks]: ids of each lane's newest row
+    last: dict[str, Array]  # uint[E, blocks]: ids of each lane's newest row
     tables: tuple[Table, ...]
-    growth: jax.Array  # uint32[T], distinct blocks that 256 rows of the latest write added, without removals
+    growth: Array  # uint32[T], distinct blocks that 256 rows of the latest write added, without removals
     cuts: tuple[Cut, ...]  # static
 
     def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
@@ -68,19 +68,19 @@ class DeduplicatedRows:
         return next(iter(arrays.values())).shape[0], shown
 
     @property
-    def live(self) -> jax.Array:
+    def live(self) -> Array:
         """Return uint32[T], the distinct blocks of each table that rows refer to."""
         return jnp.stack([table.live for table in self.tables])
 
 
-def drop(rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[DeduplicatedRows, jax.Array]:
+def drop(rows: DeduplicatedRows, slot: Array, token: Array) -> tuple[DeduplicatedRows, Array]:
     """Drop the rows in slots int32[...]; their blocks may be overwritten."""
     number, limit = slot.size, _rows_per_chunk(rows, block_table.CHUNK_ITEMS)
     slot = slot.reshape(-1)
     slots = jnp.int32(capacity(rows))
     slot = jnp.where(slot < slots, slot, slots + jnp.arange(number, dtype=jnp.int32))
 
-    def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
+    def some(carry: tuple[DeduplicatedRows, Array], begin: Array) -> Any:
         rows, token = carry
         at = lax.dynamic_slice(slot, (begin,), (min(limit, number),))
         rows, token = _release(rows, at, token)
@@ -96,8 +96,8 @@ def drop(rows: DeduplicatedRows, slot: jax.Array, token: jax.Array) -> tuple[Ded
 
 
 def write(
-    rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
-) -> tuple[DeduplicatedRows, jax.Array]:
+    rows: DeduplicatedRows, slot: Array, leaves: Leaves, keep: Array | None, token: Array
+) -> tuple[DeduplicatedRows, Array]:
     """See `Storage.write`; at most `_CHUNK_BLOCKS` blocks at a time."""
     num, lanes = slot.shape
     flat = {n: x.reshape(num * lanes, *x.shape[2:]) for n, x in leaves.items()}
@@ -113,7 +113,7 @@ def write(
     limit = limit // lanes * lanes if limit > lanes else limit
     size = min(limit, num * lanes)
 
-    def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
+    def some(carry: tuple[DeduplicatedRows, Array], begin: Array) -> Any:
         rows, token = carry
         first = jnp.minimum(begin, jnp.int32(num * lanes - size))
         new = first + jnp.arange(size, dtype=jnp.int32) >= begin  # the last chunk starts earlier, to have the same size
@@ -132,9 +132,7 @@ def write(
     return dataclasses.replace(rows, growth=growth), jnp.sum(no_room, dtype=jnp.uint32)
 
 
-def update(
-    rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, token: jax.Array
-) -> tuple[DeduplicatedRows, jax.Array | None]:
+def update(rows: DeduplicatedRows, slot: Array, leaves: Leaves, token: Array) -> tuple[DeduplicatedRows, Array | None]:
     """See `Storage.update`; a row whose new blocks find no entry is unchanged."""
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(capacity(rows)))
     number = slot.shape[0]
@@ -143,7 +141,7 @@ def update(
     if cuts:
         size = min(_rows_per_chunk(rows, _CHUNK_BLOCKS), number)
 
-        def some(carry: tuple[DeduplicatedRows, jax.Array], begin: jax.Array) -> Any:
+        def some(carry: tuple[DeduplicatedRows, Array], begin: Array) -> Any:
             rows, token = carry
             first = jnp.minimum(begin, jnp.int32(number - size))
             new = first + jnp.arange(size, dtype=jnp.int32) >= begin
@@ -165,7 +163,7 @@ def update(
     return with_leaves(rows, arrays), jnp.sum(inside & ~accepted, dtype=jnp.uint32) if cuts else None
 
 
-def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
+def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
     """See `Storage.read`: ids, then blocks. Dropped rows are masked and read as zeros.
 
     Looking up blocks takes the time, so overlapping reads (the stacks of a transition) share their look-ups.
@@ -173,8 +171,8 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array]
     arrays = named_leaves(rows.tree)
     cuts = {cut.name: cut for cut in rows.cuts}
     slots = jnp.int32(capacity(rows))
-    ids: dict[tuple[str, int], jax.Array] = {}
-    ok: jax.Array | None = None
+    ids: dict[tuple[str, int], Array] = {}
+    ok: Array | None = None
     for read in reads:
         if read.name not in cuts:
             continue
@@ -203,7 +201,7 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[jax.Array]
     return out, ok
 
 
-def _window(read: Read, pooled: jax.Array) -> jax.Array:
+def _window(read: Read, pooled: Array) -> Array:
     """Select a read's part of its pool: a choice among few shifts, which fuses with what follows."""
     if read.pool is None or read.start is None:
         return pooled
@@ -243,7 +241,7 @@ def _rows_per_chunk(rows: DeduplicatedRows, items: int) -> int:
     return max(1, items // sum(cut.grid.blocks for cut in rows.cuts))
 
 
-def _starts(number: int, size: int) -> jax.Array:
+def _starts(number: int, size: int) -> Array:
     return jnp.arange(0, number, size, dtype=jnp.int32)
 
 
@@ -262,8 +260,8 @@ def _set_table(rows: DeduplicatedRows, number: int, table: Table) -> Deduplicate
 
 
 def _release(
-    rows: DeduplicatedRows, slot: jax.Array, token: jax.Array, only: jax.Array | None = None, names: Any = None
-) -> tuple[DeduplicatedRows, jax.Array]:
+    rows: DeduplicatedRows, slot: Array, token: Array, only: Array | None = None, names: Any = None
+) -> tuple[DeduplicatedRows, Array]:
     """Release the references of rows int32[R] (those in `only`), before their ids are overwritten."""
     arrays = named_leaves(rows.tree)
     for cut in rows.cuts:
@@ -281,13 +279,13 @@ def _release(
 class _EncodedLeaf(NamedTuple):
     """One encoded leaf of a chunk."""
 
-    ids: jax.Array  # int32[R, blocks]; 0 where a block found no entry
-    won: jax.Array  # bool[R, blocks], see `_blocktable.Placed`
+    ids: Array  # int32[R, blocks]; 0 where a block found no entry
+    won: Array  # bool[R, blocks], see `_blocktable.Placed`
 
 
 def _encode(
-    table: Table, cut: Cut, values: jax.Array, guess: jax.Array, keep: jax.Array, token: jax.Array
-) -> tuple[Table, _EncodedLeaf, jax.Array]:
+    table: Table, cut: Cut, values: Array, guess: Array, keep: Array, token: Array
+) -> tuple[Table, _EncodedLeaf, Array]:
     """Return the ids of rows `[R, *shape]`.
 
     Args:
@@ -325,12 +323,8 @@ def _encode(
 
 
 def _count_references(
-    rows: DeduplicatedRows,
-    cuts: tuple[Cut, ...],
-    coded: Mapping[str, _EncodedLeaf],
-    accept: jax.Array,
-    token: jax.Array,
-) -> tuple[DeduplicatedRows, jax.Array]:
+    rows: DeduplicatedRows, cuts: tuple[Cut, ...], coded: Mapping[str, _EncodedLeaf], accept: Array, token: Array
+) -> tuple[DeduplicatedRows, Array]:
     """Count the references of accepted rows, and release those of the others."""
     for number in sorted({cut.table for cut in cuts}):
         # All leaves of a table at once: a block added by one leaf may be referenced by another only.
@@ -344,8 +338,8 @@ def _count_references(
 
 
 def _write_chunk(
-    rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, keep: jax.Array, lane: jax.Array, token: jax.Array
-) -> tuple[DeduplicatedRows, jax.Array, jax.Array, jax.Array]:
+    rows: DeduplicatedRows, slot: Array, leaves: Leaves, keep: Array, lane: Array, token: Array
+) -> tuple[DeduplicatedRows, Array, Array, Array]:
     """Write rows `[R, ...]` in order of time, of lanes `lane` int32[G].
 
     Also return the number of dropped rows, and uint32[T], distinct blocks added to each table.
@@ -378,8 +372,8 @@ def _write_chunk(
 
 
 def _update_chunk(
-    rows: DeduplicatedRows, slot: jax.Array, leaves: Leaves, keep: jax.Array, cuts: tuple[Cut, ...], token: jax.Array
-) -> tuple[DeduplicatedRows, jax.Array, jax.Array]:
+    rows: DeduplicatedRows, slot: Array, leaves: Leaves, keep: Array, cuts: tuple[Cut, ...], token: Array
+) -> tuple[DeduplicatedRows, Array, Array]:
     """Replace leaves of rows; a row whose new blocks find no entry is unchanged."""
     arrays = named_leaves(rows.tree)
     coded, accept = {}, keep

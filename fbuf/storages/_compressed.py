@@ -87,9 +87,6 @@ class Compressed(HostStorage):
                 name = codec.__name__
                 raise TypeError(f"Compressed: codec is the class {name}; expected a value. Write {name}().")
 
-    def _cache(self) -> int:
-        return self.cache
-
     def _codecs_by_leaf(self) -> dict[str, Codec]:
         return dict(self.codec) if isinstance(self.codec, tuple) else {}
 

@@ -14,15 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._bridge import lifetime
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import Spec, tree_bytes
+from fbuf._core.pytree import Spec
 from fbuf._formats import dataset as dataset_files
 from fbuf._formats.checkpoint import SchemaError
-from fbuf._interfaces.storage import LeafBytes, Read
+from fbuf._interfaces.storage import Read
 from fbuf.storages import _host_reads, _host_rows
-from fbuf.storages._array_rows import Leaves
+from fbuf.storages._array_rows import HostPlan, Leaves
 from fbuf.storages._host_reads import SideHeld
 from fbuf.storages._host_rows import Layout, SideRows
 
@@ -78,7 +77,7 @@ class DataSet:
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         _host_rows.refuse_tracing("DataSet")
-        return self._rows(self._open(geometry, spec), geometry, spec, structure)
+        return _rows(self._open(geometry, spec), geometry, spec, structure)
 
     def _open(self, geometry: Geometry, spec: Spec) -> dataset_files.DataSet:
         dataset = dataset_files.DataSet.open(self.path, memory=self.memory, cache=self.cache)
@@ -99,32 +98,14 @@ class DataSet:
             raise
         return dataset
 
-    def _rows(self, dataset: dataset_files.DataSet, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        owned = lifetime.open_store(dataset.store)
-        rows = SideRows(
-            id=jnp.asarray(lifetime.split_id(owned.id)),
-            ticket=None,
-            device={},
-            last=None,
-            slot=owned.slot,
-            layout=_layout(geometry, spec, structure, dataset.schema.names),
-        )
-        rows.owner = owned
-        return rows
-
     def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         layout = _layout(geometry, spec, structure, tuple(spec))
         return SideRows(jax.ShapeDtypeStruct((2,), jnp.uint32), None, {}, None, 0, layout)
 
-    def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
-    ) -> tuple[int, str, int]:
-        dataset = self._open(geometry, spec)
-        try:
+    def plan_host(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> HostPlan:
+        with self._open(geometry, spec) as dataset:
             size = dataset.store.nbytes
-            return size, "the rest is on disk", size
-        finally:
-            dataset.close()
+        return size, "the rest is on disk", size
 
     def spec(self, rows: SideRows) -> tuple[Spec, Any]:
         if not isinstance(rows, SideRows) or rows.ticket is not None:
@@ -143,9 +124,7 @@ class DataSet:
         self.refuse("Buffer.clear")
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _without_presence(
-            _host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)
-        )
+        return _host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)[0], None
 
     def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
         capacity = jnp.int32(rows.layout.rows)
@@ -161,21 +140,13 @@ class DataSet:
             sources.append((read.name, at))
         return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), (), tuple(sources))
 
-    def start_read(self, rows: SideRows, held: SideHeld) -> SideHeld:
-        return _host_reads.start_read(rows, held)
+    start_read = staticmethod(_host_reads.start_read)
+    held_bytes = staticmethod(_host_reads.host_bytes)
+    nbytes = staticmethod(_host_rows.nbytes)
+    bytes_per_leaf = staticmethod(_host_rows.bytes_per_leaf)
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _without_presence(_host_reads.finish_read(rows, held, strict=True))
-
-    def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
-        return _host_reads.host_bytes(rows, held)
-
-    def nbytes(self, rows: SideRows) -> dict[str, int]:
-        store = _host_rows.store_of(rows)
-        return {"device": tree_bytes(rows), "host": store.nbytes, "disk": store.disk}
-
-    def bytes_per_leaf(self, rows: SideRows) -> dict[str, LeafBytes]:
-        return _host_rows.bytes_per_leaf(rows)
+        return _host_reads.finish_read(rows, held, strict=True)[0], None  # no row expires
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         """Return path and identity of the data set as JSON: the rows stay in their files."""
@@ -204,16 +175,16 @@ class DataSet:
                 f"fbuf.load: the data set at {self.path} has identity {dataset.identity}; expected {about['identity']}: its "
                 f"segments were rewritten, or added. {fix}"
             )
-        return self._rows(dataset, geometry, spec, structure)
+        return _rows(dataset, geometry, spec, structure)
+
+
+def _rows(dataset: dataset_files.DataSet, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
+    layout = _layout(geometry, spec, structure, dataset.schema.names)
+    return _host_rows.open_rows(dataset.store, None, {}, None, layout)
 
 
 def _layout(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
     return _host_rows.layout_of(geometry, spec, structure, columns)._replace(rows=geometry.capacity)
-
-
-def _without_presence(read: tuple[list[jax.Array], jax.Array | None]) -> tuple[list[jax.Array], None]:
-    """Drop the presence of rows: none ever expires."""
-    return read[0], None
 
 
 def _saved_reference(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
 from fbuf._interfaces.storage import Forecast, LeafBytes
 from fbuf.storages import _array_rows, _block_fit, _block_rows
-from fbuf.storages._array_rows import Leaves
+from fbuf.storages._array_rows import HostPlan, Leaves
 from fbuf.storages._block_rows import Cut, DeduplicatedRows
 
 MIN_BYTES = 1024
@@ -197,9 +197,7 @@ class Deduplicated:
         members = {cut.name: (cut.grid, cut.table) for cut in cuts}
         return _block_fit.forecast(trial, spec, members, places, geometry, MAX_LOAD, self.on_full)
 
-    def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
-    ) -> tuple[int, str, int]:
+    def plan_host(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> HostPlan:
         return 0, "none", 0
 
     def spec(self, rows: DeduplicatedRows) -> tuple[Spec, Any]:

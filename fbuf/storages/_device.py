@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax import Array
 
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
@@ -17,7 +18,7 @@ from fbuf._core.pytree import PyTree, Spec, named_leaves, tree_bytes
 from fbuf._host import OnHost
 from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _array_rows
-from fbuf.storages._array_rows import Leaves
+from fbuf.storages._array_rows import HostPlan, Leaves
 
 
 @component
@@ -46,9 +47,7 @@ class Device:
         leaves = [jax.ShapeDtypeStruct((geometry.capacity, *s.shape), s.dtype) for s in spec.values()]
         return structure.unflatten(leaves)
 
-    def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
-    ) -> tuple[int, str, int]:
+    def plan_host(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> HostPlan:
         return 0, "none", 0
 
     def spec(self, rows: PyTree) -> tuple[Spec, Any]:
@@ -58,22 +57,20 @@ class Device:
         spec = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}
         return spec, jax.tree.structure(rows)
 
-    def write(
-        self, rows: PyTree, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
-    ) -> tuple[PyTree, None]:
+    def write(self, rows: PyTree, slot: Array, leaves: Leaves, keep: Array | None, token: Array) -> tuple[PyTree, None]:
         del keep  # slots of dropped rows are out of range
         return self._write_leaves(rows, slot, leaves, token), None
 
-    def update(self, rows: PyTree, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[PyTree, None]:
+    def update(self, rows: PyTree, slot: Array, leaves: Leaves, token: Array) -> tuple[PyTree, None]:
         return self._write_leaves(rows, slot, leaves, token), None
 
-    def _write_leaves(self, rows: PyTree, slot: jax.Array, leaves: Leaves, token: jax.Array) -> PyTree:
+    def _write_leaves(self, rows: PyTree, slot: Array, leaves: Leaves, token: Array) -> PyTree:
         arrays = named_leaves(rows)
         new = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in arrays.items()}
         structure: Any = jax.tree.structure(rows)
         return structure.unflatten(new.values())
 
-    def read(self, rows: PyTree, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
+    def read(self, rows: PyTree, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
         arrays = named_leaves(rows)
         return [_array_rows.read(arrays[read.name], read.slot) for read in reads], None
 

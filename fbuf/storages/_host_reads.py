@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fbuf._bridge import callbacks
 from fbuf._core.pytree import item_bytes
@@ -29,9 +30,9 @@ COPIES = 2
 class SideHeld:
     """Some reads, as far as they can be done on the device."""
 
-    number: jax.Array  # uint32[], the number of the store's request; 0: none
-    tickets: tuple[jax.Array, ...]  # uint32[B, ..., 2]
-    device: tuple[jax.Array, ...]  # device leaves, [B, ..., item]
+    number: Array  # uint32[], the number of the store's request; 0: none
+    tickets: tuple[Array, ...]  # uint32[B, ..., 2]
+    device: tuple[Array, ...]  # device leaves, [B, ..., item]
     sources: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
     """Of each read, its leaf and its index in `device` or `tickets`."""
 
@@ -43,8 +44,8 @@ def _from_store(rows: SideRows, name: str) -> bool:
 
 def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
     """Gather what later writes may change."""
-    device: list[jax.Array] = []
-    tickets: list[jax.Array] = []
+    device: list[Array] = []
+    tickets: list[Array] = []
     known: dict[int, int] = {}
     sources = []
     for r in reads:
@@ -68,15 +69,13 @@ def start_read(rows: SideRows, held: SideHeld) -> SideHeld:
     return dataclasses.replace(held, number=callbacks.request(rows.id, wanted))
 
 
-def finish_read(
-    rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True
-) -> tuple[list[jax.Array], jax.Array | None]:
+def finish_read(rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True) -> tuple[list[Array], Array | None]:
     """Fetch all host leaves in one callback, and return them with the others; see `Storage.read`.
 
     `ahead`: they may have been prefetched.
     """
     columns, spec = rows.layout.columns, rows.layout.spec
-    out: list[jax.Array | None] = [None if _from_store(rows, name) else held.device[at] for name, at in held.sources]
+    out: list[Array | None] = [None if _from_store(rows, name) else held.device[at] for name, at in held.sources]
     side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if _from_store(rows, name)]
     if not side:
         return [a for a in out if a is not None], None

@@ -26,7 +26,6 @@ from fbuf._core.state_repr import WHOLE, spec_text
 from fbuf._host import OnHost
 from fbuf._host.columns.spec import one_by_one
 from fbuf._host.interfaces import RowStore
-from fbuf._host.io.directory import Folder
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
 from fbuf._interfaces.storage import LeafBytes
@@ -124,25 +123,19 @@ def refuse_tracing(call: str, verb: str = "init") -> None:
         )
 
 
-def adopt(
-    store: RowStore,
-    geometry: Geometry,
-    spec: Spec,
-    structure: Any,
-    columns: tuple[str, ...],
-    leaves: tuple[RaggedLeaf, ...] = (),
-) -> SideRows:
+def adopt(store: RowStore, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> SideRows:
     """Return empty rows over a store."""
-    owned = lifetime.open_store(store)
     rest = {n: leaf for n, leaf in spec.items() if n not in columns}
-    rows = SideRows(
-        id=jnp.asarray(lifetime.split_id(owned.id)),
-        ticket=jnp.zeros((geometry.capacity, 2), jnp.uint32),
-        device=_array_rows.allocate(geometry.capacity, rest),
-        last=None if geometry.streams else jnp.zeros((1, 2), jnp.uint32),
-        slot=owned.slot,
-        layout=layout_of(geometry, spec, structure, columns)._replace(leaves=leaves),
-    )
+    ticket = jnp.zeros((geometry.capacity, 2), jnp.uint32)
+    last = None if geometry.streams else jnp.zeros((1, 2), jnp.uint32)
+    layout = layout_of(geometry, spec, structure, columns)
+    return open_rows(store, ticket, _array_rows.allocate(geometry.capacity, rest), last, layout)
+
+
+def open_rows(store: RowStore, ticket: Any, device: Any, last: Any, layout: Layout) -> SideRows:
+    """Return rows that keep a store open."""
+    owned = lifetime.open_store(store)
+    rows = SideRows(jnp.asarray(lifetime.split_id(owned.id)), ticket, device, last, owned.slot, layout)
     rows.owner = owned
     return rows
 
@@ -227,7 +220,9 @@ def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> 
     return int(last["nbytes"] - last["payload_bytes"] + number / column.codec.chunk * a_chunk)
 
 
-def write(rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array) -> SideRows:
+def write(
+    rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
+) -> tuple[SideRows, None]:
     """Write host leaves to the store, and their tickets and the other leaves to the device."""
     columns = rows.layout.columns
     side, last = [leaves[n] for n in columns], None
@@ -236,7 +231,7 @@ def write(rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | Non
     else:  # slots of dropped rows are out of range
         tickets, last = callbacks.write_slots(rows.id, token, _after(rows), rows.ticket, rows.last, side, slot)
     device = {n: _array_rows.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
-    return rows.replace(_array_rows.write(rows.ticket, slot, tickets, token), device, last)
+    return rows.replace(_array_rows.write(rows.ticket, slot, tickets, token), device, last), None
 
 
 def _after(rows: SideRows) -> jax.Array:
@@ -244,21 +239,16 @@ def _after(rows: SideRows) -> jax.Array:
     return lax.slice(rows.ticket, (0, 0), (1, 2))
 
 
-def update(rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> SideRows:
+def update(rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
     """Write device leaves in place, and host leaves as new rows under new tickets, so that old states keep theirs."""
     device = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
     side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
     if not side:
-        return rows.replace(rows.ticket, device)
+        return rows.replace(rows.ticket, device), None
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
     token, (old,) = order_after_reads(token, (_array_rows.read(rows.ticket, slot),))
     new = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
-    return rows.replace(_array_rows.write(rows.ticket, slot, new, token), device)
-
-
-def clear(rows: SideRows) -> SideRows:
-    """Return the rows: slots outside the ring are never read, and the tickets still order later writes."""
-    return rows
+    return rows.replace(_array_rows.write(rows.ticket, slot, new, token), device), None
 
 
 def store_of(rows: SideRows) -> RowStore:
@@ -289,38 +279,11 @@ def to_arrays(rows: SideRows) -> dict[str, Any]:
     return arrays
 
 
-def from_arrays(
-    arrays: Mapping[str, Any],
-    geometry: Geometry,
-    spec: Spec,
-    structure: Any,
-    columns: tuple[Column, ...],
-    slack: int,
-    cache: int = 0,
-    folder: Folder | None = None,
-) -> SideRows:
-    """Return the rows of such arrays, over a new store."""
-    store = Store.from_arrays(
-        columns,
-        {n.removeprefix("store:"): a for n, a in arrays.items() if n.startswith("store:")},
-        lanes=geometry.lanes,
-        length=geometry.length,
-        slack=slack,
-        cache=cache,
-        streams=geometry.streams,
-        folder=folder,
-    )
-    rows = adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
+def load_store(rows: SideRows, arrays: Mapping[str, Any]) -> SideRows:
+    """Return empty rows over a loaded store with the tickets and device leaves of such arrays."""
     device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
     last = None if rows.last is None else _array_rows.as_device_array(arrays["last"], jnp.uint32)
     return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device, last)
-
-
-def default_slack(geometry: Geometry, slack: int | None) -> int:
-    """Return the rows a lane keeps beyond its length, so that a slightly old state still reads its own."""
-    if slack is None:
-        return max(16, min(geometry.length // 16, 4096))
-    return -(-slack // geometry.lanes)
 
 
 def check_settings(call: str, slack: int | None, on_expired: str) -> None:

@@ -17,10 +17,12 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, name_of
 from fbuf._host.codecs.base import Codec
 from fbuf._host.columns.spec import Column
+from fbuf._host.io.directory import Folder
+from fbuf._host.memory.lazy_array import within
 from fbuf._host.store.store import Store
-from fbuf._interfaces.storage import LeafBytes, Read
+from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows, _host_reads, _host_rows, _on_disk
-from fbuf.storages._array_rows import Leaves
+from fbuf.storages._array_rows import HostPlan, Leaves
 from fbuf.storages._host_reads import SideHeld
 from fbuf.storages._host_rows import SideRows
 
@@ -43,6 +45,9 @@ class HostStorage:
     sync: float | None = None
     """Seconds after which a write waits for the disk, if rows are in files."""
 
+    cache: int = 0
+    """Bytes of decoded rows to cache."""
+
     @property
     def in_files(self) -> bool:
         """Whether the rows are in files instead of memory."""
@@ -63,31 +68,33 @@ class HostStorage:
         """Return how rows of a leaf are encoded; None: as they are."""
         return None
 
-    def _cache(self) -> int:
-        """Return the bytes of decoded rows to cache."""
-        return 0
-
     def _columns(self, spec: Spec) -> tuple[Column, ...]:
         keys = self.host_keys(spec)
         return tuple(Column(n, tuple(spec[n].shape), np.dtype(spec[n].dtype), self._codec(n, spec[n])) for n in keys)
 
     def _slack(self, geometry: Geometry) -> int:
-        return _host_rows.default_slack(geometry, self.slack)
+        """Return the rows a lane keeps beyond its length, so that a slightly old state still reads its own."""
+        if self.slack is None:
+            return max(16, min(geometry.length // 16, 4096))
+        return -(-self.slack // geometry.lanes)
 
     def _open(self, geometry: Geometry, spec: Spec, resume: str = "") -> Store:
         """Return a new store, or the one in the folder."""
-        lanes, length, streams = geometry
-        columns, slack, cache = self._columns(spec), self._slack(geometry), self._cache()
+        columns, settings = self._columns(spec), self._settings(geometry)
         if not self.in_files:
-            return Store(columns, lanes=lanes, length=length, slack=slack, cache=cache, streams=streams)
-        if not streams:
+            return Store(columns, **settings)
+        if not geometry.streams:
             raise ValueError(
                 f"{type(self).__name__}: the writer replaces any row; rows in files need one that replaces the oldest. Use "
                 f"writers.Ring(), or a storage without a path."
             )
-        name, sync = type(self).__name__, self.sync
-        with _on_disk.folder(name, self.path, geometry, slack, columns, sync, resume) as folder:
-            return Store(columns, lanes=lanes, length=length, slack=slack, cache=cache, folder=folder)
+        with _on_disk.folder(self, geometry, settings["slack"], columns, resume) as folder:
+            return Store(columns, **settings, folder=folder)
+
+    def _settings(self, geometry: Geometry) -> dict[str, Any]:
+        """Return the arguments of a store besides columns and folder."""
+        lanes, length, streams = geometry
+        return dict(lanes=lanes, length=length, slack=self._slack(geometry), cache=self.cache, streams=streams)
 
     @property
     def masks_expired(self) -> bool:
@@ -103,9 +110,7 @@ class HostStorage:
     def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         return _host_rows.abstract(geometry, spec, structure, self.host_keys(spec))
 
-    def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
-    ) -> tuple[int, str, int]:
+    def plan_host(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> HostPlan:
         if self.in_files:
             return _on_disk.plan_memory(geometry, self._columns(spec), self._slack(geometry))
         return _host_rows.plan_host(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
@@ -121,56 +126,43 @@ class HostStorage:
             raise TypeError(f"{name}: another storage made this state. Use the buffer that made it.")
         return rows.layout.spec, rows.layout.structure
 
-    def write(
-        self, rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
-    ) -> tuple[SideRows, None]:
-        return _host_rows.write(rows, slot, leaves, keep, token), None
+    write = staticmethod(_host_rows.write)
+    update = staticmethod(_host_rows.update)
+    prepare_read = staticmethod(_host_reads.prepare_read)
+    start_read = staticmethod(_host_reads.start_read)
+    held_bytes = staticmethod(_host_reads.host_bytes)
+    nbytes = staticmethod(_host_rows.nbytes)
+    bytes_per_leaf = staticmethod(_host_rows.bytes_per_leaf)
+    to_arrays = staticmethod(_host_rows.to_arrays)
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.finish_read(
-            rows, _host_reads.prepare_read(rows, reads), strict=not self.masks_expired, ahead=False
-        )
+        held = _host_reads.prepare_read(rows, reads)
+        return _host_reads.finish_read(rows, held, strict=not self.masks_expired, ahead=False)
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
         return _host_reads.finish_read(rows, held, strict=not self.masks_expired)
 
-    def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
-        return _host_rows.update(rows, slot, leaves, token), None
-
-    def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
-        return _host_reads.prepare_read(rows, reads)
-
-    def start_read(self, rows: SideRows, held: SideHeld) -> SideHeld:
-        return _host_reads.start_read(rows, held)
-
-    def held_bytes(self, rows: SideRows, held: SideHeld) -> int:
-        return _host_reads.host_bytes(rows, held)
-
     def clear(self, rows: SideRows) -> SideRows:
-        return _host_rows.clear(rows)
-
-    def nbytes(self, rows: SideRows) -> dict[str, int]:
-        return _host_rows.nbytes(rows)
-
-    def bytes_per_leaf(self, rows: SideRows) -> dict[str, LeafBytes]:
-        return _host_rows.bytes_per_leaf(rows)
-
-    def to_arrays(self, rows: SideRows) -> dict[str, Any]:
-        return _host_rows.to_arrays(rows)
+        return rows  # slots outside the ring are never read, and the tickets still order later writes
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        columns, slack, cache = self._columns(spec), self._slack(geometry), self._cache()
+        columns, settings, own = self._columns(spec), self._settings(geometry), within(arrays, "store:")
+
+        def loaded(folder: Folder | None) -> SideRows:
+            store = Store.from_arrays(columns, own, **settings, folder=folder)
+            rows = _host_rows.adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
+            return _host_rows.load_store(rows, arrays)
+
         if not self.in_files:
-            return _host_rows.from_arrays(arrays, geometry, spec, structure, columns, slack, cache)
-        name = type(self).__name__
+            return loaded(None)
         try:
-            with _on_disk.folder(name, self.path, geometry, slack, columns, self.sync) as folder:
-                return _host_rows.from_arrays(arrays, geometry, spec, structure, columns, slack, cache, folder)
+            with _on_disk.folder(self, geometry, settings["slack"], columns) as folder:
+                return loaded(folder)
         except (FileExistsError, BlockingIOError) as error:
             raise type(error)(
                 error.errno,
-                f"{name}: {self.path} already exists and was not modified. Load into a storage with another path, "
-                f"dataclasses.replace(buffer.storage, path=...), or continue its rows with buffer.resume(example).",
+                f"{type(self).__name__}: {self.path} already exists and was not modified. Load into a storage with another "
+                f"path, dataclasses.replace(buffer.storage, path=...), or continue its rows with buffer.resume(example).",
             ) from error
 
     def resume(

@@ -31,15 +31,9 @@ def checked_path(call: str, path: Any) -> str:
 
 @contextlib.contextmanager
 def folder(
-    call: str,
-    path: str | None,
-    geometry: Geometry,
-    slack: int,
-    columns: Sequence[Column],
-    sync: float | None = None,
-    resume: str = "",
+    storage: Any, geometry: Geometry, slack: int, columns: Sequence[Column], resume: str = ""
 ) -> Iterator[Folder]:
-    """Open a folder for a store; publish it afterwards, or release it on failure.
+    """Open the folder of a storage for a store; publish it afterwards, or release it on failure.
 
     `resume`: "" for a new store; "full" or "lazy" to continue the store in the folder.
     """
@@ -51,7 +45,8 @@ def folder(
             {"name": c.name, "shape": list(c.shape), "dtype": str(c.dtype), "codec": _codec_json(c)} for c in columns
         ],
     }
-    settings: dict[str, Any] = {"resume": bool(resume), "verify": resume != "lazy", "sync": sync}
+    settings: dict[str, Any] = {"resume": bool(resume), "verify": resume != "lazy", "sync": storage.sync}
+    call, path = type(storage).__name__, storage.path
     lifetime.sweep()
     try:
         held = Folder(call, path, identity, **settings)

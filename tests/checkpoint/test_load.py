@@ -57,9 +57,7 @@ def test_functions_are_named_and_not_imported(tmp_path: Path) -> None:
     buffer = combinations.make("Device", "Uniform", "Hindsight")
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(
-        fbuf.SchemaError, match=r"the function tests.support.combinations:missed, which load\(\) cannot construct"
-    ):
+    with pytest.raises(fbuf.SchemaError, match=r"function tests.support.combinations:missed, which load\(\) cannot"):
         fbuf.load(tmp_path / "saved")
     loaded, again = fbuf.load(tmp_path / "saved", buffer)
     same(loaded.rows(again), buffer.rows(state))
@@ -126,9 +124,7 @@ def test_settings_that_were_removed_and_in_use_are_named(tmp_path: Path) -> None
         path = changed(tmp_path, name, **{field: value})
         kind = type(golden.BUFFERS[name].sampler).__name__
         for buffer in (None, golden.BUFFERS[name]):
-            with pytest.raises(
-                fbuf.VersionError, match=rf"saved with {kind}\({field}={value}\), but {field} was removed"
-            ):
+            with pytest.raises(fbuf.VersionError, match=rf"with {kind}\({field}={value}\), but {field} was removed"):
                 fbuf.load(path, buffer)
 
 
@@ -146,9 +142,6 @@ def test_64_bits_need_x64(tmp_path: Path) -> None:
         fbuf.load(tmp_path / "rows")
     with pytest.raises(fbuf.SchemaError, match=r"extra 'step' of .* is int64, but x64 is off"):
         fbuf.load(tmp_path / "extra", extra=True)
-
-
-# -------------------------------------------------------------------------------------------------- another capacity
 
 
 def test_the_newest_rows_stay(tmp_path: Path) -> None:

@@ -40,9 +40,6 @@ ROOT = Path(fbuf.__file__).parent.parent
 _extend_in_place = jax.jit(BUFFER.extend, donate_argnums=0)
 
 
-# ------------------------------------------------------------------------------------------------- a second save
-
-
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("storage", [None, Compressed(keys=("obs",))])
 def test_a_second_save_writes_what_is_new(storage: Any, wait: bool, tmp_path: Path) -> None:
@@ -111,9 +108,6 @@ def test_sums_are_those_of_plain_python() -> None:
             sums.append(int((part * keys[: len(part)]).sum()) % 2**32)
         want.append(sums)
     assert np.asarray(device_arrays._sums(jnp.asarray(values), 4)).tolist() == want
-
-
-# ------------------------------------------------------------------------------------------------ in the background
 
 
 def test_a_state_may_be_donated_during_its_save(tmp_path: Path) -> None:
@@ -255,9 +249,6 @@ def test_others_add_while_a_replay_is_saved(tmp_path: Path) -> None:
         thread.ends()
 
 
-# ------------------------------------------------------------------------------------------------------- refusals
-
-
 def test_invalid_arguments_of_save_are_refused(tmp_path: Path) -> None:
     state = filled(BUFFER, 5)
     path = str(tmp_path / "saved")
@@ -321,9 +312,6 @@ def test_damage_is_an_error_or_loads_the_generation_before(tmp_path: Path) -> No
             fbuf.load(tmp_path / "one", verify=verify)
 
 
-# ---------------------------------------------------------------------------------------------------------- extra
-
-
 def test_extra_returns(tmp_path: Path) -> None:
     extra = {
         "key": jax.random.key(5, impl="rbg"),
@@ -362,9 +350,6 @@ def test_extra_returns(tmp_path: Path) -> None:
             fbuf.save(tmp_path / "saved", BUFFER, state, extra=wrong)
     with pytest.raises(ValueError, match="two leaves have the name 'a/b'"):
         fbuf.save(tmp_path / "saved", BUFFER, state, extra={"a/b": 1, "a": {"b": 2}})
-
-
-# -------------------------------------------------------------------------------------------------------- devices
 
 
 def test_a_state_that_was_fetched_can_be_saved(tmp_path: Path) -> None:

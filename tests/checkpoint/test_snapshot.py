@@ -41,11 +41,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything take many blocks, segments and jobs."""
     for module, name, value in (
         (lazy_array, "BLOCK_BYTES", 2048),
-        (arena, "_SMALL", 2048),
+        (arena.Arena, "small", 2048),
         (arena, "_LARGE", 4096),
         (arena, "_PIECE", 4096),
         (arena, "_SLAB", 8192),
-        (file_arena, "_SMALL", 16_384),
+        (file_arena.FileArena, "small", 16_384),
         (file_arena, "_LEAST_PIECE", 4096),
         (arena, "_AT_ONCE", 4096),
         (frame_stream, "_AT_ONCE", 1),
@@ -153,9 +153,6 @@ def test_little_of_what_was_saved_changes(case: Case, tmp_path: Path) -> None:
     assert number > 10 and alike >= 0.8 * number, (alike, number)
 
 
-# --------------------------------------------------------------------------------------------------------- threads
-
-
 @EVERY
 def test_a_snapshot_is_read_while_others_write(case: Case, tmp_path: Path) -> None:
     """Writes, changes and compression go on in one thread, reads in another; a third reads snapshots, slowly."""
@@ -254,9 +251,6 @@ def test_marks_of_a_fork_are_others() -> None:
     assert before == [str(n) for n in names]
 
 
-# ------------------------------------------------------------------------------------------------------------ memory
-
-
 def peak(work: Callable[[], Any]) -> tuple[int, Any]:
     """Return the bytes that numpy and Python held at most beside what they held before, and the result."""
     gc.collect()
@@ -323,9 +317,6 @@ def test_a_save_and_a_load_hold_little(
     assert ok.all() and np.array_equal(got, rows[[0, 249], 0])
 
 
-# ---------------------------------------------------------------------------------------------------------- sources
-
-
 @given(sizes=st.lists(st.integers(1, 9), max_size=6), data=st.data())
 def test_pieces_are_one_after_another(sizes: list[int], data: st.DataObject) -> None:
     parts = [np.arange(n, dtype=np.uint8) + 16 * i for i, n in enumerate(sizes)]
@@ -355,9 +346,6 @@ def test_blocks_are_neither_small_nor_many(rows: int, nbytes: int) -> None:
     block = block_rows(rows, nbytes)
     assert block & block - 1 == 0 and -(-rows // block) <= 4096
     assert block == 1 or block * nbytes <= lazy_array.BLOCK_BYTES or rows / (block // 2) > 4096
-
-
-# --------------------------------------------------------------------------------------------------------- records
 
 
 LEAVES = (RaggedLeaf("a", "array", "<f4", (9,)), RaggedLeaf("b", "text"))

@@ -224,9 +224,6 @@ def test_random_bytes_in_place_of_any_file_are_damage() -> None:
                 checkpoint.read(PATH, disk=disk)
 
 
-# -------------------------------------------------------------------------------------------------- outside the folder
-
-
 def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:
     save(str(tmp_path / "c"), 1)
     victim = tmp_path / "victim"

@@ -16,8 +16,7 @@ import pytest
 
 from fbuf._formats import checkpoint
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
-
-# ------------------------------------------------------------------------------------------------- refused arguments
+from tests.support.threads import Thread
 
 
 class Odd:
@@ -91,9 +90,6 @@ def test_where_nothing_may_be_written_no_source_is_read() -> None:
         assert given["log"].reads == given["table"].reads == given["priority"].reads == 0
 
 
-# ------------------------------------------------------------------------------------------------------------- writers
-
-
 def test_one_process_saves_at_a_time(tmp_path: Path) -> None:
     save(str(tmp_path), 1)
     code = f"""
@@ -144,28 +140,21 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: p
 
 def test_readers_see_whole_saves_while_a_writer_prunes(tmp_path: Path) -> None:
     save(str(tmp_path), 0, keep=1, sync=False)
-    wrong: list[BaseException] = []
     stop = threading.Event()
 
     def reader() -> None:
         last = 0
-        try:
-            while not stop.is_set():
-                k = load(str(tmp_path))
-                assert k >= last
-                last = k
-        except BaseException as error:
-            wrong.append(error)
+        while not stop.is_set():
+            k = load(str(tmp_path))
+            assert k >= last
+            last = k
 
-    threads = [threading.Thread(target=reader) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads = [Thread(reader) for _ in range(2)]
     for k in range(1, 60):
         save(str(tmp_path), k, keep=1, sync=False)
     stop.set()
     for thread in threads:
-        thread.join()
-    assert not wrong, wrong
+        thread.ends()
 
 
 def test_an_open_reader_keeps_its_generation(tmp_path: Path) -> None:
@@ -195,9 +184,6 @@ def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# --------------------------------------------------------------------------------------------------------- other files
-
-
 def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
@@ -205,7 +191,7 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
         save(str(tmp_path / "store"), 1)
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match="use the path of a folder"):
+        with pytest.raises(OSError, match="Use the path of a folder"):
             save(str(path), 1)
     (tmp_path / "mixed").mkdir()
     (tmp_path / "mixed" / "notes.txt").write_text("mine")
@@ -264,9 +250,6 @@ def test_files_that_cannot_be_opened_are_not_removed() -> None:
         assert "manifest-000000000001.json" in trial.contents()
         kept += 1
     assert kept > 1
-
-
-# -------------------------------------------------------------------------------------------------------- falling back
 
 
 def test_the_generation_before_is_loaded_with_a_warning() -> None:

@@ -27,8 +27,6 @@ from tests.support.checkpoint_faults import (
 )
 from tests.support.memory_disk import PATH, Faulty, File, Killed, Memory, load, same, save
 
-# ------------------------------------------------------------------------------------------------- kills and bad calls
-
 
 @pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, None], ids=["EIO", "ENOSPC", "killed"])
@@ -105,9 +103,6 @@ def test_an_unreadable_disk_is_damage() -> None:
             except checkpoint.StoreCorrupted as error:
                 assert "cannot be read at byte" in str(error)
     assert fell_back > 5
-
-
-# ----------------------------------------------------------------------------------------------- no power, no room
 
 
 def test_power_failures_leave_the_old_or_the_new_save() -> None:
@@ -218,7 +213,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(
-            OSError, match="File too large.*ulimit -f.*the checkpoint that was there is as before"
+            OSError, match="File too large.*ulimit -f.*checkpoint that was there is as before"
         ) as caught:
             checkpoint.write(str(tmp_path), {"a": array + 1}, {"k": 2}, sync=False)
     finally:
@@ -226,9 +221,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EFBIG and sorted(os.listdir(tmp_path)) == before
     with checkpoint.read(str(tmp_path)) as saved:
         same(saved, {"a": array})
-
-
-# ---------------------------------------------------------------------------------------------------- damaged bytes
 
 
 @pytest.mark.parametrize("verify", ["full", "lazy"])

@@ -27,9 +27,6 @@ def loaded(disk: Memory, name: str = "a") -> np.ndarray:
     return np.asarray(checkpoint.read(PATH, disk=disk).arrays[name])
 
 
-# ------------------------------------------------------------------------------------------------------------ arrays
-
-
 def test_every_dtype_and_shape_returns(tmp_path: Path) -> None:
     shapes, rng = [(), (0,), (0, 3), (3, 0), (1,), (1000, 3), (2, 1, 3)], np.random.default_rng(0)
     names = [name for name in NAMES if hasattr(ml_dtypes, name) or hasattr(np, name)]  # of this ml_dtypes
@@ -130,9 +127,6 @@ def test_block_sizes_and_layouts() -> None:
     layout = Layout((10, 2), np.dtype(np.int16), None, (0, 4, 4, 10), ("a", "b", "c"))
     assert [layout.block_of_row(r) for r in (0, 3, 4, 9)] == [0, 0, 2, 2]
     assert layout.sizes.tolist() == [16, 0, 24]
-
-
-# ------------------------------------------------------------------------------------------------- saves build on saves
 
 
 def test_a_second_save_writes_and_reads_what_is_new() -> None:

@@ -77,9 +77,6 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
         _dataset.DataSet.open(tmp_path)
 
 
-# ------------------------------------------------------------------------------- right checksums, wrong content
-
-
 def leaf(name: str, **changes: Any) -> Any:
     """Changes a leaf of the schema."""
 

@@ -55,9 +55,7 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_a_directory_serves_one_store_at_a_time(tmp_path: Path) -> None:
     first = make(tmp_path, columns_of(None))
     for resume in (False, True):
-        with pytest.raises(
-            BlockingIOError, match="is in use by this process; expected no other user. Drop every state"
-        ):
+        with pytest.raises(BlockingIOError, match="in use by this process; expected no other user. Drop every state"):
             make(tmp_path, columns_of(None), resume=resume)
     first.close()
     with pytest.raises(FileExistsError, match=r"a store at .* already; expected none. .*buffer.resume\(example\)"):
@@ -115,7 +113,7 @@ def test_files_are_sparse(tmp_path: Path) -> None:
 
 def test_empty_segments_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old chunks go, moved ones stay: also those of a lane that gets few rows."""
-    monkeypatch.setattr(file_arena, "_SMALL", 16_384)
+    monkeypatch.setattr(file_arena.FileArena, "small", 16_384)
     columns = columns_of(Zstd(chunk=2, dictionary=0), shape=(300,))
     model = Model(make(tmp_path, columns, lanes=2, length=60, slack=0))
     rng = np.random.default_rng(0)

@@ -33,7 +33,7 @@ KIND = pytest.mark.parametrize("kind", ["memmap", "files"])
 
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_arena, "_SMALL", 1024)
+    monkeypatch.setattr(file_arena.FileArena, "small", 1024)
 
 
 def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
 
 @KIND
 def test_flushed_rows_survive_a_power_failure(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_arena, "_SMALL", 8192)
+    monkeypatch.setattr(file_arena.FileArena, "small", 8192)
     for seed in range(8):
         check_power_failed(kind, seed, tmp_path / str(seed))
 
@@ -60,7 +60,7 @@ def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match=r"cannot flush .*Input/output error.*See to the disk under"):
+    with pytest.raises(OSError, match=r"cannot flush .*Input/output error.*Check the disk under"):
         store.flush()
     monkeypatch.undo()
     check(store)
@@ -123,9 +123,6 @@ def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
                 with pytest.raises(StoreCorrupted, match="column1.sums is missing; expected every file of the store"):
                     opened(kind, path, **SMALL, resume=True)
             shutil.rmtree(path)
-
-
-# ------------------------------------------------------------------------------------------------ which rows go on
 
 
 @given(data=st.data())

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._host.codecs.base import Zstd
-from fbuf._host.columns import frame_stream
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, RowEnds, Stacking, stackings
 from fbuf._host.columns.stacked import StackedColumn
@@ -259,8 +258,3 @@ def test_only_zstd_recognises_stacks() -> None:
     assert not isinstance(make((4, 24, 24), codec=Deflate())._parts[0], StackedColumn)
     with pytest.raises(TypeError, match="Compressed: stacks is 4; expected True or False"):
         fbuf.storages.Compressed(stacks=4)  # type: ignore[arg-type]
-
-
-def test_row_blocks_are_small() -> None:
-    assert RowEnds(1, 100_000).size(np.array([100_000])) / 100_000 < 1.2
-    assert frame_stream._BLOCK == 64

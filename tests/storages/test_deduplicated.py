@@ -13,11 +13,7 @@ import pytest
 import fbuf
 from fbuf._core.component import from_config, to_config
 from fbuf.storages import Deduplicated
-from tests.support.deduplicated import (
-    KEY,
-    SMALL,
-    check_programs,
-)
+from tests.support.deduplicated import KEY, SMALL, check_programs
 
 
 def test_rows_and_references_are_right_after_any_calls() -> None:

@@ -41,9 +41,6 @@ def lanes() -> int | None:
     return 3
 
 
-# --------------------------------------------------------------------------------------------------------------- order
-
-
 def test_no_write_overtakes_a_late_read(storage: str, form: str) -> None:
     assert not overtaken(storage, form)
 
@@ -52,9 +49,6 @@ def test_writes_of_one_jit_reach_the_store_in_order(storage: str, monkeypatch: p
     calls, rows = order_of_writes(storage, monkeypatch, "ee", 16)
     assert calls == ["write", "1000", "write", "2000"]
     np.testing.assert_array_equal(agree(rows), [*range(100, 108), *range(200, 208)])
-
-
-# -------------------------------------------------------------------------------------------------------------- expiry
 
 
 def test_an_old_state_reads_its_own_rows_then_raises(storage: str) -> None:
@@ -142,9 +136,6 @@ def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: py
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(24, 36))
 
 
-# ----------------------------------------------------------------------------------------------------- transformations
-
-
 def test_every_form_gives_the_batches_of_device(storage: str, calls: str) -> None:
     want = history(fbuf.Buffer(capacity=7), "scan")
     for a, b in zip(history(make(storage, 7), calls), want, strict=True):
@@ -201,23 +192,9 @@ def test_an_untaken_branch_writes_nothing(storage: str) -> None:
     np.testing.assert_array_equal(agree(buffer.rows(more)), np.arange(2, 10))
 
 
-# ----------------------------------------------------------------------------------------------------------- callbacks
-
-
 def test_every_dtype_and_shape_crosses_the_callback(storage: str) -> None:
     rng = np.random.default_rng(0)
-    dtypes = [
-        "bool",
-        "int8",
-        "uint16",
-        "int32",
-        "uint32",
-        "float16",
-        "bfloat16",
-        "float32",
-        "complex64",
-        "float8_e4m3fn",
-    ]
+    dtypes = "bool int8 uint16 int32 uint32 float16 bfloat16 float32 complex64 float8_e4m3fn".split()
     shapes: list[tuple[int, ...]] = [(), (3,), (2, 1, 5)]
     leaves = [(dtype, shapes[i % 3]) for i, dtype in enumerate(dtypes)]
     leaves += [("int32", (0,)), ("bool", ()), ("uint32", ())]

@@ -100,9 +100,7 @@ def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) ->
     buffer = make(storage, tmp_path)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5, 2))
     for verb in (buffer.init, buffer.resume):
-        with pytest.raises(
-            BlockingIOError, match="in use by this process; expected no other user. Drop every state of it"
-        ):
+        with pytest.raises(BlockingIOError, match="in use by this process; expected no other user. Drop every state"):
             verb(EXAMPLE)
     del state
     with pytest.raises(FileExistsError, match=r"Go on with its rows: buffer.resume\(example\)"):
@@ -110,17 +108,13 @@ def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) ->
     assert int(buffer.size(buffer.resume(EXAMPLE))) == 10
     with pytest.raises(ValueError, match="Buffer.resume: the store at .* has length 12; expected 13"):
         make(storage, tmp_path, 26).resume(EXAMPLE)
-    with pytest.raises(
-        ValueError, match=r"Buffer.resume: leaf 'action' of the store at .* has dtype int32; expected int16"
-    ):
+    with pytest.raises(ValueError, match="leaf 'action' of the store at .* has dtype int32; expected int16"):
         buffer.resume(EXAMPLE | {"action": np.int16(0)})
     with pytest.raises(ValueError, match="Buffer.resume: the store at .* has leaves action, next/half"):
         buffer.resume(EXAMPLE | {"more": 0})
     if storage == "files":
         other = fbuf.Buffer(24, lanes=2, storage=Compressed(path=str(tmp_path)))
-        with pytest.raises(
-            ValueError, match="leaf 'obs' of the store at .* has codec .*'chunk': 4.*; expected .*'chunk': 8"
-        ):
+        with pytest.raises(ValueError, match="leaf 'obs' of the .* has codec .*'chunk': 4.*; expected .*'chunk': 8"):
             other.resume(EXAMPLE)
     assert int(buffer.size(buffer.resume(EXAMPLE))) == 10
 
@@ -129,9 +123,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     def resume(storage: Any) -> Any:
         return fbuf.Buffer(10, storage=storage).resume(EXAMPLE)
 
-    with pytest.raises(
-        TypeError, match=r"Buffer.resume: Device\(\) keeps no files; .*storage=fbuf.storages.Memmap\(path="
-    ):
+    with pytest.raises(TypeError, match=r"Device\(\) keeps no files; .*storage=fbuf.storages.Memmap\(path="):
         resume(Device())
     for storage in (Host(), Compressed()):
         with pytest.raises(ValueError, match=r"keeps its rows in memory, which is freed .*Write \w+\(path="):
@@ -141,9 +133,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     for storage in (Memmap(str(tmp_path), keys=("obs",)), Compressed(path=str(tmp_path), keys=("obs",))):
         with pytest.raises(ValueError, match="leaf 'action' is on the device, not in the files of .*Leave keys out"):
             resume(storage)
-    with pytest.raises(
-        FileNotFoundError, match=r"there is no store at .*; expected one. Make one with buffer.init\(example\)"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no store at .*; expected one. Make one with buffer.init\(example\)"):
         resume(Memmap(str(tmp_path)))
     with pytest.raises(TypeError, match="Memmap: `resume` of a host storage cannot be traced"):
         jax.jit(lambda: resume(Memmap(str(tmp_path))))()
@@ -151,7 +141,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         Memmap(3)  # type: ignore[arg-type]
     assert Memmap(tmp_path) == Memmap(str(tmp_path))  # type: ignore[arg-type]
     (tmp_path / "taken").write_bytes(b"")
-    with pytest.raises(OSError, match=r"cannot make .*taken/lock.*use the path of a folder, not .*taken"):
+    with pytest.raises(OSError, match=r"cannot make .*taken/lock.*Use the path of a folder; .*taken is a file"):
         fbuf.Buffer(10, storage=Memmap(str(tmp_path / "taken"))).init(EXAMPLE)
 
 

@@ -80,7 +80,7 @@ def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Pa
     del state
     damage(tmp_path, 50, 2)
     last = 50 if storage == "memmap" else 48  # between two chunks
-    with pytest.warns(RuntimeWarning, match=rf"Buffer.resume: {60 - last} rows and 0 changes .*fbuf.load\(path\)"):
+    with pytest.warns(RuntimeWarning, match=rf"Buffer.resume: {60 - last} rows and 0 row updates .*fbuf.load\(path\)"):
         state = buffer.resume(EXAMPLE)
     assert np.asarray(buffer.rows(state).data["t"])[:last].tolist() == list(range(last))
     assert int(buffer.size(state)) == last
@@ -96,7 +96,7 @@ def test_the_older_rows_go_where_those_after_the_damage_are_more(tmp_path: Path)
     state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30)))
     del state
     damage(tmp_path, 9, 1)
-    with pytest.warns(RuntimeWarning, match="10 rows and 0 changes"):
+    with pytest.warns(RuntimeWarning, match="10 rows and 0 row updates"):
         state = buffer.resume(EXAMPLE)
     for _ in range(2):
         held = buffer.rows(state)
@@ -134,7 +134,7 @@ def test_changes_that_are_lost_are_told(tmp_path: Path) -> None:
     (tmp_path / "changes").write_bytes(text[: len(text) * 2 // 3])
     with pytest.raises(StoreCorrupted, match='the last 1 changed rows.*go on without these.*verify="full"'):
         buffer.resume(EXAMPLE, verify="lazy")
-    with pytest.warns(RuntimeWarning, match="0 rows and 1 changes of rows"):
+    with pytest.warns(RuntimeWarning, match="0 rows and 1 row updates"):
         state = buffer.resume(EXAMPLE)
     assert np.asarray(buffer.rows(state).data["t"])[:6].tolist() == [0, 1, 2, -3, 4, 5]
     del state
@@ -147,7 +147,7 @@ def test_nothing_whole_is_an_error_and_leaves_the_files_alone(tmp_path: Path) ->
     del state
     damage(tmp_path, 0, 5)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "lock"}
-    with pytest.raises(StoreCorrupted, match=r"none of the rows at .* is what was written; .*fbuf.load\(path\)"):
+    with pytest.raises(StoreCorrupted, match=r"no row at .* is intact; .*fbuf.load\(path\)"):
         buffer.resume(EXAMPLE)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "lock"} == before
     manifest = json.loads((tmp_path / "manifest.json").read_text())

@@ -83,7 +83,7 @@ def check_failing_writes(kind: str, seed: int, steps: int, path: Path, monkeypat
 
     Noise does not compress, so a column with a codec becomes a ring, in the very write that may fail.
     """
-    monkeypatch.setattr(file_arena, "_SMALL", 8192)  # several segments
+    monkeypatch.setattr(file_arena.FileArena, "small", 8192)  # several segments
     faults = Faults(monkeypatch)
     source = {"noise": NOISE, "still": STILL}[kind]
     columns = columns_of(None, Zstd(chunk=4), shape=(400,))

@@ -79,7 +79,7 @@ import numpy as np
 from fbuf._host.memory import file_arena
 from tests.support.recovery import check, opened, write
 
-file_arena._SMALL = 16_384
+file_arena.FileArena.small = 16_384
 kind, path, rounds, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 said = np.frombuffer(mmap.mmap(-1, 24), np.int64)
 rng = np.random.default_rng(seed)

@@ -19,6 +19,7 @@ from fbuf._formats.checkpoint.filesystem import (
     MAX_GENERATION,
     SAVE_ELSEWHERE,
     Disk,
+    Path,
     data_name,
     find_generations,
     is_data_name,
@@ -48,7 +49,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class Folder:
     """The folder of a checkpoint."""
 
-    def __init__(self, path: str | os.PathLike[str], disk: Disk) -> None:
+    def __init__(self, path: Path, disk: Disk) -> None:
         self.path, self.disk = os.path.realpath(os.fspath(path)), disk
 
     def file(self, name: str) -> str:

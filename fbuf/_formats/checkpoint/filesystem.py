@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from fbuf._host.io.file import annotate_os_error
 
+Path = str | os.PathLike[str]
 LOCK = "lock"
 MAX_GENERATION = 10**12 - 1
 """The largest generation that fits in a name."""
@@ -70,19 +71,20 @@ _MAX_CALL_BYTES = 1 << 30  # Linux moves at most 2 GiB a call
 
 
 class Disk:
-    """The system calls, one to one. It has no state."""
+    """The system calls, one to one. It has no state; tests override some."""
 
     def open(self, path: str, flags: int) -> int:
         """Open a file; neither follow a link nor wait for a pipe's other end."""
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
-    def close(self, fd: int) -> None:
-        """Close a descriptor."""
-        os.close(fd)
-
-    def pwrite(self, fd: int, data: memoryview, at: int) -> int:
-        """Write some of `data`; return the number of bytes."""
-        return os.pwrite(fd, data, at)
+    close = staticmethod(os.close)
+    pwrite = staticmethod(os.pwrite)
+    fsync = staticmethod(os.fsync)
+    rename = staticmethod(os.replace)
+    unlink = staticmethod(os.unlink)
+    mkdir = staticmethod(os.mkdir)
+    isdir = staticmethod(os.path.isdir)
+    listdir = staticmethod(os.listdir)
 
     def pread(self, fd: int, out: memoryview, at: int) -> int:
         """Read some bytes into `out`; return their number, 0 at the end."""
@@ -100,30 +102,6 @@ class Disk:
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # a hint; unwritten pages stay in the page cache
                 os.posix_fadvise(fd, at, size, os.POSIX_FADV_DONTNEED)
-
-    def fsync(self, fd: int) -> None:
-        """Wait until a file, or the names in a folder, survive a power failure."""
-        os.fsync(fd)
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file atomically, replacing the target."""
-        os.replace(old, new)
-
-    def unlink(self, path: str) -> None:
-        """Remove a name."""
-        os.unlink(path)
-
-    def mkdir(self, path: str) -> None:
-        """Create a folder."""
-        os.mkdir(path)
-
-    def isdir(self, path: str) -> bool:
-        """Return whether a folder exists."""
-        return os.path.isdir(path)
-
-    def listdir(self, path: str) -> list[str]:
-        """Return the names in a folder."""
-        return os.listdir(path)
 
 
 DISK = Disk()

@@ -139,7 +139,7 @@ def decode_lines(form: str, version: int, text: bytes) -> Any:
     value = json.loads(
         body.decode("ascii"), parse_constant=_refuse_constant
     )  # given bytes, it would guess the encoding
-    if written != version or _mapping(value)["version"] != version:
+    if written != version or _typed(value, dict)["version"] != version:
         raise ValueError(f"version {written} in the first line, {value['version']!r} in the second")
     return value
 
@@ -186,16 +186,16 @@ def decode(text: bytes, generation: int) -> Manifest:
     value = decode_lines("checkpoint", VERSION, text)
     if value["generation"] != generation:
         raise ValueError(f"it is of generation {value['generation']!r} and has the name of {generation}")
-    files = [_file(entry) for entry in _list(value["files"])]
+    files = [_file(entry) for entry in _typed(value["files"], list)]
     if len({file.name for file in files}) != len(files):
         raise ValueError("a file is named twice")
-    arrays = {_name(name): _array(entry, files) for name, entry in _mapping(value["arrays"]).items()}
+    arrays = {_name(name): _array(entry, files) for name, entry in _typed(value["arrays"], dict).items()}
     _check_overlap(arrays, files)
-    return Manifest(generation, check_save_id(value["save"]), _mapping(value["meta"]), files, arrays)
+    return Manifest(generation, check_save_id(value["save"]), _typed(value["meta"], dict), files, arrays)
 
 
 def _file(value: Any) -> FileEntry:
-    name = _text(_mapping(value)["name"])
+    name = _typed(_typed(value, dict)["name"], str)
     if not is_data_name(name):
         raise ValueError(f"a file has the name {name[:80]!r}")
     size, header = _int(value["bytes"]), _int(value["header"])
@@ -205,12 +205,12 @@ def _file(value: Any) -> FileEntry:
 
 
 def _array(value: Any, files: list[FileEntry]) -> ArrayEntry:
-    shape = tuple(_int(n) for n in _list(_mapping(value)["shape"]))
-    dtype = dtype_named(_text(value["dtype"]))
+    shape = tuple(_int(n) for n in _typed(_typed(value, dict)["shape"], list))
+    dtype = dtype_named(_typed(value["dtype"], str))
     if len(shape) > MAX_AXES or math.prod(n for n in shape if n) * dtype.itemsize >= _LIMIT:
         raise ValueError(f"a shape is {str(list(shape))[:80]}")
     if "cuts" in value:
-        cuts, keys = _int_array(value["cuts"]), [_name(k) for k in _list(value["keys"])]
+        cuts, keys = _int_array(value["cuts"]), [_name(k) for k in _typed(value["keys"], list)]
         ends = len(cuts) == len(keys) + 1 and bool(shape) and cuts[0] == 0 and cuts[-1] == shape[0]
         if not ends or (np.diff(cuts) < 0).any() or len(set(keys)) != len(keys):
             raise ValueError("cuts do not rise from 0 to the length of their array, or keys repeat")
@@ -218,7 +218,7 @@ def _array(value: Any, files: list[FileEntry]) -> ArrayEntry:
     else:
         layout = Layout(shape, dtype, max(_int(value["block"]), 1))
     file, offset, crc = columns = [_int_array(value[name]) for name in ("file", "offset", "crc32")]
-    marks = None if "mark" not in value else _list(value["mark"])
+    marks = None if "mark" not in value else _typed(value["mark"], list)
     if any(len(column) != layout.num_blocks for column in (*columns, file if marks is None else marks)):
         raise ValueError(f"an array of {layout.num_blocks} blocks has another number of places or checksums")
     if marks is not None and not {type(mark) for mark in marks} <= {str, type(None)}:
@@ -244,33 +244,24 @@ def _check_overlap(arrays: Mapping[str, ArrayEntry], files: list[FileEntry]) -> 
         raise ValueError("two blocks overlap")
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise TypeError(f"{type(value).__name__} in place of an object")
-    return value
+_KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "text"}
 
 
-def _list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise TypeError(f"{type(value).__name__} in place of a list")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise TypeError(f"{type(value).__name__} in place of text")
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{type(value).__name__} in place of {_KINDS[kind]}")
     return value
 
 
 def _name(value: Any) -> str:
-    if not _text(value).isprintable():
+    if not _typed(value, str).isprintable():
         raise ValueError(f"{value[:40]!r} in place of a name")
     return str(value)
 
 
 def check_save_id(value: Any) -> str:
     """Return the id of a save. Raises TypeError, ValueError: it is not 32 hexadecimal digits."""
-    if not _SAVE_ID.fullmatch(_text(value)):
+    if not _SAVE_ID.fullmatch(_typed(value, str)):
         raise ValueError("the id of a save is not 32 hexadecimal digits")
     return str(value)
 
@@ -282,7 +273,7 @@ def _int(value: Any) -> int:
 
 
 def _int_array(value: Any) -> Array:
-    if set(map(type, _list(value))) - {int}:
+    if set(map(type, _typed(value, list))) - {int}:
         raise TypeError("a list of whole numbers holds something else")
     array: Array = np.array(value, np.int64)
     if len(array) and not 0 <= array.min() <= array.max() < _LIMIT:

@@ -20,7 +20,7 @@ from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, Folder
 from fbuf._formats.checkpoint.errors import CheckpointNotFound
-from fbuf._formats.checkpoint.filesystem import DISK, Disk
+from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path
 from fbuf._formats.checkpoint.manifest import ArrayEntry, Manifest
 from fbuf._host.types import Array, StoreCorrupted, flat, without_traceback
 
@@ -220,9 +220,7 @@ Built = TypeVar("Built")
 Verify = Literal["full", "lazy"]
 
 
-def read(
-    path: str | os.PathLike[str], *, verify: Verify = "full", progress: Progress = None, disk: Disk = DISK
-) -> Saved:
+def read(path: Path, *, verify: Verify = "full", progress: Progress = None, disk: Disk = DISK) -> Saved:
     """Open the newest complete generation; if a newer one is damaged, a RuntimeWarning says why.
 
     Args:
@@ -249,7 +247,7 @@ def read(
 
 
 def restore(
-    path: str | os.PathLike[str],
+    path: Path,
     build: Callable[[Saved], Built],
     *,
     verify: Verify = "full",
@@ -280,7 +278,7 @@ def restore(
     return _load_newest(folder, built)
 
 
-def _folder(path: str | os.PathLike[str], verify: str, disk: Disk) -> Folder:
+def _folder(path: Path, verify: str, disk: Disk) -> Folder:
     if verify not in ("full", "lazy"):
         raise ValueError(f"fbuf.load: verify is {verify!r}; expected 'full' or 'lazy'.")
     return Folder(path, disk)

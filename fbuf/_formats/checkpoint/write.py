@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import os
 import secrets
 import warnings
 import zlib
@@ -26,7 +25,7 @@ from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, bytes_equal, 
 from fbuf._formats.checkpoint.dedupe import NEW, PendingArray, PreviousSave
 from fbuf._formats.checkpoint.directory import UNSYNCED_SAVES, Folder
 from fbuf._formats.checkpoint.errors import VersionError
-from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, data_name
+from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, data_name
 from fbuf._formats.checkpoint.layout import Plan, Source, plan
 from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, encode
 from fbuf._host.io.file import annotate_os_error
@@ -244,7 +243,7 @@ class Written(NamedTuple):
 
 
 def write(
-    path: str | os.PathLike[str],
+    path: Path,
     arrays: Mapping[str, Source],
     meta: dict[str, Any],
     *,

@@ -16,6 +16,7 @@ import numpy as np
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.data_file import OpenFile
+from fbuf._formats.checkpoint.filesystem import Path
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset import manifest as manifest_file
@@ -28,6 +29,7 @@ from fbuf._host.store.read_ahead import PendingRows
 from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.types import Array, StoreClosed, StoreCorrupted
 
+Leaf = ChunkedLeaf | PlainLeaf
 _alive: dict[int, weakref.ref[DataSetStore]] = {}
 
 
@@ -49,13 +51,7 @@ class DataSetStore(TicketReads):
     """
 
     def __init__(
-        self,
-        path: str,
-        columns: Sequence[ChunkedLeaf | PlainLeaf],
-        rows: int,
-        first: Array,
-        places: Mapping[int, Array],
-        disk: int,
+        self, path: str, columns: Sequence[Leaf], rows: int, first: Array, places: Mapping[int, Array], disk: int
     ) -> None:
         super().__init__()
         self.columns = tuple(Column(part.leaf.name, part.leaf.shape, part.leaf.dtype, None) for part in columns)
@@ -63,14 +59,14 @@ class DataSetStore(TicketReads):
         self.identity = ""
         self.rows = rows
         self.disk = disk
-        self._columns: list[ChunkedLeaf | PlainLeaf] = list(columns)
+        self._columns: list[Leaf] = list(columns)
         self._first = first
         self._shift = {column: place - first for column, place in places.items()}
         self.closed = False
         _alive[id(self)] = weakref.ref(self)
         weakref.finalize(self, _alive.pop, id(self), None).atexit = False
 
-    def _open_columns(self) -> list[ChunkedLeaf | PlainLeaf]:
+    def _open_columns(self) -> list[Leaf]:
         columns = self._columns  # before the check: `close` runs in any thread
         if self.closed:
             raise StoreClosed("fbuf.datasets: the data set is closed. Open it again.")
@@ -168,9 +164,7 @@ class DataSet:
         self._column = {name: i for i, name in enumerate(self.schema.names)}
 
     @classmethod
-    def open(
-        cls, path: str | os.PathLike[str], verify: str = "lazy", *, memory: int = MEMORY, cache: int = 0
-    ) -> DataSet:
+    def open(cls, path: Path, verify: str = "lazy", *, memory: int = MEMORY, cache: int = 0) -> DataSet:
         """Open a data set.
 
         Args:
@@ -235,7 +229,7 @@ def _open_store(base: str, manifest: Manifest, full: bool, memory: int, cache: i
     files: list[OpenFile] = []
     first = np.cumsum([0, *(part.rows for part in manifest.segments)])
     cuts = [int(stop) - 1 for part, stop in zip(manifest.segments, first[1:], strict=True) if part.cut]
-    columns: list[ChunkedLeaf | PlainLeaf] = []
+    columns: list[Leaf] = []
     for leaf in manifest.schema.leaves:
         if leaf.codec is not None:
             columns.append(ChunkedLeaf(leaf, files, cache))
@@ -300,9 +294,7 @@ def _repair(base: str) -> str:
     return f"{os.path.join(base, manifest_file.NAME)}, and write the data set again; complete segments are kept."
 
 
-def _add_segment(
-    columns: Sequence[ChunkedLeaf | PlainLeaf], saved: Saved, rows: int, part: SegmentEntry, file: int
-) -> None:
+def _add_segment(columns: Sequence[Leaf], saved: Saved, rows: int, part: SegmentEntry, file: int) -> None:
     if part.stop > rows:
         raise ValueError(f"it has {rows} rows; expected {part.stop} or more")
     for column in columns:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fbuf._formats import checkpoint
-from fbuf._formats.checkpoint.filesystem import find_generations, is_checkpoint_name, manifest_name
+from fbuf._formats.checkpoint.filesystem import Path, find_generations, is_checkpoint_name, manifest_name
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Schema
 from fbuf._host.types import StoreCorrupted
@@ -31,7 +31,7 @@ class SegmentInfo:
     save: str  # id of the save that wrote it
 
 
-def root(path: str | os.PathLike[str]) -> str:
+def root(path: Path) -> str:
     """Return a path as an absolute, real path."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
         raise TypeError(f"fbuf.datasets: path is {path!r}; expected the path of a folder.")
@@ -87,7 +87,7 @@ def open_segment(path: str, number: int) -> Saved:
     return checkpoint.read(folder(path, number), verify="lazy")
 
 
-def committed(path: str | os.PathLike[str]) -> dict[int, SegmentInfo]:
+def committed(path: Path) -> dict[int, SegmentInfo]:
     """Return the complete segments by number; damaged and unfinished ones are left out."""
     base, found = root(path), {}
     for number in numbers(base):
@@ -96,7 +96,7 @@ def committed(path: str | os.PathLike[str]) -> dict[int, SegmentInfo]:
     return found
 
 
-def discard(path: str | os.PathLike[str], number: int) -> None:
+def discard(path: Path, number: int) -> None:
     """Remove a segment if it exists, its manifest first."""
     base = root(path)
     where = folder(base, number)

@@ -18,7 +18,7 @@ from typing import Any
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.data_file import open_plain
 from fbuf._formats.checkpoint.errors import VersionError
-from fbuf._formats.checkpoint.filesystem import DISK, Disk, read_into, sync_folder, write_partial
+from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, read_into, sync_folder, write_partial
 from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, check_save_id, decode_lines, encode_lines
 from fbuf._formats.checkpoint.write import check_meta
 from fbuf._formats.dataset import directory
@@ -86,7 +86,7 @@ class Manifest:
 
 
 def finish(
-    path: str | os.PathLike[str],
+    path: Path,
     pieces: Sequence[SegmentRows],
     meta: dict[str, Any] | None = None,
     *,
@@ -166,7 +166,7 @@ def _publish(base: str, text: bytes, sync: bool, disk: Disk) -> None:
         sync_folder(disk, base)
 
 
-def load(path: str | os.PathLike[str], disk: Disk = DISK) -> Manifest:
+def load(path: Path, disk: Disk = DISK) -> Manifest:
     """Return what `finish` wrote.
 
     Raises:
@@ -196,7 +196,7 @@ def load(path: str | os.PathLike[str], disk: Disk = DISK) -> Manifest:
         ) from None
 
 
-def is_dataset(path: str | os.PathLike[str]) -> bool:
+def is_dataset(path: Path) -> bool:
     """Return whether a data set is at a path, finished or not, intact or not."""
     base = directory.root(path)
     return os.path.lexists(os.path.join(base, NAME)) or any(
@@ -204,7 +204,7 @@ def is_dataset(path: str | os.PathLike[str]) -> bool:
     )
 
 
-def remove(path: str | os.PathLike[str]) -> None:
+def remove(path: Path) -> None:
     """Remove a data set: first its manifest, then its segments; other files stay. Raises OSError."""
     base = directory.root(path)
     for name in (NAME, NAME + ".new"):

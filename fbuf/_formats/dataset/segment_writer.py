@@ -7,13 +7,13 @@ that store as a checkpoint folder. Memory: the encoded rows.
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint.filesystem import Path
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset.plain_leaf import LeafWriter
 from fbuf._formats.dataset.schema import Schema
@@ -39,7 +39,7 @@ class SegmentWriter:
       FileExistsError: the segment exists. ValueError: the leaves' chunks rarely end together.
     """
 
-    def __init__(self, path: str | os.PathLike[str], number: int, schema: Schema, *, sync: bool = True) -> None:
+    def __init__(self, path: Path, number: int, schema: Schema, *, sync: bool = True) -> None:
         self.path, self.number, self.schema = directory.root(path), number, schema
         self.rows = 0
         self._sync = sync

@@ -17,6 +17,7 @@ from fbuf._host.types import Array, flat
 
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
 """(encoded bytes, their checksum, dictionary) -> rows, valid until the next call."""
+Views = Sequence[memoryview]
 Encoded = tuple[memoryview, int, "Dictionary | None", int]
 """A chunk: its bytes, their checksum, its dictionary and its address."""
 Copy = tuple[bool, int, slice, slice]
@@ -72,12 +73,7 @@ class Coder:
         return decode
 
     def decode_chunks(
-        self,
-        chunks: Iterable[Encoded],
-        opened: Iterable[memoryview],
-        copies: Iterable[Copy],
-        outs: Sequence[memoryview],
-        cache: Any = None,
+        self, chunks: Iterable[Encoded], opened: Iterable[memoryview], copies: Iterable[Copy], outs: Views, cache: Any
     ) -> None:
         """Verify and decode chunks one after another, and copy their rows to `outs`.
 

@@ -18,6 +18,7 @@ import zstandard
 from fbuf._host.memory.lazy_array import Identity
 from fbuf._host.types import StoreCorrupted, corrupted
 
+Expand = Callable[[memoryview], memoryview]
 Unpack = Callable[..., memoryview]
 """(encoded bytes, their checksum or None) -> rows, valid until the next call."""
 
@@ -84,12 +85,7 @@ def compressor(level: int, size: int, dictionary: Dictionary | None = None, **se
     return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data)
 
 
-def unpacker(
-    size: int,
-    dictionary: Dictionary | None = None,
-    packed: int = -1,
-    expand: Callable[[memoryview], memoryview] | None = None,
-) -> Unpack:
+def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1, expand: Expand | None = None) -> Unpack:
     """Return a function that verifies and decompresses frames of `size` bytes, for one thread and one call.
 
     Args:

@@ -21,8 +21,7 @@ from fbuf._host.columns.chunk_reader import ChunkCache, ChunkFetch, fetch_chunks
 from fbuf._host.columns.recompress import Packer, RecompressedChunks, RecompressJob
 from fbuf._host.interfaces import Batch, ColumnStats, ranges
 from fbuf._host.memory.arena import Arena
-from fbuf._host.memory.file_arena import FileArena
-from fbuf._host.types import Array, StoreCorrupted
+from fbuf._host.types import Array, DType, Shape, StoreCorrupted
 
 _INDEX_BYTES = 18  # a chunk
 
@@ -31,12 +30,15 @@ _INDEX_BYTES = 18  # a chunk
 class Staged:
     """Hold a batch encoded for one column, not yet visible."""
 
+    batch: Batch
+    rows: Array
     lanes: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
     blobs: list[bytes] = field(default_factory=list)
     dictionaries: list[Dictionary | None] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
     addresses: Array | None = None
+    half: Array | None = None  # of rows in files: int64[E], where the open rows of each lane are, once they are written
     incompressible: bool = False
 
 
@@ -44,14 +46,7 @@ class ChunkedColumn:
     """The newest `depth` rows of each lane, k rows an encoded chunk; the open chunk of a lane is not encoded."""
 
     def __init__(
-        self,
-        codec: Codec,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        lanes: int,
-        depth: int,
-        cache: int = 0,
-        arena: Arena | FileArena | None = None,
+        self, codec: Codec, shape: Shape, dtype: DType, lanes: int, depth: int, cache: int = 0, arena: Any = None
     ) -> None:
         self.k = codec.chunk
         self.cache = ChunkCache(cache) if cache else None  # of so many bytes
@@ -111,7 +106,7 @@ class ChunkedColumn:
 
     def stage(self, batch: Batch, rows: Array) -> Staged:
         """Encode the chunks that a batch completes. Readers see no change."""
-        k, staged = self.k, Staged()
+        k, staged = self.k, Staged(batch, rows)
         first = batch.before // k
         stop = batch.after // k
         if not (stop > first).any():
@@ -210,7 +205,8 @@ class ChunkedColumn:
     def cancel(self, staged: Staged) -> None:
         """Undo `reserve`."""
         if staged.addresses is not None:
-            self.arena.release(staged.addresses, np.array([len(b) for b in staged.blobs], np.int64))
+            self.arena.undo(staged.addresses, np.array([len(b) for b in staged.blobs], np.int64))
+            staged.addresses = None
 
     def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
         """Make a staged batch readable and drop expired rows."""
@@ -273,6 +269,7 @@ class ChunkedColumn:
         except (MemoryError, OSError):  # it only saves memory
             return
         self.arena.release(old, length)
+        self.arena.settle()
 
     # ---------------------------------------------------------------- compressing again
 

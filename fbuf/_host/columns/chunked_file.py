@@ -10,102 +10,57 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fbuf._host.codecs.base import Codec
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS
 from fbuf._host.codecs.zstd import Dictionary, checksum
-from fbuf._host.columns.chunk_reader import ChunkFetch
 from fbuf._host.columns.chunked import ChunkedColumn, Staged
 from fbuf._host.columns.raw_file import RowChecksums
-from fbuf._host.interfaces import Batch, ColumnData, ColumnStats, InvalidRows, ranges
+from fbuf._host.interfaces import Batch, InvalidRows, ranges
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
-from fbuf._host.types import Array, StoreCorrupted, damaged_file, flat
+from fbuf._host.types import Array, DType, Shape, StoreCorrupted, damaged_file, flat
 
 
-@dataclass
-class FileStaged:
-    """Hold a batch encoded for one column, not yet visible."""
-
-    inner: Staged
-    batch: Batch
-    rows: Array
-    half: Array | None = None  # int64[E], where the open rows of each lane are, once they are written
-
-    @property
-    def incompressible(self) -> bool:
-        """Return whether the column should keep its rows as they are."""
-        return self.inner.incompressible
-
-
-class ChunkedFileColumn(ColumnData):
+class ChunkedFileColumn(ChunkedColumn):
     """The newest `depth` rows of each lane, k rows an encoded chunk, in files."""
 
     def __init__(
-        self,
-        folder: Folder,
-        name: str,
-        codec: Codec,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        lanes: int,
-        depth: int,
-        *,
-        fresh: bool,
-        cache: int = 0,
+        self, folder: Folder, name: str, codec: Codec, shape: Shape, dtype: DType, lanes: int, depth: int, cache: int
     ) -> None:
-        self.arena = FileArena(folder, name)
-        self.chunks = ChunkedColumn(codec, shape, dtype, lanes, depth, cache, self.arena)
-        self.lanes = lanes
+        super().__init__(codec, shape, dtype, lanes, depth, cache, FileArena(folder, name))
         self.half: Array = np.zeros(lanes, np.int64)  # where the open rows of each lane are
         self._folder = folder
         self._name = name
         self._saved: dict[Dictionary, int] = {}  # dictionaries on the disk, by what they hold
         self._labels = 2 * lanes * 8  # bytes before the rows: the chunk in each half, from 1
-        self._sums = RowChecksums(folder.seed, self.chunks.row)
-        self._marks = self._labels + 2 * lanes * self.chunks.k * self.chunks.row  # then a sum for each row
-        size = self._marks + 2 * lanes * self.chunks.k * 8
+        self._sums = RowChecksums(folder.seed, self.row)
+        self._marks = self._labels + 2 * lanes * self.k * self.row  # then a sum for each row
+        size = self._marks + 2 * lanes * self.k * 8
         path = folder.file(f"{name}.open")
-        self._open = File(path, size) if fresh else existing(path)
+        self._open = File(path, size) if folder.fresh else existing(path)
         self._books: dict[int, Dictionary] = {}
         self._entries: list[Entry] = []  # what the segments say, while a store is opened again
         if self._open.size != size:
             raise damaged_file(f"{self._open.path} has {self._open.size} bytes", f"{size}")
 
-    # ---------------------------------------------------------------- size
-
-    def size(self, count: Array) -> int:
-        """Return the bytes of memory: index, dictionaries, context, open chunks."""
-        return self.chunks.size(count)
-
-    def column_stats(self, count: Array) -> ColumnStats:
-        """Count closed chunks, their bytes with headers, and dictionaries with live chunks."""
-        return self.chunks.column_stats(count)
-
     # ---------------------------------------------------------------- writing
 
-    def stage(self, batch: Batch, rows: Array) -> FileStaged:
-        """Encode the chunks that a batch completes."""
-        return FileStaged(self.chunks.stage(batch, rows), batch, rows)
-
-    def reserve(self, staged: FileStaged) -> None:
+    def reserve(self, staged: Staged) -> None:
         """Write everything; none of it counts yet."""
-        inner = staged.inner
-        if inner.blobs:
-            known = {d: self._save(d) for d in dict.fromkeys(inner.dictionaries)}
-            entries = zip(inner.lanes, inner.chunks, inner.dictionaries, inner.blobs, inner.checksums, strict=True)
-            records = [self.arena.header(e, c, known[d], len(blob), crc) + blob for e, c, d, blob, crc in entries]
-            inner.addresses = self.arena.append(records)
+        if staged.blobs:
+            known = {d: self._save(d) for d in dict.fromkeys(staged.dictionaries)}
+            entries = zip(staged.lanes, staged.chunks, staged.dictionaries, staged.blobs, staged.checksums, strict=True)
+            records = [self.arena.head(e, c, known[d], len(blob), crc) + blob for e, c, d, blob, crc in entries]
+            staged.addresses = self.arena.append(records)
         staged.half = self._write_open(staged.batch, staged.rows)
 
     def _write_open(self, batch: Batch, rows: Array) -> Array:
         """Write the rows of the batch that stay open; return int64[E], the halves they are in."""
-        k, lanes = self.chunks.k, self.lanes
+        k, lanes = self.k, self.lanes
         old, new = batch.before // k, batch.after // k
         half = np.where(new > old, 1 - self.half, self.half)
         if k == 1:  # none stays open
@@ -130,8 +85,8 @@ class ChunkedFileColumn(ColumnData):
 
     def _put_open(self, half: Array, lane: Array, count: Array, values: Array) -> None:
         """Write rows `[M, *shape]` of open chunks, by lane and count, and their checksums."""
-        k, lanes = self.chunks.k, self.lanes
-        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.chunks.row)
+        k, lanes = self.k, self.lanes
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, self.row)
         places = (half[lane] * k + count % k) * lanes + lane
         sums = (
             self._sums.of(data, self._sums.names(lane, count)).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
@@ -154,62 +109,43 @@ class ChunkedFileColumn(ColumnData):
     def _dictionary(self, number: int) -> str:
         return self._folder.file(f"{self._name}.dictionary-{number:016x}")
 
-    def cancel(self, staged: FileStaged) -> None:
-        """Undo `reserve`."""
-        inner = staged.inner
-        if inner.addresses is not None:
-            self.arena.undo(inner.addresses, np.array([len(b) for b in inner.blobs], np.int64))
-            inner.addresses = None
-
-    def commit(self, batch: Batch, rows: Array, staged: FileStaged) -> None:
+    def commit(self, batch: Batch, rows: Array, staged: Staged) -> None:
         """Make a staged batch readable and drop expired rows."""
-        self.chunks.commit(batch, rows, staged.inner)
+        super().commit(batch, rows, staged)
         self.arena.settle()
         if staged.half is not None:
             self.half = staged.half
-        held = set(self.chunks.table.values())
+        held = set(self.table.values())
         for dictionary in [d for d in self._saved if d not in held]:
             unlink(self._dictionary(self._saved.pop(dictionary)))
-
-    def compact(self, count: Array) -> None:
-        """Move chunks out of segments that are mostly empty."""
-        self.chunks.compact(count)
-        self.arena.settle()
-
-    # ---------------------------------------------------------------- reading
-
-    def fetch(self, lane: Array, count: Array, there: Array, rows: Array, starts: Array) -> ChunkFetch:
-        """Say how to fetch rows, as `ColumnData.fetch` describes it."""
-        return self.chunks.fetch(lane, count, there, rows, starts)
 
     # ---------------------------------------------------------------- whole columns
 
     def records(self) -> Callable[[int, int, int, bytes, int], bytes]:
         """Return a function (lane, chunk, slot, encoded rows, checksum) -> stored bytes; write the dictionaries to disk."""
-        known = {slot: self._save(book) for slot, book in self.chunks.table.items()} | {0: 0}
+        known = {slot: self._save(book) for slot, book in self.table.items()} | {0: 0}
 
         def record(lane: int, chunk: int, slot: int, blob: bytes, crc: int) -> bytes:
-            return self.arena.header(lane, chunk, known[slot], len(blob), crc) + blob
+            return self.arena.head(lane, chunk, known[slot], len(blob), crc) + blob
 
         return record
 
     def loaded(self, count: Array) -> None:
         """Write the open rows of lanes with int64[E] `count` rows, the last step of loading a new column."""
-        mine = self.chunks
-        first = count // mine.k * mine.k
+        first = count // self.k * self.k
         here, number = ranges(first, count)
-        labels = np.ascontiguousarray((count // mine.k + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
+        labels = np.ascontiguousarray((count // self.k + 1).astype("<u8")).view(np.uint8).reshape(-1, 8)
         self._open.scatter(labels, np.arange(self.lanes))
-        self._put_open(self.half, here, number, mine.open[here, number % mine.k])
+        self._put_open(self.half, here, number, self.open[here, number % self.k])
 
     def damaged(self, low: Array, count: Array) -> InvalidRows:
         """Return lanes and counts of the invalid rows among those from int64[E] `low` to `count`."""
-        mine, k = self.chunks, self.chunks.k
+        k = self.k
         found, books = self._found(count), set[int]()
         for number in {entry.dictionary for entry in found.values()} - {0}:
             if self._read_dictionary(number) is not None:
                 books.add(number)
-        lane, chunk = mine.live(count, low)
+        lane, chunk = self.live(count, low)
         whole = np.zeros(len(lane), bool)
         for i, place in enumerate(zip(lane.tolist(), chunk.tolist(), strict=True)):
             entry = found.get(place)
@@ -227,7 +163,7 @@ class ChunkedFileColumn(ColumnData):
         """Return where the chunks of lanes with int64[E] `count` rows are."""
         if not self._entries:
             self._entries = list(self.arena.scan())
-        tail, stop = self.chunks.span(count)
+        tail, stop = self.span(count)
         return {
             (entry.lane, entry.chunk): entry
             for entry in self._entries
@@ -241,41 +177,39 @@ class ChunkedFileColumn(ColumnData):
         Raises:
           StoreCorrupted: a dictionary or the open rows are damaged: too many rows need them.
         """
-        mine = self.chunks
-        k = mine.k
+        k = self.k
         stop = count // k
         found = self._found(count)
         self.arena.forget([e.address for e in self._entries if e.lane < self.lanes and e.chunk >= stop[e.lane]])
         self._entries = []
         self._saved = self._read_dictionaries({e.dictionary for e in found.values()} - {0})
         books = {number: book for book, number in self._saved.items()}
-        lane, chunk = mine.live(count)
+        lane, chunk = self.live(count)
         newest: Entry | None = None
         for e, c in zip(lane.tolist(), chunk.tolist(), strict=True):
-            at = c % mine.ring, e
+            at = c % self.ring, e
             if (e, c) not in found:
                 self._hole(at)
                 continue
             entry = found[e, c]
-            mine.address[at], mine.length[at], mine.checksum[at] = entry.address, entry.length, entry.checksum
-            mine.slot[at] = mine.enter(books.get(entry.dictionary))
+            self.address[at], self.length[at], self.checksum[at] = entry.address, entry.length, entry.checksum
+            self.slot[at] = self.enter(books.get(entry.dictionary))
             newest = entry if newest is None or entry.address > newest.address else newest
         there = np.array([(e, c) in found for e, c in zip(lane.tolist(), chunk.tolist(), strict=True)], bool)
-        at_all = chunk[there] % mine.ring, lane[there]
-        self.arena.hold(mine.address[at_all], mine.length[at_all])
+        at_all = chunk[there] % self.ring, lane[there]
+        self.arena.hold(self.address[at_all], self.length[at_all])
         self.arena.prune()
         number = max(len(found), 1)
-        mine.closed = int(stop.sum())
-        mine.encoded = int(sum(e.length for e in found.values()) / number * mine.closed)
-        mine.probed = mine.probed or mine.closed * k * mine.row >= PROBE_BYTES or mine.closed >= PROBE_CHUNKS
-        mine.coder.adopt(None if newest is None else books.get(newest.dictionary), mine.closed * k)
+        self.closed = int(stop.sum())
+        self.encoded = int(sum(e.length for e in found.values()) / number * self.closed)
+        self.probed = self.probed or self.closed * k * self.row >= PROBE_BYTES or self.closed >= PROBE_CHUNKS
+        self.coder.adopt(None if newest is None else books.get(newest.dictionary), self.closed * k)
         self._read_open(count)
 
     def _hole(self, at: tuple[int, int]) -> None:
         """Mark a chunk as lost: reading it raises StoreCorrupted."""
-        mine = self.chunks
-        mine.address[at], mine.length[at], mine.slot[at] = NOWHERE, 0, 0
-        mine.checksum[at] = 1 ^ zlib.crc32(b"")
+        self.address[at], self.length[at], self.slot[at] = NOWHERE, 0, 0
+        self.checksum[at] = 1 ^ zlib.crc32(b"")
 
     def _read_dictionary(self, number: int) -> Dictionary | None:
         """Read a dictionary from disk; None if it is missing or damaged."""
@@ -314,21 +248,21 @@ class ChunkedFileColumn(ColumnData):
 
     def _look_open(self, count: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return lane, count and validity of every open row, the half of each lane, and the rows uint8[2, k, E, row]."""
-        mine, lanes = self.chunks, self.lanes
-        first = count // mine.k * mine.k
+        lanes = self.lanes
+        first = count // self.k * self.k
         labels = np.frombuffer(self._read(0, self._labels), "<u8").astype(np.int64)
-        right = labels.reshape(2, lanes) == count // mine.k + 1
+        right = labels.reshape(2, lanes) == count // self.k + 1
         half = np.argmax(right, axis=0)
-        number = 2 * mine.k * lanes
-        table = np.frombuffer(self._read(self._labels, number * mine.row), np.uint8).reshape(2, mine.k, lanes, mine.row)
-        sums = np.frombuffer(self._read(self._marks, number * 8), "<u8").reshape(2, mine.k, lanes)
+        number = 2 * self.k * lanes
+        table = np.frombuffer(self._read(self._labels, number * self.row), np.uint8).reshape(2, self.k, lanes, self.row)
+        sums = np.frombuffer(self._read(self._marks, number * 8), "<u8").reshape(2, self.k, lanes)
         lane, row = ranges(first, count)
-        at = half[lane], row % mine.k, lane
-        same = self._sums.of(table[at].reshape(len(lane), mine.row), self._sums.names(lane, row)) == sums[at]
+        at = half[lane], row % self.k, lane
+        same = self._sums.of(table[at].reshape(len(lane), self.row), self._sums.names(lane, row)) == sums[at]
         return lane, row, same & right.any(axis=0)[lane], half, table
 
     def _read_open(self, count: Array) -> None:
-        mine, lanes = self.chunks, self.lanes
+        lanes = self.lanes
         lane, row, right, self.half, table = self._look_open(count)
         if not right.all():
             raise StoreCorrupted(
@@ -336,13 +270,13 @@ class ChunkedFileColumn(ColumnData):
                 f'them. Its bytes were damaged: go back to rows that are there, buffer.resume(example, verify="full").'
             )
         rows = table[self.half, :, np.arange(lanes)]
-        if mine.open.nbytes:
-            flat(mine.open)[:] = flat(np.ascontiguousarray(rows))
+        if self.open.nbytes:
+            flat(self.open)[:] = flat(np.ascontiguousarray(rows))
         # Erase what must not pass for later rows: the other half, and rows beyond the count.
         labels = np.zeros((2, lanes), "<u8")
-        labels[self.half, np.arange(lanes)] = count // mine.k + 1
-        kept = np.zeros((2, mine.k, lanes), "<u8")
-        kept[self.half[lane], row % mine.k, lane] = self._sums.of(rows[lane, row % mine.k], self._sums.names(lane, row))
+        labels[self.half, np.arange(lanes)] = count // self.k + 1
+        kept = np.zeros((2, self.k, lanes), "<u8")
+        kept[self.half[lane], row % self.k, lane] = self._sums.of(rows[lane, row % self.k], self._sums.names(lane, row))
         if self._read(self._marks, kept.nbytes) + self._read(0, labels.nbytes) != kept.tobytes() + labels.tobytes():
             self._open.write(flat(kept), self._marks)
             self._open.write(flat(labels), 0)

@@ -18,7 +18,7 @@ import numpy as np
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns import chunked
 from fbuf._host.columns.chunked import ChunkedColumn
-from fbuf._host.interfaces import Batch, ColumnStats, Fetch, Job, ranges
+from fbuf._host.interfaces import Batch, ColumnStats, Fetch, ranges
 from fbuf._host.types import Array, corrupted, flat
 
 _DEEPEST = 16  # frames of a stack
@@ -283,7 +283,7 @@ class FrameStream:
         """Compact the chunks of frames."""
         self.plane.compact(self.count, self.low)
 
-    def next_job(self, count: Array, least: int | None) -> Job | None:
+    def next_job(self, count: Array, least: int | None) -> Any:
         """Return frames to recompress."""
         return self.plane.next_job(self.count, least, self.low)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fbuf._host.interfaces import Batch, ColumnData
 from fbuf._host.memory.lazy_array import Identity, Lazy, block_rows
-from fbuf._host.types import Array, without_traceback
+from fbuf._host.types import Array, DType, Shape, without_traceback
 
 
 class _Snapshot:
@@ -120,7 +120,7 @@ class NothingStaged:
 class RawColumn(ColumnData):
     """The newest `depth` rows of each lane, as they are."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int) -> None:
+    def __init__(self, shape: Shape, dtype: DType, lanes: int, depth: int) -> None:
         self.array: Array = np.empty((depth, lanes, *shape), dtype)
         self.row = self.array.nbytes // (depth * lanes)
         self.depth = depth

@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from fbuf._host.interfaces import Batch, ColumnData, InvalidRows
 from fbuf._host.io.directory import Folder
 from fbuf._host.io.file import File, existing
 from fbuf._host.memory.lazy_array import Lazy
-from fbuf._host.types import Array, damaged_file, flat, raise_if_corrupted
+from fbuf._host.types import Array, DType, Shape, damaged_file, flat, raise_if_corrupted
 
 _FEW = 6
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -94,16 +93,7 @@ class RawFileColumn(ColumnData):
     """
 
     def __init__(
-        self,
-        folder: Folder,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        lanes: int,
-        depth: int,
-        *,
-        fresh: bool,
-        batch: int = 0,
+        self, folder: Folder, name: str, shape: Shape, dtype: DType, lanes: int, depth: int, fresh: bool, batch: int
     ) -> None:
         self.lanes = lanes
         self.depth = depth

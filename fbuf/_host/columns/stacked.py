@@ -16,8 +16,8 @@ import numpy as np
 from fbuf._host.codecs.base import Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking, as_bytes, predecessors, remember, stackings
-from fbuf._host.interfaces import Batch, ColumnStats, Fetch, Job, ranges
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.interfaces import Batch, ColumnStats, Fetch, ranges
+from fbuf._host.types import Array, DType, Shape, StoreCorrupted, flat
 
 _TELLING = 16  # rows that differ from the one before, seen before it is decided
 _PATIENCE = 1024  # rows seen at most
@@ -51,9 +51,7 @@ class Staged:
 class StackedColumn:
     """The newest `depth` rows of each lane, as plain chunks or as a stream of frames."""
 
-    def __init__(
-        self, codec: Zstd, shape: tuple[int, ...], dtype: np.dtype[Any], lanes: int, depth: int, cache: int = 0
-    ) -> None:
+    def __init__(self, codec: Zstd, shape: Shape, dtype: DType, lanes: int, depth: int, cache: int = 0) -> None:
         self.cache = cache
         self.candidates = stackings(shape, dtype.itemsize)
         self.lanes = lanes
@@ -173,7 +171,7 @@ class StackedColumn:
         """Free memory where that pays."""
         self.inner.compact(count)
 
-    def next_job(self, count: Array, least: int | None) -> Job | None:
+    def next_job(self, count: Array, least: int | None) -> Any:
         """Return chunks to recompress."""
         return self.inner.next_job(count, least)
 

@@ -218,32 +218,25 @@ class Folder:
             self.seed = int(there["id"], 16) if version == VERSION else 0
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"Buffer.resume: {path} is damaged ({error}); expected what describes a store. Start a new store at another "
-                f"path."
+                f"Buffer.resume: {path} is damaged ({error}); expected a manifest. Start a new store at another path."
             ) from error
         if version != VERSION:
             raise ValueError(
                 f"Buffer.resume: {path} is of version {version}; expected {VERSION}. Use the release of fbuf that wrote it."
             )
         expected = json.loads(json.dumps(self.identity))
-        fix = "Use the buffer and the example that it was made with, or another path."
-        for key in self.identity:
-            if key != "columns" and found[key] != expected[key]:
+        wanted = {column["name"]: column for column in expected.pop("columns")}
+        settings = [("the store", key, found[key], value) for key, value in expected.items()]
+        settings.append(("the store", "leaves", ", ".join(columns), ", ".join(wanted)))
+        for name, column in wanted.items():
+            old = columns.get(name, {})
+            settings += [(f"leaf '{name}' of the store", key, old.get(key), value) for key, value in column.items()]
+        for what, key, old, new in settings:
+            if old != new:
                 raise ValueError(
-                    f"Buffer.resume: the store at {self.path} has {key} {found[key]}; expected {expected[key]}. {fix}"
+                    f"Buffer.resume: {what} at {self.path} has {key} {old}; expected {new}. Use the buffer and the example "
+                    f"that it was made with, or another path."
                 )
-        names = [column["name"] for column in expected["columns"]]
-        if list(columns) != names:
-            raise ValueError(
-                f"Buffer.resume: the store at {self.path} has leaves {', '.join(columns)}; expected {', '.join(names)}. {fix}"
-            )
-        for column in expected["columns"]:
-            for key, value in column.items():
-                if columns[column["name"]].get(key) != value:
-                    raise ValueError(
-                        f"Buffer.resume: leaf '{column['name']}' of the store at {self.path} has {key} "
-                        f"{columns[column['name']].get(key)}; expected {value}. {fix}"
-                    )
 
     def _clean(self, call: str) -> None:
         """Remove what an unfinished store left behind. Raises FileExistsError if there is anything else."""

@@ -135,6 +135,15 @@ def existing(path: str) -> File:
     return File(path)
 
 
+_FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room in {folder}, or {instead}."),
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or {instead}.",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n), or close some."),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Use a path that this process may write to."),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "Use the path of a folder; {folder} is a file."),
+}
+
+
 class annotate_os_error:
     """Add to an OSError what failed, where, how much room there is, and what to do.
 
@@ -162,18 +171,8 @@ class annotate_os_error:
             room = f"{disk.f_bavail * disk.f_frsize} bytes are free there"
         except OSError:
             room = "how much is free there cannot be told"
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            fix = f"Make room in {folder}, or {self.instead}."
-        elif number == errno.EFBIG:
-            fix = f"Raise the limit on the size of files (ulimit -f), or {self.instead}."
-        elif number in (errno.EMFILE, errno.ENFILE):
-            fix = "Raise the limit on open files (ulimit -n), or close what holds them."
-        elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            fix = "Use a path that this process may write to."
-        elif number in (errno.EEXIST, errno.ENOTDIR):
-            fix = f"A file has a name that is to be a folder's: use the path of a folder, not {folder}."
-        else:
-            fix = f"See to the disk under {folder}, or use another path."
+        fix = _FIXES.get(number, "Check the disk under {folder}, or use another path.")
+        fix = fix.format(folder=folder, instead=self.instead)
         raise OSError(number, f"fbuf: cannot {self.what} {self.path}: {os.strerror(number)}; {room}. {fix}") from error
 
 

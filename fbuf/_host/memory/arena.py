@@ -11,6 +11,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,9 +89,9 @@ def strings(payload: Source, place: Array, length: Array) -> Iterator[tuple[Arra
 
 
 _OFFSET_BITS = 24  # an address is segment << 24 | offset
-_OFFSET = (1 << _OFFSET_BITS) - 1
-_SMALL, _LARGE = 32 * 1024, 256 * 1024
-"""Bytes of a segment; in between a 192nd of what is stored: small ones lose half a chunk each, large ones their tail."""
+_LARGE = 256 * 1024
+"""Bytes of the largest segment. A segment is a 192nd of what is stored: small ones lose half a chunk each, large ones their
+tail."""
 _SLAB = 1 << 22  # bytes loaded at once, or a little more; from there on numpy asks for large pages
 _PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is larger
 
@@ -106,10 +107,11 @@ class Slab:
 class Segment:
     """A range of bytes, append-only."""
 
-    __slots__ = ("array", "view", "bytes", "chunks", "used", "slab")
+    __slots__ = ("array", "size", "view", "bytes", "chunks", "used", "slab")
 
     def __init__(self, array: Array, slab: Slab | None = None) -> None:
         self.array = array
+        self.size = len(array)
         self.view = flat(array)
         self.used = 0  # bytes, of chunks that are live or were
         self.bytes = 0  # of live chunks
@@ -117,17 +119,15 @@ class Segment:
         self.slab = slab  # it is a part of that, which is freed as a whole
 
 
-class Arena:
-    """Byte strings by address; a segment is freed with its last string.
+class SegmentPool:
+    """Byte strings by address, in segments that are freed with their last string."""
 
-    Args:
-      tails: Segments filled side by side, for strings of different life.
-    """
-
-    bits = _OFFSET_BITS
+    bits: int  # of an address that are its offset
+    header = 0  # bytes before each string
+    small: int  # bytes of the smallest segment
 
     def __init__(self, tails: int = 1) -> None:
-        self.segments: dict[int, Segment] = {}
+        self.segments: dict[int, Any] = {}
         self.capacity = 0  # bytes allocated
         self.live = 0  # bytes in use
         self._next = 0
@@ -137,6 +137,103 @@ class Arena:
         self._identity = Identity()
 
     def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
+        """Store strings; return addresses uint64[len(blobs)]."""
+        raise NotImplementedError
+
+    def _drop(self, number: int) -> None:
+        """Free a segment."""
+        raise NotImplementedError
+
+    def _split(self, addresses: Array) -> tuple[Array, Array]:
+        """Return segments uint64 and offsets int64."""
+        return addresses >> np.uint64(self.bits), (addresses & np.uint64((1 << self.bits) - 1)).astype(np.int64)
+
+    def _by_segment(self, addresses: Array, lengths: Array) -> Iterator[tuple[int, int, int]]:
+        """Yield (segment, number of strings, their bytes with headers)."""
+        numbers, inverse = np.unique(addresses >> np.uint64(self.bits), return_inverse=True)
+        counts = np.bincount(inverse.reshape(-1))
+        sizes = np.bincount(inverse.reshape(-1), lengths).astype(np.int64) + self.header * counts
+        return zip(numbers.tolist(), counts.tolist(), sizes.tolist(), strict=True)
+
+    def view(self, address: int, length: int) -> memoryview:
+        """Return a string, in place: it does not change while the view lives. Empty if it was lost."""
+        segment, offset = self.segments.get(address >> self.bits), address & (1 << self.bits) - 1
+        return memoryview(b"") if segment is None else segment.view[offset : offset + length]
+
+    def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
+        """Return many strings."""
+        segment, low = self._split(addresses)
+        numbers = segment.tolist()
+        views = {n: self.segments[n].view if n in self.segments else memoryview(b"") for n in set(numbers)}
+        spans = zip(numbers, low.tolist(), (low + lengths).tolist(), strict=True)
+        return [views[n][a:b] for n, a, b in spans]
+
+    def move(self, addresses: Array, lengths: Array) -> Array:
+        """Store strings again; the old ones are still there. Raises MemoryError or OSError."""
+        return self.append(self.views(addresses - np.uint64(self.header), lengths.astype(np.int64) + self.header))
+
+    def hold(self, addresses: Array, lengths: Array) -> None:
+        """Count strings that were loaded or found as live."""
+        for number, count, size in self._by_segment(addresses, lengths):
+            self.segments[number].chunks += count
+            self.segments[number].bytes += size
+            self.live += size
+
+    def release(self, addresses: Array, lengths: Array) -> None:
+        """Free strings. Cost: a few numpy calls and one step per segment touched."""
+        if not addresses.size:
+            return
+        for number, count, size in self._by_segment(addresses, lengths):
+            segment = self.segments.get(number)
+            if segment is not None:  # else it was lost
+                segment.chunks -= count
+                segment.bytes -= size
+                self.live -= size
+                self._drop_if_empty(number)
+
+    def undo(self, addresses: Array, lengths: Array) -> None:
+        """Undo the last `append`, which no reader has seen."""
+        self.release(addresses, lengths)
+
+    def settle(self) -> None:
+        """Keep the last `append`."""
+
+    def prune(self) -> None:
+        """Free the segments in which nothing is live."""
+        for number in list(self.segments):
+            self._drop_if_empty(number)
+
+    def _drop_if_empty(self, number: int) -> None:
+        segment = self.segments.get(number)
+        if segment is not None and segment.chunks == 0 and number not in self._tails:
+            self._drop(number)
+
+    def sparse(self) -> list[int]:
+        """Return the segments worth emptying: less than half used, when a quarter of all is waste.
+
+        Without this a lane that gets few rows would keep whole segments alive for one string each.
+        """
+        if not self.grown or self.capacity - self.live <= max(self.live // 4, 4 * self.small):
+            return []
+        self.grown = False
+        return [n for n, s in self.segments.items() if n not in self._tails and 2 * s.bytes < s.size]
+
+    def within(self, addresses: Array, segments: Sequence[int]) -> Array:
+        """Return which strings are in one of these segments."""
+        return np.isin(addresses >> np.uint64(self.bits), segments)
+
+
+class Arena(SegmentPool):
+    """Byte strings in memory.
+
+    Args:
+      tails: Segments filled side by side, for strings of different life.
+    """
+
+    bits = _OFFSET_BITS
+    small = 32 * 1024
+
+    def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
         """Store strings; return addresses uint64[len(blobs)]. On MemoryError nothing is stored."""
         addresses = np.empty(len(blobs), np.uint64)
         done = 0
@@ -144,7 +241,7 @@ class Arena:
             for i, blob in enumerate(blobs):
                 size, offset = len(blob), self._offsets[tail]
                 segment = self.segments.get(self._tails[tail])
-                if segment is None or offset + size > len(segment.array) or offset >> _OFFSET_BITS:
+                if segment is None or offset + size > segment.size or offset >> _OFFSET_BITS:
                     segment, offset = self._grow(size, tail), 0
                 segment.view[offset : offset + size] = blob
                 addresses[i] = self._tails[tail] << _OFFSET_BITS | offset
@@ -159,74 +256,26 @@ class Arena:
         return addresses
 
     def _grow(self, least: int, tail: int) -> Segment:
-        size = min(max(self.live // 192, _SMALL), _LARGE) + 4095 & ~4095
+        size = min(max(self.live // 192, self.small), _LARGE) + 4095 & ~4095
         segment = Segment(np.empty(max(size, least), np.uint8))
         full, self._tails[tail] = self._tails[tail], self._next
         self._offsets[tail], self._next = 0, self._next + 1
         self._drop_if_empty(full)
         self.segments[self._tails[tail]] = segment
-        self.capacity += len(segment.array)
+        self.capacity += segment.size
         self.grown = True
         return segment
 
-    def _drop_if_empty(self, number: int) -> None:
-        segment = self.segments.get(number)
-        if segment is not None and segment.chunks == 0 and number not in self._tails:
-            del self.segments[number]
-            if segment.slab is not None:
-                segment.slab.segments -= 1
-            self.capacity -= _freed(segment)
-
-    def view(self, address: int, length: int) -> memoryview:
-        """Return a string, in place: it does not change while the view lives."""
-        offset = address & _OFFSET
-        return self.segments[address >> _OFFSET_BITS].view[offset : offset + length]
-
-    def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
-        """Return many strings."""
-        numbers = (addresses >> np.uint64(_OFFSET_BITS)).tolist()
-        low = (addresses & np.uint64(_OFFSET)).astype(np.int64)
-        segments = {n: self.segments[n].view for n in set(numbers)}
-        spans = zip(numbers, low.tolist(), (low + lengths).tolist(), strict=True)
-        return [segments[n][a:b] for n, a, b in spans]
+    def _drop(self, number: int) -> None:
+        segment = self.segments.pop(number)
+        if segment.slab is not None:
+            segment.slab.segments -= 1
+        self.capacity -= _freed(segment)
 
     @property
     def memory(self) -> int:
         """Return the bytes of memory."""
         return self.capacity
-
-    def move(self, addresses: Array, lengths: Array) -> Array:
-        """Store strings again; the old ones are still there. Raises MemoryError."""
-        return self.append(self.views(addresses, lengths))
-
-    def release(self, addresses: Array, lengths: Array) -> None:
-        """Free strings. Cost: a few numpy calls and one step per segment touched."""
-        if not addresses.size:
-            return
-        numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
-        counts = np.bincount(inverse.reshape(-1)).tolist()
-        sizes = np.bincount(inverse.reshape(-1), lengths).astype(np.int64).tolist()
-        for number, count, size in zip(numbers.tolist(), counts, sizes, strict=True):
-            segment = self.segments[number]
-            segment.chunks -= count
-            segment.bytes -= size
-            self.live -= size
-            self._drop_if_empty(number)
-
-    def sparse(self) -> list[int]:
-        """Return the segments worth emptying: less than half used, when a quarter of all is waste.
-
-        Without this a lane that gets few rows would keep whole segments alive for one chunk each.
-        """
-        if not self.grown or self.capacity - self.live <= max(self.live // 4, 4 * _SMALL):
-            return []
-        self.grown = False
-        return [n for n, s in self.segments.items() if n not in self._tails and 2 * s.bytes < len(s.array)]
-
-    @staticmethod
-    def within(addresses: Array, segments: Sequence[int]) -> Array:
-        """Return which strings are in one of these segments."""
-        return np.isin(addresses >> np.uint64(_OFFSET_BITS), segments)
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -269,23 +318,14 @@ class Arena:
                 self._next, at = number + 1, at + total
             self.capacity += size
             start = stop
-        place = np.searchsorted(
-            np.array([n for n, _ in whole]), (addresses >> np.uint64(_OFFSET_BITS)).astype(np.int64)
-        )
-        counts = np.bincount(place, minlength=len(whole)).tolist()
-        live = np.bincount(place, lengths, len(whole)).astype(np.int64).tolist()
-        for (number, _), count, size in zip(whole, counts, live, strict=True):
-            self.segments[number].chunks = count
-            self.segments[number].bytes = size
-            self.live += size
-        for number in [n for n, s in self.segments.items() if not s.chunks]:
-            self._drop_if_empty(number)
+        self.hold(addresses, lengths)
+        self.prune()
 
 
 def _freed(segment: Segment) -> int:
     """Return the bytes of memory freed with a segment."""
     if segment.slab is None:
-        return len(segment.array)
+        return segment.size
     return 0 if segment.slab.segments else segment.slab.size
 
 

@@ -18,15 +18,15 @@ import numpy as np
 
 from fbuf._host.io.directory import Folder
 from fbuf._host.io.file import File, once, unlink
-from fbuf._host.memory.lazy_array import Identity, Lazy, pieces
+from fbuf._host.memory.arena import SegmentPool
+from fbuf._host.memory.lazy_array import Lazy, pieces
 from fbuf._host.types import Array
 
 _OFFSET_BITS = 30  # an address is segment << 30 | offset
 _OFFSET = (1 << _OFFSET_BITS) - 1
-_SMALL, _LARGE = 1 << 20, 1 << 30
+_LARGE = 1 << 30
 NOWHERE = np.uint64((1 << 64) - 1)
 """The address of a chunk that was lost."""
-_LOST = int(NOWHERE) >> _OFFSET_BITS
 _MAGIC = b"fbc1"
 _HEADER = struct.Struct("<4sIQQII")  # magic, lane, chunk, dictionary, length, checksum; then a crc of these
 HEADER = _HEADER.size + 4
@@ -65,24 +65,19 @@ class Segment:
         return min(max(1 << (self.size // 64).bit_length(), _LEAST_PIECE), _MOST_PIECE)
 
 
-class FileArena:
+class FileArena(SegmentPool):
     """Chunks by address, in the files `<name>.segment-<number>` of a folder."""
 
     bits = _OFFSET_BITS
+    header = HEADER
+    small = 1 << 20
     memory = 0
     """Bytes of memory: none, but for the page cache."""
 
     def __init__(self, folder: Folder, name: str) -> None:
-        self.segments: dict[int, Segment] = {}
-        self.capacity = 0  # bytes of the files, with their holes
-        self.live = 0  # bytes in use
-        self.grown = False
+        super().__init__()
         self._path = f"{folder.path}/{name}.segment-"
-        self._next = 0
-        self._tail = -1
-        self._offset = 0
         self._undo: tuple[int, int, int] | None = None
-        self._identity = Identity()
         self._crc = folder.crc
         if not folder.fresh:
             for file in folder.files(f"{name}.segment-"):
@@ -93,7 +88,7 @@ class FileArena:
                     self._enter(number, found)
                 found.close()
 
-    def header(self, lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
+    def head(self, lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
         """Return the bytes before a chunk."""
         head = _HEADER.pack(_MAGIC, lane, chunk, dictionary, length, checksum)
         return head + struct.pack("<I", self._crc(head))
@@ -105,43 +100,43 @@ class FileArena:
 
     # ---------------------------------------------------------------- writing
 
-    def append(self, records: Sequence[bytes | memoryview]) -> Array:
+    def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
         """Store records, header and chunk each; return addresses uint64 of the chunks. On OSError nothing is stored."""
-        addresses = np.empty(len(records), np.uint64)
-        mark = self._undo = self._tail, self._offset, self._next
+        addresses = np.empty(len(blobs), np.uint64)
+        mark = self._undo = self._tails[0], self._offsets[0], self._next
         pending: list[bytes | memoryview] = []
-        start = self._offset
+        start = self._offsets[0]
         done = 0
         try:
-            for i, record in enumerate(records):
+            for i, record in enumerate(blobs):
                 size = len(record)
-                segment = self.segments.get(self._tail)
-                if segment is None or self._offset + size > segment.size or self._offset + HEADER > _OFFSET:
+                segment = self.segments.get(self._tails[0])
+                if segment is None or self._offsets[0] + size > segment.size or self._offsets[0] + HEADER > _OFFSET:
                     if segment is not None:
                         segment.file.write(b"".join(pending), start)
-                        if self._tail != mark[0]:
+                        if self._tails[0] != mark[0]:
                             segment.file.close()
                     pending, start = [], 0
                     segment = self._grow(size)
                 pending.append(record)
-                addresses[i] = self._tail << _OFFSET_BITS | self._offset + HEADER
+                addresses[i] = self._tails[0] << _OFFSET_BITS | self._offsets[0] + HEADER
                 segment.bytes += size
                 segment.chunks += 1
                 self.live += size
-                self._offset = segment.used = self._offset + size
+                self._offsets[0] = segment.used = self._offsets[0] + size
                 done += 1
             if pending:
-                self.segments[self._tail].file.write(b"".join(pending), start)
+                self.segments[self._tails[0]].file.write(b"".join(pending), start)
         except BaseException:
-            self.undo(addresses[:done], np.array([len(r) - HEADER for r in records[:done]], np.int64))
+            self.undo(addresses[:done], np.array([len(r) - HEADER for r in blobs[:done]], np.int64))
             raise
         return addresses
 
     def _grow(self, least: int) -> Segment:
-        size = min(max(self.live // 16, _SMALL), _LARGE) + 4095 & ~4095
+        size = min(max(self.live // 16, self.small), _LARGE) + 4095 & ~4095
         size = max(size, least + 4095 & ~4095)
         segment = self._enter(self._next, File(f"{self._path}{self._next:08d}", size))
-        self._tail, self._offset, self._next = self._next, 0, self._next + 1
+        self._tails[0], self._offsets[0], self._next = self._next, 0, self._next + 1
         self.grown = True
         return segment
 
@@ -154,7 +149,7 @@ class FileArena:
         self._undo = None
         for number in [n for n in self.segments if n >= first]:
             self._drop(number)
-        self._tail, self._offset = tail, offset
+        self._tails[0], self._offsets[0] = tail, offset
         segment = self.segments.get(tail)
         if segment is not None:
             segment.used = offset
@@ -164,87 +159,33 @@ class FileArena:
                 return
             except OSError:
                 pass  # its remains come before all later writes
-        self._tail = -1
-
-    def move(self, addresses: Array, lengths: Array) -> Array:
-        """Store chunks again, with their headers; the old ones are still there. Raises OSError."""
-        old = addresses - np.uint64(HEADER)
-        return self.append(self.views(old, lengths.astype(np.int64) + HEADER))
+        self._tails[0] = -1
 
     def settle(self) -> None:
         """Keep the last `append`, and close the files that it filled."""
-        if self._undo is not None and self._undo[0] != self._tail:
+        if self._undo is not None and self._undo[0] != self._tails[0]:
             for number, segment in self.segments.items():
-                if number != self._tail:
+                if number != self._tails[0]:
                     segment.file.close()
             self.prune()
         self._undo = None
 
-    # ---------------------------------------------------------------- reading
-
-    def view(self, address: int, length: int) -> memoryview:
-        """Return a chunk, in place: it does not change while the view lives."""
-        (view,) = self.views(np.array([address], np.uint64), np.array([length], np.int64))
-        return view
-
-    def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
-        """Return many chunks; empty ones for those that were lost."""
-        numbers = (addresses >> np.uint64(_OFFSET_BITS)).tolist()
-        low = (addresses & np.uint64(_OFFSET)).astype(np.int64)
-        segments = {n: self.segments[n].view if n != _LOST else memoryview(b"") for n in set(numbers)}
-        spans = zip(numbers, low.tolist(), (low + lengths).tolist(), strict=True)
-        return [segments[n][a:b] for n, a, b in spans]
-
-    # ---------------------------------------------------------------- giving up
+    # ---------------------------------------------------------------- eviction
 
     def hold(self, addresses: Array, lengths: Array) -> None:
         """Count chunks that a scan found as live."""
-        for number, count, size in _by_segment(addresses, lengths):
-            self.segments[number].chunks += count
-            self.segments[number].bytes += size
-            self.live += size
+        super().hold(addresses, lengths)
         numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
         end: Array = np.zeros(len(numbers), np.int64)
         np.maximum.at(end, inverse.reshape(-1), (addresses & np.uint64(_OFFSET)).astype(np.int64) + lengths)
         for number, stop in zip(numbers.tolist(), end.tolist(), strict=True):
             self.segments[number].used = max(self.segments[number].used, stop)
 
-    def release(self, addresses: Array, lengths: Array) -> None:
-        """Free chunks; a segment without any is deleted."""
-        if not addresses.size:
-            return
-        for number, count, size in _by_segment(addresses, lengths):
-            if number == _LOST:
-                continue
-            segment = self.segments[number]
-            segment.chunks -= count
-            segment.bytes -= size
-            self.live -= size
-            if segment.chunks == 0 and number != self._tail:
-                self._drop(number)
-
-    def prune(self) -> None:
-        """Delete the segments in which nothing is live."""
-        for number in [n for n, s in self.segments.items() if s.chunks == 0 and n != self._tail]:
-            self._drop(number)
-
     def _drop(self, number: int) -> None:
         segment = self.segments.pop(number)
         self.capacity -= segment.size
         segment.file.close()
         unlink(segment.file.path)
-
-    def sparse(self) -> list[int]:
-        """Return the segments worth emptying: less than half used, when a quarter of all is waste."""
-        if not self.grown or self.capacity - self.live <= max(self.live // 4, 4 * _SMALL):
-            return []
-        self.grown = False
-        return [n for n, s in self.segments.items() if n != self._tail and 2 * s.bytes < s.size]
-
-    @staticmethod
-    def within(addresses: Array, segments: Sequence[int]) -> Array:
-        """Return which chunks are in one of these segments."""
-        return np.isin(addresses >> np.uint64(_OFFSET_BITS), segments)
 
     # ---------------------------------------------------------------- resuming
 
@@ -309,11 +250,3 @@ class FileArena:
                     file.write(bytes(HEADER), (address & _OFFSET) - HEADER)
             file.sync()
             file.close()
-
-
-def _by_segment(addresses: Array, lengths: Array) -> Iterator[tuple[int, int, int]]:
-    """Yield (segment, number of chunks, their bytes with headers)."""
-    numbers, inverse = np.unique(addresses >> np.uint64(_OFFSET_BITS), return_inverse=True)
-    counts = np.bincount(inverse.reshape(-1))
-    sizes = np.bincount(inverse.reshape(-1), lengths).astype(np.int64) + HEADER * counts
-    return zip(numbers.tolist(), counts.tolist(), sizes.tolist(), strict=True)

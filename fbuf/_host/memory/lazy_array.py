@@ -38,6 +38,10 @@ class Source(Protocol):
         """Return all of it."""
 
 
+Sources = Mapping[str, Source]
+"""Arrays of a checkpoint by name."""
+
+
 class Lazy:
     """A source that a function reads.
 
@@ -161,7 +165,7 @@ def steps(source: Source) -> Iterator[tuple[int, Array]]:
         yield start, np.asarray(source[start : min(start + block, rows)])
 
 
-def lazily(arrays: Mapping[str, Source], name: str, dtype: Any, shape: tuple[int | None, ...]) -> Source:
+def lazily(arrays: Sources, name: str, dtype: Any, shape: tuple[int | None, ...]) -> Source:
     """Return a source of a checkpoint, unread, after a check of its dtype and shape; None takes any size.
 
     Raises:
@@ -178,11 +182,11 @@ def lazily(arrays: Mapping[str, Source], name: str, dtype: Any, shape: tuple[int
     return array
 
 
-def expect(arrays: Mapping[str, Source], name: str, dtype: Any, shape: tuple[int | None, ...]) -> Array:
+def expect(arrays: Sources, name: str, dtype: Any, shape: tuple[int | None, ...]) -> Array:
     """Return a small source of a checkpoint, read and checked."""
     return np.asarray(lazily(arrays, name, dtype, shape))
 
 
-def within(arrays: Mapping[str, Source], prefix: str) -> dict[str, Source]:
+def within(arrays: Sources, prefix: str) -> dict[str, Source]:
     """Return the sources whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -18,7 +18,7 @@ import numpy as np
 from fbuf._host.codecs.base import Codec
 from fbuf._host.interfaces import Batch, RowStore, Tickets, ranges
 from fbuf._host.memory.arena import Arena, Spans
-from fbuf._host.memory.lazy_array import Source, expect, lazily
+from fbuf._host.memory.lazy_array import Sources, expect, lazily
 from fbuf._host.ragged import values
 from fbuf._host.ragged.column import INDEX, OBJECT, STRING, RaggedColumn, RaggedLeaf, Staged, stage
 from fbuf._host.ragged.values import MISSING
@@ -158,14 +158,6 @@ class Records(RowStore):
         for row, shape, here in zip(padded, shapes.tolist(), kept.tolist(), strict=True):
             found.append(row[tuple(slice(n) for n in shape)] if here and shape[0] >= 0 else MISSING)
         return found
-
-    def request(self, requests: Sequence[tuple[int, Array]]) -> int:
-        """Return 0: no read is started early."""
-        return 0
-
-    def collect(self, number: int, requests: Sequence[tuple[int, Array, Array]]) -> Array:
-        """Do what `read` does."""
-        return self.read(requests)
 
     def patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
         """Raise TypeError: stored ragged leaves cannot change."""
@@ -386,9 +378,7 @@ class Records(RowStore):
             return arrays
 
     @classmethod
-    def from_arrays(
-        cls, arrays: Mapping[str, Source], *, lanes: int, length: int, slack: int, **functions: Any
-    ) -> Records:
+    def from_arrays(cls, arrays: Sources, *, lanes: int, length: int, slack: int, **functions: Any) -> Records:
         """Return the store on which `to_arrays` was called: the same tickets are readable, and writes continue.
 
         Raises:

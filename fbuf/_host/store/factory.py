@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from fbuf._host.columns.spec import Column
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.interfaces import ColumnData, ranges
 from fbuf._host.io.directory import CHUNKS, NOTHING, RING, Folder
-from fbuf._host.memory.lazy_array import Source
+from fbuf._host.memory.lazy_array import Sources
 from fbuf._host.types import Array, flat, raise_if_corrupted
 
 
@@ -62,17 +62,16 @@ class ColumnFactory:
         if self.folder is None or column.nbytes == 0:
             return RawColumn(*settings)
         fresh = self.folder.fresh or batch > 0
-        return RawFileColumn(self.folder, f"column{index}", *settings, fresh=fresh, batch=batch)
+        return RawFileColumn(self.folder, f"column{index}", *settings, fresh, batch)
 
     def _settings(self, column: Column) -> tuple[tuple[int, ...], np.dtype[Any], int, int]:
         return column.shape, column.dtype, self.lanes, self.depth
 
     def _chunks(self, index: int) -> ChunkedFileColumn:
         assert self.folder is not None
-        name, column, fresh = f"column{index}", self.columns[index], self.folder.fresh
+        column = self.columns[index]
         assert column.codec is not None
-        settings = self._settings(column)
-        return ChunkedFileColumn(self.folder, name, column.codec, *settings, fresh=fresh, cache=self.cache)
+        return ChunkedFileColumn(self.folder, f"column{index}", column.codec, *self._settings(column), self.cache)
 
     def as_ring(self, index: int, part: ColumnData, count: Array, batch: int) -> RawColumn | RawFileColumn:
         """Return the rows of an incompressible column as a raw one, with room for a batch of this size."""
@@ -84,7 +83,7 @@ class ColumnFactory:
         ring.put(lane, row, values)
         return ring
 
-    def saved(self, index: int, part: ColumnData, arrays: Mapping[str, Source]) -> ColumnData:
+    def saved(self, index: int, part: ColumnData, arrays: Sources) -> ColumnData:
         """Return the column that saved arrays belong to: `part`, or one of the kind its rows turned out to be."""
         column = self.columns[index]
         if "rows" in arrays:  # also of a column with a codec, if its rows did not compress

@@ -30,7 +30,7 @@ def reopen(
     low, lost = np.maximum(total - depth, folder.first), 0
     count, held = total.copy(), np.minimum(total - low, length)
     if folder.verify:
-        chunks = [part.chunks.k for part in files if isinstance(part, ChunkedFileColumn)]
+        chunks = [part.k for part in files if isinstance(part, ChunkedFileColumn)]
         count, held = longest_valid_run(low, total, length, [part.damaged(low, total) for part in files], chunks)
         if total.any() and not held.any():
             raise StoreCorrupted(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.interfaces import ColumnData
 from fbuf._host.memory.arena import Spans, strings
 from fbuf._host.memory.file_arena import NOWHERE, FileArena
-from fbuf._host.memory.lazy_array import Source, expect, lazily, pieces, steps, within
+from fbuf._host.memory.lazy_array import Sources, expect, lazily, pieces, steps, within
 from fbuf._host.store.row_updates import UPDATE_BIT, RowUpdate, RowUpdates
 from fbuf._host.types import Array, StoreCorrupted, flat, unfit
 
@@ -38,7 +38,7 @@ def geometry(lanes: int, length: int, slack: int) -> Array:
     return np.array([FORMAT, lanes, length, slack], np.int64)
 
 
-def check_geometry(arrays: Mapping[str, Source], lanes: int, length: int, slack: int, streams: bool) -> int:
+def check_geometry(arrays: Sources, lanes: int, length: int, slack: int, streams: bool) -> int:
     """Return the count (or lap) of the first row. Raises ValueError if the arrays are of another store."""
     wanted = geometry(lanes, length, slack).tolist()
     found = expect(arrays, "geometry", np.int64, (4,)).tolist()
@@ -54,21 +54,21 @@ def save(part: ColumnData, count: Array) -> dict[str, Any]:
     """Return a column as arrays, to be read later, when its lanes have int64[E] `count` rows."""
     if isinstance(part, RawColumn | RawFileColumn):
         return _save_ring(part, count)
-    if isinstance(part, ChunkedColumn | ChunkedFileColumn):
-        return save_chunks(part if isinstance(part, ChunkedColumn) else part.chunks, count)
+    if isinstance(part, ChunkedColumn):
+        return save_chunks(part, count)
     assert isinstance(part, StackedColumn)
     return _save_stacks(part, count)
 
 
-def load(part: ColumnData, arrays: Mapping[str, Source], count: Array) -> None:
+def load(part: ColumnData, arrays: Sources, count: Array) -> None:
     """Load what `save` returned into a new column. Raises ValueError, and StoreCorrupted for what many rows need."""
     if isinstance(part, RawColumn | RawFileColumn):
         _load_ring(part, arrays, count)
+    elif isinstance(part, ChunkedFileColumn):
+        load_chunks(part, arrays, count, record=part.records)
+        part.loaded(count)
     elif isinstance(part, ChunkedColumn):
         load_chunks(part, arrays, count)
-    elif isinstance(part, ChunkedFileColumn):
-        load_chunks(part.chunks, arrays, count, record=part.records)
-        part.loaded(count)
     else:
         assert isinstance(part, StackedColumn)
         _load_stacks(part, arrays, count)
@@ -78,7 +78,7 @@ def _save_ring(ring: RawColumn | RawFileColumn, count: Array) -> dict[str, Any]:
     return {"rows": ring.saved(count), "places": np.array([ring.places], np.int64)}
 
 
-def _load_ring(ring: RawColumn | RawFileColumn, arrays: Mapping[str, Source], count: Array) -> None:
+def _load_ring(ring: RawColumn | RawFileColumn, arrays: Sources, count: Array) -> None:
     """Load a raw column of either kind and of any size."""
     (places,) = expect(arrays, "places", np.int64, (1,)).tolist()
     low = np.maximum(count - ring.depth, 0)
@@ -119,7 +119,7 @@ def _save_stacks(part: StackedColumn, count: Array) -> dict[str, Any]:
     return own | {f"frame:{n}": a for n, a in save_chunks(stream.plane, stream.count, stream.low).items()}
 
 
-def _load_stacks(part: StackedColumn, arrays: Mapping[str, Source], count: Array) -> None:
+def _load_stacks(part: StackedColumn, arrays: Sources, count: Array) -> None:
     if "stacking" not in arrays:  # saved when stacks were not looked for
         load_chunks(part.plain(), arrays, count)
         part.resume(count, False)
@@ -170,7 +170,7 @@ def save_updates(updates: RowUpdates) -> dict[str, Array]:
     }
 
 
-def load_updates(updates: RowUpdates, arrays: Mapping[str, Source], low: Array, high: Array, columns: int) -> None:
+def load_updates(updates: RowUpdates, arrays: Sources, low: Array, high: Array, columns: int) -> None:
     """Load what `save_updates` returned, where lane e has rows `low[e]` to `high[e] - 1`. Raises ValueError."""
     (made,) = expect(arrays, "patch:made", np.int64, (1,)).tolist()
     rows = expect(arrays, "patch:row", np.int64, (None, 4)).tolist()
@@ -276,7 +276,7 @@ def _open_step(part: ChunkedColumn) -> int:
     return max(_OPEN_BYTES // max(part.k * part.row, 1), 1)
 
 
-def _load_open(part: ChunkedColumn, arrays: Mapping[str, Source], count: Array) -> None:
+def _load_open(part: ChunkedColumn, arrays: Sources, count: Array) -> None:
     step, left = _open_step(part), count % part.k
     length = expect(arrays, "open_length", np.int64, (-(-part.lanes // step),))
     crcs = expect(arrays, "open_checksum", np.uint32, length.shape)
@@ -295,11 +295,7 @@ def _load_open(part: ChunkedColumn, arrays: Mapping[str, Source], count: Array) 
 
 
 def load_chunks(
-    part: ChunkedColumn,
-    arrays: Mapping[str, Source],
-    count: Array,
-    low: Array | None = None,
-    record: Callable[[], Record] | None = None,
+    part: ChunkedColumn, arrays: Sources, count: Array, low: Array | None = None, record: Any = None
 ) -> None:
     """Load what `save_chunks` returned into a new column.
 
@@ -360,9 +356,7 @@ def _append(part: ChunkedColumn, lane: Array, chunk: Array, blobs: list[memoryvi
     part.arena.settle()
 
 
-def _load_dictionaries(
-    part: ChunkedColumn, arrays: Mapping[str, Source], used: Array, current: int, closed: int
-) -> None:
+def _load_dictionaries(part: ChunkedColumn, arrays: Sources, used: Array, current: int, closed: int) -> None:
     sizes = expect(arrays, "dictionary_length", np.int64, (None,))
     slots = expect(arrays, "dictionary_slot", np.uint16, sizes.shape)
     crcs = expect(arrays, "dictionary_checksum", np.uint32, sizes.shape)

@@ -10,12 +10,11 @@ that state are the ones not retired, and those of the other are queued: `resume`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fbuf._host.memory.lazy_array import Source, expect
+from fbuf._host.memory.lazy_array import Sources, expect
 from fbuf._host.types import Array, unfit
 
 _LOT = 1 << 16  # tickets looked at together
@@ -137,7 +136,7 @@ class SlotMap:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Source], capacity: int, slack: int) -> SlotMap:
+    def from_arrays(cls, arrays: Sources, capacity: int, slack: int) -> SlotMap:
         """Load what `to_arrays` returned. Raises ValueError if the arrays do not fit together."""
         first, accepted, newest = expect(arrays, "places:first", np.uint64, (3,)).tolist()
         places = cls(capacity, slack, first)

@@ -24,9 +24,9 @@ import numpy as np
 from fbuf._host.columns import recompress
 from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.columns.spec import Column, check_patch, check_rows, check_slots, one_by_one
-from fbuf._host.interfaces import Batch, ColumnData, Job, Tickets, ranges
+from fbuf._host.interfaces import Batch, ColumnData, Tickets, ranges
 from fbuf._host.io.directory import Folder
-from fbuf._host.memory.lazy_array import Source, expect, within
+from fbuf._host.memory.lazy_array import Sources, expect, within
 from fbuf._host.store import serialize
 from fbuf._host.store.factory import ColumnFactory, kind_bytes
 from fbuf._host.store.read_ahead import PendingRows
@@ -37,6 +37,8 @@ from fbuf._host.store.slot_map import Placement, SlotMap
 from fbuf._host.types import Array, StoreClosed, StoreCorrupted, records_errors, unfit, without_traceback
 
 __all__ = ["UPDATE_BIT", "Column", "Store", "StoreClosed"]
+
+SlotState = tuple[int, Array]
 
 
 class Store(TicketReads):
@@ -104,7 +106,7 @@ class Store(TicketReads):
         self._closed = False
         self._broken = False  # a write ended half-way
         self._repacking = threading.Lock()  # taken before _writing
-        self._jobs: list[Job] = []  # under way
+        self._jobs: list[recompress.RecompressJob] = []  # under way
         self._thread: threading.Thread | None = None
         if folder is not None:
             self._log = UpdateLog(folder)
@@ -125,11 +127,7 @@ class Store(TicketReads):
 
     @records_errors
     def write(
-        self,
-        rows: Sequence[Array],
-        keep: Array | None,
-        slots: Array | None = None,
-        state: tuple[int, Array] | None = None,
+        self, rows: Sequence[Array], keep: Array | None, slots: Array | None = None, state: SlotState | None = None
     ) -> Array:
         """Store rows; each gets a new ticket.
 
@@ -173,11 +171,7 @@ class Store(TicketReads):
         return np.concatenate(tickets)
 
     def _write(
-        self,
-        rows: Sequence[Array],
-        keep: Array | None,
-        slots: Array | None = None,
-        state: tuple[int, Array] | None = None,
+        self, rows: Sequence[Array], keep: Array | None, slots: Array | None = None, state: SlotState | None = None
     ) -> Array:
         """Store checked rows, all or none; `_writing` is held."""
         n, places = len(rows[0]), self._slots
@@ -283,8 +277,6 @@ class Store(TicketReads):
             for part, stage in zip(parts, staged, strict=False):
                 part.cancel(stage)
             raise
-
-    # ---------------------------------------------------------------- reading
 
     # ---------------------------------------------------------------- reading
 
@@ -459,34 +451,19 @@ class Store(TicketReads):
 
     @classmethod
     def from_arrays(
-        cls,
-        columns: tuple[Column, ...],
-        arrays: Mapping[str, Source],
-        *,
-        lanes: int,
-        length: int,
-        slack: int,
-        cache: int = 0,
-        streams: bool = True,
-        folder: Folder | None = None,
+        cls, columns: tuple[Column, ...], arrays: Sources, *, lanes: int, length: int, slack: int, **settings: Any
     ) -> Store:
         """Return the store on which `to_arrays` was called: the same tickets are readable, and writes continue.
 
+        Args:
+          settings: `cache`, `streams` and `folder`.
         Raises:
           ValueError: the arrays are of another format or geometry, or do not fit together.
           StoreCorrupted: a dictionary is damaged. Damaged chunks are found when they are read.
         """
+        streams = settings.get("streams", True)
         first = serialize.check_geometry(arrays, lanes, length, slack, streams)
-        store = cls(
-            columns,
-            lanes=lanes,
-            length=length,
-            slack=slack,
-            first_seq=first,
-            cache=cache,
-            streams=streams,
-            folder=folder,
-        )
+        store = cls(columns, lanes=lanes, length=length, slack=slack, first_seq=first, **settings)
         store._count = expect(arrays, "count", np.int64, (store._lanes,)).copy()
         if (store._count < 0).any():
             raise unfit("count is negative", "0 or more")
@@ -500,9 +477,9 @@ class Store(TicketReads):
             serialize.load(store._parts[i], own, store._count)
         low = np.maximum(store._count - store.depth, 0)
         serialize.load_updates(store._updates, arrays, low, store._count, len(store.columns))
-        if folder is not None and store._log is not None:
+        if store._folder is not None and store._log is not None:
             store._log.write(store._updates)
-            folder.save(kind_bytes(store._parts), store._count, store._updates.made)
+            store._folder.save(kind_bytes(store._parts), store._count, store._updates.made)
         return store
 
     # ---------------------------------------------------------------- size, end

@@ -22,6 +22,10 @@ from fbuf._host.ragged.values import MISSING
 from fbuf.storages._ragged.parse_values import as_numpy, dense_value, numbers, shortened, value_of
 from fbuf.storages._ragged.schema import flatten
 
+Shape = tuple[int, ...]
+Lead = tuple[int | None, ...]
+LeavesByName = Mapping[str, RaggedLeaf]
+
 
 class Parsed(NamedTuple):
     """Checked rows."""
@@ -30,9 +34,7 @@ class Parsed(NamedTuple):
     values: list[list[Any]] | None  # N * E values of each ragged leaf; None: already stored, or stored by a callback
 
 
-def parse_traced(
-    call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: tuple[int | None, ...], axes: str
-) -> Parsed:
+def parse_traced(call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: Lead, axes: str) -> Parsed:
     """Parse rows inside jit: columns of dense leaves, and of leaves with a maximum."""
     padded = {leaf.name: leaf for leaf in leaves if leaf.maximum is not None}
     if not isinstance(given, Mapping):
@@ -83,14 +85,7 @@ def parse_traced(
 
 
 def _pad_leaf(
-    call: str,
-    leaf: RaggedLeaf,
-    value: Any,
-    lengths: Any,
-    spec: Spec,
-    head: Any,
-    lead: tuple[int | None, ...],
-    axes: str,
+    call: str, leaf: RaggedLeaf, value: Any, lengths: Any, spec: Spec, head: Any, lead: Lead, axes: str
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     want, got, cut = spec[leaf.name], leaf_spec(value), len(lead)
     assert leaf.maximum is not None
@@ -121,9 +116,7 @@ def _pad_leaf(
     return array, length, found
 
 
-def parse_eager(
-    call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: tuple[int | None, ...], axes: str
-) -> Parsed:
+def parse_eager(call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, ...], lead: Lead, axes: str) -> Parsed:
     """Parse rows outside jit, in any form."""
     ragged = {leaf.name: leaf for leaf in leaves}
     lengths = {length_name(leaf.name) for leaf in leaves if leaf.maximum is not None}
@@ -147,7 +140,7 @@ def parse_eager(
             f"{'[{' if lead else '{'}'obs': x, 'text': y{'}]' if lead else '}'}."
         )
     rows: list[Any] = list(given)
-    shape: tuple[int, ...] = (len(rows),)
+    shape: Shape = (len(rows),)
     if len(lead) == 2:
         for step, several in enumerate(rows):
             if not isinstance(several, (list, tuple)):
@@ -189,11 +182,7 @@ def _check_names(
 
 
 def _parse_rows(
-    call: str,
-    rows: Sequence[Mapping[str, Any]],
-    shape: tuple[int, ...],
-    dense: Mapping[str, jax.ShapeDtypeStruct],
-    ragged: Mapping[str, RaggedLeaf],
+    call: str, rows: Sequence[Mapping[str, Any]], shape: Shape, dense: Spec, ragged: LeavesByName
 ) -> Parsed:
     out: dict[str, Any] = {}
     for name, want in dense.items():
@@ -212,12 +201,7 @@ def _parse_rows(
 
 
 def _parse_columns(
-    call: str,
-    flat: Mapping[str, Any],
-    lead: tuple[int | None, ...],
-    axes: str,
-    dense: Mapping[str, jax.ShapeDtypeStruct],
-    ragged: Mapping[str, RaggedLeaf],
+    call: str, flat: Mapping[str, Any], lead: Lead, axes: str, dense: Spec, ragged: LeavesByName
 ) -> Parsed:
     own: dict[str, Any] = {n: as_numpy(call, f"leaf '{n}'", x) for n, x in flat.items() if n in dense}
     for name, column in own.items():
@@ -245,7 +229,7 @@ def _parse_columns(
 
 
 def _split_column(
-    call: str, name: str, column: Any, lead: tuple[int | None, ...], shape: tuple[int, ...] | None, axes: str
+    call: str, name: str, column: Any, lead: Lead, shape: Shape | None, axes: str
 ) -> tuple[list[Any], tuple[int, ...]]:
     """Return the values of a column, lanes side by side, and its leading axes."""
     want = tuple(lead) if shape is None else shape

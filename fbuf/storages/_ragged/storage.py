@@ -20,11 +20,12 @@ from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of
 from fbuf._core.sample import TICKET
+from fbuf._host.memory.lazy_array import within
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.store import Records
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows, _host_rows
-from fbuf.storages._array_rows import Leaves
+from fbuf.storages._array_rows import HostPlan, Leaves
 from fbuf.storages._compressed import Codec
 from fbuf.storages._host_rows import SideRows
 from fbuf.storages._host_storage import HostStorage
@@ -137,7 +138,9 @@ class Ragged(HostStorage):
     def _adopt(
         self, store: Records, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[RaggedLeaf, ...]
     ) -> SideRows:
-        return _host_rows.adopt(store, geometry, spec, structure, (*self._own_columns(spec), TICKET), leaves)
+        rows = _host_rows.adopt(store, geometry, spec, structure, (*self._own_columns(spec), TICKET))
+        rows.layout = rows.layout._replace(leaves=leaves)
+        return rows
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         return self.open(geometry, spec, structure, ())
@@ -145,9 +148,7 @@ class Ragged(HostStorage):
     def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         return _host_rows.abstract(geometry, spec, structure, (*self._own_columns(spec), TICKET))
 
-    def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
-    ) -> tuple[int, str, int]:
+    def plan_host(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> HostPlan:
         number = geometry.lanes * (geometry.length + self._slack(geometry))
         raw = number * sum(item_bytes(spec[n]) + _INDEX_BYTES for n in self.host_keys(spec))
         known = "leaves with a maximum, all as large as that; the others are as large as their values"
@@ -165,13 +166,7 @@ class Ragged(HostStorage):
         return parse(call, given, layout.spec, layout.leaves, lead, axes)
 
     def put(
-        self,
-        rows: SideRows,
-        values: Sequence[Sequence[Any]],
-        shape: tuple[int, int],
-        length: int,
-        mask: Any,
-        after: Any,
+        self, rows: SideRows, values: Sequence[Any], shape: tuple[int, int], length: int, mask: Any, after: Any
     ) -> np.ndarray:
         """Store the ragged part of rows; return tickets uint32[N, E, 2].
 
@@ -250,16 +245,10 @@ class Ragged(HostStorage):
     def flush(self, rows: SideRows) -> None:
         """Do nothing: there are no files."""
 
-    def to_arrays(self, rows: SideRows) -> dict[str, Any]:
-        return _host_rows.to_arrays(rows)
-
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
-        own = {n.removeprefix("store:"): a for n, a in arrays.items() if n.startswith("store:")}
-        slack = self._slack(geometry)
+        own, slack = within(arrays, "store:"), self._slack(geometry)
         store = Records.from_arrays(own, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
-        rows = self._adopt(store, geometry, spec, structure, store.leaves)
-        device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-        return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device)
+        return _host_rows.load_store(self._adopt(store, geometry, spec, structure, store.leaves), arrays)
 
     def with_capacity(self, rows: SideRows, geometry: Geometry) -> SideRows:
         """Return the rows with more room; slots stay. Other states over the same store are unchanged."""

@@ -21,7 +21,7 @@ def test_a_killed_process_loses_no_row(kind: str, seed: int, tmp_path: Path) -> 
 def test_flushed_rows_survive_a_power_failure(
     kind: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_arena, "_SMALL", 8192)
+    monkeypatch.setattr(file_arena.FileArena, "small", 8192)
     for seed in range(first, first + 16):
         check_power_failed(kind, seed, tmp_path / str(seed))
 
@@ -31,5 +31,5 @@ def test_flushed_rows_survive_a_power_failure(
 def test_truncated_and_flipped_files_show_no_wrong_row(
     kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_arena, "_SMALL", 1024)
+    monkeypatch.setattr(file_arena.FileArena, "small", 1024)
     check_damages(kind, verify, True, tmp_path)

@@ -98,9 +98,6 @@ def test_rows_in_files_at_a_path_are_resized(tmp_path: Path) -> None:
     assert np.asarray(loaded.last(loaded.resume({"t": 0}), 2).data["t"]).tolist() == [33, 34]
 
 
-# ------------------------------------------------------------------------------------------------------------- saving
-
-
 def test_a_host_store_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_second_save(Host(keys=("obs",)), True, tmp_path / "one")
     check_second_save(Host(keys=("obs",)), False, tmp_path / "two")

@@ -37,6 +37,7 @@ from tests.support.stacks import (
 )
 from tests.support.store import fetch, frames, same
 from tests.support.store_model import Model
+from tests.support.threads import Thread
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -176,26 +177,22 @@ def test_two_threads_read_while_one_writes(axis: int) -> None:
     ago = np.arange(6, -2, -2).reshape((4, 1) if axis == 1 else (1, 4))
     shape = (4, 9) if axis == 1 else (9, 4)
     store = make(shape, lanes=2, length=300, slack=20, dtype="int64")
-    top, stop, failures, seen = [0], threading.Event(), list[BaseException](), [0, 0]
+    top, stop = [0], threading.Event()
 
     def rows_of(tickets: np.ndarray) -> np.ndarray:
         return np.broadcast_to(tickets[..., None, None].astype(np.int64) - ago, (*tickets.shape, *shape))
 
-    def read(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        try:
-            while not stop.is_set():
-                wanted = rng.integers(max(top[0] - 700, 0), top[0] + 20, (64, 4)).astype(np.uint64)
-                got, ok = fetch(store, wanted)
-                there = ok.reshape(wanted.shape) & (wanted > 0)
-                assert (got[there] == rows_of(wanted)[there]).all() and not got[~there].any()
-                seen[seed] += int(there.sum())
-        except BaseException as error:
-            failures.append(error)
+    def read(seed: int) -> int:
+        rng, seen = np.random.default_rng(seed), 0
+        while not stop.is_set():
+            wanted = rng.integers(max(top[0] - 700, 0), top[0] + 20, (64, 4)).astype(np.uint64)
+            got, ok = fetch(store, wanted)
+            there = ok.reshape(wanted.shape) & (wanted > 0)
+            assert (got[there] == rows_of(wanted)[there]).all() and not got[~there].any()
+            seen += int(there.sum())
+        return seen
 
-    readers = [threading.Thread(target=read, args=(i,)) for i in range(2)]
-    for reader in readers:
-        reader.start()
+    readers = [Thread(read, i) for i in range(2)]
     rng = np.random.default_rng(9)
     for _ in range(150):
         n = int(rng.integers(1, 40))
@@ -203,10 +200,10 @@ def test_two_threads_read_while_one_writes(axis: int) -> None:
         assert (store.write([np.ascontiguousarray(rows_of(expected))], None) == expected).all()
         top[0] = int(expected[-1, -1])
     stop.set()
-    for reader in readers:
-        reader.join()
-    assert not failures, failures[0]
-    assert sum(seen) and stream(store).count[0] == stream(store).count[1] == store._count[0] + 3
+    assert (
+        sum(reader.ends() for reader in readers)
+        and stream(store).count[0] == stream(store).count[1] == store._count[0] + 3
+    )
 
 
 def test_batches_equal_those_of_a_device_buffer() -> None:

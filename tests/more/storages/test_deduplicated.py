@@ -130,7 +130,7 @@ def test_arrays_load_only_where_their_ids_mean_the_same() -> None:
     arrays = buffer.storage.to_arrays(state.rows)
     structure = jax.tree.structure(OBS)
     same(buffer.storage.from_arrays(arrays, buffer.geometry, OBS, structure), state.rows)
-    for block, blocks, message in (((4, 16), 512, "other blocks or leaves"), ((8, 8), 256, "expected uint8")):
+    for block, blocks, message in (((4, 16), 512, "the arrays have blocks"), ((8, 8), 256, "expected uint8")):
         other = Deduplicated(keys=("obs",), block=block, blocks=blocks)
         with pytest.raises(ValueError, match=message):
             other.from_arrays(arrays, buffer.geometry, OBS, structure)

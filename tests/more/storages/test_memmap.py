@@ -93,21 +93,20 @@ def test_a_checkpoint_of_one_loads_at_another_path(storage: str, tmp_path: Path)
     same(other.rows(other.resume(EXAMPLE)), held)
 
 
+def full(*args: Any) -> int:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_write_that_fails_under_jit_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state that was donated is lost with the call, the rows are not: they can be resumed."""
     buffer = make("memmap", tmp_path, **PLAIN)
     state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12, 2)))
     held = jax.device_get(buffer.rows(state))
 
-    def full(*args: Any) -> int:
-        raise OSError(28, "No space left on device")
-
     step = jax.jit(lambda s, r: buffer.extend(s, r), donate_argnums=0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(
-            Exception, match="cannot write .*No space left on device.*bytes are free there. Make room in"
-        ):
+        with pytest.raises(Exception, match="cannot write .*No space left on device.*are free there. Make room in"):
             jax.block_until_ready(buffer.extend(state, rows_of(12, 5, 2)))
         same(buffer.rows(state), held)
         with pytest.raises(Exception, match="No space left"):
@@ -150,17 +149,11 @@ def test_replay_goes_on_with_rows_in_files_after_a_failed_write(
     replay = fbuf.Replay(buffer, {"t": 0})
     replay.extend({"t": np.arange(5, dtype=np.int32)})
     with monkeypatch.context() as patched:
-        real = os.pwrite
-
-        def full(*args: Any) -> int:
-            raise OSError(28, "No space left on device")
-
         patched.setattr(os, "pwrite", full)
         with pytest.raises(Exception, match="No space left"):
             replay.extend({"t": np.arange(5, dtype=np.int32)})
             len(replay)
-        assert os.pwrite is not real
-    with pytest.raises(RuntimeError, match=r"went with it; .*Replay\(buffer, example, resume=True\)"):
+    with pytest.raises(RuntimeError, match=r"donated to a failed write.*Replay\(buffer, example, resume=True\)"):
         replay.sample(2)
     with pytest.raises(TypeError, match=r"example is a BufferState; expected one row"):
         fbuf.Replay(buffer, replay.state)

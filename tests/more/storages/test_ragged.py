@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import threading
 import weakref
 from typing import Any
 
@@ -21,6 +20,7 @@ from fbuf.testing import assert_inplace
 from fbuf.views import Episode, Row, Sequence, Transition
 from tests.support.ownership import store_of
 from tests.support.ragged import Thing, same
+from tests.support.threads import Thread
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -117,11 +117,8 @@ def test_readers_and_writers_in_threads() -> None:
                 if ok and value != bytes([i % 250]) * (40 * i):
                     wrong.append(f"{ticket}")
 
-    threads = [threading.Thread(target=write)] + [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for thread in [Thread(write), Thread(read), Thread(read)]:
+        thread.ends()
     assert not wrong and store.stats()["rows_accepted"] == 600
 
 
@@ -330,7 +327,7 @@ def test_memory_does_not_grow() -> None:
             sizes.append(store_of(state).nbytes)
     assert max(sizes) < 2 * np.mean(sizes[:20])
     stats = store_of(state).stats()
-    assert stats["objects"] <= stats["rows_live"] and len(store_of(state)._shelves[1].objects) == stats["objects"]
+    assert stats["objects"] <= stats["rows_live"] and len(store_of(state)._columns[1].objects) == stats["objects"]
 
 
 def test_a_batch_can_be_cut_joined_and_scanned() -> None:
