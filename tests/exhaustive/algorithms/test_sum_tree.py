@@ -64,13 +64,20 @@ def test_every_row_can_be_drawn(capacity: int) -> None:
     check_every_row(capacity)
 
 
-@pytest.mark.parametrize("batch", [1, 300, 16_384])
-def test_both_paths_draw_the_same(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_paths(LARGEST, batch, monkeypatch)
+@pytest.mark.parametrize(
+    ("capacity", "batch"), [(1, 1), (9, 16_384), (65, 1), (LARGEST, 1), (LARGEST, 300), (LARGEST, 16_384)]
+)
+def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_paths(capacity, batch, monkeypatch)
 
 
-def test_strata_bound_the_count_of_every_block(path: str) -> None:
-    check_strata(LARGEST)
+@pytest.mark.parametrize("capacity", [64, LARGEST])
+def test_strata_bound_the_count_of_every_block(path: str, capacity: int) -> None:
+    check_strata(capacity)
+
+
+def test_one_leaf_or_none(path: str) -> None:
+    check_one_leaf(7)
 
 
 @pytest.mark.optimized

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +35,10 @@ def test_sample_returns_the_batch_of_the_previous_call(sampler: str, view: str, 
     check_batches(storage, sampler, view, form)
 
 
-@pytest.mark.parametrize("check", range(len(CHECKS)))
-def test_a_pending_batch_survives_in_deduplicated(check: int) -> None:
-    CHECKS[check]("deduplicated")
+@pytest.mark.parametrize("storage", ["compressed", "deduplicated"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_pending_batch_survives(check: Callable[[str], None], storage: str) -> None:
+    check(storage)
 
 
 @pytest.mark.optimized

@@ -14,15 +14,18 @@ import fbuf
 from fbuf.storages import Compressed, Deduplicated
 from tests.support import combinations
 from tests.support.checkpoint import (
+    OTHERS,
     at_rest,
     check_custom_writer,
     check_every_number_of_rows,
     check_goes_on,
+    check_golden,
     check_grown,
     check_killed,
     check_old_state,
     check_other_buffer,
     check_resize,
+    golden,
     newest_rows,
     resized,
     steps,
@@ -73,11 +76,17 @@ def test_every_number_of_rows(tmp_path: Path) -> None:
     check_every_number_of_rows(Compressed(keys=("t",)), tmp_path)
 
 
-def test_another_storage(tmp_path: Path) -> None:
-    check_other_buffer("Deduplicated", tmp_path)
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_buffer(what: str, tmp_path: Path) -> None:
+    check_other_buffer(what, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(2, 22))
+@pytest.mark.parametrize("name", golden.BUFFERS)
+def test_golden_checkpoints_go_on(name: str) -> None:
+    check_golden(name, draw=True)
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
 @pytest.mark.parametrize("storage", combinations.STORAGES)
 def test_a_kill_leaves_the_old_or_the_new_save(storage: str, seed: int, tmp_path: Path) -> None:
     check_killed(storage, seed, tmp_path)

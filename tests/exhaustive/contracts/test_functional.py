@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 
-from tests.support.functional import BUFFERS, KEY, check_arguments_unchanged, check_laps, filled, rows, step
+from tests.support.functional import (
+    BATCH,
+    BUFFERS,
+    KEY,
+    RICH,
+    check_arguments_unchanged,
+    check_laps,
+    filled,
+    rows,
+    step,
+)
 from tests.support.processes import devices, run_python
 from tests.support.trees import close, same
 
@@ -94,3 +104,12 @@ print("done")
 
 def test_four_devices_hold_a_buffer_each() -> None:
     assert run_python(_SHARDED, **devices(8)).stdout.strip() == "done"
+
+
+def test_vmap_over_keys() -> None:
+    keys = jax.random.split(KEY, 3)
+    many = jax.vmap(lambda key: RICH.peek(filled(), key, BATCH))(keys)
+    for i in range(3):
+        one, alone = jax.tree.map(lambda x, i=i: x[i], many), RICH.peek(filled(), keys[i], BATCH)
+        same(one.index, alone.index)
+        same(one.data["obs"], alone.data["obs"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.more.mixture.test_mixture import test_eager_jitted_and_scanned_give_the_same  # noqa: F401
 from tests.support.mixture import (
     MODES,
     SAMPLERS,
     check_in_place,
     check_sampler,
+    check_weights,
 )
 
 
@@ -16,6 +18,16 @@ from tests.support.mixture import (
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
     check_sampler(sampler, mode)
+
+
+@pytest.fixture(params=[mode for mode in MODES if mode != "annealed"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize(("mode", "target"), [("exact", "source"), ("random", "source"), ("all", "union")])
+def test_weights_are_those_of_the_mixture(mode: str, target: str) -> None:
+    check_weights(mode, target, 1.0)
 
 
 @pytest.mark.optimized

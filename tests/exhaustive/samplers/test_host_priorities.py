@@ -1,10 +1,15 @@
 """The tests of priorities on the host with other forms of calling, parts and sizes."""
 
+import dataclasses
+import gc
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import fbuf
+from fbuf.samplers import Prioritized
 from tests.more.samplers.test_host_priorities import WINDOWS, test_any_sequence_of_methods_is_that_of_the_device  # noqa: F401
 from tests.samplers.test_host_priorities import (  # noqa: F401
     nothing_open,
@@ -12,6 +17,7 @@ from tests.samplers.test_host_priorities import (  # noqa: F401
     test_draws_are_those_of_the_device,
 )
 from tests.support.host_priorities import BATCH
+from tests.support.trees import same
 
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
 
@@ -39,3 +45,39 @@ def capacity(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def storage() -> Any:
     return fbuf.storages.Host()
+
+
+def test_convert_and_resume(tmp_path: Any) -> None:
+    memmap = fbuf.storages.Memmap(str(tmp_path / "rows"))
+    plain = fbuf.Buffer(20, storage=memmap)
+    host = dataclasses.replace(plain, sampler=Prioritized(on="host"))
+    state = plain.extend(plain.init({"x": 0}), {"x": jnp.arange(31)})
+    made = plain.convert(host, state)
+    assert len(fbuf.stores()) == 2
+    device = dataclasses.replace(plain, sampler=Prioritized())
+    batches = [b.peek(s, jax.random.key(0), 6) for b, s in ((host, made), (device, plain.convert(device, state)))]
+    same(*batches)
+    del state, made
+    for buffer in (device, host):
+        gc.collect()
+        state = buffer.resume({"x": 0})
+        batches.append(buffer.peek(state, jax.random.key(0), 6))
+        if buffer is device:
+            del state
+    same(*batches[2:])
+    with pytest.raises(TypeError, match=r"Buffer\.convert.*priorities on the host"):
+        jax.jit(lambda s: host.convert(host, s))(state)
+
+
+def test_growing() -> None:
+    grown = []
+    for on in ("device", "host"):
+        ragged = fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=Prioritized(on=on, normalize="buffer"))
+        state = ragged.extend(ragged.init({"x": 0.0, "s": ""}), [{"x": float(i), "s": "a"} for i in range(4)])
+        state, batch = ragged.sample(state, jax.random.key(0), 4)
+        state = ragged.update_priority(state, batch.index, jnp.arange(4.0))
+        larger, state = ragged.grow(state, capacity=9)
+        state = larger.add(state, {"x": 9.0, "s": ""})
+        batch = larger.sample(state, jax.random.key(1), 8)[1]
+        grown.append((batch.index, batch.probability, batch.weight))
+    same(*grown)

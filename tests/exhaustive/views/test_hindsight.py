@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -41,3 +44,33 @@ def test_steps_are_in_place(storage: Any) -> None:
         "truncated": np.bool_(False),
     }
     assert_draw_write_draw(buffer, rows, buffer.init(rows))
+
+
+def test_what_is_not_relabelled_is_as_without_it() -> None:
+    """The same key draws the same transitions."""
+    rows = {
+        "obs": {
+            "desired_goal": jnp.arange(40.0),
+            "achieved_goal": jnp.arange(40.0),
+            "frame": jnp.arange(40, dtype=jnp.uint8),
+        },
+        "action": jnp.arange(40),
+        "reward": jnp.arange(40.0),
+        "terminated": jnp.arange(40) % 9 == 8,
+        "truncated": jnp.zeros(40, bool),
+    }
+    inner = Transition(n_step=3, stack=4)
+    plain = fbuf.Buffer(100, view=inner, sampler=fbuf.samplers.Prioritized())
+    view = Hindsight(inner, lambda achieved, goal: achieved - goal, fraction=0.5)
+    both = dataclasses.replace(plain, view=view)
+    batches = []
+    for buffer in (plain, both):
+        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+        batches.append(buffer.sample(state, jax.random.key(0), 256)[1])
+    one, two = batches
+    new = two.data.pop("relabelled")
+    assert 60 < int(new.sum()) < 140 and bool((one.index.slot == two.index.slot).all())
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[~new], b[~new]), one.data, two.data)
+    for name in ("action", "discount", "terminated"):
+        assert bool((one.data[name] == two.data[name]).all())
+    assert bool((one.data["obs"]["frame"] == two.data["obs"]["frame"]).all())

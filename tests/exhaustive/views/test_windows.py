@@ -11,8 +11,12 @@ import fbuf
 from fbuf.samplers import Uniform
 from fbuf.views import Episode, Sequence
 from tests.views.test_windows import (
+    ENDS,
     EXAMPLE,
+    check_chances,
+    check_cuts,
     check_inplace,
+    check_late_priorities,
     rows_of,
 )
 
@@ -33,3 +37,17 @@ def test_many_buffers_at_once() -> None:
     for i, state in enumerate(alone):
         got, want = jax.tree.map(lambda x, i=i: x[i], batches), buffer.sample(state, keys[i], 6)[1]
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, want)))
+
+
+def test_every_episode_of_short_windows_is_as_likely_as_every_other() -> None:
+    check_chances(Sequence(1, episode_end=ENDS), Uniform(over="episodes"))
+
+
+@pytest.mark.parametrize("view", [Sequence(8), Sequence(8, boundary="mask")], ids=repr)
+def test_late_priorities_revive_no_window_across_the_write_head(view: Sequence) -> None:
+    check_late_priorities(view)
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
+    check_cuts(at)

@@ -31,7 +31,7 @@ from tests.support.sum_tree import (
 )
 
 
-@pytest.mark.parametrize(("capacity", "reduce"), [(2, "sum"), (65_536, "sum"), (9, "max"), (1000, "min")])
+@pytest.mark.parametrize(("capacity", "reduce"), [(65_536, "sum"), (9, "max"), (1000, "min")])
 def test_set_is_what_a_plain_array_does(path: str, capacity: int, reduce: str) -> None:
     check_set(capacity, reduce)
 
@@ -44,12 +44,12 @@ def test_parents_after_ten_million_updates() -> None:
     check_many_updates(4096)
 
 
-@pytest.mark.parametrize("capacity", [2, 7, 65_536])
+@pytest.mark.parametrize("capacity", [2, 65_536])
 def test_one_leaf_or_none(path: str, capacity: int) -> None:
     check_one_leaf(capacity)
 
 
-@pytest.mark.parametrize(("capacity", "batch"), [(1, 1), (1, 300), (9, 16_384), (65, 1), (1000, 16_384)])
+@pytest.mark.parametrize(("capacity", "batch"), [(1, 300), (1000, 16_384)])
 def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check_paths(capacity, batch, monkeypatch)
 
@@ -69,7 +69,7 @@ def test_accelerator_draws_and_writes_as_the_cpu() -> None:
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("capacity", [1, 64, 10_000])
+@pytest.mark.parametrize("capacity", [1, 10_000])
 def test_strata_bound_the_count_of_every_leaf_or_block(path: str, capacity: int) -> None:
     check_strata(capacity)
 

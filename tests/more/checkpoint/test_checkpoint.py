@@ -18,11 +18,9 @@ from fbuf.storages import Compressed, Host, Ragged
 from fbuf.views import Transition
 from tests.support import combinations
 from tests.support.checkpoint import (
-    OTHERS,
     ROOT,
     check_goes_on,
     check_golden,
-    check_grown,
     check_killed,
     check_other_buffer,
     saved_transitions,
@@ -36,9 +34,6 @@ from tests.support.trees import same
     "pair",
     [
         ("Compressed(path=...)", "Consume", "Row", 0),
-        ("Deduplicated", "Uniform", "Row", 0),
-        ("Ragged", "Epoch", "Row", 0),
-        ("Compressed", "Uniform", "Transition", 1),
         ("Device", "Staleness", "Sequence('mask')", 1),
     ],
 )
@@ -46,17 +41,16 @@ def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Pa
     check_goes_on(pair, 8, tmp_path)
 
 
-@pytest.mark.parametrize("storage", ["Device", "Compressed(path=...)", "Ragged"])
-def test_a_kill_leaves_the_old_or_the_new_save(storage: str, tmp_path: Path) -> None:
-    check_killed(storage, 1, tmp_path)
+def test_a_kill_leaves_the_old_or_the_new_save(tmp_path: Path) -> None:
+    check_killed("Ragged", 1, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["device", "compressed", "deduplicated", "host", "ragged"])
+@pytest.mark.parametrize("name", ["compressed", "ragged"])
 def test_golden_checkpoints_go_on(name: str) -> None:
     check_golden(name, draw=True)
 
 
-@pytest.mark.parametrize("what", [name for name in OTHERS if name != "Deduplicated"])
+@pytest.mark.parametrize("what", ["numbers", "prefetch", "on"])
 def test_another_buffer(what: str, tmp_path: Path) -> None:
     check_other_buffer(what, tmp_path)
 
@@ -180,10 +174,6 @@ def test_replay_goes_on(tmp_path: Path) -> None:
     fbuf.save(tmp_path / "plain", buffer, replay.state)
     with pytest.raises(fbuf.SchemaError, match=r"saved by fbuf.save, without a key\. .* fbuf.load\(path\)"):
         fbuf.Replay.load(tmp_path / "plain")
-
-
-def test_a_grown_buffer_draws_the_batches_of_a_larger_one(tmp_path: Path) -> None:
-    check_grown("Consume", "Row", tmp_path)
 
 
 def test_text_moves(tmp_path: Path) -> None:

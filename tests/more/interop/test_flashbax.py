@@ -78,7 +78,7 @@ def leaves_of(state, lanes: int) -> np.ndarray:
     return np.asarray(fbx.buffers.sum_tree.get_batch(tree, jnp.arange(tree.capacity))).reshape(lanes, -1)
 
 
-@pytest.mark.parametrize(("kind", "number"), [("flat", 6), ("item", 19), ("trajectory", 19)])
+@pytest.mark.parametrize(("kind", "number"), [("flat", 6), ("trajectory", 19)])
 def test_priorities_are_those_of_flashbax(kind, number):
     made, lanes = BY_PRIORITY[kind](), LANES[kind]
     state, held = filled(lanes, number, made=made)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 from typing import Any
 
 import jax
@@ -105,42 +104,6 @@ def test_threads_that_share_states() -> None:
 
     for thread in [Thread(work, n) for n in range(4)]:
         thread.ends()
-
-
-def test_convert_and_resume(tmp_path: Any) -> None:
-    memmap = fbuf.storages.Memmap(str(tmp_path / "rows"))
-    plain = fbuf.Buffer(20, storage=memmap)
-    host = dataclasses.replace(plain, sampler=Prioritized(on="host"))
-    state = plain.extend(plain.init({"x": 0}), {"x": jnp.arange(31)})
-    made = plain.convert(host, state)
-    assert len(fbuf.stores()) == 2
-    device = dataclasses.replace(plain, sampler=Prioritized())
-    batches = [b.peek(s, jax.random.key(0), 6) for b, s in ((host, made), (device, plain.convert(device, state)))]
-    same(*batches)
-    del state, made
-    for buffer in (device, host):
-        gc.collect()
-        state = buffer.resume({"x": 0})
-        batches.append(buffer.peek(state, jax.random.key(0), 6))
-        if buffer is device:
-            del state
-    same(*batches[2:])
-    with pytest.raises(TypeError, match=r"Buffer\.convert.*priorities on the host"):
-        jax.jit(lambda s: host.convert(host, s))(state)
-
-
-def test_growing() -> None:
-    grown = []
-    for on in ("device", "host"):
-        ragged = fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=Prioritized(on=on, normalize="buffer"))
-        state = ragged.extend(ragged.init({"x": 0.0, "s": ""}), [{"x": float(i), "s": "a"} for i in range(4)])
-        state, batch = ragged.sample(state, jax.random.key(0), 4)
-        state = ragged.update_priority(state, batch.index, jnp.arange(4.0))
-        larger, state = ragged.grow(state, capacity=9)
-        state = larger.add(state, {"x": 9.0, "s": ""})
-        batch = larger.sample(state, jax.random.key(1), 8)[1]
-        grown.append((batch.index, batch.probability, batch.weight))
-    same(*grown)
 
 
 def test_bytes_are_counted() -> None:
