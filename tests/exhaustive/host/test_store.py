@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fbuf._host.codecs.base import Zstd
-from tests.support import places
+from tests.support import slot_map
 from tests.support.store import fetch, frames, make
 
 STATM = Path("/proc/self/statm")
@@ -50,9 +50,9 @@ def test_memory_stays_flat_over_a_million_operations() -> None:
 
 
 def test_memory_stays_flat_over_100_000_replacements() -> None:
-    store, rows = places.make(Zstd(), shape=(40, 40), length=5000, slack=300), frames(6000, 40)
-    places.churn(store, rows, 20_000)
+    store, rows = slot_map.make(Zstd(), shape=(40, 40), length=5000, slack=300), frames(6000, 40)
+    slot_map.churn(store, rows, 20_000)
     before, size = resident(), store.nbytes
-    sizes = places.churn(store, rows, 100_000)
+    sizes = slot_map.churn(store, rows, 100_000)
     assert resident() - before < 4 << 20
     assert max(sizes) < 1.3 * size and store.stats()["dictionaries"] <= 3
