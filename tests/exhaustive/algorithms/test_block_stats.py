@@ -53,3 +53,21 @@ def test_lanes() -> None:
     storage = Deduplicated(keys=("obs",)).fit({"obs": lanes}, 2000, lanes=4)
     stats = held(storage, {"obs": lanes}, 2000, lanes=4)
     assert stats["refused_rows"] == stats["retired_rows"] == 0 and stats["blocks_load"] > 0.6
+
+
+def test_leaves_of_the_same_frames_share_block_and_table() -> None:
+    frames = game(1001)
+    rows = {"obs": frames[:-1], "next": {"obs": frames[1:]}, "reward": np.zeros(1000, np.float32)}
+    storage = Deduplicated().fit(rows, 1000)
+    block, places = dict(storage.block), dict(storage.blocks)
+    assert set(block) == set(places) == {"obs", "next/obs"}
+    assert block["obs"] == block["next/obs"]
+    stats = held(storage, rows, 1000)
+    assert stats["refused_rows"] == stats["retired_rows"] == 0
+    alone = Deduplicated(block=block["obs"]).fit({"obs": frames}, 1001)
+    assert sum(places.values()) <= alone.blocks + 32
+    known = Deduplicated(block={"obs": (14, 28)}, blocks={"obs": 640}).fit(rows, 1000)
+    assert dict(known.block) == {"obs": (14, 28), "next/obs": (14, 28)}
+    assert dict(known.blocks)["obs"] == 640
+    for_all = Deduplicated(block=(14, 28)).fit(rows, 1000)
+    assert sum(dict(known.blocks).values()) == sum(dict(for_all.blocks).values())

@@ -34,7 +34,7 @@ def test_nothing_is_refused_while_blocks_come_and_go(places: int, lot: int) -> N
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize(("loop", "tables"), [(False, None), (True, None), (False, 3)])
+@pytest.mark.parametrize(("loop", "tables"), [(False, None), (True, None), (False, 3), (True, 3)])
 def test_cycles_are_in_place(loop: bool, tables: int | None) -> None:
     check_in_place(loop, tables)
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import export
 
 from tests.support.ownership import store_of
 from tests.support.prefetch import (
@@ -46,6 +48,7 @@ def test_a_pending_batch_survives(check: Callable[[str], None], storage: str) ->
     ("storage", "sampler", "view", "order"),
     [
         ("device", "prioritized", "transition", "sesu"),
+        ("compressed", "consume", "row", "ses"),
         ("deduplicated", "epoch", "sequence", "esr"),
         ("device", "consume", "row", "esr"),
         ("device", "uniform", "transition", "se"),
@@ -133,3 +136,13 @@ def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         jax.clear_caches()
+
+
+@pytest.mark.optimized
+def test_a_step_can_be_exported() -> None:
+    buffer = make("device")
+    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    key = np.array([0, 1], np.uint32)
+    exported = export.export(jax.jit(buffer.sample))(state, key)
+    again = export.deserialize(exported.serialize())
+    same(again.call(state, key), buffer.sample(state, key))

@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import export
 
+import fbuf
+from tests.more.contracts.test_functional import test_no_method_calls_back_to_the_host  # noqa: F401
 from tests.support.functional import (
     BATCH,
     BUFFERS,
@@ -113,3 +116,22 @@ def test_vmap_over_keys() -> None:
         one, alone = jax.tree.map(lambda x, i=i: x[i], many), RICH.peek(filled(), keys[i], BATCH)
         same(one.index, alone.index)
         same(one.data["obs"], alone.data["obs"])
+
+
+def test_grad_through_rows_that_were_stored() -> None:
+    """Device rows are plain arrays: what is read depends on what was written."""
+    buffer = fbuf.Buffer(capacity=8)
+
+    def total(x: jax.Array) -> jax.Array:
+        state = buffer.extend(buffer.init({"x": x[0]}), {"x": x})
+        return jnp.sum(buffer.sample(state, KEY, 16)[1].data["x"])
+
+    slope = jax.jit(jax.grad(total))(jnp.arange(4, dtype=jnp.float32))
+    assert float(jnp.sum(slope)) == 16.0 and float(jnp.min(slope)) >= 0.0
+    many = jax.vmap(jax.grad(total))(jnp.ones((2, 4), jnp.float32))
+    np.testing.assert_array_equal(many, jnp.stack([slope, slope]))
+
+
+@pytest.fixture(params=["prioritized-transition", "uniform-row"])
+def name(request: pytest.FixtureRequest) -> Any:
+    return request.param

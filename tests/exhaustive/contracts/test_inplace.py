@@ -78,6 +78,7 @@ def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler:
         ("prioritized", "row", 4),
         ("prioritized", "transition", 4),
         ("uniform", "transition", None),
+        ("prioritized", "transition", None),
     ],
     ids=str,
 )

@@ -7,6 +7,9 @@ from tests.contracts.test_model import (  # noqa: F401
 from tests.support.model_cases import cases
 
 CASES = [
+    ("row", "ranks, all", "device", 3, "donated"),
+    ("final, stack", "batch", "memmap", 3, "donated"),
+    ("sequence, dilation", "uniform", "deduplicated", 3, "donated"),
     ("stack, steps", "buffer", "compressed", None, "donated"),
     ("mask, both", "batch", "device", 3, "jit"),
     ("stack, steps", "batch", "deduplicated", 3, "donated"),
@@ -64,6 +67,7 @@ CASES = [
     ("mask, stride", "ranks, all", "compressed", 3, "donated"),
 ]
 CONVERSIONS = [
+    ("next step", "uniform", "row", "buffer", "compressed", 3),
     ("stack, steps", "batch", "next step, stack", "uniform", "device", None),
     ("final", "uniform", "next step", "uniform", "device", None),
     ("final", "buffer", "stack, steps", "uniform", "deduplicated", 3),

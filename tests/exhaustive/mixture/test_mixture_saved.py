@@ -12,9 +12,9 @@ import numpy as np
 
 import fbuf
 from fbuf.samplers import Prioritized
-from fbuf.storages import Compressed
+from fbuf.storages import Compressed, Memmap
 from fbuf.transforms import Normalize, NormalizeReward, Scale
-from tests.support.mixture import same
+from tests.support.mixture import EXAMPLE, filled, played, same, two
 
 
 def test_statistics_of_transforms_are_saved_by_buffer(tmp_path: Path) -> None:
@@ -56,3 +56,18 @@ def test_statistics_of_transforms_are_saved_by_buffer(tmp_path: Path) -> None:
         jax.tree.leaves(again["online"].transforms), jax.tree.leaves(state["online"].transforms)
     )
     assert same(play(loaded, again), play(mixture, state))
+
+
+def test_buffers_are_loaded_into_other_capacities_and_storages(tmp_path: Path) -> None:
+    mixture = two(fbuf.Buffer(20, sampler=Prioritized()), fbuf.uniform(40))
+    state, _ = played(mixture, filled(mixture), 0, 1)
+    fbuf.save(tmp_path / "c", mixture, state)
+    small, fewer = fbuf.load(tmp_path / "c", resize={"a": 5})
+    assert small["a"].capacity == 5 and small["b"].capacity == 40
+    assert small["a"].last(fewer["a"], 5).data["id"].tolist() == list(range(1015, 1020))
+    files = two(mixture["a"], fbuf.Buffer(40, storage=Memmap(str(tmp_path / "rows"), keys=("obs",))))
+    loaded, again = fbuf.load(tmp_path / "c", files)
+    assert loaded == files and same(played(mixture, state, 1, 2)[1], played(loaded, again, 1, 2)[1])
+    annealed = dataclasses.replace(mixture, annealed=True, fractions={"a": 0.25, "b": 0.75}, target="source")
+    loaded, again = fbuf.load(tmp_path / "c", annealed, example={"a": EXAMPLE, "b": EXAMPLE})
+    assert loaded == annealed and again.fractions.tolist() == [0.25, 0.75]

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fbuf
@@ -16,7 +17,8 @@ from tests.samplers.test_host_priorities import (  # noqa: F401
     test_a_store_goes_with_its_last_state,
     test_draws_are_those_of_the_device,
 )
-from tests.support.host_priorities import BATCH
+from tests.support.host_priorities import BATCH, EXAMPLE, compare, make, run
+from tests.support.threads import Thread
 from tests.support.trees import same
 
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
@@ -81,3 +83,21 @@ def test_growing() -> None:
         batch = larger.sample(state, jax.random.key(1), 8)[1]
         grown.append((batch.index, batch.probability, batch.weight))
     same(*grown)
+
+
+def test_threads_that_share_states() -> None:
+    """Each goes its own way from the same states, all at once."""
+    device, host = make("device"), make("host")
+    start = [run(b, "jit")("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
+
+    def work(number: int) -> None:
+        one, two = start
+        for i in range(12):
+            what, seed = ("learn", "extend", "learn", "more")[i % 4], np.int32(100 * number + i)
+            one, first = run(device, "jit")(what, one, seed)
+            two, second = run(host, "jit")(what, two, seed)
+            same(first, second)
+        compare(one, two)
+
+    for thread in [Thread(work, n) for n in range(4)]:
+        thread.ends()

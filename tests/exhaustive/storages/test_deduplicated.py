@@ -26,6 +26,7 @@ from tests.support.deduplicated import (
     Trial,
     check,
     check_leaves,
+    check_programs,
     from_pool,
     methods_of,
     small,
@@ -269,3 +270,7 @@ def test_equal_fingerprints_of_different_blocks_are_harmless(monkeypatch: pytest
         trial.extend(rows(60))
         trial.compare()
     assert trial.counters()[0] > 0
+
+
+def test_rows_and_references_are_right_after_any_calls() -> None:
+    check_programs("refuse", 14, 33)  # two of three lanes at once

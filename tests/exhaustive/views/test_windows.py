@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Uniform
+from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Sequence
 from tests.views.test_windows import (
     ENDS,
@@ -51,3 +51,17 @@ def test_late_priorities_revive_no_window_across_the_write_head(view: Sequence) 
 @pytest.mark.parametrize("at", [0, 4])
 def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
     check_cuts(at)
+
+
+def test_nothing_to_draw() -> None:
+    """Too few rows, or no episode over yet: nothing, and it is counted."""
+    for view, sampler in (
+        (Sequence(4), Uniform("episodes")),
+        (Episode(9), Prioritized()),
+        (Sequence(4, boundary="mask"), Uniform()),
+    ):
+        buffer = fbuf.Buffer(20, view=view, sampler=sampler)
+        rows = rows_of([3]) | {"terminated": np.zeros(3, bool)}
+        state, batch = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows), jax.random.key(0), 5)
+        assert not any(np.asarray(x).any() for x in jax.tree.leaves((batch.data, batch.mask, batch.probability)))
+        assert int(buffer.stats(state)["empty_samples"]) == 1 and not bool(buffer.can_sample(state))

@@ -76,3 +76,19 @@ def test_another_view_of_the_same_rows(made: tuple[Path, pieces.Rows], traced: b
     same(dataclasses.replace(got, rows=None), dataclasses.replace(want, rows=None))
     back = other.convert(buffer, got)
     same(dataclasses.replace(back, rows=None), dataclasses.replace(state, rows=None))
+
+
+def test_replay_and_checked(made: tuple[Path, pieces.Rows], opened: Any) -> None:
+    (_, rows), (buffer, state) = made, opened
+    checked = fbuf.checked(buffer)
+    state, batch = checked.sample(state, jax.random.key(0), BATCH)
+    state = checked.update_priority(state, batch.index, jnp.ones(BATCH))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        checked.update_priority(state, batch.index, jnp.full(BATCH, jnp.nan))
+    replay = fbuf.Replay(buffer, fbuf.datasets._open.example(pieces.SCHEMA), 0)
+    batch = replay.sample(BATCH)
+    replay = fbuf.Replay(buffer, fbuf.datasets.open(made[0], view=buffer.view, sampler=buffer.sampler)[1], 0)
+    same(batch, replay.sample(BATCH))
+    replay.update_priority(batch.index, np.ones(BATCH))
+    with pytest.raises(TypeError, match="expected a writer that accepts rows"):
+        replay.extend(rows)

@@ -6,14 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 from fbuf._algorithms import block_table
 from fbuf._algorithms.block_table import WAYS
 from tests.support.block_table import (
     WORDS,
     Model,
-    check_in_place,
     check_load,
     check_turnover,
     hashing,
@@ -31,11 +29,6 @@ def test_nothing_is_refused_while_blocks_come_and_go() -> None:
 
 def same(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
-@pytest.mark.optimized
-def test_cycles_are_in_place() -> None:
-    check_in_place(loop=True, tables=3)
 
 
 def test_rebuilding_a_full_table_into_one_hardly_larger_loses_nothing() -> None:

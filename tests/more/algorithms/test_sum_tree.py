@@ -92,22 +92,6 @@ def test_gradients_pass_by(path: str) -> None:
     assert np.isfinite(value) and slope == 1
 
 
-def test_clean_under_strict_jax(path: str) -> None:
-    start = np.random.default_rng(5).random(1000).astype(np.float32)
-    step = functools.partial(draw_write, capacity=1000)
-    plain = jax.jit(step)(st.rebuild(jnp.asarray(start)), jax.random.key(0))
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
-        tree, key = jax.jit(st.rebuild)(start), jax.random.key(0)
-        fresh = jax.jit(lambda t, k: step(t, k))
-        with jax.transfer_guard("disallow"):
-            strict = fresh(tree, key)
-        empty = jax.jit(lambda k: st.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
-    assert strict[0].dtype == jnp.float32 and strict[1].dtype == jnp.int32
-    assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
-    np.testing.assert_array_equal(plain[0], strict[0])
-    np.testing.assert_array_equal(plain[1], strict[1])
-
-
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 def test_words_of_any_key(kind: str) -> None:
     """The same however long the batch, other for every key."""

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from tests.buffer.test_plan import EXAMPLE, TRANSITION, check_fixed, deduplicated, rows
-
-
-@pytest.mark.optimized
-def test_fixed_sizes_are_exact() -> None:
-    check_fixed("transition", "prioritized", "host")
+from tests.buffer.test_plan import EXAMPLE, TRANSITION, deduplicated, rows
 
 
 def test_compressed_reports_the_source_of_its_estimate() -> None:

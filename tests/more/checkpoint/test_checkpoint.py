@@ -50,7 +50,7 @@ def test_golden_checkpoints_go_on(name: str) -> None:
     check_golden(name, draw=True)
 
 
-@pytest.mark.parametrize("what", ["numbers", "prefetch", "on"])
+@pytest.mark.parametrize("what", ["on"])
 def test_another_buffer(what: str, tmp_path: Path) -> None:
     check_other_buffer(what, tmp_path)
 

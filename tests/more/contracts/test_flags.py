@@ -19,7 +19,7 @@ def test_every_method_under_every_flag_at_once(name: str) -> None:
 
 
 def test_eager_methods_move_nothing_to_or_from_the_device() -> None:
-    name = "host"
+    name = "prioritized"
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)
     with flags("transfer_guard"):

@@ -8,13 +8,11 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume
-from fbuf.views import Sequence, Transition
+from fbuf.views import Transition
 from tests.samplers.test_consume import Trial, check_places
 
 
-@pytest.fixture(
-    params=[(Consume(3), Transition(n_step=2), 2, True), (Consume(), Sequence(3, boundary="mask"), 3, True)], ids=str
-)
+@pytest.fixture(params=[(Consume(3), Transition(n_step=2), 2, True)], ids=str)
 def case(request: pytest.FixtureRequest) -> Any:
     """Sampler, view, lanes, and whether states are donated."""
     return request.param

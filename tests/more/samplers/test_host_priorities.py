@@ -18,7 +18,6 @@ import fbuf
 from fbuf.samplers import Prioritized
 from tests.support.host import use_other_callbacks
 from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, verb
-from tests.support.threads import Thread
 from tests.support.trees import same
 
 WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",))
@@ -86,24 +85,6 @@ def test_a_state_that_is_too_old_says_so() -> None:
             jax.block_until_ready(attempt())
     assert isinstance(fbuf.stores()[0]._store.last_error, RuntimeError)
     assert np.asarray(buffer.sample(new, jax.random.key(0), 4)[1].mask).all()  # who carries on does not notice
-
-
-def test_threads_that_share_states() -> None:
-    """Each goes its own way from the same states, all at once."""
-    device, host = make("device"), make("host")
-    start = [run(b, "jit")("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
-
-    def work(number: int) -> None:
-        one, two = start
-        for i in range(12):
-            what, seed = ("learn", "extend", "learn", "more")[i % 4], np.int32(100 * number + i)
-            one, first = run(device, "jit")(what, one, seed)
-            two, second = run(host, "jit")(what, two, seed)
-            same(first, second)
-        compare(one, two)
-
-    for thread in [Thread(work, n) for n in range(4)]:
-        thread.ends()
 
 
 def test_bytes_are_counted() -> None:

@@ -10,7 +10,7 @@ import fbuf
 from fbuf._algorithms import block_table
 from fbuf.storages import Deduplicated
 from fbuf.testing import assert_inplace
-from tests.support.deduplicated import check, check_leaves, check_programs, same_bits
+from tests.support.deduplicated import check, check_leaves, same_bits
 from tests.support.deduplicated_device import (
     BATCH_BYTES,
     OBS,
@@ -24,10 +24,6 @@ from tests.support.trees import same
 @pytest.mark.parametrize("kind", ["frames, colour, stacks", "one table"])
 def test_leaves_of_every_kind_are_exact(kind: str) -> None:
     check_leaves(kind, 3)
-
-
-def test_rows_and_references_are_right_after_any_calls() -> None:
-    check_programs("refuse", 14, 33)  # two of three lanes at once
 
 
 def test_rows_of_very_many_blocks_keep_the_count_of_blocks() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Epoch, Prioritized
+from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged
 from fbuf.testing import assert_inplace
 from fbuf.views import Sequence
@@ -166,7 +166,7 @@ def test_a_donated_step_copies_nothing() -> None:
         assert leaf.nbytes < 1024 or leaf.nbytes > memory.bound, f"a copy of {leaf.shape} would go unnoticed"
 
 
-@pytest.mark.parametrize(("sampler", "lanes"), [(Prioritized(), None), (Epoch(), 2)])
+@pytest.mark.parametrize(("sampler", "lanes"), [(Prioritized(), 2)])
 def test_batches_are_those_of_device(sampler: Any, lanes: int | None) -> None:
     """The same batch as `Device` of what is dense, and ragged leaves of the same rows."""
     number = lanes or 1

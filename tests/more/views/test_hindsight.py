@@ -15,7 +15,6 @@ from tests.views.test_hindsight import drawn, follow
 @pytest.mark.parametrize(
     ("view", "strategy", "lanes"),
     [
-        ("final", "episode", None),
         ("frames", "future", None),
     ],
 )

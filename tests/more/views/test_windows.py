@@ -48,20 +48,6 @@ def test_leaves_keep_their_structure() -> None:
     assert data["carry"][1]["h"][0].shape == (4, 3)
 
 
-def test_nothing_to_draw() -> None:
-    """Too few rows, or no episode over yet: nothing, and it is counted."""
-    for view, sampler in (
-        (Sequence(4), Uniform("episodes")),
-        (Episode(9), Prioritized()),
-        (Sequence(4, boundary="mask"), Uniform()),
-    ):
-        buffer = fbuf.Buffer(20, view=view, sampler=sampler)
-        rows = rows_of([3]) | {"terminated": np.zeros(3, bool)}
-        state, batch = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows), jax.random.key(0), 5)
-        assert not any(np.asarray(x).any() for x in jax.tree.leaves((batch.data, batch.mask, batch.probability)))
-        assert int(buffer.stats(state)["empty_samples"]) == 1 and not bool(buffer.can_sample(state))
-
-
 def test_a_replay_takes_errors_of_windows() -> None:
     buffer = fbuf.Buffer(20, view=Sequence(4), sampler=Prioritized(alpha=1.0, eps=0.0))
     replay = fbuf.Replay(buffer, EXAMPLE)

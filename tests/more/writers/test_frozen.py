@@ -80,22 +80,6 @@ def test_a_step_copies_nothing(made: tuple[Path, pieces.Rows]) -> None:
     assert made_of.temp_size_in_bytes < 500_000
 
 
-def test_replay_and_checked(made: tuple[Path, pieces.Rows], opened: Any) -> None:
-    (_, rows), (buffer, state) = made, opened
-    checked = fbuf.checked(buffer)
-    state, batch = checked.sample(state, jax.random.key(0), BATCH)
-    state = checked.update_priority(state, batch.index, jnp.ones(BATCH))
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        checked.update_priority(state, batch.index, jnp.full(BATCH, jnp.nan))
-    replay = fbuf.Replay(buffer, fbuf.datasets._open.example(pieces.SCHEMA), 0)
-    batch = replay.sample(BATCH)
-    replay = fbuf.Replay(buffer, fbuf.datasets.open(made[0], view=buffer.view, sampler=buffer.sampler)[1], 0)
-    same(batch, replay.sample(BATCH))
-    replay.update_priority(batch.index, np.ones(BATCH))
-    with pytest.raises(TypeError, match="expected a writer that accepts rows"):
-        replay.extend(rows)
-
-
 def test_prefetch(made: tuple[Path, pieces.Rows]) -> None:
     buffer, state = fbuf.datasets.open(made[0], prefetch=1, batch_size=BATCH)
     state, batch = buffer.sample(state, jax.random.key(0))

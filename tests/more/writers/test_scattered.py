@@ -32,7 +32,11 @@ def test_the_largest_stay_and_come_out_in_order(data: st.DataObject) -> None:
     check_largest("Compressed, small", data, lanes=None)
 
 
-@pytest.mark.parametrize("storage", ["Compressed, small"])
+@pytest.fixture(params=["Compressed, small"])
+def storage(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage: str) -> None:
     kind = dataclasses.replace(STORAGES[storage], slack=10, on_expired="mask")
     buffer = make(kind, "Anywhere")
