@@ -153,3 +153,7 @@ def test_clean_under_strict_jax(path: str) -> None:
     assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
     np.testing.assert_array_equal(plain[0], strict[0])
     np.testing.assert_array_equal(plain[1], strict[1])
+
+
+def test_parents_after_ten_million_updates() -> None:
+    check_many_updates(4096)

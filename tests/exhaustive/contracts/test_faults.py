@@ -16,6 +16,6 @@ def test_a_key_used_twice_is_found(sampler: Any, prefetch: int) -> None:
     check_key_reuse(sampler, prefetch)
 
 
-@pytest.mark.parametrize("sampler", [Prioritized(), Ranked()], ids=repr)
+@pytest.mark.parametrize("sampler", [Prioritized(), Prioritized(replace=False), Ranked()], ids=repr)
 def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler: Any) -> None:
     check_many_keys(sampler)

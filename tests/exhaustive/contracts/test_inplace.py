@@ -66,6 +66,7 @@ def test_orders_are_in_place_with_blocks(form: str, sampler: str, order: str) ->
         ("scan", "topk", "minimum", "seor"),
         ("scan", "reservoir", "prioritized", "estu"),
         ("jit", "reservoir", "uniform", "ser"),
+        ("jit", "reservoir", "prioritized", "ser"),
     ],
 )
 def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler: str, order: str) -> None:
@@ -100,3 +101,9 @@ def test_vmapped_trainers_give_what_single_ones_give() -> None:
     for i in range(2):
         one = jax.tree.map(lambda x, i=i: x[i], together)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-9), one, run(keys[i]))
+
+
+def test_states_vmapped_twice_are_in_place() -> None:
+    buffer = buffer_of("uniform", "row")
+    state = leading(jax.eval_shape(buffer.init, ROW), 2, 2)
+    assert_inplace(jax.vmap(jax.vmap(step_of(buffer, "se"))), state, inputs((2, 2)))

@@ -7,6 +7,7 @@ from tests.contracts.test_model import (  # noqa: F401
 from tests.support.model_cases import cases
 
 CASES = [
+    ("mask, stride", "episodes", "device", 3, "eager"),
     ("row", "ranks, all", "device", 3, "donated"),
     ("final, stack", "batch", "memmap", 3, "donated"),
     ("sequence, dilation", "uniform", "deduplicated", 3, "donated"),

@@ -11,6 +11,7 @@ from fbuf.views import Row, Transition
 from tests.support.uniformity import (
     check_parts,
     check_retired,
+    check_zero_priorities,
     chi_square_z,
     slots_drawn,
 )
@@ -40,3 +41,7 @@ def test_a_million_draws_of_many_rows(sampler):
     state = buffer.extend(buffer.init(np.float32(0)), np.zeros(capacity, np.float32), **given)
     for seed in range(3):
         assert abs(chi_square_z(slots_drawn(buffer, state, seed, 2**20), chances / chances.sum())) < 4
+
+
+def test_priorities_all_zero_mean_uniform_over_what_can_be_drawn():
+    check_zero_priorities(transition=True)

@@ -33,7 +33,9 @@ def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
     check_sampler(sampler, mode)
 
 
-@pytest.mark.parametrize(("mode", "target"), [("exact", "source"), ("random", "source"), ("all", "union")])
+@pytest.mark.parametrize(
+    ("mode", "target"), [("exact", "source"), ("annealed", "source"), ("random", "source"), ("all", "union")]
+)
 def test_weights_are_those_of_the_mixture(mode: str, target: str) -> None:
     check_weights(mode, target, 1.0)
 
@@ -88,3 +90,32 @@ def test_eager_jitted_and_scanned_give_the_same(mode: str) -> None:
 @pytest.mark.parametrize("annealed", [False, True])
 def test_other_buffers_give_the_rows_of_an_empty_one(annealed: bool) -> None:
     check_empty(annealed=annealed)
+
+
+def test_priorities_go_where_rows_came_from() -> None:
+    sampler = Prioritized(alpha=1.0, eps=0.0)
+    mixture = fbuf.Mixture(
+        {"a": fbuf.Buffer(20, sampler=sampler), "u": fbuf.uniform(20), "b": fbuf.Buffer(20, sampler=sampler)}
+    )
+    state = filled(mixture)
+    state, batch = mixture.sample(state, jax.random.key(0), 12)
+    error = jnp.where(jnp.arange(12) == 0, jnp.nan, jnp.arange(12) + 2.0)
+    new = mixture.update_priority(state, batch.index, error)
+    for i, name in enumerate(mixture.names):
+        if name == "u":
+            continue
+        leaves = np.ones(20)
+        for row in range(12):
+            if int(batch.source[row]) == i and row:
+                leaves[int(batch.index.slot[row])] = row + 2
+        np.testing.assert_allclose(new[name].sampler.tree[:20], leaves, rtol=1e-6)
+        assert int(mixture.stats(new)[f"{name}/refused_nonfinite"]) == (name == "a")
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), state["u"], new["u"]))
+
+
+def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
+    """The first rows of a batch drawn in order would all be of the lower half."""
+    mixture = fbuf.Mixture({name: fbuf.prioritized(100, alpha=1.0) for name in "ab"}, annealed=True)
+    ids, *_ = map(np.asarray, numbers(mixture)(filled(mixture), jax.random.split(jax.random.key(0), 600)))
+    counts = np.array([np.sum(ids == 1000 * s + i) for s in (1, 2) for i in range(100)])
+    assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4

@@ -17,7 +17,7 @@ from tests.samplers.test_host_priorities import (  # noqa: F401
     test_a_store_goes_with_its_last_state,
     test_draws_are_those_of_the_device,
 )
-from tests.support.host_priorities import BATCH, EXAMPLE, compare, make, run
+from tests.support.host_priorities import BATCH, EXAMPLE, compare, make, run, verb
 from tests.support.threads import Thread
 from tests.support.trees import same
 
@@ -101,3 +101,24 @@ def test_threads_that_share_states() -> None:
 
     for thread in [Thread(work, n) for n in range(4)]:
         thread.ends()
+
+
+def test_order_within_a_jit_is_the_order_written() -> None:
+    """Many writes and draws of one program, on several branches."""
+
+    def tangle(verb: Any, state: Any) -> Any:
+        out = []
+        state, _ = verb("extend", state, 1)
+        left = right = state
+        for i in range(2):
+            left, one = verb("learn", left, i)
+            right, two = verb("learn", right, 10 + i)
+            out += [one, two, verb("learn", state, 20 + i)[1]]
+        return left, right, out
+
+    host = make("host")
+    one = jax.jit(lambda state: tangle(lambda what, s, n: verb(host, what, s, jnp.int32(n)), state))(host.init(EXAMPLE))
+    two = tangle(lambda what, s, n: run(host, "jit")(what, s, np.int32(n)), host.init(EXAMPLE))
+    same(one[2], two[2])
+    compare(one[0], two[0])
+    compare(one[1], two[1])

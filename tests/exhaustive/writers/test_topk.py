@@ -24,5 +24,6 @@ def test_one_by_one_and_at_once_keep_the_same_rows() -> None:
 
 
 @pytest.mark.optimized
-def test_a_step_copies_nothing() -> None:
-    check_inplace("jit")
+@pytest.mark.parametrize("form", ["jit", "vmap"])
+def test_a_step_copies_nothing(form: str) -> None:
+    check_inplace(form)

@@ -39,6 +39,6 @@ def test_a_key_used_twice_is_found(sampler: Any) -> None:
     check_key_reuse(sampler, prefetch=1)
 
 
-@pytest.mark.parametrize("sampler", [Prioritized(replace=False), Epoch()], ids=repr)
+@pytest.mark.parametrize("sampler", [Epoch()], ids=repr)
 def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler: Any) -> None:
     check_many_keys(sampler)

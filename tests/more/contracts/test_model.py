@@ -7,7 +7,6 @@ from tests.support.model_cases import cases
 
 CASES = [
     ("next step, stack", "batch", "host", 3, "donated"),
-    ("mask, stride", "episodes", "device", 3, "eager"),
     ("stack, steps", "buffer, host", "compressed", 3, "donated"),
 ]
 

@@ -47,27 +47,6 @@ def test_any_sequence_of_methods_is_that_of_the_device(way, program):
         compare(*states)
 
 
-def test_order_within_a_jit_is_the_order_written() -> None:
-    """Many writes and draws of one program, on several branches."""
-
-    def tangle(verb: Any, state: Any) -> Any:
-        out = []
-        state, _ = verb("extend", state, 1)
-        left = right = state
-        for i in range(2):
-            left, one = verb("learn", left, i)
-            right, two = verb("learn", right, 10 + i)
-            out += [one, two, verb("learn", state, 20 + i)[1]]
-        return left, right, out
-
-    host = make("host")
-    one = jax.jit(lambda state: tangle(lambda what, s, n: verb(host, what, s, jnp.int32(n)), state))(host.init(EXAMPLE))
-    two = tangle(lambda what, s, n: run(host, "jit")(what, s, np.int32(n)), host.init(EXAMPLE))
-    same(one[2], two[2])
-    compare(one[0], two[0])
-    compare(one[1], two[1])
-
-
 def test_a_state_that_is_too_old_says_so() -> None:
     buffer = fbuf.Buffer(CAPACITY, sampler=Prioritized(on="host"))
     old = buffer.extend(buffer.init({"x": 0}), {"x": jnp.arange(CAPACITY)})

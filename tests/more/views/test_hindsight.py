@@ -43,26 +43,6 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
     assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
 
 
-def test_an_episode_far_longer_than_the_ring() -> None:
-    """Nothing is known of where it began; goals are of rows still held."""
-    view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0)
-    buffer = fbuf.Buffer(16, view=view)
-    example = {
-        "obs": {"desired_goal": jnp.float32(0), "achieved_goal": jnp.float32(0)},
-        "action": jnp.int32(0),
-        "reward": jnp.float32(0),
-        "terminated": jnp.bool_(False),
-        "truncated": jnp.bool_(False),
-    }
-    state = buffer.init(example)
-    for i in range(0, 200, 5):
-        rows = jax.tree.map(lambda x: np.zeros((5, *x.shape), x.dtype), example)
-        rows["obs"]["achieved_goal"] = np.arange(i, i + 5, dtype=np.float32)
-        state = buffer.extend(state, rows)
-        goals = buffer.peek(state, jax.random.key(i), 512).data["obs"]["desired_goal"]
-        assert set(goals.tolist()) == set(range(max(i + 4 - 15, 0) + 1, i + 5))
-
-
 def test_an_observation_that_is_the_achieved_goal() -> None:
     """The true final observation counts as for goals below it."""
     number = np.arange(12, dtype=np.int32)

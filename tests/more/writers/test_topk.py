@@ -20,7 +20,6 @@ from tests.writers.test_topk import (
     best,
     buffer_of,
     check_capacity,
-    check_inplace,
     check_program,
     check_ways,
     example_of,
@@ -115,11 +114,6 @@ def test_a_replay_draws_ahead_from_it() -> None:
     replay.extend(rows)
     assert min(replay.sample().data["id"].tolist()) >= 28 and len(replay) == CAPACITY
     assert replay.stats()["lowest_rank"] == 28 and replay.stats()["nan_ranks"] == 1
-
-
-@pytest.mark.optimized
-def test_a_step_copies_nothing() -> None:
-    check_inplace("vmap")
 
 
 @pytest.mark.optimized
