@@ -63,6 +63,7 @@ def interleave(
     rounds: int = 15,
     warmup: int = 2,
     calls: int | Mapping[str, int] = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds per call of each thunk, measured in turn.
 
@@ -74,6 +75,7 @@ def interleave(
       rounds: Measurements of each.
       warmup: Calls of each beforehand, not measured (compilation, first touch of memory).
       calls: Calls in one measurement, for what takes less than about 100 us; or of each thunk (`enough_calls`).
+      clock: `time.process_time` measures the CPU time of all threads, which other processes disturb less.
     Returns:
       The seconds of each round, in the order of the rounds, so that `ratio` can pair them.
     """
@@ -89,11 +91,11 @@ def interleave(
     try:
         for _ in range(rounds):
             for name, thunk in order:
-                start = time.perf_counter()
+                start = clock()
                 for _ in range(often[name]):
                     result = thunk()
                 _wait(result)
-                seconds[name].append((time.perf_counter() - start) / often[name])
+                seconds[name].append((clock() - start) / often[name])
                 result = None  # freed outside the measurement of the next one
             order.reverse()
     finally:

@@ -1,36 +1,12 @@
-"""Limits: how many rows may be drawn for each row added, as pure state; for training loops in one jit, and for threads.
+"""Limits on the number of rows sampled per row added, as pure state for jitted loops and as counts for threads.
+
+A `Limit` is a value; its state is a pytree of a few words beside the buffer's state. Actors ask `can_add`, learners
+`can_sample`, and both report with `added` and `sampled`. The surplus decides: `samples_per_insert` times the rows added, less
+the rows drawn. It is a whole number (the ratio is a fraction), so it stays exact. `init(host=True)` counts in Python ints.
 
     limit = fbuf.limits.samples_per_insert(8, min_size=1000, rows=16, draws=256)
-    pace = limit.init()
-
-    def step(carry, rows):  # 16 rows, then as many batches of 256 as there is room for
-        replay, pace, key = carry
-        replay, pace = buffer.extend(replay, rows), limit.added(pace, 16)
-
-        def learn(carry):
-            replay, pace, key = carry
-            key, now = jax.random.split(key)
-            replay, batch = buffer.sample(replay, now, 256)
-            ...
-            return replay, limit.sampled(pace, 256), key
-
-        return lax.while_loop(lambda carry: limit.can_sample(carry[1], 256), learn, (replay, pace, key)), None
-
-A `Limit` is a value, `pace` a pytree of a few words beside the buffer's state; actors ask `can_add`, learners `can_sample`, and
-both tell what they did. What the two may do follows from one number, the surplus: `samples_per_insert` times the rows added
-less the rows drawn. It is kept as a whole number (the ratio is a fraction), so it is exact however long a run takes;
-float32 would lose count at 2^24, and Reverb's double near 2^53. With Python ints in place of arrays (`init(host=True)`) the
-same functions serve threads, which wait until a `threading.Condition` says that something has changed:
-
-    with changed:
-        while not limit.can_sample(pace, 256):
-            changed.wait()
-        pace = limit.sampled(pace, 256)
-        changed.notify_all()
-
-What may be drawn *of one row* is the sampler's business: `samplers.Consume(times=k)` gives each row out k times at most.
-Rejected: limits inside `Buffer` (every user's state would carry them, and one buffer may feed several learners); a limiter that
-waits itself (a traced function cannot).
+    state, pace = buffer.extend(state, rows), limit.added(limit.init(), 16)
+    lax.while_loop(lambda carry: limit.can_sample(carry[1], 256), learn, (state, pace, key))
 
 Source: Cassirer et al. 2021, "Reverb: a framework for experience replay", section 3.4; semantics of dm-reverb's RateLimiter.
 """
@@ -54,7 +30,7 @@ __all__ = ["Limit", "LimitState", "at_most", "min_size", "queue", "samples_per_i
 
 
 def __dir__() -> list[str]:
-    return __all__  # what is imported here is no part of it
+    return __all__  # without the imports
 
 
 _MOST = 2**31 - 1
@@ -62,7 +38,7 @@ _MOST = 2**31 - 1
 
 @state
 class LimitState:
-    """How far a run is. Arrays, or with `init(host=True)` Python ints."""
+    """The counts of a limit: arrays, or Python ints with `init(host=True)`."""
 
     added: Any  # uint32[2], rows, high word first; or an int
     drawn: Any  # uint32[2], rows, duplicates counted; or an int
@@ -71,19 +47,18 @@ class LimitState:
 
 @component
 class Limit:
-    r"""Who may go on, by the surplus :math:`samples\_per\_insert \cdot added - drawn`.
+    r"""Bounds on the surplus :math:`samples\_per\_insert \cdot added - drawn`.
 
     Attributes:
-      samples_per_insert: Rows drawn for each row added, on average: a number > 0, taken as it is written in decimals (0.1 is a
-        tenth), or a `fractions.Fraction`. With batches of B after every N rows it is B / N; divided by B it is
-        what papers call the replay ratio.
-      min_size: Rows that must be held before any is drawn; up to there rows can always be added.
-      min_diff: `can_sample` only if the surplus is at least this afterwards; None: whatever it is.
-      max_diff: `can_add` only if the surplus is at most this afterwards; None: whatever it is.
+      samples_per_insert: Rows drawn per row added, on average: a number > 0, read as its decimal text (0.1 is a tenth), or a
+        `fractions.Fraction`. Batches of B after every N rows give B / N. Divided by B it is the replay ratio.
+      min_size: Rows that must be held before the first draw. Rows can always be added up to this number.
+      min_diff: The least surplus after a draw; None for no bound.
+      max_diff: The largest surplus after adding rows; None for no bound.
 
     Raises:
-      ValueError: a number out of range, or a fraction of numbers beyond 2^31 - 1; or rows could not be drawn once
-        `min_size` are added.
+      ValueError: a number is out of range, a fraction has numbers beyond 2^31 - 1, or no draw would be possible once
+        `min_size` rows are added.
 
     Example:
       >>> import fbuf
@@ -103,13 +78,13 @@ class Limit:
         ratio = _fraction("samples_per_insert", self.samples_per_insert)
         if ratio <= 0:
             raise ValueError(
-                f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected a number > 0, rows drawn for each row "
-                f"added. Write 1 for as many as are added."
+                f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected rows drawn per row added, > 0. "
+                f"Use 1 for one draw per row."
             )
         if max(ratio.numerator, ratio.denominator) > _MOST:
             raise ValueError(
                 f"Limit: samples_per_insert is {self.samples_per_insert!r}, which is {ratio}; expected a fraction of "
-                f"numbers up to 2^31 - 1. Write Fraction(x).limit_denominator(1_000_000)."
+                f"numbers up to 2^31 - 1. Use Fraction(x).limit_denominator(1_000_000)."
             )
         for name in ("min_diff", "max_diff"):
             value = getattr(self, name)
@@ -119,21 +94,21 @@ class Limit:
                 )
         if None not in (self.min_diff, self.max_diff) and _fraction("", self.min_diff) > _fraction("", self.max_diff):
             raise ValueError(
-                f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}: nothing could be added any more, or "
-                f"drawn; expected the lesser of two first. Write min_diff={self.max_diff!r}, max_diff={self.min_diff!r}."
+                f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}. Swap them: "
+                f"min_diff={self.max_diff!r}, max_diff={self.min_diff!r}."
             )
         if self.min_diff is not None and _fraction("min_diff", self.min_diff) > ratio * self.min_size:
             raise ValueError(
-                f"Limit: min_diff is {self.min_diff!r}, above {float(ratio * self.min_size):g}, samples_per_insert * min_size: "
-                f"nothing could be drawn when {self.min_size} rows are held. Use a smaller min_diff."
+                f"Limit: min_diff is {self.min_diff!r}; expected at most samples_per_insert * min_size = "
+                f"{float(ratio * self.min_size):g}, or no draw is possible with {self.min_size} rows. Use a smaller min_diff."
             )
 
     def init(self, *, added: int = 0, drawn: int = 0, host: bool = False) -> LimitState:
-        """Before the first row; or after so many, to go on from counts known otherwise.
+        """Return the counts before the first row, or after a known number of rows.
 
         Args:
           added, drawn: Rows so far, less than 2^64.
-          host: Python ints instead of arrays, for threads.
+          host: Count in Python ints instead of arrays, for threads.
         """
         for name, value in (("added", added), ("drawn", drawn)):
             _check_count(name, value, 0, 2**64 - 1)
@@ -145,7 +120,7 @@ class Limit:
         return LimitState(*(jnp.stack(uint64.of(n)) for n in (added, drawn, surplus)))
 
     def added(self, pace: LimitState, rows: Any = 1) -> LimitState:
-        """After `rows` more were added: an int, or int32[]. Cost: a few operations on scalars."""
+        """Count `rows` more added rows, an int or int32[]. Cost: a few operations on scalars."""
         if _on_host("Limit.added", pace):
             number = _int("Limit.added: rows", rows)
             return LimitState(pace.added + number, pace.drawn, pace.surplus + self._ratio.numerator * number)
@@ -154,7 +129,7 @@ class Limit:
         return LimitState(_after(pace.added, more), pace.drawn, jnp.stack(surplus))
 
     def sampled(self, pace: LimitState, draws: Any = 1) -> LimitState:
-        """After `draws` more were drawn, B for a batch: an int, or int32[]."""
+        """Count `draws` more draws, an int or int32[]; B for a batch."""
         if _on_host("Limit.sampled", pace):
             number = _int("Limit.sampled: draws", draws)
             return LimitState(pace.added, pace.drawn + number, pace.surplus - self._ratio.denominator * number)
@@ -163,13 +138,13 @@ class Limit:
         return LimitState(pace.added, _after(pace.drawn, more), jnp.stack(uint64.add(_pair(pace.surplus), cost)))
 
     def can_add(self, pace: LimitState, rows: Any = 1, *, size: Any = None) -> Any:
-        """bool[]: whether `rows` more may be added now, all of them.
+        """Return bool[]: whether `rows` more rows may be added now.
 
         Args:
-          pace: Of this limit.
+          pace: The counts of this limit.
           rows: An int, or int32[].
-          size: Rows held, `buffer.size(state)`, where rows go otherwise than by being overwritten (`clear`, `Consume`);
-            None: as many as were added.
+          size: Rows held, `buffer.size(state)`. Needed where rows are removed before the buffer is full (`clear`, `Consume`);
+            None uses the rows added.
         """
         (_, high), call = self._bounds, "Limit.can_add"
         if _on_host(call, pace):
@@ -185,10 +160,10 @@ class Limit:
         return uint64.at_most(surplus, uint64.of(high)) | uint64.at_most(held, uint64.of(self.min_size))
 
     def can_sample(self, pace: LimitState, draws: Any = 1, *, size: Any = None) -> Any:
-        """bool[]: whether `draws` rows may be drawn now, all of them.
+        """Return bool[]: whether `draws` rows may be drawn now.
 
         Args:
-          pace: Of this limit.
+          pace: The counts of this limit.
           draws: B of a batch: an int, or int32[].
           size: As for `can_add`.
         """
@@ -206,7 +181,7 @@ class Limit:
         return enough & uint64.at_most(uint64.of(low), left)
 
     def stats(self, pace: LimitState) -> dict[str, Any]:
-        """Scalars worth logging: `added`, `drawn`, and `surplus` in rows drawn; as float32, or Python numbers."""
+        """Return `added`, `drawn`, and `surplus` in rows drawn, as float32 or Python numbers."""
         if _on_host("Limit.stats", pace):
             return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / self._ratio.denominator}
         below = (pace.surplus[0] >> jnp.uint32(31)) != jnp.uint32(0)
@@ -215,11 +190,11 @@ class Limit:
         return {"added": _float(_pair(pace.added)), "drawn": _float(_pair(pace.drawn)), "surplus": size}
 
     def check_steps(self, rows: int, draws: int) -> None:
-        """Raises if calls of `rows` rows and of `draws` draws could end up waiting for one another for ever.
+        """Raise if calls of `rows` rows and of `draws` draws could deadlock.
 
         Raises:
-          ValueError: between `min_diff` and `max_diff` there is less room than one call of each takes; or `max_diff` is reached
-            before `min_size` rows are added.
+          ValueError: one call of each exceeds the range from `min_diff` to `max_diff`; or `max_diff` is reached before
+            `min_size` rows are added.
         """
         _check_count("rows", rows, 1)
         _check_count("draws", draws, 1)
@@ -227,26 +202,25 @@ class Limit:
         if high is None:
             return
         ratio, parts = self._ratio, self._ratio.denominator
-        need = ratio.numerator * rows + parts * draws - 1  # then one of both is possible, whatever the surplus
+        need = ratio.numerator * rows + parts * draws - 1  # then one of the two calls is always possible
         if low is not None and high - low < need:
             raise ValueError(
                 f"Limit: from min_diff={float(self.min_diff or 0):g} to max_diff={float(self.max_diff or 0):g} there is room "
                 f"for {(high - low) / parts:g}; expected {need / parts:g} or more, or calls of {rows} rows and of {draws} "
-                f"draws could wait for one another. Use error_buffer={math.ceil(need / parts / 2)} or more."
+                f"draws could deadlock. Use error_buffer={math.ceil(need / parts / 2)} or more."
             )
         start = _whole_steps(self.min_size, rows)
         if start > self.min_size and ratio.numerator * start > high:
             raise ValueError(
-                f"Limit: max_diff is {float(self.max_diff or 0):g}, but {rows} rows at a time come to {start} when min_size="
-                f"{self.min_size} is reached, a surplus of {float(ratio * start):g}: nothing could be added before that. "
-                f"Use min_size={start}."
+                f"Limit: max_diff is {float(self.max_diff or 0):g}, but calls of {rows} rows reach min_size={self.min_size} "
+                f"with {start} rows, a surplus of {float(ratio * start):g}. Use min_size={start}."
             )
 
     def check_call(self, *, rows: int = 0, draws: int = 0) -> None:
-        """Raises if a call of `rows` rows, or of `draws` draws, could never be allowed once `min_size` rows are held.
+        """Raise if a call of `rows` rows, or of `draws` draws, could never be allowed once `min_size` rows are held.
 
         Raises:
-          ValueError: there is less room between `min_diff` and `max_diff` than the call takes.
+          ValueError: the call exceeds the range from `min_diff` to `max_diff`.
         """
         _check_count("rows", rows, 0)
         _check_count("draws", draws, 0)
@@ -260,7 +234,7 @@ class Limit:
                 raise ValueError(
                     f"Limit: a call of {count} {what} moves the surplus by {each * count / parts:g}, but from min_diff="
                     f"{float(self.min_diff or 0):g} there is room for {(top - low) / parts:g}: it could never be allowed. Use "
-                    f"samples_per_insert(..., {what}={count}), or {what} in smaller calls."
+                    f"samples_per_insert(..., {what}={count}), or smaller calls."
                 )
 
     @property
@@ -269,7 +243,7 @@ class Limit:
 
     @property
     def _bounds(self) -> tuple[int | None, int | None]:
-        """Least and most surplus as it is counted."""
+        """Return the bounds in units of 1 / denominator."""
         parts = self._ratio.denominator
         low = None if self.min_diff is None else math.ceil(_fraction("min_diff", self.min_diff) * parts)
         high = None if self.max_diff is None else math.floor(_fraction("max_diff", self.max_diff) * parts)
@@ -284,18 +258,18 @@ def samples_per_insert(
     rows: int = 1,
     draws: int = 1,
 ) -> Limit:
-    """So many rows drawn for each row added, give or take `error_buffer` (Reverb's SampleToInsertRatio).
+    """Keep the rows drawn per row added at `ratio`, within `error_buffer` (Reverb's SampleToInsertRatio).
 
-    Until `min_size` rows are held none is drawn. From then on adding waits where the surplus would come above `ratio * min_size
-    + error_buffer`, and drawing where it would come below `ratio * min_size - error_buffer`.
+    No row is drawn until `min_size` rows are held. Then adding waits where the surplus would exceed `ratio * min_size +
+    error_buffer`, and drawing waits where it would fall below `ratio * min_size - error_buffer`.
 
     Args:
       ratio, min_size: `samples_per_insert` and `min_size` of `Limit`.
-      error_buffer: How far the two may drift apart, in rows drawn; or (min_diff, max_diff), as they are. None: as far as one
-        call of each takes, `ratio * rows + draws`.
-      rows, draws: How many rows one call adds (N, or N * E with lanes), and how many it draws (B).
+      error_buffer: Allowed deviation in rows drawn; or (min_diff, max_diff). None uses one call of each, `ratio * rows +
+        draws`.
+      rows, draws: Rows per call that adds (N, or N * E with lanes), and per call that draws (B).
     Raises:
-      ValueError: a number out of range; or an `error_buffer` so small that calls of this size would wait for one another.
+      ValueError: a number is out of range; or `error_buffer` is so small that calls of this size could deadlock.
 
     Example:
       >>> import fbuf
@@ -310,7 +284,7 @@ def samples_per_insert(
         if len(error_buffer) != 2:
             raise ValueError(
                 f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected a number, or (min_diff, max_diff). "
-                f"Leave it out for what calls of {rows} rows and of {draws} draws need."
+                f"Leave it out to fit calls of {rows} rows and of {draws} draws."
             )
         low, high = (_fraction("error_buffer", bound) for bound in error_buffer)
     else:
@@ -328,7 +302,7 @@ def samples_per_insert(
 
 
 def min_size(size: int) -> Limit:
-    """Nothing is drawn until `size` rows are held; else no limit (Reverb's MinSize).
+    """Allow draws once `size` rows are held (Reverb's MinSize).
 
     Example:
       >>> import fbuf
@@ -339,9 +313,9 @@ def min_size(size: int) -> Limit:
 
 
 def at_most(draws: float | Fraction, min_size: int = 1) -> Limit:
-    """No more than so many rows drawn for each row added, in all; adding never waits.
+    """Bound the rows drawn by `draws` per row added; adding never waits.
 
-    On average: `samplers.Consume(times=k)` is what gives no single row out more than k times.
+    The bound is an average. `samplers.Consume(times=k)` bounds the draws of each single row.
 
     Example:
       >>> import fbuf
@@ -352,9 +326,9 @@ def at_most(draws: float | Fraction, min_size: int = 1) -> Limit:
 
 
 def queue(size: int) -> Limit:
-    """No more drawn than added, and no more than `size` added that were not drawn (Reverb's Queue).
+    """Draw no more rows than were added, and add at most `size` rows ahead (Reverb's Queue).
 
-    With `samplers.Consume()` each row is drawn once; in which order is the sampler's business.
+    With `samplers.Consume()` each row is drawn once, in the sampler's order.
 
     Example:
       >>> import fbuf
@@ -366,7 +340,7 @@ def queue(size: int) -> Limit:
 
 
 def _whole_steps(size: int, rows: int) -> int:
-    """The first number of rows from `size` on that steps of `rows` come to."""
+    """Return the first multiple of `rows` that is at least `size`."""
     return -(-size // rows) * rows
 
 
@@ -379,7 +353,7 @@ def _check_count(name: str, value: Any, least: int, most: int = _MOST, where: st
 
 
 def _fraction(name: str, value: Any) -> Fraction:
-    """A number as it is written: 0.1 is a tenth."""
+    """Return a number as its decimal text reads: 0.1 is a tenth."""
     if isinstance(value, Fraction):
         return value
     if not isinstance(value, (numbers.Real, np.number)) or isinstance(value, bool) or not math.isfinite(float(value)):
@@ -393,21 +367,18 @@ def _plain(value: Fraction) -> int | Fraction:
 
 
 def _on_host(call: str, pace: Any) -> bool:
-    """Whether it counts in Python ints.
+    """Return whether `pace` counts in Python ints.
 
     Raises:
-      TypeError: it is no pace.
+      TypeError: it is not a LimitState.
     """
     if not isinstance(pace, LimitState):
-        raise TypeError(
-            f"{call}: pace is {type(pace).__name__}; expected a LimitState: how far a run is, beside the state of its buffer. "
-            f"Write pace = limit.init()."
-        )
+        raise TypeError(f"{call}: pace is {type(pace).__name__}; expected a LimitState. Use pace = limit.init().")
     return isinstance(pace.surplus, int)
 
 
 def _check_whole(what: str, count: Any) -> None:
-    """Raises unless it is one whole number, which may be traced."""
+    """Raise unless `count` is one integer, which may be traced."""
     if isinstance(count, (int, np.integer)):
         _check_count(what, count, 0, where="")
     elif np.shape(count) != () or not jnp.issubdtype(getattr(count, "dtype", np.void), jnp.integer):
@@ -415,7 +386,7 @@ def _check_whole(what: str, count: Any) -> None:
 
 
 def _int(what: str, count: Any) -> int:
-    """A Python int, whatever kind of whole number it is."""
+    """Return an integer of any kind as a Python int."""
     _check_whole(what, count)
     if int(count) < 0:
         raise ValueError(f"{what} is {count!r}; expected an int from 0 to {_MOST}.")
@@ -423,7 +394,7 @@ def _int(what: str, count: Any) -> int:
 
 
 def _unsigned(what: str, count: Any) -> jax.Array:
-    """uint32[]."""
+    """Return `count` as uint32[]."""
     _check_whole(what, count)
     return jnp.asarray(count).astype(jnp.uint32)
 
@@ -437,7 +408,7 @@ def _after(words: jax.Array, more: jax.Array) -> jax.Array:
 
 
 def _held(call: str, pace: LimitState, size: Any) -> Wide:
-    """Rows held; 2^62 stands for any more of them."""
+    """Return the rows held, at most 2^62."""
     if size is not None:
         return Wide(jnp.uint32(0), _unsigned(f"{call}: size", size))
     return Wide(jnp.minimum(pace.added[0], jnp.uint32(2**30)), pace.added[1])

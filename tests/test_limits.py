@@ -268,15 +268,15 @@ def test_threads_keep_the_ratio() -> None:
 
 
 REFUSALS = [
-    (lambda: Limit(0), r"samples_per_insert is 0; .* Write 1 for"),
+    (lambda: Limit(0), r"samples_per_insert is 0; .* Use 1 for"),
     (lambda: Limit(1, 4.0), r"min_size is 4\.0; .* Write 4\."),
-    (lambda: Limit(1, 1, 1, 0), r"min_diff is 1, above max_diff=0: .* Write min_diff=0, max_diff=1"),
+    (lambda: Limit(1, 1, 1, 0), r"min_diff is 1, above max_diff=0\. Swap them: min_diff=0, max_diff=1"),
     (lambda: Limit(1, 1, 0, float("inf")), r"max_diff is inf; .* Write None"),
-    (lambda: Limit(1e-10), r"Write Fraction\(x\)\.limit_denominator"),
+    (lambda: Limit(1e-10), r"Use Fraction\(x\)\.limit_denominator"),
     (lambda: Limit(float("nan")), r"samples_per_insert is nan"),
     (lambda: Limit("2"), r"samples_per_insert is '2'"),
     (lambda: Limit(1, True), r"min_size is True"),
-    (lambda: Limit(1, 4, 5), r"min_diff is 5, above 4, samples_per_insert \* min_size"),
+    (lambda: Limit(1, 4, 5), r"min_diff is 5; expected at most samples_per_insert \* min_size = 4"),
     (lambda: Limit(0.5, 1, None, 1e19), r"max_diff is 1e\+19; expected less than 2\^62 / 2"),
     (lambda: Limit(2, 10, 0, 40).check_call(rows=21), r"moves the surplus by 42, .* room for 40: .*rows=21\)"),
     (lambda: Limit(1, 60, 0, 40).check_call(draws=61), r"moves the surplus by 61, .* room for 60: .*draws=61\)"),
@@ -291,7 +291,7 @@ REFUSALS = [
     (lambda: limits.samples_per_insert(8, 10, draws=2.5), r"samples_per_insert: draws is 2\.5"),
     (lambda: limits.samples_per_insert(8, 10, (1, 2, 3)), r"error_buffer is \(1, 2, 3\); .*\(min_diff, max_diff\)"),
     (lambda: limits.samples_per_insert(8, 1000, 100, rows=16, draws=256), r"expected 383 or more.*error_buffer=192"),
-    (lambda: limits.samples_per_insert(1, 5, 7, rows=13, draws=1), r"come to 13 .* Use min_size=13"),
+    (lambda: limits.samples_per_insert(1, 5, 7, rows=13, draws=1), r"with 13 rows.* Use min_size=13"),
 ]
 
 
@@ -332,7 +332,7 @@ def test_counts_that_are_not_whole_are_refused() -> None:
 def test_the_state_of_a_buffer_is_refused_as_pace() -> None:
     state = fbuf.uniform(4).init(0)
     for call in ("added", "sampled", "can_add", "can_sample", "stats"):
-        with pytest.raises(TypeError, match=rf"Limit\.{call}: pace is BufferState; .* Write pace = limit\.init\(\)"):
+        with pytest.raises(TypeError, match=rf"Limit\.{call}: pace is BufferState; .* Use pace = limit\.init\(\)"):
             getattr(Limit(), call)(state)
 
 

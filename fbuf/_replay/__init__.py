@@ -1,7 +1,8 @@
 """`Replay`: a buffer, its state and its key in one object, which threads may share.
 
-`_replay` is the object. `_turns` says whose turn it is, `_pacing` who waits for a limit and why, `_batches` is the iterator
-that draws ahead, `_arrays` takes and gives arrays of any kind.
+`replay` is the object, `state` what it holds, `programs` its jitted calls, `row_block` the rows that are not yet written,
+`packed` batches on their way to NumPy and torch. `fair_lock` is its lock, `limiter` lets calls wait for a limit, `batches`
+prefetches in a thread, `arguments` checks and converts arrays, `defer_interrupt` protects a donated state from Ctrl-C.
 """
 
 from fbuf._concurrency.wakeup import ReplayClosed

@@ -1,4 +1,4 @@
-"""`Replay.batches`: an iterator whose thread (`fbuf._concurrency.prefetcher`) draws ahead, and hands batches to the device."""
+"""`Batches`: the iterator of `Replay.batches`, whose thread draws ahead and moves batches to the device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fbuf._core.sample import Sample
 
 
 class Batches:
-    """Batches drawn ahead; an iterator, and a context manager. `Replay.batches` makes it.
+    """An iterator over prefetched batches, and a context manager. Made by `Replay.batches`.
 
-    Several threads may take batches from it, and any may close it.
+    Several threads may take batches from it, and any of them may close it.
     """
 
     def __init__(self, draw: Make, prefetch: int, timeout: float | None, explain: Callable[[], str]):
@@ -26,17 +26,17 @@ class Batches:
         return self
 
     def __next__(self) -> Sample:
-        """The next batch; waits for it.
+        """Wait for the next batch and return it.
 
         Raises:
-          StopIteration: the replay was closed, and what was drawn before has been handed out; or this iterator was.
-          TimeoutError: it is not there in time, and may be later.
-          Exception: what went wrong with it. There are no batches after that.
+          StopIteration: this iterator was closed; or the replay was, and every prefetched batch has been returned.
+          TimeoutError: the batch was not ready in time. It may be later.
+          Exception: the thread's error. No batches follow it.
         """
         if os.getpid() != self._process:
             raise RuntimeError(
-                "Replay.batches: this process was forked, and the thread that draws is not in it; expected the process that "
-                "made the iterator. Make replay and iterator in the child."
+                "Replay.batches: this process was forked, and the thread that draws is not in it. Make the replay and the "
+                "iterator in the child process."
             )
         batch: Sample | None = self._ahead.take(None if self._timeout is None else wakeup.clock() + self._timeout)
         if batch is None:
@@ -44,10 +44,10 @@ class Batches:
         return batch
 
     def close(self) -> None:
-        """Ends the thread, and drops what was drawn ahead. Waits for the draw that is under way. Closing twice is fine.
+        """End the thread, and drop prefetched batches. Wait for the current draw. Closing twice is harmless.
 
         Raises:
-          Exception: what went wrong in the thread, if `next` has not raised it.
+          Exception: the thread's error, if `next` has not raised it.
         """
         self._ahead.hear()
         self._ahead.end()

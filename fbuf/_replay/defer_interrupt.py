@@ -1,47 +1,44 @@
-"""Ctrl-C waits while a write has the state, which is donated and nobody's until the call returns the next one.
+"""`DeferInterrupts`: delay Ctrl-C while a write holds the only reference to the donated state.
 
-Python looks for signals between any two of its steps, also between the return of a call and the assignment of what it
-returned, and inside a callback of a host storage that runs in the main thread: one Ctrl-C in four took the state of a loop of
-small writes with it. Only the main thread is ever interrupted; it waits as long as one dispatch, or one compilation, takes.
-
-Rejected: C code that calls and assigns in one step (`list.extend` of a `map`), as programs with callbacks are dispatched by
-Python; a signal mask, since another thread takes the signal then; dispatch in a helper thread (30 us).
+Python handles signals between any two steps, also between the return of a jitted call and the assignment of its result.
+Only the main thread is interrupted; the delay is one dispatch, or one compilation.
 """
 
 from __future__ import annotations
 
-import signal
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`, which take 30 us
 import threading
+from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import Any
 
 
-class Uninterrupted:
-    """A context manager; what interrupted it is raised, or handled, when it ends."""
+class DeferInterrupts:
+    """A context manager that passes an interrupt to its handler on exit."""
 
-    __slots__ = ("_before", "_came")
+    __slots__ = ("_handler", "_interrupt")
 
     def __init__(self) -> None:
-        self._before: Any = None
-        self._came: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+        self._interrupt: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if callable(before):  # ignored, or not Python's: it never raises
+            handler = _signal.getsignal(SIGINT)
+            if callable(handler):  # else it is ignored, or not Python's, and never raises
                 try:
-                    signal.signal(signal.SIGINT, self._note)
+                    _signal.signal(SIGINT, self._note)
                 except ValueError:  # the main thread of another interpreter
                     return
-                self._before = before
+                self._handler = handler
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            if self._came is not None:
-                self._before(*self._came)
+        if self._handler is not None:
+            _signal.signal(SIGINT, self._handler)
+            if self._interrupt is not None:
+                self._handler(*self._interrupt)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came = number, frame
+        self._interrupt = number, frame

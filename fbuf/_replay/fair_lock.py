@@ -1,20 +1,9 @@
-"""Whose turn it is: a lock handed on in order of arrival, and a way to wait outside it until something changed.
+"""`FairLock`: a re-entrant lock granted in order of arrival, with a wait for changes outside it.
 
-Python's own locks go to whoever comes when they are free, which is mostly the thread that just gave one up: actors that
-add in a loop would keep a learner waiting for seconds. Here each call has a number, and the lowest of those that can use
-the turn gets it next. One that waits for a change (for rows, for room) keeps its number, and is looked at first when there
-is one.
-
-A thread sleeps on a gate of its own (`fbuf._concurrency.wakeup`), so that a finalizer can wake and end it. The mutex here is
-held for a few steps only, never while a program runs or is waited for, and the thread that holds it may take it again: a signal
-handler may come in between. The turn itself is held while a verb is dispatched, or while its owner waits for arrays:
-callbacks need neither.
-
-When the interpreter ends it takes every turn for good: a thread of the user's that sleeps here can be left alone, but one that
-is stopped inside XLA takes the process down.
-
-Rejected: `threading.Condition` (no order, and `notify` takes a lock); `queue.Queue` (the same); looking every so often
-whether somebody has gone.
+A `threading.Lock` mostly goes to the thread that released it last, so actors that add in a loop would starve a learner.
+Here each call has a number, and the lowest waiting number gets the lock next. A call that waits for a change keeps its
+number. Each thread sleeps on its own gate (`fbuf._concurrency.wakeup`), because a finalizer must be able to end it without
+taking a lock. The mutex is held for a few steps only, and is re-entrant, because a signal handler may run in between.
 """
 
 from __future__ import annotations
@@ -30,180 +19,179 @@ from fbuf._concurrency import wakeup
 from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 
 
-class _Place:
-    """One call that waits."""
+class _Waiter:
+    """One waiting call."""
 
     __slots__ = ("asleep", "wake_up", "number", "thread")
 
-    def __init__(self, number: int, thread: int, gate: WakeUp, asleep: bool):
-        self.number, self.thread, self.wake_up, self.asleep = number, thread, gate, asleep
+    def __init__(self, number: int, wake_up: WakeUp, asleep: bool):
+        self.number, self.thread, self.wake_up, self.asleep = number, threading.get_ident(), wake_up, asleep
 
 
-class Turns:
-    """The turn, and who waits for it."""
+class FairLock:
+    """A lock whose waiting threads are served in order of arrival."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
         self._numbers = itertools.count()
-        self._places: list[_Place] = []
-        self._owner = 0  # thread; 0: nobody
-        self._depth = 0  # of calls in one another
+        self._waiters: list[_Waiter] = []
+        self._owner = 0  # thread; 0 while the lock is free
+        self._depth = 0  # nested acquisitions of the owner
         self._number = 0  # of the owner's call
-        self.changes = 0  # so far
+        self.changes = 0  # calls of `notify` so far
         _all.add(self)
 
-    def turn(
-        self, stop: StopToken | None = None, *, check: Callable[[], None] | None = None, changes: bool = False
-    ) -> Turn:
-        """A context manager: the turn, once it is this call's; at once where the thread has it already.
+    def acquire(
+        self, stop: StopToken | None = None, *, check: Callable[[], None] | None = None, notify: bool = False
+    ) -> Acquired:
+        """Return a context manager that holds the lock; nested use returns at once.
 
         Args:
-          check: Called once it is; what it raises gives the turn up again.
-          changes: Those who wait for a change look again after it.
-        Raises:
-          Stopped: by `stop`, while waiting.
+          stop: Ends the wait with `Stopped`.
+          check: Called with the lock held; its exceptions release the lock.
+          notify: Wake the threads in `wait` on release.
         """
-        return Turn(self, stop, check, changes)
+        return Acquired(self, stop, check, notify)
 
     def wait(self, until: float | None = None, stop: StopToken | None = None) -> None:
-        """Gives the turn up until something changed, or `clock` says `until`; the caller has it again when this returns.
+        """Release the lock until `notify`, or until `wakeup.clock` reads `until`; then hold it again.
 
         Raises:
-          Stopped: by `stop`, while waiting; the turn is gone then.
+          Stopped: by `stop`; the lock is released then.
         """
-        place = _Place(self._number, threading.get_ident(), WakeUp() if stop is None else stop.wake_up, asleep=True)
-        self._get(place, self._depth, stop, until=until)
+        waiter = _Waiter(self._number, WakeUp() if stop is None else stop.wake_up, asleep=True)
+        self._queue(waiter, self._depth, stop, until=until)
 
-    def changed(self) -> None:
-        """Lets those who wait for a change look again, each when it is their turn."""
+    def notify(self) -> None:
+        """Wake the threads in `wait`; each returns when it holds the lock."""
         with self._mutex:
             self.changes += 1
-            for place in self._places:
-                place.asleep = False
+            for waiter in self._waiters:
+                waiter.asleep = False
             self._wake()
 
     def enter(self, stop: StopToken | None = None, until: float | None = None) -> None:
-        """Takes the turn, or takes it once more; raises Stopped if it has not got it when `clock` says `until`."""
+        """Take the lock; raise `Stopped` by `stop`, or when `wakeup.clock` reads `until` first."""
         thread = threading.get_ident()
         with self._mutex:
             if self._owner == thread:
                 self._depth += 1
                 return
             number = next(self._numbers)
-        place = _Place(number, thread, WakeUp() if stop is None else stop.wake_up, asleep=False)
-        self._get(place, 1, stop, latest=until)
+            if not self._owner and not self._waiters:
+                self._owner, self._depth, self._number = thread, 1, number
+                return
+        self._queue(_Waiter(number, WakeUp() if stop is None else stop.wake_up, asleep=False), 1, stop, latest=until)
 
     def depth(self) -> int:
-        """How often the calling thread has it."""
+        """Return how many nested acquisitions the calling thread holds."""
         return self._depth if self._owner == threading.get_ident() else 0
 
     def restore(self, depth: int) -> None:
-        """Gives up what the calling thread has beyond `depth`; nothing if it has the turn no more. Twice is fine."""
+        """Release what the calling thread holds beyond `depth`. Calling it twice is harmless."""
         with self._mutex:
             if self._owner == threading.get_ident():
                 self._depth = depth
                 if depth == 0:
                     self._owner = 0
-            self._wake()  # also where an interrupt came before
+            if self._waiters:
+                self._wake()  # also where an interrupt came before
 
-    def _get(
+    def _queue(
         self,
-        place: _Place,
+        waiter: _Waiter,
         depth: int,
         stop: StopToken | None,
         *,
         until: float | None = None,
         latest: float | None = None,
     ) -> None:
-        """Waits in this place, with `depth` of the turn then; what the thread has of it now goes to others.
-
-        A place that is asleep wakes by `until`, at which time the turn is still to come; at `latest` it is given up.
-        """
+        """Release the lock, wait, and take it with `depth`. Sleep ends at `until`; the whole wait fails at `latest`."""
         try:
             with self._mutex:
-                self._places.append(place)
-                if self._owner == place.thread:
+                self._waiters.append(waiter)
+                if self._owner == waiter.thread:
                     self._owner, self._depth = 0, 0
                     self._wake()
-            while not self._taken(place, depth):
+            while not self._granted(waiter, depth):
                 if stop is not None and stop.asked:
                     raise Stopped
-                end = until if place.asleep else latest
+                end = until if waiter.asleep else latest
                 left = None if end is None else end - wakeup.clock()
                 if left is not None and left <= 0:
-                    if not place.asleep:
+                    if not waiter.asleep:
                         raise Stopped
-                    place.asleep = False
+                    waiter.asleep = False
                 else:
-                    place.wake_up.wait(left)
+                    waiter.wake_up.wait(left)
         except BaseException:
-            self._leave(place)
+            self._leave(waiter)
             raise
 
-    def _taken(self, place: _Place, depth: int) -> bool:
+    def _granted(self, waiter: _Waiter, depth: int) -> bool:
         with self._mutex:
             first = None if self._owner else self._first()
-            # A signal handler comes after the call it interrupts, and must not wait for it.
-            if first is None or place.asleep or first.thread != place.thread:
+            # A signal handler runs inside the waiting call of its thread, and must not wait for it.
+            if first is None or waiter.asleep or first.thread != waiter.thread:
                 return False
-            self._places.remove(place)
-            self._owner, self._depth, self._number = place.thread, depth, place.number
+            self._waiters.remove(waiter)
+            self._owner, self._depth, self._number = waiter.thread, depth, waiter.number
             return True
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, waiter: _Waiter) -> None:
         with self._mutex:
-            if place in self._places:
-                self._places.remove(place)
-            elif self._owner == place.thread:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif self._owner == waiter.thread:
                 self._owner, self._depth = 0, 0
             self._wake()
 
-    def _first(self) -> _Place | None:
-        return min((place for place in self._places if not place.asleep), key=lambda place: place.number, default=None)
+    def _first(self) -> _Waiter | None:
+        return min((w for w in self._waiters if not w.asleep), key=lambda waiter: waiter.number, default=None)
 
     def _wake(self) -> None:
         first = None if self._owner else self._first()
-        for place in self._places if first is not None else ():
-            if first is not None and place.thread == first.thread:  # a signal handler in it may be who sleeps
-                place.wake_up.set()
+        for waiter in self._waiters if first is not None else ():
+            if first is not None and waiter.thread == first.thread:  # its signal handler may be the one that sleeps
+                waiter.wake_up.set()
 
 
-class Turn:
-    """What `Turns.turn` gives. An interrupt while it ends may leave the turn taken: `restore` again then."""
+class Acquired:
+    """The context manager of `FairLock.acquire`. An interrupt in `__exit__` may leave the lock held: `restore` it then."""
 
-    __slots__ = ("_changes", "_check", "_depth", "_stop", "_turns")
+    __slots__ = ("_check", "_depth", "_lock", "_notify", "_stop")
 
-    def __init__(self, turns: Turns, stop: StopToken | None, check: Callable[[], None] | None, changes: bool):
-        self._turns, self._stop, self._check, self._changes = turns, stop, check, changes
+    def __init__(self, lock: FairLock, stop: StopToken | None, check: Callable[[], None] | None, notify: bool):
+        self._lock, self._stop, self._check, self._notify = lock, stop, check, notify
         self._depth = 0
 
     def __enter__(self) -> None:
-        self._depth = self._turns.depth()
+        self._depth = self._lock.depth()
         try:
-            self._turns.enter(self._stop)
+            self._lock.enter(self._stop)
             if self._check is not None:
                 self._check()
         except BaseException:
-            self._turns.restore(self._depth)
+            self._lock.restore(self._depth)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._changes:
-            self._turns.changed()
-        self._turns.restore(self._depth)
+        if self._notify:
+            self._lock.notify()
+        self._lock.restore(self._depth)
 
 
-_all: weakref.WeakSet[Turns] = weakref.WeakSet()
-_PATIENCE = 60.0  # seconds for what a thread has its turn for
+_all: weakref.WeakSet[FairLock] = weakref.WeakSet()
+_PATIENCE = 60.0  # seconds for the call that holds the lock
 
 
 @atexit.register
-def _end() -> None:
-    """No turn is anybody's any more but this thread's."""
-    for turns in list(_all):
+def _hold_all() -> None:
+    """Take every lock for good: a thread inside XLA when the interpreter ends would crash the process."""
+    for lock in list(_all):
         try:
-            turns.enter(until=wakeup.clock() + _PATIENCE)
+            lock.enter(until=wakeup.clock() + _PATIENCE)
         except Stopped:
             continue

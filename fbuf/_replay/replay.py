@@ -1,12 +1,10 @@
-"""`Replay`: a buffer, its state and its key in one object, for notebooks, torch loops, and threads.
+"""`Replay`: a buffer, its state and its key in one object, for notebooks, torch loops and threads.
 
-The verbs of `Buffer` cannot raise for values (they are traced): they mask and count. `Replay` runs eagerly, so it looks
-at the counters after each call and raises what they say. It donates the state to every write, so writes are in place, and
-hands out batches as JAX, numpy or torch arrays. Inside jit use the `Buffer` itself.
+The methods of `Buffer` are traced, so they count invalid values instead of raising. `Replay` runs eagerly: after each call it
+reads the counters and raises. It donates the state to every write, and returns batches as JAX, numpy or torch arrays.
 
-Threads may share it: each verb has its turn while it is dispatched, in order of arrival, so a state is donated by one call at
-a time. What was dispatched goes on without it, and what it counted is looked at outside. With a limit, calls wait for one
-another, outside their turn.
+Threads may share it. Each method holds a `FairLock` while it dispatches, so one call at a time donates the state.
+It reads counters after it releases the lock. With a limit, calls wait for each other without holding the lock.
 """
 
 from __future__ import annotations
@@ -19,96 +17,102 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checked import raise_for
-from fbuf._buffer.checks import check_draw, check_eta
+from fbuf._buffer.checks import check_eta
 from fbuf._buffer.state import BufferState, refuse_donated
 from fbuf._buffer.summary import Summary
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
-from fbuf._core import arguments
+from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
+from fbuf._replay import programs
+from fbuf._replay.arguments import (
+    check_form,
+    check_limit,
+    check_seconds,
+    check_seed,
+    convert,
+    place,
+    to_array,
+    to_device_of,
+    to_index,
+    to_rows,
+)
 from fbuf._replay.batches import Batches
-from fbuf._replay.checks import check_form, check_limit, check_seconds, check_seed
-from fbuf._replay.conversion import array, beside, convert, index_of, place, rows_of
-from fbuf._replay.defer_interrupt import Uninterrupted
-from fbuf._replay.fair_lock import Turn, Turns
-from fbuf._replay.limiter import Kind, Pacing, start
+from fbuf._replay.fair_lock import Acquired, FairLock
+from fbuf._replay.limiter import BlockingLimiter, Kind, start
+from fbuf._replay.state import ReplayState
 from fbuf.limits import Limit, LimitState
-from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Ragged
 
 F = TypeVar("F", bound=Callable[..., Any])
-Counts = tuple[Any, Any] | None
-
-_in_place = partial(jax.jit, static_argnums=0, donate_argnums=1)
-_add = _in_place(Buffer.add)
-_extend = _in_place(Buffer.extend)
-_update_priority = _in_place(Buffer.update_priority)
-_update_rows = _in_place(Buffer.update_rows)
-_copied = jax.jit(jnp.copy)
 
 
-def _unharmed(method: F) -> F:
-    """A verb that leaves the thread with what it had of the turn, even if an interrupt comes while it gives that up."""
+def _restores_lock(method: F) -> F:
+    """Restore the lock on error: the thread then holds what it held before the call, even after an interrupt."""
 
     @functools.wraps(method)
     def call(self: Replay, *args: Any, **kwargs: Any) -> Any:
-        depth = self._turns.depth()
+        depth = self._lock.depth()
         try:
             return method(self, *args, **kwargs)
         except BaseException:
-            if self._turns.depth() > depth:
-                self._turns.changed()  # what it was about to say
-            self._turns.restore(depth)
+            if self._lock.depth() > depth:
+                self._lock.notify()  # the interrupt may have prevented it
+            self._lock.restore(depth)
             raise
 
     return cast(F, call)
 
 
-def _in_turn(method: F) -> F:
-    """A verb that waits for the others."""
+def _locked(method: F) -> F:
+    """Hold the lock during the call, with every added row written."""
 
-    @_unharmed
+    @_restores_lock
     @functools.wraps(method)
     def call(self: Replay, *args: Any, **kwargs: Any) -> Any:
-        with self._turn():
+        with self._acquire():
+            self._flush()
             return method(self, *args, **kwargs)
 
     return cast(F, call)
 
 
-class Replay:
-    """A stateful shell around a `Buffer`. Threads may share one: its verbs take turns, in order of arrival.
+class Replay(ReplayState):
+    """A buffer with its state and key. Threads may share it.
 
     Args:
-      buffer: What to hold and how to draw.
-      example: One row, as for `Buffer.init`; or, of a data set, its state, which stays usable:
+      buffer: The storage, sampler, view and writer.
+      example: One row, as for `Buffer.init`; or the state of a data set, which is copied:
         `Replay(*fbuf.datasets.open(path))`.
-      seed: Of the draws; two of them with one seed and one history give the same batches.
-      strict: Raise for values that the verbs would only count. False leaves them to `stats()`.
-      unlimited: Twice the capacity whenever it is full, instead of overwriting the oldest rows (`storages.Ragged` only). Every
-        verb compiles again then, so begin with a capacity of the right order; `buffer` is another after it.
-      limit: From `fbuf.limits`: `add` and `extend` then wait while it does not let so many rows be added, `sample` while it
-        does not let so many be drawn, or there is nothing to draw. None: neither ever waits.
-      resume: Go on with the rows that lie at the storage's path (`Buffer.resume`), instead of none; their priorities start
-        anew, and under a limit they count as drawn as often as was due.
+      seed: Seed of the draws. Equal seeds and histories give equal batches.
+      strict: Raise for values that the methods of `Buffer` only count. False leaves them to `stats()`.
+      unlimited: Double the capacity when the buffer is full, instead of evicting rows (`storages.Ragged` only). Every method
+        compiles again then, and `buffer` is replaced, so start with a capacity of the right order.
+      limit: From `fbuf.limits`. `add` and `extend` then wait until it allows their rows; `sample` waits until it allows the
+        draws and a row can be sampled. None: no call waits.
+      resume: Continue with the rows in the storage's files (`Buffer.resume`). Their priorities are reset. A limit counts
+        them as drawn as often as it expects.
 
-    A write that fails takes the state with it, because it was donated: later calls say so. Rows in files are still there.
-    Ctrl-C does no harm: a write that has begun ends first.
+    A failed write loses the state, which was donated; later calls raise an error that says so. Rows in files remain.
+    Ctrl-C is deferred until the current write is complete.
 
-    Actors and a learner in one process: each actor a thread that adds, the learner takes `batches`; `close`, or leaving the
-    `with`, ends whoever waits by `ReplayClosed`. Where several threads write, or batches are drawn ahead, rows may be
-    overwritten between `sample` and `update_priority`: under a limit, with `prefetch=1`, and once `batches` was called, stale
-    indices are only counted.
+    `add` is cheap in plain Python loops: it copies NumPy rows into host memory, and one `extend` writes up to 64 of them when
+    the memory is full, or before anything reads the state. Batches, counts and errors are those of writing each row at
+    once. Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
+    for a sampler that keeps their order (lanes of `Epoch` and `Consume`, `Uniform` over windows) are written at once.
+
+    For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
+    leaving the `with`, ends waiting calls with `ReplayClosed`. Rows may be overwritten between `sample` and
+    `update_priority` under a limit, with `prefetch=1`, and after `batches`: stale indices are only counted there.
 
     Example:
       >>> import fbuf, numpy as np
@@ -119,7 +123,7 @@ class Replay:
       >>> len(replay), batch.data["obs"].shape
       (5, (4, 3))
 
-      An actor in a thread, eight rows drawn for each that it adds:
+      An actor in a thread, with eight draws for each row that it adds:
 
       >>> import threading
       >>> limit = fbuf.limits.samples_per_insert(8, min_size=100, rows=10, draws=32)
@@ -155,7 +159,7 @@ class Replay:
             raise TypeError(f"Replay: buffer is {type(buffer).__name__}; expected a Buffer. {usage}")
         if unlimited and not isinstance(buffer.storage, Ragged):
             raise TypeError(
-                f"Replay: unlimited is for rows on the host, but {buffer.storage!r} keeps arrays of the full capacity. Use "
+                f"Replay: unlimited needs storages.Ragged, but the storage is {buffer.storage!r}. Use "
                 f"Buffer(storage=fbuf.storages.Ragged()), or a larger capacity."
             )
         check_seed("Replay", seed)
@@ -163,45 +167,57 @@ class Replay:
         if isinstance(example, BufferState):
             if not isinstance(buffer.writer, ReadOnly):
                 raise TypeError(
-                    "Replay: example is a BufferState; expected one row. To go on with rows in files write "
+                    "Replay: example is a BufferState; expected one row. To continue with rows in files, use "
                     "Replay(buffer, example, resume=True)."
                 )
             refuse_donated("Replay", example)
             buffer.check_state(example)
-            state = copy.deepcopy(example)  # what is donated here is not the caller's
+            state = copy.deepcopy(example)  # the caller keeps the original
         else:
-            example = example if isinstance(buffer.storage, Ragged) else rows_of(example)
+            example = example if isinstance(buffer.storage, Ragged) else to_rows(example)
             state = buffer.resume(example) if resume else buffer.init(example)
         pace = None if limit is None else start(limit, int(np.asarray(state.ring.size).sum()))
-        counters = np.array(state.counters)
-        self._begin(ReplayMetadata(buffer, state, jax.random.key(seed), counters, strict, unlimited, limit, pace))
+        self._begin(
+            ReplayMetadata(
+                buffer, state, jax.random.key(seed), np.array(state.counters), strict, unlimited, limit, pace
+            )
+        )
 
-    def _begin(self, shell: ReplayMetadata) -> None:
-        self.buffer, self.strict, self.unlimited = shell.buffer, shell.strict, shell.unlimited
-        self._state, self._key, self._counters = shell.state, shell.key, cast(Any, shell.counters)
-        self._turns, self._closed = Turns(), False
-        self._pacing: Pacing | None = None
-        if shell.limit is not None and shell.pace is not None:
-            self._pacing = Pacing(shell.limit, shell.pace, shrinks=isinstance(shell.buffer.storage, Growable))
-        self._ahead = shell.buffer.prefetch > 0 or shell.limit is not None
+    def _begin(self, metadata: ReplayMetadata) -> None:
+        self._begin_state(metadata.buffer, metadata.state, metadata.key, metadata.unlimited)
+        self.strict = metadata.strict
+        self._lock, self._closed = FairLock(), False
+        self._limiter: BlockingLimiter | None = None
+        if metadata.limit is not None and metadata.pace is not None:
+            self._limiter = BlockingLimiter(
+                metadata.limit, metadata.pace, shrinks=isinstance(metadata.buffer.storage, Growable), size=self._held
+            )
+        self._ahead = metadata.buffer.prefetch > 0 or metadata.limit is not None
 
     @property
     def state(self) -> BufferState:
-        """The state now. The next write through this object donates it; copy what must outlive that."""
-        return self._state
+        """The current state. The next write through this object donates it, so copy what you keep."""
+        return self._current_state()
+
+    @_restores_lock
+    def _current_state(self) -> BufferState:
+        with self._lock.acquire():
+            if not self._state.token.is_deleted():
+                self._flush()
+            return self._state
 
     @property
     def limit(self) -> Limit | None:
-        """Who waits for whom."""
-        return None if self._pacing is None else self._pacing.limit
+        """The limit, or None."""
+        return None if self._limiter is None else self._limiter.limit
 
     @property
     def pace(self) -> LimitState | None:
-        """How far the limit is: rows added and drawn, and the surplus, as Python ints."""
-        return None if self._pacing is None else self._pacing.pace
+        """The counts of the limit: rows added and drawn, and the surplus, as Python ints."""
+        return None if self._limiter is None else self._limiter.pace
 
     def add(self, row: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> None:
-        """Adds one row (one a lane); see `Buffer.add`, and `extend` for the limit.
+        """Add one row (one per lane); see `Buffer.add`, and `extend` for the limit.
 
         Example:
           >>> import fbuf, numpy as np
@@ -210,18 +226,18 @@ class Replay:
           >>> len(replay)
           1
         """
-        self._write("Replay.add", _add, row, priority, mask, timeout)
+        self._write("Replay.add", programs.add, row, priority, mask, timeout)
 
     def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> None:
-        """Adds rows in order of time; see `Buffer.extend`. Waits until the limit allows all of them.
+        """Add rows in order of time; see `Buffer.extend`. Wait until the limit allows all of them.
 
         Args:
-          timeout: Seconds to wait for the limit (not for other calls, whose turn it is); 0: not at all. None: as long as it
-            takes.
+          timeout: Seconds to wait for the limit; 0 does not wait, None waits without a bound. Waiting for other threads'
+            calls does not count.
         Raises:
-          TimeoutError: the limit does not allow them by then.
-          ReplayClosed: it was closed.
-          ValueError: the limit will never allow them; or a timeout without a limit.
+          TimeoutError: the limit did not allow the rows in time.
+          ReplayClosed: the replay was closed.
+          ValueError: the limit will never allow the rows; or `timeout` is given without a limit.
 
         Example:
           >>> import fbuf, numpy as np
@@ -230,65 +246,41 @@ class Replay:
           >>> try:
           ...     replay.extend({"t": np.arange(5)}, timeout=0.01)
           ... except TimeoutError:
-          ...     print("nobody has drawn anything yet")
-          nobody has drawn anything yet
+          ...     print("the queue is full")
+          the queue is full
         """
-        self._write("Replay.extend", _extend, rows, priority, mask, timeout)
+        self._write("Replay.extend", programs.extend, rows, priority, mask, timeout)
 
-    @_unharmed
-    def _write(self, call: str, verb: Any, rows: PyTree, priority: Any, mask: Any, timeout: float | None) -> None:
+    @_restores_lock
+    def _write(self, call: str, method: Any, rows: PyTree, priority: Any, mask: Any, timeout: float | None) -> None:
         self._check_timeout(call, timeout)
-        ragged = isinstance(self.buffer.storage, Ragged)
-        rows = rows if ragged else rows_of(rows)
-        priority, mask = array(priority, "priority"), array(mask, "mask")
-        with self._turn(changes=True):
+        with self._acquire(notify=self._limiter is not None):
             self._refuse_closed(call)
+            if method is programs.add and self._limiter is None and self._collect(rows, priority, mask):
+                return
+            self._flush()
+            ragged = isinstance(self.buffer.storage, Ragged)
+            rows = rows if ragged else to_rows(rows)
+            priority, mask = to_array(priority, "priority"), to_array(mask, "mask")
             count = 0
-            if self._pacing is not None:
+            if self._limiter is not None:
                 shape = self.buffer.parsed(call, self._state, rows, priority, mask)[2]
                 count = shape[0] * shape[1] if mask is None else int(np.asarray(mask).sum())
                 self._wait(call, "add", count, timeout)
             if ragged:
                 rows = self._stored(call, rows, priority, mask)
-            elif verb is _add:
+            elif method is programs.add:
                 rows = self._row(call, rows)
-            self._donate(verb, rows, priority=priority, mask=mask)
-            if self._pacing is not None:
-                self._pacing.done("add", count)
-            # Looking waits for the write, so only where it can refuse something.
-            counts = self._count() if priority is not None or isinstance(self.buffer.storage, Growable) else None
-        self._raise(call, counts)
+            counts = self._donate(method, rows, priority=priority, mask=mask)
+            if self._limiter is not None:
+                self._limiter.done("add", count)
+        # Reading the counters waits for the write, so read them only where rows can be refused.
+        if priority is not None or isinstance(self.buffer.storage, Growable):
+            self._raise(call, counts)
 
-    def _donate(self, verb: Any, *args: Any, **options: Any) -> None:
-        """Writes in place: the state is nobody's from the call to the assignment."""
-        with Uninterrupted():
-            self._state = verb(self.buffer, self._state, *args, **options)
-
-    def _row(self, call: str, row: PyTree) -> PyTree:
-        """One row whose Python numbers have become arrays."""
-        spec, structure = self.buffer.given_spec(self._state)
-        lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
-        return structure.unflatten(arguments.check_rows(call, row, spec, structure, lead, axes).values())
-
-    def _stored(self, call: str, rows: PyTree, priority: Any, mask: Any) -> PyTree:
-        """What is no array is stored first, so that the rest can be written as ever, in place."""
-        leaves, values, shape = self.buffer.parsed(call, self._state, rows, priority, mask)
-        if self.unlimited:
-            self._make_room(shape, mask)
-        return self.buffer.stored(self._state, leaves, values, shape, mask)
-
-    def _make_room(self, shape: tuple[int, int], mask: Any) -> None:
-        more = shape[0] if mask is None else np.asarray(mask).reshape(shape).sum(axis=0)
-        needed = int((np.asarray(self._state.ring.size) + more).max())
-        capacity, length = self.buffer.capacity, self.buffer.geometry.length
-        while length < needed:
-            capacity, length = 2 * capacity, 2 * length
-        if capacity != self.buffer.capacity:
-            self.buffer, self._state = self.buffer.grow(self._state, capacity=capacity)
-
-    @_unharmed
+    @_restores_lock
     def grow(self, blocks: Any = None, *, capacity: int | None = None) -> None:
-        """More room for distinct blocks, or for ragged rows; see `Buffer.grow`. `self.buffer` is another then.
+        """Make room for distinct blocks, or for ragged rows; see `Buffer.grow`. Replace `self.buffer`.
 
         Example:
           >>> import fbuf
@@ -297,24 +289,25 @@ class Replay:
           >>> replay.buffer.capacity
           1000
         """
-        with self._turn(changes=True):
-            self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
+        with self._acquire(notify=True):
+            self._flush()
+            self._grow(blocks, capacity)
 
     def sample(
         self, batch_size: int | None = None, *, to: str = "jax", timeout: float | None = None, **options: Any
     ) -> Sample:
-        """Draws a batch; see `Buffer.sample`. Waits until the limit allows all of it, and there is something to draw.
+        """Draw a batch; see `Buffer.sample`. Wait until the limit allows it and a row can be sampled.
 
         Args:
-          batch_size: B; None: the buffer's.
-          to: "jax", "numpy" or "torch": the arrays in the `Sample`.
-          timeout: Seconds to wait for the limit (not for other calls, whose turn it is); 0: not at all. None: as long as it
-            takes.
+          batch_size: B; None uses the buffer's.
+          to: Arrays in the `Sample`: "jax", "numpy" or "torch".
+          timeout: As for `extend`.
+          **options: As for `Buffer.sample`: `beta=0.6`.
         Raises:
-          TimeoutError: the limit does not allow it by then.
-          ReplayClosed: it was closed.
-          ValueError: there is nothing to draw, and no limit to wait for; the limit will never allow so many; a timeout
-            without a limit; or `to` is something else.
+          TimeoutError: the limit did not allow the batch in time.
+          ReplayClosed: the replay was closed.
+          ValueError: no row can be sampled and there is no limit to wait for; the limit will never allow the batch;
+            `timeout` is given without a limit; or `to` is invalid.
 
         Example:
           >>> import fbuf, numpy as np
@@ -326,29 +319,32 @@ class Replay:
         """
         check_form("Replay.sample", to)
         self._check_timeout("Replay.sample", timeout)
-        return convert(self._sample("Replay.sample", batch_size, options, timeout, None), to)
+        packed = to != "jax" and self._packs
+        return convert(self._sample("Replay.sample", batch_size, options, timeout, packed=packed), to)
 
-    @_unharmed
+    @_restores_lock
     def _sample(
-        self, call: str, batch_size: int | None, options: dict[str, Any], timeout: float | None, stop: StopToken | None
-    ) -> Sample:
-        with self._turn(changes=True, stop=stop):
+        self,
+        call: str,
+        batch_size: int | None,
+        options: dict[str, Any],
+        timeout: float | None,
+        stop: StopToken | None = None,
+        packed: bool = False,
+    ) -> Any:
+        with self._acquire(notify=self._limiter is not None, stop=stop):
             self._refuse_closed(call)
-            size = 0
-            if self._pacing is not None:
-                size = self._check_draw(batch_size, options)
+            size, numbers = self._check_draw(batch_size, options)
+            if self._limiter is not None:
                 self._wait(call, "sample", size, timeout, stop)
-            with Uninterrupted():  # a callback makes another error of it
-                self._key, key = jax.random.split(self._key)
-                self._state, batch = self.buffer.sample(self._state, key, batch_size, **options)
-            if self._pacing is not None:
-                self._pacing.done("sample", size)
-            counts = self._count()
+            batch, counts = self._draw(f"{call}({size})", size, numbers, packed)
+            if self._limiter is not None:
+                self._limiter.done("sample", size)
         self._raise(call, counts)
         return batch
 
     def expect_stale(self) -> None:
-        """From now on stale indices are only counted in `stats`: for who draws ahead, as `batches` and torch's `Loader` do.
+        """Only count stale indices in `stats` from now on, as `batches` and torch's `Loader` need.
 
         Example:
           >>> import fbuf, numpy as np
@@ -357,9 +353,27 @@ class Replay:
         """
         self._ahead = True
 
-    def _check_draw(self, batch_size: int | None, options: dict[str, Any]) -> int:
-        form = "sample(batch_size)"
-        return check_draw("Replay.sample", form, self.buffer, self._key, batch_size, options)[0]
+    @_locked
+    def compile(self, batch_size: int | None = None, *, to: str = "jax", progress: Any = True) -> None:
+        """Compile `add`, `sample(batch_size, to=to)` and `update_priority` of such batches before their first calls.
+
+        Args:
+          batch_size: B; None uses the buffer's.
+          to: As for `sample`.
+          progress: True shows a progress line; a callable gets the programs compiled and their number.
+
+        Example:
+          >>> import fbuf
+          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay.compile(4, progress=False)
+        """
+        check_form("Replay.compile", to)
+        jobs = self._compilations(batch_size, packed=to != "jax" and self._packs)
+        bar = Bar(progress, "Replay.compile", len(jobs), " programs")
+        for job in jobs:
+            job().compile()
+            bar(1)
+        bar.close()
 
     def batches(
         self,
@@ -371,30 +385,26 @@ class Replay:
         timeout: float | None = None,
         **options: Any,
     ) -> Batches:
-        """An iterator over batches, which a thread draws ahead and puts on a device; it ends when the replay is closed.
+        """Return an iterator over batches that a thread prefetches. It ends when the replay is closed.
 
-        The batches are those that `sample` would give, one after another, as the state is when each is drawn: priorities
-        that were updated since do not count in the `prefetch` batches that lie ready. Those are drawn for the limit, for
-        `samplers.Consume` and in a checkpoint, although nobody has had them yet. What goes wrong in the thread is raised by
-        `next`, after the batches drawn before it.
+        The batches equal those of repeated `sample` calls on the state at each draw. Later priority updates do not affect
+        prefetched batches. Those count as drawn for the limit, `samplers.Consume` and checkpoints. `next` raises the
+        thread's error, after the batches drawn before it.
 
-        Leave it by `close`, or a `with`, which wait for the draw under way; if it is merely forgotten, as after a `break`, the
-        thread ends by itself, a moment later.
+        End it with `close`, or a `with`; both wait for the current draw. The thread of a garbage-collected iterator ends
+        soon after. The thread sees `jax.config`, but no context such as `with jax.default_device(...)`. Without a limit the
+        first draw from an empty buffer fails; use `limit=fbuf.limits.min_size(1000)`.
 
         Args:
-          batch_size: B; None: the buffer's.
-          prefetch: Batches ahead, at most; >= 1.
-          to: "jax", "numpy" or "torch": the arrays in the `Sample`.
-          device: Where they go: a `jax.Device` or `Sharding`; of torch what `tensor.to` takes. None: where the state lies.
-            `update_priority` takes indices and errors from any.
-          timeout: Seconds that `next` waits for a batch. None: as long as it takes.
+          batch_size: B; None uses the buffer's.
+          prefetch: Batches drawn ahead, at most; >= 1.
+          to: Arrays in the `Sample`: "jax", "numpy" or "torch".
+          device: A `jax.Device` or `Sharding`; for torch any argument of `tensor.to`. None keeps the state's device.
+          timeout: Seconds that `next` waits for a batch; None waits without a bound.
           **options: For every draw, as for `sample`.
         Raises:
-          TypeError, ValueError: what `sample` would raise for these arguments.
-          RuntimeError: there is no room for another thread.
-
-        The thread sees what `jax.config` says, not contexts like `with jax.default_device(...)` around this call. Without a
-        limit the first draw of an empty buffer fails: use `limit=fbuf.limits.min_size(1000)`.
+          TypeError, ValueError: `sample` would raise for these arguments.
+          RuntimeError: the system cannot start another thread.
 
         Example:
           >>> import fbuf, numpy as np
@@ -407,9 +417,11 @@ class Replay:
         call = "Replay.batches"
         check_form(call, to, device)
         if not isinstance(prefetch, (int, np.integer)) or isinstance(prefetch, bool) or prefetch < 1:
-            raise ValueError(f"{call}: prefetch is {prefetch!r}; expected an int >= 1. For none use replay.sample.")
+            raise ValueError(
+                f"{call}: prefetch is {prefetch!r}; expected an int >= 1. Without prefetch use replay.sample."
+            )
         check_seconds(call, timeout)
-        size = self._check_draw(batch_size, options)
+        size, _ = self._check_draw(batch_size, options)
         self._refuse_closed(call)
         self.expect_stale()
 
@@ -418,22 +430,22 @@ class Replay:
 
         return Batches(draw, int(prefetch), timeout, partial(self._explain, size))
 
-    @_unharmed
+    @_restores_lock
     def _explain(self, size: int) -> str:
-        with self._turns.turn():
-            if self._pacing is None or self._state.token.is_deleted():
+        with self._lock.acquire():
+            if self._limiter is None or self._state.token.is_deleted():
                 return "one is being drawn"
-            if self._pacing.allows("sample", size, self._held) and self._ready():
+            if self._limiter.allows("sample", size) and self._ready():
                 return "one is being drawn"
-            return self._pacing.explain("sample", size, self._held)
+            return self._limiter.explain("sample", size)
 
-    @_unharmed
+    @_restores_lock
     def update_priority(self, index: Index, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
-        """Sets priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
+        """Set priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
         Raises:
-          ValueError: some were refused (not finite, out of range, stale, not drawable); the others are set. Stale ones are
-            only counted with `prefetch=1`, under a limit, and once `batches` was called.
+          ValueError: some were refused (not finite, out of range, stale, ineligible); the others are set. Stale indices are
+            only counted with `prefetch=1`, under a limit, and after `batches`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -444,16 +456,16 @@ class Replay:
         """
         call = "Replay.update_priority"
         check_eta(call, eta)
-        index, td_error, mask = index_of(call, index), array(td_error, "td_error"), array(mask, "mask")
-        with self._turn():
-            index, td_error, mask = jax.tree.map(lambda x: beside(x, self._state.token), (index, td_error, mask))
-            self._donate(_update_priority, index, td_error, mask=mask, eta=eta)
-            counts = self._count()
+        index, td_error, mask = to_index(call, index), to_array(td_error, "td_error"), to_array(mask, "mask")
+        with self._acquire():
+            self._flush()
+            index, td_error, mask = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, td_error, mask))
+            counts = self._donate(programs.update_priority, index, td_error, mask=mask, eta=eta)
         self._raise(call, counts)
 
-    @_unharmed
+    @_restores_lock
     def update_rows(self, index: Index, fields: PyTree) -> None:
-        """Replaces some leaves of rows; see `Buffer.update_rows`.
+        """Replace some leaves of rows; see `Buffer.update_rows`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -463,16 +475,16 @@ class Replay:
           >>> bool(replay.last(1).data["done"][0])
           True
         """
-        index, fields = index_of("Replay.update_rows", index), rows_of(fields)
-        with self._turn():
-            index, fields = jax.tree.map(lambda x: beside(x, self._state.token), (index, fields))
-            self._donate(_update_rows, index, fields)
-            counts = self._count()
+        index, fields = to_index("Replay.update_rows", index), to_rows(fields)
+        with self._acquire():
+            self._flush()
+            index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, fields))
+            counts = self._donate(programs.update_rows, index, fields)
         self._raise("Replay.update_rows", counts)
 
-    @_in_turn
+    @_locked
     def get(self, index: Any) -> Rows:
-        """Rows by index; see `Buffer.get`.
+        """Return rows by index; see `Buffer.get`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -482,12 +494,12 @@ class Replay:
           >>> bool((replay.get(batch.index).data["t"] == batch.data["t"]).all())
           True
         """
-        index = index_of("Replay.get", index) if isinstance(index, Index) else array(index, "index")
+        index = to_index("Replay.get", index) if isinstance(index, Index) else to_array(index, "index")
         return self.buffer.get(self._state, index)
 
-    @_in_turn
+    @_locked
     def rows(self) -> Rows:
-        """Every row, oldest first; see `Buffer.rows`.
+        """Return every row, oldest first; see `Buffer.rows`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -499,9 +511,9 @@ class Replay:
         """
         return self.buffer.rows(self._state)
 
-    @_in_turn
+    @_locked
     def last(self, n: int) -> Rows:
-        """The newest rows; see `Buffer.last`.
+        """Return the newest rows; see `Buffer.last`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -512,9 +524,9 @@ class Replay:
         """
         return self.buffer.last(self._state, n)
 
-    @_unharmed
+    @_restores_lock
     def clear(self) -> None:
-        """Forgets every row. Under a limit, what was added and drawn still counts, and `min_size` rows can be added at once.
+        """Remove every row. A limit keeps its counts, and allows `min_size` rows to be added at once.
 
         Example:
           >>> import fbuf, numpy as np
@@ -524,14 +536,15 @@ class Replay:
           >>> len(replay)
           0
         """
-        with self._turn(changes=True):
-            self._state = self.buffer.clear(self._state)
-            if self._pacing is not None:
-                self._pacing.cleared()
+        with self._acquire(notify=True):
+            self._flush()
+            self._state, self._sizes = self.buffer.clear(self._state), None
+            if self._limiter is not None:
+                self._limiter.cleared()
 
-    @_in_turn
+    @_locked
     def set(self, **numbers: float) -> None:
-        """Replaces annealed numbers, `set(alpha=0.5)`; see `Buffer.set`.
+        """Set annealed numbers, `set(alpha=0.5)`; see `Buffer.set`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -541,9 +554,9 @@ class Replay:
         """
         self._state = self.buffer.set(self._state, **numbers)
 
-    @_in_turn
+    @_locked
     def rebuild(self) -> None:
-        """Applies annealed numbers to all rows; see `Buffer.rebuild`.
+        """Apply annealed numbers to all rows; see `Buffer.rebuild`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -554,9 +567,9 @@ class Replay:
         """
         self._state = self.buffer.rebuild(self._state)
 
-    @_in_turn
+    @_locked
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether `sample` would neither wait nor find nothing to draw; None: the buffer's `batch_size`, or a single row.
+        """Return whether `sample` would return a batch without waiting. None uses the buffer's `batch_size`, or one row.
 
         Example:
           >>> import fbuf, numpy as np
@@ -565,12 +578,12 @@ class Replay:
           False
         """
         size = batch_size or self.buffer.batch_size or 1
-        allowed = self._pacing is None or self._pacing.allows("sample", size, self._held)
-        return allowed and bool(self.buffer.can_sample(self._state))
+        allowed = self._limiter is None or self._limiter.allows("sample", size)
+        return allowed and self._held() > 0 and self._ready()
 
-    @_in_turn
+    @_locked
     def can_add(self, rows: int = 1) -> bool:
-        """Whether so many rows could be added now without waiting.
+        """Return whether so many rows can be added without waiting.
 
         Example:
           >>> import fbuf, numpy as np
@@ -578,11 +591,11 @@ class Replay:
           >>> replay.can_add(5), replay.can_add(6)
           (True, False)
         """
-        return self._pacing is None or self._pacing.allows("add", rows, self._held)
+        return self._limiter is None or self._limiter.allows("add", rows)
 
-    @_in_turn
+    @_locked
     def stats(self) -> dict[str, float]:
-        """`Buffer.stats` as Python numbers; under a limit with its `limit_added`, `limit_drawn` and `limit_surplus`.
+        """Return `Buffer.stats` as Python numbers, with `limit_added`, `limit_drawn` and `limit_surplus` under a limit.
 
         Example:
           >>> import fbuf, numpy as np
@@ -591,13 +604,13 @@ class Replay:
           >>> replay.stats()["size"]
           5
         """
-        paced = {} if self._pacing is None else self._pacing.limit.stats(self._pacing.pace)
+        paced = {} if self._limiter is None else self._limiter.limit.stats(self._limiter.pace)
         stats = {name: np.asarray(value).item() for name, value in self.buffer.stats(self._state).items()}
         return stats | {f"limit_{name}": value for name, value in paced.items()}
 
-    @_in_turn
+    @_locked
     def summary(self, *, compare: int | None = 1 << 14) -> Summary:
-        """What the buffer holds and would draw, as a table; see `Buffer.summary`.
+        """Return a table of the rows and the next draws; see `Buffer.summary`.
 
         Example:
           >>> import fbuf, numpy as np
@@ -608,9 +621,9 @@ class Replay:
         """
         return self.buffer.summary(self._state, compare=compare)
 
-    @_in_turn
+    @_locked
     def nbytes(self) -> dict[str, int]:
-        """Bytes held now, by place.
+        """Return the bytes in use on the device, the host and the disk.
 
         Example:
           >>> import fbuf, numpy as np
@@ -621,12 +634,12 @@ class Replay:
         """
         return self.buffer.nbytes(self._state)
 
-    @_unharmed
+    @_restores_lock
     def close(self) -> None:
-        """Ends whoever waits in `add`, `extend` or `sample`, and whoever calls them, by `ReplayClosed`; and `batches`.
+        """End waiting and later calls of `add`, `extend` and `sample` with `ReplayClosed`, and end `batches`.
 
-        Iterators first hand out what they have drawn. Rows stay, and can be read and saved. Waits until the verb under way is
-        dispatched. Closing twice is fine; leaving a `with` closes too.
+        Iterators first return their prefetched batches. Rows can still be read and saved. Wait until the current call is
+        dispatched. Closing twice is harmless; leaving a `with` closes too.
 
         Example:
           >>> import fbuf, numpy as np
@@ -637,9 +650,9 @@ class Replay:
           Replay(Buffer(capacity=100, sampler=Prioritized()), 5 rows, closed)
         """
         self._closed = True
-        self._turns.changed()
-        with self._turns.turn():
-            self._turns.changed()
+        self._lock.notify()
+        with self._lock.acquire():
+            self._lock.notify()
 
     def __enter__(self) -> Replay:
         return self
@@ -649,7 +662,7 @@ class Replay:
     ) -> None:
         self.close()
 
-    @_in_turn
+    @_locked
     def save(
         self,
         path: Any,
@@ -660,10 +673,9 @@ class Replay:
         sync: bool = True,
         progress: Any = None,
     ) -> Saving:
-        """Saves everything, the key of the draws and the limit too; see `fbuf.save`. What `load` gives goes on with the same
-        batches.
+        """Save the buffer, its state, its key and its limit; see `fbuf.save`. After `load`, the batches are the same.
 
-        Other threads wait as long as this takes; with `wait=False` only until what changed is copied.
+        Other threads wait until the files are written, or with `wait=False` until changed data is copied.
 
         Example:
           >>> import fbuf, numpy as np
@@ -676,9 +688,11 @@ class Replay:
           >>> len(again), int(extra["step"])
           (5, 7)
         """
-        limit, pace, counters = self.limit, self.pace, np.asarray(self._counters)
-        shell = ReplayMetadata(self.buffer, self._state, self._key, counters, self.strict, self.unlimited, limit, pace)
-        return _replay.save(path, shell, keep, extra, wait, sync, progress)
+        key, counters = jax.random.wrap_key_data(self._key, impl=self._impl), np.array(self._state.counters)
+        metadata = ReplayMetadata(
+            self.buffer, self._state, key, counters, self.strict, self.unlimited, self.limit, self.pace
+        )
+        return _replay.save(path, metadata, keep, extra, wait, sync, progress)
 
     @classmethod
     def load(
@@ -693,13 +707,13 @@ class Replay:
         progress: Any = None,
         limit: Limit | None = None,
     ) -> Any:
-        """What `save` saved, as a `Replay`; with `extra` a pair of it and that. See `fbuf.load`.
+        """Return the saved `Replay`, or with `extra` the pair of it and the extra data. See `fbuf.load`.
 
         Args:
-          limit: Another limit than the one that was saved: the rows held then count as drawn as often as was due. None: that
-            one, and its counts.
+          limit: Replaces the saved limit; the rows held count as drawn as often as it expects. None keeps the saved limit and
+            its counts.
         Raises:
-          SchemaError: it was saved by `fbuf.save`, without a key.
+          SchemaError: the checkpoint was written by `fbuf.save`, without a key.
 
         Example:
           >>> import fbuf, tempfile, numpy as np
@@ -711,62 +725,64 @@ class Replay:
           >>> bool((again.sample(4).data["t"] == replay.sample(4).data["t"]).all())
           True
         """
-        shell, saved = _replay.load(path, buffer, example, verify, resize, extra, progress)
-        if limit is not None and limit != shell.limit:
-            check_limit("Replay.load", limit, shell.buffer, shell.unlimited)
-            shell = shell._replace(limit=limit, pace=start(limit, int(np.asarray(shell.state.ring.size).sum())))
+        metadata, saved = _replay.load(path, buffer, example, verify, resize, extra, progress)
+        if limit is not None and limit != metadata.limit:
+            check_limit("Replay.load", limit, metadata.buffer, metadata.unlimited)
+            metadata = metadata._replace(
+                limit=limit, pace=start(limit, int(np.asarray(metadata.state.ring.size).sum()))
+            )
         replay = cls.__new__(cls)
-        replay._begin(shell)
+        replay._begin(metadata)
         return replay if extra is None else (replay, saved)
 
-    @_in_turn
+    @_restores_lock
     def __len__(self) -> int:
-        return int(self.buffer.size(self._state))
+        with self._acquire():
+            return self._held()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "Replay: it has threads and a state that writes donate; expected that nobody pickles or copies it. Write "
-            "replay.save(path), and Replay.load(path) where it is wanted."
+            "Replay: it has threads and cannot be pickled or copied. Write replay.save(path), and Replay.load(path) where it "
+            "is needed."
         )
 
-    @_unharmed
+    @_restores_lock
     def __repr__(self) -> str:
-        with self._turns.turn():  # else it may be seen while a write has it
-            rows = "its state is gone" if self._state.token.is_deleted() else f"{len(self)} rows"
-        limit = "" if self._pacing is None else f", limit={self._pacing.limit!r}"
+        with self._lock.acquire():  # else a write may hold the state
+            rows = "its state was donated" if self._state.token.is_deleted() else f"{len(self)} rows"
+        limit = "" if self._limiter is None else f", limit={self._limiter.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"
 
-    def _turn(self, *, changes: bool = False, stop: StopToken | None = None) -> Turn:
-        """The turn of a call; if it `changes` what others wait for, they look again after it."""
-        return self._turns.turn(stop, check=self._check_state, changes=changes)
+    def _acquire(self, *, notify: bool = False, stop: StopToken | None = None) -> Acquired:
+        """Hold the lock; with `notify`, wake the waiting calls on release."""
+        return self._lock.acquire(stop, check=self._check_state, notify=notify)
 
     def _check_state(self) -> None:
         if self._state.token.is_deleted():
-            self._turns.changed()  # who waits must hear of it
+            self._lock.notify()  # waiting calls must raise too
             raise RuntimeError(
-                "Replay: its state was donated, to a write that failed or to a step that was given `replay.state`, and went "
-                "with it; expected a state. Load the last checkpoint, Replay.load(path), or make a new Replay; rows that "
-                "lie in files are there still: Replay(buffer, example, resume=True)."
+                "Replay: its state was donated to a failed write, or to a step that took `replay.state`. Load a checkpoint, "
+                "Replay.load(path), or continue with rows in files: Replay(buffer, example, resume=True)."
             )
 
     def _refuse_closed(self, call: str) -> None:
         if self._closed:
             raise ReplayClosed(
-                f"{call}: the replay was closed; expected an open one. What it holds can still be read and saved, "
-                f"replay.save(path); to go on make a new one, or Replay.load(path)."
+                f"{call}: the replay was closed; its rows can still be read and saved. To continue, make a new one, or use "
+                f"Replay.load(path)."
             )
 
     def _check_timeout(self, call: str, timeout: float | None) -> None:
         check_seconds(call, timeout)
-        if timeout is not None and self._pacing is None:
+        if timeout is not None and self._limiter is None:
             raise ValueError(
-                f"{call}: timeout is {timeout}, but without a limit nothing waits. Leave it out, or write Replay(buffer, "
+                f"{call}: timeout is {timeout}, but without a limit no call waits. Leave it out, or use Replay(buffer, "
                 f"example, limit=fbuf.limits.min_size(1000))."
             )
 
     def _wait(self, call: str, kind: Kind, count: int, timeout: float | None, stop: StopToken | None = None) -> None:
-        """Waits for the limit; and, to sample, for something to draw."""
-        if self._pacing is None or count == 0:
+        """Wait for the limit and, to sample, for a row that can be sampled."""
+        if self._limiter is None or count == 0:
             return
 
         def ready() -> bool:
@@ -776,25 +792,10 @@ class Replay:
             self._check_state()
             self._refuse_closed(call)
 
-        self._pacing.wait(self._turns, call, kind, count, self._held, ready, check, timeout, stop)
+        self._limiter.wait(self._lock, call, kind, count, ready, check, timeout, stop)
 
-    def _held(self) -> int:
-        return int(np.asarray(self._state.ring.size).sum())
-
-    def _ready(self) -> bool:
-        """Whether something can be drawn of rows that are held. Asking waits for writes, so not where it is known."""
-        always = self.buffer.dense and isinstance(self.buffer.sampler, (Uniform, Prioritized, Ranked))
-        return always or bool(self.buffer.can_sample(self._state))
-
-    def _count(self) -> Counts:
-        """The counters before and after a verb: copies, since the next write donates the state."""
-        if not self.strict:
-            return None
-        before, self._counters = self._counters, _copied(self._state.counters)
-        return before, self._counters
-
-    def _raise(self, call: str, counts: Counts) -> None:
-        """Raises what a call only counted. Waits for it, but keeps nobody else waiting."""
-        if counts is not None:
+    def _raise(self, call: str, counts: jax.Array) -> None:
+        """Raise for what a call only counted. Wait for it without the lock."""
+        if self.strict and (new := np.asarray(counts)).any():
             hint = "Replay(..., strict=False) counts them in stats() instead."
-            raise_for(call, np.asarray(counts[0]), np.asarray(counts[1]), hint, ahead=self._ahead)
+            raise_for(call, np.zeros_like(new), new, hint, ahead=self._ahead)

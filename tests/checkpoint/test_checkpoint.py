@@ -199,9 +199,9 @@ def test_the_step_is_compiled_once(tmp_path: Path) -> None:
 
 def test_a_legacy_key_is_kept(tmp_path: Path) -> None:
     replay = fbuf.Replay(fbuf.uniform(4), {"t": 0.0})
-    replay._key = jax.random.key(0, impl="rbg")
+    replay._key, replay._impl = jax.random.key_data(jax.random.key(0, impl="rbg")), "rbg"
     replay.extend({"t": np.zeros(2, np.float32)})
     replay.save(tmp_path / "saved")
     again = fbuf.Replay.load(tmp_path / "saved")
-    assert jax.random.key_impl(again._key) == jax.random.key_impl(replay._key)
+    assert again._impl == "rbg"
     same(again.sample(2), replay.sample(2))

@@ -51,15 +51,6 @@ def test_prefetch_bounds_the_batches_drawn_ahead() -> None:
     assert repr(batches) == "Batches(closed)"
 
 
-def test_batches_of_numpy() -> None:
-    replay = make(None)
-    replay.extend(rows(0, 20))
-    with replay.batches(4, to="numpy") as batches:
-        batch = next(batches)
-        assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
-        replay.update_priority(batch.index, batch.weight)
-
-
 def test_ragged_batches() -> None:
     replay = fbuf.Replay(fbuf.Buffer(8, storage=fbuf.storages.Ragged()), {"text": "a", "t": 0})
     replay.extend([{"text": "x" * i, "t": i} for i in range(6)])
@@ -147,12 +138,12 @@ def test_the_finalizer_takes_no_lock() -> None:
     replay = make()
     Garbage(replay.batches(10))
     soon(lambda: waiting(replay) == 1)
-    with replay._turns._mutex:
+    with replay._lock._mutex:
         Thread(gc.collect).ends()  # in another thread
     soon(lambda: not drawing())
     Garbage(replay.batches(10))
     soon(lambda: waiting(replay) == 1)
-    with replay._turns._mutex:
+    with replay._lock._mutex:
         gc.collect()  # in this one
     soon(lambda: not drawing())
 
@@ -236,7 +227,7 @@ def test_next_has_a_timeout() -> None:
         next(batches)
         with pytest.raises(TimeoutError, match=r"no batch in 0 s; 10 rows were added and 20 drawn"):
             next(batches)
-    with make(None).batches(4, timeout=0) as batches, replay._turns.turn():
+    with make(None).batches(4, timeout=0) as batches, replay._lock.acquire():
         assert batches._explain() == "one is being drawn"
         batches._ahead.hear()
         soon(lambda: batches._ahead._error is not None)

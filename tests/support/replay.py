@@ -34,7 +34,7 @@ def make(limit: Any = LIMIT, capacity: int = 64, **settings: Any) -> fbuf.Replay
 
 def waiting(replay: fbuf.Replay) -> int:
     """Return the number of calls that wait for the limit."""
-    return sum(place.asleep for place in list(replay._turns._places))
+    return sum(place.asleep for place in list(replay._lock._waiters))
 
 
 def drawing() -> list[threading.Thread]:

@@ -12,6 +12,7 @@ import pytest
 
 from fbuf.storages import Host
 from tests.support.replay import ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
+from tests.support.row_blocks import SAMPLERS, STORAGES, VIEWS, compare, make_pair
 
 
 def test_actors_and_learners_share_a_replay() -> None:
@@ -64,3 +65,17 @@ def test_batches_go_to_another_device_and_return() -> None:
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     done = subprocess.run([sys.executable, "-c", _DEVICES], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.stdout == "well\n", done.stderr
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_collected_rows_give_the_batches_of_rows_written_at_once(
+    storage: str, sampler: str, view: str, lanes: int | None
+) -> None:
+    if storage != "device" and (sampler not in ("uniform", "prioritized") or view != "transition"):
+        pytest.skip("samplers and views do not depend on the storage")
+    if sampler == "consume" and view == "sequence":
+        pytest.skip("windows are not consumed")
+    compare(make_pair(storage, sampler, view, lanes), steps=16, seed=1)

@@ -1,0 +1,332 @@
+"""What does `fbuf.Replay` cost in a plain Python loop, as most RL code is written: one row added, one batch drawn?
+
+Every library is called as its users call it, from NumPy rows to torch tensors: `Replay.add`, `Replay.sample` and the
+prioritized step (batch, new priorities), beside Stable-Baselines3, cpprb, torchrl and flashbax under the user's own jit. Then
+whole runs of one DQN script (torch, CartPole, after cleanrl's dqn.py), which differ in their buffer alone. All figures are CPU
+seconds of all threads, interleaved. Expected: `add` at most 4 times SB3's time, `sample` at most twice, the run at most 1.1
+times; the prioritized step at least as fast as cpprb's and torchrl's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from benchmarks._harness import Absent, absent_row, interleave, load_peer, ratio, row, spread
+
+ADD = "`Replay.add` of one row of five NumPy leaves: its time over the peer's"
+SAMPLE = "`Replay.sample(256, to='torch')` of such rows: its time over the peer's"
+STEP = "Prioritized step at B = 256 of 10^5 rows, in a Python loop: the peer's time over ours"
+RUN = "A DQN script (torch, CartPole), its time over that with the peer's buffer"
+
+CAPACITY, BATCH = 100_000, 256
+EXAMPLE = {
+    "obs": np.zeros(4, np.float32),
+    "next_obs": np.zeros(4, np.float32),
+    "action": np.zeros((), np.int32),
+    "reward": np.zeros((), np.float32),
+    "done": np.zeros((), np.bool_),
+}
+
+
+def rows_of(count: int) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(0)
+    return [
+        {
+            "obs": random.random(4).astype(np.float32),
+            "next_obs": random.random(4).astype(np.float32),
+            "action": np.asarray(random.integers(2), np.int32),
+            "reward": np.asarray(random.random(), np.float32),
+            "done": np.asarray(random.random() < 0.02),
+        }
+        for _ in range(count)
+    ]
+
+
+class Ours:
+    """`fbuf.Replay`; batches as torch tensors."""
+
+    def __init__(self, prioritized: bool = False, capacity: int = CAPACITY):
+        buffer = fbuf.prioritized(capacity) if prioritized else fbuf.uniform(capacity)
+        self.replay = fbuf.Replay(buffer, EXAMPLE)
+        self.add = self.replay.add
+
+    def fill(self, rows: list[dict[str, np.ndarray]]) -> None:
+        self.replay.extend({name: np.stack([r[name] for r in rows]) for name in EXAMPLE})
+
+    def sample(self, size: int = BATCH) -> Any:
+        return self.replay.sample(size, to="torch").data
+
+    def step(self) -> Any:
+        batch = self.replay.sample(BATCH, to="torch")
+        self.replay.update_priority(batch.index, batch.data["reward"] - 1)
+        return batch
+
+
+class SB3:
+    """Stable-Baselines3's `ReplayBuffer`, a NumPy ring."""
+
+    def __init__(self, capacity: int = CAPACITY):
+        from gymnasium import spaces
+        from stable_baselines3.common.buffers import ReplayBuffer
+
+        box = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+        self.buffer = ReplayBuffer(capacity, box, spaces.Discrete(2), "cpu", handle_timeout_termination=False)
+
+    def add(self, r: dict[str, np.ndarray]) -> None:
+        self.buffer.add(r["obs"], r["next_obs"], r["action"], r["reward"], r["done"], [{}])
+
+    def fill(self, rows: list[dict[str, np.ndarray]]) -> None:
+        for r in rows:
+            self.add(r)
+
+    def sample(self, size: int = BATCH) -> Any:
+        batch = self.buffer.sample(size)
+        return {
+            "obs": batch.observations,
+            "next_obs": batch.next_observations,
+            "action": batch.actions[:, 0],
+            "reward": batch.rewards[:, 0],
+            "done": batch.dones[:, 0],
+        }
+
+
+class Cpprb:
+    """cpprb's rings, and its tree in C++; batches as torch tensors."""
+
+    def __init__(self, prioritized: bool = False):
+        import cpprb
+        import torch
+
+        kind = cpprb.PrioritizedReplayBuffer if prioritized else cpprb.ReplayBuffer
+        fields = {n: {"shape": leaf.shape or 1, "dtype": leaf.dtype} for n, leaf in EXAMPLE.items()}
+        self.buffer, self.torch = kind(CAPACITY, fields), torch
+
+    def add(self, r: dict[str, np.ndarray]) -> None:
+        self.buffer.add(**r)
+
+    def fill(self, rows: list[dict[str, np.ndarray]]) -> None:
+        self.buffer.add(**{name: np.stack([r[name] for r in rows]) for name in EXAMPLE})
+
+    def sample(self) -> Any:
+        batch = self.buffer.sample(BATCH)
+        return {name: self.torch.from_numpy(leaf) for name, leaf in batch.items()}
+
+    def step(self) -> Any:
+        batch = self.buffer.sample(BATCH, beta=0.4)
+        tensors = {name: self.torch.from_numpy(leaf) for name, leaf in batch.items() if name in EXAMPLE}
+        self.buffer.update_priorities(batch["indexes"], (tensors["reward"][:, 0] - 1).abs().numpy())
+        return tensors
+
+
+class TorchRL:
+    """torchrl's `ReplayBuffer` of TensorDicts."""
+
+    def __init__(self, prioritized: bool = False):
+        from benchmarks.peers import _torchrl
+
+        kind = _torchrl.Prioritized if prioritized else _torchrl.Uniform
+        self.buffer = kind(CAPACITY, EXAMPLE).buffer
+        self.step = lambda: _step()
+        self.torch, self.dict = _torchrl.torch, _torchrl.TensorDict
+
+        def _step() -> Any:
+            batch, drawn = self.buffer.sample(BATCH, return_info=True)
+            self.buffer.update_priority(drawn["index"], (batch["reward"] - 1).abs())
+            return batch
+
+    def add(self, r: dict[str, np.ndarray]) -> None:
+        self.buffer.add(self.dict({name: self.torch.from_numpy(leaf) for name, leaf in r.items()}, []))
+
+    def fill(self, rows: list[dict[str, np.ndarray]]) -> None:
+        leaves = {name: self.torch.from_numpy(np.stack([r[name] for r in rows])) for name in EXAMPLE}
+        self.buffer.extend(self.dict(leaves, [len(rows)]))
+
+    def sample(self) -> Any:
+        return self.buffer.sample(BATCH)
+
+
+class Flashbax:
+    """flashbax's functions under jit; batches as torch tensors."""
+
+    def __init__(self, prioritized: bool = False):
+        import torch
+        from flashbax.buffers.flat_buffer import make_flat_buffer
+        from flashbax.buffers.prioritised_flat_buffer import make_prioritised_flat_buffer
+
+        make = make_prioritised_flat_buffer if prioritized else make_flat_buffer
+        self.buffer: Any = make(CAPACITY, 1, BATCH)
+        self.torch, self.key = torch, jax.random.key(0)
+        self.state = self.buffer.init(jax.tree.map(jax.numpy.asarray, EXAMPLE))
+        self._add = jax.jit(self.buffer.add, donate_argnums=0)
+
+        def draw(state: Any, key: jax.Array) -> Any:
+            key, now = jax.random.split(key)
+            return key, self.buffer.sample(state, now)
+
+        self._sample = jax.jit(draw)
+        if prioritized:
+            self._update = jax.jit(self.buffer.set_priorities, donate_argnums=0)
+
+    def add(self, r: dict[str, np.ndarray]) -> None:
+        self.state = self._add(self.state, r)
+
+    def fill(self, rows: list[dict[str, np.ndarray]]) -> None:
+        for r in rows[:2000]:
+            self.add(r)
+
+    def _draw(self) -> Any:
+        self.key, batch = self._sample(self.state, self.key)
+        return batch
+
+    def sample(self) -> Any:
+        return jax.tree.map(self.torch.from_dlpack, self._draw().experience.first)
+
+    def step(self) -> Any:
+        batch = self._draw()
+        tensors = jax.tree.map(self.torch.from_dlpack, batch.experience.first)
+        self.state = self._update(self.state, batch.indices, (tensors["reward"] - 1).abs().numpy())
+        return tensors
+
+
+PEERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "SB3": ("stable_baselines3", SB3),
+    "cpprb": ("cpprb", Cpprb),
+    "torchrl": ("torchrl", TorchRL),
+    "flashbax": ("flashbax", Flashbax),
+}
+
+
+def main(quick: bool) -> list[dict[str, Any]]:
+    """Rows for the three calls and the whole run."""
+    if isinstance(torch := load_peer("torch"), Absent):
+        return [absent_row(RUN, "torch", torch)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rounds = 2 if quick else 15
+        report = calls(rounds, quick)
+        return report + runs(1 if quick else 5, 1_500 if quick else 50_000)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def calls(rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """`add`, `sample` and the prioritized step, each library's in turn."""
+    rows, report = rows_of(1000), []
+    filled = rows * (2 if quick else CAPACITY // len(rows))
+    questions = (
+        (ADD, "add", False, {"SB3": "<= 4"}, 640),
+        (SAMPLE, "sample", False, {"SB3": "<= 2"}, 100),
+        (STEP, "step", True, {"cpprb": ">= 1", "torchrl": ">= 1"}, 50),
+    )
+    for question, method, prioritized, targets, often in questions:
+        sides: dict[str, Any] = {"fbuf": Ours(prioritized)}
+        for name, (module, make) in PEERS.items():
+            if prioritized and name == "SB3":
+                continue
+            peer: Any = load_peer(module)
+            try:
+                sides[name] = peer if isinstance(peer, Absent) else make(*([True] if prioritized else []))
+            except ImportError as error:
+                sides[name] = Absent(name, str(error))
+        present = {name: side for name, side in sides.items() if not isinstance(side, Absent)}
+        for side in present.values():
+            side.fill(filled)
+        thunks = {name: _thunk(side, method, rows) for name, side in present.items()}
+        timings = interleave(thunks, rounds=rounds, warmup=130, calls=often, clock=time.process_time)
+        for name, side in sides.items():
+            if isinstance(side, Absent):
+                report.append(absent_row(question, name, side))
+            elif name != "fbuf":
+                ours, theirs = timings["fbuf"], timings[name]
+                over = ratio(theirs, ours) if prioritized else ratio(ours, theirs)
+                target = targets.get(name)
+                report.append(row(question, name, ours=spread(ours), peer=spread(theirs), ratio=over, target=target))
+    return report
+
+
+def _thunk(side: Any, method: str, rows: list[dict[str, np.ndarray]]) -> Callable[[], Any]:
+    if method != "add":
+        return getattr(side, method)
+    number = iter(range(10**9))
+    return lambda: side.add(rows[next(number) % len(rows)])
+
+
+def runs(rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Whole runs of the script with our buffer and with SB3's, in turn."""
+    for module in ("gymnasium", "stable_baselines3"):
+        if isinstance(peer := load_peer(module), Absent):
+            return [absent_row(RUN, f"{steps:,} steps", peer)]
+    thunks = {"fbuf": lambda: dqn(Ours(capacity=10_000), steps), "SB3": lambda: dqn(SB3(capacity=10_000), steps)}
+    timings = interleave(thunks, rounds=rounds, warmup=1, clock=time.process_time)
+    ours, theirs = timings["fbuf"], timings["SB3"]
+    over = ratio(ours, theirs)
+    return [row(RUN, f"{steps:,} steps", ours=spread(ours), peer=spread(theirs), ratio=over, target="<= 1.1")]
+
+
+def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, starts: int = 1000) -> float:
+    """One run of DQN as in cleanrl's dqn.py; returns the mean return of its last twenty episodes."""
+    gymnasium, torch = importlib.import_module("gymnasium"), importlib.import_module("torch")
+    torch.manual_seed(1)
+    random = np.random.default_rng(1)
+    env = gymnasium.make("CartPole-v1")
+
+    def network() -> Any:
+        nn = torch.nn
+        return nn.Sequential(nn.Linear(4, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 2))
+
+    online, target = network(), network()
+    target.load_state_dict(online.state_dict())
+    optimizer = torch.optim.Adam(online.parameters(), lr=2.5e-4)
+    returns, total = list[float](), 0.0
+    obs, _ = env.reset(seed=1)
+    for step in range(steps):
+        epsilon = max(0.05, 1 - 0.95 * step / (0.5 * steps))
+        if random.random() < epsilon:
+            action = int(random.integers(2))
+        else:
+            with torch.no_grad():
+                action = int(online(torch.from_numpy(obs)).argmax())
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        buffer.add(
+            {
+                "obs": obs,
+                "next_obs": next_obs,
+                "action": np.int32(action),
+                "reward": np.float32(reward),
+                "done": np.bool_(terminated),
+            }
+        )
+        obs = next_obs
+        if terminated or truncated:
+            returns.append(total)
+            total = 0.0
+            obs, _ = env.reset()
+        if step > starts and step % train_every == 0:
+            data = buffer.sample(batch)
+            with torch.no_grad():
+                best = target(data["next_obs"]).max(dim=1).values
+                goal = data["reward"] + 0.99 * best * (1 - data["done"].float())
+            value = online(data["obs"]).gather(1, data["action"].long()[:, None])[:, 0]
+            loss = torch.nn.functional.mse_loss(goal, value)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if step > starts and step % 500 == 0:
+            target.load_state_dict(online.state_dict())
+    env.close()
+    return float(np.mean(returns[-20:]))
+
+
+if __name__ == "__main__":
+    from benchmarks._harness import table
+
+    print(table(main(quick=False)))

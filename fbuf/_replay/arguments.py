@@ -1,0 +1,143 @@
+"""Arguments of `Replay`: checks, conversion of rows and indices to arrays, and of batches to JAX, numpy or torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.checks import check_is_index
+from fbuf._core.pytree import PyTree
+from fbuf._core.sample import Index, Sample
+from fbuf._interfaces.writer import ReadOnly
+from fbuf._replay.packed import PackedBatch
+from fbuf.limits import Limit
+
+FORMS = ("jax", "numpy", "torch")
+_SHARED = {"bool", "uint8", "int8", "int16", "uint32", "int32", "float32"}
+
+
+def check_form(call: str, to: Any, device: Any = None) -> None:
+    """Raise unless `to` is one of `FORMS` and `device` can hold such arrays."""
+    if to not in FORMS:
+        raise ValueError(f'{call}: to is {to!r}; expected "jax", "numpy" or "torch".')
+    if device is not None and to == "numpy":
+        raise ValueError(
+            f'{call}: device is {device!r}, but numpy\'s arrays are in memory. Leave it out, or use to="jax".'
+        )
+    if device is not None and to == "jax" and not isinstance(device, (jax.Device, jax.sharding.Sharding)):
+        raise TypeError(
+            f"{call}: device is {device!r}; expected a jax.Device or jax.sharding.Sharding. Use device=jax.devices()[0]."
+        )
+
+
+def check_seed(call: str, seed: Any) -> None:
+    """Raise unless `seed` is an int, or an integer scalar."""
+    if not isinstance(seed, int) and (
+        np.shape(seed) != () or not jnp.issubdtype(getattr(seed, "dtype", np.void), jnp.integer)
+    ):
+        raise TypeError(f"{call}: seed is {seed!r}; expected an int. Write {call}(buffer, example, seed=0).")
+
+
+def check_limit(call: str, limit: Any, buffer: Buffer, unlimited: bool) -> None:
+    """Raise unless `limit` is a `Limit` under which the buffer can be sampled."""
+    if limit is None:
+        return
+    if not isinstance(limit, Limit):
+        raise TypeError(
+            f"{call}: limit is {type(limit).__name__}; expected a Limit. Write limit=fbuf.limits.samples_per_insert(8, "
+            f"min_size=1000, rows=16, draws=256)."
+        )
+    if isinstance(buffer.writer, ReadOnly):
+        raise ValueError(f"{call}: a limit paces adding and sampling, but {buffer!r} is read-only. Leave it out.")
+    if limit.min_size > buffer.capacity and not unlimited:
+        raise ValueError(
+            f"{call}: the limit's min_size is {limit.min_size}, but capacity is {buffer.capacity}. Use a min_size up to "
+            f"{buffer.capacity}."
+        )
+
+
+def check_seconds(call: str, timeout: Any) -> None:
+    """Raise unless `timeout` is None or seconds >= 0."""
+    number = isinstance(timeout, (int, float, np.number)) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout >= 0):
+        raise ValueError(f"{call}: timeout is {timeout!r}; expected seconds >= 0, or None to wait without a limit.")
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "torch"
+
+
+def to_array(value: Any, name: str) -> Any:
+    """Return an array-like as JAX accepts it. An error names it `name`."""
+    if value is None or isinstance(value, (jax.Array, np.ndarray, bool, int, float, np.generic, slice)):
+        return value
+    if _is_torch(value):
+        if value.device.type == "cpu" and not value.requires_grad and str(value.dtype)[6:] in _SHARED:
+            return value.numpy()
+        from fbuf.torch import from_torch
+
+        return from_torch({name: value})[name]
+    return jnp.asarray(value)
+
+
+def to_rows(tree: PyTree) -> PyTree:
+    """Return rows with torch leaves as JAX arrays."""
+    if type(tree).__module__.split(".")[0] == "tensordict":
+        raise TypeError(
+            "Replay: rows are a TensorDict; expected dicts of arrays. Use fbuf.torch.from_tensordict(rows)."
+        )
+    tensors = [_is_torch(leaf) for leaf in jax.tree.leaves(tree)]
+    if not any(tensors):
+        return tree
+    from fbuf.torch import from_torch
+
+    if all(tensors):
+        return from_torch(tree)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: to_array(leaf, jax.tree_util.keystr(path, simple=True, separator="/")), tree
+    )
+
+
+def to_index(call: str, index: Any) -> Index:
+    """Return an `Index` of JAX arrays; raise for anything else before the state is donated."""
+    check_is_index(call, index)
+    return Index(to_array(index.slot, "index.slot"), to_array(index.ticket, "index.ticket"))
+
+
+def convert(batch: Sample | PackedBatch, to: str) -> Sample:
+    """Return a batch of JAX, numpy or torch arrays."""
+    if isinstance(batch, PackedBatch):
+        return batch.to_numpy() if to == "numpy" else batch.to_torch()
+    if to == "numpy":
+        held: Sample = jax.device_get(batch)
+        return held
+    if to == "torch":
+        from fbuf.torch._to_torch import sample_to_torch
+
+        return sample_to_torch(batch)
+    return batch
+
+
+def place(batch: Sample, to: str, device: Any) -> Any:
+    """Convert a batch, move it to a device, and wait for it."""
+    ragged, batch = batch.ragged, dataclasses.replace(batch, ragged=None)  # names of rows, not arrays
+    if to == "jax":
+        batch = jax.block_until_ready(batch if device is None else jax.device_put(batch, device))
+    else:
+        batch = convert(batch, to)
+        if device is not None:
+            batch = jax.tree.map(lambda tensor: tensor.to(device), batch)
+    return dataclasses.replace(batch, ragged=ragged)
+
+
+def to_device_of(value: Any, home: jax.Array) -> Any:
+    """Move a JAX array to the device of `home`; return anything else unchanged."""
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return value
+    there, here = value.sharding.device_set, home.sharding.device_set
+    return value if len(here) != 1 or there == here else jax.device_put(value, home.sharding)

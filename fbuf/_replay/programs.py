@@ -1,0 +1,93 @@
+"""Jitted programs of `Replay`: one dispatch per call, shared by replays of equal buffers.
+
+Writes donate the state. A draw alone does not: it returns the leaves that changed, and the caller keeps the others. Each
+program also returns how much it added to the counters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.sample import Sample
+from fbuf._replay.packed import PackedBatch, pack
+from fbuf._replay.row_block import unpack
+
+
+def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
+    """Write the rows of a `RowBlock`."""
+    rows, mask = unpack(buffer, state, packed)
+    return buffer.extend(state, rows, mask=mask)
+
+
+def _in_place(method: Callable[..., BufferState]) -> Any:
+    def write(buffer: Buffer, state: BufferState, *args: Any, **options: Any) -> tuple[BufferState, jax.Array]:
+        after = method(buffer, state, *args, **options)
+        return after, after.counters - state.counters
+
+    return jax.jit(write, static_argnums=0, donate_argnums=1)
+
+
+add = _in_place(Buffer.add)
+extend = _in_place(Buffer.extend)
+extend_packed = _in_place(_extend_packed)
+update_priority = _in_place(Buffer.update_priority)
+update_rows = _in_place(Buffer.update_rows)
+
+
+@functools.lru_cache(maxsize=256)
+def sampler(buffer: Buffer, size: int, impl: str, packed: bool, writes: bool) -> Any:
+    """Return the jitted draw of one batch. (As static arguments, these five would cost 15 us a call.)
+
+    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock`, writes
+    them first, and donates the state. It returns the leaves of the state, None where unchanged, the next key, the batch
+    (`packed`: a `PackedBatch`), and what was counted.
+    """
+
+    def draw(
+        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], packed_rows: Any = None
+    ) -> tuple[list[Any], jax.Array, Sample | PackedBatch, jax.Array]:
+        before, leaves = state.counters, jax.tree.leaves(state)
+        if writes:
+            state = _extend_packed(buffer, state, packed_rows)
+        key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
+        state, batch = buffer.sample(state, now, size, **numbers)
+        after = jax.tree.leaves(state)
+        if not writes:
+            after = [None if new is old else new for old, new in zip(leaves, after, strict=True)]
+        return after, jax.random.key_data(key), pack(batch) if packed else batch, state.counters - before
+
+    return jax.jit(draw, donate_argnums=0 if writes else ())
+
+
+def with_changes(state: BufferState, changes: list[Any]) -> BufferState:
+    """Return the state after a draw."""
+    structure: Any = jax.tree.structure(state)
+    leaves = jax.tree.leaves(state)
+    after: BufferState = structure.unflatten(
+        [old if new is None else new for old, new in zip(leaves, changes, strict=True)]
+    )
+    return after
+
+
+@contextlib.contextmanager
+def announce(what: str) -> Iterator[None]:
+    """Print what is compiled if the block takes more than two seconds in an interactive session."""
+    if not hasattr(sys, "ps1"):
+        yield
+        return
+    text = f"fbuf: compiling {what}, once for these shapes. Replay.compile(batch_size) does this ahead."
+    timer = threading.Timer(2.0, print, (text,), {"file": sys.stderr})
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,137 @@
+"""`RowBlock`: rows of `Replay.add` in host memory, until one `extend` writes all of them.
+
+One jitted call costs some 50 us, whether it writes one row or sixteen. `Replay` copies single rows into a NumPy array of
+records instead, and writes them when it is full or before anything reads the state. The records cross to JAX as one array of
+bytes, because each array costs some microseconds. They have a mask, and one of two lengths, so that few programs are compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.pytree import PyTree
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
+from fbuf.storages import Compressed, Device, Host
+from fbuf.writers import Ring
+
+_LONG, _SHORT = 64, 16  # rows; XLA runs a write of 16 in the calling thread
+_MOST_BYTES = 1 << 20
+_NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
+_WIDE = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.uint64))
+_STORAGES, _SAMPLERS = (Device, Host, Compressed), (Uniform, Epoch, Consume, Prioritized, Ranked)
+
+
+class RowBlock:
+    """Rows of one step per lane each, with their masks.
+
+    Args:
+      buffer, state: Of the replay; rows have the format of `Buffer.add`.
+      length: Rows that fit.
+    """
+
+    def __init__(self, buffer: Buffer, state: BufferState, length: int):
+        record, self._structure = _record(buffer, state)
+        self._records = np.zeros(length, record)
+        self._mask = self._records["mask"]
+        self._columns: list[tuple[np.ndarray[Any, Any], np.dtype[Any], Any, tuple[int, ...], tuple[type, ...]]] = []
+        for name in (record.names or ())[:-1]:
+            column = self._records[name]
+            dtype, shape = column.dtype, column.shape[1:]
+            wide = next((w for w in _WIDE if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
+            self._columns.append((column, dtype, wide, shape, () if shape else _NUMBERS[dtype.kind]))
+        self.lengths = (_SHORT, length) if length > _SHORT else (length,)
+        self.length, self.count = length, 0
+        self.masked = False  # some row has a mask
+
+    def append(self, row: PyTree, mask: Any) -> bool:
+        """Copy one row. Return False, and keep nothing, unless its leaves are NumPy arrays or numbers of the row format."""
+        leaves, structure = jax.tree.flatten(row)
+        if structure != self._structure:
+            return False
+        at = self.count
+        for leaf, (column, dtype, wide, shape, numbers) in zip(leaves, self._columns, strict=True):
+            kind = type(leaf)
+            if kind in numbers:
+                try:
+                    column[at] = leaf
+                except OverflowError:
+                    return False
+            elif not issubclass(kind, (np.ndarray, np.generic)) or leaf.shape != shape:
+                return False
+            elif leaf.dtype == dtype:
+                column[at] = leaf
+            elif leaf.dtype == wide and (dtype.kind == "f" or np.all(leaf.astype(dtype) == leaf)):
+                column[at] = leaf  # as JAX does without x64
+            else:
+                return False
+        if mask is None:
+            self._mask[at] = True
+        elif isinstance(mask, (bool, np.bool_, np.ndarray)) and np.shape(mask) == self._mask.shape[1:]:
+            mask = np.asarray(mask)
+            if mask.dtype != bool:
+                return False
+            self._mask[at] = mask
+            self.masked = True
+        else:
+            return False
+        self.count = at + 1
+        return True
+
+    def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:
+        """Return the records as uint8[N, bytes], padded with masked rows to `length`, by default the least that holds them."""
+        length = length or next(n for n in self.lengths if n >= self.count)
+        self._mask[self.count : length] = False
+        # A copy, because the jitted call may share NumPy memory and read it later.
+        packed: np.ndarray[Any, Any] = self._records[:length].copy().view(np.uint8).reshape(length, -1)
+        return packed
+
+    def clear(self) -> None:
+        """Remove every row."""
+        self.count, self.masked = 0, False
+
+
+def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
+    """Return a block for rows of `buffer`, or None where one `extend` is not known to equal as many `add`s.
+
+    That holds for the storages in memory, samplers and writer of this package. Rows in files are written at once, because
+    they must outlive the process.
+    """
+    parts = type(buffer.storage) in _STORAGES and type(buffer.sampler) in _SAMPLERS and type(buffer.writer) is Ring
+    # Pools of slots keep the order in which rows become eligible. Lanes and windows make it depend on the calls.
+    pool = isinstance(buffer.sampler, (Epoch, Consume)) or (isinstance(buffer.sampler, Uniform) and not buffer.dense)
+    if pool and not (buffer.dense and buffer.lanes is None):
+        return None
+    if not parts or getattr(buffer.storage, "path", None) is not None or buffer.on_write is not None:
+        return None
+    spec, _ = buffer.given_spec(state)
+    if any(np.dtype(leaf.dtype).kind not in _NUMBERS for leaf in spec.values()):
+        return None
+    size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
+    length = min(_LONG, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
+    return RowBlock(buffer, state, length) if length > 1 else None
+
+
+def _record(buffer: Buffer, state: BufferState) -> tuple[np.dtype[Any], Any]:
+    """Return the dtype of one row per lane with its mask, and the structure of a row."""
+    spec, structure = buffer.given_spec(state)
+    lanes = () if buffer.lanes is None else (buffer.lanes,)
+    leaves = [(f"leaf {i}", np.dtype(x.dtype), (*lanes, *x.shape)) for i, x in enumerate(spec.values())]
+    return np.dtype([*leaves, ("mask", np.dtype(bool), lanes)], align=True), structure
+
+
+def unpack(buffer: Buffer, state: BufferState, packed: jax.Array) -> tuple[PyTree, jax.Array]:
+    """Return the rows and the mask of packed records. Traced."""
+    record, structure = _record(buffer, state)
+    leaves = []
+    for dtype, offset, *_ in (record.fields or {}).values():
+        base, shape = dtype.subdtype or (dtype, ())
+        part = packed[:, offset : offset + dtype.itemsize].reshape(len(packed), *shape, base.itemsize)
+        part = part if base.itemsize > 1 else part[..., 0]
+        leaves.append(part != 0 if base.kind == "b" else jax.lax.bitcast_convert_type(part, base))
+    return structure.unflatten(leaves[:-1]), leaves[-1]

@@ -1,0 +1,171 @@
+"""`ReplayState`: the buffer, state, key and collected rows of a `Replay`, without its lock and limit.
+
+Its methods are called with the lock held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.checks import check_draw
+from fbuf._buffer.state import BufferState
+from fbuf._core import arguments
+from fbuf._core.pytree import PyTree
+from fbuf._core.sample import Index
+from fbuf._interfaces.sampler import host_sampler
+from fbuf._replay import programs
+from fbuf._replay.defer_interrupt import DeferInterrupts
+from fbuf._replay.row_block import row_block
+from fbuf.samplers import Prioritized, Ranked, Uniform
+from fbuf.storages import Deduplicated, Device, Ragged
+
+
+class ReplayState:
+    """A buffer with its state and key."""
+
+    def _begin_state(self, buffer: Buffer, state: BufferState, key: jax.Array, unlimited: bool) -> None:
+        self.buffer, self.unlimited = buffer, unlimited
+        self._state, self._key = state, jax.random.key_data(key)
+        self._impl = str(jax.random.key_impl(key))
+        self._block = row_block(self.buffer, self._state)
+        self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
+        self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
+        self._programs: dict[tuple[int, bool, bool], Any] = {}
+        self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_sampler(
+            self.buffer.sampler
+        )
+        devices: set[Any] = self._state.token.sharding.device_set
+        self._packs = {d.platform for d in devices} == {"cpu"} and not isinstance(self.buffer.storage, Ragged)
+
+    def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
+        """Keep one row for a later write; False where it must be written now."""
+        block = self._block
+        if block is None or priority is not None or not block.append(row, mask):
+            return False
+        if block.count == block.length:
+            self._flush()
+        return True
+
+    def _flush(self) -> None:
+        """Write the collected rows."""
+        block = self._block
+        if block is not None and block.count:
+            packed, sizes = block.packed(), self._sizes_after()
+            with DeferInterrupts():
+                self._state, _ = programs.extend_packed(self.buffer, self._state, packed)
+                block.clear()
+                self._sizes = sizes
+
+    def _sizes_after(self) -> np.ndarray[Any, Any] | None:
+        """Return the rows held per lane once the collected rows are written, where known."""
+        if self._block is None or self._sizes is None or self._block.masked:
+            return None
+        sizes: np.ndarray[Any, Any] = np.minimum(self._sizes + self._block.count, self.buffer.geometry.length)
+        return sizes
+
+    def _donate(self, method: Any, *args: Any, **options: Any) -> Any:
+        """Write in place, without an interrupt between the donation and the assignment. Return what was counted."""
+        with DeferInterrupts():
+            self._sizes = None
+            self._state, counts = method(self.buffer, self._state, *args, **options)
+        return counts
+
+    def _row(self, call: str, row: PyTree) -> PyTree:
+        """Return one row with Python numbers as arrays."""
+        spec, structure = self.buffer.given_spec(self._state)
+        lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
+        return structure.unflatten(arguments.check_rows(call, row, spec, structure, lead, axes).values())
+
+    def _stored(self, call: str, rows: PyTree, priority: Any, mask: Any) -> PyTree:
+        """Store ragged leaves first, so that the rest can be written in place."""
+        leaves, values, shape = self.buffer.parsed(call, self._state, rows, priority, mask)
+        if self.unlimited:
+            self._make_room(shape, mask)
+        return self.buffer.stored(self._state, leaves, values, shape, mask)
+
+    def _make_room(self, shape: tuple[int, int], mask: Any) -> None:
+        more = shape[0] if mask is None else np.asarray(mask).reshape(shape).sum(axis=0)
+        needed = int((np.asarray(self._state.ring.size) + more).max())
+        capacity, length = self.buffer.capacity, self.buffer.geometry.length
+        while length < needed:
+            capacity, length = 2 * capacity, 2 * length
+        if capacity != self.buffer.capacity:
+            self._grow(None, capacity)
+
+    def _grow(self, blocks: Any, capacity: int | None) -> None:
+        self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
+        self._sizes, self._block = None, row_block(self.buffer, self._state)
+        self._draws, self._programs = {}, {}
+
+    def _draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array]:
+        """Write the collected rows and draw a batch, in one program where no callback is involved."""
+        rows: tuple[Any, ...] = ()
+        sizes = None
+        if self._on_device and self._block is not None and self._block.count:
+            rows, sizes = (self._block.packed(),), self._sizes_after()
+        else:
+            self._flush()
+        kind = size, packed, bool(rows)
+        draw = self._programs.get(kind)
+        first = draw is None
+        if draw is None:
+            draw = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))
+        # An interrupt inside a callback would become another error; one after a donation would lose the state.
+        guard = contextlib.nullcontext() if self._on_device and not rows else DeferInterrupts()
+        with guard, programs.announce(call) if first else contextlib.nullcontext():
+            changes, key, batch, counts = draw(self._state, self._key, numbers, *rows)
+            self._state, self._key = programs.with_changes(self._state, changes), key
+            if rows and self._block is not None:
+                self._block.clear()
+                self._sizes = sizes
+        self._programs[kind] = draw
+        return batch, counts
+
+    def _check_draw(self, batch_size: int | None, options: dict[str, Any]) -> tuple[int, dict[str, jax.Array]]:
+        known = self._draws.get(batch_size) if not options else None
+        if known is None:
+            key = jax.random.wrap_key_data(self._key, impl=self._impl)
+            known = check_draw("Replay.sample", "sample(batch_size)", self.buffer, key, batch_size, options)
+            if not options:
+                self._draws[batch_size] = known
+        return known
+
+    def _compilations(self, batch_size: int | None, packed: bool) -> list[Any]:
+        """Return functions that lower the programs of `add`, of such draws, and of their `update_priority`."""
+        size, numbers = self._check_draw(batch_size, {})
+
+        def draw(*rows: Any) -> Any:
+            program = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))
+            return program.lower(self._state, self._key, numbers, *rows)
+
+        jobs: list[Any] = [draw]
+        for length in () if self._block is None else self._block.lengths:
+            rows = self._block.packed(length)  # type: ignore[union-attr]
+            jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
+            if self._on_device:
+                jobs.append(partial(draw, rows))
+        if self.buffer.sampler.prioritized:
+            words: list[Any] = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
+            update: Any = partial(programs.update_priority.lower, self.buffer, self._state, Index(*words[:2]), words[2])
+            jobs.append(partial(update, mask=None, eta=0.9))
+        return jobs
+
+    def _held(self) -> int:
+        """Return the number of rows held, collected rows included."""
+        if self._block is not None and self._block.masked:
+            self._flush()
+        if self._sizes is None:
+            self._sizes = np.array(self._state.ring.size)
+        sizes = self._sizes_after()
+        return int((self._sizes if sizes is None else sizes).sum())
+
+    def _ready(self) -> bool:
+        """Return whether a row can be sampled. Asking waits for writes, so avoid it where every row can be."""
+        always = self.buffer.dense and isinstance(self.buffer.sampler, (Uniform, Prioritized, Ranked))
+        return always or bool(self.buffer.can_sample(self._state))

@@ -1,0 +1,217 @@
+"""Rows of `Replay.add` in host memory: batches and counts are those of writing each row at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import limits, storages
+from fbuf._replay import programs
+from tests.support.row_blocks import ROW, compare, make_pair, same_state
+from tests.support.threads import Thread
+
+EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}
+
+
+def row(n: int) -> dict[str, Any]:
+    return {"x": np.full(2, n, np.float32), "n": np.int32(n), "u": np.uint8(n), "end": np.bool_(n % 5 == 4)}
+
+
+def make(capacity: int = 100, **settings: Any) -> fbuf.Replay:
+    return fbuf.Replay(fbuf.uniform(capacity), EXAMPLE, **settings)
+
+
+@pytest.mark.parametrize(
+    ("storage", "sampler", "view", "lanes"),
+    [
+        ("device", "uniform", "row", None),
+        ("device", "prioritized", "transition", None),
+        ("device", "epoch", "row", None),
+        ("compressed", "prioritized", "transition", 2),
+    ],
+)
+def test_batches_are_those_of_writing_each_row(storage: str, sampler: str, view: str, lanes: int | None) -> None:
+    compare(make_pair(storage, sampler, view, lanes), steps=12)
+
+
+def test_rows_are_written_by_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, lengths = make(1000), list[int]()
+    real = programs.extend_packed
+
+    def extend(buffer: Any, state: Any, packed: Any) -> Any:
+        lengths.append(len(packed))
+        return real(buffer, state, packed)
+
+    monkeypatch.setattr(programs, "extend_packed", extend)
+    for n in range(200):
+        replay.add(row(n))
+    assert lengths == [64, 64, 64] and len(replay) == 200
+    replay.sample(4)  # writes them, too
+    assert lengths == [64, 64, 64] and replay._block is not None and replay._block.count == 0
+    replay.add(row(200))
+    assert replay.stats()["size"] == 201 and lengths == [64, 64, 64, 16]
+    assert replay.rows().data["n"][:200].tolist() == list(range(200))
+
+
+READS = {
+    "state": lambda replay, _: replay.state.ring.size[0],
+    "len": lambda replay, _: len(replay),
+    "repr": lambda replay, _: int(repr(replay).split(", ")[-1].split()[0]),
+    "stats": lambda replay, _: replay.stats()["size"],
+    "rows": lambda replay, _: int(replay.rows().mask.sum()),
+    "last": lambda replay, _: replay.last(1).data["n"][0] + 1,
+    "summary": lambda replay, _: replay.summary().to_dict()["size"],
+    "thread": lambda replay, _: Thread(lambda: int(replay.rows().mask.sum())).ends(),
+    "save": lambda replay, path: (replay.save(path / "saved"), len(fbuf.Replay.load(path / "saved")))[1],
+    "extend": lambda replay, _: (replay.extend({k: v[None] for k, v in row(3).items()}), len(replay) - 1)[1],
+    "close": lambda replay, _: (replay.close(), int(replay.rows().mask.sum()))[1],
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_every_read_sees_every_row(read: str, tmp_path: Path) -> None:
+    replay = make()
+    for n in range(3):
+        replay.add(row(n))
+    assert READS[read](replay, tmp_path) == 3
+
+
+def test_clear_removes_rows_not_yet_written() -> None:
+    replay = make()
+    replay.add(row(0))
+    replay.clear()
+    assert len(replay) == 0 and not replay.can_sample()
+    replay.add(row(1))
+    assert replay.can_sample() and replay.sample(2).data["n"].tolist() == [1, 1]
+
+
+def test_the_length_is_exact_as_rows_are_evicted() -> None:
+    replay = make(20)
+    for n in range(50):
+        replay.add(row(n), mask=np.bool_(n % 7 != 3) if n > 30 else None)
+        assert len(replay) == min(n + 1, 20)
+
+
+def test_added_rows_are_copied() -> None:
+    replay, given = make(), row(1)
+    replay.add(given)
+    given["x"][:] = 99
+    assert replay.last(1).data["x"].tolist() == [[1, 1]]
+    for n in range(64):
+        replay.add(row(n))
+    assert replay.last(64).data["n"].tolist() == list(range(64))
+
+
+INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": np.zeros(3, np.float32)}, ValueError, r"leaf 'x' has shape \[3\]"),
+    ({"x": np.zeros(2, np.float16)}, TypeError, "leaf 'x' is float16"),
+    ({"n": 1.5}, TypeError, "leaf 'n' is float"),
+    ({"u": 256}, ValueError, "leaf 'u' is 256, which uint8 cannot hold"),
+    ({"end": 1}, TypeError, "leaf 'end' is int"),
+    ({"more": np.zeros(())}, ValueError, "leaf 'more' is not in this buffer"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(INVALID)))
+def test_invalid_rows_are_errors_at_once(case: int) -> None:
+    change, kind, message = INVALID[case]
+    replay = make()
+    replay.add(row(0))
+    with pytest.raises(kind, match=r"Replay\.add: " + message if case else message):
+        replay.add(row(1) | change)
+    assert len(replay) == 1 and replay.last(1).data["n"].tolist() == [0]
+
+
+def test_numbers_and_other_arrays() -> None:
+    replay = make()
+    replay.add({"x": np.ones(2, np.float32), "n": 1, "u": True, "end": False})
+    replay.add({"x": jnp.ones(2), "n": jnp.int32(2), "u": jnp.uint8(2), "end": jnp.bool_(True)})
+    replay.add(row(3), mask=False)
+    replay.add(row(4), mask=True)
+    assert replay.rows().data["n"][:3].tolist() == [1, 2, 4] and len(replay) == 3
+
+
+def test_wide_numbers_are_collected() -> None:
+    replay = make()
+    replay.add({"x": np.full(2, 0.1), "n": np.int64(-7), "u": 255, "end": np.bool_(True)})
+    assert replay._block is not None and replay._block.count == 1
+    held = replay.last(1).data
+    assert held["x"].tolist() == [[np.float32(0.1)] * 2] and held["n"].tolist() == [-7] and held["u"].tolist() == [255]
+
+
+def test_rows_in_files_are_written_at_once(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(64, storage=storages.Memmap(str(tmp_path / "rows")))
+    replay = fbuf.Replay(buffer, EXAMPLE)
+    replay.add(row(7))
+    replay._state.token.block_until_ready()
+    assert int(replay._state.ring.size[0]) == 1
+
+
+def test_a_limit_counts_each_row() -> None:
+    replay = make(limit=limits.queue(3))
+    for n in range(3):
+        replay.add(row(n), timeout=0)
+    with pytest.raises(TimeoutError):
+        replay.add(row(3), timeout=0)
+    assert replay.pace.added == 3
+
+
+def test_an_odd_lane_mask_is_an_error() -> None:
+    pair = make_pair("device", "uniform", "row", lanes=2)
+    rows = {name: np.stack([leaf, leaf]) for name, leaf in ROW.items()}
+    for mask in (True, np.ones(3, bool), np.ones(2, np.int32)):
+        with pytest.raises((TypeError, ValueError), match="mask"):
+            pair[0].add(rows, mask=mask)
+    same_state(pair)
+
+
+def test_compile_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
+    replay, counted = fbuf.Replay(fbuf.prioritized(77), EXAMPLE), list[tuple[int, int]]()  # 77: of no other test
+    replay.compile(4, to="numpy", progress=lambda done, total: counted.append((done, total)))
+    assert counted == [(n, 6) for n in range(1, 7)]
+    with jax.log_compiles():
+        for n in range(70):
+            replay.add(row(n))
+        batch = replay.sample(4, to="numpy")
+        replay.update_priority(batch.index, np.ones(4, np.float32))
+        replay.add(row(0))
+        replay.sample(4, to="numpy")
+        assert "Compiling" not in caplog.text
+        replay.sample(5, to="numpy")
+        assert "Compiling" in caplog.text
+
+
+def test_a_slow_compilation_is_announced_in_interactive_sessions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timers = list[Any]()
+
+    class Timer:
+        def __init__(self, seconds: float, call: Any, args: Any, options: Any):
+            self.seconds, self.fire, self.cancelled = seconds, lambda: call(*args, **options), False
+            timers.append(self)
+
+        def start(self) -> None:
+            self.fire()
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    replay = make()
+    replay.add(row(0))
+    replay.sample(3)
+    assert not timers
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    for _ in range(2):
+        replay.sample(2)
+    assert [(t.seconds, t.cancelled) for t in timers] == [(2.0, True)]
+    assert capsys.readouterr().err.startswith("fbuf: compiling Replay.sample(2), once for these shapes.")
