@@ -14,7 +14,7 @@ import pytest
 import fbuf
 import fbuf.testing
 from fbuf.__main__ import main
-from fbuf.demo import _actor, _command, _compare_storages, _dqn, _report, _run
+from fbuf.demo import _actor, _compare_storages, _dqn, _report, _run
 from tests.support.demo import Blocks, run_all, some_rows
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -102,16 +102,6 @@ def test_the_target_network_follows_every_period(runs):
     jax.tree.map(np.testing.assert_array_equal, learner.target, learner.params)
 
 
-def test_the_table_names_storages_and_sizes(names, runs):
-    text = _report.table(list(runs.values()))
-    assert "DIFFERENT" not in text and "reference" in text
-    lines = {line[2:30].strip(): line[30:].split() for line in text.splitlines() if line.startswith("  ")}
-    assert lines["storage"] == list(names)
-    assert lines["rows held"] == ["240"] * len(names)
-    assert "13.5 MB" in text  # 240 rows of 8 frames
-    assert max(map(len, text.splitlines())) <= 128
-
-
 def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
     path = tmp_path / "picture.png"
     _report.plot(list(runs.values()), path)
@@ -124,36 +114,6 @@ def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------- command line
-
-
-def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys, monkeypatch):
-    asked = []
-
-    def run(storage, settings, make_environment, progress, newest):
-        asked.append((storage, settings, newest))
-        progress(8, {"loss": "0.1"})
-        return runs["device"]
-
-    monkeypatch.setattr(_run, "run", run)
-    monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress: columns)
-    out = tmp_path / "compare.png"
-    assert main(["demo", "--compare", "--seed", "1", "--out", str(out)]) == 0
-    settings = _run.Settings("breakout", 1, _command.STEPS_COMPARED)
-    kept = [_compare_storages.ROWS, 0, 0, 0]
-    assert asked == [(name, settings, rows) for name, rows in zip(_command.STORAGES, kept, strict=True)]
-    captured = capsys.readouterr()
-    assert "identical" in captured.out and "every storage on the newest" in captured.out and str(out) in captured.out
-    assert "compressed" in captured.err  # the progress bar
-    assert out.read_bytes().startswith(PNG)
-    with monkeypatch.context() as patch:
-        patch.setattr(_report, "identical", lambda one, other: one is not other)
-        assert main(["demo", "--compare", "--out", str(out)]) == 1
-        assert "DIFFERENT" in capsys.readouterr().out
-    wrong = [*columns[:-1], dataclasses.replace(columns[-1], identical=False)]
-    for found, status in ((columns, 0), (wrong, 1)):
-        monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress, found=found: found)
-        assert main(["demo", "--storage", "device", "--out", str(out)]) == status
-        assert ("DIFFERENT" in capsys.readouterr().out) == bool(status)
 
 
 def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
