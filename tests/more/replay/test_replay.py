@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from fbuf.storages import Host
 from tests.support.replay import ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
-from tests.support.row_blocks import SAMPLERS, STORAGES, VIEWS, compare, make_pair
+from tests.support.row_blocks import compare, make_pair
 
 
 def test_actors_and_learners_share_a_replay() -> None:
@@ -67,15 +68,20 @@ def test_batches_go_to_another_device_and_return() -> None:
     assert done.stdout == "well\n", done.stderr
 
 
-@pytest.mark.parametrize("lanes", [None, 2])
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("storage", STORAGES)
-def test_collected_rows_give_the_batches_of_rows_written_at_once(
-    storage: str, sampler: str, view: str, lanes: int | None
-) -> None:
-    if storage != "device" and (sampler not in ("uniform", "prioritized") or view != "transition"):
-        pytest.skip("samplers and views do not depend on the storage")
-    if sampler == "consume" and view == "sequence":
-        pytest.skip("windows are not consumed")
+CASES = [
+    ("device", "ranked", "transition", 2),
+    ("device", "host priorities", "episode", None),
+    ("compressed", "prioritized", "transition", 2),
+    ("deduplicated", "uniform", "transition", None),
+]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Any:
+    """Storage, sampler, view and lanes."""
+    return request.param
+
+
+def test_collected_rows_give_the_batches_of_rows_written_at_once(case: tuple[str, str, str, int | None]) -> None:
+    storage, sampler, view, lanes = case
     compare(make_pair(storage, sampler, view, lanes), steps=16, seed=1)
