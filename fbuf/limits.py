@@ -24,6 +24,7 @@ import numpy as np
 
 from fbuf._algorithms import uint64
 from fbuf._algorithms.uint64 import Wide
+from fbuf._core.arguments import is_int
 from fbuf._core.component import component, state
 
 __all__ = ["Limit", "LimitState", "at_most", "min_size", "queue", "samples_per_insert"]
@@ -100,7 +101,7 @@ class Limit:
         if self.min_diff is not None and _fraction("min_diff", self.min_diff) > ratio * self.min_size:
             raise ValueError(
                 f"Limit: min_diff is {self.min_diff!r}; expected at most samples_per_insert * min_size = "
-                f"{float(ratio * self.min_size):g}, or no draw is possible with {self.min_size} rows. Use a smaller min_diff."
+                f"{float(ratio * self.min_size):g}. Use a smaller min_diff."
             )
 
     def init(self, *, added: int = 0, drawn: int = 0, host: bool = False) -> LimitState:
@@ -121,21 +122,15 @@ class Limit:
 
     def added(self, pace: LimitState, rows: Any = 1) -> LimitState:
         """Count `rows` more added rows, an int or int32[]. Cost: a few operations on scalars."""
-        if _on_host("Limit.added", pace):
-            number = _int("Limit.added: rows", rows)
-            return LimitState(pace.added + number, pace.drawn, pace.surplus + self._ratio.numerator * number)
-        more = _unsigned("Limit.added: rows", rows)
-        surplus = uint64.add(_pair(pace.surplus), uint64.multiply(more, jnp.uint32(self._ratio.numerator)))
-        return LimitState(_after(pace.added, more), pace.drawn, jnp.stack(surplus))
+        more = _count("Limit.added", "rows", pace, rows)
+        surplus = _sum(pace.surplus, _scaled(more, self._ratio.numerator))
+        return LimitState(_sum(pace.added, more), pace.drawn, surplus)
 
     def sampled(self, pace: LimitState, draws: Any = 1) -> LimitState:
         """Count `draws` more draws, an int or int32[]; B for a batch."""
-        if _on_host("Limit.sampled", pace):
-            number = _int("Limit.sampled: draws", draws)
-            return LimitState(pace.added, pace.drawn + number, pace.surplus - self._ratio.denominator * number)
-        more = _unsigned("Limit.sampled: draws", draws)
-        cost = uint64.negative(uint64.multiply(more, jnp.uint32(self._ratio.denominator)))
-        return LimitState(pace.added, _after(pace.drawn, more), jnp.stack(uint64.add(_pair(pace.surplus), cost)))
+        more = _count("Limit.sampled", "draws", pace, draws)
+        surplus = _sum(pace.surplus, _scaled(more, -self._ratio.denominator))
+        return LimitState(pace.added, _sum(pace.drawn, more), surplus)
 
     def can_add(self, pace: LimitState, rows: Any = 1, *, size: Any = None) -> Any:
         """Return bool[]: whether `rows` more rows may be added now.
@@ -147,17 +142,12 @@ class Limit:
             None uses the rows added.
         """
         (_, high), call = self._bounds, "Limit.can_add"
-        if _on_host(call, pace):
-            number = _int(f"{call}: rows", rows)
-            held = pace.added if size is None else _int(f"{call}: size", size)
-            fits = high is None or pace.surplus + self._ratio.numerator * number <= high
-            return held + number <= self.min_size or fits
-        more = _unsigned(f"{call}: rows", rows)
+        more = _count(call, "rows", pace, rows)
+        held = _sum(_held(call, pace, size), more)
         if high is None:
-            return jnp.ones((), bool)
-        surplus = uint64.add(_pair(pace.surplus), uint64.multiply(more, jnp.uint32(self._ratio.numerator)))
-        held = uint64.add(_held(call, pace, size), Wide(jnp.uint32(0), more))
-        return uint64.at_most(surplus, uint64.of(high)) | uint64.at_most(held, uint64.of(self.min_size))
+            return True if isinstance(more, int) else jnp.ones((), bool)
+        surplus = _sum(pace.surplus, _scaled(more, self._ratio.numerator))
+        return _at_most(surplus, high) | _at_most(held, self.min_size)
 
     def can_sample(self, pace: LimitState, draws: Any = 1, *, size: Any = None) -> Any:
         """Return bool[]: whether `draws` rows may be drawn now.
@@ -168,26 +158,21 @@ class Limit:
           size: As for `can_add`.
         """
         (low, _), call = self._bounds, "Limit.can_sample"
-        if _on_host(call, pace):
-            number = _int(f"{call}: draws", draws)
-            held = pace.added if size is None else _int(f"{call}: size", size)
-            return held >= self.min_size and (low is None or pace.surplus - self._ratio.denominator * number >= low)
-        more = _unsigned(f"{call}: draws", draws)
-        enough = uint64.at_most(uint64.of(self.min_size), _held(call, pace, size))
+        more = _count(call, "draws", pace, draws)
+        enough = _at_most(self.min_size, _held(call, pace, size))
         if low is None:
             return enough
-        cost = uint64.multiply(more, jnp.uint32(self._ratio.denominator))
-        left = uint64.add(_pair(pace.surplus), uint64.negative(cost))
-        return enough & uint64.at_most(uint64.of(low), left)
+        return enough & _at_most(low, _sum(pace.surplus, _scaled(more, -self._ratio.denominator)))
 
     def stats(self, pace: LimitState) -> dict[str, Any]:
         """Return `added`, `drawn`, and `surplus` in rows drawn, as float32 or Python numbers."""
+        parts = self._ratio.denominator
         if _on_host("Limit.stats", pace):
-            return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / self._ratio.denominator}
-        below = (pace.surplus[0] >> jnp.uint32(31)) != jnp.uint32(0)
-        surplus, opposite = _pair(pace.surplus), uint64.negative(_pair(pace.surplus))
-        size = jnp.where(below, -_float(opposite), _float(surplus)) / jnp.float32(self._ratio.denominator)
-        return {"added": _float(_pair(pace.added)), "drawn": _float(_pair(pace.drawn)), "surplus": size}
+            return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / parts}
+        added, drawn, surplus = (Wide(*words) for words in (pace.added, pace.drawn, pace.surplus))
+        negative = (surplus.high >> jnp.uint32(31)) != jnp.uint32(0)
+        size = jnp.where(negative, -_float(uint64.negative(surplus)), _float(surplus))
+        return {"added": _float(added), "drawn": _float(drawn), "surplus": size / jnp.float32(parts)}
 
     def check_steps(self, rows: int, draws: int) -> None:
         """Raise if calls of `rows` rows and of `draws` draws could deadlock.
@@ -209,7 +194,7 @@ class Limit:
                 f"for {(high - low) / parts:g}; expected {need / parts:g} or more, or calls of {rows} rows and of {draws} "
                 f"draws could deadlock. Use error_buffer={math.ceil(need / parts / 2)} or more."
             )
-        start = _whole_steps(self.min_size, rows)
+        start = -(-self.min_size // rows) * rows  # rows added when `min_size` is reached
         if start > self.min_size and ratio.numerator * start > high:
             raise ValueError(
                 f"Limit: max_diff is {float(self.max_diff or 0):g}, but calls of {rows} rows reach min_size={self.min_size} "
@@ -283,8 +268,7 @@ def samples_per_insert(
     if isinstance(error_buffer, (tuple, list)):
         if len(error_buffer) != 2:
             raise ValueError(
-                f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected a number, or (min_diff, max_diff). "
-                f"Leave it out to fit calls of {rows} rows and of {draws} draws."
+                f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected a number, or (min_diff, max_diff)."
             )
         low, high = (_fraction("error_buffer", bound) for bound in error_buffer)
     else:
@@ -294,8 +278,7 @@ def samples_per_insert(
     least = max(Fraction(1), each)
     if high - low < 2 * least:
         raise ValueError(
-            f"limits.samples_per_insert: error_buffer is {error_buffer!r}, so that the surplus may vary by "
-            f"{float(high - low):g}; expected {float(2 * least):g} or more. Use error_buffer={float(least):g}, or leave it out."
+            f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected {float(least):g} or more. Leave it out."
         )
     limit.check_steps(rows, draws)
     return limit
@@ -339,14 +322,8 @@ def queue(size: int) -> Limit:
     return Limit(min_diff=0, max_diff=size)
 
 
-def _whole_steps(size: int, rows: int) -> int:
-    """Return the first multiple of `rows` that is at least `size`."""
-    return -(-size // rows) * rows
-
-
 def _check_count(name: str, value: Any, least: int, most: int = _MOST, where: str = "Limit: ") -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or not least <= value <= most:
+    if not is_int(value) or not least <= value <= most:
         good = isinstance(value, (float, np.floating)) and value == value // 1 and least <= value <= most
         fix = f" Write {int(value)}." if good else ""
         raise ValueError(f"{where}{name} is {value!r}; expected an int from {least} to {most}.{fix}")
@@ -377,41 +354,43 @@ def _on_host(call: str, pace: Any) -> bool:
     return isinstance(pace.surplus, int)
 
 
-def _check_whole(what: str, count: Any) -> None:
-    """Raise unless `count` is one integer, which may be traced."""
+def _count(call: str, name: str, pace: Any, count: Any) -> Any:
+    """Return an argument as an int on the host, else as uint32[2]."""
+    host, what = _on_host(call, pace), f"{call}: {name}"
     if isinstance(count, (int, np.integer)):
         _check_count(what, count, 0, where="")
     elif np.shape(count) != () or not jnp.issubdtype(getattr(count, "dtype", np.void), jnp.integer):
         raise TypeError(f"{what} is {count!r}; expected an int, or an integer []. Write rows.shape[0].")
-
-
-def _int(what: str, count: Any) -> int:
-    """Return an integer of any kind as a Python int."""
-    _check_whole(what, count)
-    if int(count) < 0:
-        raise ValueError(f"{what} is {count!r}; expected an int from 0 to {_MOST}.")
+    if not host:
+        return jnp.stack([jnp.uint32(0), jnp.asarray(count).astype(jnp.uint32)])
+    _check_count(what, int(count), 0, where="")
     return int(count)
 
 
-def _unsigned(what: str, count: Any) -> jax.Array:
-    """Return `count` as uint32[]."""
-    _check_whole(what, count)
-    return jnp.asarray(count).astype(jnp.uint32)
-
-
-def _pair(words: Any) -> Wide:
-    return Wide(words[0], words[1])
-
-
-def _after(words: jax.Array, more: jax.Array) -> jax.Array:
-    return jnp.stack(uint64.add(_pair(words), Wide(jnp.uint32(0), more)))
-
-
-def _held(call: str, pace: LimitState, size: Any) -> Wide:
-    """Return the rows held, at most 2^62."""
+def _held(call: str, pace: LimitState, size: Any) -> Any:
+    """Return the rows held; 2^62 stands for larger numbers."""
     if size is not None:
-        return Wide(jnp.uint32(0), _unsigned(f"{call}: size", size))
-    return Wide(jnp.minimum(pace.added[0], jnp.uint32(2**30)), pace.added[1])
+        return _count(call, "size", pace, size)
+    return pace.added if _on_host(call, pace) else pace.added.at[0].min(jnp.uint32(2**30))
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return a + b if isinstance(a, int) else jnp.stack(uint64.add(Wide(*a), Wide(*b)))
+
+
+def _scaled(count: Any, factor: int) -> Any:
+    """Return `count * factor`, in two's complement."""
+    if isinstance(count, int):
+        return count * factor
+    product = uint64.multiply(count[1], jnp.uint32(abs(factor)))
+    return jnp.stack(uint64.negative(product) if factor < 0 else product)
+
+
+def _at_most(a: Any, b: Any) -> Any:
+    """Return a <= b, of Python ints or signed uint32[2]."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a <= b
+    return uint64.at_most(*(uint64.of(x) if isinstance(x, int) else Wide(*x) for x in (a, b)))
 
 
 def _float(words: Wide) -> jax.Array:

@@ -71,15 +71,10 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
           As `fbuf.load`; ValueError: `sharding` lacks a leaf.
         """
         arguments = _arguments("fbuf.orbax.RestoreArgs", RestoreArgs, args, kwargs) or RestoreArgs()
-        buffer, state = load(
-            os.fspath(directory),
-            arguments.buffer,
-            example=arguments.example,
-            verify=arguments.verify,
-            resize=arguments.resize,
-            progress=arguments.progress,
-        )
-        return buffer, state if arguments.sharding is None else _place_state(state, arguments.sharding)
+        settings = dict(vars(arguments))
+        sharding = settings.pop("sharding")
+        buffer, state = load(os.fspath(directory), **settings)
+        return buffer, state if sharding is None else _place_state(state, sharding)
 
     def metadata(self, directory: Any) -> dict[str, Any]:
         """Return the manifest's description: the buffer's configuration, leaves of a row, versions, time."""

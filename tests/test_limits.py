@@ -20,7 +20,6 @@ import fbuf
 from fbuf import limits
 from fbuf.limits import Limit
 
-# ------------------------------------------------------------------------------------------------ Reverb's own cases
 # Of rate_limiter_test.cc and rate_limiters_test.py: what is asked after so many inserts, samples and deletes.
 
 REVERB = [
@@ -111,8 +110,6 @@ def test_other_limiters_allow_what_those_of_reverb_do() -> None:
     assert limit.can_add(pace, 10**9) and limit.can_sample(pace, 6) and not limit.can_sample(pace, 7)
 
 
-# ------------------------------------------------------------------------------------------------------ plain Python
-
 RATIOS = st.sampled_from([1, 8, 0.1, 0.25, 1.5, Fraction(1, 3), 32.7, Fraction(2**31 - 1, 2**31 - 2)])
 COUNTS = st.sampled_from([0, 1, 2, 7, 256, 2**20, 2**31 - 1])
 STARTS = st.sampled_from([0, 3, 2**24 + 1, 2**32 - 2, 2**53 + 1])
@@ -179,9 +176,6 @@ def test_steps_that_were_checked_never_wait_for_one_another(
         assert low <= surplus <= high
 
 
-# ---------------------------------------------------------------------------------------------------- in one program
-
-
 def test_a_scan_keeps_the_ratio() -> None:
     buffer = fbuf.Buffer(64)
     limit = limits.samples_per_insert(2, min_size=16, rows=4, draws=8)
@@ -233,11 +227,7 @@ def test_a_pace_is_saved_beside_the_buffer(tmp_path: Path) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(pace), jax.tree.leaves(pace_again), strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------ between threads
-
-
 def test_threads_keep_the_ratio() -> None:
-    """Two actors and a learner share a `Replay`; each waits for the other, none forever."""
     replay = fbuf.Replay(fbuf.Buffer(256), {"t": 0})
     limit = limits.samples_per_insert(4, min_size=20, rows=5, draws=16)
     changed, pace, seen = threading.Condition(), limit.init(host=True), []
@@ -367,7 +357,6 @@ def test_strict_promotion_and_x64(x64: bool) -> None:
 
 @pytest.mark.parametrize("host", [True, False])
 def test_bounds_between_two_steps_of_the_surplus_are_kept(host: bool) -> None:
-    """With half a draw a row the surplus moves by halves: 0.3 and -0.3 allow 0 alone."""
     limit = Limit(Fraction(1, 2), min_diff=-0.3, max_diff=0.3)
     assert limit.can_add(limit.init(added=1, drawn=1, host=host), 1)  # to 0
     assert not limit.can_add(limit.init(added=1, drawn=1, host=host), 2)  # to 0.5

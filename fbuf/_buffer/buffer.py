@@ -23,30 +23,21 @@ from fbuf._buffer import convert as _convert
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, name_of, nested, tree_bytes
+from fbuf._core.pytree import PyTree, Spec, nested, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Resumable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf.transforms._chain import chained
+from fbuf.views._fields import checked_ends
 
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan
     from fbuf._buffer.summary import Summary
 
 
-_INTERNAL = {
-    "check_state",
-    "checked_spec",
-    "counted",
-    "dense",
-    "ends",
-    "geometry",
-    "given_spec",
-    "parsed",
-    "peeked",
-    "rule",
-    "stored",
+_INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
+    *("check_state", "checked_spec", "given_spec", "parsed", "peeked", "stored")
 }
 
 
@@ -102,13 +93,7 @@ class Buffer(BufferConfig):
             if isinstance(value, np.integer):
                 object.__setattr__(self, name, int(value))
         checks.check_sizes(self)
-        object.__setattr__(self, "prefetch", int(self.prefetch))
-        if isinstance(self.episode_end, str):
-            raise TypeError(
-                f"Buffer: episode_end is {self.episode_end!r}; expected a tuple. "
-                f"Write episode_end=({self.episode_end!r},)."
-            )
-        object.__setattr__(self, "episode_end", tuple(name_of(n) for n in self.episode_end))
+        object.__setattr__(self, "episode_end", checked_ends("Buffer", self.episode_end))
         for role in ("on_write", "on_read"):
             object.__setattr__(self, role, chained(role, getattr(self, role)))
         checks.check_parts(self)
@@ -623,9 +608,7 @@ class Buffer(BufferConfig):
         call = "Buffer.convert"
         spec = checks.check_state(call, self, state)
         if not isinstance(other, Buffer):
-            raise TypeError(
-                f"{call}: other is {type(other).__name__}; expected a Buffer. The order is convert(other, state)."
-            )
+            raise TypeError(f"{call}: other is {type(other).__name__}; expected a Buffer. Write convert(other, state).")
         checks.check_same_rows(call, self, other)
         checks.check_fields(call, other, spec)
         sampler = state_ops.init_host_sampler(other, call)

@@ -23,6 +23,8 @@ from fbuf._core.component import component
 from fbuf._core.sample import Rows, Sample
 from fbuf._interfaces.storage import Growable
 
+_NEWEST = "Call it before `extend`, with the index of the newest batch"
+_GROW = "Make room with buffer, state = buffer.grow(state)"
 _MESSAGES: Mapping[str, tuple[str, str]] = {
     "refused_nonfinite": (
         "{n} priorities are NaN or infinite and were refused; the others took effect",
@@ -32,33 +34,21 @@ _MESSAGES: Mapping[str, tuple[str, str]] = {
         "{n} indices name no slot and were skipped",
         "Pass batch.index of a batch of this buffer, as it is",
     ),
-    "refused_stale": (
-        "{n} indices are stale and were skipped: their rows have been overwritten since",
-        "Call it before `extend`, with the index of the newest batch",
-    ),
-    "refused_closed": (
-        "{n} indices name rows that can no longer be drawn, and were skipped",
-        "Call it before `extend`, with the index of the newest batch",
-    ),
-    "empty_samples": (
-        "there is nothing to draw",
-        "Ask buffer.can_sample(state) first",
-    ),
+    "refused_stale": ("{n} indices are stale and were skipped: their rows have been overwritten since", _NEWEST),
+    "refused_closed": ("{n} indices name rows that can no longer be drawn, and were skipped", _NEWEST),
+    "empty_samples": ("there is nothing to draw", "Ask buffer.can_sample(state) first"),
     "expired_rows": (
         "{n} rows have expired and are masked: the state is too old",
         "Carry on the state that `sample` and `extend` return, or keep more rows with slack=",
     ),
-    "refused_rows": (
-        "{n} rows found no room and were not stored",
-        "Make room with buffer, state = buffer.grow(state)",
-    ),
+    "refused_rows": ("{n} rows found no room and were not stored", _GROW),
     "retired_rows": (
-        "{n} of the oldest rows were given up for new ones before the buffer was full",
-        "Make room with buffer, state = buffer.grow(state), or write fbuf.checked(buffer, allow=('retired_rows',))",
+        "{n} of the oldest rows were evicted before the buffer was full",
+        f"{_GROW}, or write fbuf.checked(buffer, allow=('retired_rows',))",
     ),
     "draws_refused": (
-        "{n} draws landed on rows that had found no room",
-        "Make room with buffer, state = buffer.grow(state), or write fbuf.checked(buffer, allow=('draws_refused',))",
+        "{n} drawn rows had found no room",
+        f"{_GROW}, or write fbuf.checked(buffer, allow=('draws_refused',))",
     ),
 }
 
@@ -99,10 +89,6 @@ class Checked:
     allow: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.buffer, Buffer):
-            raise TypeError(
-                f"checked: buffer is {type(self.buffer).__name__}; expected a Buffer. Write fbuf.checked(buffer)."
-            )
         if isinstance(self.allow, str):
             raise TypeError(f"checked: allow is {self.allow!r}; expected a tuple. Write allow=({self.allow!r},).")
         unknown = [name for name in self.allow if name not in COUNTERS]
@@ -248,10 +234,7 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
     if isinstance(what, Buffer):
         return Checked(what, allow)
     if not callable(what):
-        raise TypeError(
-            f"checked: got {type(what).__name__}; expected a Buffer, or a step that takes and returns states. Write "
-            f"fbuf.checked(buffer)."
-        )
+        raise TypeError(f"checked: got {type(what).__name__}; expected a Buffer, or a step of states.")
     if allow:
         raise TypeError(f"checked: allow is {allow!r}, but a step is given; expected a Buffer with it. Leave it out.")
     return checked_step(what)

@@ -23,6 +23,7 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import RaggedStorage, Storage
 from fbuf._interfaces.view import EligibilityRule, View
 from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
+from fbuf.views._fields import check_ends
 
 # ------------------------------------------------------------------------------------------------------------ parts
 
@@ -30,28 +31,21 @@ from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
 def check_sizes(buffer: BufferConfig) -> None:
     """Raise unless capacity, lanes, prefetch and batch size are numbers that fit together."""
     capacity, lanes = buffer.capacity, buffer.lanes
-    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
-        raise ValueError(f"Buffer: capacity is {capacity!r}; expected an int >= 1.")
+    arguments.check_int("Buffer", "capacity", capacity)
     if capacity >= 2**31 - 2**24:
         raise ValueError(f"Buffer: capacity is {capacity}; expected less than 2^31 - 2^24 (slots are int32).")
     if lanes is not None:
-        if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
-            raise ValueError(f"Buffer: lanes is {lanes!r}; expected an int >= 1, or None for one stream.")
+        arguments.check_int("Buffer", "lanes", lanes, hint=", or None for one stream")
         if capacity % lanes:
             low = capacity - capacity % lanes
             near = f"{low} or {low + lanes}" if low else f"{lanes}"
             raise ValueError(f"Buffer: capacity is {capacity}, not a multiple of lanes={lanes}. Use capacity={near}.")
-    if isinstance(buffer.prefetch, bool) or buffer.prefetch not in (0, 1):
-        raise ValueError(
-            f"Buffer: prefetch is {buffer.prefetch!r}; expected 0, or 1 to draw each batch one `sample` ahead."
-        )
+    if not arguments.is_int(buffer.prefetch) or buffer.prefetch not in (0, 1):
+        raise ValueError(f"Buffer: prefetch is {buffer.prefetch!r}; expected 0, or 1 to draw one batch ahead.")
     if buffer.batch_size is not None:
         check_batch_size("Buffer", buffer.batch_size)
     elif buffer.prefetch:
-        raise ValueError(
-            "Buffer: prefetch is 1, but batch_size is None; expected an int, as the state holds the batch drawn ahead. "
-            "Write Buffer(..., prefetch=1, batch_size=256)."
-        )
+        raise ValueError("Buffer: prefetch is 1, but batch_size is None. Write Buffer(..., batch_size=256).")
 
 
 def check_parts(buffer: BufferConfig) -> None:
@@ -66,16 +60,11 @@ def check_parts(buffer: BufferConfig) -> None:
             raise TypeError(f"Buffer: {role} is the class {value.__name__}; expected a value. Write {_made(value)}.")
         if not isinstance(value, protocol):
             _refuse_other(role, value)
-            names = [name for name in vars(protocol) if not name.startswith("_")]
-            missing = [name for name in names if not hasattr(value, name)]
-            if not missing:  # from Python 3.12 on `isinstance` ignores `__getattr__`, and members that are None
-                raise TypeError(
-                    f"Buffer: {role} is {value!r}, whose class lacks some methods; expected all of "
-                    f"fbuf.parts.{protocol.__name__}. Derive the class from one that has them, instead of forwarding calls "
-                    f"with `__getattr__`."
-                )
+            names = (name for name in vars(protocol) if not name.startswith("_"))
+            # Before Python 3.12 `isinstance` calls `__getattr__`; later it looks members up in the class.
+            missing = next((name for name in names if inspect.getattr_static(value, name, None) is None), "")
             raise TypeError(
-                f"Buffer: {role} is {value!r}, which has no `{missing[0]}`; see fbuf.parts.{protocol.__name__}."
+                f"Buffer: {role} is {value!r}, whose class has no `{missing}`; see fbuf.parts.{protocol.__name__}."
             )
     needed = "opens" if buffer.view.rule.prompt else "decide"
     if not hasattr(buffer.view, needed):
@@ -93,12 +82,11 @@ def check_parts(buffer: BufferConfig) -> None:
         raise ValueError(f"Buffer: {buffer.sampler!r} draws episodes, but with {buffer.view!r} {why}. {fix}")
     need = buffer.view.rule.rows
     if buffer.geometry.length < need:
-        fix = f"Use capacity={need * buffer.geometry.lanes} or more."
-        if isinstance(buffer.writer, ReadOnly):
-            fix = "Use a view of fewer rows, such as views.Row()."
+        more, fewer = f"capacity={need * buffer.geometry.lanes} or more", "a view of fewer rows, such as views.Row()"
         each = "" if buffer.lanes is None else " per lane (capacity / lanes)"
         raise ValueError(
-            f"Buffer: {buffer.view!r} reads {need} rows at a time, but there are {buffer.geometry.length}{each}. {fix}"
+            f"Buffer: {buffer.view!r} reads {need} rows at a time, but there are {buffer.geometry.length}{each}. "
+            f"Use {fewer if isinstance(buffer.writer, ReadOnly) else more}."
         )
 
 
@@ -137,34 +125,23 @@ def _check_order(buffer: BufferConfig) -> None:
         needs = f"{buffer.sampler!r} needs rows to be replaced oldest first"
     if needs:
         fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == EligibilityRule() else "view=fbuf.views.Row()"
-        raise ValueError(
-            f"Buffer: {needs}, but {buffer.writer!r} may replace any. Use {fix}, or writer=fbuf.writers.Ring()."
-        )
+        raise ValueError(f"Buffer: {needs}, but {buffer.writer!r} may replace any. Use {fix}, or writers.Ring().")
 
 
 def check_fields(call: str, buffer: BufferConfig, spec: Spec) -> None:
     """Raise unless rows have the leaves that the view, the sampler and `episode_end` name."""
     buffer.view.check(spec)
-    stamp, names = buffer.sampler.stamp, ", ".join(spec)
+    stamp = buffer.sampler.stamp
     if stamp is not None:
         if stamp not in spec:
-            raise ValueError(
-                f"{call}: {buffer.sampler!r} reads leaf '{stamp}', but rows have {names}. Use one of those."
-            )
+            raise ValueError(f"{call}: {buffer.sampler!r} reads leaf '{stamp}'; expected one of {', '.join(spec)}.")
         dtype, shape = spec[stamp].dtype, spec[stamp].shape
         if not jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.uint32, jnp.uint64) or shape != ():
             raise TypeError(
                 f"{call}: {buffer.sampler!r} reads leaf '{stamp}', which is {dtype}{list(shape)}; expected an integer [] that "
                 f"int32 holds. Cast with x.astype(jnp.int32)."
             )
-    for name in buffer.episode_end:
-        if name not in spec:
-            raise ValueError(f"{call}: episode_end names '{name}', but rows have {names}. Use one of those.")
-        if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
-            raise TypeError(
-                f"{call}: episode_end leaf '{name}' is {spec[name].dtype}{list(spec[name].shape)}; expected bool[] in a row. "
-                f"Cast with x.astype(bool)."
-            )
+    check_ends(call, buffer.episode_end, spec)
 
 
 def check_same_rows(call: str, buffer: BufferConfig, other: BufferConfig) -> None:
@@ -267,9 +244,7 @@ def check_draw(
 ) -> tuple[int, dict[str, jax.Array]]:
     """Return batch size and options of a draw; `form` is the call with its arguments in order."""
     if isinstance(batch_size, jax.core.Tracer):
-        raise TypeError(
-            f"{call}: batch_size is traced; expected a Python int. Make it static in your jit. The order is {form}."
-        )
+        raise TypeError(f"{call}: batch_size is traced; expected a Python int. Make it static in your jit.")
     size = buffer.batch_size if batch_size is None else batch_size
     if size is None:
         raise TypeError(f"{call}: batch_size is missing. Write {form}, or Buffer(..., batch_size=256).")
@@ -281,10 +256,22 @@ def check_draw(
 
 def check_batch_size(call: str, batch_size: Any, order: str = "") -> None:
     """Raise unless it is an int >= 1."""
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
+    if not arguments.is_int(batch_size):
         raise TypeError(f"{call}: batch_size is {type(batch_size).__name__}; expected a Python int.{order}")
     if batch_size < 1:
         raise ValueError(f"{call}: batch_size is {batch_size}; expected an int >= 1.")
+
+
+def check_number(call: str, name: str, value: Any, most: float = np.inf) -> None:
+    """Raise unless it is one real number from 0 to `most`. Values of JAX arrays are not read."""
+    expected = "a finite number >= 0" if most == np.inf else f"a number from 0 to {most:g}"
+    kind = getattr(value, "dtype", np.dtype(type(value)) if isinstance(value, (bool, int, float)) else np.dtype(object))
+    if not jnp.issubdtype(kind, jnp.floating) and not jnp.issubdtype(kind, jnp.integer):
+        raise TypeError(f"{call}: {name} is {value!r}; expected {expected}.")
+    if np.shape(value) != ():
+        raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")
+    if not isinstance(value, jax.Array) and (not 0 <= float(value) <= most or float(value) == np.inf):
+        raise ValueError(f"{call}: {name} is {value!r}; expected {expected}.")
 
 
 def check_numbers(
@@ -295,21 +282,12 @@ def check_numbers(
     for name, value in numbers.items():
         if name not in known:
             raise ValueError(f"{call}: {sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'}).")
-        if np.shape(value) != ():
-            raise ValueError(f"{call}: {name} has shape {list(np.shape(value))}; expected one number. Write x[0].")
-        if not isinstance(value, (int, float, np.generic, np.ndarray, jax.Array)):
-            raise TypeError(f"{call}: {name} is {value!r}; expected a number.")
-        is_known = not isinstance(value, jax.Array)
-        if is_known and not 0 <= float(value) < float("inf"):
-            raise ValueError(f"{call}: {name} is {value}; expected a finite number >= 0.")
+        check_number(call, name, value, getattr(sampler, "most", {}).get(name, np.inf))
         if np.issubdtype(known[name], np.integer):
             if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
                 raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
-            if is_known and int(value) >= 2**31:
+            if not isinstance(value, jax.Array) and int(value) >= 2**31:
                 raise ValueError(f"{call}: {name} is {value}; expected less than 2^31.")
-        most = getattr(sampler, "most", {}).get(name, np.inf)
-        if is_known and float(value) > most:
-            raise ValueError(f"{call}: {name} is {value}; expected a number from 0 to {most:g}.")
         checked[name] = jnp.asarray(value, known[name])
     return checked
 
@@ -360,23 +338,11 @@ def check_rebuilds(call: str, sampler: Sampler) -> None:
 # ----------------------------------------------------------------------------------------------------- indices
 
 
-def check_own(call: str, index: Any) -> None:
-    """Raise for the index of a mixture's batch, whose rows are of several buffers."""
-    if not isinstance(index, Index) and all(hasattr(index, field) for field in ("source", "slot", "ticket")):
-        raise TypeError(
-            f"{call}: index is {type(index).__name__}, of rows of several buffers; expected an Index of this one. Write "
-            f"mixture.route(batch.index, name), or call the mixture's own method."
-        )
-
-
 def check_is_index(call: str, index: Any) -> None:
-    """Raise unless it is the index of a batch."""
-    check_own(call, index)
+    """Raise unless it is the index of a batch of one buffer."""
     if not isinstance(index, Index):
-        raise TypeError(
-            f"{call}: index is {type(index).__name__}; expected the Index of a batch, which identifies stale rows. "
-            f"Pass batch.index."
-        )
+        fix = "mixture.route(batch.index, name)" if hasattr(index, "source") else "batch.index"
+        raise TypeError(f"{call}: index is {type(index).__name__}; expected the Index of a batch. Pass {fix}.")
 
 
 def check_index(call: str, index: Any) -> Index:
@@ -393,10 +359,10 @@ def check_slots(call: str, index: Any) -> jax.Array:
     """Return slots int32[...] of `get`."""
     if isinstance(index, slice):
         raise TypeError(
-            f"{call}: index is {index}; expected an Index or int32 slots. Write jnp.arange(start, stop), or last(state, n) for "
-            f"the newest rows and rows(state) for all."
+            f"{call}: index is {index}; expected an Index or int32 slots. Write jnp.arange(start, stop), or use last or rows."
         )
-    check_own(call, index)
+    if hasattr(index, "source"):
+        check_is_index(call, index)
     slots = jnp.asarray(index)
     if not jnp.issubdtype(slots.dtype, jnp.integer):
         raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")

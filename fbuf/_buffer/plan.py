@@ -95,9 +95,7 @@ def plan(
         raise ValueError(f"Buffer.plan: ratio is {ratio}; expected a number > 0, raw bytes over compressed.")
     if isinstance(buffer.storage, RaggedStorage):
         if rows is not None:
-            raise ValueError(
-                f"Buffer.plan: rows are given, but {buffer.storage!r} cannot tell from them. Leave them out."
-            )
+            raise ValueError(f"Buffer.plan: rows are given, which {buffer.storage!r} cannot use. Leave them out.")
         example, _ = buffer.storage.describe("Buffer.plan", example)
     example, was = transforms.stored("Buffer.plan", buffer, example)
     spec = buffer.checked_spec("Buffer.plan", example)

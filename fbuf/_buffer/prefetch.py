@@ -4,8 +4,7 @@ The prefetched batch is part of the state: anchors with their generations, proba
 the rows. Rows on the host are tickets and the number of a request, which a thread of the store serves during the step. A
 state sampled twice therefore gives the same batch twice.
 
-An immediate draw is a loop of at most one iteration, because XLA copies what a branch changes. The loop carries only those
-leaves of the sampler that a draw changes.
+An immediate draw is `update_if`, because XLA copies what a branch changes.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf._algorithms.random_bits import fresh_key
 from fbuf._buffer import read as _read
 from fbuf._buffer import state_ops, transforms
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import Ahead, BufferState, ReadNames
-from fbuf._core.dispatch import Operation, scoped
-from fbuf._core.ordering import any_unbatched, order_after_reads
+from fbuf._core.dispatch import Operation, scoped, update_if
+from fbuf._core.ordering import order_after_reads
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Sample
 from fbuf._interfaces.storage import Prefetchable, Read
@@ -117,44 +115,18 @@ def _sample_core(
 
 def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]) -> BufferState:
     """Return a state with a prefetched batch: draw one if there is none."""
-    before = jax.tree.leaves(state.sampler)
-    structure: Any = jax.tree.structure(state.sampler)
-    changed = _changed_by_draws(buffer, state, key, options)
+    own_key = fresh_key(key)
 
-    def with_leaves(leaves: list[jax.Array]) -> Any:
-        rest = iter(leaves)
-        return structure.unflatten([next(rest) if c else leaf for c, leaf in zip(changed, before, strict=True)])
-
-    own = fresh_key(key)
-
-    def turn(carry: tuple[jax.Array, list[jax.Array], jax.Array, Ahead]) -> Any:
-        wanted, leaves, token, ahead = carry
-        now = dataclasses.replace(state, sampler=with_leaves(leaves), token=token)
-        sampler, token, drawn = _prefetch_batch(buffer, now, own(), options, ahead.stale, ahead=False)
-        after = [leaf for c, leaf in zip(changed, jax.tree.leaves(sampler), strict=True) if c]
-        leaves, drawn = _where(wanted, (after, drawn), (leaves, ahead))
-        return jnp.zeros_like(wanted), leaves, token, drawn
+    def draw(wanted: jax.Array, own: tuple[Any, jax.Array], ahead: Ahead) -> tuple[tuple[Any, jax.Array], Ahead]:
+        now = dataclasses.replace(state, sampler=own[0], token=own[1])
+        sampler, token, drawn = _prefetch_batch(buffer, now, own_key(), options, ahead.stale, ahead=False)
+        sampler = jax.tree.map(lambda new, old: old if new is old else _where(wanted, new, old), sampler, own[0])
+        return (sampler, token), _where(wanted, drawn, ahead)
 
     assert state.ahead is not None
-    carried = [leaf for c, leaf in zip(changed, before, strict=True) if c]
-    start = (~jnp.any(state.ahead.batch.mask), carried, state.token, state.ahead)
-    _, leaves, token, ahead = lax.while_loop(lambda carry: any_unbatched(carry[0]), turn, start)
-    return dataclasses.replace(state, sampler=with_leaves(leaves), token=token, ahead=ahead)
-
-
-def _changed_by_draws(
-    buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]
-) -> list[bool]:
-    """Return which leaves of the sampler's state a draw changes, by identity while tracing."""
-    changed: list[bool] = []
-
-    def trace(state: BufferState, key: jax.Array) -> None:
-        sampler = _read.draw(buffer, state, key, options, buffer.batch_size or 1)[0]
-        pairs = zip(jax.tree.leaves(state.sampler), jax.tree.leaves(sampler), strict=True)
-        changed.extend(old is not new for old, new in pairs)
-
-    jax.eval_shape(trace, state, key)
-    return changed
+    wanted = ~jnp.any(state.ahead.batch.mask)
+    (sampler, token), ahead = update_if(wanted, draw, (state.sampler, state.token), state.ahead)
+    return dataclasses.replace(state, sampler=sampler, token=token, ahead=ahead)
 
 
 @jax.custom_batching.custom_vmap

@@ -18,6 +18,17 @@ from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
+def is_int(value: Any) -> bool:
+    """Return whether it is an int of Python or numpy, and not a bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_int(call: str, name: str, value: Any, least: int = 1, hint: str = "") -> None:
+    """Raise unless it is a Python int from `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.")
+
+
 def _text(name: str) -> str:
     return f"leaf '{name}'" if name else "the row"
 
@@ -30,16 +41,14 @@ def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
         return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
     except OverflowError:
         raise ValueError(
-            f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use a value in its range."
+            f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use one in its range."
         ) from None
 
 
 def check_spec(call: str, spec: Spec) -> None:
     """Raise for rows without leaves, or with leaves that are not plain arrays."""
     if not spec:
-        raise ValueError(
-            f"{call}: the example has no leaves; expected one row, as in {{'obs': obs, 'action': action}}."
-        )
+        raise ValueError(f"{call}: the example has no leaves; expected one row, such as {{'obs': obs}}.")
     for name, leaf in spec.items():
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise TypeError(

@@ -8,16 +8,14 @@ fields, never a pickle.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar, cast, dataclass_transform, overload
+from typing import Any, dataclass_transform
 
 import jax
 from jax import export
-
-C = TypeVar("C", bound=type[Any])
 
 COMPONENTS: dict[str, type[Any]] = {}
 """Every class that `from_config` builds, by public name."""
@@ -38,10 +36,6 @@ def allow(cls: type[Any], name: str) -> None:
     _NAMES[cls] = name
 
 
-@overload
-def component(cls: C) -> C: ...
-@overload
-def component(*, name: str) -> Callable[[C], C]: ...
 @dataclass_transform(frozen_default=True)
 def component(cls: Any = None, *, name: str | None = None) -> Any:
     """Make `cls` a frozen dataclass of hashable values that JAX treats as static.
@@ -52,11 +46,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
       TypeError: on construction, when a field does not hash; the message names the field.
     """
     if cls is None:
-        return lambda cls: _make_component(cls, name)
-    return _make_component(cls, name)
-
-
-def _make_component(cls: Any, name: str | None) -> Any:
+        return functools.partial(component, name=name)
     checks = cls.__dict__.get("__post_init__")
 
     def __post_init__(self: Any) -> None:
@@ -68,9 +58,8 @@ def _make_component(cls: Any, name: str | None) -> Any:
                 hash(value)
             except TypeError:
                 raise TypeError(
-                    f"{type(self).__name__}: field '{field.name}' is {value!r}, which does not hash; "
-                    f"expected a value (number, string, tuple, function, component). "
-                    f"A list becomes a tuple with tuple(...)."
+                    f"{type(self).__name__}: field '{field.name}' is {value!r}, which does not hash; expected a value "
+                    f"(number, string, tuple, function, component). A list becomes a tuple with tuple(...)."
                 ) from None
 
     cls.__post_init__ = __post_init__
@@ -78,11 +67,10 @@ def _make_component(cls: Any, name: str | None) -> Any:
     by_fields = made.__hash__
 
     def __hash__(self: Any) -> int:  # cached: every eager call hashes its buffer
-        known = self.__dict__.get("_hash")
+        known: int | None = self.__dict__.get("_hash")
         if known is None:
-            known = by_fields(self)
-            object.__setattr__(self, "_hash", known)
-        return cast(int, known)
+            self.__dict__["_hash"] = known = by_fields(self)
+        return known
 
     def __getstate__(self: Any) -> dict[str, Any]:  # string hashes differ between processes
         return {k: v for k, v in self.__dict__.items() if k != "_hash"}
@@ -112,10 +100,6 @@ def _make_component(cls: Any, name: str | None) -> Any:
     return made
 
 
-@overload
-def state(cls: C) -> C: ...
-@overload
-def state(*, name: str) -> Callable[[C], C]: ...
 @dataclass_transform(frozen_default=True)
 def state(cls: Any = None, *, name: str | None = None) -> Any:
     """Make `cls` a frozen dataclass of arrays: a pytree node whose every field is a child.
@@ -124,11 +108,7 @@ def state(cls: Any = None, *, name: str | None = None) -> Any:
       name: Name to save instances under; None: the public name of the class.
     """
     if cls is None:
-        return lambda cls: _make_state(cls, name)
-    return _make_state(cls, name)
-
-
-def _make_state(cls: Any, name: str | None) -> Any:
+        return functools.partial(state, name=name)
     made = dataclasses.dataclass(frozen=True)(cls)
     jax.tree_util.register_dataclass(made)
     export.register_pytree_node_serialization(

@@ -10,11 +10,18 @@ Operations, and the parts they call, have scopes in the program (`fbuf.sample/dr
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import compress
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf._core.ordering import any_unbatched
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def scoped(name: str, fn: F) -> F:
@@ -52,3 +59,32 @@ class Operation:
         structure: Any = jax.tree.structure(state)
         leaves = [b if a is _UNCHANGED else a for a, b in zip(changes, before, strict=True)]
         return structure.unflatten(leaves), result
+
+
+def update_if(wanted: jax.Array, update: Callable[[jax.Array, S, T], tuple[S, T]], state: S, batch: T) -> tuple[S, T]:
+    """Return `update(wanted, state, batch)` if `wanted` bool[], else both as they are.
+
+    The loop, of at most one pass, carries only the leaves of `state` that `update` changes, so XLA copies no others. Under
+    `vmap` it runs for every member if any wants it; `update` must not change the others.
+    """
+    before = jax.tree.leaves(state)
+    structure: Any = jax.tree.structure(state)
+    changed: list[bool] = []
+
+    def trace(state: S, batch: T) -> None:
+        after = jax.tree.leaves(update(wanted, state, batch)[0])
+        changed.extend(new is not old for new, old in zip(after, jax.tree.leaves(state), strict=True))
+
+    def merged(leaves: list[jax.Array]) -> S:
+        rest = iter(leaves)
+        new: S = structure.unflatten([next(rest) if c else leaf for c, leaf in zip(changed, before, strict=True)])
+        return new
+
+    def once(carry: tuple[jax.Array, list[jax.Array], T]) -> tuple[jax.Array, list[jax.Array], T]:
+        after, batch = update(carry[0], merged(carry[1]), carry[2])
+        return jnp.zeros_like(carry[0]), list(compress(jax.tree.leaves(after), changed)), batch
+
+    jax.eval_shape(trace, state, batch)
+    start = (wanted, list(compress(before, changed)), batch)
+    _, leaves, batch = lax.while_loop(lambda carry: any_unbatched(carry[0]), once, start)
+    return merged(leaves), batch

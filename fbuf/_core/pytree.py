@@ -6,7 +6,7 @@ also be a tuple: `("next", "obs")`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ import numpy as np
 PyTree = Any
 Spec = Mapping[str, jax.ShapeDtypeStruct]
 """Shape and dtype of one row of each leaf, by name."""
+Leaves = Mapping[str, jax.Array]
+"""Arrays by name."""
 
 
 def name_of(path: str | tuple[str, ...]) -> str:
@@ -48,6 +50,11 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
             at = at.setdefault(part, {})
         at[last] = leaf
     return out
+
+
+def under(name: str, names: Iterable[str]) -> list[str]:
+    """Return the leaf `name`, or the leaves below it."""
+    return [n for n in names if n == name or n.startswith(name + "/")]
 
 
 def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:

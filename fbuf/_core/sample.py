@@ -46,8 +46,26 @@ class Index:
     ticket: jax.Array  # uint32[B], generation of the slot; 0 where the mask is False
 
 
+class _Ragged:
+    """The `lazy` property of `Sample` and `Rows`."""
+
+    data: PyTree
+    ragged: Any
+
+    @property
+    def lazy(self) -> _Lazy:
+        """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
+        if self.ragged is None:
+            raise AttributeError(
+                "lazy: this buffer keeps arrays only, in `data`. For leaves whose shapes differ, text or objects use "
+                "Buffer(storage=fbuf.storages.Ragged())."
+            )
+        opened: _Lazy = self.ragged.open(self.data)
+        return opened
+
+
 @state
-class Sample:
+class Sample(_Ragged):
     """A batch. Where `mask` is False everything else is zero."""
 
     data: PyTree  # the batch of the view, leaves [B, ...]
@@ -57,32 +75,12 @@ class Sample:
     mask: jax.Array  # bool[B], False where there was no anchor to draw, or the row had expired
     ragged: Any = None  # tickets of rows in `storages.Ragged`, which `lazy` reads; None for other storages
 
-    @property
-    def lazy(self) -> _Lazy:
-        """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
-        return _lazy(self.ragged, self.data)
-
 
 @state
-class Rows:
+class Rows(_Ragged):
     """Rows as they were added, and their indices. Where `mask` is False the row is zeros."""
 
     data: PyTree  # leaves [..., item]
     index: Index  # of the same leading shape
     mask: jax.Array  # bool[...]
     ragged: Any = None  # as in `Sample`
-
-    @property
-    def lazy(self) -> _Lazy:
-        """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
-        return _lazy(self.ragged, self.data)
-
-
-def _lazy(ragged: Any, data: PyTree) -> _Lazy:
-    if ragged is None:
-        raise AttributeError(
-            "lazy: this buffer keeps arrays only, in `data`. For leaves whose shapes differ, text or objects use "
-            "Buffer(storage=fbuf.storages.Ragged())."
-        )
-    opened: _Lazy = ragged.open(data)
-    return opened

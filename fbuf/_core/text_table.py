@@ -6,7 +6,7 @@ HTML is escaped, has no external references, and takes its colours from the page
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Section(NamedTuple):
@@ -17,7 +17,7 @@ class Section(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
     left: int = 1  # columns of text
 
-    def side(self, column: int) -> str:
+    def side(self, column: int) -> Literal["left", "right"]:
         """Return the alignment of a column: "left" or "right"."""
         return "left" if column < self.left or not self.heads else "right"
 
@@ -44,15 +44,14 @@ def _printable(title: str, sections: Sequence[Section]) -> tuple[str, list[Secti
     """Return title and sections with characters that are not printable escaped: names of leaves may have any."""
 
     def clean(cell: str) -> str:
-        return cell if cell.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell)
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell)
 
     def cleaned(cells: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(clean, cells))
 
-    made = [
-        s._replace(title=clean(s.title), heads=cleaned(s.heads), rows=tuple(map(cleaned, s.rows))) for s in sections
+    return clean(title), [
+        Section(clean(s.title), cleaned(s.heads), tuple(map(cleaned, s.rows)), s.left) for s in sections
     ]
-    return clean(title), made
 
 
 def text(title: str, sections: Sequence[Section]) -> str:
@@ -89,28 +88,17 @@ def html(title: str, sections: Sequence[Section]) -> str:
     out = [f'<table style="{_STYLE}">']
     if title:
         out.append(f'<caption style="text-align:left;padding:0"><code>{escape(title)}</code></caption>')
+
+    def line(section: Section, cells: Sequence[str], tag: str, style: str) -> str:
+        spans = [(cell, section.side(i), 1) for i, cell in enumerate(cells)] + [("", "left", columns - len(cells))]
+        if not section.heads and tag == "td":
+            spans = [(cells[0], "left", 1), ("  ".join(cells[1:]), "left", columns - 1)]
+        parts = (f'<{tag} colspan="{n}" style="{style.format(side)}">{escape(c)}</{tag}>' for c, side, n in spans if n)
+        return f"<tr>{''.join(parts)}</tr>"
+
     for section in sections:
-        heads = [
-            f'<th style="{_HEAD.format(section.side(i))}">{escape(head)}</th>'
-            for i, head in enumerate((section.title, *section.heads))
-        ]
-        if len(heads) < columns:
-            heads.append(f'<th colspan="{columns - len(heads)}" style="{_HEAD.format("left")}"></th>')
-        out.append(f"<tbody><tr>{''.join(heads)}</tr>")
-        for row in section.rows:
-            cells = [f'<td style="{_CELL.format("left")}">{escape(row[0])}</td>']
-            if section.heads:
-                cells += [
-                    f'<td style="{_CELL.format(section.side(i))}">{escape(cell)}</td>'
-                    for i, cell in enumerate(row)
-                    if i
-                ]
-                cells += [f'<td style="{_CELL.format("right")}"></td>'] * (columns - len(row))
-            else:
-                rest = escape("  ".join(row[1:]))
-                cells.append(f'<td colspan="{columns - 1}" style="{_CELL.format("left")}">{rest}</td>')
-            out.append(f"<tr>{''.join(cells)}</tr>")
-        out.append("</tbody>")
+        head = line(section, (section.title, *section.heads), "th", _HEAD)
+        out.append(f"<tbody>{head}{''.join(line(section, row, 'td', _CELL) for row in section.rows)}</tbody>")
     return "".join(out) + "</table>"
 
 
@@ -127,10 +115,8 @@ def rich(title: str, sections: Sequence[Section]) -> Any:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         table.add_column(Text(section.title), justify="left", style="cyan")
         for i in range(1, max(map(len, (("", *section.heads), *section.rows)))):
-            head = Text(section.heads[i - 1]) if section.heads else Text("")
-            table.add_column(
-                head, justify="left" if section.side(i) == "left" else "right", no_wrap=bool(section.heads)
-            )
+            head = Text(section.heads[i - 1] if section.heads else "")
+            table.add_column(head, justify=section.side(i), no_wrap=bool(section.heads))
         for row in section.rows:
             table.add_row(*(Text(cell) for cell in row))
         made += [Text(""), table] if made else [table]

@@ -9,10 +9,10 @@ import jax
 
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry, Ring
+from fbuf._core.pytree import Leaves
 
 # Types of class attributes that have no annotation: for pyright, a `ClassVar` does not implement a property of a Protocol.
 NO_NUMBERS: Mapping[str, Any] = {}
-NO_STAMP: str | None = None
 
 
 @state
@@ -93,13 +93,7 @@ class Sampler(Protocol):
         """Update the state after a write."""
 
     def draw(
-        self,
-        sampler: Any,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        self, sampler: Any, key: jax.Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: jax.Array
     ) -> tuple[Any, Draw]:
         """Draw `B` anchors; return the state and the draw.
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import PyTree, Spec
+from fbuf._core.pytree import Leaves, PyTree, Spec
 
 
 class Read(NamedTuple):
@@ -46,7 +46,7 @@ class Storage(Protocol):
         """Return the result of `init` as `jax.ShapeDtypeStruct`s."""
 
     def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
+        self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None
     ) -> tuple[int, str, int]:
         """Return host bytes of a full buffer, how they are known, and the bytes without compression."""
 
@@ -54,12 +54,7 @@ class Storage(Protocol):
         """Return spec and treedef of one row."""
 
     def write(
-        self,
-        rows: Any,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
+        self, rows: Any, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
     ) -> tuple[Any, jax.Array | None]:
         """Write leaves `[N, E, ...]` to distinct slots int32[N, E], where `keep`.
 
@@ -69,9 +64,7 @@ class Storage(Protocol):
     def read(self, rows: Any, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         """Return an array for each read, zeros at slot C; and bool[B], whether all rows of a draw were present, or None."""
 
-    def update(
-        self, rows: Any, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
-    ) -> tuple[Any, jax.Array | None]:
+    def update(self, rows: Any, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[Any, jax.Array | None]:
         """Replace some leaves `[B, ...]` of existing rows in distinct slots; slot C is skipped.
 
         Also return how many rows did not fit, as `write` does; those stay unchanged.
@@ -141,9 +134,7 @@ class Resumable(Protocol):
     def flush(self, rows: Any) -> None:
         """Wait until every row is on disk. Eager."""
 
-    def plan_disk(
-        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
-    ) -> int:
+    def plan_disk(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> int:
         """Return the bytes on disk of a full buffer."""
 
 

@@ -83,14 +83,7 @@ class View(Protocol):
     def check(self, spec: Spec) -> None:
         """Raise if rows lack a leaf that the view reads."""
 
-    def window(
-        self,
-        spec: Spec,
-        eligible: EligibleSet,
-        slot: jax.Array,
-        mask: jax.Array,
-        key: jax.Array,
-    ) -> Window:
+    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         """Return the reads for anchors int32[B]; `key` is for views that choose at random."""
 
     def assemble(self, spec: Spec, structure: PyTree, arrays: Sequence[jax.Array], window: Window) -> PyTree:

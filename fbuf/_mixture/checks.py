@@ -8,10 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_batch_size, check_index
+from fbuf._buffer.checks import check_batch_size, check_index, check_number
 from fbuf._core import arguments
 from fbuf._core.pytree import named_leaves, spec_of
 from fbuf._core.sample import Index
@@ -26,9 +25,7 @@ def checked_buffers(buffers: Any) -> tuple[tuple[str, Buffer], ...]:
     """Return names and buffers, in order."""
     pairs = tuple(buffers.items()) if isinstance(buffers, Mapping) else buffers
     if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise TypeError(
-            f'Mixture: buffers is {type(buffers).__name__}; expected a dict. Write {{"online": buffer, ...}}.'
-        )
+        raise TypeError(f'Mixture: buffers is {type(buffers).__name__}; expected a dict {{"online": buffer, ...}}.')
     if not pairs:
         raise ValueError('Mixture: buffers is empty. Write Mixture({"online": buffer, ...}).')
     for name, buffer in pairs:
@@ -59,10 +56,10 @@ def checked_fractions(fractions: Any, names: Sequence[str]) -> tuple[float, ...]
         check_names("Mixture: fractions", fractions, names, complete=True)
         values = tuple(fractions[name] for name in names)
     if not isinstance(values, tuple) or len(values) != len(names):
-        raise TypeError(
-            f"Mixture: fractions is {fractions!r}; expected a dict with one for each of {', '.join(names)}."
-        )
-    out = tuple(_share("Mixture", name, value) for name, value in zip(names, values, strict=True))
+        raise TypeError(f"Mixture: fractions is {fractions!r}; expected a dict of {', '.join(names)}.")
+    for name, value in zip(names, values, strict=True):
+        check_number("Mixture", f"the fraction of '{name}'", value, 1)
+    out = tuple(map(float, values))
     if abs(sum(out) - 1) > _TOLERANCE:
         raise ValueError(f"Mixture: the sum of fractions is {sum(out):g}; expected 1.")
     return out
@@ -78,15 +75,6 @@ def check_names(call: str, given: Mapping[str, Any], names: Sequence[str], compl
         raise ValueError(f"{call} lacks '{missing}'; expected one for each of {', '.join(names)}.")
 
 
-def _share(call: str, name: str, value: Any) -> float:
-    if isinstance(value, np.ndarray) and value.shape == ():
-        value = value[()]
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 <= float(value) <= 1:
-        raise ValueError(f"{call}: the fraction of '{name}' is {value!r}; expected a number from 0 to 1.")
-    return float(value)
-
-
 def traced_fractions(call: str, given: Any, names: Sequence[str], usual: Sequence[float]) -> jax.Array:
     """Return fractions float32[S] by name, traced or not; other buffers share the rest by their `usual` fractions.
 
@@ -98,26 +86,14 @@ def traced_fractions(call: str, given: Any, names: Sequence[str], usual: Sequenc
     check_names(f"{call}: fractions", given, names)
     known = 0.0
     for name, value in given.items():
-        if isinstance(value, (str, bytes, bool)) or not hasattr(value, "dtype") and not isinstance(value, (int, float)):
-            raise TypeError(f"{call}: the fraction of '{name}' is {value!r}; expected a number.")
-        if np.shape(value) != ():
-            raise ValueError(
-                f"{call}: the fraction of '{name}' has shape {list(np.shape(value))}; expected one number."
-            )
-        if isinstance(value, jax.Array):
-            if value.dtype == jnp.bool_ or jnp.iscomplexobj(value):
-                raise TypeError(f"{call}: the fraction of '{name}' is {value.dtype}[]; expected a real number.")
-            known = math.nan
-        else:
-            known += _share(call, name, value)
+        check_number(call, f"the fraction of '{name}'", value, 1)
+        known += math.nan if isinstance(value, jax.Array) else float(value)
     rest = [name for name in names if name not in given]
     weights = {name: weight for name, weight in zip(names, usual, strict=True) if name in rest}
     if known > 1 + _TOLERANCE or (not rest and known < 1 - _TOLERANCE):
         raise ValueError(f"{call}: the sum of fractions is {known:g}; expected 1.")
     if rest and not sum(weights.values()):
-        raise ValueError(
-            f"{call}: fractions lacks {', '.join(rest)}, whose fractions of the mixture are 0. Name them too."
-        )
+        raise ValueError(f"{call}: fractions lacks {', '.join(rest)}, of default fraction 0. Name them too.")
     values = {name: counted(jnp.asarray(value, jnp.float32)) for name, value in given.items()}
     left = jnp.maximum(jnp.float32(1) - sum(values.values(), jnp.zeros((), jnp.float32)), jnp.float32(0))
     for name, weight in weights.items():
@@ -140,10 +116,7 @@ def checked_beta(call: str, beta: Any) -> jax.Array | None:
     """Return beta as float32[]."""
     if beta is None:
         return None
-    if np.shape(beta) != () or isinstance(beta, (str, bytes, bool)):
-        raise ValueError(f"{call}: beta is {beta!r}; expected one number. Write beta=1.0.")
-    if not isinstance(beta, jax.Array) and not 0 <= float(beta) < math.inf:
-        raise ValueError(f"{call}: beta is {beta!r}; expected a finite number >= 0.")
+    check_number(call, "beta", beta)
     return jnp.asarray(beta, jnp.float32)
 
 

@@ -5,14 +5,12 @@ buffers' own `sample`s. Otherwise (annealed fractions, a source per row) each bu
 which is no read, for the rows of other buffers. Samplers with `draw_some` count only returned rows; of other samplers a
 random subset is used, because the first anchors of a stratified batch are not representative.
 
-Rows of empty buffers are drawn from the others in a loop of at most one iteration; a branch would copy the state of the
-samplers.
+Rows of empty buffers are drawn from the others with `update_if`; a branch would copy the state of the samplers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +22,8 @@ from fbuf._algorithms.random_bits import fresh_key
 from fbuf._buffer import read, state_ops, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.ordering import any_unbatched, order_after_reads
+from fbuf._core.dispatch import update_if
+from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import expand
 from fbuf._core.sample import Sample
 from fbuf._indexing.importance import importance_weights
@@ -34,6 +33,7 @@ from fbuf._interfaces.writer import ReadOnly
 from fbuf._mixture import quota
 from fbuf._mixture.checks import check_same_leaves
 from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
+from fbuf.samplers._base import masked_draw
 
 States = dict[str, BufferState]
 
@@ -231,12 +231,7 @@ def _draw_chosen(
         _check_forgets(call, buffer, state.sampler, sampler)
         at = permutation.random_permutation(jax.random.fold_in(key, _ORDER), batch_size)[rank]
     mask = chosen & drawn.mask[at]
-    drawn = Draw(
-        slot=jnp.where(mask, drawn.slot[at], jnp.int32(buffer.geometry.capacity)),
-        probability=jnp.where(mask, drawn.probability[at], jnp.float32(0)),
-        weight=mask.astype(jnp.float32),
-        mask=mask,
-    )
+    drawn = masked_draw(drawn.slot[at], drawn.probability[at], mask, buffer.geometry)
     window = read.window_of(buffer, state, key, drawn, eligible)
     return _read(buffer, state, key, sampler, drawn, window)
 
@@ -259,37 +254,13 @@ def _fill_up(
 ) -> tuple[States, Part]:
     """Draw the rows of empty buffers from the buffers that `source` names; S: none."""
     size = jnp.int32(len(mixture.members))
-    before, structure = jax.tree.leaves(states), jax.tree.structure(states)
-    second = keys[len(mixture.members) :]
-    own_key = fresh_key(second)
-    changed = _changed(lambda states: _draw_masked(mixture, states, own_key(), source)[0], states)
+    own_key = fresh_key(keys[len(mixture.members) :])
 
-    def with_leaves(leaves: Sequence[jax.Array]) -> States:
-        rest = iter(leaves)
-        both = zip(changed, before, strict=True)
-        return jax.tree.unflatten(structure, [next(rest) if c else leaf for c, leaf in both])
+    def fill(wanted: jax.Array, states: States, part: Part) -> tuple[States, Part]:
+        states, more = _draw_masked(mixture, states, own_key(), source)
+        return states, _where(source < size, more, part)
 
-    def fill(carry: tuple[jax.Array, list[jax.Array], Part]) -> tuple[jax.Array, list[jax.Array], Part]:
-        wanted, leaves, part = carry
-        after, more = _draw_masked(mixture, with_leaves(leaves), own_key(), source)
-        new = [leaf for c, leaf in zip(changed, jax.tree.leaves(after), strict=True) if c]
-        return jnp.zeros_like(wanted), new, _where(source < size, more, part)
-
-    start = (jnp.any(source < size), [leaf for c, leaf in zip(changed, before, strict=True) if c], part)
-    _, leaves, part = lax.while_loop(lambda carry: any_unbatched(carry[0]), fill, start)
-    return with_leaves(leaves), part
-
-
-def _changed(function: Callable[[States], States], states: States) -> list[bool]:
-    """Return which leaves `function` changes, by identity while tracing."""
-    changed: list[bool] = []
-
-    def trace(states: States) -> None:
-        pairs = zip(jax.tree.leaves(states), jax.tree.leaves(function(states)), strict=True)
-        changed.extend(old is not new for old, new in pairs)
-
-    jax.eval_shape(trace, states)
-    return changed
+    return update_if(jnp.any(source < size), fill, states, part)
 
 
 def weigh(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fbuf._buffer import checks as _buffer_checks
 from fbuf._buffer import operations
@@ -25,6 +24,9 @@ from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSa
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan
     from fbuf._buffer.summary import Summary
+
+Sizes = int | Mapping[str, int]
+Shares = Mapping[str, Any] | None
 
 
 @component
@@ -113,13 +115,8 @@ class Mixture(MixtureConfig):
         if not isinstance(self.annealed, bool):
             raise TypeError(f"Mixture: annealed is {self.annealed!r}; expected a bool. Write annealed=True.")
         if self.quota == "all" and (self.fractions is not None or self.annealed):
-            raise ValueError(
-                'Mixture: quota is "all"; expected fractions=None and annealed=False. Write '
-                'sample(state, key, {"online": 64, ...}).'
-            )
-        number = isinstance(self.beta, (int, float, np.integer, np.floating)) and not isinstance(self.beta, bool)
-        if not number or not 0 <= self.beta < float("inf"):
-            raise ValueError(f"Mixture: beta is {self.beta!r}; expected a finite number >= 0.")
+            raise ValueError('Mixture: quota is "all"; expected fractions=None and annealed=False.')
+        _buffer_checks.check_number("Mixture", "beta", self.beta)
         object.__setattr__(self, "beta", float(self.beta))
 
     def __getitem__(self, name: str) -> Buffer:
@@ -326,7 +323,7 @@ class Mixture(MixtureConfig):
         state: MixtureState,
         name: str | None = None,
         *,
-        fractions: Mapping[str, Any] | None = None,
+        fractions: Shares = None,
         beta: Any = None,
         **numbers: Any,
     ) -> MixtureState:
@@ -374,13 +371,7 @@ class Mixture(MixtureConfig):
         return state if given is None else dataclasses.replace(state, beta=given)
 
     def sample(
-        self,
-        state: MixtureState,
-        key: jax.Array,
-        batch_size: int | Mapping[str, int],
-        *,
-        fractions: Mapping[str, Any] | None = None,
-        beta: Any = None,
+        self, state: MixtureState, key: jax.Array, batch_size: Sizes, *, fractions: Shares = None, beta: Any = None
     ) -> tuple[MixtureState, MixtureSample]:
         """Draw a batch from all buffers. Carry the returned state: it orders this read before later writes.
 
@@ -410,13 +401,7 @@ class Mixture(MixtureConfig):
         return _sample(self, state, key, *args[:2], static=args[2:])
 
     def peek(
-        self,
-        state: MixtureState,
-        key: jax.Array,
-        batch_size: int | Mapping[str, int],
-        *,
-        fractions: Mapping[str, Any] | None = None,
-        beta: Any = None,
+        self, state: MixtureState, key: jax.Array, batch_size: Sizes, *, fractions: Shares = None, beta: Any = None
     ) -> MixtureSample:
         """Return the batch of `sample` without the state, for evaluation and for `vmap` over keys.
 
@@ -574,10 +559,7 @@ class Mixture(MixtureConfig):
 
     def _known(self, call: str, name: Any) -> str:
         if not isinstance(name, str):
-            raise TypeError(
-                f"{call}: name is {type(name).__name__}; expected one of {', '.join(self.names)}. The order is "
-                "(state, name, ...)."
-            )
+            raise TypeError(f"{call}: name is {type(name).__name__}; expected one of {', '.join(self.names)}.")
         if name not in self.names:
             raise ValueError(f"{call}: name is {name!r}; expected one of {', '.join(self.names)}.")
         return name

@@ -12,17 +12,18 @@ import jax.numpy as jnp
 
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import PyTree, Spec, named_leaves, nested, tree_bytes, zero_unless
+from fbuf._core.pytree import Leaves, PyTree, Spec, named_leaves, nested, tree_bytes, zero_unless
 from fbuf._indexing import anchor_log, ring
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import END, START, has
-from fbuf._interfaces.sampler import NO_NUMBERS, NO_STAMP, Draw, EligibilityUpdate, EligibleSet
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
+from fbuf.samplers._base import BaseSampler, masked_draw
 from fbuf.storages import _array_rows
 
 
-class NthSampler:
+class NthSampler(BaseSampler):
     """Base of a sampler without priorities, whose only state is the log of anchors.
 
     A subclass is a `component` with one method, `pick`. Set `in_order = True` if it needs anchors oldest first; writers that
@@ -48,13 +49,7 @@ class NthSampler:
       True
     """
 
-    numbers = NO_NUMBERS
-    options = NO_NUMBERS
-    prioritized = False
-    by_episode = False
-    by_rank = True
     in_order = False
-    stamp = NO_STAMP
 
     def pick(self, key: jax.Array, batch_size: int, total: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Choose among `total` int32[] anchors: return int32[B] in [0, total), and the probability of each, float32[B].
@@ -75,13 +70,7 @@ class NthSampler:
         return anchor_log.apply(sampler, change, geometry, token)
 
     def draw(
-        self,
-        sampler: AnchorQueue,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        self, sampler: Any, key: jax.Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: jax.Array
     ) -> tuple[AnchorQueue, Draw]:
         del options, token
         total = jnp.sum(eligible.available, dtype=jnp.int32)
@@ -89,26 +78,10 @@ class NthSampler:
         nth, probability = self.pick(key, batch_size, jnp.maximum(total, jnp.int32(1)))
         nth = jnp.clip(nth.astype(jnp.int32), jnp.int32(0), jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
         slot = anchor_log.nth(sampler, eligible, nth)
-        return sampler, Draw(
-            slot=jnp.where(mask, slot, jnp.int32(eligible.geometry.capacity)),
-            probability=jnp.where(mask, probability.astype(jnp.float32), jnp.float32(0)),
-            weight=mask.astype(jnp.float32),
-            mask=mask,
-        )
-
-    def update(
-        self, sampler: AnchorQueue, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
-    ) -> AnchorQueue:
-        return sampler
-
-    def set(self, sampler: AnchorQueue, **numbers: Any) -> AnchorQueue:
-        return sampler
+        return sampler, masked_draw(slot, probability.astype(jnp.float32), mask, eligible.geometry)
 
     def clear(self, sampler: AnchorQueue, geometry: Geometry, dense: bool) -> AnchorQueue:
         return anchor_log.clear(sampler)
-
-    def available(self, sampler: AnchorQueue, count: jax.Array) -> jax.Array:
-        return count
 
     def stats(self, sampler: AnchorQueue) -> dict[str, jax.Array]:
         return {}
@@ -197,19 +170,12 @@ class ArrayStorage:
         return dict(zip(rows.names, rows.leaves, strict=True)), rows.structure
 
     def write(
-        self,
-        rows: KeptRows,
-        slot: jax.Array,
-        leaves: Mapping[str, jax.Array],
-        keep: jax.Array | None,
-        token: jax.Array,
+        self, rows: KeptRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
     ) -> tuple[KeptRows, None]:
         del keep  # rows that are not kept have slots out of range
         return self.update(rows, slot, leaves, token)
 
-    def update(
-        self, rows: KeptRows, slot: jax.Array, leaves: Mapping[str, jax.Array], token: jax.Array
-    ) -> tuple[KeptRows, None]:
+    def update(self, rows: KeptRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[KeptRows, None]:
         at = slot.reshape(-1) + token
         flat = {n: x.reshape((at.shape[0], *x.shape[slot.ndim :])) for n, x in leaves.items()}
         return dataclasses.replace(rows, arrays=self.put(rows.arrays, at, flat)), None

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._core.arguments import is_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._interfaces.transform import Context
-from fbuf.transforms._fields import checked_keys, chosen, convert, is_int, lead_of, replaced
+from fbuf.transforms._fields import checked_keys, chosen, convert, lead_of, replaced
 
 
 @component
@@ -57,9 +58,7 @@ class Augment:
         if not is_int(self.shift) or self.shift < 0:
             raise ValueError(f"Augment: shift is {self.shift!r}; expected an int >= 0, in pixels. Write shift=4.")
         if self.crop is None and not self.shift:
-            raise ValueError(
-                "Augment: shift is 0 and crop is None; expected one of them. Write shift=4, or crop=(76, 76)."
-            )
+            raise ValueError("Augment: shift is 0 and crop is None. Write shift=4, or crop=(76, 76).")
         crop = None if self.crop is None else _pair("crop", self.crop, least=1, write="(76, 76)")
         axes = _pair("axes", self.axes, least=None, write="(-3, -2)")
         if max(axes) >= 0 or axes[0] == axes[1]:
@@ -98,8 +97,7 @@ class Augment:
             most = (height + 2 * self.shift, width + 2 * self.shift)
             if self.crop[0] > most[0] or self.crop[1] > most[1]:
                 raise ValueError(
-                    f"Augment: crop is {self.crop}, but images of '{name}' with shifts are {most[0]} by {most[1]}. Use a "
-                    f"smaller crop."
+                    f"Augment: crop is {self.crop}, but images of '{name}' with shifts are {most[0]} by {most[1]}."
                 )
         return height, width
 

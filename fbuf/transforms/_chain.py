@@ -255,9 +255,7 @@ def _named(stages: Any) -> tuple[tuple[str, Transform], ...]:
     if isinstance(stages, Mapping):
         stages = tuple(stages.items())
     if isinstance(stages, (str, type)) or not isinstance(stages, (tuple, list)):
-        raise TypeError(
-            f"Chain: stages is {stages!r}; expected transforms. Write Chain((Scale('obs'), Augment('obs')))."
-        )
+        raise TypeError(f"Chain: stages is {stages!r}; expected transforms. Write Chain((Scale('obs'),)).")
     pairs = [stage if _is_pair(stage) else (None, stage) for stage in stages]
     for _, transform in pairs:
         _check(transform)
@@ -296,9 +294,7 @@ def _check(transform: Any) -> None:
     try:
         hash(transform)
     except TypeError:
-        raise TypeError(
-            f"Chain: stage {transform!r} is not hashable. Make its class a frozen dataclass of values."
-        ) from None
+        raise TypeError(f"Chain: stage {transform!r} is not hashable. Make its class a frozen dataclass.") from None
 
 
 def _longer_windows(data: PyTree, context: Context) -> PyTree:

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, zero_unless
+from fbuf._core.arguments import is_int
+from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, under, zero_unless
 from fbuf._interfaces.transform import Context
 
 
@@ -39,11 +40,6 @@ def checked_name(call: str, name: Any) -> str:
     return name_of(name)
 
 
-def below(name: str, names: Iterable[str]) -> list[str]:
-    """Return the leaf `name`, or the leaves below it."""
-    return [n for n in names if n == name or n.startswith(name + "/")]
-
-
 def chosen(call: str, keys: str | tuple[str, ...], names: Iterable[str]) -> list[str]:
     """Return the leaves that `keys` name.
 
@@ -52,9 +48,9 @@ def chosen(call: str, keys: str | tuple[str, ...], names: Iterable[str]) -> list
     """
     there = list(names)
     for key in keys:
-        if not below(key, there):
+        if not under(key, there):
             raise ValueError(f"{call}: leaf '{key}' is missing; expected one of {', '.join(there)}.")
-    return [n for n in there if any(n in below(key, there) for key in keys)]
+    return [n for n in there if any(n in under(key, there) for key in keys)]
 
 
 def replaced(data: PyTree, new: Mapping[str, jax.Array]) -> PyTree:
@@ -123,11 +119,6 @@ def dtype_name(call: str, field: str, dtype: Any) -> str:
     if found is None or not (jnp.issubdtype(found, jnp.number) or found == jnp.bool_):
         raise TypeError(f"{call}: {field} is {dtype!r}; expected a dtype of numbers. Write {field}='float32'.")
     return str(found.name)
-
-
-def is_int(value: Any) -> bool:
-    """Return whether a value is an integer, and no bool."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._core.arguments import is_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree
 from fbuf._interfaces.transform import Context
-from fbuf.transforms._fields import added, as_dict, checked_keys, checked_name, chosen, convert, is_int, lead_of
+from fbuf.transforms._fields import added, as_dict, checked_keys, checked_name, chosen, convert, lead_of
 
 
 def _check_axis(call: str, axis: Any) -> int:

@@ -71,11 +71,6 @@ def check_free(view: str, made: tuple[str, ...], names: Iterable[str]) -> None:
             raise ValueError(f"{view}: rows have a leaf '{name}', which the view makes ({', '.join(made)}). Rename it.")
 
 
-def under(name: str, names: Iterable[str]) -> list[str]:
-    """Return the leaf `name`, or the leaves below it."""
-    return [n for n in names if n == name or n.startswith(name + "/")]
-
-
 def subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array]) -> PyTree:
     """Return `leaves` in their structure below `name` in a row."""
     if name in leaves:
@@ -84,10 +79,3 @@ def subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array])
     for part in name.split("/"):
         rows = rows[part] if isinstance(rows, dict) else rows[int(part)] if part.isdigit() else getattr(rows, part)
     return rows
-
-
-def place(data: dict[str, Any], path: list[str], leaf: jax.Array) -> None:
-    """Insert a leaf into nested dicts."""
-    for part in path[:-1]:
-        data = data.setdefault(part, {})
-    data[path[-1]] = leaf

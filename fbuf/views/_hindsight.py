@@ -18,12 +18,12 @@ import numpy as np
 
 from fbuf._algorithms import random_bits
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, name_of
+from fbuf._core.pytree import PyTree, Spec, expand, name_of, under
 from fbuf._indexing.anchors import END, episode_around, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, View, Window
-from fbuf.views._fields import check_free, under
+from fbuf.views._fields import check_free
 
 
 @component
@@ -78,11 +78,7 @@ class Hindsight:
     fraction: float = 0.8
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.view, type)
-            or not hasattr(self.view, "decide")
-            or not hasattr(self.view, "final_observation")
-        ):
+        if isinstance(self.view, type) or not hasattr(self.view, "decide") or not hasattr(self.view, "n_step"):
             raise TypeError(
                 f"Hindsight: view is {self.view!r}; expected a view of transitions. Write "
                 f"Hindsight(fbuf.views.Transition(), reward)."

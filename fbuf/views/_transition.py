@@ -21,14 +21,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, name_of
+from fbuf._core.pytree import PyTree, Spec, expand, name_of, nested, under
 from fbuf._indexing.anchors import END, RESET, START, TERMINATED, has
 from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import check_autoreset, check_flag, check_free, place, subtree, under
+from fbuf.views._fields import check_autoreset, check_flag, check_free, subtree
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation")
@@ -87,10 +88,9 @@ class Transition:
         for name in _NAMES:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, name_of(value))
-        if not (isinstance(self.n_step, int) and self.n_step >= 1):
-            raise ValueError(f"Transition: n_step is {self.n_step!r}; expected an int >= 1.")
-        if self.stack is not None and not (isinstance(self.stack, int) and self.stack >= 1):
-            raise ValueError(f"Transition: stack is {self.stack!r}; expected an int >= 1, or None for no stack.")
+        check_int("Transition", "n_step", self.n_step)
+        if self.stack is not None:
+            check_int("Transition", "stack", self.stack, hint=", or None for no stack")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"Transition: gamma is {self.gamma!r}; expected a number in [0, 1].")
         if self.pad not in ("zero", "repeat"):
@@ -255,9 +255,7 @@ class Transition:
             data["action"] = subtree(structure, spec, self.action, actions)
         data |= {"reward": total, "discount": discount}
         data["next_obs"] = subtree(structure, spec, self.observation, next_obs)
-        for name in self._others(spec):
-            place(data, name.split("/"), next(rest))
-        return data
+        return data | nested(dict(zip(self._others(spec), rest, strict=True)))
 
     def _others(self, spec: Spec) -> list[str]:
         """Return the leaves of the row that are passed on unchanged."""

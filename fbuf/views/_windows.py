@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._core.arguments import check_int
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec
@@ -25,8 +26,23 @@ from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views._fields import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
 
 
+class _WindowView:
+    """What `Sequence` and `Episode` share."""
+
+    episode_end: tuple[str, ...]
+
+    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
+        return self.episode_end, None
+
+    def check(self, spec: Spec) -> None:
+        check_window_rows(type(self).__name__, self.episode_end, spec)
+
+    def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
+        return whole_rows(structure, spec, arrays, window.context)
+
+
 @component
-class Sequence:
+class Sequence(_WindowView):
     """Return windows of `length` rows: leaves `[B, T, ...]`, T = length.
 
     `batch.data` is a dict with every leaf of the rows under its own name, and
@@ -72,9 +88,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("bootstrap", 0), ("stride", 1), ("dilation", 1), ("at", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"Sequence: {name} is {value!r}; expected an int >= {least}.")
+            check_int("Sequence", name, getattr(self, name), least)
         if self.stride >= 2**29:
             raise ValueError(f"Sequence: stride is {self.stride}; expected less than 2^29.")
         if self.burn_in + self.bootstrap >= self.length:
@@ -85,9 +99,7 @@ class Sequence:
         if self.boundary not in ("stop", "mask", "cross"):
             raise ValueError(f'Sequence: boundary is {self.boundary!r}; expected "stop", "mask" or "cross".')
         if self.at and (self.boundary != "mask" or self.at >= self.length):
-            raise ValueError(
-                f"Sequence: at is {self.at}; expected 0, or with boundary='mask' less than length={self.length}."
-            )
+            raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
         check_autoreset("Sequence", self.autoreset)
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
 
@@ -113,12 +125,6 @@ class Sequence:
             reset_rows=self.autoreset == "next_step",
             window=self.length,
         )
-
-    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
-        return self.episode_end, None
-
-    def check(self, spec: Spec) -> None:
-        check_window_rows("Sequence", self.episode_end, spec)
 
     def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         first = step - jnp.int32(self.ahead)
@@ -172,12 +178,9 @@ class Sequence:
         learn = (place_in >= jnp.int32(self.burn_in)) & (place_in < jnp.int32(number - self.bootstrap))
         return _window(spec, geometry, slots, (there, first & there, learn & there & ~reset))
 
-    def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
-        return whole_rows(structure, spec, arrays, window.context)
-
 
 @component
-class Episode:
+class Episode(_WindowView):
     """Return whole episodes, padded: leaves `[B, T, ...]`, T = max_length; with `Uniform` every episode is equally likely.
 
     `batch.data` is a dict with every leaf of the rows under its own name, and
@@ -209,8 +212,7 @@ class Episode:
     autoreset: str = "same_step"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_length, int) or isinstance(self.max_length, bool) or self.max_length < 1:
-            raise ValueError(f"Episode: max_length is {self.max_length!r}; expected an int >= 1.")
+        check_int("Episode", "max_length", self.max_length)
         if self.longer not in ("skip", "cut"):
             raise ValueError(f'Episode: longer is {self.longer!r}; expected "skip" or "cut".')
         check_autoreset("Episode", self.autoreset)
@@ -223,12 +225,6 @@ class Episode:
         length = self.max_length
         resets = self.autoreset == "next_step"
         return EligibilityRule(f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length)
-
-    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
-        return self.episode_end, None
-
-    def check(self, spec: Spec) -> None:
-        check_window_rows("Episode", self.episode_end, spec)
 
     def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         room = jnp.int32(self.max_length) - step
@@ -247,9 +243,6 @@ class Episode:
         there = jnp.concatenate([jnp.ones((near.shape[0], 1), bool), ~ends[:, :-1]], axis=1) & mask[:, None]
         first = there & (jnp.arange(self.max_length, dtype=jnp.int32) == jnp.int32(0))[None, :]
         return _window(spec, geometry, slots, (there, first, there & ~has(near, RESET)))
-
-    def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
-        return whole_rows(structure, spec, arrays, window.context)
 
 
 def _window(spec: Spec, geometry: Geometry, slots: jax.Array, masks: tuple[jax.Array, ...]) -> Window:

@@ -15,11 +15,10 @@ from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fbuf._algorithms import random_bits, uint64
 from fbuf._algorithms.uint64 import Wide
-from fbuf._core.arguments import check_key
+from fbuf._core.arguments import check_key, is_int
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec
@@ -67,8 +66,7 @@ class Reservoir:
     streams = False
 
     def __post_init__(self) -> None:
-        good = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)
-        if not good or not 0 <= self.seed < 2**32:
+        if not is_int(self.seed) or not 0 <= self.seed < 2**32:
             raise ValueError(f"Reservoir: seed is {self.seed!r}; expected an int from 0 to 2^32 - 1.")
         object.__setattr__(self, "seed", int(self.seed))
 

@@ -45,8 +45,6 @@ def test_a_checked_buffer_is_a_value() -> None:
 
 
 def test_an_unchecked_buffer_compiles_as_before() -> None:
-    """And the checked one does compile to something else, so that the comparison can fail."""
-
     def step(buffer: Any, state: Any, errors: Any) -> Any:
         return updated(buffer, buffer.extend(state, rows_of(6, 2)), errors)
 
@@ -78,9 +76,7 @@ def test_donated_and_without_checkify() -> None:
 
 
 def test_checked_refuses_other_arguments() -> None:
-    with pytest.raises(
-        TypeError, match=r"checked: got int; expected a Buffer, or a step .* Write fbuf.checked\(buffer\)"
-    ):
+    with pytest.raises(TypeError, match="checked: got int; expected a Buffer, or a step of states"):
         fbuf.checked(3)
     with pytest.raises(ValueError, match="checked: allow names 'stale'; expected some of refused_nonfinite"):
         fbuf.checked(fbuf.uniform(8), allow=("stale",))

@@ -77,7 +77,6 @@ def deduplicated(blocks: int | None, on_full: str = "retire") -> fbuf.Buffer:
 
 
 def distinct_rows(count: int) -> dict[str, Any]:
-    """Every row has one block of its own and one it shares, over a fixed background."""
     obs = np.repeat(frames(1), count, 0)
     obs[:, 0, :4] = np.arange(count, dtype="<u4").view(np.uint8).reshape(count, 4)
     return rows(count) | {"obs": obs}

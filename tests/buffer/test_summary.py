@@ -51,7 +51,6 @@ def test_an_empty_buffer_has_a_summary() -> None:
 
 @given(st.integers(1, 3), st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=40), st.data())
 def test_episode_lengths_of_any_lanes(lanes: int, steps: list[tuple[bool, int]], data: Any) -> None:
-    """Lanes filled unevenly, some not from the beginning."""
     length = len(steps)
     shape = (length, lanes)
     held, end = np.zeros(shape, bool), np.zeros(shape, bool)

@@ -40,7 +40,6 @@ def test_no_memory_during_extend() -> None:
 
 @pytest.mark.parametrize(("storage", "place"), [(Device(), "device"), (Host(), "host")])
 def test_no_memory_at_init(storage: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it takes is known beforehand, and is in the message of the allocation that fails."""
     buffer = fbuf.Buffer(1 << 30, storage=storage)
     size = (1 << 30) * 36
     plan = buffer.plan(EXAMPLE)
@@ -67,7 +66,6 @@ def test_a_callback_that_raises_at_any_call(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_callback_of_another_dtype_or_shape_is_refused() -> None:
-    """Before a byte is copied: JAX would cast, or read past the end, in silence."""
     buffer = fbuf.Buffer(8, storage=Host(keys=("x",)))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5))
     for item, dtype, expected in (
@@ -84,7 +82,6 @@ def test_a_callback_of_another_dtype_or_shape_is_refused() -> None:
 
 
 def test_each_write_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its result is not used, twice with the same rows, and in loops and branches."""
     buffer = fbuf.Buffer(64, storage=Host())
     calls, real = list[int](), Store.write
     monkeypatch.setattr(Store, "write", lambda self, rows, *args: calls.append(len(rows[0])) or real(self, rows, *args))

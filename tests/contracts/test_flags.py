@@ -37,7 +37,6 @@ OPTIONAL += ("torchrl", "tensordict", "hypothesis", "pytest", "ray", "safetensor
 
 
 def test_import_starts_no_backend_and_imports_no_extra() -> None:
-    """With a platform that does not exist, whatever starts a backend fails."""
     run_python(
         "import sys, jax\n"
         "jax.config.update('jax_platforms', 'nowhere')\n"
@@ -55,7 +54,6 @@ def test_import_starts_no_backend_and_imports_no_extra() -> None:
 
 
 def test_import_leaves_jax_as_it_was() -> None:
-    """No flag, no thread, no environment variable, nothing printed."""
     run_python(
         "import io, os, sys, threading, contextlib, jax\n"
         "config, environment, threads = dict(jax.config.values), dict(os.environ), threading.active_count()\n"

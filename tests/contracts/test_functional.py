@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import fbuf
 from fbuf._core.component import from_config, to_config
@@ -52,7 +51,6 @@ def test_no_method_changes_its_arguments() -> None:
 
 
 def test_an_eager_method_compiles_one_program() -> None:
-    """Each eager verb is one dispatch: with shapes never seen before it compiles one program, and then none."""
     buffer = dataclasses.replace(RICH, capacity=26)
     given, one = rows(9), jax.tree.map(lambda x: x[0], rows(1))
     priority, error = jnp.ones((9, LANES), jnp.float32), jnp.ones((11,), jnp.float32)
@@ -86,7 +84,6 @@ def test_an_eager_method_compiles_one_program() -> None:
 
 
 def test_a_single_stream_is_one_dispatch_too() -> None:
-    """Its rows lack the axis of lanes, which must not be added by a program of its own."""
     buffer = fbuf.Buffer(capacity=27)
     state = buffer.init({"x": jnp.zeros((5,), jnp.float32)})
     some, one = {"x": jnp.ones((13, 5), jnp.float32)}, {"x": jnp.ones((5,), jnp.float32)}
@@ -102,8 +99,6 @@ def test_a_single_stream_is_one_dispatch_too() -> None:
 
 
 class Compilations:
-    """Counts programs that are compiled while it is open."""
-
     event = "/jax/core/compile/backend_compile_duration"
 
     def __enter__(self) -> Compilations:
@@ -236,15 +231,6 @@ def test_a_configuration_builds_only_what_is_ours() -> None:
         to_config(print)
 
 
-@pytest.mark.parametrize("take", [True, False])
-def test_cond_around_extend(take: bool) -> None:
-    def maybe(state: Any, wanted: Any) -> Any:
-        return lax.cond(wanted, lambda s: RICH.extend(s, rows(3, 40)), lambda s: s, state)
-
-    after = jax.jit(maybe)(filled(), jnp.bool_(take))
-    same(after, RICH.extend(filled(), rows(3, 40)) if take else filled())
-
-
 def test_a_state_is_a_pytree() -> None:
     state = filled()
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
@@ -271,7 +257,6 @@ def test_copies_of_a_state(how: Any) -> None:
 
 
 def test_init_shares_no_array_between_leaves() -> None:
-    """Donating one array twice is an error."""
     state = RICH.init(EXAMPLE)
     pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.size]
     assert len(set(pointers)) == len(pointers)
@@ -279,7 +264,6 @@ def test_init_shares_no_array_between_leaves() -> None:
 
 
 def test_generations_survive_two_to_the_32_laps() -> None:
-    """A buffer that starts next to the end of its counters does what one that starts at 1 does."""
     check_laps("prioritized-transition")
 
 
@@ -294,7 +278,6 @@ def test_an_index_from_before_the_wrap_is_stale_after_it() -> None:
 
 
 def test_no_generation_is_zero() -> None:
-    """0 stands for "no row" in an `Index`: a lap that came to be 0 would hide every row of the buffer."""
     state = laps(RICH, 2**32 - 1)
     for _ in range(3):
         state = RICH.extend(state, rows(6))
@@ -322,7 +305,6 @@ def test_every_part_is_a_value() -> None:
 
 
 def test_masked_rows_take_the_slots_they_would_take_one_by_one() -> None:
-    """For every mask of up to five rows into a lane of three, from every cursor."""
     geometry = fbuf._core.geometry.Geometry(lanes=1, length=3)
     ring, keep = fbuf._indexing.ring.init(geometry), jnp.array([True])
     place = jax.jit(fbuf._indexing.ring.place, static_argnums=(1, 2))
@@ -337,7 +319,6 @@ def test_masked_rows_take_the_slots_they_would_take_one_by_one() -> None:
 
 
 def test_rows_that_are_updated_twice_are_written_once() -> None:
-    """Storages are promised slots that are all different; the last update of a row is the one that stays."""
     seen: list[np.ndarray] = []
 
     @dataclasses.dataclass(frozen=True)

@@ -94,8 +94,6 @@ def test_clear_between_two_writes_keeps_their_order(kind: Any) -> None:
 
 
 class Rounds:
-    """A lossy codec: what it gives is what rows are, from the first chunk on."""
-
     chunk = 4
 
     def encode(self, values: np.ndarray) -> bytes:

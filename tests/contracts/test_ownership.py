@@ -31,7 +31,6 @@ NOT_OPEN = r"host store \([0-9a-f]{16}\) is not open in this process.*Keep the B
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No test leaves a store behind, and none was there."""
     gc.collect()
     assert fbuf.stores() == []
     yield
@@ -58,7 +57,6 @@ def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage:
 
 
 def test_a_store_that_raised_goes_too() -> None:
-    """The exception it remembers must not keep it alive."""
     buffer = make("host", slack=0)
     state = filled(buffer)
     new = buffer.extend(state, rows_of(8, 8))
@@ -89,7 +87,6 @@ def _behind(x: Any, slow: Any) -> Any:
 
 
 def behind(x: Any) -> Any:
-    """The same values, once the gate is open. What is ready to run may run in the calling thread, so `slow` is late."""
     slow = late(late(np.zeros(1, np.int32)))
     if slow.is_ready() and not OPEN.is_set() and jax.__version_info__ < (0, 10):
         pytest.skip("old jax runs things in the calling thread once a computation has failed: nothing is late")
@@ -98,7 +95,6 @@ def behind(x: Any) -> Any:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """A closed gate."""
     OPEN.set()
     jax.block_until_ready(behind(KEY))  # compiled now, so that `slow` is not done before its turn comes
     OPEN.clear()
@@ -107,7 +103,6 @@ def gate() -> Iterator[threading.Event]:
 
 
 def read_and_drop(storage: str, use: Any = lambda batch: batch) -> Any:
-    """Dispatches a read whose key is late, drops every state, and gives what the batch will become."""
     buffer = make(storage)
     state = filled(buffer)
     jax.block_until_ready(use(buffer.sample(state, KEY, 16)[1]))  # compiles
@@ -130,7 +125,6 @@ def test_a_pending_read_outlives_every_state(storage: str, sweeps: int, gate: th
 
 
 def test_what_was_made_of_a_pending_read_outlives_it(storage: str, gate: threading.Event) -> None:
-    """The arrays that were pending when the last state went are gone; what used them is not done."""
     add = jax.jit(lambda batch: jnp.sum(batch.data["obs"] - 10 * batch.data["t"][:, None], dtype=jnp.int32))
     total = read_and_drop(storage, add)
     for _ in range(3):
@@ -150,7 +144,6 @@ def test_what_a_pending_read_was_donated_to_outlives_it(gate: threading.Event) -
 
 
 def test_without_the_graveyard_the_read_fails(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control of the tests above."""
     monkeypatch.setattr(lifetime, "_bury", lambda id, until: lifetime._drop(id))
     batch = read_and_drop("host")
     gate.set()
@@ -159,7 +152,6 @@ def test_without_the_graveyard_the_read_fails(gate: threading.Event, monkeypatch
 
 
 def test_a_dropped_store_does_not_wait_for_ever(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that never idles always has something pending; after `_PATIENCE` what is gone is taken for done."""
     buffer = make("host")
     state, pending = filled(buffer), behind(KEY)
     del state
@@ -238,7 +230,6 @@ def test_a_handle_closes_its_store(storage: str) -> None:
 
 
 def test_closing_while_others_read() -> None:
-    """Readers get their rows or are told; nothing hangs or crashes."""
     buffer = make("compressed")
     state = filled(buffer)
     told = threading.Event()

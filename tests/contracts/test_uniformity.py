@@ -22,7 +22,6 @@ from tests.support.uniformity import (
 
 
 def test_uniform_rows():
-    """In half a ring, and in a full one that came round."""
     buffer = fbuf.Buffer(capacity=1000)
     for arrived in (700, 2500):
         state = buffer.extend(buffer.init(jnp.float32(0)), np.zeros(arrived, np.float32))
@@ -46,7 +45,6 @@ def test_prioritized_transitions_of_lanes_out_of_step():
 
 
 def test_strata_leave_counts_next_to_nothing_to_chance():
-    """One draw from each of B equal shares: a leaf gets B P(i) of them, give or take those on its two edges."""
     buffer = fbuf.Buffer(capacity=300, sampler=Prioritized(alpha=1.0, eps=0.0))
     chances = np.random.default_rng(0).uniform(0.1, 2.0, 300).astype(np.float32)
     state = buffer.extend(buffer.init(jnp.float32(0)), np.zeros(300, np.float32), priority=chances)
@@ -64,7 +62,6 @@ def test_priorities_all_zero_mean_uniform_over_what_can_be_drawn():
 
 
 def test_integers_below_a_bound():
-    """Range, mean and, where few, each value; beyond 2^24 a float32 uniform would skip values."""
     below = jax.jit(random_bits.randint_below, static_argnums=1)
     for bound in (1, 2, 3, 1000, 2**24 + 1, 2**30 + 12345, 2**31 - 2**24):
         got = np.asarray(below(jax.random.key(bound), (DRAWS,), np.int32(bound)))
@@ -80,7 +77,6 @@ def test_integers_below_a_bound():
 
 
 def test_every_lane_can_be_empty():
-    """A lane without anchors is skipped by draws that count through the lanes."""
     buffer = fbuf.Buffer(18, lanes=3)
     example = jax.tree.map(lambda x: x[0, 0], rows(np.random.default_rng(0), (1, 3), 0.0))
     for lane in range(3):

@@ -159,7 +159,7 @@ def test_invalid_settings_are_refused() -> None:
     refused(ValueError, "fractions lacks 'b'", lambda: two(fractions={"a": 1.0}))
     refused(ValueError, "fractions names 'c'; expected the buffers a, b", lambda: two(fractions={"c": 1.0}))
     refused(ValueError, "the fraction of 'a' is -1", lambda: two(fractions={"a": -1, "b": 2}))
-    refused(TypeError, "expected a dict with one for each of a, b", lambda: two(fractions=(1.0,)))
+    refused(TypeError, "expected a dict of a, b", lambda: two(fractions=(1.0,)))
     refused(ValueError, "quota is 'each'; expected 'exact' or 'random' or 'all'", lambda: two(quota="each"))
     refused(ValueError, "target is None", lambda: two(target=None))
     refused(ValueError, "normalize is 'buffer'; expected 'batch' or None", lambda: two(normalize="buffer"))
@@ -176,38 +176,27 @@ def test_invalid_arguments_are_refused() -> None:
     mixture, every = two(), two(quota="all")
     state, key = filled(mixture), jax.random.key(0)
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: mixture.peek(state, key, 4)))
-    refused(
-        ValueError,
-        "Mixture.init: examples is a; expected one row, or a BufferState",
-        lambda: mixture.init({"a": EXAMPLE}),
-    )
+    refused(ValueError, "Mixture.init: examples is a; expected one row, or", lambda: mixture.init({"a": EXAMPLE}))
     refused(ValueError, "another buffer", lambda: mixture.init({"a": state["b"], "b": EXAMPLE}))
     refused(TypeError, "state is BufferState; expected MixtureState", lambda: mixture.sample(state["a"], key, 4))
     refused(ValueError, "name is 'c'; expected one of a, b", lambda: mixture.extend(state, "c", EXAMPLE))
     refused(KeyError, "buffer is 'c'", lambda: state["c"])
     for row in (EXAMPLE, EXAMPLE["obs"], jnp.zeros(3)):
-        refused(TypeError, r"name is .*The order is \(state, name", lambda row=row: mixture.add(state, row, "a"))
+        refused(TypeError, "name is .*; expected one of a, b", lambda row=row: mixture.add(state, row, "a"))
     refused(ValueError, "Mixture.plan: examples is a; expected one row for each", lambda: mixture.plan({"a": EXAMPLE}))
     for odd in (jnp.array(True), jnp.complex64(0.5)):
-        refused(TypeError, "expected a real number", lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}))
+        refused(TypeError, "a number from 0 to 1", lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}))
     refused(ValueError, "made by another mixture, of a, b", lambda: fbuf.Mixture({"a": mixture["a"]}).size(state))
     refused(ValueError, "expected a, b, annealed", lambda: two(annealed=True).size(state))
     refused(ValueError, "another buffer", lambda: two(fbuf.uniform(21)).sample(state, key, 4))
     refused(TypeError, "batch_size is traced", lambda: jax.jit(lambda n: mixture.sample(state, key, n))(4))
     refused(ValueError, "Mixture.sample: batch_size is 0", lambda: mixture.sample(state, key, 0))
-    refused(
-        TypeError,
-        "batch_size is a dict; expected an int with quota='exact'",
-        lambda: mixture.sample(state, key, {"a": 4}),
-    )
+    refused(TypeError, "is a dict; expected an int with quota='exact'", lambda: mixture.sample(state, key, {"a": 4}))
     refused(TypeError, "batch_size is 4; expected a dict", lambda: every.sample(state, key, 4))
     refused(ValueError, "batch_size lacks 'b'", lambda: every.sample(state, key, {"a": 4}))
     refused(ValueError, "'b': batch_size is 0", lambda: every.sample(state, key, {"a": 4, "b": 0}))
-    refused(
-        ValueError,
-        "fractions is given; expected None",
-        lambda: every.sample(state, key, {"a": 4, "b": 4}, fractions={"a": 1}),
-    )
+    sizes = {"a": 4, "b": 4}
+    refused(ValueError, "given; expected None", lambda: every.sample(state, key, sizes, fractions={"a": 1}))
     refused(ValueError, "beta is -1", lambda: mixture.sample(state, key, 4, beta=-1))
     refused(TypeError, "fractions is 0.5; expected a dict", lambda: mixture.sample(state, key, 4, fractions=0.5))
     refused(ValueError, "sum of fractions is 1.5", lambda: mixture.sample(state, key, 4, fractions={"a": 1, "b": 0.5}))
@@ -224,7 +213,7 @@ def test_invalid_arguments_are_refused() -> None:
         args = [jnp.ones(4)] * (verb != "get")
         refused(
             TypeError,
-            rf"Buffer.{verb}: index is MixtureIndex, of rows of several buffers.* Write mixture.route\(batch.index, name\)",
+            rf"Buffer.{verb}: index is MixtureIndex; expected the Index of a batch. Pass mixture.route\(batch.index, name\)",
             lambda own=own, verb=verb, args=args: getattr(own, verb)(state["a"], batch.index, *args),
         )
     refused(ValueError, "leaf 'x'", lambda: mixture.update_rows(state, batch.index, {"x": jnp.ones(4)}))
@@ -245,11 +234,7 @@ def test_methods_of_buffers_alone_are_named() -> None:
         "prefetch": r"mixture\['a'\].prefetch\.",
     }
     for name, text in told.items():
-        refused(
-            AttributeError,
-            rf"no attribute '{name}'; its buffers have. Write {text}",
-            lambda n=name: getattr(mixture, n),
-        )
+        refused(AttributeError, rf"'{name}'; its buffers have. Write {text}", lambda n=name: getattr(mixture, n))
         assert not hasattr(mixture, name) and name not in dir(mixture)
     refused(AttributeError, "'Mixture' object has no attribute 'nonsense'$", lambda: mixture.nonsense)
     refused(
@@ -263,8 +248,6 @@ def test_methods_of_buffers_alone_are_named() -> None:
 
 @jax.tree_util.register_static
 class Remembering(Epoch):
-    """Remembers what it drew and has no `draw_some`."""
-
     draw_some = None  # type: ignore[assignment]
 
     def draw(self, *args: Any) -> Any:
@@ -291,7 +274,5 @@ def test_a_donated_state_is_named() -> None:
     state = mixture.init({"a": {"t": 0}, "b": {"t": 0}})
     jax.jit(lambda state: mixture.extend(state, "a", {"t": jnp.arange(3)}), donate_argnums=0)(state)
     for verb in (mixture.stats, mixture.size, lambda state: mixture.sample(state, jax.random.key(0), 4)):
-        with pytest.raises(
-            RuntimeError, match=r"^Mixture\.\w+: the state was donated|^Buffer.size: the state was donated"
-        ):
+        with pytest.raises(RuntimeError, match=r"^(Mixture\.\w+|Buffer.size): the state was donated"):
             verb(state)

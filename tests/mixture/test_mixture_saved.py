@@ -17,7 +17,6 @@ from tests.support.mixture import EXAMPLE, MODES, filled, refused, rows_of, same
 
 
 def test_a_loaded_mixture_is_the_one_that_was_saved(tmp_path: Path) -> None:
-    """A second save writes new rows only, and a save need not be waited for."""
     mixture = two(fbuf.Buffer(2000, sampler=Prioritized()), fbuf.Buffer(2000), **MODES["annealed"])
     state = mixture.set(filled(mixture), fractions={"a": 0.5}, beta=0.6)
     first = fbuf.save(tmp_path, mixture, state, extra={"step": 6}).result()

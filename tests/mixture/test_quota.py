@@ -44,7 +44,6 @@ traced = jax.jit(_quota.traced)
 
 @given(data=st.data(), size=st.integers(1, 5), total=st.integers(0, 300))
 def test_traced_quotas_are_the_same(data: Any, size: int, total: int) -> None:
-    """Where float32 holds the fractions; any others come to the same total, and none is a row or more off."""
     cuts = sorted(data.draw(st.lists(st.integers(0, 64), min_size=size - 1, max_size=size - 1)))
     parts = np.diff([0, *cuts, 64]).tolist()
     padded = np.zeros(5, np.float32)
@@ -116,9 +115,6 @@ def test_sources_at_random_have_their_chances() -> None:
     assert nothing.tolist() == [3] * 5
 
 
-# ---------------------------------------------------------------------------------------------------------- weights
-
-
 def weights(target: str, beta: float, normalize: str | None) -> tuple[np.ndarray, ...]:
     """Chances and weights of all anchors of three buffers, of 3, 5 and 2."""
     rng = np.random.default_rng(0)
@@ -165,8 +161,6 @@ def test_a_weighted_mean_is_the_mean_of_what_is_meant() -> None:
     np.testing.assert_allclose(np.sum(probability * weight * value), np.sum(share * means), rtol=1e-5)
 
 
-# --------------------------------------------------------------------------------- samplers told how many are wanted
-
 LIMITED = {
     "Epoch": Epoch(),
     "Epoch(drop_last=True)": Epoch(drop_last=True),
@@ -179,7 +173,6 @@ LIMITED = {
 
 @pytest.mark.parametrize("name", LIMITED)
 def test_draw_some_equals_a_smaller_draw(name: str) -> None:
-    """`draw_some` of k in 12 returns at most k rows, and the state of a draw of k."""
     sampler = LIMITED[name]
     assert hasattr(sampler, "draw_some")
     buffer = fbuf.Buffer(30, sampler=sampler)
@@ -215,7 +208,6 @@ def test_draw_some_equals_a_smaller_draw(name: str) -> None:
 
 
 def test_a_part_of_a_draw_without_replacement_is_one_of_that_size() -> None:
-    """Four of sixteen places: the rows and their chances of a draw of four."""
     sampler = Prioritized(replace=False, alpha=1.0, eps=0.0)
     buffer = fbuf.Buffer(6, sampler=sampler)
     priority = jnp.array([1.0, 1, 2, 3, 5, 8])

@@ -44,7 +44,6 @@ def test_exponent_is_that_of_the_growth():
 
 
 def held(mebibytes, fail=False):
-    """For `measure_memory`: holds so many touched bytes at its second yield."""
     waste = np.ones(mebibytes << 20, np.uint8)  # freed before the baseline
     del waste
     yield

@@ -145,13 +145,11 @@ def top_level(module: str, functions: bool = True) -> set[str]:
 
 
 def test_callbacks_use_numpy_only() -> None:
-    """JAX must not be called inside a callback."""
     host = [m for m in MODULES if m.startswith("_host.")]
     assert host and not [m for m in host if "jax" in top_level(m)]
 
 
 def test_only_the_core_dependencies_are_imported_at_the_top() -> None:
-    """All but the demo and the orbax handler, which need their extras and are imported by name."""
     allowed = set(sys.stdlib_module_names) | DEPENDENCIES | {"fbuf", "__future__"}
     extra = {m: top_level(m, functions=False) - allowed for m in MODULES if folder(m) not in ("demo", "orbax")}
     assert not {m: names for m, names in extra.items() if names}

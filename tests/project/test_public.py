@@ -38,7 +38,6 @@ def test_completion_of_a_buffer_offers_fields_and_verbs() -> None:
 
 
 def callables() -> dict[str, Any]:
-    """Everything public that is called, by name."""
     found: dict[str, Any] = {}
     for name in (*fbuf.__all__, "torch"):
         value = getattr(fbuf, name)
@@ -54,7 +53,6 @@ def callables() -> dict[str, Any]:
 
 
 def test_every_signature_can_be_read() -> None:
-    """Arguments have names, types, and defaults without addresses; nothing hides behind *args but options by name."""
     for name, value in callables().items():
         if getattr(value, "_is_protocol", False):
             continue
@@ -65,7 +63,6 @@ def test_every_signature_can_be_read() -> None:
 
 
 def test_arguments_come_in_one_order() -> None:
-    """A verb takes the state first, then what it is about; files come first where there are any."""
     for name, verb in callables().items():
         names = [p for p in inspect.signature(verb).parameters if p != "self"]
         if name.startswith(("Buffer.", "Mixture.")) and "state" in names and name != "Buffer.convert":

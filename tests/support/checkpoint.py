@@ -170,7 +170,7 @@ def check_custom_writer(writer: Any, storage: str, tmp_path: Path) -> None:
     same(steps(loaded, again, 100, 9)[1], steps(buffer, state, 100, 9)[1])
     with pytest.raises(fbuf.SchemaError, match="the writer of .* is another"):
         fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, writer=fbuf.writers.Ring()))
-    with pytest.raises(fbuf.SchemaError, match="says itself where rows go"):
+    with pytest.raises(fbuf.SchemaError, match="chooses slots itself"):
         fbuf.load(tmp_path / "saved", buffer, resize=40)
 
 

@@ -162,7 +162,7 @@ BUFFER.update_rows(state, index(4), {"reward": zeros(3)})
 BUFFER.update_rows(state, index(4), {"reward": jnp.float32(0)})
     ValueError Buffer.update_rows: leaf 'reward' has shape []; expected [B]. | jnp.broadcast_to(x, (4,))
 BUFFER.get(state, slice(3))
-    TypeError Buffer.get: index is slice(None, 3, None) | jnp.arange(start, stop) | last(state, n)
+    TypeError Buffer.get: index is slice(None, 3, None) | jnp.arange(start, stop) | use last or rows
 BUFFER.last(state, 0)
     ValueError Buffer.last: n is 0; expected an int from 1 to 12
 LANED.last(laned, 5)
@@ -204,7 +204,7 @@ fbuf.Buffer(capacity=100, lanes=8)
 fbuf.Buffer(capacity=3, lanes=8)
     ValueError not a multiple of lanes=8. Use capacity=8.
 fbuf.Buffer(capacity=10, episode_end="done")
-    TypeError Buffer: episode_end is 'done'; expected a tuple. Write episode_end=('done',).
+    TypeError Buffer: episode_end is 'done'; expected a tuple of names. Write episode_end=('done',).
 fbuf.Buffer(capacity=10, sampler=Uniform)
     TypeError Buffer: sampler is the class Uniform; expected a value. Write Uniform().
 fbuf.Buffer(capacity=10, view=Sequence)
@@ -223,7 +223,7 @@ fbuf.Buffer(10, Prioritized())
 fbuf.Buffer(capacity=10, view=object)
     TypeError Buffer: view is the class object
 fbuf.Buffer(capacity=10, view=(1,))
-    TypeError Buffer: view is (1,), which has no `
+    TypeError Buffer: view is (1,), whose class has no `
 fbuf.Buffer(capacity=4, sampler=Unhashable())
     TypeError Buffer: field 'sampler' is | which does not hash; expected a value
 fbuf.Buffer(capacity=8, lanes=2, view=Transition(n_step=3, stack=4))
@@ -233,7 +233,7 @@ Prioritized(alpha=-1.0)
 Prioritized(beta=float("nan"))
     ValueError Prioritized: beta is nan
 Prioritized(eps=jnp.zeros(()))
-    ValueError Numbers that change go through buffer.set(state, eps=...)
+    ValueError Anneal it with buffer.set(state, eps=...)
 Prioritized(normalize="max")
     ValueError Prioritized: normalize is 'max'; expected 'batch'
 Transition(n_step=0)
@@ -247,7 +247,7 @@ Transition(pad="edge")
 Transition(autoreset="none")
     ValueError Transition: autoreset is 'none'; expected "same_step"
 Transition(autoreset="next_step", final_observation="final")
-    ValueError Drop one of the two
+    ValueError expected None with autoreset='next_step'
 Host(keys="obs")
     TypeError Host: keys is 'obs'; expected a tuple of names
 Host(on_expired="zero")
@@ -281,9 +281,9 @@ BUFFER.init({"a": object()})
 fbuf.Buffer(8, storage=Compressed(keys=())).init(ROW)
     ValueError keys is empty
 fbuf.Buffer(8, episode_end=("done",)).init(ROW)
-    ValueError Buffer.init: episode_end names 'done', but rows have action, obs, reward, terminated, truncated
+    ValueError Buffer.init: episode_end names 'done'; expected leaves of action, obs, reward, terminated, truncated
 fbuf.Buffer(8, episode_end=("reward",)).init(ROW)
-    TypeError Buffer.init: episode_end leaf 'reward' is float32[]; expected bool[] in a row. Cast with x.astype(bool).
+    TypeError Buffer.init: leaf 'reward' is float32[]; expected bool[] a row. Cast with x.astype(bool).
 fbuf.Buffer(8, view=Transition(observation="pixels")).init(ROW)
     ValueError Transition: observation is 'pixels', but rows have action, obs, reward, terminated, truncated.
         | Write Transition(observation=...)

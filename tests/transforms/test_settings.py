@@ -22,11 +22,7 @@ EXAMPLES: list[tuple[Any, Any, str | None]] = [
     ({"on_read": RewardToGo()}, {"reward": 0.0}, "data are single rows.*views.Sequence, views.Episode"),
     ({"on_write": Map(lambda row: row["x"].sum())}, {"x": np.zeros(3)}, None),
     ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
-    (
-        {"on_write": Drop("x"), "episode_end": ("x",)},
-        {"x": False, "y": 0},
-        "episode_end names 'x', but rows have y",
-    ),
+    ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "names 'x'; expected leaves of y"),
     ({"on_write": Drop("x")}, {}, "the example has no leaves"),
     ({"on_write": Drop("x"), "view": Sequence(2)}, {"x": False, "y": 0}, "episode_end names 'terminated'"),
 ]
@@ -46,22 +42,18 @@ def test_init_checks_transforms_on_the_example() -> None:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Loses:
-    """Forgets the leading axes."""
-
     def apply(self, data: Any, context: Any) -> Any:
         return {"x": data["x"].sum()}
 
 
+LEARNT = NormalizeReward()
 BUFFERS: list[tuple[Any, str]] = [
     (lambda: fbuf.Buffer(8, on_write=Augment("x")), "'augment' of on_write, .* needs a key, but `extend` has none"),
     (lambda: fbuf.Buffer(8, on_read=lambda x: x), r"on_read is <function.*Write Map\("),
     (lambda: fbuf.Buffer(8, on_write=3), "on_write is 3. Chain: stage is 3, without `apply`"),
     (lambda: fbuf.Buffer(8, on_read=Scale), "stage is the class Scale"),
     (lambda: fbuf.Buffer(8, storage=Ragged(), on_write=Scale("x")), "expected None. Use on_read"),
-    (
-        lambda: fbuf.Buffer(8, on_write=NormalizeReward(), on_read=NormalizeReward()),
-        "both have a stage 'normalize_reward' with memory; expected two names",
-    ),
+    (lambda: fbuf.Buffer(8, on_write=LEARNT, on_read=LEARNT), "both have a stage 'normalize_reward' with memory"),
     (lambda: fbuf.Buffer(8, on_write=Loses()).init({"x": 0.0}), r"'loses' of on_write.* leaf 'x' of shape \[\]"),
     (lambda: fbuf.Buffer(8, on_read=Loses()).init({"x": 0.0}), r"on_read, .* leaf 'x' of shape \[\] for a batch of 2"),
 ]

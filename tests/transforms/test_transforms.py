@@ -38,7 +38,6 @@ from fbuf.transforms import (
 
 
 def negated(row: Any) -> Any:
-    """A function of a row, and its own inverse."""
     return {**row, "a": -row["a"]}
 
 
@@ -77,7 +76,6 @@ def rows(*lead: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def memory_of(transform: Transform) -> Any:
-    """What it knows after a few rows."""
     source: Any = transform.of if isinstance(transform, Denormalize) else transform
     if not isinstance(source, StatefulTransform):
         return None
@@ -117,7 +115,6 @@ def flattened(data: Any) -> Any:
 
 @functools.cache
 def everything() -> dict[str, Any]:
-    """Each member on windows `[B, T, ...]`, on their rows `[B * T, ...]`, on one row, and back: one program for all."""
     data = rows(4, 3)
     memories = {name: memory_of(member) for name, member in MEMBERS.items()}
 
@@ -229,7 +226,6 @@ def test_integers_are_cut_at_their_ends() -> None:
 
 
 def oracle_to_go(reward: Any, end: Any, there: Any, gamma: float) -> tuple[Any, Any]:
-    """Of one lane, backwards."""
     total, whole, out, complete = 0.0, False, [], []
     for r, e, t in list(zip(reward, end, there, strict=True))[::-1]:
         if t:
@@ -278,7 +274,6 @@ NUMBER = st.one_of(st.floats(-1e3, 1e3, width=32), st.sampled_from([math.nan, ma
 
 @given(st.lists(st.lists(st.tuples(NUMBER, st.booleans()), min_size=4, max_size=4), min_size=1, max_size=6))
 def test_running_statistics(portions: Any) -> None:
-    """In portions as at once, in float64; what is masked or not finite is not there."""
     moments, seen, skipped = _running_stats.init(()), [], 0
     for portion in portions:
         values = np.array([x for x, _ in portion], np.float32)
@@ -335,7 +330,6 @@ def test_normalize() -> None:
 
 
 def test_normalize_of_constants() -> None:
-    """Nothing seen, one row, and rows that are all alike: left at their scale, and never NaN."""
     norm = Normalize("x", center=False)
     for number in (0, 1, 3):
         memory = norm.init({"x": jax.ShapeDtypeStruct((), np.float32)})
@@ -347,7 +341,6 @@ def test_normalize_of_constants() -> None:
 
 
 def possible(image: np.ndarray, shift: int, cut: tuple[int, int]) -> list[np.ndarray]:
-    """All that an image [..., H, W] may become."""
     padded = np.pad(image, [(0, 0)] * (image.ndim - 2) + [(shift, shift)] * 2, mode="edge")
     high, wide = padded.shape[-2] - cut[0] + 1, padded.shape[-1] - cut[1] + 1
     return [padded[..., y : y + cut[0], x : x + cut[1]] for y in range(high) for x in range(wide)]
@@ -358,7 +351,6 @@ SHIFTS = [(2, None, False), (1, (5, 5), True), (1, (7, 6), False)]
 
 @pytest.mark.parametrize(("shift", "crop", "last"), SHIFTS, ids=["shift", "both", "larger"])
 def test_shifts_and_crops(shift: int, crop: Any, last: bool) -> None:
-    """Each is one of those that can be, all are as likely, and frames of a stack go together."""
     frames = np.random.default_rng(0).integers(0, 256, (3, 6, 5), np.uint8)  # a stack
     number = 2000
     given_frames = np.moveaxis(frames, 0, -1) if last else frames

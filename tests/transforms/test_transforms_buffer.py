@@ -26,7 +26,6 @@ from tests.support.trees import same
 
 
 def stored_by_hand(state: Any, rows: list[Any]) -> dict[str, np.ndarray]:
-    """What numpy makes of the rows of a few calls."""
     out: dict[str, list[Any]] = {}
     speeds: list[Any] = []
     for call in rows:
@@ -47,7 +46,6 @@ def stored_by_hand(state: Any, rows: list[Any]) -> dict[str, np.ndarray]:
 
 
 def test_what_is_stored_and_what_is_drawn() -> None:
-    """Rows, `get` and `last` speak of what is stored; a batch is what the view makes of that, transformed."""
     buffer = make(Device(), VIEWS["Row"])
     plain = dataclasses.replace(buffer, on_read=None)
     calls = [given_rows(np.random.default_rng(i), 5) for i in range(4)]
@@ -108,7 +106,6 @@ def test_leaves_of_rows_and_of_windows_are_not_joined() -> None:
 
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5))
 def test_statistics_of_rows_that_were_written(masks: Any) -> None:
-    """Of all that ever came, overwritten or not, and of none that was masked."""
     buffer, extend = _small()
     state, seen, rng = buffer.init({"reward": 0.0}), [], np.random.default_rng(len(masks))
     for mask in masks:

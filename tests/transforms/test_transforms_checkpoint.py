@@ -18,12 +18,10 @@ from tests.support.trees import same
 
 
 def doubled(row: Any) -> Any:
-    """A function of the user's."""
     return {**row, "f": row["f"] * 2}
 
 
 def halved(row: Any) -> Any:
-    """Its inverse."""
     return {**row, "f": row["f"] / 2}
 
 
@@ -43,7 +41,6 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Any:
-    """A buffer of twelve rows with rewards 0 to 11, of which it holds eight."""
     buffer = fbuf.Buffer(8, on_write=Rename({"r": "reward"}), on_read=(NormalizeReward(), Scale("reward", 2.0)))
     state = buffer.init({"r": 0.0})
     for first in (0.0, 6.0):
@@ -53,7 +50,6 @@ def saved(tmp_path: Path) -> Any:
 
 
 def test_another_on_read_keeps_the_statistics_of_its_stages(saved: Any) -> None:
-    """The same stage under the same name; others learn from the rows that are held."""
     path, buffer, _ = saved
     ever, held = 5.5, 7.5
     chain = buffer.on_read.remove("scale").append(NormalizeReward(clip=5.0), name="clipped")
@@ -101,8 +97,6 @@ def test_functions_are_saved_by_name(tmp_path: Path) -> None:
 
 
 class Row(NamedTuple):
-    """A node of the user's own."""
-
     f: Any
 
 

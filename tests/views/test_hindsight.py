@@ -20,7 +20,6 @@ FINAL = 0.5  # added to a row's number: what its true final observation achieved
 
 
 def reward(achieved: jax.Array, goal: jax.Array) -> jax.Array:
-    """Tells apart any two pairs of states."""
     return achieved[0] * 1000 + goal[0] + 7 * goal[1]
 
 
@@ -35,8 +34,6 @@ VIEWS = {
 
 @dataclasses.dataclass
 class Seen:
-    """A row of the oracle."""
-
     lane: int
     number: int
     first: int  # number of its episode's first row
@@ -46,8 +43,6 @@ class Seen:
 
 
 class Oracle:
-    """All rows of all lanes."""
-
     def __init__(self, view: Transition, lanes: int):
         self.view, self.next_step = view, view.autoreset == "next_step"
         self.lanes: list[list[Seen]] = [[] for _ in range(lanes)]
@@ -62,12 +57,10 @@ class Oracle:
         past.append(Seen(lane, number, first, terminated or truncated, terminated, reset))
 
     def resets_next(self, lane: int) -> bool:
-        """Whether the next row will hold no more than the final observation."""
         past = self.lanes[lane]
         return self.next_step and bool(past) and past[-1].end
 
     def last(self, row: Seen) -> int:
-        """Number of the newest row of its episode."""
         return max(other.number for other in self.lanes[row.lane] if other.first == row.first)
 
     def newest_state(self, row: Seen) -> float:
@@ -75,13 +68,11 @@ class Oracle:
         return last.number + (FINAL if last.end and self.view.final_observation is not None else 0)
 
     def led_to(self, row: Seen) -> float | None:
-        """The state that the row's step led to, if it was stored."""
         if row.end and not self.next_step:
             return row.number + FINAL if self.view.final_observation is not None else None
         return row.number + 1 if row.number < self.last(row) else None
 
     def counted(self, row: Seen) -> list[Seen]:
-        """Rows whose rewards make the return."""
         rows, cut = [], self.next_step or self.view.final_observation is not None
         for step in range(self.view.n_step):
             here = self.lanes[row.lane][row.number + step]
@@ -92,7 +83,6 @@ class Oracle:
         return rows
 
     def goals(self, row: Seen, strategy: str) -> list[float]:
-        """States that may become the goal; none: it keeps its own."""
         if any(self.led_to(here) is None for here in self.counted(row)):
             return []
         newest, oldest = self.newest_state(row), len(self.lanes[row.lane]) - LENGTH
@@ -105,7 +95,6 @@ class Oracle:
         return later[-1:] if strategy == "final" else later
 
     def returned(self, row: Seen, goal: float | None, rewards: np.ndarray) -> float:
-        """The n-step return."""
         total = 0.0
         for i, here in enumerate(self.counted(row)):
             own = float(rewards[here.lane, here.number])
@@ -128,7 +117,6 @@ def observation(number: np.ndarray, lane: np.ndarray, extra: float) -> dict[str,
 
 
 def follow(view: str, strategy: str, lanes: int | None, seed: int, fraction: float = 0.7) -> None:
-    """Writes rows of random episodes three times round the ring, and compares what is drawn."""
     width = lanes or 1
     buffer = fbuf.Buffer(
         LENGTH * width, lanes=lanes, view=Hindsight(VIEWS[view], reward, strategy=strategy, fraction=fraction)
@@ -214,7 +202,6 @@ def test_goals_are_of_the_same_episode() -> None:
 
 
 def drawn(view: Hindsight, rows: dict[str, Any], capacity: int, first: int) -> Any:
-    """512 transitions after the first rows came, and then the others."""
     buffer = fbuf.Buffer(capacity, view=view)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
 
@@ -294,7 +281,6 @@ def test_wrong_rewards() -> None:
 
 
 def test_the_episode_around_a_row_is_found_wherever_the_ring_stands() -> None:
-    """Episodes of one to five rows go round a ring of eleven, one to three rows at a time."""
     goal, rng = np.zeros(2, np.float32), np.random.default_rng(0)
     example = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
     buffer = fbuf.Buffer(11, view=Hindsight(Transition(), reward))

@@ -169,7 +169,6 @@ def check_accumulated(layout: str, n: int, stack: int | None, pad: str) -> None:
 
 
 def stack_before_end(episodes: list[Episode], action: int, stack: int, pad: str) -> np.ndarray:
-    """The stack of the last row of the episode in which `action` was taken."""
     episode = next(e for e in episodes if action in e.actions)
     last = int(episode.actions[-1])
     return accumulate(episode, 1, 1.0, stack, pad)[last].obs
@@ -202,7 +201,6 @@ def verbs(buffer: fbuf.Buffer) -> tuple[Any, Any]:
 
 
 def drawn(view: Transition, rows: dict[str, Any], capacity: int = 8, times: int = 1) -> Any:
-    """`{o_t: (obs, reward, discount, next_obs)}` of every anchor, after the rows arrived in `times` equal pieces."""
     buffer = fbuf.Buffer(capacity=capacity, view=view)
     extend, peek = verbs(buffer)
     state = buffer.init({name: x[0] for name, x in rows.items()})
@@ -297,7 +295,6 @@ def test_stacks_stop_at_the_first_frame_of_the_episode(pad, first, before):
 
 
 def test_rows_whose_frames_were_overwritten_are_not_drawn():
-    """Five rows of seven are left: the oldest lost its predecessor, the newest has no successor."""
     rows = rows_of([1, 2, 3, 4, 5, 6, 7], "-------")
     assert list(drawn(Transition(stack=2), rows, capacity=5)) == [4, 5, 6]
     rows = rows_of([1, 2, 3, 4, 5, 6, 7], "-t-----")  # row 3 begins an episode: nothing is lost
@@ -338,12 +335,8 @@ def test_transitions_equal_accumulating_before_storing(layout, case):
     check_accumulated(layout, *case)
 
 
-# ---------------------------------------------------------------------------------------------- what storages are told
-
-
 @pytest.mark.parametrize("pad", ["zero", "repeat"])
 def test_the_pool_of_frames_holds_every_stack(pad):
-    """A storage may read `pool` once and cut both stacks out of it."""
     view = Transition(n_step=2, stack=3, pad=pad)
     buffer = fbuf.Buffer(8, view=view)
     rows = rows_of(list(range(1, 9)), "--t-----")

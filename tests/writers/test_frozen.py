@@ -34,7 +34,6 @@ STACKS = Transition(stack=3, n_step=2)
 
 
 def device(rows: pieces.Rows, **settings: Any) -> tuple[fbuf.Buffer, Any]:
-    """The oracle."""
     buffer = fbuf.Buffer(len(rows["action"]), **settings)
     return buffer, buffer.extend(buffer.init({name: array[0] for name, array in rows.items()}), rows)
 
@@ -70,7 +69,6 @@ def check_batches(path: Path, rows: pieces.Rows, sampler: str, view: str) -> Non
 
 
 def frozen(capacity: int, sampler: Any, view: Any) -> tuple[fbuf.Buffer, Any]:
-    """A buffer of a data set that there is none of, and the shapes of its state."""
     buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
     spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
     rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
@@ -79,7 +77,6 @@ def frozen(capacity: int, sampler: Any, view: Any) -> tuple[fbuf.Buffer, Any]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anchors are made in several blocks, the last of them not full."""
     monkeypatch.setattr(convert, "BLOCK", 8)
 
 
@@ -207,16 +204,16 @@ def test_a_state_keeps_its_data_set_open(made: tuple[Path, pieces.Rows]) -> None
 def test_parts_that_do_not_go_together(made: tuple[Path, pieces.Rows]) -> None:
     path = str(made[0])
     example = fbuf.datasets._open.example(pieces.SCHEMA)
-    with pytest.raises(ValueError, match="expected both for a data set, or neither"):
-        fbuf.Buffer(34, storage=DataSet(path))
-    with pytest.raises(ValueError, match="expected both for a data set, or neither"):
-        fbuf.Buffer(34, storage=Device(), writer=Frozen())
-    with pytest.raises(ValueError, match="capacity 33 in 1 lanes; expected 34 in one"):
-        fbuf.Buffer(33, storage=DataSet(path), writer=Frozen()).init(example)
-    with pytest.raises(ValueError, match="in 2 lanes"):
-        fbuf.Buffer(34, storage=DataSet(path), writer=Frozen(), lanes=2).init(example)
-    with pytest.raises(ValueError, match="rows of .* are"):
-        fbuf.Buffer(34, storage=DataSet(path), writer=Frozen()).init({**example, "reward": jnp.zeros(2)})
+    for parts in ({"storage": DataSet(path)}, {"storage": Device(), "writer": Frozen()}):
+        with pytest.raises(ValueError, match="expected both for a data set, or neither"):
+            fbuf.Buffer(34, **parts)
+    for capacity, lanes, reward, message in (
+        (33, None, 0.0, "capacity 33 in 1 lanes; expected 34 in one"),
+        (34, 2, 0.0, "in 2 lanes"),
+        (34, None, jnp.zeros(2), "rows of .* are"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fbuf.Buffer(capacity, DataSet(path), writer=Frozen(), lanes=lanes).init({**example, "reward": reward})
     for settings in ({"path": ""}, {"path": path, "memory": -1}, {"path": path, "cache": 1.5}):
         with pytest.raises((TypeError, ValueError), match="DataSet: "):
             DataSet(**settings)
@@ -256,7 +253,6 @@ def test_64_bits_need_x64(tmp_path: Path) -> None:
 
 
 def test_the_nth_open_row_is_found_across_blocks() -> None:
-    """Where blocks begin or end with rows that are not open, too; more than there are is nowhere."""
     nth = jnp.arange(12, dtype=jnp.int32)
     find = jax.jit(functools.partial(anchor_log.nth_by_scan, block=4))
     for bits in (0b11111111111, 0b10001100110, 0b01110011001, 0b00000010000, 0):

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._algorithms import random_bits, uint64
 from fbuf._algorithms.uint64 import Wide
-from fbuf.views import Sequence, Transition
 from fbuf.writers import Reservoir
 from tests.support.uniformity import chi_square_z
 
@@ -30,7 +29,6 @@ def buffer_of(seed: int = 0, capacity: int = CAPACITY, **parts: Any) -> fbuf.Buf
 
 
 def put(buffer: fbuf.Buffer, state: Any, first: int, number: int, mask: Any = None) -> Any:
-    """Adds rows `first`, `first` + 1, ... at most forty."""
     mask = np.ones(number, bool) if mask is None else mask
     rows = {"id": first + np.arange(AT_ONCE, dtype=np.int32)}
     return buffer.extend(state, rows, mask=np.pad(mask, (0, AT_ONCE - number)))
@@ -45,8 +43,6 @@ words_at = jax.jit(random_bits.at)
 
 
 class Model:
-    """Algorithm R, one row after the other, with Python's numbers of any size."""
-
     def __init__(self, key: Any, capacity: int, seen: int = 0):
         self.key, self.capacity, self.seen = jnp.asarray(key), capacity, seen
         self.slots: list[int] = [-1] * capacity
@@ -62,7 +58,6 @@ class Model:
 
 
 def held_sets(rows: int, calls: int, capacity: int, runs: int) -> np.ndarray:
-    """bool[runs, rows], which rows many buffers hold after some calls; each with a key of its own."""
     buffer = buffer_of(capacity=capacity)
 
     def one(key: jax.Array) -> jax.Array:
@@ -199,14 +194,11 @@ def test_it_is_saved_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_what_it_refuses() -> None:
-    for view in (Transition(), Sequence(4)):
-        with pytest.raises(ValueError, match=r"reads neighbouring rows, but Reservoir\(\) may replace any"):
-            buffer_of(view=view)
     for seed in (-1, 2**32, 1.0, True):
         with pytest.raises(ValueError, match=r"Reservoir: seed is .*; expected an int from 0 to 2\^32 - 1"):
             Reservoir(seed)  # type: ignore[arg-type]
     ring = fbuf.Buffer(4)
-    with pytest.raises(TypeError, match=r"rekeyed: the state is of a buffer with another writer"):
+    with pytest.raises(TypeError, match=r"rekeyed: state is of a buffer with another writer"):
         Reservoir().rekeyed(ring.init(EXAMPLE), jax.random.key(0))
     buffer = buffer_of()
     state = buffer.init(EXAMPLE)

@@ -108,8 +108,7 @@ def _look_core(
     inspect = getattr(buffer.sampler, "inspect", None)
     if inspect is not None:
         said = inspect(state.sampler, state_ops.eligible_set(buffer, state), fetched)
-        named = {"probability": said.probability, "priority": said.priority, "draws": said.draws}
-        out |= {name: array[slot] for name, array in named.items() if array is not None}
+        out |= {name: array[slot] for name, array in said._asdict().items() if array is not None}
     if number:
         behind = state.ring.size[None, :] - jnp.int32(number) + jnp.arange(number, dtype=jnp.int32)[:, None]
         newest = jnp.take_along_axis(slot, jnp.maximum(behind, jnp.int32(0)), axis=0)
@@ -144,16 +143,11 @@ def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
         age=age,
         anchor=raw.get("anchor", held),
         uniform=hasattr(buffer.sampler, "inspect") and "probability" not in raw,
-        probability=raw.get("probability"),
-        priority=raw.get("priority"),
-        draws=raw.get("draws"),
         draws_since=getattr(buffer.sampler, "since", ""),
-        start=raw.get("start"),
-        end=raw.get("end"),
-        reset=raw.get("reset"),
         hashes={name: array[there] for name, array in hashes.items()},
         stats={name: np.asarray(value).item() for name, value in raw["stats"].items()},
         available=int(raw["available"]),
+        **{name: raw.get(name) for name in ("probability", "priority", "draws", "start", "end", "reset")},
     )
 
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-NAMES = ("q05", "q25", "median", "q75", "q95")
+LEVELS = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +43,9 @@ def quantiles(values: np.ndarray, weights: np.ndarray | None = None) -> Quantile
         values, weights = values[weights > 0], weights[weights > 0].astype(np.float64)
     if not values.size:
         return None
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    if weights is None:
-        at = np.ceil(np.multiply(LEVELS, values.size)).astype(np.int64) - 1
-        mean = values.mean(dtype=np.float64)
-    else:
-        upto = np.cumsum(weights[order])
-        at = np.minimum(np.searchsorted(upto, np.multiply(LEVELS, upto[-1])), values.size - 1)
-        mean = np.average(values.astype(np.float64), weights=weights)
-    inner = [ordered[i].item() for i in at]
-    levels = dict(zip(NAMES, inner, strict=True))
-    return Quantiles(count=int(values.size), mean=float(mean), min=ordered[0].item(), max=ordered[-1].item(), **levels)
+    levels = np.quantile(values, LEVELS, weights=weights, method="inverted_cdf").tolist()
+    mean = float(np.average(values.astype(np.float64), weights=weights))
+    return Quantiles(values.size, mean, *levels)
 
 
 def effective_size(chance: np.ndarray) -> float:

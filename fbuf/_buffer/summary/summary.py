@@ -13,6 +13,7 @@ from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._buffer.summary.collect import Seen, distinct, seen, together, whole_rows
 from fbuf._buffer.summary.statistics import Episodes, Quantiles, effective_size, episodes, quantiles, share_of_likeliest
 from fbuf._core import text_table
+from fbuf._core.arguments import is_int
 from fbuf._core.pytree import item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.state_repr import WHOLE, spec_text
@@ -168,12 +169,8 @@ def _spreads(summary: Summary) -> Section:
         f"draws {summary.draws_since}": summary.draws,
         "episode length": None if summary.episodes is None else summary.episodes.lengths,
     }
-    return Section("spread", _HEADS, tuple(_spread(name, q) for name, q in given.items() if q is not None))
-
-
-def _spread(name: str, of: Quantiles) -> tuple[str, ...]:
-    values = dataclasses.astuple(of)[1:]
-    return (name, *map(number, values))
+    rows = ((name, *map(number, dataclasses.astuple(q)[1:])) for name, q in given.items() if q is not None)
+    return Section("spread", _HEADS, tuple(rows))
 
 
 def _memory(summary: Summary) -> Section:
@@ -214,18 +211,12 @@ def _sampler(summary: Summary) -> Section:
 def summary(buffer: BufferConfig, state: BufferState, compare: int | None) -> Summary:
     """Return the summary of a state: see `Buffer.summary`."""
     call = "Buffer.summary"
-    leaves = jax.tree.leaves(state)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(
             f"{call}: the state is traced; expected arrays, as a summary has Python numbers. Call it outside jit; inside use "
             f"buffer.stats(state)."
         )
-    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
-        raise RuntimeError(
-            f"{call}: the state was donated, and its arrays are gone; expected one that is not. Use the state that the "
-            f"step returned: state = step(state); buffer.summary(state)."
-        )
-    if compare is not None and (isinstance(compare, bool) or not isinstance(compare, (int, np.integer)) or compare < 0):
+    if compare is not None and (not is_int(compare) or compare < 0):
         raise ValueError(f"{call}: compare is {compare!r}; expected an int >= 0, rows, or None for all of them.")
     return _summary_of(buffer, state, seen(buffer, state, buffer.capacity if compare is None else int(compare)))
 

@@ -58,7 +58,6 @@ SAMPLERS: dict[str, Any] = {
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_over_every_storage_is_checked(storage: str, sampler: str) -> None:
-    """In a scan: nothing is wrong at first and the batches are those of the buffer; then there is nothing to draw."""
     buffer = buffer_of(storage, sampler=SAMPLERS[sampler])
     checked = fbuf.checked(buffer)
 

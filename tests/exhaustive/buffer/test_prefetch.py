@@ -60,7 +60,6 @@ def test_a_donated_step_copies_nothing(storage: str, sampler: str, view: str, or
 
 
 def test_states_under_vmap_draw_independently() -> None:
-    """One with a pending batch, one with rows, one empty."""
     for sampler in ("prioritized", "consume"):
         buffer = make("device", sampler)
         new = buffer.init(EXAMPLE)
@@ -74,7 +73,6 @@ def test_states_under_vmap_draw_independently() -> None:
 
 
 def test_many_keys_of_one_state() -> None:
-    """On the device; a request to a host store cannot be mapped."""
     buffer = make("device", "consume")
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     keys = jax.random.split(jax.random.key(1), 3)
@@ -128,7 +126,6 @@ def test_plan_and_nbytes_count_the_pending_batch(storage: str) -> None:
 
 
 def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no `buffer_callback`."""
     monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
     jax.clear_caches()
     try:

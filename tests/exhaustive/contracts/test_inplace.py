@@ -37,7 +37,6 @@ pytestmark = pytest.mark.optimized
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("first", "esort")
 def test_every_order_of_up_to_three_is_in_place(form: str, sampler: str, view: str, first: str) -> None:
-    """And some of length four."""
     if sampler == "uniform" and first == "o":
         pytest.skip("Uniform has no priorities")
     chosen = [o for n in (1, 2, 3) for o in orders(n, sampler) if o[0] == first]

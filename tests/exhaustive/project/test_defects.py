@@ -22,7 +22,6 @@ def test_fbuf_does_what_it_should(side: Callable[[], Outcome]) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.peer}: {row.name}")
 def test_the_other_side_runs(row: Defect) -> None:
-    """An exception that is not a finding is a fault of the row."""
     if version(row.peer) is None:
         pytest.skip(f"{row.peer} is not installed")
     with jax.numpy_rank_promotion("allow"):  # which flashbax needs

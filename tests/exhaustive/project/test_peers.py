@@ -18,7 +18,6 @@ def library(request: pytest.FixtureRequest) -> Library:
 
 
 def test_trees_are_not_built_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A wheel without an extension, and one whose extension does not load."""
     spec = machinery.ModuleSpec("torchrl", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     real = util.find_spec

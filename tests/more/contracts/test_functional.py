@@ -53,7 +53,6 @@ def test_grad_around_sample() -> None:
 @pytest.mark.optimized
 @pytest.mark.parametrize("crossing", ["state", "buffer"])
 def test_export_round_trip(crossing: str) -> None:
-    """The state crosses as itself, and so does the buffer, as JSON of its fields."""
     raw = jax.random.key_data(KEY)
     if crossing == "state":
         exported = export.export(jax.jit(functools.partial(step, RICH)))(filled(), raw, rows(2))
@@ -89,8 +88,6 @@ print(sum(hits))
 
 @pytest.mark.optimized
 def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
-    """Host stores put no entry there (JAX caches no program with a callback); nothing of a Device step may do so."""
-
     def run() -> tuple[int, set[str]]:
         hits = int(run_python(_CACHED, tmp_path).stdout)
         return hits, {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
@@ -107,7 +104,6 @@ def name(request: pytest.FixtureRequest) -> Any:
 
 
 def test_no_method_calls_back_to_the_host(name: str) -> None:
-    """A callback of any kind shows in the lowered text."""
     state = jax.eval_shape(BUFFERS[name].init, EXAMPLE)
     for method, call in methods(BUFFERS[name]).items():
         text = jax.jit(call).lower(state).as_text()

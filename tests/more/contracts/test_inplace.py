@@ -78,7 +78,6 @@ def test_masks_and_priorities_are_in_place() -> None:
 
 @pytest.mark.parametrize("verb", ["last", "get", "rebuild", "add, ranked"])
 def test_other_verbs_are_in_place(verb: str) -> None:
-    """Verbs that give no state back come after the last write: nothing orders them before one."""
     buffer = buffer_of({"rebuild": "everything", "add, ranked": "ranked"}.get(verb, "prioritized"), "transition")
     state = jax.eval_shape(buffer.init, ROW)
     if verb == "rebuild":
@@ -105,21 +104,18 @@ def test_more_rows_than_fit_are_in_place() -> None:
 
 def test_vmapped_states_are_in_place() -> None:
     buffer, copies = buffer_of("prioritized", "transition"), 3
-    step = jax.vmap(step_of(buffer, "sroeu"))
     state = leading(jax.eval_shape(buffer.init, ROW), copies)
-    assert_inplace(step, state, inputs((copies,)), bound=copies * 64 * 1024)
+    assert_inplace(jax.vmap(step_of(buffer, "sroeu")), state, inputs((copies,)), bound=copies * 64 * 1024)
     state_of(buffer, 64 * 1024)
 
 
 def loss_of(weights: jax.Array, batch: fbuf.Sample) -> tuple[jax.Array, jax.Array]:
-    """Squared error of a linear value of the frames, and the errors themselves."""
     frames = batch.data["obs"].astype(jnp.float32).reshape(batch.mask.shape[0], -1)
     error = frames @ jnp.resize(weights, (frames.shape[1],)) - batch.data["reward"]
     return jnp.mean(batch.weight * error**2), error
 
 
 def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
-    """A whole run, `init` included, as one function of a key."""
     gradient = jax.value_and_grad(loss_of, has_aux=True)
 
     def learn(weights: jax.Array, state: Any, key: jax.Array) -> Any:
@@ -179,8 +175,7 @@ def test_donated_add_keeps_every_large_leaf_where_it_was() -> None:
     for key in jax.random.split(jax.random.key(5), 3):
         state = add(state, jax.tree.map(lambda x: x[0], rows_at(key)))
     after = pointers(state)
-    assert large
-    assert {name: after[name] for name in large} == before
+    assert large and {name: after[name] for name in large} == before
 
 
 def test_convert_reads_only_what_ends_episodes() -> None:

@@ -23,7 +23,6 @@ storage = _support.storage
 
 
 def test_a_pending_write_nobody_waits_for_is_no_error(storage: str) -> None:
-    """Everything is dropped while rows are on their way: nothing is printed, nothing hangs, nothing is left."""
     script = f"""
 import gc, jax, jax.numpy as jnp, fbuf
 from tests.support.ownership import EXAMPLE, filled, late, make, rows_of
@@ -43,7 +42,6 @@ print("done")
 
 
 def test_the_garbage_collector_may_come_inside_a_callback() -> None:
-    """It runs finalizers in any thread, here in one that holds the very locks of the store."""
     buffer = make("host")
     state = filled(buffer)
     store = lifetime.find(id_of(state))
@@ -65,7 +63,6 @@ def test_the_garbage_collector_may_come_inside_a_callback() -> None:
 
 
 def test_twenty_notebook_cells(storage: str) -> None:
-    """A cell run again and again: at most two stores at once, two traces in all."""
     traces, most = [], 0
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -125,7 +122,6 @@ def test_jit_caches_keep_no_store_open() -> None:
 
 
 def test_a_state_of_another_process_is_refused(storage: str, tmp_path: Path) -> None:
-    """Ids are random: no store of this process can have one by chance."""
     buffer = make(storage)
     state = filled(buffer)
     path = tmp_path / "leaves.npz"

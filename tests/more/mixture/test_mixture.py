@@ -33,7 +33,6 @@ def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
 
 
 def test_data_sets_are_mixed(tmp_path: Path) -> None:
-    """Two data sets, and one beside a buffer that grows."""
     rows = pieces.make(tmp_path)
     buffer, held = fbuf.datasets.open(tmp_path, view=Transition())
     sets = fbuf.Mixture({"one": buffer, "two": buffer}, fractions={"one": 0.3, "two": 0.7})

@@ -74,7 +74,6 @@ def plain(content: Any) -> Any:
 
 @contextlib.contextmanager
 def as_users_have_it() -> Any:
-    """Without the strictness of our tests, under which peers cannot run."""
     with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")
         yield

@@ -33,7 +33,6 @@ def rewards(batch: Any) -> np.ndarray:
 
 @pytest.fixture(params=[FBUF, LIST], ids=lambda library: library.name)
 def library(request: pytest.FixtureRequest) -> Library:
-    """The other libraries are in tests/exhaustive."""
     return request.param
 
 

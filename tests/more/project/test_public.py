@@ -103,7 +103,6 @@ state, index = buffer.extend(buffer.init({"t": 0}), {"t": 0})
 
 
 def marked(output: str, path: Path) -> set[int]:
-    """Lines of a program that a checker found wrong."""
     return {int(n) for n in re.findall(rf"{re.escape(path.name)}:(\d+)(?::\d+)?:? (?:- )?error", output)}
 
 

@@ -62,7 +62,6 @@ def frames(on_read: Any, batch: int) -> tuple[Any, Any]:
 @pytest.mark.optimized
 @pytest.mark.parametrize("scale", [Scale("obs"), Scale("obs", 2 / 255, -1.0)], ids=["factor", "offset"])
 def test_scale_costs_no_copy(scale: Scale) -> None:
-    """The compiled program has one float array of the batch's size, its result; what it reads stays uint8."""
     batch = 64
     (fn, args), (plain_fn, plain_args) = frames(scale, batch), frames(None, batch)
     plain = measure(plain_fn, *plain_args)
@@ -82,7 +81,6 @@ def test_scale_costs_no_copy(scale: Scale) -> None:
 
 
 def test_windows_to_the_end_of_episodes() -> None:
-    """`Episode` with sums over each."""
     buffer = fbuf.Buffer(
         20, view=Episode(4, episode_end=("done",)), on_read=RewardToGo(1.0, episode_end=("done",), complete="all")
     )
@@ -129,7 +127,6 @@ def test_files_are_resumed(tmp_path: Path) -> None:
 
 
 def test_a_prefetched_batch_is_the_one_peek_gave() -> None:
-    """Random shifts and statistics too are those of the draw, whatever was written since."""
     buffer = fbuf.Buffer(10, on_read=(NormalizeReward(), Augment("x", 1)), prefetch=1, batch_size=4)
     rng = np.random.default_rng(0)
     rows = {"x": rng.normal(size=(5, 3, 3)).astype(np.float32), "reward": rng.normal(size=5).astype(np.float32)}
@@ -146,8 +143,6 @@ def test_a_prefetched_batch_is_the_one_peek_gave() -> None:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Largest:
-    """Divides rewards by the largest that came."""
-
     def watches(self, spec: Any) -> tuple[str, ...]:
         return ("reward",)
 

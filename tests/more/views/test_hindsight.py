@@ -23,7 +23,6 @@ def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | No
 
 
 def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
-    """A sparse reward over rows that hold int32 rewards; the goal is a leaf of its own."""
     count = 30
     rows = {
         "obs": jnp.arange(count, dtype=jnp.float32),
@@ -44,7 +43,6 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
 
 
 def test_an_observation_that_is_the_achieved_goal() -> None:
-    """The true final observation counts as for goals below it."""
     number = np.arange(12, dtype=np.int32)
     rows = {
         "obs": number.astype(np.float32),

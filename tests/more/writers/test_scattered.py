@@ -99,7 +99,6 @@ def test_update_and_write_in_one_step_copy_nothing() -> None:
 
 
 def test_a_shuffled_data_set_is_a_stream_of_chunks_of_one() -> None:
-    """Neighbours are not alike, so that a chunk is of no use; the dictionary is."""
     order = np.random.default_rng(0).permutation(2000)
     game = np.repeat(np.random.default_rng(1).integers(0, 255, (1, 40, 40), np.uint8), 2000, 0)
     game[np.arange(2000), np.arange(2000) % 40] = 7
