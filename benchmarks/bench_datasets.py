@@ -310,9 +310,9 @@ def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[d
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows for six games of two pieces of 50,000 rows (`quick`: two games, of 2,000), then for large data sets."""
-    games = _atari.GAMES[:2] if quick else _atari.GAMES
-    rows, rounds = (2_000, 2) if quick else (50_000, 3)
+    """Rows for six games of two pieces of 50,000 rows (`quick`: one game, of 2,000), then for large data sets."""
+    games = _atari.GAMES[:1] if quick else _atari.GAMES
+    rows, rounds = (2_000, 1) if quick else (50_000, 3)
     module = load_peer("torchrl.data.datasets")
     peer = module if isinstance(module, Absent) else module.AtariDQNExperienceReplay
     report: list[dict[str, Any]] = []
@@ -321,7 +321,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
         for game in games:
             report += _game(game, rows, 2, rounds, where / "small", peer)
             shutil.rmtree(where / "small")
-        report += large(10_000 if quick else 1_000_000, (10, 50), rounds, where / "large")
+        report += large(*((2_000, (2, 4)) if quick else (1_000_000, (10, 50))), rounds, where / "large")
     total = f"{2 * rows:,}"
     for question, end, target in (
         (KEEP, "", ">= 150"),

@@ -177,10 +177,10 @@ def measure(kind: Any, sizes: Sequence[int], rounds: int, peer: Any, work: int =
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows for 10^4 to 10^7 rows (`quick`: 10^6)."""
+    """Rows for 10^4 to 10^7 rows (`quick`: 10^5)."""
     peer = load_peer("flashbax")
-    sizes = [10**n for n in range(4, 7 if quick else 8)]
-    report = [r for kind in (Uniform, Prioritized) for r in measure(kind, sizes, 7 if quick else 15, peer)]
+    sizes = [10**n for n in range(4, 6 if quick else 8)]
+    report = [r for kind in (Uniform, Prioritized) for r in measure(kind, sizes, 2 if quick else 15, peer)]
     return sorted(report, key=lambda r: r["question"] != report[0]["question"])
 
 

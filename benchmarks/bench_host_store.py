@@ -165,7 +165,7 @@ def drift(games: Sequence[str], count: int, each: int, judged: bool) -> list[dic
 
 def growth(game: str, few: int, many: int, rounds: int, judged: bool) -> list[dict[str, Any]]:
     """Rows of writes and reads in a small store and a large one, in turn."""
-    run = run_of(*_atari.frames(game, 20_000))
+    run = run_of(*_atari.frames(game, min(few, 20_000)))
     stores, tickets = {n: store_of(n) for n in (few, many)}, dict[int, np.ndarray]()
     for n, store in stores.items():
         parts = []
@@ -207,15 +207,15 @@ def growth(game: str, few: int, many: int, rounds: int, judged: bool) -> list[di
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows for six games at 200,000 frames; `quick`: one at 20,000."""
+    """Rows for six games at 200,000 frames; `quick`: one at 4,000."""
     games = ("Breakout",) if quick else _atari.GAMES
-    count = 20_000 if quick else 200_000
+    count = 4_000 if quick else 200_000
     report = sizes(games, count, judged=not quick)
     report += [index(game, count) for game in games]
-    changing = ("Breakout", "MsPacman") if quick else ("Pong", "MsPacman", "Breakout")
-    report += drift(changing, count, 4_000 if quick else 16_000, judged=not quick)
-    few, many = (20_000, 60_000) if quick else (100_000, 3_000_000)
-    return report + growth("Breakout", few, many, 9 if quick else 25, judged=not quick)
+    changing = ("Breakout", "Pong") if quick else ("Pong", "MsPacman", "Breakout")
+    report += drift(changing, count, 2_000 if quick else 16_000, judged=not quick)
+    few, many = (4_000, 20_000) if quick else (100_000, 3_000_000)
+    return report + growth("Breakout", few, many, 2 if quick else 25, judged=not quick)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def seconds(module: str, cache: str) -> float:
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """5 imports of each in turn if `quick`, else 21; the first of each, which compiles, is not counted."""
-    modules, rounds = ["fbuf", "jax"], 5 if quick else 21
+    """2 imports of each in turn if `quick`, else 21; the first of each, which compiles, is not counted."""
+    modules, rounds = ["fbuf", "jax"], 2 if quick else 21
     taken: dict[str, list[float]] = {module: [] for module in modules}
     with tempfile.TemporaryDirectory() as cache:
         for number in range(rounds + 1):

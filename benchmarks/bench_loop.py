@@ -210,9 +210,9 @@ def main(quick: bool) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rounds = 5 if quick else 15
+        rounds = 2 if quick else 15
         report = calls(rounds, quick)
-        return report + runs(3 if quick else 5, 3_000 if quick else 50_000)
+        return report + runs(1 if quick else 5, 1_500 if quick else 50_000)
     finally:
         torch.set_num_threads(threads)
 

@@ -112,7 +112,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     """Small rows and frames, uniform, prioritized and compressed; a million small rows a buffer, or 20,000 if `quick`."""
     report = []
     for case, (example, buffers) in cases(quick).items():
-        report += compare(case, example, buffers, 7 if quick else 31)
+        report += compare(case, example, buffers, 2 if quick else 31)
     return report
 
 

@@ -114,7 +114,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     games = ("Breakout",) if quick else ("Breakout", "MsPacman", "SpaceInvaders")
     count = 2_000 if quick else 20_000
     peer = load_peer("torchrl.data")
-    found = [measure(run_of(*_atari.frames(game, count)), peer, 3 if quick else 25) for game in games]
+    found = [measure(run_of(*_atari.frames(game, count)), peer, 2 if quick else 25) for game in games]
     base = "raw" if isinstance(peer, Absent) else "torchrl, zlib, its default"
     question, report, points = QUESTION.format(f"{count:,}"), [], {}
     for label in found[0]:

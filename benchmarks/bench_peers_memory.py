@@ -52,8 +52,8 @@ def fill(name: str, capacity: int, chunk: int = 500) -> Iterator[Any]:
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows for 100,000 frames (`quick`: 10,000, beside which what JAX takes to compile is not small)."""
-    return measure(10_000 if quick else 100_000, judged=not quick)
+    """Rows for 100,000 frames (`quick`: 2,000, beside which what JAX takes to compile is not small)."""
+    return measure(2_000 if quick else 100_000, judged=not quick)
 
 
 def measure(capacity: int, libraries: tuple[Library, ...] = peers.PEERS, judged: bool = False) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ BATCHES = (32, 256, 4096)
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows for 10^4 to 10^7 rows held (`quick`: to 10^5)."""
-    return measure([10**n for n in range(4, 6 if quick else 8)], 7 if quick else 15)
+    """Rows for 10^4 to 10^7 rows held (`quick`: 10^3 and 10^4, B = 32)."""
+    return measure([10**3, 10**4], 2, batches=(32,)) if quick else measure([10**n for n in range(4, 8)], 15)
 
 
 def measure(

@@ -16,8 +16,8 @@ QUESTION = "Writing {} of 25 bytes into a full {} buffer, one call"
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows for 10^4 to 10^7 rows held (`quick`: to 10^5)."""
-    return measure([10**n for n in range(4, 6 if quick else 8)], 7 if quick else 15)
+    """Rows for 10^4 to 10^7 rows held (`quick`: 10^3 and 10^4)."""
+    return measure([10**3, 10**4] if quick else [10**n for n in range(4, 8)], 2 if quick else 15)
 
 
 def measure(sizes: list[int], rounds: int, libraries: Any = peers.PEERS) -> list[dict[str, Any]]:

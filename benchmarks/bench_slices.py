@@ -253,9 +253,9 @@ def measure_add(view: Any, counts: tuple[int, ...], rounds: int, steps: int = 25
 
 
 def main(quick: bool) -> list[dict[str, Any]]:
-    """Rows at 10^6 rows, 10^5 when `quick`."""
-    count, rounds = (100_000, 7) if quick else (1_000_000, 21)
-    counts = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000)
+    """Rows at 10^6 rows, 10^4 when `quick`."""
+    count, rounds = (10_000, 2) if quick else (1_000_000, 21)
+    counts = (10_000, 20_000) if quick else (10_000, 100_000, 1_000_000)
     views = (fbuf.views.Sequence(LENGTH), fbuf.views.Sequence(LENGTH, boundary="mask"), fbuf.views.Episode(1000))
     report = measure_draw(count, rounds)
     return report + [measure_add(view, counts, rounds) for view in views]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from typing import Any
@@ -32,6 +33,8 @@ SAMPLERS = {
     "everything": fbuf.samplers.Prioritized(normalize="buffer", largest="held", uniform=0.1),
     "ranked": fbuf.samplers.Ranked(largest="held", uniform=0.1),
 }
+DEDUPLICATED = fbuf.storages.Deduplicated(keys=("obs",), blocks=2**19)
+WRITERS = {"topk": fbuf.writers.TopK("reward"), "reservoir": fbuf.writers.Reservoir()}
 VIEWS = {
     "row": fbuf.views.Row(),
     "transition": fbuf.views.Transition(n_step=3, stack=4),
@@ -124,6 +127,10 @@ def in_scan(buffer: fbuf.Buffer, order: str) -> Memory:
 
 
 FORMS = {"jit": in_jit, "scan": in_scan}
+
+
+def check_writer(form: str, writer: str, sampler: str, order: str) -> None:
+    FORMS[form](dataclasses.replace(buffer_of(sampler, "row"), writer=WRITERS[writer], episode_end=()), order)
 
 
 def orders(length: int, sampler: str) -> list[str]:

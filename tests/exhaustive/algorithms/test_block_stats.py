@@ -6,10 +6,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fbuf._algorithms import block_grid, block_stats
 from fbuf.storages import Deduplicated
+from tests.support.block_stats import blocks_of, distinct, game, held
 
 GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert", "Freeway", "Enduro", "Asterix", "Krull")
 
@@ -32,3 +34,40 @@ def test_ten_games_from_their_first_2000_frames() -> None:
         ratios[name] = 20_000 * 8 * 7056 / size
     means = [math.exp(sum(math.log(ratios[name]) for name in names) / len(names)) for names in (GAMES, GAMES[:6])]
     assert means[0] >= 100 and means[1] >= 120 and min(ratios.values()) >= 25, ratios
+
+
+def test_leaves_of_other_frames_get_their_own() -> None:
+    rng = np.random.default_rng(0)
+    rows = {"obs": game(100), "depth": rng.normal(size=(100, 40, 40)).astype(np.float32)}
+    storage = Deduplicated(on_full="refuse").fit(rows, 100)
+    block, places = dict(storage.block), dict(storage.blocks)
+    assert set(block) == set(places) == {"obs", "depth"}
+    grids = {name: block_grid.grid(jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block[name]) for name, x in rows.items()}
+    found = sum(distinct(blocks_of(x, grids[name]), 100) for name, x in rows.items())
+    assert 0.7 * sum(places.values()) < found < 0.96 * sum(places.values())
+    assert held(storage, rows, 100, step=20)["refused_rows"] == 0
+
+
+def test_lanes() -> None:
+    lanes = np.stack([game(500, seed) for seed in range(4)], 1)
+    storage = Deduplicated(keys=("obs",)).fit({"obs": lanes}, 2000, lanes=4)
+    stats = held(storage, {"obs": lanes}, 2000, lanes=4)
+    assert stats["refused_rows"] == stats["retired_rows"] == 0 and stats["blocks_load"] > 0.6
+
+
+def test_leaves_of_the_same_frames_share_block_and_table() -> None:
+    frames = game(1001)
+    rows = {"obs": frames[:-1], "next": {"obs": frames[1:]}, "reward": np.zeros(1000, np.float32)}
+    storage = Deduplicated().fit(rows, 1000)
+    block, places = dict(storage.block), dict(storage.blocks)
+    assert set(block) == set(places) == {"obs", "next/obs"}
+    assert block["obs"] == block["next/obs"]
+    stats = held(storage, rows, 1000)
+    assert stats["refused_rows"] == stats["retired_rows"] == 0
+    alone = Deduplicated(block=block["obs"]).fit({"obs": frames}, 1001)
+    assert sum(places.values()) <= alone.blocks + 32
+    known = Deduplicated(block={"obs": (14, 28)}, blocks={"obs": 640}).fit(rows, 1000)
+    assert dict(known.block) == {"obs": (14, 28), "next/obs": (14, 28)}
+    assert dict(known.blocks)["obs"] == 640
+    for_all = Deduplicated(block=(14, 28)).fit(rows, 1000)
+    assert sum(dict(known.blocks).values()) == sum(dict(for_all.blocks).values())

@@ -22,18 +22,19 @@ def test_any_sequence_of_calls(digest: str, places: int, lot: int) -> None:
     check_sequences(digest, places, lot)
 
 
+@pytest.mark.parametrize("places", [4096, 65_504])
 @pytest.mark.parametrize("content", CONTENTS)
-def test_nothing_is_refused_before_every_place_is_taken(content: str) -> None:
-    check_load(65_504, content)
+def test_nothing_is_refused_before_every_place_is_taken(content: str, places: int) -> None:
+    check_load(places, content)
 
 
-@pytest.mark.parametrize(("places", "lot"), [(96, 64), (4096, 256)])
+@pytest.mark.parametrize(("places", "lot"), [(64, 16), (96, 64), (4096, 256)])
 def test_nothing_is_refused_while_blocks_come_and_go(places: int, lot: int) -> None:
     check_turnover(places, lot)
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize(("loop", "tables"), [(True, None), (False, 3)])
+@pytest.mark.parametrize(("loop", "tables"), [(False, None), (True, None), (False, 3), (True, 3)])
 def test_cycles_are_in_place(loop: bool, tables: int | None) -> None:
     check_in_place(loop, tables)
 

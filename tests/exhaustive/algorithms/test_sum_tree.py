@@ -64,13 +64,20 @@ def test_every_row_can_be_drawn(capacity: int) -> None:
     check_every_row(capacity)
 
 
-@pytest.mark.parametrize("batch", [1, 300, 16_384])
-def test_both_paths_draw_the_same(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_paths(LARGEST, batch, monkeypatch)
+@pytest.mark.parametrize(
+    ("capacity", "batch"), [(1, 1), (9, 16_384), (65, 1), (LARGEST, 1), (LARGEST, 300), (LARGEST, 16_384)]
+)
+def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_paths(capacity, batch, monkeypatch)
 
 
-def test_strata_bound_the_count_of_every_block(path: str) -> None:
-    check_strata(LARGEST)
+@pytest.mark.parametrize("capacity", [64, LARGEST])
+def test_strata_bound_the_count_of_every_block(path: str, capacity: int) -> None:
+    check_strata(capacity)
+
+
+def test_one_leaf_or_none(path: str) -> None:
+    check_one_leaf(7)
 
 
 @pytest.mark.optimized
@@ -130,3 +137,23 @@ def test_vmap_over_trees_and_over_keys(path: str) -> None:
         np.testing.assert_array_equal(many[lane], one)
         np.testing.assert_array_equal(indices[lane], index)
         np.testing.assert_array_equal(over_keys[lane], st.draw(trees[0], keys[lane], 64, 600, stratified=True)[0])
+
+
+def test_clean_under_strict_jax(path: str) -> None:
+    start = np.random.default_rng(5).random(1000).astype(np.float32)
+    step = functools.partial(draw_write, capacity=1000)
+    plain = jax.jit(step)(st.rebuild(jnp.asarray(start)), jax.random.key(0))
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
+        tree, key = jax.jit(st.rebuild)(start), jax.random.key(0)
+        fresh = jax.jit(lambda t, k: step(t, k))
+        with jax.transfer_guard("disallow"):
+            strict = fresh(tree, key)
+        empty = jax.jit(lambda k: st.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
+    assert strict[0].dtype == jnp.float32 and strict[1].dtype == jnp.int32
+    assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
+    np.testing.assert_array_equal(plain[0], strict[0])
+    np.testing.assert_array_equal(plain[1], strict[1])
+
+
+def test_parents_after_ten_million_updates() -> None:
+    check_many_updates(4096)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import export
 
 from tests.support.ownership import store_of
 from tests.support.prefetch import (
@@ -34,9 +37,10 @@ def test_sample_returns_the_batch_of_the_previous_call(sampler: str, view: str, 
     check_batches(storage, sampler, view, form)
 
 
-@pytest.mark.parametrize("check", range(len(CHECKS)))
-def test_a_pending_batch_survives_in_deduplicated(check: int) -> None:
-    CHECKS[check]("deduplicated")
+@pytest.mark.parametrize("storage", ["compressed", "deduplicated"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_pending_batch_survives(check: Callable[[str], None], storage: str) -> None:
+    check(storage)
 
 
 @pytest.mark.optimized
@@ -44,6 +48,7 @@ def test_a_pending_batch_survives_in_deduplicated(check: int) -> None:
     ("storage", "sampler", "view", "order"),
     [
         ("device", "prioritized", "transition", "sesu"),
+        ("compressed", "consume", "row", "ses"),
         ("deduplicated", "epoch", "sequence", "esr"),
         ("device", "consume", "row", "esr"),
         ("device", "uniform", "transition", "se"),
@@ -128,3 +133,13 @@ def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         jax.clear_caches()
+
+
+@pytest.mark.optimized
+def test_a_step_can_be_exported() -> None:
+    buffer = make("device")
+    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    key = np.array([0, 1], np.uint32)
+    exported = export.export(jax.jit(buffer.sample))(state, key)
+    again = export.deserialize(exported.serialize())
+    same(again.call(state, key), buffer.sample(state, key))

@@ -11,23 +11,28 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.storages import Compressed, Deduplicated
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
+from fbuf.storages import Compressed, Deduplicated, Ragged
 from tests.support import combinations
 from tests.support.checkpoint import (
+    OTHERS,
     at_rest,
     check_custom_writer,
     check_every_number_of_rows,
     check_goes_on,
+    check_golden,
     check_grown,
     check_killed,
     check_old_state,
     check_other_buffer,
     check_resize,
+    golden,
     newest_rows,
     resized,
+    saved_transitions,
     steps,
 )
-from tests.support.checkpoint_saving import check_mangled_meta
+from tests.support.checkpoint_saving import check_mangled_meta, check_marks
 from tests.support.scattered import Anywhere, Largest
 from tests.support.trees import same
 
@@ -73,11 +78,17 @@ def test_every_number_of_rows(tmp_path: Path) -> None:
     check_every_number_of_rows(Compressed(keys=("t",)), tmp_path)
 
 
-def test_another_storage(tmp_path: Path) -> None:
-    check_other_buffer("Deduplicated", tmp_path)
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_buffer(what: str, tmp_path: Path) -> None:
+    check_other_buffer(what, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(2, 22))
+@pytest.mark.parametrize("name", golden.BUFFERS)
+def test_golden_checkpoints_go_on(name: str) -> None:
+    check_golden(name, draw=True)
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
 @pytest.mark.parametrize("storage", combinations.STORAGES)
 def test_a_kill_leaves_the_old_or_the_new_save(storage: str, seed: int, tmp_path: Path) -> None:
     check_killed(storage, seed, tmp_path)
@@ -145,3 +156,32 @@ def test_another_storage_and_capacity_at_once(tmp_path: Path) -> None:
 def test_custom_writers_are_named(tmp_path: Path) -> None:
     check_custom_writer(Largest("reward"), "Device", tmp_path / "one")
     check_custom_writer(Anywhere(3), "Compressed", tmp_path / "two")
+
+
+def test_samplers_with_another_state_are_refused(tmp_path: Path) -> None:
+    for sampler, other, match in (
+        (Consume(2), Consume(1), r"state/sampler/left: found int32\[40\], expected int32\[0\]"),
+        (Epoch(), Epoch(shuffle=False), "sampler.shuffle: found True, expected False"),
+        (Ranked(), Prioritized(), "sampler: found Ranked"),
+    ):
+        buffer, _ = saved_transitions(tmp_path, sampler=sampler)
+        with pytest.raises(fbuf.SchemaError, match=match):
+            fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, sampler=other))
+
+
+def test_marks_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in ("bool", "float32", "bfloat16", "int4", "float8_e4m3fn"):
+        check_marks(dtype, monkeypatch)
+
+
+def test_text_moves(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(10, storage=Ragged())
+    rows = [{"text": "x" * n, "n": n} for n in range(14)] + [{"n": 14}]
+    state = buffer.extend(buffer.init({"text": "", "n": 0}), rows)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    for capacity in (4, 25):
+        loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
+        again = loaded.extend(again, [{"text": "new", "n": 15}])
+        last = loaded.last(again, 4)
+        assert last.lazy.get("text") == ["x" * 12, "x" * 13, None, "new"]
+        assert np.asarray(last.data["n"]).tolist() == [12, 13, 14, 15]

@@ -7,10 +7,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import export
 
-from tests.support.functional import BUFFERS, KEY, check_arguments_unchanged, check_laps, filled, rows, step
+import fbuf
+from tests.more.contracts.test_functional import test_no_method_calls_back_to_the_host  # noqa: F401
+from tests.support.functional import (
+    BATCH,
+    BUFFERS,
+    KEY,
+    RICH,
+    check_arguments_unchanged,
+    check_laps,
+    filled,
+    rows,
+    step,
+)
 from tests.support.processes import devices, run_python
 from tests.support.trees import close, same
 
@@ -94,3 +107,31 @@ print("done")
 
 def test_four_devices_hold_a_buffer_each() -> None:
     assert run_python(_SHARDED, **devices(8)).stdout.strip() == "done"
+
+
+def test_vmap_over_keys() -> None:
+    keys = jax.random.split(KEY, 3)
+    many = jax.vmap(lambda key: RICH.peek(filled(), key, BATCH))(keys)
+    for i in range(3):
+        one, alone = jax.tree.map(lambda x, i=i: x[i], many), RICH.peek(filled(), keys[i], BATCH)
+        same(one.index, alone.index)
+        same(one.data["obs"], alone.data["obs"])
+
+
+def test_grad_through_rows_that_were_stored() -> None:
+    """Device rows are plain arrays: what is read depends on what was written."""
+    buffer = fbuf.Buffer(capacity=8)
+
+    def total(x: jax.Array) -> jax.Array:
+        state = buffer.extend(buffer.init({"x": x[0]}), {"x": x})
+        return jnp.sum(buffer.sample(state, KEY, 16)[1].data["x"])
+
+    slope = jax.jit(jax.grad(total))(jnp.arange(4, dtype=jnp.float32))
+    assert float(jnp.sum(slope)) == 16.0 and float(jnp.min(slope)) >= 0.0
+    many = jax.vmap(jax.grad(total))(jnp.ones((2, 4), jnp.float32))
+    np.testing.assert_array_equal(many, jnp.stack([slope, slope]))
+
+
+@pytest.fixture(params=["prioritized-transition", "uniform-row"])
+def name(request: pytest.FixtureRequest) -> Any:
+    return request.param

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
-from tests.support.inplace import FORMS, SAMPLERS, VIEWS, buffer_of, orders
+from fbuf.testing import assert_inplace
+from tests.more.contracts.test_inplace import (
+    test_whole_trainers_are_in_place,  # noqa: F401
+    trainer,  # noqa: F401
+)
+from tests.support.inplace import (
+    DEDUPLICATED,
+    FORMS,
+    ROW,
+    SAMPLERS,
+    VIEWS,
+    buffer_of,
+    check_writer,
+    inputs,
+    leading,
+    orders,
+    state_of,
+    step_of,
+)
 
 pytestmark = pytest.mark.optimized
 
@@ -28,3 +49,60 @@ def test_every_order_of_up_to_three_is_in_place(form: str, sampler: str, view: s
         except AssertionError as error:
             failed.append(f"{order}: {error}")
     assert not failed
+
+
+@pytest.mark.parametrize(
+    ("form", "sampler", "order"), [("jit", "prioritized", "seor"), ("jit", "uniform", "ter"), ("jit", "ranked", "stu")]
+)
+def test_orders_are_in_place_with_blocks(form: str, sampler: str, order: str) -> None:
+    FORMS[form](buffer_of(sampler, "transition", storage=DEDUPLICATED), order)
+
+
+@pytest.mark.parametrize(
+    ("form", "writer", "sampler", "order"),
+    [
+        ("jit", "topk", "uniform", "ser"),
+        ("scan", "topk", "minimum", "seor"),
+        ("scan", "reservoir", "prioritized", "estu"),
+        ("jit", "reservoir", "uniform", "ser"),
+        ("jit", "reservoir", "prioritized", "ser"),
+    ],
+)
+def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler: str, order: str) -> None:
+    check_writer(form, writer, sampler, order)
+
+
+@pytest.fixture(
+    params=[
+        ("uniform", "row", 4),
+        ("prioritized", "row", 4),
+        ("prioritized", "transition", 4),
+        ("uniform", "transition", None),
+        ("prioritized", "transition", None),
+    ],
+    ids=str,
+)
+def recipe(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_vmapped_uniform_states_are_in_place() -> None:
+    buffer, copies = buffer_of("uniform", "transition"), 3
+    state = leading(jax.eval_shape(buffer.init, ROW), copies)
+    memory = assert_inplace(jax.vmap(step_of(buffer, "ser")), state, inputs((copies,)))
+    state_of(buffer, memory.bound)
+
+
+def test_vmapped_trainers_give_what_single_ones_give() -> None:
+    buffer = buffer_of("uniform", "transition", capacity=64)
+    run, keys = trainer(buffer, 40), jax.random.split(jax.random.key(3), 2)
+    together, run = jax.jit(jax.vmap(run))(keys), jax.jit(run)
+    for i in range(2):
+        one = jax.tree.map(lambda x, i=i: x[i], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-9), one, run(keys[i]))
+
+
+def test_states_vmapped_twice_are_in_place() -> None:
+    buffer = buffer_of("uniform", "row")
+    state = leading(jax.eval_shape(buffer.init, ROW), 2, 2)
+    assert_inplace(jax.vmap(jax.vmap(step_of(buffer, "se"))), state, inputs((2, 2)))

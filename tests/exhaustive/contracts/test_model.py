@@ -7,6 +7,20 @@ from tests.contracts.test_model import (  # noqa: F401
 from tests.support.model_cases import cases
 
 CASES = [
+    ("mask, stride", "episodes", "device", 3, "eager"),
+    ("row", "ranks, all", "device", 3, "donated"),
+    ("final, stack", "batch", "memmap", 3, "donated"),
+    ("sequence, dilation", "uniform", "deduplicated", 3, "donated"),
+    ("stack, steps", "buffer", "compressed", None, "donated"),
+    ("mask, both", "batch", "device", 3, "jit"),
+    ("stack, steps", "batch", "deduplicated", 3, "donated"),
+    ("episode", "versions, all", "host", 3, "jit"),
+    ("sequence, 1", "uniform", "device", None, "jit"),
+    ("cross, dilation", "none", "device", 3, "jit"),
+    ("mask, left", "batch", "device", 3, "donated"),
+    ("final, repeat", "buffer", "host", 3, "jit"),
+    ("stack, steps", "buffer", "files", None, "donated"),
+    ("row", "mixed, held", "device", 3, "donated"),
     ("stack, steps", "held", "device", 3, "donated"),
     ("cross", "batch", "device", None, "donated"),
     ("row", "ages, lots", "device", 3, "jit"),
@@ -54,6 +68,9 @@ CASES = [
     ("mask, stride", "ranks, all", "compressed", 3, "donated"),
 ]
 CONVERSIONS = [
+    ("next step", "uniform", "row", "buffer", "compressed", 3),
+    ("stack, steps", "batch", "next step, stack", "uniform", "device", None),
+    ("final", "uniform", "next step", "uniform", "device", None),
     ("final", "buffer", "stack, steps", "uniform", "deduplicated", 3),
     ("row", "uniform", "sequence, stride", "episodes", "device", 3),
     ("sequence", "uniform", "episode, next step", "uniform", "device", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import jax
@@ -9,15 +10,13 @@ import numpy as np
 import pytest
 
 import fbuf
+import fbuf.testing
 from fbuf.__main__ import main
-from fbuf.demo import _compare_storages, _dqn, _report, _run
+from fbuf.demo import _command, _compare_storages, _dqn, _report, _run
 from tests.more.demo import test_demo as _more
 from tests.more.demo.test_demo import (  # noqa: F401
-    test_every_storage_trains_alike,
-    test_figures_of_a_run_are_those_of_its_storage,
-    test_storages_are_compared,
+    PNG,
     test_the_newest_rows_are_those_played,
-    test_the_table_names_storages_and_sizes,
 )
 from tests.support.demo import Blocks, shrink
 
@@ -60,3 +59,101 @@ def test_real_game_from_the_command_line(tmp_path, capsys, monkeypatch):
     out = tmp_path / "pong.png"
     assert main(["demo", "--game", "Pong", "--steps", "3", "--storage", "host", "--out", str(out)]) == 0
     assert "pong, seed 0: 3 training steps" in capsys.readouterr().out and out.exists()
+
+
+def test_every_storage_trains_alike(runs):
+    assert len(runs) > 1
+    first = runs["device"]
+    assert np.isfinite(first.losses).all() and (first.losses > 0).all()
+    for result in runs.values():
+        np.testing.assert_array_equal(result.losses, first.losses)
+        jax.tree.map(np.testing.assert_array_equal, result.params, first.params)
+        assert result.episodes == first.episodes
+        assert _report.identical(first, result)
+
+
+def test_a_single_bit_of_difference_is_reported(runs):
+    one, other = runs.values()
+    changed = jax.tree.map(np.copy, other.params)
+    changed["out"]["bias"][0] = np.nextafter(changed["out"]["bias"][0], np.float32(9))
+    other = dataclasses.replace(other, params=changed)
+    assert not _report.identical(one, other)
+    assert "DIFFERENT" in _report.table([one, other])
+
+
+def test_storages_are_compared(names, columns):
+    assert [c.storage for c in columns] == list(names)
+    assert all(c.rows == 7 * 4 * 8 and c.identical and c.write > 0 and c.read > 0 for c in columns)
+    by_name, frames = {c.storage: c for c in columns}, 7 * 4 * 8 * 7056
+    assert by_name["device"].device_bytes > frames
+    for name in {"host", "compressed"} & by_name.keys():
+        assert by_name[name].host_bytes > 0
+    assert by_name["deduplicated"].device_bytes < frames / 10
+    assert by_name["deduplicated"].host_bytes == 0 and by_name["deduplicated"].blocks.evicted == 0
+    text = _report.storages(columns)
+    rows = [re.split(r" {3,}", line.strip()) for line in text.splitlines() if line.startswith("  ")]
+    lines = {head: cells for head, *cells in rows}
+    assert lines["storage"] == list(names)
+    assert lines["batches for one key"] == ["reference", *["identical"] * (len(names) - 1)]
+    assert lines["raw stacks / all of it"][0] == "8x"
+    assert max(map(len, text.splitlines())) <= 128
+
+
+def test_figures_of_a_run_are_those_of_its_storage(runs):
+    for name, result in runs.items():
+        assert result.rows == 240  # 52 steps of 8 lanes were played: the ring came round
+        assert result.raw_bytes == 240 * 8 * 7056
+        assert result.memory[0][:2] == (24 * 8, 24 * 8) and result.memory[-1][:2] == (52 * 8, 240)
+        assert set(result.seconds) == {"acting and emulators", "training steps"}
+        assert result.steps_per_second > 0
+        assert (result.host_bytes > 0) == (name in ("host", "compressed"))
+        assert (result.blocks is not None) == (name == "deduplicated")
+        assert result.share[0] <= result.share[1] <= result.share[2] < 1
+        assert result.batch.data["obs"].shape == (32, 4, 84, 84)
+    frames = 240 * 7056
+    assert runs["device"].device_bytes > frames and runs["deduplicated"].device_bytes < frames / 10
+    if "host" in runs:
+        assert runs["host"].host_bytes > frames and runs["compressed"].device_bytes < 50_000
+    assert len(runs["device"].losses) == 8
+    # The score counts what the game gave (3 a time), the rows hold its sign.
+    assert {e.score % 3 for e in runs["device"].episodes} == {0.0} and runs["device"].batch.data["reward"].max() < 3
+
+
+def test_the_table_names_storages_and_sizes(names, runs):
+    text = _report.table(list(runs.values()))
+    assert "DIFFERENT" not in text and "reference" in text
+    lines = {line[2:30].strip(): line[30:].split() for line in text.splitlines() if line.startswith("  ")}
+    assert lines["storage"] == list(names)
+    assert lines["rows held"] == ["240"] * len(names)
+    assert "13.5 MB" in text  # 240 rows of 8 frames
+    assert max(map(len, text.splitlines())) <= 128
+
+
+def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys, monkeypatch):
+    asked = []
+
+    def run(storage, settings, make_environment, progress, newest):
+        asked.append((storage, settings, newest))
+        progress(8, {"loss": "0.1"})
+        return runs["device"]
+
+    monkeypatch.setattr(_run, "run", run)
+    monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress: columns)
+    out = tmp_path / "compare.png"
+    assert main(["demo", "--compare", "--seed", "1", "--out", str(out)]) == 0
+    settings = _run.Settings("breakout", 1, _command.STEPS_COMPARED)
+    kept = [_compare_storages.ROWS, 0, 0, 0]
+    assert asked == [(name, settings, rows) for name, rows in zip(_command.STORAGES, kept, strict=True)]
+    captured = capsys.readouterr()
+    assert "identical" in captured.out and "every storage on the newest" in captured.out and str(out) in captured.out
+    assert "compressed" in captured.err  # the progress bar
+    assert out.read_bytes().startswith(PNG)
+    with monkeypatch.context() as patch:
+        patch.setattr(_report, "identical", lambda one, other: one is not other)
+        assert main(["demo", "--compare", "--out", str(out)]) == 1
+        assert "DIFFERENT" in capsys.readouterr().out
+    wrong = [*columns[:-1], dataclasses.replace(columns[-1], identical=False)]
+    for found, status in ((columns, 0), (wrong, 1)):
+        monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress, found=found: found)
+        assert main(["demo", "--storage", "device", "--out", str(out)]) == status
+        assert ("DIFFERENT" in capsys.readouterr().out) == bool(status)

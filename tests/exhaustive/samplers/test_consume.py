@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,22 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume
-from fbuf.views import Transition
+from fbuf.views import Row, Sequence, Transition
+from tests.more.samplers.test_consume import test_no_row_is_drawn_too_often  # noqa: F401
 from tests.support.epoch import FIELDS, empty, rows_of
 from tests.support.inplace import assert_draw_write_draw
+
+
+@pytest.fixture(
+    params=[
+        (Consume(), Row(), None, True),
+        (Consume(), Transition(n_step=2, stack=3), None, False),
+        (Consume(), Sequence(3, boundary="mask"), 3, True),
+    ],
+    ids=str,
+)
+def case(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.mark.optimized

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import fbuf
 from fbuf.samplers import Epoch
 from fbuf.views import Transition
 from tests.support.epoch import (
+    LARGE,
     Trial,
+    arrive,
     buffer_of,
     check_inplace,
     check_places,
     empty,
+    filled,
+    sample,
 )
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize("lanes", [None, 3])
@@ -51,3 +59,28 @@ def test_rows_of_another_sampler():
 
 def test_everyone_is_as_likely_at_every_place():
     check_places(2000, 20_000)
+
+
+def test_vmap_over_states():
+    """None, few (shuffled), many (a keyed order), and all overwritten: each as if alone."""
+    buffer = LARGE
+    counts = (0, 5, 700, 3000)
+    alone = [filled(buffer, count) for count in counts]
+    for i in (1, 2, 3):
+        alone[i] = sample(buffer, alone[i], jax.random.key(i), 4)[0]
+    alone[3] = arrive(buffer, alone[3], 0, 2980)
+    together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
+    some = jnp.arange(2, dtype=jnp.int32)
+
+    def step(state: Any, key: jax.Array) -> Any:
+        state, batch = buffer.sample(state, key, 300)
+        return buffer.extend(state, some), batch
+
+    many, one = jax.jit(jax.vmap(step)), jax.jit(step)
+    for turn in range(4):
+        keys = jax.random.split(jax.random.key(turn), len(counts))
+        together, batches = many(together, keys)
+        for i, key in enumerate(keys):
+            alone[i], batch = one(alone[i], key)
+            same(jax.tree.map(lambda x, i=i: x[i], batches), batch)
+    same(together, jax.tree.map(lambda *x: jnp.stack(x), *alone))

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Uniform
+from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Sequence
 from tests.views.test_windows import (
+    ENDS,
     EXAMPLE,
+    check_chances,
+    check_cuts,
     check_inplace,
+    check_late_priorities,
     rows_of,
 )
 
@@ -33,3 +37,31 @@ def test_many_buffers_at_once() -> None:
     for i, state in enumerate(alone):
         got, want = jax.tree.map(lambda x, i=i: x[i], batches), buffer.sample(state, keys[i], 6)[1]
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, want)))
+
+
+def test_every_episode_of_short_windows_is_as_likely_as_every_other() -> None:
+    check_chances(Sequence(1, episode_end=ENDS), Uniform(over="episodes"))
+
+
+@pytest.mark.parametrize("view", [Sequence(8), Sequence(8, boundary="mask")], ids=repr)
+def test_late_priorities_revive_no_window_across_the_write_head(view: Sequence) -> None:
+    check_late_priorities(view)
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
+    check_cuts(at)
+
+
+def test_nothing_to_draw() -> None:
+    """Too few rows, or no episode over yet: nothing, and it is counted."""
+    for view, sampler in (
+        (Sequence(4), Uniform("episodes")),
+        (Episode(9), Prioritized()),
+        (Sequence(4, boundary="mask"), Uniform()),
+    ):
+        buffer = fbuf.Buffer(20, view=view, sampler=sampler)
+        rows = rows_of([3]) | {"terminated": np.zeros(3, bool)}
+        state, batch = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows), jax.random.key(0), 5)
+        assert not any(np.asarray(x).any() for x in jax.tree.leaves((batch.data, batch.mask, batch.probability)))
+        assert int(buffer.stats(state)["empty_samples"]) == 1 and not bool(buffer.can_sample(state))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
 from fbuf.samplers import Prioritized
+from tests.more.writers.test_scattered import test_an_old_state_reads_its_own_rows_or_says_that_they_expired  # noqa: F401
 from tests.support.scattered import EXAMPLE, check_inplace, make, rows_of
 
 
@@ -26,6 +29,11 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand() -> None:
         if i % 50 == 9:
             sizes.append(buffer.nbytes(state)["host"])
     assert max(sizes) < min(sizes) + 5 * 32 * 1024  # the arena lets four segments lie idle before it moves anything
+
+
+@pytest.fixture(params=["Host", "Compressed"])
+def storage(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.mark.parametrize(

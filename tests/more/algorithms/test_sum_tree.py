@@ -31,7 +31,7 @@ from tests.support.sum_tree import (
 )
 
 
-@pytest.mark.parametrize(("capacity", "reduce"), [(2, "sum"), (65_536, "sum"), (9, "max"), (1000, "min")])
+@pytest.mark.parametrize(("capacity", "reduce"), [(65_536, "sum"), (9, "max"), (1000, "min")])
 def test_set_is_what_a_plain_array_does(path: str, capacity: int, reduce: str) -> None:
     check_set(capacity, reduce)
 
@@ -40,16 +40,12 @@ def test_trees_written_together_hold_what_plain_arrays_do(path: str) -> None:
     check_together(1)
 
 
-def test_parents_after_ten_million_updates() -> None:
-    check_many_updates(4096)
-
-
-@pytest.mark.parametrize("capacity", [2, 7, 65_536])
+@pytest.mark.parametrize("capacity", [2, 65_536])
 def test_one_leaf_or_none(path: str, capacity: int) -> None:
     check_one_leaf(capacity)
 
 
-@pytest.mark.parametrize(("capacity", "batch"), [(1, 1), (1, 300), (9, 16_384), (65, 1), (1000, 16_384)])
+@pytest.mark.parametrize(("capacity", "batch"), [(1, 300), (1000, 16_384)])
 def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check_paths(capacity, batch, monkeypatch)
 
@@ -69,12 +65,12 @@ def test_accelerator_draws_and_writes_as_the_cpu() -> None:
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("capacity", [1, 64, 10_000])
+@pytest.mark.parametrize("capacity", [10_000])
 def test_strata_bound_the_count_of_every_leaf_or_block(path: str, capacity: int) -> None:
     check_strata(capacity)
 
 
-@pytest.mark.parametrize("capacity", [9, 1000])
+@pytest.mark.parametrize("capacity", [1000])
 def test_draws_follow_the_leaves(path: str, capacity: int) -> None:
     check_frequencies(capacity)
 
@@ -90,22 +86,6 @@ def test_gradients_pass_by(path: str) -> None:
 
     value, slope = jax.jit(jax.value_and_grad(loss))(jnp.float32(3))
     assert np.isfinite(value) and slope == 1
-
-
-def test_clean_under_strict_jax(path: str) -> None:
-    start = np.random.default_rng(5).random(1000).astype(np.float32)
-    step = functools.partial(draw_write, capacity=1000)
-    plain = jax.jit(step)(st.rebuild(jnp.asarray(start)), jax.random.key(0))
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
-        tree, key = jax.jit(st.rebuild)(start), jax.random.key(0)
-        fresh = jax.jit(lambda t, k: step(t, k))
-        with jax.transfer_guard("disallow"):
-            strict = fresh(tree, key)
-        empty = jax.jit(lambda k: st.draw(st.init(1000), k, 8, 1000, stratified=True))(key)
-    assert strict[0].dtype == jnp.float32 and strict[1].dtype == jnp.int32
-    assert empty[0].dtype == jnp.int32 and empty[1].dtype == jnp.float32
-    np.testing.assert_array_equal(plain[0], strict[0])
-    np.testing.assert_array_equal(plain[1], strict[1])
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])

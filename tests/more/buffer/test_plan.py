@@ -7,21 +7,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from tests.buffer.test_plan import EXAMPLE, TRANSITION, check_fixed, deduplicated, rows
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("view", "sampler", "storage"),
-    [
-        ("transition", "prioritized", "device"),
-        ("row", "uniform", "memmap"),
-        ("row", "prioritized", "deduplicated"),
-        ("transition", "prioritized", "host"),
-    ],
-)
-def test_fixed_sizes_are_exact(view: str, sampler: str, storage: str) -> None:
-    check_fixed(view, sampler, storage)
+from tests.buffer.test_plan import EXAMPLE, TRANSITION, deduplicated, rows
 
 
 def test_compressed_reports_the_source_of_its_estimate() -> None:

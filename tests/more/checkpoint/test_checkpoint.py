@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -13,32 +12,23 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
-from fbuf.storages import Compressed, Host, Ragged
+from fbuf.samplers import Prioritized
+from fbuf.storages import Compressed, Host
 from fbuf.views import Transition
 from tests.support import combinations
 from tests.support.checkpoint import (
-    OTHERS,
     ROOT,
     check_goes_on,
     check_golden,
-    check_grown,
-    check_killed,
-    check_other_buffer,
-    saved_transitions,
     steps,
 )
-from tests.support.checkpoint_saving import check_mangled_meta, check_marks, check_second_save, check_store_in_use
+from tests.support.checkpoint_saving import check_mangled_meta, check_second_save, check_store_in_use
 from tests.support.trees import same
 
 
 @pytest.mark.parametrize(
     "pair",
     [
-        ("Compressed(path=...)", "Consume", "Row", 0),
-        ("Deduplicated", "Uniform", "Row", 0),
-        ("Ragged", "Epoch", "Row", 0),
-        ("Compressed", "Uniform", "Transition", 1),
         ("Device", "Staleness", "Sequence('mask')", 1),
     ],
 )
@@ -46,19 +36,9 @@ def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Pa
     check_goes_on(pair, 8, tmp_path)
 
 
-@pytest.mark.parametrize("storage", ["Device", "Compressed(path=...)", "Ragged"])
-def test_a_kill_leaves_the_old_or_the_new_save(storage: str, tmp_path: Path) -> None:
-    check_killed(storage, 1, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["device", "compressed", "deduplicated", "host", "ragged"])
+@pytest.mark.parametrize("name", ["ragged"])
 def test_golden_checkpoints_go_on(name: str) -> None:
     check_golden(name, draw=True)
-
-
-@pytest.mark.parametrize("what", [name for name in OTHERS if name != "Deduplicated"])
-def test_another_buffer(what: str, tmp_path: Path) -> None:
-    check_other_buffer(what, tmp_path)
 
 
 def test_annealed_numbers_and_indices_return(tmp_path: Path) -> None:
@@ -72,17 +52,6 @@ def test_annealed_numbers_and_indices_return(tmp_path: Path) -> None:
     same(loaded.get(again, index), buffer.get(state, index))
     again, _ = steps(loaded, again, 200, 20)
     assert not np.asarray(loaded.get(again, index).mask).any()
-
-
-def test_samplers_with_another_state_are_refused(tmp_path: Path) -> None:
-    for sampler, other, match in (
-        (Consume(2), Consume(1), r"state/sampler/left: found int32\[40\], expected int32\[0\]"),
-        (Epoch(), Epoch(shuffle=False), "sampler.shuffle: found True, expected False"),
-        (Ranked(), Prioritized(), "sampler: found Ranked"),
-    ):
-        buffer, _ = saved_transitions(tmp_path, sampler=sampler)
-        with pytest.raises(fbuf.SchemaError, match=match):
-            fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, sampler=other))
 
 
 def test_rows_in_files_at_a_path_are_resized(tmp_path: Path) -> None:
@@ -102,11 +71,6 @@ def test_a_host_store_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     check_second_save(Host(keys=("obs",)), True, tmp_path / "one")
     check_second_save(Host(keys=("obs",)), False, tmp_path / "two")
     check_store_in_use(Host(keys=("obs",)), tmp_path / "three", monkeypatch)
-
-
-def test_marks_made_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype in ("bool", "float32", "bfloat16", "int4", "float8_e4m3fn"):
-        check_marks(dtype, monkeypatch)
 
 
 _SHARDED = """
@@ -177,20 +141,3 @@ def test_replay_goes_on(tmp_path: Path) -> None:
     fbuf.save(tmp_path / "plain", buffer, replay.state)
     with pytest.raises(fbuf.SchemaError, match=r"saved by fbuf.save, without a key\. .* fbuf.load\(path\)"):
         fbuf.Replay.load(tmp_path / "plain")
-
-
-def test_a_grown_buffer_draws_the_batches_of_a_larger_one(tmp_path: Path) -> None:
-    check_grown("Consume", "Row", tmp_path)
-
-
-def test_text_moves(tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(10, storage=Ragged())
-    rows = [{"text": "x" * n, "n": n} for n in range(14)] + [{"n": 14}]
-    state = buffer.extend(buffer.init({"text": "", "n": 0}), rows)
-    fbuf.save(tmp_path / "saved", buffer, state)
-    for capacity in (4, 25):
-        loaded, again = fbuf.load(tmp_path / "saved", resize=capacity)
-        again = loaded.extend(again, [{"text": "new", "n": 15}])
-        last = loaded.last(again, 4)
-        assert last.lazy.get("text") == ["x" * 12, "x" * 13, None, "new"]
-        assert np.asarray(last.data["n"]).tolist() == [12, 13, 14, 15]

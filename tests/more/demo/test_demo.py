@@ -14,7 +14,7 @@ import pytest
 import fbuf
 import fbuf.testing
 from fbuf.__main__ import main
-from fbuf.demo import _actor, _command, _compare_storages, _dqn, _report, _run
+from fbuf.demo import _actor, _compare_storages, _dqn, _report, _run
 from tests.support.demo import Blocks, run_all, some_rows
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -22,8 +22,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def names():
-    """The others are in tests/exhaustive."""
-    return "device", "deduplicated"
+    """All of them are in tests/exhaustive."""
+    return ("device",)
 
 
 @pytest.fixture(scope="module")
@@ -41,26 +41,6 @@ def columns(names):
         return _compare_storages.compare(some_rows(28))
 
 
-def test_every_storage_trains_alike(runs):
-    assert len(runs) > 1
-    first = runs["device"]
-    assert np.isfinite(first.losses).all() and (first.losses > 0).all()
-    for result in runs.values():
-        np.testing.assert_array_equal(result.losses, first.losses)
-        jax.tree.map(np.testing.assert_array_equal, result.params, first.params)
-        assert result.episodes == first.episodes
-        assert _report.identical(first, result)
-
-
-def test_a_single_bit_of_difference_is_reported(runs):
-    one, other = runs.values()
-    changed = jax.tree.map(np.copy, other.params)
-    changed["out"]["bias"][0] = np.nextafter(changed["out"]["bias"][0], np.float32(9))
-    other = dataclasses.replace(other, params=changed)
-    assert not _report.identical(one, other)
-    assert "DIFFERENT" in _report.table([one, other])
-
-
 def test_the_newest_rows_are_those_played(runs):
     one = runs["device"].newest
     assert one["obs"].shape == (30, 8, 84, 84) and one["action"].shape == (30, 8)
@@ -70,24 +50,6 @@ def test_the_newest_rows_are_those_played(runs):
     age, over = one["obs"][:, :, 0, 2].astype(int), one["terminated"] | one["truncated"]
     np.testing.assert_array_equal(age[1:], np.where(over[:-1], 1, age[:-1] + 1))
     np.testing.assert_array_equal(one["obs"][:, :, 0, 0], np.tile(np.arange(1, 9), (30, 1)))
-
-
-def test_storages_are_compared(names, columns):
-    assert [c.storage for c in columns] == list(names)
-    assert all(c.rows == 7 * 4 * 8 and c.identical and c.write > 0 and c.read > 0 for c in columns)
-    by_name, frames = {c.storage: c for c in columns}, 7 * 4 * 8 * 7056
-    assert by_name["device"].device_bytes > frames
-    for name in {"host", "compressed"} & by_name.keys():
-        assert by_name[name].host_bytes > 0
-    assert by_name["deduplicated"].device_bytes < frames / 10
-    assert by_name["deduplicated"].host_bytes == 0 and by_name["deduplicated"].blocks.evicted == 0
-    text = _report.storages(columns)
-    rows = [re.split(r" {3,}", line.strip()) for line in text.splitlines() if line.startswith("  ")]
-    lines = {head: cells for head, *cells in rows}
-    assert lines["storage"] == list(names)
-    assert lines["batches for one key"] == ["reference", *["identical"] * (len(names) - 1)]
-    assert lines["raw stacks / all of it"][0] == "8x"
-    assert max(map(len, text.splitlines())) <= 128
 
 
 def test_the_comparison_reports_a_single_bit(monkeypatch):
@@ -106,26 +68,6 @@ def test_the_comparison_reports_a_single_bit(monkeypatch):
     columns = _compare_storages.compare(some_rows(8))
     assert [c.identical for c in columns] == [True, False, True]
     assert "DIFFERENT" in _report.storages(columns)
-
-
-def test_figures_of_a_run_are_those_of_its_storage(runs):
-    for name, result in runs.items():
-        assert result.rows == 240  # 52 steps of 8 lanes were played: the ring came round
-        assert result.raw_bytes == 240 * 8 * 7056
-        assert result.memory[0][:2] == (24 * 8, 24 * 8) and result.memory[-1][:2] == (52 * 8, 240)
-        assert set(result.seconds) == {"acting and emulators", "training steps"}
-        assert result.steps_per_second > 0
-        assert (result.host_bytes > 0) == (name in ("host", "compressed"))
-        assert (result.blocks is not None) == (name == "deduplicated")
-        assert result.share[0] <= result.share[1] <= result.share[2] < 1
-        assert result.batch.data["obs"].shape == (32, 4, 84, 84)
-    frames = 240 * 7056
-    assert runs["device"].device_bytes > frames and runs["deduplicated"].device_bytes < frames / 10
-    if "host" in runs:
-        assert runs["host"].host_bytes > frames and runs["compressed"].device_bytes < 50_000
-    assert len(runs["device"].losses) == 8
-    # The score counts what the game gave (3 a time), the rows hold its sign.
-    assert {e.score % 3 for e in runs["device"].episodes} == {0.0} and runs["device"].batch.data["reward"].max() < 3
 
 
 def test_the_network_acts_on_the_stacks_it_learns_from():
@@ -160,16 +102,6 @@ def test_the_target_network_follows_every_period(runs):
     jax.tree.map(np.testing.assert_array_equal, learner.target, learner.params)
 
 
-def test_the_table_names_storages_and_sizes(names, runs):
-    text = _report.table(list(runs.values()))
-    assert "DIFFERENT" not in text and "reference" in text
-    lines = {line[2:30].strip(): line[30:].split() for line in text.splitlines() if line.startswith("  ")}
-    assert lines["storage"] == list(names)
-    assert lines["rows held"] == ["240"] * len(names)
-    assert "13.5 MB" in text  # 240 rows of 8 frames
-    assert max(map(len, text.splitlines())) <= 128
-
-
 def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
     path = tmp_path / "picture.png"
     _report.plot(list(runs.values()), path)
@@ -181,34 +113,7 @@ def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
     _report.plot([result], path)
 
 
-def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys, monkeypatch):
-    asked = []
-
-    def run(storage, settings, make_environment, progress, newest):
-        asked.append((storage, settings, newest))
-        progress(8, {"loss": "0.1"})
-        return runs["device"]
-
-    monkeypatch.setattr(_run, "run", run)
-    monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress: columns)
-    out = tmp_path / "compare.png"
-    assert main(["demo", "--compare", "--seed", "1", "--out", str(out)]) == 0
-    settings = _run.Settings("breakout", 1, _command.STEPS_COMPARED)
-    kept = [_compare_storages.ROWS, 0, 0, 0]
-    assert asked == [(name, settings, rows) for name, rows in zip(_command.STORAGES, kept, strict=True)]
-    captured = capsys.readouterr()
-    assert "identical" in captured.out and "every storage on the newest" in captured.out and str(out) in captured.out
-    assert "compressed" in captured.err  # the progress bar
-    assert out.read_bytes().startswith(PNG)
-    with monkeypatch.context() as patch:
-        patch.setattr(_report, "identical", lambda one, other: one is not other)
-        assert main(["demo", "--compare", "--out", str(out)]) == 1
-        assert "DIFFERENT" in capsys.readouterr().out
-    wrong = [*columns[:-1], dataclasses.replace(columns[-1], identical=False)]
-    for found, status in ((columns, 0), (wrong, 1)):
-        monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress, found=found: found)
-        assert main(["demo", "--storage", "device", "--out", str(out)]) == status
-        assert ("DIFFERENT" in capsys.readouterr().out) == bool(status)
+# --------------------------------------------------------------------------------------------- command line
 
 
 def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monkeypatch):

@@ -9,62 +9,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import fbuf
 from fbuf._host.store.store import Store
-from fbuf.samplers import Consume, Prioritized
+from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed
 from fbuf.views import Transition
 from tests.support import pieces
 from tests.support.mixture import (
-    MODES,
-    check_empty,
     check_in_place,
     check_sampler,
-    check_weights,
     filled,
-    numbers,
-    three,
-    two,
 )
-from tests.support.uniformity import chi_square_z
 
 CASES = [
-    ("Epoch", "annealed"),
-    ("Prioritized(replace=False)", "exact"),
-    ("Uniform", "all"),
-    ("Consume", "random"),
-    ("Consume(3)", "exact"),
-    ("Prioritized", "annealed"),
     ("Prioritized(on='host')", "random"),
-    ("Ranked", "all"),
-    ("Staleness", "exact"),
 ]
 
 
 @pytest.mark.parametrize(("sampler", "mode"), CASES)
 def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
     check_sampler(sampler, mode)
-
-
-@pytest.mark.parametrize("mode", ["exact", "annealed", "all"])
-def test_weights_are_those_of_the_mixture(mode: str) -> None:
-    check_weights(mode, "union" if mode == "all" else "source", 1.0)
-
-
-@pytest.mark.parametrize("quota", ["exact", "random"])
-def test_rows_of_an_empty_buffer_are_masked(quota: str) -> None:
-    mixture = three(quota=quota, if_empty="mask")
-    state = filled(mixture, a=0)
-    _, probability, source, _ = map(np.asarray, numbers(mixture)(state, jax.random.split(jax.random.key(0), 300)))
-    counts = np.bincount(source, minlength=4)
-    if quota == "random":
-        assert chi_square_z(counts[[1, 2, 3]], np.array([0.25, 0.5, 0.25])) < 4 and counts[0] == 0
-    else:
-        assert counts.tolist() == [0, 4 * 300, 8 * 300, 4 * 300]
-    assert not bool(mixture.can_sample(state))
-    np.testing.assert_allclose(probability[source == 2], 0.5 / 40, rtol=1e-6)
 
 
 def test_data_sets_are_mixed(tmp_path: Path) -> None:
@@ -95,47 +60,9 @@ def test_data_sets_are_mixed(tmp_path: Path) -> None:
     assert int(mixture["online"].size(mixture.clear(state, "online")["online"])) == 0
 
 
-@pytest.mark.parametrize("mode", ["exact", "annealed"])
-def test_eager_jitted_and_scanned_give_the_same(mode: str) -> None:
-    samplers = (Prioritized(), Consume(2))
-    one, other = (fbuf.Buffer(c, sampler=s) for c, s in zip((20, 40), samplers, strict=True))
-    mixture = two(one, other, **MODES[mode])
-
-    def step(state: Any, i: Any) -> Any:
-        rows = {"obs": jnp.zeros((2, 8, 8), jnp.uint8) + i.astype(jnp.uint8), "id": jnp.full((2,), i, jnp.int32)}
-        state = mixture.extend(state, "a", rows)
-        state, batch = mixture.sample(state, jax.random.fold_in(jax.random.key(3), i), 8)
-        state = mixture.update_priority(state, batch.index, batch.data["id"] + 1.0)
-        return state, batch
-
-    start = filled(mixture, a=0)
-    eager, out = start, []
-    for i in range(4):
-        eager, batch = step(eager, jnp.int32(i))
-        out.append(batch)
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *out)
-    scanned, batches = jax.jit(lambda state: lax.scan(step, state, jnp.arange(4)))(start)
-    for a, b in zip(jax.tree.leaves((eager, stacked)), jax.tree.leaves((scanned, batches)), strict=True):
-        assert a.dtype == b.dtype and bool(jnp.all(a == b))
-
-
 @pytest.mark.optimized
-@pytest.mark.parametrize(("sampler", "mode"), [("Consume", "exact"), ("Prioritized", "annealed")])
-def test_steps_are_in_place(sampler: str, mode: str) -> None:
-    check_in_place(sampler, mode)
-
-
-@pytest.mark.parametrize("annealed", [False, True])
-def test_other_buffers_give_the_rows_of_an_empty_one(annealed: bool) -> None:
-    check_empty(annealed=annealed)
-
-
-def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
-    """The first rows of a batch drawn in order would all be of the lower half."""
-    mixture = fbuf.Mixture({name: fbuf.prioritized(100, alpha=1.0) for name in "ab"}, annealed=True)
-    ids, *_ = map(np.asarray, numbers(mixture)(filled(mixture), jax.random.split(jax.random.key(0), 600)))
-    counts = np.array([np.sum(ids == 1000 * s + i) for s in (1, 2) for i in range(100)])
-    assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4
+def test_steps_are_in_place() -> None:
+    check_in_place("Prioritized", "annealed")
 
 
 def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:

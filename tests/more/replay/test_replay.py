@@ -11,19 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from fbuf.storages import Compressed, Host
-from tests.support.replay import BUFFERS, ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
-from tests.support.row_blocks import SAMPLERS, STORAGES, VIEWS, compare, make_pair
+from fbuf.storages import Host
+from tests.support.replay import ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
+from tests.support.row_blocks import compare, make_pair
 
 
-@pytest.mark.parametrize("name", [name for name in BUFFERS if name != "consumed"])
-def test_actors_and_learners_share_a_replay(name: str) -> None:
-    soak(name, batches=60)
+def test_actors_and_learners_share_a_replay() -> None:
+    soak("prefetch", batches=60)
 
 
-@pytest.mark.parametrize("storage", [Compressed(keys=("obs",)), Host(keys=("obs",))])
-def test_batches_are_those_of_the_buffer(storage: Any) -> None:
-    same_batches_as_the_buffer(storage)
+def test_batches_are_those_of_the_buffer() -> None:
+    same_batches_as_the_buffer(Host(keys=("obs",)))
 
 
 def test_rows_and_batches_of_torch() -> None:
@@ -39,9 +37,8 @@ def test_rows_and_batches_of_torch() -> None:
     assert replay.stats()["max_priority"] >= 1.0
 
 
-@pytest.mark.parametrize("how", ["actor", "room", "error"])
-def test_the_interpreter_exits(how: str) -> None:
-    at_exit(how)
+def test_the_interpreter_exits() -> None:
+    at_exit("actor")
 
 
 _DEVICES = """
@@ -71,15 +68,20 @@ def test_batches_go_to_another_device_and_return() -> None:
     assert done.stdout == "well\n", done.stderr
 
 
-@pytest.mark.parametrize("lanes", [None, 2])
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("storage", STORAGES)
-def test_collected_rows_give_the_batches_of_rows_written_at_once(
-    storage: str, sampler: str, view: str, lanes: int | None
-) -> None:
-    if storage != "device" and (sampler not in ("uniform", "prioritized") or view != "transition"):
-        pytest.skip("samplers and views do not depend on the storage")
-    if sampler == "consume" and view == "sequence":
-        pytest.skip("windows are not consumed")
+CASES = [
+    ("device", "ranked", "transition", 2),
+    ("device", "host priorities", "episode", None),
+    ("compressed", "prioritized", "transition", 2),
+    ("deduplicated", "uniform", "transition", None),
+]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Any:
+    """Storage, sampler, view and lanes."""
+    return request.param
+
+
+def test_collected_rows_give_the_batches_of_rows_written_at_once(case: tuple[str, str, str, int | None]) -> None:
+    storage, sampler, view, lanes = case
     compare(make_pair(storage, sampler, view, lanes), steps=16, seed=1)

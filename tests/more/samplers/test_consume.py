@@ -8,20 +8,18 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume
-from fbuf.views import Row, Sequence, Transition
+from fbuf.views import Transition
 from tests.samplers.test_consume import Trial, check_places
 
 
-@pytest.mark.parametrize(
-    ("sampler", "view", "lanes", "donated"),
-    [
-        (Consume(), Row(), None, True),
-        (Consume(3), Transition(n_step=2), 2, True),
-        (Consume(), Transition(n_step=2, stack=3), None, False),
-        (Consume(), Sequence(3, boundary="mask"), 3, True),
-    ],
-)
-def test_no_row_is_drawn_too_often(sampler: Any, view: Any, lanes: int | None, donated: bool) -> None:
+@pytest.fixture(params=[(Consume(3), Transition(n_step=2), 2, True)], ids=str)
+def case(request: pytest.FixtureRequest) -> Any:
+    """Sampler, view, lanes, and whether states are donated."""
+    return request.param
+
+
+def test_no_row_is_drawn_too_often(case: tuple[Any, Any, int | None, bool]) -> None:
+    sampler, view, lanes, donated = case
     buffer = fbuf.Buffer(11 * (lanes or 1), sampler=sampler, view=view, lanes=lanes)
     Trial(buffer, 0, donated).run(40)
 

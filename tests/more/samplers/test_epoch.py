@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from fbuf._algorithms import permutation
 from fbuf.samplers import Epoch
-from tests.support.epoch import LARGE, SMALL, Trial, arrive, buffer_of, check_arriving, empty, filled, is_draw, sample
+from tests.support.epoch import LARGE, SMALL, Trial, buffer_of, check_arriving, empty, filled, is_draw, sample
 from tests.support.trees import same
 
 
-@pytest.mark.parametrize(
-    ("sampler", "view", "lanes"), [(Epoch(), "row", None), (Epoch(shuffle=False, drop_last=True), "steps", 3)]
-)
-def test_more_programs(sampler, view, lanes):
+def test_more_programs():
     for seed in range(3, 6):
-        Trial(buffer_of(sampler, view, lanes), seed).run(80, (1, 5, 40))
+        Trial(buffer_of(Epoch(shuffle=False, drop_last=True), "steps", 3), seed).run(80, (1, 5, 40))
 
 
-@pytest.mark.parametrize(("sampler", "view", "lanes"), [(Epoch(drop_last=True), "row", None), (Epoch(), "steps", 3)])
-def test_programs_with_keyed_orders(monkeypatch, sampler, view, lanes):
+def test_programs_with_keyed_orders(monkeypatch):
     """As if true shuffles ended at 5 anchors: small buffers then cross over again and again."""
     monkeypatch.setattr(permutation, "SHUFFLED", 5)
     for seed in range(3):
         # A length that no other test has: verbs compiled for it know the other line.
-        Trial(buffer_of(sampler, view, lanes, length=12), seed).run(80, (5, 13))
-
-
-def test_vmap_over_states():
-    """None, few (shuffled), many (a keyed order), and all overwritten: each as if alone."""
-    buffer = LARGE
-    counts = (0, 5, 700, 3000)
-    alone = [filled(buffer, count) for count in counts]
-    for i in (1, 2, 3):
-        alone[i] = sample(buffer, alone[i], jax.random.key(i), 4)[0]
-    alone[3] = arrive(buffer, alone[3], 0, 2980)
-    together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
-    some = jnp.arange(2, dtype=jnp.int32)
-
-    def step(state: Any, key: jax.Array) -> Any:
-        state, batch = buffer.sample(state, key, 300)
-        return buffer.extend(state, some), batch
-
-    many, one = jax.jit(jax.vmap(step)), jax.jit(step)
-    for turn in range(4):
-        keys = jax.random.split(jax.random.key(turn), len(counts))
-        together, batches = many(together, keys)
-        for i, key in enumerate(keys):
-            alone[i], batch = one(alone[i], key)
-            same(jax.tree.map(lambda x, i=i: x[i], batches), batch)
-    same(together, jax.tree.map(lambda *x: jnp.stack(x), *alone))
+        Trial(buffer_of(Epoch(drop_last=True), "row", None, length=12), seed).run(80, (5, 13))
 
 
 def test_any_kind_of_key_will_do():

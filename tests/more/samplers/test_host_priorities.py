@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ import fbuf
 from fbuf.samplers import Prioritized
 from tests.support.host import use_other_callbacks
 from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, verb
-from tests.support.threads import Thread
 from tests.support.trees import same
 
 WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",))
@@ -49,27 +47,6 @@ def test_any_sequence_of_methods_is_that_of_the_device(way, program):
         compare(*states)
 
 
-def test_order_within_a_jit_is_the_order_written() -> None:
-    """Many writes and draws of one program, on several branches."""
-
-    def tangle(verb: Any, state: Any) -> Any:
-        out = []
-        state, _ = verb("extend", state, 1)
-        left = right = state
-        for i in range(2):
-            left, one = verb("learn", left, i)
-            right, two = verb("learn", right, 10 + i)
-            out += [one, two, verb("learn", state, 20 + i)[1]]
-        return left, right, out
-
-    host = make("host")
-    one = jax.jit(lambda state: tangle(lambda what, s, n: verb(host, what, s, jnp.int32(n)), state))(host.init(EXAMPLE))
-    two = tangle(lambda what, s, n: run(host, "jit")(what, s, np.int32(n)), host.init(EXAMPLE))
-    same(one[2], two[2])
-    compare(one[0], two[0])
-    compare(one[1], two[1])
-
-
 def test_a_state_that_is_too_old_says_so() -> None:
     buffer = fbuf.Buffer(CAPACITY, sampler=Prioritized(on="host"))
     old = buffer.extend(buffer.init({"x": 0}), {"x": jnp.arange(CAPACITY)})
@@ -87,60 +64,6 @@ def test_a_state_that_is_too_old_says_so() -> None:
             jax.block_until_ready(attempt())
     assert isinstance(fbuf.stores()[0]._store.last_error, RuntimeError)
     assert np.asarray(buffer.sample(new, jax.random.key(0), 4)[1].mask).all()  # who carries on does not notice
-
-
-def test_threads_that_share_states() -> None:
-    """Each goes its own way from the same states, all at once."""
-    device, host = make("device"), make("host")
-    start = [run(b, "jit")("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
-
-    def work(number: int) -> None:
-        one, two = start
-        for i in range(12):
-            what, seed = ("learn", "extend", "learn", "more")[i % 4], np.int32(100 * number + i)
-            one, first = run(device, "jit")(what, one, seed)
-            two, second = run(host, "jit")(what, two, seed)
-            same(first, second)
-        compare(one, two)
-
-    for thread in [Thread(work, n) for n in range(4)]:
-        thread.ends()
-
-
-def test_convert_and_resume(tmp_path: Any) -> None:
-    memmap = fbuf.storages.Memmap(str(tmp_path / "rows"))
-    plain = fbuf.Buffer(20, storage=memmap)
-    host = dataclasses.replace(plain, sampler=Prioritized(on="host"))
-    state = plain.extend(plain.init({"x": 0}), {"x": jnp.arange(31)})
-    made = plain.convert(host, state)
-    assert len(fbuf.stores()) == 2
-    device = dataclasses.replace(plain, sampler=Prioritized())
-    batches = [b.peek(s, jax.random.key(0), 6) for b, s in ((host, made), (device, plain.convert(device, state)))]
-    same(*batches)
-    del state, made
-    for buffer in (device, host):
-        gc.collect()
-        state = buffer.resume({"x": 0})
-        batches.append(buffer.peek(state, jax.random.key(0), 6))
-        if buffer is device:
-            del state
-    same(*batches[2:])
-    with pytest.raises(TypeError, match=r"Buffer\.convert.*priorities on the host"):
-        jax.jit(lambda s: host.convert(host, s))(state)
-
-
-def test_growing() -> None:
-    grown = []
-    for on in ("device", "host"):
-        ragged = fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=Prioritized(on=on, normalize="buffer"))
-        state = ragged.extend(ragged.init({"x": 0.0, "s": ""}), [{"x": float(i), "s": "a"} for i in range(4)])
-        state, batch = ragged.sample(state, jax.random.key(0), 4)
-        state = ragged.update_priority(state, batch.index, jnp.arange(4.0))
-        larger, state = ragged.grow(state, capacity=9)
-        state = larger.add(state, {"x": 9.0, "s": ""})
-        batch = larger.sample(state, jax.random.key(1), 8)[1]
-        grown.append((batch.index, batch.probability, batch.weight))
-    same(*grown)
 
 
 def test_bytes_are_counted() -> None:

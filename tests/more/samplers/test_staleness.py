@@ -49,18 +49,6 @@ def test_versions_far_apart() -> None:
     assert not bool(buffer.can_sample(buffer.set(state, version=2**31 - 1)))
 
 
-def test_runs_that_are_forgotten() -> None:
-    """Two actors in one lane: each change begins a run."""
-    version = jnp.tile(jnp.array([7, 8]), 40)
-    rows = {"i": jnp.arange(80), "version": version}
-    for runs, left in ((None, 64), (2, 2), (10, 10)):
-        buffer = fbuf.Buffer(100, sampler=Staleness(1, version="version", runs=runs))
-        state = buffer.extend(buffer.init({"i": jnp.int32(0), "version": jnp.int32(0)}), rows)
-        batch = buffer.peek(state, jax.random.key(0), 4096)
-        assert sorted(set(batch.data["i"].tolist())) == list(range(80 - left, 80))
-        assert int(buffer.stats(state)["anchors_fresh"]) == left
-
-
 def test_a_run_of_hardly_any_weight_harms_nobody() -> None:
     """Sums of float32 in another order may differ by a hair: what may not be drawn is not drawn all the same."""
     sampler = Staleness(400, version="version", decay="exponential", half_life=3, runs=500)

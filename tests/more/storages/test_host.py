@@ -160,8 +160,12 @@ def test_leaves_of_64_bits_are_kept(storage: str) -> None:
             assert np.asarray(got[name]).tobytes() == want.tobytes()
 
 
+@pytest.fixture(params=[Prioritized(on="host", normalize="buffer")], ids=str)
+def sampler(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 @pytest.mark.optimized
-@pytest.mark.parametrize("sampler", [Prioritized(), Prioritized(on="host", normalize="buffer")], ids=str)
 def test_the_device_part_stays_in_place(sampler: Any) -> None:
     """Whatever is written after it is read; tickets, flags and tree each exceed the bound."""
     rows = fbuf.storages.Compressed(keys=("obs",))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,43 +15,11 @@ from tests.views.test_hindsight import drawn, follow
 @pytest.mark.parametrize(
     ("view", "strategy", "lanes"),
     [
-        ("final", "episode", None),
-        ("next step", "final", 3),
-        ("steps", "future", 3),
         ("frames", "future", None),
     ],
 )
 def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
     follow(view, strategy, lanes, seed=0)
-
-
-def test_what_is_not_relabelled_is_as_without_it() -> None:
-    rows = {
-        "obs": {
-            "desired_goal": jnp.arange(40.0),
-            "achieved_goal": jnp.arange(40.0),
-            "frame": jnp.arange(40, dtype=jnp.uint8),
-        },
-        "action": jnp.arange(40),
-        "reward": jnp.arange(40.0),
-        "terminated": jnp.arange(40) % 9 == 8,
-        "truncated": jnp.zeros(40, bool),
-    }
-    inner = Transition(n_step=3, stack=4)
-    plain = fbuf.Buffer(100, view=inner, sampler=fbuf.samplers.Prioritized())
-    view = Hindsight(inner, lambda achieved, goal: achieved - goal, fraction=0.5)
-    both = dataclasses.replace(plain, view=view)
-    batches = []
-    for buffer in (plain, both):
-        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-        batches.append(buffer.sample(state, jax.random.key(0), 256)[1])
-    one, two = batches
-    new = two.data.pop("relabelled")
-    assert 60 < int(new.sum()) < 140 and bool((one.index.slot == two.index.slot).all())
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[~new], b[~new]), one.data, two.data)
-    for name in ("action", "discount", "terminated"):
-        assert bool((one.data[name] == two.data[name]).all())
-    assert bool((one.data["obs"]["frame"] == two.data["obs"]["frame"]).all())
 
 
 def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
@@ -74,25 +40,6 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
     assert bool(data["relabelled"].all()) and data["goal"].dtype == jnp.int32
     reached = data["goal"] == (data["action"] + 1) // 2
     assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
-
-
-def test_an_episode_far_longer_than_the_ring() -> None:
-    view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0)
-    buffer = fbuf.Buffer(16, view=view)
-    example = {
-        "obs": {"desired_goal": jnp.float32(0), "achieved_goal": jnp.float32(0)},
-        "action": jnp.int32(0),
-        "reward": jnp.float32(0),
-        "terminated": jnp.bool_(False),
-        "truncated": jnp.bool_(False),
-    }
-    state = buffer.init(example)
-    for i in range(0, 200, 5):
-        rows = jax.tree.map(lambda x: np.zeros((5, *x.shape), x.dtype), example)
-        rows["obs"]["achieved_goal"] = np.arange(i, i + 5, dtype=np.float32)
-        state = buffer.extend(state, rows)
-        goals = buffer.peek(state, jax.random.key(i), 512).data["obs"]["desired_goal"]
-        assert set(goals.tolist()) == set(range(max(i + 4 - 15, 0) + 1, i + 5))
 
 
 def test_an_observation_that_is_the_achieved_goal() -> None:
