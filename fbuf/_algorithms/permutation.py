@@ -12,8 +12,11 @@ Sources: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"; Wellon
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf._algorithms import random_bits
@@ -66,12 +69,37 @@ def random_permutation(key: jax.Array, number: int) -> jax.Array:
     Up to 32 items, every order is equally likely. More items use the keyed permutation.
     """
     if number > 32:
-        first, second = random_bits.pairs(key, 1)
-        return permute(jnp.stack([first[0], second[0]]), jnp.arange(number, dtype=jnp.int32), jnp.int32(number))
+        sides = _rectangle(number)
+        if sides is not None:
+            return _fill(key, *sides)
+        return permute(key_words(key), jnp.arange(number, dtype=jnp.int32), jnp.int32(number))
     # A key names the orders of few items unevenly. Counting smaller words costs a tenth of a sort.
-    word, place = random_bits.pairs(key, number)[0], jnp.arange(number, dtype=jnp.int32)
+    word, place = random_bits.pairs(key, number, random_bits.ORDER)[0], jnp.arange(number, dtype=jnp.int32)
     before = (word[None, :] < word[:, None]) | ((word[None, :] == word[:, None]) & (place[None, :] < place[:, None]))
     return jnp.sum(before, axis=1, dtype=jnp.int32)
+
+
+def key_words(key: jax.Array) -> jax.Array:
+    """Return the random bits of `key` that name an order for `permute`, uint32[2]."""
+    return jnp.concatenate(random_bits.pairs(key, 1, random_bits.ORDER))
+
+
+def _rectangle(number: int) -> tuple[int, int] | None:
+    """Return the two most similar factors; None if one is more than four times the other."""
+    rows = next(side for side in range(math.isqrt(number), 0, -1) if number % side == 0)
+    return (rows, number // rows) if number <= 4 * rows**2 else None
+
+
+def _fill(key: jax.Array, rows: int, columns: int) -> jax.Array:
+    """Return a random order of [0, rows * columns): the network without spare cells, so nothing walks."""
+    pairs = random_bits.pairs(key, ROUNDS // 2, random_bits.ORDER)
+    cell = np.arange(rows * columns, dtype=np.uint32)
+    row, column = jnp.asarray(cell // np.uint32(columns)), jnp.asarray(cell % np.uint32(columns))
+    for i in range(ROUNDS // 2):
+        of_row, of_column = (lax.index_in_dim(words, i, keepdims=False) for words in pairs)
+        row = _round(row, _hash(column, of_row), jnp.uint32(rows))
+        column = _round(column, _hash(row, of_column), jnp.uint32(columns))
+    return (row * jnp.uint32(columns) + column).astype(jnp.int32)
 
 
 def shuffled(bits: jax.Array, n: jax.Array) -> jax.Array:
@@ -100,7 +128,7 @@ def _round(side: jax.Array, hashed: jax.Array, length: jax.Array) -> jax.Array:
     half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
     offset = ((hashed >> half) * length + ((hashed & mask) * length >> half)) >> half
     moved = side + offset
-    return jnp.where(moved >= length, moved - length, moved)
+    return lax.select(moved >= length, moved - length, moved)
 
 
 def _hash(number: jax.Array, key: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Three
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -19,17 +20,19 @@ from fbuf._algorithms.uint64 import multiply_high
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-# The first word of our counters. JAX's counters begin with the high half of an index, which is 0 below 2^32 elements, so
-# splitting, folding or drawing from the same key never encrypts one of our blocks.
-_OURS = 0x66627566
+# The first words of our counters: one for each use of a key, so that one key gives independent words to every use. JAX's
+# counters begin with the high half of an index, which is 0 below 2^32 elements, so splitting, folding or drawing from the
+# same key never encrypts one of our blocks.
+QUERY, ORDER, BELOW, SHARE = range(0x66627566, 0x6662756A)
 
 
-def pairs(key: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+def pairs(key: jax.Array, number: int, use: int = QUERY) -> tuple[jax.Array, jax.Array]:
     """Return two independent words for each of `number` draws.
 
     Args:
-      key: One PRNG key, typed or raw, of any implementation; consumed.
+      key: One PRNG key, typed or raw, of any implementation; consumed for this use.
       number: `B`, static.
+      use: `QUERY`, `ORDER`, `BELOW` or `SHARE`.
     Returns:
       uint32[B] twice; entry i does not depend on B.
     Cost: about 70 integer operations a draw, fused with the reader.
@@ -41,9 +44,9 @@ def pairs(key: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
     """
     data = jax.random.key_data(key)
     if "threefry" not in str(jax.random.key_impl(key)):  # the data is no Threefry key
-        data = jax.random.bits(key, (2,), jnp.uint32)
+        data = jax.random.bits(jax.random.fold_in(key, use), (2,), jnp.uint32)
     counter = lax.iota(jnp.uint32, number)
-    return _threefry(data[0], data[1], jnp.full((number,), _OURS, jnp.uint32), counter)
+    return _threefry(data[0], data[1], lax.full((number,), np.uint32(use)), counter)
 
 
 def at(words: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -74,12 +77,11 @@ def randint_below(key: jax.Array, shape: tuple[int, ...], bound: jax.Array) -> j
 
     It takes the high word of a 64 by 32 bit product. The bias is below 2^-32, and it is cheaper than `jax.random.randint`.
     """
-    bits = jax.random.bits(key, (2, *shape), jnp.uint32)
+    first, second = (words.reshape(shape) for words in pairs(key, math.prod(shape), BELOW))
     n = bound.astype(jnp.uint32)
-    carry_in = multiply_high(bits[1], n)
-    low = bits[0] * n
-    total = low + carry_in
-    return (multiply_high(bits[0], n) + (total < low).astype(jnp.uint32)).astype(jnp.int32)
+    low = first * n
+    total = low + multiply_high(second, n)
+    return (multiply_high(first, n) + (total < low).astype(jnp.uint32)).astype(jnp.int32)
 
 
 def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:

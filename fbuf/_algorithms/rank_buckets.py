@@ -11,7 +11,7 @@ Source: Schaul et al. 2016, section 3.3 and appendix B.2.1.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,8 @@ class Ranks:
 
     bucket: jax.Array  # uint16[C, rounded up to a block], 1 .. 512, or 0: no row
     total: jax.Array  # int32[512], rows of each bucket
-    # int32[512 * nodes], rows in each block and each node above, bucket by bucket; [0] for one block
-    count: jax.Array
+    # int32[512 * nodes], rows in each block and each node above, bucket by bucket; None for one block
+    count: Any
 
 
 class Table(NamedTuple):
@@ -70,7 +70,7 @@ def init(capacity: int) -> Ranks:
     return Ranks(
         bucket=jnp.zeros((-(-capacity // _BLOCK) * _BLOCK,), jnp.uint16),
         total=jnp.zeros((BUCKETS,), jnp.int32),
-        count=jnp.zeros((BUCKETS * nodes,), jnp.int32),
+        count=jnp.zeros((BUCKETS * nodes,), jnp.int32) if nodes else None,
     )
 
 

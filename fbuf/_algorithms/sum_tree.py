@@ -390,15 +390,15 @@ def _choose(children: list[jax.Array], query: jax.Array) -> tuple[jax.Array, jax
 
     def halve(left: jax.Array, right: jax.Array, query: jax.Array) -> tuple[jax.Array, jax.Array]:
         go = (query >= left) & (right > zero)
-        return go, jnp.where(go, query - left, query)
+        return go, lax.select(go, query - left, query)
 
     first, query = halve(pairs[0] + pairs[1], pairs[2] + pairs[3], query)
-    second, query = halve(jnp.where(first, pairs[2], pairs[0]), jnp.where(first, pairs[3], pairs[1]), query)
-    quarter = [jnp.where(first, c[k + 4], c[k]) for k in range(4)]
-    left, right = (jnp.where(second, quarter[k + 2], quarter[k]) for k in range(2))
+    second, query = halve(lax.select(first, pairs[2], pairs[0]), lax.select(first, pairs[3], pairs[1]), query)
+    quarter = [lax.select(first, c[k + 4], c[k]) for k in range(4)]
+    left, right = (lax.select(second, quarter[k + 2], quarter[k]) for k in range(2))
     third, query = halve(left, right, query)
     child = first.astype(jnp.int32) * 4 + second.astype(jnp.int32) * 2 + third.astype(jnp.int32)
-    return child, jnp.where(third, right, left), query
+    return child, lax.select(third, right, left), query
 
 
 def _steps(capacity: int) -> tuple[tuple[int, bool, bool], ...]:
@@ -418,9 +418,15 @@ def _down(
     """Move all queries one level down: return the child, and the query in it (at the leaves: the leaf)."""
     below, at_middle, at_leaves = step
     child, value, query = _choose(siblings(tree, node, below), query)
-    query = jnp.where(at_middle, _scale(bottom, value), query) if at_middle is not False else query
-    query = jnp.where(at_leaves, value, query) if at_leaves is not False else query
+    query = _select(at_middle, lambda: _scale(bottom, value), query)
+    query = _select(at_leaves, lambda: value, query)
     return node * 8 + child, query
+
+
+def _select(flag: jax.Array | bool, new: Callable[[], jax.Array], old: jax.Array) -> jax.Array:
+    if isinstance(flag, bool):
+        return new() if flag else old
+    return lax.select(lax.broadcast(flag, old.shape), new(), old)
 
 
 def _descend_by_loop(

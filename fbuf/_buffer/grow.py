@@ -92,16 +92,16 @@ def _longer_sampler(old: Any, fresh: Any, capacity: int, number: int) -> Any:
     if not isinstance(old, PrioritizedState):
         return jax.tree.map(_longer, old, fresh)
 
-    def tree(nodes: jax.Array, empty: jax.Array, reduce: Any) -> jax.Array:
-        if not nodes.shape[0]:
-            return nodes
+    def tree(nodes: Any, empty: jax.Array, reduce: Any) -> Any:
+        if nodes is None:
+            return None
         return sum_tree.rebuild(_longer(nodes[:capacity], empty), reduce=reduce)
 
     return dataclasses.replace(
         old,
         tree=tree(old.tree, jnp.zeros((number,), jnp.float32), "sum"),
         low=tree(old.low, jnp.full((number,), jnp.inf, jnp.float32), "min"),
-        top=None if old.top is None else tree(old.top, jnp.full((number,), -jnp.inf, jnp.float32), "max"),
+        top=tree(old.top, jnp.full((number,), -jnp.inf, jnp.float32), "max"),
         log=jax.tree.map(_longer, old.log, fresh.log),
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf._buffer.config import BufferConfig
@@ -113,8 +114,11 @@ def largest(stamp: jax.Array | None, keep: jax.Array | None) -> jax.Array | None
 
 
 def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
-    more = [counts.get(name, jnp.zeros((), jnp.uint32)).astype(jnp.uint32) for name in COUNTERS]
-    return state.counters + jnp.stack(more)
+    counters = state.counters
+    for name, number in counts.items():
+        one = np.arange(len(COUNTERS)) == COUNTERS.index(name)
+        counters = counters + jnp.asarray(one, jnp.uint32) * number.astype(jnp.uint32)  # compiles faster than `stack`
+    return counters
 
 
 def _zero_masked(mask: jax.Array, data: Any) -> Any:

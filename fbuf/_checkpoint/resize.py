@@ -199,7 +199,7 @@ def _remap_slot_pool(roster: SlotPool, remap: SlotRemap) -> SlotPool:
 def _remap_epoch(epoch: EpochState, remap: SlotRemap) -> EpochState:
     """An epoch with more anchors than the capacity ends."""
     turn, capacity = epoch.turn, remap.after.capacity
-    if turn.order.shape[0]:
+    if turn.order is not None:
         order = np.zeros(min(capacity, 1024), np.int32)
         kept = min(order.size, turn.order.shape[0])
         order[:kept] = np.asarray(turn.order)[:kept]
@@ -220,15 +220,15 @@ def _remap_prioritized(target: Buffer, sampler: PrioritizedState, remap: SlotRem
         return dataclasses.replace(sampler, tree=tree, log=log)
 
     def moved(nodes: Any, fill: float, reduce: sum_tree.Reduce) -> Any:
-        if not nodes.shape[0]:
-            return nodes
+        if nodes is None:
+            return None
         return sum_tree.rebuild(jnp.asarray(remap.by_slot(np.asarray(nodes)[:capacity], fill)), reduce=reduce)
 
     return dataclasses.replace(
         sampler,
         tree=moved(sampler.tree, 0, "sum"),
         low=moved(sampler.low, np.inf, "min"),
-        top=None if sampler.top is None else moved(sampler.top, -np.inf, "max"),
+        top=moved(sampler.top, -np.inf, "max"),
         log=log,
     )
 
@@ -243,7 +243,7 @@ def _remap_sampler(target: Buffer, sampler: Any, remap: SlotRemap) -> Any:
     if isinstance(sampler, StalenessState):
         return dataclasses.replace(sampler, log=_remap_log(sampler.log, remap))
     if isinstance(sampler, ConsumeState):
-        left = jnp.asarray(remap.by_slot(sampler.left, 0)) if sampler.left.shape[0] else sampler.left
+        left = None if sampler.left is None else jnp.asarray(remap.by_slot(sampler.left, 0))
         return ConsumeState(_remap_slot_pool(sampler.roster, remap), left)
     if isinstance(sampler, RankedState):
         capacity = remap.before.capacity

@@ -101,7 +101,7 @@ def _without_parents(capacity: int, node: Any) -> Any:
         kept: Any = jax.ShapeDtypeStruct((capacity,), jnp.float32) if shapes else _host_priorities.leaves(tree)
     else:
         kept = Prefix(tree, capacity)
-    low: Any = Prefix(node.low, capacity) if _has_tree(node.low) else ()
+    low: Any = None if node.low is None else Prefix(node.low, capacity)
     top: Any = None if node.top is None else Prefix(node.top, capacity)
     return dataclasses.replace(node, tree=kept, low=low, top=top)
 
@@ -118,13 +118,6 @@ def _with_parents(buffer: Buffer, abstract: Any, node: Any) -> Any:
     trees: dict[str, Any] = {
         name: sum_tree.rebuild(getattr(node, name), reduce=reduce)
         for name, reduce in _REDUCE.items()
-        if _has_tree(getattr(abstract, name))
+        if getattr(abstract, name) is not None
     }
-    return dataclasses.replace(
-        node, **({} if _has_tree(abstract.low) else {"low": jnp.zeros((0,), jnp.float32)}), **trees
-    )
-
-
-def _has_tree(tree: Any) -> bool:
-    """Return whether there is a tree, and not a placeholder."""
-    return isinstance(tree, (jax.Array, jax.ShapeDtypeStruct)) and tree.shape != (0,)
+    return dataclasses.replace(node, **trees)

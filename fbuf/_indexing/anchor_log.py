@@ -8,6 +8,7 @@ queue: 1/32 byte a row, and O(log C) a draw.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from fbuf._algorithms.random_bits import randint_below
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
 from fbuf._indexing.anchors import BLOCK, OPEN, has
-from fbuf._indexing.ring import slot_at, zeros
+from fbuf._indexing.ring import modulo, of_lane, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
 
 _GROUP = 128  # blocks counted at once
@@ -25,38 +26,38 @@ _GROUP = 128  # blocks counted at once
 
 @state(name="fbuf.Log")
 class AnchorQueue:
-    """Hold each lane's anchors, oldest first; empty if every row held is one."""
+    """Hold each lane's anchors, oldest first; None in every field if every row held is one."""
 
-    slot: jax.Array  # int32[C] (or [0]); place p of lane e is element p * E + e
-    head: jax.Array  # int32[E] (or [0]), place of the lane's oldest anchor
-    count: jax.Array  # int32[E] (or [0])
+    slot: Any  # int32[C]; place p of lane e is element p * E + e
+    head: Any  # int32[E], place of the lane's oldest anchor
+    count: Any  # int32[E]
 
     @property
     def dense(self) -> bool:
         """Whether every row held is an anchor, and nothing is stored."""
-        return self.head.shape[0] == 0
+        return self.head is None
 
 
 def init(geometry: Geometry, dense: bool) -> AnchorQueue:
     """Make an empty queue."""
-    return AnchorQueue(*(zeros(0, 0, 0) if dense else zeros(geometry.capacity, geometry.lanes, geometry.lanes)))
+    return AnchorQueue(*((None,) * 3 if dense else zeros(geometry.capacity, geometry.lanes, geometry.lanes)))
 
 
 def apply(log: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> AnchorQueue:
     """Update the queue after a write."""
     if log.dense:
         return log
-    head = (log.head + jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)) % jnp.int32(geometry.length)
+    head = modulo(log.head + jnp.sum(change.close_mask, axis=0, dtype=jnp.int32), geometry.length)
     count = log.count - jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
     rank = jnp.cumsum(change.open_mask, axis=0, dtype=jnp.int32) - jnp.int32(1)
-    place = ((head + count)[None, :] + rank) % jnp.int32(geometry.length)
+    place = modulo((head + count)[None, :] + rank, geometry.length)
     slot = _put(log.slot, place, change.open_slot, change.open_mask, geometry, token)
     return AnchorQueue(slot, head, count + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32))
 
 
 def clear(log: AnchorQueue) -> AnchorQueue:
     """Remove all anchors."""
-    return AnchorQueue(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
+    return log if log.dense else AnchorQueue(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
 
 
 def nth(log: AnchorQueue, eligible: EligibleSet, nth: jax.Array) -> jax.Array:
@@ -72,9 +73,9 @@ def at(log: AnchorQueue, eligible: EligibleSet, lane: jax.Array, rank: jax.Array
         assert eligible.flags is not None
         return nth_by_count(eligible.flags, eligible.before, rank)
     if log.dense:
-        position = (ring.cursor[lane] - ring.size[lane] + rank) % jnp.int32(geometry.length)
+        position = modulo(of_lane(ring.cursor - ring.size, lane) + rank, geometry.length)
         return position * jnp.int32(geometry.lanes) + lane
-    place = (log.head[lane] + rank) % jnp.int32(geometry.length)
+    place = modulo(of_lane(log.head, lane) + rank, geometry.length)
     return log.slot.at[place * jnp.int32(geometry.lanes) + lane].get(mode="promise_in_bounds")
 
 

@@ -63,11 +63,11 @@ def uniform_mask(key: jax.Array, share: jax.Array, batch_size: int, *, spread: b
     """
     step = (jnp.minimum(share, jnp.float32(1 - 2**-24)) * jnp.float32(2**32)).astype(jnp.uint32)
     if spread:
-        start = jax.random.bits(key, (), jnp.uint32)
+        start = random_bits.pairs(key, 1, random_bits.SHARE)[0]
         before = start + jnp.arange(batch_size, dtype=jnp.uint32) * step
         chosen = before + step < before  # past 2^32
     else:
-        chosen = jax.random.bits(key, (batch_size,), jnp.uint32) < step
+        chosen = random_bits.pairs(key, batch_size, random_bits.SHARE)[0] < step
     return chosen | (share >= jnp.float32(1))
 
 
@@ -86,8 +86,7 @@ def draw_uniform(
     """
     total = jnp.sum(eligible.available, dtype=jnp.int32)
     if distinct:
-        bits = jax.random.bits(key, (2,), jnp.uint32)
-        nth = permutation.permute(bits, jnp.arange(batch_size, dtype=jnp.int32), total)
+        nth = permutation.permute(permutation.key_words(key), jnp.arange(batch_size, dtype=jnp.int32), total)
         nth = jnp.minimum(nth, jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
     else:
         nth = random_bits.randint_below(key, (batch_size,), total)
@@ -109,8 +108,8 @@ def mix_uniform(
 ) -> jax.Array:
     """Replace a `share` float32[] in [0, 1] of the slots int32[B] by uniform draws; `wanted` bool[B]: there are anchors."""
     batch_size = slot.shape[0]
-    replaced = uniform_mask(jax.random.fold_in(key, 3), share, batch_size, spread=stratified)
-    return jnp.where(replaced, draw_uniform(jax.random.fold_in(key, 4), eligible, queue, batch_size, wanted), slot)
+    replaced = uniform_mask(key, share, batch_size, spread=stratified)
+    return jnp.where(replaced, draw_uniform(key, eligible, queue, batch_size, wanted), slot)
 
 
 def mixed_probability(probability: jax.Array, share: jax.Array | None, number: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ class ConsumeState:
     """Hold the anchors that may still be drawn, and how often."""
 
     roster: SlotPool  # the anchors that may still be drawn
-    left: jax.Array  # int32[C] by slot, draws left; [0] if `times` is 1
+    left: jax.Array | None  # int32[C] by slot, draws left; None if `times` is 1
 
 
 @component
@@ -63,8 +63,8 @@ class Consume(LimitedSampler):
             raise ValueError(f"Consume: times is {self.times!r}; expected an int >= 1.")
 
     def init(self, geometry: Geometry, dense: bool) -> ConsumeState:
-        size = 0 if self.times == 1 else geometry.capacity
-        return ConsumeState(roster=slot_pool.init(geometry.capacity), left=jnp.zeros((size,), jnp.int32))
+        left = None if self.times == 1 else jnp.zeros((geometry.capacity,), jnp.int32)
+        return ConsumeState(roster=slot_pool.init(geometry.capacity), left=left)
 
     def change(
         self, sampler: ConsumeState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
@@ -98,7 +98,7 @@ class Consume(LimitedSampler):
         mask = jnp.arange(batch_size, dtype=jnp.int32) < jnp.minimum(roster.number, wanted)
         place = jnp.where(mask, slot_pool.draw(roster, key, batch_size), jnp.int32(0))
         slot = roster.slot.at[place].get(mode="promise_in_bounds")
-        left = jnp.ones_like(slot) if self.times == 1 else sampler.left.at[slot].get(mode="promise_in_bounds")
+        left = jnp.ones_like(slot) if sampler.left is None else sampler.left.at[slot].get(mode="promise_in_bounds")
         token, (place, slot, left) = order_after_reads(token, (place, slot, left))
         after = ConsumeState(
             roster=slot_pool.remove(roster, place, mask & (left <= jnp.int32(1)), token),
@@ -108,9 +108,9 @@ class Consume(LimitedSampler):
         return after, masked_draw(slot, chance, mask, eligible.geometry)
 
     def _set_left(
-        self, left: jax.Array, slot: jax.Array, mask: jax.Array, value: jax.Array, token: jax.Array
-    ) -> jax.Array:
-        return left if self.times == 1 else slot_pool.put(left, slot, value, mask, token)
+        self, left: jax.Array | None, slot: jax.Array, mask: jax.Array, value: jax.Array, token: jax.Array
+    ) -> jax.Array | None:
+        return None if left is None else slot_pool.put(left, slot, value, mask, token)
 
     def available(self, sampler: ConsumeState, count: jax.Array) -> jax.Array:
         return sampler.roster.number
@@ -118,7 +118,7 @@ class Consume(LimitedSampler):
     def inspect(self, sampler: ConsumeState, eligible: EligibleSet, fetched: None) -> Inspected:
         listed = sampler.roster.place >= jnp.int32(0)
         number = jnp.maximum(sampler.roster.number, jnp.int32(1)).astype(jnp.float32)
-        left = listed.astype(jnp.int32) if self.times == 1 else jnp.where(listed, sampler.left, jnp.int32(0))
+        left = listed.astype(jnp.int32) if sampler.left is None else jnp.where(listed, sampler.left, jnp.int32(0))
         chance = listed.astype(jnp.float32) / number
         return Inspected(chance, draws=jnp.int32(self.times) - left)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,8 @@ class EpochPosition:
     closed: jax.Array  # int32[E], how many of these, the oldest, have closed since
     taken: jax.Array  # int32[], positions of the order that are drawn or skipped
     begun: jax.Array  # uint32[], epochs begun, this one included; wraps
-    key: jax.Array  # uint32[2] (or [0]), names the order
-    order: jax.Array  # int32[min(C, 1024)] (or [0]), the order itself if there are at most 1024 anchors
+    key: Any  # uint32[2], names the order; None without `shuffle`
+    order: Any  # int32[min(C, 1024)], the order itself if there are at most 1024 anchors; None without `shuffle`
 
 
 @state
@@ -108,10 +108,15 @@ class Epoch(LimitedSampler):
                 raise TypeError(f"Epoch: {name} is {value!r}; expected a bool. Write Epoch({name}={fix}).")
 
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
-        lanes, shuffled = geometry.lanes, min(geometry.capacity, permutation.SHUFFLED) if self.shuffle else 0
-        start, closed, held, order = zeros(lanes, lanes, lanes, shuffled)
-        key = jnp.zeros((2 if self.shuffle else 0,), jnp.uint32)
-        turn = EpochPosition(start, closed, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.uint32), key, order)
+        start, closed, held = zeros(*(geometry.lanes,) * 3)
+        turn = EpochPosition(
+            start=start,
+            closed=closed,
+            taken=jnp.zeros((), jnp.int32),
+            begun=jnp.zeros((), jnp.uint32),
+            key=jnp.zeros((2,), jnp.uint32) if self.shuffle else None,
+            order=zeros(min(geometry.capacity, permutation.SHUFFLED))[0] if self.shuffle else None,
+        )
         return EpochState(log=anchor_log.init(geometry, dense), held=held, turn=turn)
 
     def change(

@@ -241,7 +241,7 @@ def with_replacement(
     slot, leaf, mass, low = _priority_leaves.draw(sampler, key, batch_size, capacity, stratified)
     flat = mass <= jnp.float32(0)  # every leaf is 0: draw uniformly
     if stratified:  # strata are in slot order
-        order = permutation.random_permutation(jax.random.fold_in(key, 2), batch_size)
+        order = permutation.random_permutation(key, batch_size)
         slot, leaf = slot[order], leaf[order]
     if share is not None:
         share = clip_unit(share)
@@ -251,7 +251,7 @@ def with_replacement(
     own_key = fresh_key(key)  # `vmap` selects between keys
 
     def uniform_draw(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        slot = draw_uniform(jax.random.fold_in(own_key(), 1), eligible, sampler.log, batch_size, some & flat)
+        slot = draw_uniform(own_key(), eligible, sampler.log, batch_size, some & flat)
         return slot, jnp.ones_like(leaf)
 
     slot, leaf = lax.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
@@ -283,15 +283,13 @@ def without_replacement(
 
     def uniform_draw(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         there = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
-        slot = draw_uniform(
-            jax.random.fold_in(own_key(), 1), eligible, sampler.log, batch_size, there & flat, distinct=True
-        )
+        slot = draw_uniform(own_key(), eligible, sampler.log, batch_size, there & flat, distinct=True)
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 
     slot, mask, chance = lax.cond(flat, uniform_draw, lambda *same: same, drawn.slot, drawn.mask, drawn.chance)
     least = chance[0]
-    if sampler.low.shape[0]:
+    if sampler.low is not None:
         low = sum_tree.root(sampler.low)
         of_low = draw_without_replacement.chance_of(low / jnp.where(flat, jnp.float32(1), mass), drawn.time)
         least = jnp.where(flat | ~jnp.isfinite(low), chance[0], of_low)

@@ -38,7 +38,7 @@ class PrioritizedState:
     """Hold the leaves, and the numbers that `buffer.set` anneals. Optional parts are None."""
 
     tree: Any  # float32[nodes], sums; on the host a `HostTree`
-    low: Any  # float32[nodes], minima of the drawable leaves; [0] unless normalize="buffer", () on the host
+    low: jax.Array | None  # float32[nodes], minima of the drawable leaves; with normalize="buffer", not on the host
     top: jax.Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
     max_priority: jax.Array  # float32[], largest |p| seen, or held; 1 at first
     log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
@@ -48,11 +48,11 @@ class PrioritizedState:
     uniform: jax.Array | None  # float32[]
 
 
-def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, Any]:
+def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, jax.Array | None]:
     """Return zero leaves as a tree of sums, and a tree of minima if the least leaf must be known."""
     if on_host:
-        return _host_priorities.init(), ()
-    return sum_tree.init(capacity), sum_tree.init(capacity, jnp.inf) if least else jnp.zeros((0,), jnp.float32)
+        return _host_priorities.init(), None
+    return sum_tree.init(capacity), sum_tree.init(capacity, jnp.inf) if least else None
 
 
 def draw(
@@ -67,7 +67,7 @@ def draw(
     if isinstance(sampler.tree, OnHost):
         return _host_priorities.draw(cast(Any, sampler.tree), key, batch_size, stratified)
     slot, leaf = sum_tree.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
-    least = sum_tree.root(sampler.low) if sampler.low.shape[0] else jnp.zeros((), jnp.float32)
+    least = jnp.zeros((), jnp.float32) if sampler.low is None else sum_tree.root(sampler.low)
     return slot, leaf, sum_tree.root(sampler.tree), least
 
 
@@ -103,7 +103,7 @@ def write(
         return dataclasses.replace(sampler, tree=_host_priorities.set(cast(Any, sampler.tree), slot, leaf, token))
     capacity, slot = geometry.capacity, slot + token
     trees, leaves, reduce = [sampler.tree], [leaf], list[sum_tree.Reduce](["sum"])
-    if sampler.low.shape[0]:
+    if sampler.low is not None:
         trees.append(sampler.low)
         leaves.append(_lowest(sampler, leaf, priority >= jnp.float32(0)))
         reduce.append("min")
@@ -112,9 +112,7 @@ def write(
         leaves.append(priority)
         reduce.append("max")
     written = dict(zip(reduce, sum_tree.set_all(trees, slot, leaves, capacity, reduce=reduce), strict=True))
-    return dataclasses.replace(
-        sampler, tree=written["sum"], low=written.get("min", sampler.low), top=written.get("max")
-    )
+    return dataclasses.replace(sampler, tree=written["sum"], low=written.get("min"), top=written.get("max"))
 
 
 def seen(sampler: PrioritizedState, largest: jax.Array, token: jax.Array) -> PrioritizedState:
@@ -153,14 +151,14 @@ def rebuild(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> 
     assert held is not None
     block = min(BLOCK, capacity)
 
-    def again(i: jax.Array, trees: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def again(i: jax.Array, trees: tuple[jax.Array, jax.Array | None]) -> tuple[jax.Array, jax.Array | None]:
         tree, low = trees
         slot = jnp.minimum(i * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32), jnp.int32(capacity))
         priority = sum_tree.get(held, jnp.minimum(slot, jnp.int32(capacity - 1)))
         some = priority >= jnp.float32(0)
         leaf = jnp.where(some, leaf_of(sampler, jnp.where(some, priority, jnp.float32(0))), jnp.float32(0))
         tree = sum_tree.set(tree, slot + token, leaf, capacity)
-        if low.shape[0]:
+        if low is not None:
             low = sum_tree.set(low, slot + token, _lowest(sampler, leaf, some), capacity, reduce="min")
         return tree, low
 

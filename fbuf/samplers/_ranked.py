@@ -126,7 +126,7 @@ class Ranked(PrioritySampler):
         now = rank_buckets.table(ranks, finite_exponent(sampler.alpha))
         slot, chance = rank_buckets.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
         if self.stratified:
-            order = permutation.random_permutation(jax.random.fold_in(key, 2), batch_size)
+            order = permutation.random_permutation(key, batch_size)
             slot, chance = slot[order], chance[order]
         least = jnp.min(jnp.where(ranks.total > jnp.int32(0), now.each, jnp.float32(1)))
         if sampler.uniform is not None:

@@ -36,8 +36,8 @@ class StalenessState:
     held: jax.Array  # int32[E], anchors of each lane; the oldest may belong to no run
     stamp: jax.Array  # int32[K, E], the version, or the number of the unit
     count: jax.Array  # int32[K, E], anchors of the run that are held
-    lot: jax.Array  # int32[E], anchors of the newest unit; [0] with versions
-    version: jax.Array  # int32[], what staleness is measured from; [0] without versions
+    lot: Any  # int32[E], anchors of the newest unit; None with versions
+    version: Any  # int32[], what staleness is measured from; None without versions
 
 
 class _Arrived(NamedTuple):
@@ -45,7 +45,7 @@ class _Arrived(NamedTuple):
 
     run: jax.Array  # int32[A, E], 0: the newest run before the write, 1: the next one
     stamp: jax.Array  # int32[A, E]
-    lot: jax.Array  # int32[E], afterwards
+    lot: Any  # int32[E], afterwards; None with versions
 
 
 @component
@@ -141,8 +141,8 @@ class Staleness(BaseSampler):
             held=jnp.zeros((lanes,), jnp.int32),
             stamp=jnp.zeros((runs, lanes), jnp.int32),
             count=jnp.zeros((runs, lanes), jnp.int32),
-            lot=jnp.zeros((lanes if self.version is None else 0,), jnp.int32),
-            version=jnp.zeros((0,) if self.version is None else (), jnp.int32),
+            lot=jnp.zeros((lanes,), jnp.int32) if self.version is None else None,
+            version=None if self.version is None else jnp.zeros((), jnp.int32),
         )
 
     def change(

@@ -137,10 +137,10 @@ def test_set_writes_in_place() -> None:
 def test_words_are_threefry_on_counters_that_jax_does_not_use() -> None:
     random = pytest.importorskip("jax.extend.random")
     key = jax.random.key(7)
-    counters = np.concatenate([np.full(5, random_bits._OURS, np.uint32), np.arange(5, dtype=np.uint32)])
+    counters = np.concatenate([np.full(5, random_bits.QUERY, np.uint32), np.arange(5, dtype=np.uint32)])
     expected = random.threefry_2x32(jax.random.key_data(key), counters)
     np.testing.assert_array_equal(jnp.concatenate(random_bits.pairs(key, 5)), expected)
-    assert random_bits._OURS > 0  # JAX's own counters begin with 0 below 2^32 elements
+    assert random_bits.QUERY > 0  # JAX's own counters begin with 0 below 2^32 elements
 
 
 @pytest.mark.parametrize(("batch", "below"), [(0, None), (17, None), (17, 334), (1000, 2**31)])

@@ -6,6 +6,9 @@ together.
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax
 import pytest
 
 import fbuf
@@ -43,6 +46,20 @@ def test_ordered_parts_refuse_unordered_writers(writer: str) -> None:
 def test_combinations_without_meaning_are_refused(storage: str, pair: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match=REFUSED[pair]):
         make(storage, *pair)
+
+
+def test_no_state_holds_an_array_of_size_zero() -> None:
+    """Every array of a state costs time in every call."""
+    plain = make("Device", "Uniform", "Row")
+    buffers = [make("Device", sampler, view) for sampler in SAMPLERS for view in ("Row", "Transition")]
+    buffers += [
+        dataclasses.replace(plain, sampler=s) for s in (fbuf.samplers.Epoch(shuffle=False), fbuf.samplers.Consume())
+    ]
+    buffers += [make(storage, "Uniform", "Row") for storage in STORAGES]
+    buffers += [make("Device", "Uniform", "Row", writer) for writer in UNORDERED_WRITERS]
+    for buffer in buffers:
+        leaves = jax.tree_util.tree_leaves_with_path(buffer.init(EXAMPLE))
+        assert [jax.tree_util.keystr(path) for path, leaf in leaves if not leaf.size] == [], buffer
 
 
 READ_ONLY = ("DataSet", "Frozen")  # these two go together only: tests/writers/test_frozen.py

@@ -198,7 +198,7 @@ def test_a_new_alpha_for_all_rows() -> None:
 
 def test_who_cannot_rebuild_says_so() -> None:
     for sampler, text in (
-        (Prioritized(), r"keeps what the numbers.*Prioritized\(largest='held'\)"),
+        (Prioritized(), r"stores powers of priorities.*Prioritized\(largest='held'\)"),
         (fbuf.samplers.Uniform(), "has no priorities"),
     ):
         buffer = fbuf.Buffer(3, sampler=sampler)
