@@ -20,6 +20,7 @@ from fbuf.testing import assert_inplace
 from fbuf.views import Sequence
 from tests.support.ownership import store_of
 from tests.support.ragged import Thing
+from tests.support.threads import Thread
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
