@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fbuf._buffer import convert as _convert
-from fbuf._buffer import read, write
+from fbuf._buffer import priorities, read, write
 from fbuf._core.dispatch import Operation
 
 extend = Operation(write._extend_core)
-update_priority = Operation(write._update_priority_core)
+update_priority = Operation(priorities._update_priority_core)
 update_rows = Operation(write._update_rows_core)
 clear = Operation(write._clear_core)
 set_numbers = Operation(write._set_core)

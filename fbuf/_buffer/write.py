@@ -1,4 +1,4 @@
-"""Pure cores of the methods that change rows or priorities: `(buffer, state, ...) -> (state, result)`."""
+"""Pure cores of the methods that change rows: `(buffer, state, ...) -> (state, result)`. NaN priorities count as none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._buffer.state_ops import _classify_indices, _count_up, _scattering, _streaming, ending, largest, stamp_of
 from fbuf._core.dispatch import scoped
 from fbuf._core.geometry import Ring
-from fbuf._core.ordering import any_unbatched, order_after_reads
+from fbuf._core.ordering import any_unbatched
 from fbuf._core.sample import TICKET, Index
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring
@@ -182,53 +182,6 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
     # A loop of at most one iteration: a branch would copy the counts of the blocks.
     start = (given_up(needs_eviction, state.ring), state)
     return lax.while_loop(lambda carry: any_unbatched(carry[0] > jnp.int32(0)), some, start)[1]
-
-
-def _mixture(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return float32[B] from float32[B, T], `eta` * max + (1 - `eta`) * mean of magnitudes, and where these are finite.
-
-    A window without counted errors gets 0; otherwise it would keep the priority of new rows forever.
-    """
-    finite = jnp.isfinite(error)
-    magnitude = jnp.where(mask & finite, jnp.abs(error), jnp.float32(0))
-    number = jnp.sum(mask, axis=1, dtype=jnp.int32)
-    mean = jnp.sum(magnitude, axis=1) / jnp.maximum(number, jnp.int32(1)).astype(jnp.float32)
-    share = jnp.clip(eta, jnp.float32(0), jnp.float32(1))
-    mixed = share * jnp.max(magnitude, axis=1) + (jnp.float32(1) - share) * mean
-    return mixed, jnp.all(finite | ~mask, axis=1) & jnp.isfinite(mixed)
-
-
-def _update_priority_core(
-    buffer: BufferConfig,
-    state: BufferState,
-    index: Index,
-    td_error: jax.Array,
-    mask: jax.Array | None,
-    eta: jax.Array | None,
-) -> tuple[BufferState, None]:
-    geometry = buffer.geometry
-    error = td_error.astype(jnp.float32)
-    finite = jnp.isfinite(error)
-    if mask is not None and eta is not None:
-        error, finite = _mixture(error, mask, eta)
-    token, masked, inside, fresh = _classify_indices(buffer, state, index)
-    drawable = fresh
-    if state.anchors is not None:
-        at = jnp.where(inside, index.slot, jnp.int32(0))
-        token, (flags,) = order_after_reads(token, (state.anchors.flags.at[at].get(mode="promise_in_bounds"),))
-        drawable = fresh & _anchors.has(flags, _anchors.OPEN)
-    accepted = finite & drawable
-    slot = jnp.where(accepted, index.slot, jnp.int32(geometry.capacity))
-    error = jnp.where(accepted, error, jnp.float32(0))
-    counters = _count_up(
-        state,
-        refused_nonfinite=jnp.sum(~masked & ~finite, dtype=jnp.uint32),
-        refused_out_of_range=jnp.sum(~masked & finite & ~inside, dtype=jnp.uint32),
-        refused_stale=jnp.sum(finite & inside & ~fresh, dtype=jnp.uint32),
-        refused_closed=jnp.sum(finite & fresh & ~drawable, dtype=jnp.uint32),
-    )
-    sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
-    return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
 
 
 def _update_rows_core(

@@ -72,6 +72,9 @@ class Inspected(NamedTuple):
 class Sampler(Protocol):
     """Chooses anchors. `dense` says that every row held is an anchor.
 
+    A sampler without priorities needs one method: derive it from `fbuf.parts.NthSampler`. Any other implements all of
+    these and is decorated with `fbuf.parts.component`.
+
     Optional members, read with `getattr`:
       by_rank: bool, False. Whether anchors are found through `fbuf._indexing.anchor_log.at`. Where rows never change, `init`
         is then called with `dense=True`, and no log is kept.

@@ -19,7 +19,7 @@ from fbuf._core.progress import Progress
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
-from fbuf._host.codecs.base import Codec
+from fbuf._host.codecs.codec import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open

@@ -19,7 +19,7 @@ import numpy as np
 from fbuf._checkpoint import row_schema
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._formats import dataset
-from fbuf._host.codecs.base import Codec
+from fbuf._host.codecs.codec import Codec
 from fbuf.interop._columns import DTYPES
 
 CALL = "preprocess"

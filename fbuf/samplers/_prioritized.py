@@ -2,7 +2,7 @@ r"""Draw anchors in proportion to their priority, with importance weights.
 
 A leaf is :math:`(|p| + \epsilon)^\alpha`, the probability of an anchor :math:`P(i) = leaf_i / \sum_k leaf_k`, its weight
 :math:`(n P(i))^{-\beta}` for n anchors. Leaves are in a sum tree (`fbuf._algorithms.sum_tree`); a row that is no anchor has
-leaf 0 and cannot be drawn. NaN, infinite and huge values never reach the tree. `fbuf.samplers._priority_leaves` converts
+leaf 0 and cannot be drawn. `fbuf._buffer.priorities` refuses NaN and infinite errors. `fbuf.samplers._priority_leaves` converts
 and writes leaves; `fbuf._indexing.importance` computes weights.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.4.

@@ -15,7 +15,7 @@ import numpy as np
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, name_of
-from fbuf._host.codecs.base import Codec
+from fbuf._host.codecs.codec import Codec
 from fbuf._host.columns.spec import Column
 from fbuf._host.io.directory import Folder
 from fbuf._host.memory.lazy_array import within

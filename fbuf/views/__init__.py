@@ -2,7 +2,7 @@
 
 from fbuf.views._hindsight import Hindsight
 from fbuf.views._row import Row
+from fbuf.views._sequence import Episode, Sequence
 from fbuf.views._transition import Transition
-from fbuf.views._windows import Episode, Sequence
 
 __all__ = ["Episode", "Hindsight", "Row", "Sequence", "Transition"]

@@ -1,4 +1,4 @@
-"""Return n-step transitions: frame stack before an anchor, n-step return and next observation after it.
+"""Return n-step transitions and frame stacks, padded at an episode's start (`pad`).
 
 Rows store each frame once; stacks and returns are computed when a batch is read. With k frames a stack and n steps, anchor
 t gives

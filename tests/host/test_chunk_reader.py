@@ -10,7 +10,7 @@ import pytest
 
 import fbuf
 from fbuf._bridge import lifetime
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns.chunk_reader import ChunkCache
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.stacked import StackedColumn

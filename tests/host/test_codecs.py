@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._bridge import lifetime
-from fbuf._host.codecs.base import is_packable
+from fbuf._host.codecs.codec import is_packable
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Column, Store

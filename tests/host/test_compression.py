@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from fbuf._host.codecs import zstd
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs import zstd_frames as zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.raw import RawColumn
 from tests.support.store import compressible, fetch, frames, make, same

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.memory import file_arena
 from tests.support.disk import environment, make
 from tests.support.disk_faults import Faults, resumed
@@ -139,7 +139,7 @@ def test_empty_segments_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 FULL = """
 import shutil, sys, numpy as np
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from tests.support.disk import make
 from tests.support.store import columns_of, fetch
 

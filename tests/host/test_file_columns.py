@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.memory import file_arena
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns import recompress
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.store.store import Column, Store, StoreClosed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.codec import Codec, Zstd
 from fbuf._host.store.slot_map import SlotMap
 from fbuf._host.store.store import UPDATE_BIT, Store
 from tests.support.slot_map import CODECS, Scattered, make, reload

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fbuf._host.codecs.base import BitPack, Codec, Zstd
+from fbuf._host.codecs.codec import BitPack, Codec, Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Store

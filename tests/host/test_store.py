@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.codec import Codec, Zstd
 from fbuf._host.memory import arena
 from fbuf._host.store.store import UPDATE_BIT, Column, Store, StoreClosed
 from fbuf._host.types import StoreCorrupted

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from fbuf._host.codecs import zstd
-from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs import zstd_frames as zstd
+from fbuf._host.codecs.codec import Codec, Zstd
 from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted
 from tests.support.store import Deflate, Plain, compressible, fetch, frames, load, make, same

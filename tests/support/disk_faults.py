@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns.chunked_file import ChunkedFileColumn
 from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.memory import file_arena

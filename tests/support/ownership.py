@@ -14,7 +14,7 @@ from jax import lax
 
 import fbuf
 from fbuf._bridge import lifetime
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.store.store import Store
 
 STORAGES: dict[str, Callable[..., Any]] = {

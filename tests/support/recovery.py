@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
 from tests.support.disk import make, numbered

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.codec import Codec, Zstd
 from fbuf._host.store.store import Store
 from tests.support import store as stores
 from tests.support.store import Deflate, load

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.memory.lazy_array import Lazy
 from fbuf._host.store.store import UPDATE_BIT, Column, Store
 from tests.support import disk

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns import stacked as _stacked
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking

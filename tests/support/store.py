@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.codec import Codec, Zstd
 from fbuf._host.store.store import Column, Store
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]

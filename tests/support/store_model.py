@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.base import Codec
+from fbuf._host.codecs.codec import Codec
 from fbuf._host.store.store import UPDATE_BIT, Store
 from tests.support.store import CODECS, DTYPES, columns_of
 

@@ -19,7 +19,7 @@ from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
 from fbuf._host.codecs.encoder import coder_of
-from fbuf._host.codecs.zstd import Dictionary
+from fbuf._host.codecs.zstd_frames import Dictionary
 from fbuf._host.columns.chunk_reader import ChunkCache, ChunkFetch, fetch_chunks
 from fbuf._host.memory.arena import Spans
 from fbuf._host.memory.lazy_array import expect, lazily, within

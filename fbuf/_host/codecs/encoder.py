@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Codec, Zstd, is_packable, pack_bits, packed_bytes, unpack_bits
-from fbuf._host.codecs.zstd import Dictionary, Unpack, checksum, compressor, damaged, unpacker
+from fbuf._host.codecs.codec import Codec, Zstd, is_packable, pack_bits, packed_bytes, unpack_bits
+from fbuf._host.codecs.zstd_frames import Dictionary, Unpack, checksum, compressor, damaged, unpacker
 from fbuf._host.types import Array, flat
 
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]

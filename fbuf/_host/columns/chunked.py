@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Codec, Zstd
+from fbuf._host.codecs.codec import Codec, Zstd
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS, WORTHWHILE, Coder, ZstdCoder, coder_of
-from fbuf._host.codecs.zstd import Dictionary, checksum
+from fbuf._host.codecs.zstd_frames import Dictionary, checksum
 from fbuf._host.columns import recompress
 from fbuf._host.columns.chunk_reader import ChunkCache, ChunkFetch, fetch_chunks
 from fbuf._host.columns.recompress import Packer, RecompressedChunks, RecompressJob

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns import chunked
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.interfaces import Batch, ColumnStats, Fetch, ranges

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import BitPack, Codec, Raw, Zstd
+from fbuf._host.codecs.codec import BitPack, Codec, Raw, Zstd
 from fbuf._host.types import Array
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking, as_bytes, predecessors, remember, stackings
 from fbuf._host.interfaces import Batch, ColumnStats, Fetch, ranges

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Codec
+from fbuf._host.codecs.codec import Codec
 from fbuf._host.interfaces import Batch, RowStore, Tickets, ranges
 from fbuf._host.memory.arena import Arena, Spans
 from fbuf._host.memory.lazy_array import Sources, expect, lazily

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.chunked_file import ChunkedFileColumn
 from fbuf._host.columns.frame_stream import stackings

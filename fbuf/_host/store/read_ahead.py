@@ -1,4 +1,4 @@
-"""Prefetch reads of a store: one thread, and a table of the last two requests.
+"""Read and decode rows ahead of `sample`: the thread `fbuf-read-ahead` of a store, and its last two requests.
 
 A request is only a hint. `take` returns its rows if it asked for these tickets and succeeded; otherwise the store reads as if
 there had been no request. A request that no thread has begun is run by the caller of `take`. Rows of a raw column, which the

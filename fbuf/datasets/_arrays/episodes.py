@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.base import Codec, Raw, Zstd
+from fbuf._host.codecs.codec import Codec, Raw, Zstd
 from fbuf._interfaces.view import View
 from fbuf.interop._columns import Block
 from fbuf.torch._tensordict import under

@@ -18,7 +18,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf._formats.dataset.manifest import load
-from fbuf._host.codecs.base import Codec
+from fbuf._host.codecs.codec import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open

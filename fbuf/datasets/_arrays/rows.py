@@ -18,7 +18,7 @@ import numpy as np
 
 from fbuf._core.progress import Progress
 from fbuf._formats import dataset
-from fbuf._host.codecs.base import Codec
+from fbuf._host.codecs.codec import Codec
 from fbuf._host.types import flat
 from fbuf.datasets._arrays.episodes import KNOWN, Ends, as_flag, check_rewards, ends_of, final_codec, final_name
 from fbuf.datasets._arrays.segments import Work, rows_per_segment, write, write_stream

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fbuf._formats import dataset
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf.datasets._atari.continuity import SAME_ROWS, pack
 from fbuf.datasets._atari.dopamine_log import BLANKS, Blanks, Part, Ring, blanks, in_order, ring
 from fbuf.datasets._remote import FileCorrupted

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._host.codecs.base import Zstd
+from fbuf._host.codecs.codec import Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream
 from fbuf._host.columns.stacked import StackedColumn

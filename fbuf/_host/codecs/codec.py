@@ -1,6 +1,6 @@
 """Codecs of host columns: the `Codec` Protocol, for a user's own, and the values `Zstd`, `Raw` and `BitPack`.
 
-In a store `Zstd` works with dictionaries (`encoder`, `zstd`); on its own, as here, without.
+Their fields and defaults are here. In a store `Zstd` uses dictionaries: see `encoder` and `zstd_frames`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fbuf._host.codecs.zstd import compressor, unpacker
+from fbuf._host.codecs.zstd_frames import compressor, unpacker
 from fbuf._host.types import Array, corrupted, flat
 
 

@@ -1,4 +1,4 @@
-"""Zstandard frames against a shared dictionary, for `Zstd` in a store.
+"""Zstandard frames against a shared dictionary, for `Zstd` in a store (its defaults: `codec`).
 
 A chunk is one frame, compressed against a raw-content dictionary: a few past rows, untrained. On Atari frames that is 1.2-4x
 smaller than without, and faster both ways. A decompressor shared by two threads corrupts its output, so every call makes its
