@@ -2,7 +2,7 @@
 
 `replay` is the object, `state` what it holds, `programs` its jitted calls, `row_block` the rows that are not yet written,
 `packed` batches on their way to NumPy and torch. `fair_lock` is its lock, `limiter` lets calls wait for a limit, `batches`
-prefetches in a thread, `arguments` checks and converts arrays, `defer_interrupt` protects a donated state from Ctrl-C.
+prefetches in a thread, `arguments` checks and converts arrays.
 """
 
 from fbuf._concurrency.wakeup import ReplayClosed

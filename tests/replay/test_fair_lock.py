@@ -22,8 +22,8 @@ from fbuf import limits
 from fbuf._concurrency import wakeup
 from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 from fbuf._replay import fair_lock, programs
-from fbuf._replay.defer_interrupt import DeferInterrupts
 from fbuf._replay.fair_lock import FairLock
+from fbuf._replay.state import DeferInterrupts
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.threads import PATIENCE, Thread, soon
 
