@@ -61,6 +61,12 @@ def at(words: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, ja
     return _threefry(words[0], words[1], high, low)
 
 
+def consume(key: jax.Array) -> None:
+    """Let `jax_debug_key_reuse` report another use of the key: it does not see that `pairs` reads the key's words."""
+    if jax.config.jax_debug_key_reuse:  # type: ignore[attr-defined]
+        jax.random.bits(key, (), jnp.uint32)
+
+
 def fresh_key(key: jax.Array) -> Callable[[], jax.Array]:
     """Return a function that rebuilds the key from its words: for the body of a loop that uses it once.
 

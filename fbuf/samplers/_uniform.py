@@ -72,6 +72,7 @@ class Uniform(BaseSampler):
         if isinstance(sampler, EpisodeQueue):
             slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, eligible)
         else:
+            random_bits.consume(key)
             nth = random_bits.randint_below(key, (batch_size,), total)
             slot = anchor_log.nth(sampler, eligible, nth)
             chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)

@@ -143,13 +143,13 @@ def test_only_settings_that_are_none_are_chosen() -> None:
 
 
 REFUSALS = [
-    ({"obs": (63, 84, 84)}, {"capacity": 100}, ValueError, "63 rows are too few"),
+    ({"obs": (63, 84, 84)}, {"capacity": 100}, ValueError, "there are 63 rows; expected 64"),
     ({"obs": (64, 84, 84)}, {"capacity": 0}, TypeError, "capacity is 0; expected an int >= 1"),
     ({"obs": (64, 84, 84)}, {"capacity": 1.5}, TypeError, "capacity is 1.5"),
     ({"obs": (64, 4, 84, 84)}, {"capacity": 10, "lanes": 4}, ValueError, "not a multiple of lanes=4"),
     ({"obs": (64, 3, 84, 84)}, {"capacity": 12, "lanes": 4}, ValueError, r"\[64, 3, 84, 84\]; expected \[N, E"),
     ({"obs": ()}, {"capacity": 10}, ValueError, r"has shape \[\]; expected \[N"),
-    ({"a": (64, 84, 84), "b": (65,)}, {"capacity": 10}, ValueError, r"'b' begins with axes \[65\], but 'a' with \[64"),
+    ({"a": (64, 84, 84), "b": (65,)}, {"capacity": 10}, ValueError, r"'b' has leading axes \[65\]; expected \[64\]"),
     ({"obs": (64, 8)}, {"capacity": 10}, ValueError, "no leaf has 1024 bytes"),
     ({}, {"capacity": 10}, ValueError, "no leaves"),
 ]

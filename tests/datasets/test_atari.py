@@ -277,7 +277,7 @@ def test_invalid_options_are_refused_before_anything_is_downloaded(tmp_path: Pat
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"view": Transition(observation="pixels")}, ValueError, "observation is 'pixels', but rows have"),
         ({"view": Row}, TypeError, "view is the class Row"),
-        ({"sampler": fbuf.samplers.Staleness(3, version="version")}, ValueError, "leaf 'version', but rows have"),
+        ({"sampler": fbuf.samplers.Staleness(3, version="version")}, ValueError, "leaf 'version'; expected one of"),
         ({"prefetch": 1}, ValueError, r"batch_size=256"),
         ({"codec": "zstd"}, TypeError, "codec of 'obs' is 'zstd'"),
         ({"root": 3}, TypeError, "atari_dqn: root is a int; expected the path of a folder, or None"),

@@ -233,7 +233,7 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
         ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
         ({"view": fbuf.views.Transition(observation="pixels")}, ValueError, "is 'pixels', but rows have"),
-        ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v', but rows have"),
+        ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v'; expected one of"),
         ({"path": None}, TypeError, "path is None; expected the path of a folder"),
     ]
     for settings, kind, words in wrong:

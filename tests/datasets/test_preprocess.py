@@ -223,7 +223,7 @@ def test_invalid_arguments_are_refused_and_leave_nothing(maze: Path, tmp_path: P
         ({"limit": 0}, ValueError, "limit is 0"),
         ({"batch_size": 0}, ValueError, "batch_size is 0"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
-        ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v', but rows have"),
+        ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v'; expected one of"),
         ({"dest": None}, TypeError, "dest is None; expected the path of a folder"),
         ({"data": None}, TypeError, r"data is None; expected the path of a folder, or \(buffer, state\)"),
         ({"workers": -1}, ValueError, "workers is -1"),
