@@ -94,20 +94,22 @@ def test_one_trace_for_each_store_open_at_the_same_time() -> None:
         traces.append(state.rows.slot)
         return buffer.extend(state, rows_of(0, 2))
 
+    gc.collect()
+    others = len(fbuf.stores())  # of fixtures of a wider scope
     one, two = filled(buffer), filled(buffer)
     for state in (one, two, one, two):
         jax.block_until_ready(step(state))
-    assert sorted(traces) == [0, 1]
+    assert len(traces) == 2 == len(set(traces))
     del state
     for _ in range(3):
         del one, two
         gc.collect()
-        assert fbuf.stores() == []
+        assert len(fbuf.stores()) == others
         one, two = filled(buffer, 100), filled(buffer, 200)
         changed = [step(s) for s in (one, two)]
         assert [agree(buffer.rows(s))[0] for s in changed] == [102, 202]
         del changed
-    assert sorted(traces) == [0, 1]
+    assert len(traces) == 2
 
 
 def test_jit_caches_keep_no_store_open() -> None:

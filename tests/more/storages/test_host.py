@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._buffer import operations, read, write
+from fbuf._buffer import operations, priorities, read
 from fbuf.samplers import Prioritized
 from fbuf.storages import _host_rows
 from fbuf.testing import assert_inplace
@@ -48,7 +48,7 @@ def calls(request: pytest.FixtureRequest) -> str:
 def untied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Verbs traced now do not order reads before writes."""
     methods = (operations.sample, operations.extend)
-    for module in (read, write):
+    for module in (read, priorities):
         monkeypatch.setattr(module, "order_after_reads", lambda token, reads: (token, reads))
     for verb in methods:
         verb._jitted.clear_cache()

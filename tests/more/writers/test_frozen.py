@@ -118,7 +118,7 @@ def test_load_where_it_moved(tmp_path: Path) -> None:
     assert other == there
     same(other.peek(state, jax.random.key(1), 5), want)
     pieces.make(was, seed=1)  # the same shapes, other rows
-    with pytest.raises(fbuf.SchemaError, match="has identity .* made anew"):
+    with pytest.raises(fbuf.SchemaError, match="has identity .* were rewritten"):
         fbuf.load(tmp_path / "saved")
     with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
         fbuf.load(tmp_path / "saved", resize=50)
