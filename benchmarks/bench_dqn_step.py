@@ -38,7 +38,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     import fbuf
     from fbuf.demo import _dqn
 
-    held, rounds = (2_000, 2) if quick else (40_000, 60)
+    held, rounds = (4_000, 2) if quick else (40_000, 60)
     rows = lane_rows(held // _dqn.LANES, _dqn.LANES)
     config = _dqn.Config(ACTIONS)
     storages = {name: make() for name, make in _dqn.STORAGES.items()}

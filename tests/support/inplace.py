@@ -49,8 +49,10 @@ def leading(tree: Any, *axes: int) -> Any:
     return jax.tree.map(lambda x: shape((*axes, *x.shape), x.dtype), tree)
 
 
-def buffer_of(sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES) -> fbuf.Buffer:
-    return fbuf.Buffer(capacity, sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes)
+def buffer_of(
+    sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES, **settings: Any
+) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity, sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes, **settings)
 
 
 def inputs(axes: tuple[int, ...] = (), row: Any = ROW, lanes: int | None = LANES, batch: int = BATCH) -> dict[str, Any]:
