@@ -1,4 +1,4 @@
-"""Run tasks in threads: several at a time (`run_parallel`), or beside the caller (`BackgroundTask`).
+"""Run tasks in threads: several at a time (`run_parallel`), or one in the background (`BackgroundTask`).
 
 `zlib.crc32`, `pread`, `pwrite` and `fsync` release the GIL, so a file can be synced while others are written. The caller runs
 a task itself when it wants the result of one that no thread has begun.
@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 Advance = Callable[[int], None]
 
 
-class Stopped(Exception):
+class Cancelled(Exception):
     """Raised in a task that is ended by the failure of another, or by an interrupt."""
 
 
@@ -39,7 +39,7 @@ def run_parallel(numbers: Sequence[int], run: Callable[[int, Advance], None], ad
 
     def step(amount: int) -> None:
         if stop.is_set():
-            raise Stopped
+            raise Cancelled
         with lock:
             advance(amount)
 
@@ -56,7 +56,7 @@ def run_parallel(numbers: Sequence[int], run: Callable[[int, Advance], None], ad
                 stop.set()
     errors = [error for task in tasks if (error := task.exception()) is not None]
     for error in errors:
-        if not isinstance(error, Stopped):
+        if not isinstance(error, Cancelled):
             raise error
 
 

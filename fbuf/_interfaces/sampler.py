@@ -86,7 +86,7 @@ class Sampler(Protocol):
       rebuilds: str, "". How to construct a sampler that can `rebuild`; empty if this one can.
       inspect(sampler, eligible, fetched): `Inspected`, of every slot; entries that are not anchors are ignored. O(C).
       to_host(sampler): `fetched`, a pytree of arrays or None, read from the host before `inspect`. Eager.
-      since: str, "". The event since which `Inspected.draws` counts, in words.
+      since: str, "". Describes the event since which `Inspected.draws` counts.
     """
 
     def init(self, geometry: Geometry, dense: bool) -> Any:

@@ -38,7 +38,7 @@ class Streaming(Protocol):
         """Return empty rings; every index returned so far becomes stale."""
 
     def generation(self, ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
-        """Return uint32, different for successive rows of a slot; 0 where there is no row."""
+        """Return uint32, different for successive rows of a slot; 0 for empty slots."""
 
     def resume(self, geometry: Geometry, count: np.ndarray) -> Ring:
         """Return the rings after int64[E] rows, any number, without a `clear`."""

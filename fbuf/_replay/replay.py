@@ -583,7 +583,7 @@ class Replay(ReplayState):
 
     @_locked
     def can_add(self, rows: int = 1) -> bool:
-        """Return whether so many rows can be added without waiting.
+        """Return whether `rows` rows can be added without waiting.
 
         Example:
           >>> import fbuf, numpy as np

@@ -1,7 +1,7 @@
 r"""Draw anchors by the rank of their priority, which outliers cannot distort.
 
 The probability is :math:`rank(i)^{-\alpha} / \sum_k rank(k)^{-\alpha}`, with rank 1 for the largest |p|. The rows are kept in
-buckets of magnitude (`fbuf._algorithms.rank_buckets`). No leaves are stored, so an annealed alpha applies at once.
+buckets of magnitude (`fbuf._algorithms.rank_buckets`). No leaves are stored, so a new alpha applies to every row.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", section 3.3.
 """

@@ -101,7 +101,7 @@ class Summary:
         return 1 - self.distinct / self.compared if self.distinct is not None and self.compared else None
 
     def to_dict(self) -> dict[str, float]:
-        """Return numbers by name, flat, for loggers: `"ages/median"`, `"leaves/obs/ratio"`; without those that are None."""
+        """Return the numbers as a flat dict for loggers, with keys such as `"ages/median"`. Unknown numbers are left out."""
         out: dict[str, Any] = {"size": self.size, "capacity": self.capacity, "fill": self.fill}
         out |= {"drawable": self.drawable, "available": self.available}
         out |= {"effective_size": self.effective_size, "likeliest": self.likeliest}

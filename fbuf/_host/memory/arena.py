@@ -7,6 +7,7 @@ saved stays valid until its segment is freed, and loaded strings keep their addr
 
 from __future__ import annotations
 
+import abc
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -119,7 +120,7 @@ class Segment:
         self.slab = slab  # it is a part of that, which is freed as a whole
 
 
-class SegmentPool:
+class SegmentPool(abc.ABC):
     """Byte strings by address, in segments that are freed with their last string."""
 
     bits: int  # of an address that are its offset
@@ -136,13 +137,13 @@ class SegmentPool:
         self.grown = False  # a segment was added since compaction was last considered
         self._identity = Identity()
 
+    @abc.abstractmethod
     def append(self, blobs: Sequence[bytes | memoryview], tail: int = 0) -> Array:
         """Store strings; return addresses uint64[len(blobs)]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _drop(self, number: int) -> None:
         """Free a segment."""
-        raise NotImplementedError
 
     def _split(self, addresses: Array) -> tuple[Array, Array]:
         """Return segments uint64 and offsets int64."""
@@ -195,6 +196,7 @@ class SegmentPool:
         """Undo the last `append`, which no reader has seen."""
         self.release(addresses, lengths)
 
+    @abc.abstractmethod
     def settle(self) -> None:
         """Keep the last `append`."""
 
@@ -227,7 +229,7 @@ class Arena(SegmentPool):
     """Byte strings in memory.
 
     Args:
-      tails: Segments filled side by side, for strings of different life.
+      tails: Segments filled in parallel, for strings of different lifetimes.
     """
 
     bits = _OFFSET_BITS
@@ -254,6 +256,9 @@ class Arena(SegmentPool):
             self.release(addresses[:done], np.array([len(b) for b in blobs[:done]], np.int64))
             raise
         return addresses
+
+    def settle(self) -> None:
+        """Do nothing: an `append` to memory is complete."""
 
     def _grow(self, least: int, tail: int) -> Segment:
         size = min(max(self.live // 192, self.small), _LARGE) + 4095 & ~4095

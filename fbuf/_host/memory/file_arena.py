@@ -9,6 +9,7 @@ stored, which bounds both waste and open files.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 from collections.abc import Iterator, Sequence
@@ -154,11 +155,9 @@ class FileArena(SegmentPool):
         if segment is not None:
             segment.used = offset
         if segment is not None and segment.file.fd >= 0:
-            try:
+            with contextlib.suppress(OSError):  # on failure the segment is not used for later writes
                 segment.file.empty(offset)
                 return
-            except OSError:
-                pass  # its remains come before all later writes
         self._tails[0] = -1
 
     def settle(self) -> None:

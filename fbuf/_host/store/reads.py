@@ -5,6 +5,7 @@ A read finds its rows under the lock of the store (`_look_up`) and copies or dec
 
 from __future__ import annotations
 
+import abc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ Found = tuple[Fetch, Array, list[tuple[int, Callable[[memoryview], None]]], Pend
 """How to fetch rows, bool[M] of which are there, what writes the updated ones of those, and what tells whether they last."""
 
 
-class TicketReads:
+class TicketReads(abc.ABC):
     """Reads of rows by ticket; a store says where they are (`_find_rows`)."""
 
     columns: tuple[Column, ...]
@@ -30,14 +31,15 @@ class TicketReads:
         self._lock = threading.Lock()
         self._ahead = ReadAhead(weakref.WeakMethod(self._run))
 
+    @abc.abstractmethod
     def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
         """Find rows of a column by tickets uint64[M], of requests that begin at int64[R] `starts`; `_lock` is held."""
-        raise NotImplementedError
 
     def _are_readable(self, rows: PendingRows) -> Array:
-        """Return bool[M], which rows that were there have not expired; `_lock` is held."""
-        raise NotImplementedError
+        """Return bool[M], which rows have not expired since they were found: by default all. `_lock` is held."""
+        return np.ones(len(rows.tickets), bool)
 
+    @abc.abstractmethod
     def _check_open(self) -> None:
         """Raise StoreClosed or StoreCorrupted unless rows can be read."""
 

@@ -173,10 +173,8 @@ class UpdateLog:
             yield
         except BaseException:
             self._file.size = self._end
-            try:
+            with contextlib.suppress(OSError):  # the next record overwrites it; readers skip an incomplete one
                 self._file.empty(self._end)
-            except OSError:
-                pass  # the next record overwrites it, and a part of one is none
             raise
         self._end += len(record)
 

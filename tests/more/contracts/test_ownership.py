@@ -22,7 +22,7 @@ from tests.support.processes import run_python
 storage = _support.storage
 
 
-def test_a_pending_write_nobody_waits_for_is_no_error(storage: str) -> None:
+def test_a_pending_write_without_a_reader_raises_no_error(storage: str) -> None:
     script = f"""
 import gc, jax, jax.numpy as jnp, fbuf
 from tests.support.ownership import EXAMPLE, filled, late, make, rows_of
