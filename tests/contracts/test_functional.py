@@ -288,7 +288,7 @@ def test_no_generation_is_zero() -> None:
 
 def test_counters_of_refusals_wrap_without_harm() -> None:
     state = RICH.init(EXAMPLE)
-    state = dataclasses.replace(state, counters=jnp.full_like(state.counters, 2**32 - 1))
+    state = state.replace(counters=jnp.full_like(state.counters, 2**32 - 1))
     state, batch = RICH.sample(state, KEY, BATCH)
     assert int(RICH.stats(state)["empty_samples"]) == 0
     assert not np.any(batch.mask)

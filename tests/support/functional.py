@@ -103,7 +103,7 @@ def build() -> fbuf.Buffer:
 
 def laps(buffer: fbuf.Buffer, lap: int) -> fbuf.BufferState:
     state = buffer.init(EXAMPLE)
-    return dataclasses.replace(state, ring=dataclasses.replace(state.ring, lap=jnp.full((LANES,), lap, jnp.uint32)))
+    return state.replace(ring=dataclasses.replace(state.ring, lap=jnp.full((LANES,), lap, jnp.uint32)))
 
 
 def check_laps(name: str) -> None:

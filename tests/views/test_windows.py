@@ -349,5 +349,5 @@ def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
     view = Transition(stack=2, observation="id", action=None, reward="episode")
     rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
     state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})
-    state = dataclasses.replace(state, ring=fbuf._indexing.ring.evict(state.ring, jnp.array([2], jnp.int32)))
+    state = state.replace(ring=fbuf._indexing.ring.evict(state.ring, jnp.array([2], jnp.int32)))
     assert np.flatnonzero(drawable(rows.convert(stacked, state))).tolist() == [3, 4]

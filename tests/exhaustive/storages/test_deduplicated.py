@@ -139,7 +139,7 @@ def test_counters_wrap_at_2_to_the_32(on_full: str) -> None:
     trial, which = Trial(small(on_full), SMALL), ("refuse", "retire").index(on_full)
     counter = COUNTERS.index(("refused_rows", "retired_rows")[which])
     counters = trial.state.counters.at[counter].set(jnp.uint32(2**32 - 3))
-    trial.state, went = dataclasses.replace(trial.state, counters=counters), 0
+    trial.state, went = trial.state.replace(counters=counters), 0
     for seed in range(8):
         before, rng = trial.counters(), np.random.default_rng(seed)
         noise = {name: rng.integers(0, 256, (4, 3, *shape), np.uint8) for name, (shape, _) in SMALL.items()}
