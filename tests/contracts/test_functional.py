@@ -194,7 +194,8 @@ def test_a_pickled_buffer_hashes_alike_in_another_process() -> None:
         "from fbuf.samplers import Prioritized\n"
         "from fbuf.views import Transition\n"
         "b = pickle.load(sys.stdin.buffer)\n"
-        f"c = fbuf.Buffer(capacity={CAPACITY}, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes={LANES})\n"
+        "view = Transition(n_step=2, stack=2, autoreset='same_step')\n"
+        f"c = fbuf.Buffer(capacity={CAPACITY}, sampler=Prioritized(), view=view, lanes={LANES})\n"
         "assert b == c and hash(b) == hash(c) and len({b, c}) == 1\n"
     )
     buffer = build()
