@@ -68,7 +68,7 @@ def _grow_rows(
     rows = storage.with_capacity(state.rows, other.geometry)
     fresh = state_ops.empty_state(other, rows)
     if isinstance(state.sampler, EpisodeQueue):  # numbers episodes by the length of a lane
-        grown = dataclasses.replace(fresh, rows=rows, ring=ring)
+        grown = fresh.replace(rows=rows, ring=ring)
         anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:
         anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)

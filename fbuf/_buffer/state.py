@@ -115,14 +115,17 @@ class BufferState:
 
     @property
     def ring(self) -> Ring:
+        """Where each lane writes next, and how many rows it holds."""
         return self._opened.ring
 
     @property
     def counters(self) -> jax.Array:
+        """uint32[9], see `COUNTERS`."""
         return self._opened.counters
 
     @property
     def token(self) -> jax.Array:
+        """int32[], always 0: orders reads before writes."""
         return self._opened.token
 
     @property

@@ -186,7 +186,8 @@ def _read(
     there = {n for n in saved.arrays if n.startswith("state/")}
     if "state/token" in there:
         raise checkpoint.VersionError(
-            f"{call}: {saved.path} was saved before the small arrays of a state shared one. Load it with the version that saved it."
+            f"{call}: {saved.path} was saved by a development version of fbuf, whose state had other arrays. Convert it with "
+            f"the version that saved it."
         )
     if not reader.prefetch:
         there = {n for n in there if not n.startswith("state/ahead/")}
