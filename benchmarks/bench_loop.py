@@ -2,9 +2,10 @@
 
 Every library is called as its users call it, from NumPy rows to torch tensors: `Replay.add`, `Replay.sample` and the
 prioritized step (batch, new priorities), beside Stable-Baselines3, cpprb, torchrl and flashbax under the user's own jit. Then
-whole runs of one DQN script (torch, CartPole, after cleanrl's dqn.py), which differ in their buffer alone. All figures are CPU
-seconds of all threads, interleaved. Expected: `add` at most 4 times SB3's time, `sample` at most twice, the run at most 1.1
-times; the prioritized step at least as fast as cpprb's and torchrl's.
+donated jitted calls beside flashbax's, in wall time, and whole runs of one DQN script (torch, CartPole, after cleanrl's
+dqn.py), which differ in their buffer alone. All other figures are CPU seconds of all threads, interleaved. Expected: `add` at
+most 4 times SB3's time, `sample` at most twice, the run at most 1.1 times; the prioritized step at least as fast as cpprb's
+and torchrl's; jitted calls at least as fast as flashbax's.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fbuf
@@ -23,6 +26,7 @@ from benchmarks._harness import Absent, absent_row, interleave, load_peer, ratio
 ADD = "`Replay.add` of one row of five NumPy leaves: its time over the peer's"
 SAMPLE = "`Replay.sample(256, to='torch')` of such rows: its time over the peer's"
 STEP = "Prioritized step at B = 256 of 10^5 rows, in a Python loop: the peer's time over ours"
+JITTED = "A jitted method, the state donated: flashbax's time over ours"
 RUN = "A DQN script (torch, CartPole), its time over that with the peer's buffer"
 
 CAPACITY, BATCH = 100_000, 256
@@ -212,7 +216,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     try:
         rounds = 2 if quick else 15
         report = calls(rounds, quick)
-        return report + runs(1 if quick else 5, 1_500 if quick else 50_000)
+        return report + jitted(rounds, 20 if quick else 200) + runs(1 if quick else 5, 1_500 if quick else 50_000)
     finally:
         torch.set_num_threads(threads)
 
@@ -250,6 +254,75 @@ def calls(rounds: int, quick: bool) -> list[dict[str, Any]]:
                 target = targets.get(name)
                 report.append(row(question, name, ours=spread(ours), peer=spread(theirs), ratio=over, target=target))
     return report
+
+
+def jitted(rounds: int, often: int) -> list[dict[str, Any]]:
+    """`add`, `extend` and `sample` of uniform buffers, and the prioritized step."""
+    flashbax = load_peer("flashbax")
+    if isinstance(flashbax, Absent):
+        return [absent_row(JITTED, "flashbax", flashbax)]
+    report = []
+    for kind, methods in (("flat", ("add", "extend", "sample")), ("prioritized", ("step",))):
+        sides = {"fbuf": _our_methods(kind), "flashbax": _their_methods(flashbax, kind)}
+        for name in methods:
+            thunks = {side: made[name] for side, made in sides.items()}
+            timings = interleave(thunks, rounds=rounds, warmup=20, calls=often)
+            ours, theirs = timings["fbuf"], timings["flashbax"]
+            target, case = ">= 1.5" if name == "add" else ">= 1.0", f"{kind}, {name}"
+            report.append(
+                row(JITTED, case, ours=spread(ours), peer=spread(theirs), ratio=ratio(theirs, ours), target=target)
+            )
+    return report
+
+
+def _our_methods(kind: str) -> dict[str, Callable[[], Any]]:
+    buffer = fbuf.uniform(CAPACITY) if kind == "flat" else fbuf.prioritized(CAPACITY)
+
+    def sample(state: Any, key: jax.Array) -> Any:
+        return buffer.sample(state, key, BATCH)
+
+    def step(state: Any, item: Any, key: jax.Array) -> Any:
+        state, batch = sample(buffer.add(state, item), key)
+        return buffer.update_priority(state, batch.index, batch.data["reward"]), batch
+
+    return _methods(buffer.init(EXAMPLE), buffer.add, buffer.extend, sample, step)
+
+
+def _their_methods(flashbax: Any, kind: str) -> dict[str, Callable[[], Any]]:
+    make = flashbax.make_flat_buffer if kind == "flat" else flashbax.make_prioritised_flat_buffer
+    settings: dict[str, Any] = {"max_length": CAPACITY, "min_length": 2, "sample_batch_size": BATCH}
+    settings |= {} if kind == "flat" else {"device": jax.default_backend()}
+    buffer, several = make(**settings), make(**settings, add_sequences=True)
+
+    def sample(state: Any, key: jax.Array) -> Any:
+        return state, buffer.sample(state, key)
+
+    def step(state: Any, item: Any, key: jax.Array) -> Any:
+        state, batch = sample(buffer.add(state, item), key)
+        return buffer.set_priorities(state, batch.indices, batch.experience.first["reward"]), batch
+
+    return _methods(buffer.init(jax.tree.map(jnp.asarray, EXAMPLE)), buffer.add, several.add, sample, step)
+
+
+def _methods(state: Any, add: Any, extend: Any, sample: Any, step: Any) -> dict[str, Callable[[], Any]]:
+    """Return the methods as jitted calls in place of one state, which holds 10 batches."""
+    held = [state]
+    item = jax.tree.map(jnp.asarray, EXAMPLE)
+    items = jax.tree.map(lambda x: jnp.zeros((BATCH, *x.shape), x.dtype), item)
+    arguments = {"add": (item,), "extend": (items,), "sample": (jax.random.key(0),), "step": (item, jax.random.key(0))}
+    jits = {
+        name: jax.jit(method, donate_argnums=0)
+        for name, method in (("add", add), ("extend", extend), ("sample", sample), ("step", step))
+    }
+
+    def call(name: str) -> Any:
+        after = jits[name](held[0], *arguments[name])
+        held[0] = after if name in ("add", "extend") else after[0]
+        return held[0] if name in ("add", "extend") else after
+
+    for _ in range(10):
+        call("extend")
+    return {name: partial(call, name) for name in jits}
 
 
 def _thunk(side: Any, method: str, rows: list[dict[str, np.ndarray]]) -> Callable[[], Any]:
