@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._core.narrow import narrow, refuse
 from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
@@ -37,12 +38,14 @@ def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
     """Return a Python number in the dtype of its leaf, if the kind allows it."""
     kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
     want = np.dtype(dtype).kind if np.dtype(dtype).kind in _KIND else "f"
+    if _KIND[kind] > _KIND[want]:
+        return value
+    where = f"{call}: {_text(name)}"
     try:
-        return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
+        number = np.asarray(value, np.float64 if want == "f" else dtype)
     except OverflowError:
-        raise ValueError(
-            f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use one in its range."
-        ) from None
+        refuse(where, name, value, dtype)
+    return narrow(where, name, number, dtype)
 
 
 def check_spec(call: str, spec: Spec) -> None:
@@ -135,6 +138,8 @@ def check_rows(
                 f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
                 f"Cast with x.astype(jnp.{want.dtype})."
             )
+        if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != want.dtype:
+            leaf = narrow(f"{call}: {_text(name)}", name, leaf, want.dtype)
         cut = len(leading)
         item, head = got.shape[cut:], got.shape[:cut]
         if len(got.shape) < cut or item != want.shape:

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._core.narrow import narrow
+
 PyTree = Any
 Spec = Mapping[str, jax.ShapeDtypeStruct]
 """Shape and dtype of one row of each leaf, by name."""
@@ -78,8 +80,14 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
 
 
 def spec_of(example: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the spec of a row of arrays, scalars or `jax.ShapeDtypeStruct`s."""
-    return {name: leaf_spec(leaf, f"fbuf: leaf '{name}'") for name, leaf in named_leaves(example).items()}
+    """Return the spec of a row of arrays, scalars or `jax.ShapeDtypeStruct`s. Raises ValueError: a value does not fit."""
+    spec = {}
+    for name, leaf in named_leaves(example).items():
+        where = f"fbuf: leaf '{name}'"
+        spec[name] = leaf_spec(leaf, where)
+        if isinstance(leaf, (int, float, np.ndarray, np.generic)):
+            narrow(where, name, leaf, spec[name].dtype)
+    return spec
 
 
 def item_bytes(spec: jax.ShapeDtypeStruct) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
+from fbuf._core.narrow import is_wide
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
 from fbuf._interfaces.writer import ReadOnly
@@ -86,21 +87,30 @@ def to_array(value: Any, name: str) -> Any:
 
 
 def to_rows(tree: PyTree) -> PyTree:
-    """Return rows with torch leaves as JAX arrays."""
+    """Return rows with torch leaves as JAX arrays, or as NumPy arrays where JAX would narrow them."""
     if type(tree).__module__.split(".")[0] == "tensordict":
         raise TypeError(
             "Replay: rows are a TensorDict; expected dicts of arrays. Use fbuf.torch.from_tensordict(rows)."
         )
-    tensors = [_is_torch(leaf) for leaf in jax.tree.leaves(tree)]
-    if not any(tensors):
+    leaves = jax.tree.leaves(tree)
+    if not any(map(_is_torch, leaves)):
         return tree
     from fbuf.torch import from_torch
 
-    if all(tensors):
+    if all(_is_torch(leaf) and not _is_wide_tensor(leaf) for leaf in leaves):
         return from_torch(tree)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: to_array(leaf, jax.tree_util.keystr(path, simple=True, separator="/")), tree
-    )
+
+    def convert(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return leaf.cpu().numpy() if _is_wide_tensor(leaf) else to_array(leaf, name)
+
+    return jax.tree_util.tree_map_with_path(convert, tree)
+
+
+def _is_wide_tensor(leaf: Any) -> bool:
+    """Return whether it is a tensor that JAX would narrow, and NumPy can share."""
+    name = str(leaf.dtype)[6:] if _is_torch(leaf) else ""
+    return name in ("int64", "uint64", "float64") and is_wide(np.dtype(name)) and not leaf.requires_grad
 
 
 def to_index(call: str, index: Any) -> Index:

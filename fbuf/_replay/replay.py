@@ -21,13 +21,14 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checked import raise_for
-from fbuf._buffer.checks import check_eta
+from fbuf._buffer.checks import check_eta, check_update
 from fbuf._buffer.state import BufferState, refuse_donated
 from fbuf._buffer.summary import Summary
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
+from fbuf._core.narrow import has_wide
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
@@ -269,8 +270,8 @@ class Replay(ReplayState):
                 self._wait(call, "add", count, timeout)
             if ragged:
                 rows = self._stored(call, rows, priority, mask)
-            elif method is programs.add:
-                rows = self._row(call, rows)
+            elif method is programs.add or has_wide(rows):
+                rows = self._checked(call, rows)
             counts = self._donate(method, rows, priority=priority, mask=mask)
             if self._limiter is not None:
                 self._limiter.done("add", count)
@@ -478,6 +479,8 @@ class Replay(ReplayState):
         index, fields = to_index("Replay.update_rows", index), to_rows(fields)
         with self._acquire():
             self._flush()
+            if has_wide(fields):
+                index, fields = check_update("Replay.update_rows", self.buffer, self._state, index, fields)
             index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, fields))
             counts = self._donate(programs.update_rows, index, fields)
         self._raise("Replay.update_rows", counts)

@@ -11,10 +11,12 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._core.narrow import WIDE, fits
 from fbuf._core.pytree import PyTree
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
 from fbuf.storages import Compressed, Device, Host
@@ -23,7 +25,6 @@ from fbuf.writers import Ring
 _LONG, _SHORT = 64, 16  # rows; XLA runs a write of 16 in the calling thread
 _MOST_BYTES = 1 << 20
 _NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
-_WIDE = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.uint64))
 _STORAGES, _SAMPLERS = (Device, Host, Compressed), (Uniform, Epoch, Consume, Prioritized, Ranked)
 
 
@@ -39,12 +40,13 @@ class RowBlock:
         record, self._structure = _record(buffer, state)
         self._records = np.zeros(length, record)
         self._mask = self._records["mask"]
-        self._columns: list[tuple[np.ndarray[Any, Any], np.dtype[Any], Any, tuple[int, ...], tuple[type, ...]]] = []
+        self._columns: list[tuple[Any, ...]] = []
         for name in (record.names or ())[:-1]:
             column = self._records[name]
             dtype, shape = column.dtype, column.shape[1:]
-            wide = next((w for w in _WIDE if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
-            self._columns.append((column, dtype, wide, shape, () if shape else _NUMBERS[dtype.kind]))
+            wide = next((w for w in WIDE if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
+            most = float(jnp.finfo(dtype).max) if dtype.kind in "fV" else math.inf
+            self._columns.append((column, dtype, wide, shape, () if shape else _NUMBERS[dtype.kind], most))
         self.lengths = (_SHORT, length) if length > _SHORT else (length,)
         self.length, self.count = length, 0
         self.masked = False  # some row has a mask
@@ -55,9 +57,11 @@ class RowBlock:
         if structure != self._structure:
             return False
         at = self.count
-        for leaf, (column, dtype, wide, shape, numbers) in zip(leaves, self._columns, strict=True):
+        for leaf, (column, dtype, wide, shape, numbers, most) in zip(leaves, self._columns, strict=True):
             kind = type(leaf)
             if kind in numbers:
+                if not -most <= leaf <= most:  # may become infinite
+                    return False
                 try:
                     column[at] = leaf
                 except OverflowError:
@@ -66,7 +70,7 @@ class RowBlock:
                 return False
             elif leaf.dtype == dtype:
                 column[at] = leaf
-            elif leaf.dtype == wide and (dtype.kind == "f" or np.all(leaf.astype(dtype) == leaf)):
+            elif leaf.dtype == wide and fits(leaf, dtype):
                 column[at] = leaf  # as JAX does without x64
             else:
                 return False

@@ -79,11 +79,12 @@ class ReplayState:
             self._state, counts = method(self.buffer, self._state, *args, **options)
         return counts
 
-    def _row(self, call: str, row: PyTree) -> PyTree:
-        """Return one row with Python numbers as arrays."""
+    def _checked(self, call: str, rows: PyTree) -> PyTree:
+        """Return rows as arrays of the leaves' dtypes, checked before jit would narrow them: one a lane for `Replay.add`."""
         spec, structure = self.buffer.given_spec(self._state)
-        lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
-        return structure.unflatten(arguments.check_rows(call, row, spec, structure, lead, axes).values())
+        axes = (["N"] if call.endswith("extend") else []) + ([] if self.buffer.lanes is None else ["E"])
+        lead = tuple(self.buffer.lanes if axis == "E" else None for axis in axes)
+        return structure.unflatten(arguments.check_rows(call, rows, spec, structure, lead, ", ".join(axes)).values())
 
     def _stored(self, call: str, rows: PyTree, priority: Any, mask: Any) -> PyTree:
         """Store ragged leaves first, so that the rest can be written in place."""
