@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._core.narrow import narrow, refuse
 from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
+from fbuf._core.x64 import narrow, needs_x64, refuse, to_pairs
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
@@ -132,14 +132,19 @@ def check_rows(
         want = spec[name]
         if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
             leaf = _scalar(call, name, leaf, want.dtype)
-        got = leaf_spec(leaf, f"{call}: {_text(name)}")
+        where = f"{call}: {_text(name)}"
+        got = leaf_spec(leaf, where)
+        pairs = needs_x64(want.dtype)
+        if pairs:
+            leaf = to_pairs(where, leaf, want.dtype)
+            got = jax.ShapeDtypeStruct(leaf.shape[:-1], want.dtype)
         if got.dtype != want.dtype:
             raise TypeError(
                 f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
                 f"Cast with x.astype(jnp.{want.dtype})."
             )
-        if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != want.dtype:
-            leaf = narrow(f"{call}: {_text(name)}", name, leaf, want.dtype)
+        if isinstance(leaf, (np.ndarray, np.generic)) and not pairs:
+            leaf = narrow(where, name, leaf, want.dtype)
         cut = len(leading)
         item, head = got.shape[cut:], got.shape[:cut]
         if len(got.shape) < cut or item != want.shape:

@@ -11,9 +11,9 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
-from fbuf._core.narrow import is_wide
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
+from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
@@ -97,20 +97,20 @@ def to_rows(tree: PyTree) -> PyTree:
         return tree
     from fbuf.torch import from_torch
 
-    if all(_is_torch(leaf) and not _is_wide_tensor(leaf) for leaf in leaves):
+    if all(_is_torch(leaf) and not _is_64_bit_tensor(leaf) for leaf in leaves):
         return from_torch(tree)
 
     def convert(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return leaf.cpu().numpy() if _is_wide_tensor(leaf) else to_array(leaf, name)
+        return leaf.cpu().numpy() if _is_64_bit_tensor(leaf) else to_array(leaf, name)
 
     return jax.tree_util.tree_map_with_path(convert, tree)
 
 
-def _is_wide_tensor(leaf: Any) -> bool:
+def _is_64_bit_tensor(leaf: Any) -> bool:
     """Return whether it is a tensor that JAX would narrow, and NumPy can share."""
     name = str(leaf.dtype)[6:] if _is_torch(leaf) else ""
-    return name in ("int64", "uint64", "float64") and is_wide(np.dtype(name)) and not leaf.requires_grad
+    return name in ("int64", "uint64", "float64") and needs_x64(np.dtype(name)) and not leaf.requires_grad
 
 
 def to_index(call: str, index: Any) -> Index:
@@ -137,7 +137,11 @@ def place(batch: Sample, to: str, device: Any) -> Any:
     """Convert a batch, move it to a device, and wait for it."""
     ragged, batch = batch.ragged, dataclasses.replace(batch, ragged=None)  # names of rows, not arrays
     if to == "jax":
-        batch = jax.block_until_ready(batch if device is None else jax.device_put(batch, device))
+        if device is not None:
+            leaves, structure = jax.tree.flatten(batch)  # NumPy leaves have 64 bits, which JAX would narrow
+            moved = iter(jax.device_put([leaf for leaf in leaves if isinstance(leaf, jax.Array)], device))
+            batch = structure.unflatten([next(moved) if isinstance(x, jax.Array) else x for x in leaves])
+        batch = jax.block_until_ready(batch)
     else:
         batch = convert(batch, to)
         if device is not None:

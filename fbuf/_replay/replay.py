@@ -10,6 +10,7 @@ It reads counters after it releases the lock. With a limit, calls wait for each 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable
 from functools import partial
@@ -28,10 +29,10 @@ from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
-from fbuf._core.narrow import has_wide
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
+from fbuf._core.x64 import exact, has_64_bits
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import programs
@@ -270,7 +271,7 @@ class Replay(ReplayState):
                 self._wait(call, "add", count, timeout)
             if ragged:
                 rows = self._stored(call, rows, priority, mask)
-            elif method is programs.add or has_wide(rows):
+            elif method is programs.add or has_64_bits(rows):
                 rows = self._checked(call, rows)
             counts = self._donate(method, rows, priority=priority, mask=mask)
             if self._limiter is not None:
@@ -342,7 +343,7 @@ class Replay(ReplayState):
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
-        return batch
+        return dataclasses.replace(batch, data=exact(call, self._exact, batch.data)) if self._exact else batch
 
     def expect_stale(self) -> None:
         """Only count stale indices in `stats` from now on, as `batches` and torch's `Loader` need.
@@ -479,7 +480,7 @@ class Replay(ReplayState):
         index, fields = to_index("Replay.update_rows", index), to_rows(fields)
         with self._acquire():
             self._flush()
-            if has_wide(fields):
+            if has_64_bits(fields):
                 index, fields = check_update("Replay.update_rows", self.buffer, self._state, index, fields)
             index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, fields))
             counts = self._donate(programs.update_rows, index, fields)

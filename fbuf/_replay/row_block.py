@@ -16,8 +16,8 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.narrow import WIDE, fits
 from fbuf._core.pytree import PyTree
+from fbuf._core.x64 import DTYPES, fits, needs_x64
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
 from fbuf.storages import Compressed, Device, Host
 from fbuf.writers import Ring
@@ -44,7 +44,7 @@ class RowBlock:
         for name in (record.names or ())[:-1]:
             column = self._records[name]
             dtype, shape = column.dtype, column.shape[1:]
-            wide = next((w for w in WIDE if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
+            wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
             most = float(jnp.finfo(dtype).max) if dtype.kind in "fV" else math.inf
             self._columns.append((column, dtype, wide, shape, () if shape else _NUMBERS[dtype.kind], most))
         self.lengths = (_SHORT, length) if length > _SHORT else (length,)
@@ -136,6 +136,8 @@ def unpack(buffer: Buffer, state: BufferState, packed: jax.Array) -> tuple[PyTre
     for dtype, offset, *_ in (record.fields or {}).values():
         base, shape = dtype.subdtype or (dtype, ())
         part = packed[:, offset : offset + dtype.itemsize].reshape(len(packed), *shape, base.itemsize)
+        if needs_x64(base):
+            part, base = part.reshape(*part.shape[:-1], 2, 4), np.dtype(np.uint32)
         part = part if base.itemsize > 1 else part[..., 0]
         leaves.append(part != 0 if base.kind == "b" else jax.lax.bitcast_convert_type(part, base))
     return structure.unflatten(leaves[:-1]), leaves[-1]

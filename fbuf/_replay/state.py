@@ -22,6 +22,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
+from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._replay import programs
 from fbuf._replay.row_block import row_block
@@ -44,7 +45,10 @@ class ReplayState:
             self.buffer.sampler
         )
         devices: set[Any] = self._state.token.sharding.device_set
-        self._packs = {d.platform for d in devices} == {"cpu"} and not isinstance(self.buffer.storage, Ragged)
+        spec = self.buffer.storage.spec(state.rows)[0]
+        self._exact = {name: leaf for name, leaf in spec.items() if needs_x64(leaf.dtype)}
+        packs = not self._exact and not isinstance(self.buffer.storage, Ragged)
+        self._packs = packs and {d.platform for d in devices} == {"cpu"}
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""

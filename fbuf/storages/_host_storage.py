@@ -49,6 +49,11 @@ class HostStorage:
     """Bytes of decoded rows to cache."""
 
     @property
+    def exact(self) -> tuple[str, ...]:
+        """Leaves (or subtrees) that keep the 64 bits of NumPy's dtypes: those of `keys`."""
+        return self.keys or ()
+
+    @property
     def in_files(self) -> bool:
         """Whether the rows are in files instead of memory."""
         return self.path is not None

@@ -10,8 +10,8 @@ import numpy as np
 
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
-from fbuf._core.narrow import narrow
 from fbuf._core.pytree import leaf_spec
+from fbuf._core.x64 import narrow
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING, dtype_of
 
