@@ -17,7 +17,7 @@ DTYPES = frozenset(map(np.dtype, ("int64", "uint64", "float64")))
 
 def needs_x64(dtype: Any) -> bool:
     """Return whether JAX would narrow a dtype: it has 64 bits, and `jax_enable_x64` is off."""
-    return dtype in DTYPES and not jax.config.read("jax_enable_x64")
+    return dtype in DTYPES and bool(jax.dtypes.canonicalize_dtype(dtype) != dtype)
 
 
 def has_64_bits(tree: Any) -> bool:
@@ -64,13 +64,13 @@ def in_jax(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((*leaf.shape, 2), np.uint32) if needs_x64(leaf.dtype) else leaf
 
 
-def to_pairs(where: str, values: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def to_pairs(where: str, values: Any, dtype: Any) -> Any:
     """Return NumPy values of a 64-bit dtype as uint32[..., 2]; pairs stay as they are.
 
     Raises:
       TypeError: another dtype, or another kind of array.
     """
-    if getattr(values, "dtype", None) == np.uint32 and values.shape[-1:] == (2,) and isinstance(values, jax.Array):
+    if isinstance(values, jax.Array) and values.dtype == np.uint32 and values.shape[-1:] == (2,):
         return values
     if not isinstance(values, (np.ndarray, np.generic)) or values.dtype != dtype:
         kind = f"{values.dtype}" + (" of JAX" if isinstance(values, jax.Array) else "")

@@ -138,9 +138,9 @@ def place(batch: Sample, to: str, device: Any) -> Any:
     ragged, batch = batch.ragged, dataclasses.replace(batch, ragged=None)  # names of rows, not arrays
     if to == "jax":
         if device is not None:
-            leaves, structure = jax.tree.flatten(batch)  # NumPy leaves have 64 bits, which JAX would narrow
-            moved = iter(jax.device_put([leaf for leaf in leaves if isinstance(leaf, jax.Array)], device))
-            batch = structure.unflatten([next(moved) if isinstance(x, jax.Array) else x for x in leaves])
+            arrays = [leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, jax.Array)]
+            moved = iter(jax.device_put(arrays, device))  # without NumPy's, whose 64 bits JAX would narrow
+            batch = jax.tree.map(lambda leaf: next(moved) if isinstance(leaf, jax.Array) else leaf, batch)
         batch = jax.block_until_ready(batch)
     else:
         batch = convert(batch, to)

@@ -45,7 +45,7 @@ class RowBlock:
             column = self._records[name]
             dtype, shape = column.dtype, column.shape[1:]
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
-            most = float(jnp.finfo(dtype).max) if dtype.kind in "fV" else math.inf
+            most = float(jnp.finfo(dtype).max) if dtype.kind in "fV" else math.inf  # type: ignore[no-untyped-call]
             self._columns.append((column, dtype, wide, shape, () if shape else _NUMBERS[dtype.kind], most))
         self.lengths = (_SHORT, length) if length > _SHORT else (length,)
         self.length, self.count = length, 0
