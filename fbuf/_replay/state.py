@@ -44,7 +44,7 @@ class ReplayState:
         self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_sampler(
             self.buffer.sampler
         )
-        devices: set[Any] = self._state.token.sharding.device_set
+        devices: set[Any] = self._state.header.sharding.device_set
         spec = self.buffer.storage.spec(state.rows)[0]
         self._exact = {name: leaf for name, leaf in spec.items() if needs_x64(leaf.dtype)}
         packs = not self._exact and not isinstance(self.buffer.storage, Ragged)
