@@ -112,7 +112,7 @@ class Buffer(BufferConfig):
         Args:
           example: One row of one lane: a pytree of arrays, scalars or `jax.ShapeDtypeStruct`s, without leading axes.
         Raises:
-          ValueError: the row has no leaves, or lacks one that view, storage or `episode_end` names.
+          ValueError: the row has no leaves, lacks one that view, storage or `episode_end` names, or has a number out of range.
           TypeError: a leaf is not an array of numbers; or `init` with state on the host is being traced.
           MemoryError: an allocation fails; `plan` reports the size beforehand.
         Cost: O(C).
@@ -178,7 +178,7 @@ class Buffer(BufferConfig):
           priority: float[] (with lanes `[E]`), |p| of the new row; only for prioritized samplers.
           mask: bool[] (with lanes `[E]`): False adds nothing there.
         Raises:
-          ValueError, TypeError: wrong structure, dtype or shape (at trace time).
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf.
         Cost: O(1) in C if the state is donated; otherwise a copy of the buffer.
 
         Example:
@@ -200,7 +200,7 @@ class Buffer(BufferConfig):
             with NaN or infinity, get the largest priority before this call.
           mask: bool[N] (with lanes `[N, E]`): rows where it is False are skipped and take no space.
         Raises:
-          ValueError, TypeError: wrong structure, dtype or shape (at trace time).
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf.
         Cost: O(N) if the state is donated; otherwise a copy of the buffer.
 
         Example:
