@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
-from fbuf._core.x64 import narrow, needs_x64, refuse, to_pairs
+from fbuf._core.x64 import has_64_bits, narrow, needs_x64, refuse, to_pairs
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
@@ -165,6 +165,21 @@ def check_rows(
                 )
         out[name] = jnp.asarray(leaf)
     return out
+
+
+def narrowed(call: str, rows: PyTree, spec: Spec) -> PyTree:
+    """Return rows whose NumPy leaves of 64 bits are what `check_rows` makes of them, for a jitted function."""
+
+    def of_leaf(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        where, want = f"{call}: {_text(name)}", spec.get(name)
+        if want is not None and needs_x64(want.dtype):
+            return to_pairs(where, leaf, want.dtype)
+        if want is None or not has_64_bits(leaf) or leaf_spec(leaf).dtype != want.dtype:
+            return leaf
+        return narrow(where, name, leaf, want.dtype)
+
+    return jax.tree_util.tree_map_with_path(of_leaf, rows)
 
 
 def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | None, ...], axes: str) -> str:

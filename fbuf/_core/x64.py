@@ -73,7 +73,7 @@ def to_pairs(where: str, values: Any, dtype: Any) -> Any:
     if isinstance(values, jax.Array) and values.dtype == np.uint32 and values.shape[-1:] == (2,):
         return values
     if not isinstance(values, (np.ndarray, np.generic)) or values.dtype != dtype:
-        kind = f"{values.dtype}" + (" of JAX" if isinstance(values, jax.Array) else "")
+        kind = str(getattr(values, "dtype", type(values).__name__)) + " of JAX" * isinstance(values, jax.Array)
         raise TypeError(
             f"{where} is {kind}; this buffer keeps {dtype} on the host, which JAX cannot hold while jax_enable_x64 is off. "
             f"Pass NumPy arrays outside jit: np.asarray(x, np.{dtype})."
@@ -100,6 +100,6 @@ def exact(call: str, spec: Mapping[str, jax.ShapeDtypeStruct], data: Any) -> Any
                 f"{call}: leaf '{name}' is {dtypes[name]}, which jit cannot hold while jax_enable_x64 is off. Call it outside "
                 f"jit (or use fbuf.Replay), or enable x64: jax.config.update('jax_enable_x64', True)."
             )
-        return np.array(leaf, order="C").view(dtypes[name])[..., 0]
+        return np.array(jax.device_get(leaf), order="C").view(dtypes[name])[..., 0]
 
     return jax.tree_util.tree_map_with_path(of_leaf, data)

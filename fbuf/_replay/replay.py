@@ -22,7 +22,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checked import raise_for
-from fbuf._buffer.checks import check_eta, check_update
+from fbuf._buffer.checks import check_eta
 from fbuf._buffer.state import BufferState, refuse_donated
 from fbuf._buffer.summary import Summary
 from fbuf._checkpoint import replay as _replay
@@ -32,7 +32,7 @@ from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf._core.x64 import exact, has_64_bits
+from fbuf._core.x64 import exact
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import programs
@@ -271,8 +271,10 @@ class Replay(ReplayState):
                 self._wait(call, "add", count, timeout)
             if ragged:
                 rows = self._stored(call, rows, priority, mask)
-            elif method is programs.add or has_64_bits(rows):
-                rows = self._checked(call, rows)
+            elif method is programs.add:
+                rows = self._row(call, rows)
+            else:
+                rows = self._narrowed(call, rows)
             counts = self._donate(method, rows, priority=priority, mask=mask)
             if self._limiter is not None:
                 self._limiter.done("add", count)
@@ -343,7 +345,7 @@ class Replay(ReplayState):
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
-        return dataclasses.replace(batch, data=exact(call, self._exact, batch.data)) if self._exact else batch
+        return dataclasses.replace(batch, data=exact(call, self._spec, batch.data)) if self._has_pairs else batch
 
     def expect_stale(self) -> None:
         """Only count stale indices in `stats` from now on, as `batches` and torch's `Loader` need.
@@ -480,8 +482,7 @@ class Replay(ReplayState):
         index, fields = to_index("Replay.update_rows", index), to_rows(fields)
         with self._acquire():
             self._flush()
-            if has_64_bits(fields):
-                index, fields = check_update("Replay.update_rows", self.buffer, self._state, index, fields)
+            fields = self._narrowed("Replay.update_rows", fields)
             index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, fields))
             counts = self._donate(programs.update_rows, index, fields)
         self._raise("Replay.update_rows", counts)

@@ -22,7 +22,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
-from fbuf._core.x64 import needs_x64
+from fbuf._core.x64 import has_64_bits, needs_x64
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._replay import programs
 from fbuf._replay.row_block import row_block
@@ -45,9 +45,9 @@ class ReplayState:
             self.buffer.sampler
         )
         devices: set[Any] = self._state.header.sharding.device_set
-        spec = self.buffer.storage.spec(state.rows)[0]
-        self._exact = {name: leaf for name, leaf in spec.items() if needs_x64(leaf.dtype)}
-        packs = not self._exact and not isinstance(self.buffer.storage, Ragged)
+        self._spec = self.buffer.storage.spec(state.rows)[0]
+        self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
+        packs = not self._has_pairs and not isinstance(self.buffer.storage, Ragged)
         self._packs = packs and {d.platform for d in devices} == {"cpu"}
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
@@ -83,12 +83,17 @@ class ReplayState:
             self._state, counts = method(self.buffer, self._state, *args, **options)
         return counts
 
-    def _checked(self, call: str, rows: PyTree) -> PyTree:
-        """Return rows as arrays of the leaves' dtypes, checked before jit would narrow them: one a lane for `Replay.add`."""
+    def _row(self, call: str, row: PyTree) -> PyTree:
+        """Return one row with Python numbers as arrays."""
         spec, structure = self.buffer.given_spec(self._state)
-        axes = (["N"] if call.endswith("extend") else []) + ([] if self.buffer.lanes is None else ["E"])
-        lead = tuple(self.buffer.lanes if axis == "E" else None for axis in axes)
-        return structure.unflatten(arguments.check_rows(call, rows, spec, structure, lead, ", ".join(axes)).values())
+        lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
+        return structure.unflatten(arguments.check_rows(call, row, spec, structure, lead, axes).values())
+
+    def _narrowed(self, call: str, rows: PyTree) -> PyTree:
+        """Return rows without NumPy leaves of 64 bits, which jit would narrow unchecked."""
+        if not self._has_pairs and not has_64_bits(rows):
+            return rows
+        return arguments.narrowed(call, rows, self.buffer.given_spec(self._state)[0])
 
     def _stored(self, call: str, rows: PyTree, priority: Any, mask: Any) -> PyTree:
         """Store ragged leaves first, so that the rest can be written in place."""

@@ -207,7 +207,7 @@ class Host(HostStorage):
     Leaves keep 64 bits without `jax_enable_x64` if `keys` names them and the example has NumPy's int64, uint64 or float64.
     Outside jit they are written from NumPy arrays and returned as NumPy arrays, by `Replay` also as tensors. JAX cannot hold
     them: a method inside jit that takes or returns them raises TypeError, and so does `init` if the view, the writer or a
-    transform reads them. Other leaves have the 32-bit dtype of JAX, and values that do not fit it are errors.
+    transform reads them. Take them out of a batch before you pass it to jit, which would narrow them.
 
     Cost: a write or read is one callback and one copy of its rows.
 
@@ -216,8 +216,8 @@ class Host(HostStorage):
       >>> buffer = fbuf.Buffer(100, storage=fbuf.storages.Host(keys=("id",)))
       >>> replay = fbuf.Replay(buffer, {"id": np.int64(0), "reward": 0.0})
       >>> replay.add({"id": np.int64(2**40), "reward": 1.0})
-      >>> replay.sample(1, to="torch").data["id"]
-      tensor([1099511627776])
+      >>> replay.sample(1).data["id"]
+      array([1099511627776])
     """
 
     keys: tuple[str, ...] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,12 @@ def test_jit_refuses_with_the_reason() -> None:
             jax.jit(method)(state)
     with pytest.raises(TypeError, match=r"leaf 'id' is int32 of JAX; this buffer keeps int64 .* outside jit"):
         jax.jit(buffer.extend)(state, ROWS)
-    for wrong in (ROWS["id"].astype(np.int32), jnp.arange(6), np.zeros((6, 2), np.uint32)):
-        with pytest.raises(TypeError, match=r"leaf 'id' is .*; this buffer keeps int64"):
-            buffer.extend(state, ROWS | {"id": wrong})
+    replay = fbuf.Replay(buffer, EXAMPLE)
+    for wrong in (ROWS["id"].astype(np.int32), jnp.arange(6), np.zeros((6, 2), np.uint32), 7):
+        for write in (partial(buffer.extend, state), replay.extend):
+            with pytest.raises(TypeError, match=r"extend: leaf 'id' is \w+( of JAX)?; this buffer keeps int64"):
+                write(ROWS | {"id": wrong})
+    assert len(replay) == 0
     with pytest.raises(ValueError, match=r"leaf 'id' has shape \[6, 1\]; expected \[N\]"):
         buffer.extend(state, ROWS | {"id": ROWS["id"][:, None]})
     with pytest.raises(ValueError, match=rf"leaf 'id' is {2**63}, which int64 cannot hold"):
