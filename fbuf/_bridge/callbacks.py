@@ -24,6 +24,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fbuf._bridge.lifetime import find, join_id, split_id
+from fbuf._core.x64 import DTYPES
 from fbuf._host.interfaces import RowStore
 from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
@@ -93,10 +94,10 @@ def view(buffer: Any) -> np.ndarray:
 
 
 def _typed(store: Any, column: int, array: np.ndarray) -> np.ndarray:
-    """Return an array in the dtype of its column: 64-bit numbers that are pairs of uint32 in JAX."""
+    """Return the array, as numbers of 64 bits where it is pairs of uint32 and its column has 64 bits."""
     columns = getattr(store, "columns", ())
-    dtype = columns[column].dtype if columns else array.dtype
-    return array if array.dtype == dtype else array.view(dtype)[..., 0]
+    pairs = array.dtype == np.uint32 and columns and columns[column].dtype in DTYPES
+    return array.view(columns[column].dtype)[..., 0] if pairs else array
 
 
 def _write_rows(masked: bool, context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:

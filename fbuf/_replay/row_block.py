@@ -45,8 +45,8 @@ class RowBlock:
             column = self._records[name]
             dtype, shape = column.dtype, column.shape[1:]
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
-            most = float(jnp.finfo(dtype).max) if dtype.kind in "fV" else math.inf  # type: ignore[no-untyped-call]
-            self._columns.append((column, dtype, wide, shape, () if shape else _NUMBERS[dtype.kind], most))
+            numbers = () if shape else _NUMBERS[dtype.kind]
+            self._columns.append((column, dtype, wide, shape, numbers, *_bounds(dtype)))
         self.lengths = (_SHORT, length) if length > _SHORT else (length,)
         self.length, self.count = length, 0
         self.masked = False  # some row has a mask
@@ -57,20 +57,17 @@ class RowBlock:
         if structure != self._structure:
             return False
         at = self.count
-        for leaf, (column, dtype, wide, shape, numbers, most) in zip(leaves, self._columns, strict=True):
+        for leaf, (column, dtype, wide, shape, numbers, least, most) in zip(leaves, self._columns, strict=True):
             kind = type(leaf)
             if kind in numbers:
-                if not -most <= leaf <= most:  # may become infinite
+                if not least <= leaf <= most:
                     return False
-                try:
-                    column[at] = leaf
-                except OverflowError:
-                    return False
+                column[at] = leaf
             elif not issubclass(kind, (np.ndarray, np.generic)) or leaf.shape != shape:
                 return False
             elif leaf.dtype == dtype:
                 column[at] = leaf
-            elif leaf.dtype == wide and fits(leaf, dtype):
+            elif leaf.dtype == wide and (fits(leaf, dtype) if shape else least <= leaf <= most):
                 column[at] = leaf  # as JAX does without x64
             else:
                 return False
@@ -119,6 +116,15 @@ def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
     size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
     length = min(_LONG, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
     return RowBlock(buffer, state, length) if length > 1 else None
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the least and the largest finite number of a dtype."""
+    if dtype.kind == "b":
+        return False, True
+    floats = jnp.issubdtype(dtype, jnp.floating)
+    info: Any = (jnp.finfo if floats else jnp.iinfo)(dtype)
+    return (float(info.min), float(info.max)) if floats else (info.min, info.max)
 
 
 def _record(buffer: Buffer, state: BufferState) -> tuple[np.dtype[Any], Any]:
