@@ -79,6 +79,21 @@ def test_only_values_that_fit_are_stored(entry: str) -> None:
         np.testing.assert_array_equal(stored["x"][-1], np.float32(x))
 
 
+def test_rows_of_lanes_that_replay_collects_are_checked() -> None:
+    replay = fbuf.Replay(fbuf.uniform(16, lanes=2), EXAMPLE)
+    replay.add(rows(2**31 - 1, MOST))
+    assert replay._block is not None and replay._block.count == 1  # not yet written
+    for wrong in (rows(id=2**31), rows(x=1e39)):
+        with pytest.raises(ValueError, match=r"^Replay.add: leaf '(id|x)' is .*, which (int|float)32 cannot hold"):
+            replay.add(wrong)
+    replay.add(rows(-(2**31), -np.inf))
+    data = replay.last(2).data
+    assert data["id"].tolist() == [[2**31 - 1] * 2, [-(2**31)] * 2] and data["x"].tolist() == [
+        [MOST] * 2,
+        [-np.inf] * 2,
+    ]
+
+
 def test_an_example_out_of_range_is_refused() -> None:
     for wrong in (2**40, np.int64(2**40), np.array([0, -(2**40)]), 1e300):
         with pytest.raises(ValueError, match=r"leaf 'id' is .*, which (int|float)32 cannot hold"):
