@@ -168,3 +168,12 @@ def test_with_a_limit_rows_wait_and_stay_exact(tmp_path: Path) -> None:
     same_rows(replay.last(4).data, rows)
     batch = replay.sample(4, to="numpy").data
     same_rows(batch, rows_at(rows, batch["n"].astype(int)))
+
+
+def test_with_x64_jit_takes_them() -> None:
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        buffer, rows = fbuf.Buffer(6, storage=Host(keys=KEYS)), extremes(6)
+        state = jax.jit(buffer.extend)(buffer.init(EXAMPLE), rows)
+        batch = jax.jit(lambda state, key: buffer.peek(state, key, 8))(state, jax.random.key(0))
+        assert batch.data["id"].dtype == np.int64 and isinstance(batch.data["id"], jax.Array)
+        same_rows(jax.device_get(buffer.rows(state).data), rows)
