@@ -93,6 +93,8 @@ def exact(call: str, spec: Mapping[str, jax.ShapeDtypeStruct], data: Any) -> Any
 
     def of_leaf(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name not in spec:  # views may put rows that are not dicts under `row`
+            name = name.removeprefix("row").removeprefix("/")
         if name not in dtypes:
             return leaf
         if isinstance(leaf, jax.core.Tracer):

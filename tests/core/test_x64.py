@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import fbuf
+from fbuf._core.x64 import exact
 
 BUFFER = fbuf.uniform(16)
 EXAMPLE = {"id": np.int64(0), "x": np.float64(0)}
@@ -92,6 +94,14 @@ def test_rows_of_lanes_that_replay_collects_are_checked() -> None:
         [MOST] * 2,
         [-np.inf] * 2,
     ]
+
+
+def test_rows_that_a_view_puts_below_a_name_are_exact() -> None:
+    pairs = np.array([[1, 256]], np.uint32)
+    spec = {"id": jax.ShapeDtypeStruct((), np.int64), "row/u": jax.ShapeDtypeStruct((2,), np.uint32)}
+    data = exact("call", spec, {"row": {"id": pairs, "u": pairs}, "mask": pairs})
+    assert data["row"]["id"].tolist() == [2**40 + 1] and data["row"]["u"] is data["mask"] is pairs
+    assert exact("call", {"": spec["id"]}, {"row": pairs})["row"].tolist() == [2**40 + 1]
 
 
 def test_an_example_out_of_range_is_refused() -> None:
