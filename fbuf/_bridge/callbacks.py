@@ -24,6 +24,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fbuf._bridge.lifetime import find, join_id, split_id
+from fbuf._core.x64 import DTYPES
+from fbuf._host.interfaces import RowStore
 from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
 
@@ -91,9 +93,17 @@ def view(buffer: Any) -> np.ndarray:
     return array
 
 
+def _typed(store: Any, column: int, array: np.ndarray) -> np.ndarray:
+    """Return the array, as numbers of 64 bits where it is pairs of uint32 and its column has 64 bits."""
+    columns = getattr(store, "columns", ())
+    pairs = array.dtype == np.uint32 and columns and columns[column].dtype in DTYPES
+    return array.view(columns[column].dtype)[..., 0] if pairs else array
+
+
 def _write_rows(masked: bool, context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:
-    arrays = [view(r) for r in rows]
-    tickets = find(join_id(view(id))).write(arrays[masked:], arrays[0] if masked else None)
+    store = find(join_id(view(id)))
+    arrays = [_typed(store, i, view(r)) for i, r in enumerate(rows[masked:])]
+    tickets = store.write(arrays, view(rows[0]) if masked else None)
     np.asarray(out)[...] = tickets[..., None].view(np.uint32)
 
 
@@ -103,7 +113,8 @@ def _write_slots(
     known, table = _tickets(view(state)), _tickets(view(table))
     store = cast(Store, find(join_id(view(id))))  # no other takes slots
     before = (int(known[0]), table) if table.size == store.lanes * store.length else None
-    tickets = store.write([view(r) for r in rows], None, view(slots), before)
+    arrays = [_typed(store, i, view(r)) for i, r in enumerate(rows)]
+    tickets = store.write(arrays, None, view(slots), before)
     kept = tickets[tickets != 0]
     made = kept[:1] if kept.size else known
     np.asarray(out[0])[...] = tickets[..., None].view(np.uint32)
@@ -112,7 +123,7 @@ def _write_slots(
 
 def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, *tickets: Any) -> None:
     store = find(join_id(view(id)))
-    _fetch(store.read, columns, strict, out, tickets)
+    _fetch(store, store.read, columns, strict, out, tickets)
 
 
 def _request_rows(columns: tuple[int, ...], context: Any, out: Any, id: Any, *tickets: Any) -> None:
@@ -126,15 +137,17 @@ def _request_rows(columns: tuple[int, ...], context: Any, out: Any, id: Any, *ti
 def _collect_rows(
     columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, number: Any, *tickets: Any
 ) -> None:
-    collect = functools.partial(find(join_id(view(id))).collect, int(view(number)))
-    _fetch(collect, columns, strict, out, tickets)
+    store = find(join_id(view(id)))
+    _fetch(store, functools.partial(store.collect, int(view(number))), columns, strict, out, tickets)
 
 
-def _fetch(read: Callable[..., Any], columns: tuple[int, ...], strict: bool, out: Any, tickets: Sequence[Any]) -> None:
+def _fetch(
+    store: RowStore, read: Callable[..., Any], columns: tuple[int, ...], strict: bool, out: Any, tickets: Sequence[Any]
+) -> None:
     """Fill the arrays, and bool of what was there, in `out`."""
     arrays, present = out[: len(columns)], out[len(columns) :]
     wanted = [_tickets(view(t)) for t in tickets]
-    ok = read([(c, t, np.asarray(a)) for c, t, a in zip(columns, wanted, arrays, strict=True)])
+    ok = read([(c, t, _typed(store, c, np.asarray(a))) for c, t, a in zip(columns, wanted, arrays, strict=True)])
     start = 0
     for there, ticket in zip(present, wanted, strict=True):
         np.asarray(there)[...] = ok[start : start + ticket.size].reshape(ticket.shape)
@@ -160,7 +173,7 @@ def _patch_rows(
     *fields: Any,
 ) -> None:
     store = find(join_id(view(id)))
-    values = {c: view(f) for c, f in zip(columns, fields, strict=True)}
+    values = {c: _typed(store, c, view(f)) for c, f in zip(columns, fields, strict=True)}
     new = store.patch(_tickets(view(tickets)), view(keep), values)
     np.asarray(out)[...] = new[..., None].view(np.uint32)
 

@@ -25,6 +25,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, nested, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
+from fbuf._core.x64 import exact
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Resumable
 from fbuf._interfaces.writer import ReadOnly
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
-    *("check_state", "checked_spec", "given_spec", "parsed", "peeked", "stored")
+    *("check_state", "checked_spec", "drawn", "given_spec", "parsed", "peeked", "stored")
 }
 
 
@@ -111,7 +112,7 @@ class Buffer(BufferConfig):
         Args:
           example: One row of one lane: a pytree of arrays, scalars or `jax.ShapeDtypeStruct`s, without leading axes.
         Raises:
-          ValueError: the row has no leaves, or lacks one that view, storage or `episode_end` names.
+          ValueError: the row has no leaves, lacks one that view, storage or `episode_end` names, or has a number out of range.
           TypeError: a leaf is not an array of numbers; or `init` with state on the host is being traced.
           MemoryError: an allocation fails; `plan` reports the size beforehand.
         Cost: O(C).
@@ -177,7 +178,7 @@ class Buffer(BufferConfig):
           priority: float[] (with lanes `[E]`), |p| of the new row; only for prioritized samplers.
           mask: bool[] (with lanes `[E]`): False adds nothing there.
         Raises:
-          ValueError, TypeError: wrong structure, dtype or shape (at trace time).
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf.
         Cost: O(1) in C if the state is donated; otherwise a copy of the buffer.
 
         Example:
@@ -199,7 +200,7 @@ class Buffer(BufferConfig):
             with NaN or infinity, get the largest priority before this call.
           mask: bool[N] (with lanes `[N, E]`): rows where it is False are skipped and take no space.
         Raises:
-          ValueError, TypeError: wrong structure, dtype or shape (at trace time).
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf.
         Cost: O(N) if the state is donated; otherwise a copy of the buffer.
 
         Example:
@@ -380,6 +381,13 @@ class Buffer(BufferConfig):
           >>> batch.data["t"].shape, bool(batch.mask.all())
           ((32,), True)
         """
+        state, batch = self.drawn(state, key, batch_size, **options)
+        return state, self._exact("Buffer.sample", state, batch)
+
+    def drawn(
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
+    ) -> tuple[BufferState, Sample]:
+        """Return what `sample` does, with 64-bit leaves as pairs (`fbuf._core.x64`)."""
         call = "Buffer.sample"
         checks.check_state(call, self, state)
         size, given = checks.check_draw(call, "sample(state, key, batch_size)", self, key, batch_size, options)
@@ -413,7 +421,14 @@ class Buffer(BufferConfig):
         """Return the batch of `peek`, and a state whose counters include its masked rows."""
         checks.check_state("Buffer.peek", self, state)
         size, given = checks.check_draw("Buffer.peek", "peek(state, key, batch_size)", self, key, batch_size, options)
-        return operations.sample(self, state, key, given, static=(size,))
+        state, batch = operations.sample(self, state, key, given, static=(size,))
+        return state, self._exact("Buffer.peek", state, batch)
+
+    def _exact(self, call: str, state: BufferState, batch: Any) -> Any:
+        """Return a batch, or rows, with 64-bit leaves as NumPy arrays."""
+        if not checks.exact_leaves(self):
+            return batch
+        return dataclasses.replace(batch, data=exact(call, self.storage.spec(state.rows)[0], batch.data))
 
     def get(self, state: BufferState, index: Any) -> Rows:
         """Return rows by index, as they were added.
@@ -432,8 +447,10 @@ class Buffer(BufferConfig):
         """
         checks.check_state("Buffer.get", self, state)
         if isinstance(index, Index):
-            return operations.get(self, state, index)[1]
-        return operations.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]
+            rows = operations.get(self, state, index)[1]
+        else:
+            rows = operations.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]
+        return self._exact("Buffer.get", state, rows)
 
     def rows(self, state: BufferState) -> Rows:
         """Return every row, oldest first: leaves `[C, ...]`, with lanes `[C / E, E, ...]`; `mask` is False past the newest.
@@ -449,7 +466,7 @@ class Buffer(BufferConfig):
           [0, 1, 2, 3, 4]
         """
         checks.check_state("Buffer.rows", self, state)
-        return operations.all_rows(self, state)[1]
+        return self._exact("Buffer.rows", state, operations.all_rows(self, state)[1])
 
     def last(self, state: BufferState, n: int) -> Rows:
         """Return the newest `n` rows (of each lane), newest last: leaves `[n, ...]`, with lanes `[n, E, ...]`.
@@ -466,7 +483,7 @@ class Buffer(BufferConfig):
         checks.check_state("Buffer.last", self, state)
         if not isinstance(n, (int, np.integer)) or not 1 <= n <= self.geometry.length:
             raise ValueError(f"Buffer.last: n is {n!r}; expected an int from 1 to {self.geometry.length}.")
-        return operations.last(self, state, static=(int(n),))[1]
+        return self._exact("Buffer.last", state, operations.last(self, state, static=(int(n),))[1])
 
     def can_sample(self, state: BufferState) -> jax.Array:
         """Return bool[], whether there is an anchor to draw.

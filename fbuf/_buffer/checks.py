@@ -17,8 +17,9 @@ import numpy as np
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState, given_of, refuse_donated
 from fbuf._core import arguments
-from fbuf._core.pytree import PyTree, Spec, named_leaves
+from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves
 from fbuf._core.sample import Index
+from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import RaggedStorage, Storage
 from fbuf._interfaces.view import EligibilityRule, View
@@ -142,6 +143,38 @@ def check_fields(call: str, buffer: BufferConfig, spec: Spec) -> None:
                 f"int32 holds. Cast with x.astype(jnp.int32)."
             )
     check_ends(call, buffer.episode_end, spec)
+    check_64_bits(call, buffer, spec)
+
+
+def check_64_bits(call: str, buffer: BufferConfig, spec: Spec) -> None:
+    """Raise if a leaf that JAX cannot hold is not on the host, or is read inside jit."""
+    for name in (name for name, leaf in spec.items() if needs_x64(leaf.dtype)):
+        if why := _needs_32_bits(buffer, name):
+            raise TypeError(
+                f"{call}: leaf '{name}' is {spec[name].dtype}, which jit cannot hold while jax_enable_x64 is off, but {why}. "
+                f"Give the leaf 32 bits, np.{leaf_spec(spec[name]).dtype}(x) in the example, or enable x64."
+            )
+
+
+def exact_leaves(buffer: BufferConfig) -> tuple[str, ...]:
+    """Return the leaves (or subtrees) that keep 64 bits though JAX cannot hold them."""
+    exact: tuple[str, ...] = getattr(buffer.storage, "exact", ())
+    return exact
+
+
+def _needs_32_bits(buffer: BufferConfig, name: str) -> str:
+    """Return which part needs the values of a leaf inside jit; "" if none does."""
+    if not is_under(name, exact_leaves(buffer)):
+        return f"{buffer.storage!r} does not name it in keys"
+    if buffer.on_write is not None or buffer.on_read is not None:
+        return "on_write and on_read transform rows there"
+    for part in (buffer.view, getattr(buffer.view, "view", None), buffer.sampler, buffer.writer):
+        if hasattr(part, "rank"):  # a function of the whole row
+            return f"{part!r} reads rows there"
+        fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+        if is_under(name, (key for field in fields if isinstance(key := getattr(part, field.name), str))):
+            return f"{part!r} reads it there"
+    return ""
 
 
 def check_same_rows(call: str, buffer: BufferConfig, other: BufferConfig) -> None:

@@ -66,7 +66,7 @@ def _report_memory(buffer: BufferConfig, example: PyTree) -> Iterator[None]:
             raise
         needed = "the state"
         if not isinstance(buffer.storage, RaggedStorage):
-            spec = spec_of(example)
+            spec = spec_of(example, checks.exact_leaves(buffer))
             device = tree_bytes(buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(example)))
             host = buffer.storage.plan_host(buffer.geometry, spec, None, None)[2]
             needed = ", ".join(f"{n} bytes on the {place}" for place, n in (("device", device), ("host", host)) if n)
@@ -103,7 +103,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
 
 def checked_spec(buffer: BufferConfig, call: str, example: PyTree) -> Spec:
     """Return the spec of a row that the buffer can hold; raise what `init` raises."""
-    spec = spec_of(example)
+    spec = spec_of(example, checks.exact_leaves(buffer))
     arguments.check_spec(call, spec)
     checks.check_fields(call, buffer, spec)
     buffer.storage.host_keys(spec)

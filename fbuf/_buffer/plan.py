@@ -17,6 +17,7 @@ from fbuf._buffer import prefetch, transforms
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.text_table import human
+from fbuf._core.x64 import exact, in_jax
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Forecast, RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly
@@ -105,6 +106,7 @@ def plan(
     if rows is not None:
         axes: tuple[int | None, ...] = (None,) if buffer.lanes is None else (None, buffer.lanes)
         given = arguments.check_rows("Buffer.plan", rows, taken, form, axes, "N" if len(axes) == 1 else "N, E")
+        given = exact("Buffer.plan", taken, given)
         full = (next(iter(given.values())).shape[0], geometry.lanes)
         trial = {n: x.reshape(full + taken[n].shape) for n, x in given.items()}
         trial = transforms.trial(buffer, trial, was, full)
@@ -124,7 +126,7 @@ def plan(
     batch_size = batch_size or buffer.batch_size or 32
     size = tree_bytes(state)
     lead = (num_rows,) if buffer.lanes is None else (num_rows, buffer.lanes)
-    incoming = form.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in taken.values()])
+    incoming = form.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in map(in_jax, taken.values())])
     key = jax.eval_shape(lambda: jax.random.key(0))
     donate = (0,) if donated else ()
     fixed = isinstance(buffer.writer, ReadOnly)
@@ -137,7 +139,7 @@ def plan(
         checkpoint=size + host + disk,
         peak_init=size,
         peak_extend=0 if fixed else _peak(buffer.extend, (state, incoming), donate),
-        peak_sample=_peak(lambda state, key: buffer.sample(state, key, batch_size), (state, key), (0,)),
+        peak_sample=_peak(lambda state, key: buffer.drawn(state, key, batch_size), (state, key), (0,)),
         donated=donated,
         table=table,
     )

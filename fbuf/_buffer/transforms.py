@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._buffer import state_ops
+from fbuf._buffer import checks, state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState, Transforms, on_open
 from fbuf._core import arguments
@@ -77,7 +77,9 @@ def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, Ro
     """
     if buffer.on_write is None:
         return example, None
-    arguments.check_spec(call, spec_of(example))
+    spec = spec_of(example, checks.exact_leaves(buffer))
+    arguments.check_spec(call, spec)
+    checks.check_64_bits(call, buffer, spec)
     was = given(example)
     return buffer.on_write.opened(was.example)[1], was
 

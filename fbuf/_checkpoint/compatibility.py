@@ -16,11 +16,13 @@ import numpy as np
 
 from fbuf._buffer import transforms
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.checks import exact_leaves
 from fbuf._checkpoint import config_json, row_schema
 from fbuf._checkpoint.config_json import config_text
 from fbuf._core.component import from_config
-from fbuf._core.pytree import Spec, spec_of
+from fbuf._core.pytree import Spec, is_under, spec_of
 from fbuf._core.row_format import RowFormat, given
+from fbuf._core.x64 import needs_x64
 from fbuf._formats import checkpoint
 from fbuf._interfaces.writer import ReadOnly
 from fbuf.storages import Ragged
@@ -149,8 +151,10 @@ def _rows_of(call: str, path: str, rows: Mapping[str, Any], reader: Buffer, exam
       SchemaError: the example differs; it is needed and missing; or x64 is off and rows have 64 bits.
     """
     spec, encoded = row_schema.spec_of(rows["leaves"]), rows["structure"]
+    exact = exact_leaves(reader)
     for name, leaf in spec.items():
-        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+        kept = needs_x64(leaf.dtype) and is_under(name, exact)
+        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype and not kept:
             raise checkpoint.SchemaError(
                 f"{call}: {path}: leaf '{name}' is {leaf.dtype}, but x64 is off. Write "
                 f"jax.config.update('jax_enable_x64', True)."
@@ -163,7 +167,7 @@ def _rows_of(call: str, path: str, rows: Mapping[str, Any], reader: Buffer, exam
             )
         return spec, row_schema.decode(encoded)
     arrays = reader.storage.describe(call, example)[0] if isinstance(reader.storage, Ragged) else example
-    difference = row_schema.difference(row_schema.texts(spec), row_schema.texts(spec_of(arrays)))
+    difference = row_schema.difference(row_schema.texts(spec), row_schema.texts(spec_of(arrays, exact)))
     structure: Any = jax.tree.structure(arrays)
     if difference or row_schema.encode(structure) != encoded:
         raise checkpoint.SchemaError(

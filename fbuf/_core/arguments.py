@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
+from fbuf._core.x64 import has_64_bits, narrow, needs_x64, refuse, to_pairs
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
@@ -37,12 +38,14 @@ def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
     """Return a Python number in the dtype of its leaf, if the kind allows it."""
     kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
     want = np.dtype(dtype).kind if np.dtype(dtype).kind in _KIND else "f"
+    if _KIND[kind] > _KIND[want]:
+        return value
+    where = f"{call}: {_text(name)}"
     try:
-        return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
+        number = np.asarray(value, np.float64 if want == "f" else dtype)
     except OverflowError:
-        raise ValueError(
-            f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use one in its range."
-        ) from None
+        refuse(where, name, value, dtype)
+    return narrow(where, name, number, dtype)
 
 
 def check_spec(call: str, spec: Spec) -> None:
@@ -129,12 +132,19 @@ def check_rows(
         want = spec[name]
         if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
             leaf = _scalar(call, name, leaf, want.dtype)
-        got = leaf_spec(leaf, f"{call}: {_text(name)}")
+        where = f"{call}: {_text(name)}"
+        got = leaf_spec(leaf, where)
+        pairs = needs_x64(want.dtype)
+        if pairs:
+            leaf = to_pairs(where, leaf, want.dtype)
+            got = jax.ShapeDtypeStruct(leaf.shape[:-1], want.dtype)
         if got.dtype != want.dtype:
             raise TypeError(
                 f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
                 f"Cast with x.astype(jnp.{want.dtype})."
             )
+        if isinstance(leaf, (np.ndarray, np.generic)) and not pairs:
+            leaf = narrow(where, name, leaf, want.dtype)
         cut = len(leading)
         item, head = got.shape[cut:], got.shape[:cut]
         if len(got.shape) < cut or item != want.shape:
@@ -155,6 +165,21 @@ def check_rows(
                 )
         out[name] = jnp.asarray(leaf)
     return out
+
+
+def narrowed(call: str, rows: PyTree, spec: Spec) -> PyTree:
+    """Return rows whose NumPy leaves of 64 bits are what `check_rows` makes of them, for a jitted function."""
+
+    def of_leaf(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        where, want = f"{call}: {_text(name)}", spec.get(name)
+        if want is not None and needs_x64(want.dtype):
+            return to_pairs(where, leaf, want.dtype)
+        if want is None or not has_64_bits(leaf) or leaf_spec(leaf).dtype != want.dtype:
+            return leaf
+        return narrow(where, name, leaf, want.dtype)
+
+    return jax.tree_util.tree_map_with_path(of_leaf, rows)
 
 
 def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | None, ...], axes: str) -> str:

@@ -6,12 +6,14 @@ also be a tuple: `("next", "obs")`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from fbuf._core.x64 import narrow, needs_x64
 
 PyTree = Any
 Spec = Mapping[str, jax.ShapeDtypeStruct]
@@ -57,6 +59,11 @@ def under(name: str, names: Iterable[str]) -> list[str]:
     return [n for n in names if n == name or n.startswith(name + "/")]
 
 
+def is_under(name: str, keys: Iterable[str]) -> bool:
+    """Return whether a leaf is one of `keys`, or below one."""
+    return any(under(key, [name]) for key in keys)
+
+
 def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
     """Return shape and canonical dtype of an array or a number, without device memory; errors begin with `where`."""
     if type(leaf).__module__.split(".")[0] == "torch":
@@ -77,9 +84,23 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def spec_of(example: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the spec of a row of arrays, scalars or `jax.ShapeDtypeStruct`s."""
-    return {name: leaf_spec(leaf, f"fbuf: leaf '{name}'") for name, leaf in named_leaves(example).items()}
+def spec_of(example: PyTree, exact: Sequence[str] = ()) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the spec of a row of arrays, scalars or `jax.ShapeDtypeStruct`s.
+
+    Args:
+      exact: Leaves and subtrees that keep the 64 bits of NumPy's dtypes.
+    Raises:
+      ValueError: a value does not fit the dtype of its leaf.
+    """
+    spec = {}
+    for name, leaf in named_leaves(example).items():
+        where = f"fbuf: leaf '{name}'"
+        spec[name] = leaf_spec(leaf, where)
+        if needs_x64(getattr(leaf, "dtype", None)) and is_under(name, exact):
+            spec[name] = jax.ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype)
+        elif isinstance(leaf, (int, float, np.ndarray, np.generic)):
+            narrow(where, name, leaf, spec[name].dtype)
+    return spec
 
 
 def item_bytes(spec: jax.ShapeDtypeStruct) -> int:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_batch_size, check_index, check_number
+from fbuf._buffer.checks import check_batch_size, check_index, check_number, exact_leaves
 from fbuf._core import arguments
-from fbuf._core.pytree import named_leaves, spec_of
+from fbuf._core.pytree import leaf_spec, named_leaves, spec_of
 from fbuf._core.sample import Index
+from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.storage import RaggedStorage
 from fbuf._mixture.quota import counted
 from fbuf._mixture.state import MixtureIndex
@@ -127,6 +128,17 @@ def checked_index(call: str, index: Any) -> MixtureIndex:
     own = check_index(call, Index(index.slot, index.ticket))
     source = arguments.check_array(call, "index.source", index.source, own.slot.shape, "i")
     return MixtureIndex(source.astype(jnp.int32), own.slot, own.ticket)
+
+
+def refuse_64_bits(call: str, buffers: Iterable[tuple[str, Buffer]], states: Mapping[str, Any]) -> None:
+    """Raise if rows have leaves that JAX cannot hold: the buffers' batches are joined inside jit."""
+    for name, buffer in buffers:
+        for leaf, spec in buffer.storage.spec(states[name].rows)[0].items() if exact_leaves(buffer) else ():
+            if needs_x64(spec.dtype):
+                raise TypeError(
+                    f"{call}: leaf '{leaf}' of '{name}' is {spec.dtype}, which jit cannot hold while jax_enable_x64 is off. "
+                    f"Sample that buffer alone, or give the leaf 32 bits, np.{leaf_spec(spec).dtype}(x) in the example."
+                )
 
 
 def check_same_leaves(call: str, parts: Sequence[tuple[str, Any]]) -> None:

@@ -166,6 +166,7 @@ class Mixture(MixtureConfig):
         """Raise unless the batches of all buffers have the same leaves. Each buffer is traced once; nothing runs."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         found = []
+        checks.refuse_64_bits(call, self.members, states)
         for name, buffer in self.members:
 
             def data(state: BufferState, key: jax.Array, buffer: Buffer = buffer) -> Any:
@@ -423,6 +424,7 @@ class Mixture(MixtureConfig):
         """Return fractions and beta as arrays, quotas if they are known, and B."""
         form = f"{call.rsplit('.', 1)[1]}(state, key, batch_size)"
         self._check(call, form, state)
+        checks.refuse_64_bits(call, self.members, state.buffers)
         given = checks.checked_beta(call, beta)
         if self.quota == "all":
             if fractions is not None:

@@ -13,6 +13,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
+from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
@@ -86,21 +87,30 @@ def to_array(value: Any, name: str) -> Any:
 
 
 def to_rows(tree: PyTree) -> PyTree:
-    """Return rows with torch leaves as JAX arrays."""
+    """Return rows with torch leaves as JAX arrays, or as NumPy arrays where JAX would narrow them."""
     if type(tree).__module__.split(".")[0] == "tensordict":
         raise TypeError(
             "Replay: rows are a TensorDict; expected dicts of arrays. Use fbuf.torch.from_tensordict(rows)."
         )
-    tensors = [_is_torch(leaf) for leaf in jax.tree.leaves(tree)]
-    if not any(tensors):
+    leaves = jax.tree.leaves(tree)
+    if not any(map(_is_torch, leaves)):
         return tree
     from fbuf.torch import from_torch
 
-    if all(tensors):
+    if all(_is_torch(leaf) and not _is_64_bit_tensor(leaf) for leaf in leaves):
         return from_torch(tree)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: to_array(leaf, jax.tree_util.keystr(path, simple=True, separator="/")), tree
-    )
+
+    def convert(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return leaf.cpu().numpy() if _is_64_bit_tensor(leaf) else to_array(leaf, name)
+
+    return jax.tree_util.tree_map_with_path(convert, tree)
+
+
+def _is_64_bit_tensor(leaf: Any) -> bool:
+    """Return whether it is a tensor that JAX would narrow, and NumPy can share."""
+    name = str(leaf.dtype)[6:] if _is_torch(leaf) else ""
+    return name in ("int64", "uint64", "float64") and needs_x64(np.dtype(name)) and not leaf.requires_grad
 
 
 def to_index(call: str, index: Any) -> Index:
@@ -127,7 +137,11 @@ def place(batch: Sample, to: str, device: Any) -> Any:
     """Convert a batch, move it to a device, and wait for it."""
     ragged, batch = batch.ragged, dataclasses.replace(batch, ragged=None)  # names of rows, not arrays
     if to == "jax":
-        batch = jax.block_until_ready(batch if device is None else jax.device_put(batch, device))
+        if device is not None:
+            arrays = [leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, jax.Array)]
+            moved = iter(jax.device_put(arrays, device))  # without NumPy's, whose 64 bits JAX would narrow
+            batch = jax.tree.map(lambda leaf: next(moved) if isinstance(leaf, jax.Array) else leaf, batch)
+        batch = jax.block_until_ready(batch)
     else:
         batch = convert(batch, to)
         if device is not None:

@@ -59,7 +59,7 @@ def sampler(buffer: Buffer, size: int, impl: str, packed: bool, writes: bool) ->
         if writes:
             state = _extend_packed(buffer, state, packed_rows)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
-        state, batch = buffer.sample(state, now, size, **numbers)
+        state, batch = buffer.drawn(state, now, size, **numbers)
         after = jax.tree.leaves(state)
         if not writes:
             after = [None if new is old else new for old, new in zip(leaves, after, strict=True)]

@@ -10,6 +10,7 @@ It reads counters after it releases the lock. With a limit, calls wait for each 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,7 @@ from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
+from fbuf._core.x64 import exact
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import programs
@@ -271,6 +273,8 @@ class Replay(ReplayState):
                 rows = self._stored(call, rows, priority, mask)
             elif method is programs.add:
                 rows = self._row(call, rows)
+            else:
+                rows = self._narrowed(call, rows)
             counts = self._donate(method, rows, priority=priority, mask=mask)
             if self._limiter is not None:
                 self._limiter.done("add", count)
@@ -341,7 +345,7 @@ class Replay(ReplayState):
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
-        return batch
+        return dataclasses.replace(batch, data=exact(call, self._spec, batch.data)) if self._has_pairs else batch
 
     def expect_stale(self) -> None:
         """Only count stale indices in `stats` from now on, as `batches` and torch's `Loader` need.
@@ -478,6 +482,7 @@ class Replay(ReplayState):
         index, fields = to_index("Replay.update_rows", index), to_rows(fields)
         with self._acquire():
             self._flush()
+            fields = self._narrowed("Replay.update_rows", fields)
             index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, fields))
             counts = self._donate(programs.update_rows, index, fields)
         self._raise("Replay.update_rows", counts)

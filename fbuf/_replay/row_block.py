@@ -11,11 +11,13 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import PyTree
+from fbuf._core.x64 import DTYPES, fits, needs_x64
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
 from fbuf.storages import Compressed, Device, Host
 from fbuf.writers import Ring
@@ -23,7 +25,6 @@ from fbuf.writers import Ring
 _LONG, _SHORT = 64, 16  # rows; XLA runs a write of 16 in the calling thread
 _MOST_BYTES = 1 << 20
 _NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
-_WIDE = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.uint64))
 _STORAGES, _SAMPLERS = (Device, Host, Compressed), (Uniform, Epoch, Consume, Prioritized, Ranked)
 
 
@@ -39,12 +40,13 @@ class RowBlock:
         record, self._structure = _record(buffer, state)
         self._records = np.zeros(length, record)
         self._mask = self._records["mask"]
-        self._columns: list[tuple[np.ndarray[Any, Any], np.dtype[Any], Any, tuple[int, ...], tuple[type, ...]]] = []
+        self._columns: list[tuple[Any, ...]] = []
         for name in (record.names or ())[:-1]:
             column = self._records[name]
             dtype, shape = column.dtype, column.shape[1:]
-            wide = next((w for w in _WIDE if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
-            self._columns.append((column, dtype, wide, shape, () if shape else _NUMBERS[dtype.kind]))
+            wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
+            numbers = () if shape else _NUMBERS[dtype.kind]
+            self._columns.append((column, dtype, wide, shape, numbers, *_bounds(dtype)))
         self.lengths = (_SHORT, length) if length > _SHORT else (length,)
         self.length, self.count = length, 0
         self.masked = False  # some row has a mask
@@ -55,18 +57,17 @@ class RowBlock:
         if structure != self._structure:
             return False
         at = self.count
-        for leaf, (column, dtype, wide, shape, numbers) in zip(leaves, self._columns, strict=True):
+        for leaf, (column, dtype, wide, shape, numbers, least, most) in zip(leaves, self._columns, strict=True):
             kind = type(leaf)
             if kind in numbers:
-                try:
-                    column[at] = leaf
-                except OverflowError:
+                if not least <= leaf <= most:
                     return False
+                column[at] = leaf
             elif not issubclass(kind, (np.ndarray, np.generic)) or leaf.shape != shape:
                 return False
             elif leaf.dtype == dtype:
                 column[at] = leaf
-            elif leaf.dtype == wide and (dtype.kind == "f" or np.all(leaf.astype(dtype) == leaf)):
+            elif leaf.dtype == wide and (fits(leaf, dtype) if shape else least <= leaf <= most):
                 column[at] = leaf  # as JAX does without x64
             else:
                 return False
@@ -117,6 +118,15 @@ def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
     return RowBlock(buffer, state, length) if length > 1 else None
 
 
+def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the least and the largest finite number of a dtype."""
+    if dtype.kind == "b":
+        return False, True
+    floats = jnp.issubdtype(dtype, jnp.floating)
+    info: Any = (jnp.finfo if floats else jnp.iinfo)(dtype)
+    return (float(info.min), float(info.max)) if floats else (info.min, info.max)
+
+
 def _record(buffer: Buffer, state: BufferState) -> tuple[np.dtype[Any], Any]:
     """Return the dtype of one row per lane with its mask, and the structure of a row."""
     spec, structure = buffer.given_spec(state)
@@ -132,6 +142,8 @@ def unpack(buffer: Buffer, state: BufferState, packed: jax.Array) -> tuple[PyTre
     for dtype, offset, *_ in (record.fields or {}).values():
         base, shape = dtype.subdtype or (dtype, ())
         part = packed[:, offset : offset + dtype.itemsize].reshape(len(packed), *shape, base.itemsize)
+        if needs_x64(base):
+            part, base = part.reshape(*part.shape[:-1], 2, 4), np.dtype(np.uint32)
         part = part if base.itemsize > 1 else part[..., 0]
         leaves.append(part != 0 if base.kind == "b" else jax.lax.bitcast_convert_type(part, base))
     return structure.unflatten(leaves[:-1]), leaves[-1]

@@ -22,6 +22,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
+from fbuf._core.x64 import has_64_bits, needs_x64
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._replay import programs
 from fbuf._replay.row_block import row_block
@@ -44,7 +45,10 @@ class ReplayState:
             self.buffer.sampler
         )
         devices: set[Any] = self._state.header.sharding.device_set
-        self._packs = {d.platform for d in devices} == {"cpu"} and not isinstance(self.buffer.storage, Ragged)
+        self._spec = self.buffer.storage.spec(state.rows)[0]
+        self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
+        packs = not self._has_pairs and not isinstance(self.buffer.storage, Ragged)
+        self._packs = packs and {d.platform for d in devices} == {"cpu"}
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
@@ -84,6 +88,12 @@ class ReplayState:
         spec, structure = self.buffer.given_spec(self._state)
         lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
         return structure.unflatten(arguments.check_rows(call, row, spec, structure, lead, axes).values())
+
+    def _narrowed(self, call: str, rows: PyTree) -> PyTree:
+        """Return rows without NumPy leaves of 64 bits, which jit would narrow unchecked."""
+        if not self._has_pairs and not has_64_bits(rows):
+            return rows
+        return arguments.narrowed(call, rows, self.buffer.given_spec(self._state)[0])
 
     def _stored(self, call: str, rows: PyTree, priority: Any, mask: Any) -> PyTree:
         """Store ragged leaves first, so that the rest can be written in place."""

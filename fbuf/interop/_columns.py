@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._core.pytree import name_of
+from fbuf._core.pytree import is_under, name_of
 from fbuf.torch._dtypes import NARROW
 from fbuf.torch._tensordict import TED, under
 
@@ -223,17 +223,26 @@ def row_count(call: str, columns: Mapping[str, Column]) -> int:
     return rows
 
 
-def cast_columns(call: str, columns: Mapping[str, Column], dtypes: Mapping[str, str] | None) -> dict[str, Column]:
-    """Return the columns, by their names here, in the dtypes asked for, or in those that JAX can hold."""
+def cast_columns(
+    call: str, columns: Mapping[str, Column], dtypes: Mapping[str, str] | None, exact: Sequence[str] = ()
+) -> dict[str, Column]:
+    """Return the columns, by their names here, in the dtypes asked for, or in those that JAX can hold.
+
+    Leaves and subtrees in `exact` keep 64 bits.
+    """
     if not columns:
         raise ValueError(f"{call}: there are no leaves; expected at least one.")
     if unknown := [name for name in dtypes or () if name not in columns]:
         raise ValueError(f"{call}: dtypes has '{unknown[0]}', but leaves are {', '.join(columns)}.")
-    return {name: _cast(call, name, column, (dtypes or {}).get(name)) for name, column in columns.items()}
+    all_exact = jax.config.read("jax_enable_x64")
+    return {
+        name: _cast(call, name, column, (dtypes or {}).get(name), all_exact or is_under(name, exact))
+        for name, column in columns.items()
+    }
 
 
-def _cast(call: str, name: str, column: Column, wanted: str | None) -> Column:
-    dtype, x64 = column.dtype, jax.config.read("jax_enable_x64")
+def _cast(call: str, name: str, column: Column, wanted: str | None, x64: bool) -> Column:
+    dtype = column.dtype
     exact = wanted is None
     if wanted is None:
         if dtype.name not in NARROW or x64:

@@ -18,10 +18,12 @@ import numpy as np
 
 from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.checks import exact_leaves
 from fbuf._buffer.state import COUNTERS, BufferState
 from fbuf._core.progress import Bar, Progress
 from fbuf._core.pytree import nested
 from fbuf._core.sample import Index
+from fbuf._core.x64 import needs_x64, to_pairs
 from fbuf._host.io.directory import rollback
 from fbuf._interfaces.storage import Growable
 from fbuf.interop._columns import (
@@ -57,7 +59,8 @@ def fill(
         source = _with_lane(source)
     taken = choose_leaves(call, source.columns, fields)
     columns = {here: source.columns[there] for there, here in taken.items()}
-    columns = cast_columns(call, squeeze_scalars(columns) if fields == "ted" else columns, dtypes)
+    exact = () if buffer is None else exact_leaves(buffer)
+    columns = cast_columns(call, squeeze_scalars(columns) if fields == "ted" else columns, dtypes, exact)
     if newest is not None and (not isinstance(newest, (int, np.integer)) or newest < 0):
         raise ValueError(f"{call}: newest is {newest!r}; expected an int >= 0, or None for all.")
     steps = source.steps if newest is None else min(int(newest), source.steps)
@@ -108,6 +111,8 @@ def _write_rows(
     for rows in blocks(call, columns, first, source.steps, block, lanes):
         stop = min(start + block, source.steps)
         leaves = {name: _padded(leaf, block) for name, leaf in rows.items()}
+        if write is _write_in_place:
+            leaves = {n: to_pairs(call, x, x.dtype) if needs_x64(x.dtype) else x for n, x in leaves.items()}
         mask = np.ones((stop - start, *lanes), bool) if source.mask is None else source.mask(start, stop)
         priority = None
         if priorities is not None and buffer.dense:

@@ -18,6 +18,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import Spec
+from fbuf._core.x64 import exact
 from fbuf._indexing import scatter
 from fbuf._interfaces.storage import Read
 from fbuf.interop._columns import BLOCK_BYTES
@@ -89,7 +90,7 @@ class Reader:
             raise RuntimeError(
                 f"{self.call}: rows of this state have expired; expected the state that the last method returned."
             )
-        return np.asarray(rows)[: len(slot)]
+        return np.asarray(exact(self.call, self.spec, {name: rows})[name])[: len(slot)]
 
     def steps_of(self, name: str) -> Iterator[np.ndarray]:
         """Yield a leaf of all rows, in blocks `[n, ...]`, with lanes `[n, E, ...]`; zeros where a lane has fewer rows."""

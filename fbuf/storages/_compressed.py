@@ -33,7 +33,8 @@ class Compressed(HostStorage):
     """Rows whose large leaves are compressed on the host.
 
     Attributes:
-      keys: Leaves (or subtrees) on the host; None: every leaf of 1 KiB a row or more. With a `path` None stores all leaves in
+      keys: Leaves (or subtrees) on the host; None: every leaf of 1 KiB a row or more. Leaves named here may have 64 bits, as
+        in `Host`. With a `path` None stores all leaves in
         files, those of 1 KiB or more compressed, so that `Buffer.resume` finds complete rows.
       codec: `Zstd(level, chunk, dictionary)`; `BitPack()` for zeros and ones; `Raw()` for incompressible leaves; or any value
         with `chunk`, `encode`, `decode` (`Codec`). Or a codec by leaf, `Zstd()` for the others: `{"obs": Zstd(chunk=16),

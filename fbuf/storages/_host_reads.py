@@ -17,6 +17,7 @@ from jax import Array
 from fbuf._bridge import callbacks
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
+from fbuf._core.x64 import in_jax
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows
 from fbuf.storages._host_rows import SideRows
@@ -79,8 +80,9 @@ def finish_read(rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True
     side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if _from_store(rows, name)]
     if not side:
         return [a for a in out if a is not None], None
+    items = {name: in_jax(spec[name]) for _, name, _ in side}
     requests = [
-        (columns.index(name), held.tickets[at], (tuple(spec[name].shape), spec[name].dtype)) for _, name, at in side
+        (columns.index(name), held.tickets[at], (tuple(items[name].shape), items[name].dtype)) for _, name, at in side
     ]
     arrays, present = callbacks.read(rows.id, requests, strict=strict, number=held.number if ahead else None)
     ok = jnp.ones((), bool)

@@ -49,6 +49,11 @@ class HostStorage:
     """Bytes of decoded rows to cache."""
 
     @property
+    def exact(self) -> tuple[str, ...]:
+        """Leaves (or subtrees) that keep the 64 bits of NumPy's dtypes: those of `keys`."""
+        return self.keys or ()
+
+    @property
     def in_files(self) -> bool:
         """Whether the rows are in files instead of memory."""
         return self.path is not None
@@ -199,12 +204,20 @@ class Host(HostStorage):
         capacity, at most 4096 a lane.
       on_expired: A read of a row evicted since raises ("raise"), or returns zeros with `mask` False ("mask").
 
+    Leaves keep 64 bits without `jax_enable_x64` if `keys` names them and the example has NumPy's int64, uint64 or float64.
+    Outside jit they are written from NumPy arrays and returned as NumPy arrays, by `Replay` also as tensors. JAX cannot hold
+    them: a method inside jit that takes or returns them raises TypeError, and so does `init` if the view, the writer or a
+    transform reads them. Take them out of a batch before you pass it to jit, which would narrow them.
+
     Cost: a write or read is one callback and one copy of its rows.
 
     Example:
-      >>> import fbuf
-      >>> fbuf.storages.Host(keys=("obs",)).keys
-      ('obs',)
+      >>> import fbuf, numpy as np
+      >>> buffer = fbuf.Buffer(100, storage=fbuf.storages.Host(keys=("id",)))
+      >>> replay = fbuf.Replay(buffer, {"id": np.int64(0), "reward": 0.0})
+      >>> replay.add({"id": np.int64(2**40), "reward": 1.0})
+      >>> replay.sample(1).data["id"]
+      array([1099511627776])
     """
 
     keys: tuple[str, ...] | None = None

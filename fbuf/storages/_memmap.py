@@ -24,7 +24,8 @@ class Memmap(HostStorage):
     Attributes:
       path: The folder, created if missing; it must not hold a store yet (`Buffer.resume` continues one). None: a temporary
         folder (in `tempfile.gettempdir()`), removed with the last state, and at exit.
-      keys: Leaves (or subtrees) in files; None: all. With leaves on the device the rows cannot be resumed.
+      keys: Leaves (or subtrees) in files; None: all. With leaves on the device the rows cannot be resumed. Leaves named here
+        may have 64 bits, as in `Host`.
       slack: Rows kept beyond the capacity, so that a slightly old state still reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       on_expired: A read of a row evicted since raises ("raise"), or returns zeros with `mask` False ("mask").

@@ -17,6 +17,7 @@ from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, leaf_spec
 from fbuf._core.sample import TICKET
+from fbuf._core.x64 import narrow
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING
 from fbuf.storages._ragged.parse_values import as_numpy, dense_value, numbers, shortened, value_of
@@ -103,6 +104,8 @@ def _pad_leaf(
             f"{call}: leaf '{leaf.name}' has shape {list(got.shape)}; expected [{axes}{inner}], with the leading axes of the "
             f"other leaves{'' if head is None else f', {list(head)}'}. Cut it, or declare a larger maximum."
         )
+    if isinstance(value, np.ndarray):
+        value = narrow(f"{call}: leaf '{leaf.name}'", "", value, want.dtype)
     array = jnp.asarray(value)
     array = jnp.pad(array, [(0, 0)] * cut + [(0, b - a) for a, b in zip(item, want.shape, strict=True)])
     if lengths is None:

@@ -11,6 +11,7 @@ import numpy as np
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
 from fbuf._core.pytree import leaf_spec
+from fbuf._core.x64 import narrow
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING, dtype_of
 
@@ -64,8 +65,9 @@ def numbers(values: list[Any], want: jax.ShapeDtypeStruct) -> np.ndarray[Any, An
     if want.shape != () or not kinds or not kinds <= fits:
         return None
     try:
-        return np.array(values, want.dtype)
-    except OverflowError:
+        with np.errstate(over="raise"):
+            return np.array(values, want.dtype)
+    except (FloatingPointError, OverflowError):
         return None
 
 
@@ -91,7 +93,7 @@ def dense_value(call: str, name: str, value: Any, want: jax.ShapeDtypeStruct, ro
             f"{call}: leaf '{name}'{where} has shape {list(got.shape)}; expected {list(want.shape)}. If its shape differs "
             f"between rows, use storages.Ragged(keys=('{name}',))."
         )
-    return np.asarray(value)
+    return narrow(f"{call}: leaf '{name}'{where}", "", value, want.dtype)
 
 
 def value_of(call: str, leaf: RaggedLeaf, given: Any, row: int | None) -> Any:
@@ -121,7 +123,7 @@ def value_of(call: str, leaf: RaggedLeaf, given: Any, row: int | None) -> Any:
             f"np.asarray(x, '{dtype}'), or make the example None, to allow anything."
         )
     if leaf.maximum is not None and value.dtype != dtype and leaf_spec(value).dtype == dtype:
-        value = np.asarray(value, dtype)  # float64 is float32 where JAX narrows it
+        value = narrow(f"{call}: {where}", "", value, dtype)
     if value.dtype != dtype:
         raise TypeError(
             f"{call}: {where} is {value.dtype}; this buffer was initialised with {dtype}. Cast with x.astype('{dtype}')."

@@ -1,0 +1,179 @@
+"""64-bit leaves on the host, without x64 mode: every storage, way of writing and way of reading, against the rows given."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fbuf
+from fbuf.storages import Compressed, Host, Ragged
+from tests.support.x64 import EXAMPLE, KEYS, STORAGES, buffer_of, extremes, same, same_rows
+
+torch = pytest.importorskip("torch")
+WAYS = ("eager", "extend", "add", "tensors")
+
+
+def rows_at(rows: dict[str, Any], at: Any) -> dict[str, Any]:
+    return {name: column[at] for name, column in rows.items()}
+
+
+def written(replay: fbuf.Replay, rows: dict[str, Any], way: str) -> fbuf.Replay:
+    """Return a replay, the given one or of an eager state, with the rows."""
+    if way == "eager":
+        return with_state(replay, replay.buffer.extend(replay.state, rows))
+    if way == "add":
+        for i in range(len(rows["n"])):
+            replay.add(rows_at(rows, i))
+    else:
+        replay.extend({n: torch.from_numpy(x) for n, x in rows.items()} if way == "tensors" else rows)
+    return replay
+
+
+def with_state(replay: fbuf.Replay, state: Any) -> fbuf.Replay:
+    replay._state = state
+    return replay
+
+
+def check_reads(replay: fbuf.Replay, rows: dict[str, Any]) -> None:
+    """Compare everything that reads with the rows, oldest first, which `n` numbers."""
+    number = len(rows["n"])
+    held = replay.rows()
+    for name, column in rows.items():
+        same(np.asarray(held.data[name])[np.asarray(held.mask)], column)
+    same_rows(replay.last(number).data, rows)
+    same_rows(replay.get(replay.last(number).index).data, rows)
+    first = int(rows["n"].reshape(number, -1)[0, 0])
+    for to in ("jax", "numpy", "torch"):
+        batch = replay.sample(8, to=to).data
+        if to == "torch":
+            assert [batch[n].dtype for n in KEYS] == [torch.int64, torch.uint64, torch.float64]
+        same_rows(batch, rows_at(rows, np.asarray(batch["n"]).astype(int) - first))
+
+
+@settings(max_examples=4)
+@given(first=st.integers(0, 50), count=st.integers(1, 40), shape=st.sampled_from([(), (3,), (2, 2)]))
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_rows_are_read_exactly(
+    storage: str, way: str, tmp_path_factory: Any, first: int, count: int, shape: tuple[int, ...]
+) -> None:
+    path: Path = tmp_path_factory.mktemp("rows")
+    example = {name: np.zeros(shape if name in KEYS else (), leaf.dtype) for name, leaf in EXAMPLE.items()}
+    rows = extremes(count, shape, first)
+    kept = rows_at(rows, slice(-16, None))
+    buffer = buffer_of(storage, path)
+    replay = written(fbuf.Replay(buffer, example), rows, way)
+    check_reads(replay, kept)
+    replay.save(path / "saved")
+    if buffer.storage.in_files:
+        del replay
+        gc.collect()
+        check_reads(fbuf.Replay(buffer, example, resume=True), kept)
+        other = buffer_of(storage, path / "loaded")
+        check_reads(fbuf.Replay.load(path / "saved", other), kept)
+    else:
+        loaded = fbuf.Replay.load(path / "saved")
+        assert loaded.buffer == buffer
+        check_reads(loaded, kept)
+        for target in (Host(keys=KEYS), Compressed(keys=KEYS)):
+            check_reads(fbuf.Replay.load(path / "saved", fbuf.Buffer(20, storage=target), resize=True), kept)
+        with pytest.raises(TypeError, match=r"leaf 'id' is int64, which jit cannot hold .* does not name it in keys"):
+            fbuf.Replay.load(path / "saved", fbuf.Buffer(16, storage=Host(keys=("x", "u"))), resize=True)
+
+
+@pytest.mark.parametrize("storage", ["host", "compressed", "memmap"])
+def test_lanes_windows_and_prefetch(storage: str, tmp_path: Path) -> None:
+    view = fbuf.views.Sequence(3, boundary="mask", episode_end=(), autoreset="same_step")
+    buffer = buffer_of(storage, tmp_path, 32, lanes=2, view=view, prefetch=1, batch_size=6)
+    replay, rows = fbuf.Replay(buffer, EXAMPLE), extremes(20)
+    lanes = {name: column.reshape(10, 2) for name, column in rows.items()}
+    for part in range(0, 10, 5):
+        replay.extend(rows_at(lanes, slice(part, part + 5)))
+        batch = replay.sample(to="numpy")
+        mask = batch.data["mask"]
+        at = batch.data["n"][mask].astype(int)
+        for name in KEYS:
+            same(batch.data[name][mask], rows[name][at])
+            assert not batch.data[name][~mask].view(np.uint64).any()
+
+
+@pytest.mark.parametrize("storage", ["host", "compressed"])
+def test_slots_written_in_any_order(storage: str, tmp_path: Path) -> None:
+    replay = fbuf.Replay(buffer_of(storage, tmp_path, writer=fbuf.writers.Reservoir()), EXAMPLE)
+    for first in range(0, 60, 6):
+        replay.extend(extremes(6, first=first))
+        data = jax.device_get(replay.rows().data)
+        held = np.asarray(replay.rows().mask)
+        at = data["n"][held].astype(int)
+        same_rows(rows_at(data, held), rows_at(extremes(60), at))
+
+
+def test_threads_and_loader_return_64_bits(tmp_path: Path) -> None:
+    replay, rows = fbuf.Replay(buffer_of("compressed", tmp_path), EXAMPLE), extremes(16)
+    replay.extend(rows)
+    forms: list[dict[str, Any]] = [{"to": "torch"}, {"to": "numpy"}, {"device": jax.devices()[0]}]
+    for form in forms:
+        with replay.batches(8, **form) as batches:
+            batch = next(batches).data
+            same_rows(batch, rows_at(rows, np.asarray(batch["n"]).astype(int)))
+    for loader in (fbuf.torch.Loader(replay, 8), fbuf.torch.Loader(replay.buffer, 8, state=replay.state)):
+        batch = next(iter(loader)).data
+        same_rows(batch, rows_at(rows, batch["n"].numpy().astype(int)))
+
+
+def test_ragged_leaves_are_read_exactly(tmp_path: Path) -> None:
+    rows, buffer = extremes(12, (2,)), fbuf.Buffer(12, storage=Ragged())
+    replay = fbuf.Replay(buffer, {name: column[0] for name, column in rows.items()})
+    for i in range(6):
+        replay.add(rows_at(rows, i))
+    replay.extend({n: torch.from_numpy(x[6:]) if n != "n" else x[6:] for n, x in rows.items()})
+    replay.save(tmp_path / "saved")
+    for made in (replay, fbuf.Replay.load(tmp_path / "saved")):
+        for data in (made.rows(), made.sample(8), made.sample(8, to="torch")):
+            at = np.asarray(data.data["n"]).astype(int)
+            same_rows({n: data.lazy.stack(n) for n in KEYS}, {n: rows[n][at] for n in KEYS})
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_row_updates_are_exact_and_saved(storage: str, tmp_path: Path) -> None:
+    buffer, rows = buffer_of(storage, tmp_path), extremes(10)
+    replay = fbuf.Replay(buffer, EXAMPLE)
+    replay.extend(rows)
+    new = extremes(10, first=3)
+    replay.update_rows(replay.last(10).index, {name: new[name] for name in KEYS})
+    wanted = new | {"n": rows["n"]}
+    check_reads(replay, wanted)
+    replay.save(tmp_path / "saved")
+    del replay
+    gc.collect()
+    if buffer.storage.in_files:
+        check_reads(fbuf.Replay(buffer, EXAMPLE, resume=True), wanted)
+    else:
+        check_reads(fbuf.Replay.load(tmp_path / "saved"), wanted)
+
+
+def test_with_a_limit_rows_wait_and_stay_exact(tmp_path: Path) -> None:
+    limit = fbuf.limits.samples_per_insert(8, min_size=4, rows=4, draws=8)
+    replay = fbuf.Replay(buffer_of("host", tmp_path), EXAMPLE, limit=limit)
+    rows = extremes(4)
+    replay.extend(rows_at(rows, slice(0, 3)))
+    replay.add(rows_at(rows, 3))
+    same_rows(replay.last(4).data, rows)
+    batch = replay.sample(4, to="numpy").data
+    same_rows(batch, rows_at(rows, batch["n"].astype(int)))
+
+
+def test_with_x64_jit_takes_them() -> None:
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        buffer, rows = fbuf.Buffer(6, storage=Host(keys=KEYS)), extremes(6)
+        state = jax.jit(buffer.extend)(buffer.init(EXAMPLE), rows)
+        batch = jax.jit(lambda state, key: buffer.peek(state, key, 8))(state, jax.random.key(0))
+        assert batch.data["id"].dtype == np.int64 and isinstance(batch.data["id"], jax.Array)
+        same_rows(jax.device_get(buffer.rows(state).data), rows)

@@ -1,0 +1,55 @@
+"""Rows with 64-bit leaves at the extremes, and buffers that keep them on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fbuf
+from fbuf.storages import Compressed, Host, Memmap
+
+KEYS = ("id", "u", "x")
+EXAMPLE = {"id": np.int64(0), "u": np.uint64(0), "x": np.float64(0), "n": np.float32(0)}
+STORAGES: dict[str, Callable[[Path], Any]] = {
+    "host": lambda path: Host(keys=KEYS),
+    "compressed": lambda path: Compressed(keys=KEYS),
+    "memmap": lambda path: Memmap(str(path / "rows"), keys=(*KEYS, "n")),
+    "compressed files": lambda path: Compressed(keys=(*KEYS, "n"), path=str(path / "rows")),
+}
+IDS = np.array([-(2**63), 2**63 - 1, -1, 0, 2**40 + 1, 2**53 + 1, -(2**31) - 1], np.int64)
+UNSIGNED = np.array([2**64 - 1, 0, 2**63, 2**32, 2**53 + 1, 1], np.uint64)
+_NAN = np.array([0x7FF8DEAD0000BEEF], np.uint64).view(np.float64)  # with a payload
+NUMBERS = np.array([5e-324, 1.7976931348623157e308, -0.0, _NAN[0], -np.inf, 1 / 3, 2.0**-1074 * 3, -1e300])
+
+
+def extremes(count: int, shape: tuple[int, ...] = (), first: int = 0) -> dict[str, Any]:
+    """Return `count` rows, all 64-bit leaves of `shape`; `n` numbers them from `first`."""
+
+    def some(values: np.ndarray) -> np.ndarray:
+        at = np.arange(first, first + count).reshape(-1, *[1] * len(shape)) + np.arange(int(np.prod(shape))).reshape(
+            shape
+        )
+        return values[at % len(values)]
+
+    numbers = np.arange(first, first + count, dtype=np.float32)
+    return {"id": some(IDS), "u": some(UNSIGNED), "x": some(NUMBERS), "n": numbers}
+
+
+def buffer_of(storage: str, path: Path, capacity: int = 16, **settings: Any) -> fbuf.Buffer:
+    return fbuf.Buffer(capacity, storage=STORAGES[storage](path), **settings)
+
+
+def same(got: Any, wanted: np.ndarray) -> None:
+    """Compare dtype, shape and bytes."""
+    got = np.asarray(got)
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    assert got.tobytes() == wanted.tobytes()
+
+
+def same_rows(got: Mapping[str, Any], wanted: Mapping[str, np.ndarray]) -> None:
+    assert got.keys() == wanted.keys()
+    for name, column in wanted.items():
+        same(got[name], column)
