@@ -21,6 +21,18 @@ def of(index: MixtureIndex, number: int, buffer: Buffer) -> Index:
     return Index(jnp.where(mine, index.slot, jnp.int32(buffer.capacity)), jnp.where(mine, index.ticket, jnp.uint32(0)))
 
 
+def window_index(mixture: MixtureConfig, state: MixtureState, index: MixtureIndex) -> tuple[MixtureState, MixtureIndex]:
+    """Call `Buffer.window_index` for each buffer. Masked rows have source S and slot and ticket 0."""
+    leaves = [index.source[:, None], index.slot[:, None], index.ticket[:, None]]
+    for number, (name, buffer) in enumerate(mixture.members):
+        rows = buffer.window_index(state[name], of(index, number, buffer))
+        mine, there = index.source[:, None] == jnp.int32(number), rows.slot < jnp.int32(buffer.capacity)
+        source = jnp.where(there, jnp.int32(number), jnp.int32(len(mixture.members)))
+        window = source, jnp.where(there, rows.slot, jnp.int32(0)), rows.ticket
+        leaves = [jnp.where(mine, new, old) for new, old in zip(window, leaves, strict=True)]
+    return state, MixtureIndex(*leaves)
+
+
 def _nowhere(index: MixtureIndex, size: int) -> jax.Array:
     """Return the rows with an invalid source that are not masked, uint32[]."""
     none = (index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))
@@ -42,7 +54,7 @@ def update_priority(
 
 
 def update_rows(
-    mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, fields: Any
+    mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, fields: Any, mask: Any
 ) -> tuple[MixtureState, None]:
     """Call `Buffer.update_rows` for each buffer whose rows can change."""
     states, kept = dict(state.buffers), jnp.zeros((), jnp.uint32)
@@ -51,7 +63,7 @@ def update_rows(
             theirs = (index.source == jnp.int32(number)) & (index.ticket != jnp.uint32(0))
             kept = kept + jnp.sum(theirs, dtype=jnp.uint32)
         else:
-            states[name] = buffer.update_rows(states[name], of(index, number, buffer), fields)
+            states[name] = buffer.update_rows(states[name], of(index, number, buffer), fields, mask=mask)
     outside = _nowhere(index, len(mixture.members))
     counters = count_up(state, refused_out_of_range=outside, refused_read_only=kept)
     return dataclasses.replace(state, buffers=states, counters=counters), None

@@ -464,7 +464,7 @@ class Replay(ReplayState):
         self._raise(call, counts)
 
     @_restores_lock
-    def update_rows(self, index: Index, fields: PyTree) -> None:
+    def update_rows(self, index: Index, fields: PyTree, *, mask: Any = None) -> None:
         """Replace some leaves of rows; see `Buffer.update_rows`.
 
         Example:
@@ -475,11 +475,11 @@ class Replay(ReplayState):
           >>> bool(replay.last(1).data["done"][0])
           True
         """
-        index, fields = to_index("Replay.update_rows", index), to_rows(fields)
+        index, fields, mask = to_index("Replay.update_rows", index), to_rows(fields), to_array(mask, "mask")
         with self._acquire():
             self._flush()
-            index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, fields))
-            counts = self._donate(programs.update_rows, index, fields)
+            index, fields, mask = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, fields, mask))
+            counts = self._donate(programs.update_rows, index, fields, mask=mask)
         self._raise("Replay.update_rows", counts)
 
     @_locked
@@ -496,6 +496,35 @@ class Replay(ReplayState):
         """
         index = to_index("Replay.get", index) if isinstance(index, Index) else to_array(index, "index")
         return self.buffer.get(self._state, index)
+
+    @_locked
+    def window_index(self, index: Index) -> Index:
+        """Return the rows `[B, T]` of sampled windows; see `Buffer.window_index`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.trajectory(100, 3), {"carry": 0.0, "terminated": False, "truncated": False})
+          >>> flags = {"terminated": np.zeros(5, bool), "truncated": np.zeros(5, bool)}
+          >>> replay.extend({"carry": np.zeros(5, np.float32), **flags})
+          >>> rows = replay.window_index(replay.sample(4).index)
+          >>> replay.update_rows(rows, {"carry": np.ones((4, 3), np.float32)})
+          >>> float(replay.get(rows).data["carry"].min())
+          1.0
+        """
+        return self.buffer.window_index(self._state, to_index("Replay.window_index", index))
+
+    @_locked
+    def priorities(self, index: Index | None = None) -> jax.Array:
+        """Return priorities |p| of some or all rows; see `Buffer.priorities`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(4), {"t": 0})
+          >>> replay.extend({"t": np.arange(3)}, priority=np.array([1.0, 2.0, 3.0]))
+          >>> replay.priorities().round(3).tolist()
+          [1.0, 2.0, 3.0, nan]
+        """
+        return self.buffer.priorities(self._state, None if index is None else to_index("Replay.priorities", index))
 
     @_locked
     def rows(self) -> Rows:
