@@ -33,11 +33,11 @@ def window_index(mixture: MixtureConfig, state: MixtureState, index: MixtureInde
     return state, MixtureIndex(*leaves)
 
 
-def _nowhere(index: MixtureIndex, size: int) -> jax.Array:
-    """Return the rows with an invalid source that are not masked, uint32[]."""
+def _nowhere(index: MixtureIndex, size: int, mask: Any) -> jax.Array:
+    """Return the rows with an invalid source that are not masked, by the index or by `mask`, uint32[]."""
     none = (index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))
     masked = (index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0))
-    return jnp.sum(none & ~masked, dtype=jnp.uint32)
+    return jnp.sum(none & ~masked & (True if mask is None else mask), dtype=jnp.uint32)
 
 
 def update_priority(
@@ -49,7 +49,8 @@ def update_priority(
         if buffer.sampler.prioritized:
             own = of(index, number, buffer)
             states[name] = buffer.update_priority(states[name], own, td_error, mask=mask, eta=eta)
-    counters = count_up(state, refused_out_of_range=_nowhere(index, len(mixture.members)))
+    of_rows = mask if index.slot.ndim == 2 else None  # else it is of the errors of windows
+    counters = count_up(state, refused_out_of_range=_nowhere(index, len(mixture.members), of_rows))
     return dataclasses.replace(state, buffers=states, counters=counters), None
 
 
@@ -61,9 +62,9 @@ def update_rows(
     for number, (name, buffer) in enumerate(mixture.members):
         if isinstance(buffer.writer, ReadOnly):
             theirs = (index.source == jnp.int32(number)) & (index.ticket != jnp.uint32(0))
-            kept = kept + jnp.sum(theirs, dtype=jnp.uint32)
+            kept = kept + jnp.sum(theirs & (True if mask is None else mask), dtype=jnp.uint32)
         else:
             states[name] = buffer.update_rows(states[name], of(index, number, buffer), fields, mask=mask)
-    outside = _nowhere(index, len(mixture.members))
+    outside = _nowhere(index, len(mixture.members), mask)
     counters = count_up(state, refused_out_of_range=outside, refused_read_only=kept)
     return dataclasses.replace(state, buffers=states, counters=counters), None

@@ -21,7 +21,11 @@ def methods_of(buffer: fbuf.Buffer) -> Any:
     """Return what looks at a state, compiled once for all programs, and the two updates of windows."""
 
     def look(state: Any, index: Any) -> Any:
-        known = buffer.priorities(state), buffer.priorities(state, index), buffer.priorities(state, buffer.rows(state).index)
+        known = (
+            buffer.priorities(state),
+            buffer.priorities(state, index),
+            buffer.priorities(state, buffer.rows(state).index),
+        )
         return known, buffer.window_index(state, index), buffer.stats(state)
 
     def update_rows(state: Any, rows: Any, fields: Any, mask: Any) -> Any:
