@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -60,7 +59,7 @@ def _update_priority_core(
         refused_closed=jnp.sum(finite & fresh & ~open, dtype=jnp.uint32),
     )
     sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
-    return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
+    return state.replace(sampler=sampler, counters=counters, token=token), None
 
 
 def _priorities_core(buffer: BufferConfig, state: BufferState, index: Index | None) -> tuple[BufferState, jax.Array]:
