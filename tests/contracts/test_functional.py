@@ -284,7 +284,7 @@ def test_no_generation_is_zero() -> None:
         state = RICH.extend(state, rows(6))
         assert np.all(RICH.last(state, 6).index.ticket)
         assert np.all(RICH.last(state, 6).mask)
-    assert np.all(RICH.clear(laps(RICH, 2**32 - 1)).ring.lap == 1)
+    assert np.all(RICH.clear(RICH.extend(laps(RICH, 2**32 - 1), rows(1))).ring.lap == 1)
 
 
 def test_counters_of_refusals_wrap_without_harm() -> None:
