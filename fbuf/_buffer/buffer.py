@@ -473,7 +473,7 @@ class Buffer(BufferConfig):
     def priorities(self, state: BufferState, index: Index | None = None) -> jax.Array:
         """Return priorities |p| as `update_priority` and `extend(..., priority=...)` set them, not the sampler's leaves.
 
-        It is not ordered before later writes: with those in one jit it may copy the priorities. `jax_debug_nans` refuses its NaN.
+        It is not ordered before later writes: with those in one jit it may copy them. `jax_debug_nans` refuses its NaN.
 
         Args:
           index: Rows, an `Index` of any shape; None: every row.
