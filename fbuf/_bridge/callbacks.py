@@ -313,6 +313,10 @@ def _draw_leaves(context: Any, out: Any, id: Any, version: Any, top: Any, bottom
     mass[...], least[...] = drawn[2:]
 
 
+def _read_leaves(context: Any, out: Any, id: Any, version: Any, slot: Any) -> None:
+    np.asarray(out)[...] = _of(id).leaves(join_id(view(version)), view(slot))
+
+
 _VERSION = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
@@ -340,3 +344,10 @@ def draw_priorities(id: Array, version: Array, top: Array, bottom: Array) -> tup
     shapes = [jax.ShapeDtypeStruct(top.shape, jnp.int32), jax.ShapeDtypeStruct(top.shape, jnp.float32), number, number]
     index, leaf, mass, least = call(_draw_leaves, shapes, (id, version, top, bottom), effect=False)
     return index, leaf, mass, least
+
+
+def read_priorities(id: Array, version: Array, slot: Array) -> Array:
+    """Return the leaves float32[...] of a version in slots int32[...], each in [0, C)."""
+    id, version = guard(id, version, what="priorities")
+    leaves: Array = call(_read_leaves, jax.ShapeDtypeStruct(slot.shape, jnp.float32), (id, version, slot), effect=False)
+    return leaves

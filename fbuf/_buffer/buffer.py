@@ -250,12 +250,14 @@ class Buffer(BufferConfig):
         and counted in `stats`. The last of several errors for one row wins.
 
         Args:
-          index: `batch.index`, `[B]`.
-          td_error: float[B]; or, if the view makes windows, float[B, T], the errors of each window's rows (those of the
-            burn-in may be left out). The priority of a window is
+          index: `batch.index`, `[B]`; or `window_index`, `[B, T]`, to set the priority of each row by itself.
+          td_error: float, in the shape of the index; or, with an index `[B]` and a view of windows, float[B, T], the errors of
+            each window's rows (those of the burn-in may be left out). The priority of a window is
             :math:`\eta \max_t |\delta_t| + (1 - \eta) \, \mathrm{mean}_t |\delta_t|` (Kapturowski et al. 2019, section 2.3).
           mask: bool[B, T], which errors count, such as `batch.data["learning_mask"]`, in the shape of the errors. A window
-            without any gets 0; a window with a counted error that is not finite is skipped. None: all count.
+            without any gets 0; a window with a counted error that is not finite is skipped. With an index `[B, T]`, which
+            rows to set: rows that are no anchors are refused (`~jnp.isnan(priorities(state, index))` leaves them out).
+            None: all count.
           eta: In [0, 1]; a number or float[].
         Raises:
           TypeError: the sampler has no priorities; `index` is not an `Index`.
@@ -275,16 +277,18 @@ class Buffer(BufferConfig):
         checks.check_state(call, self, state)
         return operations.update_priority(self, state, *checks.check_errors(call, self, index, td_error, mask, eta))[0]
 
-    def update_rows(self, state: BufferState, index: Index, fields: PyTree) -> BufferState:
+    def update_rows(self, state: BufferState, index: Index, fields: PyTree, *, mask: Any = None) -> BufferState:
         """Replace some leaves of existing rows. Stale indices are skipped and counted; the last of duplicates wins.
 
         Args:
-          index: `[B]`, from a sample, `get`, `rows` or `last`.
-          fields: Part of the row's structure, leaves `[B, ...]`: `{"reward": x}`, nested dicts, or paths as keys:
-            `{"next/obs": x}`.
+          index: `[B]` or `[B, T]`, from a sample, `window_index`, `get`, `rows` or `last`. A row in two windows is a duplicate:
+            the later window of the batch wins.
+          fields: Part of the row's structure, leaves `[B, ...]` or `[B, T, ...]`: `{"reward": x}`, nested dicts, or paths as
+            keys: `{"next/obs": x}`.
+          mask: bool, in the shape of the index: rows where it is False keep their values, and are not counted.
         Raises:
           ValueError: a field that rows do not have, or one that ends episodes.
-        Cost: O(B log B); on the host each row is stored again, and old states keep the old one.
+        Cost: O(n log n) for n rows; on the host each row is stored again, and old states keep the old one.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -297,7 +301,7 @@ class Buffer(BufferConfig):
         """
         call = "Buffer.update_rows"
         checks.check_writable(call, self)
-        return operations.update_rows(self, state, *checks.check_update(call, self, state, index, fields))[0]
+        return operations.update_rows(self, state, *checks.check_update(call, self, state, index, fields, mask))[0]
 
     def clear(self, state: BufferState) -> BufferState:
         """Drop every row. Annealed numbers stay, and every index becomes stale. Cost: O(C).
@@ -452,6 +456,70 @@ class Buffer(BufferConfig):
             rows = operations.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]
         return self._exact("Buffer.get", state, rows)
 
+    def window_index(self, state: BufferState, index: Index) -> Index:
+        """Return the rows of sampled windows, to write recurrent states or latents back with `update_rows` (R2D2).
+
+        Call it before the next `extend`: afterwards a window may have lost rows. The result keeps its meaning: rows that are
+        overwritten later are stale, one by one. An index that names no window any more (stale, or no anchor) stays invalid
+        in all T entries, so that `update_rows` and `update_priority` refuse and count them.
+
+        Args:
+          index: `batch.index`, `[B]`, of a view with windows (`views.Sequence`, `views.Episode`). `views.Row` and
+            `views.Transition` have none: there `batch.index` names the rows themselves.
+        Returns:
+          An `Index` `[B, T]` of the rows in `batch.data`, masked where `batch.data["mask"]` is False.
+        Raises:
+          TypeError: the view makes no windows; `index` is not an `Index`.
+        Cost: O(B T).
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.Buffer(100, view=fbuf.views.Sequence(3, episode_end=()))
+          >>> state = buffer.extend(buffer.init({"t": 0, "carry": 0.0}), {"t": jnp.arange(5), "carry": jnp.zeros(5)})
+          >>> state, batch = buffer.sample(state, jax.random.key(0), 8)
+          >>> rows = buffer.window_index(state, batch.index)
+          >>> state = buffer.update_rows(state, rows, {"carry": 10.0 * batch.data["t"]})
+          >>> buffer.get(state, rows).data["carry"][0] / 10 == batch.data["t"][0]
+          Array([ True,  True,  True], dtype=bool)
+        """
+        call = "Buffer.window_index"
+        checks.check_state(call, self, state)
+        checks.check_windows(call, self.view)
+        return operations.window_index(self, state, checks.check_index(call, index))[1]
+
+    def priorities(self, state: BufferState, index: Index | None = None) -> jax.Array:
+        """Return priorities |p| as `update_priority` and `extend(..., priority=...)` set them, not the sampler's leaves.
+
+        It is not ordered before later writes: with those in one jit it may copy them. `jax_debug_nans` refuses its NaN.
+
+        Args:
+          index: Rows, an `Index` of any shape; None: every row.
+        Returns:
+          float32 in the shape of the index; for every row in the order and shape of `rows`, `[C]` or `[C / E, E]`. NaN where
+          nothing can be drawn: stale and masked indices, rows that are no anchors, empty slots.
+
+        `Prioritized` stores |p| with largest="held". Otherwise it inverts the leaf by the current alpha and eps: exact to some
+        1e-6 unless these changed since the row was written; NaN if alpha is 0. `Ranked` rounds down, by an eighth at most.
+
+        Raises:
+          TypeError: the sampler has no priorities; `index` is not an `Index`.
+        Cost: O(rows asked for); with priorities on the host one callback.
+
+        Example:
+          >>> import fbuf, jax.numpy as jnp
+          >>> buffer = fbuf.prioritized(4)
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(3)}, priority=jnp.array([1.0, 2.0, 3.0]))
+          >>> state = buffer.update_priority(state, buffer.last(state, 1).index, jnp.array([-5.0]))
+          >>> buffer.priorities(state).round(1).tolist()
+          [1.0, 2.0, 5.0, nan]
+        """
+        call = "Buffer.priorities"
+        checks.check_state(call, self, state)
+        checks.check_prioritized(call, self.sampler, "priority")
+        if index is not None:
+            checks.check_is_index(call, index)
+        return operations.read_priorities(self, state, index)[1]
+
     def rows(self, state: BufferState) -> Rows:
         """Return every row, oldest first: leaves `[C, ...]`, with lanes `[C / E, E, ...]`; `mask` is False past the newest.
 
@@ -513,6 +581,11 @@ class Buffer(BufferConfig):
 
     def stats(self, state: BufferState) -> dict[str, jax.Array]:
         """Return scalars to log: sizes, statistics of the sampler, and counts of everything refused, by reason.
+
+        `is_full` is bool[], whether all C slots hold rows. `cursor` is int32[], the position in [0, C / E) of each lane's next
+        row; -1 where masked rows have left lanes at different ones; missing with a writer that replaces any row. `writes` is
+        uint32[], the rows of all lanes written since `init`, overwritten ones included; 2^32 - 1: that many or more. A `clear`
+        counts as the rest of each lane's round.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp

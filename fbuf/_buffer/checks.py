@@ -250,11 +250,11 @@ def check_rows(
 
 
 def check_update(
-    call: str, buffer: BufferConfig, state: BufferState, index: Any, fields: PyTree
-) -> tuple[Index, dict[str, jax.Array]]:
-    """Return index and leaves `[B, ...]` of `update_rows`."""
+    call: str, buffer: BufferConfig, state: BufferState, index: Any, fields: PyTree, mask: Any
+) -> tuple[Index, dict[str, jax.Array], jax.Array | None]:
+    """Return index, leaves `[B, ...]` or `[B, T, ...]`, and mask of `update_rows`."""
     spec = check_state(call, buffer, state)
-    index, given = check_index(call, index), named_leaves(fields)
+    index, given = check_index(call, index, (1, 2)), named_leaves(fields)
     if isinstance(buffer.storage, RaggedStorage):
         spec = buffer.storage.changeable(call, state.rows, list(given))
     unknown = [n for n in given if n not in spec]
@@ -266,7 +266,9 @@ def check_update(
             what = "ends episodes" if name in buffer.ends else f"is read by {buffer.sampler!r}"
             raise ValueError(f"{call}: leaf '{name}' {what}, and cannot change afterwards. Leave it out.")
     part = {n: spec[n] for n in given}
-    return index, arguments.check_rows(call, given, part, jax.tree.structure(given), (index.slot.shape[0],), "B")
+    shape = index.slot.shape
+    leaves = arguments.check_rows(call, given, part, jax.tree.structure(given), shape, ", ".join("BT"[: len(shape)]))
+    return index, leaves, None if mask is None else arguments.check_array(call, "mask", mask, shape, "b")
 
 
 # ------------------------------------------------------------------------------------------------------ draws
@@ -331,12 +333,14 @@ def check_numbers(
 def check_errors(
     call: str, buffer: BufferConfig, index: Any, td_error: Any, mask: Any, eta: Any
 ) -> tuple[Index, jax.Array, jax.Array | None, jax.Array | None]:
-    """Return index, errors, mask and eta of `update_priority`; the last two are None for errors float[B]."""
-    if not buffer.sampler.prioritized:
-        raise TypeError(f"{call}: {buffer.sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
-    index = check_index(call, index)
+    """Return index, errors, mask and eta of `update_priority`; eta is None for errors in the shape of the index."""
+    check_prioritized(call, buffer.sampler)
+    index = check_index(call, index, (1, 2))
     check_eta(call, eta)
     window, shape = buffer.view.rule.window, np.shape(td_error)
+    if index.slot.ndim == 2:
+        mask = None if mask is None else arguments.check_array(call, "mask", mask, index.slot.shape, "b")
+        return index, arguments.check_array(call, "td_error", td_error, index.slot.shape, "fi"), mask, None
     if len(shape) == 2 and 1 <= shape[1] <= window:
         shape = (index.slot.shape[0], shape[1])
         td_error = arguments.check_array(call, "td_error", td_error, shape, "fi")
@@ -349,6 +353,23 @@ def check_errors(
             f"{f'windows of {window} rows' if window else 'no windows'}."
         )
     return index, arguments.check_array(call, "td_error", td_error, index.slot.shape, "fi"), None, None
+
+
+def check_prioritized(call: str, sampler: Sampler, member: str = "update") -> None:
+    """Raise unless the sampler has priorities, and the optional `member`."""
+    if not sampler.prioritized:
+        raise TypeError(f"{call}: {sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
+    if not hasattr(sampler, member):
+        raise TypeError(f"{call}: {sampler!r} has no `{member}`; see fbuf.parts.Sampler.")
+
+
+def check_windows(call: str, view: View) -> None:
+    """Raise unless the view makes windows."""
+    if not view.rule.window:
+        raise TypeError(
+            f"{call}: {view!r} makes no windows, and batch.index names its rows. Use batch.index, or "
+            f"view=fbuf.views.Sequence(...)."
+        )
 
 
 def check_eta(call: str, eta: Any) -> None:
@@ -378,12 +399,15 @@ def check_is_index(call: str, index: Any) -> None:
         raise TypeError(f"{call}: index is {type(index).__name__}; expected the Index of a batch. Pass {fix}.")
 
 
-def check_index(call: str, index: Any) -> Index:
-    """Return the index of a batch, `[B]`, as int32 and uint32."""
+def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,)) -> Index:
+    """Return the index of a batch as int32 and uint32; it has one of the numbers of `axes`."""
     check_is_index(call, index)
     slot = arguments.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
-    if slot.ndim != 1:
-        raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected [B]. Flatten it with x.reshape(-1).")
+    if slot.ndim not in axes:
+        expected = " or ".join(("", "[B]", "[B, T]")[number] for number in axes)
+        raise ValueError(
+            f"{call}: index has shape {list(slot.shape)}; expected {expected}. Flatten it with x.reshape(-1)."
+        )
     ticket = arguments.check_array(call, "index.ticket", index.ticket, slot.shape, "i")
     return Index(slot.astype(jnp.int32), ticket.astype(jnp.uint32))
 

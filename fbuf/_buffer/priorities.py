@@ -1,17 +1,18 @@
-"""Pure core of `update_priority`: NaN and infinite errors, stale and closed rows are refused singly and counted."""
+"""Pure cores of `update_priority` and `priorities`. Invalid errors, stale and closed rows are refused singly and counted."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
-from fbuf._buffer.state_ops import _classify_indices, _count_up
+from fbuf._buffer.state_ops import _classify_indices, _count_up, arrival_order, drawable, flat_index
 from fbuf._core.dispatch import scoped
 from fbuf._core.ordering import order_after_reads
 from fbuf._core.sample import Index
-from fbuf._indexing import anchors as _anchors
 
 
 def _window_error(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -38,16 +39,16 @@ def _update_priority_core(
 ) -> tuple[BufferState, None]:
     geometry = buffer.geometry
     error = td_error.astype(jnp.float32)
-    finite = jnp.isfinite(error)
     if mask is not None and eta is not None:
         error, finite = _window_error(error, mask, eta)
+    else:
+        error, index = error.reshape(-1), flat_index(index, mask, geometry.capacity)
+        finite = jnp.isfinite(error)
     token, masked, inside, fresh = _classify_indices(buffer, state, index)
-    drawable = fresh
+    open = drawable(state, index.slot, fresh)
     if state.anchors is not None:
-        at = jnp.where(inside, index.slot, jnp.int32(0))
-        token, (flags,) = order_after_reads(token, (state.anchors.flags.at[at].get(mode="promise_in_bounds"),))
-        drawable = fresh & _anchors.has(flags, _anchors.OPEN)
-    accepted = finite & drawable
+        token, open = order_after_reads(token, open)
+    accepted = finite & open
     slot = jnp.where(accepted, index.slot, jnp.int32(geometry.capacity))
     error = jnp.where(accepted, error, jnp.float32(0))
     counters = _count_up(
@@ -55,7 +56,20 @@ def _update_priority_core(
         refused_nonfinite=jnp.sum(~masked & ~finite, dtype=jnp.uint32),
         refused_out_of_range=jnp.sum(~masked & finite & ~inside, dtype=jnp.uint32),
         refused_stale=jnp.sum(finite & inside & ~fresh, dtype=jnp.uint32),
-        refused_closed=jnp.sum(finite & fresh & ~drawable, dtype=jnp.uint32),
+        refused_closed=jnp.sum(finite & fresh & ~open, dtype=jnp.uint32),
     )
     sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
     return state.replace(sampler=sampler, counters=counters, token=token), None
+
+
+def _priorities_core(buffer: BufferConfig, state: BufferState, index: Index | None) -> tuple[BufferState, jax.Array]:
+    """Return |p| of rows, NaN where they are no anchors; None: of all rows, in the order and shape of `rows`."""
+    if index is None:
+        slot, held = arrival_order(buffer, state)
+        slot, held = (slot[:, 0], held[:, 0]) if buffer.lanes is None else (slot, held)
+    else:
+        slot, held = index.slot, _classify_indices(buffer, state, index)[3]
+    sampler: Any = buffer.sampler  # `priority` is optional
+    priority = sampler.priority(state.sampler, jnp.where(held, slot, jnp.int32(0)))
+    known = drawable(state, slot, held) & (priority >= jnp.float32(0))
+    return state, jnp.where(known, priority, jnp.float32(jnp.nan))

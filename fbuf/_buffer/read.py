@@ -16,7 +16,9 @@ from fbuf._buffer.state_ops import (
     _count_up,
     _split,
     _zero_masked,
+    arrival_order,
     count,
+    drawable,
     eligible_set,
     index_of,
 )
@@ -118,38 +120,37 @@ def _get_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[B
     return _rows_core(buffer, state, slot)
 
 
-def _aged_rows(buffer: BufferConfig, state: BufferState, age: jax.Array) -> tuple[BufferState, Rows]:
-    """Return rows by age int32[A, E]; 0 is the oldest."""
-    exists = (age >= jnp.int32(0)) & (age < state.ring.size[None, :])
-    slot = jnp.where(exists, ring.by_age(state.ring, buffer.geometry, age), jnp.int32(buffer.geometry.capacity))
+def _existing_rows(
+    buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.Array
+) -> tuple[BufferState, Rows]:
+    """Return the rows in slots int32[A, E] where `held`."""
+    slot = jnp.where(held, slot, jnp.int32(buffer.geometry.capacity))
     return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
 
 
-def _scattered_rows(buffer: BufferConfig, state: BufferState, number: int, newest: bool) -> tuple[BufferState, Rows]:
-    """Return the oldest or newest `number` rows, a multiple of the lanes, in order of arrival."""
-    assert state.scatter is not None
-    held, rank = scatter.held(state.ring), jnp.arange(number, dtype=jnp.int32)
-    rank = rank + held - jnp.int32(number) if newest else rank
-    order = scatter.by_age(state.scatter).at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
-    there = (rank >= jnp.int32(0)) & (rank < held)
-    slot = jnp.where(there, order, jnp.int32(buffer.geometry.capacity))
-    return _rows_core(buffer, state, slot if buffer.lanes is None else slot.reshape(-1, buffer.geometry.lanes))
-
-
 def _all_rows_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, Rows]:
-    lanes, length, streams = buffer.geometry
-    if not streams:
-        return _scattered_rows(buffer, state, buffer.geometry.capacity, newest=False)
-    age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
-    return _aged_rows(buffer, state, age)
+    return _existing_rows(buffer, state, *arrival_order(buffer, state))
 
 
 def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[BufferState, Rows]:
-    if state.scatter is not None:
-        return _scattered_rows(buffer, state, n * buffer.geometry.lanes, newest=True)
-    return _aged_rows(
-        buffer, state, (state.ring.size - jnp.int32(n))[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
-    )
+    lanes = buffer.geometry.lanes
+    if state.scatter is None:
+        age = (state.ring.size - jnp.int32(n))[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
+        return _existing_rows(buffer, state, ring.by_age(state.ring, buffer.geometry, age), age >= jnp.int32(0))
+    rank = scatter.held(state.ring) - jnp.int32(n * lanes) + jnp.arange(n * lanes, dtype=jnp.int32)
+    slot = scatter.by_age(state.scatter).at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
+    return _existing_rows(buffer, state, slot.reshape(n, lanes), rank.reshape(n, lanes) >= jnp.int32(0))
+
+
+def _window_index_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Index]:
+    """Return the rows [B, T] of windows; an index without a window, made stale if its row is held, takes all of T."""
+    fresh = _classify_indices(buffer, state, index)[3]
+    open = drawable(state, index.slot, fresh)
+    key = jax.random.key(0)  # for views that choose at random; windows of consecutive rows do not depend on it
+    window = buffer.view.window(buffer.storage.spec(state.rows)[0], eligible_set(buffer, state), index.slot, open, key)
+    rows = index_of(buffer, state, next(read.slot for read in window.reads if read.slot.ndim == 2))
+    gone = Index(index.slot, index.ticket - (fresh & ~open).astype(jnp.uint32))
+    return state, jax.tree.map(lambda row, anchor: jnp.where(open[:, None], row, anchor[:, None]), rows, gone)
 
 
 def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
@@ -158,10 +159,13 @@ def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferSt
 
 
 def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
-    counts = {
-        "size": jnp.sum(state.ring.size, dtype=jnp.int32),
-        "drawable": jnp.sum(count(state), dtype=jnp.int32),
-    }
+    size = jnp.sum(state.ring.size, dtype=jnp.int32)
+    counts = {"size": size, "drawable": jnp.sum(count(state), dtype=jnp.int32)}
+    counts["is_full"] = size == jnp.int32(buffer.geometry.capacity)
+    if state.scatter is None:
+        counts["cursor"], counts["writes"] = ring.head(state.ring, buffer.geometry)
+    else:
+        counts["writes"] = scatter.rows_written(state.scatter)
     counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
     if isinstance(buffer.storage, Growable):
         counts |= buffer.storage.stats(state.rows, counts["size"])

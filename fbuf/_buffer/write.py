@@ -13,10 +13,19 @@ from fbuf._algorithms.sum_tree import keep_last
 from fbuf._buffer import transforms as _transforms
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
-from fbuf._buffer.state_ops import _classify_indices, _count_up, _scattering, _streaming, ending, largest, stamp_of
+from fbuf._buffer.state_ops import (
+    _classify_indices,
+    _count_up,
+    _scattering,
+    _streaming,
+    ending,
+    flat_index,
+    largest,
+    stamp_of,
+)
 from fbuf._core.dispatch import scoped
 from fbuf._core.geometry import Ring
-from fbuf._core.ordering import any_unbatched
+from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.sample import TICKET, Index
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring
@@ -182,10 +191,14 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
 
 
 def _update_rows_core(
-    buffer: BufferConfig, state: BufferState, index: Index, leaves: dict[str, jax.Array]
+    buffer: BufferConfig, state: BufferState, index: Index, leaves: dict[str, jax.Array], mask: jax.Array | None
 ) -> tuple[BufferState, None]:
-    capacity = jnp.int32(buffer.geometry.capacity)
+    capacity, axes = jnp.int32(buffer.geometry.capacity), index.slot.ndim
+    index = flat_index(index, mask, buffer.geometry.capacity)
+    leaves = {name: leaf.reshape(index.slot.shape + leaf.shape[axes:]) for name, leaf in leaves.items()}
     token, masked, inside, fresh = _classify_indices(buffer, state, index)
+    if axes > 1:  # `window_index` read flags
+        token, fresh = order_after_reads(token, fresh)
     wanted = jnp.where(fresh, index.slot, capacity)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)

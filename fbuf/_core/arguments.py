@@ -155,7 +155,7 @@ def check_rows(
         for axis, (have, need) in enumerate(zip(head, leading, strict=True)):
             first = length.setdefault(axis, (have if need is None else need, name if need is None else ""))
             if have != first[0]:
-                owner = "the index" if axes == "B" else "this buffer"
+                owner = "the index" if axes.startswith("B") else "this buffer"
                 other = f"leaf '{first[1]}' has {first[0]}" if first[1] else f"{owner} has {first[0]}"
                 fix = "All leaves need the same leading axes."
                 if axes == "N, E" and axis == 1 and head[0] == first[0]:
@@ -186,8 +186,8 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
     """Return the fix for a leaf of shape `got` where `[*leading, *item]` is expected; "" if there is none."""
     lanes = leading[-1] if axes.endswith("E") else None
     adds = axes in ("", "E")  # one row, or one a lane
-    if axes == "B":
-        return f" Give one a row: jnp.broadcast_to(x, {(leading[0], *item)})." if got == item else ""
+    if axes.startswith("B"):
+        return f" Give one a row: jnp.broadcast_to(x, {(*leading, *item)})." if got == item else ""
     if lanes is None and got == item:
         return " Add one row with `add`, or give it the leading axis with x[None]."
     if lanes is not None and got == item:

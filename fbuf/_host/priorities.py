@@ -322,11 +322,12 @@ class Priorities(HostObject):
             return self._advance(step)
 
     @records_errors
-    def leaves(self, version: int) -> Array:
-        """Return float32[C], a copy."""
+    def leaves(self, version: int, index: Array | None = None) -> Array:
+        """Return a copy of the leaves float32[C], or of those at `index` int[...], each in [0, C)."""
         with self._lock:
             self._walk(version)
-            return self._tree.leaves.copy()
+            leaves = self._tree.leaves
+            return leaves.copy() if index is None else leaves.take(index)
 
     def fill(self, leaves: Array) -> None:
         """Write the first leaves, float32[A], of the only version."""

@@ -13,6 +13,8 @@ from jax import lax
 
 from fbuf._core.geometry import Geometry, Placement, Ring
 
+_MANY = 2**32 - 2**20  # rows, beyond which the float32 sum cannot exclude an overflow
+
 
 def zeros(*sizes: int) -> tuple[jax.Array, ...]:
     """Return arrays int32 of zeros, which do not share memory."""
@@ -87,8 +89,21 @@ def evict(ring: Ring, count: jax.Array) -> Ring:
 
 
 def clear(ring: Ring) -> Ring:
-    """Return empty rings; every earlier index becomes stale."""
-    return Ring(jnp.zeros_like(ring.cursor), jnp.zeros_like(ring.size), next_lap(ring.lap, jnp.uint32(1)))
+    """Return empty rings; every earlier index becomes stale. At cursor 0 no slot has been written in this lap."""
+    lap = next_lap(ring.lap, (ring.cursor > jnp.int32(0)).astype(jnp.uint32))
+    return Ring(jnp.zeros_like(ring.cursor), jnp.zeros_like(ring.size), lap)
+
+
+def head(ring: Ring, geometry: Geometry) -> tuple[jax.Array, jax.Array]:
+    """Return the cursor, int32[], -1 where lanes differ, and the rows written, uint32[], 2^32 - 1 for that many or more.
+
+    A `clear` counts as the rest of the round: cursor = writes modulo L, for one lane.
+    """
+    cursor, rounds, length = ring.cursor, ring.lap - jnp.uint32(1), geometry.length
+    writes = jnp.sum(rounds * jnp.uint32(length) + cursor.astype(jnp.uint32), dtype=jnp.uint32)
+    about = jnp.sum(rounds.astype(jnp.float32) * jnp.float32(length) + cursor.astype(jnp.float32))
+    writes = jnp.where(about < jnp.float32(_MANY), writes, jnp.uint32(2**32 - 1))
+    return jnp.where(jnp.all(cursor == cursor[0]), cursor[0], jnp.int32(-1)), writes
 
 
 def slot_at(geometry: Geometry, position: jax.Array) -> jax.Array:

@@ -151,6 +151,11 @@ def generation(scatter: Scatter, slot: jax.Array) -> jax.Array:
     return jnp.where(inside, scatter.number.at[at, 0].get(mode="promise_in_bounds"), jnp.uint32(0))
 
 
+def rows_written(scatter: Scatter) -> jax.Array:
+    """Return the rows ever written, uint32[]; 2^32 - 1 for that many or more."""
+    return jnp.where(scatter.newest[1] == jnp.uint32(0), scatter.newest[0], jnp.uint32(2**32 - 1))
+
+
 def by_age(scatter: Scatter) -> jax.Array:
     """Return all slots in order of arrival, int32[C], oldest first, empty ones last. Cost: a sort."""
     low, high = scatter.number[:, 0], scatter.number[:, 1]

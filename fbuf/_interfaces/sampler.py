@@ -64,7 +64,6 @@ class Inspected(NamedTuple):
     """Statistics of every slot, for `Buffer.summary`."""
 
     probability: jax.Array | None  # float32[C], of being drawn next; None: the same for all anchors
-    priority: jax.Array | None = None  # float32[C], |p| of anchors, negative where unknown; None: no priorities
     draws: jax.Array | None = None  # int32[C], draws of each anchor since `Sampler.since`; None: not counted
 
 
@@ -84,8 +83,9 @@ class Sampler(Protocol):
         the first entries of B; `mask` is False in the others. Needed in a `Mixture` if draws change the state.
       rebuild(sampler, geometry, token): The same priorities under the current numbers (`Buffer.rebuild`).
       rebuilds: str, "". How to construct a sampler that can `rebuild`; empty if this one can.
-      inspect(sampler, eligible, fetched): `Inspected`, of every slot; entries that are not anchors are ignored. O(C).
-      to_host(sampler): `fetched`, a pytree of arrays or None, read from the host before `inspect`. Eager.
+      priority(sampler, slot): |p| float32[...] of the anchors in slots int32[...], negative where unknown; other slots are
+        ignored. For `Buffer.priorities`.
+      inspect(sampler, eligible): `Inspected`, of every slot; entries that are not anchors are ignored. O(C).
       since: str, "". Describes the event since which `Inspected.draws` counts.
     """
 

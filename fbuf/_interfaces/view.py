@@ -27,7 +27,7 @@ class EligibilityRule:
       crosses: Whether windows continue across the ends of episodes.
       reset_rows: Whether the row after an episode's end belongs to it (Gymnasium's next-step autoreset).
       cut_ends: Whether the last row of a truncated episode can be drawn.
-      window: T, rows of a batch's windows `[B, T, ...]`; 0: no windows.
+      window: T, rows of a batch's windows `[B, T, ...]`, which the first read of slots `[B, T]` names; 0: no windows.
       spans: Whether the view needs `EligibleSet.starts`.
       ends: Leaves that end an episode; filled in by the buffer.
       terminated: The leaf of `ends` that marks termination; filled in by the buffer.

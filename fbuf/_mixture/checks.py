@@ -121,11 +121,11 @@ def checked_beta(call: str, beta: Any) -> jax.Array | None:
     return jnp.asarray(beta, jnp.float32)
 
 
-def checked_index(call: str, index: Any) -> MixtureIndex:
-    """Return the index of a batch, of one axis, with its dtypes."""
+def checked_index(call: str, index: Any, axes: tuple[int, ...] = (1,)) -> MixtureIndex:
+    """Return the index of a batch with its dtypes; it has one of the numbers of `axes`."""
     if not isinstance(index, MixtureIndex):
         raise TypeError(f"{call}: index is {type(index).__name__}; expected a MixtureIndex. Pass batch.index.")
-    own = check_index(call, Index(index.slot, index.ticket))
+    own = check_index(call, Index(index.slot, index.ticket), axes)
     source = arguments.check_array(call, "index.source", index.source, own.slot.shape, "i")
     return MixtureIndex(source.astype(jnp.int32), own.slot, own.ticket)
 

@@ -255,11 +255,13 @@ class Mixture(MixtureConfig):
         if not any(buffer.sampler.prioritized for _, buffer in self.members):
             raise TypeError(f"{call}: no buffer has priorities. Use sampler=fbuf.samplers.Prioritized().")
         _buffer_checks.check_eta(call, eta)
-        index = checks.checked_index(call, index)
+        index = checks.checked_index(call, index, (1, 2))
         td_error = jnp.asarray(td_error)
         return _update_priority(self, state, index, td_error, mask, jnp.asarray(eta, jnp.float32))[0]
 
-    def update_rows(self, state: MixtureState, index: MixtureIndex, fields: PyTree) -> MixtureState:
+    def update_rows(
+        self, state: MixtureState, index: MixtureIndex, fields: PyTree, *, mask: Any = None
+    ) -> MixtureState:
         """Replace some leaves of drawn rows, each in its buffer; see `Buffer.update_rows`.
 
         All buffers whose rows can change must have these leaves. Rows of data sets are unchanged, and counted.
@@ -278,10 +280,29 @@ class Mixture(MixtureConfig):
         """
         call = "Mixture.update_rows"
         self._check(call, "update_rows(state, index, fields)", state)
-        return _update_rows(self, state, checks.checked_index(call, index), fields)[0]
+        return _update_rows(self, state, checks.checked_index(call, index, (1, 2)), fields, mask)[0]
+
+    def window_index(self, state: MixtureState, index: MixtureIndex) -> MixtureIndex:
+        """Return the rows `[B, T]` of sampled windows; see `Buffer.window_index`. All views have windows of equal length.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.Buffer(10, view=fbuf.views.Sequence(3, episode_end=()))
+          >>> mixture = fbuf.Mixture({"online": buffer, "offline": buffer})
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
+          >>> state, batch = mixture.sample(state, jax.random.key(0), 4)
+          >>> rows = mixture.window_index(state, batch.index)
+          >>> state = mixture.update_rows(state, rows, {"t": batch.data["t"] + 100})
+        """
+        call = "Mixture.window_index"
+        self._check(call, "window_index(state, index)", state)
+        for _, buffer in self.members:
+            _buffer_checks.check_windows(call, buffer.view)
+        return _window_index(self, state, checks.checked_index(call, index))[1]
 
     def route(self, index: MixtureIndex, name: str) -> Index:
-        """Return the rows of one buffer as its `Index`, `[B]`, other rows masked; for methods that a mixture lacks.
+        """Return the rows of one buffer as its `Index`, other rows masked; for methods that a mixture lacks.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -296,7 +317,7 @@ class Mixture(MixtureConfig):
         """
         call = "Mixture.route"
         name = self._known(call, name)
-        return feedback.of(checks.checked_index(call, index), self.names.index(name), self[name])
+        return feedback.of(checks.checked_index(call, index, (1, 2)), self.names.index(name), self[name])
 
     def clear(self, state: MixtureState, name: str | None = None) -> MixtureState:
         """Remove every row of buffer `name`, or of all; see `Buffer.clear`.
@@ -597,6 +618,7 @@ class Mixture(MixtureConfig):
 _OF_BUFFERS = {field.name: "" for field in dataclasses.fields(Buffer)} | {
     "get": "state[{0}], mixture.route(batch.index, {0})",
     "rows": "state[{0}]",
+    "priorities": "state[{0}], mixture.route(batch.index, {0})",
     "last": "state[{0}], n",
     "rebuild": "state[{0}]",
     "convert": "other, state[{0}]",
@@ -640,5 +662,6 @@ def _stats_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureSta
 _sample = Operation(draw.sample)
 _update_priority = Operation(feedback.update_priority)
 _update_rows = Operation(feedback.update_rows)
+_window_index = Operation(feedback.window_index)
 _can_sample = Operation(_can_sample_core)
 _stats = Operation(_stats_core)

@@ -468,7 +468,7 @@ class Replay(ReplayState):
         self._raise(call, counts)
 
     @_restores_lock
-    def update_rows(self, index: Index, fields: PyTree) -> None:
+    def update_rows(self, index: Index, fields: PyTree, *, mask: Any = None) -> None:
         """Replace some leaves of rows; see `Buffer.update_rows`.
 
         Example:
@@ -479,12 +479,12 @@ class Replay(ReplayState):
           >>> bool(replay.last(1).data["done"][0])
           True
         """
-        index, fields = to_index("Replay.update_rows", index), to_rows(fields)
+        index, fields, mask = to_index("Replay.update_rows", index), to_rows(fields), to_array(mask, "mask")
         with self._acquire():
             self._flush()
             fields = self._narrowed("Replay.update_rows", fields)
-            index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, fields))
-            counts = self._donate(programs.update_rows, index, fields)
+            index, fields, mask = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, fields, mask))
+            counts = self._donate(programs.update_rows, index, fields, mask=mask)
         self._raise("Replay.update_rows", counts)
 
     @_locked
@@ -501,6 +501,34 @@ class Replay(ReplayState):
         """
         index = to_index("Replay.get", index) if isinstance(index, Index) else to_array(index, "index")
         return self.buffer.get(self._state, index)
+
+    @_locked
+    def window_index(self, index: Index) -> Index:
+        """Return the rows `[B, T]` of sampled windows; see `Buffer.window_index`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.Buffer(100, view=fbuf.views.Sequence(3, episode_end=())), {"carry": 0.0})
+          >>> replay.extend({"carry": np.zeros(5, np.float32)})
+          >>> rows = replay.window_index(replay.sample(4).index)
+          >>> replay.update_rows(rows, {"carry": np.ones((4, 3), np.float32)})
+          >>> float(replay.get(rows).data["carry"].min())
+          1.0
+        """
+        return self.buffer.window_index(self._state, to_index("Replay.window_index", index))
+
+    @_locked
+    def priorities(self, index: Index | None = None) -> jax.Array:
+        """Return priorities |p| of some or all rows; see `Buffer.priorities`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(4), {"t": 0})
+          >>> replay.extend({"t": np.arange(3)}, priority=np.array([1.0, 2.0, 3.0]))
+          >>> replay.priorities().round(1).tolist()
+          [1.0, 2.0, 3.0, nan]
+        """
+        return self.buffer.priorities(self._state, None if index is None else to_index("Replay.priorities", index))
 
     @_locked
     def rows(self) -> Rows:

@@ -115,7 +115,7 @@ class Consume(LimitedSampler):
     def available(self, sampler: ConsumeState, count: jax.Array) -> jax.Array:
         return sampler.roster.number
 
-    def inspect(self, sampler: ConsumeState, eligible: EligibleSet, fetched: None) -> Inspected:
+    def inspect(self, sampler: ConsumeState, eligible: EligibleSet) -> Inspected:
         listed = sampler.roster.place >= jnp.int32(0)
         number = jnp.maximum(sampler.roster.number, jnp.int32(1)).astype(jnp.float32)
         left = listed.astype(jnp.int32) if sampler.left is None else jnp.where(listed, sampler.left, jnp.int32(0))

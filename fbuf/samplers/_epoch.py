@@ -176,7 +176,7 @@ class Epoch(LimitedSampler):
         empty = self.init(geometry, dense)
         return dataclasses.replace(empty, turn=dataclasses.replace(empty.turn, begun=sampler.turn.begun))
 
-    def inspect(self, sampler: EpochState, eligible: EligibleSet, fetched: None) -> Inspected:
+    def inspect(self, sampler: EpochState, eligible: EligibleSet) -> Inspected:
         geometry, turn = eligible.geometry, sampler.turn
         place = jnp.arange(geometry.capacity, dtype=jnp.int32)
         lane, number = anchor_log.lane_and_rank(turn.start, self._at(turn, place, _size(turn), geometry))

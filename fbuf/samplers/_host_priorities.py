@@ -16,7 +16,7 @@ import numpy as np
 
 from fbuf._algorithms import sum_tree
 from fbuf._bridge import lifetime
-from fbuf._bridge.callbacks import clear_priorities, draw_priorities, write_priorities
+from fbuf._bridge.callbacks import clear_priorities, draw_priorities, read_priorities, write_priorities
 from fbuf._host import OnHost
 from fbuf._host.priorities import Layout, Priorities
 from fbuf._host.priorities import most_bytes as store_bytes
@@ -108,6 +108,11 @@ def draw(
     top, bottom = sum_tree.uniforms(key, batch_size, stratified=stratified)
     slot, leaf, mass, least = draw_priorities(tree.id, tree.version, top, bottom)
     return slot, leaf, mass, least
+
+
+def get(tree: HostTree, slot: jax.Array) -> jax.Array:
+    """Return the leaves float32[...] in slots int32[...], each in [0, C). One callback."""
+    return read_priorities(tree.id, tree.version, slot)
 
 
 def cleared(tree: HostTree) -> HostTree:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -202,18 +202,16 @@ class Prioritized(PrioritySampler, LimitedSampler):
     def host_bytes(self, sampler: PrioritizedState) -> int:
         return _host_priorities.store_of(sampler.tree).nbytes
 
-    def to_host(self, sampler: PrioritizedState) -> Any:
-        return _host_priorities.leaves(sampler.tree) if self.on_host else None
+    def priority(self, sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
+        return _priority_leaves.priority_of(sampler, slot)
 
-    def inspect(self, sampler: PrioritizedState, eligible: EligibleSet, fetched: Any) -> Inspected:
-        capacity = eligible.geometry.capacity
-        leaf = sampler.tree[:capacity] if fetched is None else fetched
+    def inspect(self, sampler: PrioritizedState, eligible: EligibleSet) -> Inspected:
+        leaf = _priority_leaves.get(sampler, jnp.arange(eligible.geometry.capacity, dtype=jnp.int32))
         number = jnp.maximum(jnp.sum(eligible.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
         mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)
-        chance = mixed_probability(chance, sampler.uniform, number)
-        return Inspected(chance, _priority_leaves.priority_of(sampler, leaf))
+        return Inspected(mixed_probability(chance, sampler.uniform, number))
 
 
 class PrioritizedDraw(NamedTuple):

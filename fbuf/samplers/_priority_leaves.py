@@ -79,13 +79,21 @@ def leaf_of(sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
     return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(MAX_LEAF)), jnp.float32(0))
 
 
-def priority_of(sampler: PrioritizedState, leaf: jax.Array) -> jax.Array:
-    """Return |p| of leaves, float32[C]: as stored with largest="held", else by the current alpha and eps.
+def get(sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
+    """Return the leaves float32[...] in slots int32[...], each in [0, C)."""
+    if isinstance(sampler.tree, OnHost):
+        return _host_priorities.get(cast(Any, sampler.tree), slot)
+    return sum_tree.get(sampler.tree, slot)
+
+
+def priority_of(sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
+    """Return |p| float32[...] in slots int32[...]: as stored with largest="held", else by the current alpha and eps.
 
     -1 if the current alpha is 0 and no priorities are stored, because all leaves are 1.
     """
     if sampler.top is not None:
-        return sampler.top[: leaf.shape[0]]
+        return sum_tree.get(sampler.top, slot)
+    leaf = get(sampler, slot)
     alpha = finite_exponent(sampler.alpha)
     power = jnp.power(leaf, jnp.float32(1) / jnp.where(alpha > jnp.float32(0), alpha, jnp.float32(1)))
     known = jnp.maximum(power - jnp.maximum(sampler.eps, jnp.float32(0)), jnp.float32(0))

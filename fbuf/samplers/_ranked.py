@@ -151,13 +151,16 @@ class Ranked(PrioritySampler):
     def rebuild(self, sampler: RankedState, geometry: Geometry, token: jax.Array) -> RankedState:
         return sampler
 
-    def inspect(self, sampler: RankedState, eligible: EligibleSet, fetched: None) -> Inspected:
+    def priority(self, sampler: RankedState, slot: jax.Array) -> jax.Array:
+        bucket = rank_buckets.get(sampler.ranks, slot)
+        return jnp.where(bucket > jnp.int32(1), rank_buckets.lower_edge(bucket), jnp.float32(0))
+
+    def inspect(self, sampler: RankedState, eligible: EligibleSet) -> Inspected:
         ranks = sampler.ranks
         bucket = ranks.bucket[: eligible.geometry.capacity].astype(jnp.int32)
         each = rank_buckets.table(ranks, finite_exponent(sampler.alpha)).each[
             jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))
         ]
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
-        known = jnp.where(bucket > jnp.int32(1), rank_buckets.lower_edge(bucket), jnp.float32(0))
         number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
-        return Inspected(mixed_probability(chance, sampler.uniform, number), known)
+        return Inspected(mixed_probability(chance, sampler.uniform, number))

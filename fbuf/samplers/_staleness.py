@@ -240,7 +240,7 @@ class Staleness(BaseSampler):
     def available(self, sampler: StalenessState, count: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(self._staleness(sampler)[1], sampler.count, jnp.int32(0)), dtype=jnp.int32)
 
-    def inspect(self, sampler: StalenessState, eligible: EligibleSet, fetched: None) -> Inspected:
+    def inspect(self, sampler: StalenessState, eligible: EligibleSet) -> Inspected:
         geometry, count = eligible.geometry, sampler.count
         weight = self._weights(sampler)
         total = jnp.sum(weight * count.astype(jnp.float32))

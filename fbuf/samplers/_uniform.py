@@ -79,7 +79,7 @@ class Uniform(BaseSampler):
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         return sampler, masked_draw(slot, chance, mask, eligible.geometry)
 
-    def inspect(self, sampler: Queue, eligible: EligibleSet, fetched: None) -> Inspected:
+    def inspect(self, sampler: Queue, eligible: EligibleSet) -> Inspected:
         if isinstance(sampler, EpisodeQueue):
             return Inspected(anchor_log.episode_probabilities(sampler, eligible.geometry))
         return Inspected(None)

@@ -284,7 +284,7 @@ def test_no_generation_is_zero() -> None:
         state = RICH.extend(state, rows(6))
         assert np.all(RICH.last(state, 6).index.ticket)
         assert np.all(RICH.last(state, 6).mask)
-    assert np.all(RICH.clear(laps(RICH, 2**32 - 1)).ring.lap == 1)
+    assert np.all(RICH.clear(RICH.extend(laps(RICH, 2**32 - 1), rows(1))).ring.lap == 1)
 
 
 def test_counters_of_refusals_wrap_without_harm() -> None:
@@ -333,6 +333,6 @@ def test_rows_that_are_updated_twice_are_written_once() -> None:
     at = jnp.array([2, 1, 2, 2], jnp.int32)
     index = fbuf._buffer.state_ops.index_of(buffer, state, at)
     noting = dataclasses.replace(buffer, storage=Noting())
-    state, _ = fbuf._buffer.write._update_rows_core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])})
+    state, _ = fbuf._buffer.write._update_rows_core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])}, None)
     np.testing.assert_array_equal(state.rows["t"], [0, 11, 13, 3])
     assert len(set(seen[0].tolist())) == 4 and sorted(seen[0][seen[0] < 4].tolist()) == [1, 2]

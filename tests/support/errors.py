@@ -143,8 +143,24 @@ PRIORITIZED.update_priority(prioritized, index(4), zeros(4, 1))
     ValueError Buffer.update_priority: td_error has shape [4, 1]; expected [4]
 PRIORITIZED.update_priority(prioritized, index(4), zeros(4, dtype="bool"))
     TypeError Buffer.update_priority: td_error is bool | expected a floating or integer array of shape [4]
-PRIORITIZED.update_priority(prioritized, index(4, 2), zeros(4, 2))
-    ValueError Buffer.update_priority: index has shape [4, 2]; expected [B] | x.reshape(-1)
+PRIORITIZED.update_priority(prioritized, index(4, 2, 1), zeros(4, 2, 1))
+    ValueError Buffer.update_priority: index has shape [4, 2, 1]; expected [B] or [B, T] | x.reshape(-1)
+PRIORITIZED.update_priority(prioritized, index(4, 2), zeros(4))
+    ValueError Buffer.update_priority: td_error has shape [4]; expected [4, 2]
+PRIORITIZED.update_priority(prioritized, index(4, 2), zeros(4, 2), mask=zeros(4, dtype="bool"))
+    ValueError Buffer.update_priority: mask has shape [4]; expected [4, 2]
+BUFFER.priorities(state)
+    TypeError Buffer.priorities: Uniform() has no priorities | sampler=fbuf.samplers.Prioritized()
+PRIORITIZED.priorities(prioritized, zeros(4, dtype="int32"))
+    TypeError Buffer.priorities: index is | expected the Index of a batch | batch.index
+BUFFER.window_index(state, index(4))
+    TypeError Buffer.window_index: Row() makes no windows | batch.index names its rows | fbuf.views.Sequence
+BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4)})
+    ValueError Buffer.update_rows: leaf 'reward' has shape [4]; expected [B, T].
+BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4, 3)})
+    ValueError Buffer.update_rows: leaf 'reward' has 3 entries on axis 1 of [B, T, ...] | the index has 2
+BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4, 2)}, mask=zeros(4, 2))
+    TypeError Buffer.update_rows: mask is float32; expected a boolean array of shape [4, 2]
 BUFFER.update_rows(state, zeros(4, dtype="int32"), {"reward": zeros(4)})
     TypeError Buffer.update_rows: index is | expected the Index of a batch | batch.index
 BUFFER.get(state, zeros(4))

@@ -126,4 +126,4 @@ def check_laps(name: str) -> None:
         passed.append(int(old.ring.lap[0]))
         assert int(buffer.size(old)) == int(buffer.size(young))
     assert max(passed) > 2**31 > min(passed), "the laps never came round"
-    same({k: v for k, v in buffer.stats(old).items()}, buffer.stats(young))
+    same(*({name: value for name, value in buffer.stats(s).items() if name != "writes"} for s in (old, young)))

@@ -21,7 +21,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
-from fbuf._indexing import anchors, ring, scatter
+from fbuf._indexing import anchors
 from fbuf._interfaces.storage import RaggedStorage, Read
 
 BLOCK_BYTES = 1 << 24
@@ -46,17 +46,6 @@ class Seen:
     hashes: dict[str, np.ndarray]  # uint32[M, 2] of the newest rows, by leaf
     stats: dict[str, Any]
     available: int
-
-
-def _order(buffer: BufferConfig, state: BufferState) -> tuple[jax.Array, jax.Array]:
-    """Return slots int32[L, E] in order of arrival, and which of them hold a row."""
-    lanes, length, _ = buffer.geometry
-    if state.scatter is not None:
-        rank = jnp.arange(buffer.capacity, dtype=jnp.int32)
-        slot, held = scatter.by_age(state.scatter), rank < scatter.held(state.ring)
-        return slot.reshape(length, lanes), held.reshape(length, lanes)
-    age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
-    return ring.by_age(state.ring, buffer.geometry, age), age < state.ring.size[None, :]
 
 
 def _hashes(buffer: BufferConfig, state: BufferState, slot: jax.Array, number: int) -> dict[str, jax.Array]:
@@ -95,20 +84,20 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
     return {"start": start, "end": end, "reset": jnp.zeros_like(end)}
 
 
-def _look_core(
-    buffer: BufferConfig, state: BufferState, fetched: Any, number: int
-) -> tuple[BufferState, dict[str, Any]]:
-    """Collect arrays; `fetched` is from `Sampler.to_host`, and `number` of the newest rows per lane are compared."""
-    slot, held = _order(buffer, state)
+def _look_core(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferState, dict[str, Any]]:
+    """Collect arrays; `number` of the newest rows per lane are compared."""
+    slot, held = state_ops.arrival_order(buffer, state)
     out: dict[str, Any] = {"held": held, **_ends(buffer, state, slot, held)}
     if state.scatter is not None:
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
-        out["anchor"] = held & anchors.has(state.anchors.flags[slot], anchors.OPEN)
+        out["anchor"] = state_ops.drawable(state, slot, held)
     inspect = getattr(buffer.sampler, "inspect", None)
     if inspect is not None:
-        said = inspect(state.sampler, state_ops.eligible_set(buffer, state), fetched)
+        said = inspect(state.sampler, state_ops.eligible_set(buffer, state))
         out |= {name: array[slot] for name, array in said._asdict().items() if array is not None}
+    if hasattr(buffer.sampler, "priority"):
+        out["priority"] = buffer.sampler.priority(state.sampler, slot)
     if number:
         behind = state.ring.size[None, :] - jnp.int32(number) + jnp.arange(number, dtype=jnp.int32)[:, None]
         newest = jnp.take_along_axis(slot, jnp.maximum(behind, jnp.int32(0)), axis=0)
@@ -125,10 +114,8 @@ look = Operation(_look_core)
 def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
     """Return arrays about every row, and hashes of at most `compare` of the newest rows. Eager."""
     lanes, length, _ = buffer.geometry
-    to_host = getattr(buffer.sampler, "to_host", None)
-    fetched = None if to_host is None else jax.device_put(to_host(state.sampler))
     number = min(-(-compare // lanes), length)
-    raw: dict[str, Any] = jax.device_get(look(buffer, state, fetched, static=(number,))[1])
+    raw: dict[str, Any] = jax.device_get(look(buffer, state, static=(number,))[1])
     held = raw["held"]
     if "number" in raw:
         arrived = [raw[name].astype(np.uint64) for name in ("number", "newest")]

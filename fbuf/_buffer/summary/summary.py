@@ -204,7 +204,11 @@ def _refused(summary: Summary) -> Section:
 
 
 def _sampler(summary: Summary) -> Section:
-    shown = {n: v for n, v in summary.stats.items() if n not in (*COUNTERS, "size", "drawable")}
+    shown = {
+        n: v
+        for n, v in summary.stats.items()
+        if n not in (*COUNTERS, "size", "drawable", "is_full", "cursor", "writes")
+    }
     return Section("stats", (), tuple((name.replace("_", " "), number(value)) for name, value in shown.items()))
 
 

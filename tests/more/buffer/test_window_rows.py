@@ -1,0 +1,173 @@
+"""Rows of windows in programs, in `Replay`, `checked` and `Mixture`, and after any sequence of methods.
+
+`tests/support/model_windows.py` compares them, priorities and ring facts with the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import fbuf
+from fbuf.testing import assert_inplace
+from tests.buffer.test_window_rows import WINDOWS, filled, rows_of
+from tests.support.model_cases import EXAMPLES, STEPS, cases, make
+from tests.support.model_windows import WindowTrial
+
+PROGRAMS = st.lists(
+    st.tuples(st.sampled_from((*STEPS, *("update_windows",) * 6)), st.integers(0, 2**16)), min_size=1, max_size=12
+)
+CASES = [
+    ("sequence", "batch", "device", 3),
+    ("sequence, stride", "held", "compressed", None),
+    ("mask, both", "batch, host", "compressed", 3),
+    ("episode, cut", "ranks, all", "device", 3),
+    ("cross, dilation", "none", "device", None),
+]
+
+case = cases(CASES)
+
+
+@settings(max_examples=EXAMPLES)
+@given(program=PROGRAMS)
+def test_rows_of_windows_are_those_of_the_model(case: Any, program: Any) -> None:
+    view, sampler, storage, lanes = case
+    WindowTrial(make(view, sampler, storage, lanes)).run(program, given=len(view) % 2 == 0)
+
+
+def test_recurrent_states_are_written_back_to_their_rows() -> None:
+    @jax.jit
+    def step(state: Any, key: Any) -> Any:
+        state, batch = WINDOWS.sample(state, key, 8)
+        carries = jnp.stack([batch.data["t"] * 1.0, jnp.ones((8, 4))], axis=-1)  # in truth from a network
+        rows = WINDOWS.window_index(state, batch.index)
+        return WINDOWS.update_rows(state, rows, {"carry": carries}), batch, rows
+
+    state, batch, rows = step(filled(), jax.random.key(0))
+    mask = np.asarray(batch.data["mask"])
+    assert not mask.all() and rows.slot.shape == (8, 4)
+    np.testing.assert_array_equal(np.asarray(rows.slot) == 8, ~mask)
+    found = WINDOWS.get(state, rows)
+    np.testing.assert_array_equal(found.mask, mask)
+    np.testing.assert_array_equal(found.data["t"][mask], batch.data["t"][mask])
+    np.testing.assert_array_equal(found.data["carry"][..., 0][mask], batch.data["t"][mask])
+    assert int(WINDOWS.stats(state)["refused_stale"]) == int(WINDOWS.stats(state)["refused_out_of_range"]) == 0
+
+
+def test_the_later_of_two_windows_wins_and_masked_rows_keep_theirs() -> None:
+    state = filled()
+    anchors = WINDOWS.rows(state).index
+    rows = WINDOWS.window_index(state, fbuf.Index(anchors.slot[:2], anchors.ticket[:2]))  # rows 0, 1, 2 and 1, 2
+    carries = jnp.broadcast_to(jnp.array([1.0, 2.0])[:, None, None], (2, 4, 2))
+    both = WINDOWS.update_rows(state, rows, {"carry": carries})
+    assert both.rows["carry"][:4, 0].tolist() == [1, 2, 2, 0]
+    some = WINDOWS.update_rows(state, rows, {"carry": carries}, mask=jnp.array([[True] * 4, [False] * 4]))
+    assert some.rows["carry"][:4, 0].tolist() == [1, 1, 1, 0]
+
+
+def test_replay_writes_states_back_and_counts_late_ones() -> None:
+    replay = fbuf.Replay(WINDOWS, jax.tree.map(lambda x: x[0], rows_of(0, 1)), seed=0)
+    replay.extend(rows_of(0, 6, end=2))
+    batch = replay.sample(16, to="numpy")
+    rows = replay.window_index(batch.index)
+    replay.update_rows(rows, {"carry": np.ones((16, 4, 2), np.float32)}, mask=batch.data["mask"])
+    assert replay.rows().data["carry"][:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    replay.update_priority(rows, np.full((16, 4), 7, np.float32))
+    np.testing.assert_allclose(replay.priorities()[:3], 7, rtol=1e-5)
+    np.testing.assert_allclose(replay.priorities(batch.index), 7, rtol=1e-5)
+    replay.extend(rows_of(6, 4))
+    with pytest.raises(ValueError, match="stale"):
+        replay.update_rows(rows, {"carry": np.zeros((16, 4, 2), np.float32)})
+    assert replay.stats()["refused_stale"] > 0 == replay.stats()["refused_out_of_range"]
+
+
+def test_torch_states_are_written_back() -> None:
+    torch = pytest.importorskip("torch")
+    replay = fbuf.Replay(WINDOWS, jax.tree.map(lambda x: x[0], rows_of(0, 1)), seed=0)
+    replay.extend(rows_of(0, 6, end=2))
+    batch = replay.sample(16, to="torch")
+    replay.update_rows(replay.window_index(batch.index), {"carry": torch.ones(16, 4, 2)}, mask=batch.data["mask"])
+    assert replay.rows().data["carry"][:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_a_checked_buffer_raises_for_late_write_backs() -> None:
+    checked, state = fbuf.checked(WINDOWS), filled()
+    state, batch = checked.sample(state, jax.random.key(0), 4)
+    rows = checked.window_index(state, batch.index)
+    state = checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))})
+    state = checked.extend(state, rows_of(6, 5))
+    with pytest.raises(ValueError, match="stale"):
+        checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))})
+    with pytest.raises(ValueError, match="stale"):
+        checked.update_priority(state, checked.window_index(state, batch.index), jnp.ones((4, 4)))
+
+
+def test_rows_of_a_mixture_return_to_their_buffers() -> None:
+    other = dataclasses.replace(WINDOWS, capacity=9)
+    mixture = fbuf.Mixture({"online": WINDOWS, "offline": other}, fractions={"online": 0.5, "offline": 0.5})
+    example = jax.tree.map(lambda x: x[0], rows_of(0, 1))
+    state = mixture.init({"online": example, "offline": example})
+    state = mixture.extend(state, "online", rows_of(0, 6, end=2))
+    state = mixture.extend(state, "offline", rows_of(100, 9))
+    state, batch = mixture.sample(state, jax.random.key(0), 32)
+    rows = mixture.window_index(state, batch.index)
+    mask = np.asarray(batch.data["mask"])
+    np.testing.assert_array_equal(rows.source, np.where(mask, np.asarray(batch.source)[:, None], 2))
+    carries = jnp.stack([batch.data["t"] * 1.0, jnp.ones((32, 4))], axis=-1)
+    state = mixture.update_rows(state, rows, {"carry": carries}, mask=batch.data["t"] != 1)
+    assert state["online"].rows["carry"][:4, 0].tolist() == [0, 0, 2, 0]
+    held = state["offline"].rows
+    np.testing.assert_array_equal(held["carry"][:, 0], held["t"])
+    stats = mixture.stats(state)
+    assert not any(int(value) for name, value in stats.items() if "refused" in name)
+    state = mixture.update_priority(state, rows, carries[..., 0], mask=mask & (batch.data["t"] < 102))
+    known = other.priorities(state["offline"])
+    np.testing.assert_allclose(known[:2], [100, 101], rtol=1e-4)
+    invalid = dataclasses.replace(batch.index, source=jnp.full(32, 5))
+    state = mixture.update_rows(state, mixture.window_index(state, invalid), {"carry": carries})
+    assert int(mixture.stats(state)["refused_out_of_range"]) == 32 * 4
+    none = jnp.zeros((32, 4), bool)
+    state = mixture.update_rows(state, mixture.window_index(state, invalid), {"carry": carries}, mask=none)
+    assert int(mixture.stats(state)["refused_out_of_range"]) == 32 * 4
+
+
+def test_states_of_vmap_have_windows_of_their_own() -> None:
+    states = jax.tree.map(lambda *x: jnp.stack(x), filled(), WINDOWS.extend(filled(), rows_of(6, 4)))
+    index = jax.vmap(lambda state: WINDOWS.sample(state, jax.random.key(0), 4)[1].index)(states)
+    together = jax.vmap(WINDOWS.window_index)(states, index)
+    for i in range(2):
+        one = jax.tree.map(lambda x, i=i: x[i], (states, index, together))
+        alone = WINDOWS.window_index(*one[:2])
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), alone, one[2]))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_step_that_writes_states_back_copies_nothing(steps: int) -> None:
+    buffer = dataclasses.replace(WINDOWS, capacity=400_000)
+
+    def step(state: Any, given: Any) -> Any:
+        key, rows, carries, errors = given
+        state, batch = buffer.sample(state, key, 8)
+        index = buffer.window_index(state, batch.index)
+        state = buffer.update_rows(state, index, {"carry": carries})
+        known = ~jnp.isnan(buffer.priorities(state, index))
+        return buffer.extend(buffer.update_priority(state, index, errors, mask=known), rows), buffer.stats(state)
+
+    shape = jax.ShapeDtypeStruct
+    given = (shape((2,), jnp.uint32), jax.eval_shape(lambda: rows_of(0, 3)), shape((8, 4, 2), jnp.float32))
+    given = (*given, shape((8, 4), jnp.float32))
+    state = jax.eval_shape(buffer.init, jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], rows_of(0, 1))))
+    if steps:
+        many = jax.tree.map(lambda x: shape((steps, *x.shape), x.dtype), given)
+        assert_inplace(lambda state, given: lax.scan(step, state, given), state, many)
+    else:
+        assert_inplace(step, state, given)
