@@ -9,6 +9,7 @@ from fbuf._core.dispatch import Operation
 extend = Operation(write._extend_core)
 update_priority = Operation(priorities._update_priority_core)
 update_rows = Operation(write._update_rows_core)
+cut = Operation(write._cut_core)
 clear = Operation(write._clear_core)
 set_numbers = Operation(write._set_core)
 rebuild = Operation(write._rebuild_core)
