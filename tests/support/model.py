@@ -67,6 +67,18 @@ class Model(Lanes):
                     self._arrive(e, {k: np.array(x[n, e]) for k, x in rows.items()}, given)
         self._follow(drawable)
 
+    def cut(self, lanes: np.ndarray) -> None:
+        """Ends the episodes of lanes bool[E]; where every row is drawn there are none."""
+        if self.kind == "Row" and getattr(self.sampler, "over", "") != "episodes":
+            return
+        drawable = {row.name for row in self.anchors()}
+        for rows in itertools.compress(self.history, lanes):
+            if rows:
+                self.cut_after(rows[-1])
+                if self.kind == "Episode":
+                    rows[-1].given = None  # a priority is that of a row that completes a window when it arrives
+        self._follow(drawable)
+
     def _arrive(self, lane: int, fields: Fields, given: float | None) -> None:
         past = self.history[lane]
         number = past[-1].number + 1 if past else 0
