@@ -228,13 +228,10 @@ def check_update(
     if unknown or not given:
         what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
         raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec), 'x')}': x}}.")
-    for name in (*buffer.ends, buffer.view.rule.episode, buffer.sampler.stamp):
+    ends = *buffer.ends, buffer.view.rule.episode
+    for name in (*ends, buffer.sampler.stamp):
         if name in given:
-            what = (
-                "ends episodes"
-                if name in (*buffer.ends, buffer.view.rule.episode)
-                else f"is read by {buffer.sampler!r}"
-            )
+            what = "ends episodes" if name in ends else f"is read by {buffer.sampler!r}"
             raise ValueError(f"{call}: leaf '{name}' {what}, and cannot change afterwards. Leave it out.")
     part = {n: spec[n] for n in given}
     return index, arguments.check_rows(call, given, part, jax.tree.structure(given), (index.slot.shape[0],), "B")

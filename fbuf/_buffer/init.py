@@ -95,7 +95,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
         raise ValueError(f'{call}: verify is {verify!r}; expected "full" or "lazy".')
     rows, count, held, cuts = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
     ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))
-    state = dataclasses.replace(prefetch.empty_state(buffer, rows, row_format), ring=ring)
+    state = prefetch.empty_state(buffer, rows, row_format).replace(ring=ring)
     if state.anchors is not None:  # `convert` keeps cuts
         flags = jnp.where(cuts, jnp.uint8(CUT), jnp.uint8(0))
         state = dataclasses.replace(state, anchors=dataclasses.replace(state.anchors, flags=flags))

@@ -42,9 +42,15 @@ def check_id(view: str, name: str | None, spec: Spec) -> None:
         raise TypeError(f"{view}: leaf '{name}' is {found}; expected one integer a row. Cast with x.astype(int32).")
 
 
-def check_autoreset(view: str, autoreset: str) -> None:
-    """Raise unless the value is valid."""
-    if autoreset not in ("same_step", "next_step"):
+def check_autoreset(view: str, autoreset: str | None, ends: tuple[str, ...]) -> None:
+    """Raise if the value is invalid, or missing where rows end episodes."""
+    if autoreset is None and ends:
+        raise ValueError(
+            f"{view}: autoreset is missing; rows end episodes ({', '.join(ends)}), and the view must know what row follows. "
+            f'Write autoreset="next_step" for gymnasium.vector environments (their default mode), or '
+            f'autoreset="same_step" for SAME_STEP mode, manual resets and JAX environments.'
+        )
+    if autoreset not in (None, "same_step", "next_step"):
         raise ValueError(f'{view}: autoreset is {autoreset!r}; expected "same_step" or "next_step".')
 
 
@@ -56,7 +62,7 @@ def checked_ends(view: str, names: Any) -> tuple[str, ...]:
     return tuple(name_of(name) for name in names)
 
 
-def last_bit(autoreset: str) -> int:
+def last_bit(autoreset: str | None) -> int:
     """Return the flags of the last row of an episode."""
     return RESET | CUT if autoreset == "next_step" else END
 

@@ -63,8 +63,8 @@ class Sequence(_WindowView):
       at: With "mask": position of the anchor in its window. 0: windows begin at the anchor and are cut on the right. length
         - 1: windows end at the anchor and are cut on the left. In between: on either side.
       episode_end: Names of the boolean leaves that end an episode; `()`: there are no episodes.
-      autoreset: "same_step": the row after an end is the first of the next episode. "next_step" (Gymnasium's default vector
-        mode): the row after an end belongs to the episode and holds the final observation.
+      autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
+        "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
       episode: Name of an integer leaf that is equal in all rows of an episode (trajectory ids). A row with another id than the
         one before it begins an episode, as after `Buffer.cut`. With `episode_end=()` no flags are read.
 
@@ -75,7 +75,7 @@ class Sequence(_WindowView):
 
     Example:
       >>> import fbuf
-      >>> fbuf.views.Sequence(80, burn_in=40, stride=40).length
+      >>> fbuf.views.Sequence(80, burn_in=40, stride=40, autoreset="same_step").length
       80
     """
 
@@ -87,7 +87,7 @@ class Sequence(_WindowView):
     boundary: str = "stop"
     at: int = 0
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: str = "same_step"
+    autoreset: str | None = None
     episode: str | None = None
 
     def __post_init__(self) -> None:
@@ -104,9 +104,9 @@ class Sequence(_WindowView):
             raise ValueError(f'Sequence: boundary is {self.boundary!r}; expected "stop", "mask" or "cross".')
         if self.at and (self.boundary != "mask" or self.at >= self.length):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
-        check_autoreset("Sequence", self.autoreset)
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
+        check_autoreset("Sequence", self.autoreset, self.episode_end)
 
     @property
     def back(self) -> int:
@@ -199,8 +199,8 @@ class Episode(_WindowView):
       max_length: T, rows of the longest episode that is drawn; with autoreset="next_step" the reset row counts.
       longer: Longer episodes: "skip", they are never drawn; "cut", they are drawn as their first T rows.
       episode_end: Names of the boolean leaves that end an episode.
-      autoreset: "same_step": the row after an end is the first of the next episode. "next_step" (Gymnasium's default vector
-        mode): the row after an end belongs to the episode and holds the final observation.
+      autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
+        "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
       episode: Name of an integer leaf that is equal in all rows of an episode (trajectory ids). A row with another id than the
         one before it begins an episode, as after `Buffer.cut`. With `episode_end=()` no flags are read.
 
@@ -210,23 +210,23 @@ class Episode(_WindowView):
 
     Example:
       >>> import fbuf
-      >>> fbuf.views.Episode(200).max_length
+      >>> fbuf.views.Episode(200, autoreset="same_step").max_length
       200
     """
 
     max_length: int
     longer: str = "skip"
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: str = "same_step"
+    autoreset: str | None = None
     episode: str | None = None
 
     def __post_init__(self) -> None:
         check_int("Episode", "max_length", self.max_length)
         if self.longer not in ("skip", "cut"):
             raise ValueError(f'Episode: longer is {self.longer!r}; expected "skip" or "cut".')
-        check_autoreset("Episode", self.autoreset)
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
         object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
+        check_autoreset("Episode", self.autoreset, self.episode_end)
         if not self.episode_end and self.episode is None:
             raise ValueError("Episode: episode_end is (); expected at least one name, or episode='id'.")
 
