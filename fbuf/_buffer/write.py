@@ -223,7 +223,7 @@ def _cut_core(buffer: BufferConfig, state: BufferState, lanes: jax.Array) -> tup
         newest = _ring.by_age(state.ring, geometry, state.ring.size[None, :] - jnp.int32(1))[0]
         rows = buffer.storage.cut(rows, jnp.where(cut, newest, jnp.int32(geometry.capacity)), token)
     sampler = buffer.sampler.change(state.sampler, change, geometry, token)
-    return dataclasses.replace(state, rows=rows, anchors=anchors, sampler=sampler, token=token), None
+    return state.replace(rows=rows, anchors=anchors, sampler=sampler, token=token), None
 
 
 def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:

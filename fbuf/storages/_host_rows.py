@@ -253,7 +253,7 @@ def cut(rows: SideRows, slot: jax.Array, token: jax.Array) -> SideRows:
     return _patched(rows, slot, {}, rows.device, token)
 
 
-def _patched(rows: SideRows, slot: jax.Array, side: Leaves, device: Any, token: jax.Array) -> SideRows:
+def _patched(rows: SideRows, slot: jax.Array, side: Mapping[int, jax.Array], device: Any, token: jax.Array) -> SideRows:
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
     token, (old,) = order_after_reads(token, (_array_rows.read(rows.ticket, slot),))
     new = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
