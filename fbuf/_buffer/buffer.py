@@ -314,7 +314,7 @@ class Buffer(BufferConfig):
           TypeError, ValueError: `lanes` is not bool, or has another shape.
         Cost: O(E); on the host one callback, which records the cut in the files.
 
-        Windows that a cut completes get the largest priority. `convert`, `grow`, `save` and `resume` keep cuts. A buffer that
+        `convert`, `grow`, `save` and `resume` keep cuts. A buffer that
         draws single rows (`views.Row`) keeps no episodes: nothing changes there, and `convert` to another view has no cut.
 
         Example:

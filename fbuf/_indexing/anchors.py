@@ -43,7 +43,9 @@ class Anchors:
 
     flags: jax.Array  # uint8[C] by slot
     tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
-    tail_priority: jax.Array | None  # float32[W, E], negative if not given; None if rows open immediately
+    tail_priority: (
+        jax.Array | None
+    )  # float32[W, E], negative if not given; None if rows open immediately without priorities
     pending: jax.Array | None  # int32[E], newest undecided rows, <= W; None if rows open immediately
     step: jax.Array | None  # int32[E], rows of the running episode (of the lane if windows cross); None if unused
     episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler needs it
@@ -82,7 +84,7 @@ def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, spec: Spec
     return Anchors(
         flags=jnp.zeros((geometry.capacity,), jnp.uint8),
         tail_flags=jnp.zeros(shape, jnp.uint8).at[-1].set(before),
-        tail_priority=None if rule.prompt else jnp.full(shape, NO_PRIORITY, jnp.float32),
+        tail_priority=None if rule.prompt and not sampler.prioritized else jnp.full(shape, NO_PRIORITY, jnp.float32),
         pending=None if rule.prompt else jnp.zeros((lanes,), jnp.int32),
         step=jnp.zeros((lanes,), jnp.int32) if counts else None,
         episode=jnp.zeros((lanes,), jnp.uint32) if sampler.by_episode else None,
@@ -209,7 +211,6 @@ def extend(
             newest = flags[first:tail_rows]
             already = view.opens(step[first:tail_rows], was, flags[first - 1 : first])[1]
             opens = opens.at[:1].set(opens[:1] & ~already & (newest != was))
-            given = jnp.concatenate([jnp.full_like(newest, NO_PRIORITY, jnp.float32), given])
         opened = _Opened(by_age(ring, geometry, anchor_age), anchor_age, opens)
     reads = (near, around) if opened is None else (near, around, opened.slot)
     token, (near_flags, around_flags, *old) = order_after_reads(
@@ -235,6 +236,10 @@ def extend(
     episode, episode_after = _episodes(anchors, flags, count)
     tail_priority, pending, tail_stamp = None, None, None
     last = count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
+    unknown = jnp.full((tail_rows, lanes), NO_PRIORITY, jnp.float32)
+    given = jnp.concatenate([unknown if anchors.tail_priority is None else anchors.tail_priority, given])
+    if anchors.tail_priority is not None:
+        tail_priority = jnp.take_along_axis(given, last, axis=0)
     if anchors.tail_stamp is not None:
         stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
         tail_stamp = jnp.take_along_axis(stamp, last, axis=0)
@@ -244,11 +249,10 @@ def extend(
         written = [(stays[tail_rows:], age[tail_rows:], flags[tail_rows:])]
         written += [(older, opened.age, old[0] | jnp.uint8(OPEN))]
         open_slot, open_mask = opened.slot, opened.mask
-        stamp = None if stamp is None else stamp[first:]
+        given, stamp = given[first:], None if stamp is None else stamp[first:]
         episode = None if episode is None else episode[first:]
     else:
-        assert anchors.tail_priority is not None and anchors.pending is not None
-        given = jnp.concatenate([anchors.tail_priority, given])
+        assert anchors.pending is not None
         decided, drawable, source = view.decide(flags, available, index if step is None else step)
         undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
         open_mask = undecided_before & decided & drawable & stays & ~lacks_frames(age)
@@ -256,7 +260,6 @@ def extend(
         written = [(undecided_before & stays, age, flags)]
         open_slot = by_age(ring, geometry, age)
         pending = jnp.sum(undecided_before & exists & ~decided, axis=0, dtype=jnp.int32)
-        tail_priority = jnp.take_along_axis(given, last, axis=0)
         if source is not None:
             given = jnp.take_along_axis(given, source, axis=0)
             stamp = None if stamp is None else jnp.take_along_axis(stamp, source, axis=0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.model_cases import CUTS, EXAMPLES, PROGRAMS, WRITES, cases, make
+from tests.support.model_cases import EXAMPLES, PROGRAMS, WRITES, cases, make
 from tests.support.model_trial import Trial
 
 CASES = [
@@ -26,28 +25,13 @@ CONVERSIONS = [
     ("row", "uniform", "stack, steps", "batch", "device", 3),
 ]
 
-CUT = [
-    ("final, stack", "batch", "device", 3, "donated"),
-    ("episode, next step", "uniform", "device", None, "jit"),
-    ("ids", "uniform", "device", 3, "donated"),
-]
-
-
-case, conversion, cut_case = cases(CASES), cases(CONVERSIONS), cases(CUT)
+case, conversion = cases(CASES), cases(CONVERSIONS)
 
 
 @settings(max_examples=EXAMPLES)
 @given(program=PROGRAMS)
 def test_every_method_does_what_the_model_does(case, program):
     view, sampler, storage, lanes, form = case
-    trial = Trial(make(view, sampler, storage, lanes), form)
-    trial.run(program, given=(len(view) + len(form)) % 2 == 0)
-
-
-@settings(max_examples=EXAMPLES)
-@given(program=st.lists(st.tuples(st.sampled_from(CUTS), st.integers(0, 2**16)), min_size=1, max_size=12))
-def test_nothing_crosses_a_cut(cut_case: Any, program: Any) -> None:
-    view, sampler, storage, lanes, form = cut_case
     trial = Trial(make(view, sampler, storage, lanes), form)
     trial.run(program, given=(len(view) + len(form)) % 2 == 0)
 

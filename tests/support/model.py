@@ -75,8 +75,6 @@ class Model(Lanes):
         for rows in itertools.compress(self.history, lanes):
             if rows:
                 self.cut_after(rows[-1])
-                if self.kind == "Episode":
-                    rows[-1].given = None  # a priority is that of a row that completes a window when it arrives
         self._follow(drawable)
 
     def _arrive(self, lane: int, fields: Fields, given: float | None) -> None:
@@ -211,7 +209,7 @@ class Model(Lanes):
         model.counters = dict(self.counters)
         model.names, model.by_index, model.ticket = self.names, self.by_index, self.ticket
         for lane in range(self.lane_count):
-            held = [dataclasses.replace(row, given=None) for row in self.held(lane)]
+            held = [dataclasses.replace(row, given=None, reset=False, unknown=False) for row in self.held(lane)]
             full = len(held) == self.length
             for before, row in zip([None, *held], held, strict=False):
                 model._place_in_episode(row, before)

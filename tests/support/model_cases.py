@@ -106,9 +106,12 @@ def cases(chosen: list[tuple[Any, ...]]) -> Any:
 WRITES = ("some", "add", "many", "some", "update_rows", "cut")
 STEPS = (
     *("some",) * 5,
-    *("add", "many", "update_priority", "update_rows", "scan") * 2,
+    *("add", "many", "update_priority", "update_rows", "scan", "cut") * 2,
     *("clear", "set", "beta", "rebuild"),
 )
-CUTS = ("some", "cut") * 4 + ("add", "many", "update_priority", "update_rows", "convert", "reload", "clear")
-PROGRAMS = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2**16)), min_size=1, max_size=12)
+RESTARTS = ("some", "cut") * 4 + ("add", "many", "update_priority", "update_rows", "convert", "reload", "clear")
+PROGRAMS, CUTS = (
+    st.lists(st.tuples(st.sampled_from(steps), st.integers(0, 2**16)), min_size=1, max_size=12)
+    for steps in (STEPS, RESTARTS)
+)
 EXAMPLES = max(settings.default.max_examples // 3, 1)
