@@ -214,3 +214,17 @@ def test_ids_cannot_change_afterwards() -> None:
     state = buffer.add(buffer.init({"id": 0}), {"id": 4})
     with pytest.raises(ValueError, match="'id' ends episodes"):
         buffer.update_rows(state, buffer.last(state, 1).index, {"id": jnp.array([5])})
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_exports_know_of_cuts(autoreset: str, tmp_path: Path) -> None:
+    """The step before a cut has no next observation, so it is left out, and the one before it is truncated."""
+    buffer = fbuf.Buffer(20, view=Transition(n_step=2, autoreset=autoreset))
+    state = buffer.extend(buffer.cut(buffer.extend(buffer.init(ROW), steps(0, 3))), steps(100, 2))
+    done = fbuf.interop.to_ted(tmp_path / "ted.npz", buffer, state, episode="id")
+    with np.load(done.path) as file:
+        assert file["observation"].tolist() == [0, 1, 100] and file["next/observation"].tolist() == [1, 2, 101]
+        assert file["next/truncated"].ravel().tolist() == [False, True, True] and file["id"].tolist() == [0, 0, 1]
+    done = fbuf.interop.to_file(tmp_path / "rows.npz", buffer, state, episode="id")
+    with np.load(done.path) as file:
+        assert file["id"].tolist() == [0, 0, 0, 1, 1]
