@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.storages import Device, Host, Memmap, Ragged
+from fbuf.storages import Compressed, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Sequence, Transition
 from tests.buffer.test_cut import test_a_cut_is_a_truncation_without_final_observation as _truncation
 from tests.buffer.test_cut import test_cuts_outlive_two_restarts as _restarts
@@ -219,3 +219,15 @@ def test_ids_of_masked_rows_do_not_count() -> None:
 
 def test_cuts_of_compressed_rows_outlive_two_restarts(tmp_path: Path) -> None:
     _restarts(tmp_path, lambda path: Compressed(path=path, keys=("t",)))
+
+
+def test_a_cut_row_does_not_bootstrap_from_its_final_observation() -> None:
+    view = Transition(n_step=2, gamma=0.5, stack=2, final_observation="final")
+    buffer = fbuf.Buffer(20, view=view)
+    rows = steps(1, 3, final=np.full(3, 77.0, np.float32))
+    state = buffer.extend(buffer.init(ROW | {"final": 0.0}), rows)
+    state = buffer.extend(buffer.cut(state), steps(11, 3, final=rows["final"], truncated=np.array([0, 0, 1], bool)))
+    state = buffer.cut(state)  # its end is in the data
+    batch = buffer.peek(state, jax.random.key(0), 256).data
+    found = {(*obs, *then) for obs, then in zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True)}
+    assert found == {(0, 1, 2, 3), (1, 2, 2, 3), (0, 11, 12, 13), (11, 12, 13, 77), (12, 13, 13, 77)}
