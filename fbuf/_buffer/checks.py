@@ -242,9 +242,10 @@ def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array:
     shape = () if buffer.lanes is None else (buffer.lanes,)
     if lanes is None:
         return jnp.ones((buffer.geometry.lanes,), bool)
-    if not jnp.issubdtype(jnp.result_type(lanes), jnp.bool_):
+    lanes = lanes if hasattr(lanes, "dtype") else np.asarray(lanes)
+    if lanes.dtype != np.bool_:
         raise TypeError(
-            f"{call}: lanes is {jnp.result_type(lanes)}{list(np.shape(lanes))}; expected bool{list(shape)}. From indices write "
+            f"{call}: lanes is {lanes.dtype}{list(lanes.shape)}; expected bool{list(shape)}. From indices write "
             f"jnp.zeros({buffer.geometry.lanes}, bool).at[lanes].set(True)."
         )
     return arguments.check_array(call, "lanes", lanes, shape, "b").reshape(-1)

@@ -90,7 +90,7 @@ def every_method(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
     state, empty = buffer.sample(state, x["key"], BATCH)
     state = buffer.extend(state, x["rows"])
     state = buffer.extend(state, x["more"], mask=x["mask"], priority=x["priority"] if prioritized else None)
-    state = buffer.add(state, x["row"])
+    state = buffer.add(buffer.cut(state, x["mask"][0]), x["row"])
     options = {"beta": x["beta"]} if prioritized else {}
     state, batch = buffer.sample(state, x["key"], BATCH, **options)
     if prioritized:
