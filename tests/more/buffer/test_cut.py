@@ -231,3 +231,13 @@ def test_a_cut_row_does_not_bootstrap_from_its_final_observation() -> None:
     batch = buffer.peek(state, jax.random.key(0), 256).data
     found = {(*obs, *then) for obs, then in zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True)}
     assert found == {(0, 1, 2, 3), (1, 2, 2, 3), (0, 11, 12, 13), (11, 12, 13, 77), (12, 13, 13, 77)}
+
+
+def test_rows_before_a_cut_are_drawn_at_once() -> None:
+    """They wait for no reset row, whether the data or the cut ends their episode."""
+    buffer = fbuf.Buffer(20, view=Transition(3, autoreset="next_step"))
+    for end in (False, True):
+        rows = steps(0, 3, truncated=np.array([False, False, end]))
+        state = buffer.extend(buffer.init(ROW), rows)
+        assert not buffer.can_sample(state)
+        assert set(pairs(buffer, buffer.cut(state))) == {0.0, 1.0}
