@@ -78,7 +78,7 @@ def deliver(
             data = _zero_masked(mask, data)
     data, ragged = _split(buffer, state, data)
     data = transforms.read(buffer, data, mask, reading)
-    sample = Sample(data, index, probability, weight, mask, ragged)
+    sample = Sample(data, index, probability, weight, mask, ragged, drawn.last)
     return sample, _count_up(state, **counts) if counts else state.counters
 
 
@@ -91,7 +91,7 @@ def _sample_core(
     token, (arrays, ok, drawn, context, index) = order_after_reads(
         state.token, (arrays, ok, drawn, window.context, index)
     )
-    sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
+    sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask, last=drawn.last)
     reading = transforms.reading(buffer, state, key)
     batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading)
     return dataclasses.replace(state, sampler=sampler, token=token, counters=counters), batch

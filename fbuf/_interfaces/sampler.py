@@ -23,6 +23,7 @@ class Draw:
     probability: jax.Array  # float32[B], of this anchor in one draw; 0 where mask is False
     weight: jax.Array  # float32[B], importance weight; 0 where mask is False
     mask: jax.Array  # bool[B]; False where there was no anchor to draw
+    last: Any = None  # bool[], whether an epoch ends with this draw; None: there are no epochs
 
 
 @state(name="fbuf.Change")
