@@ -17,7 +17,9 @@ from fbuf._buffer.state_ops import (
     _count_up,
     _split,
     _zero_masked,
+    arrival_order,
     count,
+    drawable,
     eligible_set,
     index_of,
 )
@@ -29,6 +31,7 @@ from fbuf._indexing import ring, scatter
 from fbuf._interfaces.sampler import Draw, EligibleSet
 from fbuf._interfaces.storage import Growable, Read
 from fbuf._interfaces.view import Window
+from fbuf.samplers._base import masked_draw
 
 
 def draw(
@@ -86,6 +89,12 @@ def _sample_core(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
+    return _read_drawn(buffer, dataclasses.replace(state, sampler=sampler), key, drawn, window)
+
+
+def _read_drawn(
+    buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, window: Window, partly: bool = False
+) -> tuple[BufferState, Sample]:
     arrays, ok = scoped("read", buffer.storage.read)(state.rows, window.reads)
     index = index_of(buffer, state, drawn.slot)
     token, (arrays, ok, drawn, context, index) = order_after_reads(
@@ -93,8 +102,25 @@ def _sample_core(
     )
     sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask, last=drawn.last)
     reading = transforms.reading(buffer, state, key)
-    batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading)
-    return dataclasses.replace(state, sampler=sampler, token=token, counters=counters), batch
+    batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading, partly)
+    return dataclasses.replace(state, token=token, counters=counters), batch
+
+
+def _all_anchors_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[Index, jax.Array]]:
+    """Return the index of every slot in order of arrival, [C], and which of them hold an anchor."""
+    slot, held = (x.reshape(-1) for x in arrival_order(buffer, state))
+    return state, (index_of(buffer, state, slot), drawable(state, slot, held))
+
+
+def _sample_at_core(
+    buffer: BufferConfig, state: BufferState, key: jax.Array, number: Any, index: Index, chance: Any
+) -> tuple[BufferState, Sample]:
+    """Return batch `number` of an epoch of anchors with probability `chance`; masked where they have closed since."""
+    mask = drawable(state, index.slot, _classify_indices(buffer, state, index)[3])
+    drawn = masked_draw(index.slot, chance, mask, buffer.geometry)
+    key = jax.random.fold_in(key, number)
+    window = window_of(buffer, state, key, drawn, eligible_set(buffer, state))
+    return _read_drawn(buffer, state, key, drawn, window, partly=True)
 
 
 def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:

@@ -90,6 +90,17 @@ def index_of(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> Index
     return Index(slot, generation(buffer, state, slot))
 
 
+def arrival_order(buffer: BufferConfig, state: BufferState) -> tuple[jax.Array, jax.Array]:
+    """Return slots int32[L, E] in order of arrival, and which of them hold a row."""
+    lanes, length, _ = buffer.geometry
+    if state.scatter is not None:
+        rank = jnp.arange(buffer.capacity, dtype=jnp.int32)
+        slot, held = _scatter.by_age(state.scatter), rank < _scatter.held(state.ring)
+        return slot.reshape(length, lanes), held.reshape(length, lanes)
+    age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
+    return ring.by_age(state.ring, buffer.geometry, age), age < state.ring.size[None, :]
+
+
 def ending(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Return which rows end an episode, and which of them by termination."""
     end = jnp.zeros(shape, bool)
@@ -148,6 +159,14 @@ def _classify_indices(
         token, now = order_after_reads(token, now)
     fresh = inside & (now == index.ticket) & (now != jnp.uint32(0))
     return token, masked, inside, fresh
+
+
+def drawable(state: BufferState, slot: jax.Array, held: jax.Array) -> jax.Array:
+    """Return which of the slots are anchors; `held` are those of a row, in [0, C)."""
+    if state.anchors is None:
+        return held
+    at = jnp.where(held, slot, jnp.int32(0))
+    return held & _anchors.has(state.anchors.flags.at[at].get(mode="promise_in_bounds"), _anchors.OPEN)
 
 
 def eligible_set(buffer: BufferConfig, state: BufferState) -> EligibleSet:
