@@ -109,5 +109,5 @@ def test_arguments_are_checked() -> None:
         replay.epoch(4, drop_last="no")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Replay.epoch: to is 'numpi'"):
         replay.epoch(4, to="numpi")
-    with pytest.raises(ValueError, match="batch_size is missing"):
+    with pytest.raises(TypeError, match="batch_size is missing"):
         replay.epoch()
