@@ -22,6 +22,7 @@ from fbuf._buffer.state_ops import (
     drawable,
     eligible_set,
     index_of,
+    room,
 )
 from fbuf._core.dispatch import scoped
 from fbuf._core.ordering import order_after_reads
@@ -182,6 +183,11 @@ def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[Buffer
 def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
     anchors = jnp.sum(count(state), dtype=jnp.int32)
     return state, buffer.sampler.available(state.sampler, anchors) > jnp.int32(0)
+
+
+def _can_add_core(buffer: BufferConfig, state: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
+    free = room(buffer, state)
+    return state, jnp.ones((), bool) if free is None else jnp.all(number <= free)
 
 
 def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:

@@ -169,6 +169,22 @@ def drawable(state: BufferState, slot: jax.Array, held: jax.Array) -> jax.Array:
     return held & _anchors.has(state.anchors.flags.at[at].get(mode="promise_in_bounds"), _anchors.OPEN)
 
 
+def room(buffer: BufferConfig, state: BufferState) -> jax.Array | None:
+    """Return int32[E], rows that each lane can take before it loses one that a waiting or a later anchor needs.
+
+    None: the sampler lets rows be overwritten (`Sampler.waiting`).
+    """
+    waiting = getattr(buffer.sampler, "waiting", lambda sampler: None)(state.sampler)
+    if waiting is None:
+        return None
+    number, oldest = waiting
+    lanes, length, _ = buffer.geometry
+    since = ring.modulo(state.ring.cursor - jnp.int32(1) - oldest // jnp.int32(lanes), length) + jnp.int32(1)
+    later = jnp.int32(0) if state.anchors is None else _anchors.undecided(state.anchors)
+    needed = jnp.where(number > jnp.int32(0), since, later) + jnp.int32(buffer.view.rule.back)
+    return jnp.int32(length) - jnp.minimum(needed, state.ring.size)
+
+
 def eligible_set(buffer: BufferConfig, state: BufferState) -> EligibleSet:
     """Return the anchors, for samplers and views."""
     anchors = state.anchors
