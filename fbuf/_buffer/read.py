@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -90,7 +89,7 @@ def _sample_core(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
-    return _read_drawn(buffer, dataclasses.replace(state, sampler=sampler), key, drawn, window)
+    return _read_drawn(buffer, state.replace(sampler=sampler), key, drawn, window)
 
 
 def _read_drawn(
@@ -104,7 +103,7 @@ def _read_drawn(
     sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask, last=drawn.last)
     reading = transforms.reading(buffer, state, key)
     batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading, partly)
-    return dataclasses.replace(state, token=token, counters=counters), batch
+    return state.replace(token=token, counters=counters), batch
 
 
 def _all_anchors_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[Index, jax.Array]]:

@@ -77,7 +77,9 @@ def test_rows_written_meanwhile_are_not_in_it_and_overwritten_ones_are_masked() 
 
 def test_windows_that_lost_a_row_are_masked() -> None:
     """The anchor is still held; its stack is not."""
-    view = views.Transition(observation="t", action=None, reward="t", truncated=None, stack=3, n_step=2)
+    view = views.Transition(
+        observation="t", action=None, reward="t", truncated=None, stack=3, n_step=2, autoreset="same_step"
+    )
     replay = fbuf.Replay(fbuf.Buffer(12, view=view), EXAMPLE)
     replay.extend(rows(0, 12))
     epoch = replay.epoch(12, shuffle=False)
