@@ -20,7 +20,7 @@ from fbuf._indexing import ring
 from fbuf._indexing import scatter as _scatter
 from fbuf._interfaces.sampler import EligibleSet, host_sampler
 from fbuf._interfaces.storage import RaggedStorage
-from fbuf._interfaces.writer import Scattering, Streaming
+from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming
 
 _VIEW = 0x7669  # folded into the key of a view's random numbers
 
@@ -174,7 +174,7 @@ def room(buffer: BufferConfig, state: BufferState) -> jax.Array | None:
     None: the sampler lets rows be overwritten (`Sampler.waiting`).
     """
     waiting = getattr(buffer.sampler, "waiting", lambda sampler: None)(state.sampler)
-    if waiting is None:
+    if waiting is None or isinstance(buffer.writer, ReadOnly):
         return None
     number, oldest = waiting
     lanes, length, _ = buffer.geometry

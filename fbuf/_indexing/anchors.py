@@ -297,7 +297,9 @@ def undecided(anchors: Anchors) -> jax.Array:
     assert step is not None
     after = step - jnp.int32(rule.ahead + 1)  # rows since the first window was complete
     partial = after % jnp.int32(rule.stride) + jnp.int32(rule.ahead + 1 - rule.stride)
-    return jnp.where(after < jnp.int32(0), step, jnp.maximum(partial, jnp.int32(0)))
+    number = jnp.where(after < jnp.int32(0), step, jnp.maximum(partial, jnp.int32(0)))
+    ended = has(anchors.tail_flags[-1], RESET if rule.reset_rows else END)
+    return number if rule.crosses else jnp.where(ended, jnp.int32(0), number)
 
 
 def unknown_step(anchors: Anchors) -> jax.Array:
