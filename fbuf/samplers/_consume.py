@@ -46,13 +46,14 @@ class Consume(LimitedSampler):
     left. `probability` is 1 / n for n anchors left before the draw; `weight` is 1. A draw also counts if the row has
     expired or did not fit. `peek` consumes nothing.
 
-    With "fifo" consumed rows stay readable, and their indices valid, until they are overwritten. A row that no window needs is
-    free too, except that the newest rows of a running episode wait for the rest of their window.
+    With "fifo" consumed rows stay readable, and their indices valid, until they are overwritten. The newest rows of a running
+    episode also stay, until no later window needs them. Windows that one call completes are ordered as if its masked rows
+    were left out. With `prefetch=1` the batch drawn ahead may be short.
 
     `stats`: `anchors_left`, the anchors that may still be drawn.
 
     Cost: O(B) a draw, with a shuffle of up to 1024 anchors; O(1) an anchor that opens or closes. 8 bytes a row, 12 if
-    `times` > 1; "fifo": no shuffle, 4 bytes a row more or less.
+    `times` > 1. "fifo" needs no shuffle, and 4 bytes a row, 8 with a view that reads neighbours; 4 more if `times` > 1.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp

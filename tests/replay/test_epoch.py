@@ -24,7 +24,7 @@ def numbers(batches: Any) -> list[int]:
     return [int(t) for batch in batches for t in batch.data["t"][np.asarray(batch.mask)].reshape(-1)]
 
 
-@pytest.mark.parametrize("sampler", [samplers.Uniform(), samplers.Consume(), samplers.Prioritized()], ids=repr)
+@pytest.mark.parametrize("sampler", [samplers.Consume(), samplers.Prioritized()], ids=repr)
 def test_each_row_once_and_nothing_else_changes(sampler: Any) -> None:
     """Consumed rows are drawn too; sampler, limit and counts stay as they are; only one key is taken."""
     limit = fbuf.limits.at_most(1)
@@ -89,20 +89,6 @@ def test_windows_that_lost_a_row_are_masked() -> None:
     (batch,) = epoch
     assert np.asarray(batch.mask).tolist() == [False] * 5 + [True] * 5
     assert not np.asarray(batch.data["obs"])[:5].any()
-
-
-@pytest.mark.parametrize("storage", [fbuf.storages.Compressed(keys=("t",)), fbuf.storages.Ragged()], ids=repr)
-def test_rows_on_the_host(storage: Any) -> None:
-    replay = fbuf.Replay(fbuf.Buffer(10, storage=storage), EXAMPLE)
-    replay.extend(rows(0, 14))
-    assert sorted(numbers(replay.epoch(3))) == list(range(4, 14))
-
-
-def test_it_works_for_every_writer_and_after_close() -> None:
-    replay = fbuf.Replay(fbuf.Buffer(8, writer=fbuf.writers.TopK("t")), EXAMPLE)
-    replay.extend(rows(0, 30))
-    replay.close()
-    assert sorted(numbers(replay.epoch(3))) == list(range(22, 30))
 
 
 def test_arguments_are_checked() -> None:
