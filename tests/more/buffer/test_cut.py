@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.storages import Device, Host, Memmap, Ragged
+from fbuf.storages import Compressed, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Sequence, Transition
-from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
+from tests.buffer.test_cut import test_a_cut_is_a_truncation_without_final_observation as _truncation
+from tests.buffer.test_cut import test_cuts_outlive_two_restarts as _restarts
+from tests.support.cuts import ROW, STEPS, WINDOWS, counted, steps, windows
 
 
 def test_replay_load_cuts_unless_told_otherwise(tmp_path: Path) -> None:
@@ -27,34 +29,6 @@ def test_replay_load_cuts_unless_told_otherwise(tmp_path: Path) -> None:
     assert (exact.sample(64, to="numpy").data["obs"] == drawn).all()
     restarted = fbuf.Replay.load(tmp_path)
     assert set(restarted.sample(64, to="numpy").data["obs"]) == {0.0, 1.0, 2.0, 3.0}
-
-
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_a_cut_is_a_truncation_without_final_observation(autoreset: str) -> None:
-    """Before an end, after an end whose reset row has not arrived, and after one that has."""
-    buffer = fbuf.Buffer(20, view=Transition(autoreset=autoreset))
-    for number in range(2):  # rows after the end
-        for name in ("truncated", "terminated"):
-            ended = steps(0, 3, **{name: np.array([False, False, True])})
-            state = buffer.extend(buffer.extend(buffer.init(ROW), ended), steps(50, number))
-            state = buffer.extend(buffer.cut(state), steps(100, 2))
-            found = {obs: next_obs for obs, (next_obs, _, _) in pairs(buffer, state).items()}
-            last = {2.0: 2.0} if name == "terminated" else {}
-            if autoreset == "next_step" and number == 1:  # the reset row arrived: nothing was left to cut
-                last = {2.0: 2.0 if name == "terminated" else 50.0}
-            assert found == {0.0: 1.0, 1.0: 2.0, **last, 100.0: 101.0}, (name, number)
-
-
-def test_a_cut_row_does_not_bootstrap_from_its_final_observation() -> None:
-    view = Transition(n_step=2, gamma=0.5, stack=2, final_observation="final")
-    buffer = fbuf.Buffer(20, view=view)
-    rows = steps(1, 3, final=np.full(3, 77.0, np.float32))
-    state = buffer.extend(buffer.init(ROW | {"final": 0.0}), rows)
-    state = buffer.extend(buffer.cut(state), steps(11, 3, final=rows["final"], truncated=np.array([0, 0, 1], bool)))
-    state = buffer.cut(state)  # its end is in the data
-    batch = buffer.peek(state, jax.random.key(0), 256).data
-    found = {(*obs, *then) for obs, then in zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True)}
-    assert found == {(0, 1, 2, 3), (1, 2, 2, 3), (0, 11, 12, 13), (11, 12, 13, 77), (12, 13, 13, 77)}
 
 
 def test_an_episode_is_whole_when_it_is_cut() -> None:
@@ -214,3 +188,46 @@ def test_ids_cannot_change_afterwards() -> None:
     state = buffer.add(buffer.init({"id": 0}), {"id": 4})
     with pytest.raises(ValueError, match="'id' ends episodes"):
         buffer.update_rows(state, buffer.last(state, 1).index, {"id": jnp.array([5])})
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_exports_know_of_cuts(autoreset: str, tmp_path: Path) -> None:
+    """The step before a cut has no next observation, so it is left out, and the one before it is truncated."""
+    buffer = fbuf.Buffer(20, view=Transition(n_step=2, autoreset=autoreset))
+    state = buffer.extend(buffer.cut(buffer.extend(buffer.init(ROW), steps(0, 3))), steps(100, 2))
+    done = fbuf.interop.to_ted(tmp_path / "ted.npz", buffer, state, episode="id")
+    with np.load(done.path) as file:
+        assert file["observation"].tolist() == [0, 1, 100] and file["next/observation"].tolist() == [1, 2, 101]
+        assert file["next/truncated"].ravel().tolist() == [False, True, True] and file["id"].tolist() == [0, 0, 1]
+    done = fbuf.interop.to_file(tmp_path / "rows.npz", buffer, state, episode="id")
+    with np.load(done.path) as file:
+        assert file["id"].tolist() == [0, 0, 0, 1, 1]
+
+
+def test_a_cut_in_same_step_mode_is_a_truncation() -> None:
+    _truncation("same_step")
+
+
+def test_ids_of_masked_rows_do_not_count() -> None:
+    buffer = fbuf.Buffer(20, view=Sequence(2, episode_end=(), episode="id"))
+    state = buffer.init({"t": 0, "id": 0})
+    mask = jnp.arange(5) % 2 == 0
+    for first in (0, 10):
+        state = buffer.extend(state, counted(first, 5) | {"id": jnp.where(mask, 7, first)}, mask=mask)
+    assert windows(buffer, state) == {(0, 2), (2, 4), (4, 10), (10, 12), (12, 14)}
+
+
+def test_cuts_of_compressed_rows_outlive_two_restarts(tmp_path: Path) -> None:
+    _restarts(tmp_path, lambda path: Compressed(path=path, keys=("t",)))
+
+
+def test_a_cut_row_does_not_bootstrap_from_its_final_observation() -> None:
+    view = Transition(n_step=2, gamma=0.5, stack=2, final_observation="final")
+    buffer = fbuf.Buffer(20, view=view)
+    rows = steps(1, 3, final=np.full(3, 77.0, np.float32))
+    state = buffer.extend(buffer.init(ROW | {"final": 0.0}), rows)
+    state = buffer.extend(buffer.cut(state), steps(11, 3, final=rows["final"], truncated=np.array([0, 0, 1], bool)))
+    state = buffer.cut(state)  # its end is in the data
+    batch = buffer.peek(state, jax.random.key(0), 256).data
+    found = {(*obs, *then) for obs, then in zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True)}
+    assert found == {(0, 1, 2, 3), (1, 2, 2, 3), (0, 11, 12, 13), (11, 12, 13, 77), (12, 13, 13, 77)}
