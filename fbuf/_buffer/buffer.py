@@ -600,6 +600,28 @@ class Buffer(BufferConfig):
         checks.check_state("Buffer.can_sample", self, state)
         return operations.can_sample(self, state)[1]
 
+    def can_add(self, state: BufferState, n: Any = 1) -> jax.Array:
+        """Return bool[], whether `n` more rows, in each lane, would all be stored without losing one that waits.
+
+        It is False only for a full queue, `samplers.Consume(order="fifo")`, which refuses rows; other buffers overwrite the
+        oldest ones.
+
+        Args:
+          n: Rows of a call of `extend`, an int or int32[].
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.Buffer(8, sampler=fbuf.samplers.Consume(order="fifo"))
+          >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(6)})
+          >>> bool(buffer.can_add(state, 2)), bool(buffer.can_add(state, 3))
+          (True, False)
+          >>> state, batch = buffer.sample(state, jax.random.key(0), 4)
+          >>> batch.data["t"].tolist(), bool(buffer.can_add(state, 6))
+          ([0, 1, 2, 3], True)
+        """
+        checks.check_state("Buffer.can_add", self, state)
+        return operations.can_add(self, state, jnp.asarray(n, jnp.int32))[1]
+
     def size(self, state: BufferState) -> jax.Array:
         """Return int32[], the rows held.
 

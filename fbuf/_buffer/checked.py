@@ -41,7 +41,7 @@ _MESSAGES: Mapping[str, tuple[str, str]] = {
         "{n} rows have expired and are masked: the state is too old",
         "Carry on the state that `sample` and `extend` return, or keep more rows with slack=",
     ),
-    "refused_rows": ("{n} rows found no room and were not stored", _GROW),
+    "refused_rows": ("{n} rows found no room and were not stored", f"{_GROW}; ask buffer.can_add(state, n) of a queue"),
     "retired_rows": (
         "{n} of the oldest rows were evicted before the buffer was full",
         f"{_GROW}, or write fbuf.checked(buffer, allow=('retired_rows',))",

@@ -90,7 +90,7 @@ def _prefetch_batch(
         state.token, (held, draw, window.context, index, reading)
     )
     names = ReadNames(tuple(read.name for read in window.reads))
-    batch = Sample(None, index, draw.probability, draw.weight, draw.mask)
+    batch = Sample(None, index, draw.probability, draw.weight, draw.mask, last=draw.last)
     return sampler, token, Ahead(batch, names, context, held, stale, reading)
 
 

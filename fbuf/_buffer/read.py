@@ -21,6 +21,7 @@ from fbuf._buffer.state_ops import (
     drawable,
     eligible_set,
     index_of,
+    room,
 )
 from fbuf._core.dispatch import scoped
 from fbuf._core.ordering import order_after_reads
@@ -30,6 +31,7 @@ from fbuf._indexing import ring, scatter
 from fbuf._interfaces.sampler import Draw, EligibleSet
 from fbuf._interfaces.storage import Growable, Read
 from fbuf._interfaces.view import Window
+from fbuf.samplers._base import masked_draw
 
 
 def draw(
@@ -79,7 +81,7 @@ def deliver(
             data = _zero_masked(mask, data)
     data, ragged = _split(buffer, state, data)
     data = transforms.read(buffer, data, mask, reading)
-    sample = Sample(data, index, probability, weight, mask, ragged)
+    sample = Sample(data, index, probability, weight, mask, ragged, drawn.last)
     return sample, _count_up(state, **counts) if counts else state.counters
 
 
@@ -87,15 +89,38 @@ def _sample_core(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
+    return _read_drawn(buffer, state.replace(sampler=sampler), key, drawn, window)
+
+
+def _read_drawn(
+    buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, window: Window, partly: bool = False
+) -> tuple[BufferState, Sample]:
     arrays, ok = scoped("read", buffer.storage.read)(state.rows, window.reads)
     index = index_of(buffer, state, drawn.slot)
     token, (arrays, ok, drawn, context, index) = order_after_reads(
         state.token, (arrays, ok, drawn, window.context, index)
     )
-    sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
+    sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask, last=drawn.last)
     reading = transforms.reading(buffer, state, key)
-    batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading)
-    return state.replace(sampler=sampler, token=token, counters=counters), batch
+    batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading, partly)
+    return state.replace(token=token, counters=counters), batch
+
+
+def _all_anchors_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[Index, jax.Array]]:
+    """Return the index of every slot in order of arrival, [C], and which of them hold an anchor."""
+    slot, held = (x.reshape(-1) for x in arrival_order(buffer, state))
+    return state, (index_of(buffer, state, slot), drawable(state, slot, held))
+
+
+def _sample_at_core(
+    buffer: BufferConfig, state: BufferState, key: jax.Array, number: Any, index: Index, chance: Any
+) -> tuple[BufferState, Sample]:
+    """Return batch `number` of an epoch of anchors with probability `chance`; masked where they have closed since."""
+    mask = drawable(state, index.slot, _classify_indices(buffer, state, index)[3])
+    drawn = masked_draw(index.slot, chance, mask, buffer.geometry)
+    key = jax.random.fold_in(key, number)
+    window = window_of(buffer, state, key, drawn, eligible_set(buffer, state))
+    return _read_drawn(buffer, state, key, drawn, window, partly=True)
 
 
 def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
@@ -156,6 +181,11 @@ def _window_index_core(buffer: BufferConfig, state: BufferState, index: Index) -
 def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
     anchors = jnp.sum(count(state), dtype=jnp.int32)
     return state, buffer.sampler.available(state.sampler, anchors) > jnp.int32(0)
+
+
+def _can_add_core(buffer: BufferConfig, state: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
+    free = room(buffer, state)
+    return state, jnp.ones((), bool) if free is None else jnp.all(number <= free)
 
 
 def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:

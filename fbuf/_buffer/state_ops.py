@@ -20,7 +20,7 @@ from fbuf._indexing import ring
 from fbuf._indexing import scatter as _scatter
 from fbuf._interfaces.sampler import EligibleSet, host_sampler
 from fbuf._interfaces.storage import RaggedStorage
-from fbuf._interfaces.writer import Scattering, Streaming
+from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming
 
 _VIEW = 0x7669  # folded into the key of a view's random numbers
 
@@ -179,6 +179,22 @@ def flat_index(index: Index, mask: jax.Array | None, capacity: int) -> Index:
     if mask is not None:
         index = Index(jnp.where(mask, index.slot, jnp.int32(capacity)), jnp.where(mask, index.ticket, jnp.uint32(0)))
     return Index(index.slot.reshape(-1), index.ticket.reshape(-1))
+
+
+def room(buffer: BufferConfig, state: BufferState) -> jax.Array | None:
+    """Return int32[E], rows that each lane can take before it loses one that a waiting or a later anchor needs.
+
+    None: the sampler lets rows be overwritten (`Sampler.waiting`).
+    """
+    waiting = getattr(buffer.sampler, "waiting", lambda sampler: None)(state.sampler)
+    if waiting is None or isinstance(buffer.writer, ReadOnly):
+        return None
+    number, oldest = waiting
+    lanes, length, _ = buffer.geometry
+    since = ring.modulo(state.ring.cursor - jnp.int32(1) - oldest // jnp.int32(lanes), length) + jnp.int32(1)
+    later = jnp.int32(0) if state.anchors is None else _anchors.undecided(state.anchors)
+    needed = jnp.where(number > jnp.int32(0), since, later) + jnp.int32(buffer.view.rule.back)
+    return jnp.int32(length) - jnp.minimum(needed, state.ring.size)
 
 
 def eligible_set(buffer: BufferConfig, state: BufferState) -> EligibleSet:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf._algorithms.sum_tree import keep_last
+from fbuf._buffer import state_ops
 from fbuf._buffer import transforms as _transforms
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
@@ -46,13 +47,14 @@ def _extend_core(
 ) -> tuple[BufferState, None]:
     """Write rows of `shape` [N, E]; leaves have the last or first of these axes only if `axes` is 1."""
     num = shape[0]
+    mask, refused = _admitted(buffer, state, shape, mask)
     state = scoped("retire", _make_room)(buffer, state, shape, mask)
     geometry, token = buffer.geometry, state.token
     leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
     priority = None if priority is None else priority.reshape(shape)
     mask = None if mask is None else mask.reshape(shape)
     leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
-    counts: dict[str, jax.Array] = {}
+    counts = {} if refused is None else {"refused_rows": jnp.sum(refused, dtype=jnp.uint32)}
     if priority is not None:
         priority = jnp.abs(priority.astype(jnp.float32))
         fine = jnp.isfinite(priority)
@@ -89,19 +91,30 @@ def _extend_core(
     rows, no_room = scoped("write", buffer.storage.write)(state.rows, slot, kept, keep, token)
     if no_room is not None:
         counts["refused_rows"] = no_room + counts.get("refused_rows", jnp.zeros((), jnp.uint32))
-    return (
-        state.replace(
-            rows=rows,
-            ring=ring,
-            anchors=anchors,
-            sampler=scoped("follow", buffer.sampler.change)(state.sampler, change, geometry, token),
-            counters=_count_up(state, **counts) if counts else state.counters,
-            token=token,
-            scatter=scatter,
-            transforms=transforms,
-        ),
-        None,
+    after = state.replace(
+        rows=rows,
+        ring=ring,
+        anchors=anchors,
+        sampler=scoped("follow", buffer.sampler.change)(state.sampler, change, geometry, token),
+        counters=_count_up(state, **counts) if counts else state.counters,
+        token=token,
+        scatter=scatter,
+        transforms=transforms,
     )
+    # No window spans the gap that refused rows leave.
+    return (after, None) if refused is None else _cut_core(buffer, after, refused > jnp.int32(0))
+
+
+def _admitted(
+    buffer: BufferConfig, state: BufferState, shape: tuple[int, int], mask: jax.Array | None
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Return `mask` without the rows that a queue has no room for, and how many these are in each lane; None: no queue."""
+    room = state_ops.room(buffer, state)
+    if room is None:
+        return mask, None
+    wanted = jnp.ones(shape, bool) if mask is None else mask.reshape(shape)
+    mask = wanted & (jnp.cumsum(wanted, axis=0, dtype=jnp.int32) <= room[None, :])
+    return mask, jnp.sum(wanted & ~mask, axis=0, dtype=jnp.int32)
 
 
 def store_values(
@@ -109,6 +122,7 @@ def store_values(
 ) -> dict[str, Any]:
     """Store values that are not arrays (`storages.Ragged`); return the leaves with their tickets. Eager."""
     assert isinstance(buffer.storage, RaggedStorage)
+    mask, _ = _admitted(buffer, state, shape, mask)
     tickets = buffer.storage.put(state.rows, values, shape, buffer.geometry.length, mask, state.token)
     return {**leaves, TICKET: jnp.asarray(tickets.reshape(leaves[TICKET].shape))}
 
@@ -162,11 +176,13 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
 
     # The newest rows stay: some of them may be undecided.
     rule = buffer.view.rule
-    stay = jnp.int32(1 if rule.prompt else rule.rows)
+    free = state_ops.room(buffer, state)
+    needed = jnp.int32(1 if rule.prompt else rule.rows)
+    needed = needed if free is None else jnp.maximum(needed, jnp.int32(geometry.length) - free)
 
     def given_up(needs_eviction: jax.Array, ring: Ring) -> jax.Array:
         """Return int32[E], how many of the oldest rows of each lane to evict."""
-        spare = jnp.maximum(ring.size - stay, jnp.int32(0))
+        spare = jnp.maximum(ring.size - needed, jnp.int32(0))
         count = jnp.minimum(jnp.minimum(jnp.int32(2) * brought, jnp.int32(most)), spare)
         count = jnp.where(needs_eviction, count, jnp.int32(0))
         first = (ring.cursor - ring.size + count) % jnp.int32(geometry.length)

@@ -31,6 +31,7 @@ from fbuf._indexing.ring import next_lap
 from fbuf._interfaces.sampler import EpisodeStarts
 from fbuf._interfaces.storage import Read, Resumable
 from fbuf.samplers import (
+    Consume,
     ConsumeState,
     EpochState,
     Prioritized,
@@ -126,7 +127,10 @@ def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarra
 
 def can_remap(buffer: Buffer) -> bool:
     """Return whether the sampler's state can be remapped."""
-    return type(buffer.sampler).__name__ in _RESIZABLE and type(buffer.sampler).__module__.startswith("fbuf.")
+    sampler = buffer.sampler
+    if isinstance(sampler, Consume) and sampler.order == "fifo":
+        return False
+    return type(sampler).__name__ in _RESIZABLE and type(sampler).__module__.startswith("fbuf.")
 
 
 def remap_state(target: Buffer, state: BufferState, remap: SlotRemap, rows: Any) -> BufferState:

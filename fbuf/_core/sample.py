@@ -74,6 +74,7 @@ class Sample(_Ragged):
     weight: jax.Array  # float32[B], importance weight (1 for uniform draws)
     mask: jax.Array  # bool[B], False where there was no anchor to draw, or the row had expired
     ragged: Any = None  # tickets of rows in `storages.Ragged`, which `lazy` reads; None for other storages
+    last: Any = None  # bool[], whether an epoch of `samplers.Epoch` ends with this batch; None for other samplers
 
 
 @state

@@ -340,6 +340,19 @@ def _steps(
     return step, jnp.where(after >= jnp.int32(_LONG), after - unknown_step(anchors), after)
 
 
+def undecided(anchors: Anchors) -> jax.Array:
+    """Return the newest rows that anchors to come need, int32[E], without the rows before an anchor (`rule.back`)."""
+    rule, step = anchors.rule, anchors.step
+    if anchors.pending is not None:
+        return anchors.pending
+    assert step is not None
+    after = step - jnp.int32(rule.ahead + 1)  # rows since the first window was complete
+    partial = after % jnp.int32(rule.stride) + jnp.int32(rule.ahead + 1 - rule.stride)
+    number = jnp.where(after < jnp.int32(0), step, jnp.maximum(partial, jnp.int32(0)))
+    ended = has(anchors.tail_flags[-1], RESET | CUT if rule.reset_rows else END)
+    return number if rule.crosses else jnp.where(ended, jnp.int32(0), number)
+
+
 def unknown_step(anchors: Anchors) -> jax.Array:
     """Return the step of a row whose episode start is unknown, int32[]: longer than any window."""
     stride = anchors.rule.stride

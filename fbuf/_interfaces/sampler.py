@@ -23,6 +23,7 @@ class Draw:
     probability: jax.Array  # float32[B], of this anchor in one draw; 0 where mask is False
     weight: jax.Array  # float32[B], importance weight; 0 where mask is False
     mask: jax.Array  # bool[B]; False where there was no anchor to draw
+    last: Any = None  # bool[], whether an epoch ends with this draw; None: there are no epochs
 
 
 @state(name="fbuf.Change")
@@ -81,6 +82,8 @@ class Sampler(Protocol):
       most: Mapping[str, float], {}. The largest value of a number or option, by name.
       draw_some(sampler, key, batch_size, wanted, eligible, options, token): `draw` of `wanted` int32[] anchors, 0 to B, in
         the first entries of B; `mask` is False in the others. Needed in a `Mixture` if draws change the state.
+      waiting(sampler): Of each lane, how many anchors must not be overwritten, int32[E], the newest of the lane, and the slot
+        of the oldest of these; None: all may be. Rows that would overwrite them are refused.
       rebuild(sampler, geometry, token): The same priorities under the current numbers (`Buffer.rebuild`).
       rebuilds: str, "". How to construct a sampler that can `rebuild`; empty if this one can.
       priority(sampler, slot): |p| float32[...] of the anchors in slots int32[...], negative where unknown; other slots are

@@ -1,14 +1,18 @@
-"""`Batches`: the iterator of `Replay.batches`, whose thread draws ahead and moves batches to the device."""
+"""`Batches`: the iterator of `Replay.batches`, whose thread draws ahead. `Epoch`: what `Replay.epoch` returns."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
 
 from fbuf._concurrency import wakeup
 from fbuf._concurrency.prefetcher import Make, Prefetch
-from fbuf._core.sample import Sample
+from fbuf._core.sample import Index, Sample
 
 
 class Batches:
@@ -68,3 +72,35 @@ class Batches:
         ahead = self._ahead
         how = "closed" if ahead.stop.asked else "ended" if ahead.ended else f"{len(ahead)} of {ahead.room} ready"
         return f"Batches({how})"
+
+
+class Epoch:
+    """Batches of the rows (windows) that could be sampled when `Replay.epoch` was called; `len` counts them.
+
+    Each iteration draws each of these rows once, with `shuffle` in another order.
+    """
+
+    def __init__(
+        self,
+        index: Index,  # NumPy
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        next_key: Callable[[], jax.Array],
+        read: Callable[[jax.Array, int, Index, float], Sample],
+    ):
+        self._index, self._batch_size, self._shuffle, self._drop_last = index, batch_size, shuffle, drop_last
+        self._next_key, self._read = next_key, read
+
+    def __len__(self) -> int:
+        number = self._index.slot.size
+        return number // self._batch_size if self._drop_last else -(-number // self._batch_size)
+
+    def __iter__(self) -> Iterator[Sample]:
+        key, number, size = self._next_key(), self._index.slot.size, self._batch_size
+        order: Any = np.arange(number)
+        if self._shuffle:
+            np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel()).shuffle(order)
+        for i in range(len(self)):
+            at = order[i * size : (i + 1) * size]
+            yield self._read(key, i, Index(self._index.slot[at], self._index.ticket[at]), 1 / number)

@@ -128,6 +128,8 @@ class BlockingLimiter:
     def explain(self, kind: Kind, count: int) -> str:
         """Return why `count` rows may not be added, or drawn, now."""
         limit, pace = self.limit, self.pace
+        if kind == "add" and self.allows(kind, count):
+            return "the queue has no room until more rows are drawn"
         if kind == "add":
             after, bound = limit.added(pace, count), f"max_diff is {_number(limit.max_diff)}"
         else:
@@ -136,7 +138,7 @@ class BlockingLimiter:
             if held < limit.min_size:
                 return f"{held} rows are held, but min_size is {limit.min_size}"
             if limit.can_sample(pace, count):
-                return f"{held} rows are held, but none of them can be sampled yet"
+                return f"{held} rows are held, but too few of them can be sampled yet"
         before, then = (limit.stats(p)["surplus"] for p in (pace, after))
         return (
             f"{pace.added} rows were added and {pace.drawn} drawn, so the surplus is {before:.10g} and would be {then:.10g}, "

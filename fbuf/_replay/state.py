@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_draw
 from fbuf._buffer.state import BufferState
@@ -39,6 +40,7 @@ class ReplayState:
         self._impl = str(jax.random.key_impl(key))
         self._block = row_block(self.buffer, self._state)
         self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
+        self._queue = state_ops.room(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, bool, bool], Any] = {}
         self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_sampler(
@@ -178,8 +180,18 @@ class ReplayState:
         sizes = self._sizes_after()
         return int((self._sizes if sizes is None else sizes).sum())
 
-    def _ready(self) -> bool:
-        """Return whether a row can be sampled. Asking waits for writes, so avoid it where every row can be."""
+    def _has_room(self, rows: int) -> bool:
+        """Return whether `rows` rows a lane can be added without refusing any. Only a queue waits for writes to know."""
+        return not self._queue or bool(self.buffer.can_add(self._state, rows))
+
+    def _ready(self, size: int) -> bool:
+        """Return whether a row, from a queue a whole batch, can be sampled.
+
+        Asking waits for writes, so avoid it where every row can be.
+        """
+        if self._queue:
+            count = state_ops.count(self._state)
+            return int(self.buffer.sampler.available(self._state.sampler, count)) >= size
         always = self.buffer.dense and isinstance(self.buffer.sampler, (Uniform, Prioritized, Ranked))
         return always or bool(self.buffer.can_sample(self._state))
 

@@ -54,7 +54,8 @@ class _Batch(NamedTuple):
 
     turn: EpochPosition
     chosen: jax.Array  # int32[B], numbers in the epoch
-    found: jax.Array  # int32[], how many of them
+    found: jax.Array  # int32[], open anchors found so far; more than B if the batch is full and others are left
+    next: jax.Array  # int32[], position of the order to look at next
 
 
 @component
@@ -70,6 +71,9 @@ class Epoch(LimitedSampler):
     ignored. Anchors that close before they are drawn are skipped. New anchors wait for the next epoch, which begins with
     the first `sample` that finds none left. Batch sizes may change within an epoch. `probability` is 1 / n for n anchors at
     the start; `weight` is 1. `clear` ends the epoch. `peek` returns the batch of the next `sample`.
+
+    `batch.last` bool[] is True if the epoch ends with this batch: no anchor of it is left, or with `drop_last` fewer than B.
+    It is also True from an empty buffer, so a loop until `batch.last` draws one epoch unless rows close in between.
 
     The position is part of the state: a loaded state continues with the same batches. A caller that drops the state returned by
     `sample` draws the same batch again.
@@ -149,28 +153,36 @@ class Epoch(LimitedSampler):
 
         own_key = fresh_key(key)
 
-        def ended(turn: EpochPosition) -> jax.Array:
-            return (turn.taken >= _size(turn)) | ~jnp.any(turn.closed < turn.start)
+        def ended(batch: _Batch) -> jax.Array:
+            return (batch.next >= _size(batch.turn)) | ~jnp.any(batch.turn.closed < batch.turn.start)
 
-        def wanting(batch: _Batch) -> jax.Array:
-            more = ~ended(batch.turn) | (batch.found < least)
-            return enough & more & (batch.found < wanted)
+        def begins(batch: _Batch) -> jax.Array:
+            return enough & ended(batch) & (batch.found < least)
+
+        def searching(batch: _Batch) -> jax.Array:
+            # A full batch ends the epoch if only closed anchors are left.
+            most = wanted + jnp.where(jnp.any(batch.turn.closed > jnp.int32(0)), least, jnp.int32(0))
+            return begins(batch) | (enough & ~ended(batch) & (batch.found < most))
 
         def fill(batch: _Batch) -> _Batch:
-            wants = wanting(batch)
-            begins = wants & ended(batch.turn)
-            turn = self._begin(batch.turn, begins, held, own_key())
-            found = jnp.where(begins, jnp.int32(0), batch.found)
-            return self._take(_Batch(turn, batch.chosen, found), wants, wanted, geometry)
+            wants, new = searching(batch), begins(batch)
+            turn = self._begin(batch.turn, new, held, own_key())
+            found, next = (jnp.where(new, jnp.int32(0), n) for n in (batch.found, batch.next))
+            return self._take(_Batch(turn, batch.chosen, found, next), wants, wanted, geometry)
 
-        nothing = _Batch(sampler.turn, jnp.zeros((batch_size,), jnp.int32), jnp.zeros((), jnp.int32))
-        turn, chosen, found = lax.while_loop(lambda batch: any_unbatched(wanting(batch)), fill, nothing)
+        zero = jnp.zeros((), jnp.int32)
+        nothing = _Batch(sampler.turn, jnp.zeros((batch_size,), jnp.int32), zero, sampler.turn.taken)
+        batch = lax.while_loop(lambda batch: any_unbatched(searching(batch)), fill, nothing)
+        turn, chosen, found, _ = batch
+        left = jnp.where(jnp.any(turn.closed > jnp.int32(0)), found - wanted, _size(turn) - turn.taken)
+        found = jnp.minimum(found, wanted)
         mask = jnp.arange(batch_size, dtype=jnp.int32) < found
         lane, number = anchor_log.lane_and_rank(turn.start, jnp.where(mask, chosen, jnp.int32(0)))
         rank = jnp.maximum(number - turn.closed[lane], jnp.int32(0))
         slot = anchor_log.at(sampler.log, eligible, lane, rank)
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
-        return dataclasses.replace(sampler, turn=turn), masked_draw(slot, chance, mask, geometry)
+        drawn = masked_draw(slot, chance, mask, geometry)
+        return dataclasses.replace(sampler, turn=turn), dataclasses.replace(drawn, last=left < least)
 
     def clear(self, sampler: EpochState, geometry: Geometry, dense: bool) -> EpochState:
         empty = self.init(geometry, dense)
@@ -227,24 +239,24 @@ class Epoch(LimitedSampler):
         return lax.cond(any_unbatched(begins), new, lambda turn: turn, turn)
 
     def _take(self, batch: _Batch, wants: jax.Array, wanted: jax.Array, geometry: Geometry) -> _Batch:
-        """Fill the batch up to `wanted` rows from the next positions, if it `wants` any."""
-        turn, chosen, found = batch
+        """Look at the next positions if the batch `wants` to; fill it up to `wanted` anchors."""
+        turn, chosen, found, next = batch
         batch_size = chosen.shape[0]
         # A few more than wanted, so one pass usually suffices even if some have closed.
         width = min(batch_size + batch_size // 8 + 8, geometry.capacity)
         size, ahead = _size(turn), jnp.arange(width, dtype=jnp.int32)
-        there = wants & (ahead < size - turn.taken)
-        number = self._at(turn, turn.taken + ahead, size, geometry)
+        there = wants & (ahead < size - next)
+        number = self._at(turn, next + ahead, size, geometry)
         lane, rank = anchor_log.lane_and_rank(turn.start, number)
         live = there & (rank >= turn.closed[lane])
         upto = found + jnp.cumsum(live, dtype=jnp.int32)
-        place = upto - jnp.int32(1)
-        passed = there & (upto - live.astype(jnp.int32) < wanted)
-        put = jnp.where(live & passed, place, jnp.int32(batch_size) + ahead)
+        passed = there & (upto <= wanted)
+        put = jnp.where(live & passed, upto - jnp.int32(1), jnp.int32(batch_size) + ahead)
         return _Batch(
             turn=dataclasses.replace(turn, taken=turn.taken + jnp.sum(passed, dtype=jnp.int32)),
             chosen=chosen.at[put].set(number, mode="drop", unique_indices=True),
-            found=jnp.minimum(upto[-1], wanted),
+            found=upto[-1],
+            next=next + jnp.sum(there, dtype=jnp.int32),
         )
 
     def _at(self, turn: EpochPosition, place: jax.Array, size: jax.Array, geometry: Geometry) -> jax.Array:

@@ -8,10 +8,12 @@ whatever work torch has queued.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -37,22 +39,25 @@ class Drawn(NamedTuple):
 class Batches:
     """One iteration of a `Loader`: an iterator that can be closed.
 
-    Its thread calls `loader._draw` with a `StopToken`. `close` returns prefetched batches to `loader._left`.
+    Its thread calls `loader._draw` with a `StopToken`. `close` returns prefetched batches to `loader._left`, unless they are
+    of an epoch.
     """
 
     def __init__(self, loader: Loader) -> None:
-        self._loader, self._steps, left = loader, loader.steps, loader._left
+        self._loader, self._steps, self._left, self._draw = loader, loader.steps, loader._left, loader._draw
+        if loader.epochs is not None:
+            epoch = loader._epoch()
+            self._steps, self._left = loader.epochs * len(epoch), deque[Drawn]()
+            self._draw = partial(loader._draw, batches=itertools.chain.from_iterable(itertools.repeat(epoch)))
         self._taken, self._closed = 0, False
         self._count_lock = threading.Lock()  # guards `_taken` if threads share the iterator
         self._in_use: deque[tuple[Any, Drawn]] = deque()  # on GPUs: torch's stream reads them until an event
         self._last: Drawn | None = None
         self._prefetch: Prefetch | None = None
-        steps = self._steps
+        steps, left = self._steps, self._left
         if loader.prefetch and (steps is None or steps > 0):
             ready = [left.popleft() for _ in range(min(len(left), steps or len(left)))]
-            self._prefetch = Prefetch(
-                self, "fbuf.torch.Loader", loader._draw, loader.prefetch, number=steps, ready=ready
-            )
+            self._prefetch = Prefetch(self, "fbuf.torch.Loader", self._draw, loader.prefetch, number=steps, ready=ready)
 
     def __iter__(self) -> Batches:
         return self
@@ -101,9 +106,9 @@ class Batches:
     def _next(self) -> Drawn:
         """Return a batch left by an earlier iteration, or draw one."""
         try:
-            return self._loader._left.popleft()
+            return self._left.popleft()
         except IndexError:
-            return self._loader._draw()
+            return self._draw()
 
     def close(self) -> None:
         """End the thread. The next iteration returns the batches that were prefetched but not returned.
@@ -115,7 +120,7 @@ class Batches:
         if self._prefetch is not None:
             prefetch, self._prefetch = self._prefetch, None
             prefetch.hear()
-            self._loader._left.extend(prefetch.end())
+            self._left.extend(prefetch.end())
             prefetch.check()
 
     def _release(self) -> None:
@@ -146,6 +151,7 @@ class Loader:
         as a data set's.
       batch_size: B; None: the buffer's.
       steps: Batches of one iteration; None: no end.
+      epochs: Instead of `steps`: epochs of one iteration (`Replay.epoch`), over the rows that can be sampled when it begins.
       prefetch: Batches that a thread prefetches; 0: draw on request. Prefetched batches show the rows and priorities of
         their draw. `update_priority` skips indices that have become stale, and `stats` counts them.
       to: "torch": a `Sample` of tensors; "tensordict": the result of `to_tensordict`.
@@ -156,7 +162,7 @@ class Loader:
       transform: Called in the thread with each batch; its result is returned.
       state: The state of a `Buffer`. The loader updates its own copy (`loader.state`).
       seed: Of the draws from a `Buffer`. The i-th batch does not depend on `prefetch`.
-      options: As for `sample`: `beta=0.6`.
+      options: As for `sample`: `beta=0.6`; with `epochs` as for `Replay.epoch`: `shuffle`, `drop_last`.
     Raises:
       ImportError: torch (or tensordict) is missing.
       TypeError, ValueError: an invalid argument. From the iterator: errors of `sample` and `transform`, or an empty buffer.
@@ -177,6 +183,9 @@ class Loader:
       >>> loader = torch.utils.data.DataLoader(Loader(replay, 4, steps=2), batch_size=None)
       >>> [tuple(batch.data["obs"].shape) for batch in loader]
       [(4, 3), (4, 3)]
+      >>> loader = torch.utils.data.DataLoader(Loader(replay, 4, epochs=1), batch_size=None)
+      >>> len(loader), [len(batch.mask) for batch in loader]
+      (3, [4, 4, 2])
     """
 
     def __init__(
@@ -185,6 +194,7 @@ class Loader:
         batch_size: int | None = None,
         *,
         steps: int | None = None,
+        epochs: int | None = None,
         prefetch: int = 2,
         to: str = "torch",
         device: Any = None,
@@ -195,8 +205,8 @@ class Loader:
         **options: Any,
     ) -> None:
         torch = import_torch("Loader")
-        _check(source, state, steps, prefetch, to, options)
-        self.batch_size, self.steps, self.prefetch, self.to = batch_size, steps, prefetch, to
+        _check(source, state, steps, epochs, prefetch, to, options)
+        self.batch_size, self.steps, self.epochs, self.prefetch, self.to = batch_size, steps, epochs, prefetch, to
         self.transform, self.options = transform, options
         try:
             self.device = None if device is None else torch.device(device)
@@ -227,9 +237,14 @@ class Loader:
         return Batches(self)
 
     def __len__(self) -> int:
+        if self.epochs is not None:
+            return self.epochs * len(self._epoch())
         if self.steps is None:
-            raise TypeError("Loader: steps is None, so it has no length. Write Loader(..., steps=1000).")
+            raise TypeError("Loader: steps is None, so it has no length. Write Loader(..., steps=1000), or epochs=1.")
         return self.steps
+
+    def _epoch(self) -> Any:
+        return self._source.epoch(self.batch_size, to="torch", **self.options)
 
     def __repr__(self) -> str:
         return f"Loader({self._source!r}, batch_size={self.batch_size}, steps={self.steps}, prefetch={self.prefetch})"
@@ -243,11 +258,15 @@ class Loader:
         if torch.utils.data.get_worker_info() is not None or os.getpid() != self._process:
             raise RuntimeError("Loader: this is a worker process" + _WORKER)
 
-    def _draw(self, stop: StopToken | None = None) -> Drawn:
-        """Draw and convert the next batch."""
+    def _draw(self, stop: StopToken | None = None, batches: Iterator[Sample] | None = None) -> Drawn:
+        """Draw and convert the next batch, of an epoch if `batches` are given."""
         import torch
 
-        batch = self._sample(stop)
+        if batches is None:
+            batch = self._sample(stop)
+        else:
+            with self._lock:
+                batch = next(batches)
         view = getattr(self._source, "buffer", self._source).view
         if self._copies is None and self.device is not None and self.device.type == "cuda":
             self._copies = torch.cuda.Stream(self.device)
@@ -282,7 +301,7 @@ def _refuse_collating(batch: Any, **_: Any) -> Any:
     raise TypeError("Loader: the DataLoader would batch the batches. Write DataLoader(loader, batch_size=None).")
 
 
-def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options: dict[str, Any]) -> None:
+def _check(source: Any, state: Any, steps: Any, epochs: Any, prefetch: Any, to: Any, options: dict[str, Any]) -> None:
     if not hasattr(source, "sample"):
         raise TypeError(f"Loader: source is {type(source).__name__}; expected a Replay or a Buffer.")
     if type(source).__name__ == "Mixture":
@@ -294,14 +313,21 @@ def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options:
         raise TypeError(f"Loader: got {what}; expected Loader(replay, 256), or Loader(buffer, 256, state=state).")
     if state is not None and not isinstance(state, BufferState):
         raise TypeError(f"Loader: state is {type(state).__name__}; expected a BufferState, as `init` returns it.")
-    for name, value in (("steps", steps), ("prefetch", prefetch)):
-        none = name == "steps" and value is None
-        if not none and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ValueError(f"Loader: {name} is {value!r}; expected an int >= 0{', or None' * (name == 'steps')}.")
+    for name, value in (("steps", steps), ("epochs", epochs), ("prefetch", prefetch)):
+        may_be_none = name != "prefetch"
+        if not (may_be_none and value is None) and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise ValueError(f"Loader: {name} is {value!r}; expected an int >= 0{', or None' * may_be_none}.")
+    if epochs is not None and steps is not None:
+        raise ValueError(f"Loader: steps is {steps} and epochs is {epochs}; expected at most one. Leave steps out.")
+    if epochs is not None and state is not None:
+        raise TypeError(
+            "Loader: epochs needs a Replay, but source is a Buffer. Write Loader(fbuf.Replay(buffer, state), 256, epochs=1)."
+        )
     if to not in ("torch", "tensordict"):
         raise ValueError(f'Loader: to is {to!r}; expected "torch" or "tensordict".')
     sampler = getattr(source, "buffer", source).sampler
+    allowed, of = (tuple(sampler.options), repr(sampler)) if epochs is None else (("shuffle", "drop_last"), "an epoch")
     for name in options:
-        if name not in sampler.options:
-            known = ", ".join(sampler.options) or "none"
-            raise ValueError(f"Loader: {sampler!r} has no option '{name}' (it has: {known}). Leave it out.")
+        if name not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise ValueError(f"Loader: {of} has no option '{name}' (it has: {known}). Leave it out.")

@@ -106,7 +106,7 @@ def test_a_sampler_waits_for_a_window() -> None:
     buffer = fbuf.Buffer(32, view=fbuf.views.Sequence(4, episode_end=()))
     replay = fbuf.Replay(buffer, EXAMPLE, limit=limits.min_size(1))
     replay.extend(rows(0, 3))
-    with pytest.raises(TimeoutError, match="3 rows are held, but none of them can be sampled yet"):
+    with pytest.raises(TimeoutError, match="3 rows are held, but too few of them can be sampled yet"):
         replay.sample(2, timeout=0)
     thread = Thread(replay.sample, 2)
     soon(lambda: waiting(replay) == 1)

@@ -94,6 +94,26 @@ def test_drop_last_leaves_out_what_fills_no_batch():
     assert int(buffer.stats(few)["epoch"]) == 0
 
 
+@pytest.mark.parametrize(("held", "drop_last"), [(10, False), (10, True), (8, False), (3, True), (0, False)])
+def test_a_loop_until_the_last_batch_is_one_epoch(held, drop_last):
+    """The program of a jitted PPO update: batches until `last`, without counting them."""
+    buffer = fbuf.Buffer(capacity=10, sampler=Epoch(drop_last=drop_last))
+
+    @jax.jit
+    def epoch(state, key):
+        def draw(carry):
+            state, _, times = carry
+            state, batch = buffer.sample(state, key, 4)
+            return state, batch.last, times.at[batch.index.slot].add(1, mode="drop")
+
+        return lax.while_loop(lambda carry: ~carry[1], draw, (state, False, np.zeros(10, np.int32)))
+
+    state, _, times = epoch(filled(buffer, held), jax.random.key(0))
+    assert np.asarray(times)[held:].sum() == 0 and times.max() <= 1
+    assert times.sum() == (held // 4 * 4 if drop_last else held)
+    assert int(buffer.stats(state)["epoch"]) == (held >= (4 if drop_last else 1))
+
+
 def test_an_empty_buffer_gives_nothing():
     state, batch = sample(SMALL, SMALL.init(np.int32(0)), jax.random.key(0), 4)
     is_draw(batch, 0, 0)

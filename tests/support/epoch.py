@@ -51,6 +51,10 @@ class Oracle:
         here = set(live)
         return [m for m in self.members if m in here and m not in self.drawn]
 
+    def ends(self, live: Sequence[Hashable], batch_size: int) -> bool:
+        """Whether the epoch has no further batch."""
+        return len(self.left(live)) < (batch_size if self.sampler.drop_last else 1)
+
     def sample(self, live: Sequence[Hashable], batch_size: int, got: Sequence[Hashable]) -> None:
         """`got` was drawn while `live` could be."""
         least = batch_size if self.sampler.drop_last else 1
@@ -140,6 +144,7 @@ class Trial:
         names = [row.name for row in live]
         self.oracle.sample(names, batch_size, [row.name for row in got])
         is_draw(batch, len(got), len(self.oracle.members))
+        assert bool(batch.last) == self.oracle.ends(names, batch_size)
         self.oracle.check_stats(names, self.buffer.stats(self.state))
 
     def clear(self) -> None:
@@ -180,17 +185,18 @@ def check_arriving(shuffle: bool) -> None:
     def step(state: Any, given: Any) -> Any:
         key, rows = given
         state, batch = buffer.sample(buffer.extend(state, rows), key, batch_size)
-        return state, (batch.data, batch.mask, buffer.stats(state)["epoch"])
+        return state, (batch.data, batch.mask, batch.last, buffer.stats(state)["epoch"])
 
     arriving = np.arange(capacity, capacity + steps * 8, dtype=np.int32).reshape(steps, 4, 2)
     keys = jax.random.split(jax.random.key(0), steps)
-    _, (data, mask, epoch) = jax.device_get(jax.jit(lambda s: lax.scan(step, s, (keys, arriving)))(state))
+    _, (data, mask, last, epoch) = jax.device_get(jax.jit(lambda s: lax.scan(step, s, (keys, arriving)))(state))
     oracle = Oracle(buffer.sampler)
     for i in range(steps):
         held = range(8 * (i + 1), 8 * (i + 1) + capacity)
         live = [n for lane in (0, 1) for n in held if n % 2 == lane]
         oracle.sample(live, batch_size, data[i][mask[i]].tolist())
         assert oracle.begun == int(epoch[i])
+        assert oracle.ends(live, batch_size) == bool(last[i])
     assert oracle.begun >= 2
 
 

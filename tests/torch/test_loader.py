@@ -91,6 +91,41 @@ def test_it_draws_from_a_buffer_and_its_state(prefetch: int) -> None:
     assert int(buffer.size(loader.state)) == 40
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_epochs_end_and_have_a_length(prefetch: int) -> None:
+    source = replay()
+    loader = Loader(source, 12, epochs=1, prefetch=prefetch)
+    data = torch.utils.data.DataLoader(loader, batch_size=None)
+    assert len(data) == len(loader) == 4
+    first, second = drawn(data), drawn(data)
+    assert [len(batch) for batch in first] == [12, 12, 12, 4]  # the last one is short, as PyTorch's are
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(40)) and first != second
+    twice = Loader(source, 12, epochs=2, prefetch=prefetch, shuffle=False, drop_last=True)
+    assert len(twice) == 6 and drawn(twice) == 2 * [list(range(i, i + 12)) for i in (0, 12, 24)]
+    source.extend({"t": np.arange(40, 48, dtype=np.float32)})
+    assert len(loader) == 4 and sorted(sum(drawn(loader), [])) == list(range(48))
+    for _ in loader:  # one that is cut short leaves nothing to the next
+        break
+    assert sorted(sum(drawn(loader), [])) == list(range(48))
+    assert drawn(Loader(replay(0), 4, epochs=3, prefetch=prefetch)) == []
+    assert no_threads()
+
+
+def test_settings_of_epochs_are_checked() -> None:
+    with pytest.raises(ValueError, match="steps is 3 and epochs is 1"):
+        Loader(replay(), 4, steps=3, epochs=1)
+    with pytest.raises(
+        TypeError, match=r"epochs needs a Replay.*Loader\(fbuf.Replay\(buffer, state\), 256, epochs=1\)"
+    ):
+        Loader(EPOCHS, 4, state=filled_epochs(), epochs=1)
+    with pytest.raises(ValueError, match="an epoch has no option 'beta'"):
+        Loader(replay(), 4, epochs=1, beta=0.5)
+    with pytest.raises(ValueError, match="epochs is -1; expected an int >= 0, or None"):
+        Loader(replay(), 4, epochs=-1)
+    with pytest.raises(TypeError, match="shuffle is 1; expected a bool"):
+        len(Loader(replay(), 4, epochs=1, shuffle=1))
+
+
 def test_prefetched_batches_are_returned_by_the_next_iteration() -> None:
     buffer, state = EPOCHS, filled_epochs()
     expected = drawn(Loader(buffer, state=state, steps=5, prefetch=0))
