@@ -169,6 +169,7 @@ def check_state(call: str, buffer: BufferConfig, state: Any) -> Spec:
     """Return the spec of a row of a state; raise for another type, a donated state, or one of another storage."""
     check_state_type(call, type(buffer), BufferState, state)
     refuse_donated(call, state)
+    refuse_stacked(call, type(buffer), state)
     return buffer.storage.spec(state.rows)[0]
 
 
@@ -181,6 +182,28 @@ def check_state_type(call: str, owner: type, kind: type, state: Any) -> None:
         raise TypeError(
             f"{call}: first argument is {type(state).__name__}, expected {kind.__name__}. The order is {name}({order})."
         )
+
+
+_STATIC = ("batch_size", "n", "name", "other", "numbers")
+_EAGER = ("check_state", "flush", "grow", "summary")
+
+
+def refuse_stacked(call: str, owner: type, state: BufferState) -> None:
+    """Raise for states stacked along a leading axis; name the `vmap` of the method of `owner` that was called."""
+    if state.token.ndim == 0:
+        return
+    name = call.rpartition(".")[2]
+    fix = "one of them, jax.tree.map(lambda x: x[0], state)"
+    if name not in _EAGER and hasattr(owner, name):
+        given = [p for p in inspect.signature(getattr(owner, name)).parameters.values() if p.name != "self"]
+        given = [p for p in given if p.name in _STATIC or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        several = ", ".join(p.name for p in given if p.name not in _STATIC)
+        all_of_them = ", ".join("**" * (p.kind is p.VAR_KEYWORD) + p.name for p in given)
+        method = f"{owner.__name__.lower()}.{name}"
+        fix = f"jax.vmap({method})({several})"
+        if several != all_of_them:
+            fix = f"jax.vmap(lambda {several}: {method}({all_of_them}))({several})"
+    raise ValueError(f"{call}: this state has a leading axis of {state.token.shape[0]}: use {fix}.")
 
 
 def given_spec(buffer: BufferConfig, state: BufferState) -> tuple[Spec, Any]:

@@ -120,6 +120,7 @@ def validate_transforms(buffer: BufferConfig, state: BufferState) -> BufferState
 
 def check_state(buffer: BufferConfig, state: BufferState) -> None:
     """Raise if another buffer made the state, at trace time."""
+    checks.refuse_stacked("Buffer.check_state", type(buffer), state)
     spec, structure = buffer.storage.spec(state.rows)
     row_format = given_of(state)
     items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())

@@ -584,6 +584,7 @@ class Mixture(MixtureConfig):
             )
         for own in state.buffers.values():
             refuse_donated(call, own)
+            _buffer_checks.refuse_stacked(call, type(self), own)
 
     def check_state(self, state: MixtureState) -> None:
         """Raise if another mixture made the state. At trace time only."""

@@ -23,33 +23,40 @@ from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
+from fbuf.views._fields import MADE, check_autoreset, check_ends, check_free, checked_ends, last_bit, with_masks
 
 
 class _WindowView:
     """What `Sequence` and `Episode` share."""
 
     episode_end: tuple[str, ...]
+    adds = True
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return self.episode_end, None
 
     def check(self, spec: Spec) -> None:
-        check_window_rows(type(self).__name__, self.episode_end, spec)
+        check_ends(type(self).__name__, self.episode_end, spec)
+        if self.adds:
+            check_free(type(self).__name__, MADE, spec)
 
     def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
-        return whole_rows(structure, spec, arrays, window.context)
+        rows = structure.unflatten(arrays)
+        return with_masks(rows, window.context) if self.adds else rows
 
 
 @component
 class Sequence(_WindowView):
     """Return windows of `length` rows: leaves `[B, T, ...]`, T = length.
 
-    `batch.data` is a dict with every leaf of the rows under its own name, and
+    `batch.data` is a dict with every leaf of the rows under its own name (rows that are not a dict are whole under `row`), and
 
     * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
     * `is_first` bool[B, T]: the row begins an episode (with `dilation`: one began since the previous row);
     * `learning_mask` bool[B, T]: the row exists, follows the burn-in, precedes the bootstrap rows, and is no reset row.
+
+    With episode_end=(), without burn-in, bootstrap rows and boundary="mask", these say nothing: `batch.data` is then the rows
+    alone, in their own pytree (a dict, a NamedTuple, a dataclass, one array).
 
     Attributes:
       length: T >= 1, rows of a window, including burn-in and bootstrap rows.
@@ -102,6 +109,11 @@ class Sequence(_WindowView):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
         check_autoreset("Sequence", self.autoreset)
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
+
+    @property
+    def adds(self) -> bool:  # type: ignore[override]
+        """Whether batches have masks besides the rows."""
+        return bool(self.episode_end or self.burn_in or self.bootstrap) or self.boundary == "mask"
 
     @property
     def back(self) -> int:
@@ -183,7 +195,7 @@ class Sequence(_WindowView):
 class Episode(_WindowView):
     """Return whole episodes, padded: leaves `[B, T, ...]`, T = max_length; with `Uniform` every episode is equally likely.
 
-    `batch.data` is a dict with every leaf of the rows under its own name, and
+    `batch.data` is a dict with every leaf of the rows under its own name (rows that are not a dict are whole under `row`), and
 
     * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
     * `is_first` bool[B, T]: the row begins the episode: the first;

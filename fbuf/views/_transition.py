@@ -23,13 +23,13 @@ from jax import lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, name_of, nested, under
+from fbuf._core.pytree import PyTree, Spec, expand, name_of, under
 from fbuf._indexing.anchors import END, RESET, START, TERMINATED, has
 from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import check_autoreset, check_flag, check_free, subtree
+from fbuf.views._fields import beside, check_autoreset, check_flag, check_free, subtree
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation")
@@ -255,7 +255,7 @@ class Transition:
             data["action"] = subtree(structure, spec, self.action, actions)
         data |= {"reward": total, "discount": discount}
         data["next_obs"] = subtree(structure, spec, self.observation, next_obs)
-        return data | nested(dict(zip(self._others(spec), rest, strict=True)))
+        return data | beside(structure, spec, dict(zip(self._others(spec), rest, strict=True)))
 
     def _others(self, spec: Spec) -> list[str]:
         """Return the leaves of the row that are passed on unchanged."""

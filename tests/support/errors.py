@@ -294,7 +294,7 @@ fbuf.Buffer(8, view=Transition(terminated="reward")).init(ROW)
 fbuf.Buffer(8, view=Transition(final_observation="action")).init(ROW)
     ValueError Transition: 'action' is
 fbuf.Buffer(8, view=Transition()).init(ROW | {"discount": ROW["reward"]})
-    ValueError Transition: rows have a leaf 'discount', which the view makes
+    ValueError Transition: rows have a leaf 'discount', but the view adds obs, action
 fbuf.Buffer(8, view=Transition()).init(ROW | {"terminated": {"x": np.bool_(False)}})
     ValueError terminated is 'terminated'
 """

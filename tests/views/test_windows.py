@@ -260,7 +260,7 @@ WRONG = [
     (lambda: Sequence(4, episode_end="done"), TypeError, r"Write episode_end=\('done',\)"),
     (lambda: Sequence(4, stride=2**29), ValueError, r"stride is 536870912; expected less than 2\^29"),
     (lambda: Sequence(4, episode_end=None), TypeError, r"episode_end is None; expected a tuple of names"),
-    (lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=())).init(0.0), TypeError, r"one unnamed array"),
+    (lambda: fbuf.Buffer(8, view=Sequence(2)).init(0.0), TypeError, r"one unnamed array. Write episode_end=\(\)"),
     (lambda: Sequence(4.0), ValueError, r"length is 4.0; expected an int"),
     (lambda: Episode(0), ValueError, r"max_length is 0"),
     (lambda: Episode(4, longer="stop"), ValueError, r'longer is \'stop\'; expected "skip" or "cut"'),
@@ -289,7 +289,7 @@ WRONG = [
     (
         lambda: fbuf.Buffer(8, view=Episode(2)).init(FIRST),
         ValueError,
-        r"a leaf 'is_first', which the view makes .* Rename",
+        r"a leaf 'is_first', but the view adds .* Rename",
     ),
     (lambda: fbuf.trajectory(8, length=9), ValueError, r"Use capacity=9 or more"),
 ]
