@@ -12,7 +12,7 @@ call is one dispatch, and a call inside jit is inlined. `fbuf._core.ordering` or
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, nested, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.sampler import DrawOptions, Numbers, host_sampler
 from fbuf._interfaces.storage import Resumable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf.transforms._chain import chained
@@ -124,7 +124,7 @@ class Buffer(BufferConfig):
         """
         return init.init(self, example)
 
-    def resume(self, example: PyTree, *, verify: str = "full") -> BufferState:
+    def resume(self, example: PyTree, *, verify: Literal["full", "lazy"] = "full") -> BufferState:
         """Return a state of the rows in the storage's files (`storages.Memmap`, `Compressed`), for instance after a crash.
 
         The rows are the newest of each lane in the order of their writes, with their last `update_rows`; rows that `clear`
@@ -312,7 +312,7 @@ class Buffer(BufferConfig):
         checks.check_state("Buffer.clear", self, state)
         return operations.clear(self, state)[0]
 
-    def set(self, state: BufferState, **numbers: Any) -> BufferState:
+    def set(self, state: BufferState, **numbers: Unpack[Numbers]) -> BufferState:
         """Replace annealed numbers of the sampler, `set(state, alpha=0.5)`, without compiling again.
 
         Raises:
@@ -327,8 +327,8 @@ class Buffer(BufferConfig):
           1.0
         """
         checks.check_state("Buffer.set", self, state)
-        numbers = checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
-        return operations.set_numbers(self, state, numbers)[0]
+        checked = checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
+        return operations.set_numbers(self, state, checked)[0]
 
     def rebuild(self, state: BufferState) -> BufferState:
         """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`. Priorities stay.
@@ -352,7 +352,7 @@ class Buffer(BufferConfig):
     # ----------------------------------------------------------------------------------------------- reading
 
     def sample(
-        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
     ) -> tuple[BufferState, Sample]:
         """Draw a batch. Use the returned state from then on: it orders this read before later writes.
 
@@ -392,7 +392,9 @@ class Buffer(BufferConfig):
             )
         return prefetch.sample(self, state, key, given)
 
-    def peek(self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any) -> Sample:
+    def peek(
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
+    ) -> Sample:
         """Return the batch that `sample` would draw, without a new state: for evaluation, and for `vmap` over keys.
 
         It is not ordered before later writes: in a step that also writes use `sample`. A prefetched batch stays.

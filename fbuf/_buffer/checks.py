@@ -263,7 +263,7 @@ def check_update(
 
 
 def check_draw(
-    call: str, form: str, buffer: BufferConfig, key: Any, batch_size: int | None, options: dict[str, Any]
+    call: str, form: str, buffer: BufferConfig, key: Any, batch_size: int | None, options: Mapping[str, Any]
 ) -> tuple[int, dict[str, jax.Array]]:
     """Return batch size and options of a draw; `form` is the call with its arguments in order."""
     if isinstance(batch_size, jax.core.Tracer):
@@ -298,13 +298,16 @@ def check_number(call: str, name: str, value: Any, most: float = np.inf) -> None
 
 
 def check_numbers(
-    call: str, sampler: Sampler, known: Mapping[str, Any], numbers: dict[str, Any]
+    call: str, sampler: Sampler, known: Mapping[str, Any], numbers: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
     """Return numbers by name, as arrays of their dtype; values that are known must be finite, >= 0, and not too large."""
     checked = {}
     for name, value in numbers.items():
         if name not in known:
-            raise ValueError(f"{call}: {sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'}).")
+            hint = arguments.did_you_mean(name, known)
+            raise ValueError(
+                f"{call}: {sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'}).{hint}"
+            )
         check_number(call, name, value, getattr(sampler, "most", {}).get(name, np.inf))
         if np.issubdtype(known[name], np.integer):
             if not jnp.issubdtype(jnp.result_type(value), jnp.integer):

@@ -90,8 +90,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
         raise TypeError(
             f"{call}: {writer!r} chooses slots that no file records; expected writers.Ring(). Use fbuf.save and fbuf.load."
         )
-    if verify not in ("full", "lazy"):
-        raise ValueError(f'{call}: verify is {verify!r}; expected "full" or "lazy".')
+    arguments.check_choice(call, "verify", verify, ("full", "lazy"))
     rows, count, held = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
     ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))
     state = dataclasses.replace(prefetch.empty_state(buffer, rows, row_format), ring=ring)

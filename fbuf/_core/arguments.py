@@ -5,8 +5,9 @@ A message has one form: `Call: leaf 'obs' is X; expected Y. Fix.`
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,20 @@ def check_int(call: str, name: str, value: Any, least: int = 1, hint: str = "") 
     """Raise unless it is a Python int from `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.")
+
+
+def check_choice(call: str, name: str, value: Any, known: Sequence[Any]) -> None:
+    """Raise unless the value is one of those known: strings, or None."""
+    if value is not None and not isinstance(value, str) or value not in known:
+        *most, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in known)
+        choices = f"{', '.join(most)} or {last}" if most else last
+        raise ValueError(f"{call}: {name} is {value!r}; expected {choices}.{did_you_mean(value, known)}")
+
+
+def did_you_mean(value: Any, known: Iterable[Any]) -> str:
+    """Return the name nearest to a misspelt one as a question, or ""."""
+    near = difflib.get_close_matches(str(value), [name for name in known if isinstance(name, str)], 1)
+    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def _text(name: str) -> str:

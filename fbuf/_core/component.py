@@ -12,10 +12,12 @@ import functools
 import importlib
 import itertools
 import json
-from typing import Any, dataclass_transform
+from typing import Any, Literal, dataclass_transform, get_args
 
 import jax
 from jax import export
+
+from fbuf._core.arguments import check_choice, did_you_mean
 
 COMPONENTS: dict[str, type[Any]] = {}
 """Every class that `from_config` builds, by public name."""
@@ -42,14 +44,17 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 
     Args:
       name: Name to save instances of an fbuf class under; None: its public name.
-    Raises:
-      TypeError: on construction, when a field does not hash; the message names the field.
+    Raises, on construction:
+      TypeError: a field does not exist, or does not hash; the message names it.
+      ValueError: a field annotated `Literal["a", "b"]` has another value.
     """
     if cls is None:
         return functools.partial(component, name=name)
     checks = cls.__dict__.get("__post_init__")
 
     def __post_init__(self: Any) -> None:
+        for name, known in choices.items():
+            check_choice(type(self).__name__, name, getattr(self, name), known)
         if checks is not None:
             checks(self)
         for field in dataclasses.fields(self):
@@ -64,7 +69,16 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 
     cls.__post_init__ = __post_init__
     made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
-    by_fields = made.__hash__
+    by_fields, by_name = made.__hash__, made.__init__
+    fields = {f.name: str(f.type) for f in dataclasses.fields(made)}
+    choices = {n: get_args(eval(t, {"Literal": Literal})) for n, t in fields.items() if t.startswith("Literal[")}
+
+    @functools.wraps(by_name)
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in fields:
+                raise TypeError(f"{cls.__name__}: there is no option '{name}'.{did_you_mean(name, fields)}")
+        by_name(self, *args, **given)
 
     def __hash__(self: Any) -> int:  # cached: every eager call hashes its buffer
         known: int | None = self.__dict__.get("_hash")
@@ -83,7 +97,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
         ]
         return f"{type(self).__name__}({', '.join(chosen)})"
 
-    made.__hash__ = __hash__
+    made.__hash__, made.__init__ = __hash__, __init__
     if "__repr__" not in cls.__dict__:
         made.__repr__ = __repr__
     made.__getstate__ = __getstate__

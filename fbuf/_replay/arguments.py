@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,21 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
+from fbuf._core.arguments import check_choice
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
 
-FORMS = ("jax", "numpy", "torch")
+Form = Literal["jax", "numpy", "torch"]
+FORMS: tuple[Form, ...] = get_args(Form)
 _SHARED = {"bool", "uint8", "int8", "int16", "uint32", "int32", "float32"}
 
 
 def check_form(call: str, to: Any, device: Any = None) -> None:
     """Raise unless `to` is one of `FORMS` and `device` can hold such arrays."""
-    if to not in FORMS:
-        raise ValueError(f'{call}: to is {to!r}; expected "jax", "numpy" or "torch".')
+    check_choice(call, "to", to, FORMS)
     if device is not None and to == "numpy":
         raise ValueError(
             f'{call}: device is {device!r}, but numpy\'s arrays are in memory. Leave it out, or use to="jax".'

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import jax
 import numpy as np
@@ -31,10 +31,12 @@ from fbuf._concurrency.wakeup import ReplayClosed, StopToken
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
+from fbuf._interfaces.sampler import DrawOptions, Numbers
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import programs
 from fbuf._replay.arguments import (
+    Form,
     check_form,
     check_limit,
     check_seconds,
@@ -294,7 +296,12 @@ class Replay(ReplayState):
             self._grow(blocks, capacity)
 
     def sample(
-        self, batch_size: int | None = None, *, to: str = "jax", timeout: float | None = None, **options: Any
+        self,
+        batch_size: int | None = None,
+        *,
+        to: Form = "jax",
+        timeout: float | None = None,
+        **options: Unpack[DrawOptions],
     ) -> Sample:
         """Draw a batch; see `Buffer.sample`. Wait until the limit allows it and a row can be sampled.
 
@@ -327,7 +334,7 @@ class Replay(ReplayState):
         self,
         call: str,
         batch_size: int | None,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         timeout: float | None,
         stop: StopToken | None = None,
         packed: bool = False,
@@ -354,7 +361,7 @@ class Replay(ReplayState):
         self._ahead = True
 
     @_locked
-    def compile(self, batch_size: int | None = None, *, to: str = "jax", progress: Any = True) -> None:
+    def compile(self, batch_size: int | None = None, *, to: Form = "jax", progress: Any = True) -> None:
         """Compile `add`, `sample(batch_size, to=to)` and `update_priority` of such batches before their first calls.
 
         Args:
@@ -380,10 +387,10 @@ class Replay(ReplayState):
         batch_size: int | None = None,
         *,
         prefetch: int = 2,
-        to: str = "jax",
+        to: Form = "jax",
         device: Any = None,
         timeout: float | None = None,
-        **options: Any,
+        **options: Unpack[DrawOptions],
     ) -> Batches:
         """Return an iterator over batches that a thread prefetches. It ends when the replay is closed.
 
@@ -543,7 +550,7 @@ class Replay(ReplayState):
                 self._limiter.cleared()
 
     @_locked
-    def set(self, **numbers: float) -> None:
+    def set(self, **numbers: Unpack[Numbers]) -> None:
         """Set annealed numbers, `set(alpha=0.5)`; see `Buffer.set`.
 
         Example:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`, which take 30 us
 import contextlib
 import threading
+from collections.abc import Mapping
 from functools import partial
 from signal import SIGINT
 from types import FrameType, TracebackType
@@ -130,7 +131,7 @@ class ReplayState:
         self._programs[kind] = draw
         return batch, counts
 
-    def _check_draw(self, batch_size: int | None, options: dict[str, Any]) -> tuple[int, dict[str, jax.Array]]:
+    def _check_draw(self, batch_size: int | None, options: Mapping[str, Any]) -> tuple[int, dict[str, jax.Array]]:
         known = self._draws.get(batch_size) if not options else None
         if known is None:
             key = jax.random.wrap_key_data(self._key, impl=self._impl)

@@ -106,9 +106,6 @@ class PrioritySampler(BaseSampler):
                     f"{kind}: {name} is {value!r}; expected a {what}. Anneal it with buffer.set(state, {name}=...)."
                 )
             object.__setattr__(self, name, float(value))
-        for name, known in (("normalize", ("batch", "buffer", None)), ("largest", ("seen", "held"))):
-            if own[name] not in known:
-                raise ValueError(f"{kind}: {name} is {own[name]!r}; expected {' or '.join(map(repr, known))}.")
 
     def _initial_numbers(self) -> dict[str, Any]:
         """Return the numbers of a new state, None for a `uniform` of None."""

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import jax
 import numpy as np
@@ -20,7 +20,9 @@ import numpy as np
 from fbuf._buffer.state import BufferState
 from fbuf._concurrency.prefetcher import Prefetch
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
+from fbuf._core.arguments import check_choice, did_you_mean
 from fbuf._core.sample import Sample
+from fbuf._interfaces.sampler import DrawOptions
 from fbuf.torch._dtypes import import_torch
 from fbuf.torch._tensordict import to_tensordict
 from fbuf.torch._to_torch import sample_to_torch
@@ -186,13 +188,13 @@ class Loader:
         *,
         steps: int | None = None,
         prefetch: int = 2,
-        to: str = "torch",
+        to: Literal["torch", "tensordict"] = "torch",
         device: Any = None,
         pin: bool | None = None,
         transform: Callable[[Any], Any] | None = None,
         state: BufferState | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[DrawOptions],
     ) -> None:
         torch = import_torch("Loader")
         _check(source, state, steps, prefetch, to, options)
@@ -282,7 +284,7 @@ def _refuse_collating(batch: Any, **_: Any) -> Any:
     raise TypeError("Loader: the DataLoader would batch the batches. Write DataLoader(loader, batch_size=None).")
 
 
-def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options: dict[str, Any]) -> None:
+def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options: Any) -> None:
     if not hasattr(source, "sample"):
         raise TypeError(f"Loader: source is {type(source).__name__}; expected a Replay or a Buffer.")
     if type(source).__name__ == "Mixture":
@@ -298,10 +300,10 @@ def _check(source: Any, state: Any, steps: Any, prefetch: Any, to: Any, options:
         none = name == "steps" and value is None
         if not none and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             raise ValueError(f"Loader: {name} is {value!r}; expected an int >= 0{', or None' * (name == 'steps')}.")
-    if to not in ("torch", "tensordict"):
-        raise ValueError(f'Loader: to is {to!r}; expected "torch" or "tensordict".')
+    check_choice("Loader", "to", to, ("torch", "tensordict"))
     sampler = getattr(source, "buffer", source).sampler
     for name in options:
         if name not in sampler.options:
             known = ", ".join(sampler.options) or "none"
-            raise ValueError(f"Loader: {sampler!r} has no option '{name}' (it has: {known}). Leave it out.")
+            hint = did_you_mean(name, sampler.options) or " Leave it out."
+            raise ValueError(f"Loader: {sampler!r} has no option '{name}' (it has: {known}).{hint}")

@@ -36,12 +36,6 @@ def check_flag(view: str, name: str, spec: Spec) -> None:
         raise TypeError(f"{view}: leaf '{name}' is {found}; expected bool[] a row. Cast with x.astype(bool).")
 
 
-def check_autoreset(view: str, autoreset: str) -> None:
-    """Raise unless the value is valid."""
-    if autoreset not in ("same_step", "next_step"):
-        raise ValueError(f'{view}: autoreset is {autoreset!r}; expected "same_step" or "next_step".')
-
-
 def checked_ends(view: str, names: Any) -> tuple[str, ...]:
     """Return the names of the leaves that end an episode."""
     if not isinstance(names, (tuple, list)):

@@ -8,7 +8,7 @@ overwritten.
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import MADE, check_autoreset, check_ends, check_free, checked_ends, last_bit, with_masks
+from fbuf.views._fields import MADE, check_ends, check_free, checked_ends, last_bit, with_masks
 
 
 class _WindowView:
@@ -88,10 +88,10 @@ class Sequence(_WindowView):
     bootstrap: int = 0
     stride: int = 1
     dilation: int = 1
-    boundary: str = "stop"
+    boundary: Literal["stop", "mask", "cross"] = "stop"
     at: int = 0
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: str = "same_step"
+    autoreset: Literal["same_step", "next_step"] = "same_step"
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("bootstrap", 0), ("stride", 1), ("dilation", 1), ("at", 0)):
@@ -103,11 +103,8 @@ class Sequence(_WindowView):
                 f"Sequence: burn_in={self.burn_in} and bootstrap={self.bootstrap} leave no row of length={self.length} to "
                 f"learn from. Use length={self.burn_in + self.bootstrap + 1} or more."
             )
-        if self.boundary not in ("stop", "mask", "cross"):
-            raise ValueError(f'Sequence: boundary is {self.boundary!r}; expected "stop", "mask" or "cross".')
         if self.at and (self.boundary != "mask" or self.at >= self.length):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
-        check_autoreset("Sequence", self.autoreset)
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
 
     @property
@@ -219,15 +216,12 @@ class Episode(_WindowView):
     """
 
     max_length: int
-    longer: str = "skip"
+    longer: Literal["skip", "cut"] = "skip"
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: str = "same_step"
+    autoreset: Literal["same_step", "next_step"] = "same_step"
 
     def __post_init__(self) -> None:
         check_int("Episode", "max_length", self.max_length)
-        if self.longer not in ("skip", "cut"):
-            raise ValueError(f'Episode: longer is {self.longer!r}; expected "skip" or "cut".')
-        check_autoreset("Episode", self.autoreset)
         object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
         if not self.episode_end:
             raise ValueError("Episode: episode_end is (); expected at least one name.")

@@ -15,7 +15,7 @@ with m = n, or fewer if the episode ends earlier. `Transition` documents the end
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import beside, check_autoreset, check_flag, check_free, subtree
+from fbuf.views._fields import beside, check_flag, check_free, subtree
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation")
@@ -81,8 +81,8 @@ class Transition:
     terminated: str = "terminated"
     truncated: str | None = "truncated"
     final_observation: str | None = None
-    pad: str = "zero"
-    autoreset: str = "same_step"
+    pad: Literal["zero", "repeat"] = "zero"
+    autoreset: Literal["same_step", "next_step"] = "same_step"
 
     def __post_init__(self) -> None:
         for name in _NAMES:
@@ -93,9 +93,6 @@ class Transition:
             check_int("Transition", "stack", self.stack, hint=", or None for no stack")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"Transition: gamma is {self.gamma!r}; expected a number in [0, 1].")
-        if self.pad not in ("zero", "repeat"):
-            raise ValueError(f'Transition: pad is {self.pad!r}; expected "zero" or "repeat".')
-        check_autoreset("Transition", self.autoreset)
         if self.autoreset == "next_step" and self.final_observation is not None:
             raise ValueError(
                 f"Transition: final_observation is {self.final_observation!r}; expected None with autoreset='next_step', "

@@ -190,7 +190,7 @@ def test_invalid_arguments_are_refused() -> None:
     cases: list[tuple[type[Exception], str, Any, tuple[Any, ...], dict[str, Any]]] = [
         (ValueError, "has no priorities. Use fbuf.plot.ages", plot.priorities, (buffer, state), {}),
         (ValueError, r"Use Evolution\('ages'\)", plot.Evolution().record, (buffer, state), {}),
-        (ValueError, "of is 'weights'; expected one of priorities, ages", plot.Evolution, ("weights",), {}),
+        (ValueError, 'of is \'weights\'; expected "priorities", "ages"', plot.Evolution, ("weights",), {}),
         (
             ValueError,
             "not look like frames .* observation='obs'",

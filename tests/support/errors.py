@@ -235,7 +235,7 @@ Prioritized(beta=float("nan"))
 Prioritized(eps=jnp.zeros(()))
     ValueError Anneal it with buffer.set(state, eps=...)
 Prioritized(normalize="max")
-    ValueError Prioritized: normalize is 'max'; expected 'batch'
+    ValueError Prioritized: normalize is 'max'; expected "batch"
 Transition(n_step=0)
     ValueError Transition: n_step is 0; expected an int >= 1
 Transition(stack=0)
@@ -246,6 +246,20 @@ Transition(pad="edge")
     ValueError Transition: pad is 'edge'; expected "zero" or "repeat"
 Transition(autoreset="none")
     ValueError Transition: autoreset is 'none'; expected "same_step"
+Transition(autoreset="nextstep")
+    ValueError expected "same_step" or "next_step". Did you mean 'next_step'?
+Transition(autorest="next_step")
+    TypeError Transition: there is no option 'autorest'. Did you mean 'autoreset'?
+fbuf.prioritized(10, lane=2)
+    TypeError Buffer: there is no option 'lane'. Did you mean 'lanes'?
+fbuf.samplers.Prioritized(normalize="bach")
+    ValueError expected "batch", "buffer" or None. Did you mean 'batch'?
+fbuf.storages.Host(on_expired=["mask"])
+    ValueError Host: on_expired is ['mask']; expected "raise" or "mask".
+fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, bta=0.4)
+    ValueError has no number 'bta' (it has: beta). Did you mean 'beta'?
+fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, to="numpi")
+    ValueError Replay.sample: to is 'numpi'; expected "jax", "numpy" or "torch". Did you mean 'numpy'?
 Transition(autoreset="next_step", final_observation="final")
     ValueError expected None with autoreset='next_step'
 Host(keys="obs")
