@@ -190,7 +190,7 @@ _EAGER = ("check_state", "flush", "grow", "summary")
 
 def refuse_stacked(call: str, owner: type, state: BufferState) -> None:
     """Raise for states stacked along a leading axis; name the `vmap` of the method of `owner` that was called."""
-    if state.token.ndim == 0:
+    if not state.leading:
         return
     name = call.rpartition(".")[2]
     fix = "one of them, jax.tree.map(lambda x: x[0], state)"
@@ -203,7 +203,7 @@ def refuse_stacked(call: str, owner: type, state: BufferState) -> None:
         fix = f"jax.vmap({method})({several})"
         if several != all_of_them:
             fix = f"jax.vmap(lambda {several}: {method}({all_of_them}))({several})"
-    raise ValueError(f"{call}: this state has a leading axis of {state.token.shape[0]}: use {fix}.")
+    raise ValueError(f"{call}: this state has a leading axis of {state.leading[0]}: use {fix}.")
 
 
 def given_spec(buffer: BufferConfig, state: BufferState) -> tuple[Spec, Any]:

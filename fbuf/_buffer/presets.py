@@ -85,7 +85,7 @@ def trajectory(
     bootstrap: int = 0,
     stride: int = 1,
     boundary: Literal["stop", "mask", "cross"] = "stop",
-    autoreset: Literal["same_step", "next_step"] = "same_step",
+    autoreset: Literal["same_step", "next_step"] | None = None,
     episode_end: tuple[str, ...] = ("terminated", "truncated"),
     over: Literal["anchors", "episodes"] = "anchors",
     **parts: Unpack[TrajectoryParts],
@@ -100,7 +100,7 @@ def trajectory(
 
     Example:
       >>> import fbuf
-      >>> fbuf.trajectory(10_000, length=16, lanes=4).view.length
+      >>> fbuf.trajectory(10_000, length=16, lanes=4, autoreset="same_step").view.length
       16
     """
     view = Sequence(

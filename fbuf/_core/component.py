@@ -54,7 +54,8 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 
     def __post_init__(self: Any) -> None:
         for name, known in choices.items():
-            check_choice(type(self).__name__, name, getattr(self, name), known)
+            if getattr(self, name) is not None or not fields[name].endswith(" | None"):
+                check_choice(type(self).__name__, name, getattr(self, name), known)
         if checks is not None:
             checks(self)
         for field in dataclasses.fields(self):
@@ -71,7 +72,8 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
     by_fields, by_name = made.__hash__, made.__init__
     fields = {f.name: str(f.type) for f in dataclasses.fields(made)}
-    choices = {n: get_args(eval(t, {"Literal": Literal})) for n, t in fields.items() if t.startswith("Literal[")}
+    literals = {name: kind.removesuffix(" | None") for name, kind in fields.items() if kind.startswith("Literal[")}
+    choices = {name: get_args(eval(kind, {"Literal": Literal})) for name, kind in literals.items()}
 
     @functools.wraps(by_name)
     def __init__(self: Any, *args: Any, **given: Any) -> None:

@@ -23,7 +23,7 @@ from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import MADE, check_ends, check_free, checked_ends, last_bit, with_masks
+from fbuf.views._fields import MADE, check_autoreset, check_ends, check_free, checked_ends, last_bit, with_masks
 
 
 class _WindowView:
@@ -69,8 +69,8 @@ class Sequence(_WindowView):
       at: With "mask": position of the anchor in its window. 0: windows begin at the anchor and are cut on the right. length
         - 1: windows end at the anchor and are cut on the left. In between: on either side.
       episode_end: Names of the boolean leaves that end an episode; `()`: there are no episodes.
-      autoreset: "same_step": the row after an end is the first of the next episode. "next_step" (Gymnasium's default vector
-        mode): the row after an end belongs to the episode and holds the final observation.
+      autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
+        "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
 
     A priority given to `extend` with the row that completes a window becomes the priority of the window.
 
@@ -79,7 +79,7 @@ class Sequence(_WindowView):
 
     Example:
       >>> import fbuf
-      >>> fbuf.views.Sequence(80, burn_in=40, stride=40).length
+      >>> fbuf.views.Sequence(80, burn_in=40, stride=40, autoreset="same_step").length
       80
     """
 
@@ -91,7 +91,7 @@ class Sequence(_WindowView):
     boundary: Literal["stop", "mask", "cross"] = "stop"
     at: int = 0
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: Literal["same_step", "next_step"] = "same_step"
+    autoreset: Literal["same_step", "next_step"] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("bootstrap", 0), ("stride", 1), ("dilation", 1), ("at", 0)):
@@ -106,6 +106,7 @@ class Sequence(_WindowView):
         if self.at and (self.boundary != "mask" or self.at >= self.length):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
+        check_autoreset("Sequence", self.autoreset, self.episode_end)
 
     @property
     def adds(self) -> bool:  # type: ignore[override]
@@ -202,8 +203,8 @@ class Episode(_WindowView):
       max_length: T, rows of the longest episode that is drawn; with autoreset="next_step" the reset row counts.
       longer: Longer episodes: "skip", they are never drawn; "cut", they are drawn as their first T rows.
       episode_end: Names of the boolean leaves that end an episode.
-      autoreset: "same_step": the row after an end is the first of the next episode. "next_step" (Gymnasium's default vector
-        mode): the row after an end belongs to the episode and holds the final observation.
+      autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
+        "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
 
     A priority given to `extend` with the last row of an episode becomes the priority of the episode.
 
@@ -211,18 +212,19 @@ class Episode(_WindowView):
 
     Example:
       >>> import fbuf
-      >>> fbuf.views.Episode(200).max_length
+      >>> fbuf.views.Episode(200, autoreset="same_step").max_length
       200
     """
 
     max_length: int
     longer: Literal["skip", "cut"] = "skip"
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: Literal["same_step", "next_step"] = "same_step"
+    autoreset: Literal["same_step", "next_step"] | None = None
 
     def __post_init__(self) -> None:
         check_int("Episode", "max_length", self.max_length)
         object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
+        check_autoreset("Episode", self.autoreset, self.episode_end)
         if not self.episode_end:
             raise ValueError("Episode: episode_end is (); expected at least one name.")
 
