@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
-    *("check_state", "checked_spec", "given_spec", "parsed", "peeked", "stored")
+    *("check_state", "checked_spec", "given_spec", "parsed", "peeked", "placed", "stored")
 }
 
 
@@ -187,7 +187,7 @@ class Buffer(BufferConfig):
           >>> int(buffer.size(state))
           1
         """
-        return self._extend("Buffer.add", state, row, priority, mask)
+        return self._extend("Buffer.add", state, row, priority, mask)[0]
 
     def extend(self, state: BufferState, rows: PyTree, *, priority: Any = None, mask: Any = None) -> BufferState:
         """Add rows in order of time: leaves `[N, ...]`, with lanes `[N, E, ...]`. The newest C rows are kept.
@@ -210,17 +210,25 @@ class Buffer(BufferConfig):
           >>> buffer.size(state)
           Array(5, dtype=int32)
         """
-        return self._extend("Buffer.extend", state, rows, priority, mask)
+        return self._extend("Buffer.extend", state, rows, priority, mask)[0]
 
-    def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
+    def placed(self, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> tuple[BufferState, Index]:
+        """Return the state of `extend`, and where a writer that replaces any row put each row."""
+        state, slot = self._extend("Buffer.extend", state, rows, priority, mask, slots=True)
+        slot = jnp.minimum(slot if self.lanes else slot[:, 0], jnp.int32(self.capacity))
+        return state, state_ops.index_of(self, state, slot)
+
+    def _extend(
+        self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any, slots: bool = False
+    ) -> tuple[BufferState, Any]:
         checks.check_writable(call, self)
         leaves, values, shape, priority, mask = checks.check_rows(call, self, state, rows, priority, mask)
         if shape[0] == 0:
-            return state
+            return state, jnp.zeros(shape, jnp.int32)
         if values is not None:
             leaves = write.store_values(self, state, leaves, values, shape, mask)
         leading = (not call.endswith("add")) + (self.lanes is not None)
-        return operations.extend(self, state, leaves, priority, mask, static=(shape, leading))[0]
+        return operations.extend(self, state, leaves, priority, mask, static=(shape, leading, slots))
 
     def given_spec(self, state: BufferState) -> tuple[Spec, Any]:
         """Return spec and structure of the rows that `add` and `extend` take."""

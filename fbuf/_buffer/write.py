@@ -33,8 +33,12 @@ def _extend_core(
     mask: Any,
     shape: tuple[int, int],
     axes: int,
-) -> tuple[BufferState, None]:
-    """Write rows of `shape` [N, E]; leaves have the last or first of these axes only if `axes` is 1."""
+    slots: bool = False,
+) -> tuple[BufferState, jax.Array | None]:
+    """Write rows of `shape` [N, E]; leaves have the last or first of these axes only if `axes` is 1.
+
+    With `slots` (of a Scattering writer) return their slots int32[N, E], C and more where nothing was written.
+    """
     num = shape[0]
     state = scoped("retire", _make_room)(buffer, state, shape, mask)
     geometry, token = buffer.geometry, state.token
@@ -90,7 +94,7 @@ def _extend_core(
             scatter=scatter,
             transforms=transforms,
         ),
-        None,
+        slot if slots else None,
     )
 
 

@@ -173,7 +173,7 @@ class Loader:
     Example:
       >>> import fbuf, numpy as np, torch
       >>> replay = fbuf.Replay(fbuf.prioritized(100), {"obs": np.zeros(3, np.float32)})
-      >>> replay.extend({"obs": torch.ones(10, 3)})
+      >>> index = replay.extend({"obs": torch.ones(10, 3)})
       >>> for batch in Loader(replay, 4, steps=2):
       ...     replay.update_priority(batch.index, batch.data["obs"].sum(1))
       >>> loader = torch.utils.data.DataLoader(Loader(replay, 4, steps=2), batch_size=None)

@@ -1,0 +1,67 @@
+"""`WrittenIndex`: the `Index` of the rows that `Replay.extend` wrote, computed when it is read.
+
+Where the rows are follows from the rings after the write. A replay computes the index of its last write before the next one,
+if the caller still holds it; an index that nobody holds costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._core.geometry import Ring
+from fbuf._core.sample import Index
+from fbuf._indexing.ring import by_age
+from fbuf._interfaces.writer import Streaming
+
+
+class WrittenIndex(Index):
+    """An `Index` that calls `compute(index)`, which stores the index in it, when an array is first read."""
+
+    known: Index | None
+
+    def __init__(self, compute: Callable[[WrittenIndex], None]) -> None:
+        self.__dict__.update(compute=compute, known=None)
+
+    def read(self) -> Index:
+        """Return the index."""
+        if self.known is None:
+            self.__dict__["compute"](self)
+        assert self.known is not None
+        return self.known
+
+    def store(self, index: Index) -> None:
+        """Set the index, and drop the function."""
+        self.__dict__.update(compute=None, known=index)
+
+    @property
+    def slot(self) -> jax.Array:
+        return self.read().slot
+
+    @property
+    def ticket(self) -> jax.Array:
+        return self.read().ticket
+
+
+def _index(aux: None, leaves: Any) -> Any:
+    return Index(*leaves)
+
+
+jax.tree_util.register_pytree_node(WrittenIndex, lambda index: ((index.slot, index.ticket), None), _index)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def newest(buffer: Buffer, ring: Ring, mask: jax.Array) -> Index:
+    """Return the index of the newest rows, those of the last write with this mask bool[N] or bool[N, E]."""
+    assert isinstance(buffer.writer, Streaming)
+    geometry, keep = buffer.geometry, mask.reshape(mask.shape[0], -1)
+    before = ring.size - jnp.sum(keep, axis=0, dtype=jnp.int32)
+    age = before[None, :] + jnp.cumsum(keep, axis=0, dtype=jnp.int32) - jnp.int32(1)
+    there = keep & (age >= jnp.int32(0))
+    slot = jnp.where(there, by_age(ring, geometry, age), jnp.int32(geometry.capacity)).reshape(mask.shape)
+    return Index(slot, buffer.writer.generation(ring, geometry, slot))
