@@ -22,10 +22,11 @@ from fbuf._buffer import checks, init, operations, prefetch, state_ops, transfor
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, nested, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf._interfaces.sampler import DrawOptions, Numbers, host_sampler
+from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Resumable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf.transforms._chain import chained

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,21 @@ import numpy as np
 from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+class DrawOptions(TypedDict, total=False):
+    """Numbers of fbuf's samplers for one draw, for type checkers."""
+
+    beta: Any
+    uniform: Any
+
+
+class Numbers(DrawOptions, total=False):
+    """Numbers of fbuf's samplers that `set` replaces, for type checkers."""
+
+    alpha: Any
+    eps: Any
+    version: Any
 
 
 def is_int(value: Any) -> bool:
@@ -51,9 +66,8 @@ def _text(name: str) -> str:
 def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
     """Return a Python number in the dtype of its leaf, if the kind allows it."""
     kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
-    want = np.dtype(dtype).kind if np.dtype(dtype).kind in _KIND else "f"
     try:
-        return np.asarray(value, dtype) if _KIND[kind] <= _KIND[want] else value
+        return np.asarray(value, dtype) if _KIND[kind] <= _kind(dtype) else value
     except OverflowError:
         raise ValueError(
             f"{call}: {_text(name)} is {value}, which {dtype} cannot hold. Use one in its range."
@@ -148,7 +162,7 @@ def check_rows(
         if got.dtype != want.dtype:
             raise TypeError(
                 f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
-                f"Cast with x.astype(jnp.{want.dtype})."
+                f"{cast_or_init(got.dtype, want.dtype)}"
             )
         cut = len(leading)
         item, head = got.shape[cut:], got.shape[:cut]
@@ -191,6 +205,17 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
     if adds and len(got) == 1 + len(leading) + len(item) and got[1:] == (*leading, *item):
         return " Add several rows with `extend`."
     return ""
+
+
+def cast_or_init(got: Any, want: Any) -> str:
+    """Return the fix for a leaf of another dtype: a cast, unless integers would lose the fractions of images in [0, 1]."""
+    if want == np.bool_ or _kind(got) <= _kind(want):
+        return f"Cast with x.astype(jnp.{want})."
+    return f"Initialise with {got}, or convert the rows before."
+
+
+def _kind(dtype: Any) -> int:
+    return _KIND.get(np.dtype(dtype).kind, 2)  # bfloat16 is of no kind
 
 
 def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds: str) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
@@ -66,21 +66,6 @@ class Inspected(NamedTuple):
     probability: jax.Array | None  # float32[C], of being drawn next; None: the same for all anchors
     priority: jax.Array | None = None  # float32[C], |p| of anchors, negative where unknown; None: no priorities
     draws: jax.Array | None = None  # int32[C], draws of each anchor since `Sampler.since`; None: not counted
-
-
-class DrawOptions(TypedDict, total=False):
-    """Numbers of fbuf's samplers for one draw, for type checkers."""
-
-    beta: Any
-    uniform: Any
-
-
-class Numbers(DrawOptions, total=False):
-    """Numbers of fbuf's samplers that `set` replaces, for type checkers."""
-
-    alpha: Any
-    eps: Any
-    version: Any
 
 
 @runtime_checkable

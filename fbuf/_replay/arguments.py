@@ -12,7 +12,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
 from fbuf._core.arguments import check_choice
-from fbuf._core.pytree import PyTree
+from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.sample import Index, Sample
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay.packed import PackedBatch
@@ -92,7 +92,7 @@ def to_rows(tree: PyTree) -> PyTree:
         raise TypeError(
             "Replay: rows are a TensorDict; expected dicts of arrays. Use fbuf.torch.from_tensordict(rows)."
         )
-    tensors = [_is_torch(leaf) for leaf in jax.tree.leaves(tree)]
+    tensors = [_is_torch(leaf) for leaf in named_leaves(tree).values()]
     if not any(tensors):
         return tree
     from fbuf.torch import from_torch

@@ -30,10 +30,11 @@ from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
+from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf._interfaces.sampler import DrawOptions, Numbers
+from fbuf._core.text_table import counted
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import programs
@@ -847,7 +848,7 @@ class Replay(ReplayState):
     @_restores_lock
     def __repr__(self) -> str:
         with self._lock.acquire():  # else a write may hold the state
-            rows = "its state was donated" if self._state.header.is_deleted() else f"{len(self)} rows"
+            rows = "its state was donated" if self._state.header.is_deleted() else counted(len(self), "row")
         limit = "" if self._limiter is None else f", limit={self._limiter.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"
 

@@ -20,9 +20,8 @@ import numpy as np
 from fbuf._buffer.state import BufferState
 from fbuf._concurrency.prefetcher import Prefetch
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
-from fbuf._core.arguments import check_choice, did_you_mean
+from fbuf._core.arguments import DrawOptions, check_choice, did_you_mean
 from fbuf._core.sample import Sample
-from fbuf._interfaces.sampler import DrawOptions
 from fbuf.torch._dtypes import import_torch
 from fbuf.torch._tensordict import to_tensordict
 from fbuf.torch._to_torch import sample_to_torch

@@ -31,9 +31,20 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
 
 def check_flag(view: str, name: str, spec: Spec) -> None:
     """Raise unless the leaf is one boolean a row."""
-    if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
-        found = f"{spec[name].dtype}{list(spec[name].shape)}"
-        raise TypeError(f"{view}: leaf '{name}' is {found}; expected bool[] a row. Cast with x.astype(bool).")
+    leaf = spec[name]
+    check_single(view, name, leaf, "bool[]")
+    if leaf.dtype != jnp.bool_ or leaf.shape:
+        fix = "The example is one row of one lane: x[0]." if leaf.shape else "Cast with x.astype(bool)."
+        raise TypeError(f"{view}: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected bool[] a row. {fix}")
+
+
+def check_single(view: str, name: str, leaf: jax.ShapeDtypeStruct, expected: str) -> None:
+    """Raise if a leaf of one value a row has an axis of length 1, which would broadcast against the others."""
+    if leaf.shape == (1,):
+        raise ValueError(
+            f"{view}: leaf '{name}' is {leaf.dtype}[1]; expected {expected} a row. Drop its last axis before `init` and "
+            f"`extend`: x[..., 0]."
+        )
 
 
 def check_autoreset(view: str, autoreset: str | None, ends: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import beside, check_autoreset, check_flag, check_free, subtree
+from fbuf.views._fields import beside, check_autoreset, check_flag, check_free, check_single, subtree
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation")
@@ -129,6 +129,7 @@ class Transition:
                 )
         for name in self.episode_fields()[0]:
             check_flag("Transition", name, spec)
+        check_single("Transition", self.reward, spec[self.reward], "one number")
         if self.final_observation is not None:
             now = {n.removeprefix(self.observation): spec[n] for n in under(self.observation, spec)}
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
