@@ -378,7 +378,8 @@ class Buffer(BufferConfig):
         Raises:
           ValueError, TypeError: `batch_size` is missing, < 1, or with prefetch not the buffer's; the sampler has no such
             option (at trace time).
-        Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback, with prefetch two.
+        Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback, with prefetch two. A jitted call without
+          `donate_argnums=0`, such as `jax.jit(buffer.sample, static_argnums=2)`, copies the buffer; `peek` needs no donation.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -406,7 +407,8 @@ class Buffer(BufferConfig):
     ) -> Sample:
         """Return the batch that `sample` would draw, without a new state: for evaluation, and for `vmap` over keys.
 
-        It is not ordered before later writes: in a step that also writes use `sample`. A prefetched batch stays.
+        It is not ordered before later writes: in a step that also writes use `sample`. A prefetched batch stays. Nothing is
+        copied: `jax.jit(buffer.peek, static_argnums=2)(state, key, 32)`.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
