@@ -7,12 +7,14 @@ fields, never a pickle.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
 import itertools
 import json
-from typing import Any, Literal, dataclass_transform, get_args
+import re
+from typing import Any, dataclass_transform
 
 import jax
 from jax import export
@@ -22,6 +24,8 @@ from fbuf._core.arguments import check_choice, did_you_mean
 COMPONENTS: dict[str, type[Any]] = {}
 """Every class that `from_config` builds, by public name."""
 _NAMES: dict[type[Any], str] = {}
+_LITERAL = re.compile(r"""Literal\[((?:"[^"]*"|'[^']*'|None|, )+)\](?: \| None)?""")
+"""The annotation of a field with a few strings as values."""
 
 
 def _qualified(cls: type[Any]) -> str:
@@ -50,7 +54,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     """
     if cls is None:
         return functools.partial(component, name=name)
-    checks = cls.__dict__.get("__post_init__")
+    checks, makes = cls.__dict__.get("__post_init__"), cls.__dict__.get("__init__")
 
     def __post_init__(self: Any) -> None:
         for name, known in choices.items():
@@ -72,8 +76,8 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
     by_fields, by_name = made.__hash__, made.__init__
     fields = {f.name: str(f.type) for f in dataclasses.fields(made)}
-    literals = {name: kind.removesuffix(" | None") for name, kind in fields.items() if kind.startswith("Literal[")}
-    choices = {name: get_args(eval(kind, {"Literal": Literal})) for name, kind in literals.items()}
+    literals = {name: _LITERAL.fullmatch(kind) for name, kind in fields.items()}
+    choices = {name: ast.literal_eval(f"({found[1]},)") for name, found in literals.items() if found}
 
     @functools.wraps(by_name)
     def __init__(self: Any, *args: Any, **given: Any) -> None:
@@ -99,7 +103,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
         ]
         return f"{type(self).__name__}({', '.join(chosen)})"
 
-    made.__hash__, made.__init__ = __hash__, __init__
+    made.__hash__, made.__init__ = __hash__, makes or __init__
     if "__repr__" not in cls.__dict__:
         made.__repr__ = __repr__
     made.__getstate__ = __getstate__

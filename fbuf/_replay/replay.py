@@ -233,7 +233,7 @@ class Replay(ReplayState):
                 self._keep_written()
             if self._block is not None:
                 self._block.clear()
-            self._state, self._sizes, self._written = state, None, None
+            self._state, self._sizes = state, None
             self._lock.notify()
 
     @_restores_lock
@@ -330,13 +330,12 @@ class Replay(ReplayState):
 
     def _index_written(self, count: int, mask: Any) -> WrittenIndex:
         """Return the index of the `count` rows just written in each lane, computed when it is read."""
-        lanes = () if self.buffer.lanes is None else (self.buffer.lanes,)
-        keep = np.ones((count, *lanes), bool) if mask is None else np.array(mask) if type(mask) is np.ndarray else mask
+        keep = np.array(mask) if type(mask) is np.ndarray else mask  # the caller may change it
 
         def compute(index: WrittenIndex) -> None:
             with self._acquire():
                 if index.known is None:  # else another thread was first
-                    index.store(newest(self.buffer, self._state.ring, keep))
+                    index.store(newest(self.buffer, count, self._state.header, keep))
 
         index = WrittenIndex(compute)
         self._written = weakref.ref(index)
@@ -586,8 +585,12 @@ class Replay(ReplayState):
         if not isinstance(position, (slice, int, np.integer)) or isinstance(position, bool):
             fix = "For an Index or slots use replay.get(index)"
             raise TypeError(f"Replay: position is {type(position).__name__}; expected an int or a slice. {fix}.")
-        chosen = np.arange(self._held())[position]
-        return self.buffer.get(self._state, jnp.asarray(self._slots(chosen)))
+        held = range(self._held())
+        if not isinstance(position, slice) and not -len(held) <= position < len(held):
+            raise IndexError(f"Replay: position is {position}, but it holds {counted(len(held), 'row')}.")
+        chosen = held[position]
+        positions = np.arange(chosen.start, chosen.stop, chosen.step) if isinstance(chosen, range) else np.int64(chosen)
+        return self.buffer.get(self._state, jnp.asarray(self._slots(positions)))
 
     def __iter__(self) -> Iterator[Rows]:
         for first in range(0, len(self), 256):

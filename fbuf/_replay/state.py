@@ -184,8 +184,8 @@ class ReplayState:
         sizes = self._sizes_after()
         return int((self._sizes if sizes is None else sizes).sum())
 
-    def _slots(self, position: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the slots of rows by position, int32[n], 0 the oldest; of several lanes step by step."""
+    def _slots(self, position: Any) -> Any:
+        """Return the slots of rows by position, integers of any shape, 0 the oldest; of several lanes step by step."""
         geometry, state = self.buffer.geometry, self._state
         if state.scatter is not None:
             return np.asarray(scatter.by_age(state.scatter))[position]
@@ -193,7 +193,7 @@ class ReplayState:
         age, lane = position // geometry.lanes, position % geometry.lanes
         if (size != size[0]).any():
             age, lane = np.argwhere(np.arange(size.max())[:, None] < size)[position].T
-        slots: np.ndarray[Any, Any] = (cursor - size)[lane] + age
+        slots = (cursor - size)[lane] + age
         return (slots % geometry.length * geometry.lanes + lane).astype(np.int32)
 
     def _ready(self) -> bool:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._core.geometry import Ring
+from fbuf._buffer.state import unpack
 from fbuf._core.sample import Index
 from fbuf._indexing.ring import by_age
 from fbuf._interfaces.writer import Streaming
@@ -55,13 +55,15 @@ def _index(aux: None, leaves: Any) -> Any:
 jax.tree_util.register_pytree_node(WrittenIndex, lambda index: ((index.slot, index.ticket), None), _index)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def newest(buffer: Buffer, ring: Ring, mask: jax.Array) -> Index:
-    """Return the index of the newest rows, those of the last write with this mask bool[N] or bool[N, E]."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def newest(buffer: Buffer, count: int, header: jax.Array, mask: jax.Array | None) -> Index:
+    """Return the index of the newest rows: `count` in each lane, of which a mask bool[N] or bool[N, E] was written."""
     assert isinstance(buffer.writer, Streaming)
-    geometry, keep = buffer.geometry, mask.reshape(mask.shape[0], -1)
+    geometry, ring = buffer.geometry, unpack(header).ring
+    keep = jnp.ones((count, geometry.lanes), bool) if mask is None else mask.reshape(count, geometry.lanes)
     before = ring.size - jnp.sum(keep, axis=0, dtype=jnp.int32)
     age = before[None, :] + jnp.cumsum(keep, axis=0, dtype=jnp.int32) - jnp.int32(1)
     there = keep & (age >= jnp.int32(0))
-    slot = jnp.where(there, by_age(ring, geometry, age), jnp.int32(geometry.capacity)).reshape(mask.shape)
+    slot = jnp.where(there, by_age(ring, geometry, age), jnp.int32(geometry.capacity))
+    slot = slot[:, 0] if buffer.lanes is None else slot
     return Index(slot, buffer.writer.generation(ring, geometry, slot))

@@ -55,8 +55,8 @@ class Sequence(_WindowView):
     * `is_first` bool[B, T]: the row begins an episode (with `dilation`: one began since the previous row);
     * `learning_mask` bool[B, T]: the row exists, follows the burn-in, precedes the bootstrap rows, and is no reset row.
 
-    With episode_end=(), without burn-in, bootstrap rows and boundary="mask", these say nothing: `batch.data` is then the rows
-    alone, in their own pytree (a dict, a NamedTuple, a dataclass, one array).
+    With episode_end=(), and without burn-in, bootstrap rows, reset rows and boundary="mask", these say nothing: `batch.data`
+    is then the rows alone, in their own pytree (a dict, a NamedTuple, a dataclass, one array).
 
     Attributes:
       length: T >= 1, rows of a window, including burn-in and bootstrap rows.
@@ -111,7 +111,8 @@ class Sequence(_WindowView):
     @property
     def adds(self) -> bool:  # type: ignore[override]
         """Whether batches have masks besides the rows."""
-        return bool(self.episode_end or self.burn_in or self.bootstrap) or self.boundary == "mask"
+        rows_differ = self.burn_in or self.bootstrap or self.autoreset == "next_step" or self.boundary == "mask"
+        return bool(self.episode_end or rows_differ)
 
     @property
     def back(self) -> int:
