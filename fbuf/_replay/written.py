@@ -41,10 +41,12 @@ class WrittenIndex(Index):
 
     @property
     def slot(self) -> jax.Array:
+        """int32[N] or int32[N, E], as of any `Index`."""
         return self.read().slot
 
     @property
     def ticket(self) -> jax.Array:
+        """uint32, of the same shape."""
         return self.read().ticket
 
 
