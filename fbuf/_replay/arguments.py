@@ -92,7 +92,10 @@ def to_rows(tree: PyTree) -> PyTree:
         raise TypeError(
             "Replay: rows are a TensorDict; expected dicts of arrays. Use fbuf.torch.from_tensordict(rows)."
         )
-    tensors = [_is_torch(leaf) for leaf in named_leaves(tree).values()]
+    try:
+        tensors = [_is_torch(leaf) for leaf in jax.tree.leaves(tree)]
+    except ValueError:  # it has no order, which `named_leaves` explains
+        tensors = [_is_torch(leaf) for leaf in named_leaves(tree).values()]
     if not any(tensors):
         return tree
     from fbuf.torch import from_torch
