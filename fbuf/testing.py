@@ -30,10 +30,21 @@ class Memory(NamedTuple):
 
 
 def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 0) -> Memory:
-    """Compile `jax.jit(fn, donate_argnums=donate)` for `args` (arrays or shapes); return its memory analysis."""
+    """Compile `fn`, or `jax.jit(fn, donate_argnums=donate)` if it is not jitted; return its memory analysis.
+
+    Raises:
+      AssertionError: `fn` is jitted without donating these arguments (arrays or shapes).
+    """
     donated = (donate,) if isinstance(donate, int) else donate
-    compiled = jax.jit(fn, donate_argnums=donated).lower(*args).compile()
-    analysis: Any = compiled.memory_analysis()
+    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, donate_argnums=donated)
+    lowered = jitted.lower(*args)
+    wanted = sum(tree_bytes(args[i]) for i in donated)
+    if tree_bytes([info for info in jax.tree.leaves(lowered.args_info) if info.donated]) < wanted:
+        raise AssertionError(
+            f"assert_inplace: the function is jitted without donation, so each call copies the {wanted} bytes. Write "
+            f"jax.jit(step, donate_argnums={donate})."
+        )
+    analysis: Any = lowered.compile().memory_analysis()
     given = sum(tree_bytes(a) for i, a in enumerate(args) if i not in donated)
     made = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
     reused = int(analysis.alias_size_in_bytes)
@@ -46,7 +57,8 @@ def assert_inplace(
     """Raise if `fn` copies a donated argument.
 
     Args:
-      fn: A step `(state, ...) -> ...` that returns the new state among its results.
+      fn: A step `(state, ...) -> ...` that returns the new state among its results. If it is jitted, it is tested as it is;
+        otherwise it is jitted here with `donate_argnums=donate`.
       *args: Its arguments, or their `jax.ShapeDtypeStruct`s; nothing runs.
       donate: Positions of the donated arguments.
       bound: Limit of temporary bytes; None: three times the other arguments and results, plus 64 KiB. A step that trains a
@@ -54,7 +66,7 @@ def assert_inplace(
     Returns:
       The bytes.
     Raises:
-      AssertionError: too many temporary bytes, or a donated array was not reused.
+      AssertionError: too many temporary bytes, a donated array was not reused, or `fn` is jitted without donation.
 
     Example:
       >>> import fbuf, fbuf.testing, jax, jax.numpy as jnp

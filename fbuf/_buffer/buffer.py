@@ -12,7 +12,7 @@ call is one dispatch, and a call inside jit is inlined. `fbuf._core.ordering` or
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from fbuf._buffer import checks, init, operations, prefetch, state_ops, transfor
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, nested, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
-    *("check_state", "checked_spec", "drawn", "given_spec", "parsed", "peeked", "stored")
+    *("check_state", "checked_spec", "drawn", "given_spec", "parsed", "peeked", "placed", "stored")
 }
 
 
@@ -125,7 +126,7 @@ class Buffer(BufferConfig):
         """
         return init.init(self, example)
 
-    def resume(self, example: PyTree, *, verify: str = "full", cut: bool = True) -> BufferState:
+    def resume(self, example: PyTree, *, verify: Literal["full", "lazy"] = "full", cut: bool = True) -> BufferState:
         """Return a state of the rows in the storage's files (`storages.Memmap`, `Compressed`), for instance after a crash.
 
         The rows are the newest of each lane in the order of their writes, with their last `update_rows`; rows that `clear`
@@ -190,7 +191,7 @@ class Buffer(BufferConfig):
           >>> int(buffer.size(state))
           1
         """
-        return self._extend("Buffer.add", state, row, priority, mask)
+        return self._extend("Buffer.add", state, row, priority, mask)[0]
 
     def extend(self, state: BufferState, rows: PyTree, *, priority: Any = None, mask: Any = None) -> BufferState:
         """Add rows in order of time: leaves `[N, ...]`, with lanes `[N, E, ...]`. The newest C rows are kept.
@@ -213,17 +214,25 @@ class Buffer(BufferConfig):
           >>> buffer.size(state)
           Array(5, dtype=int32)
         """
-        return self._extend("Buffer.extend", state, rows, priority, mask)
+        return self._extend("Buffer.extend", state, rows, priority, mask)[0]
 
-    def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
+    def placed(self, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> tuple[BufferState, Index]:
+        """Return the state of `extend`, and where a writer that replaces any row put each row."""
+        state, slot = self._extend("Buffer.extend", state, rows, priority, mask, slots=True)
+        slot = jnp.minimum(slot if self.lanes else slot[:, 0], jnp.int32(self.capacity))
+        return state, state_ops.index_of(self, state, slot)
+
+    def _extend(
+        self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any, slots: bool = False
+    ) -> tuple[BufferState, Any]:
         checks.check_writable(call, self)
         leaves, values, shape, priority, mask = checks.check_rows(call, self, state, rows, priority, mask)
         if shape[0] == 0:
-            return state
+            return state, jnp.zeros(shape, jnp.int32)
         if values is not None:
             leaves = write.store_values(self, state, leaves, values, shape, mask)
         leading = (not call.endswith("add")) + (self.lanes is not None)
-        return operations.extend(self, state, leaves, priority, mask, static=(shape, leading))[0]
+        return operations.extend(self, state, leaves, priority, mask, static=(shape, leading, slots))
 
     def given_spec(self, state: BufferState) -> tuple[Spec, Any]:
         """Return spec and structure of the rows that `add` and `extend` take."""
@@ -351,7 +360,7 @@ class Buffer(BufferConfig):
         checks.check_state("Buffer.clear", self, state)
         return operations.clear(self, state)[0]
 
-    def set(self, state: BufferState, **numbers: Any) -> BufferState:
+    def set(self, state: BufferState, **numbers: Unpack[Numbers]) -> BufferState:
         """Replace annealed numbers of the sampler, `set(state, alpha=0.5)`, without compiling again.
 
         Raises:
@@ -366,8 +375,8 @@ class Buffer(BufferConfig):
           1.0
         """
         checks.check_state("Buffer.set", self, state)
-        numbers = checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
-        return operations.set_numbers(self, state, numbers)[0]
+        checked = checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
+        return operations.set_numbers(self, state, checked)[0]
 
     def rebuild(self, state: BufferState) -> BufferState:
         """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`. Priorities stay.
@@ -391,7 +400,7 @@ class Buffer(BufferConfig):
     # ----------------------------------------------------------------------------------------------- reading
 
     def sample(
-        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
     ) -> tuple[BufferState, Sample]:
         """Draw a batch. Use the returned state from then on: it orders this read before later writes.
 
@@ -408,7 +417,8 @@ class Buffer(BufferConfig):
         Raises:
           ValueError, TypeError: `batch_size` is missing, < 1, or with prefetch not the buffer's; the sampler has no such
             option (at trace time).
-        Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback, with prefetch two.
+        Cost: O(B) (`Prioritized`: O(B log C)); on the host one callback, with prefetch two. A jitted call without
+          `donate_argnums=0`, such as `jax.jit(buffer.sample, static_argnums=2)`, copies the buffer; `peek` needs no donation.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -438,10 +448,13 @@ class Buffer(BufferConfig):
             )
         return prefetch.sample(self, state, key, given)
 
-    def peek(self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any) -> Sample:
+    def peek(
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
+    ) -> Sample:
         """Return the batch that `sample` would draw, without a new state: for evaluation, and for `vmap` over keys.
 
-        It is not ordered before later writes: in a step that also writes use `sample`. A prefetched batch stays.
+        It is not ordered before later writes: in a step that also writes use `sample`. A prefetched batch stays. Nothing is
+        copied: `jax.jit(buffer.peek, static_argnums=2)(state, key, 32)`.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp

@@ -202,6 +202,7 @@ def check_state(call: str, buffer: BufferConfig, state: Any) -> Spec:
     """Return the spec of a row of a state; raise for another type, a donated state, or one of another storage."""
     check_state_type(call, type(buffer), BufferState, state)
     refuse_donated(call, state)
+    refuse_stacked(call, type(buffer), state)
     return buffer.storage.spec(state.rows)[0]
 
 
@@ -214,6 +215,28 @@ def check_state_type(call: str, owner: type, kind: type, state: Any) -> None:
         raise TypeError(
             f"{call}: first argument is {type(state).__name__}, expected {kind.__name__}. The order is {name}({order})."
         )
+
+
+_STATIC = ("batch_size", "n", "name", "other", "numbers")
+_EAGER = ("check_state", "flush", "grow", "summary")
+
+
+def refuse_stacked(call: str, owner: type, state: BufferState) -> None:
+    """Raise for states stacked along a leading axis; name the `vmap` of the method of `owner` that was called."""
+    if not state.leading:
+        return
+    name = call.rpartition(".")[2]
+    fix = "one of them, jax.tree.map(lambda x: x[0], state)"
+    if name not in _EAGER and hasattr(owner, name):
+        given = [p for p in inspect.signature(getattr(owner, name)).parameters.values() if p.name != "self"]
+        given = [p for p in given if p.name in _STATIC or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        several = ", ".join(p.name for p in given if p.name not in _STATIC)
+        all_of_them = ", ".join("**" * (p.kind is p.VAR_KEYWORD) + p.name for p in given)
+        method = f"{owner.__name__.lower()}.{name}"
+        fix = f"jax.vmap({method})({several})"
+        if several != all_of_them:
+            fix = f"jax.vmap(lambda {several}: {method}({all_of_them}))({several})"
+    raise ValueError(f"{call}: this state has a leading axis of {state.leading[0]}: use {fix}.")
 
 
 def given_spec(buffer: BufferConfig, state: BufferState) -> tuple[Spec, Any]:
@@ -290,7 +313,7 @@ def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array | None
 
 
 def check_draw(
-    call: str, form: str, buffer: BufferConfig, key: Any, batch_size: int | None, options: dict[str, Any]
+    call: str, form: str, buffer: BufferConfig, key: Any, batch_size: int | None, options: Mapping[str, Any]
 ) -> tuple[int, dict[str, jax.Array]]:
     """Return batch size and options of a draw; `form` is the call with its arguments in order."""
     if isinstance(batch_size, jax.core.Tracer):
@@ -325,13 +348,16 @@ def check_number(call: str, name: str, value: Any, most: float = np.inf) -> None
 
 
 def check_numbers(
-    call: str, sampler: Sampler, known: Mapping[str, Any], numbers: dict[str, Any]
+    call: str, sampler: Sampler, known: Mapping[str, Any], numbers: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
     """Return numbers by name, as arrays of their dtype; values that are known must be finite, >= 0, and not too large."""
     checked = {}
     for name, value in numbers.items():
         if name not in known:
-            raise ValueError(f"{call}: {sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'}).")
+            hint = arguments.did_you_mean(name, known)
+            raise ValueError(
+                f"{call}: {sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'}).{hint}"
+            )
         check_number(call, name, value, getattr(sampler, "most", {}).get(name, np.inf))
         if np.issubdtype(known[name], np.integer):
             if not jnp.issubdtype(jnp.result_type(value), jnp.integer):

@@ -91,8 +91,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
         raise TypeError(
             f"{call}: {writer!r} chooses slots that no file records; expected writers.Ring(). Use fbuf.save and fbuf.load."
         )
-    if verify not in ("full", "lazy"):
-        raise ValueError(f'{call}: verify is {verify!r}; expected "full" or "lazy".')
+    arguments.check_choice(call, "verify", verify, ("full", "lazy"))
     rows, count, held, cuts = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
     ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))
     state = prefetch.empty_state(buffer, rows, row_format).replace(ring=ring)
@@ -124,6 +123,7 @@ def validate_transforms(buffer: BufferConfig, state: BufferState) -> BufferState
 
 def check_state(buffer: BufferConfig, state: BufferState) -> None:
     """Raise if another buffer made the state, at trace time."""
+    checks.refuse_stacked("Buffer.check_state", type(buffer), state)
     spec, structure = buffer.storage.spec(state.rows)
     row_format = given_of(state)
     items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 from fbuf._buffer.buffer import Buffer
+from fbuf._interfaces.sampler import Sampler
+from fbuf._interfaces.storage import Storage
+from fbuf._interfaces.view import View
+from fbuf._interfaces.writer import Writer
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Sequence
 
 
-def uniform(capacity: int, **parts: Any) -> Buffer:
+class _Parts(TypedDict, total=False):
+    storage: Storage
+    writer: Writer
+    lanes: int | None
+    prefetch: int
+    batch_size: int | None
+    on_write: Any
+    on_read: Any
+
+
+class Parts(_Parts, total=False):
+    """The keywords of `Buffer` that `uniform` and `prioritized` pass on, for type checkers."""
+
+    view: View
+    episode_end: tuple[str, ...]
+
+
+class TrajectoryParts(_Parts, total=False):
+    """Those that `trajectory` passes on."""
+
+    sampler: Sampler
+
+
+def uniform(capacity: int, **parts: Unpack[Parts]) -> Buffer:
     """`Buffer(capacity, sampler=Uniform(), **parts)`: every row equally likely.
 
     Args:
@@ -30,10 +57,10 @@ def prioritized(
     beta: float = 0.4,
     *,
     eps: float = 1e-6,
-    normalize: str | None = "batch",
+    normalize: Literal["batch", "buffer", None] = "batch",
     stratified: bool = True,
-    on: str = "device",
-    **parts: Any,
+    on: Literal["device", "host"] = "device",
+    **parts: Unpack[Parts],
 ) -> Buffer:
     """`Buffer(capacity, sampler=Prioritized(alpha, beta, ...), **parts)`: prioritized replay.
 
@@ -57,11 +84,11 @@ def trajectory(
     burn_in: int = 0,
     bootstrap: int = 0,
     stride: int = 1,
-    boundary: str = "stop",
-    autoreset: str | None = None,
+    boundary: Literal["stop", "mask", "cross"] = "stop",
+    autoreset: Literal["same_step", "next_step"] | None = None,
     episode_end: tuple[str, ...] = ("terminated", "truncated"),
-    over: str = "anchors",
-    **parts: Any,
+    over: Literal["anchors", "episodes"] = "anchors",
+    **parts: Unpack[TrajectoryParts],
 ) -> Buffer:
     """`Buffer(capacity, view=Sequence(length, ...), sampler=Uniform(over), **parts)`: windows of successive rows.
 
@@ -85,4 +112,5 @@ def trajectory(
         autoreset=autoreset,
         episode_end=episode_end,
     )
-    return Buffer(capacity, view=view, **{"sampler": Uniform(over), **parts})
+    parts.setdefault("sampler", Uniform(over))
+    return Buffer(capacity, view=view, **parts)

@@ -39,7 +39,13 @@ def draw(
 ) -> tuple[Any, Draw, Window]:
     """Draw anchors; return the sampler's state, the draw, and the reads for it."""
     held = eligible_set(buffer, state)
-    sampler, drawn = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
+    result = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Draw):
+        raise TypeError(
+            f"{type(buffer.sampler).__name__}.draw returned a {type(result).__name__}; expected a tuple of its state and a "
+            f"fbuf.parts.Draw."
+        )
+    sampler, drawn = result
     return sampler, drawn, window_of(buffer, state, key, drawn, held)
 
 

@@ -132,6 +132,13 @@ class BufferState:
     def _opened(self) -> Header:
         return self.header if isinstance(self.header, Header) else unpack(self.header)
 
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The axes along which states are stacked; () for one state."""
+        packed = not isinstance(self.header, Header)
+        shape: tuple[int, ...] = self.header.shape[:-1] if packed else self.header.token.shape
+        return shape
+
     def open(self) -> BufferState:
         """Return the state with its header unpacked."""
         return dataclasses.replace(self, header=self._opened)

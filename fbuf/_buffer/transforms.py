@@ -126,7 +126,7 @@ def read(buffer: BufferConfig, data: PyTree, mask: jax.Array, by: Reading | None
     lead, there = 1, mask
     if buffer.view.rule.window:
         lead = 2
-        rows = data.get("mask") if isinstance(data, dict) else None
+        rows = data.get("mask") if isinstance(data, dict) and getattr(buffer.view, "adds", True) else None
         shape = (mask.shape[0], buffer.view.rule.window)
         if rows is None or rows.shape != shape:
             rows = jnp.ones(shape, bool)

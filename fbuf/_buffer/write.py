@@ -44,8 +44,12 @@ def _extend_core(
     mask: Any,
     shape: tuple[int, int],
     axes: int,
-) -> tuple[BufferState, None]:
-    """Write rows of `shape` [N, E]; leaves have the last or first of these axes only if `axes` is 1."""
+    slots: bool = False,
+) -> tuple[BufferState, jax.Array | None]:
+    """Write rows of `shape` [N, E]; leaves have the last or first of these axes only if `axes` is 1.
+
+    With `slots` (of a Scattering writer) return their slots int32[N, E], C and more where nothing was written.
+    """
     num = shape[0]
     mask, refused = _admitted(buffer, state, shape, mask)
     state = scoped("retire", _make_room)(buffer, state, shape, mask)
@@ -102,7 +106,7 @@ def _extend_core(
         transforms=transforms,
     )
     # No window spans the gap that refused rows leave.
-    return (after, None) if refused is None else _cut_core(buffer, after, refused > jnp.int32(0))
+    return (after, slot if slots else None) if refused is None else _cut_core(buffer, after, refused > jnp.int32(0))
 
 
 def _admitted(

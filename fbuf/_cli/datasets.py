@@ -13,6 +13,7 @@ from typing import Any
 
 from fbuf import datasets
 from fbuf._cli.inspect import ERRORS, CommandError, _table, guarded, text_of
+from fbuf._core.text_table import counted
 from fbuf._formats.dataset.manifest import NAME
 from fbuf.datasets._open import root_of
 from fbuf.storages import DataSet
@@ -152,7 +153,7 @@ def _delete(options: argparse.Namespace) -> int:
     if not options.yes:
         if not sys.stdin.isatty():
             raise CommandError(f"{folder} would be removed, but standard input is not a terminal. Confirm with --yes")
-        print(f"{folder}: {about.rows:,} rows, {about.disk:,} bytes")
+        print(f"{folder}: {counted(about.rows, 'row')}, {about.disk:,} bytes")
         if input("remove it? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing was removed")
             return 1

@@ -5,9 +5,10 @@ A message has one form: `Call: leaf 'obs' is X; expected Y. Fix.`
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,21 @@ from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
 from fbuf._core.x64 import has_64_bits, narrow, needs_x64, refuse, to_pairs
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+class DrawOptions(TypedDict, total=False):
+    """Numbers of fbuf's samplers for one draw, for type checkers."""
+
+    beta: Any
+    uniform: Any
+
+
+class Numbers(DrawOptions, total=False):
+    """Numbers of fbuf's samplers that `set` replaces, for type checkers."""
+
+    alpha: Any
+    eps: Any
+    version: Any
 
 
 def is_int(value: Any) -> bool:
@@ -30,6 +46,20 @@ def check_int(call: str, name: str, value: Any, least: int = 1, hint: str = "") 
         raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.")
 
 
+def check_choice(call: str, name: str, value: Any, known: Sequence[Any]) -> None:
+    """Raise unless the value is one of those known: strings, or None."""
+    if value is not None and not isinstance(value, str) or value not in known:
+        *most, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in known)
+        choices = f"{', '.join(most)} or {last}" if most else last
+        raise ValueError(f"{call}: {name} is {value!r}; expected {choices}.{did_you_mean(value, known)}")
+
+
+def did_you_mean(value: Any, known: Iterable[Any]) -> str:
+    """Return the name nearest to a misspelt one as a question, or ""."""
+    near = difflib.get_close_matches(str(value), [name for name in known if isinstance(name, str)], 1)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
 def _text(name: str) -> str:
     return f"leaf '{name}'" if name else "the row"
 
@@ -37,12 +67,12 @@ def _text(name: str) -> str:
 def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
     """Return a Python number in the dtype of its leaf, if the kind allows it."""
     kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
-    want = np.dtype(dtype).kind if np.dtype(dtype).kind in _KIND else "f"
-    if _KIND[kind] > _KIND[want]:
+    want = _kind(dtype)
+    if _KIND[kind] > want:
         return value
     where = f"{call}: {_text(name)}"
     try:
-        number = np.asarray(value, np.float64 if want == "f" else dtype)
+        number = np.asarray(value, np.float64 if want == 2 else dtype)
     except OverflowError:
         refuse(where, name, value, dtype)
     return narrow(where, name, number, dtype)
@@ -141,7 +171,7 @@ def check_rows(
         if got.dtype != want.dtype:
             raise TypeError(
                 f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
-                f"Cast with x.astype(jnp.{want.dtype})."
+                f"{cast_or_init(got.dtype, want.dtype)}"
             )
         if isinstance(leaf, (np.ndarray, np.generic)) and not pairs:
             leaf = narrow(where, name, leaf, want.dtype)
@@ -201,6 +231,17 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
     if adds and len(got) == 1 + len(leading) + len(item) and got[1:] == (*leading, *item):
         return " Add several rows with `extend`."
     return ""
+
+
+def cast_or_init(got: Any, want: Any) -> str:
+    """Return the fix for a leaf of another dtype: a cast, unless integers would lose the fractions of images in [0, 1]."""
+    if want == np.bool_ or _kind(got) <= _kind(want):
+        return f"Cast with x.astype(jnp.{want})."
+    return f"Initialise with {got}, or convert the rows before."
+
+
+def _kind(dtype: Any) -> int:
+    return _KIND.get(np.dtype(dtype).kind, 2)  # bfloat16 is of no kind
 
 
 def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds: str) -> jax.Array:

@@ -7,19 +7,25 @@ fields, never a pickle.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
 import itertools
 import json
+import re
 from typing import Any, dataclass_transform
 
 import jax
 from jax import export
 
+from fbuf._core.arguments import check_choice, did_you_mean
+
 COMPONENTS: dict[str, type[Any]] = {}
 """Every class that `from_config` builds, by public name."""
 _NAMES: dict[type[Any], str] = {}
+_LITERAL = re.compile(r"""Literal\[((?:"[^"]*"|'[^']*'|None|, )+)\](?: \| None)?""")
+"""The annotation of a field with a few strings as values."""
 
 
 def _qualified(cls: type[Any]) -> str:
@@ -42,14 +48,18 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 
     Args:
       name: Name to save instances of an fbuf class under; None: its public name.
-    Raises:
-      TypeError: on construction, when a field does not hash; the message names the field.
+    Raises, on construction:
+      TypeError: a field does not exist, or does not hash; the message names it.
+      ValueError: a field annotated `Literal["a", "b"]` has another value.
     """
     if cls is None:
         return functools.partial(component, name=name)
-    checks = cls.__dict__.get("__post_init__")
+    checks, makes = cls.__dict__.get("__post_init__"), cls.__dict__.get("__init__")
 
     def __post_init__(self: Any) -> None:
+        for name, known in choices.items():
+            if getattr(self, name) is not None or not fields[name].endswith(" | None"):
+                check_choice(type(self).__name__, name, getattr(self, name), known)
         if checks is not None:
             checks(self)
         for field in dataclasses.fields(self):
@@ -64,7 +74,17 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 
     cls.__post_init__ = __post_init__
     made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
-    by_fields = made.__hash__
+    by_fields, by_name = made.__hash__, made.__init__
+    fields = {f.name: str(f.type) for f in dataclasses.fields(made)}
+    literals = {name: _LITERAL.fullmatch(kind) for name, kind in fields.items()}
+    choices = {name: ast.literal_eval(f"({found[1]},)") for name, found in literals.items() if found}
+
+    @functools.wraps(by_name)
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in fields:
+                raise TypeError(f"{cls.__name__}: there is no option '{name}'.{did_you_mean(name, fields)}")
+        by_name(self, *args, **given)
 
     def __hash__(self: Any) -> int:  # cached: every eager call hashes its buffer
         known: int | None = self.__dict__.get("_hash")
@@ -83,7 +103,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
         ]
         return f"{type(self).__name__}({', '.join(chosen)})"
 
-    made.__hash__ = __hash__
+    made.__hash__, made.__init__ = __hash__, makes or __init__
     if "__repr__" not in cls.__dict__:
         made.__repr__ = __repr__
     made.__getstate__ = __getstate__

@@ -31,9 +31,15 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     """Return the leaves of `tree` by name, in flattening order. A bare array has the name `""`.
 
     Raises:
+      TypeError: the keys of a dict are of several types.
       ValueError: two leaves have the same name: `{"a/b": 1, "a": {"b": 2}}`.
     """
-    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    try:
+        pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    except (TypeError, ValueError) as error:  # JAX sorts the keys of dicts
+        raise TypeError(
+            "fbuf: a dict has keys that cannot be sorted, such as 'a' and 0; expected strings. Use {'a': x, '0': y}."
+        ) from error
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
     if len(leaves) < len(pairs):
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs]
@@ -69,6 +75,11 @@ def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
     if type(leaf).__module__.split(".")[0] == "torch":
         raise TypeError(
             f"{where} is a torch tensor; expected JAX or numpy arrays. Convert with fbuf.torch.from_torch(x)."
+        )
+    if hasattr(leaf, "to_tensordict"):  # of tensordict, or a tensorclass of the user's
+        raise TypeError(
+            f"{where} is a {type(leaf).__name__} of torch tensors; expected dicts of JAX or numpy arrays. Convert with "
+            f"fbuf.torch.from_torch(x.to_dict())."
         )
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         shape, dtype = tuple(leaf.shape), leaf.dtype

@@ -31,6 +31,11 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 row", "2,000 rows"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def number(value: float | None) -> str:
     """Return a number with all digits before the point, or four digits; "" for None."""
     if value is None:

@@ -73,6 +73,8 @@ class View(Protocol):
       decide(flags, available, step): If not `rule.prompt`: which rows of uint8[A, E] the first `available` int32[E] of them
         settle, which of those are anchors, and which row gave an anchor's priority, int32[A, E] (None: the anchor). `step`
         int32[A, E] is exact for rows that were not settled before; where `stride` is 1 it has no meaning.
+
+    Optional: `adds`, False if batches of windows are the rows alone, without a leaf `mask` of the view.
     """
 
     @property

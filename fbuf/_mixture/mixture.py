@@ -108,10 +108,6 @@ class Mixture(MixtureConfig):
         object.__setattr__(self, "buffers", checks.checked_buffers(self.buffers))
         if self.fractions is not None:
             object.__setattr__(self, "fractions", checks.checked_fractions(self.fractions, self.names))
-        for name, known in _SETTINGS.items():
-            value = getattr(self, name)
-            if not isinstance(value, (str, type(None))) or value not in known:
-                raise ValueError(f"Mixture: {name} is {value!r}; expected {' or '.join(map(repr, known))}.")
         if not isinstance(self.annealed, bool):
             raise TypeError(f"Mixture: annealed is {self.annealed!r}; expected a bool. Write annealed=True.")
         if self.quota == "all" and (self.fractions is not None or self.annealed):
@@ -622,6 +618,7 @@ class Mixture(MixtureConfig):
             )
         for own in state.buffers.values():
             refuse_donated(call, own)
+            _buffer_checks.refuse_stacked(call, type(self), own)
 
     def check_state(self, state: MixtureState) -> None:
         """Raise if another mixture made the state. At trace time only."""
@@ -641,13 +638,6 @@ _OF_BUFFERS = {field.name: "" for field in dataclasses.fields(Buffer)} | {
     "resume": "row",
 }
 """Members of buffers that a mixture lacks, with arguments as text for `format` with the name of a buffer."""
-
-_SETTINGS: dict[str, tuple[Any, ...]] = {
-    "quota": ("exact", "random", "all"),
-    "target": ("union", "source"),
-    "normalize": ("batch", None),
-    "if_empty": ("share", "mask"),
-}
 
 
 def _can_sample_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureState, jax.Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import jax
 
@@ -23,11 +24,11 @@ class MixtureConfig:
 
     buffers: Mapping[str, Buffer] | tuple[tuple[str, Buffer], ...]
     fractions: Mapping[str, float] | tuple[float, ...] | None = None
-    quota: str = "exact"
-    target: str = "union"
+    quota: Literal["exact", "random", "all"] = "exact"
+    target: Literal["union", "source"] = "union"
     beta: float = 1.0
-    normalize: str | None = "batch"
-    if_empty: str = "share"
+    normalize: Literal["batch", None] = "batch"
+    if_empty: Literal["share", "mask"] = "share"
     annealed: bool = False
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +11,22 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
-from fbuf._core.pytree import PyTree
+from fbuf._core.arguments import check_choice
+from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.sample import Index, Sample
 from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
 
-FORMS = ("jax", "numpy", "torch")
+Form = Literal["jax", "numpy", "torch"]
+FORMS: tuple[Form, ...] = get_args(Form)
 _SHARED = {"bool", "uint8", "int8", "int16", "uint32", "int32", "float32"}
 
 
 def check_form(call: str, to: Any, device: Any = None) -> None:
     """Raise unless `to` is one of `FORMS` and `device` can hold such arrays."""
-    if to not in FORMS:
-        raise ValueError(f'{call}: to is {to!r}; expected "jax", "numpy" or "torch".')
+    check_choice(call, "to", to, FORMS)
     if device is not None and to == "numpy":
         raise ValueError(
             f'{call}: device is {device!r}, but numpy\'s arrays are in memory. Leave it out, or use to="jax".'
@@ -92,7 +93,10 @@ def to_rows(tree: PyTree) -> PyTree:
         raise TypeError(
             "Replay: rows are a TensorDict; expected dicts of arrays. Use fbuf.torch.from_tensordict(rows)."
         )
-    leaves = jax.tree.leaves(tree)
+    try:
+        leaves = jax.tree.leaves(tree)
+    except ValueError:  # it has no order, which `named_leaves` explains
+        leaves = list(named_leaves(tree).values())
     if not any(map(_is_torch, leaves)):
         return tree
     from fbuf.torch import from_torch

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from fbuf._concurrency import wakeup
 from fbuf._concurrency.wakeup import StopToken
+from fbuf._core.text_table import counted
 from fbuf._replay.fair_lock import FairLock
 from fbuf.limits import Limit, LimitState
 
@@ -136,13 +137,13 @@ class BlockingLimiter:
             after, bound = limit.sampled(pace, count), f"min_diff is {_number(limit.min_diff)}"
             held = self._size()
             if held < limit.min_size:
-                return f"{held} rows are held, but min_size is {limit.min_size}"
+                return f"{counted(held, 'row')} held, but min_size is {limit.min_size}"
             if limit.can_sample(pace, count):
-                return f"{held} rows are held, but too few of them can be sampled yet"
+                return f"{counted(held, 'row')} held, but too few of them can be sampled yet"
         before, then = (limit.stats(p)["surplus"] for p in (pace, after))
         return (
-            f"{pace.added} rows were added and {pace.drawn} drawn, so the surplus is {before:.10g} and would be {then:.10g}, "
-            f"but {bound}"
+            f"{counted(pace.added, 'row')} added and {pace.drawn} drawn, so the surplus is {before:.10g} and would be "
+            f"{then:.10g}, but {bound}"
         )
 
 

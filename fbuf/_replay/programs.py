@@ -17,7 +17,7 @@ import jax
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.sample import Sample
+from fbuf._core.sample import Index, Sample
 from fbuf._replay.packed import PackedBatch, pack
 from fbuf._replay.row_block import unpack
 
@@ -26,6 +26,13 @@ def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> Buf
     """Write the rows of a `RowBlock`."""
     rows, mask = unpack(buffer, state, packed)
     return buffer.extend(state, rows, mask=mask)
+
+
+def _extend_placed(
+    buffer: Buffer, state: BufferState, rows: Any, priority: Any, mask: Any
+) -> tuple[BufferState, tuple[jax.Array, Index]]:
+    after, index = buffer.placed(state, rows, priority, mask)
+    return after, (after.counters - state.counters, index)
 
 
 def _in_place(method: Callable[..., BufferState]) -> Any:
@@ -40,6 +47,7 @@ add = _in_place(Buffer.add)
 extend = _in_place(Buffer.extend)
 extend_packed = _in_place(_extend_packed)
 cut = _in_place(Buffer.cut)
+extend_placed = jax.jit(_extend_placed, static_argnums=0, donate_argnums=1)
 update_priority = _in_place(Buffer.update_priority)
 update_rows = _in_place(Buffer.update_rows)
 

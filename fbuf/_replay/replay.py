@@ -12,12 +12,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf import samplers
@@ -31,14 +33,17 @@ from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
+from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
+from fbuf._core.text_table import counted
 from fbuf._core.x64 import exact
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import programs
 from fbuf._replay.arguments import (
+    Form,
     check_form,
     check_limit,
     check_seconds,
@@ -54,6 +59,7 @@ from fbuf._replay.batches import Batches, Epoch
 from fbuf._replay.fair_lock import Acquired, FairLock
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
 from fbuf._replay.state import DeferInterrupts, ReplayState
+from fbuf._replay.written import WrittenIndex, newest
 from fbuf.limits import Limit, LimitState
 from fbuf.storages import Ragged
 
@@ -122,7 +128,7 @@ class Replay(ReplayState):
     Example:
       >>> import fbuf, numpy as np
       >>> replay = fbuf.Replay(fbuf.prioritized(100), {"obs": np.zeros(3, np.float32)}, seed=0)
-      >>> replay.extend({"obs": np.ones((5, 3), np.float32)})
+      >>> index = replay.extend({"obs": np.ones((5, 3), np.float32)})
       >>> batch = replay.sample(4, to="numpy")
       >>> replay.update_priority(batch.index, np.ones(4, np.float32))
       >>> len(replay), batch.data["obs"].shape
@@ -203,14 +209,46 @@ class Replay(ReplayState):
 
     @property
     def state(self) -> BufferState:
-        """The current state. The next write through this object donates it, so copy what you keep."""
+        """The current state. The next write through this object donates it, so copy what you keep.
+
+        Set it to continue from another state of `buffer`, which must fit and not be donated: after a step of your own that
+        took `replay.state`, or to go back to a copy. Rows added since `state` was read are lost.
+
+        Example:
+          >>> import copy, fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> before = copy.deepcopy(replay.state)
+          >>> replay.add({"t": np.int32(7)})
+          >>> replay.state = before
+          >>> len(replay)
+          0
+        """
         return self._current_state()
+
+    @state.setter
+    def state(self, state: BufferState) -> None:
+        if not isinstance(state, BufferState):
+            raise TypeError(f"Replay.state: got {type(state).__name__}; expected a BufferState of {self.buffer!r}.")
+        refuse_donated("Replay.state", state)
+        self.buffer.check_state(state)
+        self._set_state(state)
+
+    @_restores_lock
+    def _set_state(self, state: BufferState) -> None:
+        with self._lock.acquire():
+            if not self._state.header.is_deleted():
+                self._keep_written()
+            if self._block is not None:
+                self._block.clear()
+            self._state, self._sizes = state, None
+            self._lock.notify()
 
     @_restores_lock
     def _current_state(self) -> BufferState:
         with self._lock.acquire():
             if not self._state.header.is_deleted():
                 self._flush()
+                self._keep_written()
             return self._state
 
     @property
@@ -235,12 +273,15 @@ class Replay(ReplayState):
         """
         self._write("Replay.add", programs.add, row, priority, mask, timeout)
 
-    def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> None:
+    def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> Index:
         """Add rows in order of time; see `Buffer.extend`. Wait until the limit allows all of them.
 
         Args:
           timeout: Seconds to wait for the limit; 0 does not wait, None waits without a bound. Waiting for other threads'
             calls does not count.
+        Returns:
+          The `Index` of the rows, `[N]` or `[N, E]`, masked where none was written. It is computed when it is read, or before
+          the next write if it is still referenced; otherwise it costs nothing.
         Raises:
           TimeoutError: the limit did not allow the rows in time.
           ReplayClosed: the replay was closed.
@@ -249,22 +290,24 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.queue(5))
-          >>> replay.extend({"t": np.arange(5)})
+          >>> index = replay.extend({"t": np.arange(5)})
+          >>> replay.get(index).data["t"].tolist()
+          [0, 1, 2, 3, 4]
           >>> try:
           ...     replay.extend({"t": np.arange(5)}, timeout=0.01)
           ... except TimeoutError:
           ...     print("the queue is full")
           the queue is full
         """
-        self._write("Replay.extend", programs.extend, rows, priority, mask, timeout)
+        return self._write("Replay.extend", programs.extend, rows, priority, mask, timeout)
 
     @_restores_lock
-    def _write(self, call: str, method: Any, rows: PyTree, priority: Any, mask: Any, timeout: float | None) -> None:
+    def _write(self, call: str, method: Any, rows: PyTree, priority: Any, mask: Any, timeout: float | None) -> Any:
         self._check_timeout(call, timeout)
         with self._acquire(notify=self._limiter is not None):
             self._refuse_closed(call)
             if method is programs.add and self._limiter is None and self._collect(rows, priority, mask):
-                return
+                return None
             self._flush()
             ragged = isinstance(self.buffer.storage, Ragged)
             rows = rows if ragged else to_rows(rows)
@@ -282,12 +325,32 @@ class Replay(ReplayState):
                 rows = self._row(call, rows)
             else:
                 rows = self._narrowed(call, rows)
-            counts = self._donate(method, rows, priority=priority, mask=mask)
+            index = None
+            if method is programs.extend and not self.buffer.writer.streams:
+                counts, index = self._donate(programs.extend_placed, rows, priority, mask)
+            else:
+                counts = self._donate(method, rows, priority=priority, mask=mask)
             if self._limiter is not None:
                 self._limiter.done("add", count)
+            if method is programs.extend and index is None:
+                index = self._index_written(len(jax.tree.leaves(rows)[0]), mask)
         # Reading the counters waits for the write, so read them only where rows can be refused.
         if priority is not None or isinstance(self.buffer.storage, Growable):
             self._raise(call, counts)
+        return index
+
+    def _index_written(self, count: int, mask: Any) -> WrittenIndex:
+        """Return the index of the `count` rows just written in each lane, computed when it is read."""
+        keep = np.array(mask) if type(mask) is np.ndarray else mask  # the caller may change it
+
+        def compute(index: WrittenIndex) -> None:
+            with self._acquire():
+                if index.known is None:  # else another thread was first
+                    index.store(newest(self.buffer, count, self._state.header, keep))
+
+        index = WrittenIndex(compute)
+        self._written = weakref.ref(index)
+        return index
 
     @_restores_lock
     def grow(self, blocks: Any = None, *, capacity: int | None = None) -> None:
@@ -305,7 +368,12 @@ class Replay(ReplayState):
             self._grow(blocks, capacity)
 
     def sample(
-        self, batch_size: int | None = None, *, to: str = "jax", timeout: float | None = None, **options: Any
+        self,
+        batch_size: int | None = None,
+        *,
+        to: Form = "jax",
+        timeout: float | None = None,
+        **options: Unpack[DrawOptions],
     ) -> Sample:
         """Draw a batch; see `Buffer.sample`. Wait until the limit allows it and a row can be sampled.
 
@@ -323,7 +391,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> batch = replay.sample(4, to="numpy", beta=0.6)
           >>> type(batch.data["t"]).__name__, batch.weight.shape
           ('ndarray', (4,))
@@ -338,7 +406,7 @@ class Replay(ReplayState):
         self,
         call: str,
         batch_size: int | None,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         timeout: float | None,
         stop: StopToken | None = None,
         packed: bool = False,
@@ -366,7 +434,7 @@ class Replay(ReplayState):
         self._ahead = True
 
     @_locked
-    def compile(self, batch_size: int | None = None, *, to: str = "jax", progress: Any = True) -> None:
+    def compile(self, batch_size: int | None = None, *, to: Form = "jax", progress: Any = True) -> None:
         """Compile `add`, `sample(batch_size, to=to)` and `update_priority` of such batches before their first calls.
 
         Args:
@@ -392,10 +460,10 @@ class Replay(ReplayState):
         batch_size: int | None = None,
         *,
         prefetch: int = 2,
-        to: str = "jax",
+        to: Form = "jax",
         device: Any = None,
         timeout: float | None = None,
-        **options: Any,
+        **options: Unpack[DrawOptions],
     ) -> Batches:
         """Return an iterator over batches that a thread prefetches. It ends when the replay is closed.
 
@@ -421,7 +489,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
-          >>> replay.extend({"t": np.arange(5)})
+          >>> index = replay.extend({"t": np.arange(5)})
           >>> with replay.batches(4, to="numpy") as batches:
           ...     print(next(batches).data["t"].shape)
           (4,)
@@ -514,7 +582,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> batch = replay.sample(4)
           >>> replay.update_priority(batch.index, np.array([0.5, 1.0, 2.0, 0.1]))
         """
@@ -534,7 +602,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> replay.update_rows(replay.last(1).index, {"done": np.array([True])})
           >>> bool(replay.last(1).data["done"][0])
           True
@@ -554,7 +622,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> batch = replay.sample(4)
           >>> bool((replay.get(batch.index).data["t"] == batch.data["t"]).all())
           True
@@ -590,6 +658,38 @@ class Replay(ReplayState):
         """
         return self.buffer.priorities(self._state, None if index is None else to_index("Replay.priorities", index))
 
+    def __getitem__(self, position: int | slice) -> Rows:
+        """Return rows by position, 0 the oldest, -1 the newest; of several lanes step by step, lane by lane.
+
+        An int gives one row, leaves `[item]`; a slice leaves `[n, item]`. Each length compiles once. Iteration reads the rows
+        in blocks, as NumPy arrays; writes in between shift positions.
+
+        Raises:
+          IndexError: there is no such row.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> index = replay.extend({"t": np.arange(5)})
+          >>> int(replay[-1].data["t"]), replay[2:4].data["t"].tolist(), [int(row.data["t"]) for row in replay]
+          (4, [2, 3], [0, 1, 2, 3, 4])
+        """
+        if not isinstance(position, (slice, int, np.integer)) or isinstance(position, bool):
+            fix = "For an Index or slots use replay.get(index)"
+            raise TypeError(f"Replay: position is {type(position).__name__}; expected an int or a slice. {fix}.")
+        held = range(self._held())
+        if not isinstance(position, slice) and not -len(held) <= position < len(held):
+            raise IndexError(f"Replay: position is {position}, but it holds {counted(len(held), 'row')}.")
+        chosen = held[position]
+        positions = np.arange(chosen.start, chosen.stop, chosen.step) if isinstance(chosen, range) else np.int64(chosen)
+        return self.buffer.get(self._state, jnp.asarray(self._slots(positions)))
+
+    def __iter__(self) -> Iterator[Rows]:
+        for first in range(0, len(self), 256):
+            block = jax.device_get(self[first : first + 256])
+            for i in range(len(block.mask)):
+                yield jax.tree.map(lambda leaf, i=i: leaf[i], block)
+
     @_locked
     def rows(self) -> Rows:
         """Return every row, oldest first; see `Buffer.rows`.
@@ -597,7 +697,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> rows = replay.rows()
           >>> rows.data["t"][rows.mask].tolist()
           [0, 1, 2, 3, 4]
@@ -611,7 +711,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> replay.last(2).data["t"].tolist()
           [3, 4]
         """
@@ -646,25 +746,26 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> replay.clear()
           >>> len(replay)
           0
         """
         with self._acquire(notify=True):
             self._flush()
+            self._keep_written()
             self._state, self._sizes = self.buffer.clear(self._state), None
             if self._limiter is not None:
                 self._limiter.cleared()
 
     @_locked
-    def set(self, **numbers: float) -> None:
+    def set(self, **numbers: Unpack[Numbers]) -> None:
         """Set annealed numbers, `set(alpha=0.5)`; see `Buffer.set`.
 
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> replay.set(alpha=0.5, beta=0.7)
         """
         self._state = self.buffer.set(self._state, **numbers)
@@ -676,7 +777,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.Buffer(100, sampler=fbuf.samplers.Prioritized(largest="held")), {"t": 0})
-          >>> replay.extend({"t": np.arange(5)}, priority=np.arange(1.0, 6.0))
+          >>> index = replay.extend({"t": np.arange(5)}, priority=np.arange(1.0, 6.0))
           >>> replay.set(alpha=1.0)
           >>> replay.rebuild()
         """
@@ -716,7 +817,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> replay.stats()["size"]
           5
         """
@@ -731,7 +832,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> replay.summary().to_dict()["size"]
           5
         """
@@ -744,7 +845,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> sorted(replay.nbytes())
           ['device', 'disk', 'host']
         """
@@ -760,7 +861,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> replay.close()
           >>> replay
           Replay(Buffer(capacity=100, sampler=Prioritized()), 5 rows, closed)
@@ -796,7 +897,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
           >>> import tempfile
           >>> with tempfile.TemporaryDirectory() as folder:
           ...     saving = replay.save(folder, extra={"step": np.int32(7)})
@@ -837,7 +938,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, tempfile, numpy as np
           >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
-          >>> replay.extend({"t": np.arange(5)})
+          >>> index = replay.extend({"t": np.arange(5)})
           >>> with tempfile.TemporaryDirectory() as folder:
           ...     saving = replay.save(folder)
           ...     again = fbuf.Replay.load(folder)
@@ -870,7 +971,7 @@ class Replay(ReplayState):
     @_restores_lock
     def __repr__(self) -> str:
         with self._lock.acquire():  # else a write may hold the state
-            rows = "its state was donated" if self._state.header.is_deleted() else f"{len(self)} rows"
+            rows = "its state was donated" if self._state.header.is_deleted() else counted(len(self), "row")
         limit = "" if self._limiter is None else f", limit={self._limiter.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`, which take 30 us
 import contextlib
 import threading
+import weakref
+from collections.abc import Mapping
 from functools import partial
 from signal import SIGINT
 from types import FrameType, TracebackType
@@ -24,9 +26,11 @@ from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
 from fbuf._core.x64 import has_64_bits, needs_x64
+from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._replay import programs
 from fbuf._replay.row_block import row_block
+from fbuf._replay.written import WrittenIndex
 from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Deduplicated, Device, Ragged
 
@@ -41,6 +45,7 @@ class ReplayState:
         self._block = row_block(self.buffer, self._state)
         self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
         self._queue = state_ops.room(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
+        self._written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, bool, bool], Any] = {}
         self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_sampler(
@@ -66,6 +71,7 @@ class ReplayState:
         block = self._block
         if block is not None and block.count:
             packed, sizes = block.packed(), self._sizes_after()
+            self._keep_written()
             with DeferInterrupts():
                 self._state, _ = programs.extend_packed(self.buffer, self._state, packed)
                 block.clear()
@@ -80,10 +86,18 @@ class ReplayState:
 
     def _donate(self, method: Any, *args: Any, **options: Any) -> Any:
         """Write in place, without an interrupt between the donation and the assignment. Return what was counted."""
+        self._keep_written()
         with DeferInterrupts():
             self._sizes = None
             self._state, counts = method(self.buffer, self._state, *args, **options)
         return counts
+
+    def _keep_written(self) -> None:
+        """Compute the index of the last write before the state changes, if the caller holds it."""
+        index = None if self._written is None else self._written()
+        if index is not None:
+            index.read()
+        self._written = None
 
     def _row(self, call: str, row: PyTree) -> PyTree:
         """Return one row with Python numbers as arrays."""
@@ -114,6 +128,7 @@ class ReplayState:
             self._grow(None, capacity)
 
     def _grow(self, blocks: Any, capacity: int | None) -> None:
+        self._keep_written()
         self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
         self._sizes, self._block = None, row_block(self.buffer, self._state)
         self._draws, self._programs = {}, {}
@@ -124,6 +139,7 @@ class ReplayState:
         sizes = None
         if self._on_device and self._block is not None and self._block.count:
             rows, sizes = (self._block.packed(),), self._sizes_after()
+            self._keep_written()
         else:
             self._flush()
         kind = size, packed, bool(rows)
@@ -142,7 +158,7 @@ class ReplayState:
         self._programs[kind] = draw
         return batch, counts
 
-    def _check_draw(self, batch_size: int | None, options: dict[str, Any]) -> tuple[int, dict[str, jax.Array]]:
+    def _check_draw(self, batch_size: int | None, options: Mapping[str, Any]) -> tuple[int, dict[str, jax.Array]]:
         known = self._draws.get(batch_size) if not options else None
         if known is None:
             key = jax.random.wrap_key_data(self._key, impl=self._impl)
@@ -179,6 +195,18 @@ class ReplayState:
             self._sizes = np.array(self._state.ring.size)
         sizes = self._sizes_after()
         return int((self._sizes if sizes is None else sizes).sum())
+
+    def _slots(self, position: Any) -> Any:
+        """Return the slots of rows by position, integers of any shape, 0 the oldest; of several lanes step by step."""
+        geometry, state = self.buffer.geometry, self._state
+        if state.scatter is not None:
+            return np.asarray(scatter.by_age(state.scatter))[position]
+        size, cursor = np.asarray(state.ring.size), np.asarray(state.ring.cursor)
+        age, lane = position // geometry.lanes, position % geometry.lanes
+        if (size != size[0]).any():
+            age, lane = np.argwhere(np.arange(size.max())[:, None] < size)[position].T
+        slots = (cursor - size)[lane] + age
+        return (slots % geometry.length * geometry.lanes + lane).astype(np.int32)
 
     def _has_room(self, rows: int) -> bool:
         """Return whether `rows` rows a lane can be added without refusing any. Only a queue waits for writes to know."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf._bridge import lifetime
+from fbuf._core.text_table import counted
 from fbuf._formats import dataset
 from fbuf.datasets._atari.workers import DOWNLOADS
 from fbuf.datasets._lock import exclusive
@@ -56,7 +57,7 @@ class Info:
         state = "" if self.finished else " (not finished)"
         lines = [
             f"{self.path}{state}",
-            f"  rows        {self.rows:,} in {len(self.pieces)} segments",
+            f"  rows        {self.rows:,} in {counted(len(self.pieces), 'segment')}",
             f"  on disk     {self.disk:,} bytes, {self.disk / self.rows if self.rows else 0:.1f} a row",
             f"  raw         {self.raw:,} bytes, {self.ratio:.1f} times as many",
             f"  leaves      {', '.join(f'{name} {text}' for name, text in self.leaves.items())}",

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import row_schema
+from fbuf._core.arguments import check_choice
 from fbuf._core.pytree import PyTree, named_leaves, nested
 from fbuf._formats import dataset
 from fbuf._host.types import StoreCorrupted
@@ -68,8 +69,7 @@ def open(
       >>> batch.data["t"].tolist()
       [0, 1, 2, 3]
     """
-    if verify not in ("full", "lazy"):
-        raise ValueError(f"fbuf.datasets.open: verify is {verify!r}; expected 'full' or 'lazy'.")
+    check_choice("fbuf.datasets.open", "verify", verify, ("full", "lazy"))
     if verify == "full":
         _info.verify(path)
     about = dataset.load(path)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from fbuf._core.text_table import counted
 from fbuf.demo import _dqn
 from fbuf.demo._compare_storages import READS, Blocks, Column
 from fbuf.demo._run import Result, raw_bytes_per_row
@@ -200,7 +201,7 @@ def _draw_losses(axes: Any, result: Result) -> None:
         mean = np.maximum(_running_mean(values, width), 1e-7)  # a loss of exactly 0 has no logarithm
         axes.plot(steps, mean, color=_COLORS[storage], label=label)
     axes.set_yscale("log")
-    _style(axes, f"Loss and TD error, mean of {width} steps", "training step")
+    _style(axes, f"Loss and TD error, mean of {counted(width, 'step')}", "training step")
 
 
 def _draw_memory(axes: Any, results: Sequence[Result]) -> None:

@@ -75,10 +75,19 @@ class NthSampler(BaseSampler):
         del options, token
         total = jnp.sum(eligible.available, dtype=jnp.int32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
-        nth, probability = self.pick(key, batch_size, jnp.maximum(total, jnp.int32(1)))
+        nth, probability = self._picked(key, batch_size, jnp.maximum(total, jnp.int32(1)))
         nth = jnp.clip(nth.astype(jnp.int32), jnp.int32(0), jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
         slot = anchor_log.nth(sampler, eligible, nth)
         return sampler, masked_draw(slot, probability.astype(jnp.float32), mask, eligible.geometry)
+
+    def _picked(self, key: jax.Array, batch_size: int, total: jax.Array) -> tuple[jax.Array, jax.Array]:
+        picked = self.pick(key, batch_size, total)
+        if not isinstance(picked, tuple) or [jnp.shape(x) for x in picked] != [(batch_size,)] * 2:
+            got = f"{type(picked).__name__} of shapes {[list(jnp.shape(x)) for x in jax.tree.leaves(picked)]}"
+            raise TypeError(
+                f"{type(self).__name__}.pick returned a {got}; expected two arrays [{batch_size}]: return nth, probability."
+            )
+        return picked
 
     def clear(self, sampler: AnchorQueue, geometry: Geometry, dense: bool) -> AnchorQueue:
         return anchor_log.clear(sampler)

@@ -30,8 +30,8 @@ _Strip = tuple[np.ndarray, str]
 
 
 def frames(
-    buffer: Buffer,
-    state: BufferState,
+    buffer: Buffer | Sample,
+    state: BufferState | None = None,
     key: Any = None,
     *,
     number: int = 6,
@@ -46,6 +46,7 @@ def frames(
     uint8 is shown from 0, black, to 255, white; other dtypes from the least to the largest value.
 
     Args:
+      buffer, state: What to draw from; or a `Sample` to show, in place of both.
       key: PRNG key of the draw; None: `jax.random.key(0)`.
       number: Rows to show.
       observation: Leaf of `batch.data` with frames; None: "obs", or the first that looks like frames.
@@ -69,9 +70,12 @@ def frames(
       (1, 3)
     """
     call = "plot.frames"
-    _style.check(call, buffer, state)
     _style.check_count(call, "number", number)
+    if isinstance(buffer, Sample):
+        return draw_batch(call, buffer, observation, next_observation, int(number), ax)
+    _style.check(call, buffer, state)
     if batch is None:
+        assert state is not None
         batch = buffer.peek(state, jax.random.key(0) if key is None else key, int(number))
     elif not hasattr(batch, "data"):
         raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a Sample. Pass buffer.peek(state, key, 6).")

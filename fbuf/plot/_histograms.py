@@ -9,6 +9,7 @@ import numpy as np
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary import Quantiles, Seen, seen
 from fbuf._buffer.summary.statistics import episode_lengths as lengths_of
+from fbuf._core.arguments import check_choice
 from fbuf.plot import _style
 
 if TYPE_CHECKING:
@@ -169,8 +170,7 @@ class Evolution:
     """
 
     def __init__(self, of: str = "priorities") -> None:
-        if of not in OF:
-            raise ValueError(f"plot.Evolution: of is {of!r}; expected one of {', '.join(OF)}.")
+        check_choice("plot.Evolution", "of", of, tuple(OF))
         self.of = of
         self.steps: list[float] = []
         self.quantiles: list[Quantiles] = []

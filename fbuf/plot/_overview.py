@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
 
 
-def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any = None) -> dict[str, Any]:
+def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any = None) -> Any:
     """Plot ages, priorities, episode lengths, memory, and frames if rows have some.
 
     Args:
       key: PRNG key of the draw that is shown; None: `jax.random.key(0)`.
       figure: Figure to draw into; None: a new one of pyplot.
     Returns:
-      Axes by name: "ages", "memory", and those of "priorities", "episode_lengths" and "frames" that apply.
+      The axes of the ages. `axes.figure.axes` has all, each labelled with its name: "ages", "memory", and those of
+      "priorities", "episode_lengths" and "frames" that apply.
     Raises:
       ImportError: matplotlib is missing.
     """
@@ -42,16 +43,16 @@ def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any
         figure.set_layout_engine("constrained")
     top, bottom = figure.add_gridspec(2, 1, height_ratios=(1.0, 1.25 if pictures else 0.9))
     grid = top.subgridspec(1, len(tops))
-    made = {name: draw(buffer, state, ax=figure.add_subplot(grid[i])) for i, (name, draw) in enumerate(tops)}
+    made = [draw(buffer, state, ax=figure.add_subplot(grid[i], label=name)) for i, (name, draw) in enumerate(tops)]
     if not pictures:
-        made["memory"] = memory(buffer, state, ax=figure.add_subplot(bottom))
-        return made
+        memory(buffer, state, ax=figure.add_subplot(bottom, label="memory"))
+        return made[0]
     grid = bottom.subgridspec(1, 2, width_ratios=(1.0, 1.7))
-    left, right = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
+    left, right = figure.add_subplot(grid[0], label="memory"), figure.add_subplot(grid[1], label="frames")
     figure.canvas.draw()  # their sizes are known only then
-    made["memory"] = memory(buffer, state, ax=left)
-    made["frames"] = frames(buffer, state, key, number=10, ax=right)
-    return made
+    memory(buffer, state, ax=left)
+    frames(buffer, state, key, number=10, ax=right)
+    return made[0]
 
 
 def memory(buffer: Buffer, state: BufferState, *, ax: Any = None) -> Any:

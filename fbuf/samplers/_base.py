@@ -134,9 +134,6 @@ class PrioritySampler(BaseSampler):
                     f"{kind}: {name} is {value!r}; expected a {what}. Anneal it with buffer.set(state, {name}=...)."
                 )
             object.__setattr__(self, name, float(value))
-        for name, known in (("normalize", ("batch", "buffer", None)), ("largest", ("seen", "held"))):
-            if own[name] not in known:
-                raise ValueError(f"{kind}: {name} is {own[name]!r}; expected {' or '.join(map(repr, known))}.")
 
     def set(self, sampler: Any, **numbers: Any) -> Any:
         return with_numbers(sampler, **numbers)

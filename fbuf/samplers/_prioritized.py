@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,19 +90,17 @@ class Prioritized(PrioritySampler, LimitedSampler):
     alpha: float = 0.6
     beta: float = 0.4
     eps: float = 1e-6
-    normalize: str | None = "batch"
+    normalize: Literal["batch", "buffer", None] = "batch"
     stratified: bool = True
     replace: bool = True
     uniform: float | None = None
-    largest: str = "seen"
-    on: str = "device"
+    largest: Literal["seen", "held"] = "seen"
+    on: Literal["device", "host"] = "device"
 
     annealed = ("alpha", "beta", "eps", "uniform")
 
     def __post_init__(self) -> None:
         self._check()
-        if self.on not in ("device", "host"):
-            raise ValueError(f'Prioritized: on is {self.on!r}; expected "device" or "host".')
         for name in ("replace", "uniform", "largest") if self.on == "host" else ():
             value, default = getattr(self, name), getattr(type(self), name)
             if value != default:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +77,10 @@ class Ranked(PrioritySampler):
 
     alpha: float = 0.7
     beta: float = 0.5
-    normalize: str | None = "batch"
+    normalize: Literal["batch", "buffer", None] = "batch"
     stratified: bool = True
     uniform: float | None = None
-    largest: str = "seen"
+    largest: Literal["seen", "held"] = "seen"
 
     annealed = ("alpha", "beta", "uniform")
     rebuilds = ""

@@ -8,7 +8,7 @@ weighs the K E runs, chooses one, then one of its anchors; the anchor queue (`fb
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ class Staleness(BaseSampler):
 
     maximum: int
     version: str | None = None
-    decay: str = "inverse"
+    decay: Literal["inverse", "exponential", "none"] = "inverse"
     half_life: float | None = None
     unit: int = 1
     runs: int | None = None
@@ -105,8 +105,6 @@ class Staleness(BaseSampler):
             if not isinstance(self.version, (str, tuple)):
                 raise TypeError(f"Staleness: version is {self.version!r}; expected the name of a leaf, or None.")
             object.__setattr__(self, "version", name_of(self.version))
-        if self.decay not in ("inverse", "exponential", "none"):
-            raise ValueError(f'Staleness: decay is {self.decay!r}; expected "inverse", "exponential" or "none".')
         if self.decay == "exponential":
             if not isinstance(self.half_life, (int, float)) or not 1e-30 < self.half_life < 1e30:
                 raise ValueError(

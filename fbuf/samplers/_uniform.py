@@ -7,6 +7,7 @@ and 8 more if episodes are drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +41,7 @@ class Uniform(BaseSampler):
       Uniform()
     """
 
-    over: str = "anchors"
-
-    def __post_init__(self) -> None:
-        if self.over not in ("anchors", "episodes"):
-            raise ValueError(f'Uniform: over is {self.over!r}; expected "anchors" or "episodes".')
+    over: Literal["anchors", "episodes"] = "anchors"
 
     @property
     def by_episode(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import cast
+from typing import Literal, cast
 
 import jax
 
@@ -66,7 +66,7 @@ class Compressed(HostStorage):
     keys: tuple[str, ...] | None = None
     codec: Codec | Mapping[str, Codec] = Zstd()
     slack: int | None = None
-    on_expired: str = "raise"
+    on_expired: Literal["raise", "mask"] = "raise"
     cache: int = 0
     stacks: bool = True
     path: str | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,7 @@ class Deduplicated:
     keys: tuple[str, ...] | None = None
     block: Any = None
     blocks: Any = None
-    on_full: str = "retire"
+    on_full: Literal["retire", "refuse"] = "retire"
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, str):
@@ -73,8 +73,6 @@ class Deduplicated:
             )
         if self.keys is not None:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
-        if self.on_full not in ("retire", "refuse"):
-            raise ValueError(f'Deduplicated: on_full is {self.on_full!r}; expected "retire" or "refuse".')
         object.__setattr__(self, "block", _by_leaf(self.block, _checked_block))
         object.__setattr__(self, "blocks", _by_leaf(self.blocks, _checked_blocks))
 

@@ -295,10 +295,8 @@ def load_store(rows: SideRows, arrays: Mapping[str, Any]) -> SideRows:
     return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device, last)
 
 
-def check_settings(call: str, slack: int | None, on_expired: str) -> None:
-    """Check the settings common to host storages."""
-    if on_expired not in ("raise", "mask"):
-        raise ValueError(f'{call}: on_expired is {on_expired!r}; expected "raise" or "mask".')
+def check_slack(call: str, slack: int | None) -> None:
+    """Raise unless it is an int >= 0, or None."""
     if slack is not None and (isinstance(slack, bool) or not isinstance(slack, int) or slack < 0):
         raise ValueError(
             f"{call}: slack is {slack!r}; expected an int >= 0, rows to keep beyond the capacity, or None."

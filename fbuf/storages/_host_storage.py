@@ -7,7 +7,7 @@ and `_host_reads`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -64,7 +64,7 @@ class HostStorage:
             raise TypeError(f"{name}: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},).")
         if self.keys is not None:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
-        _host_rows.check_settings(name, self.slack, self.on_expired)
+        _host_rows.check_slack(name, self.slack)
         if self.path is not None:
             object.__setattr__(self, "path", _on_disk.checked_path(name, self.path))
         _on_disk.check_sync(name, self.sync)
@@ -224,7 +224,7 @@ class Host(HostStorage):
 
     keys: tuple[str, ...] | None = None
     slack: int | None = None
-    on_expired: str = "raise"
+    on_expired: Literal["raise", "mask"] = "raise"
 
     def __post_init__(self) -> None:
         self._check()

@@ -6,6 +6,8 @@ raises OSError; a mapping would end the process with SIGBUS.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fbuf._core.component import component
 from fbuf.storages._host_storage import HostStorage
 
@@ -47,7 +49,7 @@ class Memmap(HostStorage):
     path: str | None = None
     keys: tuple[str, ...] | None = None
     slack: int | None = None
-    on_expired: str = "raise"
+    on_expired: Literal["raise", "mask"] = "raise"
     sync: float | None = None
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from fbuf._buffer.state import BufferState
 from fbuf._concurrency.prefetcher import Prefetch
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
+from fbuf._core.arguments import DrawOptions, check_choice, did_you_mean
 from fbuf._core.sample import Sample
 from fbuf.torch._dtypes import import_torch
 from fbuf.torch._tensordict import to_tensordict
@@ -177,7 +178,7 @@ class Loader:
     Example:
       >>> import fbuf, numpy as np, torch
       >>> replay = fbuf.Replay(fbuf.prioritized(100), {"obs": np.zeros(3, np.float32)})
-      >>> replay.extend({"obs": torch.ones(10, 3)})
+      >>> index = replay.extend({"obs": torch.ones(10, 3)})
       >>> for batch in Loader(replay, 4, steps=2):
       ...     replay.update_priority(batch.index, batch.data["obs"].sum(1))
       >>> loader = torch.utils.data.DataLoader(Loader(replay, 4, steps=2), batch_size=None)
@@ -196,13 +197,13 @@ class Loader:
         steps: int | None = None,
         epochs: int | None = None,
         prefetch: int = 2,
-        to: str = "torch",
+        to: Literal["torch", "tensordict"] = "torch",
         device: Any = None,
         pin: bool | None = None,
         transform: Callable[[Any], Any] | None = None,
         state: BufferState | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[DrawOptions],
     ) -> None:
         torch = import_torch("Loader")
         _check(source, state, steps, epochs, prefetch, to, options)
@@ -301,7 +302,7 @@ def _refuse_collating(batch: Any, **_: Any) -> Any:
     raise TypeError("Loader: the DataLoader would batch the batches. Write DataLoader(loader, batch_size=None).")
 
 
-def _check(source: Any, state: Any, steps: Any, epochs: Any, prefetch: Any, to: Any, options: dict[str, Any]) -> None:
+def _check(source: Any, state: Any, steps: Any, epochs: Any, prefetch: Any, to: Any, options: Any) -> None:
     if not hasattr(source, "sample"):
         raise TypeError(f"Loader: source is {type(source).__name__}; expected a Replay or a Buffer.")
     if type(source).__name__ == "Mixture":
@@ -323,11 +324,11 @@ def _check(source: Any, state: Any, steps: Any, epochs: Any, prefetch: Any, to: 
         raise TypeError(
             "Loader: epochs needs a Replay, but source is a Buffer. Write Loader(fbuf.Replay(buffer, state), 256, epochs=1)."
         )
-    if to not in ("torch", "tensordict"):
-        raise ValueError(f'Loader: to is {to!r}; expected "torch" or "tensordict".')
+    check_choice("Loader", "to", to, ("torch", "tensordict"))
     sampler = getattr(source, "buffer", source).sampler
     allowed, of = (tuple(sampler.options), repr(sampler)) if epochs is None else (("shuffle", "drop_last"), "an epoch")
     for name in options:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
-            raise ValueError(f"Loader: {of} has no option '{name}' (it has: {known}). Leave it out.")
+            hint = did_you_mean(name, allowed) or " Leave it out."
+            raise ValueError(f"Loader: {of} has no option '{name}' (it has: {known}).{hint}")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree
+from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._interfaces.transform import Context, Transform
 
 
@@ -49,10 +49,17 @@ class Map:
         fn: Callable[..., Any] = self.fn
         for _ in range(context.mapped):
             fn = jax.vmap(fn)
-        if not self.keyed:
-            return fn(data)
-        assert context.key is not None
-        return fn(data, jax.random.split(context.key, jax.tree.leaves(data)[0].shape[: context.mapped]))
+        keys: tuple[Any, ...] = ()
+        if self.keyed:
+            assert context.key is not None
+            keys = (jax.random.split(context.key, jax.tree.leaves(data)[0].shape[: context.mapped]),)
+        try:
+            return fn(data, *keys)
+        except Exception as error:
+            shapes = {n: list(leaf.shape[context.mapped :]) for n, leaf in named_leaves(data).items()}
+            what = "window" if context.mapped < context.lead else "row"
+            error.add_note(f"Map.fn, {self.fn!r}, gets one {what} without the batch axis, leaves of shape {shapes}.")
+            raise
 
     def inverse(self) -> Transform:
         """Return `inverse_fn` as a transform.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._core.pytree import PyTree, Spec, name_of
+from fbuf._core.pytree import PyTree, Spec, name_of, nested, under
 from fbuf._indexing.anchors import CUT, END, RESET
 
 MADE = ("mask", "is_first", "learning_mask")
@@ -19,6 +19,11 @@ MADE = ("mask", "is_first", "learning_mask")
 def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
     """Raise unless every leaf that ends an episode exists and is boolean."""
     for name in names:
+        if list(spec) == [""]:
+            raise TypeError(
+                f"{view}: episode_end names '{name}', but rows are one unnamed array. Write episode_end=(), or add dicts: "
+                f"{{'obs': x, '{name}': end}}."
+            )
         if name not in spec:
             raise ValueError(f"{view}: episode_end names '{name}'; expected leaves of {', '.join(spec)}.")
         check_flag(view, name, spec)
@@ -26,9 +31,20 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
 
 def check_flag(view: str, name: str, spec: Spec) -> None:
     """Raise unless the leaf is one boolean a row."""
-    if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
-        found = f"{spec[name].dtype}{list(spec[name].shape)}"
-        raise TypeError(f"{view}: leaf '{name}' is {found}; expected bool[] a row. Cast with x.astype(bool).")
+    leaf = spec[name]
+    check_single(view, name, leaf, "bool[]")
+    if leaf.dtype != jnp.bool_ or leaf.shape:
+        fix = "The example is one row of one lane: x[0]." if leaf.shape else "Cast with x.astype(bool)."
+        raise TypeError(f"{view}: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected bool[] a row. {fix}")
+
+
+def check_single(view: str, name: str, leaf: jax.ShapeDtypeStruct, expected: str) -> None:
+    """Raise if a leaf of one value a row has an axis of length 1, which would broadcast against the others."""
+    if leaf.shape == (1,):
+        raise ValueError(
+            f"{view}: leaf '{name}' is {leaf.dtype}[1]; expected {expected} a row. Drop its last axis before `init` and "
+            f"`extend`: x[..., 0]."
+        )
 
 
 def check_id(view: str, name: str | None, spec: Spec) -> None:
@@ -43,15 +59,13 @@ def check_id(view: str, name: str | None, spec: Spec) -> None:
 
 
 def check_autoreset(view: str, autoreset: str | None, ends: tuple[str, ...]) -> None:
-    """Raise if the value is invalid, or missing where rows end episodes."""
+    """Raise if the value is missing where rows end episodes."""
     if autoreset is None and ends:
         raise ValueError(
             f"{view}: autoreset is missing; rows end episodes ({', '.join(ends)}), and the view must know what row follows. "
             f'Write autoreset="next_step" for gymnasium.vector environments (their default mode), or '
             f'autoreset="same_step" for SAME_STEP mode, manual resets and JAX environments.'
         )
-    if autoreset not in (None, "same_step", "next_step"):
-        raise ValueError(f'{view}: autoreset is {autoreset!r}; expected "same_step" or "next_step".')
 
 
 def checked_ends(view: str, names: Any) -> tuple[str, ...]:
@@ -67,26 +81,26 @@ def last_bit(autoreset: str | None) -> int:
     return RESET | CUT if autoreset == "next_step" else END
 
 
-def whole_rows(structure: Any, spec: Spec, arrays: Several[jax.Array], masks: Several[jax.Array]) -> dict[str, Any]:
-    """Return every leaf of the rows in their structure below the top names, and the masks `MADE`."""
-    leaves, tops = dict(zip(spec, arrays, strict=True)), dict.fromkeys(name.split("/")[0] for name in spec)
-    return {top: subtree(structure, spec, top, leaves) for top in tops} | dict(zip(MADE, masks, strict=True))
+def with_masks(rows: PyTree, masks: Several[jax.Array]) -> dict[str, Any]:
+    """Return a dict of the rows, flat if they are a dict and under `row` otherwise, and the masks `MADE`."""
+    return (rows if isinstance(rows, dict) else {"row": rows}) | dict(zip(MADE, masks, strict=True))
 
 
-def check_window_rows(view: str, ends: tuple[str, ...], episode: str | None, spec: Spec) -> None:
-    """Raise unless windows can be made of the rows."""
-    check_ends(view, ends, spec)
-    check_id(view, episode, spec)
-    if list(spec) == [""]:
-        raise TypeError(f"{view}: rows are one unnamed array; expected a dict of leaves. Write {{'obs': x}}.")
-    check_free(view, MADE, spec)
+def beside(structure: Any, spec: Spec, leaves: dict[str, jax.Array]) -> dict[str, Any]:
+    """Return some leaves of rows under their top names, in their structure if all leaves below the name are given."""
+    rows = _children(structure.unflatten([leaves.get(n) for n in spec]))
+    whole = {top: all(name in leaves for name in under(top, spec)) for top in rows}
+    return {top: rows[top] if whole[top] else part for top, part in nested(leaves).items()}
 
 
 def check_free(view: str, made: tuple[str, ...], names: Iterable[str]) -> None:
     """Raise if the rows have a leaf that the view makes."""
     for name in names:
         if name.split("/")[0] in made:
-            raise ValueError(f"{view}: rows have a leaf '{name}', which the view makes ({', '.join(made)}). Rename it.")
+            raise ValueError(
+                f"{view}: rows have a leaf '{name}', but the view adds {', '.join(made)}. Rename it, or nest the rows: "
+                f"{{'step': row}}."
+            )
 
 
 def subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array]) -> PyTree:
@@ -95,5 +109,11 @@ def subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array])
         return leaves[name]
     rows = structure.unflatten([leaves.get(n) for n in spec])
     for part in name.split("/"):
-        rows = rows[part] if isinstance(rows, dict) else rows[int(part)] if part.isdigit() else getattr(rows, part)
+        rows = _children(rows)[part]
     return rows
+
+
+def _children(node: PyTree) -> dict[str, PyTree]:
+    """Return the children of a pytree node by name."""
+    pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): child for path, child in pairs}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ class Hindsight:
     reward: Callable[[jax.Array, jax.Array], jax.Array]
     goal: str = "obs/desired_goal"
     achieved: str = "obs/achieved_goal"
-    strategy: str = "future"
+    strategy: Literal["future", "final", "episode"] = "future"
     fraction: float = 0.8
 
     def __post_init__(self) -> None:
@@ -92,8 +92,6 @@ class Hindsight:
             object.__setattr__(self, field, name_of(name))
         if self.goal == self.achieved:
             raise ValueError(f"Hindsight: goal and achieved are both '{self.goal}'; expected two leaves.")
-        if self.strategy not in ("future", "final", "episode"):
-            raise ValueError(f'Hindsight: strategy is {self.strategy!r}; expected "future", "final" or "episode".')
         if not isinstance(self.fraction, (int, float, np.floating)) or not 0 <= self.fraction <= 1:
             raise ValueError(f"Hindsight: fraction is {self.fraction!r}; expected a number in [0, 1].")
         object.__setattr__(self, "fraction", float(self.fraction))

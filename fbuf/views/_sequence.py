@@ -8,7 +8,7 @@ overwritten.
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,16 @@ from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import check_autoreset, check_window_rows, checked_ends, last_bit, whole_rows
+from fbuf.views._fields import (
+    MADE,
+    check_autoreset,
+    check_ends,
+    check_free,
+    check_id,
+    checked_ends,
+    last_bit,
+    with_masks,
+)
 
 
 class _WindowView:
@@ -31,26 +40,35 @@ class _WindowView:
 
     episode_end: tuple[str, ...]
     episode: str | None
+    adds = True
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return self.episode_end, None
 
     def check(self, spec: Spec) -> None:
-        check_window_rows(type(self).__name__, self.episode_end, self.episode, spec)
+        kind = type(self).__name__
+        check_ends(kind, self.episode_end, spec)
+        check_id(kind, self.episode, spec)
+        if self.adds:
+            check_free(kind, MADE, spec)
 
     def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
-        return whole_rows(structure, spec, arrays, window.context)
+        rows = structure.unflatten(arrays)
+        return with_masks(rows, window.context) if self.adds else rows
 
 
 @component
 class Sequence(_WindowView):
     """Return windows of `length` rows: leaves `[B, T, ...]`, T = length.
 
-    `batch.data` is a dict with every leaf of the rows under its own name, and
+    `batch.data` is a dict with every leaf of the rows under its own name (rows that are not a dict are whole under `row`), and
 
     * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
     * `is_first` bool[B, T]: the row begins an episode (with `dilation`: one began since the previous row);
     * `learning_mask` bool[B, T]: the row exists, follows the burn-in, precedes the bootstrap rows, and is no reset row.
+
+    With episode_end=(), and without burn-in, bootstrap rows, reset rows and boundary="mask", these say nothing: `batch.data`
+    is then the rows alone, in their own pytree (a dict, a NamedTuple, a dataclass, one array).
 
     Attributes:
       length: T >= 1, rows of a window, including burn-in and bootstrap rows.
@@ -84,10 +102,10 @@ class Sequence(_WindowView):
     bootstrap: int = 0
     stride: int = 1
     dilation: int = 1
-    boundary: str = "stop"
+    boundary: Literal["stop", "mask", "cross"] = "stop"
     at: int = 0
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: str | None = None
+    autoreset: Literal["same_step", "next_step"] | None = None
     episode: str | None = None
 
     def __post_init__(self) -> None:
@@ -100,13 +118,17 @@ class Sequence(_WindowView):
                 f"Sequence: burn_in={self.burn_in} and bootstrap={self.bootstrap} leave no row of length={self.length} to "
                 f"learn from. Use length={self.burn_in + self.bootstrap + 1} or more."
             )
-        if self.boundary not in ("stop", "mask", "cross"):
-            raise ValueError(f'Sequence: boundary is {self.boundary!r}; expected "stop", "mask" or "cross".')
         if self.at and (self.boundary != "mask" or self.at >= self.length):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
         check_autoreset("Sequence", self.autoreset, self.episode_end)
+
+    @property
+    def adds(self) -> bool:  # type: ignore[override]
+        """Whether batches have masks besides the rows."""
+        rows_differ = self.burn_in or self.bootstrap or self.autoreset == "next_step" or self.boundary == "mask"
+        return bool(self.episode_end or self.episode or rows_differ)
 
     @property
     def back(self) -> int:
@@ -189,7 +211,7 @@ class Sequence(_WindowView):
 class Episode(_WindowView):
     """Return whole episodes, padded: leaves `[B, T, ...]`, T = max_length; with `Uniform` every episode is equally likely.
 
-    `batch.data` is a dict with every leaf of the rows under its own name, and
+    `batch.data` is a dict with every leaf of the rows under its own name (rows that are not a dict are whole under `row`), and
 
     * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
     * `is_first` bool[B, T]: the row begins the episode: the first;
@@ -215,15 +237,13 @@ class Episode(_WindowView):
     """
 
     max_length: int
-    longer: str = "skip"
+    longer: Literal["skip", "cut"] = "skip"
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: str | None = None
+    autoreset: Literal["same_step", "next_step"] | None = None
     episode: str | None = None
 
     def __post_init__(self) -> None:
         check_int("Episode", "max_length", self.max_length)
-        if self.longer not in ("skip", "cut"):
-            raise ValueError(f'Episode: longer is {self.longer!r}; expected "skip" or "cut".')
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
         object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
         check_autoreset("Episode", self.autoreset, self.episode_end)

@@ -15,7 +15,7 @@ with m = n, or fewer if the episode ends earlier. `Transition` documents the end
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,13 @@ from jax import lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, name_of, nested, under
+from fbuf._core.pytree import PyTree, Spec, expand, name_of, under
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import check_autoreset, check_flag, check_free, check_id, subtree
+from fbuf.views._fields import beside, check_autoreset, check_flag, check_free, check_id, check_single, subtree
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation", "episode")
@@ -84,8 +84,8 @@ class Transition:
     terminated: str | None = "terminated"
     truncated: str | None = "truncated"
     final_observation: str | None = None
-    pad: str = "zero"
-    autoreset: str | None = None
+    pad: Literal["zero", "repeat"] = "zero"
+    autoreset: Literal["same_step", "next_step"] | None = None
     episode: str | None = None
 
     def __post_init__(self) -> None:
@@ -97,8 +97,6 @@ class Transition:
             check_int("Transition", "stack", self.stack, hint=", or None for no stack")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"Transition: gamma is {self.gamma!r}; expected a number in [0, 1].")
-        if self.pad not in ("zero", "repeat"):
-            raise ValueError(f'Transition: pad is {self.pad!r}; expected "zero" or "repeat".')
         if self.autoreset is None and self.final_observation is not None:
             object.__setattr__(self, "autoreset", "same_step")
         check_autoreset("Transition", self.autoreset, self.episode_fields()[0])
@@ -142,6 +140,7 @@ class Transition:
         for name in self.episode_fields()[0]:
             check_flag("Transition", name, spec)
         check_id("Transition", self.episode, spec)
+        check_single("Transition", self.reward, spec[self.reward], "one number")
         if self.final_observation is not None:
             now = {n.removeprefix(self.observation): spec[n] for n in under(self.observation, spec)}
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
@@ -267,7 +266,7 @@ class Transition:
             data["action"] = subtree(structure, spec, self.action, actions)
         data |= {"reward": total, "discount": discount}
         data["next_obs"] = subtree(structure, spec, self.observation, next_obs)
-        return data | nested(dict(zip(self._others(spec), rest, strict=True)))
+        return data | beside(structure, spec, dict(zip(self._others(spec), rest, strict=True)))
 
     def _others(self, spec: Spec) -> list[str]:
         """Return the leaves of the row that are passed on unchanged."""

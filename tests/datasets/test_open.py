@@ -71,7 +71,7 @@ def test_verify_names_the_damaged_segment(tmp_path: Path) -> None:
         datasets.verify(tmp_path)
     with pytest.raises(fbuf.StoreCorrupted, match="segment 1"):
         datasets.open(tmp_path, verify="full")
-    with pytest.raises(ValueError, match="expected 'full' or 'lazy'"):
+    with pytest.raises(ValueError, match='expected "full" or "lazy"'):
         datasets.open(tmp_path, verify="no")
 
 

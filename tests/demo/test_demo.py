@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -19,6 +21,15 @@ def test_newest_returns_the_rows_that_are_stored() -> None:
     for number, steps in ((40, 5), (47, 5), (48, 6), (1_000, 6)):
         found = _compare_storages.newest(buffer, replay, number)
         jax.tree.map(np.testing.assert_array_equal, found, {name: x[6 - steps :] for name, x in rows.items()})
+
+
+def test_help_shows_every_option_as_optional(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+    shown = " ".join(capsys.readouterr().out.partition("options:")[0].split())
+    usage = shown[shown.index("fbuf demo ") : shown.index("Trains")]
+    assert usage.replace(" [", "[").rstrip().endswith("]") and "..." not in usage and "--compare" in usage
+    assert not re.sub(r"\[[^\[\]]*\]", "", usage.removeprefix("fbuf demo ")).strip()  # nothing outside brackets
 
 
 def test_epsilon_falls_and_stays() -> None:

@@ -75,6 +75,30 @@ def test_a_storage_of_rounded_rows(stored: str) -> None:
     assert ours.plan(EXAMPLE).device == ours.nbytes(state)["device"]
 
 
+def test_a_sampler_that_returns_one_array_is_named() -> None:
+    @parts.component
+    class Alone(parts.NthSampler):
+        flat: bool = True
+
+        def pick(self, key: jax.Array, batch_size: int, total: jax.Array) -> Any:
+            nth = jnp.zeros(batch_size, jnp.int32)
+            return nth if self.flat else (nth, jnp.float32(1))
+
+    @parts.component
+    class Undrawn(Alone):
+        def draw(self, *given: Any) -> Any:
+            return given[0]
+
+    for sampler, said in (
+        (Alone(), r"Alone.pick returned a \w+ of shapes \[\[4\]\]; expected two arrays \[4\]: return nth, probability"),
+        (Alone(flat=False), r"Alone.pick returned a tuple of shapes \[\[4\], \[\]\]"),
+        (Undrawn(), r"Undrawn.draw returned a \w+; expected a tuple of its state and a fbuf.parts.Draw"),
+    ):
+        buffer = fbuf.Buffer(8, sampler=sampler)
+        with pytest.raises(TypeError, match=said):
+            buffer.peek(buffer.init({"t": 0}), jax.random.key(0), 4)
+
+
 def test_a_sampler_draws_with_its_probabilities() -> None:
     buffer = fbuf.Buffer(10, sampler=OWN["Lately"]())
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(13)})

@@ -216,16 +216,14 @@ def test_an_empty_replay_without_a_limit_is_an_error() -> None:
 def test_next_has_a_timeout() -> None:
     replay = make()
     with replay.batches(10, timeout=0) as batches:
-        with pytest.raises(
-            TimeoutError, match=r"Replay\.batches: no batch in 0 s; 0 rows are held, but min_size is 10"
-        ):
+        with pytest.raises(TimeoutError, match=r"Replay\.batches: no batch in 0 s; 0 rows held, but min_size is 10"):
             next(batches)
         replay.extend(rows(0, 10))
         soon(lambda: batches._ahead._ready)
         assert next(batches).mask.all()  # it goes on
         soon(lambda: replay.pace.drawn == 20 and waiting(replay) == 1 and batches._ahead._ready)
         next(batches)
-        with pytest.raises(TimeoutError, match=r"no batch in 0 s; 10 rows were added and 20 drawn"):
+        with pytest.raises(TimeoutError, match=r"no batch in 0 s; 10 rows added and 20 drawn"):
             next(batches)
     with make(None).batches(4, timeout=0) as batches, replay._lock.acquire():
         assert batches._explain() == "one is being drawn"

@@ -74,7 +74,7 @@ def test_ragged_rows_count() -> None:
     replay = fbuf.Replay(buffer, {"text": "a", "t": 0}, unlimited=True, limit=limits.queue(6))
     for i in range(6):
         replay.add({"text": "ab" * i, "t": i}, timeout=0)
-    with pytest.raises(TimeoutError, match="6 rows were added and 0 drawn"):
+    with pytest.raises(TimeoutError, match="6 rows added and 0 drawn"):
         replay.add({"text": "", "t": 0}, timeout=0)
     assert replay.sample(2, timeout=0).mask.all() and len(replay) == 6
 
@@ -106,7 +106,7 @@ def test_a_sampler_waits_for_a_window() -> None:
     buffer = fbuf.Buffer(32, view=fbuf.views.Sequence(4, episode_end=()))
     replay = fbuf.Replay(buffer, EXAMPLE, limit=limits.min_size(1))
     replay.extend(rows(0, 3))
-    with pytest.raises(TimeoutError, match="3 rows are held, but too few of them can be sampled yet"):
+    with pytest.raises(TimeoutError, match="3 rows held, but too few of them can be sampled yet"):
         replay.sample(2, timeout=0)
     thread = Thread(replay.sample, 2)
     soon(lambda: waiting(replay) == 1)
@@ -123,7 +123,7 @@ def test_clear_wakes_an_adder() -> None:
     replay.clear()
     thread.ends()
     assert len(replay) == 5
-    with pytest.raises(TimeoutError, match="5 rows are held, but min_size is 10"):
+    with pytest.raises(TimeoutError, match="5 rows held, but min_size is 10"):
         replay.sample(10, timeout=0)
 
 
@@ -153,14 +153,12 @@ def test_a_timeout_ends_an_adder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_timeout_ends_a_sampler() -> None:
     replay = make()
-    with pytest.raises(
-        TimeoutError, match=r"Replay\.sample: 10 draws .* 0 rows are held, but min_size is 10\. Add rows"
-    ):
+    with pytest.raises(TimeoutError, match=r"Replay\.sample: 10 draws .* 0 rows held, but min_size is 10\. Add rows"):
         replay.sample(10, timeout=0)
     replay.extend(rows(0, 10))
     replay.sample(10)
     replay.sample(10)
-    with pytest.raises(TimeoutError, match=r"10 rows were added and 20 drawn, .* 0 and would be -10, but min_"):
+    with pytest.raises(TimeoutError, match=r"10 rows added and 20 drawn, .* 0 and would be -10, but min_"):
         replay.sample(10, timeout=0.001)
 
 

@@ -293,7 +293,7 @@ ONE = np.zeros(1, np.float32)
 MISTAKES = [
     ([ROW, ROW | {"obs": [1.0]}], TypeError, r"leaf 'obs' of row 1 is list; expected an array of float32"),
     ([ROW | {"obs": object()}], TypeError, r"leaf 'obs' of row 0 is object; expected an array"),
-    ([ROW | {"obs": np.zeros(3)}], TypeError, r"leaf 'obs' of row 0 is float64;.*astype\('float32'\)"),
+    ([ROW | {"obs": np.zeros(3)}], TypeError, r"leaf 'obs' of row 0 is float64;.*astype\(jnp.float32\)"),
     ([ROW | {"text": 3}], TypeError, r"leaf 'text' of row 0 is int; expected str"),
     ([ROW | {"reward": "x"}], TypeError, r"leaf 'reward' of row 0 is str; expected float32\[\].*keys"),
     (

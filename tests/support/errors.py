@@ -56,14 +56,16 @@ class Named:
 ROWS = """
 BUFFER.extend(state, rows(5, reward=None))
     ValueError Buffer.extend: leaf 'reward' is missing | got: next/done, obs | expected: next/done, obs, reward
+BUFFER.extend(state, rows(5, obs=zeros(5, 2)))
+    TypeError leaf 'obs' is float32; this buffer was initialised with uint8. Initialise with float32, or convert the rows
+BUFFER.extend(state, rows(5, obs=zeros(5, 2, dtype="int8")))
+    TypeError leaf 'obs' is int8; this buffer was initialised with uint8. Cast with x.astype(jnp.uint8).
 BUFFER.extend(state, rows(5, actoin=zeros(5)))
     ValueError Buffer.extend: leaf 'actoin' is not in this buffer | expected: next/done, obs, reward
 BUFFER.extend(state, rows(5, next={"end": zeros(5, dtype="bool")}))
     ValueError leaf 'next/done' is missing and leaf 'next/end' is not in this buffer
 BUFFER.extend(state, rows(5, next=Named(zeros(5, dtype="bool"))))
     ValueError Buffer.extend: rows are | expected PyTreeDef | the example given to `init`
-BUFFER.extend(state, rows(5, obs=zeros(5, 2)))
-    TypeError Buffer.extend: leaf 'obs' is float32 | initialised with uint8 | x.astype(jnp.uint8)
 BUFFER.extend(state, rows(5, next={"done": zeros(5)}))
     TypeError leaf 'next/done' is float32 | initialised with bool | x.astype(
 BUFFER.extend(state, rows(5, obs=zeros(5, 3, dtype="uint8")))
@@ -251,7 +253,7 @@ Prioritized(beta=float("nan"))
 Prioritized(eps=jnp.zeros(()))
     ValueError Anneal it with buffer.set(state, eps=...)
 Prioritized(normalize="max")
-    ValueError Prioritized: normalize is 'max'; expected 'batch'
+    ValueError Prioritized: normalize is 'max'; expected "batch"
 Transition(n_step=0)
     ValueError Transition: n_step is 0; expected an int >= 1
 Transition(stack=0)
@@ -262,6 +264,20 @@ Transition(pad="edge")
     ValueError Transition: pad is 'edge'; expected "zero" or "repeat"
 Transition(autoreset="none")
     ValueError Transition: autoreset is 'none'; expected "same_step"
+Transition(autoreset="nextstep")
+    ValueError expected "same_step" or "next_step". Did you mean 'next_step'?
+Transition(autorest="next_step")
+    TypeError Transition: there is no option 'autorest'. Did you mean 'autoreset'?
+fbuf.prioritized(10, lane=2)
+    TypeError Buffer: there is no option 'lane'. Did you mean 'lanes'?
+fbuf.samplers.Prioritized(normalize="bach")
+    ValueError expected "batch", "buffer" or None. Did you mean 'batch'?
+fbuf.storages.Host(on_expired=["mask"])
+    ValueError Host: on_expired is ['mask']; expected "raise" or "mask".
+fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, bta=0.4)
+    ValueError has no number 'bta' (it has: beta). Did you mean 'beta'?
+fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, to="numpi")
+    ValueError Replay.sample: to is 'numpi'; expected "jax", "numpy" or "torch". Did you mean 'numpy'?
 Transition()
     ValueError Transition: autoreset is missing; rows end episodes (terminated, truncated)
         | Write autoreset="next_step" for gymnasium.vector environments (their default mode)
@@ -319,9 +335,21 @@ fbuf.Buffer(8, view=Transition(terminated="reward", autoreset="same_step")).init
 fbuf.Buffer(8, view=Transition(final_observation="action")).init(ROW)
     ValueError Transition: 'action' is
 fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"discount": ROW["reward"]})
-    ValueError Transition: rows have a leaf 'discount', which the view makes
+    ValueError Transition: rows have a leaf 'discount', but the view adds obs, action
 fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"terminated": {"x": np.bool_(False)}})
     ValueError terminated is 'terminated'
+fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"reward": zeros(1)})
+    ValueError Transition: leaf 'reward' is float32[1]; expected one number a row. | x[..., 0]
+fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"terminated": zeros(1, dtype="bool")})
+    ValueError Transition: leaf 'terminated' is bool[1]; expected bool[] a row. | x[..., 0]
+fbuf.Buffer(8, view=Sequence(2, autoreset="same_step")).init(ROW | {"truncated": zeros(1)})
+    ValueError Sequence: leaf 'truncated' is float32[1]; expected bool[] a row. | x[..., 0]
+fbuf.Buffer(8, lanes=4, view=Transition(autoreset="same_step")).init(many(4, ROW))
+    TypeError Transition: leaf 'terminated' is bool[4]; expected bool[] a row. The example is one row of one lane: x[0].
+BUFFER.init({"a": 1, 0: 2})
+    TypeError a dict has keys that cannot be sorted, such as 'a' and 0; expected strings
+fbuf.Replay(BUFFER, {"a": 1, 0: 2})
+    TypeError a dict has keys that cannot be sorted
 """
 PARTS = (fbuf.storages, fbuf.samplers, fbuf.views)
 SCOPE = {name: getattr(package, name) for package in PARTS for name in package.__all__} | globals()

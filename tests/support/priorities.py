@@ -72,7 +72,7 @@ Prioritized(uniform=float("nan"))
 Prioritized(alpha=None)
     ValueError Prioritized: alpha is None
 Prioritized(largest="now")
-    ValueError Prioritized: largest is 'now'; expected 'seen' or 'held'
+    ValueError Prioritized: largest is 'now'; expected "seen" or "held"
 Prioritized(uniform=0.1, replace=False)
     ValueError Prioritized: uniform is 0.1; expected None with replace=False
 Ranked(alpha=-1)

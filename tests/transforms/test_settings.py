@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -79,3 +80,17 @@ def test_names_of_subtrees_and_of_tuples() -> None:
     buffer = fbuf.Buffer(8, on_write=Select(("next/obs", "r")), on_read=Rename({("next", "obs"): "obs"}))
     state = buffer.init({"next": {"obs": 0.0, "t": 0}, "r": 0.0})
     assert buffer.peek(state, jax.random.key(0), 2).data.keys() == {"obs", "r"}
+
+
+@pytest.mark.parametrize(
+    ("view", "what"),
+    [
+        (fbuf.views.Row(), r"one row .* {'x': \[3\]}"),
+        (fbuf.views.Sequence(2, episode_end=()), r"one window .* \[2, 3\]"),
+    ],
+)
+def test_a_function_of_a_whole_batch_is_told_what_it_gets(view: Any, what: str) -> None:
+    buffer = fbuf.Buffer(8, view=view, on_read=Map(lambda batch: {"x": batch["x"].mean(axis=2)}))
+    with pytest.raises(IndexError) as caught:
+        buffer.init({"x": np.zeros(3, np.float32)})
+    assert re.search(f"Map.fn, <function .*, gets {what}", "".join(caught.value.__notes__))

@@ -287,7 +287,7 @@ WRONG = [
         TypeError,
         r"episode_end is None; expected a tuple of names",
     ),
-    (lambda: fbuf.Buffer(8, view=Sequence(2, episode_end=())).init(0.0), TypeError, r"one unnamed array"),
+    (lambda: fbuf.Buffer(8, view=DONE).init(0.0), TypeError, r"one unnamed array. Write episode_end=\(\)"),
     (lambda: Sequence(4.0, autoreset="same_step"), ValueError, r"length is 4.0; expected an int"),
     (lambda: Episode(0, autoreset="same_step"), ValueError, r"max_length is 0"),
     (
@@ -324,7 +324,7 @@ WRONG = [
     (
         lambda: fbuf.Buffer(8, view=Episode(2, autoreset="same_step")).init(FIRST),
         ValueError,
-        r"a leaf 'is_first', which the view makes .* Rename",
+        r"a leaf 'is_first', but the view adds .* Rename",
     ),
     (lambda: fbuf.trajectory(8, length=9, autoreset="same_step"), ValueError, r"Use capacity=9 or more"),
 ]

@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 
+from fbuf._core.arguments import check_choice
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, Folder
@@ -279,8 +280,7 @@ def restore(
 
 
 def _folder(path: Path, verify: str, disk: Disk) -> Folder:
-    if verify not in ("full", "lazy"):
-        raise ValueError(f"fbuf.load: verify is {verify!r}; expected 'full' or 'lazy'.")
+    check_choice("fbuf.load", "verify", verify, ("full", "lazy"))
     return Folder(path, disk)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from fbuf._core.arguments import check_choice
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.filesystem import Path
@@ -180,8 +181,7 @@ class DataSet:
         Cost: some 30 ms for a million Atari frames; memory 18 bytes a chunk, a byte a row for each leaf of few values,
           an eighth for each flag, and dictionaries as needed.
         """
-        if verify not in ("full", "lazy"):
-            raise ValueError(f"fbuf.datasets: verify is {verify!r}; expected 'full' or 'lazy'.")
+        check_choice("fbuf.datasets", "verify", verify, ("full", "lazy"))
         base = directory.root(path)
         manifest = manifest_file.load(base)
         return cls(base, manifest, _open_store(base, manifest, verify == "full", memory, cache))

@@ -17,6 +17,7 @@ from typing import Any
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import check_choice
 from fbuf._core.progress import Progress
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
@@ -114,10 +115,9 @@ def atari_dqn(
     game, run = split(_CALL, id)
     if not isinstance(download, bool) and download != "force":  # 0 == False, and is not it
         raise ValueError(f"{_CALL}: download is {download!r}; expected True, False or 'force'.")
-    choices = {"on_corrupt": (on_corrupt, ("raise", "skip")), "partial": (partial, ("keep", "drop"))}
-    for name, (value, expected) in {**choices, "verify": (verify, ("lazy", "full"))}.items():
-        if value not in expected:
-            raise ValueError(f"{_CALL}: {name} is {value!r}; expected {expected[0]!r} or {expected[1]!r}.")
+    check_choice(_CALL, "on_corrupt", on_corrupt, ("raise", "skip"))
+    check_choice(_CALL, "partial", partial, ("keep", "drop"))
+    check_choice(_CALL, "verify", verify, ("lazy", "full"))
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise ValueError(f"{_CALL}: workers is {workers!r}; expected a number of processes, 0 for none, or None.")
     numbers = plan.selected(_CALL, pieces)

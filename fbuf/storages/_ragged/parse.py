@@ -93,7 +93,7 @@ def _pad_leaf(
     if got.dtype != want.dtype:
         raise TypeError(
             f"{call}: leaf '{leaf.name}' is {got.dtype}; this buffer was initialised with {want.dtype}. "
-            f"Cast with x.astype(jnp.{want.dtype})."
+            f"{arguments.cast_or_init(got.dtype, want.dtype)}"
         )
     item, found = got.shape[cut:], got.shape[:cut]
     fits = len(item) == len(want.shape) and all(a <= b for a, b in zip(item, want.shape, strict=True))

@@ -86,7 +86,7 @@ def dense_value(call: str, name: str, value: Any, want: jax.ShapeDtypeStruct, ro
     if got.dtype != want.dtype:
         raise TypeError(
             f"{call}: leaf '{name}'{where} is {got.dtype}; this buffer was initialised with {want.dtype}. "
-            f"Cast with x.astype('{want.dtype}')."
+            f"{arguments.cast_or_init(got.dtype, want.dtype)}"
         )
     if got.shape != want.shape:
         raise ValueError(
@@ -126,7 +126,8 @@ def value_of(call: str, leaf: RaggedLeaf, given: Any, row: int | None) -> Any:
         value = narrow(f"{call}: {where}", "", value, dtype)
     if value.dtype != dtype:
         raise TypeError(
-            f"{call}: {where} is {value.dtype}; this buffer was initialised with {dtype}. Cast with x.astype('{dtype}')."
+            f"{call}: {where} is {value.dtype}; this buffer was initialised with {dtype}. "
+            f"{arguments.cast_or_init(value.dtype, dtype)}"
         )
     if leaf.maximum is not None and (
         value.ndim != len(leaf.maximum) or any(a > b for a, b in zip(value.shape, leaf.maximum, strict=True))

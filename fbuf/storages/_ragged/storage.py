@@ -8,7 +8,7 @@ read on access to `batch.lazy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +89,7 @@ class Ragged(HostStorage):
     decode: Callable[[bytes], Any] | None = None
     codec: Codec | None = None
     slack: int | None = None
-    on_expired: str = "raise"
+    on_expired: Literal["raise", "mask"] = "raise"
 
     def __post_init__(self) -> None:
         self._check()

@@ -80,9 +80,14 @@ def test_without_matplotlib_the_extra_is_named() -> None:
 def test_everything_at_once_in_both_themes(theme: str) -> None:
     with pyplot.style.context(theme):
         buffer, state = filled()
-        made = fbuf.plot.overview(buffer, state)
-        assert set(made) == {"ages", "priorities", "episode_lengths", "memory", "frames"}
-        figure = made["ages"].get_figure()
+        figure = fbuf.plot.overview(buffer, state).get_figure()
+        assert {made.get_label() for made in figure.axes} == {
+            "ages",
+            "priorities",
+            "episode_lengths",
+            "memory",
+            "frames",
+        }
         figure.canvas.draw()
         page = np.asarray(figure.canvas.buffer_rgba())[..., :3].mean()
         assert (page < 100) if theme == "dark_background" else (page > 150)
@@ -123,7 +128,8 @@ def test_an_empty_buffer_says_so() -> None:
         fbuf.plot.frames: "there is nothing to draw",
     }.items():
         assert draw(buffer, state, ax=axes()).texts[0].get_text() == words
-    assert set(fbuf.plot.overview(buffer, state)) == {"ages", "priorities", "episode_lengths", "memory", "frames"}
+    names = [one.get_label() for one in fbuf.plot.overview(buffer, state).figure.axes]
+    assert names == ["ages", "priorities", "episode_lengths", "memory", "frames"]
     flat = fbuf.Buffer(8, sampler=fbuf.samplers.Prioritized(alpha=0.0))
     held = flat.extend(flat.init(0.0), jnp.ones(3))
     assert fbuf.plot.priorities(flat, held, ax=axes()).texts[0].get_text() == "alpha is 0: all alike"

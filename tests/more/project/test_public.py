@@ -100,6 +100,16 @@ fbuf.samplers.Prioritized(alpha="much")
 fbuf.Buffer(10, sampler=fbuf.views.Row())
 buffer.sampel
 state, index = buffer.extend(buffer.init({"t": 0}), {"t": 0})
+replay = fbuf.Replay(fbuf.prioritized(10), {"t": 0})
+replay.sample(2, bta=0.4)
+replay.sample(2, to="numpi")
+replay.set(alfa=0.4)
+fbuf.views.Transition(autoreset="nextstep")
+fbuf.prioritized(10, lane=2)
+fbuf.trajectory(10, 2, boundary="stay")
+fbuf.samplers.Prioritized(normalize="bach")
+buffer.sample(state, index, 2, bta=0.4)
+fbuf.Mixture({"a": buffer}, quota="exactly")
 """
 
 
@@ -128,4 +138,4 @@ def test_a_checker_understands_a_users_program(command: tuple[str, ...], tmp_pat
     if command == PYRIGHT and "error" not in done.stdout:
         pytest.skip(f"pyright did not run: {done.stdout[-300:]}{done.stderr[-300:]}")
     assert not marked(done.stdout, tmp_path / "good.py"), done.stdout
-    assert marked(done.stdout, tmp_path / "wrong.py") == {4, 5, 6, 7, 8}, done.stdout
+    assert marked(done.stdout, tmp_path / "wrong.py") == {*range(4, 9), *range(10, 19)}, done.stdout

@@ -194,6 +194,21 @@ def test_chosen_fields_are_converted() -> None:
         from_tensordict(double)
 
 
+def test_a_tensorclass_is_refused_as_an_example() -> None:
+    @tensordict.tensorclass
+    class Step:
+        obs: torch.Tensor
+        reward: torch.Tensor
+
+    step = Step(obs=torch.zeros(3), reward=torch.zeros(()), batch_size=[])
+    for make in (fbuf.Buffer(8).init, lambda example: fbuf.Replay(fbuf.Buffer(8), example)):
+        with pytest.raises(
+            TypeError, match=r"a Step of torch tensors; expected dicts .* fbuf.torch.from_torch\(x.to_dict"
+        ):
+            make(step)
+    assert fbuf.Buffer(8).init(fbuf.torch.from_torch(step.to_dict())).rows["obs"].shape == (8, 3)
+
+
 def test_a_tensordict_is_refused_where_rows_are_expected() -> None:
     with pytest.raises(TypeError, match=r"rows are a TensorDict; .*from_tensordict\(rows\)"):
         fbuf.Replay(fbuf.Buffer(8), ROW).extend(rollout(3))

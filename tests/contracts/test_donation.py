@@ -1,0 +1,43 @@
+"""`assert_inplace` tests a jitted function as it is: without donation it fails, and says what to write."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fbuf
+from fbuf.testing import assert_inplace
+
+BUFFER = fbuf.uniform(100_000)
+STATE = jax.eval_shape(lambda: BUFFER.init(jnp.zeros(8)))
+ROWS = jax.ShapeDtypeStruct((32, 8), jnp.float32)
+
+
+@pytest.mark.optimized
+def test_a_function_jitted_without_donation_fails() -> None:
+    with pytest.raises(
+        AssertionError, match=r"jitted without donation, so each call copies the \d{7} bytes. Write jax.jit"
+    ):
+        assert_inplace(jax.jit(BUFFER.extend), STATE, ROWS)
+    draw = jax.jit(lambda state, key: BUFFER.sample(state, key, 32))
+    with pytest.raises(AssertionError, match=r"without donation.*jax.jit\(step, donate_argnums=0\)"):
+        assert_inplace(draw, STATE, jax.random.key(0))
+    small = fbuf.uniform(4)
+    with pytest.raises(AssertionError, match="without donation"):
+        assert_inplace(jax.jit(small.add), small.init(0.0), 1.0)
+
+
+@pytest.mark.optimized
+def test_a_function_jitted_with_donation_passes() -> None:
+    assert_inplace(jax.jit(BUFFER.extend, donate_argnums=0), STATE, ROWS)
+    assert_inplace(jax.jit(BUFFER.extend, donate_argnames="state"), STATE, ROWS)
+    assert_inplace(BUFFER.extend, STATE, ROWS)
+
+    @functools.partial(jax.jit, static_argnums=(0, 3), donate_argnums=1)
+    def step(buffer: fbuf.Buffer, state: fbuf.BufferState, key: jax.Array, size: int) -> fbuf.BufferState:
+        return buffer.sample(state, key, size)[0]
+
+    assert_inplace(step, BUFFER, STATE, jax.random.key(0), 32, donate=1)

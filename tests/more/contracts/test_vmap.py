@@ -1,0 +1,69 @@
+"""`jax.vmap` of every method: three stacked states give what each gives alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+STORAGES = {"device": fbuf.storages.Device(), "deduplicated": fbuf.storages.Deduplicated(keys=("obs",))}
+NOT_TRACED = {"init", "resume", "flush", "plan", "summary", "nbytes", "grow", "replace"}
+N = 12
+
+
+def buffer_of(storage: str) -> fbuf.Buffer:
+    sampler = fbuf.samplers.Prioritized(largest="held")
+    return fbuf.Buffer(20, storage=STORAGES[storage], sampler=sampler)
+
+
+def rows_of(seed: jax.Array, count: int = N) -> dict[str, jax.Array]:
+    number = seed * 100 + jnp.arange(count)
+    obs = jnp.broadcast_to((number % 256).astype(jnp.uint8)[:, None, None], (count, 8, 8))
+    return {"obs": obs, "t": number}
+
+
+def every_method(buffer: fbuf.Buffer, state: Any, seed: jax.Array) -> dict[str, Any]:
+    """Call every traceable method on one state; return what each returned."""
+    key = jax.random.fold_in(jax.random.key(0), seed)
+    other = dataclasses.replace(buffer, sampler=fbuf.samplers.Uniform())
+    state = buffer.extend(state, rows_of(seed), priority=jnp.arange(N) + 1.0)
+    one = jax.tree.map(lambda leaf: leaf[0], rows_of(seed + 1, 1))
+    sampled, batch = buffer.sample(state, key, 4)
+    return {
+        "extend": state,
+        "add": buffer.add(state, one),
+        "sample": (sampled, batch),
+        "peek": buffer.peek(state, key, 4),
+        "update_priority": buffer.update_priority(sampled, batch.index, jnp.arange(4.0)),
+        "update_rows": buffer.update_rows(sampled, batch.index, {"t": -jnp.arange(4)}),
+        "get": (buffer.get(state, batch.index), buffer.get(state, jnp.arange(3))),
+        "rows": buffer.rows(state),
+        "last": buffer.last(state, 5),
+        "can_sample": buffer.can_sample(state),
+        "size": buffer.size(state),
+        "stats": buffer.stats(state),
+        "set": buffer.set(state, alpha=0.3),
+        "rebuild": buffer.rebuild(buffer.set(state, alpha=0.3)),
+        "clear": buffer.clear(state),
+        "convert": other.peek(buffer.convert(other, state), key, 4),
+    }
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_vmap_of_every_method(storage: str) -> None:
+    buffer = buffer_of(storage)
+    empty, seeds = buffer.init({"obs": np.zeros((8, 8), np.uint8), "t": 0}), jnp.arange(3)
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), empty)
+    many = jax.jit(jax.vmap(lambda state, seed: every_method(buffer, state, seed)))(states, seeds)
+    alone = jax.jit(lambda seed: every_method(buffer, empty, seed))
+    for i in range(3):
+        expected = alone(seeds[i])
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda leaf, i=i: leaf[i], many), expected)
+    public = {n for n in dir(buffer) if callable(getattr(buffer, n)) and not n.startswith("_")}
+    assert public - NOT_TRACED - {f.name for f in dataclasses.fields(buffer)} == set(many)

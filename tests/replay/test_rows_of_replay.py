@@ -1,0 +1,105 @@
+"""`Replay` as a sequence of rows, its state as something to set, and the index of the rows that `extend` wrote."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+
+def replay_of(capacity: int = 8, **parts: Any) -> fbuf.Replay:
+    return fbuf.Replay(fbuf.uniform(capacity, **parts), {"t": np.int32(0)})
+
+
+def rows_of(*numbers: int) -> dict[str, np.ndarray]:
+    return {"t": np.array(numbers, np.int32)}
+
+
+def values(rows: Any) -> Any:
+    return np.asarray(rows.data["t"]).tolist()
+
+
+def test_rows_by_position_and_by_iteration() -> None:
+    replay = replay_of()
+    replay.extend(rows_of(*range(11)))  # the oldest three are overwritten
+    replay.add({"t": np.int32(11)})
+    kept = list(range(4, 12))
+    assert values(replay[0]) == 4 and values(replay[-1]) == 11 and values(replay[np.int64(2)]) == 6
+    assert [values(replay[i]) for i in (slice(2, 5), slice(None), slice(-2, None), slice(None, None, -3))] == [
+        kept[2:5],
+        kept,
+        kept[-2:],
+        kept[::-3],
+    ]
+    assert [int(row.data["t"]) for row in replay] == kept and len(list(replay)) == len(replay)
+    assert values(replay[5:3]) == []
+    replay.update_rows(replay[2:4].index, {"t": np.array([-1, -2], np.int32)})
+    assert values(replay[:5]) == [4, 5, -1, -2, 8]
+    for wrong, error in (
+        (8, IndexError),
+        (-9, IndexError),
+        ("t", TypeError),
+        (np.arange(2), TypeError),
+        (True, TypeError),
+    ):
+        with pytest.raises(error):
+            replay[wrong]  # type: ignore[index]
+    assert list(replay_of()) == []
+
+
+def test_the_index_of_written_rows_survives_later_writes() -> None:
+    replay = replay_of()
+    first = replay.extend(rows_of(0, 1, 2))
+    assert isinstance(first, fbuf.Index) and first.slot.tolist() == [0, 1, 2]
+    second = replay.extend(rows_of(3, 4, 5, 6), mask=np.array([True, False, True, True]))
+    replay.add({"t": np.int32(7)})
+    third = replay.extend(rows_of(8, 9))
+    got = replay.get(second)
+    assert values(got) == [3, 0, 5, 6] and got.mask.tolist() == [True, False, True, True]
+    assert second.slot.tolist() == [3, 8, 4, 5] and replay.get(third).mask.all()
+    assert replay.get(first).mask.tolist() == [False, True, True]  # overwritten since
+    replay.clear()
+    assert not replay.get(third).mask.any()
+
+
+def test_an_index_that_nobody_holds_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    monkeypatch.setattr("fbuf._replay.replay.newest", lambda *given: computed.append(given))
+    replay = replay_of()
+    for i in range(3):
+        replay.extend(rows_of(i))
+    gc.collect()
+    replay.sample(4)
+    assert not computed
+
+
+def test_a_state_can_be_set_and_is_checked() -> None:
+    replay = replay_of()
+    replay.extend(rows_of(0, 1, 2))
+    before = copy.deepcopy(replay.state)
+    index = replay.extend(rows_of(3))
+    replay.add({"t": np.int32(4)})
+    replay.state = before
+    assert len(replay) == 3 and values(replay[:]) == [0, 1, 2] and index.slot.tolist() == [3]
+
+    step = jax.jit(lambda state: replay.buffer.extend(state, {"t": jnp.arange(2)}), donate_argnums=0)
+    given = replay.state
+    replay.state = step(given)
+    assert len(replay) == 5 and replay.can_sample()
+    with pytest.raises(RuntimeError, match="Replay.state: the state was donated"):
+        replay.state = given
+    with pytest.raises(TypeError, match="Replay.state: got dict; expected a BufferState"):
+        replay.state = {}  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="made by another buffer"):
+        replay.state = replay_of(9).state
+    stacked = jax.tree.map(lambda leaf: leaf[None], replay.state)
+    with pytest.raises(ValueError, match="leading axis of 1"):
+        replay.state = stacked
+    assert len(replay) == 5
