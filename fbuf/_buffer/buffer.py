@@ -124,7 +124,7 @@ class Buffer(BufferConfig):
         """
         return init.init(self, example)
 
-    def resume(self, example: PyTree, *, verify: str = "full") -> BufferState:
+    def resume(self, example: PyTree, *, verify: str = "full", cut: bool = True) -> BufferState:
         """Return a state of the rows in the storage's files (`storages.Memmap`, `Compressed`), for instance after a crash.
 
         The rows are the newest of each lane in the order of their writes, with their last `update_rows`; rows that `clear`
@@ -138,6 +138,7 @@ class Buffer(BufferConfig):
           example: As for `init`: the same leaves, shapes and dtypes.
           verify: "full": read and verify every byte now. "lazy": verify rows when they are first read; StoreCorrupted is
             raised then.
+          cut: `cut` all lanes, because the environments start again. False only if they continue where they were.
         Raises:
           TypeError: the storage has no files; or this is being traced.
           ValueError: the storage has no path, or `keys` leave some leaves on the device; or the files were made with another
@@ -160,7 +161,8 @@ class Buffer(BufferConfig):
           [3 4]
         """
         checks.check_writable("Buffer.resume", self)
-        return init.resume(self, example, verify)
+        state = init.resume(self, example, verify)
+        return self.cut(state) if cut else state
 
     def checked_spec(self, call: str, example: PyTree) -> Spec:
         """Return the spec of a row that this buffer can hold; raise what `init` raises."""
@@ -297,6 +299,38 @@ class Buffer(BufferConfig):
         call = "Buffer.update_rows"
         checks.check_writable(call, self)
         return operations.update_rows(self, state, *checks.check_update(call, self, state, index, fields))[0]
+
+    def cut(self, state: BufferState, lanes: Any = None) -> BufferState:
+        """End the running episodes at their newest rows: the next row of each lane begins an episode.
+
+        For ends that no row marks: an environment was reset by hand, or restarted after `load` or `resume`. No window, stack
+        or return continues across a cut. It counts as a truncation whose final observation is unknown, also if the view names
+        one. A lane that is empty, or whose next row begins an episode anyway, stays as it is.
+
+        Args:
+          state: From `init` or an earlier call. Donate it in a jitted step.
+          lanes: bool[E], the lanes to cut (without lanes bool[]); None: all.
+        Raises:
+          TypeError, ValueError: `lanes` is not bool, or has another shape.
+        Cost: O(E); on the host one callback, which records the cut in the files.
+
+        `convert`, `grow`, `save` and `resume` keep cuts. A buffer that
+        draws single rows (`views.Row`) keeps no episodes: nothing changes there, and `convert` to another view has no cut.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> buffer = fbuf.Buffer(100, view=fbuf.views.Sequence(3, autoreset="same_step"))
+          >>> rows = {"t": jnp.arange(4), "terminated": jnp.zeros(4, bool), "truncated": jnp.zeros(4, bool)}
+          >>> state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+          >>> state = buffer.cut(state)  # the environment is reset
+          >>> state = buffer.extend(state, rows)
+          >>> windows = buffer.peek(state, jax.random.key(0), 64).data["t"]
+          >>> sorted(set(map(tuple, windows.tolist())))
+          [(0, 1, 2), (1, 2, 3)]
+        """
+        checks.check_writable("Buffer.cut", self)
+        checks.check_state("Buffer.cut", self, state)
+        return operations.cut(self, state, checks.check_lanes("Buffer.cut", self, lanes))[0]
 
     def clear(self, state: BufferState) -> BufferState:
         """Drop every row. Annealed numbers stay, and every index becomes stale. Cost: O(C).

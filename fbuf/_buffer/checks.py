@@ -76,7 +76,7 @@ def check_parts(buffer: BufferConfig) -> None:
             f"Buffer: storage is {buffer.storage!r} and writer {buffer.writer!r}; expected both for a data set, or neither. "
             f"Use fbuf.datasets.open(path), or storage=fbuf.storages.DataSet(path) with writer=fbuf.writers.Frozen()."
         )
-    if buffer.sampler.by_episode and (buffer.view.rule.crosses or not buffer.ends):
+    if buffer.sampler.by_episode and (buffer.view.rule.crosses or not (buffer.ends or buffer.view.rule.episode)):
         why = "its windows cross the ends of episodes" if buffer.ends else "nothing ends an episode"
         fix = "Use boundary='stop' or 'mask'." if buffer.ends else "Name what does: Buffer(..., episode_end=('done',))."
         raise ValueError(f"Buffer: {buffer.sampler!r} draws episodes, but with {buffer.view!r} {why}. {fix}")
@@ -228,12 +228,26 @@ def check_update(
     if unknown or not given:
         what = f"leaf '{unknown[0]}' is not in this buffer" if unknown else "no fields are given"
         raise ValueError(f"{call}: {what} (it has: {', '.join(spec)}). Write {{'{next(iter(spec), 'x')}': x}}.")
-    for name in (*buffer.ends, buffer.sampler.stamp):
+    ends = *buffer.ends, buffer.view.rule.episode
+    for name in (*ends, buffer.sampler.stamp):
         if name in given:
-            what = "ends episodes" if name in buffer.ends else f"is read by {buffer.sampler!r}"
+            what = "ends episodes" if name in ends else f"is read by {buffer.sampler!r}"
             raise ValueError(f"{call}: leaf '{name}' {what}, and cannot change afterwards. Leave it out.")
     part = {n: spec[n] for n in given}
     return index, arguments.check_rows(call, given, part, jax.tree.structure(given), (index.slot.shape[0],), "B")
+
+
+def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array:
+    """Return bool[E], the lanes of `cut`."""
+    shape = () if buffer.lanes is None else (buffer.lanes,)
+    if lanes is None:
+        return jnp.ones((buffer.geometry.lanes,), bool)
+    if not jnp.issubdtype(jnp.result_type(lanes), jnp.bool_):
+        raise TypeError(
+            f"{call}: lanes is {jnp.result_type(lanes)}{list(np.shape(lanes))}; expected bool{list(shape)}. From indices write "
+            f"jnp.zeros({buffer.geometry.lanes}, bool).at[lanes].set(True)."
+        )
+    return arguments.check_array(call, "lanes", lanes, shape, "b").reshape(-1)
 
 
 # ------------------------------------------------------------------------------------------------------ draws

@@ -16,7 +16,7 @@ from jax import lax
 from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState, on_open
-from fbuf._buffer.state_ops import empty_state, ending, largest, stamp_of
+from fbuf._buffer.state_ops import empty_state, ending, ids_of, largest, stamp_of
 from fbuf._core.dispatch import Operation
 from fbuf._core.geometry import Ring
 from fbuf._core.pytree import tree_bytes
@@ -38,7 +38,7 @@ def _index_rows_core(
     if other.dense and not tree_bytes(sampler):
         return state, (None, sampler)
     geometry = other.geometry
-    names = (() if other.dense else other.ends) + (() if other.sampler.stamp is None else (other.sampler.stamp,))
+    names = _names(other)
 
     block = min(BLOCK, geometry.capacity)
 
@@ -53,11 +53,11 @@ def _index_rows_core(
         if anchors is None:
             change = _anchors.dense(slot, there, None, stamp)
         else:
-            end, terminated = state_ops.ending(other, leaves, slot.shape)
+            new, ids = ending(other, leaves, slot.shape), ids_of(other, leaves, slot.shape)
             before = Ring(cursor=start[None], size=start[None], lap=jnp.ones((1,), jnp.uint32))
             count = jnp.minimum(jnp.int32(geometry.capacity) - start, jnp.int32(block))[None]
             anchors, change, token = _anchors.extend(
-                anchors, other.view, geometry, before, end, terminated, None, stamp, None, token, arrive=count
+                anchors, other.view, geometry, before, new, None, stamp, None, token, arrive=count, ids=ids
             )
         change = dataclasses.replace(change, newest_stamp=state_ops.largest(stamp, there))
         return anchors, other.sampler.change(sampler, change, geometry, token), token
@@ -79,6 +79,12 @@ def with_existing_rows(buffer: BufferConfig, call: str, state: BufferState) -> B
     return dataclasses.replace(state, anchors=anchors, sampler=sampler)
 
 
+def _names(other: BufferConfig) -> tuple[str, ...]:
+    """Return the leaves that decide which rows can be drawn."""
+    names = () if other.dense else (*other.ends, other.view.rule.episode)
+    return tuple(name for name in (*names, other.sampler.stamp) if name is not None)
+
+
 def _convert_core(
     buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
@@ -93,22 +99,26 @@ def _convert_core(
     keep = age < state.ring.size[None, :]
     slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
     empty = empty_state(other, state.rows)
-    names = (() if other.dense else other.ends) + (() if other.sampler.stamp is None else (other.sampler.stamp,))
+    names = _names(other)
     values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
     leaves = dict(zip(names, values, strict=True))
     stamp = stamp_of(other, leaves, keep.shape)
     if other.dense:
         anchors, change = None, _anchors.dense(slot, keep, None, stamp)
     else:
-        end, terminated = ending(other, leaves, keep.shape)
+        new, ids = ending(other, leaves, keep.shape), ids_of(other, leaves, keep.shape)
+        was_cut = jnp.zeros(keep.shape, bool)
+        if state.anchors is not None:
+            was_cut = _anchors.has(state.anchors.flags.at[slot].get(mode="fill", fill_value=0), _anchors.CUT)
+            new = new | _anchors.bit(was_cut, _anchors.CUT | _anchors.END)
         assert empty.anchors is not None
         full = _may_have_lost_rows(buffer, state)
         first = state.ring.cursor - state.ring.size
-        tail, unknown = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8)
+        tail, unknown, cut = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8), None
         if other.view.rule.reset_rows:
             keep = keep.at[0].set(keep[0] & ~full)
             first = first + full.astype(jnp.int32)
-            unknown = (end | terminated)[0].astype(jnp.uint8) * jnp.uint8(_anchors.END)
+            unknown, cut = new[0] & jnp.uint8(_anchors.END), was_cut[0] & full
         before = Ring(
             cursor=first % jnp.int32(length),
             size=jnp.zeros_like(state.ring.size),
@@ -117,8 +127,10 @@ def _convert_core(
         nothing = dataclasses.replace(empty.anchors, tail_flags=tail.at[-1].set(jnp.where(full, unknown, tail[-1])))
         if nothing.step is not None:
             nothing = dataclasses.replace(nothing, step=jnp.where(full, _anchors.unknown_step(nothing), nothing.step))
+        if ids is not None:
+            nothing = dataclasses.replace(nothing, newest_id=ids[0])
         anchors, change, _ = _anchors.extend(
-            nothing, other.view, geometry, before, end, terminated, None, stamp, keep, state.token
+            nothing, other.view, geometry, before, new, None, stamp, keep, state.token, ids=ids, cut=cut
         )
     change = dataclasses.replace(change, newest_stamp=largest(stamp, keep))
     sampler = empty.sampler if sampler is None else sampler

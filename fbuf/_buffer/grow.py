@@ -67,11 +67,11 @@ def _grow_rows(
     ring = _longer_ring(state.ring, length)
     rows = storage.with_capacity(state.rows, other.geometry)
     fresh = state_ops.empty_state(other, rows)
+    anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
     if isinstance(state.sampler, EpisodeQueue):  # numbers episodes by the length of a lane
-        grown = fresh.replace(rows=rows, ring=ring)
+        grown = fresh.replace(rows=rows, ring=ring, anchors=anchors)
         anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:
-        anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
         kept = host_sampler(buffer.sampler)
         if kept is not None:
             sampler = kept.with_capacity(state.sampler, other.geometry)

@@ -18,6 +18,7 @@ from fbuf._buffer.state import BufferState, given_of
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
 from fbuf._core.row_format import RowFormat
+from fbuf._indexing.anchors import CUT
 from fbuf._interfaces.storage import RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly, Streaming
 
@@ -92,9 +93,12 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
         )
     if verify not in ("full", "lazy"):
         raise ValueError(f'{call}: verify is {verify!r}; expected "full" or "lazy".')
-    rows, count, held = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
+    rows, count, held, cuts = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
     ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))
     state = prefetch.empty_state(buffer, rows, row_format).replace(ring=ring)
+    if state.anchors is not None:  # `convert` keeps cuts
+        flags = jnp.where(cuts, jnp.uint8(CUT), jnp.uint8(0))
+        state = dataclasses.replace(state, anchors=dataclasses.replace(state.anchors, flags=flags))
     sampler = state_ops.init_host_sampler(buffer, call)
     anchors, sampler = operations.convert(buffer, state, sampler, static=(buffer,))[1]
     state = dataclasses.replace(state, anchors=anchors, sampler=sampler)

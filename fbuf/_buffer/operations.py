@@ -10,6 +10,7 @@ from fbuf._core.dispatch import Operation
 extend = Operation(on_open(write._extend_core))
 update_priority = Operation(on_open(priorities._update_priority_core))
 update_rows = Operation(on_open(write._update_rows_core))
+cut = Operation(on_open(write._cut_core))
 clear = Operation(on_open(write._clear_core))
 set_numbers = Operation(on_open(write._set_core))
 rebuild = Operation(on_open(write._rebuild_core))

@@ -32,18 +32,18 @@ def count(state: BufferState) -> jax.Array:
 
 def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
     """Return the state of an empty buffer over `rows` of the storage; `given` is the format of rows before `on_write`."""
-    geometry, writer = buffer.geometry, buffer.writer
+    geometry, writer, spec = buffer.geometry, buffer.writer, buffer.storage.spec(rows)[0]
     scatter = None
     if isinstance(writer, Scattering) and not writer.streams:
-        scatter = _scatter.init(writer, geometry, buffer.storage.spec(rows)[0])
+        scatter = _scatter.init(writer, geometry, spec)
     rings = ring.init(geometry) if scatter is not None else _streaming(buffer).init(geometry)
     return BufferState(
         rows=rows,
         header=Header(rings, jnp.zeros((len(COUNTERS),), jnp.uint32), jnp.zeros((), jnp.int32)).pack(),
-        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler, buffer.counted),
+        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler, spec, buffer.counted),
         sampler=buffer.sampler.init(geometry, buffer.dense or buffer.counted),
         scatter=scatter,
-        transforms=_empty_transforms(buffer, buffer.storage.spec(rows)[0], given),
+        transforms=_empty_transforms(buffer, spec, given),
     )
 
 
@@ -89,13 +89,19 @@ def index_of(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> Index
     return Index(slot, generation(buffer, state, slot))
 
 
-def ending(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Return which rows end an episode, and which of them by termination."""
-    end = jnp.zeros(shape, bool)
+def ending(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    """Return the flags END and TERMINATED of rows, uint8."""
+    flags = jnp.zeros(shape, jnp.uint8)
     for name in buffer.ends:
-        end = end | leaves[name].reshape(shape)
-    terminated = buffer.view.episode_fields()[1]
-    return end, jnp.zeros(shape, bool) if terminated is None else leaves[terminated].reshape(shape)
+        bits = _anchors.END | (_anchors.TERMINATED if name == buffer.view.episode_fields()[1] else 0)
+        flags = flags | _anchors.bit(leaves[name].reshape(shape), bits)
+    return flags
+
+
+def ids_of(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array | None:
+    """Return the episode id of each row; None if the view names none."""
+    name = buffer.view.rule.episode
+    return None if name is None else leaves[name].reshape(shape)
 
 
 def stamp_of(buffer: BufferConfig, leaves: dict[str, jax.Array], shape: tuple[int, ...]) -> jax.Array | None:

@@ -13,7 +13,16 @@ from fbuf._algorithms.sum_tree import keep_last
 from fbuf._buffer import transforms as _transforms
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
-from fbuf._buffer.state_ops import _classify_indices, _count_up, _scattering, _streaming, ending, largest, stamp_of
+from fbuf._buffer.state_ops import (
+    _classify_indices,
+    _count_up,
+    _scattering,
+    _streaming,
+    ending,
+    ids_of,
+    largest,
+    stamp_of,
+)
 from fbuf._core.dispatch import scoped
 from fbuf._core.geometry import Ring
 from fbuf._core.ordering import any_unbatched
@@ -22,7 +31,7 @@ from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring
 from fbuf._indexing import scatter as _scatter
 from fbuf._interfaces.sampler import EligibilityUpdate
-from fbuf._interfaces.storage import Growable, RaggedStorage
+from fbuf._interfaces.storage import Growable, RaggedStorage, Resumable
 
 
 def _extend_core(
@@ -49,7 +58,6 @@ def _extend_core(
         refused = ~fine if mask is None else ~fine & mask
         priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
         counts["refused_nonfinite"] = jnp.sum(refused, dtype=jnp.uint32)
-    end, terminated = ending(buffer, leaves, (num, geometry.lanes))
     stamp = stamp_of(buffer, leaves, (num, geometry.lanes))
 
     # If there are more rows than a lane holds, only the newest are written.
@@ -72,8 +80,9 @@ def _extend_core(
         given = None if priority is None else priority[skipped:]
         change = _anchors.dense(slot, all_kept, given, None if stamp is None else stamp[skipped:])
     else:
+        new, ids = ending(buffer, leaves, (num, geometry.lanes)), ids_of(buffer, leaves, (num, geometry.lanes))
         anchors, change, token = scoped("anchors", _anchors.extend)(
-            state.anchors, buffer.view, geometry, state.ring, end, terminated, priority, stamp, mask, token
+            state.anchors, buffer.view, geometry, state.ring, new, priority, stamp, mask, token, ids=ids
         )
     change = dataclasses.replace(change, newest_stamp=largest(stamp, mask))
     rows, no_room = scoped("write", buffer.storage.write)(state.rows, slot, kept, keep, token)
@@ -120,9 +129,9 @@ def evict_oldest(
     if state.anchors is None:
         change = _anchors.dense(slot[:0], gone[:0], None)
         return slot, gone, None, dataclasses.replace(change, close_slot=slot, close_mask=gone), token
-    none = jnp.zeros((0, geometry.lanes), bool)
+    none = jnp.zeros((0, geometry.lanes), jnp.uint8)
     anchors, change, token = _anchors.extend(
-        state.anchors, buffer.view, geometry, state.ring, none, none, None, None, None, token, (count, most)
+        state.anchors, buffer.view, geometry, state.ring, none, None, None, None, token, (count, most)
     )
     return slot, gone, anchors, change, token
 
@@ -199,15 +208,34 @@ def _update_rows_core(
     return state.replace(rows=rows, counters=counters, token=token), None
 
 
+def _cut_core(buffer: BufferConfig, state: BufferState, lanes: jax.Array) -> tuple[BufferState, None]:
+    """Cut the lanes bool[E]."""
+    before, geometry = state.anchors, buffer.geometry
+    if before is None:
+        return state, None
+    none = jnp.zeros((0, geometry.lanes), jnp.uint8)
+    anchors, change, token = _anchors.extend(
+        before, buffer.view, geometry, state.ring, none, None, None, None, state.token, cut=lanes
+    )
+    rows = state.rows
+    if isinstance(buffer.storage, Resumable):
+        cut = anchors.tail_flags[-1] != before.tail_flags[-1]
+        newest = _ring.by_age(state.ring, geometry, state.ring.size[None, :] - jnp.int32(1))[0]
+        rows = buffer.storage.cut(rows, jnp.where(cut, newest, jnp.int32(geometry.capacity)), token)
+    sampler = buffer.sampler.change(state.sampler, change, geometry, token)
+    return state.replace(rows=rows, anchors=anchors, sampler=sampler, token=token), None
+
+
 def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
     geometry = buffer.geometry
-    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler)
+    spec = buffer.storage.spec(state.rows)[0]
+    anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler, spec)
     scatter = state.scatter
     if scatter is None:
         ring = _streaming(buffer).clear(state.ring)
     else:
         ring = _ring.clear(state.ring)
-        scatter = _scatter.clear(scatter, _scattering(buffer), geometry, buffer.storage.spec(state.rows)[0])
+        scatter = _scatter.clear(scatter, _scattering(buffer), geometry, spec)
     return (
         state.replace(
             rows=buffer.storage.clear(state.rows),

@@ -32,6 +32,7 @@ from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
+from fbuf._interfaces.writer import ReadOnly
 from fbuf._mixture import Mixture
 from fbuf.storages import _array_rows
 
@@ -48,6 +49,7 @@ def load(
     resize: Any = None,
     extra: Any = None,
     progress: Progress | bool | None = None,
+    cut: bool = False,
 ) -> Any:
     """Load what `save` saved: `(buffer, state)`, or with `extra` `(buffer, state, extra)`.
 
@@ -73,6 +75,7 @@ def load(
         replacement continue, but an epoch with more anchors than the new capacity restarts.
       extra: Also return what was saved with `extra=`: True as it was saved, or an example with the structure to return.
       progress: True for a bar, or a callable of (bytes done, bytes in all).
+      cut: True if the environments start again: `Buffer.cut` all lanes. Otherwise the next rows continue the last episodes.
     Raises:
       CheckpointNotFound (a FileNotFoundError): there is none.
       StoreCorrupted (a RuntimeError): no generation is complete.
@@ -96,15 +99,18 @@ def load(
     """
     call = "fbuf.load"
 
+    def restarted(buffer: Buffer, state: BufferState) -> tuple[Buffer, BufferState]:
+        return buffer, buffer.cut(state) if cut and not isinstance(buffer.writer, ReadOnly) else state
+
     def build(saved: checkpoint.Saved) -> Any:
         beside = () if extra is None else (_extra.unpack(call, saved.path, saved, saved.meta["extra"], extra),)
         if "mixture" in saved.meta:
 
             def one(part: Any, buffer: Buffer | None, example: Any, size: Any) -> tuple[Buffer, BufferState]:
-                return restore_buffer(call, part, buffer, example, size, verify)
+                return restarted(*restore_buffer(call, part, buffer, example, size, verify))
 
             return *mixture.restore(call, saved, buffer, example, resize, one), *beside
-        return *restore_buffer(call, saved, buffer, example, resize, verify), *beside
+        return *restarted(*restore_buffer(call, saved, buffer, example, resize, verify)), *beside
 
     return load_newest(call, path, verify, progress, build)
 

@@ -26,9 +26,10 @@ from fbuf._formats import checkpoint
 from fbuf._host.ragged.values import MISSING
 from fbuf._indexing import ring as _ring
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
+from fbuf._indexing.anchors import CUT, has
 from fbuf._indexing.ring import next_lap
 from fbuf._interfaces.sampler import EpisodeStarts
-from fbuf._interfaces.storage import Read
+from fbuf._interfaces.storage import Read, Resumable
 from fbuf.samplers import (
     ConsumeState,
     EpochState,
@@ -322,7 +323,8 @@ def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, re
         more = (
             {TICKET: _move_ragged(reader, target, state, rows, old, keep)} if isinstance(target.storage, Ragged) else {}
         )
-        rows, wrong = _copy_rows(reader, target, rows, state.rows, old, new, keep, more)
+        flags = None if state.anchors is None else state.anchors.flags
+        rows, wrong = _copy_rows(reader, target, rows, state.rows, old, new, keep, more, flags)
         if int(wrong):
             raise checkpoint.SchemaError(
                 f"{call}: {int(wrong)} rows do not fit in {target.storage!r}, or had expired. Use a larger "
@@ -333,7 +335,15 @@ def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, re
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _copy_rows(
-    reader: Buffer, target: Buffer, rows: Any, source: Any, old: Any, new: Any, keep: Any, more: dict[str, Any]
+    reader: Buffer,
+    target: Buffer,
+    rows: Any,
+    source: Any,
+    old: Any,
+    new: Any,
+    keep: Any,
+    more: dict[str, Any],
+    flags: Any,
 ) -> tuple[Any, jax.Array]:
     """Copy rows from slots int32[N, E] `old` to `new`; also return how many were missing or did not fit."""
     names = [name for name in reader.storage.spec(source)[0] if name not in more]
@@ -344,7 +354,11 @@ def _copy_rows(
     wrong = jnp.zeros((), jnp.uint32)
     if ok is not None:
         wrong = jnp.sum(keep & ~jnp.broadcast_to(ok, (old.size,)).reshape(old.shape), dtype=jnp.uint32)
-    rows, no_room = target.storage.write(rows, new, leaves | more, keep, jnp.zeros((), jnp.int32))
+    token = jnp.zeros((), jnp.int32)
+    rows, no_room = target.storage.write(rows, new, leaves | more, keep, token)
+    if flags is not None and isinstance(target.storage, Resumable):
+        cut = keep & has(flags.at[old].get(mode="fill", fill_value=0), CUT)
+        rows = target.storage.cut(rows, jnp.where(cut, new, jnp.int32(target.capacity)).reshape(-1), token)
     return rows, wrong if no_room is None else wrong + no_room
 
 

@@ -11,6 +11,7 @@ same as short ones. Otherwise the last `ahead` rows are examined again.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from jax import lax
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.ordering import order_after_reads
+from fbuf._core.pytree import Spec
 from fbuf._indexing.ring import by_age, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
 from fbuf._interfaces.view import EligibilityRule
@@ -29,6 +31,7 @@ END = 2  # last row of an episode
 TERMINATED = 4  # last row of a terminated episode: no bootstrapping
 OPEN = 8  # an anchor
 RESET = 16  # holds the final observation only (Gymnasium's next-step autoreset)
+CUT = 32  # with END: the next row begins an episode, and the final observation is unknown
 
 NO_PRIORITY = -1.0
 BLOCK = 128  # rows of a block of `Anchors.before`
@@ -40,27 +43,31 @@ class Anchors:
 
     flags: jax.Array  # uint8[C] by slot
     tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
-    tail_priority: jax.Array | None  # float32[W, E], negative if not given; None if rows open immediately
+    tail_priority: (
+        jax.Array | None
+    )  # float32[W, E], negative if not given; None if rows open immediately without priorities
     pending: jax.Array | None  # int32[E], newest undecided rows, <= W; None if rows open immediately
     step: jax.Array | None  # int32[E], rows of the running episode (of the lane if windows cross); None if unused
     episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler needs it
-    tail_stamp: jax.Array | None  # int32[W, E]; None if rows open immediately, or the sampler needs no stamps
+    tail_stamp: jax.Array | None  # int32[W, E]; None if the sampler needs no stamps
     starts: EpisodeStarts | None  # None unless the view needs them
     count: jax.Array  # int32[E], open rows
     rule: EligibilityRule  # static: the rule that decided them
     before: jax.Array | None = None  # int32[blocks], open rows before each block of a data set
+    newest_id: jax.Array | None = None  # [E], episode id of each lane's newest row; None without ids
 
 
 _LONG = 2**30  # rows; steps of longer episodes are stored modulo the stride
 
 
-def has(flags: jax.Array, bit: int) -> jax.Array:
-    """Return whether `bit` is set."""
-    return (flags & jnp.uint8(bit)) != jnp.uint8(0)
+def has(flags: jax.Array, bits: int) -> jax.Array:
+    """Return whether one of `bits` is set."""
+    return (flags & jnp.uint8(bits)) != jnp.uint8(0)
 
 
-def _bit(condition: jax.Array, bit: int) -> jax.Array:
-    return condition.astype(jnp.uint8) * jnp.uint8(bit)
+def bit(condition: jax.Array, bits: int) -> jax.Array:
+    """Return `bits` where `condition` holds, uint8."""
+    return condition.astype(jnp.uint8) * jnp.uint8(bits)
 
 
 def width(rule: EligibilityRule) -> int:
@@ -68,7 +75,7 @@ def width(rule: EligibilityRule) -> int:
     return 2 if rule.prompt else max(rule.ahead, 2)
 
 
-def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, counted: bool = False) -> Anchors:
+def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, spec: Spec, counted: bool = False) -> Anchors:
     """Make an empty state; the next row of every lane begins an episode. `counted`: allocate counts of a data set."""
     lanes = geometry.lanes
     shape = (width(rule), lanes)
@@ -77,15 +84,16 @@ def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, counted: b
     return Anchors(
         flags=jnp.zeros((geometry.capacity,), jnp.uint8),
         tail_flags=jnp.zeros(shape, jnp.uint8).at[-1].set(before),
-        tail_priority=None if rule.prompt else jnp.full(shape, NO_PRIORITY, jnp.float32),
+        tail_priority=None if rule.prompt and not sampler.prioritized else jnp.full(shape, NO_PRIORITY, jnp.float32),
         pending=None if rule.prompt else jnp.zeros((lanes,), jnp.int32),
         step=jnp.zeros((lanes,), jnp.int32) if counts else None,
         episode=jnp.zeros((lanes,), jnp.uint32) if sampler.by_episode else None,
-        tail_stamp=None if rule.prompt or sampler.stamp is None else jnp.zeros(shape, jnp.int32),
+        tail_stamp=None if sampler.stamp is None else jnp.zeros(shape, jnp.int32),
         starts=EpisodeStarts(*zeros(geometry.capacity, lanes, lanes)) if rule.spans else None,
         count=jnp.zeros((lanes,), jnp.int32),
         rule=rule,
         before=jnp.zeros((-(-geometry.capacity // BLOCK),), jnp.int32) if counted else None,
+        newest_id=None if rule.episode is None else jnp.zeros((lanes,), spec[rule.episode].dtype),
     )
 
 
@@ -97,19 +105,28 @@ def _compact(keep: jax.Array | None, *arrays: jax.Array | None) -> tuple[Any, ..
     return tuple(None if a is None else jnp.take_along_axis(a, order, axis=0) for a in arrays)
 
 
-def _row_flags(tail: jax.Array, end: jax.Array, terminated: jax.Array, reset_rows: bool) -> jax.Array:
-    """Return START, END, TERMINATED and RESET of tail and new rows, uint8[W + N, E]."""
-    new = _bit(end | terminated, END) | _bit(terminated, TERMINATED)
-    both = jnp.concatenate([tail, new])
-    before = both[tail.shape[0] - 1 : -1]
+def _row_flags(tail: jax.Array, new: jax.Array, changed: jax.Array | None, reset_rows: bool) -> jax.Array:
+    """Return the flags of tail and new rows, uint8[W + N, E].
+
+    Args:
+      tail, new: Flags uint8[W, E], and END, TERMINATED and CUT of uint8[N, E].
+      changed: bool[N, E], new rows that begin an episode: the row before each is cut. The last of the tail already is.
+    """
+    before = jnp.concatenate([tail[-1:], new])[:-1]
     if reset_rows:
-        reset = has(before, END)
-        before_that = jnp.concatenate([tail[-1:], _bit(reset, RESET)])[:-1]
-        start = has(before_that, RESET) & ~reset
-        new = new | _bit(reset, RESET) | _bit(start, START)
-    else:
-        new = new | _bit(has(before, END), START)
-    return jnp.concatenate([tail, new])
+        reset = has(before, END) & ~has(before, CUT)
+        new = new | bit(reset if changed is None else reset & ~changed, RESET)
+    if changed is not None:
+        new = _cut(new, jnp.concatenate([changed[1:], jnp.zeros_like(changed[:1])]), reset_rows)
+    before = jnp.concatenate([tail[-1:], new])[:-1]
+    start = (has(before, RESET) & ~has(new, RESET)) | has(before, CUT) if reset_rows else has(before, END)
+    return jnp.concatenate([tail, new | bit(start, START)])
+
+
+def _cut(flags: jax.Array, wanted: jax.Array, reset_rows: bool) -> jax.Array:
+    """Return the flags with END and CUT where `wanted`, unless the next row begins an episode already."""
+    closed = has(flags, RESET) & ~has(flags, END) if reset_rows else has(flags, END)
+    return flags | bit(wanted & ~closed, END | CUT)
 
 
 def extend(
@@ -117,38 +134,52 @@ def extend(
     view: Any,  # a View with its optional `opens` or `decide`
     geometry: Geometry,
     ring: Ring,
-    end: jax.Array,
-    terminated: jax.Array,
+    new: jax.Array,
     priority: jax.Array | None,
     stamp: jax.Array | None,
     keep: jax.Array | None,
     token: jax.Array,
     evict: tuple[jax.Array, int] | None = None,
     arrive: jax.Array | None = None,
+    ids: jax.Array | None = None,
+    cut: jax.Array | None = None,
 ) -> tuple[Anchors, EligibilityUpdate, jax.Array]:
-    """Update the anchors after a write of `N` rows a lane, or an eviction of the oldest rows.
+    """Update the anchors after a write of `N` rows a lane, a cut, or an eviction of the oldest rows.
 
     Args:
       ring: Before the write.
-      end, terminated: bool[N, E].
+      new: uint8[N, E], END, TERMINATED and CUT of the new rows.
       priority: float32[N, E], or None.
       stamp: int32[N, E], or None.
       keep: bool[N, E], or None for all.
       evict: int32[E], decided rows to evict, and their maximum; then N is 0.
       arrive: int32[E], how many of the rows exist, in a ring that has room and never lost a row; `keep` is None.
+      ids: [N, E], episode ids; a change is a cut before that row.
+      cut: bool[E], lanes that are cut before the write.
     Returns:
       The anchors, what opened and closed, and the token.
     """
     lanes, length, _ = geometry
     rule = anchors.rule
-    num, tail_rows = end.shape[0], width(rule)
+    num, tail_rows = new.shape[0], width(rule)
     whole = jnp.int32(length)
-    given = jnp.full(end.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
-    end, terminated, given, stamp = _compact(keep, end, terminated, given, stamp)
+    given = jnp.full(new.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
+    again = ids is not None or cut is not None  # the newest row is decided again
+    new, given, stamp, ids = _compact(keep, new, given, stamp, ids)
     count = jnp.full((lanes,), num, jnp.int32) if keep is None else jnp.sum(keep, axis=0, dtype=jnp.int32)
     count = count if arrive is None else arrive
 
-    flags = _row_flags(anchors.tail_flags, end, terminated, rule.reset_rows)
+    changed = None
+    if ids is not None:
+        assert anchors.newest_id is not None
+        every = jnp.concatenate([anchors.newest_id[None], ids])
+        changed = (every[1:] != every[:-1]) & (jnp.arange(num, dtype=jnp.int32)[:, None] < count[None, :])
+        cut = changed[0] if cut is None else changed[0] | cut
+        anchors = dataclasses.replace(anchors, newest_id=jnp.take_along_axis(every, count[None, :], axis=0)[0])
+    was = anchors.tail_flags[-1:]
+    if cut is not None:
+        anchors = _cut_newest(anchors, geometry, ring, cut, token)
+    flags = _row_flags(anchors.tail_flags, new, changed, rule.reset_rows)
     index = jnp.arange(tail_rows + num, dtype=jnp.int32)[:, None]
     available = jnp.int32(tail_rows) + count
     exists = index < available[None, :]
@@ -172,10 +203,14 @@ def extend(
     opened = None
     if rule.prompt:
         assert step is not None
-        new = flags[tail_rows:]
-        rows_back, opens = view.opens(step[tail_rows:], new, flags[tail_rows - 1 : -1])
-        anchor_age = age[tail_rows:] - rows_back
-        opens = opens & exists[tail_rows:] & (anchor_age >= lost[None, :])
+        first = tail_rows - again
+        rows_back, opens = view.opens(step[first:], flags[first:], flags[first - 1 : -1])
+        anchor_age = age[first:] - rows_back
+        opens = opens & exists[first:] & (anchor_age >= lost[None, :])
+        if again:  # the newest row opens what only its new flags open
+            newest = flags[first:tail_rows]
+            already = view.opens(step[first:tail_rows], was, flags[first - 1 : first])[1]
+            opens = opens.at[:1].set(opens[:1] & ~already & (newest != was))
         opened = _Opened(by_age(ring, geometry, anchor_age), anchor_age, opens)
     reads = (near, around) if opened is None else (near, around, opened.slot)
     token, (near_flags, around_flags, *old) = order_after_reads(
@@ -185,43 +220,46 @@ def extend(
     newer = jnp.clip(context - size + jnp.int32(tail_rows), 0, index.shape[0] - 1)
     fresh = jnp.take_along_axis(flags, newer, axis=0)
     context_flags = jnp.where(context < size, around_flags, fresh)
-    cut = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
+    lacks = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
 
-    def is_cut(age: jax.Array) -> jax.Array:
+    def lacks_frames(age: jax.Array) -> jax.Array:
         """Return whether the row at each age before the write lacks earlier frames; False at other ages."""
-        if cut is None:
+        if lacks is None:
             return jnp.zeros(age.shape, bool)
         place = age - lost[None, :]
         inside = (place >= jnp.int32(0)) & (place < jnp.int32(behind))
-        return inside & jnp.take_along_axis(cut, jnp.clip(place, 0, behind - 1), axis=0)
+        return inside & jnp.take_along_axis(lacks, jnp.clip(place, 0, behind - 1), axis=0)
 
     near_age = jnp.broadcast_to(oldest, near.shape)
-    closing = has(near_flags, OPEN) & (near_age < size) & ((near_age < lost[None, :]) | is_cut(near_age))
+    closing = has(near_flags, OPEN) & (near_age < size) & ((near_age < lost[None, :]) | lacks_frames(near_age))
 
     episode, episode_after = _episodes(anchors, flags, count)
     tail_priority, pending, tail_stamp = None, None, None
     last = count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
+    unknown = jnp.full((tail_rows, lanes), NO_PRIORITY, jnp.float32)
+    given = jnp.concatenate([unknown if anchors.tail_priority is None else anchors.tail_priority, given])
+    if anchors.tail_priority is not None:
+        tail_priority = jnp.take_along_axis(given, last, axis=0)
+    if anchors.tail_stamp is not None:
+        stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
+        tail_stamp = jnp.take_along_axis(stamp, last, axis=0)
     if opened is not None:
-        flags = flags | _bit(_among_new(opened, size, flags.shape), OPEN)
+        flags = flags | bit(_among_new(opened, size, tail_rows, num), OPEN)
         older = opened.mask & (opened.age < size)
         written = [(stays[tail_rows:], age[tail_rows:], flags[tail_rows:])]
         written += [(older, opened.age, old[0] | jnp.uint8(OPEN))]
         open_slot, open_mask = opened.slot, opened.mask
-        episode = None if episode is None else episode[tail_rows:]
+        given, stamp = given[first:], None if stamp is None else stamp[first:]
+        episode = None if episode is None else episode[first:]
     else:
-        assert anchors.tail_priority is not None and anchors.pending is not None
-        given = jnp.concatenate([anchors.tail_priority, given])
-        if anchors.tail_stamp is not None:
-            stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
-            tail_stamp = jnp.take_along_axis(stamp, last, axis=0)
+        assert anchors.pending is not None
         decided, drawable, source = view.decide(flags, available, index if step is None else step)
         undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
-        open_mask = undecided_before & decided & drawable & stays & ~is_cut(age)
-        flags = flags | _bit(open_mask, OPEN)
+        open_mask = undecided_before & decided & drawable & stays & ~lacks_frames(age)
+        flags = flags | bit(open_mask, OPEN)
         written = [(undecided_before & stays, age, flags)]
         open_slot = by_age(ring, geometry, age)
         pending = jnp.sum(undecided_before & exists & ~decided, axis=0, dtype=jnp.int32)
-        tail_priority = jnp.take_along_axis(given, last, axis=0)
         if source is not None:
             given = jnp.take_along_axis(given, source, axis=0)
             stamp = None if stamp is None else jnp.take_along_axis(stamp, source, axis=0)
@@ -248,8 +286,21 @@ def extend(
         count=anchors.count - closed + opening,
         rule=rule,
         before=anchors.before,
+        newest_id=anchors.newest_id,
     )
+    stamp = None if evict is not None else stamp
     return after, EligibilityUpdate(open_slot, open_mask, episode, stamp, None, given, near, closing), token
+
+
+def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: jax.Array, token: jax.Array) -> Anchors:
+    """Set the flags of the newest row of the lanes `cut` bool[E]. A lane that is empty, or was cut, stays as it is."""
+    newest = anchors.tail_flags[-1]
+    after = _cut(newest, cut, anchors.rule.reset_rows)
+    slot = by_age(ring, geometry, ring.size[None, :] - jnp.int32(1))[0]
+    nowhere = jnp.int32(geometry.capacity) + jnp.arange(geometry.lanes, dtype=jnp.int32)
+    at = jnp.where(after != newest, slot, nowhere) + token
+    flags = anchors.flags.at[at].add(after - newest, mode="drop", unique_indices=True)
+    return dataclasses.replace(anchors, flags=flags, tail_flags=anchors.tail_flags.at[-1].set(after))
 
 
 class _Opened(NamedTuple):
@@ -260,13 +311,13 @@ class _Opened(NamedTuple):
     mask: jax.Array  # bool[N, E]
 
 
-def _among_new(opened: _Opened, size: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return which of tail and new rows are new and open, bool[W + N, E]."""
-    num, lanes = opened.age.shape
+def _among_new(opened: _Opened, size: jax.Array, tail_rows: int, num: int) -> jax.Array:
+    """Return which of tail and `num` new rows are new and open, bool[W + N, E]."""
+    lanes = opened.age.shape[1]
     at = jnp.where(opened.mask & (opened.age >= size), opened.age - size, jnp.int32(num))
     lane = jnp.broadcast_to(jnp.arange(lanes, dtype=jnp.int32)[None, :], at.shape)
     new = jnp.zeros((num, lanes), bool).at[at, lane].max(opened.mask, mode="drop")
-    return jnp.concatenate([jnp.zeros((shape[0] - num, lanes), bool), new])
+    return jnp.concatenate([jnp.zeros((tail_rows, lanes), bool), new])
 
 
 def _steps(

@@ -125,11 +125,17 @@ class Growable(Protocol):
 class Resumable(Protocol):
     """Optional methods of a storage whose rows can outlive the process."""
 
-    def resume(self, geometry: Geometry, spec: Spec, structure: Any, verify: str) -> tuple[Any, np.ndarray, np.ndarray]:
-        """Return the rows at its path, int64[E] rows each lane ever had, and int64[E] rows it still holds. Eager.
+    def resume(
+        self, geometry: Geometry, spec: Spec, structure: Any, verify: str
+    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+        """Return the rows at its path, int64[E] rows each lane ever had, int64[E] rows it still holds, and bool[C], which slots
+        were cut. Eager.
 
         Row `count` of a lane is at position `count % L`, as if a `Ring` had written them all. `verify`: "full" or "lazy".
         """
+
+    def cut(self, rows: Any, slot: jax.Array, token: jax.Array) -> Any:
+        """Record in the files that a cut follows the rows in slots int32[B]; slot C is skipped."""
 
     def flush(self, rows: Any) -> None:
         """Wait until every row is on disk. Eager."""

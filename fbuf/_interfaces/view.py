@@ -26,11 +26,12 @@ class EligibilityRule:
       stride: Distance in rows between anchors of an episode.
       crosses: Whether windows continue across the ends of episodes.
       reset_rows: Whether the row after an episode's end belongs to it (Gymnasium's next-step autoreset).
-      cut_ends: Whether the last row of a truncated episode can be drawn.
+      cut_ends: Whether the last row of a truncated episode can be drawn. Never if it was cut (`Buffer.cut`).
       window: T, rows of a batch's windows `[B, T, ...]`; 0: no windows.
       spans: Whether the view needs `EligibleSet.starts`.
       ends: Leaves that end an episode; filled in by the buffer.
       terminated: The leaf of `ends` that marks termination; filled in by the buffer.
+      episode: Integer leaf that is equal in all rows of an episode; a change is a cut before that row.
     """
 
     kind: str = "row"
@@ -45,6 +46,7 @@ class EligibilityRule:
     spans: bool = False
     ends: tuple[str, ...] = ()
     terminated: str | None = None
+    episode: str | None = None
 
     @property
     def rows(self) -> int:

@@ -297,6 +297,21 @@ class Mixture(MixtureConfig):
         name = self._known(call, name)
         return feedback.of(checks.checked_index(call, index), self.names.index(name), self[name])
 
+    def cut(self, state: MixtureState, name: str, lanes: Any = None) -> MixtureState:
+        """End the running episodes of buffer `name`; see `Buffer.cut`.
+
+        Example:
+          >>> import fbuf, jax.numpy as jnp
+          >>> view = fbuf.views.Sequence(2, episode_end=())
+          >>> mixture = fbuf.Mixture({"online": fbuf.uniform(10, view=view), "offline": fbuf.uniform(10, view=view)})
+          >>> state = mixture.init({"online": {"t": 0}, "offline": {"t": 0}})
+          >>> state = mixture.cut(mixture.add(state, "online", {"t": 1}), "online")
+          >>> bool(mixture["online"].can_sample(mixture.add(state, "online", {"t": 2})["online"]))
+          False
+        """
+        self._check("Mixture.cut", "cut(state, name)", state)
+        return self._with(state, name, self[self._known("Mixture.cut", name)].cut(state[name], lanes))
+
     def clear(self, state: MixtureState, name: str | None = None) -> MixtureState:
         """Remove every row of buffer `name`, or of all; see `Buffer.clear`.
 

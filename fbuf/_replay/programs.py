@@ -39,6 +39,7 @@ def _in_place(method: Callable[..., BufferState]) -> Any:
 add = _in_place(Buffer.add)
 extend = _in_place(Buffer.extend)
 extend_packed = _in_place(_extend_packed)
+cut = _in_place(Buffer.cut)
 update_priority = _in_place(Buffer.update_priority)
 update_rows = _in_place(Buffer.update_rows)
 

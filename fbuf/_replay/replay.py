@@ -99,8 +99,8 @@ class Replay(ReplayState):
         compiles again then, and `buffer` is replaced, so start with a capacity of the right order.
       limit: From `fbuf.limits`. `add` and `extend` then wait until it allows their rows; `sample` waits until it allows the
         draws and a row can be sampled. None: no call waits.
-      resume: Continue with the rows in the storage's files (`Buffer.resume`). Their priorities are reset. A limit counts
-        them as drawn as often as it expects.
+      resume: Continue with the rows in the storage's files (`Buffer.resume`), after a `cut`. Their priorities are reset. A
+        limit counts them as drawn as often as it expects.
 
     A failed write loses the state, which was donated; later calls raise an error that says so. Rows in files remain.
     Ctrl-C is deferred until the current write is complete.
@@ -525,6 +525,28 @@ class Replay(ReplayState):
         return self.buffer.last(self._state, n)
 
     @_restores_lock
+    def cut(self, lanes: Any = None) -> None:
+        """End the running episodes of the `lanes` bool[E], or of all, at their newest rows; see `Buffer.cut`.
+
+        Call it when environments restart without a row that says so. `load` and `resume=True` do.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> buffer = fbuf.Buffer(100, view=fbuf.views.Sequence(2, episode_end=()), lanes=2)
+          >>> replay = fbuf.Replay(buffer, {"t": 0})
+          >>> replay.add({"t": np.array([1, 1])})
+          >>> replay.cut(np.array([True, False]))  # environment 0 was reset
+          >>> replay.add({"t": np.array([2, 2])})
+          >>> replay.stats()["drawable"]
+          1
+        """
+        with self._acquire(notify=self._limiter is not None):
+            self._flush()
+            sizes = self._sizes
+            self._donate(programs.cut, to_array(lanes, "lanes"))
+            self._sizes = sizes
+
+    @_restores_lock
     def clear(self) -> None:
         """Remove every row. A limit keeps its counts, and allows `min_size` rows to be added at once.
 
@@ -705,11 +727,14 @@ class Replay(ReplayState):
         resize: Any = None,
         extra: Any = None,
         progress: Any = None,
+        cut: bool = True,
         limit: Limit | None = None,
     ) -> Any:
         """Return the saved `Replay`, or with `extra` the pair of it and the extra data. See `fbuf.load`.
 
         Args:
+          cut: `cut` all lanes, because the environments start again. False only if they continue where they were; batches then
+            continue exactly.
           limit: Replaces the saved limit; the rows held count as drawn as often as it expects. None keeps the saved limit and
             its counts.
         Raises:
@@ -733,6 +758,8 @@ class Replay(ReplayState):
             )
         replay = cls.__new__(cls)
         replay._begin(metadata)
+        if cut and not isinstance(metadata.buffer.writer, ReadOnly):
+            replay.cut()
         return replay if extra is None else (replay, saved)
 
     @_restores_lock

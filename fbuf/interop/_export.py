@@ -89,7 +89,7 @@ def to_file(
     reader = Reader(call, buffer, state)
     columns = _atomic_file.rename_leaves(call, reader.spec, names)
     _atomic_file.check_names(call, [*columns.values(), *([episode] if episode else [])])
-    if episode and not (buffer.ends and buffer.geometry.streams):
+    if episode and not ((buffer.ends or buffer.view.rule.episode) and buffer.geometry.streams):
         raise ValueError(
             f"{call}: episode is '{episode}', but the buffer has no episode ends. Use Buffer(episode_end=)."
         )
@@ -116,7 +116,7 @@ def to_file(
 
 def _episodes(reader: Reader, ends: tuple[str, ...]) -> tuple[np.ndarray, int]:
     """Return the episode of each row, int64[T, E], and the number of episodes."""
-    end = np.zeros((reader.steps, len(reader.sizes)), bool)
+    end = reader.cuts()
     for name in ends:
         end |= reader.flag(name)
     there = reader.mask(0, reader.steps)

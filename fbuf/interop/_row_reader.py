@@ -19,6 +19,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import Spec
 from fbuf._indexing import scatter
+from fbuf._indexing.anchors import CUT
 from fbuf._interfaces.storage import Read
 from fbuf.interop._columns import BLOCK_BYTES
 from fbuf.storages import Ragged
@@ -108,6 +109,14 @@ class Reader:
         """Return a boolean leaf of all rows, bool[T, E]; False where a lane has fewer."""
         empty = np.zeros((0, len(self.sizes)), bool)
         return np.concatenate([empty, *(block.reshape(len(block), -1) for block in self.steps_of(name))])
+
+    def cuts(self) -> np.ndarray:
+        """Return after which rows is a cut, bool[T, E]."""
+        there = self.mask(0, self.steps)
+        if self.state.anchors is None:
+            return np.zeros_like(there)
+        slots = self.slots(*np.indices(there.shape))
+        return there & (np.asarray(self.state.anchors.flags)[slots] & CUT > 0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -57,7 +57,8 @@ def to_ted(
 
     Args:
       path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file is written atomically.
-      buffer, state: A buffer and its state, which is not changed. Other ends, `Buffer(episode_end=)`, truncate an episode.
+      buffer, state: A buffer and its state, which is not changed. Other ends, `Buffer(episode_end=)` and cuts, truncate an
+        episode.
       observation, action, reward, terminated, truncated: Names of leaves (the first two: or subtrees); None: those of a
         `Transition` view, else these words, `"obs"` for the first. Rows without `truncated` are never truncated.
       next_observation: Name of a leaf or subtree with :math:`o_{t+1}` in every row.
@@ -227,18 +228,20 @@ def _plan(reader: Reader, roles: Mapping[str, str | None], resets: bool) -> _Pla
         truncated |= reader.flag(name) & ~terminated
     if roles["truncated"]:
         truncated |= reader.flag(roles["truncated"])
+    cut = reader.cuts()
+    truncated |= cut & ~terminated
     end = terminated | truncated
     reset, unsure = np.zeros_like(end), np.zeros_like(end)
     if resets:
-        for step, lane in np.argwhere(end):  # in order of time; a reset row ends no episode
+        for step, lane in np.argwhere(end & ~cut):  # in order of time; a reset row ends no episode
             if not reset[step, lane] and step + 1 < len(end):
                 reset[step + 1, lane] = True
         end &= ~reset
         terminated, truncated = terminated & end, truncated & end
         # The row before the oldest of a full lane is unknown: the oldest may be a reset row.
         unsure[:1] = reader.sizes == reader.buffer.geometry.length
-    from_final = end & mask if roles["final_observation"] and not resets else np.zeros_like(end)
-    from_next = mask & _shift(mask, -1) & (~end | resets) & ~from_final
+    from_final = end & mask & ~cut if roles["final_observation"] and not resets else np.zeros_like(end)
+    from_next = mask & _shift(mask, -1) & (~end | resets) & ~cut & ~from_final
     known = (from_next | from_final | terminated | (roles["next_observation"] is not None)) & ~unsure
     keep = mask & known & ~reset
     truncated |= ~end & ~_shift(keep, -1)

@@ -142,17 +142,17 @@ def open_rows(store: RowStore, ticket: Any, device: Any, last: Any, layout: Layo
 
 def resume(
     store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]
-) -> tuple[SideRows, np.ndarray]:
-    """Return the rows of an existing store, and how many each lane ever had, int64[E].
+) -> tuple[SideRows, np.ndarray, np.ndarray]:
+    """Return the rows of an existing store, how many each lane ever had, int64[E], and which slots were cut, bool[C].
 
     Warns of damage in its files.
     """
     if store.warning:
         warnings.warn(store.warning, RuntimeWarning, stacklevel=4)
-    count, tickets = store.newest()
+    count, tickets, cuts = store.newest()
     rows = adopt(store, geometry, spec, structure, columns)
     pairs = np.ascontiguousarray(tickets.reshape(-1)).view(np.uint32).reshape(-1, 2)
-    return rows.replace(jnp.asarray(pairs), rows.device), count
+    return rows.replace(jnp.asarray(pairs), rows.device), count, cuts.reshape(-1)
 
 
 def layout_of(geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> Layout:
@@ -245,10 +245,19 @@ def update(rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) ->
     side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
     if not side:
         return rows.replace(rows.ticket, device), None
+    return _patched(rows, slot, side, device, token), None
+
+
+def cut(rows: SideRows, slot: jax.Array, token: jax.Array) -> SideRows:
+    """Record in the store that a cut follows the rows in slots int32[B]."""
+    return _patched(rows, slot, {}, rows.device, token)
+
+
+def _patched(rows: SideRows, slot: jax.Array, side: Mapping[int, jax.Array], device: Any, token: jax.Array) -> SideRows:
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
     token, (old,) = order_after_reads(token, (_array_rows.read(rows.ticket, slot),))
     new = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
-    return rows.replace(_array_rows.write(rows.ticket, slot, new, token), device), None
+    return rows.replace(_array_rows.write(rows.ticket, slot, new, token), device)
 
 
 def store_of(rows: SideRows) -> RowStore:

@@ -128,6 +128,7 @@ class HostStorage:
 
     write = staticmethod(_host_rows.write)
     update = staticmethod(_host_rows.update)
+    cut = staticmethod(_host_rows.cut)
     prepare_read = staticmethod(_host_reads.prepare_read)
     start_read = staticmethod(_host_reads.start_read)
     held_bytes = staticmethod(_host_reads.host_bytes)
@@ -167,7 +168,7 @@ class HostStorage:
 
     def resume(
         self, geometry: Geometry, spec: Spec, structure: Any, verify: str
-    ) -> tuple[SideRows, np.ndarray, np.ndarray]:
+    ) -> tuple[SideRows, np.ndarray, np.ndarray, np.ndarray]:
         name, keys = type(self).__name__, self.host_keys(spec)
         _host_rows.refuse_tracing(name, "resume")
         if self.path is None:
@@ -183,7 +184,8 @@ class HostStorage:
                 f"of the buffer that writes."
             )
         store = self._open(geometry, spec, resume=verify)
-        return *_host_rows.resume(store, geometry, spec, structure, keys), store.held
+        rows, count, cuts = _host_rows.resume(store, geometry, spec, structure, keys)
+        return rows, count, store.held, cuts
 
     def flush(self, rows: SideRows) -> None:
         cast(Store, _host_rows.store_of(rows)).flush()

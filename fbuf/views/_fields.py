@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._core.pytree import PyTree, Spec, name_of
-from fbuf._indexing.anchors import END, RESET
+from fbuf._indexing.anchors import CUT, END, RESET
 
 MADE = ("mask", "is_first", "learning_mask")
 """Leaves that window views add."""
@@ -29,6 +29,17 @@ def check_flag(view: str, name: str, spec: Spec) -> None:
     if spec[name].dtype != jnp.bool_ or spec[name].shape != ():
         found = f"{spec[name].dtype}{list(spec[name].shape)}"
         raise TypeError(f"{view}: leaf '{name}' is {found}; expected bool[] a row. Cast with x.astype(bool).")
+
+
+def check_id(view: str, name: str | None, spec: Spec) -> None:
+    """Raise unless the leaf with the episode ids, if any, is one integer a row."""
+    if name is None:
+        return
+    if name not in spec:
+        raise ValueError(f"{view}: episode is '{name}'; expected a leaf of {', '.join(spec)}.")
+    if not jnp.issubdtype(spec[name].dtype, jnp.integer) or spec[name].shape != ():
+        found = f"{spec[name].dtype}{list(spec[name].shape)}"
+        raise TypeError(f"{view}: leaf '{name}' is {found}; expected one integer a row. Cast with x.astype(int32).")
 
 
 def check_autoreset(view: str, autoreset: str | None, ends: tuple[str, ...]) -> None:
@@ -52,8 +63,8 @@ def checked_ends(view: str, names: Any) -> tuple[str, ...]:
 
 
 def last_bit(autoreset: str | None) -> int:
-    """Return the flag of the last row of an episode."""
-    return RESET if autoreset == "next_step" else END
+    """Return the flags of the last row of an episode."""
+    return RESET | CUT if autoreset == "next_step" else END
 
 
 def whole_rows(structure: Any, spec: Spec, arrays: Several[jax.Array], masks: Several[jax.Array]) -> dict[str, Any]:
@@ -62,9 +73,10 @@ def whole_rows(structure: Any, spec: Spec, arrays: Several[jax.Array], masks: Se
     return {top: subtree(structure, spec, top, leaves) for top in tops} | dict(zip(MADE, masks, strict=True))
 
 
-def check_window_rows(view: str, ends: tuple[str, ...], spec: Spec) -> None:
+def check_window_rows(view: str, ends: tuple[str, ...], episode: str | None, spec: Spec) -> None:
     """Raise unless windows can be made of the rows."""
     check_ends(view, ends, spec)
+    check_id(view, episode, spec)
     if list(spec) == [""]:
         raise TypeError(f"{view}: rows are one unnamed array; expected a dict of leaves. Write {{'obs': x}}.")
     check_free(view, MADE, spec)

@@ -19,7 +19,7 @@ import numpy as np
 from fbuf._algorithms import random_bits
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, expand, name_of, under
-from fbuf._indexing.anchors import END, episode_around, has
+from fbuf._indexing.anchors import CUT, END, episode_around, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, View, Window
@@ -174,7 +174,8 @@ class Hindsight:
         final = self._final(self.achieved)
         newest = last
         if final is not None:
-            newest = last + has(flags.at[slot_of(last)].get(mode="promise_in_bounds"), END).astype(jnp.int32)
+            end = flags.at[slot_of(last)].get(mode="promise_in_bounds")
+            newest = last + (has(end, END) & ~has(end, CUT)).astype(jnp.int32)
         later = here + jnp.int32(1)
         after = {"future": later, "final": jnp.maximum(newest, later), "episode": first + jnp.int32(1)}[self.strategy]
         number = jnp.maximum(newest - after + jnp.int32(1), jnp.int32(0))

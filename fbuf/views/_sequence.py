@@ -17,7 +17,7 @@ from jax import lax
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import PyTree, Spec
+from fbuf._core.pytree import PyTree, Spec, name_of
 from fbuf._indexing.anchors import RESET, START, has
 from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
@@ -30,12 +30,13 @@ class _WindowView:
     """What `Sequence` and `Episode` share."""
 
     episode_end: tuple[str, ...]
+    episode: str | None
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return self.episode_end, None
 
     def check(self, spec: Spec) -> None:
-        check_window_rows(type(self).__name__, self.episode_end, spec)
+        check_window_rows(type(self).__name__, self.episode_end, self.episode, spec)
 
     def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
         return whole_rows(structure, spec, arrays, window.context)
@@ -64,6 +65,8 @@ class Sequence(_WindowView):
       episode_end: Names of the boolean leaves that end an episode; `()`: there are no episodes.
       autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
         "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
+      episode: Name of an integer leaf that is equal in all rows of an episode (trajectory ids). A row with another id than the
+        one before it begins an episode, as after `Buffer.cut`. With `episode_end=()` no flags are read.
 
     A priority given to `extend` with the row that completes a window becomes the priority of the window.
 
@@ -85,6 +88,7 @@ class Sequence(_WindowView):
     at: int = 0
     episode_end: tuple[str, ...] = ("terminated", "truncated")
     autoreset: str | None = None
+    episode: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("bootstrap", 0), ("stride", 1), ("dilation", 1), ("at", 0)):
@@ -100,6 +104,7 @@ class Sequence(_WindowView):
             raise ValueError(f'Sequence: boundary is {self.boundary!r}; expected "stop", "mask" or "cross".')
         if self.at and (self.boundary != "mask" or self.at >= self.length):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
+        object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
         check_autoreset("Sequence", self.autoreset, self.episode_end)
 
@@ -124,6 +129,7 @@ class Sequence(_WindowView):
             crosses=self.boundary == "cross",
             reset_rows=self.autoreset == "next_step",
             window=self.length,
+            episode=self.episode,
         )
 
     def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -195,6 +201,8 @@ class Episode(_WindowView):
       episode_end: Names of the boolean leaves that end an episode.
       autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
         "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
+      episode: Name of an integer leaf that is equal in all rows of an episode (trajectory ids). A row with another id than the
+        one before it begins an episode, as after `Buffer.cut`. With `episode_end=()` no flags are read.
 
     A priority given to `extend` with the last row of an episode becomes the priority of the episode.
 
@@ -210,21 +218,25 @@ class Episode(_WindowView):
     longer: str = "skip"
     episode_end: tuple[str, ...] = ("terminated", "truncated")
     autoreset: str | None = None
+    episode: str | None = None
 
     def __post_init__(self) -> None:
         check_int("Episode", "max_length", self.max_length)
         if self.longer not in ("skip", "cut"):
             raise ValueError(f'Episode: longer is {self.longer!r}; expected "skip" or "cut".')
+        object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
         object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
         check_autoreset("Episode", self.autoreset, self.episode_end)
-        if not self.episode_end:
-            raise ValueError("Episode: episode_end is (); expected at least one name.")
+        if not self.episode_end and self.episode is None:
+            raise ValueError("Episode: episode_end is (); expected at least one name, or episode='id'.")
 
     @property
     def rule(self) -> EligibilityRule:
         length = self.max_length
         resets = self.autoreset == "next_step"
-        return EligibilityRule(f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length)
+        return EligibilityRule(
+            f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length, episode=self.episode
+        )
 
     def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
         room = jnp.int32(self.max_length) - step

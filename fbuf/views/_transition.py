@@ -24,15 +24,15 @@ from jax import lax
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, expand, name_of, nested, under
-from fbuf._indexing.anchors import END, RESET, START, TERMINATED, has
+from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import check_autoreset, check_flag, check_free, subtree
+from fbuf.views._fields import check_autoreset, check_flag, check_free, check_id, subtree
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
-_NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation")
+_NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation", "episode")
 
 
 @component
@@ -46,7 +46,8 @@ class Transition:
     No stack or return crosses the end of an episode or the write head. If the episode terminated, `discount` is 0, and
     `next_obs` is the true final observation (`final_observation`), else the last stack before the end. If it was truncated
     and the true final observation is stored (`final_observation`, or autoreset="next_step"), the return bootstraps from it.
-    Otherwise anchors before the end bootstrap from the last observation, and the last step is not drawn.
+    Otherwise, and before a cut (`Buffer.cut`), anchors before the end bootstrap from the last observation, and the last step
+    is not drawn.
 
     Attributes:
       n_step: n >= 1.
@@ -55,7 +56,7 @@ class Transition:
       observation: Name of the leaf or subtree with o_t.
       action: Name of a_t (leaf or subtree), or None.
       reward: Name of r_{t+1}, the result of the action in the same row.
-      terminated: Name of the boolean leaf that marks termination with this step.
+      terminated: Name of the boolean leaf that marks termination with this step; None: never.
       truncated: Name of the boolean leaf that marks truncation after this step; None: never.
       final_observation: Name of a leaf or subtree like `observation` with o_{t+1} of the last row of an episode (any
         content in other rows), for environments that reset within the step. None: it is not stored.
@@ -63,6 +64,8 @@ class Transition:
       autoreset: Required, unless `final_observation` is given. "same_step": the row after an end is the first of the next
         episode (also for manual resets). "next_step" (Gymnasium's default vector mode): the row after an end holds the
         final observation and an ignored action; it is never drawn.
+      episode: Name of an integer leaf that is equal in all rows of an episode (trajectory ids). A row with another id than the
+        one before it begins an episode, as after `Buffer.cut`. With `terminated=None, truncated=None` no flags are read.
 
     Cost: reads 2k frames a draw (k + n distinct ones).
 
@@ -78,11 +81,12 @@ class Transition:
     observation: str = "obs"
     action: str | None = "action"
     reward: str = "reward"
-    terminated: str = "terminated"
+    terminated: str | None = "terminated"
     truncated: str | None = "truncated"
     final_observation: str | None = None
     pad: str = "zero"
     autoreset: str | None = None
+    episode: str | None = None
 
     def __post_init__(self) -> None:
         for name in _NAMES:
@@ -112,25 +116,32 @@ class Transition:
     @property
     def rule(self) -> EligibilityRule:
         resets = self.autoreset == "next_step"
-        cut_ends = self.final_observation is not None or resets
-        return EligibilityRule("steps", self.back, self.n_step, prompt=False, reset_rows=resets, cut_ends=cut_ends)
+        return EligibilityRule(
+            "steps",
+            self.back,
+            self.n_step,
+            prompt=False,
+            reset_rows=resets,
+            cut_ends=self.final_observation is not None or resets,
+            episode=self.episode,
+        )
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
-        ends = (self.terminated,) + ((self.truncated,) if self.truncated is not None else ())
-        return ends, self.terminated
+        return tuple(name for name in (self.terminated, self.truncated) if name is not None), self.terminated
 
     def check(self, spec: Spec) -> None:
         for field in _NAMES:
             name = getattr(self, field)
-            single = field in ("reward", "terminated", "truncated")  # no subtree
+            single = field in ("reward", "terminated", "truncated", "episode")  # no subtree
             if name is not None and not (name in spec if single else under(name, spec)):
-                optional = "" if field in ("observation", "reward", "terminated") else ", or None"
+                optional = "" if field in ("observation", "reward") else ", or None"
                 raise ValueError(
                     f"Transition: {field} is '{name}', but rows have {', '.join(spec)}. Write "
                     f"Transition({field}=...) with the name of a leaf{optional}."
                 )
         for name in self.episode_fields()[0]:
             check_flag("Transition", name, spec)
+        check_id("Transition", self.episode, spec)
         if self.final_observation is not None:
             now = {n.removeprefix(self.observation): spec[n] for n in under(self.observation, spec)}
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
@@ -147,20 +158,18 @@ class Transition:
         index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
         end, never = has(flags, END), jnp.int32(2**30)
         next_end = lax.cummin(jnp.where(end, index, never), axis=0, reverse=True)
-        terminated = has(flags, TERMINATED)
+        truncated, cut = end & ~has(flags, TERMINATED), has(flags, CUT)
         needs_next = jnp.zeros_like(end)
         if self.rule.reset_rows:  # a truncated end needs the next row, which holds its final observation
-            next_cut = lax.cummin(jnp.where(end & ~terminated, index, never), axis=0, reverse=True)
-            needs_next = next_cut == next_end
+            next_truncated = lax.cummin(jnp.where(truncated & ~cut, index, never), axis=0, reverse=True)
+            needs_next = next_truncated == next_end
         exist = available[None, :]
         complete = next_end + needs_next.astype(jnp.int32) < exist
         by_end = (next_end < index + jnp.int32(self.n_step)) & complete
         by_row = (next_end >= index + jnp.int32(self.n_step)) & (index + jnp.int32(self.n_step) < exist)
         reset = has(flags, RESET)
         decided = (index < exist) & (by_end | by_row | reset)
-        drawable = ~reset
-        if not self.rule.cut_ends:
-            drawable = drawable & ~(end & ~terminated)
+        drawable = ~reset & ~(truncated & (cut if self.rule.cut_ends else True))
         return decided, drawable, None
 
     def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
@@ -181,10 +190,11 @@ class Transition:
         terminated = ended & has(last, TERMINATED)
         starts = has(near[:, : back + 1], START)
         began = jnp.max(jnp.where(starts, offset[:, : back + 1], jnp.int32(-back - steps - 1)), axis=1)
-        counts_last = terminated | jnp.bool_(self.rule.cut_ends)
+        has_final = ended & jnp.bool_(self.rule.cut_ends) & ~has(last, CUT)
+        counts_last = terminated | has_final
         rewards = jnp.where(ended, end_at + counts_last.astype(jnp.int32), jnp.int32(steps))
         # the row of the newest frame of `next_obs`; a terminated end may be drawn before its reset row arrives
-        after_end = end_at + 1 if self.rule.reset_rows else end_at
+        after_end = end_at + has_final.astype(jnp.int32) if self.rule.reset_rows else end_at
         reach = jnp.where(terminated, end_at, jnp.where(ended, after_end, jnp.int32(steps)))
 
         def slots_of(frames: jax.Array) -> jax.Array:
@@ -202,11 +212,11 @@ class Transition:
         final = None
         if self.final_observation is not None:
             # shift the stack by one and append the final observation
-            next_slot = stack_at(jnp.where(ended, end_at + jnp.int32(1), reach))
-            newest = jnp.where(ended & mask, nowhere, next_slot[:, -1] if self.stack is not None else next_slot)
+            next_slot = stack_at(jnp.where(has_final, end_at + jnp.int32(1), reach))
+            newest = jnp.where(has_final & mask, nowhere, next_slot[:, -1] if self.stack is not None else next_slot)
             next_slot = next_slot.at[:, -1].set(newest) if self.stack is not None else newest
-            end_slot = shift(geometry, safe, jnp.where(ended, end_at, jnp.int32(0)))
-            final = jnp.where(ended & mask, end_slot, nowhere)
+            end_slot = shift(geometry, safe, jnp.where(has_final, end_at, jnp.int32(0)))
+            final = jnp.where(has_final & mask, end_slot, nowhere)
         else:
             next_slot = stack_at(reach)
 
@@ -227,10 +237,10 @@ class Transition:
         if self.action is not None:
             reads += [Read(n, here) for n in under(self.action, spec)]
         reads += [Read(n, here) for n in self._others(spec)]
-        return Window(tuple(reads), (mask, rewards, ended, terminated))
+        return Window(tuple(reads), (mask, rewards, has_final, terminated))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:
-        mask, rewards, ended, terminated = window.context
+        mask, rewards, has_final, terminated = window.context
         rest = iter(arrays)
         names = under(self.observation, spec)
         obs = {n: next(rest) for n in names}
@@ -239,10 +249,10 @@ class Transition:
             for name in names:
                 final, stacked = next(rest), next_obs[name]
                 if self.stack is not None:
-                    newest = jnp.where(expand(ended, final.ndim), final, stacked[:, -1])
+                    newest = jnp.where(expand(has_final, final.ndim), final, stacked[:, -1])
                     next_obs[name] = jnp.concatenate([stacked[:, :-1], newest[:, None]], axis=1)
                 else:
-                    next_obs[name] = jnp.where(expand(ended, final.ndim), final, stacked)
+                    next_obs[name] = jnp.where(expand(has_final, final.ndim), final, stacked)
         reward = next(rest)
         if not jnp.issubdtype(reward.dtype, jnp.floating):
             reward = reward.astype(jnp.float32)

@@ -25,7 +25,6 @@ CONVERSIONS = [
     ("row", "uniform", "stack, steps", "batch", "device", 3),
 ]
 
-
 case, conversion = cases(CASES), cases(CONVERSIONS)
 
 

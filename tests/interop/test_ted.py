@@ -19,7 +19,7 @@ def expected(lanes, *, final=False, given=False, resets=False):
         kinds, resetting = [], False
         for row in rows:
             kinds.append("reset" if resetting else "step")
-            resetting = resets and not resetting and (row["terminated"] or row["truncated"])
+            resetting = resets and not resetting and (row["terminated"] or row["truncated"]) and not row["cut"]
         kept = []
         for i, row in enumerate(rows):
             if kinds[i] == "reset":
@@ -29,6 +29,8 @@ def expected(lanes, *, final=False, given=False, resets=False):
             after = rows[i + 1]["obs"] if i + 1 < len(rows) else None
             if given:
                 successor = row["given"]
+            elif row["cut"]:
+                successor = None
             elif end and resets:
                 successor = after
             elif end:
@@ -41,9 +43,10 @@ def expected(lanes, *, final=False, given=False, resets=False):
                 kept.append("dropped")
                 dropped += 1
                 continue
-            kept.append([row["obs"], successor, row["reward"], row["terminated"], row["truncated"]])
+            truncated = row["truncated"] or (row["cut"] and not row["terminated"])
+            kept.append([row["obs"], successor, row["reward"], row["terminated"], truncated])
         for i, (row, entry) in enumerate(zip(rows, kept, strict=True)):
-            if isinstance(entry, list) and not (row["terminated"] or row["truncated"]):
+            if isinstance(entry, list) and not (row["terminated"] or entry[4]):
                 entry[4] = i + 1 == len(rows) or not isinstance(kept[i + 1], list)
         out += [entry for entry in kept if isinstance(entry, list)]
     return out, dropped
@@ -53,7 +56,7 @@ def expected(lanes, *, final=False, given=False, resets=False):
 def episodes(draw):
     lanes = draw(st.integers(1, 2))
     n = draw(st.integers(0, 10))
-    ends = draw(st.lists(st.sampled_from(["", "", "", "t", "u", "tu"]), min_size=n * lanes, max_size=n * lanes))
+    ends = draw(st.lists(st.sampled_from(["", "", "", "t", "u", "tu", "c", "tc"]), min_size=n * lanes, max_size=n * lanes))
     return lanes, n, np.array(ends, object).reshape(n, lanes)
 
 
@@ -71,6 +74,9 @@ class Table:
 
     def flag(self, name):
         return self.rows[name]
+
+    def cuts(self):
+        return self.rows["cut"]
 
     def slots(self, age, lane):
         return age * self.lanes + lane
@@ -106,6 +112,7 @@ def test_any_episodes_are_written_as_documented(case, mode, any_state, tmp_path_
         "reward": t / 2,
         "terminated": np.array([["t" in e for e in row] for row in ends], bool).reshape(n, lanes),
         "truncated": np.array([["u" in e for e in row] for row in ends], bool).reshape(n, lanes),
+        "cut": np.array([["c" in e for e in row] for row in ends], bool).reshape(n, lanes),
         "final": np.stack([t + 0.25, t], -1),
         "given": np.stack([t + 0.75, t], -1),
     }

@@ -36,7 +36,7 @@ def resumed(model: Model, path: Any) -> Store:
     for ticket in [t for t in model.origin if t not in last.values() or t not in alive]:
         del model.origin[ticket], model.rows[ticket]
     model.store = store
-    count, newest = store.newest()
+    count, newest, _ = store.newest()
     assert count.tolist() == [len(lane) for lane in model.lanes]
     for e, lane in enumerate(model.lanes):
         expected = [last.get(t, t) for t in lane][-store.length :]

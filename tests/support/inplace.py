@@ -38,6 +38,8 @@ WRITERS = {"topk": fbuf.writers.TopK("reward"), "reservoir": fbuf.writers.Reserv
 VIEWS = {
     "row": fbuf.views.Row(),
     "transition": fbuf.views.Transition(n_step=3, stack=4, autoreset="same_step"),
+    "ids": fbuf.views.Transition(n_step=3, stack=4, autoreset="next_step", episode="action"),
+    "episode ids": fbuf.views.Episode(5, autoreset="next_step", episode="action"),
 }
 
 
@@ -84,6 +86,8 @@ def step_of(buffer: fbuf.Buffer, order: str, batch: int = BATCH) -> Any:
                 state = buffer.update_priority(state, given["index"], given["error"])
             elif method == "r":
                 state = buffer.update_rows(state, index, {"reward": given["reward"]})
+            elif method == "c":
+                state = buffer.cut(state, given["error"][: buffer.lanes] > 0)
             elif method == "t":
                 out.append(buffer.stats(state))
         return state, out

@@ -67,6 +67,16 @@ class Model(Lanes):
                     self._arrive(e, {k: np.array(x[n, e]) for k, x in rows.items()}, given)
         self._follow(drawable)
 
+    def cut(self, lanes: np.ndarray) -> None:
+        """Ends the episodes of lanes bool[E]; where every row is drawn there are none."""
+        if self.kind == "Row" and getattr(self.sampler, "over", "") != "episodes":
+            return
+        drawable = {row.name for row in self.anchors()}
+        for rows in itertools.compress(self.history, lanes):
+            if rows:
+                self.cut_after(rows[-1])
+        self._follow(drawable)
+
     def _arrive(self, lane: int, fields: Fields, given: float | None) -> None:
         past = self.history[lane]
         number = past[-1].number + 1 if past else 0
@@ -199,7 +209,7 @@ class Model(Lanes):
         model.counters = dict(self.counters)
         model.names, model.by_index, model.ticket = self.names, self.by_index, self.ticket
         for lane in range(self.lane_count):
-            held = [dataclasses.replace(row, given=None) for row in self.held(lane)]
+            held = [dataclasses.replace(row, given=None, reset=False, unknown=False) for row in self.held(lane)]
             full = len(held) == self.length
             for before, row in zip([None, *held], held, strict=False):
                 model._place_in_episode(row, before)

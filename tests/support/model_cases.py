@@ -48,6 +48,14 @@ VIEWS = {
     "episode": Episode(4, autoreset="same_step"),
     "episode, cut": Episode(3, longer="cut", autoreset="same_step"),
     "episode, next step": Episode(5, longer="cut", autoreset="next_step"),
+    "ids": Transition(n_step=3, stack=2, terminated=None, truncated=None, episode="action"),
+    "ids, flags": Transition(n_step=2, stack=2, final_observation="final", episode="action"),
+    "ids, next step": Transition(n_step=2, autoreset="next_step", episode="action"),
+    "ids, stop": Sequence(2, episode_end=(), episode="action"),
+    "ids, mask": Sequence(3, boundary="mask", at=1, autoreset="next_step", episode="action"),
+    "ids, cross": Sequence(3, boundary="cross", episode_end=(), episode="action"),
+    "ids, episode": Episode(3, longer="cut", episode_end=(), episode="action"),
+    "ids, reset": Episode(4, autoreset="next_step", episode="action"),
 }
 SAMPLERS = {
     "uniform": fbuf.samplers.Uniform(),
@@ -95,11 +103,15 @@ def cases(chosen: list[tuple[Any, ...]]) -> Any:
     return pytest.fixture(params=chosen, ids=lambda case: "-".join(map(str, case)))(lambda request: request.param)
 
 
-WRITES = ("some", "add", "many", "some", "update_rows")
+WRITES = ("some", "add", "many", "some", "update_rows", "cut")
 STEPS = (
     *("some",) * 5,
-    *("add", "many", "update_priority", "update_rows", "scan") * 2,
+    *("add", "many", "update_priority", "update_rows", "scan", "cut") * 2,
     *("clear", "set", "beta", "rebuild"),
 )
-PROGRAMS = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2**16)), min_size=1, max_size=12)
+RESTARTS = ("some", "cut") * 4 + ("add", "many", "update_priority", "update_rows", "convert", "reload", "clear")
+PROGRAMS, CUTS = (
+    st.lists(st.tuples(st.sampled_from(steps), st.integers(0, 2**16)), min_size=1, max_size=12)
+    for steps in (STEPS, RESTARTS)
+)
 EXAMPLES = max(settings.default.max_examples // 3, 1)

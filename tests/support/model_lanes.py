@@ -27,6 +27,7 @@ class Row:
     given: float | None  # priority given to `extend`
     end: bool = False
     terminated: bool = False
+    cut: bool = False  # its episode ends with it, and its final observation is unknown
     start: bool = False
     reset: bool = False  # next-step autoreset: holds the final observation only
     # rows of its episode before it (of its lane, where windows cross ends); after a conversion those known
@@ -54,14 +55,23 @@ class Lanes:
             self.ends += tuple(n for n in (self.view.terminated, self.view.truncated) if n is not None)
         if self.windows:
             self.ends += self.view.episode_end
+        self.episode = getattr(self.view, "episode", None)
         self.history: list[list[Row]] = [[] for _ in range(self.lane_count)]
 
+    def cut_after(self, row: Row) -> None:
+        """The next row begins an episode, if it does not do so anyway."""
+        if not (row.reset and not row.end if self.next_step else row.end):
+            row.end = row.cut = True
+
     def _place_in_episode(self, row: Row, before: Row | None) -> None:
-        row.end = any(bool(row.fields[name]) for name in self.ends)
-        row.terminated = self.transitions and bool(row.fields[self.view.terminated])
+        if self.episode and before is not None and before.fields[self.episode] != row.fields[self.episode]:
+            self.cut_after(before)
+        row.end = row.cut or any(bool(row.fields[name]) for name in self.ends)
+        ends = self.transitions and self.view.terminated
+        row.terminated = bool(ends and row.fields[ends])
         if self.next_step:
-            row.reset = before is not None and before.end
-            row.start = not row.reset and (before is None or before.reset)
+            row.reset = before is not None and before.end and not before.cut
+            row.start = not row.reset and (before is None or before.reset or before.cut)
         else:
             row.start = before is None or before.end
         if before is not None:
@@ -102,7 +112,11 @@ class Lanes:
             if here is None:
                 return False
             if here.end:
-                if here.terminated or view.final_observation is not None:
+                if here.terminated:
+                    return True
+                if here.cut:
+                    return step > 0
+                if view.final_observation is not None:
                     return True
                 if self.next_step:
                     return self._after(here, 1) is not None
@@ -146,7 +160,7 @@ class Lanes:
 
     def _is_last(self, row: Row) -> bool:
         """Whether its episode has no row after it."""
-        return row.reset if self.next_step else row.end
+        return row.reset or row.cut if self.next_step else row.end
 
     def _whole(self, row: Row) -> list[Row | None] | None:
         """An episode from its first row on."""
@@ -212,13 +226,15 @@ class Lanes:
         counted: list[Row] = []  # whose rewards make the return
         for step in range(view.n_step):
             here = self._row_after(row, step)
-            if not here.end or here.terminated or has_final:
+            if not here.end or here.terminated or (has_final and not here.cut):
                 counted.append(here)
             if here.end:
                 break
         last, final = here, None  # the newest frame of the next observation
         if not here.end:
             last = self._row_after(here, 1)
+        elif here.cut:
+            pass
         elif view.final_observation is not None:
             final = here.fields[view.final_observation]
         elif self.next_step and not here.terminated:

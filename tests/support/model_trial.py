@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import tempfile
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,7 @@ def methods_of(buffer: fbuf.Buffer, form: str) -> SimpleNamespace:
         "add": lambda state, row, priority, mask: buffer.add(state, row, priority=priority, mask=mask),
         "sample": lambda state, key, options: buffer.sample(state, key, BATCH, **options),
         "set": lambda state, numbers: buffer.set(state, **numbers),
+        "cut": lambda state, lanes: buffer.cut(state, lanes),
         **{name: getattr(buffer, name) for name in ("update_priority", "update_rows", "clear", "rebuild")},
     }
     donated = 0 if form == "donated" else ()
@@ -88,7 +90,7 @@ class Trial:
         often = rng.choice([0.0, 0.15, 0.5])
         ids = [next(self.id) for _ in range(shape[0] * shape[1])]
         values = {
-            "action": rng.integers(-5, 5, shape),
+            "action": rng.integers(*rng.choice([(-5, 5), (0, 2), (1, 2)]), shape),
             "final": rng.integers(1, 256, (*shape, 4)),
             "info/id": np.reshape(ids, shape),
             "obs": rng.integers(1, 256, (*shape, 4)),
@@ -159,6 +161,26 @@ class Trial:
         del rng
         self.model.clear()
         self.state = self.methods.clear(self.state)
+
+    def cut(self, rng: np.random.Generator) -> None:
+        lanes = rng.random(self.model.lane_count) < rng.choice([0.5, 1.0])
+        self.model.cut(lanes)
+        self.state = self.methods.cut(self.state, lanes if self.buffer.lanes else lanes[0])
+
+    def convert(self, rng: np.random.Generator) -> None:
+        """To the buffer itself."""
+        del rng
+        self.model = self.model.convert(self.buffer)
+        self.state = self.buffer.convert(self.buffer, self.state)
+
+    def reload(self, rng: np.random.Generator) -> None:
+        """From a checkpoint, at times with a cut."""
+        cut = bool(rng.integers(2))
+        with tempfile.TemporaryDirectory() as folder:
+            fbuf.save(folder, self.buffer, self.state)
+            _, self.state = fbuf.load(folder, self.buffer, cut=cut)
+        if cut:
+            self.model.cut(np.ones(self.model.lane_count, bool))
 
     def set(self, rng: np.random.Generator) -> None:
         numbers: dict[str, Any] = {}

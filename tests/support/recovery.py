@@ -42,7 +42,7 @@ def write(store: Store, rng: np.random.Generator, most: int = 30) -> None:
 
 def check(store: Store) -> int:
     """Read every row that states would name; return how many there are. None may be another."""
-    count, tickets = store.newest()
+    count, tickets, _ = store.newest()
     position = np.arange(store.length)[:, None]
     number = position + (count - 1 - position) // store.length * store.length
     there = tickets > 0
@@ -180,7 +180,7 @@ def small(kind: str, path: Path, writes: int, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(writes):
         write(store, rng, 9)
-    count, tickets = store.newest()
+    count, tickets, _ = store.newest()
     store.patch(tickets[:1, 0], np.ones(1, bool), {1: fetch(store, tickets[:1, 0], 1)[0]})
     store.close()
 

@@ -89,7 +89,8 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
         return {}
     at = jnp.where(held, slot, jnp.int32(buffer.capacity)).reshape(-1)
     values, _ = buffer.storage.read(state.rows, [Read(name, at) for name in buffer.ends])
-    end = state_ops.ending(buffer, dict(zip(buffer.ends, values, strict=True)), held.shape)[0] & held
+    flags = state_ops.ending(buffer, dict(zip(buffer.ends, values, strict=True)), held.shape)
+    end = anchors.has(flags, anchors.END) & held
     first = held[:1] & ~convert._may_have_lost_rows(buffer, state)[None, :]
     start = jnp.concatenate([first, end[:-1] & held[1:]])
     return {"start": start, "end": end, "reset": jnp.zeros_like(end)}

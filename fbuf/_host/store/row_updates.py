@@ -24,6 +24,8 @@ from fbuf._host.io.file import File, existing
 from fbuf._host.types import Array, StoreCorrupted, corrupted, flat
 
 UPDATE_BIT = 1 << 63
+CUT = 2**32 - 1
+"""In place of a column: a cut follows the row."""
 _OVERHEAD = 600  # bytes of Python objects a update takes, about
 _RAW, _ZSTD = b"\0", b"\1"
 _HEAD = 5  # bytes of a value that say how it is encoded, and the checksum of the rest
@@ -35,7 +37,7 @@ class RowUpdate:
 
     lane: int
     count: int
-    values: dict[int, bytes]
+    values: dict[int, bytes]  # also under `CUT`
     superseded: int = -1  # updates made when another update replaced this one
 
 
@@ -53,10 +55,13 @@ class RowUpdates:
         self._superseded: deque[int] = deque()
 
     def prepare(self, old: int, lane: int, count: int, fields: Mapping[int, Array]) -> RowUpdate:
-        """Return the row of ticket `old`, row `count` of its lane, with these columns replaced; not yet stored."""
+        """Return the row of ticket `old`, row `count` of its lane, with these columns replaced; not yet stored.
+
+        Without columns, a cut follows it.
+        """
         before = self.held.get(old)
         values = dict(before.values) if before is not None else {}
-        return RowUpdate(lane, count, values | {c: self._encode(c, v) for c, v in fields.items()})
+        return RowUpdate(lane, count, values | ({c: self._encode(c, v) for c, v in fields.items()} or {CUT: _RAW}))
 
     def add(self, updates: Sequence[tuple[int, RowUpdate]]) -> list[int]:
         """Store prepared updates, each with the ticket it replaces; return their tickets."""
@@ -222,7 +227,7 @@ class UpdateLog:
             )
         self._end = at
         for number, update in newest.values():
-            if all(0 <= column < columns for column in update.values):
+            if all(0 <= column < columns or column == CUT for column in update.values):
                 updates.insert(UPDATE_BIT | number, update)
         updates.resume(max(made, self._folder.changes))
         if later or lost:  # no row to come is to be taken for one that was changed

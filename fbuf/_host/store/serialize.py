@@ -27,7 +27,7 @@ from fbuf._host.interfaces import ColumnData
 from fbuf._host.memory.arena import Spans, strings
 from fbuf._host.memory.file_arena import NOWHERE, FileArena
 from fbuf._host.memory.lazy_array import Sources, expect, lazily, pieces, steps, within
-from fbuf._host.store.row_updates import UPDATE_BIT, RowUpdate, RowUpdates
+from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates
 from fbuf._host.types import Array, StoreCorrupted, flat, unfit
 
 FORMAT = 1
@@ -183,7 +183,7 @@ def load_updates(updates: RowUpdates, arrays: Sources, low: Array, high: Array, 
     own: list[dict[int, bytes]] = [{} for _ in rows]
     end = 0
     for row, column, size in values.tolist():
-        if not (0 <= row < len(rows) and 0 <= column < columns and size >= 1):
+        if not (0 <= row < len(rows) and (0 <= column < columns or column == CUT) and size >= 1):
             raise unfit(f"patch:value has {[row, column, size]}", "a changed row and a column")
         own[row][column] = data[end : end + size]
         end += size

@@ -32,7 +32,7 @@ from fbuf._host.store.factory import ColumnFactory, kind_bytes
 from fbuf._host.store.read_ahead import PendingRows
 from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.store.recovery import reopen
-from fbuf._host.store.row_updates import UPDATE_BIT, RowUpdate, RowUpdates, UpdateLog
+from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates, UpdateLog
 from fbuf._host.store.slot_map import Placement, SlotMap
 from fbuf._host.types import Array, StoreClosed, StoreCorrupted, records_errors, unfit, without_traceback
 
@@ -313,20 +313,21 @@ class Store(TicketReads):
             return np.zeros(len(place), np.int64), place, ok, found
         return *self._tickets.find(stream, self._count), found
 
-    def newest(self) -> tuple[Array, Array]:
-        """Return the rows of each lane, int64[E], and tickets uint64[length, E] of the newest `length`: row `count` at
-        `count % length`, the last update of an updated row, 0 for none.
+    def newest(self) -> tuple[Array, Array, Array]:
+        """Return the rows of each lane, int64[E]; tickets uint64[length, E] of the newest `length`: row `count` at
+        `count % length`, the last update of an updated row, 0 for none; and bool[length, E], after which of them is a cut.
         """
         with self._lock:
             self._check_open()
-            tickets = np.zeros((self.length, self.lanes), np.uint64)
+            tickets, cuts = np.zeros((self.length, self.lanes), np.uint64), np.zeros((self.length, self.lanes), bool)
             low = np.maximum(self._count - self.length, 0 if self._folder is None else self._folder.first)
             lane, count = ranges(low, self._count)
             tickets[count % self.length, lane] = self._tickets.of(lane, count)
             for ticket, update in sorted(self._updates.held.items()):
                 if update.count >= low[update.lane]:
                     tickets[update.count % self.length, update.lane] = ticket
-            return self._count.copy(), tickets
+                    cuts[update.count % self.length, update.lane] = CUT in update.values
+            return self._count.copy(), tickets, cuts
 
     # ---------------------------------------------------------------- compressing again
 
@@ -396,7 +397,7 @@ class Store(TicketReads):
         Args:
           tickets: uint64[B].
           keep: bool[B].
-          fields: By column, `[B, *shape]`.
+          fields: By column, `[B, *shape]`. Empty: record that a cut follows these rows.
         Returns:
           New tickets uint64[B]; the old one where `keep` is False, for ticket 0 and for expired rows.
         Raises:

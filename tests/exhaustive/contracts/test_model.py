@@ -4,6 +4,7 @@ from tests.contracts.test_model import (  # noqa: F401
     test_convert_keeps_rows_and_finds_their_anchors,
     test_every_method_does_what_the_model_does,
 )
+from tests.more.contracts.test_model import test_nothing_crosses_a_cut  # noqa: F401
 from tests.support.model_cases import cases
 
 CASES = [
@@ -80,7 +81,27 @@ CONVERSIONS = [
     ("row", "batch", "row", "versions, all", "host", None),
     ("row", "batch", "stack, steps", "held", "device", 3),
     ("stack, steps", "held", "row", "ranks", "device", None),
+    ("mask", "batch", "ids", "uniform", "compressed", None),
+    ("ids, next step", "uniform", "stack, steps", "versions", "device", 3),
+]
+CUT = [
+    ("mask, stride", "episodes", "device", 3, "eager"),
+    ("episode", "versions, all", "host", 3, "jit"),
+    ("mask, both", "versions", "device", None, "donated"),
+    ("final, repeat", "buffer", "deduplicated", 3, "jit"),
+    ("row", "episodes", "device", 3, "donated"),
+    ("row", "batch", "compressed", 3, "donated"),
+    ("cross, dilation", "none", "device", 3, "jit"),
+    ("mask, left", "held", "device", 3, "donated"),
+    ("sequence, stride", "ages", "device", 3, "eager"),
+    ("episode, cut", "ranks", "deduplicated", None, "donated"),
+    ("ids, flags", "batch", "device", 3, "donated"),
+    ("ids, next step", "uniform", "device", 3, "jit"),
+    ("ids, stop", "episodes", "device", 3, "donated"),
+    ("ids, mask", "batch", "compressed", None, "jit"),
+    ("ids, cross", "uniform", "device", 3, "donated"),
+    ("ids, episode", "versions, all", "device", 3, "donated"),
 ]
 
 
-case, conversion = cases(CASES), cases(CONVERSIONS)
+case, conversion, cut_case = cases(CASES), cases(CONVERSIONS), cases(CUT)

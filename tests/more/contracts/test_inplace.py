@@ -41,6 +41,9 @@ PAIRS = [
     *(("jit", "prioritized", "transition", o) for o in ("se", "so", "te", "re")),
     *(("jit", "prioritized", "transition", o) for o in some(4, "prioritized", 1)),
     ("scan", "prioritized", "row", "se"),
+    ("scan", "prioritized", "transition", "scesc"),
+    ("scan", "prioritized", "ids", "sec"),
+    ("scan", "uniform", "episode ids", "sec"),
 ]
 
 

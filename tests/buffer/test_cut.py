@@ -1,0 +1,117 @@
+"""Cuts, as programs that restart their environments make them; every method against the model: `contracts/test_model.py`."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.storages import Compressed, Device, Memmap
+from fbuf.views import Sequence, Transition
+from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
+
+
+@pytest.mark.parametrize("storage", [Device()])
+def test_no_transition_leads_across_a_restart(storage: Any, tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(20, view=STEPS, storage=storage)
+    state = buffer.extend(buffer.init(ROW), steps(0, 5))
+    fbuf.save(tmp_path, buffer, state)
+    for cut in (True, False):
+        again, state = fbuf.load(tmp_path, cut=cut)
+        state = again.extend(state, steps(1000, 4))
+        seen = pairs(again, state)
+        assert (4.0 in seen) == (not cut)
+        assert seen[3.0] == ((4.0, 1.0, 0.5) if cut else (1001.0, 1.75, 0.125))
+        assert seen[2.0] == ((4.0, 1.5, 0.25) if cut else (1000.0, 1.75, 0.125))
+
+
+def test_replay_cuts_after_the_rows_it_has_collected() -> None:
+    replay = fbuf.Replay(fbuf.Buffer(40, view=Sequence(2, episode_end=()), lanes=2), {"t": 0})
+    for t in range(6):
+        replay.add({"t": np.array([t, t])})
+        if t == 2:
+            replay.cut(np.array([True, False]))
+            assert len(replay) == 6
+    drawn = replay.sample(256, to="numpy").data["t"]
+    assert (np.diff(drawn) == 1).all() and replay.stats()["drawable"] == 4 + 5
+    replay.cut(replay.rows().mask[0])
+    replay.cut()
+    replay.add({"t": np.array([9, 9])})
+    assert replay.stats()["drawable"] == 4 + 5
+
+
+@pytest.mark.parametrize("storage", [Memmap, lambda path: Compressed(path=path, keys=("t",))])
+def test_cuts_outlive_two_restarts(storage: Any, tmp_path: Path) -> None:
+    """And changes of the rows that were cut; also where a checkpoint of another storage was loaded into the files."""
+    buffer = fbuf.Buffer(100, view=WINDOWS, storage=storage(str(tmp_path / "rows")))
+    state = buffer.extend(buffer.init({"t": 0}), counted(0, 4))
+    state = buffer.update_rows(state, buffer.last(state, 1).index, {"t": jnp.array([3])})
+    expected = {(0, 1, 2), (1, 2, 3)}
+    for restart in (10, 20, 30):
+        if restart == 20:
+            state = buffer.cut(state)
+            state = buffer.update_rows(state, buffer.last(state, 1).index, {"t": jnp.array([13])})
+        del state
+        gc.collect()
+        state = buffer.extend(buffer.resume({"t": 0}), counted(restart, 4))
+        expected |= {(restart, restart + 1, restart + 2), (restart + 1, restart + 2, restart + 3)}
+        assert windows(buffer, state) == expected
+    del state
+    gc.collect()
+    state = buffer.resume({"t": 0}, cut=False)
+    assert windows(buffer, buffer.extend(state, counted(34, 1))) == expected | {(32, 33, 34)}
+
+
+def test_buffers_without_episodes_have_none_to_cut(tmp_path: Path) -> None:
+    replay = fbuf.Replay(fbuf.uniform(9), {"t": 0})
+    replay.extend(counted(0, 4))
+    before = jax.device_get(replay.state)
+    replay.cut()
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.device_get(replay.state)))
+    buffer, state = fbuf.datasets.from_arrays({"t": np.arange(6)}, path=tmp_path / "set", episode_end=())
+    with pytest.raises(TypeError, match="Buffer.cut"):
+        buffer.cut(state)
+    stored = fbuf.Replay(buffer, state)
+    stored.save(tmp_path / "saved")
+    assert len(fbuf.Replay.load(tmp_path / "saved")) == 6
+
+
+@pytest.mark.parametrize(
+    ("lanes", "error", "match"),
+    [
+        (
+            jnp.array([0]),
+            TypeError,
+            r"lanes is int32\[1\]; expected bool\[2\].*zeros\(2, bool\).at\[lanes\].set\(True\)",
+        ),
+        (np.array([True]), ValueError, r"Buffer.cut: .*lanes.*\[1\]; expected.*\[2\]"),
+    ],
+)
+def test_lanes_are_a_mask(lanes: Any, error: Any, match: str) -> None:
+    buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
+    with pytest.raises(error, match=match):
+        buffer.cut(buffer.init({"t": 0}), lanes)
+
+
+@pytest.mark.parametrize(
+    ("view", "row", "error", "match"),
+    [
+        (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "episode is 'id'; expected a leaf of t"),
+        (
+            Sequence(2, episode_end=(), episode="id"),
+            {"id": 0.5},
+            TypeError,
+            r"'id' is float32\[\]; expected one integer",
+        ),
+        (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"episode is 'id', but rows .*or None"),
+    ],
+)
+def test_wrong_ids_are_refused(view: Any, row: Any, error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        fbuf.Buffer(8, view=view).init(row)
