@@ -100,7 +100,9 @@ class Recorder:
 
     def __init__(self, envs: Any, replay: Replay):
         if not isinstance(replay, Replay):
-            raise TypeError(f"Recorder: replay is {type(replay).__name__}; expected a Replay. Write Recorder(envs, replay).")
+            raise TypeError(
+                f"Recorder: replay is {type(replay).__name__}; expected a Replay. Write Recorder(envs, replay)."
+            )
         buffer = replay.buffer
         lanes = envs.num_envs if hasattr(envs, "single_action_space") else None
         if buffer.lanes != lanes:
@@ -214,7 +216,7 @@ class Recorder:
                 "Recorder.step: autoreset_mode is SAME_STEP, but info has no 'final_obs'. Use AutoresetMode.NEXT_STEP."
             )
         final, space = info["final_obs"], self.envs.single_observation_space
-        if getattr(final, "dtype", None) != object:
+        if not isinstance(final, np.ndarray) or final.dtype.kind != "O":
             return final
         some = final[self._ended.argmax()]
         items = [obs if ended else some for obs, ended in zip(final, self._ended, strict=True)]

@@ -56,7 +56,9 @@ def expected(lanes, *, final=False, given=False, resets=False):
 def episodes(draw):
     lanes = draw(st.integers(1, 2))
     n = draw(st.integers(0, 10))
-    ends = draw(st.lists(st.sampled_from(["", "", "", "t", "u", "tu", "c", "tc"]), min_size=n * lanes, max_size=n * lanes))
+    ends = draw(
+        st.lists(st.sampled_from(["", "", "", "t", "u", "tu", "c", "tc"]), min_size=n * lanes, max_size=n * lanes)
+    )
     return lanes, n, np.array(ends, object).reshape(n, lanes)
 
 

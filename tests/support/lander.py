@@ -144,3 +144,48 @@ def _key(example: Any, obs: Any, action: Any, reward: Any, discount: Any, follow
 
 def vectorise(make: Callable[[], Any], lanes: int, mode: AutoresetMode, **options: Any) -> Any:
     return SyncVectorEnv([functools.partial(make) for _ in range(lanes)], autoreset_mode=mode, **options)
+
+
+def resetting(envs: Any, example: Any, steps: int, rng: np.random.Generator, masked: bool = True) -> Transitions:
+    """Step a recorder, reset environments at random, and return the transitions that must be drawn.
+
+    A transition counts once the next row of its episode is there, or if it ends the episode.
+    """
+    lanes, mode = envs.num_envs, envs.metadata["autoreset_mode"]
+    found: Transitions = Counter()
+    pending: list[Any] = [None] * lanes
+    ended = np.zeros(lanes, bool)
+    obs = np.array(envs.reset(seed=1)[0])
+    for _ in range(steps):
+        kind = rng.choice(3, p=[0.8, 0.15, 0.05])
+        mask = ended & (mode == AutoresetMode.DISABLED)
+        mask |= (rng.random(lanes) < 0.5) & (kind == 1) & masked
+        if kind == 2:
+            obs, mask = np.array(envs.reset()[0]), np.ones(lanes, bool)
+        elif mask.any():
+            obs = np.array(envs.reset(options={"reset_mask": mask.copy()})[0])
+        for lane in np.flatnonzero(mask):
+            if ended[lane] and pending[lane]:
+                found[pending[lane]] += 1
+            pending[lane], ended[lane] = None, False
+        action = envs.action_space.sample()
+        following, reward, terminated, truncated, info = envs.step(action)
+        for lane in range(lanes):
+            if pending[lane]:
+                found[pending[lane]] += 1
+            pending[lane] = None
+            if ended[lane]:  # the row of the final observation
+                continue
+            end, after = terminated[lane] | truncated[lane], following[lane]
+            if mode == AutoresetMode.SAME_STEP and end:
+                after = info["final_obs"][lane]
+            discount = np.float32(0 if terminated[lane] else GAMMA)
+            after = obs[lane] if terminated[lane] else after
+            transition = _key(example, obs[lane], action[lane], reward[lane], discount, after)
+            if terminated[lane] or (end and mode == AutoresetMode.SAME_STEP):
+                found[transition] += 1
+            else:
+                pending[lane] = transition
+        ended = (terminated | truncated) & (mode != AutoresetMode.SAME_STEP)
+        obs = np.array(following)
+    return found
