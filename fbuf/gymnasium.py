@@ -16,6 +16,8 @@ from fbuf._core.pytree import PyTree
 from fbuf._replay import Replay
 from fbuf.views import Transition
 
+__all__ = ["Recorder", "spec", "view"]
+
 
 def spec(envs: Any) -> dict[str, PyTree]:
     """Return one row of `gymnasium.vector.VectorEnv` or `gymnasium.Env`, for `Replay` or `Buffer.init`.

@@ -109,7 +109,9 @@ def test_windows_are_the_same_in_all_modes_that_reset_at_once() -> None:
         batches.append(replay.sample(256, to="numpy").data)
     assert all(np.array_equal(*leaves) for leaves in zip(*(batch.values() for batch in batches), strict=True))
     learnable, state = batches[0]["learning_mask"], batches[0]["obs"]
-    assert (batches[0]["mask"] & ~learnable).any() and (state[learnable][:, 0] >= 0).all()  # it has not landed
+    final = batches[0]["mask"] & ~learnable
+    assert final.any() and (state[learnable][:, 0] >= 0).all()  # it has not landed
+    assert not any(batches[0][name][final].any() for name in ("reward", "terminated", "truncated"))
 
 
 def test_one_environment() -> None:
