@@ -208,12 +208,13 @@ def _update_rows_core(
     return state.replace(rows=rows, counters=counters, token=token), None
 
 
-def _cut_core(buffer: BufferConfig, state: BufferState, lanes: jax.Array) -> tuple[BufferState, None]:
-    """Cut the lanes bool[E]."""
+def _cut_core(buffer: BufferConfig, state: BufferState, lanes: jax.Array | None) -> tuple[BufferState, None]:
+    """Cut the lanes bool[E] or bool[]; None: all."""
     before, geometry = state.anchors, buffer.geometry
     if before is None:
         return state, None
     none = jnp.zeros((0, geometry.lanes), jnp.uint8)
+    lanes = jnp.ones((geometry.lanes,), bool) if lanes is None else lanes.reshape(-1)
     anchors, change, token = _anchors.extend(
         before, buffer.view, geometry, state.ring, none, None, None, None, state.token, cut=lanes
     )

@@ -218,7 +218,8 @@ def _check_same(call: str, path: str, field: str, config: Any, given: Any, free:
 
 
 def _check_rule(call: str, path: str, meta: Mapping[str, Any], target: Buffer) -> None:
-    found, expected = meta["rule"], None if target.dense else config_json.to_json(target.rule)
+    found = meta["rule"] and {"episode": None, **meta["rule"]}  # absent in earlier releases
+    expected = None if target.dense else config_json.to_json(target.rule)
     if found != expected:
         lines = [
             f"  {name or 'rule'}: found {_rule_text(saved)}, expected {_rule_text(new)}"

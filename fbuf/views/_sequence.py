@@ -59,7 +59,7 @@ class Sequence(_WindowView):
       stride: Rows between successive anchors of an episode, from its first row (with "cross": of a lane).
       dilation: Rows between successive rows of a window.
       boundary: At the end of an episode: "stop", windows are within one episode, and shorter episodes are not drawn;
-        "mask", every row has a window, cut at the ends of its episode; "cross", windows continue across ends.
+        "mask", every row has a window, cut at the ends of its episode; "cross", windows continue across ends and cuts.
       at: With "mask": position of the anchor in its window. 0: windows begin at the anchor and are cut on the right. length
         - 1: windows end at the anchor and are cut on the left. In between: on either side.
       episode_end: Names of the boolean leaves that end an episode; `()`: there are no episodes.

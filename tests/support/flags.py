@@ -76,6 +76,7 @@ def given(buffer: fbuf.Buffer) -> dict[str, Any]:
         "more": rows(buffer, STEPS, 1),
         "row": jax.tree.map(lambda x: jax.device_put(np.asarray(x)[0]), rows(buffer, 1, 2)),
         "mask": jax.device_put(np.arange(STEPS * (buffer.lanes or 1)).reshape(axes) % 3 != 0),
+        "lanes": jax.device_put(np.ones(axes[1:], bool)),
         "priority": jax.device_put(np.ones(axes, np.float32)),
         "error": jax.device_put(np.array([1.0, -2.0, np.float32(1e30), 0.0], np.float32)),
         "beta": jax.device_put(np.float32(0.7)),
@@ -90,7 +91,7 @@ def every_method(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
     state, empty = buffer.sample(state, x["key"], BATCH)
     state = buffer.extend(state, x["rows"])
     state = buffer.extend(state, x["more"], mask=x["mask"], priority=x["priority"] if prioritized else None)
-    state = buffer.add(state, x["row"])
+    state = buffer.add(buffer.cut(buffer.cut(state, x["lanes"])), x["row"])
     options = {"beta": x["beta"]} if prioritized else {}
     state, batch = buffer.sample(state, x["key"], BATCH, **options)
     if prioritized:

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.storages import Device, Host, Memmap, Ragged
+from fbuf.storages import Compressed, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Sequence, Transition
+from tests.buffer.test_cut import test_a_cut_is_a_truncation_without_final_observation as _truncation
+from tests.buffer.test_cut import test_cuts_outlive_two_restarts as _restarts
 from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
 
 
@@ -27,34 +29,6 @@ def test_replay_load_cuts_unless_told_otherwise(tmp_path: Path) -> None:
     assert (exact.sample(64, to="numpy").data["obs"] == drawn).all()
     restarted = fbuf.Replay.load(tmp_path)
     assert set(restarted.sample(64, to="numpy").data["obs"]) == {0.0, 1.0, 2.0, 3.0}
-
-
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_a_cut_is_a_truncation_without_final_observation(autoreset: str) -> None:
-    """Before an end, after an end whose reset row has not arrived, and after one that has."""
-    buffer = fbuf.Buffer(20, view=Transition(autoreset=autoreset))
-    for number in range(2):  # rows after the end
-        for name in ("truncated", "terminated"):
-            ended = steps(0, 3, **{name: np.array([False, False, True])})
-            state = buffer.extend(buffer.extend(buffer.init(ROW), ended), steps(50, number))
-            state = buffer.extend(buffer.cut(state), steps(100, 2))
-            found = {obs: next_obs for obs, (next_obs, _, _) in pairs(buffer, state).items()}
-            last = {2.0: 2.0} if name == "terminated" else {}
-            if autoreset == "next_step" and number == 1:  # the reset row arrived: nothing was left to cut
-                last = {2.0: 2.0 if name == "terminated" else 50.0}
-            assert found == {0.0: 1.0, 1.0: 2.0, **last, 100.0: 101.0}, (name, number)
-
-
-def test_a_cut_row_does_not_bootstrap_from_its_final_observation() -> None:
-    view = Transition(n_step=2, gamma=0.5, stack=2, final_observation="final")
-    buffer = fbuf.Buffer(20, view=view)
-    rows = steps(1, 3, final=np.full(3, 77.0, np.float32))
-    state = buffer.extend(buffer.init(ROW | {"final": 0.0}), rows)
-    state = buffer.extend(buffer.cut(state), steps(11, 3, final=rows["final"], truncated=np.array([0, 0, 1], bool)))
-    state = buffer.cut(state)  # its end is in the data
-    batch = buffer.peek(state, jax.random.key(0), 256).data
-    found = {(*obs, *then) for obs, then in zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True)}
-    assert found == {(0, 1, 2, 3), (1, 2, 2, 3), (0, 11, 12, 13), (11, 12, 13, 77), (12, 13, 13, 77)}
 
 
 def test_an_episode_is_whole_when_it_is_cut() -> None:
@@ -228,3 +202,42 @@ def test_exports_know_of_cuts(autoreset: str, tmp_path: Path) -> None:
     done = fbuf.interop.to_file(tmp_path / "rows.npz", buffer, state, episode="id")
     with np.load(done.path) as file:
         assert file["id"].tolist() == [0, 0, 0, 1, 1]
+
+
+def test_a_cut_in_same_step_mode_is_a_truncation() -> None:
+    _truncation("same_step")
+
+
+def test_ids_of_masked_rows_do_not_count() -> None:
+    buffer = fbuf.Buffer(20, view=Sequence(2, episode_end=(), episode="id"))
+    state = buffer.init({"t": 0, "id": 0})
+    mask = jnp.arange(5) % 2 == 0
+    for first in (0, 10):
+        state = buffer.extend(state, counted(first, 5) | {"id": jnp.where(mask, 7, first)}, mask=mask)
+    assert windows(buffer, state) == {(0, 2), (2, 4), (4, 10), (10, 12), (12, 14)}
+
+
+def test_cuts_of_compressed_rows_outlive_two_restarts(tmp_path: Path) -> None:
+    _restarts(tmp_path, lambda path: Compressed(path=path, keys=("t",)))
+
+
+def test_a_cut_row_does_not_bootstrap_from_its_final_observation() -> None:
+    view = Transition(n_step=2, gamma=0.5, stack=2, final_observation="final")
+    buffer = fbuf.Buffer(20, view=view)
+    rows = steps(1, 3, final=np.full(3, 77.0, np.float32))
+    state = buffer.extend(buffer.init(ROW | {"final": 0.0}), rows)
+    state = buffer.extend(buffer.cut(state), steps(11, 3, final=rows["final"], truncated=np.array([0, 0, 1], bool)))
+    state = buffer.cut(state)  # its end is in the data
+    batch = buffer.peek(state, jax.random.key(0), 256).data
+    found = {(*obs, *then) for obs, then in zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True)}
+    assert found == {(0, 1, 2, 3), (1, 2, 2, 3), (0, 11, 12, 13), (11, 12, 13, 77), (12, 13, 13, 77)}
+
+
+def test_rows_before_a_cut_are_drawn_at_once() -> None:
+    """They wait for no reset row, whether the data or the cut ends their episode."""
+    buffer = fbuf.Buffer(20, view=Transition(3, autoreset="next_step"))
+    for end in (False, True):
+        rows = steps(0, 3, truncated=np.array([False, False, end]))
+        state = buffer.extend(buffer.init(ROW), rows)
+        assert not buffer.can_sample(state)
+        assert set(pairs(buffer, buffer.cut(state))) == {0.0, 1.0}
