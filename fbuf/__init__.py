@@ -17,7 +17,8 @@ from fbuf._core.sample import Index, Rows, Sample
 
 if TYPE_CHECKING:
     from fbuf import datasets, interop, limits, parts, plot, testing
-    from fbuf import torch as torch  # not in __all__: a star import must not hide torch itself
+    from fbuf import gymnasium as gymnasium  # not in __all__: a star import must not hide the libraries themselves
+    from fbuf import torch as torch
     from fbuf._bridge.lazy_rows import Lazy
     from fbuf._bridge.lifetime import StoreHandle, stores
     from fbuf._buffer.checked import checked
@@ -73,7 +74,7 @@ __all__ = [
     "writers",
 ]
 
-_MODULES = ("datasets", "interop", "limits", "orbax", "parts", "plot", "testing", "torch")
+_MODULES = ("datasets", "gymnasium", "interop", "limits", "orbax", "parts", "plot", "testing", "torch")
 _name, __dir__ = later(
     __name__,
     {
@@ -89,7 +90,7 @@ _name, __dir__ = later(
         "fbuf._replay": ["Replay", "ReplayClosed"],
         "fbuf._buffer.summary": ["Summary"],
     },
-    [*__all__, "torch"],
+    [*__all__, "gymnasium", "torch"],
 )
 
 

@@ -10,7 +10,12 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "fbuf"
-NEEDED = {"fbuf.torch": "torch", "fbuf.torch._tensordict": "tensordict", "fbuf.orbax": "orbax.checkpoint"}
+NEEDED = {
+    "fbuf.gymnasium": "gymnasium",
+    "fbuf.torch": "torch",
+    "fbuf.torch._tensordict": "tensordict",
+    "fbuf.orbax": "orbax.checkpoint",
+}
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(PACKAGE.rglob("*.py"))

@@ -1,0 +1,205 @@
+"""`fbuf.gymnasium` with CartPole, Atari, structured spaces, processes, single environments, limits and interrupts."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import ale_py
+import gymnasium
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+import fbuf
+from tests.support.lander import GAMMA, MODES, Lander, Structured, action_at, by_hand, drawn, play, resetting, vectorise
+
+gymnasium.register_envs(ale_py)
+atari = functools.partial(
+    gymnasium.make,
+    "ALE/Breakout-v5",
+    obs_type="ram",
+    frameskip=12,
+    repeat_action_probability=0.25,
+    max_episode_steps=50,
+)
+cartpole = functools.partial(gymnasium.make, "CartPole-v1")
+NAMES = [mode.name for mode in MODES]
+
+
+def recorded(envs: Any, capacity: int = 1200, **parts: Any) -> tuple[Any, fbuf.Replay, Any]:
+    example, lanes = fbuf.gymnasium.spec(envs), getattr(envs, "num_envs", None)
+    limit = parts.pop("limit", None)
+    buffer = fbuf.prioritized(capacity, view=fbuf.gymnasium.view(envs, gamma=GAMMA), lanes=lanes, **parts)
+    replay = fbuf.Replay(buffer, example, limit=limit)
+    return fbuf.gymnasium.Recorder(envs, replay), replay, example
+
+
+@pytest.mark.parametrize("mode", MODES, ids=NAMES)
+@pytest.mark.parametrize("make", [Structured, cartpole, atari], ids=["structured", "cartpole", "atari"])
+def test_draws_are_the_transitions_of_environments_stepped_by_hand(make: Any, mode: AutoresetMode) -> None:
+    envs, replay, example = recorded(vectorise(make, 3, mode))
+    counts = play(envs, 150)
+    assert drawn(replay, example) == by_hand(make, example, counts)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=NAMES)
+def test_of_environments_in_processes_that_share_memory(mode: AutoresetMode) -> None:
+    envs, replay, example = recorded(AsyncVectorEnv([Lander] * 3, copy=False, autoreset_mode=mode, context="spawn"))
+    counts = play(envs, 40)
+    envs.close()
+    assert drawn(replay, example) == by_hand(Lander, example, counts)
+
+
+class OneAtari(gymnasium.Env[Any, Any]):
+    """One environment of `AtariVectorEnv`, reset by hand."""
+
+    def __init__(self) -> None:
+        self.envs = native(1, AutoresetMode.NEXT_STEP)
+        self.observation_space, self.action_space = self.envs.single_observation_space, self.envs.single_action_space
+        self.ended = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return (self.envs.step(np.zeros(1, int)) if self.ended else self.envs.reset(seed=seed))[0][0], {}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.envs.step(np.array([action]))
+        self.ended = bool(terminated[0] or truncated[0])
+        return obs[0], reward[0], terminated[0], truncated[0], info
+
+
+def native(lanes: int, mode: AutoresetMode) -> Any:
+    size: dict[str, Any] = {"img_height": 21, "img_width": 21, "stack_num": 2}
+    return AtariVectorEnv("breakout", lanes, autoreset_mode=mode, max_num_frames_per_episode=160, noop_max=0, **size)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=NAMES[:2])
+def test_of_atari_environments_in_threads(mode: AutoresetMode) -> None:
+    envs, replay, example = recorded(native(2, mode))
+    counts = play(envs, 150)
+    found = drawn(replay, example)
+    assert found == by_hand(OneAtari, example, counts) and sum(found.values()) > 250
+
+
+@pytest.mark.parametrize("mode", MODES, ids=NAMES)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_transition_crosses_a_reset_by_the_caller(mode: AutoresetMode, seed: int) -> None:
+    envs, replay, example = recorded(vectorise(Lander, 4, mode))
+    expected = resetting(envs, example, 100, np.random.default_rng(seed))
+    assert drawn(replay, example) == expected
+
+
+@pytest.mark.parametrize("mode", MODES, ids=NAMES)
+def test_no_other_transition_is_drawn_when_rows_are_overwritten(mode: AutoresetMode) -> None:
+    envs, replay, example = recorded(vectorise(Lander, 3, mode), capacity=60)
+    counts = play(envs, 100)
+    found = drawn(replay, example)
+    assert found <= by_hand(Lander, example, counts) and sum(found.values()) > 40
+
+
+def test_windows_are_the_same_in_all_modes_that_reset_at_once() -> None:
+    batches = []
+    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+        envs = vectorise(Lander, 3, mode)
+        view = fbuf.views.Sequence(4, boundary="mask", autoreset="next_step")
+        replay = fbuf.Replay(fbuf.Buffer(600, view=view, lanes=3), fbuf.gymnasium.spec(envs))
+        play(fbuf.gymnasium.Recorder(envs, replay), 60)
+        batches.append(replay.sample(256, to="numpy").data)
+    assert all(np.array_equal(*leaves) for leaves in zip(*(batch.values() for batch in batches), strict=True))
+    learnable, state = batches[0]["learning_mask"], batches[0]["obs"]
+    final = batches[0]["mask"] & ~learnable
+    assert final.any() and (state[learnable][:, 0] >= 0).all()  # it has not landed
+    assert not any(batches[0][name][final].any() for name in ("reward", "terminated", "truncated"))
+
+
+def test_one_environment() -> None:
+    env, replay, example = recorded(Lander())
+    env.reset(seed=0)
+    episode, time, count = 0, 0, 60
+    for _ in range(count):
+        _, _, terminated, truncated, _ = env.step(int(action_at(env.action_space, 0, episode, time)))
+        time += 1
+        if terminated or truncated:
+            with pytest.raises(RuntimeError, match=r"were not reset. Call reset\(\)"):
+                env.step(0)
+            env.reset()
+            episode, time = episode + 1, 0
+    assert drawn(replay, example) == by_hand(Lander, example, [count])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=NAMES)
+def test_an_actor_that_waits_for_a_limit_writes_the_same_rows(mode: AutoresetMode) -> None:
+    limit = fbuf.limits.samples_per_insert(4, min_size=10, rows=3, draws=12)
+    envs, replay, example = recorded(vectorise(Lander, 3, mode, copy=False), limit=limit, prefetch=1, batch_size=12)
+    counts: list[int] = []
+    actor = threading.Thread(target=lambda: counts.extend(play(envs, 60)))
+    actor.start()
+    while actor.is_alive():
+        try:
+            replay.sample(timeout=0.2)
+        except TimeoutError:
+            continue
+    actor.join()
+    found = drawn(replay, example)
+    assert found == by_hand(Lander, example, counts) and replay.pace.drawn > 500  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=NAMES)
+@pytest.mark.parametrize("written", [False, True])
+def test_no_transition_crosses_a_step_that_failed(mode: AutoresetMode, written: bool) -> None:
+    envs, replay, example = recorded(vectorise(Lander, 3, mode))
+    add, allowed = replay.add, [17]
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        allowed[0] -= 1
+        if written:
+            add(*args, **kwargs)
+        if allowed[0] < 0:
+            raise KeyboardInterrupt
+        if not written:
+            add(*args, **kwargs)
+
+    replay.add = interrupted  # type: ignore[method-assign]
+    expected = by_hand(Lander, example, [0])
+    for seed in range(8):
+        allowed[0] = 3 * seed
+        with pytest.raises(KeyboardInterrupt):
+            play(envs, 100, seed=seed)
+        with pytest.raises(RuntimeError, match="not running"):
+            envs.step(np.zeros(3, int))
+        expected += by_hand(Lander, example, [100] * 3, seed=seed)
+    del replay.add
+    found = drawn(replay, example)
+    assert found <= expected and sum(found.values()) > 120
+
+
+def test_a_replay_that_holds_rows_is_cut_before_the_first() -> None:
+    envs, replay, example = recorded(vectorise(Lander, 3, AutoresetMode.NEXT_STEP))
+    counts = play(envs, 20)
+    again = vectorise(Lander, 3, AutoresetMode.SAME_STEP)
+    more = play(fbuf.gymnasium.Recorder(again, replay), 20, seed=7)
+    assert drawn(replay, example) == by_hand(Lander, example, counts) + by_hand(Lander, example, more, seed=7)
+
+
+def test_same_step_without_final_observations_is_refused() -> None:
+    class Forgetful(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+        def step(self, actions: Any) -> Any:
+            return *super().step(actions)[:4], {}
+
+    envs, _, _ = recorded(Forgetful(vectorise(Lander, 3, AutoresetMode.SAME_STEP)))
+    with pytest.raises(ValueError, match="info has no 'final_obs'. Use AutoresetMode.NEXT_STEP"):
+        play(envs, 30)
+
+
+def test_leaves_of_the_caller() -> None:
+    envs = vectorise(Lander, 3, AutoresetMode.SAME_STEP)
+    example = fbuf.gymnasium.spec(envs) | {"task": np.int32(0)}
+    replay = fbuf.Replay(fbuf.Buffer(300, view=fbuf.gymnasium.view(envs), lanes=3), example)
+    play(fbuf.gymnasium.Recorder(envs, replay), 30, task=np.arange(3, dtype=np.int32))
+    rows = replay.rows()
+    tasks = np.asarray(rows.data["task"])[np.asarray(rows.mask)]
+    assert len(tasks) > 90 and all((tasks == task).sum() > 30 for task in range(3))  # rows of final observations too
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'reward'"):
+        play(fbuf.gymnasium.Recorder(envs, replay), 1, reward=np.zeros(3))
