@@ -13,16 +13,15 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fbuf._formats.checkpoint.dtypes import canonical
+from fbuf._host.memory.lazy_array import Source, block_rows
 from fbuf._host.types import Array
 
-_BLOCK_BYTES = 1 << 18
 MAX_AXES = 32
-MAX_BLOCKS = 4096  # of an array that does not choose its block
 
 
 @dataclass(frozen=True)
@@ -106,41 +105,8 @@ class Layout:
         )
 
 
-def default_block(rows: int, row_bytes: int) -> int:
-    """Return the rows of a block: a power of two, about 256 KiB, and at most 4096 blocks."""
-    if not row_bytes:
-        return max(rows, 1)
-    block = 1 << max(_BLOCK_BYTES // row_bytes, 1).bit_length() - 1
-    while rows > block * MAX_BLOCKS:
-        block *= 2
-    return block
-
-
 MAX_TOTAL_BLOCKS = 1 << 19
 """Blocks of a checkpoint, so that one manifest and one file's header can name them."""
-
-
-class Source(Protocol):
-    """An array or anything sliced like one; its contents must not change during the save. Optional attributes:
-
-    - `block: int`, rows of axis 0 in one block;
-    - `cuts: Sequence[int]` and `keys: Sequence[str]` instead: the first row of each block and the end, and the key by which
-      each block is matched with the last save;
-    - `near: bool`: it is in host memory, and any slice is a view;
-    - `marks: Sequence[str | None]`, one per block: the same mark as in the last save means the same bytes, so the block is not
-      read. None: unknown; the block is read and compared.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Axis 0 is cut into blocks."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """One of `dtypes.NAMES`, of any byte order."""
-
-    def __getitem__(self, rows: Any, /) -> Any:
-        """Return rows `[a:b]`; of a source without axes, `[()]`."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +170,7 @@ def _plan(name: str, source: Source) -> Plan:
     cuts: Sequence[int] | None = getattr(source, "cuts", None)
     if cuts is None:
         block, whole = getattr(source, "block", None), Layout(shape, dtype)
-        block = default_block(whole.rows, whole.row_bytes) if block is None else int(block)
+        block = block_rows(whole.rows, whole.row_bytes) if block is None else int(block)
         if not 1 <= block < 1 << 48:
             raise ValueError(f"fbuf.save: array '{name}' has blocks of {block} rows; expected 1 or more.")
         layout = Layout(shape, dtype, block if shape else 1)

@@ -26,9 +26,10 @@ from fbuf._formats.checkpoint.dedupe import NEW, PendingArray, PreviousSave
 from fbuf._formats.checkpoint.directory import UNSYNCED_SAVES, Folder
 from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, data_name
-from fbuf._formats.checkpoint.layout import Plan, Source, plan
+from fbuf._formats.checkpoint.layout import Plan, plan
 from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, encode
 from fbuf._host.io.file import annotate_os_error
+from fbuf._host.memory.lazy_array import Source
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 MAX_FILES = 64
