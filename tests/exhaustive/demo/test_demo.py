@@ -35,11 +35,9 @@ def test_a_full_table_grows_and_training_stays_the_same(runs, monkeypatch):
     before = runs["deduplicated"]
     assert grown.blocks.grown > 0 and grown.blocks.slots > before.blocks.slots and grown.blocks.evicted == 0
     assert grown.device_bytes > before.device_bytes
-    assert "growing and compiling again" in grown.seconds
     jax.tree.map(np.testing.assert_array_equal, grown.params, runs["device"].params)
     text = _report.table(grown)
     assert re.search(r"deduplicated: .* grown (once|twice|\d+ times); no row gave way", text)
-    assert re.search(r"loop: growing and compiling again +\d+%", text)
 
 
 def test_masked_rows_teach_nothing():

@@ -110,9 +110,6 @@ def test_priorities_are_those_of_flashbax(buffer_kind):
     np.testing.assert_allclose(new, float(state.sum_tree_state.max_recorded_priority), rtol=2e-5)
 
 
-# ------------------------------------------------------------------------------------------------------- Vaults
-
-
 def vault(folder, lanes: int = 2, number: int = 24):
     from flashbax.vault import Vault
 
