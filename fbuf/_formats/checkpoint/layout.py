@@ -122,18 +122,13 @@ class Plan:
         """Return the mark of a block."""
         return None if self.marks is None else self.marks[index]
 
-    @property
-    def near(self) -> bool:
-        """Return whether several blocks may be read at once."""
-        return type(self.source) is np.ndarray or getattr(self.source, "near", False) is True
-
-    def read(self, index: int, end: int) -> Array:
-        """Return blocks as a contiguous little-endian array; several only if `near`.
+    def read(self, index: int) -> Array:
+        """Return a block as a contiguous little-endian array.
 
         Raises:
           ValueError: the source returns another dtype or shape.
         """
-        start, stop = self.layout.block_span(index)[0], self.layout.block_span(end - 1)[1]
+        start, stop = self.layout.block_span(index)
         value = np.asarray(self.source[start:stop] if self.layout.shape else self.source[()])
         wanted = (stop - start, *self.layout.shape[1:]) if self.layout.shape else ()
         dtype = value.dtype if value.dtype == self.layout.dtype else _checked_dtype(self.name, value.dtype)

@@ -26,7 +26,6 @@ class Source(Protocol):
     - `block: int`, rows of axis 0 in one block;
     - `cuts: Sequence[int]` and `keys: Sequence[str]` instead: the first row of each block and the end, and the key by which
       each block is matched with the last save;
-    - `near: bool`: it is in host memory, and any slice is a view;
     - `marks: Sequence[str | None]`, one per block: the same mark as in the last save means the same bytes, so the block is not
       read. None: unknown; the block is read and compared.
     """
