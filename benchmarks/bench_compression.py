@@ -109,13 +109,17 @@ def buffer_of(capacity: int) -> fbuf.Buffer:
     return fbuf.Buffer(
         capacity=capacity,
         storage=fbuf.storages.Compressed(keys=("obs",)),
-        view=fbuf.views.Transition(stack=STACK),
+        view=fbuf.views.Transition(stack=STACK, autoreset="same_step"),
     )
 
 
 def stacked_buffer_of(capacity: int) -> fbuf.Buffer:
     """The one for rows whose observations come as stacks."""
-    return fbuf.Buffer(capacity=capacity, storage=fbuf.storages.Compressed(keys=("obs",)), view=fbuf.views.Transition())
+    return fbuf.Buffer(
+        capacity=capacity,
+        storage=fbuf.storages.Compressed(keys=("obs",)),
+        view=fbuf.views.Transition(autoreset="same_step"),
+    )
 
 
 # ------------------------------------------------------------------------------------------ sides

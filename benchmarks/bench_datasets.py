@@ -59,7 +59,7 @@ OPEN = "Seconds to open a data set"
 LARGE = "Seconds to read 256 stacks with next stacks of {} rows over the same of {}"
 FRAME, STACKS = 84 * 84, 8 * 84 * 84
 BATCH, MOST = 256, 50_000_000
-VIEW = fbuf.views.Transition(stack=4)
+VIEW = fbuf.views.Transition(stack=4, autoreset="same_step")
 
 
 def _gz(path: Path, array: np.ndarray) -> None:

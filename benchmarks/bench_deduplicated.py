@@ -290,7 +290,7 @@ def measure_read(case: str, pieces: Sequence[np.ndarray], storage: Any, rounds: 
       batch_size: Transitions a read.
     """
     capacity = sum(map(len, pieces))
-    view = fbuf.views.Transition(stack=STACK)
+    view = fbuf.views.Transition(stack=STACK, autoreset="same_step")
     example = {name: x[0] for name, x in steps_of(pieces[0][:1]).items()}
     # A few rows more than fit: what came before the oldest row is then unknown, and no drawn stack is padded.
     again = steps_of(pieces[0][:16])

@@ -40,7 +40,7 @@ EXAMPLE = {
 }
 _STEPS: dict[str, Any] = {
     "sampler": fbuf.samplers.Prioritized(),
-    "view": fbuf.views.Transition(n_step=3, stack=4),
+    "view": fbuf.views.Transition(n_step=3, stack=4, autoreset="same_step"),
     "lanes": LANES,
 }
 KINDS: dict[str, dict[str, Any]] = {

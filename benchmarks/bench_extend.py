@@ -61,7 +61,7 @@ class Prioritized:
 
     @staticmethod
     def buffer(capacity: int) -> fbuf.Buffer:
-        return fbuf.prioritized(capacity, view=fbuf.views.Transition(n_step=3), lanes=LANES)
+        return fbuf.prioritized(capacity, view=fbuf.views.Transition(n_step=3, autoreset="same_step"), lanes=LANES)
 
     @staticmethod
     def flashbax(peer: Any, capacity: int) -> Any:

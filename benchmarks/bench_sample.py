@@ -45,7 +45,7 @@ class Case:
 ROW = Case("256 rows", fbuf.views.Row(), ((0,),), 64, "<= 1.15")
 STACKED = Case(
     "256 stacks of 4 and their 3-step successors",
-    fbuf.views.Transition(stack=4, n_step=3),
+    fbuf.views.Transition(stack=4, n_step=3, autoreset="same_step"),
     ((-3, -2, -1, 0), (0, 1, 2, 3)),
     8,
     "<= 1.3",

@@ -45,7 +45,7 @@ def rows_of(count: int) -> dict[str, np.ndarray]:
 
 def filled(rows: dict[str, np.ndarray], over: str) -> tuple[fbuf.Buffer, Any]:
     """Our buffer with all rows in it."""
-    buffer = fbuf.trajectory(len(rows["obs"]), LENGTH, over=over)
+    buffer = fbuf.trajectory(len(rows["obs"]), LENGTH, over=over, autoreset="same_step")
     state = buffer.init(jax.tree.map(lambda x: x[0], rows))
     return buffer, jax.jit(buffer.extend, donate_argnums=0)(state, rows)
 
@@ -256,7 +256,11 @@ def main(quick: bool) -> list[dict[str, Any]]:
     """Rows at 10^6 rows, 10^4 when `quick`."""
     count, rounds = (10_000, 2) if quick else (1_000_000, 21)
     counts = (10_000, 20_000) if quick else (10_000, 100_000, 1_000_000)
-    views = (fbuf.views.Sequence(LENGTH), fbuf.views.Sequence(LENGTH, boundary="mask"), fbuf.views.Episode(1000))
+    views = (
+        fbuf.views.Sequence(LENGTH, autoreset="same_step"),
+        fbuf.views.Sequence(LENGTH, boundary="mask", autoreset="same_step"),
+        fbuf.views.Episode(1000, autoreset="same_step"),
+    )
     report = measure_draw(count, rounds)
     return report + [measure_add(view, counts, rounds) for view in views]
 

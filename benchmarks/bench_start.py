@@ -32,7 +32,7 @@ EXAMPLE = {
 }
 CASES: dict[str, tuple[Callable[[], fbuf.Buffer], str, str]] = {
     "uniform": (lambda: fbuf.uniform(CAPACITY), "flat", "<= 1.0"),
-    "Transition": (lambda: fbuf.Buffer(CAPACITY, view=fbuf.views.Transition()), "flat", "<= 1.2"),
+    "Transition": (lambda: fbuf.Buffer(CAPACITY, view=fbuf.views.Transition(autoreset="same_step")), "flat", "<= 1.2"),
     "prioritized": (lambda: fbuf.prioritized(CAPACITY), "prioritized", "<= 1.6"),
 }
 """Buffer, flashbax's buffer, and target of each case."""

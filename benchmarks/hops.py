@@ -102,7 +102,9 @@ def rows(number: int) -> dict[str, np.ndarray]:
 def compressed_sample(counter: Counter) -> tuple[Hops, Hops]:
     """Count a `sample` that is traced, and one that only runs."""
     storage = fbuf.storages.Compressed(keys=("obs",))
-    buffer = fbuf.Buffer(512, storage=storage, sampler=fbuf.samplers.Prioritized(), view=fbuf.views.Transition())
+    buffer = fbuf.Buffer(
+        512, storage=storage, sampler=fbuf.samplers.Prioritized(), view=fbuf.views.Transition(autoreset="same_step")
+    )
     steps = rows(300)
     state = buffer.extend(buffer.init({name: array[0] for name, array in steps.items()}), steps)
 

@@ -22,7 +22,7 @@ from fbuf.demo._dqn import LANES, init_params
 
 OUT = Path(__file__).parent / "results" / "picture.png"
 STEPS, LOT, STACK, SHOWN = 1000, 100, 4, 2
-VIEW = fbuf.views.Transition(n_step=3, stack=STACK)
+VIEW = fbuf.views.Transition(n_step=3, stack=STACK, autoreset="same_step")
 
 
 def rows_of(game: str) -> list[dict[str, Any]]:

@@ -25,7 +25,12 @@ def steps(lengths: list[int], flag: str = "terminated") -> dict[str, np.ndarray]
 def windows_of(rows: dict[str, np.ndarray], sampler: Any = None, storage: Any = None, **view: Any) -> Any:
     """A buffer of windows of 5 rows, and its state."""
     parts = {"storage": storage} if storage is not None else {}
-    buffer = fbuf.Buffer(32, view=fbuf.views.Sequence(5, **view), sampler=sampler or fbuf.samplers.Uniform(), **parts)
+    buffer = fbuf.Buffer(
+        32,
+        view=fbuf.views.Sequence(5, **view, autoreset="same_step"),
+        sampler=sampler or fbuf.samplers.Uniform(),
+        **parts,
+    )
     state = buffer.init(jax.tree.map(lambda x: x[0], rows))
     return buffer, buffer.extend(state, rows)
 
@@ -90,7 +95,7 @@ class Upside:
 
 def hindsight() -> Outcome:
     """A ring that has gone round: goals are of the same episode, in rows anywhere in the batch."""
-    view = fbuf.views.Hindsight(fbuf.views.Transition(), _reward, fraction=0.5)
+    view = fbuf.views.Hindsight(fbuf.views.Transition(autoreset="same_step"), _reward, fraction=0.5)
     buffer = fbuf.Buffer(20, view=view)
     state = buffer.init(_goal_rows(0, 1, one=True))
     for first, number in ((0, 13), (13, 13)):
@@ -120,7 +125,7 @@ def _goal_rows(first: int, number: int, one: bool = False) -> dict[str, Any]:
 
 def one_step() -> Outcome:
     """n-step returns with n = 1: only true ends have discount 0."""
-    buffer = fbuf.Buffer(16, view=fbuf.views.Transition(n_step=1, gamma=0.5))
+    buffer = fbuf.Buffer(16, view=fbuf.views.Transition(n_step=1, gamma=0.5, autoreset="same_step"))
     t = np.arange(8, dtype=np.float32)
     flags = {"terminated": t == 5, "truncated": np.zeros(8, np.bool_)}
     rows = {"obs": t, "action": t, "reward": np.ones(8, np.float32), **flags}

@@ -26,7 +26,7 @@ def counters() -> Outcome:
     """A buffer whose lap count stands just before 2^32, 20 rows later."""
     buffer = fbuf.uniform(4)
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(4, dtype=jnp.int32))
-    state = dataclasses.replace(state, ring=dataclasses.replace(state.ring, lap=jnp.full((1,), 2**32 - 2, jnp.uint32)))
+    state = state.replace(ring=dataclasses.replace(state.ring, lap=jnp.full((1,), 2**32 - 2, jnp.uint32)))
     for t in range(4, 24):
         state = buffer.add(state, jnp.int32(t))
     rows = np.asarray(buffer.rows(state).data).tolist()

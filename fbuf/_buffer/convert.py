@@ -15,7 +15,7 @@ from jax import lax
 
 from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferState, on_open
 from fbuf._buffer.state_ops import empty_state, ending, largest, stamp_of
 from fbuf._core.dispatch import Operation
 from fbuf._core.geometry import Ring
@@ -69,7 +69,7 @@ def _index_rows_core(
     return state, (anchors, sampler)
 
 
-index_rows = Operation(_index_rows_core)
+index_rows = Operation(on_open(_index_rows_core))
 
 
 def with_existing_rows(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:

@@ -49,7 +49,7 @@ def _grow_rows(
     call: str, buffer: B, storage: RaggedStorage, state: BufferState, capacity: Any
 ) -> tuple[B, BufferState]:
     """Return a buffer of `capacity` (None: twice as much) and its state."""
-    if isinstance(state.token, jax.core.Tracer):
+    if isinstance(state.header, jax.core.Tracer):
         raise TypeError(f"{call}: the state is traced, but shapes change. Call grow outside jit.")
     capacity = 2 * buffer.capacity if capacity is None else capacity
     if not isinstance(capacity, (int, np.integer)) or isinstance(capacity, bool) or capacity <= buffer.capacity:
@@ -68,7 +68,7 @@ def _grow_rows(
     rows = storage.with_capacity(state.rows, other.geometry)
     fresh = state_ops.empty_state(other, rows)
     if isinstance(state.sampler, EpisodeQueue):  # numbers episodes by the length of a lane
-        grown = dataclasses.replace(fresh, rows=rows, ring=ring)
+        grown = fresh.replace(rows=rows, ring=ring)
         anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:
         anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
@@ -77,7 +77,7 @@ def _grow_rows(
             sampler = kept.with_capacity(state.sampler, other.geometry)
         else:
             sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
-    return other, dataclasses.replace(state, rows=rows, ring=ring, anchors=anchors, sampler=sampler)
+    return other, state.replace(rows=rows, ring=ring, anchors=anchors, sampler=sampler)
 
 
 def _longer(old: jax.Array, fresh: jax.Array) -> jax.Array:

@@ -94,7 +94,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
         raise ValueError(f'{call}: verify is {verify!r}; expected "full" or "lazy".')
     rows, count, held = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
     ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))
-    state = dataclasses.replace(prefetch.empty_state(buffer, rows, row_format), ring=ring)
+    state = prefetch.empty_state(buffer, rows, row_format).replace(ring=ring)
     sampler = state_ops.init_host_sampler(buffer, call)
     anchors, sampler = operations.convert(buffer, state, sampler, static=(buffer,))[1]
     state = dataclasses.replace(state, anchors=anchors, sampler=sampler)

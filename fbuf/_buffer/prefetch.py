@@ -20,7 +20,7 @@ from fbuf._algorithms.random_bits import fresh_key
 from fbuf._buffer import read as _read
 from fbuf._buffer import state_ops, transforms
 from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import Ahead, BufferState, ReadNames
+from fbuf._buffer.state import Ahead, BufferState, ReadNames, on_open
 from fbuf._core.dispatch import Operation, scoped, update_if
 from fbuf._core.ordering import order_after_reads
 from fbuf._core.row_format import RowFormat
@@ -108,9 +108,9 @@ def _sample_core(
     now = state_ops.generation(buffer, state, drawn.slot)
     token, (now,) = order_after_reads(token, (now,))
     stale = ahead.stale + jnp.sum(ahead.batch.mask & (now != drawn.ticket), dtype=jnp.uint32)
-    state = dataclasses.replace(state, token=token, counters=counters)
+    state = state.replace(token=token, counters=counters)
     sampler, token, ahead = _prefetch_batch(buffer, state, key, options, stale, ahead=True)
-    return dataclasses.replace(state, sampler=sampler, token=token, ahead=ahead), batch
+    return state.replace(sampler=sampler, token=token, ahead=ahead), batch
 
 
 def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]) -> BufferState:
@@ -118,7 +118,7 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options
     own_key = fresh_key(key)
 
     def draw(wanted: jax.Array, own: tuple[Any, jax.Array], ahead: Ahead) -> tuple[tuple[Any, jax.Array], Ahead]:
-        now = dataclasses.replace(state, sampler=own[0], token=own[1])
+        now = state.replace(sampler=own[0], token=own[1])
         sampler, token, drawn = _prefetch_batch(buffer, now, own_key(), options, ahead.stale, ahead=False)
         sampler = jax.tree.map(lambda new, old: old if new is old else _where(wanted, new, old), sampler, own[0])
         return (sampler, token), _where(wanted, drawn, ahead)
@@ -126,7 +126,7 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options
     assert state.ahead is not None
     wanted = ~jnp.any(state.ahead.batch.mask)
     (sampler, token), ahead = update_if(wanted, draw, (state.sampler, state.token), state.ahead)
-    return dataclasses.replace(state, sampler=sampler, token=token, ahead=ahead)
+    return state.replace(sampler=sampler, token=token, ahead=ahead)
 
 
 @jax.custom_batching.custom_vmap
@@ -146,4 +146,4 @@ def _where_of_all(axis_size: int, in_batched: Any, wanted: jax.Array, new: T, ol
     return chosen, jax.tree.map(lambda _: True, chosen)
 
 
-sample = Operation(_sample_core)
+sample = Operation(on_open(_sample_core))

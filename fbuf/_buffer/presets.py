@@ -58,7 +58,7 @@ def trajectory(
     bootstrap: int = 0,
     stride: int = 1,
     boundary: str = "stop",
-    autoreset: str = "same_step",
+    autoreset: str | None = None,
     episode_end: tuple[str, ...] = ("terminated", "truncated"),
     over: str = "anchors",
     **parts: Any,
@@ -73,7 +73,7 @@ def trajectory(
 
     Example:
       >>> import fbuf
-      >>> fbuf.trajectory(10_000, length=16, lanes=4).view.length
+      >>> fbuf.trajectory(10_000, length=16, lanes=4, autoreset="same_step").view.length
       16
     """
     view = Sequence(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
@@ -60,4 +58,4 @@ def _update_priority_core(
         refused_closed=jnp.sum(finite & fresh & ~drawable, dtype=jnp.uint32),
     )
     sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
-    return dataclasses.replace(state, sampler=sampler, counters=counters, token=token), None
+    return state.replace(sampler=sampler, counters=counters, token=token), None

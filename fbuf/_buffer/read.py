@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -94,7 +93,7 @@ def _sample_core(
     sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
     reading = transforms.reading(buffer, state, key)
     batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading)
-    return dataclasses.replace(state, sampler=sampler, token=token, counters=counters), batch
+    return state.replace(sampler=sampler, token=token, counters=counters), batch
 
 
 def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf._core import state_repr
 from fbuf._core.component import component, state
@@ -30,6 +33,36 @@ COUNTERS = (
 """What is counted instead of raised: refused priorities and indices, draws from an empty buffer, expired rows, and rows that
 did not fit. Those of `BY_DESIGN` are not errors: old rows evicted for new ones, and draws of rows that did not fit."""
 BY_DESIGN = ("retired_rows", "draws_refused")
+
+
+class Header(NamedTuple):
+    """The small arrays of a state, which share one array between methods: each argument of a call costs a microsecond."""
+
+    ring: Ring  # where each lane writes next; with a Scattering writer, how many rows are held
+    counters: jax.Array  # uint32[9], see `COUNTERS`
+    token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._core.ordering`)
+
+    def pack(self) -> jax.Array:
+        """Return int32[10 + 3 E]: token, counters, cursors, sizes and laps."""
+        ring = self.ring
+        parts = (self.token[..., None], self.counters, ring.cursor, ring.size, ring.lap)
+        return jnp.concatenate([_as(part, jnp.int32) for part in parts], axis=-1)
+
+
+def _as(words: jax.Array, dtype: Any) -> jax.Array:
+    return words if words.dtype == dtype else lax.bitcast_convert_type(words, dtype)
+
+
+def unpack(packed: jax.Array) -> Header:
+    """Return the arrays of `Header.pack`."""
+    first = 1 + len(COUNTERS)
+    lanes = (packed.shape[-1] - first) // 3
+
+    def part(start: int, size: int, dtype: Any = jnp.int32) -> jax.Array:
+        return _as(lax.slice_in_dim(packed, start, start + size, axis=-1), dtype)
+
+    ring = Ring(part(first, lanes), part(first + lanes, lanes), part(first + 2 * lanes, lanes, jnp.uint32))
+    return Header(ring, part(1, len(COUNTERS), jnp.uint32), part(0, 1).reshape(packed.shape[:-1]))
 
 
 @component
@@ -73,14 +106,47 @@ class BufferState:
     """
 
     rows: Any  # of the storage: for Device the rows themselves, leaves [C, ...]
-    ring: Ring  # where each lane writes next; with a Scattering writer, how many rows are held
+    header: Any  # int32[10 + 3 E], see `Header`, which takes its place within a method
     anchors: Anchors | None  # which rows can be drawn; None if all can
     sampler: Any  # of the sampler: logs, priorities
-    counters: jax.Array  # uint32[9], see `COUNTERS`
-    token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._core.ordering`)
     scatter: Scatter | None = None  # the row in each slot; None with a Streaming writer
     ahead: Ahead | None = None  # None without prefetch
     transforms: Transforms | None = None  # None without `on_write` and without memory
+
+    @property
+    def ring(self) -> Ring:
+        """Where each lane writes next, and how many rows it holds."""
+        return self._opened.ring
+
+    @property
+    def counters(self) -> jax.Array:
+        """uint32[9], see `COUNTERS`."""
+        return self._opened.counters
+
+    @property
+    def token(self) -> jax.Array:
+        """int32[], always 0: orders reads before writes."""
+        return self._opened.token
+
+    @property
+    def _opened(self) -> Header:
+        return self.header if isinstance(self.header, Header) else unpack(self.header)
+
+    def open(self) -> BufferState:
+        """Return the state with its header unpacked."""
+        return dataclasses.replace(self, header=self._opened)
+
+    def pack(self) -> BufferState:
+        """Return the state with its header packed."""
+        return dataclasses.replace(self, header=self._opened.pack())
+
+    def replace(self, **fields: Any) -> BufferState:
+        """Return the state with some fields replaced, those of its header included."""
+        own = {name: fields.pop(name) for name in Header._fields if name in fields}
+        if own:
+            header = self._opened._replace(**own)
+            fields["header"] = header if isinstance(self.header, Header) else header.pack()
+        return dataclasses.replace(self, **fields)
 
     def __repr__(self) -> str:
         return state_repr.as_text(self)
@@ -89,10 +155,25 @@ class BufferState:
         return state_repr.as_html(self)
 
 
+def on_open(core: Callable[..., tuple[BufferState, Any]]) -> Callable[..., tuple[BufferState, Any]]:
+    """Return a core that takes and returns packed states. An unchanged header stays the same array."""
+
+    @functools.wraps(core)
+    def on_packed(buffer: Any, state: BufferState, *args: Any, **options: Any) -> tuple[BufferState, Any]:
+        opened = state.open()
+        after, result = core(buffer, opened, *args, **options)
+        pairs = zip(jax.tree.leaves(after.header), jax.tree.leaves(opened.header), strict=True)
+        if all(new is old for new, old in pairs):
+            return dataclasses.replace(after, header=state.header), result
+        return after.pack(), result
+
+    return on_packed
+
+
 def refuse_donated(call: str, state: BufferState) -> None:
     """Raise if the arrays of a state were donated."""
-    token = state.token
-    if not isinstance(token, jax.core.Tracer) and hasattr(token, "is_deleted") and token.is_deleted():
+    header = state.header
+    if not isinstance(header, jax.core.Tracer) and hasattr(header, "is_deleted") and header.is_deleted():
         raise RuntimeError(
             f"{call}: the state was donated, and its arrays are gone; expected one that is not. Use the state that the step "
             f"returned: state = step(state)."

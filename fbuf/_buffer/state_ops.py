@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import COUNTERS, BufferState, Transforms
+from fbuf._buffer.state import COUNTERS, BufferState, Header, Transforms
 from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.pytree import Spec, zero_unless
 from fbuf._core.row_format import RowFormat
@@ -36,13 +36,12 @@ def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None)
     scatter = None
     if isinstance(writer, Scattering) and not writer.streams:
         scatter = _scatter.init(writer, geometry, buffer.storage.spec(rows)[0])
+    rings = ring.init(geometry) if scatter is not None else _streaming(buffer).init(geometry)
     return BufferState(
         rows=rows,
-        ring=ring.init(geometry) if scatter is not None else _streaming(buffer).init(geometry),
+        header=Header(rings, jnp.zeros((len(COUNTERS),), jnp.uint32), jnp.zeros((), jnp.int32)).pack(),
         anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler, buffer.counted),
         sampler=buffer.sampler.init(geometry, buffer.dense or buffer.counted),
-        counters=jnp.zeros((len(COUNTERS),), jnp.uint32),
-        token=jnp.zeros((), jnp.int32),
         scatter=scatter,
         transforms=_empty_transforms(buffer, buffer.storage.spec(rows)[0], given),
     )

@@ -17,7 +17,7 @@ from jax import lax
 
 from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState, Transforms
+from fbuf._buffer.state import BufferState, Transforms, on_open
 from fbuf._core import arguments
 from fbuf._core.component import state
 from fbuf._core.dispatch import Operation
@@ -182,7 +182,7 @@ def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tu
     return state, lax.fori_loop(0, -(-capacity // block), more, stages.init(spec))
 
 
-_observe = Operation(_observe_core)
+_observe = Operation(on_open(_observe_core))
 
 
 def fit_transforms(buffer: BufferConfig, state: BufferState, *, since: BufferConfig | None = None) -> BufferState:

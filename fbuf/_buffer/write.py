@@ -80,8 +80,7 @@ def _extend_core(
     if no_room is not None:
         counts["refused_rows"] = no_room + counts.get("refused_rows", jnp.zeros((), jnp.uint32))
     return (
-        dataclasses.replace(
-            state,
+        state.replace(
             rows=rows,
             ring=ring,
             anchors=anchors,
@@ -174,9 +173,7 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
         ring = _ring.evict(state.ring, count)
         counters = _count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
-        state = dataclasses.replace(
-            state, rows=rows, ring=ring, anchors=anchors, sampler=sampler, counters=counters, token=token
-        )
+        state = state.replace(rows=rows, ring=ring, anchors=anchors, sampler=sampler, counters=counters, token=token)
         return jnp.zeros_like(count), state
 
     # A loop of at most one iteration: a branch would copy the counts of the blocks.
@@ -199,7 +196,7 @@ def _update_rows_core(
         refused_stale=jnp.sum(inside & ~fresh, dtype=jnp.uint32),
         **({} if no_room is None else {"refused_rows": no_room}),
     )
-    return dataclasses.replace(state, rows=rows, counters=counters, token=token), None
+    return state.replace(rows=rows, counters=counters, token=token), None
 
 
 def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
@@ -212,8 +209,7 @@ def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, 
         ring = _ring.clear(state.ring)
         scatter = _scatter.clear(scatter, _scattering(buffer), geometry, buffer.storage.spec(state.rows)[0])
     return (
-        dataclasses.replace(
-            state,
+        state.replace(
             rows=buffer.storage.clear(state.rows),
             ring=ring,
             scatter=scatter,

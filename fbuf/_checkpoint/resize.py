@@ -135,7 +135,7 @@ def remap_state(target: Buffer, state: BufferState, remap: SlotRemap, rows: Any)
         starts = None if anchors.starts is None else _remap_starts(anchors.starts, state.ring, remap)
         anchors = dataclasses.replace(anchors, flags=jnp.asarray(remap.by_slot(anchors.flags, 0)), starts=starts)
     sampler = _remap_sampler(target, state.sampler, remap)
-    return dataclasses.replace(state, rows=rows, ring=remap.ring, anchors=anchors, sampler=sampler)
+    return state.replace(rows=rows, ring=remap.ring, anchors=anchors, sampler=sampler)
 
 
 def _read_queue(entries: Any, head: Any, count: Any, remap: SlotRemap) -> list[np.ndarray]:
@@ -274,7 +274,7 @@ def resize_state(call: str, reader: Buffer, target: Buffer, state: BufferState) 
     if excess.any():
         most = reader.geometry.length - target.geometry.length
         anchors, sampler, ring = _evict_oldest(reader, most, state, jnp.asarray(excess, jnp.int32))
-        state = dataclasses.replace(state, anchors=anchors, sampler=sampler, ring=ring)
+        state = state.replace(anchors=anchors, sampler=sampler, ring=ring)
     remap = compact_remap(state.ring, reader.geometry, target.geometry, lost | (excess > 0))
     rows = _move_rows(call, reader, target, state, remap)
     return remap_state(target, state, remap, rows)

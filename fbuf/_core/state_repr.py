@@ -22,8 +22,8 @@ WHOLE = "(row)"
 def outline(state: Any) -> tuple[str, list[Section]]:
     """Return title and tables of a state."""
     capacity, leaves = _leaves(state.rows)
-    title = f"BufferState({_held(state.ring, capacity)})"
-    beside = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state) if f.name not in ("rows", "token")]
+    title = f"BufferState({_held(state, capacity)})"
+    beside = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state) if f.name != "rows"]
     parts = [(name, _kind(value), human(size)) for name, value in beside if (size := _size(value))]
     sections = [Section("rows", ("one row", "place"), tuple(leaves), left=3)] if leaves else []
     return title, [*sections, Section("beside", ("kept as", "bytes"), tuple(parts), left=2)]
@@ -62,15 +62,15 @@ def spec_text(shape: Any, dtype: Any) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
-def _held(ring: Any, capacity: int | None) -> str:
+def _held(state: Any, capacity: int | None) -> str:
     room = "" if capacity is None else f" of {capacity:,}"
-    size = ring.size
-    if isinstance(size, jax.core.Tracer):
+    header = state.header
+    if isinstance(header, jax.core.Tracer):
         return f"traced,{room} rows"
-    if isinstance(size, jax.Array) and size.is_deleted():
+    if isinstance(header, jax.Array) and header.is_deleted():
         return f"donated,{room} rows"
     try:
-        return f"{int(np.asarray(size).sum()):,}{room} rows"
+        return f"{int(np.asarray(state.ring.size).sum()):,}{room} rows"
     except Exception:  # shapes, or shards of other processes
         return f"?{room} rows"
 

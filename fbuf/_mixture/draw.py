@@ -68,7 +68,7 @@ def sample(
     batch_size: int,
 ) -> tuple[MixtureState, MixtureSample]:
     """Draw a batch: `sizes` rows of each buffer if they are known, else by `fractions` float32[S]."""
-    states: States = dict(state.buffers)
+    states: States = {name: own.open() for name, own in state.buffers.items()}
     number = available(mixture, states)
     there = number > jnp.int32(0)
     size = len(mixture.members)
@@ -111,6 +111,7 @@ def sample(
     index = MixtureIndex(source, part.slot, part.ticket)
     batch = MixtureSample(part.data, index, probability, weight, part.mask)
     counters = count_up(state, empty_samples=(~jnp.any(there)).astype(jnp.uint32), moved_rows=moved)
+    states = {name: own.pack() for name, own in states.items()}
     return dataclasses.replace(state, buffers=states, counters=counters), batch
 
 
@@ -171,7 +172,7 @@ def _read(
     batch = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
     reading = transforms.reading(buffer, state, key)
     batch, counters = read.deliver(buffer, state, batch, window, arrays, ok, reading, partly=True)
-    return dataclasses.replace(state, sampler=sampler, counters=counters), batch
+    return state.replace(sampler=sampler, counters=counters), batch
 
 
 def _order_reads(states: States, part: Part) -> tuple[States, Part]:
@@ -182,9 +183,7 @@ def _order_reads(states: States, part: Part) -> tuple[States, Part]:
     token = jnp.max(jnp.stack([state.token for state in states.values()]))
     counters = {name: state.counters for name, state in states.items()}
     token, (part, counters) = order_after_reads(token, (part, counters))
-    return {
-        name: dataclasses.replace(state, token=token, counters=counters[name]) for name, state in states.items()
-    }, part
+    return {name: state.replace(token=token, counters=counters[name]) for name, state in states.items()}, part
 
 
 def _part(batch: Sample, source: jax.Array) -> Part:

@@ -202,7 +202,7 @@ class Replay(ReplayState):
     @_restores_lock
     def _current_state(self) -> BufferState:
         with self._lock.acquire():
-            if not self._state.token.is_deleted():
+            if not self._state.header.is_deleted():
                 self._flush()
             return self._state
 
@@ -433,7 +433,7 @@ class Replay(ReplayState):
     @_restores_lock
     def _explain(self, size: int) -> str:
         with self._lock.acquire():
-            if self._limiter is None or self._state.token.is_deleted():
+            if self._limiter is None or self._state.header.is_deleted():
                 return "one is being drawn"
             if self._limiter.allows("sample", size) and self._ready():
                 return "one is being drawn"
@@ -459,7 +459,7 @@ class Replay(ReplayState):
         index, td_error, mask = to_index(call, index), to_array(td_error, "td_error"), to_array(mask, "mask")
         with self._acquire():
             self._flush()
-            index, td_error, mask = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, td_error, mask))
+            index, td_error, mask = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, td_error, mask))
             counts = self._donate(programs.update_priority, index, td_error, mask=mask, eta=eta)
         self._raise(call, counts)
 
@@ -478,7 +478,7 @@ class Replay(ReplayState):
         index, fields = to_index("Replay.update_rows", index), to_rows(fields)
         with self._acquire():
             self._flush()
-            index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.token), (index, fields))
+            index, fields = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, fields))
             counts = self._donate(programs.update_rows, index, fields)
         self._raise("Replay.update_rows", counts)
 
@@ -749,7 +749,7 @@ class Replay(ReplayState):
     @_restores_lock
     def __repr__(self) -> str:
         with self._lock.acquire():  # else a write may hold the state
-            rows = "its state was donated" if self._state.token.is_deleted() else f"{len(self)} rows"
+            rows = "its state was donated" if self._state.header.is_deleted() else f"{len(self)} rows"
         limit = "" if self._limiter is None else f", limit={self._limiter.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"
 
@@ -758,7 +758,7 @@ class Replay(ReplayState):
         return self._lock.acquire(stop, check=self._check_state, notify=notify)
 
     def _check_state(self) -> None:
-        if self._state.token.is_deleted():
+        if self._state.header.is_deleted():
             self._lock.notify()  # waiting calls must raise too
             raise RuntimeError(
                 "Replay: its state was donated to a failed write, or to a step that took `replay.state`. Load a checkpoint, "

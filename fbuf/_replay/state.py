@@ -43,7 +43,7 @@ class ReplayState:
         self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_sampler(
             self.buffer.sampler
         )
-        devices: set[Any] = self._state.token.sharding.device_set
+        devices: set[Any] = self._state.header.sharding.device_set
         self._packs = {d.platform for d in devices} == {"cpu"} and not isinstance(self.buffer.storage, Ragged)
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:

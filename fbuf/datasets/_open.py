@@ -99,7 +99,7 @@ def check(
       settings: Other arguments of `open`, as for `Buffer`.
     """
     if view is None:
-        view = Transition() if schema is None else default_view(schema.names, _MANY)
+        view = Transition(autoreset="same_step") if schema is None else default_view(schema.names, _MANY)
     buffer = _buffer(_MANY, DataSet(os.fspath(path)), view, sampler, **settings)
     if schema is not None:
         buffer.checked_spec("fbuf.datasets.open", example(schema))

@@ -67,7 +67,7 @@ def make_buffer(storage: Storage, capacity: int, lanes: int = LANES) -> fbuf.Buf
         capacity=capacity,
         storage=storage,
         sampler=fbuf.samplers.Prioritized(alpha=0.6, beta=0.4),
-        view=fbuf.views.Transition(n_step=3, gamma=0.99, stack=STACK),
+        view=fbuf.views.Transition(n_step=3, gamma=0.99, stack=STACK, autoreset="same_step"),
         lanes=lanes,
     )
 

@@ -129,7 +129,7 @@ def make_buffer(storage: Any = None, config: Config = Config(), capacity: int = 
         capacity,
         storage=fbuf.storages.Device() if storage is None else storage,
         sampler=fbuf.samplers.Prioritized(alpha=0.6, beta=0.4),
-        view=fbuf.views.Transition(n_step=3, gamma=0.97, stack=STACK),
+        view=fbuf.views.Transition(n_step=3, gamma=0.97, stack=STACK, autoreset="same_step"),
         lanes=config.lanes,
     )
 

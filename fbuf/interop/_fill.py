@@ -115,7 +115,7 @@ def _write_rows(
             priority = _padded(part.astype(np.float32), block)
         total += int(mask.sum())
         state = write(buffer, state, rows_of(leaves), _padded(mask, block), priority)
-        jax.block_until_ready(state.token)  # else blocks queue up faster than they are written
+        jax.block_until_ready(state.header)  # else blocks queue up faster than they are written
         bar(stop - start)
         start = stop
     stored = int(buffer.size(state)) - int(np.asarray(state.counters[_REFUSED]))
@@ -197,7 +197,7 @@ def _set_priorities(
         number = int((kept & ~np.isnan(priority)).sum())
         text = f"{call}: {refused} of {number} rows have a priority but are not drawn by {buffer.view!r}."
         warnings.warn(text, stacklevel=4)
-    return dataclasses.replace(state, counters=jnp.asarray(before))
+    return state.replace(counters=jnp.asarray(before))
 
 
 def _update(buffer: Buffer, state: BufferState, slot: jax.Array, error: jax.Array) -> BufferState:

@@ -75,7 +75,7 @@ def to_ted(
 
     Example:
       >>> import fbuf, tempfile, numpy as np, jax.numpy as jnp
-      >>> buffer = fbuf.Buffer(100, view=fbuf.views.Transition(truncated=None))
+      >>> buffer = fbuf.Buffer(100, view=fbuf.views.Transition(truncated=None, autoreset="same_step"))
       >>> row = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False}
       >>> rows = {"obs": jnp.arange(4.0), "action": jnp.arange(4), "reward": jnp.ones(4)}
       >>> state = buffer.extend(buffer.init(row), rows | {"terminated": jnp.array([False, True, False, False])})

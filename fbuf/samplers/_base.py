@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fbuf._core.geometry import Geometry
 from fbuf._indexing import anchor_log
@@ -72,6 +73,33 @@ class LimitedSampler(BaseSampler):
         return drawn
 
 
+class Number:
+    """One of a state's `numbers` float32[k], as an attribute float32[]; None beyond the last."""
+
+    def __init__(self, place: int):
+        self.place = place
+
+    def __get__(self, state: Any, owner: Any) -> Any:
+        if state is None:
+            return self
+        numbers = state.numbers
+        return None if self.place >= numbers.shape[-1] else lax.index_in_dim(numbers, self.place, -1, keepdims=False)
+
+
+S = TypeVar("S")
+
+
+def with_numbers(state: S, **values: jax.Array) -> S:
+    """Return the state of a priority sampler with other `numbers`."""
+    any_state: Any = state
+    numbers = any_state.numbers
+    for name, value in values.items():
+        here = lax.iota(np.int32, numbers.shape[-1]) == jnp.int32(vars(type(state))[name].place)
+        numbers = jnp.where(here, value, numbers)
+    after: S = dataclasses.replace(any_state, numbers=numbers)
+    return after
+
+
 class PrioritySampler(BaseSampler):
     """Define the fields and numbers that `Prioritized` and `Ranked` share."""
 
@@ -110,10 +138,13 @@ class PrioritySampler(BaseSampler):
             if own[name] not in known:
                 raise ValueError(f"{kind}: {name} is {own[name]!r}; expected {' or '.join(map(repr, known))}.")
 
-    def _initial_numbers(self) -> dict[str, Any]:
-        """Return the numbers of a new state, None for a `uniform` of None."""
+    def set(self, sampler: Any, **numbers: Any) -> Any:
+        return with_numbers(sampler, **numbers)
+
+    def _initial_numbers(self) -> jax.Array:
+        """Return the numbers of a new state: `max_priority`, which is 1, and those of `annealed` that are not None."""
         own = vars(self)
-        return {name: None if own[name] is None else jnp.full((), own[name], jnp.float32) for name in self.annealed}
+        return jnp.asarray([1.0, *(own[name] for name in self.annealed if own[name] is not None)], jnp.float32)
 
     def _initial_queue(self, geometry: Geometry, dense: bool) -> AnchorQueue | None:
         """Return the queue that uniform draws need, if any."""

@@ -134,9 +134,8 @@ class Prioritized(PrioritySampler, LimitedSampler):
             tree=tree,
             low=low,
             top=sum_tree.init(capacity, -jnp.inf) if self.largest == "held" else None,
-            max_priority=jnp.ones((), jnp.float32),
             log=self._initial_queue(geometry, dense),
-            **self._initial_numbers(),
+            numbers=self._initial_numbers(),
         )
 
     def change(

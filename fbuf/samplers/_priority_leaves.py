@@ -22,7 +22,7 @@ from fbuf._core.ordering import order_after_reads
 from fbuf._host import OnHost
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.importance import finite_exponent
-from fbuf.samplers._base import largest_written
+from fbuf.samplers._base import Number, largest_written, with_numbers
 
 if TYPE_CHECKING:
     from fbuf.samplers import _host_priorities
@@ -40,12 +40,14 @@ class PrioritizedState:
     tree: Any  # float32[nodes], sums; on the host a `HostTree`
     low: jax.Array | None  # float32[nodes], minima of the drawable leaves; with normalize="buffer", not on the host
     top: jax.Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
-    max_priority: jax.Array  # float32[], largest |p| seen, or held; 1 at first
     log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
-    alpha: jax.Array  # float32[]
-    beta: jax.Array  # float32[]
-    eps: jax.Array  # float32[]
-    uniform: jax.Array | None  # float32[]
+    numbers: jax.Array  # float32[4 or 5]
+
+    max_priority = Number(0)  # largest |p| seen, or held; 1 at first
+    alpha = Number(1)
+    beta = Number(2)
+    eps = Number(3)
+    uniform = Number(4)
 
 
 def init(capacity: int, least: bool, on_host: bool) -> tuple[Any, jax.Array | None]:
@@ -118,10 +120,10 @@ def write(
 def seen(sampler: PrioritizedState, largest: jax.Array, token: jax.Array) -> PrioritizedState:
     """Update `max_priority` after a write whose largest priority is `largest` float32[]."""
     if sampler.top is None:
-        return dataclasses.replace(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
+        return with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
     # Ordered, because a later write in the same step would otherwise copy the tree to keep its root.
     _, held = order_after_reads(token, sum_tree.root(sampler.top))
-    return dataclasses.replace(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
+    return with_numbers(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
 
 
 def after(sampler: PrioritizedState, token: jax.Array) -> jax.Array:

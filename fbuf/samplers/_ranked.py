@@ -23,7 +23,7 @@ from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.importance import clip_unit, finite_exponent, importance_weights, mix_uniform, mixed_probability
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
-from fbuf.samplers._base import PrioritySampler, largest_written, masked_draw, written_slots
+from fbuf.samplers._base import Number, PrioritySampler, largest_written, masked_draw, with_numbers, written_slots
 
 
 @state
@@ -32,10 +32,12 @@ class RankedState:
 
     ranks: Ranks
     log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
-    max_priority: jax.Array  # float32[], largest |p| seen; 1 at first
-    alpha: jax.Array  # float32[]
-    beta: jax.Array  # float32[]
-    uniform: jax.Array | None  # float32[]
+    numbers: jax.Array  # float32[3 or 4]
+
+    max_priority = Number(0)  # largest |p| seen; 1 at first
+    alpha = Number(1)
+    beta = Number(2)
+    uniform = Number(3)
 
 
 @component
@@ -89,8 +91,7 @@ class Ranked(PrioritySampler):
         return RankedState(
             ranks=rank_buckets.init(geometry.capacity),
             log=self._initial_queue(geometry, dense),
-            max_priority=jnp.ones((), jnp.float32),
-            **self._initial_numbers(),
+            numbers=self._initial_numbers(),
         )
 
     def change(
@@ -103,11 +104,11 @@ class Ranked(PrioritySampler):
             first = jnp.where(held > jnp.int32(0), held, rank_buckets.bucket_of(jnp.ones((), jnp.float32)))
         bucket = jnp.where(given, rank_buckets.bucket_of(change.priority.reshape(-1)), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
+        largest = jnp.maximum(sampler.max_priority, largest)
         return dataclasses.replace(
-            sampler,
+            with_numbers(sampler, max_priority=largest),
             ranks=rank_buckets.set(sampler.ranks, slot, jnp.concatenate([closed, bucket]), geometry.capacity, token),
             log=None if sampler.log is None else anchor_log.apply(sampler.log, change, geometry, token),
-            max_priority=jnp.maximum(sampler.max_priority, largest),
         )
 
     def draw(
@@ -145,7 +146,7 @@ class Ranked(PrioritySampler):
         capacity, priority = geometry.capacity, jnp.abs(error)
         ranks = rank_buckets.set(sampler.ranks, slot, rank_buckets.bucket_of(priority), capacity, token)
         largest = jnp.maximum(sampler.max_priority, largest_written(slot, priority, capacity))
-        return dataclasses.replace(sampler, ranks=ranks, max_priority=largest)
+        return dataclasses.replace(with_numbers(sampler, max_priority=largest), ranks=ranks)
 
     def rebuild(self, sampler: RankedState, geometry: Geometry, token: jax.Array) -> RankedState:
         return sampler

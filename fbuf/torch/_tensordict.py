@@ -56,7 +56,7 @@ def to_tensordict(
     Example:
       >>> import fbuf, numpy as np
       >>> row = {"obs": np.zeros(3, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
-      >>> replay = fbuf.Replay(fbuf.Buffer(10, view=fbuf.views.Transition()), row)
+      >>> replay = fbuf.Replay(fbuf.Buffer(10, view=fbuf.views.Transition(autoreset="same_step")), row)
       >>> for _ in range(5):
       ...     replay.add(row)
       >>> batch = to_tensordict(replay.sample(4), replay.buffer.view)

@@ -173,7 +173,7 @@ class NormalizeReward:
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
-      >>> view = fbuf.views.Transition(n_step=3)
+      >>> view = fbuf.views.Transition(n_step=3, autoreset="same_step")
       >>> buffer = fbuf.Buffer(1000, view=view, on_read=fbuf.transforms.NormalizeReward(clip=10.0))
       >>> buffer.on_read.names
       ('normalize_reward',)

@@ -31,9 +31,15 @@ def check_flag(view: str, name: str, spec: Spec) -> None:
         raise TypeError(f"{view}: leaf '{name}' is {found}; expected bool[] a row. Cast with x.astype(bool).")
 
 
-def check_autoreset(view: str, autoreset: str) -> None:
-    """Raise unless the value is valid."""
-    if autoreset not in ("same_step", "next_step"):
+def check_autoreset(view: str, autoreset: str | None, ends: tuple[str, ...]) -> None:
+    """Raise if the value is invalid, or missing where rows end episodes."""
+    if autoreset is None and ends:
+        raise ValueError(
+            f"{view}: autoreset is missing; rows end episodes ({', '.join(ends)}), and the view must know what row follows. "
+            f'Write autoreset="next_step" for gymnasium.vector environments (their default mode), or '
+            f'autoreset="same_step" for SAME_STEP mode, manual resets and JAX environments.'
+        )
+    if autoreset not in (None, "same_step", "next_step"):
         raise ValueError(f'{view}: autoreset is {autoreset!r}; expected "same_step" or "next_step".')
 
 
@@ -45,7 +51,7 @@ def checked_ends(view: str, names: Any) -> tuple[str, ...]:
     return tuple(name_of(name) for name in names)
 
 
-def last_bit(autoreset: str) -> int:
+def last_bit(autoreset: str | None) -> int:
     """Return the flag of the last row of an episode."""
     return RESET if autoreset == "next_step" else END
 

@@ -56,7 +56,7 @@ class Hindsight:
       >>> import fbuf, jax, jax.numpy as jnp
       >>> def reward(achieved, goal):
       ...     return -(jnp.abs(achieved - goal) > 0.05).astype(jnp.float32)
-      >>> view = fbuf.views.Hindsight(fbuf.views.Transition(), reward, fraction=1.0)
+      >>> view = fbuf.views.Hindsight(fbuf.views.Transition(autoreset="same_step"), reward, fraction=1.0)
       >>> buffer = fbuf.Buffer(capacity=100, view=view)
       >>> obs = {"position": jnp.arange(9.0), "achieved_goal": jnp.arange(9.0), "desired_goal": jnp.full(9, 99.0)}
       >>> rows = {"obs": obs, "action": jnp.zeros(9), "reward": jnp.full(9, -1.0)}
@@ -81,7 +81,7 @@ class Hindsight:
         if isinstance(self.view, type) or not hasattr(self.view, "decide") or not hasattr(self.view, "n_step"):
             raise TypeError(
                 f"Hindsight: view is {self.view!r}; expected a view of transitions. Write "
-                f"Hindsight(fbuf.views.Transition(), reward)."
+                f"Hindsight(fbuf.views.Transition(...), reward)."
             )
         if not callable(self.reward):
             raise TypeError(f"Hindsight: reward is {self.reward!r}; expected a function reward(achieved_goal, goal).")

@@ -62,8 +62,8 @@ class Sequence(_WindowView):
       at: With "mask": position of the anchor in its window. 0: windows begin at the anchor and are cut on the right. length
         - 1: windows end at the anchor and are cut on the left. In between: on either side.
       episode_end: Names of the boolean leaves that end an episode; `()`: there are no episodes.
-      autoreset: "same_step": the row after an end is the first of the next episode. "next_step" (Gymnasium's default vector
-        mode): the row after an end belongs to the episode and holds the final observation.
+      autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
+        "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
 
     A priority given to `extend` with the row that completes a window becomes the priority of the window.
 
@@ -72,7 +72,7 @@ class Sequence(_WindowView):
 
     Example:
       >>> import fbuf
-      >>> fbuf.views.Sequence(80, burn_in=40, stride=40).length
+      >>> fbuf.views.Sequence(80, burn_in=40, stride=40, autoreset="same_step").length
       80
     """
 
@@ -84,7 +84,7 @@ class Sequence(_WindowView):
     boundary: str = "stop"
     at: int = 0
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: str = "same_step"
+    autoreset: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("bootstrap", 0), ("stride", 1), ("dilation", 1), ("at", 0)):
@@ -100,8 +100,8 @@ class Sequence(_WindowView):
             raise ValueError(f'Sequence: boundary is {self.boundary!r}; expected "stop", "mask" or "cross".')
         if self.at and (self.boundary != "mask" or self.at >= self.length):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
-        check_autoreset("Sequence", self.autoreset)
         object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
+        check_autoreset("Sequence", self.autoreset, self.episode_end)
 
     @property
     def back(self) -> int:
@@ -193,8 +193,8 @@ class Episode(_WindowView):
       max_length: T, rows of the longest episode that is drawn; with autoreset="next_step" the reset row counts.
       longer: Longer episodes: "skip", they are never drawn; "cut", they are drawn as their first T rows.
       episode_end: Names of the boolean leaves that end an episode.
-      autoreset: "same_step": the row after an end is the first of the next episode. "next_step" (Gymnasium's default vector
-        mode): the row after an end belongs to the episode and holds the final observation.
+      autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
+        "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
 
     A priority given to `extend` with the last row of an episode becomes the priority of the episode.
 
@@ -202,21 +202,21 @@ class Episode(_WindowView):
 
     Example:
       >>> import fbuf
-      >>> fbuf.views.Episode(200).max_length
+      >>> fbuf.views.Episode(200, autoreset="same_step").max_length
       200
     """
 
     max_length: int
     longer: str = "skip"
     episode_end: tuple[str, ...] = ("terminated", "truncated")
-    autoreset: str = "same_step"
+    autoreset: str | None = None
 
     def __post_init__(self) -> None:
         check_int("Episode", "max_length", self.max_length)
         if self.longer not in ("skip", "cut"):
             raise ValueError(f'Episode: longer is {self.longer!r}; expected "skip" or "cut".')
-        check_autoreset("Episode", self.autoreset)
         object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
+        check_autoreset("Episode", self.autoreset, self.episode_end)
         if not self.episode_end:
             raise ValueError("Episode: episode_end is (); expected at least one name.")
 

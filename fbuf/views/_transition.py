@@ -60,15 +60,15 @@ class Transition:
       final_observation: Name of a leaf or subtree like `observation` with o_{t+1} of the last row of an episode (any
         content in other rows), for environments that reset within the step. None: it is not stored.
       pad: Frames before the first of an episode: "zero", or "repeat" the first.
-      autoreset: "same_step": the row after an end is the first of the next episode (also for manual resets). "next_step"
-        (Gymnasium's default vector mode): the row after an end holds the final observation and an ignored action; it is
-        never drawn.
+      autoreset: Required, unless `final_observation` is given. "same_step": the row after an end is the first of the next
+        episode (also for manual resets). "next_step" (Gymnasium's default vector mode): the row after an end holds the
+        final observation and an ignored action; it is never drawn.
 
     Cost: reads 2k frames a draw (k + n distinct ones).
 
     Example:
       >>> import fbuf
-      >>> fbuf.views.Transition(n_step=3, gamma=0.99, stack=4).n_step
+      >>> fbuf.views.Transition(n_step=3, gamma=0.99, stack=4, autoreset="same_step").n_step
       3
     """
 
@@ -82,7 +82,7 @@ class Transition:
     truncated: str | None = "truncated"
     final_observation: str | None = None
     pad: str = "zero"
-    autoreset: str = "same_step"
+    autoreset: str | None = None
 
     def __post_init__(self) -> None:
         for name in _NAMES:
@@ -95,7 +95,9 @@ class Transition:
             raise ValueError(f"Transition: gamma is {self.gamma!r}; expected a number in [0, 1].")
         if self.pad not in ("zero", "repeat"):
             raise ValueError(f'Transition: pad is {self.pad!r}; expected "zero" or "repeat".')
-        check_autoreset("Transition", self.autoreset)
+        if self.autoreset is None and self.final_observation is not None:
+            object.__setattr__(self, "autoreset", "same_step")
+        check_autoreset("Transition", self.autoreset, self.episode_fields()[0])
         if self.autoreset == "next_step" and self.final_observation is not None:
             raise ValueError(
                 f"Transition: final_observation is {self.final_observation!r}; expected None with autoreset='next_step', "

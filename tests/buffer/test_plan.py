@@ -18,7 +18,7 @@ EXAMPLE = {
     "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
     "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
 }
-TRANSITION = fbuf.views.Transition(n_step=2, stack=4)
+TRANSITION = fbuf.views.Transition(n_step=2, stack=4, autoreset="same_step")
 
 
 def frames(count: int, seed: int = 0) -> np.ndarray:

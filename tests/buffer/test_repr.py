@@ -32,9 +32,8 @@ rows           one row        place
   obs          uint8[84, 84]  device
 
 beside         kept as             bytes
-  ring         Ring                 12 B
-  sampler      PrioritizedState  4.5 KiB
-  counters     uint32[9]            36 B"""
+  header       int32[13]            52 B
+  sampler      PrioritizedState  4.5 KiB"""
 
 
 def shown(state: Any) -> str:

@@ -75,6 +75,14 @@ def test_a_component_of_a_later_release_is_named(tmp_path: Path) -> None:
         fbuf.load(tmp_path / "two")
 
 
+def test_a_checkpoint_of_an_earlier_state_layout_is_refused(tmp_path: Path) -> None:
+    arrays, meta = golden_parts("device")
+    arrays["state/token"] = np.zeros((), np.int32)
+    checkpoint.write(str(tmp_path / "one"), arrays, meta)
+    with pytest.raises(fbuf.VersionError, match="a development version of fbuf, whose state had other arrays"):
+        fbuf.load(tmp_path / "one")
+
+
 def test_a_checkpoint_with_a_removed_codec_is_refused(tmp_path: Path) -> None:
     arrays, meta = golden_parts("compressed")
     meta = copy.deepcopy(meta)

@@ -40,7 +40,10 @@ def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
         replace(buffer, sampler=Prioritized(largest="held")),
         r"state/sampler/top: found nothing, expected float32\[40\]",
     )
-    refused(replace(buffer, view=Transition(gamma=0.9, n_step=3)), r"draws other rows.*\n.*ahead: found 1, expected 3")
+    refused(
+        replace(buffer, view=Transition(gamma=0.9, n_step=3, autoreset="same_step")),
+        r"draws other rows.*\n.*ahead: found 1, expected 3",
+    )
     refused(replace(buffer, view=fbuf.views.Row(), episode_end=()), "expected none: every row is drawn")
     refused(replace(buffer, capacity=80), r"capacity of .* is 40; expected 80.*resize=True")
     refused(replace(buffer, lanes=4), "lanes of .* is 2; expected 4")

@@ -86,7 +86,7 @@ def test_invalid_examples_are_refused(case: Any) -> None:
     ids=str,
 )
 def test_an_empty_sample_is_masked_and_counted(sampler: Any) -> None:
-    buffer = fbuf.Buffer(capacity=CAPACITY, sampler=sampler, view=Transition(n_step=2, stack=2))
+    buffer = fbuf.Buffer(capacity=CAPACITY, sampler=sampler, view=Transition(n_step=2, stack=2, autoreset="same_step"))
     state, batch = buffer.sample(buffer.init(ROW), KEY, BATCH)
     assert not bool(buffer.can_sample(state))
     for leaf in jax.tree.leaves((batch.data, batch.probability, batch.weight, batch.mask, batch.index.ticket)):

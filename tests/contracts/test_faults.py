@@ -107,7 +107,7 @@ def test_batches_and_windows_larger_than_the_buffer() -> None:
     _, batch = buffer.sample(state, jax.random.key(0), 50)
     assert batch.mask.all() and set(np.asarray(batch.data["t"]).tolist()) == {5, 6, 7, 8}
     with pytest.raises(ValueError, match=r"Sequence\(.*reads 6 rows at a time, but there are 4.*capacity=6"):
-        fbuf.Buffer(4, view=fbuf.views.Sequence(6, boundary="cross"))
+        fbuf.Buffer(4, view=fbuf.views.Sequence(6, boundary="cross", autoreset="same_step"))
     with pytest.raises(ValueError, match="n is 5; expected an int from 1 to 4"):
         buffer.last(state, 5)
 

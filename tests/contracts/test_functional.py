@@ -194,7 +194,8 @@ def test_a_pickled_buffer_hashes_alike_in_another_process() -> None:
         "from fbuf.samplers import Prioritized\n"
         "from fbuf.views import Transition\n"
         "b = pickle.load(sys.stdin.buffer)\n"
-        f"c = fbuf.Buffer(capacity={CAPACITY}, sampler=Prioritized(), view=Transition(n_step=2, stack=2), lanes={LANES})\n"
+        "view = Transition(n_step=2, stack=2, autoreset='same_step')\n"
+        f"c = fbuf.Buffer(capacity={CAPACITY}, sampler=Prioritized(), view=view, lanes={LANES})\n"
         "assert b == c and hash(b) == hash(c) and len({b, c}) == 1\n"
     )
     buffer = build()
@@ -288,7 +289,7 @@ def test_no_generation_is_zero() -> None:
 
 def test_counters_of_refusals_wrap_without_harm() -> None:
     state = RICH.init(EXAMPLE)
-    state = dataclasses.replace(state, counters=jnp.full_like(state.counters, 2**32 - 1))
+    state = state.replace(counters=jnp.full_like(state.counters, 2**32 - 1))
     state, batch = RICH.sample(state, KEY, BATCH)
     assert int(RICH.stats(state)["empty_samples"]) == 0
     assert not np.any(batch.mask)

@@ -19,7 +19,7 @@ EXAMPLE = {
     "terminated": np.bool_(False),
     "truncated": np.bool_(False),
 }
-BASE = fbuf.Buffer(10, view=fbuf.views.Transition())
+BASE = fbuf.Buffer(10, view=fbuf.views.Transition(autoreset="same_step"))
 
 
 def rows(count: int, start: int = 0) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def full() -> Any:
         dict(lanes=2),
         dict(sampler=fbuf.samplers.Prioritized()),
         dict(view=fbuf.views.Row()),
-        dict(view=fbuf.views.Transition(n_step=2)),
-        dict(view=fbuf.views.Transition(stack=2)),
+        dict(view=fbuf.views.Transition(n_step=2, autoreset="same_step")),
+        dict(view=fbuf.views.Transition(stack=2, autoreset="same_step")),
         dict(view=fbuf.views.Transition(autoreset="next_step")),
     ],
     ids=str,
@@ -60,7 +60,7 @@ def test_the_state_of_another_buffer_is_refused(other: dict[str, Any]) -> None:
 
 
 def test_a_view_that_decides_alike_is_welcome() -> None:
-    other = dataclasses.replace(BASE, view=fbuf.views.Transition(gamma=0.5))
+    other = dataclasses.replace(BASE, view=fbuf.views.Transition(gamma=0.5, autoreset="same_step"))
     assert np.all(other.peek(full(), jax.random.key(0), 4).mask)
 
 

@@ -28,7 +28,7 @@ INLINED = re.compile(r"/jit\(fbuf_\w+\)/")
 
 
 def make(**settings: Any) -> fbuf.Buffer:
-    view = fbuf.views.Transition(n_step=2, stack=2)
+    view = fbuf.views.Transition(n_step=2, stack=2, autoreset="same_step")
     return fbuf.Buffer(64, lanes=2, sampler=fbuf.samplers.Prioritized(), view=view, **settings)
 
 

@@ -275,7 +275,11 @@ def test_invalid_options_are_refused_before_anything_is_downloaded(tmp_path: Pat
             with pytest.raises((TypeError, ValueError), match=f"fbuf.datasets.atari_dqn: {name} .*expected"):
                 fbuf.datasets.atari_dqn("Pong/1", root=tmp_path, **{name: value})
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"view": Transition(observation="pixels")}, ValueError, "observation is 'pixels', but rows have"),
+        (
+            {"view": Transition(observation="pixels", autoreset="same_step")},
+            ValueError,
+            "observation is 'pixels', but rows have",
+        ),
         ({"view": Row}, TypeError, "view is the class Row"),
         ({"sampler": fbuf.samplers.Staleness(3, version="version")}, ValueError, "leaf 'version'; expected one of"),
         ({"prefetch": 1}, ValueError, r"batch_size=256"),
@@ -343,7 +347,10 @@ def test_transitions_continue_over_segments_and_end_with_episodes(tmp_path: Path
     log.terminal[ends] = True
     run = made.record(log, 100)
     made.write(tmp_path, "Pong/1", run, level=1)
-    parts = {"view": Transition(stack=2, gamma=0.5), "sampler": fbuf.samplers.Epoch(shuffle=False)}
+    parts = {
+        "view": Transition(stack=2, gamma=0.5, autoreset="same_step"),
+        "sampler": fbuf.samplers.Epoch(shuffle=False),
+    }
     buffer, state = fbuf.datasets.atari_dqn("Pong/1", root=tmp_path / "sets", source=tmp_path, workers=0, **parts)
     assert buffer == pickle.loads(pickle.dumps(buffer))
     batch = jax.device_get(buffer.peek(state, jax.random.key(0), 512))

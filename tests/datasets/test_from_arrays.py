@@ -53,7 +53,7 @@ def files(path: Path) -> list[str]:
 def test_steps_whose_successor_is_unknown_are_not_drawn(tmp_path: Path) -> None:
     episodes = made()
     buffer, state = fbuf.datasets.from_arrays(flat(episodes), path=tmp_path / "a", piece_rows=4)
-    assert buffer.view == fbuf.views.Transition() and buffer.capacity == 19
+    assert buffer.view == fbuf.views.Transition(autoreset="same_step") and buffer.capacity == 19
     assert sorted(_dataset.committed(tmp_path / "a")) == [0, 1, 2, 3, 4]
     oracle.check_rows(buffer, state, oracle.rows_of(episodes, final=False))
     oracle.check_transitions(buffer, state, episodes, n=3, final=False)
@@ -232,7 +232,11 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
         ({"metadata": {"a": object()}}, TypeError, "metadata is not JSON"),
         ({"view": fbuf.views.Transition}, TypeError, "view is the class Transition"),
         ({"sampler": 3}, TypeError, "sampler is 3"),
-        ({"view": fbuf.views.Transition(observation="pixels")}, ValueError, "is 'pixels', but rows have"),
+        (
+            {"view": fbuf.views.Transition(observation="pixels", autoreset="same_step")},
+            ValueError,
+            "is 'pixels', but rows have",
+        ),
         ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v'; expected one of"),
         ({"path": None}, TypeError, "path is None; expected the path of a folder"),
     ]
@@ -249,7 +253,7 @@ def test_a_single_step_is_a_data_set(tmp_path: Path) -> None:
     buffer, state = fbuf.datasets.from_arrays({name: leaf[:1] for name, leaf in bad().items()}, path=tmp_path / "a")
     assert buffer.view == ROW and buffer.rows(state).data["truncated"].tolist() == [True]
     with pytest.raises(ValueError, match=r"reads 2 rows at a time, but there are 1. Use a view of fewer rows"):
-        fbuf.datasets.open(tmp_path / "a", view=fbuf.views.Transition())
+        fbuf.datasets.open(tmp_path / "a", view=fbuf.views.Transition(autoreset="same_step"))
 
 
 def test_existing_files_are_not_modified(tmp_path: Path) -> None:

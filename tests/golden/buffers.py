@@ -23,16 +23,21 @@ from fbuf.views import Row, Sequence, Transition
 LANES, STEPS, ENDS = 2, 11, ("terminated", "truncated")
 BUFFERS: dict[str, fbuf.Buffer] = {
     "device": fbuf.Buffer(
-        16, lanes=LANES, sampler=Prioritized(largest="held", normalize="buffer"), view=Transition(n_step=2, stack=2)
+        16,
+        lanes=LANES,
+        sampler=Prioritized(largest="held", normalize="buffer"),
+        view=Transition(n_step=2, stack=2, autoreset="same_step"),
     ),
     "ranked": fbuf.Buffer(16, lanes=LANES, storage=Device(), sampler=Ranked(), view=Row(), episode_end=ENDS),
-    "compressed": fbuf.Buffer(16, lanes=LANES, storage=Compressed(keys=("obs",)), sampler=Uniform(), view=Transition()),
+    "compressed": fbuf.Buffer(
+        16, lanes=LANES, storage=Compressed(keys=("obs",)), sampler=Uniform(), view=Transition(autoreset="same_step")
+    ),
     "deduplicated": fbuf.Buffer(16, lanes=LANES, storage=Deduplicated(keys=("obs",), blocks=512), sampler=Epoch()),
     "host": fbuf.Buffer(
         16, lanes=LANES, storage=Host(keys=("obs",)), sampler=Prioritized(on="host"), prefetch=1, batch_size=4
     ),
     "memmap": fbuf.Buffer(16, lanes=LANES, storage=Memmap(), sampler=Consume(2)),
-    "episodes": fbuf.Buffer(16, lanes=LANES, sampler=Uniform(over="episodes"), view=Sequence(3)),
+    "episodes": fbuf.Buffer(16, lanes=LANES, sampler=Uniform(over="episodes"), view=Sequence(3, autoreset="same_step")),
     "staleness": fbuf.Buffer(16, lanes=LANES, sampler=Staleness(5, version="action")),
     "ragged": fbuf.Buffer(16, lanes=LANES, storage=Ragged(maximum={"obs": (8, 8)})),
 }

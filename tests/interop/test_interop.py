@@ -64,7 +64,7 @@ def test_fields_rename_and_leave_out_and_the_newest_rows_are_taken(small_blocks)
 
 
 def test_priorities_of_windows_are_those_of_their_first_rows(small_blocks):
-    view = fbuf.views.Sequence(3, episode_end=("done",))
+    view = fbuf.views.Sequence(3, episode_end=("done",), autoreset="same_step")
     buffer = fbuf.Buffer(40, lanes=2, view=view, sampler=fbuf.samplers.Prioritized(1.0, eps=0.0, normalize=None))
     n, priority = 15, np.arange(1.0, 31.0).reshape(15, 2)
     rows = {"t": np.arange(30, dtype=np.int32).reshape(n, 2), "done": np.zeros((n, 2), bool)}

@@ -132,7 +132,7 @@ def test_any_episodes_are_written_as_documented(case, mode, any_state, tmp_path_
 
 def test_full_rings_of_compressed_rows_are_written(monkeypatch, tmp_path):
     monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 100)
-    view = fbuf.views.Transition(truncated=None, stack=2)
+    view = fbuf.views.Transition(truncated=None, stack=2, autoreset="same_step")
     buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("obs",)), view=view)
     example = {
         "obs": np.zeros((2, 2), np.uint8),

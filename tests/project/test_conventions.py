@@ -34,7 +34,7 @@ def test_leaves_have_key_paths() -> None:
     buffer = fbuf.prioritized(40)
     state, batch = buffer.sample(filled(buffer), jax.random.key(0), 4)
     paths = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path((state, batch))}
-    assert {"[0].sampler.alpha", "[0].rows['obs']", "[1].index.slot", "[1].data['reward']", "[1].weight"} <= paths
+    assert {"[0].sampler.tree", "[0].rows['obs']", "[1].index.slot", "[1].data['reward']", "[1].weight"} <= paths
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((state, batch)))
     assert not jax.tree.leaves(buffer)
 

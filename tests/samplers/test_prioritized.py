@@ -372,7 +372,7 @@ def test_traced_numbers_are_brought_into_range(sampler: Any) -> None:
 
 def test_rows_that_cannot_be_drawn_take_no_priority() -> None:
     """The newest row waits for its next observation: it is held, but no anchor yet."""
-    view = fbuf.views.Transition(observation="t", action=None, reward="r")
+    view = fbuf.views.Transition(observation="t", action=None, reward="r", autoreset="same_step")
     buffer = fbuf.Buffer(4, sampler=Prioritized(eps=0.0, alpha=1.0), view=view)
     zeros = np.zeros(3, np.float32)
     rows = {"t": zeros, "r": zeros, "terminated": zeros > 0, "truncated": zeros > 0}

@@ -80,7 +80,9 @@ def test_an_old_state_can_mask_instead(storage: str) -> None:
 
 
 def test_a_window_that_lost_a_row_is_masked_whole(storage: str) -> None:
-    view = fbuf.views.Transition(stack=3, action=None, reward="t", terminated="end", truncated=None)
+    view = fbuf.views.Transition(
+        stack=3, action=None, reward="t", terminated="end", truncated=None, autoreset="same_step"
+    )
     buffer = fbuf.Buffer(capacity=8, storage=STORAGES[storage](slack=2, on_expired="mask"), view=view)
     rows = rows_of(0, 8) | {"end": jnp.zeros(8, bool)}
     rows["t"] = rows["t"].astype(jnp.float32)

@@ -375,7 +375,7 @@ def test_mistakes_inside_jit_and_elsewhere() -> None:
         with pytest.raises((TypeError, ValueError), match=words):
             fbuf.Buffer(capacity=4, storage=Ragged(**settings_)).init(example)
     with pytest.raises(ValueError, match=r"'obs' is ragged; views read arrays.*maximum=\{'obs'"):
-        fbuf.Buffer(capacity=4, storage=Ragged(), view=Transition()).init(
+        fbuf.Buffer(capacity=4, storage=Ragged(), view=Transition(autoreset="same_step")).init(
             row | {"action": 0, "terminated": False, "truncated": False}
         )
     with pytest.raises(TypeError, match="cannot be traced"):

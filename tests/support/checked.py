@@ -153,7 +153,7 @@ CASES = {
         jnp.arange(8) < 3,
         jnp.zeros(8, bool),
         r"Buffer.update_priority: \d indices name rows that can no longer be drawn|indices are stale",
-        {"view": Transition(stack=4, observation="obs")},
+        {"view": Transition(stack=4, observation="obs", autoreset="same_step")},
     ),
     "rows changed too late": Case(
         changed_late, jnp.ones(8, bool), jnp.zeros(8, bool), "Buffer.update_rows: 2 indices are stale and were skipped"

@@ -175,7 +175,7 @@ def check_custom_writer(writer: Any, storage: str, tmp_path: Path) -> None:
 
 
 def saved_transitions(tmp_path: Path, **parts: Any) -> tuple[fbuf.Buffer, Any]:
-    settings = {"sampler": Prioritized(), "view": Transition(gamma=0.9), **parts}
+    settings = {"sampler": Prioritized(), "view": Transition(gamma=0.9, autoreset="same_step"), **parts}
     buffer = fbuf.Buffer(40, lanes=2, **settings)
     state = jax.jit(buffer.extend)(
         buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 15)
@@ -185,7 +185,7 @@ def saved_transitions(tmp_path: Path, **parts: Any) -> tuple[fbuf.Buffer, Any]:
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "gamma": {"view": Transition(gamma=0.5)},
+    "gamma": {"view": Transition(gamma=0.5, autoreset="same_step")},
     "numbers": {"sampler": Prioritized(alpha=0.1, beta=0.9, stratified=False)},
     "replace": {"sampler": Prioritized(replace=False)},
     "prefetch": {"prefetch": 1, "batch_size": 6},

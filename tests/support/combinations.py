@@ -47,12 +47,14 @@ SAMPLERS = {
 }
 VIEWS = {
     "Row": Row(),
-    "Transition": Transition(n_step=2, stack=3),
-    "Sequence('stop')": Sequence(4, stride=2),
-    "Sequence('mask')": Sequence(4, boundary="mask", at=1),
-    "Sequence('cross')": Sequence(4, boundary="cross"),
-    "Episode": Episode(6),
-    "Hindsight": Hindsight(Transition(n_step=2, stack=3), missed, goal="goal", achieved="reached"),
+    "Transition": Transition(n_step=2, stack=3, autoreset="same_step"),
+    "Sequence('stop')": Sequence(4, stride=2, autoreset="same_step"),
+    "Sequence('mask')": Sequence(4, boundary="mask", at=1, autoreset="same_step"),
+    "Sequence('cross')": Sequence(4, boundary="cross", autoreset="same_step"),
+    "Episode": Episode(6, autoreset="same_step"),
+    "Hindsight": Hindsight(
+        Transition(n_step=2, stack=3, autoreset="same_step"), missed, goal="goal", achieved="reached"
+    ),
 }
 WRITERS = {
     "Ring": fbuf.writers.Ring(),

@@ -121,7 +121,9 @@ def check_transitions(
     buffer: fbuf.Buffer, state: Any, episodes: list[Episode], *, n: int, final: bool, gamma: float = 0.9
 ) -> None:
     expected = transitions(episodes, n, gamma, final)
-    view = fbuf.views.Transition(n_step=n, gamma=gamma, final_observation="final_obs" if final else None)
+    view = fbuf.views.Transition(
+        n_step=n, gamma=gamma, final_observation="final_obs" if final else None, autoreset="same_step"
+    )
     batch = all_of(buffer, state, view, len(expected))
     assert np.asarray(batch.index.slot)[:-1].tolist() == list(expected)
     here = rows_of(episodes)
@@ -142,7 +144,7 @@ def check_sequences(buffer: fbuf.Buffer, state: Any, episodes: list[Episode], le
     rewards = rows_of(episodes)["reward"].astype(np.float32)
     first = np.cumsum([0, *(e.steps for e in episodes)])
     starts = [int(a) + t for a, e in zip(first, episodes, strict=False) for t in range(e.steps - length + 1)]
-    batch = all_of(buffer, state, fbuf.views.Sequence(length), len(starts))
+    batch = all_of(buffer, state, fbuf.views.Sequence(length, autoreset="same_step"), len(starts))
     assert np.asarray(batch.data["mask"])[:-1].all()
     found = np.asarray(batch.data["reward"])[:-1]
     assert np.array_equal(found, np.stack([rewards[s : s + length] for s in starts]))
@@ -150,7 +152,7 @@ def check_sequences(buffer: fbuf.Buffer, state: Any, episodes: list[Episode], le
 
 def check_episodes(buffer: fbuf.Buffer, state: Any, episodes: list[Episode]) -> None:
     longest = max(e.steps for e in episodes)
-    batch = all_of(buffer, state, fbuf.views.Episode(longest), len(episodes))
+    batch = all_of(buffer, state, fbuf.views.Episode(longest, autoreset="same_step"), len(episodes))
     for i, e in enumerate(episodes):
         mask = np.arange(longest) < e.steps
         assert np.array_equal(np.asarray(batch.data["mask"])[i], mask)

@@ -39,7 +39,7 @@ PLAYED = {
     "terminated": ((), np.bool_),
     "truncated": ((), np.bool_),
 }
-TRANSITION = Transition(n_step=2, stack=4)
+TRANSITION = Transition(n_step=2, stack=4, autoreset="same_step")
 SAMPLERS = {
     "uniform": Uniform(),
     "prioritized": Prioritized(normalize="buffer"),

@@ -28,7 +28,7 @@ FIELDS = {
     "terminated": ((), np.bool_),
     "truncated": ((), np.bool_),
 }
-VIEWS = {"row": Row(), "steps": Transition(n_step=3)}
+VIEWS = {"row": Row(), "steps": Transition(n_step=3, autoreset="same_step")}
 sample = jax.jit(fbuf.Buffer.sample, static_argnums=(0, 3))
 extend = jax.jit(fbuf.Buffer.extend, static_argnums=0)
 SMALL, LARGE = (fbuf.Buffer(capacity=n, sampler=Epoch()) for n in (10, 3000))  # few, so that little is compiled

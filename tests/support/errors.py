@@ -226,7 +226,7 @@ fbuf.Buffer(capacity=10, view=(1,))
     TypeError Buffer: view is (1,), whose class has no `
 fbuf.Buffer(capacity=4, sampler=Unhashable())
     TypeError Buffer: field 'sampler' is | which does not hash; expected a value
-fbuf.Buffer(capacity=8, lanes=2, view=Transition(n_step=3, stack=4))
+fbuf.Buffer(capacity=8, lanes=2, view=Transition(n_step=3, stack=4, autoreset="same_step"))
     ValueError reads 7 rows at a time, but there are 4 per lane (capacity / lanes). Use capacity=14 or more.
 Prioritized(alpha=-1.0)
     ValueError Prioritized: alpha is -1.0; expected a finite Python number >= 0
@@ -246,6 +246,15 @@ Transition(pad="edge")
     ValueError Transition: pad is 'edge'; expected "zero" or "repeat"
 Transition(autoreset="none")
     ValueError Transition: autoreset is 'none'; expected "same_step"
+Transition()
+    ValueError Transition: autoreset is missing; rows end episodes (terminated, truncated)
+        | Write autoreset="next_step" for gymnasium.vector environments (their default mode)
+Sequence(4)
+    ValueError Sequence: autoreset is missing | autoreset="same_step" for SAME_STEP mode, manual resets and JAX environments
+Episode(4)
+    ValueError Episode: autoreset is missing
+fbuf.trajectory(10, 2)
+    ValueError Sequence: autoreset is missing
 Transition(autoreset="next_step", final_observation="final")
     ValueError expected None with autoreset='next_step'
 Host(keys="obs")
@@ -284,18 +293,18 @@ fbuf.Buffer(8, episode_end=("done",)).init(ROW)
     ValueError Buffer.init: episode_end names 'done'; expected leaves of action, obs, reward, terminated, truncated
 fbuf.Buffer(8, episode_end=("reward",)).init(ROW)
     TypeError Buffer.init: leaf 'reward' is float32[]; expected bool[] a row. Cast with x.astype(bool).
-fbuf.Buffer(8, view=Transition(observation="pixels")).init(ROW)
+fbuf.Buffer(8, view=Transition(observation="pixels", autoreset="same_step")).init(ROW)
     ValueError Transition: observation is 'pixels', but rows have action, obs, reward, terminated, truncated.
         | Write Transition(observation=...)
-fbuf.Buffer(8, view=Transition(truncated="cut")).init(ROW)
+fbuf.Buffer(8, view=Transition(truncated="cut", autoreset="same_step")).init(ROW)
     ValueError Write Transition(truncated=...) with the name of a leaf, or None.
-fbuf.Buffer(8, view=Transition(terminated="reward")).init(ROW)
+fbuf.Buffer(8, view=Transition(terminated="reward", autoreset="same_step")).init(ROW)
     TypeError Transition: leaf 'reward' is float32[]; expected bool[] a row. Cast with x.astype(bool).
 fbuf.Buffer(8, view=Transition(final_observation="action")).init(ROW)
     ValueError Transition: 'action' is
-fbuf.Buffer(8, view=Transition()).init(ROW | {"discount": ROW["reward"]})
+fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"discount": ROW["reward"]})
     ValueError Transition: rows have a leaf 'discount', which the view makes
-fbuf.Buffer(8, view=Transition()).init(ROW | {"terminated": {"x": np.bool_(False)}})
+fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"terminated": {"x": np.bool_(False)}})
     ValueError terminated is 'terminated'
 """
 PARTS = (fbuf.storages, fbuf.samplers, fbuf.views)

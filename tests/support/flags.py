@@ -18,8 +18,8 @@ from fbuf.views import Transition
 from tests.support.trees import x64
 
 LANES, STEPS, BATCH = 2, 5, 4
-STACKS = Transition(n_step=2, stack=2)
-LONG = Transition(n_step=3, stack=2)
+STACKS = Transition(n_step=2, stack=2, autoreset="same_step")
+LONG = Transition(n_step=3, stack=2, autoreset="same_step")
 
 
 def make(lanes: int | None = LANES, **settings: Any) -> fbuf.Buffer:
@@ -30,7 +30,7 @@ BUFFERS = {
     "plain": make(None),
     "lanes": make(episode_end=("truncated",)),
     "prioritized": make(None, sampler=Prioritized(stratified=False, normalize=None)),
-    "transition": make(view=Transition(n_step=2, stack=2, pad="repeat")),
+    "transition": make(view=Transition(n_step=2, stack=2, pad="repeat", autoreset="same_step")),
     "final": make(None, view=Transition(n_step=2, stack=2, final_observation="final")),
     "next_step": make(view=Transition(n_step=2, autoreset="next_step")),
     "rich": make(sampler=Prioritized(normalize="buffer"), view=LONG),
@@ -40,7 +40,7 @@ BUFFERS = {
     "host": make(storage=Compressed(keys=("obs", "final")), sampler=Prioritized(on="host"), view=LONG),
     "everything": make(sampler=Prioritized(normalize="buffer", largest="held", uniform=0.1), view=STACKS),
     "distinct": make(None, sampler=Prioritized(replace=False)),
-    "ranked": make(sampler=Ranked(uniform=0.1, normalize="buffer"), view=Transition()),
+    "ranked": make(sampler=Ranked(uniform=0.1, normalize="buffer"), view=Transition(autoreset="same_step")),
     "transforms": make(
         view=STACKS,
         on_write=(NormalizeReward(), RewardToGo(0.9), Cast("action", "int16")),

@@ -17,7 +17,11 @@ from fbuf.views import Transition
 from tests.support.trees import example_of, numpy_leaf, same
 
 LANES, CAPACITY, BATCH = 2, 24, 6
-STACKS: dict[str, Any] = {"sampler": Prioritized(), "view": Transition(n_step=2, stack=2), "lanes": LANES}
+STACKS: dict[str, Any] = {
+    "sampler": Prioritized(),
+    "view": Transition(n_step=2, stack=2, autoreset="same_step"),
+    "lanes": LANES,
+}
 BUFFERS = {
     "uniform-row": fbuf.Buffer(CAPACITY, lanes=LANES),
     "prioritized-transition": fbuf.Buffer(CAPACITY, **STACKS),
@@ -103,7 +107,7 @@ def build() -> fbuf.Buffer:
 
 def laps(buffer: fbuf.Buffer, lap: int) -> fbuf.BufferState:
     state = buffer.init(EXAMPLE)
-    return dataclasses.replace(state, ring=dataclasses.replace(state.ring, lap=jnp.full((LANES,), lap, jnp.uint32)))
+    return state.replace(ring=dataclasses.replace(state.ring, lap=jnp.full((LANES,), lap, jnp.uint32)))
 
 
 def check_laps(name: str) -> None:

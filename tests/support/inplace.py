@@ -37,7 +37,7 @@ DEDUPLICATED = fbuf.storages.Deduplicated(keys=("obs",), blocks=2**19)
 WRITERS = {"topk": fbuf.writers.TopK("reward"), "reservoir": fbuf.writers.Reservoir()}
 VIEWS = {
     "row": fbuf.views.Row(),
-    "transition": fbuf.views.Transition(n_step=3, stack=4),
+    "transition": fbuf.views.Transition(n_step=3, stack=4, autoreset="same_step"),
 }
 
 

@@ -19,7 +19,7 @@ STORAGES = {
     "files": partial(Compressed, codec=Zstd(chunk=4)),
 }
 PLAIN: dict[str, Any] = {"view": Row(), "sampler": Uniform()}
-TRANSITION = Transition(n_step=2, stack=3, observation="obs")
+TRANSITION = Transition(n_step=2, stack=3, observation="obs", autoreset="same_step")
 
 
 def rows_of(first: int, count: int, lanes: int) -> dict[str, Any]:

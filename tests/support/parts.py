@@ -31,7 +31,7 @@ def written_in_the_readme() -> dict[str, Any]:
 OWN = written_in_the_readme()
 ROUNDED = {"storage": OWN["Rounded"](2.0)}
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
-STACKS = fbuf.views.Transition(n_step=2, stack=3)
+STACKS = fbuf.views.Transition(n_step=2, stack=3, autoreset="same_step")
 BUFFERS: dict[str, dict[str, Any]] = {
     "storage": ROUNDED,
     "sampler": {"sampler": OWN["Lately"]()},

@@ -67,10 +67,14 @@ STORAGES = {
 SAMPLERS = {"uniform": Uniform(), "prioritized": Prioritized(), "epoch": Epoch(), "consume": Consume(2)}
 VIEWS = {
     "row": Row(),
-    "transition": Transition(n_step=3, stack=4),
-    "sequence": Sequence(4),
+    "transition": Transition(n_step=3, stack=4, autoreset="same_step"),
+    "sequence": Sequence(4, autoreset="same_step"),
     "hindsight": Hindsight(
-        Transition(n_step=2), lambda a, b: (a == b).astype(jnp.float32), goal="action", achieved="t", fraction=0.5
+        Transition(n_step=2, autoreset="same_step"),
+        lambda a, b: (a == b).astype(jnp.float32),
+        goal="action",
+        achieved="t",
+        fraction=0.5,
     ),
 }
 

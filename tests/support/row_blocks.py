@@ -32,9 +32,9 @@ SAMPLERS = {
 }
 VIEWS = {
     "row": views.Row(),
-    "transition": views.Transition(terminated="done", truncated=None, n_step=3),
-    "sequence": views.Sequence(4, episode_end=("done",)),
-    "episode": views.Episode(6, episode_end=("done",)),
+    "transition": views.Transition(terminated="done", truncated=None, n_step=3, autoreset="same_step"),
+    "sequence": views.Sequence(4, episode_end=("done",), autoreset="same_step"),
+    "episode": views.Episode(6, episode_end=("done",), autoreset="same_step"),
 }
 
 

@@ -48,7 +48,11 @@ def make(storage: Any, view: Any, on_read: Any = ON_READ, **settings: Any) -> fb
 
 
 close = functools.partial(trees.close, rtol=2e-5, atol=2e-5)
-VIEWS = {"Row": fbuf.views.Row(), "Transition": Transition(2, stack=3), "Sequence": Sequence(4, boundary="mask", at=1)}
+VIEWS = {
+    "Row": fbuf.views.Row(),
+    "Transition": Transition(2, stack=3, autoreset="same_step"),
+    "Sequence": Sequence(4, boundary="mask", at=1, autoreset="same_step"),
+}
 
 
 def apart(window: Any) -> Any:
@@ -60,7 +64,7 @@ def apart(window: Any) -> Any:
 
 def laned_windows(width: int, on_read: Any = None) -> tuple[fbuf.Buffer, Any]:
     """Windows of four rows, of which the last may be missing."""
-    view = Sequence(4, boundary="mask", episode_end=("done",))
+    view = Sequence(4, boundary="mask", episode_end=("done",), autoreset="same_step")
     buffer = fbuf.Buffer(20, view=view, on_read=on_read)
     x = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32)
     rows = {"x": x, "reward": np.arange(1.0, 10.0, dtype=np.float32), "done": np.arange(9) % 3 == 2}

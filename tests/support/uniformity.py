@@ -50,7 +50,7 @@ def rows(rng: np.random.Generator, shape: tuple[int, ...], often: float) -> dict
 def lanes_out_of_step(sampler: Any, length: int = 301) -> tuple[fbuf.Buffer, Any, np.ndarray]:
     """Fill a fifth of one lane, half of another, and a third several times; also return which slots can be drawn."""
     rng = np.random.default_rng(5)
-    view = fbuf.views.Transition(n_step=3, stack=4)
+    view = fbuf.views.Transition(n_step=3, stack=4, autoreset="same_step")
     buffer = fbuf.Buffer(capacity=3 * length, lanes=3, view=view, sampler=sampler)
     state = buffer.init(jax.tree.map(lambda x: x[0, 0], rows(rng, (1, 3), 0.0)))
     for _ in range(8):

@@ -24,7 +24,11 @@ EXAMPLES: list[tuple[Any, Any, str | None]] = [
     ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
     ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "names 'x'; expected leaves of y"),
     ({"on_write": Drop("x")}, {}, "the example has no leaves"),
-    ({"on_write": Drop("x"), "view": Sequence(2)}, {"x": False, "y": 0}, "episode_end names 'terminated'"),
+    (
+        {"on_write": Drop("x"), "view": Sequence(2, autoreset="same_step")},
+        {"x": False, "y": 0},
+        "episode_end names 'terminated'",
+    ),
 ]
 
 

@@ -156,7 +156,9 @@ def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatc
     ever, held = np.arange(12.0), np.arange(4.0, 12.0)
     assert float(buffer.stats(state)["normalize_reward_mean"]) == ever.mean()
     more = dataclasses.replace(
-        buffer, view=Sequence(2, episode_end=("done",)), on_read=buffer.on_read.append(Normalize("reward"), name="own")
+        buffer,
+        view=Sequence(2, episode_end=("done",), autoreset="same_step"),
+        on_read=buffer.on_read.append(Normalize("reward"), name="own"),
     )
     stats = more.stats(buffer.convert(more, state))
     assert float(stats["normalize_reward_mean"]) == ever.mean()

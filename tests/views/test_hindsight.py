@@ -24,8 +24,8 @@ def reward(achieved: jax.Array, goal: jax.Array) -> jax.Array:
 
 
 VIEWS = {
-    "one step": Transition(),
-    "steps": Transition(n_step=3, gamma=0.5, stack=2),
+    "one step": Transition(autoreset="same_step"),
+    "steps": Transition(n_step=3, gamma=0.5, stack=2, autoreset="same_step"),
     "final": Transition(n_step=2, gamma=0.5, final_observation="last"),
     "next step": Transition(n_step=2, gamma=0.5, autoreset="next_step"),
     "frames": Transition(stack=3, final_observation="last", pad="repeat"),
@@ -216,7 +216,9 @@ def drawn(view: Hindsight, rows: dict[str, Any], capacity: int, first: int) -> A
 
 def test_final_goals_over_the_end_of_the_ring() -> None:
     """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
-    view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
+    view = Hindsight(
+        Transition(autoreset="same_step"), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0
+    )
     number = np.arange(14, dtype=np.int32)
     rows = {
         "obs": {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
@@ -234,17 +236,33 @@ def test_final_goals_over_the_end_of_the_ring() -> None:
     ("make", "error", "message"),
     [
         (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected a view of transitions"),
-        (lambda: Hindsight(Sequence(3), reward), TypeError, "expected a view of transitions"),
+        (lambda: Hindsight(Sequence(3, autoreset="same_step"), reward), TypeError, "expected a view of transitions"),
         (lambda: Hindsight(Transition, reward), TypeError, "expected a view of transitions"),
-        (lambda: Hindsight(Transition(), reward, goal=5), TypeError, "goal is 5; expected the name of a leaf"),
-        (lambda: Hindsight(Transition(), reward, "obs", "obs"), ValueError, "goal and achieved are both 'obs'"),
-        (lambda: Hindsight(Transition(), "reward"), TypeError, "expected a function reward(achieved_goal, goal)"),
         (
-            lambda: Hindsight(Transition(), reward, strategy="past"),
+            lambda: Hindsight(Transition(autoreset="same_step"), reward, goal=5),
+            TypeError,
+            "goal is 5; expected the name of a leaf",
+        ),
+        (
+            lambda: Hindsight(Transition(autoreset="same_step"), reward, "obs", "obs"),
+            ValueError,
+            "goal and achieved are both 'obs'",
+        ),
+        (
+            lambda: Hindsight(Transition(autoreset="same_step"), "reward"),
+            TypeError,
+            "expected a function reward(achieved_goal, goal)",
+        ),
+        (
+            lambda: Hindsight(Transition(autoreset="same_step"), reward, strategy="past"),
             ValueError,
             "strategy is 'past'; expected \"future\"",
         ),
-        (lambda: Hindsight(Transition(), reward, fraction=4), ValueError, "fraction is 4; expected a number in [0, 1]"),
+        (
+            lambda: Hindsight(Transition(autoreset="same_step"), reward, fraction=4),
+            ValueError,
+            "fraction is 4; expected a number in [0, 1]",
+        ),
     ],
 )
 def test_wrong_settings(make: Any, error: type[Exception], message: str) -> None:
@@ -263,12 +281,12 @@ def test_wrong_settings(make: Any, error: type[Exception], message: str) -> None
 def test_wrong_leaves(change: Any, message: str) -> None:
     obs = {n: x for n, x in (ROWS["obs"] | change).items() if x is not None}
     with pytest.raises(ValueError, match=re.escape(message)):
-        fbuf.Buffer(10, view=Hindsight(Transition(), reward)).init(ROWS | {"obs": obs})
+        fbuf.Buffer(10, view=Hindsight(Transition(autoreset="same_step"), reward)).init(ROWS | {"obs": obs})
 
 
 def test_wrong_rewards() -> None:
     def init(reward: Any, rows: Any = ROWS, name: str = "reward") -> None:
-        fbuf.Buffer(10, view=Hindsight(Transition(reward=name), reward)).init(rows)
+        fbuf.Buffer(10, view=Hindsight(Transition(reward=name, autoreset="same_step"), reward)).init(rows)
 
     with pytest.raises(ValueError, match=r"returns float32\[2\]; expected real numbers of shape \[\]"):
         init(lambda achieved, goal: achieved - goal)
@@ -283,7 +301,7 @@ def test_wrong_rewards() -> None:
 def test_the_episode_around_a_row_is_found_wherever_the_ring_stands() -> None:
     goal, rng = np.zeros(2, np.float32), np.random.default_rng(0)
     example = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
-    buffer = fbuf.Buffer(11, view=Hindsight(Transition(), reward))
+    buffer = fbuf.Buffer(11, view=Hindsight(Transition(autoreset="same_step"), reward))
     state = buffer.init(example | {"terminated": False, "truncated": False})
     around = jax.jit(fbuf._indexing.anchors.episode_around, static_argnums=2)
     ends: list[bool] = []

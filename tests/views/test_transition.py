@@ -174,8 +174,8 @@ def stack_before_end(episodes: list[Episode], action: int, stack: int, pad: str)
     return accumulate(episode, 1, 1.0, stack, pad)[last].obs
 
 
-ONE = Transition(gamma=0.5)
-TWO = Transition(n_step=2, gamma=0.5)
+ONE = Transition(gamma=0.5, autoreset="same_step")
+TWO = Transition(n_step=2, gamma=0.5, autoreset="same_step")
 NEXT_STEP = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
 PIECE = 8  # rows of every call, masked beyond those given, so that a view compiles once
 QUICK = [("final", CASES[1]), ("next_step", CASES[2])]
@@ -287,7 +287,7 @@ def test_only_terminated_rows_are_terminal(view):
 
 @pytest.mark.parametrize(("pad", "first", "before"), [("zero", 0, 0), ("repeat", 1, 4)])
 def test_stacks_stop_at_the_first_frame_of_the_episode(pad, first, before):
-    assert drawn(Transition(stack=3, gamma=0.5, pad=pad), rows_of([1, 2, 4, 8], "-t--")) == {
+    assert drawn(Transition(stack=3, gamma=0.5, pad=pad, autoreset="same_step"), rows_of([1, 2, 4, 8], "-t--")) == {
         1: ([first, first, 1], 1, 0.5, [first, 1, 2]),
         2: ([first, 1, 2], 2, 0, [first, 1, 2]),
         4: ([before, before, 4], 4, 0.5, [before, 4, 8]),
@@ -296,19 +296,19 @@ def test_stacks_stop_at_the_first_frame_of_the_episode(pad, first, before):
 
 def test_rows_whose_frames_were_overwritten_are_not_drawn():
     rows = rows_of([1, 2, 3, 4, 5, 6, 7], "-------")
-    assert list(drawn(Transition(stack=2), rows, capacity=5)) == [4, 5, 6]
+    assert list(drawn(Transition(stack=2, autoreset="same_step"), rows, capacity=5)) == [4, 5, 6]
     rows = rows_of([1, 2, 3, 4, 5, 6, 7], "-t-----")  # row 3 begins an episode: nothing is lost
-    assert list(drawn(Transition(stack=2), rows, capacity=5)) == [3, 4, 5, 6]
+    assert list(drawn(Transition(stack=2, autoreset="same_step"), rows, capacity=5)) == [3, 4, 5, 6]
 
 
 def test_a_buffer_of_just_the_rows_one_draw_needs():
     rows = rows_of([1, 2, 3, 4, 5, 6], "------")
-    view = Transition(stack=2, n_step=2, gamma=1.0)
+    view = Transition(stack=2, n_step=2, gamma=1.0, autoreset="same_step")
     assert drawn(view, rows, capacity=4, times=3) == {4: ([3, 4], 9, 1, [5, 6])}
 
 
 def test_nested_observations_other_leaves_and_rewards_of_several_integers():
-    view = Transition(observation="o", action=None, stack=2, gamma=0.5, n_step=2)
+    view = Transition(observation="o", action=None, stack=2, gamma=0.5, n_step=2, autoreset="same_step")
     buffer = fbuf.Buffer(capacity=8, view=view)
     rows = {
         "o": {"image": np.arange(4, dtype=np.uint8)[:, None], "speed": np.arange(4, dtype=np.float32)},
@@ -337,7 +337,7 @@ def test_transitions_equal_accumulating_before_storing(layout, case):
 
 @pytest.mark.parametrize("pad", ["zero", "repeat"])
 def test_the_pool_of_frames_holds_every_stack(pad):
-    view = Transition(n_step=2, stack=3, pad=pad)
+    view = Transition(n_step=2, stack=3, pad=pad, autoreset="same_step")
     buffer = fbuf.Buffer(8, view=view)
     rows = rows_of(list(range(1, 9)), "--t-----")
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
@@ -355,7 +355,7 @@ def test_the_pool_of_frames_holds_every_stack(pad):
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_narrow_rewards_stay_as_they_are(dtype):
-    view = Transition(n_step=2, gamma=0.5)
+    view = Transition(n_step=2, gamma=0.5, autoreset="same_step")
     rows = rows_of([1, 2, 4], "---")
     buffer = fbuf.Buffer(4, view=view)
     rows["reward"] = rows["reward"].astype(dtype)

@@ -30,7 +30,7 @@ from tests.support.combinations import SAMPLERS, VIEWS
 from tests.support.trees import same
 
 BATCH = 6
-STACKS = Transition(stack=3, n_step=2)
+STACKS = Transition(stack=3, n_step=2, autoreset="same_step")
 
 
 def device(rows: pieces.Rows, **settings: Any) -> tuple[fbuf.Buffer, Any]:
@@ -141,14 +141,16 @@ def test_memory_of_a_row(made: tuple[Path, pieces.Rows]) -> None:
 
     for sampler in (Uniform(), Epoch(), Staleness(4, unit=3)):
         assert leaves(1 << 22, sampler, Row()) - leaves(1 << 12, sampler, Row()) == 0
-        counted = leaves(1 << 22, sampler, Transition(stack=4)) - leaves(1 << 12, sampler, Transition(stack=4))
+        counted = leaves(1 << 22, sampler, Transition(stack=4, autoreset="same_step")) - leaves(
+            1 << 12, sampler, Transition(stack=4, autoreset="same_step")
+        )
         assert counted == ((1 << 22) - (1 << 12)) * (1 + 4 / anchor_log.BLOCK)
-    spare = leaves(1 << 22, Prioritized(uniform=0.1), Transition()) / (1 << 22)
+    spare = leaves(1 << 22, Prioritized(uniform=0.1), Transition(autoreset="same_step")) / (1 << 22)
     assert spare < 1 + 4 / anchor_log.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
 
 
 def test_a_sampler_that_does_not_count_keeps_no_counts() -> None:
-    buffer, state = frozen(8, Consume(), Transition())
+    buffer, state = frozen(8, Consume(), Transition(autoreset="same_step"))
     assert not buffer.counted and buffer.geometry == fbuf.Buffer(8).geometry and state.anchors.before is None
 
 

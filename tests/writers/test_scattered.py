@@ -72,10 +72,16 @@ def test_the_order_of_arrival_outlives_2_to_32_rows() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"view": Transition(n_step=2)}, "reads neighbouring rows, but Largest.* may replace any. Use view="),
-        ({"view": Sequence(4)}, "reads neighbouring rows"),
-        ({"view": Episode(4)}, "reads neighbouring rows"),
-        ({"view": Hindsight(Transition(), lambda a, g: a, goal="g", achieved="a")}, "reads neighbouring rows"),
+        (
+            {"view": Transition(n_step=2, autoreset="same_step")},
+            "reads neighbouring rows, but Largest.* may replace any. Use view=",
+        ),
+        ({"view": Sequence(4, autoreset="same_step")}, "reads neighbouring rows"),
+        ({"view": Episode(4, autoreset="same_step")}, "reads neighbouring rows"),
+        (
+            {"view": Hindsight(Transition(autoreset="same_step"), lambda a, g: a, goal="g", achieved="a")},
+            "reads neighbouring rows",
+        ),
         ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "draws episodes, but .* Use sampler="),
         ({"sampler": Epoch()}, "needs rows to be replaced oldest first"),
         ({"sampler": Staleness(4)}, "needs rows to be replaced oldest first"),

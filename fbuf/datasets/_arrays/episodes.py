@@ -210,4 +210,5 @@ def default_view(leaves: Iterable[str], rows: int) -> View:
         action="action" if under("action", leaves) else None,
         truncated="truncated" if "truncated" in leaves else None,
         final_observation=FINAL if under(FINAL, leaves) else None,
+        autoreset="same_step",
     )

@@ -122,7 +122,10 @@ def atari_dqn(
         raise ValueError(f"{_CALL}: workers is {workers!r}; expected a number of processes, 0 for none, or None.")
     numbers = plan.selected(_CALL, pieces)
     path = root_of(_CALL, root) / game / str(run)
-    given: dict[str, Any] = {"view": Transition(stack=4) if view is None else view, "sampler": sampler}
+    given: dict[str, Any] = {
+        "view": Transition(stack=4, autoreset="same_step") if view is None else view,
+        "sampler": sampler,
+    }
     given |= {"prefetch": prefetch, "batch_size": batch_size}
     _open.check(path, schema=schema(codec), **given)
     ask = plan.Request(_CALL, id, path, source, numbers, download, workers, progress, codec, on_corrupt, partial)

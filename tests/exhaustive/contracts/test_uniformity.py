@@ -17,7 +17,7 @@ from tests.support.uniformity import (
 )
 
 
-@pytest.mark.parametrize("view", [Row(), Transition(n_step=3, stack=4)], ids=repr)
+@pytest.mark.parametrize("view", [Row(), Transition(n_step=3, stack=4, autoreset="same_step")], ids=repr)
 @pytest.mark.parametrize(
     "sampler", [Uniform(), Prioritized(stratified=False), Consume(), Epoch(), Staleness(500)], ids=repr
 )

@@ -34,7 +34,7 @@ def test_it_learns_to_catch(learner: Callable[..., catch.Result]) -> None:
 
 
 def test_the_network_learns_from_the_stacks_it_acted_on() -> None:
-    buffer = fbuf.Buffer(64, view=fbuf.views.Transition(stack=catch.STACK), lanes=2)
+    buffer = fbuf.Buffer(64, view=fbuf.views.Transition(stack=catch.STACK, autoreset="same_step"), lanes=2)
     replay, actors, seen = buffer.init(catch.EXAMPLE), catch.first_actors(jax.random.key(0), 2), []
     play, add = jax.jit(catch.play), jax.jit(buffer.add)
     for number in range(20):

@@ -20,8 +20,8 @@ from tests.support.inplace import assert_draw_write_draw
 @pytest.fixture(
     params=[
         (Consume(), Row(), None, True),
-        (Consume(), Transition(n_step=2, stack=3), None, False),
-        (Consume(), Sequence(3, boundary="mask"), 3, True),
+        (Consume(), Transition(n_step=2, stack=3, autoreset="same_step"), None, False),
+        (Consume(), Sequence(3, boundary="mask", autoreset="same_step"), 3, True),
     ],
     ids=str,
 )
@@ -31,12 +31,14 @@ def case(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.optimized
 def test_steps_are_in_place() -> None:
-    buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(4), view=Transition(n_step=3, stack=4))
+    buffer = fbuf.Buffer(
+        400_000, lanes=2, sampler=Consume(4), view=Transition(n_step=3, stack=4, autoreset="same_step")
+    )
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 
 def test_many_at_once_are_as_each_alone() -> None:
-    buffer = fbuf.Buffer(12, sampler=Consume(2), view=Transition())
+    buffer = fbuf.Buffer(12, sampler=Consume(2), view=Transition(autoreset="same_step"))
     states = [buffer.extend(empty(buffer), rows_of(np.random.default_rng(i), 9)) for i in range(3)]
     together = jax.tree.map(lambda *x: jnp.stack(x), *states)
     keys = jax.random.split(jax.random.key(0), 3)

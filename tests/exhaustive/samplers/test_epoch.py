@@ -43,7 +43,7 @@ def test_a_scan_copies_nothing(view, order):
 
 def test_rows_of_another_sampler():
     """`convert` tells the sampler of rows that arrived before it."""
-    view = Transition(n_step=3)
+    view = Transition(n_step=3, autoreset="same_step")
     uniform = fbuf.Buffer(capacity=12, view=view)
     trial = Trial(dataclasses.replace(uniform, sampler=Epoch()), 0)
     trial.buffer, trial.state = uniform, empty(uniform)

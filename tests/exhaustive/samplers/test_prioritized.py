@@ -63,7 +63,7 @@ def test_chances_make_sums_unbiased(size: int, batch_size: int, trials: int) -> 
         assert abs(sums.mean() - np.sum(leaf[part] > 0)) < 5 * sums.std() / np.sqrt(trials)
 
 
-@pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Transition()])
+@pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Transition(autoreset="same_step")])
 def test_all_zero_without_replacement_is_a_part_of_all(view: Any) -> None:
     sampler = Prioritized(eps=0.0, replace=False, beta=1.0)
     if isinstance(view, fbuf.views.Row):

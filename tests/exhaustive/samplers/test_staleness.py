@@ -18,7 +18,10 @@ from tests.support.inplace import assert_draw_write_draw
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("sampler", "view"),
-    [(Staleness(8, unit=100), Row()), (Staleness(8, version="action"), Sequence(16, boundary="mask"))],
+    [
+        (Staleness(8, unit=100), Row()),
+        (Staleness(8, version="action"), Sequence(16, boundary="mask", autoreset="same_step")),
+    ],
 )
 def test_steps_are_in_place(sampler: Any, view: Any) -> None:
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)

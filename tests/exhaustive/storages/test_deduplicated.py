@@ -139,7 +139,7 @@ def test_counters_wrap_at_2_to_the_32(on_full: str) -> None:
     trial, which = Trial(small(on_full), SMALL), ("refuse", "retire").index(on_full)
     counter = COUNTERS.index(("refused_rows", "retired_rows")[which])
     counters = trial.state.counters.at[counter].set(jnp.uint32(2**32 - 3))
-    trial.state, went = dataclasses.replace(trial.state, counters=counters), 0
+    trial.state, went = trial.state.replace(counters=counters), 0
     for seed in range(8):
         before, rng = trial.counters(), np.random.default_rng(seed)
         noise = {name: rng.integers(0, 256, (4, 3, *shape), np.uint8) for name, (shape, _) in SMALL.items()}
@@ -194,7 +194,7 @@ def test_growing_keeps_rows_indices_priorities_and_batches() -> None:
     extend()
 
 
-@pytest.mark.parametrize(("number", "view"), [(60, Row()), (300, Transition())])
+@pytest.mark.parametrize(("number", "view"), [(60, Row()), (300, Transition(autoreset="same_step"))])
 def test_a_table_with_room_for_all_rows_gives_up_none(number: int, view: Any) -> None:
     check_full_table(number, view)
 
@@ -235,7 +235,7 @@ def test_rows_before_a_clear_do_not_count_after_convert() -> None:
         "truncated": np.zeros(20, bool),
     }
     buffer = fbuf.Buffer(64, storage=Deduplicated(keys=("obs",), blocks=1024))
-    other = dataclasses.replace(buffer, view=Transition(stack=4, n_step=2))
+    other = dataclasses.replace(buffer, view=Transition(stack=4, n_step=2, autoreset="same_step"))
     state = buffer.extend(buffer.clear(buffer.extend(buffer.init(OBS | fields), rows)), rows)
     converted = buffer.convert(other, state)
     assert int(other.stats(converted)["drawable"]) == 18

@@ -21,7 +21,7 @@ from tests.support.memmap import TRANSITION
 PARTS = [
     ("memmap", TRANSITION, Prioritized(), 2),
     ("files", TRANSITION, Prioritized(), 2),
-    ("files", Sequence(3), Uniform(over="episodes"), 3),
+    ("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3),
     ("memmap", Row(), Epoch(), None),
 ]
 

@@ -41,7 +41,13 @@ SAMPLERS = [
     Staleness(4, unit=3),
     Ranked(uniform=0.2),
 ]
-VIEWS = [Row(), Transition(observation="id", n_step=2), Sequence(3), Sequence(3, boundary="mask"), Episode(4)]
+VIEWS = [
+    Row(),
+    Transition(observation="id", n_step=2, autoreset="same_step"),
+    Sequence(3, autoreset="same_step"),
+    Sequence(3, boundary="mask", autoreset="same_step"),
+    Episode(4, autoreset="same_step"),
+]
 
 
 @pytest.mark.parametrize(("sampler", "view"), list(itertools.product(SAMPLERS, VIEWS)))
@@ -74,7 +80,11 @@ def test_unlimited_replay() -> None:
 def test_windows_hold_ragged_rows() -> None:
     storage = Ragged(keys=("obs",))
     example = {"obs": np.zeros(0, np.int32), "text": "", "terminated": False, "truncated": False}
-    for view, lead in ((Sequence(3), (5, 3)), (Sequence(3, boundary="mask"), (5, 3)), (Episode(4), (5, 4))):
+    for view, lead in (
+        (Sequence(3, autoreset="same_step"), (5, 3)),
+        (Sequence(3, boundary="mask", autoreset="same_step"), (5, 3)),
+        (Episode(4, autoreset="same_step"), (5, 4)),
+    ):
         buffer = fbuf.Buffer(capacity=24, lanes=2, storage=storage, view=view)
         rows = [
             [
@@ -96,7 +106,7 @@ def test_windows_hold_ragged_rows() -> None:
             assert [len(o) for o in obs if o is not None] == steps
             assert all(steps[i] % 4 == 0 for i in np.flatnonzero(first[mask]))
         assert "text" not in batch.data and "_ticket" not in batch.data
-    transition = fbuf.Buffer(capacity=9, storage=Ragged(), view=Transition(observation="x"))
+    transition = fbuf.Buffer(capacity=9, storage=Ragged(), view=Transition(observation="x", autoreset="same_step"))
     state = transition.init({"x": 0, "text": "", "action": 0, "reward": 0.0, "terminated": False, "truncated": False})
     row = {"action": 0, "reward": 1.0, "terminated": False, "truncated": False}
     state = transition.extend(state, [{"x": i, "text": str(i), **row} for i in range(5)])

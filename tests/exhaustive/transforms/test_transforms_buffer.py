@@ -92,7 +92,7 @@ def test_one_value_a_window_is_not_taken_for_its_rows() -> None:
         Normalize(("x/wide", "x/rows"), of="x"),
     )
     on_read = (Map(collapsed), Chain(later))
-    view = Sequence(4, boundary="mask", at=1, episode_end=("done",))
+    view = Sequence(4, boundary="mask", at=1, episode_end=("done",), autoreset="same_step")
     buffer = fbuf.Buffer(20, view=view, on_read=on_read)
     rng = np.random.default_rng(width)
     x, reward = rng.normal(3, 2, (9, width)).astype(np.float32), rng.normal(size=9).astype(np.float32)

@@ -59,7 +59,7 @@ def test_what_is_not_relabelled_is_as_without_it() -> None:
         "terminated": jnp.arange(40) % 9 == 8,
         "truncated": jnp.zeros(40, bool),
     }
-    inner = Transition(n_step=3, stack=4)
+    inner = Transition(n_step=3, stack=4, autoreset="same_step")
     plain = fbuf.Buffer(100, view=inner, sampler=fbuf.samplers.Prioritized())
     view = Hindsight(inner, lambda achieved, goal: achieved - goal, fraction=0.5)
     both = dataclasses.replace(plain, view=view)
@@ -78,7 +78,9 @@ def test_what_is_not_relabelled_is_as_without_it() -> None:
 
 def test_an_episode_far_longer_than_the_ring() -> None:
     """Nothing is known of where it began; goals are of rows still held."""
-    view = Hindsight(Transition(), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0)
+    view = Hindsight(
+        Transition(autoreset="same_step"), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0
+    )
     buffer = fbuf.Buffer(16, view=view)
     example = {
         "obs": {"desired_goal": jnp.float32(0), "achieved_goal": jnp.float32(0)},

@@ -23,11 +23,11 @@ from tests.views.test_windows import (
 
 @pytest.mark.optimized
 def test_steps_are_in_place() -> None:
-    check_inplace(Episode(12, longer="cut"), Uniform("episodes"), "extend")
+    check_inplace(Episode(12, longer="cut", autoreset="same_step"), Uniform("episodes"), "extend")
 
 
 def test_many_buffers_at_once() -> None:
-    buffer = fbuf.Buffer(40, view=Sequence(4, boundary="mask"), sampler=Uniform("episodes"))
+    buffer = fbuf.Buffer(40, view=Sequence(4, boundary="mask", autoreset="same_step"), sampler=Uniform("episodes"))
     every = [rows_of([3, 8, 1, 5]), rows_of([10, 2, 4, 1], 50), rows_of([1, 1, 1, 14], 100)]
     alone = [buffer.extend(buffer.init(EXAMPLE), rows) for rows in every]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *every)
@@ -40,10 +40,12 @@ def test_many_buffers_at_once() -> None:
 
 
 def test_every_episode_of_short_windows_is_as_likely_as_every_other() -> None:
-    check_chances(Sequence(1, episode_end=ENDS), Uniform(over="episodes"))
+    check_chances(Sequence(1, episode_end=ENDS, autoreset="same_step"), Uniform(over="episodes"))
 
 
-@pytest.mark.parametrize("view", [Sequence(8), Sequence(8, boundary="mask")], ids=repr)
+@pytest.mark.parametrize(
+    "view", [Sequence(8, autoreset="same_step"), Sequence(8, boundary="mask", autoreset="same_step")], ids=repr
+)
 def test_late_priorities_revive_no_window_across_the_write_head(view: Sequence) -> None:
     check_late_priorities(view)
 
@@ -56,9 +58,9 @@ def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
 def test_nothing_to_draw() -> None:
     """Too few rows, or no episode over yet: nothing, and it is counted."""
     for view, sampler in (
-        (Sequence(4), Uniform("episodes")),
-        (Episode(9), Prioritized()),
-        (Sequence(4, boundary="mask"), Uniform()),
+        (Sequence(4, autoreset="same_step"), Uniform("episodes")),
+        (Episode(9, autoreset="same_step"), Prioritized()),
+        (Sequence(4, boundary="mask", autoreset="same_step"), Uniform()),
     ):
         buffer = fbuf.Buffer(20, view=view, sampler=sampler)
         rows = rows_of([3]) | {"terminated": np.zeros(3, bool)}

@@ -36,7 +36,10 @@ def test_the_batches_of_device(made: tuple[Path, pieces.Rows], sampler: str, vie
 
 def test_numbers_and_priorities(made: tuple[Path, pieces.Rows]) -> None:
     path, rows = made
-    settings: Any = {"view": Transition(stack=2), "sampler": Prioritized(largest="held", uniform=0.2)}
+    settings: Any = {
+        "view": Transition(stack=2, autoreset="same_step"),
+        "sampler": Prioritized(largest="held", uniform=0.2),
+    }
     one, two = fbuf.datasets.open(path, **settings), device(rows, **settings)
     for i in range(3):
         drawn = []
@@ -70,7 +73,7 @@ def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened: Any) -> Non
 @pytest.mark.parametrize("traced", [False, True])
 def test_another_view_of_the_same_rows(made: tuple[Path, pieces.Rows], traced: bool) -> None:
     buffer, state = fbuf.datasets.open(made[0])
-    other = dataclasses.replace(buffer, view=fbuf.views.Sequence(3), sampler=Epoch())
+    other = dataclasses.replace(buffer, view=fbuf.views.Sequence(3, autoreset="same_step"), sampler=Epoch())
     want = fbuf.datasets.open(made[0], view=other.view, sampler=other.sampler)[1]
     got = (jax.jit(buffer.convert, static_argnums=0) if traced else buffer.convert)(other, state)
     same(dataclasses.replace(got, rows=None), dataclasses.replace(want, rows=None))

@@ -112,7 +112,9 @@ def test_mangled_metadata_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_written_rows_are_stored(tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(100_000, sampler=Prioritized(largest="held", normalize="buffer"), view=Transition())
+    buffer = fbuf.Buffer(
+        100_000, sampler=Prioritized(largest="held", normalize="buffer"), view=Transition(autoreset="same_step")
+    )
     example = {"obs": jnp.zeros(25), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
     state = buffer.init(example)
     rows = {n: np.ones((1000, *jnp.shape(x)), jnp.asarray(x).dtype) for n, x in example.items()}

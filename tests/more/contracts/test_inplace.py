@@ -180,6 +180,6 @@ def test_donated_add_keeps_every_large_leaf_where_it_was() -> None:
 
 def test_convert_reads_only_what_ends_episodes() -> None:
     buffer = fbuf.Buffer(2000, storage=fbuf.storages.Host())
-    other = dataclasses.replace(buffer, view=fbuf.views.Transition(n_step=2, stack=3))
+    other = dataclasses.replace(buffer, view=fbuf.views.Transition(n_step=2, stack=3, autoreset="same_step"))
     state = buffer.init(ROW | {"obs": jax.ShapeDtypeStruct((5000,), jnp.float32)})
     assert measure(lambda s: buffer.convert(other, s), state, donate=()).temporary < 2_000_000

@@ -9,7 +9,7 @@ from tests.support.uniformity import (
 )
 
 PRIORITIZED = Prioritized(stratified=False)
-STEPS = Transition(n_step=3, stack=4)
+STEPS = Transition(n_step=3, stack=4, autoreset="same_step")
 
 
 def test_stratified_transitions_of_lanes_out_of_step():

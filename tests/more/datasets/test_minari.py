@@ -298,7 +298,7 @@ def test_a_data_set_is_converted_once(tmp_path: Path) -> None:
     fbuf.datasets.minari("test/plain-v0", view=ROW, **where)
     file = tmp_path / "ours/minari/test/plain-v0/dataset.json"
     before = file.stat().st_mtime_ns
-    wrong = fbuf.views.Transition(observation="pixels")
+    wrong = fbuf.views.Transition(observation="pixels", autoreset="same_step")
     with pytest.raises(ValueError, match="observation is 'pixels', but rows have"):  # before anything is converted
         fbuf.datasets.minari("test/plain-v0", view=wrong, root=tmp_path / "other", source=tmp_path / "minari")
     with pytest.raises(TypeError, match="view is the class Row"):

@@ -29,7 +29,7 @@ def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) 
         after = buffer.rows(state).data
         if name == "steps":
             assert np.array_equal(after["terminated"], rows["terminated"])
-            assert buffer.view == fbuf.views.Transition(action=None)
+            assert buffer.view == fbuf.views.Transition(action=None, autoreset="same_step")
         else:
             assert sorted(after) == ["obs", "reward"] and buffer.view == fbuf.views.Row()
             other, _ = fbuf.datasets.preprocess((ring, held), lambda row: row, dest=tmp_path / "all")
@@ -41,7 +41,9 @@ def test_windows_may_be_episodes(maze: Path, tmp_path: Path) -> None:
     def total(window: Any) -> Any:
         return {"return": jnp.sum(window["reward"]), "steps": jnp.sum(window["mask"])}
 
-    buffer, state = fbuf.datasets.preprocess(maze, total, dest=tmp_path / "a", view=fbuf.views.Episode(6))
+    buffer, state = fbuf.datasets.preprocess(
+        maze, total, dest=tmp_path / "a", view=fbuf.views.Episode(6, autoreset="same_step")
+    )
     rows = buffer.rows(state).data
     assert rows["steps"].tolist() == list(LENGTHS)
     assert np.allclose(rows["return"], [e.reward.sum() for e in EPISODES], rtol=1e-5)

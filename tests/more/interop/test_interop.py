@@ -88,7 +88,7 @@ def test_torchrl_slices_ted_within_episodes(tmp_path):
     import torch
     from torchrl import data
 
-    buffer = fbuf.Buffer(40, lanes=2, view=fbuf.views.Transition())
+    buffer = fbuf.Buffer(40, lanes=2, view=fbuf.views.Transition(autoreset="same_step"))
     t = np.arange(40).reshape(20, 2)
     rows = {"obs": t.astype(np.float32), "action": t.astype(np.int32), "reward": t.astype(np.float32)}
     rows |= {"terminated": t % 14 == 9, "truncated": t % 26 == 16}

@@ -34,7 +34,7 @@ def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
 
 def test_data_sets_are_mixed(tmp_path: Path) -> None:
     rows = pieces.make(tmp_path)
-    buffer, held = fbuf.datasets.open(tmp_path, view=Transition())
+    buffer, held = fbuf.datasets.open(tmp_path, view=Transition(autoreset="same_step"))
     sets = fbuf.Mixture({"one": buffer, "two": buffer}, fractions={"one": 0.3, "two": 0.7})
     both = sets.init({"one": held, "two": held})
     both, batch = sets.sample(both, jax.random.key(0), 10)
@@ -42,7 +42,7 @@ def test_data_sets_are_mixed(tmp_path: Path) -> None:
     actions = np.asarray(rows["action"])[np.asarray(batch.index.slot)]
     assert (np.asarray(batch.data["action"]) == actions).all()
 
-    online = fbuf.Buffer(50, view=Transition(), sampler=Prioritized())
+    online = fbuf.Buffer(50, view=Transition(autoreset="same_step"), sampler=Prioritized())
     mixture = fbuf.Mixture({"online": online, "offline": buffer})
     state = mixture.init({"online": {name: array[0] for name, array in rows.items()}, "offline": held})
     state, batch = mixture.sample(state, jax.random.key(0), 8)

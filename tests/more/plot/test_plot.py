@@ -89,7 +89,7 @@ def test_everything_at_once_in_both_themes(theme: str) -> None:
 
 
 def test_stacks_and_the_frames_after_them() -> None:
-    view = fbuf.views.Transition(stack=3, terminated="done", truncated=None, reward="action")
+    view = fbuf.views.Transition(stack=3, terminated="done", truncated=None, reward="action", autoreset="same_step")
     buffer, state = filled(view=view)
     batch = buffer.peek(state, jax.random.key(0), 1)
     made = fbuf.plot.frames(buffer, state, jax.random.key(0), number=1, ax=axes())

@@ -28,7 +28,7 @@ buffer = fbuf.Buffer(
     capacity=1000,
     storage=fbuf.storages.Compressed(keys=("obs",), codec={"obs": fbuf.storages.Zstd(chunk=4)}),
     sampler=fbuf.samplers.Prioritized(alpha=0.6, beta=0.4),
-    view=fbuf.views.Transition(n_step=3, gamma=0.99, stack=4),
+    view=fbuf.views.Transition(n_step=3, gamma=0.99, stack=4, autoreset="same_step"),
     lanes=8,
     on_write=(Rename({"observation": "obs"}), Cast("action", "int16")),
     on_read={"frames": Scale(("obs", "next_obs"))},
@@ -57,7 +57,8 @@ drawn: tuple[fbuf.MixtureState, fbuf.MixtureSample] = mixture.sample(
 )
 with_text = fbuf.storages.Ragged(keys=("text",), maximum={"obs": (12,)})
 sampler: fbuf.parts.Sampler = fbuf.samplers.Epoch()
-view: fbuf.parts.View = fbuf.views.Hindsight(fbuf.views.Transition(), lambda achieved, goal: jnp.float32(0))
+transitions = fbuf.views.Transition(autoreset="same_step")
+view: fbuf.parts.View = fbuf.views.Hindsight(transitions, lambda achieved, goal: jnp.float32(0))
 
 
 @fbuf.parts.component

@@ -12,7 +12,7 @@ from fbuf.views import Transition
 from tests.samplers.test_consume import Trial, check_places
 
 
-@pytest.fixture(params=[(Consume(3), Transition(n_step=2), 2, True)], ids=str)
+@pytest.fixture(params=[(Consume(3), Transition(n_step=2, autoreset="same_step"), 2, True)], ids=str)
 def case(request: pytest.FixtureRequest) -> Any:
     """Sampler, view, lanes, and whether states are donated."""
     return request.param

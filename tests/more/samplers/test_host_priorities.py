@@ -20,7 +20,7 @@ from tests.support.host import use_other_callbacks
 from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, verb
 from tests.support.trees import same
 
-WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",))
+WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
 PROGRAMS = st.lists(
     st.tuples(st.sampled_from(("extend",) * 3 + ("learn",) * 4 + VERBS), st.integers(0, 2**16)), min_size=2, max_size=14
 )

@@ -27,7 +27,7 @@ FRAMES = {"obs": EXAMPLE["obs"]}
 
 @pytest.fixture
 def way() -> tuple[Any, ...]:
-    return "files", Sequence(3), Uniform(over="episodes"), 3, 31
+    return "files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31
 
 
 @pytest.fixture

@@ -147,7 +147,12 @@ def test_eager_and_jitted_rows_mix() -> None:
 
 @pytest.mark.optimized
 def test_a_donated_step_copies_nothing() -> None:
-    buffer = fbuf.Buffer(capacity=200_000, storage=Ragged(maximum={"obs": 4}), sampler=Prioritized(), view=Sequence(3))
+    buffer = fbuf.Buffer(
+        capacity=200_000,
+        storage=Ragged(maximum={"obs": 4}),
+        sampler=Prioritized(),
+        view=Sequence(3, autoreset="same_step"),
+    )
     ends = {"terminated": False, "truncated": False}
     state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "x": 0.0, **ends})
     rows = {"obs": jnp.ones((3, 3)), "x": jnp.ones(3), **{name: jnp.zeros(3, bool) for name in ends}}

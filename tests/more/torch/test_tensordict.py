@@ -67,7 +67,7 @@ def test_transitions_follow_torchrl_conventions(n: int, form: str) -> None:
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_steps_are_counted_where_gamma_tells_nothing(gamma: float) -> None:
-    view = fbuf.views.Transition(n_step=3, gamma=gamma)
+    view = fbuf.views.Transition(n_step=3, gamma=gamma, autoreset="same_step")
     td = to_tensordict(played(view).sample(), view)
     assert (td["steps_to_next_obs"] == 3).all()
     t = td["observation"][:, 0].long()
@@ -76,7 +76,7 @@ def test_steps_are_counted_where_gamma_tells_nothing(gamma: float) -> None:
 
 
 def test_indices_address_the_rows_again() -> None:
-    view = fbuf.views.Transition(gamma=GAMMA)
+    view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
     sampler = fbuf.samplers.Prioritized(alpha=1.0, eps=0.0)
     replay = fbuf.Replay(fbuf.Buffer(64, view=view, sampler=sampler, batch_size=8), ROW)
     for _ in range(10):
@@ -90,7 +90,7 @@ def test_indices_address_the_rows_again() -> None:
 
 
 def test_windows_are_batches_of_two_axes() -> None:
-    replay = played(fbuf.views.Sequence(4, boundary="mask"))
+    replay = played(fbuf.views.Sequence(4, boundary="mask", autoreset="same_step"))
     sample = replay.sample(to="torch")
     td = to_tensordict(sample)
     assert td.batch_size == (32, 4) and td["next", "reward"].shape == (32, 4, 1)
@@ -104,13 +104,13 @@ def test_leaves_are_renamed() -> None:
     td = to_tensordict(replay.last(40), names={"obs": ("agent", "pixels"), "action": None})
     assert td.batch_size == (40,) and "action" not in td.keys() and "probability" not in td.keys()
     assert td["agent", "pixels"][:, 0].tolist() == list(range(40))
-    view = fbuf.views.Transition(gamma=GAMMA)
+    view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
     td = to_tensordict(played(view).sample(), view, names={"obs": "pixels"})
     assert {"pixels", ("next", "pixels")} <= set(td.keys(True))
 
 
 def test_invalid_batches_and_names_are_refused() -> None:
-    view = fbuf.views.Transition(gamma=GAMMA)
+    view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
     sample = played(view).sample()
     cases: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "batch is dict; expected a Sample or Rows", lambda: to_tensordict(sample.data)),
@@ -208,7 +208,7 @@ def test_the_loss_of_torchrl_equals_the_formula(n: int) -> None:
     from torchrl.modules import QValueActor
     from torchrl.objectives import DQNLoss, ValueEstimators
 
-    view = fbuf.views.Transition(n_step=n, gamma=GAMMA)
+    view = fbuf.views.Transition(n_step=n, gamma=GAMMA, autoreset="same_step")
     sample = played(view).sample(to="torch")
     td = to_tensordict(sample, view)
     torch.manual_seed(0)

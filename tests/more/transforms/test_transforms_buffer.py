@@ -34,7 +34,7 @@ def test_steps_are_in_place() -> None:
     buffer = fbuf.Buffer(
         200_000,
         lanes=2,
-        view=Transition(),
+        view=Transition(autoreset="same_step"),
         on_write=ON_WRITE,
         on_read=ON_READ,
         sampler=Prioritized(),
@@ -82,7 +82,9 @@ def test_scale_costs_no_copy(scale: Scale) -> None:
 
 def test_windows_to_the_end_of_episodes() -> None:
     buffer = fbuf.Buffer(
-        20, view=Episode(4, episode_end=("done",)), on_read=RewardToGo(1.0, episode_end=("done",), complete="all")
+        20,
+        view=Episode(4, episode_end=("done",), autoreset="same_step"),
+        on_read=RewardToGo(1.0, episode_end=("done",), complete="all"),
     )
     rows = {"reward": jnp.arange(1.0, 8.0), "done": jnp.array([0, 0, 1, 0, 1, 0, 0], bool)}
     batch = buffer.peek(buffer.extend(buffer.init({"reward": 0.0, "done": False}), rows), jax.random.key(0), 32)

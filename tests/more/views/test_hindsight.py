@@ -33,7 +33,9 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
         "terminated": jnp.zeros(count, bool),
         "truncated": jnp.zeros(count, bool),
     }
-    view = Hindsight(Transition(), lambda achieved, goal: -0.25 * (achieved != goal), "goal", "at", fraction=1.0)
+    view = Hindsight(
+        Transition(autoreset="same_step"), lambda achieved, goal: -0.25 * (achieved != goal), "goal", "at", fraction=1.0
+    )
     buffer = fbuf.Buffer(100, view=view, storage=fbuf.storages.Host(keys=("at", "goal")))
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
     data = buffer.sample(state, jax.random.key(0), 200)[1].data

@@ -23,7 +23,7 @@ def test_every_episode_is_as_likely_as_every_other() -> None:
 
 
 def test_late_priorities_revive_no_window_across_the_write_head() -> None:
-    check_late_priorities(Sequence(5, boundary="mask", at=2))
+    check_late_priorities(Sequence(5, boundary="mask", at=2, autoreset="same_step"))
 
 
 def test_windows_cut_at_ends_are_never_shorter_than_said() -> None:
@@ -41,7 +41,7 @@ def test_episodes_of_one_row() -> None:
 
 def test_leaves_keep_their_structure() -> None:
     rows = rows_of([5, 5]) | {"carry": (np.zeros((10, 2)), {"h": [np.ones(10)]})}
-    buffer = fbuf.Buffer(10, view=Sequence(3))
+    buffer = fbuf.Buffer(10, view=Sequence(3, autoreset="same_step"))
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
     data = buffer.peek(state, jax.random.key(0), 4).data
     assert jax.tree.structure(data["carry"]) == jax.tree.structure(rows["carry"])
@@ -49,7 +49,7 @@ def test_leaves_keep_their_structure() -> None:
 
 
 def test_a_replay_takes_errors_of_windows() -> None:
-    buffer = fbuf.Buffer(20, view=Sequence(4), sampler=Prioritized(alpha=1.0, eps=0.0))
+    buffer = fbuf.Buffer(20, view=Sequence(4, autoreset="same_step"), sampler=Prioritized(alpha=1.0, eps=0.0))
     replay = fbuf.Replay(buffer, EXAMPLE)
     replay.extend(rows_of([20]))
     index, errors = replay.sample(8).index, np.arange(1.0, 5.0, dtype=np.float32) * np.ones((8, 1), np.float32)

@@ -62,7 +62,7 @@ def test_eager_jitted_scanned_and_donated(made: tuple[Path, pieces.Rows], sample
 
 @pytest.mark.optimized
 def test_a_step_copies_nothing(made: tuple[Path, pieces.Rows]) -> None:
-    buffer, state = fbuf.datasets.open(made[0], view=Transition(stack=3), sampler=Prioritized())
+    buffer, state = fbuf.datasets.open(made[0], view=Transition(stack=3, autoreset="same_step"), sampler=Prioritized())
     large = dataclasses.replace(buffer, capacity=4_000_000)
     spec, structure = buffer.storage.spec(state.rows)
     rows = large.storage.abstract(large.geometry, spec, structure)
