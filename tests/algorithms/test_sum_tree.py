@@ -1,7 +1,5 @@
 """`fbuf._algorithms.sum_tree` against numpy: what it holds, what it draws, on both of its paths."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

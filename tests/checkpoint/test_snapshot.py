@@ -4,8 +4,6 @@ Every kind of column is gone through the same calls. What a snapshot gives after
 the mark that it had in an earlier snapshot must have its bytes; and what is loaded from it, block by block, must be the store.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Test `run_parallel`: each task runs once, and its error reaches the caller."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checkpoint folders: arrays of every kind return bit for bit, and a second save writes only what changed."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

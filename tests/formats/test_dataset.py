@@ -1,7 +1,5 @@
 """Files of a data set: rows read are those written, and a segment is there once it is committed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

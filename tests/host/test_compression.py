@@ -1,7 +1,5 @@
 """Test what the host store compresses, its memory, and readers beside a writer."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

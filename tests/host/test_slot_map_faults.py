@@ -1,7 +1,5 @@
 """Test stores whose rows replace any slot: memory, failures, damage, checkpoints, refusals."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compare the host store with a dict of every row written."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

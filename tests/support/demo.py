@@ -1,7 +1,5 @@
 """A stand-in for the games of the demo."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hostile manifests with valid checksums: whatever they say, only fbuf's own errors may follow."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

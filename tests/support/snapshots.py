@@ -1,7 +1,5 @@
 """Stores of every kind of column, what is done to them, and the blocks of what they hand out to be saved."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Further cases of inplace: see `tests/contracts/test_inplace.py`."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The demo with all storages, full tables and a real game: see `tests/more/demo/test_demo.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """Further cases of functional: see `tests/contracts/test_functional.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The demo: storages train alike, rows are those played, and mistakes on the command line are described."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

@@ -1,7 +1,5 @@
 """States and Vaults that flashbax made, row by row and priority by priority."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Every bit of an npz and many of a compressed h5, flipped."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fbuf.interop import from_arrays, to_file
