@@ -62,9 +62,9 @@ def _extend_core(
     if priority is not None:
         priority = jnp.abs(priority.astype(jnp.float32))
         fine = jnp.isfinite(priority)
-        refused = ~fine if mask is None else ~fine & mask
+        invalid = ~fine if mask is None else ~fine & mask
         priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
-        counts["refused_nonfinite"] = jnp.sum(refused, dtype=jnp.uint32)
+        counts["refused_nonfinite"] = jnp.sum(invalid, dtype=jnp.uint32)
     stamp = stamp_of(buffer, leaves, (num, geometry.lanes))
 
     # If there are more rows than a lane holds, only the newest are written.

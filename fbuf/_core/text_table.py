@@ -6,7 +6,7 @@ HTML is escaped, has no external references, and takes its colours from the page
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Section(NamedTuple):
@@ -105,24 +105,3 @@ def html(title: str, sections: Sequence[Section]) -> str:
         head = line(section, (section.title, *section.heads), "th", _HEAD)
         out.append(f"<tbody>{head}{''.join(line(section, row, 'td', _CELL) for row in section.rows)}</tbody>")
     return "".join(out) + "</table>"
-
-
-def rich(title: str, sections: Sequence[Section]) -> Any:
-    """Return a rich group of tables, one per section, for `__rich__`."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    title, sections = _printable(title, sections)
-    made: list[Any] = [Text(title, style="bold")] if title else []
-    for section in sections:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        table.add_column(Text(section.title), justify="left", style="cyan")
-        for i in range(1, max(map(len, (("", *section.heads), *section.rows)))):
-            head = Text(section.heads[i - 1] if section.heads else "")
-            table.add_column(head, justify=section.side(i), no_wrap=bool(section.heads))
-        for row in section.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        made += [Text(""), table] if made else [table]
-    return Group(*made)

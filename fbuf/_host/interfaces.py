@@ -140,6 +140,7 @@ class ColumnData(Protocol):
 
     def stage(self, batch: Batch, rows: Array) -> Any:
         """Prepare a batch. A result that is `incompressible` asks for a raw column instead and needs no `cancel`."""
+        return None
 
     def reserve(self, staged: Any) -> None:
         """Store the bytes. The last step that can fail."""

@@ -658,6 +658,7 @@ class Replay(ReplayState):
         """
         return self.buffer.priorities(self._state, None if index is None else to_index("Replay.priorities", index))
 
+    @_locked
     def __getitem__(self, position: int | slice) -> Rows:
         """Return rows by position, 0 the oldest, -1 the newest; of several lanes step by step, lane by lane.
 

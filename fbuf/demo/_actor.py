@@ -6,23 +6,14 @@ before an episode's first frame, so the network acts on the stacks it learns fro
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
 from fbuf.demo import _dqn
-
-
-class Environment(Protocol):
-    """The methods of `VectorAtari` that the actor uses."""
-
-    lanes: int
-    num_actions: int
-
-    def reset(self) -> npt.NDArray[np.uint8]: ...
-    def step(self, actions: npt.ArrayLike) -> tuple[Any, Any, Any, Any]: ...
+from fbuf.demo._atari import VectorAtari
 
 
 class Episode(NamedTuple):
@@ -42,7 +33,7 @@ class Actor:
       time: Steps played so far in each lane.
     """
 
-    def __init__(self, env: Environment, key: jax.Array) -> None:
+    def __init__(self, env: VectorAtari, key: jax.Array) -> None:
         """Start the games.
 
         Args:

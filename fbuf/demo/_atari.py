@@ -48,9 +48,6 @@ class VectorAtari:
         may show a screen from a few emulator frames before the end; nothing bootstraps from it.
     """
 
-    game: str
-    lanes: int
-    num_actions: int
     final_obs: npt.NDArray[np.uint8]
 
     def __init__(

@@ -1,15 +1,11 @@
-"""`run`: the demo's training loop over one storage, and its measurements.
-
-The replay's share of the training step is measured after training: the whole step, and the step without `extend`, `sample`
-and `update_priority`, in turn. Timing the methods alone would not show how XLA overlaps them with the rest.
-"""
+"""`run`: the demo's training loop over one storage, and its measurements."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,15 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fbuf.demo import _compare_storages, _dqn
-from fbuf.demo._actor import Actor, Environment, Episode
+from fbuf.demo._actor import Actor, Episode
 from fbuf.demo._atari import FRAME_SHAPE
 
 CAPACITY = 48_000  # rows at most: with the default number of steps the ring comes round
 _PREFILL = 100  # steps of random play before the first gradient step
-_EPSILON = (1.0, 0.05)  # first, and from half of the steps on
-_SHARE_ROUNDS = 51
-
-MakeEnvironment = Callable[[str, int, int], Environment]
 
 
 @dataclass(frozen=True)
@@ -43,32 +35,25 @@ class Settings:
         return min(CAPACITY, rows)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Result:
     """The figures of a run."""
 
     storage: str
     settings: Settings
-    steps_per_second: float = 0.0  # training steps, with acting and emulators
-    seconds: dict[str, float] = field(default_factory=dict)  # wall time by part of the loop
-    rows: int = 0  # held at the end
-    device_bytes: int = 0  # replay, at the end
-    host_bytes: int = 0
-    share: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a step, in replay: quartiles, the median in the middle
-    step_seconds: tuple[float, float] = (0.0, 0.0)  # medians: whole step, step on a fixed batch
-    episodes: list[Episode] = field(default_factory=list)
-    losses: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    td_errors: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    params: Any = None  # of the network at the end, numpy
-    memory: list[tuple[int, int, int]] = field(default_factory=list)  # rows played, rows held, bytes (device + host)
-    batch: Any = None  # a Sample of the end, numpy
-    blocks: _compare_storages.Blocks | None = None  # of a storage that has a table of them
-    newest: _dqn.Rows | None = None  # rows `[N, E, ...]` of the end, where they were asked for
-
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes of the same rows as stacks: obs and next_obs of each, 4 frames both."""
-        return self.rows * raw_bytes_per_row()
+    steps_per_second: float  # training steps, with acting and emulators
+    seconds: dict[str, float]  # wall time by part of the loop
+    rows: int  # held at the end
+    device_bytes: int  # replay, at the end
+    host_bytes: int
+    episodes: list[Episode]
+    losses: npt.NDArray[np.float32]
+    td_errors: npt.NDArray[np.float32]
+    params: Any  # of the network at the end, numpy
+    memory: list[tuple[int, int, int]]  # rows played, rows held, bytes (device + host)
+    batch: Any  # a Sample of the end, numpy
+    blocks: _compare_storages.Blocks | None  # of a storage that has a table of them
+    newest: _dqn.Rows  # rows `[N, E, ...]` of the end
 
 
 def raw_bytes_per_row() -> int:
@@ -79,16 +64,14 @@ def raw_bytes_per_row() -> int:
 
 def epsilon(step: int, steps: int) -> float:
     """Return the probability of a random action: it decreases linearly over the first half of the run, then stays."""
-    first, last = _EPSILON
-    return last + (first - last) * max(0.0, 1.0 - 2.0 * step / steps)
+    return 0.05 + 0.95 * max(0.0, 1.0 - 2.0 * step / steps)
 
 
 def run(
     storage: str,
     settings: Settings,
-    make_environment: MakeEnvironment,
+    make_environment: Callable[[str, int, int], Any],
     progress: Callable[[int, dict[str, str]], None] = lambda step, shown: None,
-    newest: int = 0,
 ) -> Result:
     """Train from the start.
 
@@ -97,7 +80,6 @@ def run(
       settings: The other settings.
       make_environment: `(game, lanes, seed) -> environment`.
       progress: Called after every step with the number of steps done and the texts of a progress bar.
-      newest: Largest number of final rows to return.
     Returns:
       The figures. Equal settings give equal `losses`, `params` and `episodes`, bit for bit, for every storage.
     """
@@ -107,7 +89,6 @@ def run(
 
     learner = _dqn.init_learner(learner_key, config)
     actor = Actor(env, act_key)
-    result = Result(storage, settings, episodes=actor.episodes)
 
     # The first call of everything compiles; the clock starts after it.
     rows = actor.play(learner.params, _PREFILL, epsilon=1.0)
@@ -117,7 +98,7 @@ def run(
     step: Any = _dqn.make_step(buffer, config)
     replay = buffer.init(_dqn.example_row())
     replay = jax.jit(buffer.extend, donate_argnums=0)(replay, rows)
-    metrics = []
+    metrics, memory = [], list[tuple[int, int, int]]()
     clock = _Clock()
     every = max(1, settings.steps // 20)
     for i in range(settings.steps):
@@ -134,53 +115,38 @@ def run(
         if i % every == 0 or i == settings.steps - 1:
             played = actor.time * _dqn.LANES
             held = int(buffer.size(replay))
-            result.memory.append((played, held, sum(buffer.nbytes(replay).values())))
+            memory.append((played, held, sum(buffer.nbytes(replay).values())))
         if i == 0:
             clock = _Clock()
-        progress(i + 1, _shown(actor, measured, result))
-    result.seconds = clock.parts
-    seconds = max(time.perf_counter() - clock.begin, 1e-9)
-    result.steps_per_second = (settings.steps - 1) / seconds if settings.steps > 1 else float("nan")
-
-    sizes = buffer.nbytes(replay)
-    result.rows = int(buffer.size(replay))
-    result.blocks = growth.blocks(replay)
-    if newest:
-        result.newest = _compare_storages.newest(buffer, replay, newest)
-    result.device_bytes, result.host_bytes = sizes["device"], sizes["host"]
-    result.losses = np.asarray([m["loss"] for m in metrics], np.float32)
-    result.td_errors = np.asarray([m["td_error"] for m in metrics], np.float32)
-    result.params = jax.tree.map(lambda x: np.array(x, copy=True), learner.params)
+        progress(i + 1, _shown(actor, measured, memory[-1][2]))
+    seconds, sizes = max(time.perf_counter() - clock.begin, 1e-9), buffer.nbytes(replay)
     peek = jax.jit(lambda replay, key: buffer.peek(replay, key, _dqn.BATCH_SIZE))
     batch = peek(replay, jax.random.fold_in(look_key, settings.steps))
-    result.batch = jax.tree.map(lambda x: np.array(x, copy=True), batch)
-    result.episodes = list(actor.episodes)
-
-    # The share of the replay in a step; this donates the learner and the replay.
-    learn = _dqn.make_learn(config)
-    other = jax.tree.map(lambda x: x.copy(), learner)
-    times = np.zeros((_SHARE_ROUNDS + 2, 2))
-    for turn in range(len(times)):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            start = time.perf_counter()
-            if which == 0:
-                learner, replay, _ = jax.block_until_ready(step(learner, replay, sample_key, rows))
-            else:
-                other, _, _ = jax.block_until_ready(learn(other, batch))
-            times[turn, which] = time.perf_counter() - start
-    whole, learning = times[2:].T  # the first two compile and warm up
-    low, median, high = np.quantile(1.0 - learning / whole, (0.25, 0.5, 0.75))
-    result.share = (float(low), float(median), float(high))
-    result.step_seconds = (float(np.median(whole)), float(np.median(learning)))
-    return result
+    return Result(
+        storage,
+        settings,
+        steps_per_second=(settings.steps - 1) / seconds if settings.steps > 1 else float("nan"),
+        seconds=clock.parts,
+        rows=int(buffer.size(replay)),
+        device_bytes=sizes["device"],
+        host_bytes=sizes["host"],
+        episodes=actor.episodes,
+        losses=np.asarray([m["loss"] for m in metrics], np.float32),
+        td_errors=np.asarray([m["td_error"] for m in metrics], np.float32),
+        params=jax.tree.map(np.asarray, learner.params),
+        memory=memory,
+        batch=jax.tree.map(np.asarray, batch),
+        blocks=growth.blocks(replay),
+        newest=_compare_storages.newest(buffer, replay, _compare_storages.ROWS),
+    )
 
 
-def _shown(actor: Actor, measured: dict[str, jax.Array], result: Result) -> dict[str, str]:
+def _shown(actor: Actor, measured: dict[str, jax.Array], nbytes: int) -> dict[str, str]:
     scores = [episode.score for episode in actor.episodes[-20:]]
     return {
         "loss": f"{float(measured['loss']):.4f}",
         "score": f"{np.mean(scores):.1f}" if scores else "-",
-        "replay": f"{result.memory[-1][2] / 1e6:.1f} MB",
+        "replay": f"{nbytes / 1e6:.1f} MB",
     }
 
 

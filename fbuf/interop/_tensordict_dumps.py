@@ -7,7 +7,6 @@ by name only. Files are read as rings, with `pread`.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,30 +101,14 @@ def ring_reader(
     row = math.prod(item) * dtype.itemsize
 
     def read(first: int, last: int) -> np.ndarray:
-        out = np.empty((last - first, *item), dtype)
-        bytes_of = out.reshape(-1).view(np.uint8)
-        done = 0
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            while done < last - first:
-                at = (oldest + first + done) % room
-                rows = min(last - first - done, room - at)
-                _read(file, descriptor, at * row, bytes_of[done * row : (done + rows) * row])
-                done += rows
-        finally:
-            os.close(descriptor)
-        if dtype == np.bool_ and (bytes_of > 1).any():
+        at = (oldest + first) % max(room, 1)
+        head = min(last - first, room - at)
+        spans = (at, head), (0, last - first - head)
+        data = np.concatenate([np.fromfile(file, np.uint8, n * row, offset=start * row) for start, n in spans])
+        if len(data) != (last - first) * row:
+            raise ValueError(f"{file}: has fewer than {room} rows of {row} bytes. It was truncated meanwhile.")
+        if dtype == np.bool_ and (data > 1).any():
             raise ValueError(f"{file}: rows {first} to {last - 1} have bytes above 1; expected booleans.")
-        return out
+        return data.view(dtype).reshape(last - first, *item)
 
     return read
-
-
-def _read(file: Path, descriptor: int, offset: int, into: np.ndarray) -> None:
-    """Fill `into` with the bytes at `offset`."""
-    view = into.data
-    while len(view):
-        number = os.preadv(descriptor, [view], offset)
-        if not number:
-            raise ValueError(f"{file}: ends at byte {offset}; expected {len(view)} more. It was truncated meanwhile.")
-        offset, view = offset + number, view[number:]

@@ -1,7 +1,5 @@
 """Frames are cut into blocks of words and put together again, as the oracle of `tests/support/block_grid.py` does."""
 
-from __future__ import annotations
-
 import ast
 import re
 

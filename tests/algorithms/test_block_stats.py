@@ -1,7 +1,5 @@
 """Counting distinct blocks under many cuts, extrapolating, and `Deduplicated.fit`, which rests on both."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """`fbuf._algorithms.block_table` against a dict (`tests/support/block_table.py`), its hashes, and counts near 2^32."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -3,8 +3,6 @@
 The oracle is the same network over Python's integers, which neither overflow nor round.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

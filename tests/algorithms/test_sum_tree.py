@@ -1,7 +1,5 @@
 """`fbuf._algorithms.sum_tree` against numpy: what it holds, what it draws, on both of its paths."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -36,9 +34,6 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return use_path(monkeypatch, str(request.param))
 
 
-# ------------------------------------------------------------------------------- what it holds
-
-
 @pytest.mark.parametrize("capacity", [9, 65, 1000])
 def test_set_is_what_a_plain_array_does(path: str, capacity: int) -> None:
     check_set(capacity)
@@ -71,9 +66,6 @@ def test_messages() -> None:
         st.init(0)
     with pytest.raises(ValueError, match=r"sum_tree.init: fill is 2.0; .*Use rebuild"):
         st.init(8, 2.0)
-
-
-# -------------------------------------------------------------------------------- what it draws
 
 
 @pytest.mark.parametrize("capacity", [9, 1000])
@@ -131,9 +123,6 @@ def test_set_writes_in_place() -> None:
     check_inplace(256)
 
 
-# --------------------------------------------------------------------------------------- words, duplicates
-
-
 def test_words_are_threefry_on_counters_that_jax_does_not_use() -> None:
     random = pytest.importorskip("jax.extend.random")
     key = jax.random.key(7)
@@ -147,9 +136,6 @@ def test_words_are_threefry_on_counters_that_jax_does_not_use() -> None:
 def test_keep_last(batch: int, below: int | None) -> None:
     """In one word up to a bound, in two above it."""
     check_keep_last(batch, below)
-
-
-# ---------------------------------------------------------------------------------- uniforms
 
 
 def test_a_uniform_has_24_bits() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from typing import Any
 from xml.etree import ElementTree
@@ -199,19 +198,6 @@ def test_names_are_escaped() -> None:
         for text in (repr(made), page):
             assert r"a\x00\x1b[31m\nb" in text and "ünï ☃" in text and "\x1b" not in text
         assert "&lt;b&gt;&amp;" in page and "<b>" not in page
-
-
-def test_rich_prints_it_without_being_imported_here() -> None:
-    console = pytest.importorskip("rich.console").Console(width=140, record=True, file=io.StringIO())
-    console.print(golden())
-    text = console.export_text()
-    lines = {tuple(line.split()) for line in GOLDEN.splitlines()}
-    printed = {tuple(line.split()) for line in text.splitlines()}
-    assert not [line for line in lines if line and line not in printed and line[0] != "Buffer(capacity=8,"]
-    console.print(golden().__rich__())
-    weird = fbuf.uniform(4)
-    console.print(weird.summary(weird.init({"[red]x[/red]": 0.0})))  # no markup of rich's
-    assert "[red]x[/red]" in console.export_text()
 
 
 def test_bytes_and_numbers_are_formatted() -> None:

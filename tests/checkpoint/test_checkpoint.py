@@ -1,7 +1,5 @@
 """A saved buffer goes on as if nothing had happened: its batches, rows, structures, and `Replay`."""
 
-from __future__ import annotations
-
 import collections
 from pathlib import Path
 from typing import Any, NamedTuple

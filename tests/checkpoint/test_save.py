@@ -1,7 +1,5 @@
 """`fbuf.save`: what a second save writes, saves in the background, refusals, and extra values."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m fbuf datasets`: what it prints, its exit status, and what it asks of the functions behind it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 import json

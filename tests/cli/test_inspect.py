@@ -1,7 +1,5 @@
 """`fbuf inspect` and `fbuf verify` of checkpoints, and progress."""
 
-from __future__ import annotations
-
 import io
 import sys
 from contextlib import redirect_stderr, redirect_stdout

@@ -4,8 +4,6 @@ What a batch holds is shown elsewhere (`tests/contracts/test_model.py`); here th
 together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -80,11 +80,14 @@ def test_invalid_examples_are_refused(case: Any) -> None:
     refusals.check(case, errors.SCOPE)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [Uniform(), Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer")],
+@pytest.fixture(
+    params=[Uniform(), Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer")],
     ids=str,
 )
+def sampler(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 def test_an_empty_sample_is_masked_and_counted(sampler: Any) -> None:
     buffer = fbuf.Buffer(capacity=CAPACITY, sampler=sampler, view=Transition(n_step=2, stack=2, autoreset="same_step"))
     state, batch = buffer.sample(buffer.init(ROW), KEY, BATCH)

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from jax import lax
 
 import fbuf
-from fbuf._bridge import callbacks
 from fbuf._host.store.store import Store
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Device, Host
@@ -63,22 +62,6 @@ def test_no_memory_at_init(storage: Any, place: str, monkeypatch: pytest.MonkeyP
 
 def test_a_callback_that_raises_at_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
     check_raising("write", True, monkeypatch)
-
-
-def test_a_callback_of_another_dtype_or_shape_is_refused() -> None:
-    buffer = fbuf.Buffer(8, storage=Host(keys=("x",)))
-    state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5))
-    for item, dtype, expected in (
-        ((8,), "int32", "float32"),
-        ((9,), "float32", "8"),
-        ((), "float32", "8"),
-        ((8,), "float16", "float32"),
-    ):
-        with pytest.raises(Exception, match=f"Store.read: out of 'x' .*expected .*{expected}"):
-            jax.block_until_ready(
-                callbacks.read(state.rows.id, [(0, state.rows.ticket, (item, jnp.dtype(dtype)))], True)
-            )
-    assert held(buffer, state) == list(range(5))
 
 
 def test_each_write_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:

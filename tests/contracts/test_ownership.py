@@ -5,8 +5,6 @@ for a computation of some tenths of a second, drop everything, and look at what 
 graveyard the batch is lost.
 """
 
-from __future__ import annotations
-
 import gc
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Chi-square tests of who gets drawn: every anchor as often as its probability says, at fixed seeds."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Progress bars, with tqdm and without."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Minari data sets that are missing or invalid, and the segments of an episode list; the package is not needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

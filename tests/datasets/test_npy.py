@@ -1,7 +1,5 @@
 """Gzipped .npy files as streams: what was written is read; whatever else is named and refused, in bounded memory."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

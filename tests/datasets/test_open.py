@@ -1,7 +1,5 @@
 """`fbuf.datasets`: opening, looking at, checking and removing data sets."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

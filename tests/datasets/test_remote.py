@@ -1,7 +1,5 @@
 """Files of data sets from a web server that fails, a folder and fsspec: the right bytes, or an error that says what to do."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io

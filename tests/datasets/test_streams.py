@@ -1,7 +1,5 @@
 """Data sets from streams, by several threads, and after interruptions."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from pathlib import Path

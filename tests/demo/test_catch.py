@@ -1,7 +1,5 @@
 """The game of `fbuf.demo.catch`, and what its actors see."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 

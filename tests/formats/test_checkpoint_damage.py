@@ -3,8 +3,6 @@
 Every checksum in them is valid; only fbuf's own errors may follow from any bytes.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import random

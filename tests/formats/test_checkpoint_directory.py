@@ -1,7 +1,5 @@
 """Checkpoint folders: what is refused, who may write, which generation is loaded, and what happens to other files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Whatever happens during a save, the old or the new save loads whole afterwards, and no damaged byte is loaded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

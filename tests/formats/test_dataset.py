@@ -1,7 +1,5 @@
 """Files of a data set: rows read are those written, and a segment is there once it is committed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -209,16 +207,13 @@ def test_of_two_writers_of_a_segment_one_commits(tmp_path: Path) -> None:
 def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
     rows = pieces.rows_of(np.random.default_rng(0), 4)
     with _dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) as piece:
-        for change, error, match in (
-            ({"obs": None}, ValueError, "'obs' is missing"),
-            ({"more": rows["action"]}, ValueError, "'more' is not in the schema"),
-            ({"action": rows["action"].astype(np.int64)}, TypeError, r"int64; expected int32. Cast with x.astype"),
-            ({"action": rows["action"][:2]}, ValueError, r"'(obs|action)' has shape"),
-            ({"obs": rows["obs"][:, :3]}, ValueError, r"'obs' has shape \[4, 3, 6\]; expected"),
+        for change, match in (
+            ({"action": rows["action"].astype(np.int64)}, r"int64\[4\]; expected int32\[4\]"),
+            ({"action": rows["action"][:2]}, r"'action' is int32\[2\]"),
+            ({"obs": rows["obs"][:, :3]}, r"'obs' is uint8\[4, 3, 6\]; expected"),
         ):
-            wrong = {name: array for name, array in {**rows, **change}.items() if array is not None}
-            with pytest.raises(error, match=match):
-                piece.append(wrong)
+            with pytest.raises(ValueError, match=match):
+                piece.append({**rows, **change})
         assert piece.rows == 0
         with pytest.raises(ValueError, match="has no rows"):
             piece.commit()
@@ -260,7 +255,7 @@ def test_a_schema_is_stored_as_json() -> None:
             _dataset.Schema.from_json({**schema.to_json(), **change})
 
 
-def test_a_data_set_is_finished_with_whole_segments_of_one_kind(tmp_path: Path) -> None:
+def test_a_data_set_is_finished_with_whole_segments(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no data set at"):
         _dataset.DataSet.open(tmp_path)
     rng = np.random.default_rng(0)
@@ -271,22 +266,6 @@ def test_a_data_set_is_finished_with_whole_segments_of_one_kind(tmp_path: Path) 
         _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)])
     with pytest.raises(ValueError, match="each once"):
         _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(0)])
-    for used in (SegmentRows(0, 3), SegmentRows(0, 0, 4), SegmentRows(0, -1), SegmentRows(0, 2, 2)):
-        with pytest.raises(ValueError, match="it has 3"):
-            _dataset.finish(tmp_path, [used])
-    other = _dataset.Schema({"t": ((), "int32")})
-    pieces.write(tmp_path, 1, other, {"t": np.zeros(3, np.int32)})
-    with pytest.raises(ValueError, match="as in segment 0"):
-        _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)])
-    for number, (codec, match) in enumerate(
-        ((Zstd(chunk=3), r"'obs': 'Zstd\(chunk=3\)'"), (Raw(), r"'obs': 'Raw\(\)'")), 5
-    ):
-        leaves = {leaf.name: (leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
-        pieces.write(tmp_path, number, _dataset.Schema(leaves, codec={"obs": codec}), pieces.rows_of(rng, 3))
-        with pytest.raises(ValueError, match=match):
-            _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(number)])
-    with pytest.raises(ValueError, match="no leaf 'truncated'"):
-        _dataset.finish(tmp_path, [SegmentRows(1, cut=True)])
     assert not (tmp_path / "dataset.json").exists()
 
 

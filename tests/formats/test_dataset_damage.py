@@ -1,7 +1,5 @@
 """Damaged and hostile files of a data set: every row that is read is right, or there is an error."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

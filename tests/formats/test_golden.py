@@ -1,7 +1,5 @@
 """FORMAT.md describes the format, and files of earlier versions load."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -6,8 +6,6 @@ Each case is a function that saves into a folder, and one that says what must be
 drawn, so that it is the same with any release of NumPy.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable

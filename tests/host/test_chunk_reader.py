@@ -1,7 +1,5 @@
 """Test the cache of decoded chunks: the same rows, fewer decompressions, bounded bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Test that codecs return every bit, and pack zeros and ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 from typing import Any

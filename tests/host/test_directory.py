@@ -1,7 +1,5 @@
 """Test the directory of a store in files: who may open it, and when it is released."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -4,8 +4,6 @@ Fault injection makes the n-th of `os.pwrite`, `os.open`, `os.ftruncate` and `os
 where it writes: the store is then as before, here and for the process that resumes it.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import threading

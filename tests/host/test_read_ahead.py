@@ -1,7 +1,5 @@
 """Test prefetched reads: `collect` returns the rows at the request, or reads again."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterator

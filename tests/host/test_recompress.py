@@ -1,7 +1,5 @@
 """Test that recompressed chunks hold the same rows in fewer bytes, under failures too."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

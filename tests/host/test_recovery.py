@@ -1,7 +1,5 @@
 """Test stores in files after kills, power failures, and damaged, missing or mixed files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

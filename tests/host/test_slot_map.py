@@ -1,7 +1,5 @@
 """Compare a store whose rows replace any slot with a plain-Python model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Test stacks given as rows: recognised, stored as single frames, and read back bit for bit."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Test damaged bytes of a host store and of its checkpoint: the written row, or an error."""
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 from typing import Any

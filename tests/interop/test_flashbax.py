@@ -1,7 +1,5 @@
 """flashbax states made by hand, as dicts: rings, queues and trees of priorities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

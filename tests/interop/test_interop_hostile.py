@@ -1,7 +1,5 @@
 """npz and h5 files that are damaged, cut off or malicious: an error, or the rows that were written."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -1,7 +1,5 @@
 """torchrl dumps made by hand: row by row, torn, false, and some that would run code in torchrl's own loader."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The table of defects says what happened, and fails where fbuf does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

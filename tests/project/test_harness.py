@@ -1,7 +1,5 @@
 """The benchmarks' instruments: what they report is what happened, and rows are judged by their targets."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Each mutant of the catalogue names one snippet of one definition."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

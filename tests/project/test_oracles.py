@@ -1,7 +1,5 @@
 """The quick tier keeps its oracles: the tests that compare fbuf with plain Python, exact cases or known distributions."""
 
-from __future__ import annotations
-
 import ast
 
 from tests.support.paths import ROOT

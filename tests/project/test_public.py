@@ -1,7 +1,5 @@
 """What a user sees: names, what completion offers, signatures, and what mypy and pyright say of a user's program."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

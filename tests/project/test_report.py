@@ -1,7 +1,5 @@
 """Reports: merged run by run, drawn, and the README's tables, which are what the committed report gives."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -50,7 +50,7 @@ def test_waiting_ends_with_a_timeout() -> None:
         TimeoutError, match="2 rows have waited for 0 s; the queue has no room until more rows are drawn"
     ):
         replay.extend({"t": np.arange(3, 5)}, timeout=0)
-    with pytest.raises(TimeoutError, match="3 rows are held, but too few of them can be sampled yet"):
+    with pytest.raises(TimeoutError, match="3 rows held, but too few of them can be sampled yet"):
         replay.sample(4, timeout=0.01)
     replay.add({"t": 3})
     assert replay.sample(3).data["t"].tolist() == [0, 1, 2]

@@ -1,7 +1,5 @@
 """`storages.Deduplicated`: every row is what was given, or is counted as gone (`tests/support/deduplicated.py`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 

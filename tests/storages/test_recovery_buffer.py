@@ -1,7 +1,5 @@
 """Buffers with rows in files that were damaged: which rows a resumed state has, and what is said."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -5,8 +5,6 @@ step leaves the write head on the last row. `record` does this with row numbers 
 write head, counters, lost cycles and the final dump are as in the public files. Rows never written hold noise.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import io

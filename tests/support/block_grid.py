@@ -3,8 +3,6 @@
 The oracle cuts the bytes of one frame after the other with slices, as the module's docstring says it is done.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

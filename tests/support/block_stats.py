@@ -1,7 +1,5 @@
 """Blocks counted in Python sets, pictures of games, and buffers of a fitted storage."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

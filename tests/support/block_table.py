@@ -1,8 +1,6 @@
 """`fbuf._algorithms.block_table` beside a dict: what it holds, who refers to it, when it refuses; with good hashes and with
 bad ones."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Faults of checkpoints shared by tiers: power failures, damaged bytes, and a model of any sequence."""
 
-from __future__ import annotations
-
 import os
 import random
 import warnings

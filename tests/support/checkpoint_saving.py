@@ -1,7 +1,5 @@
 """Checks of `fbuf.save`, and of metadata with removed and replaced values, shared by tiers."""
 
-from __future__ import annotations
-
 import copy
 import random
 import threading

@@ -5,8 +5,6 @@ compared to the bit; the others were overwritten, retired or refused, and the co
 references, distinct blocks and fingerprints again from the ids. Tables are small: one with room to spare hides mistakes.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

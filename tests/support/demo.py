@@ -1,7 +1,5 @@
 """A stand-in for the games of the demo."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -49,9 +47,8 @@ class Blocks:
 
 
 def shrink(patch: pytest.MonkeyPatch) -> None:
-    """Runs at a size for tests: little random play, few measurements, a ring that wraps."""
+    """Runs at a size for tests: little random play, a ring that wraps."""
     patch.setattr(_run, "_PREFILL", 20)
-    patch.setattr(_run, "_SHARE_ROUNDS", 2)
     patch.setattr(_run, "CAPACITY", 240)
 
 
@@ -60,7 +57,7 @@ def run_all(names: tuple[str, ...]) -> dict[str, _run.Result]:
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
         settings = _run.Settings("blocks", seed=3, steps=8)
-        return {name: _run.run(name, settings, Blocks, newest=10_000) for name in names}
+        return {name: _run.run(name, settings, Blocks) for name in names}
 
 
 def some_rows(steps: int, lanes: int = 8) -> dict[str, Frames]:

@@ -1,7 +1,5 @@
 """Stores in files. Nothing here imports pytest or Hypothesis: other processes start with it quickly."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Checks of faults that more than one tier runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

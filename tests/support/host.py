@@ -1,7 +1,5 @@
 """What the tests of buffers on the host share: writes that overtake reads, and histories in every form of calling."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Buffers whose priorities are on the host or on the device, their methods with made-up arguments, and what they hold."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

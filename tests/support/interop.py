@@ -1,7 +1,5 @@
 """Rows of every kind of leaf, what a buffer holds of them, and files read without a buffer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small npz files and their damage, bit by bit."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from pathlib import Path

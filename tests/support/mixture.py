@@ -3,8 +3,6 @@
 The number tells the buffer and when the row came. Chances are compared with a closed form.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparisons of a buffer's state with what the model of `tests/support/model.py` holds."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

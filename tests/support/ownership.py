@@ -1,7 +1,5 @@
 """Buffers on the host, rows that tell their number, and computations that end late."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

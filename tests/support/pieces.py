@@ -1,7 +1,5 @@
 """Small data sets for tests, and the same rows as numpy arrays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ragged rows of any kind, plain lists of them as the oracle, and buffers that grow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

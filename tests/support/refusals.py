@@ -6,8 +6,6 @@
 The message contains every part between the bars.
 """
 
-from __future__ import annotations
-
 import builtins
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replays shared by tests of threads, and actors and learners that check every row they draw."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

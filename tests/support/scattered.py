@@ -1,7 +1,5 @@
 """Writers that replace any row, as a user would write them, and what they leave in plain Python."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 

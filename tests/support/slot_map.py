@@ -1,7 +1,5 @@
 """Stores where a row replaces that in any slot, and a plain-Python model of them."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stores of every kind of column, what is done to them, and the blocks of what they hand out to be saved."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator
@@ -132,12 +130,13 @@ def blocks_of(array: Any) -> dict[Any, tuple[str | None, bytes]]:
     """The blocks of a source by key or place: marks and bytes."""
     if not isinstance(array, Lazy):
         return {}
+    rows = array.shape[0]
     if array.cuts is not None:
         cuts, keys = array.cuts, array.keys
-        assert keys is not None and len(set(keys)) == len(keys) == len(cuts) - 1 and cuts[-1] == len(array)
+        assert keys is not None and len(set(keys)) == len(keys) == len(cuts) - 1 and cuts[-1] == rows
     else:
         assert array.block is not None and array.block & array.block - 1 == 0
-        cuts = [*range(0, len(array), array.block), len(array)] if len(array) else [0]
+        cuts = [*range(0, rows, array.block), rows] if rows else [0]
         keys = range(len(cuts) - 1)
     assert array.marks is not None and len(array.marks) == len(cuts) - 1
     spans_of = zip(cuts[:-1], cuts[1:], strict=True)

@@ -1,7 +1,5 @@
 """Stacks of frames as a game gives them, and stores that recognise them."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Host stores and rows for them. Nothing here imports pytest or Hypothesis: other processes start with it quickly."""
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 from typing import Any

@@ -1,7 +1,5 @@
 """A plain-Python model of host stores, and stores that Hypothesis draws."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

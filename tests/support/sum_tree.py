@@ -1,8 +1,6 @@
 """`fbuf._algorithms.sum_tree` in numpy, and checks of both paths: CPUs go by loop, all
 else by level."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

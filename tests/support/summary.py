@@ -1,7 +1,5 @@
 """A history of writes, draws and updates kept as lists beside a buffer, from which every number of its summary is computed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

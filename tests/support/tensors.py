@@ -1,7 +1,5 @@
 """Dtypes that torch and JAX share, and the memory of arrays and tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

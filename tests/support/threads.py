@@ -1,7 +1,5 @@
 """Threads of tests: joining raises their errors, and waiting polls until a deadline that only fails the test."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

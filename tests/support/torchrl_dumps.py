@@ -1,7 +1,5 @@
 """Dumps as torchrl writes them, made by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Examples and comparisons of pytrees of arrays, and x64 under the name that this version of JAX has for it."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

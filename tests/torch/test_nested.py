@@ -1,7 +1,5 @@
 """Ragged rows as nested tensors, in and out."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Arrays and tensors across DLPack: what is shared, what is copied, and what is refused."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

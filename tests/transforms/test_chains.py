@@ -1,7 +1,5 @@
 """Chains of transforms, and what transforms and chains refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Transforms one by one: numpy says what they make of rows and batches, and each message names the fix."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Buffers with transforms, saved and loaded: what stages have learnt is kept, and chains may change as documented."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple

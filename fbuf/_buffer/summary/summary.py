@@ -134,9 +134,6 @@ class Summary:
     def _repr_html_(self) -> str:
         return text_table.html(self.buffer, self.sections())
 
-    def __rich__(self) -> Any:
-        return text_table.rich(self.buffer, self.sections())
-
 
 def _percent(share: float) -> str:
     return f"{100 * share:.{1 if share < 0.1 else 0}f} %"

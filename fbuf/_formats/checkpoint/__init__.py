@@ -15,9 +15,9 @@ Example:
 
 from fbuf._formats.checkpoint.errors import CheckpointNotFound, SchemaError, VersionError
 from fbuf._formats.checkpoint.filesystem import Disk
-from fbuf._formats.checkpoint.layout import Source
 from fbuf._formats.checkpoint.read import Saved, SavedArray, read, restore
 from fbuf._formats.checkpoint.write import Written, write
+from fbuf._host.memory.lazy_array import Source
 from fbuf._host.types import StoreCorrupted
 
 __all__ = [

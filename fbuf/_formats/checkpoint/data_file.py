@@ -70,20 +70,18 @@ class DataFile:
             self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._at = self._written_back = self._data_start
 
-    def add(self, name: str, layout: Layout, index: int, end: int, data: memoryview) -> list[int]:
-        """Write consecutive blocks; return the offset of each."""
+    def add(self, name: str, layout: Layout, index: int, data: memoryview) -> int:
+        """Write a block; return its offset."""
         start = self._at
         write_all(self._disk, self._fd, self.path, data, start)
         self._at += data.nbytes
         if self._sync and self._at - self._written_back >= _WRITEBACK_BYTES:
             self._disk.start_writeback(self._fd, self._written_back, self._at - self._written_back)
             self._written_back = self._at
-        starts = [start, *(start + np.cumsum(layout.sizes[index:end])).tolist()]
-        for i, (at, stop) in enumerate(zip(starts, starts[1:], strict=False), index):
-            self._tensors[tensor_name(name, layout, i)] = _tensor(
-                layout, i, at - self._data_start, stop - self._data_start
-            )
-        return starts[:-1]
+        kind, shape = stored(layout.dtype, layout.block_shape(index))
+        span = [start - self._data_start, self._at - self._data_start]
+        self._tensors[tensor_name(name, layout, index)] = {"dtype": kind, "shape": shape, "data_offsets": span}
+        return start
 
     def finish(self) -> FileEntry:
         """Write the header. `wait` must follow."""
@@ -205,11 +203,6 @@ def bytes_equal(one: memoryview, other: memoryview) -> bool:
     whole = one.nbytes & ~7
     words, more = (np.frombuffer(bytes[:whole], np.uint64) for bytes in (one, other))
     return bool((words == more).all()) and one[whole:] == other[whole:]
-
-
-def _tensor(layout: Layout, index: int, start: int, stop: int) -> dict[str, Any]:
-    kind, shape = stored(layout.dtype, layout.block_shape(index))
-    return {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
 
 
 def _dumps(value: Any) -> bytes:

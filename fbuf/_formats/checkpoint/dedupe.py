@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -78,13 +78,10 @@ class PendingArray:
             return
         marks, last_marks, previous = self.marks, self.entry.marks, self.previous.tolist()
         same = [j >= 0 and marks[i] is not None and marks[i] == last_marks[j] for i, j in enumerate(previous)]
-        self._reuse(np.flatnonzero(same))
+        self.keep(np.flatnonzero(same))
 
-    def keep(self, start: int, stop: int) -> None:
-        """Reuse blocks `start` to `stop` of the last save."""
-        self._reuse(np.arange(start, stop))
-
-    def _reuse(self, which: Array) -> None:
+    def keep(self, which: Any) -> None:
+        """Reuse blocks of the last save."""
         assert self.entry is not None
         j = self.previous[which]
         self.file[which], self.offset[which] = self.entry.file[j], self.entry.offset[j]
@@ -99,36 +96,6 @@ class PendingArray:
         file = self._files[self.entry.file[j]]
         assert file is not None
         return file, int(self.entry.offset[j])
-
-    def runs(self, most: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of blocks handled together: reused, new, or compared with contiguous bytes.
-
-        Runs of the last two kinds have at most `most` bytes, or one block.
-        """
-        count, sizes = len(self.file), self.plan.layout.sizes
-        if count < 2:
-            yield from ((0, 1),)[:count]
-            return
-        kind = np.where(self.file != NEW, 0, np.where(self.previous < 0, 1, 2))
-        compared = np.flatnonzero(kind == 2)
-        file, at = np.full(count, NEW, np.int64), np.zeros(count, np.int64)
-        if len(compared):
-            assert self.entry is not None
-            j = self.previous[compared]
-            file[compared], at[compared] = self.entry.file[j], self.entry.offset[j] - np.cumsum(sizes)[compared]
-        breaks = (np.diff(kind) != 0) | (np.diff(file) != 0) | (np.diff(at) != 0)
-        starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), count]
-        for start, stop in zip(starts, starts[1:], strict=False):
-            if not kind[start]:
-                yield start, stop
-                continue
-            total = 0
-            for i, size in enumerate(sizes[start:stop].tolist(), start):
-                if total and total + size > most:
-                    yield start, i
-                    start, total = i, 0
-                total += size
-            yield start, stop
 
     def blocks_in(self, file: int) -> list[int]:
         """Return the blocks that are in an older file."""

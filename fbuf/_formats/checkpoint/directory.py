@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
 from fbuf._formats.checkpoint.errors import VersionError
@@ -168,21 +168,16 @@ class Folder:
             )
         return number
 
-    def publish(
-        self, generation: int, text: bytes, sync: bool, named: bool, waiting: Callable[[], None] | None
-    ) -> None:
+    def publish(self, generation: int, text: bytes, sync: bool, named: bool) -> None:
         """Write and rename a manifest: from then on its generation is the newest.
 
         Args:
           named: Whether the names of all its data files are already synced.
-          waiting: Waits until the data file is synced; None: there is none.
         """
         new, path = self.file(partial_name(generation)), self.file(manifest_name(generation))
         write_partial(self.disk, new, text, sync, SAVE_ELSEWHERE)
         if sync and not named:
             sync_folder(self.disk, self.path)  # the data file's name, before a manifest names it
-        if waiting is not None:
-            waiting()
         with annotate_os_error("rename", new, SAVE_ELSEWHERE):
             self.disk.rename(new, path)
         if sync:

@@ -13,16 +13,15 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fbuf._formats.checkpoint.dtypes import canonical
+from fbuf._host.memory.lazy_array import Source, block_rows
 from fbuf._host.types import Array
 
-_BLOCK_BYTES = 1 << 18
 MAX_AXES = 32
-MAX_BLOCKS = 4096  # of an array that does not choose its block
 
 
 @dataclass(frozen=True)
@@ -106,41 +105,8 @@ class Layout:
         )
 
 
-def default_block(rows: int, row_bytes: int) -> int:
-    """Return the rows of a block: a power of two, about 256 KiB, and at most 4096 blocks."""
-    if not row_bytes:
-        return max(rows, 1)
-    block = 1 << max(_BLOCK_BYTES // row_bytes, 1).bit_length() - 1
-    while rows > block * MAX_BLOCKS:
-        block *= 2
-    return block
-
-
 MAX_TOTAL_BLOCKS = 1 << 19
 """Blocks of a checkpoint, so that one manifest and one file's header can name them."""
-
-
-class Source(Protocol):
-    """An array or anything sliced like one; its contents must not change during the save. Optional attributes:
-
-    - `block: int`, rows of axis 0 in one block;
-    - `cuts: Sequence[int]` and `keys: Sequence[str]` instead: the first row of each block and the end, and the key by which
-      each block is matched with the last save;
-    - `near: bool`: it is in host memory, and any slice is a view;
-    - `marks: Sequence[str | None]`, one per block: the same mark as in the last save means the same bytes, so the block is not
-      read. None: unknown; the block is read and compared.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Axis 0 is cut into blocks."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """One of `dtypes.NAMES`, of any byte order."""
-
-    def __getitem__(self, rows: Any, /) -> Any:
-        """Return rows `[a:b]`; of a source without axes, `[()]`."""
 
 
 @dataclass(frozen=True)
@@ -156,18 +122,13 @@ class Plan:
         """Return the mark of a block."""
         return None if self.marks is None else self.marks[index]
 
-    @property
-    def near(self) -> bool:
-        """Return whether several blocks may be read at once."""
-        return type(self.source) is np.ndarray or getattr(self.source, "near", False) is True
-
-    def read(self, index: int, end: int) -> Array:
-        """Return blocks as a contiguous little-endian array; several only if `near`.
+    def read(self, index: int) -> Array:
+        """Return a block as a contiguous little-endian array.
 
         Raises:
           ValueError: the source returns another dtype or shape.
         """
-        start, stop = self.layout.block_span(index)[0], self.layout.block_span(end - 1)[1]
+        start, stop = self.layout.block_span(index)
         value = np.asarray(self.source[start:stop] if self.layout.shape else self.source[()])
         wanted = (stop - start, *self.layout.shape[1:]) if self.layout.shape else ()
         dtype = value.dtype if value.dtype == self.layout.dtype else _checked_dtype(self.name, value.dtype)
@@ -204,7 +165,7 @@ def _plan(name: str, source: Source) -> Plan:
     cuts: Sequence[int] | None = getattr(source, "cuts", None)
     if cuts is None:
         block, whole = getattr(source, "block", None), Layout(shape, dtype)
-        block = default_block(whole.rows, whole.row_bytes) if block is None else int(block)
+        block = block_rows(whole.rows, whole.row_bytes) if block is None else int(block)
         if not 1 <= block < 1 << 48:
             raise ValueError(f"fbuf.save: array '{name}' has blocks of {block} rows; expected 1 or more.")
         layout = Layout(shape, dtype, block if shape else 1)

@@ -49,47 +49,23 @@ class SavedArray:
         """Return the bytes of the array."""
         return self._layout.nbytes
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("an array without axes has no length")
-        return self.shape[0]
-
-    def __repr__(self) -> str:
-        return f"SavedArray({self._name!r}, {self.dtype}{list(self.shape)})"
-
     def __getitem__(self, rows: Any) -> Array:
-        """Return a copy of rows `[a:b]`, one row, or all with `[()]` and `[...]`. Raises StoreCorrupted."""
-        if rows is Ellipsis or (isinstance(rows, tuple) and not rows):
+        """Return a copy of rows `[a:b]`, or all with `[()]`. Raises StoreCorrupted."""
+        if isinstance(rows, tuple):
             return self._rows(0, self._layout.rows).reshape(self.shape)
-        if not self.shape:
-            raise IndexError(f"array '{self._name}' has no axes; read it with [()]")
-        if isinstance(rows, slice):
-            start, stop, step = rows.indices(self.shape[0])
-            if step != 1:
-                raise IndexError(f"array '{self._name}' is read in steps of {step}; expected 1. Read it, then slice.")
-            return self._rows(start, max(start, stop))
-        row = int(rows.__index__())
-        if not -self.shape[0] <= row < self.shape[0]:
-            raise IndexError(f"row {row} of array '{self._name}', which has {self.shape[0]}")
-        return self._rows(row % self.shape[0], row % self.shape[0] + 1)[0]
+        start, stop, step = rows.indices(self.shape[0])
+        if step != 1:
+            raise IndexError(f"array '{self._name}' is read in steps of {step}; expected 1. Read it, then slice.")
+        return self._rows(start, max(start, stop))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError(f"array '{self._name}' is in a file: reading it makes a copy")
-        value = self[()]
-        return value if dtype is None else value.astype(dtype, copy=False)
+        return np.asarray(self[()], dtype)
 
     def block_places(self) -> tuple[Array, Array, Array, Array, Array]:
         """Return int64[num_blocks] each: first row, index in `Saved.files`, offset, bytes, crc32."""
         first: Array = np.array([self._layout.block_span(i)[0] for i in range(self._layout.num_blocks)], np.int64)
         entry = self._entry
         return first, entry.file, entry.offset, self._layout.sizes, entry.crc
-
-    def blocks(self) -> Iterator[tuple[int, Array]]:
-        """Yield (first row, rows) of each block, in order. Memory: one block."""
-        for i in range(self._layout.num_blocks):
-            start, stop = self._layout.block_span(i)
-            yield start, self._rows(start, stop).reshape(self._layout.block_shape(i))
 
     def find_damage(self, whole: set[tuple[str, int, int]] | None = None) -> Iterator[StoreCorrupted]:
         """Read and check the blocks not read yet; yield an error for each damaged block.

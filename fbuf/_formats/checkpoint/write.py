@@ -9,31 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import secrets
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fbuf._concurrency.parallel import BackgroundTask
 from fbuf._core.progress import Bar, Progress
-from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, bytes_equal, max_header_bytes
+from fbuf._formats.checkpoint.data_file import DataFile, max_header_bytes
 from fbuf._formats.checkpoint.dedupe import NEW, PendingArray, PreviousSave
 from fbuf._formats.checkpoint.directory import UNSYNCED_SAVES, Folder
 from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, data_name
-from fbuf._formats.checkpoint.layout import Plan, Source, plan
+from fbuf._formats.checkpoint.layout import Plan, plan
 from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, encode
 from fbuf._host.io.file import annotate_os_error
+from fbuf._host.memory.lazy_array import Source
 from fbuf._host.types import Array, StoreCorrupted, flat
 
 MAX_FILES = 64
 _STEP_BYTES = 1 << 19
-"""Bytes compared and written at once."""
+"""Bytes compared at once."""
 
 
 class Save:
@@ -45,36 +44,33 @@ class Save:
         self._columns = [PendingArray(plan, previous) for plan in plans]
         self._data: DataFile | None = None
         self._buffer = memoryview(bytearray(_STEP_BYTES))
-        self._beside = BackgroundTask("fbuf-save")
         self._header = self.written = 0
 
     def run(self, meta: dict[str, Any], progress: Progress) -> Manifest:
         """Write and publish."""
         total = sum(column.plan.layout.nbytes for column in self._columns)
-        with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar, self._beside:
+        with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar:
             return self._run(meta, bar)
 
     def _run(self, meta: dict[str, Any], bar: Bar) -> Manifest:
         self._header = self._max_header()
         for column in self._columns:
-            sizes = column.plan.layout.sizes.tolist()
-            for start, stop in column.runs(_STEP_BYTES):
-                self._save_run(column, start, stop)
-                for size in sizes[start:stop]:
-                    bar(size)
+            for i, size in enumerate(column.plan.layout.sizes.tolist()):
+                if column.file[i] == NEW:
+                    self._save_block(column, i)
+                bar(size)
         self._compact()
         files: list[FileEntry] = []
-        waiting: Callable[[], None] | None = None
         if self._data is not None:
             files.append(self._data.finish())
             self.written += files[0].size
-            waiting = self._beside.submit(self._data.wait)
+            self._data.wait()
         manifest = self._manifest(meta, files)
         text = encode(manifest)
         self._folder.remember(text, manifest)
         before = self._previous.manifest
         named = self._data is None and before is not None and all(f.synced for f in before.files)
-        self._folder.publish(self._generation, text, self._sync, named, waiting)
+        self._folder.publish(self._generation, text, self._sync, named)
         self.written += len(text)
         return manifest
 
@@ -96,70 +92,20 @@ class Save:
             if len(c.file)
         )
 
-    def _save_run(self, column: PendingArray, start: int, stop: int) -> None:
-        """Reuse the unchanged blocks of a run, and write the rest."""
-        if column.file[start] != NEW:
-            return
-        found = column.previous_place(start)
-        stored = None if found is None else self._read_previous(*found, int(column.plan.layout.sizes[start:stop].sum()))
-        step = stop - start if column.plan.near else 1  # blocks that are read at once
-        first = 0
-        for i in range(start, stop, step):
-            data = flat(column.plan.read(i, i + step))
-            there = None if stored is None else stored[first : first + data.nbytes]
-            if found is None:
-                self._write(column, i, i + step, data)
-            elif there is not None and bytes_equal(there, data):
-                column.keep(i, i + step)
-            elif there is not None and step == 1:
-                self._write(column, i, i + 1, data)
-            else:
-                self._save_changed(column, i, i + step, data, there)
-            first += data.nbytes
+    def _save_block(self, column: PendingArray, i: int) -> None:
+        """Reuse the last save's block if its bytes are the same; else write it."""
+        data, found = flat(column.plan.read(i)), column.previous_place(i)
+        if found is not None and found[0].has_bytes(data, found[1], self._buffer):
+            column.keep(i)
+        else:
+            self._write(column, i, data)
 
-    def _save_changed(
-        self, column: PendingArray, start: int, stop: int, data: memoryview, stored: memoryview | None
-    ) -> None:
-        """Compare blocks one by one; write consecutive changed blocks together."""
-        found = column.previous_place(start)
-        assert found is not None
-        file, at = found
-        spare = memoryview(bytearray(_STEP_BYTES)) if stored is None else stored
-        sizes = [*column.plan.layout.sizes[start:stop].tolist(), 0]
-        begin, first = start, 0  # of the blocks that are to be written, and their bytes
-        end = 0
-        for i, size in enumerate(sizes, start):
-            part = data[end : end + size]
-            kept = i == stop or (
-                file.has_bytes(part, at + end, spare) if stored is None else bytes_equal(stored[end : end + size], part)
-            )
-            if kept:
-                if begin < i:
-                    self._write(column, begin, i, data[first:end])
-                if i < stop:
-                    column.keep(i, i + 1)
-                begin, first = i + 1, end + size
-            end += size
-
-    def _read_previous(self, file: OpenFile, at: int, size: int) -> memoryview | None:
-        """Return bytes of an older file, unless they are many or unreadable."""
-        if size > _STEP_BYTES:
-            return None
-        try:
-            file.read(self._buffer[:size], at)
-        except StoreCorrupted:  # perhaps not all of it
-            return None
-        return self._buffer[:size]
-
-    def _write(self, column: PendingArray, start: int, stop: int, data: memoryview) -> None:
-        """Write consecutive blocks."""
+    def _write(self, column: PendingArray, i: int, data: memoryview) -> None:
         if self._data is None:
             path = self._folder.file(data_name(self._generation))
             self._data = DataFile(self._folder.disk, path, self._header, self._id, self._sync)
-        ends = [0, *np.cumsum(column.plan.layout.sizes[start:stop]).tolist()]
-        column.crc[start:stop] = [zlib.crc32(data[a:b]) for a, b in itertools.pairwise(ends)]
-        column.offset[start:stop] = self._data.add(column.plan.name, column.plan.layout, start, stop, data)
-        column.file[start:stop] = NEW
+        column.offset[i] = self._data.add(column.plan.name, column.plan.layout, i, data)
+        column.file[i], column.crc[i] = NEW, zlib.crc32(data)
 
     def _live(self) -> list[int]:
         """Return the bytes in use of each old file."""
@@ -199,8 +145,8 @@ class Save:
         except StoreCorrupted:
             whole = False
         if not whole:  # damaged on the disk: the source has it still
-            data = flat(column.plan.read(i, i + 1))
-        self._write(column, i, i + 1, data)
+            data = flat(column.plan.read(i))
+        self._write(column, i, data)
 
     def _sync_old_file(self, f: int) -> FileEntry:
         """Return an old file's entry; sync it if its save did not."""

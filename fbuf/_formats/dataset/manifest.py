@@ -100,7 +100,7 @@ def finish(
       pieces: Each once, in the order of their rows.
       meta: JSON to save with them.
     Raises:
-      ValueError: a segment is missing, repeated, lacks these rows, or has other leaves than the first.
+      ValueError: a segment is missing or repeated.
       StoreCorrupted: a segment is damaged. OSError: the disk is full, or fails; the previous file is intact.
     """
     base = directory.root(path)
@@ -119,26 +119,7 @@ def finish(
                 f"finish: segment {used.number} is not at {base}. Leave it out, or write and commit it."
             ) from None
         schema = info.schema if schema is None else schema
-        if info.schema.texts != schema.texts or info.schema.structure != schema.structure:
-            raise ValueError(
-                f"finish: rows of segment {used.number} are {info.schema.texts}; expected {schema.texts}, as in segment "
-                f"{pieces[0].number}."
-            )
-        if info.schema.kinds != schema.kinds:
-            raise ValueError(
-                f"finish: leaves of segment {used.number} are stored as {info.schema.kinds}; expected {schema.kinds}, as in "
-                f"segment {pieces[0].number}. Write it again, with the same codec."
-            )
         stop = info.rows if used.stop is None else used.stop
-        if not 0 <= used.begin < stop <= info.rows:
-            raise ValueError(
-                f"finish: rows are {used.begin} to {stop} of segment {used.number}, but it has {info.rows}."
-            )
-        if used.cut and schema.texts.get(TRUNCATED) != "bool[]":
-            raise ValueError(
-                f"finish: segment {used.number} is cut, but rows have no leaf '{TRUNCATED}' of bool[] (they have "
-                f"{', '.join(schema.names)})."
-            )
         segments.append(SegmentEntry(used.number, info.save, used.begin, stop, bool(used.cut)))
     assert schema is not None
     manifest = Manifest(schema, tuple(segments), meta)

@@ -83,7 +83,7 @@ class SegmentWriter:
         """Append rows in order of time: `[N, *shape]` by leaf name.
 
         Raises:
-          ValueError, TypeError: leaves are missing, or have other shapes or dtypes. Nothing was added.
+          ValueError, KeyError: leaves have other shapes or dtypes, or are missing. Nothing was added.
         """
         self._check_open("append")
         arrays, number = self._checked_rows(rows)
@@ -103,29 +103,16 @@ class SegmentWriter:
             self._last = {name: np.array(arrays[name][-1:]) for name in self._large}
 
     def _checked_rows(self, rows: Mapping[str, Any]) -> tuple[dict[str, Array], int]:
-        names = self.schema.names
-        wrong = [n for n in (*names, *rows) if n not in rows or n not in names]
-        if wrong:
-            what = "missing" if wrong[0] in names else "not in the schema"
-            raise ValueError(
-                f"SegmentWriter.append: leaf '{wrong[0]}' is {what} (got: {', '.join(rows) or 'nothing'}; expected: "
-                f"{', '.join(names)})."
-            )
-        arrays = {name: np.asarray(rows[name]) for name in names}
-        number = {len(a) if a.ndim else -1 for a in arrays.values()}
+        arrays = {name: np.asarray(rows[name]) for name in self.schema.names}
+        number = len(next(iter(arrays.values())))
         for leaf in self.schema.leaves:
-            array = arrays[leaf.name]
-            if array.dtype != leaf.dtype:
-                raise TypeError(
-                    f"SegmentWriter.append: leaf '{leaf.name}' is {array.dtype}; expected {leaf.dtype}. Cast with "
-                    f"x.astype('{leaf.dtype.name}')."
-                )
-            if array.ndim != len(leaf.shape) + 1 or array.shape[1:] != leaf.shape or len(number) > 1:
+            array, shape = arrays[leaf.name], (number, *leaf.shape)
+            if array.dtype != leaf.dtype or array.shape != shape:
                 raise ValueError(
-                    f"SegmentWriter.append: leaf '{leaf.name}' has shape {list(array.shape)}; expected "
-                    f"{['N', *leaf.shape]}, N the same for all leaves."
+                    f"SegmentWriter.append: leaf '{leaf.name}' is {array.dtype}{list(array.shape)}; expected "
+                    f"{leaf.dtype}{list(shape)}."
                 )
-        return arrays, number.pop()
+        return arrays, number
 
     def _check_open(self, call: str) -> None:
         if not self._open:

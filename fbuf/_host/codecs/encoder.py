@@ -84,7 +84,7 @@ class Coder:
         Raises:
           StoreCorrupted: A chunk is damaged.
         """
-        encoded, plain, unpackers = iter(chunks), iter(opened), dict[Dictionary | None, Unpack]()
+        encoded, plain, decode = iter(chunks), iter(opened), self.decoder()
         rows = memoryview(b"")
         for next_chunk, out, to, source in copies:
             if next_chunk:
@@ -96,10 +96,7 @@ class Coder:
                     rows = cached
                 else:
                     data, crc, dictionary, address = chunk
-                    unpack = unpackers.get(dictionary)
-                    if unpack is None:
-                        unpack = unpackers[dictionary] = self._unpacker(dictionary)
-                    rows = unpack(data, crc)
+                    rows = decode(data, crc, dictionary)
                     if cache is not None:
                         rows = rows if rows.readonly else memoryview(bytes(rows))  # not the scratch of the next chunk
                         cache.put(address, rows)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import zstandard
 
@@ -80,9 +79,7 @@ def compressor(level: int, size: int, dictionary: Dictionary | None = None, **se
         write_dict_id=False,
         **search,
     )
-    if dictionary is None:
-        return zstandard.ZstdCompressor(compression_params=parameters)
-    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data)
+    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data if dictionary else None)
 
 
 def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1, expand: Expand | None = None) -> Unpack:
@@ -91,9 +88,8 @@ def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1, 
     Args:
       packed, expand: Frames of `packed` bytes are allowed too; `expand` makes rows of them.
     """
-    settings: dict[str, Any] = {} if dictionary is None else {"dict_data": dictionary.data}
     seed = checksum(b"", dictionary)
-    decompress = zstandard.ZstdDecompressor(**settings).decompress
+    decompress = zstandard.ZstdDecompressor(dict_data=dictionary.data if dictionary else None).decompress
     content_size, crc32 = zstandard.frame_content_size, zlib.crc32
 
     def unpack(data: memoryview, expected: int | None = None) -> memoryview:

@@ -111,12 +111,6 @@ class DirtyBlocks:
         return Lazy(shape, dtype, held.read, block=self.block, marks=marks)
 
 
-class NothingStaged:
-    """Stand for a batch that needs no staging."""
-
-    incompressible = False
-
-
 class RawColumn(ColumnData):
     """The newest `depth` rows of each lane, as they are."""
 
@@ -128,20 +122,11 @@ class RawColumn(ColumnData):
         self.touched = 0  # rows a lane written so far, at most depth
         self._tracked = DirtyBlocks(depth, lanes * self.row)
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes written to so far; the rest of the array is address space only."""
+    def size(self, count: Array) -> int:
+        """Return the bytes written to so far, of expired rows too; the rest of the array is address space only."""
         return self.array.nbytes // max(self.depth, 1) * self.touched
 
-    def size(self, count: Array) -> int:
-        """Return `nbytes`; expired rows take as much as live ones."""
-        return self.nbytes
-
-    def stage(self, batch: Batch, rows: Array) -> NothingStaged:
-        """Do nothing: rows are copied by `commit`."""
-        return NothingStaged()
-
-    def commit(self, batch: Batch, rows: Array, staged: NothingStaged) -> None:
+    def commit(self, batch: Batch, rows: Array, staged: None) -> None:
         """Copy the newest rows of a batch."""
         depth, array = self.depth, self.array
         self.touched = min(max(self.touched, int(batch.after.max())), depth)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fbuf._host.columns.raw import DirtyBlocks, NothingStaged
+from fbuf._host.columns.raw import DirtyBlocks
 from fbuf._host.interfaces import Batch, ColumnData, InvalidRows
 from fbuf._host.io.directory import Folder
 from fbuf._host.io.file import File, existing
@@ -135,7 +135,7 @@ class RawFileColumn(ColumnData):
         """Return 0: rows are in the page cache only."""
         return 0
 
-    def stage(self, batch: Batch, rows: Array) -> NothingStaged:
+    def stage(self, batch: Batch, rows: Array) -> None:
         """Write the rows to places of expired ones."""
         if batch.uniform:
             stop = int(batch.after[0])
@@ -157,7 +157,6 @@ class RawFileColumn(ColumnData):
             step, lane, count = batch.places()
             kept = count >= batch.after[lane] - self.depth
             self.put(lane[kept], count[kept], rows[step[kept], lane[kept]])
-        return NothingStaged()
 
     @staticmethod
     def _write(file: File, data: memoryview, first: int, head: int, size: int, start: int) -> None:
@@ -242,7 +241,7 @@ class RawFileColumn(ColumnData):
             self.unchecked[at[~wrong[new]]] = False
         return wrong
 
-    def commit(self, batch: Batch, rows: Array, staged: NothingStaged) -> None:
+    def commit(self, batch: Batch, rows: Array, staged: None) -> None:
         """Do nothing: `stage` wrote the rows, and the store's count makes them readable."""
 
     def saved(self, count: Array) -> Lazy:

@@ -17,25 +17,29 @@ import numpy as np
 from fbuf._host.types import Array, unfit
 
 BLOCK_BYTES = 1 << 18
-_MOST_BLOCKS = 4096  # of one array
+MAX_BLOCKS = 4096  # of one array
 
 
 class Source(Protocol):
-    """An array that is saved under one name."""
+    """An array or anything sliced like one; its contents must not change during a save. Optional attributes:
+
+    - `block: int`, rows of axis 0 in one block;
+    - `cuts: Sequence[int]` and `keys: Sequence[str]` instead: the first row of each block and the end, and the key by which
+      each block is matched with the last save;
+    - `marks: Sequence[str | None]`, one per block: the same mark as in the last save means the same bytes, so the block is not
+      read. None: unknown; the block is read and compared.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the sizes."""
+        """Axis 0 is cut into blocks."""
 
     @property
     def dtype(self) -> Any:
-        """Return the numpy dtype."""
+        """A numpy dtype, of any byte order."""
 
-    def __getitem__(self, rows: slice, /) -> Any:
-        """Return rows of the first axis, as an array."""
-
-    def __array__(self) -> Any:
-        """Return all of it."""
+    def __getitem__(self, rows: Any, /) -> Any:
+        """Return rows `[a:b]`; of a source without axes, `[()]`."""
 
 
 Sources = Mapping[str, Source]
@@ -72,24 +76,6 @@ class Lazy:
         self.block, self.cuts, self.keys, self.marks = block, cuts, keys, marks
         self._read = read
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    @property
-    def ndim(self) -> int:
-        """Return the number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Return the number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes it takes when it is read."""
-        return self.size * self.dtype.itemsize
-
     def __getitem__(self, rows: slice) -> Array:
         start, stop, step = rows.indices(self.shape[0])
         if step != 1:
@@ -97,13 +83,8 @@ class Lazy:
         return self._read(start, max(start, stop))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("Lazy: copy is False, but there is no array yet; expected True or None.")
         whole = self._read(0, self.shape[0])
         return whole.astype(self.dtype if dtype is None else dtype, copy=bool(copy) and not whole.flags.owndata)
-
-    def __repr__(self) -> str:
-        return f"Lazy({self.dtype}{list(self.shape)})"
 
 
 class Identity:
@@ -130,7 +111,7 @@ os.register_at_fork(after_in_child=Identity.renew)
 def block_rows(rows: int, nbytes: int) -> int:
     """Return the rows of a block, of `rows` rows of this size: a power of two."""
     fit = max(BLOCK_BYTES // max(nbytes, 1), 1)
-    return max(1 << fit.bit_length() - 1, 1 << max(-(-rows // _MOST_BLOCKS) - 1, 0).bit_length())
+    return max(1 << fit.bit_length() - 1, 1 << max(-(-rows // MAX_BLOCKS) - 1, 0).bit_length())
 
 
 def pieces(parts: Sequence[tuple[str, str | None, int, Callable[[], Array]]]) -> Lazy:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fbuf._host.columns.spec import Column, check, check_request, column_at
+from fbuf._host.columns.spec import Column
 from fbuf._host.interfaces import Fetch
 from fbuf._host.store.read_ahead import PendingRows, ReadAhead, Reading
 from fbuf._host.types import Array, flat, raise_if_corrupted, records_errors
@@ -57,8 +57,6 @@ class TicketReads(abc.ABC):
           ValueError, TypeError, StoreClosed: As for `write`.
         Cost: 3 ms for 256 pairs of 4-stacks of 84x84 with Zstd, half of it in zstd; some 100 us a call.
         """
-        for index, tickets, out in requests:
-            check_request(self.columns, index, tickets, out)
         reading = self._look_up([(column, tickets) for column, tickets, _ in requests])
         return self._run(reading, [out for *_, out in requests])
 
@@ -74,11 +72,8 @@ class TicketReads(abc.ABC):
         Cost: some 100 us; the rows of the last two requests stay in memory.
         """
         copies = [(column, tickets.copy()) for column, tickets in requests]
-        rows = []
-        for index, tickets in copies:
-            column = column_at("Store.request", self.columns, index)
-            check("Store.request", "tickets", tickets, np.dtype(np.uint64), tickets.shape)
-            rows.append(((*tickets.shape, *column.shape), column.dtype))
+        columns = self.columns
+        rows = [((*tickets.shape, *columns[i].shape), columns[i].dtype) for i, tickets in copies]
         return self._ahead.begin(self._look_up(copies), copies, rows)
 
     @records_errors
@@ -88,8 +83,6 @@ class TicketReads(abc.ABC):
         Waits for a request that is running. A request that failed, was dropped or asked for other rows is no error: the
         rows are read now, which raises their errors.
         """
-        for index, tickets, out in requests:
-            check_request(self.columns, index, tickets, out)
         ok = self._ahead.take(number, requests)
         return self.read(requests) if ok is None else ok
 

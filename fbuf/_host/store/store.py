@@ -23,7 +23,7 @@ import numpy as np
 
 from fbuf._host.columns import recompress
 from fbuf._host.columns.raw_file import RawFileColumn
-from fbuf._host.columns.spec import Column, check_patch, check_rows, check_slots, one_by_one
+from fbuf._host.columns.spec import Column, one_by_one
 from fbuf._host.interfaces import Batch, ColumnData, Tickets, ranges
 from fbuf._host.io.directory import Folder
 from fbuf._host.memory.lazy_array import Sources, expect, within
@@ -72,16 +72,6 @@ class Store(TicketReads):
         streams: bool = True,
         folder: Folder | None = None,
     ) -> None:
-        sizes = {"columns": len(columns), "lanes": lanes, "length": length}
-        for name, value in (sizes | {"slack": slack, "first_seq": first_seq, "cache": cache}).items():
-            least = int(name in sizes)
-            if value < least:
-                raise ValueError(f"Store: {name} is {value}; expected {least} or more. Pass {name}={least}.")
-        if folder is not None and not streams:
-            raise ValueError(
-                "Store: rows in files are streams; expected a writer that replaces the oldest. Use writers.Ring(), or a "
-                "storage without a path."
-            )
         super().__init__()
         self.columns = tuple(columns) if streams else tuple(one_by_one(c) for c in columns)
         self.lanes = lanes
@@ -145,10 +135,12 @@ class Store(TicketReads):
           StoreClosed: after `close`.
         Cost: about 2.5 to 4 us a frame of 84x84 with Zstd, one copy without codec; some 20 us a call.
         """
-        keep = check_rows(self.columns, self.lanes, rows, keep)
-        n, places = len(rows[0]), self._slots
-        if places is not None:
-            keep = check_slots(slots, keep, (n, self.lanes), self.lanes * self.length)
+        n = len(rows[0])
+        if slots is not None:
+            inside = (slots >= 0) & (slots < self.lanes * self.length)
+            keep = inside if keep is None else inside & keep
+        if keep is not None and keep.all():
+            keep = None
         with self._writing:
             self._check_open()
             if self._folder is None:
@@ -193,7 +185,7 @@ class Store(TicketReads):
         with self._undone(parts, staged):
             for i, part in enumerate(parts):
                 stage = part.stage(batch, batch.rows[i])
-                if stage.incompressible:
+                if stage is not None and stage.incompressible:
                     parts[i] = self._make.as_ring(i, part, self._count, n)
                     stage = parts[i].stage(batch, batch.rows[i])
                 staged.append(stage)
@@ -404,7 +396,6 @@ class Store(TicketReads):
           ValueError, TypeError, StoreClosed: as for `write`.
         Cost: one Python object and one small frame a row: for corrections, not for streams.
         """
-        check_patch(self.columns, tickets, keep, fields)
         new = tickets.copy()
         with self._writing:
             self._check_open()

@@ -164,16 +164,12 @@ def split(call: str, dataset_id: str) -> tuple[str, int]:
     Raises:
       ValueError: there is no such data set; the text names similar ones.
     """
-    ids = available()
-    if dataset_id in ids:
-        game, _, run = dataset_id.partition("/")
-        return game, int(run)
     game, _, run = str(dataset_id).partition("/")
-    folded = {"".join(c for c in name.lower() if c.isalnum()): name for name in GAMES}
-    wanted = "".join(c for c in game.lower() if c.isalnum())
-    near = difflib.get_close_matches(wanted, folded, n=3, cutoff=0.6)
-    number = run if run in {str(n) for n in range(1, RUNS + 1)} else "1"
-    hints = [f"{folded[name]}/{number}" for name in near] or ["Pong/1", "Breakout/1"]
+    if dataset_id in available():
+        return game, int(run)
+    folded = {name.lower(): name for name in GAMES}
+    near = difflib.get_close_matches(game.lower(), folded, n=3) or ["pong", "breakout"]
+    hints = [f"{folded[name]}/{run if run in '12345' and run else 1}" for name in near]
     raise ValueError(
         f"{call}: id is {dataset_id!r}; expected '<Game>/<run>' with a run from 1 to {RUNS}. Near: {', '.join(hints)}. "
         f"All: fbuf.datasets.available()."

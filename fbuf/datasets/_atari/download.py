@@ -100,8 +100,9 @@ def _bring(ask: plan.Request) -> plan.Whole:
     listing = _list(ask, address)
     wanted = sorted(listing) if ask.pieces is None else ask.pieces
     if unlisted := [number for number in wanted if number not in listing]:
-        known = _spans(sorted(listing))
-        raise SourceError(f"{ask.call}: {ask.id} has no piece {unlisted[0]} at {address}; pieces= may have {known}.")
+        raise SourceError(
+            f"{ask.call}: {ask.id} has no piece {unlisted[0]} at {address}; pieces= may have {sorted(listing)}."
+        )
     for number in wanted:
         if number in now.pieces:
             _check_same(ask, number, now.pieces[number], listing[number])
@@ -199,17 +200,6 @@ def _check_disk(ask: plan.Request, missing: _Listing, arriving: int) -> None:
             f"nothing was downloaded. Pass fewer pieces= or another root="
         )
         raise SpaceError(errno.ENOSPC, text)
-
-
-def _spans(numbers: list[int]) -> str:
-    """Return ascending numbers as text: `0-48, 50`."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def _explained(ask: plan.Request, number: int, error: BaseException) -> Exception:

@@ -89,10 +89,7 @@ def selected(call: str, pieces: Selection) -> list[int] | None:
     """
     if pieces is None:
         return None
-    try:
-        numbers = [pieces] if isinstance(pieces, int) else list(pieces)
-    except TypeError:
-        numbers = [pieces]  # type: ignore[list-item]
+    numbers = list(pieces) if isinstance(pieces, Iterable) else [pieces]
     for number in numbers:
         if isinstance(number, bool) or not hasattr(number, "__index__") or not 0 <= number < RUNS:
             raise TypeError(f"{call}: pieces has {number!r}; expected numbers of pieces, as pieces=range(10).")

@@ -1,7 +1,5 @@
 """Counts of every dtype and layout, and `Deduplicated.fit` on ten games."""
 
-from __future__ import annotations
-
 import math
 
 import jax

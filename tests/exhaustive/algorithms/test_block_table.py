@@ -1,7 +1,5 @@
 """`fbuf._algorithms.block_table`: every hash, large tables, and loops in place."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.block_table import (

@@ -1,7 +1,5 @@
 """Further cases of blocktable, which take long: see `tests/more/algorithms/test_block_table.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Keyed permutations of very many numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.algorithms.test_permutation import is_permutation, order

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F401, F811
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Checkpoints: every storage with every sampler, capacities, many kills, and resized states."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Keys that are used twice, with every sampler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

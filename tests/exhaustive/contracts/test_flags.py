@@ -1,7 +1,5 @@
 """Further cases of flags: see `tests/contracts/test_flags.py`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_method, flags, given, plain

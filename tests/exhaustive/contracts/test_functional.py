@@ -1,7 +1,5 @@
 """Further cases of functional: see `tests/contracts/test_functional.py`."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from jax import export
 
 import fbuf
-from tests.more.contracts.test_functional import test_no_method_calls_back_to_the_host  # noqa: F401
+from tests.more.contracts.test_functional import test_grad_around_sample, test_no_method_calls_back_to_the_host  # noqa: F401
 from tests.support.functional import (
     BATCH,
     BUFFERS,
@@ -26,6 +24,11 @@ from tests.support.functional import (
 )
 from tests.support.processes import devices, run_python
 from tests.support.trees import close, same
+
+
+@pytest.fixture(params=[lambda loss: loss], ids=["plain"])
+def wrap(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.mark.parametrize("name", BUFFERS)

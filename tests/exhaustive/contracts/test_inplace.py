@@ -1,7 +1,5 @@
 """Further cases of inplace: see `tests/contracts/test_inplace.py`."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -11,6 +9,8 @@ import pytest
 
 from fbuf.testing import assert_inplace
 from tests.more.contracts.test_inplace import (
+    test_masks_and_priorities_are_in_place,  # noqa: F401
+    test_other_verbs_are_in_place,  # noqa: F401
     test_whole_trainers_are_in_place,  # noqa: F401
     trainer,  # noqa: F401
 )
@@ -83,6 +83,16 @@ def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler:
     ids=str,
 )
 def recipe(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=[None])
+def lanes(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=["add", "set"])
+def verb(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 

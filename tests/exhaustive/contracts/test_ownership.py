@@ -1,7 +1,10 @@
 """The tests of ownership with the other host storages."""
 
+import gc
+
 import pytest
 
+import fbuf
 from tests.contracts.test_ownership import (  # noqa: F401
     gate,
     nothing_left,
@@ -20,6 +23,21 @@ from tests.more.contracts.test_ownership import (  # noqa: F401
     test_shapes_and_compilation_ahead_of_time,
     test_twenty_notebook_cells,
 )
+from tests.support.ownership import agree, filled, make
+from tests.support.threads import Thread
+
+
+def test_opening_and_dropping_in_threads() -> None:
+    buffer = make("host")
+
+    def work(first: int) -> None:
+        for i in range(20):
+            assert agree(buffer.rows(filled(buffer, first + i)))[0] == first + i
+
+    for thread in [Thread(work, 1000 * i) for i in range(3)]:
+        thread.ends()
+    gc.collect()
+    assert fbuf.stores() == []
 
 
 @pytest.fixture(params=["host", "memmap"])

@@ -1,7 +1,5 @@
 """Hostile checkpoints: many mutations."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Checkpoints survive faults: many seeds of random kills, power failures, damage and sequences."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.checkpoint_faults import (

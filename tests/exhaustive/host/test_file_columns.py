@@ -1,7 +1,5 @@
 """Test writes to files that fail at each call, with larger batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

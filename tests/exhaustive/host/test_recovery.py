@@ -1,7 +1,5 @@
 """Test stores in files after more kills and power failures, and every single damage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Test that host stores used for long take constant memory."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

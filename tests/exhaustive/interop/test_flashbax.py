@@ -1,7 +1,5 @@
 """Priorities of flashbax's other buffers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Further cases: see `tests/more/interop/test_interop.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

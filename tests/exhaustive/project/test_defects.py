@@ -1,7 +1,5 @@
 """Both sides of every row of the table of defects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -1,7 +1,5 @@
 """Every installed peer of the benchmarks: see `tests/more/project/test_peers.py`."""
 
-from __future__ import annotations
-
 import sys
 from importlib import machinery, metadata, util
 from pathlib import Path

@@ -16,8 +16,23 @@ import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Ragged, Zstd
 from fbuf.views import Episode, Row, Sequence, Transition
-from tests.more.storages.test_ragged import MAXIMUM, PADDED  # noqa: F401
+from tests.more.storages.test_ragged import (  # noqa: F401
+    MAXIMUM,
+    PADDED,
+    test_a_donated_step_copies_nothing,
+    test_batches_are_those_of_device,
+)
 from tests.support.ragged import check_growth, check_history, same
+
+
+@pytest.fixture(params=[Row()], ids=str)
+def view(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(params=[(Epoch(), 2), (Prioritized(), None)], ids=str)
+def case(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @given(

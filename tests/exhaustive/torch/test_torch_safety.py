@@ -1,7 +1,5 @@
 """The other storages, with and without prefetch: see `tests/torch/test_torch_safety.py`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.more.torch.test_torch_safety import test_writes_are_in_place_while_batches_are_held  # noqa: F401

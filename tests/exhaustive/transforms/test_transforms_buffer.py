@@ -25,8 +25,14 @@ from fbuf.transforms import (
     Stack,
 )
 from fbuf.views import Sequence
+from tests.more.transforms.test_transforms_buffer import test_steps_are_in_place  # noqa: F401
 from tests.support.transforms import BATCH, EXAMPLE, VIEWS, apart, close, given_rows, laned_windows, make
 from tests.support.trees import same
+
+
+@pytest.fixture(params=[{}], ids=["plain"])
+def settings(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 def test_eager_jitted_scanned_and_donated() -> None:

@@ -21,12 +21,18 @@ from fbuf.samplers import Epoch, Prioritized, Uniform
 from fbuf.storages import DataSet
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
+from tests.more.writers.test_frozen import test_eager_jitted_scanned_and_donated
 from tests.support import pieces
 from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
 from tests.support.trees import same
 from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
 
 CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) not in REFUSED]
+
+
+@pytest.fixture(params=[Uniform()])
+def sampler(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.mark.parametrize(("sampler", "view"), CASES)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tests.writers.test_reservoir import check_inplace, held_sets
+from fbuf.views import Sequence, Transition
+from tests.writers.test_reservoir import buffer_of, check_inplace, held_sets
 
 
 def test_every_row_of_a_long_stream_is_equally_likely() -> None:
@@ -14,6 +17,12 @@ def test_every_row_of_a_long_stream_is_equally_likely() -> None:
     # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
     spread = (counts - 2000) ** 2 / 2000 / (1 - 20 / 300)
     assert abs(spread.sum() * 299 / 300 - 299) / np.sqrt(2 * 299) < 4
+
+
+@pytest.mark.parametrize("view", [Transition(autoreset="same_step"), Sequence(4, autoreset="same_step")], ids=str)
+def test_views_of_neighbouring_rows_are_refused(view: Any) -> None:
+    with pytest.raises(ValueError, match=r"reads neighbouring rows, but Reservoir\(\) may replace any"):
+        buffer_of(view=view)
 
 
 @pytest.mark.optimized

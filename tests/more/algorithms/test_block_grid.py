@@ -1,7 +1,5 @@
 """`fbuf._algorithms.block_grid`: any shape and block, 64 bits, `vmap` and strict flags."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from hypothesis import assume, example, given
 from hypothesis import strategies as some

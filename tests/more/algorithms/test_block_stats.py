@@ -1,7 +1,5 @@
 """`Deduplicated.fit`: the choice among all candidates, leaves together and apart, lanes and noise."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fbuf._algorithms import block_stats

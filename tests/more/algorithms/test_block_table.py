@@ -1,7 +1,5 @@
 """`fbuf._algorithms.block_table`: bad hashes, load, loops and rebuilding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """More of keyed permutations: large numbers, vmap, neighbours."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

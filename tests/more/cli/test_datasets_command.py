@@ -1,7 +1,5 @@
 """Further cases of `python -m fbuf datasets`: see `tests/cli/test_datasets_command.py`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

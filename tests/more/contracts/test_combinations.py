@@ -1,7 +1,5 @@
 """Further cases of combinations: see `tests/contracts/test_combinations.py`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.combinations import SOME, check_storages_agree

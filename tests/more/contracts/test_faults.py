@@ -1,7 +1,5 @@
 """Faults with more storages and samplers."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Further cases of flags: see `tests/contracts/test_flags.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Further cases of functional: see `tests/contracts/test_functional.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path
@@ -37,9 +35,14 @@ def loss(weight: jax.Array, state: Any, key: Any) -> Any:
     return jnp.mean(batch.weight * error**2), (state, batch, error)
 
 
-def test_grad_around_sample() -> None:
+@pytest.fixture(params=[jax.checkpoint])
+def wrap(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_grad_around_sample(wrap: Any) -> None:
     weight = jnp.float32(0.5)
-    gradient = jax.jit(jax.grad(jax.checkpoint(loss), has_aux=True))
+    gradient = jax.jit(jax.grad(wrap(loss), has_aux=True))
     slope, (state, batch, error) = gradient(weight, filled(), KEY)
     alone = RICH.peek(filled(), KEY, BATCH)
     same(batch.index, alone.index)

@@ -61,8 +61,14 @@ def test_orders_are_in_place_with_other_writers(form: str, writer: str, order: s
     check_writer(form, writer, "prioritized", order)
 
 
-def test_masks_and_priorities_are_in_place() -> None:
-    buffer, axes = buffer_of("prioritized", "transition"), (ROWS, LANES)
+@pytest.fixture(params=[LANES])
+def lanes(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_masks_and_priorities_are_in_place(lanes: int | None) -> None:
+    buffer = buffer_of("prioritized", "transition", lanes=lanes)
+    axes = (ROWS,) if lanes is None else (ROWS, lanes)
 
     def step(state: Any, rows: Any, mask: Any, priority: Any, key: Any) -> Any:
         state, batch = buffer.sample(state, key, BATCH)
@@ -79,7 +85,11 @@ def test_masks_and_priorities_are_in_place() -> None:
     state_of(buffer, memory.bound)
 
 
-@pytest.mark.parametrize("verb", ["last", "get", "rebuild", "add, ranked"])
+@pytest.fixture(params=["last", "get", "rebuild", "add, ranked"])
+def verb(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 def test_other_verbs_are_in_place(verb: str) -> None:
     buffer = buffer_of({"rebuild": "everything", "add, ranked": "ranked"}.get(verb, "prioritized"), "transition")
     state = jax.eval_shape(buffer.init, ROW)

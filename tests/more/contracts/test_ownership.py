@@ -1,7 +1,5 @@
 """Further cases of ownership: see `tests/contracts/test_ownership.py`."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import threading

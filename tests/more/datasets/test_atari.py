@@ -1,7 +1,5 @@
 """`fbuf.datasets.atari_dqn`: real games, damaged files, and processes that are killed, interrupted and measured."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Processes killed while they write a data set; another resumes their work."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

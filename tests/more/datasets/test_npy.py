@@ -1,7 +1,5 @@
 """The tests of gzipped .npy files with isal in place of the standard library's gzip."""
 
-from __future__ import annotations
-
 from isal import igzip
 
 from fbuf.datasets._remote import _gzip

@@ -1,7 +1,5 @@
 """`VectorAtari`: real games, rows that line up, ends that keep their frame, the same for a seed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Double DQN learns to catch: see `tests/demo/test_catch.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

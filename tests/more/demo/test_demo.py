@@ -1,7 +1,5 @@
 """The demo: storages train alike, rows are those played, and mistakes on the command line are described."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys
@@ -104,16 +102,13 @@ def test_the_target_network_follows_every_period(runs):
 
 def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
     path = tmp_path / "picture.png"
-    _report.plot(list(runs.values()), path)
+    _report.plot(runs["device"], path)
     assert path.read_bytes().startswith(PNG) and path.stat().st_size > 50_000
     whole = runs["device"]
     short = {"losses": whole.losses[:1], "td_errors": whole.td_errors[:1], "memory": whole.memory[:1]}
     result = dataclasses.replace(whole, episodes=[], steps_per_second=float("nan"), **short)
-    assert "none ended" in _report.table([result])
-    _report.plot([result], path)
-
-
-# --------------------------------------------------------------------------------------------- command line
+    assert "none ended" in _report.table(result)
+    _report.plot(result, path)
 
 
 def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
@@ -123,9 +118,9 @@ def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monk
         "--game Brekout": r"--game is 'Brekout'; .* Near: breakout",
         "--steps 0": r"--steps is 0; expected 1 or more\. Use --steps 2000",
         "--seed -1": r"--seed is -1; .* Use --seed 0",
-        "--out .": r"--out \. is a folder; expected a file\. Use --out fbuf-demo\.png",
-        "--out a.pdf": r"--out a\.pdf does not end in \.png\. Use --out a\.png",
-        "--out nowhere/a.png": r"no folder nowhere\. Make it: mkdir -p nowhere",
+        "--out .": r"--out \. does not end in \.png",
+        "--out a.pdf": r"--out a\.pdf does not end in \.png\. Use --out a\.pdf\.png",
+        "--out nowhere/a.png": r"--out nowhere/a\.png: No such file or directory\. Choose another",
         "--out /proc/a.png": r"--out /proc/a\.png: .* Choose another",
     }
     for arguments, message in cases.items():

@@ -1,7 +1,5 @@
 """A data set whose making ends at any call of the disk: see `tests/formats/test_dataset.py`."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

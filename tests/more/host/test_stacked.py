@@ -1,7 +1,5 @@
 """Test stacks given as rows: damage, failures, threads, and memory."""
 
-from __future__ import annotations
-
 import gc
 import pkgutil
 import threading

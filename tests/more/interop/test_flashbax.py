@@ -1,7 +1,5 @@
 """States and Vaults that flashbax made, row by row and priority by priority."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings
@@ -108,9 +106,6 @@ def test_priorities_are_those_of_flashbax(buffer_kind):
     # Rows that begin no window have the largest recorded priority.
     new = np.array([chance[t] for t in chance if leaf[t] == 0]) / ratio[0]
     np.testing.assert_allclose(new, float(state.sum_tree_state.max_recorded_priority), rtol=2e-5)
-
-
-# ------------------------------------------------------------------------------------------------------- Vaults
 
 
 def vault(folder, lanes: int = 2, number: int = 24):

@@ -1,16 +1,20 @@
 """Every bit of an npz and many of a compressed h5, flipped."""
 
-from __future__ import annotations
-
 import numpy as np
+import pytest
 
 from fbuf.interop import from_arrays, to_file
 from tests.support.interop_hostile import check_flips, check_truncations, written
 from tests.support.processes import run_python
 
 
-def test_every_truncation_and_flipped_bit_is_noticed(tmp_path):
-    file = written(tmp_path, True)
+@pytest.fixture(params=[True])
+def compress(request):
+    return request.param
+
+
+def test_every_truncation_and_flipped_bit_is_noticed(compress, tmp_path):
+    file = written(tmp_path, compress)
     check_truncations(file, tmp_path, every=1)
     check_flips(file, tmp_path, every=1)
 

@@ -1,7 +1,5 @@
 """torchrl dumps that torchrl wrote, row by row and priority by priority."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,7 +1,5 @@
 """The benchmarks count what they say and notice wrong results. CI runs all of them, at small sizes; no time is judged here."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from typing import Any

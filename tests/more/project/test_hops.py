@@ -1,7 +1,5 @@
 """Check the counts of `benchmarks.hops`: how many files of the package one call goes through."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """The pages for those who come from elsewhere: every block runs, and both sides of a section give the same content."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Every cell of every notebook runs; none stores outputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

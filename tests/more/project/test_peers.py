@@ -1,7 +1,5 @@
 """Peers of the benchmarks: what is missing or too large has its row, and drivers return what was written."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Every Python block of the README runs, in order, in one namespace."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """`storages.Deduplicated`: kinds of leaves, chunks, bad hashes, counters, growth and memory."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

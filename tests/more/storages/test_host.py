@@ -1,7 +1,5 @@
 """Buffers on the host: controls of the order, threads, gradients, memory, processes; see `tests/storages/test_host.py`."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

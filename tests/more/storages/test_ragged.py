@@ -145,14 +145,14 @@ def test_eager_and_jitted_rows_mix() -> None:
     assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
 
 
+@pytest.fixture(params=[Sequence(3, autoreset="same_step")], ids=str)
+def view(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 @pytest.mark.optimized
-def test_a_donated_step_copies_nothing() -> None:
-    buffer = fbuf.Buffer(
-        capacity=200_000,
-        storage=Ragged(maximum={"obs": 4}),
-        sampler=Prioritized(),
-        view=Sequence(3, autoreset="same_step"),
-    )
+def test_a_donated_step_copies_nothing(view: Any) -> None:
+    buffer = fbuf.Buffer(capacity=200_000, storage=Ragged(maximum={"obs": 4}), sampler=Prioritized(), view=view)
     ends = {"terminated": False, "truncated": False}
     state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "x": 0.0, **ends})
     rows = {"obs": jnp.ones((3, 3)), "x": jnp.ones(3), **{name: jnp.zeros(3, bool) for name in ends}}
@@ -168,9 +168,14 @@ def test_a_donated_step_copies_nothing() -> None:
         assert leaf.nbytes < 1024 or leaf.nbytes > memory.bound, f"a copy of {leaf.shape} would go unnoticed"
 
 
-@pytest.mark.parametrize(("sampler", "lanes"), [(Prioritized(), 2)])
-def test_batches_are_those_of_device(sampler: Any, lanes: int | None) -> None:
+@pytest.fixture(params=[(Prioritized(), 2)], ids=str)
+def case(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_batches_are_those_of_device(case: tuple[Any, int | None]) -> None:
     """The same batch as `Device` of what is dense, and ragged leaves of the same rows."""
+    sampler, lanes = case
     number = lanes or 1
     ragged = fbuf.Buffer(capacity=6 * number, lanes=lanes, storage=Ragged(), sampler=sampler)
     device = fbuf.Buffer(capacity=6 * number, lanes=lanes, sampler=sampler)

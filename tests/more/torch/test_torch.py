@@ -1,7 +1,5 @@
 """Further cases of torch: processes of their own, the page's code, GPUs. See `tests/torch/test_torch.py`."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows on the device, and writes in place while batches are held: see `tests/torch/test_torch_safety.py`."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 import torch

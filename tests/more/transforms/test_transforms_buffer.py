@@ -29,8 +29,13 @@ from tests.support.transforms import EXAMPLE, ON_READ, ON_WRITE
 from tests.support.trees import same
 
 
+@pytest.fixture(params=[{"prefetch": 1, "batch_size": 8}], ids=["prefetch"])
+def settings(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 @pytest.mark.optimized
-def test_steps_are_in_place() -> None:
+def test_steps_are_in_place(settings: dict[str, int]) -> None:
     buffer = fbuf.Buffer(
         200_000,
         lanes=2,
@@ -38,8 +43,7 @@ def test_steps_are_in_place() -> None:
         on_write=ON_WRITE,
         on_read=ON_READ,
         sampler=Prioritized(),
-        prefetch=1,
-        batch_size=8,
+        **settings,  # type: ignore[arg-type]
     )
     state = jax.eval_shape(buffer.init, EXAMPLE)
 

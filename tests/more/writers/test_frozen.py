@@ -35,8 +35,12 @@ def test_the_batches_of_device(made: tuple[Path, pieces.Rows], sampler: str, vie
     check_batches(*made, sampler, view)
 
 
+@pytest.fixture(params=[Prioritized()])
+def sampler(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 @pytest.mark.optimized
-@pytest.mark.parametrize("sampler", [Prioritized()])
 def test_eager_jitted_scanned_and_donated(made: tuple[Path, pieces.Rows], sampler: Any) -> None:
     buffer, state = fbuf.datasets.open(made[0], view=STACKS, sampler=sampler)
     keys = jax.random.split(jax.random.key(0), 3)
