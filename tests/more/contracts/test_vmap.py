@@ -35,6 +35,8 @@ def every_method(buffer: fbuf.Buffer, state: Any, seed: jax.Array) -> dict[str, 
     state = buffer.extend(state, rows_of(seed), priority=jnp.arange(N) + 1.0)
     one = jax.tree.map(lambda leaf: leaf[0], rows_of(seed + 1, 1))
     sampled, batch = buffer.sample(state, key, 4)
+    windows = dataclasses.replace(buffer, view=fbuf.views.Sequence(3, episode_end=()))
+    in_windows = buffer.convert(windows, state)
     return {
         "extend": state,
         "add": buffer.add(state, one),
@@ -45,7 +47,11 @@ def every_method(buffer: fbuf.Buffer, state: Any, seed: jax.Array) -> dict[str, 
         "get": (buffer.get(state, batch.index), buffer.get(state, jnp.arange(3))),
         "rows": buffer.rows(state),
         "last": buffer.last(state, 5),
+        "priorities": (buffer.priorities(state), buffer.priorities(state, batch.index)),
+        "window_index": windows.window_index(in_windows, windows.peek(in_windows, key, 4).index),
         "can_sample": buffer.can_sample(state),
+        "can_add": buffer.can_add(state),
+        "cut": windows.cut(in_windows),
         "size": buffer.size(state),
         "stats": buffer.stats(state),
         "set": buffer.set(state, alpha=0.3),
