@@ -28,7 +28,7 @@ STACK = 4
 ROWS_PER_STEP = 4  # a lane: one gradient step for every 4 actions in each game
 BATCH_SIZE = 32
 
-# One entry a storage; `--storage` and `--compare` read their choices from here.
+# One entry a storage; `--storage` reads its choices from here.
 STORAGES: dict[str, Callable[[], Storage]] = {
     "device": fbuf.storages.Device,
     "host": lambda: fbuf.storages.Host(keys=("obs",)),

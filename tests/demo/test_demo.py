@@ -28,7 +28,7 @@ def test_help_shows_every_option_as_optional(capsys: pytest.CaptureFixture[str])
         main(["demo", "--help"])
     shown = " ".join(capsys.readouterr().out.partition("options:")[0].split())
     usage = shown[shown.index("fbuf demo ") : shown.index("Trains")]
-    assert usage.replace(" [", "[").rstrip().endswith("]") and "..." not in usage and "--compare" in usage
+    assert usage.replace(" [", "[").rstrip().endswith("]") and "..." not in usage and "--storage" in usage
     assert not re.sub(r"\[[^\[\]]*\]", "", usage.removeprefix("fbuf demo ")).strip()  # nothing outside brackets
 
 

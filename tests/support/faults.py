@@ -106,7 +106,7 @@ def check_raising(verb: str, donated: bool, monkeypatch: pytest.MonkeyPatch) -> 
         assert held(buffer, old) == list(range(5))
         if donated:
             with pytest.raises(RuntimeError, match="deleted|donated"):
-                np.asarray(state.ring.size)
+                np.asarray(state.header)
         again = buffer.extend(old, rows_of(50, 2))
         assert held(buffer, again) == [0, 1, 2, 3, 4, 50, 51]
         del state, old, again, store
