@@ -31,7 +31,7 @@ from fbuf._host.types import StoreCorrupted
 from tests.support.disk import make
 from tests.support.snapshots import CASES, Case, Life, blocks_of, check_marks, whole
 from tests.support.store import Deflate, columns_of, fetch
-from tests.support.threads import Thread
+from tests.support.threads import PATIENCE, Thread
 
 
 @pytest.fixture(autouse=True)
@@ -157,10 +157,10 @@ def test_a_snapshot_is_read_while_others_write(case: Case, tmp_path: Path) -> No
     life = Life(case, tmp_path / "a", 11)
     for call in ("write", "wrap", "patch"):
         life.step(call)
-    stop = threading.Event()
+    stop, pace = threading.Event(), threading.Semaphore(0)
 
     def repeat(work: Callable[[], Any]) -> None:
-        while not stop.is_set():
+        while pace.acquire(timeout=PATIENCE) and not stop.is_set():
             work()
 
     threads = [
@@ -173,13 +173,15 @@ def test_a_snapshot_is_read_while_others_write(case: Case, tmp_path: Path) -> No
             arrays = life.store.to_arrays()
             plain = {}
             for name, array in arrays.items():  # as a saver does, block by block
+                pace.release(8)  # others write meanwhile, but not so much that the test takes long
                 found = [np.array(rows) for _, rows in steps(array)]
                 plain[name] = np.concatenate(found) if found else np.array(array)
-                time.sleep(0.002)  # others write meanwhile
+                time.sleep(0.002)
             assert whole(arrays) == whole(plain)
             loads.append(dataclasses.replace(case, files=False).make(tmp_path / str(turn), plain))
     finally:
         stop.set()
+        pace.release(len(threads))
     for thread in threads:
         thread.ends()
     every = np.array(list(life.rows), np.uint64)
