@@ -530,7 +530,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
-          >>> replay.extend({"t": np.arange(10)})
+          >>> index = replay.extend({"t": np.arange(10)})
           >>> epoch = replay.epoch(4, shuffle=False, to="numpy")
           >>> len(epoch), [batch.data["t"].tolist() for batch in epoch]
           (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
@@ -637,7 +637,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.Buffer(100, view=fbuf.views.Sequence(3, episode_end=())), {"carry": 0.0})
-          >>> replay.extend({"carry": np.zeros(5, np.float32)})
+          >>> index = replay.extend({"carry": np.zeros(5, np.float32)})
           >>> rows = replay.window_index(replay.sample(4).index)
           >>> replay.update_rows(rows, {"carry": np.ones((4, 3), np.float32)})
           >>> float(replay.get(rows).data["carry"].min())
@@ -652,7 +652,7 @@ class Replay(ReplayState):
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(4), {"t": 0})
-          >>> replay.extend({"t": np.arange(3)}, priority=np.array([1.0, 2.0, 3.0]))
+          >>> index = replay.extend({"t": np.arange(3)}, priority=np.array([1.0, 2.0, 3.0]))
           >>> replay.priorities().round(1).tolist()
           [1.0, 2.0, 3.0, nan]
         """

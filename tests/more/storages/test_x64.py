@@ -123,8 +123,11 @@ def test_threads_and_loader_return_64_bits(tmp_path: Path) -> None:
         with replay.batches(8, **form) as batches:
             batch = next(batches).data
             same_rows(batch, rows_at(rows, np.asarray(batch["n"]).astype(int)))
-    for loader in (fbuf.torch.Loader(replay, 8), fbuf.torch.Loader(replay.buffer, 8, state=replay.state)):
-        batch = next(iter(loader)).data
+    for loader in (
+        fbuf.torch.Loader(replay, 8, steps=1),
+        fbuf.torch.Loader(replay.buffer, 8, state=replay.state, steps=1),
+    ):
+        (batch,) = (batch.data for batch in loader)
         same_rows(batch, rows_at(rows, batch["n"].numpy().astype(int)))
 
 
