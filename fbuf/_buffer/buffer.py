@@ -203,7 +203,8 @@ class Buffer(BufferConfig):
             with NaN or infinity, get the largest priority before this call.
           mask: bool[N] (with lanes `[N, E]`): rows where it is False are skipped and take no space.
         Raises:
-          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf.
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf. In a
+            jitted function of yours JAX narrows NumPy arguments first, without an error.
         Cost: O(N) if the state is donated; otherwise a copy of the buffer.
 
         Example:
