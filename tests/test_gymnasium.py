@@ -71,7 +71,11 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: (envs, replay(lanes=None)), ValueError, "lanes=None, but envs is 3 environments. Write lanes=3"),
         (lambda: (Lander(), replay()), ValueError, "lanes=3, but envs is one gymnasium.Env. Write lanes=None"),
         (lambda: (envs, replay(fbuf.views.Transition(autoreset="same_step"))), ValueError, 'autoreset="next_step"'),
-        (lambda: (envs, without_reward), ValueError, r"no leaf 'reward' \(they have: action, obs, .*gymnasium.spec\(envs\)"),
+        (
+            lambda: (envs, without_reward),
+            ValueError,
+            r"no leaf 'reward' \(they have: action, obs, .*gymnasium.spec\(envs\)",
+        ),
         (lambda: (envs, replay(fbuf.views.Row())), ValueError, r"Write view=fbuf.gymnasium.view\(envs\)"),
     ):
         with pytest.raises(kind, match=message):
