@@ -203,7 +203,8 @@ class Buffer(BufferConfig):
             with NaN or infinity, get the largest priority before this call.
           mask: bool[N] (with lanes `[N, E]`): rows where it is False are skipped and take no space.
         Raises:
-          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf.
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf. In a
+            jitted function of yours JAX narrows NumPy arguments first, without an error.
         Cost: O(N) if the state is donated; otherwise a copy of the buffer.
 
         Example:
@@ -328,8 +329,8 @@ class Buffer(BufferConfig):
           TypeError, ValueError: `lanes` is not bool, or has another shape.
         Cost: O(E); on the host one callback, which records the cut in the files.
 
-        `convert`, `grow`, `save` and `resume` keep cuts. A buffer that
-        draws single rows (`views.Row`) keeps no episodes: nothing changes there, and `convert` to another view has no cut.
+        `convert`, `grow`, `save` and `resume` keep cuts. A buffer that draws single rows (`views.Row`) keeps no episodes:
+        nothing changes there, and `convert` to another view has no cut.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp

@@ -256,6 +256,6 @@ def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds:
             f"{call}: {what} is {got.dtype}; expected a {want} array of shape {list(shape)}. Cast with x.astype({cast})."
         )
     if got.shape != shape:
-        fix = f" Write x.reshape({', '.join(map(str, shape))})." if math.prod(got.shape) == math.prod(shape) else ""
+        fix = f" Write x.reshape({shape})." if math.prod(got.shape) == math.prod(shape) else ""
         raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.{fix}")
     return jnp.asarray(value)

@@ -10,7 +10,6 @@ It reads counters after it releases the lock. With a limit, calls wait for each 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +37,6 @@ from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._core.text_table import counted
-from fbuf._core.x64 import exact
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import programs
@@ -421,7 +419,7 @@ class Replay(ReplayState):
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
-        return dataclasses.replace(batch, data=exact(call, self._spec, batch.data)) if self._has_pairs else batch
+        return self._exact(call, batch)
 
     def expect_stale(self) -> None:
         """Only count stale indices in `stats` from now on, as `batches` and torch's `Loader` need.
@@ -540,7 +538,7 @@ class Replay(ReplayState):
         size, _ = self._check_draw(batch_size, {})
 
         def read(*args: Any) -> Sample:
-            return convert(self._read_epoch(*args), to)
+            return convert(self._exact("Replay.epoch", self._read_epoch(*args)), to)
 
         return Epoch(self._anchors(), size, shuffle, drop_last, self._next_key, read)
 

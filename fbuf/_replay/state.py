@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`, which take 30 us
 import contextlib
+import dataclasses
 import threading
 import weakref
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
-from fbuf._core.x64 import has_64_bits, needs_x64
+from fbuf._core.x64 import exact, has_64_bits, needs_x64
 from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._replay import programs
@@ -157,6 +158,10 @@ class ReplayState:
                 self._sizes = sizes
         self._programs[kind] = draw
         return batch, counts
+
+    def _exact(self, call: str, batch: Any) -> Any:
+        """Return a batch with its 64-bit leaves as NumPy arrays."""
+        return dataclasses.replace(batch, data=exact(call, self._spec, batch.data)) if self._has_pairs else batch
 
     def _check_draw(self, batch_size: int | None, options: Mapping[str, Any]) -> tuple[int, dict[str, jax.Array]]:
         known = self._draws.get(batch_size) if not options else None

@@ -91,6 +91,9 @@ def test_lanes_are_a_mask(lanes: Any, error: Any, match: str) -> None:
     buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
     with pytest.raises(error, match=match):
         buffer.cut(buffer.init({"t": 0}), lanes)
+    single = fbuf.Buffer(8, view=WINDOWS)
+    with pytest.raises(ValueError, match=r"lanes has shape \[1\]; expected \[\]. Write x.reshape\(\(\)\)"):
+        single.cut(single.init({"t": 0}), np.array([True]))
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,13 @@ def test_windows_that_lost_a_row_are_masked() -> None:
     assert not np.asarray(batch.data["obs"])[:5].any()
 
 
+def test_64_bit_leaves_are_exact() -> None:
+    replay = fbuf.Replay(fbuf.Buffer(4, storage=fbuf.storages.Host(keys=("id",))), {"id": np.int64(0)})
+    replay.extend({"id": np.arange(3) - 2**62})
+    (batch,) = replay.epoch(3, shuffle=False)
+    assert batch.data["id"].tolist() == [-(2**62), 1 - 2**62, 2 - 2**62]
+
+
 def test_arguments_are_checked() -> None:
     replay = fbuf.Replay(fbuf.Buffer(8), EXAMPLE)
     with pytest.raises(TypeError, match="drop_last is 'no'; expected a bool"):
