@@ -258,8 +258,10 @@ def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds:
     if kind not in kinds:
         want = " or ".join(names[k] for k in kinds)
         cast = {"f": "jnp.float32", "i": "jnp.int32", "b": "bool"}[kinds[0]]
+        article = "an" if want[0] == "i" else "a"
         raise TypeError(
-            f"{call}: {what} is {got.dtype}; expected {'an' if want[0] == 'i' else 'a'} {want} array of shape {list(shape)}. Cast with x.astype({cast})."
+            f"{call}: {what} is {got.dtype}; expected {article} {want} array of shape {list(shape)}. Cast with "
+            f"x.astype({cast})."
         )
     if got.shape != shape:
         fix = f" Write x.reshape({', '.join(map(str, shape))})." if math.prod(got.shape) == math.prod(shape) else ""
