@@ -34,7 +34,7 @@ from fbuf.transforms._chain import chained
 from fbuf.views._fields import checked_ends
 
 if TYPE_CHECKING:
-    from fbuf._buffer.plan import Plan
+    from fbuf._buffer.plan import Plan, PlanSettings
     from fbuf._buffer.summary import Summary
 
 
@@ -622,6 +622,8 @@ class Buffer(BufferConfig):
 
         Args:
           n: Rows of a call of `extend`, an int or int32[].
+        Raises:
+          TypeError, ValueError: `n` is not one integer >= 0.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -634,7 +636,7 @@ class Buffer(BufferConfig):
           ([0, 1, 2, 3], True)
         """
         checks.check_state("Buffer.can_add", self, state)
-        return operations.can_add(self, state, jnp.asarray(n, jnp.int32))[1]
+        return operations.can_add(self, state, checks.check_rows_count("Buffer.can_add", n))[1]
 
     def size(self, state: BufferState) -> jax.Array:
         """Return int32[], the rows held.
@@ -732,7 +734,7 @@ class Buffer(BufferConfig):
             jax.block_until_ready(state)
             self.storage.flush(state.rows)
 
-    def plan(self, example: PyTree, **settings: Any) -> Plan:
+    def plan(self, example: PyTree, **settings: Unpack[PlanSettings]) -> Plan:
         """Return the bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`.
 
         Example:

@@ -99,14 +99,14 @@ def test_lanes_are_a_mask(lanes: Any, error: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("view", "row", "error", "match"),
     [
-        (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "episode is 'id'; expected a leaf of t"),
+        (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "no leaf named 'id'; rows have t"),
         (
             Sequence(2, episode_end=(), episode="id"),
             {"id": 0.5},
             TypeError,
             r"'id' is float32\[\]; expected one integer",
         ),
-        (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"episode is 'id', but rows .*or None"),
+        (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"no leaf named 'id'; rows .*or None"),
     ],
 )
 def test_wrong_ids_are_refused(view: Any, row: Any, error: Any, match: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from typing import Any
+from typing import Any, Literal
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
@@ -43,9 +43,9 @@ def atari_dqn(
     codec: Any = None,
     view: View | None = None,
     sampler: Sampler | None = None,
-    on_corrupt: str = "raise",
-    partial: str = "keep",
-    verify: str = "lazy",
+    on_corrupt: Literal["raise", "skip"] = "raise",
+    partial: Literal["keep", "drop"] = "keep",
+    verify: Literal["full", "lazy"] = "lazy",
     prefetch: int = 0,
     batch_size: int | None = None,
 ) -> tuple[Buffer, BufferState]:
