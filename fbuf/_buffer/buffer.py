@@ -328,8 +328,8 @@ class Buffer(BufferConfig):
           TypeError, ValueError: `lanes` is not bool, or has another shape.
         Cost: O(E); on the host one callback, which records the cut in the files.
 
-        `convert`, `grow`, `save` and `resume` keep cuts. A buffer that
-        draws single rows (`views.Row`) keeps no episodes: nothing changes there, and `convert` to another view has no cut.
+        `convert`, `grow`, `save` and `resume` keep cuts. A buffer that draws single rows (`views.Row`) keeps no episodes:
+        nothing changes there, and `convert` to another view has no cut.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
