@@ -414,7 +414,7 @@ class Buffer(BufferConfig):
           **options: Numbers of the sampler for this call: `beta=schedule(step)`. With prefetch they apply to the batch drawn
             now, which the next call returns.
         Returns:
-          The state, and a `Sample` with leaves `[B, ...]`. From an empty buffer `mask` is False and all else is zero.
+          The state, and a `Sample` with leaves `[B, ...]`. From an empty buffer `mask` is False, and data and weights are zero.
         Raises:
           ValueError, TypeError: `batch_size` is missing, < 1, or with prefetch not the buffer's; the sampler has no such
             option (at trace time).
