@@ -45,6 +45,8 @@ __all__ = [
     "make_trajectory_queue",
 ]
 
+_DEVICE = Device()
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ class TrajectoryQueueState(TrajectoryBufferState):
     @property
     def unread(self) -> jax.Array:
         """int32[], rows of each lane that wait."""
-        free = functools.partial(room, self.buffer)
+        free: Any = functools.partial(room, self.buffer)
         for _ in self.state.leading:
             free = jax.vmap(free)
         return jnp.int32(self.buffer.geometry.length) - free(self.state)[..., 0]
@@ -166,7 +168,7 @@ def make_trajectory_buffer(
     max_size: int | None = None,
     max_length_time_axis: int | None = None,
     *,
-    storage: Storage = Device(),
+    storage: Storage = _DEVICE,
 ) -> TrajectoryBuffer:
     """Return a buffer of windows of successive rows: `add` takes `[E, N, ...]`, `sample` returns `[B, T, ...]`.
 
@@ -202,7 +204,7 @@ def make_prioritised_trajectory_buffer(
     priority_exponent: float = 0.6,
     device: str = "cpu",
     *,
-    storage: Storage = Device(),
+    storage: Storage = _DEVICE,
 ) -> PrioritisedTrajectoryBuffer:
     """Return a prioritised `make_trajectory_buffer`; the period counts from the first row ever added.
 
@@ -230,7 +232,7 @@ def make_flat_buffer(
     add_sequences: bool = False,
     add_batch_size: int | None = None,
     *,
-    storage: Storage = Device(),
+    storage: Storage = _DEVICE,
 ) -> TrajectoryBuffer:
     """Return a buffer of pairs of successive rows, `experience.first` and `experience.second`.
 
@@ -264,7 +266,7 @@ def make_prioritised_flat_buffer(
     priority_exponent: float = 0.6,
     device: str = "cpu",
     *,
-    storage: Storage = Device(),
+    storage: Storage = _DEVICE,
 ) -> PrioritisedTrajectoryBuffer:
     """Return a prioritised `make_flat_buffer`; see `make_prioritised_trajectory_buffer`."""
     return _flat(
@@ -279,7 +281,7 @@ def make_item_buffer(
     add_sequences: bool = False,
     add_batches: bool = False,
     *,
-    storage: Storage = Device(),
+    storage: Storage = _DEVICE,
 ) -> TrajectoryBuffer:
     """Return a buffer of single rows.
 
@@ -303,7 +305,7 @@ def make_prioritised_item_buffer(
     priority_exponent: float = 0.6,
     device: str = "cpu",
     *,
-    storage: Storage = Device(),
+    storage: Storage = _DEVICE,
 ) -> PrioritisedTrajectoryBuffer:
     """Return a prioritised `make_item_buffer`; see `make_prioritised_trajectory_buffer`."""
     axes, window = add_sequences + add_batches, (sample_batch_size, 1, 1)
@@ -317,7 +319,7 @@ def make_trajectory_queue(
     sample_sequence_length: int,
     max_size: int | None = None,
     *,
-    storage: Storage = Device(),
+    storage: Storage = _DEVICE,
 ) -> TrajectoryQueue:
     """Return a first-in, first-out queue of windows: `sample(state)` returns the state and `[E, T, ...]`.
 
@@ -431,7 +433,9 @@ def _make(
     batch_size, rows, period = window
     least = max(least, rows)
     if least > length:
-        raise ValueError(f"make_trajectory_buffer: a lane has {length} rows; expected at least {least}, to sample from.")
+        raise ValueError(
+            f"make_trajectory_buffer: a lane has {length} rows; expected at least {least}, to sample from."
+        )
     parts: dict[str, Any] = {}
     if exponent is not None:
         parts["view"] = views.Sequence(rows, stride=period, episode_end=())

@@ -102,8 +102,10 @@ REPLACED = {
     fbx.TrajectoryBufferState: {
         "sum_tree_state": property(lambda current: Tree(current.state.sampler)),
         "running_index": property(
-            lambda current: current.current_index
-            + (current.state.ring.lap[..., 0].astype(jnp.int32) - 1) * current.buffer.geometry.length
+            lambda current: (
+                current.current_index
+                + (current.state.ring.lap[..., 0].astype(jnp.int32) - 1) * current.buffer.geometry.length
+            )
         ),
     },
 }

@@ -157,7 +157,7 @@ def test_scanned_and_vmapped_steps_equal_single_ones(kind: str) -> None:
         state = buffer.init(EXAMPLE)
         for number in range(20):
             state, batch = step(state, keys[seed, number])
-            jax.tree.map(lambda a, b: equal(a[seed, number], b), batches, batch)
+            jax.tree.map(equal, jax.tree.map(lambda x, at=(seed, number): x[at], batches), batch)
 
 
 def test_a_saved_state_goes_on(tmp_path: Any) -> None:
