@@ -1,16 +1,13 @@
 """flashbax's buffers on fbuf's storages: write `import fbuf.integrations.flashbax as fbx` for `import flashbax as fbx`.
 
-Arguments, shapes and results are those of flashbax 0.1.3, which is not imported; `storage=` is new. For one key the uniform
-buffers draw the batches that flashbax draws. `state.buffer` and `state.state` are a `Buffer` and its state, for `fbuf.save`,
-`stats` and everything else.
+Arguments, shapes and results are those of flashbax 0.1.3, which is not imported; `storage=` is new. For the same key uniform
+buffers draw flashbax's batches. `state.buffer` and `state.state` are a `Buffer` and its state. What differs:
 
-Differences:
-
-* `indices` is an `fbuf.Index`. `set_priorities` refuses indices whose rows are gone, NaN and infinity, and counts them.
-* Prioritised buffers draw with the same probabilities, but not the same rows for one key; batches are in random order.
-* `state.experience` reads all rows each time. There is no `sum_tree_state`, and nothing of a state can be replaced.
-* A full queue refuses rows. A queue with too few rows returns zeros.
-* Nothing is printed or warned. A prioritised buffer's length need not be a multiple of the period. `device` has no effect.
+* `indices` is an `fbuf.Index`. `set_priorities` refuses and counts indices whose rows are gone (one test of flashbax sets
+  priorities of an empty draw), NaN and infinity. New windows have the largest priority; flashbax truncates its power.
+* Prioritised buffers draw with flashbax's probabilities, but other rows for the same key, in random order.
+* `state.experience` reads all rows each time; `sum_tree_state` and `state.replace` are missing.
+* A full queue refuses rows; one with too few rows returns zeros. Lengths are not rounded to the period. `device` has no effect.
 * With storages on the host `init` cannot be jitted, nor states be vmapped or pmapped.
 """
 
