@@ -83,10 +83,7 @@ class TrajectoryQueueState(TrajectoryBufferState):
             free = jax.vmap(free)
         return jnp.int32(self.buffer.geometry.length) - free(self.state)[..., 0]
 
-    @property
-    def write_index(self) -> jax.Array:
-        """int32[], where the next row of each lane is written."""
-        return self.current_index
+    write_index = TrajectoryBufferState.current_index
 
     @property
     def read_index(self) -> jax.Array:
@@ -433,11 +430,10 @@ def _make(
         raise ValueError(
             f"make_trajectory_buffer: a lane has {length} rows; expected at least {least}, to sample from."
         )
-    parts: dict[str, Any] = {}
+    view = views.Sequence(rows, stride=period, episode_end=())  # it checks them
+    core = Buffer(length * (lanes or 1), lanes=lanes, storage=storage)
     if exponent is not None:
-        parts["view"] = views.Sequence(rows, stride=period, episode_end=())
-        parts["sampler"] = Prioritized(exponent, eps=0.0, normalize=None)
-    core = Buffer(length * (lanes or 1), lanes=lanes, storage=storage, **parts)
+        core = dataclasses.replace(core, view=view, sampler=Prioritized(exponent, eps=0.0, normalize=None))
 
     def init(experience: Any) -> TrajectoryBufferState:
         return TrajectoryBufferState(core.init(experience), core)
