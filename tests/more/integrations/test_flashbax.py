@@ -115,9 +115,10 @@ def test_queues_pass_on_the_same_windows() -> None:
         queue = module.make_trajectory_queue(13, 2, add_sequence_length=3, sample_sequence_length=5)
         state, add, sample = queue.init(EXAMPLE), jax.jit(queue.add), jax.jit(queue.sample)
         for number in range(30):
-            while queue.can_sample(state) and number % 4 == 3:
-                state, batch = sample(state)
-                out.append(batch.experience)
+            for _ in range(3):
+                if number % 4 == 3 and queue.can_sample(state):
+                    state, batch = sample(state)
+                    out.append(batch.experience)
             if queue.can_add(state):
                 state = add(state, rows(number, (2, 3)))
             out.append((state.read_index, state.write_index, state.is_full, queue.can_add(state)))
