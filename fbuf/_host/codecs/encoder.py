@@ -18,8 +18,8 @@ from fbuf._host.types import Array, flat
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
 """(encoded bytes, their checksum, dictionary) -> rows, valid until the next call."""
 Views = Sequence[memoryview]
-Encoded = tuple[memoryview, int, "Dictionary | None", int]
-"""A chunk: its bytes, their checksum, its dictionary and its address."""
+Encoded = tuple[memoryview, int | None, "Dictionary | None", int]
+"""A chunk: its bytes, their checksum (None: bytes that never left the memory of this process), its dictionary and its address."""
 Copy = tuple[bool, int, slice, slice]
 """Rows to copy: whether they begin the next chunk, the output, the bytes of the output and of the chunk."""
 
@@ -75,7 +75,7 @@ class Coder:
     def decode_chunks(
         self, chunks: Iterable[Encoded], opened: Iterable[memoryview], copies: Iterable[Copy], outs: Views, cache: Any
     ) -> None:
-        """Verify and decode chunks one after another, and copy their rows to `outs`.
+        """Decode chunks one after another, verify those with a checksum, and copy their rows to `outs`.
 
         Args:
           chunks: In the order of `copies`.
@@ -84,30 +84,33 @@ class Coder:
         Raises:
           StoreCorrupted: A chunk is damaged.
         """
-        encoded, plain, decode = iter(chunks), iter(opened), self.decoder()
-        rows = memoryview(b"")
+        encoded, plain = iter(chunks), iter(opened)
+        unpackers: dict[Dictionary | None, Unpack] = {}
+        rows: memoryview | None = None
         for next_chunk, out, to, source in copies:
             if next_chunk:
+                rows = None  # zstd writes the next rows to the same memory, which is in the processor's cache
                 chunk = next(encoded, None)
-                cached = None if chunk is None or cache is None else cache.get(chunk[3])
                 if chunk is None:
                     rows = next(plain)
-                elif cached is not None:
-                    rows = cached
-                else:
+                elif cache is None or (rows := cache.get(chunk[3])) is None:
                     data, crc, dictionary, address = chunk
-                    rows = decode(data, crc, dictionary)
+                    unpack = unpackers.get(dictionary)
+                    if unpack is None:
+                        unpack = unpackers[dictionary] = self._unpacker(dictionary)
+                    rows = unpack(data, crc)
                     if cache is not None:
                         rows = rows if rows.readonly else memoryview(bytes(rows))  # not the scratch of the next chunk
                         cache.put(address, rows)
+            assert rows is not None
             outs[out][to] = rows[source]
 
     def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
         """Return a function that verifies and decodes chunks of this dictionary, for one thread and one call."""
         scratch = np.empty((self.codec.chunk, *self._shape), self._dtype)
 
-        def unpack(data: memoryview, expected: int) -> memoryview:
-            if checksum(data, dictionary) != expected:
+        def unpack(data: memoryview, expected: int | None) -> memoryview:
+            if expected is not None and checksum(data, dictionary) != expected:
                 raise damaged("a chunk", checksum(data, dictionary), expected)
             self.codec.decode(data, scratch)
             return flat(scratch)

@@ -18,8 +18,8 @@ from fbuf._host.memory.lazy_array import Identity
 from fbuf._host.types import StoreCorrupted, corrupted
 
 Expand = Callable[[memoryview], memoryview]
-Unpack = Callable[..., memoryview]
-"""(encoded bytes, their checksum or None) -> rows, valid until the next call."""
+Unpack = Callable[[memoryview, "int | None"], memoryview]
+"""(encoded bytes, their checksum; None: neither checksum nor size is checked) -> rows, valid until the next call."""
 
 _DDICT_BYTES = 27_352
 """What zstd 1.5 allocates beside the content to decode with a dictionary (`ZSTD_sizeof_DDict`, not exposed)."""
@@ -82,6 +82,16 @@ def compressor(level: int, size: int, dictionary: Dictionary | None = None, **se
     return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary.data if dictionary else None)
 
 
+def check_size(data: bytes | memoryview, *sizes: int) -> None:
+    """Raise StoreCorrupted unless a frame claims one of these sizes: decompressing allocates what it claims, even gigabytes."""
+    try:
+        claimed = zstandard.frame_content_size(data)
+    except zstandard.ZstdError as error:
+        raise _undecodable(error, sizes[0]) from error
+    if claimed not in sizes:
+        raise corrupted(f"a zstd frame claims {claimed} bytes", f"{sizes[0]}")
+
+
 def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1, expand: Expand | None = None) -> Unpack:
     """Return a function that verifies and decompresses frames of `size` bytes, for one thread and one call.
 
@@ -90,23 +100,26 @@ def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1, 
     """
     seed = checksum(b"", dictionary)
     decompress = zstandard.ZstdDecompressor(dict_data=dictionary.data if dictionary else None).decompress
-    content_size, crc32 = zstandard.frame_content_size, zlib.crc32
+    crc32 = zlib.crc32
 
-    def unpack(data: memoryview, expected: int | None = None) -> memoryview:
+    def unpack(data: memoryview, expected: int | None) -> memoryview:
         if expected is not None:
             crc = crc32(data, seed)
             if crc != expected:
                 raise damaged("a chunk", crc, expected)
+            check_size(data, size, packed)
         try:
-            # `decompress` trusts the header despite any limit: a small frame may claim gigabytes.
-            claimed = content_size(data)
-            if claimed in (size, packed):
-                out = memoryview(decompress(data))
-                if len(out) == claimed:
-                    return out if expand is None or claimed == size else expand(out)
-                claimed = len(out)
+            rows = memoryview(decompress(data))
         except zstandard.ZstdError as error:
-            raise corrupted(f"a zstd frame does not decode ({error})", f"{size} bytes") from error
-        raise corrupted(f"a zstd frame claims {claimed} bytes", f"{size}")
+            raise _undecodable(error, size) from error
+        if len(rows) == size:
+            return rows
+        if len(rows) == packed and expand is not None:
+            return expand(rows)
+        raise corrupted(f"a zstd frame holds {len(rows)} bytes", f"{size}")
 
     return unpack
+
+
+def _undecodable(error: zstandard.ZstdError, size: int) -> StoreCorrupted:
+    return corrupted(f"a zstd frame does not decode ({error})", f"{size} bytes")

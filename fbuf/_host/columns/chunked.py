@@ -2,7 +2,7 @@
 
 The index is four arrays used as rings, 18 bytes a chunk: address, length, dictionary and the checksum of the encoded bytes.
 The checksum is a crc32 seeded with the dictionary's own, so bytes that are damaged, swapped or paired with another
-dictionary are noticed before they are decoded. Live rows follow from their count, or are given: `low` for the frames of
+dictionary are noticed before they are decoded. It is compared where bytes come from files, also those of a checkpoint. Live rows follow from their count, or are given: `low` for the frames of
 stacks, `Batch.evicted` for rows in any order. `recompress` replaces closed chunks.
 """
 
@@ -56,6 +56,7 @@ class ChunkedColumn:
         self.coder: Coder = coder_of(codec, shape, dtype, depth * lanes)
         # Two tails: of chunks as they come, and of those compressed again.
         self.arena: Any = Arena(tails=2) if arena is None else arena
+        self.verified = arena is not None
         self.open: Array = np.empty((lanes, self.k, *shape), dtype)
         self.table: dict[int, Dictionary] = {}  # dictionaries with live chunks, by slot >= 1
         self.ring = depth // self.k + 2
