@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import zstandard
 
 from fbuf._host.codecs.codec import Codec, Zstd, is_packable, pack_bits, packed_bytes, unpack_bits
 from fbuf._host.codecs.zstd_frames import Dictionary, Unpack, checksum, compressor, damaged, unpacker
@@ -44,8 +45,11 @@ class Coder:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of contexts kept between calls."""
+        """Return the bytes of the compression context."""
         return 0
+
+    def free_context(self) -> None:
+        """Free the compression context; the next `encode` makes another."""
 
     def encode(self, rows: Array) -> bytes:
         """Return one chunk `[k, *shape]` as bytes, against `current`."""
@@ -139,7 +143,7 @@ class ZstdCoder(Coder):
         self._size = codec.chunk * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._gain_rows = min(capacity, RENEWAL)  # rows a dictionary may serve
         self._random = np.random.default_rng(0)
-        self._compressor = compressor(codec.level, self._size, None)
+        self._compressor: zstandard.ZstdCompressor | None = None  # None: the next chunk needs a new one
         # Bytes a chunk: running mean, and its lowest and highest since a dictionary was tried.
         self._mean = self._least = self._most = 0.0
         self._next = FIRST_DICTIONARY if codec.dictionary else 1 << 62
@@ -151,11 +155,15 @@ class ZstdCoder(Coder):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the compression context, with its digest of the dictionary."""
-        return int(self._compressor.memory_size())
+        return 0 if self._compressor is None else int(self._compressor.memory_size())
+
+    def free_context(self) -> None:
+        self._compressor = None
 
     def encode(self, rows: Array) -> bytes:
         """Return one chunk as one frame."""
+        if self._compressor is None:
+            self._compressor = compressor(self.codec.level, self._size, self.current)
         data = self._compressor.compress(self.packed(rows))
         self._mean += (len(data) - self._mean) / 64 if self._mean else len(data)
         self._least = min(self._least or self._mean, self._mean)
@@ -209,12 +217,11 @@ class ZstdCoder(Coder):
         chunk = self.codec.chunk
         trial = range(total - min(_TRIAL, total // 2), total)  # the newest; the dictionary comes from those before
         firsts = {0, max(trial.start - SECOND_DICTIONARY // chunk, 0)}
-        books = [
-            book for first in sorted(firsts) if (book := self._drawn(range(first, trial.start), fetch)) is not None
-        ]
+        drawn = [self._drawn(range(first, trial.start), fetch) for first in sorted(firsts)]
+        books = [book for book in drawn if book is not None]
         if not trial or not books:
             return None
-        packers = [self._compressor, *(compressor(self.codec.level, self._size, book) for book in books)]
+        packers = [compressor(self.codec.level, self._size, book) for book in (self.current, *books)]
         sizes = [0] * len(packers)
         for i in trial:
             raw = self.packed(self.chunk_of(fetch(i)))
@@ -226,11 +233,24 @@ class ZstdCoder(Coder):
         if self._adopted > SECOND_DICTIONARY:
             served = min(max(rows - self._adopted, 2 * SECOND_DICTIONARY), served)
         saved = (sizes[0] - sizes[best]) / len(trial) / chunk * served
-        if saved <= books[best - 1].nbytes:
+        book = books[best - 1]
+        if saved <= book.nbytes - book.digest:  # the digest is of one dictionary a column, and faster than none
             return None
-        self.current, self._compressor, self._adopted = books[best - 1], packers[best], rows
+        self._use(book)
+        self._adopted = rows
         self._mean = self._least = self._most = sizes[best] / len(trial)
         return self._mean
+
+    def _use(self, dictionary: Dictionary | None) -> None:
+        if self.current is not None:
+            self.current.free_digest()
+        self.current, self._compressor = dictionary, None
+
+    def replace_unused(self, dictionary: Dictionary) -> None:
+        """Encode against the dictionary of recompressed chunks if no chunk needs the current one any more."""
+        if self.current is not None and self.current.count == 0:
+            self._use(dictionary)
+            self._mean = self._least = self._most = 0.0
 
     def _drawn(self, chunks: range, fetch: Callable[[int], memoryview]) -> Dictionary | None:
         """Return a dictionary of rows drawn uniformly from these chunks."""
@@ -249,7 +269,6 @@ class ZstdCoder(Coder):
 
     def adopt(self, dictionary: Dictionary | None, rows: int) -> None:
         self.current = dictionary
-        self._compressor = compressor(self.codec.level, self._size, dictionary)
         self._last = rows
         if self.codec.dictionary:
             self._next = _milestone(rows)

@@ -24,6 +24,8 @@ from fbuf._host.memory.arena import Arena
 from fbuf._host.types import Array, DType, Shape, StoreCorrupted
 
 _INDEX_BYTES = 18  # a chunk
+_LARGE = 1 << 24
+"""Bytes of chunks from which a column keeps its compression context between writes: half a megabyte, or 10 us a write."""
 
 
 @dataclass
@@ -136,10 +138,12 @@ class ChunkedColumn:
             if seen and not self.probed:
                 if not self._worthwhile(batch, staged, self.encoded + encoded, total):
                     staged.incompressible = True  # asked again if the write fails
-                    return staged
+                    break
                 self.probed = True
             if self.coder.due(total * k):
                 self._renew(batch, staged, total)
+        if self.arena.live < _LARGE:
+            self.coder.free_context()
         return staged
 
     def _worthwhile(self, batch: Batch, staged: Staged, encoded: int, total: int) -> bool:
@@ -321,6 +325,8 @@ class ChunkedColumn:
         self.slot[at] = [self.enter(piece.dictionaries[i]) for i in picks]
         self._release(*old)
         np.maximum.at(self.packed, job.lane[: job.done], job.chunk[: job.done] + 1)
+        if job.finished and job.new is not None and isinstance(self.coder, ZstdCoder):
+            self.coder.replace_unused(job.new)
 
     def abandon(self, job: RecompressJob) -> None:
         """Leave the chunks of a job as they are."""
