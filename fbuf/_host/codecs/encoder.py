@@ -20,7 +20,7 @@ Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
 """(encoded bytes, their checksum, dictionary) -> rows, valid until the next call."""
 Views = Sequence[memoryview]
 Encoded = tuple[memoryview, int | None, "Dictionary | None", int]
-"""A chunk: its bytes, their checksum (None: bytes that never left the memory of this process), its dictionary and its address."""
+"""A chunk: its bytes, their checksum (None: they never left the memory of this process), its dictionary and its address."""
 Copy = tuple[bool, int, slice, slice]
 """Rows to copy: whether they begin the next chunk, the output, the bytes of the output and of the chunk."""
 

@@ -103,15 +103,20 @@ def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, row
     at = count - chunk * k
     # A run is consecutive rows of one chunk that go to consecutive places: one copy.
     breaks = np.ones(len(lane), bool)
-    breaks[1:] = (count[1:] != count[:-1] + 1) | (at[1:] == 0) | (lane[1:] != lane[:-1]) | (there[1:] != there[:-1])
+    breaks[1:] = (count[1:] != count[:-1] + 1) | (at[1:] == 0) | (there[1:] != there[:-1])
+    if lanes > 1:
+        breaks[1:] |= lane[1:] != lane[:-1]
     breaks[starts[starts < len(lane)]] = True
     begin = np.flatnonzero(breaks)
-    size = np.diff(begin, append=len(lane))
+    size = np.empty(len(begin), np.int64)
+    size[:-1], size[-1:] = begin[1:] - begin[:-1], len(lane) - begin[-1:]
     wanted = there[begin]
     if not wanted.all():
         begin, size = begin[wanted], size[wanted]
     lane, chunk = lane[begin], chunk[begin]
-    key = np.where(chunk == rows[lane] // k, ring, chunk % ring) * lanes + lane
+    key = np.where(chunk == rows[lane] // k, ring, chunk % ring)
+    if lanes > 1:
+        key = key * lanes + lane
     order = np.argsort(key, kind="stable")
     begin, size, key = begin[order], size[order], key[order]
     first_of_chunk = np.ones(len(key), bool)

@@ -2,8 +2,10 @@
 
 The index is four arrays used as rings, 18 bytes a chunk: address, length, dictionary and the checksum of the encoded bytes.
 The checksum is a crc32 seeded with the dictionary's own, so bytes that are damaged, swapped or paired with another
-dictionary are noticed before they are decoded. It is compared where bytes come from files, also those of a checkpoint. Live rows follow from their count, or are given: `low` for the frames of
-stacks, `Batch.evicted` for rows in any order. `recompress` replaces closed chunks.
+dictionary are noticed before they are decoded. It is compared where bytes come from files, also those of a checkpoint.
+
+Live rows follow from their count, or are given: `low` for the frames of stacks, `Batch.evicted` for rows in any order.
+`recompress` replaces closed chunks.
 """
 
 from __future__ import annotations

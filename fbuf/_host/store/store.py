@@ -273,8 +273,10 @@ class Store(TicketReads):
 
     def _find_rows(self, column: int, tickets: Array, starts: Array) -> Found:
         lane, count, there, updated = self._resolve(column, tickets)
-        fetched = there.copy()
-        fetched[[at for at, _ in updated]] = False
+        fetched = there
+        if updated:
+            fetched = there.copy()
+            fetched[[at for at, _ in updated]] = False
         fetch = self._parts[column].fetch(lane, count, fetched, self._count, starts)
         decode = functools.partial(self._updates.decode, column)
         put: list[tuple[int, Callable[[memoryview], None]]] = [
