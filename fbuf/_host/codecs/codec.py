@@ -45,7 +45,7 @@ class Codec(Protocol):
         """Return bytes of rows `[k, *shape]`, C-contiguous."""
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fill `out`, `[k, *shape]`. The store has checked the checksum of `data`."""
+        """Fill `out`, `[k, *shape]`. The store has compared `data` with its checksum if it comes from a file."""
 
 
 @dataclass(frozen=True)
