@@ -26,7 +26,7 @@ from fbuf._host.memory.arena import Arena
 from fbuf._host.types import Array, DType, Shape, StoreCorrupted
 
 _INDEX_BYTES = 18  # a chunk
-_LARGE = 1 << 24
+_LARGE = 1 << 22
 """Bytes of chunks from which a column keeps its compression context between writes: half a megabyte, or 10 us a write."""
 
 
