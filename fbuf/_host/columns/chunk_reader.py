@@ -108,8 +108,7 @@ def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, row
         breaks[1:] |= lane[1:] != lane[:-1]
     breaks[starts[starts < len(lane)]] = True
     begin = np.flatnonzero(breaks)
-    size = np.empty(len(begin), np.int64)
-    size[:-1], size[-1:] = begin[1:] - begin[:-1], len(lane) - begin[-1:]
+    size = np.diff(begin, append=len(lane))
     wanted = there[begin]
     if not wanted.all():
         begin, size = begin[wanted], size[wanted]
