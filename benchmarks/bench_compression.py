@@ -150,16 +150,21 @@ def ours(run: Run, stacked: bool = False) -> tuple[Side, Callable[[], Any]]:
     """`extend` and `sample` as a user calls them, under jit; and the state."""
     buffer = (stacked_buffer_of if stacked else buffer_of)(len(run.frames))
     extend = jax.jit(buffer.extend, donate_argnums=0)
-    sample = jax.jit(lambda state, key: buffer.sample(state, key, BATCH), donate_argnums=0)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def sample(state: Any, key: Any) -> Any:
+        key, draw = jax.random.split(key)
+        return *buffer.sample(state, draw, BATCH), key
+
     example = EXAMPLE | {"obs": np.zeros((STACK, 84, 84), np.uint8)} if stacked else EXAMPLE
-    held, keys = [buffer.init(example)], iter(range(2**31))
+    held, key = [buffer.init(example)], [jax.random.key(0)]
 
     def write(given: Given) -> Any:
         held[0] = extend(held[0], given.stacked if stacked else given.rows)
         return held[0]
 
     def read() -> Any:
-        held[0], batch = sample(held[0], jax.random.key(next(keys)))
+        held[0], batch, key[0] = sample(held[0], key[0])
         return batch
 
     def drawn() -> tuple[Any, Any, Any]:

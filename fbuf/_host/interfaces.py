@@ -91,10 +91,11 @@ class Tickets:
         """
         number = tickets - np.uint64(self._base)  # wraps below the base, to counts beyond any lane's
         if self.lanes == 1:
-            count, lane = number, np.zeros(number.shape, np.int64)
-        else:
-            count, rest = np.divmod(number, np.uint64(self.lanes))
-            lane = rest.astype(np.int64)
+            (high,) = rows.tolist()
+            there = (number < high) & (number >= max(high - self.depth, 0))
+            return np.zeros(number.shape, np.int64), np.where(there, number, 0).astype(np.int64), there
+        count, rest = np.divmod(number, np.uint64(self.lanes))
+        lane = rest.astype(np.int64)
         high = rows.astype(np.uint64)
         low = np.maximum(rows - self.depth, 0).astype(np.uint64)
         there = (count < high[lane]) & (count >= low[lane])

@@ -11,6 +11,8 @@ import zstandard
 
 from fbuf._host.codecs import zstd_frames as zstd
 from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs.zstd_frames import Dictionary, compressor
+from fbuf._host.columns import chunked
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.raw import RawColumn
 from tests.support.store import compressible, fetch, frames, make, same
@@ -43,7 +45,7 @@ def test_a_dictionary_is_freed_with_its_last_chunk_and_renewed_on_drift() -> Non
         assert store.stats()["dictionaries"] <= 2
     assert len(set(map(id, seen))) == 4
     held = store._parts[0].table.values()
-    assert all(d.count == 0 and d not in held for d in seen[:-1])
+    assert all(d.count == 0 and d.digest == 0 and d not in held for d in seen[:-1])
 
 
 def test_dictionaries_that_cannot_pay_are_not_made() -> None:
@@ -88,11 +90,38 @@ def test_nbytes_counts_what_is_held() -> None:
     for i in range(0, 4000, 50):
         store.write([rows[i : i + 50]] * 2, None)
     stats, (chunks, ring) = store.stats(), store._parts
-    contexts = chunks.coder.nbytes + sum(d.nbytes for d in chunks.table.values())
+    contexts = sum(d.nbytes for d in chunks.table.values())
     known = stats["payload_bytes"] + rows.nbytes + 18 * stats["chunks"] + chunks.open.nbytes + contexts
     assert stats["nbytes"] == store.nbytes and ring.size(np.zeros(1)) == rows.nbytes
     assert known <= store.nbytes <= known + max(0.05 * stats["payload_bytes"], 40_000)
-    assert empty < 600_000 and stats["raw_bytes"] == 2 * rows.nbytes and stats["rows_live"] == 4000
+    assert empty < 20_000 and stats["raw_bytes"] == 2 * rows.nbytes and stats["rows_live"] == 4000
+
+
+@pytest.mark.parametrize("level", [1, 3, 13])
+def test_a_digest_has_the_size_that_nbytes_counts(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = frames(24, 40)
+    shared, own = (Dictionary(rows[:16].tobytes()) for _ in range(2))
+    packer = compressor(level, rows[16:].nbytes, shared)
+    encoded = packer.compress(rows[16:].tobytes())
+    monkeypatch.setattr(
+        Dictionary, "digested", lambda dictionary, _: dictionary.data
+    )  # zstd digests it with the context
+    alone = compressor(level, rows[16:].nbytes, own)
+    assert alone.compress(rows[16:].tobytes()) == encoded
+    assert alone.memory_size() - packer.memory_size() == shared.digest > 0 == own.digest
+    shared.free_digest()
+    assert shared.nbytes == own.nbytes and shared.data.as_bytes() == own.data.as_bytes()
+
+
+def test_a_large_column_keeps_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, rows = make(Zstd(), shape=(24, 24), length=400), frames(400)[:, None]
+    coder = store._parts[0].coder
+    store.write([rows[:200]], None)
+    assert coder.nbytes == 0
+    monkeypatch.setattr(chunked, "_LARGE", 0)
+    before = store.nbytes
+    store.write([rows[200:]], None)
+    assert coder.nbytes > 0 and store.nbytes >= before + coder.nbytes
 
 
 def test_a_segment_is_freed_with_its_last_chunk() -> None:

@@ -61,6 +61,25 @@ def test_recompression_shrinks_a_game_and_keeps_its_rows() -> None:
     check(store, tickets, rows)
     store.repack()  # nothing is left to do
     assert store.stats() == after
+    part = part_of(store)
+    assert list(part.table.values()) == [part.coder.current]
+    check(store, write(store, rows[:512]), rows[:512])
+    assert store.stats()["dictionaries"] == 1
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_writes_keep_a_dictionary_that_chunks_need() -> None:
+    store, rows = make(), frames(4096, SIZE)
+    part = part_of(store)
+    tickets = write(store, rows[:2048])
+    current, least = part.coder.current, part.next_job(store._count, 1)
+    assert current is not None and least is not None
+    store._jobs = [least]
+    tickets = np.concatenate([tickets, write(store, rows[2048:])])
+    while store._jobs:
+        store.repack_some(least=1)
+    assert least.new is not None and part.coder.current is current and current.count
+    check(store, tickets, rows)
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -223,7 +242,7 @@ def test_a_loaded_store_has_no_job_and_no_unused_dictionary() -> None:
     store.repack()
     assert current.count == 0
     (other,) = part.table.values()
-    current.slot = other.slot  # as when an evicted dictionary's slot is reused
+    part.coder.current, current.slot = current, other.slot  # as when a dictionary was evicted, and its slot reused
     loaded = Store.from_arrays(store.columns, store.to_arrays(), lanes=1, length=4096, slack=0)
     assert part_of(loaded)._waiting(loaded._count, None) == 0
     check(loaded, tickets, rows)

@@ -16,8 +16,9 @@ from tests.support.store import Deflate, Plain, compressible, fetch, frames, loa
 
 
 @pytest.mark.parametrize("own", [Zstd(), Deflate(8), Plain(8)], ids=["zstd", "deflate", "plain"])
-def test_every_flipped_bit_of_a_chunk_is_found(own: Codec) -> None:
+def test_every_flipped_bit_of_a_loaded_chunk_is_found(own: Codec) -> None:
     store, rows, tickets = compressible(own)
+    store = load(store)
     part = store._parts[0]
     segment, size = part.arena.segments[0], int(part.length[0, 0])
     for bit in range(0, size * 8, 3 if size < 2000 else 31):

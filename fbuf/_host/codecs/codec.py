@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fbuf._host.codecs.zstd_frames import compressor, unpacker
+from fbuf._host.codecs.zstd_frames import check_size, compressor, unpacker
 from fbuf._host.types import Array, corrupted, flat
 
 
@@ -45,7 +45,7 @@ class Codec(Protocol):
         """Return bytes of rows `[k, *shape]`, C-contiguous."""
 
     def decode(self, data: bytes | memoryview, out: Array) -> None:
-        """Fill `out`, `[k, *shape]`. The store has checked the checksum of `data`."""
+        """Fill `out`, `[k, *shape]`. The store has compared `data` with its checksum if it comes from a file."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Zstd:
     def decode(self, data: bytes | memoryview, out: Array) -> None:
         """Fill `out`. Raises StoreCorrupted unless `data` is one frame of exactly its size."""
         if out.nbytes:
-            flat(out)[:] = unpacker(out.nbytes)(memoryview(data))
+            check_size(data, out.nbytes)
+            flat(out)[:] = unpacker(out.nbytes)(memoryview(data), None)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import zstandard
 
 from fbuf._host.codecs.codec import Codec, Zstd, is_packable, pack_bits, packed_bytes, unpack_bits
 from fbuf._host.codecs.zstd_frames import Dictionary, Unpack, checksum, compressor, damaged, unpacker
@@ -18,8 +19,8 @@ from fbuf._host.types import Array, flat
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
 """(encoded bytes, their checksum, dictionary) -> rows, valid until the next call."""
 Views = Sequence[memoryview]
-Encoded = tuple[memoryview, int, "Dictionary | None", int]
-"""A chunk: its bytes, their checksum, its dictionary and its address."""
+Encoded = tuple[memoryview, int | None, "Dictionary | None", int]
+"""A chunk: its bytes, their checksum (None: they never left the memory of this process), its dictionary and its address."""
 Copy = tuple[bool, int, slice, slice]
 """Rows to copy: whether they begin the next chunk, the output, the bytes of the output and of the chunk."""
 
@@ -44,8 +45,11 @@ class Coder:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of contexts kept between calls."""
+        """Return the bytes of the compression context."""
         return 0
+
+    def free_context(self) -> None:
+        """Free the compression context; the next `encode` makes another."""
 
     def encode(self, rows: Array) -> bytes:
         """Return one chunk `[k, *shape]` as bytes, against `current`."""
@@ -75,7 +79,7 @@ class Coder:
     def decode_chunks(
         self, chunks: Iterable[Encoded], opened: Iterable[memoryview], copies: Iterable[Copy], outs: Views, cache: Any
     ) -> None:
-        """Verify and decode chunks one after another, and copy their rows to `outs`.
+        """Decode chunks one after another, verify those with a checksum, and copy their rows to `outs`.
 
         Args:
           chunks: In the order of `copies`.
@@ -84,30 +88,33 @@ class Coder:
         Raises:
           StoreCorrupted: A chunk is damaged.
         """
-        encoded, plain, decode = iter(chunks), iter(opened), self.decoder()
-        rows = memoryview(b"")
+        encoded, plain = iter(chunks), iter(opened)
+        unpackers: dict[Dictionary | None, Unpack] = {}
+        rows: memoryview | None = None
         for next_chunk, out, to, source in copies:
             if next_chunk:
+                rows = None  # zstd writes the next rows to the same memory, which is in the processor's cache
                 chunk = next(encoded, None)
-                cached = None if chunk is None or cache is None else cache.get(chunk[3])
                 if chunk is None:
                     rows = next(plain)
-                elif cached is not None:
-                    rows = cached
-                else:
+                elif cache is None or (rows := cache.get(chunk[3])) is None:
                     data, crc, dictionary, address = chunk
-                    rows = decode(data, crc, dictionary)
+                    unpack = unpackers.get(dictionary)
+                    if unpack is None:
+                        unpack = unpackers[dictionary] = self._unpacker(dictionary)
+                    rows = unpack(data, crc)
                     if cache is not None:
                         rows = rows if rows.readonly else memoryview(bytes(rows))  # not the scratch of the next chunk
                         cache.put(address, rows)
+            assert rows is not None
             outs[out][to] = rows[source]
 
     def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
         """Return a function that verifies and decodes chunks of this dictionary, for one thread and one call."""
         scratch = np.empty((self.codec.chunk, *self._shape), self._dtype)
 
-        def unpack(data: memoryview, expected: int) -> memoryview:
-            if checksum(data, dictionary) != expected:
+        def unpack(data: memoryview, expected: int | None) -> memoryview:
+            if expected is not None and checksum(data, dictionary) != expected:
                 raise damaged("a chunk", checksum(data, dictionary), expected)
             self.codec.decode(data, scratch)
             return flat(scratch)
@@ -136,7 +143,7 @@ class ZstdCoder(Coder):
         self._size = codec.chunk * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._gain_rows = min(capacity, RENEWAL)  # rows a dictionary may serve
         self._random = np.random.default_rng(0)
-        self._compressor = compressor(codec.level, self._size, None)
+        self._compressor: zstandard.ZstdCompressor | None = None  # None: the next chunk needs a new one
         # Bytes a chunk: running mean, and its lowest and highest since a dictionary was tried.
         self._mean = self._least = self._most = 0.0
         self._next = FIRST_DICTIONARY if codec.dictionary else 1 << 62
@@ -148,11 +155,15 @@ class ZstdCoder(Coder):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the compression context, with its digest of the dictionary."""
-        return int(self._compressor.memory_size())
+        return 0 if self._compressor is None else int(self._compressor.memory_size())
+
+    def free_context(self) -> None:
+        self._compressor = None
 
     def encode(self, rows: Array) -> bytes:
         """Return one chunk as one frame."""
+        if self._compressor is None:
+            self._compressor = compressor(self.codec.level, self._size, self.current)
         data = self._compressor.compress(self.packed(rows))
         self._mean += (len(data) - self._mean) / 64 if self._mean else len(data)
         self._least = min(self._least or self._mean, self._mean)
@@ -206,12 +217,11 @@ class ZstdCoder(Coder):
         chunk = self.codec.chunk
         trial = range(total - min(_TRIAL, total // 2), total)  # the newest; the dictionary comes from those before
         firsts = {0, max(trial.start - SECOND_DICTIONARY // chunk, 0)}
-        books = [
-            book for first in sorted(firsts) if (book := self._drawn(range(first, trial.start), fetch)) is not None
-        ]
+        drawn = [self._drawn(range(first, trial.start), fetch) for first in sorted(firsts)]
+        books = [book for book in drawn if book is not None]
         if not trial or not books:
             return None
-        packers = [self._compressor, *(compressor(self.codec.level, self._size, book) for book in books)]
+        packers = [compressor(self.codec.level, self._size, book) for book in (self.current, *books)]
         sizes = [0] * len(packers)
         for i in trial:
             raw = self.packed(self.chunk_of(fetch(i)))
@@ -223,11 +233,24 @@ class ZstdCoder(Coder):
         if self._adopted > SECOND_DICTIONARY:
             served = min(max(rows - self._adopted, 2 * SECOND_DICTIONARY), served)
         saved = (sizes[0] - sizes[best]) / len(trial) / chunk * served
-        if saved <= books[best - 1].nbytes:
+        book = books[best - 1]
+        if saved <= book.nbytes - book.digest:  # the digest is of one dictionary a column, and faster than none
             return None
-        self.current, self._compressor, self._adopted = books[best - 1], packers[best], rows
+        self._use(book)
+        self._adopted = rows
         self._mean = self._least = self._most = sizes[best] / len(trial)
         return self._mean
+
+    def _use(self, dictionary: Dictionary | None) -> None:
+        if self.current is not None:
+            self.current.free_digest()
+        self.current, self._compressor = dictionary, None
+
+    def replace_unused(self, dictionary: Dictionary) -> None:
+        """Encode against the dictionary of recompressed chunks if no chunk needs the current one any more."""
+        if self.current is not None and self.current.count == 0:
+            self._use(dictionary)
+            self._mean = self._least = self._most = 0.0
 
     def _drawn(self, chunks: range, fetch: Callable[[int], memoryview]) -> Dictionary | None:
         """Return a dictionary of rows drawn uniformly from these chunks."""
@@ -246,7 +269,6 @@ class ZstdCoder(Coder):
 
     def adopt(self, dictionary: Dictionary | None, rows: int) -> None:
         self.current = dictionary
-        self._compressor = compressor(self.codec.level, self._size, dictionary)
         self._last = rows
         if self.codec.dictionary:
             self._next = _milestone(rows)

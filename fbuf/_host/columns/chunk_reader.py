@@ -6,6 +6,7 @@ the output is one copy. The index is read with a few numpy calls for all rows to
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -72,6 +73,7 @@ class ChunkIndex(Protocol):
     open: Array  # [E, k, *shape], chunks that are being filled
     coder: Coder
     cache: ChunkCache | None
+    verified: bool  # whether chunks are compared with their checksums: bytes that come from files may be anything
 
 
 @dataclass
@@ -101,7 +103,9 @@ def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, row
     at = count - chunk * k
     # A run is consecutive rows of one chunk that go to consecutive places: one copy.
     breaks = np.ones(len(lane), bool)
-    breaks[1:] = (count[1:] != count[:-1] + 1) | (at[1:] == 0) | (lane[1:] != lane[:-1]) | (there[1:] != there[:-1])
+    breaks[1:] = (count[1:] != count[:-1] + 1) | (at[1:] == 0) | (there[1:] != there[:-1])
+    if lanes > 1:
+        breaks[1:] |= lane[1:] != lane[:-1]
     breaks[starts[starts < len(lane)]] = True
     begin = np.flatnonzero(breaks)
     size = np.diff(begin, append=len(lane))
@@ -109,7 +113,9 @@ def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, row
     if not wanted.all():
         begin, size = begin[wanted], size[wanted]
     lane, chunk = lane[begin], chunk[begin]
-    key = np.where(chunk == rows[lane] // k, ring, chunk % ring) * lanes + lane
+    key = np.where(chunk == rows[lane] // k, ring, chunk % ring)
+    if lanes > 1:
+        key = key * lanes + lane
     order = np.argsort(key, kind="stable")
     begin, size, key = begin[order], size[order], key[order]
     first_of_chunk = np.ones(len(key), bool)
@@ -130,10 +136,10 @@ def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, row
     addresses = index.address.reshape(-1)[closed]
     chunks = zip(
         index.arena.views(addresses, index.length.reshape(-1)[closed]),
-        index.checksum.reshape(-1)[closed].tolist(),
+        index.checksum.reshape(-1)[closed].tolist() if index.verified else itertools.repeat(None),
         map(index.table.get, index.slot.reshape(-1)[closed].tolist()),
-        addresses.tolist(),
-        strict=True,
+        itertools.repeat(0) if index.cache is None else addresses.tolist(),
+        strict=False,
     )
     # The store keeps filling open chunks: take a copy now. Their keys are the largest, so they come last.
     opened = [flat(index.open[e].copy()) for e in (unique[len(closed) :] - ring * lanes).tolist()]

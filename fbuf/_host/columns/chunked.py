@@ -2,8 +2,10 @@
 
 The index is four arrays used as rings, 18 bytes a chunk: address, length, dictionary and the checksum of the encoded bytes.
 The checksum is a crc32 seeded with the dictionary's own, so bytes that are damaged, swapped or paired with another
-dictionary are noticed before they are decoded. Live rows follow from their count, or are given: `low` for the frames of
-stacks, `Batch.evicted` for rows in any order. `recompress` replaces closed chunks.
+dictionary are noticed before they are decoded. It is compared where bytes come from files, also those of a checkpoint.
+
+Live rows follow from their count, or are given: `low` for the frames of stacks, `Batch.evicted` for rows in any order.
+`recompress` replaces closed chunks.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from fbuf._host.memory.arena import Arena
 from fbuf._host.types import Array, DType, Shape, StoreCorrupted
 
 _INDEX_BYTES = 18  # a chunk
+_LARGE = 1 << 22
+"""Bytes of chunks from which a column keeps its compression context between writes: half a megabyte, or 10 us a write."""
 
 
 @dataclass
@@ -56,6 +60,7 @@ class ChunkedColumn:
         self.coder: Coder = coder_of(codec, shape, dtype, depth * lanes)
         # Two tails: of chunks as they come, and of those compressed again.
         self.arena: Any = Arena(tails=2) if arena is None else arena
+        self.verified = arena is not None
         self.open: Array = np.empty((lanes, self.k, *shape), dtype)
         self.table: dict[int, Dictionary] = {}  # dictionaries with live chunks, by slot >= 1
         self.ring = depth // self.k + 2
@@ -135,10 +140,12 @@ class ChunkedColumn:
             if seen and not self.probed:
                 if not self._worthwhile(batch, staged, self.encoded + encoded, total):
                     staged.incompressible = True  # asked again if the write fails
-                    return staged
+                    break
                 self.probed = True
             if self.coder.due(total * k):
                 self._renew(batch, staged, total)
+        if self.arena.live < _LARGE:
+            self.coder.free_context()
         return staged
 
     def _worthwhile(self, batch: Batch, staged: Staged, encoded: int, total: int) -> bool:
@@ -320,6 +327,8 @@ class ChunkedColumn:
         self.slot[at] = [self.enter(piece.dictionaries[i]) for i in picks]
         self._release(*old)
         np.maximum.at(self.packed, job.lane[: job.done], job.chunk[: job.done] + 1)
+        if job.finished and job.new is not None and isinstance(self.coder, ZstdCoder):
+            self.coder.replace_unused(job.new)
 
     def abandon(self, job: RecompressJob) -> None:
         """Leave the chunks of a job as they are."""

@@ -193,7 +193,7 @@ class Packer:
         for dictionary in job.dictionaries:
             if dictionary is not None:
                 uses.setdefault(id(dictionary), [dictionary, 0])[1] += 1
-        return float(sum(dictionary.nbytes * min(n / max(dictionary.count, 1), 1.0) for dictionary, n in uses.values()))
+        return float(sum((d.nbytes - d.digest) * min(n / max(d.count, 1), 1.0) for d, n in uses.values()))
 
 
 def start(repack_some: weakref.WeakMethod[Callable[[], bool]]) -> threading.Thread:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.zstd_frames import Dictionary, compressor, damaged, unpacker
+from fbuf._host.codecs.zstd_frames import Dictionary, check_size, compressor, damaged, unpacker
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.chunked_file import ChunkedFileColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking
@@ -290,7 +290,9 @@ def _load_open(part: ChunkedColumn, arrays: Sources, count: Array) -> None:
             raise damaged("rows of chunks that were not full", zlib.crc32(frame), crc)
         there = np.arange(part.k) < left[lanes, None]
         number = int(np.count_nonzero(there)) * part.row
-        rows = np.frombuffer(unpacker(number)(frame) if number else b"", np.uint8)
+        if number:
+            check_size(frame, number)
+        rows = np.frombuffer(unpacker(number)(frame, None) if number else b"", np.uint8)
         part.open[lanes][there] = rows.view(part.open.dtype).reshape(-1, *part.open.shape[2:]) if number else 0
 
 
@@ -325,7 +327,7 @@ def load_chunks(
         mine[new] = saved if here else saved[live]
     _load_dictionaries(part, arrays, part.slot[new].reshape(-1), current, closed)
     part.packed = expect(arrays, "packed", np.int64, (part.lanes,)).copy()
-    part.closed, part.encoded, part.probed = closed, encoded, bool(probed)
+    part.closed, part.encoded, part.probed, part.verified = closed, encoded, bool(probed), True
 
     span = Spans(expect(arrays, "span", np.int64, (None, 3)), bits)
     payload = lazily(arrays, "payload", np.uint8, (span.total,))
