@@ -66,8 +66,8 @@ class LockedState(ReplayState):
                 "Replay.load(path), or continue with rows in files: Replay(buffer, example, resume=True)."
             )
 
-    def _raise(self, call: str, counts: jax.Array) -> None:
+    def _raise(self, call: str, counts: jax.Array | None) -> None:
         """Raise for what a call only counted. Wait for it without the lock."""
-        if self.strict and (new := np.asarray(counts)).any():
+        if self.strict and counts is not None and (new := np.asarray(counts)).any():
             hint = "Replay(..., strict=False) counts them in stats() instead."
             raise_for(call, np.zeros_like(new), new, hint, ahead=self._ahead)

@@ -77,9 +77,10 @@ class Replay(ReplayRows):
     A failed write loses the state, which was donated; later calls raise an error that says so. Rows in files remain.
     Ctrl-C is deferred until the current write is complete.
 
-    `add` is cheap in plain Python loops: it copies NumPy rows into host memory, and one `extend` writes up to 64 of them when
-    the memory is full, or before anything reads the state. Batches, counts and errors are those of writing each row at
-    once. Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
+    Plain Python loops are cheap. `add` copies NumPy rows into host memory, and one `extend` writes them when 64 are collected, or
+    before anything reads the state. In a `uniform` buffer in CPU memory, `sample(to="numpy")` and `to="torch"` draw with NumPy,
+    from the state and from up to 256 collected rows. Batches, counts and errors are those of writing each row at once.
+    Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
     for a sampler that keeps their order (lanes of `Epoch` and `Consume`, `Uniform` over windows) are written at once.
 
     For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
