@@ -11,6 +11,7 @@ import numpy as np
 
 from fbuf._buffer.checked import raise_for
 from fbuf._concurrency.wakeup import StopToken
+from fbuf._core.pytree import PyTree
 from fbuf._replay.fair_lock import Acquired, FairLock
 from fbuf._replay.state import ReplayState
 
@@ -52,11 +53,19 @@ class LockedState(ReplayState):
 
     strict: bool
     _lock: FairLock
+    _closed: bool
     _ahead: bool  # stale indices are expected
 
     def _acquire(self, *, notify: bool = False, stop: StopToken | None = None) -> Acquired:
         """Hold the lock; with `notify`, wake the waiting calls on release."""
         return self._lock.acquire(stop, check=self._check_state, notify=notify)
+
+    def _collect_now(self, row: PyTree, mask: Any) -> bool:
+        """Keep one row for a later write, without a turn of the lock; False where that is not possible."""
+        with self._lock.mutex:
+            block = self._block
+            free = self._lock.is_free() and not self._closed and not self._state.header.is_deleted()
+            return free and block is not None and block.count + 1 < block.length and block.append(row, mask)
 
     def _check_state(self) -> None:
         if self._state.header.is_deleted():

@@ -77,8 +77,8 @@ class Replay(ReplayRows):
     A failed write loses the state, which was donated; later calls raise an error that says so. Rows in files remain.
     Ctrl-C is deferred until the current write is complete.
 
-    Plain Python loops are cheap. `add` copies NumPy rows into host memory, and one `extend` writes them when 64 are collected, or
-    before anything reads the state. In a `uniform` buffer in CPU memory, `sample(to="numpy")` and `to="torch"` draw with NumPy,
+    Plain Python loops are cheap: `add` copies NumPy rows into host memory, and one `extend` writes them when there are 64, or
+    before anything reads the state. In a uniform buffer in CPU memory `sample(to="numpy")` and `to="torch"` draw with NumPy,
     from the state and from up to 256 collected rows. Batches, counts and errors are those of writing each row at once.
     Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
     for a sampler that keeps their order (lanes of `Epoch` and `Consume`, `Uniform` over windows) are written at once.
@@ -233,7 +233,8 @@ class Replay(ReplayRows):
           >>> len(replay)
           1
         """
-        self._write("Replay.add", programs.add, row, priority, mask, timeout)
+        if timeout is not None or priority is not None or self._limiter is not None or not self._collect_now(row, mask):
+            self._write("Replay.add", programs.add, row, priority, mask, timeout)
 
     def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> Index:
         """Add rows in order of time; see `Buffer.extend`. Wait until the limit allows all of them.
