@@ -6,7 +6,7 @@ which arrays of rows are elsewhere after an eager `sample` or `update_priority` 
 both take the same time from 10^4 to 10^6 rows of 64 bytes (expected: exponent < 0.05; `update_priority`
 donated, since an undonated one copies the priorities, though never the rows). Time: the price of a call
 in a small buffer beside flashbax's functions under the user's own jit, for information: eager ones run
-operation by operation.
+operation by operation. Checks: what an eager method costs above its jitted call (expected: 15 us).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import functools
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from benchmarks._harness import Absent, absent_row, exponent, interleave, load_p
 PROGRAMS = "Compiled programs run by one eager verb"
 COPIES = "Arrays of rows that an eager verb moved"
 GROWTH = "Eager verbs, 10^4 to {} rows of 64 bytes: growth exponent"
+CHECKS = "CPU time of an eager method above that of the same method jitted, us"
 TIME = "One call in a buffer of 4,096 rows, 8 lanes: time of flashbax's, jitted, over ours"
 
 LANES, STEPS, BATCH = 8, 4, 32
@@ -238,6 +240,39 @@ def growth(sizes: Sequence[int], kinds: Sequence[str], rounds: int, calls: int =
     return report
 
 
+# ----------------------------------------------------------------------------------------- checks
+
+
+def checks(rounds: int) -> list[dict[str, Any]]:
+    """A row for each method of a small buffer without donation; rows as JAX arrays and as NumPy's."""
+    buffer, state = filled(2000, sampler=fbuf.samplers.Prioritized())
+    key, several, one = jax.random.key(0), rows_of(256), rows_of()
+    index, errors = buffer.peek(state, key, BATCH).index, np.ones(BATCH, np.float32)
+    calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+        "add": (buffer.add, (one,)),
+        "extend": (buffer.extend, (several,)),
+        "update_priority": (buffer.update_priority, (index, errors)),
+        "sample": (functools.partial(buffer.sample, batch_size=BATCH), (key,)),
+        "size": (buffer.size, ()),
+        "stats": (buffer.stats, ()),
+    }
+    on_host = {f"{name}, NumPy rows": (method, jax.device_get(args)) for name, (method, args) in [*calls.items()][:2]}
+    report = []
+    for name, (method, args) in (calls | on_host).items():
+        jitted = jax.jit(buffer.peek, static_argnums=2) if name == "sample" else jax.jit(method)
+        args_jitted = (key, BATCH) if name == "sample" else args
+        sides = {
+            "eager": functools.partial(method, state, *args),
+            "jitted": functools.partial(jitted, state, *args_jitted),
+        }
+        timings = interleave(sides, rounds=rounds, warmup=10, calls=60, clock=time.process_time)
+        more = 1e6 * float(np.median(np.subtract(timings["eager"], timings["jitted"])))
+        report.append(
+            row(CHECKS, name, ours=spread(timings["eager"]), peer=spread(timings["jitted"]), ratio=more, target="<= 15")
+        )
+    return report
+
+
 # ------------------------------------------------------------------------------------------- time
 
 
@@ -322,6 +357,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     sizes, rounds = ((10**4, 10**5), 2) if quick else ((10**4, 10**5, 10**6), 25)
     report = count_programs(4096, (single,) if quick else tuple(KINDS))
     report += find_copies(4096)
+    report += checks(2 if quick else 11)
     report += growth(sizes, (steps,) if quick else (plain, steps), rounds)
     return report + times(4096, (steps,) if quick else (plain, steps, host), rounds, load_peer("flashbax"))
 

@@ -3,6 +3,7 @@
 A step adds one row and draws a batch of 256 from 10^5 rows; the prioritized one also updates the batch's priorities. flashbax
 compiles the same step with its flat and its prioritized flat buffer. Both take turns in one process without JAX's caches. CPU
 time is counted, because other work on the machine hardly changes it. `count_instructions` tells where the time of a step goes.
+The first `Replay.sample` is measured from the constructor on, with one row added before it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import fbuf
 from benchmarks._harness import Absent, absent_row, load_peer, ratio, row, spread
 
 QUESTION = "First call of a step (add 1 row, sample 256): CPU time to trace, lower and compile it over flashbax's"
+FIRST = "First batch of a `fbuf.Replay`: CPU seconds from the constructor on"
 CAPACITY, BATCH = 100_000, 256
 EXAMPLE = {
     "obs": np.zeros(8, np.float32),
@@ -107,7 +109,32 @@ def count_instructions(step: Step) -> dict[str, int]:
     }
 
 
+def first_batches(rounds: int) -> list[dict[str, Any]]:
+    """Rows for a uniform and a prioritized replay, and batches for JAX and NumPy."""
+    report = []
+    makers = {"uniform": (fbuf.uniform, 3), "prioritized": (fbuf.prioritized, 5)}
+    for name, (make, target) in makers.items():
+        for form in ("jax", "numpy"):
+            taken = []
+            for _ in range(rounds):
+                jax.clear_caches()
+                with _no_stored_programs():
+                    start = time.process_time()
+                    replay = fbuf.Replay(make(CAPACITY), EXAMPLE)
+                    replay.add(EXAMPLE)
+                    jax.block_until_ready(replay.sample(BATCH, to=form))  # type: ignore[arg-type]
+                    taken.append(time.process_time() - start)
+            median = float(np.median(taken))
+            report.append(row(FIRST, f"{name}, {form}", ours=spread(taken), ratio=median, target=f"<= {target}"))
+    return report
+
+
 def main(quick: bool) -> list[dict[str, Any]]:
+    """Rows for steps and first batches."""
+    return first_batches(2 if quick else 5) + steps(quick)
+
+
+def steps(quick: bool) -> list[dict[str, Any]]:
     """5 pairs if `quick`, else 11, after one that is not counted."""
     flashbax = load_peer("flashbax")
     if isinstance(flashbax, Absent):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
-    *("check_state", "checked_spec", "drawn", "given_spec", "parsed", "peeked", "placed", "stored")
+    *("check_state", "checked_extend", "checked_spec", "drawn", "given_spec", "parsed", "peeked", "placed", "stored")
 }
 
 
@@ -226,10 +226,18 @@ class Buffer(BufferConfig):
     def _extend(
         self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any, slots: bool = False
     ) -> tuple[BufferState, Any]:
+        if checks.can_trace(self, state, (rows, priority, mask)):
+            return operations.checked_extend(self, state, rows, priority, mask, static=(call, slots))
+        return self.checked_extend(state, rows, priority, mask, call, slots)
+
+    def checked_extend(
+        self, state: BufferState, rows: PyTree, priority: Any, mask: Any, call: str, slots: bool
+    ) -> tuple[BufferState, Any]:
+        """Return the state of `extend` or `add`, and with `slots` where a writer that replaces any row put each row."""
         checks.check_writable(call, self)
         leaves, values, shape, priority, mask = checks.check_rows(call, self, state, rows, priority, mask)
         if shape[0] == 0:
-            return state, jnp.zeros(shape, jnp.int32)
+            return state, jnp.zeros(shape, jnp.int32) if slots else None
         if values is not None:
             leaves = write.store_values(self, state, leaves, values, shape, mask)
         leading = (not call.endswith("add")) + (self.lanes is not None)
@@ -287,6 +295,9 @@ class Buffer(BufferConfig):
         """
         call = "Buffer.update_priority"
         checks.check_state(call, self, state)
+        if checks.can_trace(self, state, (index, td_error, mask)):
+            checks.check_eta(call, eta)
+            return operations.checked_update(self, state, index, td_error, mask, eta, static=(call,))[0]
         return operations.update_priority(self, state, *checks.check_errors(call, self, index, td_error, mask, eta))[0]
 
     def update_rows(self, state: BufferState, index: Index, fields: PyTree, *, mask: Any = None) -> BufferState:
@@ -649,7 +660,7 @@ class Buffer(BufferConfig):
           5
         """
         checks.check_state("Buffer.size", self, state)
-        return jnp.sum(state.ring.size, dtype=jnp.int32)
+        return operations.size(self, state)[1]
 
     def stats(self, state: BufferState) -> dict[str, jax.Array]:
         """Return scalars to log: sizes, statistics of the sampler, and counts of everything refused, by reason.
@@ -768,7 +779,8 @@ class Buffer(BufferConfig):
           5
         """
         call = "Buffer.convert"
-        spec = checks.check_state(call, self, state)
+        checks.check_state(call, self, state)
+        spec = self.storage.spec(state.rows)[0]
         if not isinstance(other, Buffer):
             raise TypeError(f"{call}: other is {type(other).__name__}; expected a Buffer. Write convert(other, state).")
         checks.check_same_rows(call, self, other)

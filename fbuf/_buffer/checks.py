@@ -198,12 +198,31 @@ def check_writable(call: str, buffer: BufferConfig) -> None:
         buffer.writer.refuse(call)
 
 
-def check_state(call: str, buffer: BufferConfig, state: Any) -> Spec:
-    """Return the spec of a row of a state; raise for another type, a donated state, or one of another storage."""
+def check_state(call: str, buffer: BufferConfig, state: Any) -> None:
+    """Raise for another type, a donated state, or several states. Operations compare it with the buffer when traced."""
     check_state_type(call, type(buffer), BufferState, state)
     refuse_donated(call, state)
     refuse_stacked(call, type(buffer), state)
-    return buffer.storage.spec(state.rows)[0]
+
+
+def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
+    """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
+    header: Any = getattr(state, "header", None)
+    if not isinstance(header, jax.Array) or isinstance(header, jax.core.Tracer):
+        return False
+    if header.is_deleted() or header.ndim != 1 or hasattr(buffer.storage, "parse"):
+        return False
+    try:
+        leaves = jax.tree.leaves(arguments)
+    except (TypeError, ValueError):  # dicts with keys of several types
+        return False
+    for leaf in leaves:
+        if isinstance(leaf, (np.ndarray, np.generic)):
+            if leaf.dtype.kind not in "biufc" or needs_x64(leaf.dtype):
+                return False
+        elif not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+            return False
+    return True
 
 
 def check_state_type(call: str, owner: type, kind: type, state: Any) -> None:
@@ -276,7 +295,8 @@ def check_update(
     call: str, buffer: BufferConfig, state: BufferState, index: Any, fields: PyTree, mask: Any
 ) -> tuple[Index, dict[str, jax.Array], jax.Array | None]:
     """Return index, leaves `[B, ...]` or `[B, T, ...]`, and mask of `update_rows`."""
-    spec = check_state(call, buffer, state)
+    check_state(call, buffer, state)
+    spec = buffer.storage.spec(state.rows)[0]
     index, given = check_index(call, index, (1, 2)), named_leaves(fields)
     if isinstance(buffer.storage, RaggedStorage):
         spec = buffer.storage.changeable(call, state.rows, list(given))
@@ -332,7 +352,7 @@ def check_draw(
     check_batch_size(call, size, f" The order is {form}.")
     arguments.check_key(call, key, "and for many keys vmap `peek`")
     asked = {name: value for name, value in options.items() if value is not None}
-    return int(size), check_numbers(call, buffer.sampler, buffer.sampler.options, asked)
+    return int(size), check_numbers(call, buffer.sampler, buffer.sampler.options, asked) if asked else {}
 
 
 def check_batch_size(call: str, batch_size: Any, order: str = "") -> None:

@@ -184,6 +184,10 @@ def _window_index_core(buffer: BufferConfig, state: BufferState, index: Index) -
     return state, jax.tree.map(lambda row, anchor: jnp.where(open[:, None], row, anchor[:, None]), rows, gone)
 
 
+def _size_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
+    return state, jnp.sum(state.ring.size, dtype=jnp.int32)
+
+
 def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
     anchors = jnp.sum(count(state), dtype=jnp.int32)
     return state, buffer.sampler.available(state.sampler, anchors) > jnp.int32(0)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf._core import state_repr
@@ -63,6 +64,12 @@ def unpack(packed: jax.Array) -> Header:
 
     ring = Ring(part(first, lanes), part(first + lanes, lanes), part(first + 2 * lanes, lanes, jnp.uint32))
     return Header(ring, part(1, len(COUNTERS), jnp.uint32), part(0, 1).reshape(packed.shape[:-1]))
+
+
+def host_ring(header: jax.Array) -> tuple[np.ndarray[Any, Any], ...]:
+    """Return cursors, sizes and laps of one state as NumPy arrays, after waiting for it."""
+    cursor, size, lap = np.array(header)[1 + len(COUNTERS) :].reshape(3, -1)
+    return cursor, size, lap.view(np.uint32)
 
 
 @component

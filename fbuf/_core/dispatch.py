@@ -38,11 +38,11 @@ _UNCHANGED = _Unchanged()
 
 
 class Operation:
-    """A function `(buffer, state, *args, static) -> (state, result)` as one jitted dispatch."""
+    """A function `(buffer, state, *args, static) -> (state, result)` as one jitted dispatch; `scope` names it in profiles."""
 
-    def __init__(self, core: Callable[..., tuple[Any, Any]]):
+    def __init__(self, core: Callable[..., tuple[Any, Any]], *, scope: bool = True):
         name = core.__name__.strip("_").removesuffix("_core")
-        self.core = scoped(f"fbuf.{name}", core)
+        self.core = scoped(f"fbuf.{name}", core) if scope else core
 
         def changes(buffer: Any, static: tuple[Any, ...], state: Any, args: tuple[Any, ...]) -> Any:
             buffer.check_state(state)

@@ -16,6 +16,7 @@ from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.sample import Index, Sample
 from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.writer import ReadOnly
+from fbuf._replay.host_draws import HostBatch
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
 
@@ -123,9 +124,9 @@ def to_index(call: str, index: Any) -> Index:
     return Index(to_array(index.slot, "index.slot"), to_array(index.ticket, "index.ticket"))
 
 
-def convert(batch: Sample | PackedBatch, to: str) -> Sample:
+def convert(batch: Sample | PackedBatch | HostBatch, to: str) -> Sample:
     """Return a batch of JAX, numpy or torch arrays."""
-    if isinstance(batch, PackedBatch):
+    if isinstance(batch, (PackedBatch, HostBatch)):
         return batch.to_numpy() if to == "numpy" else batch.to_torch()
     if to == "numpy":
         held: Sample = jax.device_get(batch)

@@ -32,7 +32,7 @@ class FairLock:
     """A lock whose waiting threads are served in order of arrival."""
 
     def __init__(self) -> None:
-        self._mutex = threading.RLock()
+        self.mutex = threading.RLock()  # for steps that cannot wait
         self._numbers = itertools.count()
         self._waiters: list[_Waiter] = []
         self._owner = 0  # thread; 0 while the lock is free
@@ -64,7 +64,7 @@ class FairLock:
 
     def notify(self) -> None:
         """Wake the threads in `wait`; each returns when it holds the lock."""
-        with self._mutex:
+        with self.mutex:
             self.changes += 1
             for waiter in self._waiters:
                 waiter.asleep = False
@@ -73,7 +73,7 @@ class FairLock:
     def enter(self, stop: StopToken | None = None, until: float | None = None) -> None:
         """Take the lock; raise `Stopped` by `stop`, or when `wakeup.clock` reads `until` first."""
         thread = threading.get_ident()
-        with self._mutex:
+        with self.mutex:
             if self._owner == thread:
                 self._depth += 1
                 return
@@ -83,13 +83,17 @@ class FairLock:
                 return
         self._queue(_Waiter(number, WakeUp() if stop is None else stop.wake_up, asleep=False), 1, stop, latest=until)
 
+    def is_free(self) -> bool:
+        """Return whether no thread holds the lock or waits for it. While the caller holds `mutex`, this stays so."""
+        return not self._owner and not self._waiters
+
     def depth(self) -> int:
         """Return how many nested acquisitions the calling thread holds."""
         return self._depth if self._owner == threading.get_ident() else 0
 
     def restore(self, depth: int) -> None:
         """Release what the calling thread holds beyond `depth`. Calling it twice is harmless."""
-        with self._mutex:
+        with self.mutex:
             if self._owner == threading.get_ident():
                 self._depth = depth
                 if depth == 0:
@@ -108,7 +112,7 @@ class FairLock:
     ) -> None:
         """Release the lock, wait, and take it with `depth`. Sleep ends at `until`; the whole wait fails at `latest`."""
         try:
-            with self._mutex:
+            with self.mutex:
                 self._waiters.append(waiter)
                 if self._owner == waiter.thread:
                     self._owner, self._depth = 0, 0
@@ -129,7 +133,7 @@ class FairLock:
             raise
 
     def _granted(self, waiter: _Waiter, depth: int) -> bool:
-        with self._mutex:
+        with self.mutex:
             first = None if self._owner else self._first()
             # A signal handler runs inside the waiting call of its thread, and must not wait for it.
             if first is None or waiter.asleep or first.thread != waiter.thread:
@@ -139,7 +143,7 @@ class FairLock:
             return True
 
     def _leave(self, waiter: _Waiter) -> None:
-        with self._mutex:
+        with self.mutex:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             elif self._owner == waiter.thread:

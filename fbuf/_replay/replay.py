@@ -10,31 +10,26 @@ It reads counters after it releases the lock. With a limit, calls wait for each 
 from __future__ import annotations
 
 import copy
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TypeVar, Unpack, cast
+from typing import Any, Literal, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import operations, state_ops
+from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checked import raise_for
-from fbuf._buffer.checks import check_eta
 from fbuf._buffer.state import BufferState, refuse_donated
-from fbuf._buffer.summary import Summary
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
-from fbuf._core.arguments import DrawOptions, Numbers, check_bool
+from fbuf._core.arguments import DrawOptions
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
-from fbuf._core.sample import Index, Rows, Sample
+from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
@@ -48,52 +43,19 @@ from fbuf._replay.arguments import (
     convert,
     place,
     to_array,
-    to_device_of,
-    to_index,
     to_rows,
 )
-from fbuf._replay.batches import Batches, EpochBatches
-from fbuf._replay.fair_lock import Acquired, FairLock
+from fbuf._replay.batches import Batches
+from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
-from fbuf._replay.state import DeferInterrupts, ReplayState
+from fbuf._replay.locked import locked, restores_lock
+from fbuf._replay.rows import ReplayRows
 from fbuf._replay.written import WrittenIndex, newest
 from fbuf.limits import Limit, LimitState
 from fbuf.storages import Ragged
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _restores_lock(method: F) -> F:
-    """Restore the lock on error: the thread then holds what it held before the call, even after an interrupt."""
-
-    @functools.wraps(method)
-    def call(self: Replay, *args: Any, **kwargs: Any) -> Any:
-        depth = self._lock.depth()
-        try:
-            return method(self, *args, **kwargs)
-        except BaseException:
-            if self._lock.depth() > depth:
-                self._lock.notify()  # the interrupt may have prevented it
-            self._lock.restore(depth)
-            raise
-
-    return cast(F, call)
-
-
-def _locked(method: F) -> F:
-    """Hold the lock during the call, with every added row written."""
-
-    @_restores_lock
-    @functools.wraps(method)
-    def call(self: Replay, *args: Any, **kwargs: Any) -> Any:
-        with self._acquire():
-            self._flush()
-            return method(self, *args, **kwargs)
-
-    return cast(F, call)
-
-
-class Replay(ReplayState):
+class Replay(ReplayRows):
     """A buffer with its state and key. Threads may share it.
 
     Args:
@@ -113,9 +75,10 @@ class Replay(ReplayState):
     A failed write loses the state, which was donated; later calls raise an error that says so. Rows in files remain.
     Ctrl-C is deferred until the current write is complete.
 
-    `add` is cheap in plain Python loops: it copies NumPy rows into host memory, and one `extend` writes up to 64 of them when
-    the memory is full, or before anything reads the state. Batches, counts and errors are those of writing each row at
-    once. Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
+    Plain Python loops are cheap: `add` copies NumPy rows into host memory, and one `extend` writes them when there are 64, or
+    before anything reads the state. In a uniform buffer in CPU memory `sample(to="numpy")` and `to="torch"` draw with NumPy,
+    from the state and from up to 256 collected rows. Batches, counts and errors are those of writing each row at once.
+    Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
     for a sampler that keeps their order (lanes of `Epoch` and `Consume`, `Uniform` over windows) are written at once.
 
     For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
@@ -231,7 +194,7 @@ class Replay(ReplayState):
         self._check_rows(state)
         self._set_state(state)
 
-    @_restores_lock
+    @restores_lock
     def _set_state(self, state: BufferState) -> None:
         with self._lock.acquire():
             if not self._state.header.is_deleted():
@@ -241,7 +204,7 @@ class Replay(ReplayState):
             self._state, self._sizes = state, None
             self._lock.notify()
 
-    @_restores_lock
+    @restores_lock
     def _current_state(self) -> BufferState:
         with self._lock.acquire():
             if not self._state.header.is_deleted():
@@ -269,7 +232,8 @@ class Replay(ReplayState):
           >>> len(replay)
           1
         """
-        self._write("Replay.add", programs.add, row, priority, mask, timeout)
+        if timeout is not None or priority is not None or self._limiter is not None or not self._collect_now(row, mask):
+            self._write("Replay.add", programs.add, row, priority, mask, timeout)
 
     def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None, timeout: float | None = None) -> Index:
         """Add rows in order of time; see `Buffer.extend`. Wait until the limit allows all of them.
@@ -299,7 +263,7 @@ class Replay(ReplayState):
         """
         return self._write("Replay.extend", programs.extend, rows, priority, mask, timeout)
 
-    @_restores_lock
+    @restores_lock
     def _write(self, call: str, method: Any, rows: PyTree, priority: Any, mask: Any, timeout: float | None) -> Any:
         self._check_timeout(call, timeout)
         with self._acquire(notify=self._limiter is not None):
@@ -350,7 +314,7 @@ class Replay(ReplayState):
         self._written = weakref.ref(index)
         return index
 
-    @_restores_lock
+    @restores_lock
     def grow(self, blocks: Any = None, *, capacity: int | None = None) -> None:
         """Make room for distinct blocks, or for ragged rows; see `Buffer.grow`. Replace `self.buffer`.
 
@@ -399,7 +363,7 @@ class Replay(ReplayState):
         packed = to != "jax" and self._packs
         return convert(self._sample("Replay.sample", batch_size, options, timeout, packed=packed), to)
 
-    @_restores_lock
+    @restores_lock
     def _sample(
         self,
         call: str,
@@ -431,7 +395,7 @@ class Replay(ReplayState):
         """
         self._ahead = True
 
-    @_locked
+    @locked
     def compile(self, batch_size: int | None = None, *, to: Form = "jax", progress: Any = True) -> None:
         """Compile `add`, `sample(batch_size, to=to)` and `update_priority` of such batches before their first calls.
 
@@ -508,61 +472,7 @@ class Replay(ReplayState):
 
         return Batches(draw, int(prefetch), timeout, partial(self._explain, size))
 
-    def epoch(
-        self, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False, to: Form = "jax"
-    ) -> EpochBatches:
-        """Return the batches of one epoch: every row (window) that can be sampled now, once. `len` counts them.
-
-        It is independent of the sampler and the limit: `Consume` loses no row, priorities have no effect, and no draw is
-        counted. Rows added later are not part of it. Rows that are overwritten before their batch have `mask` False there. Each
-        iteration takes one key of the replay, and draws the same rows in a new order. A checkpoint does not keep its
-        position; `samplers.Epoch` does, and runs in jit.
-
-        Args:
-          batch_size: B; None uses the buffer's.
-          shuffle: Draw in random order; False: in order of arrival.
-          drop_last: Leave out a last batch of fewer than B rows. False: the last batch is shorter than B, without padding.
-          to: As for `sample`.
-        Cost: O(C) once and 16 bytes a row on the host; O(B) a batch. A short last batch compiles once for its size.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
-          >>> index = replay.extend({"t": np.arange(10)})
-          >>> epoch = replay.epoch(4, shuffle=False, to="numpy")
-          >>> len(epoch), [batch.data["t"].tolist() for batch in epoch]
-          (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
-        """
-        call = "Replay.epoch"
-        check_form(call, to)
-        check_bool(call, "shuffle", shuffle)
-        check_bool(call, "drop_last", drop_last)
-        size, _ = self._check_draw(call, batch_size, {})
-
-        def read(*args: Any) -> Sample:
-            return convert(self._read_epoch(*args), to)
-
-        return EpochBatches(self._anchors(), size, shuffle, drop_last, self._next_key, read)
-
-    @_locked
-    def _anchors(self) -> Index:
-        """Return the index of every anchor, in order of arrival, as NumPy arrays."""
-        index, mask = jax.device_get(operations.all_anchors(self.buffer, self._state)[1])
-        return Index(index.slot[mask], index.ticket[mask])
-
-    @_locked
-    def _next_key(self) -> jax.Array:
-        after, key = jax.random.split(jax.random.wrap_key_data(self._key, impl=self._impl))
-        self._key = jax.random.key_data(after)
-        return key
-
-    @_locked
-    def _read_epoch(self, key: jax.Array, number: int, index: Index, chance: float) -> Sample:
-        with DeferInterrupts():  # an interrupt inside a callback would become another error
-            self._state, batch = operations.sample_at(self.buffer, self._state, key, number, index, chance)
-        return self._exact("Replay.epoch", batch)
-
-    @_restores_lock
+    @restores_lock
     def _explain(self, size: int) -> str:
         with self._lock.acquire():
             if self._limiter is None or self._state.header.is_deleted():
@@ -571,154 +481,7 @@ class Replay(ReplayState):
                 return "one is being drawn"
             return self._limiter.explain("sample", size)
 
-    @_restores_lock
-    def update_priority(self, index: Index, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
-        """Set priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
-
-        Raises:
-          ValueError: some were refused (not finite, out of range, stale, ineligible); the others are set. Stale indices are
-            only counted with `prefetch=1`, under a limit, and after `batches`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> batch = replay.sample(4)
-          >>> replay.update_priority(batch.index, np.array([0.5, 1.0, 2.0, 0.1]))
-        """
-        call = "Replay.update_priority"
-        check_eta(call, eta)
-        index, td_error, mask = to_index(call, index), to_array(td_error, "td_error"), to_array(mask, "mask")
-        with self._acquire():
-            self._flush()
-            index, td_error, mask = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, td_error, mask))
-            counts = self._donate(programs.update_priority, index, td_error, mask=mask, eta=eta)
-        self._raise(call, counts)
-
-    @_restores_lock
-    def update_rows(self, index: Index, fields: PyTree, *, mask: Any = None) -> None:
-        """Replace some leaves of rows; see `Buffer.update_rows`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> replay.update_rows(replay.last(1).index, {"done": np.array([True])})
-          >>> bool(replay.last(1).data["done"][0])
-          True
-        """
-        index, fields, mask = to_index("Replay.update_rows", index), to_rows(fields), to_array(mask, "mask")
-        with self._acquire():
-            self._flush()
-            fields = self._narrowed("Replay.update_rows", fields)
-            index, fields, mask = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, fields, mask))
-            counts = self._donate(programs.update_rows, index, fields, mask=mask)
-        self._raise("Replay.update_rows", counts)
-
-    @_locked
-    def get(self, index: Any) -> Rows:
-        """Return rows by index; see `Buffer.get`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> batch = replay.sample(4)
-          >>> bool((replay.get(batch.index).data["t"] == batch.data["t"]).all())
-          True
-        """
-        index = to_index("Replay.get", index) if isinstance(index, Index) else to_array(index, "index")
-        return self.buffer.get(self._state, index)
-
-    @_locked
-    def window_index(self, index: Index) -> Index:
-        """Return the rows `[B, T]` of sampled windows; see `Buffer.window_index`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.Buffer(100, view=fbuf.views.Sequence(3, episode_end=())), {"carry": 0.0})
-          >>> index = replay.extend({"carry": np.zeros(5, np.float32)})
-          >>> rows = replay.window_index(replay.sample(4).index)
-          >>> replay.update_rows(rows, {"carry": np.ones((4, 3), np.float32)})
-          >>> float(replay.get(rows).data["carry"].min())
-          1.0
-        """
-        return self.buffer.window_index(self._state, to_index("Replay.window_index", index))
-
-    @_locked
-    def priorities(self, index: Index | None = None) -> jax.Array:
-        """Return priorities |p| of some or all rows; see `Buffer.priorities`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(4), {"t": 0})
-          >>> index = replay.extend({"t": np.arange(3)}, priority=np.array([1.0, 2.0, 3.0]))
-          >>> replay.priorities().round(1).tolist()
-          [1.0, 2.0, 3.0, nan]
-        """
-        return self.buffer.priorities(self._state, None if index is None else to_index("Replay.priorities", index))
-
-    @_locked
-    def __getitem__(self, position: int | slice) -> Rows:
-        """Return rows by position, 0 the oldest, -1 the newest; of several lanes step by step, lane by lane.
-
-        An int gives one row, leaves `[item]`; a slice leaves `[n, item]`. Each length compiles once. Iteration reads the rows
-        in blocks, as NumPy arrays; writes in between shift positions.
-
-        Raises:
-          IndexError: there is no such row.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
-          >>> index = replay.extend({"t": np.arange(5)})
-          >>> int(replay[-1].data["t"]), replay[2:4].data["t"].tolist(), [int(row.data["t"]) for row in replay]
-          (4, [2, 3], [0, 1, 2, 3, 4])
-        """
-        if not isinstance(position, (slice, int, np.integer)) or isinstance(position, bool):
-            fix = "For an Index or slots use replay.get(index)"
-            raise TypeError(f"Replay: position is {type(position).__name__}; expected an int or a slice. {fix}.")
-        held = range(self._held())
-        if not isinstance(position, slice) and not -len(held) <= position < len(held):
-            raise IndexError(f"Replay: position is {position}, but it holds {counted(len(held), 'row')}.")
-        chosen = held[position]
-        positions = np.arange(chosen.start, chosen.stop, chosen.step) if isinstance(chosen, range) else np.int64(chosen)
-        return self.buffer.get(self._state, jnp.asarray(self._slots(positions)))
-
-    def __iter__(self) -> Iterator[Rows]:
-        for first in range(0, len(self), 256):
-            block = jax.device_get(self[first : first + 256])
-            for i in range(len(block.mask)):
-                yield jax.tree.map(lambda leaf, i=i: leaf[i], block)
-
-    @_locked
-    def rows(self) -> Rows:
-        """Return every row, oldest first; see `Buffer.rows`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> rows = replay.rows()
-          >>> rows.data["t"][rows.mask].tolist()
-          [0, 1, 2, 3, 4]
-        """
-        return self.buffer.rows(self._state)
-
-    @_locked
-    def last(self, n: int) -> Rows:
-        """Return the newest rows; see `Buffer.last`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> replay.last(2).data["t"].tolist()
-          [3, 4]
-        """
-        return self.buffer.last(self._state, n)
-
-    @_restores_lock
+    @restores_lock
     def cut(self, lanes: Any = None) -> None:
         """End the running episodes of the `lanes` bool[E], or of all, at their newest rows; see `Buffer.cut`.
 
@@ -740,7 +503,7 @@ class Replay(ReplayState):
             self._donate(programs.cut, to_array(lanes, "lanes"))
             self._sizes = sizes
 
-    @_restores_lock
+    @restores_lock
     def clear(self) -> None:
         """Remove every row. A limit keeps its counts, and allows `min_size` rows to be added at once.
 
@@ -759,32 +522,7 @@ class Replay(ReplayState):
             if self._limiter is not None:
                 self._limiter.cleared()
 
-    @_locked
-    def set(self, **numbers: Unpack[Numbers]) -> None:
-        """Set annealed numbers, `set(alpha=0.5)`; see `Buffer.set`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> replay.set(alpha=0.5, beta=0.7)
-        """
-        self._state = self.buffer.set(self._state, **numbers)
-
-    @_locked
-    def rebuild(self) -> None:
-        """Apply annealed numbers to all rows; see `Buffer.rebuild`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.Buffer(100, sampler=fbuf.samplers.Prioritized(largest="held")), {"t": 0})
-          >>> index = replay.extend({"t": np.arange(5)}, priority=np.arange(1.0, 6.0))
-          >>> replay.set(alpha=1.0)
-          >>> replay.rebuild()
-        """
-        self._state = self.buffer.rebuild(self._state)
-
-    @_locked
+    @locked
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Return whether `sample` would return a batch without waiting. None uses the buffer's `batch_size`, or one row.
 
@@ -798,7 +536,7 @@ class Replay(ReplayState):
         allowed = self._limiter is None or self._limiter.allows("sample", size)
         return allowed and self._held() > 0 and self._ready(size)
 
-    @_locked
+    @locked
     def can_add(self, rows: int = 1) -> bool:
         """Return whether `rows` rows can be added without waiting.
 
@@ -811,7 +549,7 @@ class Replay(ReplayState):
         free = self._has_room(-(-rows // self.buffer.geometry.lanes))
         return free and (self._limiter is None or self._limiter.allows("add", rows))
 
-    @_locked
+    @locked
     def stats(self) -> dict[str, float]:
         """Return `Buffer.stats` as Python numbers, with `limit_added`, `limit_drawn` and `limit_surplus` under a limit.
 
@@ -826,33 +564,7 @@ class Replay(ReplayState):
         stats = {name: np.asarray(value).item() for name, value in self.buffer.stats(self._state).items()}
         return stats | {f"limit_{name}": value for name, value in paced.items()}
 
-    @_locked
-    def summary(self, *, compare: int | None = 1 << 14) -> Summary:
-        """Return a table of the rows and the next draws; see `Buffer.summary`.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> replay.summary().to_dict()["size"]
-          5
-        """
-        return self.buffer.summary(self._state, compare=compare)
-
-    @_locked
-    def nbytes(self) -> dict[str, int]:
-        """Return the bytes in use on the device, the host and the disk.
-
-        Example:
-          >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
-          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
-          >>> sorted(replay.nbytes())
-          ['device', 'disk', 'host']
-        """
-        return self.buffer.nbytes(self._state)
-
-    @_restores_lock
+    @restores_lock
     def close(self) -> None:
         """End waiting and later calls of `add`, `extend` and `sample` with `ReplayClosed`, and end `batches`.
 
@@ -880,7 +592,7 @@ class Replay(ReplayState):
     ) -> None:
         self.close()
 
-    @_locked
+    @locked
     def save(
         self,
         path: Any,
@@ -958,35 +670,18 @@ class Replay(ReplayState):
             replay.cut()
         return replay if extra is None else (replay, saved)
 
-    @_restores_lock
-    def __len__(self) -> int:
-        with self._acquire():
-            return self._held()
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "Replay: it has threads and cannot be pickled or copied. Write replay.save(path), and Replay.load(path) where it "
             "is needed."
         )
 
-    @_restores_lock
+    @restores_lock
     def __repr__(self) -> str:
         with self._lock.acquire():  # else a write may hold the state
             rows = "its state was donated" if self._state.header.is_deleted() else counted(len(self), "row")
         limit = "" if self._limiter is None else f", limit={self._limiter.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"
-
-    def _acquire(self, *, notify: bool = False, stop: StopToken | None = None) -> Acquired:
-        """Hold the lock; with `notify`, wake the waiting calls on release."""
-        return self._lock.acquire(stop, check=self._check_state, notify=notify)
-
-    def _check_state(self) -> None:
-        if self._state.header.is_deleted():
-            self._lock.notify()  # waiting calls must raise too
-            raise RuntimeError(
-                "Replay: its state was donated to a failed write, or to a step that took `replay.state`. Load a checkpoint, "
-                "Replay.load(path), or continue with rows in files: Replay(buffer, example, resume=True)."
-            )
 
     def _refuse_closed(self, call: str) -> None:
         if self._closed:
@@ -1027,9 +722,3 @@ class Replay(ReplayState):
             self._refuse_closed(call)
 
         self._limiter.wait(self._lock, call, kind, count, ready, check, timeout, stop)
-
-    def _raise(self, call: str, counts: jax.Array) -> None:
-        """Raise for what a call only counted. Wait for it without the lock."""
-        if self.strict and (new := np.asarray(counts)).any():
-            hint = "Replay(..., strict=False) counts them in stats() instead."
-            raise_for(call, np.zeros_like(new), new, hint, ahead=self._ahead)

@@ -22,7 +22,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
 from fbuf.storages import Compressed, Device, Host
 from fbuf.writers import Ring
 
-_LONG, _SHORT = 64, 16  # rows; XLA runs a write of 16 in the calling thread
+_SHORT = 16  # rows; XLA runs such a write in the calling thread
 _MOST_BYTES = 1 << 20
 _NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
 _STORAGES, _SAMPLERS = (Device, Host, Compressed), (Uniform, Epoch, Consume, Prioritized, Ranked)
@@ -84,6 +84,11 @@ class RowBlock:
         self.count = at + 1
         return True
 
+    @property
+    def columns(self) -> list[np.ndarray[Any, Any]]:
+        """The memory of each leaf: `[N, ...]`, with lanes `[N, E, ...]`."""
+        return [column for column, *_ in self._columns]
+
     def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:
         """Return the records as uint8[N, bytes], padded with masked rows to `length`, by default the least that holds them."""
         length = length or next(n for n in self.lengths if n >= self.count)
@@ -97,8 +102,8 @@ class RowBlock:
         self.count, self.masked = 0, False
 
 
-def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
-    """Return a block for rows of `buffer`, or None where one `extend` is not known to equal as many `add`s.
+def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
+    """Return a block for at most `most` rows of `buffer`, or None where one `extend` is not known to equal as many `add`s.
 
     That holds for the storages in memory, samplers and writer of this package. Rows in files are written at once, because
     they must outlive the process.
@@ -114,7 +119,7 @@ def row_block(buffer: Buffer, state: BufferState) -> RowBlock | None:
     if any(np.dtype(leaf.dtype).kind not in _NUMBERS for leaf in spec.values()):
         return None
     size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
-    length = min(_LONG, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
+    length = min(most, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
     return RowBlock(buffer, state, length) if length > 1 else None
 
 

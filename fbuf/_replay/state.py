@@ -22,7 +22,7 @@ import numpy as np
 from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_draw
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferState, host_ring
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
@@ -30,7 +30,8 @@ from fbuf._core.x64 import exact, has_64_bits, needs_x64
 from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._replay import programs
-from fbuf._replay.row_block import row_block
+from fbuf._replay.host_draws import HostDraws, host_draws, random_draws
+from fbuf._replay.row_block import RowBlock, row_block
 from fbuf._replay.written import WrittenIndex
 from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Deduplicated, Device, Ragged
@@ -43,7 +44,6 @@ class ReplayState:
         self.buffer, self.unlimited = buffer, unlimited
         self._state, self._key = state, jax.random.key_data(key)
         self._impl = str(jax.random.key_impl(key))
-        self._block = row_block(self.buffer, self._state)
         self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
         self._queue = state_ops.room(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
         self._written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
@@ -56,7 +56,13 @@ class ReplayState:
         self._spec = self.buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
         packs = not self._has_pairs and not isinstance(self.buffer.storage, Ragged)
-        self._packs = packs and {d.platform for d in devices} == {"cpu"}
+        self._packs = packs and {d.platform for d in devices} == {"cpu"} and len(devices) == 1
+        self._host_draws: HostDraws | None = host_draws(buffer, state, self._impl) if self._packs else None
+        self._block = self._new_block()
+
+    def _new_block(self) -> RowBlock | None:
+        # Each draw but those of `HostDraws` writes the rows first, so there are few.
+        return row_block(self.buffer, self._state, 64 if self._host_draws is None else 256)
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
@@ -121,7 +127,7 @@ class ReplayState:
 
     def _make_room(self, shape: tuple[int, int], mask: Any) -> None:
         more = shape[0] if mask is None else np.asarray(mask).reshape(shape).sum(axis=0)
-        needed = int((np.asarray(self._state.ring.size) + more).max())
+        needed = int((host_ring(self._state.header)[1] + more).max())
         capacity, length = self.buffer.capacity, self.buffer.geometry.length
         while length < needed:
             capacity, length = 2 * capacity, 2 * length
@@ -131,11 +137,18 @@ class ReplayState:
     def _grow(self, blocks: Any, capacity: int | None) -> None:
         self._keep_written()
         self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
-        self._sizes, self._block = None, row_block(self.buffer, self._state)
+        self._sizes, self._block = None, self._new_block()
         self._draws, self._programs = {}, {}
 
-    def _draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array]:
-        """Write the collected rows and draw a batch, in one program where no callback is involved."""
+    def _draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array | None]:
+        """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
+        if packed and self._host_draws is not None:
+            if self._block is not None and self._block.masked:
+                self._flush()
+            drawn = self._host_draws.draw(self._state, self._block, self._key, size)
+            if drawn is not None:
+                self._key = drawn[0]
+                return drawn[1], None
         rows: tuple[Any, ...] = ()
         sizes = None
         if self._on_device and self._block is not None and self._block.count:
@@ -195,11 +208,13 @@ class ReplayState:
             program = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))
             return program.lower(self._state, self._key, numbers, *rows)
 
-        jobs: list[Any] = [draw]
+        on_host = packed and self._host_draws is not None
+        bits = partial(random_draws(size, self._impl).lower, self._key)
+        jobs: list[Any] = [bits if on_host else draw]
         for length in () if self._block is None else self._block.lengths:
             rows = self._block.packed(length)  # type: ignore[union-attr]
             jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
-            if self._on_device:
+            if self._on_device and not on_host:
                 jobs.append(partial(draw, rows))
         if self.buffer.sampler.prioritized:
             words: list[Any] = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
@@ -212,7 +227,7 @@ class ReplayState:
         if self._block is not None and self._block.masked:
             self._flush()
         if self._sizes is None:
-            self._sizes = np.array(self._state.ring.size)
+            self._sizes = host_ring(self._state.header)[1]
         sizes = self._sizes_after()
         return int((self._sizes if sizes is None else sizes).sum())
 
@@ -221,7 +236,7 @@ class ReplayState:
         geometry, state = self.buffer.geometry, self._state
         if state.scatter is not None:
             return np.asarray(scatter.by_age(state.scatter))[position]
-        size, cursor = np.asarray(state.ring.size), np.asarray(state.ring.cursor)
+        cursor, size, _ = host_ring(state.header)
         age, lane = position // geometry.lanes, position % geometry.lanes
         if (size != size[0]).any():
             age, lane = np.argwhere(np.arange(size.max())[:, None] < size)[position].T

@@ -138,12 +138,12 @@ def test_the_finalizer_takes_no_lock() -> None:
     replay = make()
     Garbage(replay.batches(10))
     soon(lambda: waiting(replay) == 1)
-    with replay._lock._mutex:
+    with replay._lock.mutex:
         Thread(gc.collect).ends()  # in another thread
     soon(lambda: not drawing())
     Garbage(replay.batches(10))
     soon(lambda: waiting(replay) == 1)
-    with replay._lock._mutex:
+    with replay._lock.mutex:
         gc.collect()  # in this one
     soon(lambda: not drawing())
 

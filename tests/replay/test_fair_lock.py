@@ -21,7 +21,7 @@ import fbuf
 from fbuf import limits
 from fbuf._concurrency import wakeup
 from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
-from fbuf._replay import fair_lock, programs
+from fbuf._replay import fair_lock, locked, programs
 from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.state import DeferInterrupts
 from tests.support.replay import EXAMPLE, make, rows
@@ -238,7 +238,7 @@ def test_an_interrupt_at_any_moment_releases_the_lock(changes: bool) -> None:
     """Python looks for signals where a function begins and after calls: each of these is tried."""
     replay = make(limits.queue(5))
     replay.extend(rows(0))
-    files = {fair_lock.__file__, wakeup.__file__, sys.modules[fbuf.Replay.__module__].__file__}
+    files = {module.__file__ for module in (fair_lock, locked, wakeup, sys.modules[fbuf.Replay.__module__])}
     verb = replay.clear if changes else replay.can_add
     left, errors, called = 0, [], {}
 

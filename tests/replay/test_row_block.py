@@ -22,7 +22,7 @@ EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "en
 
 
 def row(n: int) -> dict[str, Any]:
-    return {"x": np.full(2, n, np.float32), "n": np.int32(n), "u": np.uint8(n), "end": np.bool_(n % 5 == 4)}
+    return {"x": np.full(2, n, np.float32), "n": np.int32(n), "u": np.uint8(n % 256), "end": np.bool_(n % 5 == 4)}
 
 
 def make(capacity: int = 100, **settings: Any) -> fbuf.Replay:
@@ -51,14 +51,16 @@ def test_rows_are_written_by_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(buffer, state, packed)
 
     monkeypatch.setattr(programs, "extend_packed", extend)
-    for n in range(200):
+    for n in range(600):
         replay.add(row(n))
-    assert lengths == [64, 64, 64] and len(replay) == 200
+    assert lengths == [256, 256] and len(replay) == 600
+    replay.sample(4, to="numpy")  # reads them where they are
+    assert replay._block is not None and replay._block.count == 88
     replay.sample(4)  # writes them, too
-    assert lengths == [64, 64, 64] and replay._block is not None and replay._block.count == 0
-    replay.add(row(200))
-    assert replay.stats()["size"] == 201 and lengths == [64, 64, 64, 16]
-    assert replay.rows().data["n"][:200].tolist() == list(range(200))
+    assert lengths == [256, 256] and replay._block.count == 0
+    replay.add(row(600))
+    assert replay.stats()["size"] == 601 and lengths == [256, 256, 16]
+    assert replay.rows().data["n"][:600].tolist() == list(range(600))
 
 
 READS = {

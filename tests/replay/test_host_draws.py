@@ -1,0 +1,99 @@
+"""Batches that `Replay` draws in NumPy are those that its jitted draws return."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "end": np.bool_(False)}
+
+
+def row(n: int, lanes: tuple[int, ...]) -> dict[str, Any]:
+    random = np.random.default_rng(n)
+    return {
+        "x": random.random((*lanes, 2)).astype(np.float32),
+        "n": random.integers(0, 99, lanes).astype(np.int32) if lanes else np.int32(n),
+        "end": random.random(lanes) < 0.2 if lanes else np.bool_(n % 3 == 0),
+    }
+
+
+def with_lap(replay: fbuf.Replay, lap: int) -> None:
+    """Let every lane of an empty replay be in this lap."""
+    state = replay.state
+    ring = dataclasses.replace(state.ring, lap=jnp.full_like(state.ring.lap, lap))
+    replay.state = state.replace(ring=ring)
+
+
+def same(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "lanes", "lap", "impl"),
+    [(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
+)
+def test_batches_in_numpy_are_those_of_jax(capacity: int, lanes: int | None, lap: int, impl: str) -> None:
+    buffer, random = fbuf.uniform(capacity, lanes=lanes), np.random.default_rng(0)
+    with jax.default_prng_impl(impl):
+        ours, theirs = (fbuf.Replay(buffer, EXAMPLE, seed=3) for _ in range(2))
+    assert ours._host_draws is not None
+    axes = () if lanes is None else (lanes,)
+    for step in range(40):
+        if step == 25:
+            ours.clear(), theirs.clear()
+        if step in (0, 25):
+            with_lap(ours, lap), with_lap(theirs, lap)
+        for n in range(int(random.integers(0 if step not in (0, 25) else 1, 12))):
+            mask = random.random(axes) < 0.7 if step % 5 == 4 else None
+            for replay in (ours, theirs):
+                replay.add(row(100 * step + n, axes), mask=mask)
+        size = 7 if step % 4 else 12
+        if step % 6 == 5:  # keys go on from one form to the other
+            same(ours.sample(size), theirs.sample(size))
+        else:
+            same(ours.sample(size, to="numpy"), jax.device_get(theirs.sample(size)))
+    same(jax.device_get(ours.state), jax.device_get(theirs.state))
+
+
+def test_tensors_are_the_caller_s() -> None:
+    torch = pytest.importorskip("torch")
+    one, other = (fbuf.Replay(fbuf.uniform(50), EXAMPLE) for _ in range(2))
+    for n in range(30):
+        one.add(row(n, ()))
+        other.add(row(n, ()))
+    for _ in range(3):
+        batch, arrays = one.sample(6, to="torch"), other.sample(6, to="numpy")
+        assert isinstance(batch.data["x"], torch.Tensor) and batch.index.ticket.dtype == torch.uint32
+        same(jax.tree.map(lambda leaf: leaf.numpy(), batch), arrays)
+        batch.data["x"] += 1  # changes neither rows nor later batches
+
+
+def test_writes_after_draws_are_in_place() -> None:
+    replay = fbuf.Replay(fbuf.uniform(5000), EXAMPLE)
+    replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0, ()).items()})
+    before = replay.state.rows["x"].unsafe_buffer_pointer()
+    for n in range(4):
+        batch = replay.sample(8, to="numpy")
+        replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(n, ()).items()})
+        assert replay.state.rows["x"].unsafe_buffer_pointer() == before and batch.mask.all()
+
+
+def test_other_buffers_are_drawn_by_jax() -> None:
+    half = {"x": jnp.zeros(2, jnp.bfloat16)}
+    for buffer, example in (
+        (fbuf.uniform(50), half),
+        (fbuf.prioritized(50), EXAMPLE),
+        (fbuf.Buffer(50, sampler=fbuf.samplers.Epoch()), EXAMPLE),
+        (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=())), EXAMPLE),
+    ):
+        assert fbuf.Replay(buffer, example)._host_draws is None
+    with pytest.raises(ValueError, match="nothing to draw"):
+        fbuf.Replay(fbuf.uniform(50), EXAMPLE).sample(4, to="numpy")
