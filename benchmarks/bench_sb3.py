@@ -8,6 +8,7 @@ the terminal observation.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 from collections.abc import Iterator
@@ -23,22 +24,20 @@ STACK = 4
 CASE = "{}, {:,} rows"
 
 
-def transitions(game: str, count: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the arguments of `add`, of one environment."""
+def transitions(game: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the arguments of `add`, of one environment that is played as they are asked for."""
     stack = np.zeros((1, STACK, 84, 84), np.uint8)
     rng, nothing = np.random.default_rng(0), [dict[str, Any]()]
     last = None
-    for frames, starts in _atari.blocks(game, count + 1):
-        for frame, start in zip(frames, starts, strict=True):
-            if last is not None:
-                shown = last if start else frame
-                following = np.concatenate([stack[:, 1:], shown[None, None]], axis=1)
-                yield stack, following, rng.integers(0, 4, 1), np.ones(1), np.array([start]), nothing
-                stack = following
-            if start:
-                stack = np.zeros_like(stack)
-                stack[:, -1] = frame
-            last = frame
+    for frame, start in _atari.play(game, 0):
+        if last is not None:
+            following = np.concatenate([stack[:, 1:], (last if start else frame)[None, None]], axis=1)
+            yield stack, following, rng.integers(0, 4, 1), np.ones(1), np.array([start]), nothing
+            stack = following
+        if start:
+            stack = np.zeros_like(stack)
+            stack[:, -1] = frame
+        last = frame
 
 
 def buffer_of(compressed: bool, size: int) -> Any:
@@ -54,15 +53,16 @@ def buffer_of(compressed: bool, size: int) -> Any:
 
 def fill(compressed: bool, game: str, size: int, count: int) -> Iterator[Any]:
     """For `measure_memory`: a buffer of `size` rows to which `count` are added, and some drawn."""
+    steps = transitions(game)
     warm = buffer_of(compressed, 64)
-    for step in transitions(game, 64):
-        warm.add(*step)
+    for _ in range(64):
+        warm.add(*next(steps))
     warm.sample(32)
     del warm
     yield
     buffer = buffer_of(compressed, size)
-    for number, step in enumerate(transitions(game, count)):
-        buffer.add(*step)
+    for number in range(count):
+        buffer.add(*next(steps))
         if number % 500 == 32:
             buffer.sample(32)
     result = {"nbytes": int(buffer.nbytes) if compressed else 0}
@@ -108,7 +108,7 @@ def memory(game: str, rows: int, judged: bool) -> list[dict[str, Any]]:
 
 def speed(game: str, rows: int, judged: bool) -> list[dict[str, Any]]:
     """Times of `add` and `sample`, and sizes of pickles, against SB3's buffer."""
-    steps = list(transitions(game, rows))
+    steps = list(itertools.islice(transitions(game), rows))
     buffers = {name: buffer_of(name == "fbuf", rows) for name in ("fbuf", "SB3")}
     seconds: dict[str, list[float]] = {name: [] for name in buffers}
     lot = max(rows // 20, 1)
@@ -133,11 +133,7 @@ def speed(game: str, rows: int, judged: bool) -> list[dict[str, Any]]:
     )
     for size, target in ((32, "<= 3"), (256, None)):
 
-        def draw(buffer: Any, size: int = size) -> Any:
-            np.random.seed(size)
-            return buffer.sample(size).observations.shape
-
-        thunks = {name: lambda buffer=buffer: draw(buffer) for name, buffer in buffers.items()}
+        thunks = {name: lambda buffer=buffer, size=size: buffer.sample(size)[1] for name, buffer in buffers.items()}
         times = interleave(thunks, rounds=25, calls=20 if size == 32 else 4, clock=time.process_time)
         report.append(
             row(
