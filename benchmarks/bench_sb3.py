@@ -132,7 +132,6 @@ def speed(game: str, rows: int, judged: bool) -> list[dict[str, Any]]:
         )
     )
     for size, target in ((32, "<= 3"), (256, None)):
-
         thunks = {name: lambda buffer=buffer, size=size: buffer.sample(size)[1] for name, buffer in buffers.items()}
         times = interleave(thunks, rounds=25, calls=20 if size == 32 else 4, clock=time.process_time)
         report.append(

@@ -82,7 +82,9 @@ class ObservationPairs:
         with self._lock:
             if self._newest.max() >= _STAGED:
                 self._flush()
-            ends = self._newest < 0 if self.steps == 0 else self._differ(self._staged[self._newest, self._lane], rows[0])
+            ends = (
+                self._newest < 0 if self.steps == 0 else self._differ(self._staged[self._newest, self._lane], rows[0])
+            )
             at = self._newest + ends  # the newest row is the observation of this step, or a final before it
             self._staged[at[ends], self._lane[ends]] = rows[0, ends]
             self._staged[at + 1, self._lane] = rows[1]

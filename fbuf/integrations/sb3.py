@@ -125,7 +125,7 @@ class _Observations:
         return np.asarray(self[:], dtype)
 
 
-class _Compressed(BaseBuffer):
+class _Compressed(BaseBuffer):  # type: ignore[misc]
     """What the compressed buffers have in common."""
 
     _reads_both = True
@@ -158,9 +158,10 @@ class _Compressed(BaseBuffer):
         """Make empty observations."""
         nested = isinstance(self.observation_space, spaces.Dict)
         if nested != isinstance(self, DictReplayBuffer):
+            expected, other = ("one array", "CompressedDict") if nested else ("a Dict", "Compressed")
             raise ValueError(
-                f"{type(self).__name__}: observation_space is {self.observation_space}; expected "
-                f"{'one array' if nested else 'a Dict'}. Use {'CompressedDictReplayBuffer' if nested else 'CompressedReplayBuffer'}."
+                f"{type(self).__name__}: observation_space is {self.observation_space}; expected {expected}. "
+                f"Use {other}ReplayBuffer."
             )
         if not nested:
             space = self.observation_space
@@ -202,7 +203,7 @@ class _Compressed(BaseBuffer):
         return [array for one in both for array in (one.values() if isinstance(one, dict) else [one])]
 
 
-class CompressedReplayBuffer(_Compressed, ReplayBuffer):
+class CompressedReplayBuffer(_Compressed, ReplayBuffer):  # type: ignore[misc]
     """SB3's `ReplayBuffer` with compressed observations.
 
     Args:
@@ -225,14 +226,14 @@ class CompressedReplayBuffer(_Compressed, ReplayBuffer):
     """
 
 
-class CompressedDictReplayBuffer(_Compressed, DictReplayBuffer):
+class CompressedDictReplayBuffer(_Compressed, DictReplayBuffer):  # type: ignore[misc]
     """SB3's `DictReplayBuffer` with compressed observations; arguments as for `CompressedReplayBuffer`.
 
     `min_bytes` applies to each entry of the observation.
     """
 
 
-class CompressedNStepReplayBuffer(NStepReplayBuffer, CompressedReplayBuffer):
+class CompressedNStepReplayBuffer(NStepReplayBuffer, CompressedReplayBuffer):  # type: ignore[misc]
     """SB3's `NStepReplayBuffer` with compressed observations.
 
     Args: as for `CompressedReplayBuffer`, and `n_steps` and `gamma`. SB3 ignores `n_steps` of an algorithm that is given a
@@ -242,7 +243,7 @@ class CompressedNStepReplayBuffer(NStepReplayBuffer, CompressedReplayBuffer):
     _reads_both = False  # the next observation is of a later step
 
 
-class CompressedHerReplayBuffer(HerReplayBuffer, CompressedDictReplayBuffer):
+class CompressedHerReplayBuffer(HerReplayBuffer, CompressedDictReplayBuffer):  # type: ignore[misc]
     """SB3's `HerReplayBuffer` with compressed observations: its arguments, `codec` and `min_bytes`."""
 
     def __init__(self, *args: Any, codec: Codec | None = None, min_bytes: int = _MIN_BYTES, **kwargs: Any) -> None:

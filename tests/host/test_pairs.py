@@ -55,7 +55,7 @@ def test_any_sequence_of_steps_agrees_with_a_list(data: st.DataObject) -> None:
             for _ in range(data.draw(st.sampled_from([1, 3, 8, 50]))):
                 observation, ends = following.copy(), rng.random(lanes) < chance
                 bits = rng.integers(0, 256, (2, lanes, *shape, dtype.itemsize), np.uint8)  # NaN and -0.0 among them
-                values = bits.view(dtype).reshape(2, lanes, *shape) if dtype != bool else bits[..., 0] > 99
+                values = bits.view(dtype).reshape(2, lanes, *shape) if dtype.kind != "b" else bits[..., 0] > 99
                 observation[ends], following = values[0][ends], values[1]
                 model.add(observation, following)
         elif call == "read":
@@ -90,7 +90,9 @@ def test_stacks_are_stored_as_frames_and_finals_as_one_more() -> None:
             model.add(shown[None, t : t + 4], np.concatenate([shown[None, t + 1 : t + 4], 255 - shown[None, :1]], 1))
     model.check_all()
     stats = model.pairs._store.stats()
-    assert stats["rows_live"] >= 300 and stats["chunks"] * 8 < 300 + 4 * 7 + 16  # frames: one a step, and of new episodes
+    assert (
+        stats["rows_live"] >= 300 and stats["chunks"] * 8 < 300 + 4 * 7 + 16
+    )  # frames: one a step, and of new episodes
     assert model.pairs.nbytes < 300 * 4 * 40 * 40
 
 

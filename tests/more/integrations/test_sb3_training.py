@@ -117,7 +117,13 @@ def test_both_flags_of_memory_and_timeouts_go_together() -> None:
     models = []
     for kind in (theirs.ReplayBuffer, sb3.CompressedReplayBuffer):
         flag = {"optimize_memory_usage": True} if kind is sb3.CompressedReplayBuffer else {}
-        settings = {"buffer_size": 100, "learning_starts": 50, "policy_kwargs": {"net_arch": [16]}, "seed": 0, "device": "cpu"}
+        settings = {
+            "buffer_size": 100,
+            "learning_starts": 50,
+            "policy_kwargs": {"net_arch": [16]},
+            "seed": 0,
+            "device": "cpu",
+        }
         models.append(DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=kind, **settings, **flag).learn(120))
     same_parameters(*models)
     assert np.asarray(models[1].replay_buffer.next_observations).any()
