@@ -81,7 +81,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     try:
         for game in GAMES[: 1 if quick else None]:
             rows = 2_000 if quick else 50_000
-            report += memory(game, rows, judged=not quick) + speed(game, 1_000 if quick else 20_000, judged=not quick)
+            report += memory(game, rows, judged=not quick) + speed(game, rows, judged=not quick)
         return report + [training(200 if quick else 3_000, judged=not quick)]
     finally:
         torch.set_num_threads(threads)
