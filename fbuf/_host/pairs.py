@@ -113,7 +113,7 @@ class ObservationPairs:
 
     def _oldest(self) -> Array:
         """Return int64[E], the first row of each lane that a step needs."""
-        return np.asarray(self._row[self.position if self.steps > self.length else 0])
+        return np.asarray(self._row[self.position])  # 0, the first row, until the step at this position was added
 
     def _grow(self, depth: int) -> None:
         """Move the rows that steps need to a store of `depth` rows a lane."""

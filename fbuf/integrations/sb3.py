@@ -56,7 +56,6 @@ class _Shared:
                 f"Compressed buffer: rows {position!r} were assigned; expected row {self.pairs.position}. Rows are "
                 f"stored in order: call add."
             )
-        self._ahead = None
         if offset == 0:
             self._waiting = np.array(value)
         elif self._waiting is None:
@@ -112,7 +111,7 @@ class _Observations:
             raise IndexError(f"Compressed buffer: index {rest!r} within rows; expected integers or slices.")
         if len(key) > 1 and all(isinstance(k, np.ndarray) and k.dtype.kind in "iu" for k in key[:2]):
             position, lane = np.broadcast_arrays(key[0], key[1])
-            if position.ndim == 1 and position.min(initial=0) >= 0 and lane.min(initial=0) >= 0:
+            if position.ndim == 1 and position.min(initial=0) >= 0:
                 rows = self._shared.read(self._offset, position, lane)
                 _new[id(rows)] = rows
                 return rows if all(k == slice(None) for k in rest) else rows[(slice(None), *rest)]

@@ -116,6 +116,12 @@ def test_spaces_that_are_no_boxes(space: spaces.Space) -> None:
         same_batches(one, other, t)
 
 
+def test_actions_have_the_dtype_of_sb3() -> None:
+    space, actions = spaces.Box(0, 1, (3,)), spaces.Box(-1, 1, (2,), np.float64)
+    one, other = (kind(5, space, actions, "cpu") for kind in (theirs.ReplayBuffer, sb3.CompressedReplayBuffer))
+    assert one.actions.dtype == other.actions.dtype == np.float32 and one.actions.shape == other.actions.shape
+
+
 def test_dictionaries() -> None:
     space = spaces.Dict({"image": spaces.Box(0, 255, (4, 20, 20), np.uint8), "goal": spaces.Box(-1, 1, (3,))})
     one = theirs.DictReplayBuffer(100, space, ACTIONS, "cpu", 2)
@@ -170,6 +176,7 @@ INDICES = [
     (np.array([[1, 2], [3, 4]]), np.array([0, 1])),
     (np.array([1, 5, 5]), np.array([0, 1, 1]), slice(None)),
     (np.array([1, 5]), np.array([0, 1]), 2),
+    (np.array([-1, -40, 3]), np.array([0, -1, -2])),
     np.arange(40) % 3 == 0,
     np.zeros(0, int),
 ]
@@ -215,9 +222,12 @@ def test_a_reset_buffer_is_empty() -> None:
     same_batches(one, other, 0)
 
 
-def test_rows_read_ahead_are_not_returned_after_they_were_replaced() -> None:
+def test_rows_read_ahead_are_returned_for_their_index_only_and_until_they_are_replaced() -> None:
     one, other = filled(steps=40)
     at, lane = np.array([0, 1]), np.array([0, 0])
+    for index in ((at, lane + 1), (at + 1, lane)):
+        other.next_observations[at, lane]
+        np.testing.assert_array_equal(other.observations[index], one.observations[index])
     other.next_observations[at, lane]  # reads the observations too
     for step in itertools.islice(stacks(2, 0.1, 3), 5):
         one.add(*step)
