@@ -35,6 +35,7 @@ HOST = (
     ("codecs",),
     ("columns",),
     ("store", "ragged", "priorities"),
+    ("pairs",),
 )
 DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest is imported where it is used
 
@@ -151,7 +152,11 @@ def test_callbacks_use_numpy_only() -> None:
 
 def test_only_the_core_dependencies_are_imported_at_the_top() -> None:
     allowed = set(sys.stdlib_module_names) | DEPENDENCIES | {"fbuf", "__future__"}
-    extra = {m: top_level(m, functions=False) - allowed for m in MODULES if folder(m) not in ("demo", "orbax")}
+    extra = {
+        m: top_level(m, functions=False) - allowed
+        for m in MODULES
+        if folder(m) not in ("demo", "orbax", "integrations")
+    }
     assert not {m: names for m, names in extra.items() if names}
 
 

@@ -10,6 +10,7 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "fbuf"
 NEEDED = {
     "fbuf.gymnasium": "gymnasium",
+    "fbuf.integrations.sb3": "stable_baselines3",
     "fbuf.torch": "torch",
     "fbuf.torch._tensordict": "tensordict",
     "fbuf.orbax": "orbax.checkpoint",

@@ -1,0 +1,173 @@
+"""Compare observation pairs with a list of all steps."""
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fbuf._host.codecs.codec import BitPack, Zstd
+from fbuf._host.pairs import ObservationPairs
+from tests.support.processes import run_python
+from tests.support.store import DTYPES
+
+
+class Model:
+    """Every step ever added, and the pairs of the last `length`."""
+
+    def __init__(self, pairs: ObservationPairs) -> None:
+        self.pairs, self.steps = pairs, list[tuple[np.ndarray, np.ndarray]]()
+
+    def add(self, observation: np.ndarray, following: np.ndarray) -> None:
+        assert self.pairs.position == len(self.steps) % self.pairs.length
+        self.pairs.add(observation, following)
+        self.steps.append((observation.copy(), following.copy()))
+
+    def check(self, position: np.ndarray, lane: np.ndarray, offsets: tuple[int, ...] = (0, 1)) -> None:
+        length, total = self.pairs.length, len(self.steps)
+        for offset, found in zip(offsets, self.pairs.read(position, lane, offsets), strict=True):
+            for row, p, e in zip(found, position.tolist(), lane.tolist(), strict=True):
+                number = (total - 1 - p) // length * length + p  # the last step at this position
+                expected = self.steps[number][offset][e] if number >= 0 else np.zeros_like(row)
+                assert row.tobytes() == expected.tobytes(), (p, e, offset)
+
+    def check_all(self) -> None:
+        position, lane = np.divmod(np.arange(self.pairs.length * self.pairs.lanes), self.pairs.lanes)
+        self.check(position, lane)
+
+
+@given(data=st.data())
+def test_any_sequence_of_steps_agrees_with_a_list(data: st.DataObject) -> None:
+    lanes, length = data.draw(st.integers(1, 4), "lanes"), data.draw(st.integers(1, 40), "length")
+    shape, dtype = data.draw(st.sampled_from([(), (7,), (3, 5)]), "shape"), np.dtype(data.draw(st.sampled_from(DTYPES)))
+    codec = data.draw(st.sampled_from([None, Zstd(), Zstd(chunk=1), Zstd(chunk=3, dictionary=0), BitPack()]), "codec")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
+    model = Model(ObservationPairs(length, lanes, shape, dtype, codec))
+    following = np.zeros((lanes, *shape), dtype)
+    for _ in range(data.draw(st.integers(1, 6), "calls")):
+        call = data.draw(st.sampled_from(["add", "add", "add", "read", "pickle", "clear"]))
+        if call == "add":
+            chance = data.draw(st.sampled_from([0.0, 0.1, 1.0]), "ends")
+            for _ in range(data.draw(st.sampled_from([1, 3, 8, 50]))):
+                observation, ends = following.copy(), rng.random(lanes) < chance
+                bits = rng.integers(0, 256, (2, lanes, *shape, dtype.itemsize), np.uint8)  # NaN and -0.0 among them
+                values = bits.view(dtype).reshape(2, lanes, *shape) if dtype.kind != "b" else bits[..., 0] > 99
+                observation[ends], following = values[0][ends], values[1]
+                model.add(observation, following)
+        elif call == "read":
+            at = rng.integers(0, length, 20), rng.integers(0, lanes, 20)
+            model.check(*at, offsets=data.draw(st.sampled_from([(0, 1), (0,), (1,)])))
+        elif call == "pickle":
+            model.pairs = data.draw(st.sampled_from([pickled, copy.deepcopy]))(model.pairs)
+        else:
+            model.pairs.clear()
+            model.steps.clear()
+    model.check_all()
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def frames(count: int, side: int = 40) -> np.ndarray:
+    out = np.zeros((count, side, side), np.uint8)
+    for t in range(count):
+        out[t, t % side] = 1 + t % 255
+        out[t, :, (3 * t) % side] = t % 199
+    return out
+
+
+def test_stacks_are_stored_as_frames_and_finals_as_one_more() -> None:
+    shown, model = frames(400), Model(ObservationPairs(300, 1, (4, 40, 40), np.uint8, Zstd()))
+    for t in range(300):
+        if t % 40 != 39:
+            model.add(shown[None, t : t + 4], shown[None, t + 1 : t + 5])
+        else:  # the last step of an episode shows what no other does
+            model.add(shown[None, t : t + 4], np.concatenate([shown[None, t + 1 : t + 4], 255 - shown[None, :1]], 1))
+    model.check_all()
+    (stacked,) = model.pairs._store._parts
+    assert 300 < stacked.inner.count.item() <= 300 + 7 + 8 * 3  # a frame a step and a final, three more of each episode
+    assert model.pairs.nbytes < 300 * 4 * 40 * 40
+
+
+def test_finals_expire_with_their_steps() -> None:
+    model, rng = Model(ObservationPairs(50, 2, (16, 16), np.uint8, None)), np.random.default_rng(0)
+    sizes = []
+    for t in range(1000):
+        model.add(*rng.integers(0, 255, (2, 2, 16, 16), np.uint8))
+        sizes.append(model.pairs.nbytes)
+        if t % 97 == 0:
+            model.check_all()
+    model.check_all()
+    assert max(sizes[200:]) == sizes[200] and sizes[-1] < 2 * 2 * (50 + 16) * 256 + 12_000
+
+
+def test_a_full_store_makes_room_when_many_episodes_end() -> None:
+    model, rng = Model(ObservationPairs(200, 3, (5,), np.float32, Zstd())), np.random.default_rng(0)
+    following = np.zeros((3, 5), np.float32)
+    for t in range(900):
+        observation = following if t < 450 else rng.random((3, 5), np.float32)
+        following = rng.random((3, 5), np.float32)
+        model.add(observation, following)
+        if t in (449, 470, 520, 899):
+            model.check_all()
+
+
+def test_a_failed_write_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(ObservationPairs(20, 1, (4,), np.int16, Zstd()))
+    step = np.arange(4, dtype=np.int16)[None]
+    for t in range(8):
+        model.add(step + t, step + t + 1)
+    with pytest.raises(ValueError, match="broadcast"):
+        model.pairs.add(step, np.zeros((1, 5), np.int16))
+    with monkeypatch.context() as patch:
+        patch.setattr(model.pairs._store, "write", lambda *_: exec("raise MemoryError"))
+        for _ in range(30):
+            with pytest.raises(MemoryError):
+                model.pairs.add(step, step)
+    for t in range(8, 30):
+        model.add(step + t, step + t + 1)
+    model.check_all()
+
+
+def test_readers_see_whole_steps_while_another_thread_adds() -> None:
+    pairs, stop, wrong = ObservationPairs(64, 2, (300,), np.int32, Zstd()), threading.Event(), list[Any]()
+
+    def read() -> None:
+        rng = np.random.default_rng()
+        while not stop.is_set():
+            position, lane = rng.integers(0, 64, 16), rng.integers(0, 2, 16)
+            one, other = pairs.read(position, lane)
+            there = one[:, 0] > 0
+            if ((other - one)[there] != 1).any() or ((one[:, 0] % 64)[there] != (position + 1)[there] % 64).any():
+                wrong.append((one[:, 0], other[:, 0], position))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for t in range(1, 1500):
+        step = np.full((2, 300), t, np.int32)
+        pairs.add(step, step + 1)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_no_backend_of_jax_is_started() -> None:
+    run_python("""
+        import numpy as np
+        from jax._src import xla_bridge
+        from fbuf._host.codecs.codec import Zstd
+        from fbuf._host.pairs import ObservationPairs
+
+        pairs = ObservationPairs(100, 1, (40, 40), np.uint8, Zstd())
+        for t in range(100):
+            pairs.add(np.full((1, 40, 40), t, np.uint8), np.full((1, 40, 40), t + 1, np.uint8))
+        assert (pairs.read(np.arange(100), np.zeros(100, int))[1][:, 0, 0] == np.arange(1, 101)).all()
+        assert not xla_bridge.backends_are_initialized()
+    """)

@@ -1,0 +1,276 @@
+"""Batches of the compressed buffers of Stable-Baselines3 equal those of its own, bit for bit."""
+
+import copy
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from fbuf import StoreCorrupted
+from tests.support.processes import run_python
+
+pytest.importorskip("stable_baselines3")
+
+from stable_baselines3.common import buffers as theirs  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
+
+from fbuf.integrations import sb3  # noqa: E402
+
+ACTIONS = spaces.Discrete(4)
+CLASSES = {
+    theirs.ReplayBuffer: sb3.CompressedReplayBuffer,
+    theirs.NStepReplayBuffer: sb3.CompressedNStepReplayBuffer,
+    theirs.DictReplayBuffer: sb3.CompressedDictReplayBuffer,
+}
+DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    return [leaf for part in parts if part is not None for leaf in leaves(part)]
+
+
+def same(one: Any, other: Any) -> None:
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def same_batches(one: Any, other: Any, seed: int, size: int = 24, env: Any = None) -> None:
+    batches = []
+    for buffer in (one, other):
+        np.random.seed(seed)
+        batches.append(buffer.sample(size, env=env))
+    same(*batches)
+
+
+def pair(kind: Any, space: spaces.Space, size: int, n_envs: int = 1, **settings: Any) -> tuple[Any, Any]:
+    made = CLASSES[kind](size, space, ACTIONS, "cpu", n_envs, min_bytes=1, **settings)
+    settings.pop("optimize_memory_usage", None)
+    return kind(size, space, ACTIONS, "cpu", n_envs, **settings), made
+
+
+def stacks(n_envs: int, ends: float, seed: int, side: int = 20) -> Any:
+    """Yield the arguments of `add`: stacks of four frames, with terminal observations and timeouts."""
+    rng = np.random.default_rng(seed)
+    stack = np.zeros((n_envs, 4, side, side), np.uint8)
+    for t in itertools.count():
+        frame = np.full((n_envs, 1, side, side), t % 256, np.uint8)
+        frame[np.arange(n_envs), 0, rng.integers(0, side, n_envs)] = 255
+        following = np.concatenate([stack[:, 1:], frame], axis=1)
+        done = rng.random(n_envs) < ends
+        infos = [{"TimeLimit.truncated": bool(d and rng.random() < 0.5)} for d in done]
+        yield stack, following, rng.integers(0, 4, n_envs), rng.random(n_envs), done, infos
+        stack = following.copy()
+        stack[done] = 0
+        stack[done, -1] = rng.integers(0, 255, (side, side))
+
+
+@pytest.mark.parametrize("kind", [theirs.ReplayBuffer, theirs.NStepReplayBuffer])
+@pytest.mark.parametrize(("n_envs", "ends"), [(1, 0.05), (2, 0.0), (3, 0.3), (4, 1.0)])
+def test_streams_with_ends_and_timeouts(kind: Any, n_envs: int, ends: float) -> None:
+    space = spaces.Box(0, 255, (4, 20, 20), np.uint8)
+    one, other = pair(kind, space, 60 * n_envs, n_envs, optimize_memory_usage=True, handle_timeout_termination=True)
+    for t, step in enumerate(itertools.islice(stacks(n_envs, ends, n_envs), 200)):
+        one.add(*step)
+        other.add(*step)
+        if t % 13 == 3:
+            same_batches(one, other, t)
+        if t % 50 == 40:
+            other = pickle.loads(pickle.dumps(other)) if t % 100 == 40 else copy.deepcopy(other)
+    assert one.pos == other.pos and one.size() == other.size()
+    np.testing.assert_array_equal(one.observations, other.observations)
+    np.testing.assert_array_equal(one.next_observations, other.next_observations)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_in_any_order(dtype: str) -> None:
+    rng, kind = np.random.default_rng(0), np.dtype(dtype)
+    limits = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+    one, other = pair(theirs.ReplayBuffer, spaces.Box(limits.min, limits.max, (7,), kind), 80, 2)
+    for t in range(150):
+        bits = rng.integers(0, 256, (2, 2, 7 * kind.itemsize), np.uint8)
+        observation, following = bits.view(kind)  # NaN and -0.0 among them
+        for buffer in (one, other):
+            buffer.add(observation, following, np.zeros(2), np.ones(2), np.zeros(2), [{}, {}])
+        if t % 30 == 29:
+            same_batches(one, other, t)
+    for name in ("observations", "next_observations"):
+        assert np.asarray(getattr(other, name)).tobytes() == getattr(one, name).tobytes()
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(9), spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(5)])
+def test_spaces_that_are_no_boxes(space: spaces.Space) -> None:
+    space.seed(0)
+    one, other = pair(theirs.ReplayBuffer, space, 30, 2)
+    for t in range(50):
+        step = [np.stack([space.sample() for _ in range(2)]) for _ in range(2)]
+        for buffer in (one, other):
+            buffer.add(*step, np.zeros(2), np.ones(2), np.zeros(2), [{}, {}])
+        same_batches(one, other, t)
+
+
+def test_actions_have_the_dtype_of_sb3() -> None:
+    space, actions = spaces.Box(0, 1, (3,)), spaces.Box(-1, 1, (2,), np.float64)
+    one, other = (kind(5, space, actions, "cpu") for kind in (theirs.ReplayBuffer, sb3.CompressedReplayBuffer))
+    assert one.actions.dtype == other.actions.dtype == np.float32 and one.actions.shape == other.actions.shape
+
+
+def test_dictionaries() -> None:
+    space = spaces.Dict({"image": spaces.Box(0, 255, (4, 20, 20), np.uint8), "goal": spaces.Box(-1, 1, (3,))})
+    one = theirs.DictReplayBuffer(100, space, ACTIONS, "cpu", 2)
+    other = sb3.CompressedDictReplayBuffer(100, space, ACTIONS, "cpu", 2, optimize_memory_usage=True)
+    assert isinstance(other.observations["goal"], np.ndarray)  # it is small
+    for t, (first, following, *rest) in enumerate(itertools.islice(stacks(2, 0.1, 0), 120)):
+        goal = np.full((2, 3), t, np.float32)
+        for buffer in (one, other):
+            buffer.add({"image": first, "goal": goal}, {"image": following, "goal": goal + 1}, *rest)
+        if t % 20 == 5:
+            same_batches(one, other, t)
+            other = pickle.loads(pickle.dumps(other))
+    assert other.nbytes < 2 * one.observations["image"].nbytes
+
+
+def test_observations_are_normalised_by_vec_normalize() -> None:
+    import gymnasium
+
+    env = VecNormalize(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]))
+    one, other = pair(theirs.ReplayBuffer, env.observation_space, 50)
+    observation = env.reset()
+    for t in range(80):
+        env.step_async(np.array([t % 2]))
+        _, reward, done, infos = env.step_wait()
+        following = env.get_original_obs()
+        for buffer in (one, other):
+            buffer.add(observation, following, np.array([t % 2]), reward, done, infos)
+        observation = following
+    same_batches(one, other, 0, env=env)
+
+
+def filled(size: int = 40, steps: int = 50, **settings: Any) -> tuple[Any, Any]:
+    one, other = pair(theirs.ReplayBuffer, spaces.Box(0, 255, (4, 20, 20), np.uint8), 2 * size, 2, **settings)
+    for step in itertools.islice(stacks(2, 0.1, 1), steps):
+        one.add(*step)
+        other.add(*step)
+    return one, other
+
+
+INDICES = [
+    3,
+    -1,
+    np.int64(5),
+    slice(2, 9, 3),
+    ...,
+    (4, 1),
+    (..., 2),
+    (slice(None), 0),
+    (slice(5), slice(None), 3, slice(2, 7)),
+    [1, 2, 2],
+    np.array([-1, 4]),
+    (np.array([[1, 2], [3, 4]]), np.array([0, 1])),
+    (np.array([1, 5, 5]), np.array([0, 1, 1]), slice(None)),
+    (np.array([1, 5]), np.array([0, 1]), 2),
+    (np.array([-1, -40, 3]), np.array([0, -1, -2])),
+    np.arange(40) % 3 == 0,
+    np.zeros(0, int),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_observations_are_indexed_like_an_array(index: Any) -> None:
+    for steps in (25, 50):
+        for name in ("observations", "next_observations"):
+            one, other = (getattr(buffer, name) for buffer in filled(steps=steps))
+            np.testing.assert_array_equal(one[index], other[index])
+            assert one.shape == other.shape and one.dtype == other.dtype and len(one) == len(other) == 40
+
+
+def test_invalid_indices_and_assignments_are_refused() -> None:
+    one, other = filled(steps=45)
+    assert len(list(other.observations)) == 40  # iteration ends
+    for index in (40, -41, (0, 2), (np.array([40]), np.array([0]))):
+        with pytest.raises(IndexError):
+            one.observations[index]
+        with pytest.raises(IndexError):
+            other.observations[index]
+    with pytest.raises(IndexError, match="expected row 5"):
+        other.observations[3] = 0
+    with pytest.raises(IndexError, match="before observations"):
+        other.next_observations[5] = 0
+    nested = spaces.Dict({"image": spaces.Box(0, 255, (4, 20, 20), np.uint8)})
+    with pytest.raises(ValueError, match="CompressedDictReplayBuffer"):
+        sb3.CompressedReplayBuffer(10, nested, ACTIONS)
+    with pytest.raises(ValueError, match="Use CompressedReplayBuffer"):
+        sb3.CompressedDictReplayBuffer(10, nested["image"], ACTIONS)
+
+
+def test_a_reset_buffer_is_empty() -> None:
+    one, other = filled(steps=45)
+    other.sample(4)
+    one.reset()
+    other.reset()
+    assert not np.asarray(other.observations).any()
+    for step in itertools.islice(stacks(2, 0.1, 2), 7):
+        one.add(*step)
+        other.add(*step)
+    same_batches(one, other, 0)
+
+
+def test_rows_read_ahead_are_returned_for_their_index_only_and_until_they_are_replaced() -> None:
+    one, other = filled(steps=40)
+    at, lane = np.array([0, 1]), np.array([0, 0])
+    for index in ((at, lane + 1), (at + 1, lane)):
+        other.next_observations[at, lane]
+        np.testing.assert_array_equal(other.observations[index], one.observations[index])
+    other.next_observations[at, lane]  # reads the observations too
+    for step in itertools.islice(stacks(2, 0.1, 3), 5):
+        one.add(*step)
+        other.add(*step)
+    np.testing.assert_array_equal(other.observations[at, lane], one.observations[at, lane])
+
+
+def test_batches_share_no_memory() -> None:
+    _, buffer = filled()
+    array = buffer.observations[np.array([3]), np.array([0])]
+    first, second = buffer.to_torch(array), buffer.to_torch(array)
+    first += 1
+    assert not torch.equal(first, second)
+    batch, again = buffer.sample(8), buffer.observations[:].copy()
+    batch.observations.zero_()
+    batch.next_observations.zero_()
+    np.testing.assert_array_equal(buffer.observations, again)
+
+
+def test_damaged_pickles_are_noticed() -> None:
+    _, buffer = filled(size=400, steps=420)
+    state = buffer.observations._shared.pairs.__getstate__()
+    name = next(n for n, a in state["store"].items() if n.endswith("payload") and a.size)
+    state["store"][name] = state["store"][name].copy()
+    state["store"][name][state["store"][name].size // 2] ^= 1
+    buffer.observations._shared.pairs.__setstate__(state)
+    with pytest.raises(StoreCorrupted):
+        buffer.observations[:]
+
+
+def test_no_backend_of_jax_is_started_and_nothing_is_printed() -> None:
+    done = run_python("""
+        import numpy as np
+        from gymnasium import spaces
+        from jax._src import xla_bridge
+        from fbuf.integrations.sb3 import CompressedReplayBuffer
+
+        space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        buffer = CompressedReplayBuffer(100, space, spaces.Discrete(2), "cpu", optimize_memory_usage=True)
+        zeros = np.zeros((1, 4, 84, 84), np.uint8)
+        for _ in range(120):
+            buffer.add(zeros, zeros, np.zeros(1), np.zeros(1), np.zeros(1), [{}])
+        buffer.sample(32)
+        assert not xla_bridge.backends_are_initialized()
+    """)
+    assert not done.stdout
