@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf._algorithms.random_bits import randint_below
+from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
 from fbuf._indexing.anchors import BLOCK, OPEN, has
@@ -227,7 +228,7 @@ def count_open_before(flags: jax.Array) -> jax.Array:
         return before, total + jnp.sum(each, dtype=jnp.int32)
 
     start = (jnp.zeros((blocks,), jnp.int32), jnp.zeros((), jnp.int32))
-    return lax.fori_loop(0, -(-blocks // _GROUP), count, start)[0]
+    return control_flow.fori_loop(0, -(-blocks // _GROUP), count, start)[0]
 
 
 def _open_in_blocks(flags: jax.Array, block: jax.Array, size: int) -> jax.Array:
@@ -269,5 +270,5 @@ def nth_by_scan(flags: jax.Array, nth: jax.Array, wanted: jax.Array, block: int 
         return (number < jnp.int32(-(-capacity // block))) & jnp.any(wanted & (found == jnp.int32(capacity)))
 
     zero = jnp.zeros((), jnp.int32)
-    found = lax.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
+    found = control_flow.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
     return jnp.where(wanted, found, jnp.int32(capacity))

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf._algorithms import permutation
 from fbuf._algorithms.random_bits import fresh_key
+from fbuf._core import control_flow
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
 from fbuf._core.ordering import any_unbatched
@@ -172,7 +172,7 @@ class Epoch(LimitedSampler):
 
         zero = jnp.zeros((), jnp.int32)
         nothing = _Batch(sampler.turn, jnp.zeros((batch_size,), jnp.int32), zero, sampler.turn.taken)
-        batch = lax.while_loop(lambda batch: any_unbatched(searching(batch)), fill, nothing)
+        batch = control_flow.while_loop(lambda batch: any_unbatched(searching(batch)), fill, nothing)
         turn, chosen, found, _ = batch
         left = jnp.where(jnp.any(turn.closed > jnp.int32(0)), found - wanted, _size(turn) - turn.taken)
         found = jnp.minimum(found, wanted)
@@ -225,7 +225,7 @@ class Epoch(LimitedSampler):
                 def shuffled(order: jax.Array) -> jax.Array:
                     return jnp.where(few, permutation.shuffled(bits[2:], total), order)
 
-                order = lax.cond(any_unbatched(few), shuffled, lambda order: order, order)
+                order = control_flow.cond(any_unbatched(few), shuffled, lambda order: order, order)
             fresh = EpochPosition(
                 start=held,
                 closed=jnp.zeros_like(held),
@@ -236,7 +236,7 @@ class Epoch(LimitedSampler):
             )
             return jax.tree.map(lambda new, old: jnp.where(begins, new, old), fresh, turn)
 
-        return lax.cond(any_unbatched(begins), new, lambda turn: turn, turn)
+        return control_flow.cond(any_unbatched(begins), new, lambda turn: turn, turn)
 
     def _take(self, batch: _Batch, wants: jax.Array, wanted: jax.Array, geometry: Geometry) -> _Batch:
         """Look at the next positions if the batch `wants` to; fill it up to `wanted` anchors."""

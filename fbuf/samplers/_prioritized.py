@@ -21,6 +21,7 @@ from jax import lax
 
 from fbuf._algorithms import draw_without_replacement, permutation, sum_tree
 from fbuf._algorithms.random_bits import fresh_key
+from fbuf._core import control_flow
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
@@ -249,7 +250,7 @@ def with_replacement(
         slot = draw_uniform(own_key(), eligible, sampler.log, batch_size, some & flat)
         return slot, jnp.ones_like(leaf)
 
-    slot, leaf = lax.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
+    slot, leaf = control_flow.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
     mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
     least = jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
     chance = leaf / mass
@@ -282,7 +283,7 @@ def without_replacement(
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 
-    slot, mask, chance = lax.cond(flat, uniform_draw, lambda *same: same, drawn.slot, drawn.mask, drawn.chance)
+    slot, mask, chance = control_flow.cond(flat, uniform_draw, lambda *same: same, drawn.slot, drawn.mask, drawn.chance)
     least = chance[0]
     if sampler.low is not None:
         low = sum_tree.root(sampler.low)
