@@ -102,6 +102,7 @@ class Epoch(LimitedSampler):
     drop_last: bool = False
 
     in_order = True
+    covers = True
     since = "in this epoch"
 
     def __post_init__(self) -> None:
@@ -183,6 +184,13 @@ class Epoch(LimitedSampler):
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
         drawn = masked_draw(slot, chance, mask, geometry)
         return dataclasses.replace(sampler, turn=turn), dataclasses.replace(drawn, last=left < least)
+
+    def position(self, sampler: EpochState, wanted: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Return epochs begun, whether a draw of `wanted` int32[] begins one, and the anchors of this one and the next."""
+        turn, size = sampler.turn, _size(sampler.turn)
+        left = jnp.where(jnp.any(turn.closed < turn.start), size - turn.taken, jnp.int32(0))
+        is_ended = left < (wanted if self.drop_last else jnp.int32(1))
+        return turn.begun, is_ended, size, jnp.sum(sampler.held, dtype=jnp.int32)
 
     def clear(self, sampler: EpochState, geometry: Geometry, dense: bool) -> EpochState:
         empty = self.init(geometry, dense)

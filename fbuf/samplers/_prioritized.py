@@ -27,7 +27,7 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
 from fbuf._indexing import anchor_log
 from fbuf._indexing.importance import clip_unit, draw_uniform, importance_weights, mix_uniform, mixed_probability
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
 from fbuf.samplers import _priority_leaves
 from fbuf.samplers._base import LimitedSampler, PrioritySampler, masked_draw, written_slots
 from fbuf.samplers._priority_leaves import PrioritizedState
@@ -203,6 +203,10 @@ class Prioritized(PrioritySampler, LimitedSampler):
 
     def priority(self, sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
         return _priority_leaves.priority_of(sampler, slot)
+
+    def mass(self, sampler: PrioritizedState, eligible: EligibleSet) -> Mass:
+        zero = jnp.zeros((), jnp.float32)
+        return Mass(sum_tree.root(sampler.tree), zero, zero if sampler.low is None else sum_tree.root(sampler.low))
 
     def inspect(self, sampler: PrioritizedState, eligible: EligibleSet) -> Inspected:
         leaf = _priority_leaves.get(sampler, jnp.arange(eligible.geometry.capacity, dtype=jnp.int32))
