@@ -18,7 +18,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized
 from fbuf.sharded import Sharded, ShardedIndex
 from tests.support import sharded as support
 from tests.support.inplace import ROW
-from tests.support.trees import same
+from tests.support.trees import same, x64
 
 DRAWS = ("local", "global")
 
@@ -196,6 +196,21 @@ def test_a_step_is_in_place_and_moves_no_rows(case: tuple[str, str, str]) -> Non
         else:
             assert total <= most, line
     assert (moved > 0) == (case[2] == "global")
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_steps_are_clean_under_strict_flags(draw: Any) -> None:
+    """With NaN checks, strict promotion, 64 bits and leak checks; an empty shard and zero leaves are no reason for a NaN."""
+    with jax.debug_nans(True), jax.numpy_dtype_promotion("strict"), x64(), jax.checking_leaks():
+        buffer = fbuf.Buffer(64, lanes=8, sampler=Prioritized(eps=0.0, normalize="buffer"))
+        sharded = Sharded(buffer, support.mesh_of(), draw=draw)
+        state = sharded.init({"id": jnp.int32(0)})
+        step = jax.jit(support.step_of(sharded, 16))
+        for turn, added in enumerate([[False] * 8, [True] + [False] * 7, [True] * 8]):
+            rows = {"id": np.arange(16, dtype=np.int32).reshape(2, 8)}
+            state = sharded.extend(state, rows, mask=np.array([added] * 2), priority=np.zeros((2, 8), np.float32))
+            state, (batch, stats, _, _) = step(state, rows, jax.random.key(turn))
+            jax.block_until_ready((batch, stats))
 
 
 def test_refusals() -> None:
