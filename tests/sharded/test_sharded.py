@@ -49,4 +49,4 @@ def test_arrays_of_all_shards_are_split() -> None:
 
 
 def test_eight_devices() -> None:
-    run(ROOT / "tests/sharded/eight_devices.py", optimized=False)
+    run(ROOT / "tests/sharded/eight_devices.py")

@@ -34,11 +34,10 @@ SAMPLERS = {
 }
 
 
-def run(cases: Path, optimized: bool) -> None:
+def run(path: Path, cases: str = "") -> None:
     """Run the cases of a file on eight devices."""
     code = "import sys, pytest; sys.exit(pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
-    level = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0" if optimized else "1"}
-    run_python(code, cases, **devices(8), **level)
+    run_python(code, path, "-k", cases, **devices(8))
 
 
 def mesh_of(number: int = 8, **settings: Any) -> jax.sharding.Mesh:

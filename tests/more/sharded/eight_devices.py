@@ -70,36 +70,41 @@ def batches(sharded: Any, step: Any, turns: int = 4) -> Any:
     return out
 
 
+def four(draw: Any, number: int = 4, **settings: Any) -> Sharded:
+    """A sharded buffer over four of the devices, or over four pairs of them."""
+    view = fbuf.views.Transition(n_step=2, observation="id", reward="version", action="id", autoreset="same_step")
+    sampler = Prioritized(normalize="buffer")
+    buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=sampler, view=view)
+    shape, names = ((4,), ("data",)) if number == 4 else ((4, 2), ("data", "model"))
+    return Sharded(buffer, jax.make_mesh(shape, names, devices=jax.devices()[:number], **settings), draw=draw)
+
+
+@functools.cache
+def four_batches(draw: Any) -> Any:
+    sharded = four(draw, axis_types=(AxisType.Auto,))
+    return batches(sharded, jax.jit(support.step_of(sharded, 32), donate_argnums=0))
+
+
 @pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("kind", ["inside shard_map", "unchecked", "model axis", "explicit"])
-def test_meshes_and_an_outer_shard_map_give_the_same(kind: str, draw: Any) -> None:
-    buffer = fbuf.Buffer(
-        support.CAPACITY,
-        lanes=support.LANES,
-        sampler=Prioritized(normalize="buffer"),
-        view=fbuf.views.Transition(n_step=2, observation="id", reward="version", action="id", autoreset="same_step"),
+@pytest.mark.parametrize("number", [4, 8])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_meshes_of_any_kind_give_the_same(kind: Any, number: int, draw: Any) -> None:
+    sharded = four(draw, number, axis_types=(kind,) * (number // 4))
+    same(batches(sharded, jax.jit(support.step_of(sharded, 32), donate_argnums=0)), four_batches(draw))
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_methods_inside_shard_map_act_on_the_block_of_the_device(check_vma: bool, draw: Any) -> None:
+    sharded = four(draw, axis_types=(AxisType.Auto,))
+    step = jax.shard_map(
+        support.step_of(sharded, 32),
+        mesh=sharded.mesh,
+        in_specs=(P("data"), P(None, "data"), P()),
+        out_specs=(P("data"), (P("data"), P(), P(), P())),
+        check_vma=check_vma,
     )
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
-    plain = Sharded(buffer, mesh, draw=draw)
-    want = batches(plain, jax.jit(support.step_of(plain, 32), donate_argnums=0))
-    if kind == "model axis":
-        other = Sharded(buffer, jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2), draw=draw)
-        got = batches(other, jax.jit(support.step_of(other, 32), donate_argnums=0))
-    elif kind == "explicit":
-        axes = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Explicit,))
-        other = Sharded(buffer, axes, draw=draw)
-        got = batches(other, jax.jit(support.step_of(other, 32), donate_argnums=0))
-    else:
-        specs = (P("data"), (P("data"), P(), P(), P()))
-        step = jax.shard_map(
-            support.step_of(plain, 32),
-            mesh=mesh,
-            in_specs=(P("data"), P(None, "data"), P()),
-            out_specs=specs,
-            check_vma=kind == "inside shard_map",
-        )
-        got = batches(plain, jax.jit(step, donate_argnums=0))
-    same(got, want)
+    same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
 
 
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])

@@ -1,4 +1,4 @@
-"""Run the cases for eight devices."""
+"""Run the cases for eight devices, some of them in each process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.sharded import run
 
+GROUPS = ("probabilities", "every_anchor", "meshes or shard_map", "in_place")
 
-@pytest.mark.parametrize("optimized", [False, True])
-def test_eight_devices(optimized: bool) -> None:
-    run(ROOT / "tests/more/sharded/eight_devices.py", optimized)
+
+@pytest.mark.parametrize("cases", [*GROUPS, f"not ({' or '.join(GROUPS)})"])
+def test_eight_devices(cases: str) -> None:
+    run(ROOT / "tests/more/sharded/eight_devices.py", cases)
