@@ -17,9 +17,9 @@ Example:
 """
 
 from fbuf.sharded._sharded import Sharded
-from fbuf.sharded._state import ShardedIndex, ShardedState
+from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState
 
-__all__ = ["Sharded", "ShardedIndex", "ShardedState"]
+__all__ = ["Sharded", "ShardedIndex", "ShardedSample", "ShardedState"]
 
 
 def __dir__() -> list[str]:

@@ -136,6 +136,13 @@ def test_priorities_reach_their_shards_from_any_device(normalize: Any) -> None:
     assert float(stats["max_priority"]) == pytest.approx(max(largest, np.nanmax(error[5:])))
     batch = jax.device_get(sharded.peek(state, jax.random.key(1), 4096))
     np.testing.assert_allclose(batch.probability, probability[support.ids(batch)], rtol=3e-5)
+    # New rows have the largest priority of all shards.
+    new = {name: leaf[:1] for name, leaf in support.rows_and_masks()[0].items()}
+    new["id"] = np.arange(1000, 1000 + support.LANES, dtype=np.int32)[None, :]
+    batch = jax.device_get(sharded.peek(sharded.extend(state, new), jax.random.key(2), 4096))
+    added = support.ids(batch) >= 1000
+    assert len(set(support.ids(batch)[added])) == support.LANES
+    np.testing.assert_allclose(batch.probability[added], batch.probability.max(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
