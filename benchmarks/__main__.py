@@ -1,5 +1,6 @@
 """Runs the benchmarks: `python -m benchmarks [--quick] [--only NAME ...] [--json PATH] [--plot FOLDER] [--report FOLDER]`.
 
+`--gpu` runs `bench_gpu` in place of all others: what an accelerator changes, in at most ten minutes.
 `--json` keeps what a report at that path says of benchmarks that are not run now. `--report FOLDER` is report.json, report.md
 and pictures in one folder; `benchmarks/results` is the committed one, from which `python -m benchmarks.readme` writes the
 README's tables.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import pkgutil
 import sys
 import time
@@ -21,15 +23,17 @@ from benchmarks import _harness, _report
 
 
 def names() -> list[str]:
-    """The benchmarks there are: module `benchmarks.bench_x` is `x`."""
+    """The benchmarks there are: module `benchmarks.bench_x` is `x`; `gpu` has an option of its own."""
     found = (m.name for m in pkgutil.iter_modules(benchmarks.__path__))
-    return sorted(name.removeprefix("bench_") for name in found if name.startswith("bench_"))
+    return sorted(n.removeprefix("bench_") for n in found if n.startswith("bench_") and n != "bench_gpu")
 
 
 def run(name: str, quick: bool) -> tuple[list[dict[str, Any]], bool]:
     """The rows of one benchmark, and whether it ran to its end; a failure is a row too."""
+    module, _, section = name.partition(": ")
     try:
-        return importlib.import_module(f"benchmarks.bench_{name}").main(quick), True
+        found = importlib.import_module(f"benchmarks.bench_{module}")
+        return (found.SECTIONS[section] if section else found.main)(quick), True
     except Exception as error:
         traceback.print_exc()
         failure = f"failed: {type(error).__name__}: {error}"
@@ -44,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run, roughly")
     parser.add_argument("--only", action="append", metavar="NAME", choices=names(), default=None)
+    parser.add_argument("--gpu", action="store_true", help="what an accelerator changes, in at most ten minutes")
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write rows and versions here, into the report there is"
     )
@@ -55,7 +60,17 @@ def main(arguments: list[str] | None = None) -> int:
 
     rows: list[dict[str, Any]] = []
     complete = True
-    for name in options.only or names():
+    began, limit = time.perf_counter(), math.inf
+    chosen = options.only or names()
+    if options.gpu:
+        from benchmarks import bench_gpu
+
+        chosen, limit = [f"gpu: {section}" for section in bench_gpu.SECTIONS], bench_gpu.LIMIT
+    for name in chosen:
+        if time.perf_counter() - began > limit:
+            print(f"\n== {name}: not run, {limit} seconds had passed ==")
+            complete = False
+            continue
         start, elsewhere = time.perf_counter(), _harness.work_elsewhere()
         print(f"\n== {name} ==", flush=True)
         new, ran = run(name, options.quick)

@@ -1,4 +1,4 @@
-"""The README's table of figures, as lines that say which row of a report each is read from.
+"""The tables of figures, as lines that say which row of a report each is read from.
 
 A line is words and two patterns, for a row's question and case; figures and sizes come from the row alone, so that a table can
 only say what a run printed. A line whose row is not in the report, or has no ratio, says why instead.
@@ -23,7 +23,13 @@ def number(value: float) -> str:
 def figures(report: Report) -> str:
     """The table, in Markdown."""
     head = ("question", "against", "result", "target", "run", "script")
-    return table(head, (_cells(line, report) for line in LINES))
+    return table(head, sorted((_cells(line, report) for line in LINES), key=lambda cells: "missed" not in cells[3]))
+
+
+def headline(report: Report) -> str:
+    """The README's table: the lines marked so, without how they were run."""
+    head = ("question", "against", "result", "target")
+    return table(head, (_cells(line, report)[:4] for line in LINES if line.headline))
 
 
 def _cells(line: Line, report: Report) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The lines of the README's table of figures: words, and where in a report each figure is read."""
+"""The lines of the tables of figures: words, and where in a report each figure is read."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Line:
     against: str
     shows: str
     among: str | None = None
+    headline: bool = False  # also in the README
 
 
 MEAN, EACH = r"geometric mean$", r"(?!geometric)[^,]+$"
@@ -32,6 +33,7 @@ LINES = (
         "raw obs + next_obs stacks",
         "{ratio}x fewer ({spread})",
         EACH,
+        headline=True,
     ),
     *(
         Line(
@@ -42,9 +44,10 @@ LINES = (
             f"torchrl `CompressedListStorage`, {label}",
             shows,
             rf"(?!geometric).*, {codec}",
+            headline=codec == "zlib" and "stacks of frames" not in what,
         )
         for question, what, shows in (
-            (r"Bytes of torchrl's", "the same", "{ratio}x fewer ({spread})"),
+            (r"Bytes of torchrl's", "bytes of such rows on the host", "{ratio}x fewer ({spread})"),
             (r"Write of 1,024: ", "writing 1,024 frames under jit", "{ratio}x as fast ({spread})"),
             (r"Write of 1,024 that", "writing 1,024 stacks of frames under jit", "{ratio}x as fast ({spread})"),
             (r"Read of 256 pairs of stacks: ", "reading 256 pairs of stacks under jit", "{ratio}x as fast ({spread})"),
@@ -67,7 +70,7 @@ LINES = (
         "host_store",
         r"Bytes of torchrl's payload .* (?P<frames>[\d,]+) frames",
         MEAN,
-        "the same, compressed again",
+        "process memory of {frames} Atari frames on the host, compressed again",
         "torchrl's payload, zlib",
         "{ratio}x fewer ({spread})",
         EACH,
@@ -96,7 +99,7 @@ LINES = (
             (r"256 rows, (?P<size>.*)", "256 frames from a cold buffer of {size}, in a scan"),
             (
                 r"256 stacks of 4.*, (?P<size>.*)",
-                "256 transitions of 4-stacks and 3 steps from one of {size}, in a scan",
+                "256 transitions of 4-stacks and 3 steps from a buffer of {size}, in a scan",
             ),
         )
     ),
@@ -104,7 +107,7 @@ LINES = (
         "sample",
         r"Bytes of 84x84",
         "",
-        "what such a buffer holds, all of its state",
+        "bytes of such transitions in a buffer, all of its state",
         "the same stacks with next stacks",
         "{ratio} of the bytes",
     ),
@@ -124,6 +127,7 @@ LINES = (
             "256 windows of 16 rows of {rows}, one call",
             f"torchrl's `SliceSampler`, {label}",
             "{ratio}x as fast ({spread})",
+            headline=label == "cached",
         )
         for case, label in (
             (r"torchrl's SliceSampler, cached", "cached"),
@@ -151,7 +155,7 @@ LINES = (
         "deduplicated",
         r"256 transitions of 4-frame stacks",
         r"geometric mean of (?P<number>\d+)",
-        "reading 256 transitions of stacks from it, in a scan, geometric mean of {number}",
+        "reading 256 transitions of stacks from `Deduplicated`, in a scan, geometric mean of {number}",
         "a bare gather of the same frames",
         "{ratio}x the time ({spread})",
         EACH,
@@ -160,7 +164,7 @@ LINES = (
         "deduplicated",
         r"Write of 256 frames, ring full: time",
         r"geometric mean of (?P<number>\d+)",
-        "writing 256 frames to it, geometric mean of {number} games",
+        "writing 256 frames to `Deduplicated`, geometric mean of {number} games",
         "the same to `Compressed`",
         "{ratio}x as fast ({spread})",
         EACH,
@@ -173,6 +177,7 @@ LINES = (
             f"the DQN step of the demo ({{where}}) with {label}",
             "the same with `Device`",
             "{ratio}x the time ({spread})",
+            headline=name == "compressed",
         )
         for name, label in (
             ("compressed", "`Compressed`"),
@@ -190,6 +195,7 @@ LINES = (
             "flashbax's tree",
             "{ratio}x as fast ({spread} by rows held)",
             rf"N=[\d,]+ B={batch}$",
+            headline=batch == 256,
         )
         for batch in (32, 256, 4096)
     ),
@@ -206,7 +212,7 @@ LINES = (
         "datasets",
         r"Seconds to make a data set of (?P<rows>[\d,]+) rows",
         MEAN,
-        "making it from the files of the DQN replay data set, one process",
+        "making such a data set from the files of the DQN replay data set, one process",
         "torchrl's `AtariDQNExperienceReplay`",
         "{ratio}x as fast ({spread})",
         EACH,
@@ -216,7 +222,7 @@ LINES = (
             "datasets",
             r"Seconds to read 256 stacks with next stacks of (?P<rows>[\d,]+) rows: ",
             f"geometric mean, {case}$",
-            "reading 256 stacks with next stacks from it, under jit",
+            "reading 256 stacks with next stacks from such a data set, under jit",
             f"torchrl's memory maps, {case}",
             "{ratio}x as fast ({spread})",
             rf"(?!geometric).*, {case}$",
@@ -254,7 +260,7 @@ LINES = (
             (
                 r"Second save after 1% new rows",
                 "bytes written$",
-                "the same",
+                "bytes written by saving again after 1 % new rows",
                 "the first save",
                 "{ratio} of the bytes",
             ),
@@ -268,7 +274,7 @@ LINES = (
             (
                 r"Seconds to load (?P<rows>[\d,]+) frames, every",
                 "from the page cache$",
-                "the same",
+                "`fbuf.load` of {rows} frames, every byte checked",
                 "reading the files from the page cache",
                 "{ratio}x the time ({spread})",
             ),
@@ -282,6 +288,7 @@ LINES = (
             what,
             against,
             shows,
+            headline=question == "Seconds to save" and peer == "torchrl memmap",
         )
         for peer, against in (
             ("torchrl memmap", "torchrl's `rb.dumps` of `LazyMemmapStorage`"),
@@ -289,8 +296,8 @@ LINES = (
         )
         for question, what, shows in (
             ("Seconds to save", "saving {rows} frames (theirs does not wait for the disk)", "{ratio}x as fast"),
-            ("Seconds to load", "loading them (theirs checks nothing)", "{ratio}x as fast"),
-            ("Bytes", "their bytes", "{ratio}x fewer"),
+            ("Seconds to load", "loading {rows} frames (theirs checks nothing)", "{ratio}x as fast"),
+            ("Bytes", "bytes of {rows} saved frames", "{ratio}x fewer"),
         )
     ),
     *(

@@ -110,6 +110,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def _docstring(name: str) -> str:
     try:
-        return (importlib.import_module(f"benchmarks.bench_{name}").__doc__ or "").split("\n")[0]
+        return (importlib.import_module(f"benchmarks.bench_{name.partition(':')[0]}").__doc__ or "").split("\n")[0]
     except ImportError:  # needs what is not installed
         return ""

@@ -279,7 +279,14 @@ def read_target() -> str:
     return "<= 1.2" if jax.default_backend() == "gpu" else "<= 1.5"
 
 
-def measure_read(case: str, pieces: Sequence[np.ndarray], storage: Any, rounds: int, batch_size: int = BATCH) -> Any:
+def measure_read(
+    case: str,
+    pieces: Sequence[np.ndarray],
+    storage: Any,
+    rounds: int,
+    batch_size: int = BATCH,
+    target: str | None = None,
+) -> Any:
     """The row of one case.
 
     Args:
@@ -288,6 +295,7 @@ def measure_read(case: str, pieces: Sequence[np.ndarray], storage: Any, rounds: 
       storage: A `Deduplicated`.
       rounds: Measurements.
       batch_size: Transitions a read.
+      target: Of the ratio.
     """
     capacity = sum(map(len, pieces))
     view = fbuf.views.Transition(stack=STACK, autoreset="same_step")
@@ -373,6 +381,7 @@ def measure_read(case: str, pieces: Sequence[np.ndarray], storage: Any, rounds: 
         ours=spread(timings["read"]),
         peer=spread(timings["bare"]),
         ratio=ratio(timings["read"], timings["bare"]),
+        target=target,
         note=f"block {h}x{w}; {nbytes / 1e6:.3g} MB for {capacity * FRAME / 1e6:.4g} MB of frames; `sample` {whole:.3g}x "
         f"the gather, that of Device {device:.3g}x",
     )

@@ -1,7 +1,7 @@
-"""Writes the README's tables from the committed reports: `python -m benchmarks.readme [--check]`.
+"""Writes the tables of README.md and benchmarks/README.md from the committed report: `python -m benchmarks.readme [--check]`.
 
-A table stands between `<!-- name -->` and `<!-- /name -->`; what is between is replaced, and never typed. A test fails where
-the README says anything else than the reports do.
+A table is the text between `<!-- name -->` and `<!-- /name -->`; it is replaced, never typed. A test fails where a page differs
+from the report.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 
 
-def sections(results: Path = RESULTS) -> dict[str, str]:
-    """Name to Markdown of every generated part, from the reports in a folder."""
+def sections(results: Path = RESULTS) -> dict[str, dict[str, str]]:
+    """Page to name to Markdown of every generated part, from the reports in a folder."""
     from benchmarks.defects import _table as defects
 
     report = _report.load(results / "report.json")
     pictures = [path.name for path in sorted(results.glob("peers_*.png"))]
-    return {
+    details = {
         "figures": _figures.figures(report),
         "peers": _figures.versus(report),
-        "pictures": "\n".join(f"![{name}](benchmarks/results/{name})" for name in pictures),
+        "pictures": "\n".join(f"![{name}](results/{name})" for name in pictures),
         "runs": _report.runs(report),
         "defects": defects.markdown(defects.load(results / "defects.json")),
     }
+    return {"README.md": {"headline": _figures.headline(report)}, "benchmarks/README.md": details}
 
 
 def rewritten(text: str, parts: dict[str, str]) -> str:
@@ -49,21 +50,22 @@ def rewritten(text: str, parts: dict[str, str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if `--check` finds a README that says something else."""
+    """Returns 1 if `--check` finds a page that differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where it would change something")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", metavar="PATH")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page would change")
     options = parser.parse_args(arguments)
-    before = options.readme.read_text()
-    after = rewritten(before, sections(options.results))
-    if before == after:
-        return 0
-    if options.check:
-        print(f"{options.readme} is not what the reports in {options.results} give. Run python -m benchmarks.readme.")
-        return 1
-    options.readme.write_text(after)
-    return 0
+    differs = False
+    for page, parts in sections().items():
+        before = (ROOT / page).read_text()
+        after = rewritten(before, parts)
+        if before == after:
+            continue
+        if options.check:
+            print(f"{page} differs from the reports in {RESULTS}. Run python -m benchmarks.readme.")
+            differs = True
+        else:
+            (ROOT / page).write_text(after)
+    return int(differs)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._core.pytree import PyTree
+from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._replay import Replay
 from fbuf.views import Transition
 
@@ -115,9 +115,16 @@ class Recorder:
                 f"Recorder: the view is {buffer.view!r}, which would draw the rows that hold final observations. Write "
                 f'view=fbuf.gymnasium.view(envs), or a view with autoreset="next_step".'
             )
+        rows = buffer.given_spec(replay.state)[0]
+        missing = [name for name in named_leaves(spec(envs)) if name not in rows]
+        if missing:
+            raise ValueError(
+                f"Recorder: rows of the replay have no leaf '{missing[0]}' (they have: {', '.join(rows)}). Write "
+                f"Replay(buffer, fbuf.gymnasium.spec(envs))."
+            )
         self.envs, self.replay = envs, replay
         self._mode = _mode(envs)
-        self._reward_dtype = buffer.given_spec(replay.state)[0]["reward"].dtype
+        self._reward_dtype = rows["reward"].dtype
         self._obs: PyTree = None  # None: not reset since the start or the last error
         self._row: dict[str, PyTree] = {}
         self._ended = np.zeros(() if lanes is None else lanes, bool)  # whose final observation is not written yet

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -136,7 +136,7 @@ class RestoreArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     buffer: Any = None
     example: Any = None
-    verify: str = "full"
+    verify: Literal["full", "lazy"] = "full"
     resize: Any = None
     sharding: Any = None
     progress: Any = None

@@ -6,6 +6,8 @@ It reads the temporary bytes of the compiled program. Equal pointers prove nothi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple
 
 import jax
@@ -36,16 +38,23 @@ def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 
       AssertionError: `fn` is jitted without donating these arguments (arrays or shapes).
     """
     donated = (donate,) if isinstance(donate, int) else donate
-    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn, donate_argnums=donated)
-    lowered = jitted.lower(*args)
+    if isinstance(fn, MethodType):
+        fn = partial(fn.__func__, fn.__self__)
+    step: Any = fn if isinstance(fn, partial) else partial(fn)
+    if hasattr(step.func, "lower"):
+        lowered = step.func.lower(*step.args, *args, **step.keywords)
+    else:
+        lowered = jax.jit(step, donate_argnums=donated).lower(*args)
+    infos = jax.tree.leaves(lowered.args_info)
     wanted = sum(tree_bytes(args[i]) for i in donated)
-    if tree_bytes([info for info in jax.tree.leaves(lowered.args_info) if info.donated]) < wanted:
+    if tree_bytes([info for info in infos if info.donated]) < wanted:
+        numbers = tuple(len(step.args) + i for i in donated)
         raise AssertionError(
             f"assert_inplace: the function is jitted without donation, so each call copies the {wanted} bytes. Write "
-            f"jax.jit(step, donate_argnums={donate})."
+            f"jax.jit(step, donate_argnums={numbers if numbers[1:] else numbers[0]})."
         )
     analysis: Any = lowered.compile().memory_analysis()
-    given = sum(tree_bytes(a) for i, a in enumerate(args) if i not in donated)
+    given = tree_bytes([info for info in infos if not info.donated])
     made = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
     reused = int(analysis.alias_size_in_bytes)
     return Memory(int(analysis.temp_size_in_bytes), given, made, reused, 3 * (given + made) + 64 * 1024)

@@ -64,11 +64,18 @@ def test_what_does_not_fit_is_refused() -> None:
     def replay(view: Any = view, lanes: int | None = 3) -> fbuf.Replay:
         return fbuf.Replay(fbuf.Buffer(9, view=view, lanes=lanes), example)
 
+    windows = fbuf.Buffer(9, view=fbuf.views.Sequence(2, autoreset="next_step"), lanes=3)
+    without_reward = fbuf.Replay(windows, {name: leaf for name, leaf in example.items() if name != "reward"})
     for make, kind, message in (
         (lambda: (replay(), envs), TypeError, r"Write Recorder\(envs, replay\)"),
         (lambda: (envs, replay(lanes=None)), ValueError, "lanes=None, but envs is 3 environments. Write lanes=3"),
         (lambda: (Lander(), replay()), ValueError, "lanes=3, but envs is one gymnasium.Env. Write lanes=None"),
         (lambda: (envs, replay(fbuf.views.Transition(autoreset="same_step"))), ValueError, 'autoreset="next_step"'),
+        (
+            lambda: (envs, without_reward),
+            ValueError,
+            r"no leaf 'reward' \(they have: action, obs, .*gymnasium.spec\(envs\)",
+        ),
         (lambda: (envs, replay(fbuf.views.Row())), ValueError, r"Write view=fbuf.gymnasium.view\(envs\)"),
     ):
         with pytest.raises(kind, match=message):

@@ -34,7 +34,7 @@ from fbuf.transforms._chain import chained
 from fbuf.views._fields import checked_ends
 
 if TYPE_CHECKING:
-    from fbuf._buffer.plan import Plan
+    from fbuf._buffer.plan import Plan, PlanSettings
     from fbuf._buffer.summary import Summary
 
 
@@ -203,7 +203,8 @@ class Buffer(BufferConfig):
             with NaN or infinity, get the largest priority before this call.
           mask: bool[N] (with lanes `[N, E]`): rows where it is False are skipped and take no space.
         Raises:
-          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf.
+          ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf. In a
+            jitted function of yours JAX narrows NumPy arguments first, without an error.
         Cost: O(N) if the state is donated; otherwise a copy of the buffer.
 
         Example:
@@ -328,8 +329,8 @@ class Buffer(BufferConfig):
           TypeError, ValueError: `lanes` is not bool, or has another shape.
         Cost: O(E); on the host one callback, which records the cut in the files.
 
-        `convert`, `grow`, `save` and `resume` keep cuts. A buffer that
-        draws single rows (`views.Row`) keeps no episodes: nothing changes there, and `convert` to another view has no cut.
+        `convert`, `grow`, `save` and `resume` keep cuts. A buffer that draws single rows (`views.Row`) keeps no episodes:
+        nothing changes there, and `convert` to another view has no cut.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -413,7 +414,7 @@ class Buffer(BufferConfig):
           **options: Numbers of the sampler for this call: `beta=schedule(step)`. With prefetch they apply to the batch drawn
             now, which the next call returns.
         Returns:
-          The state, and a `Sample` with leaves `[B, ...]`. From an empty buffer `mask` is False and all else is zero.
+          The state, and a `Sample` with leaves `[B, ...]`. From an empty buffer `mask` is False, and data and weights are zero.
         Raises:
           ValueError, TypeError: `batch_size` is missing, < 1, or with prefetch not the buffer's; the sampler has no such
             option (at trace time).
@@ -621,6 +622,8 @@ class Buffer(BufferConfig):
 
         Args:
           n: Rows of a call of `extend`, an int or int32[].
+        Raises:
+          TypeError, ValueError: `n` is not one integer >= 0.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -633,7 +636,7 @@ class Buffer(BufferConfig):
           ([0, 1, 2, 3], True)
         """
         checks.check_state("Buffer.can_add", self, state)
-        return operations.can_add(self, state, jnp.asarray(n, jnp.int32))[1]
+        return operations.can_add(self, state, checks.check_rows_count("Buffer.can_add", n))[1]
 
     def size(self, state: BufferState) -> jax.Array:
         """Return int32[], the rows held.
@@ -731,7 +734,7 @@ class Buffer(BufferConfig):
             jax.block_until_ready(state)
             self.storage.flush(state.rows)
 
-    def plan(self, example: PyTree, **settings: Any) -> Plan:
+    def plan(self, example: PyTree, **settings: Unpack[PlanSettings]) -> Plan:
         """Return the bytes on device, host and disk, and peaks, before anything is allocated; see `fbuf.Plan`.
 
         Example:

@@ -309,6 +309,14 @@ def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array | None
     return arguments.check_array(call, "lanes", lanes, shape, "b")
 
 
+def check_rows_count(call: str, n: Any) -> jax.Array:
+    """Return a number of rows as int32[]; a traced one may be negative."""
+    count = arguments.check_array(call, "n", n, (), "i")
+    if not isinstance(n, jax.core.Tracer) and int(n) < 0:
+        raise ValueError(f"{call}: n is {n}; expected rows >= 0.")
+    return count.astype(jnp.int32)
+
+
 # ------------------------------------------------------------------------------------------------------ draws
 
 

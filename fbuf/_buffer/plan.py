@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
@@ -66,6 +66,16 @@ def _table_line(table: Forecast) -> tuple[str, str, str]:
             f"; only about {table.rows:,} rows fit, the {who} are {table.gives_way}: {table.wanted:,} places hold all"
         )
     return "distinct blocks", f"{table.blocks:,}", note
+
+
+class PlanSettings(TypedDict, total=False):
+    """Keywords of `plan`, for type checkers."""
+
+    batch_size: int | None
+    num_rows: int
+    donated: bool
+    rows: PyTree | None
+    ratio: float | None
 
 
 def plan(

@@ -182,7 +182,7 @@ def refuse_donated(call: str, state: BufferState) -> None:
     header = state.header
     if not isinstance(header, jax.core.Tracer) and hasattr(header, "is_deleted") and header.is_deleted():
         raise RuntimeError(
-            f"{call}: the state was donated, and its arrays are gone; expected one that is not. Use the state that the step "
+            f"{call}: the state was donated, and its arrays are gone. Use the state that the step "
             f"returned: state = step(state)."
         )
 

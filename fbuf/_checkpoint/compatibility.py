@@ -53,11 +53,8 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
       SchemaError: they are incompatible; or a custom part was saved, and no buffer is given.
       VersionError: the saved buffer used a setting that was removed.
     """
-    config = {
-        "on_write": None,
-        "on_read": None,
-        **_without_removed(call, path, meta["buffer"]),
-    }  # absent in earlier releases
+    older = {"on_write": None, "on_read": None}  # absent in older files
+    config = older | _without_removed(call, path, meta["buffer"])
     if buffer is None:
         lacking = config_json.custom_part(config)
         if lacking is not None:
@@ -222,7 +219,7 @@ def _check_same(call: str, path: str, field: str, config: Any, given: Any, free:
 
 
 def _check_rule(call: str, path: str, meta: Mapping[str, Any], target: Buffer) -> None:
-    found = meta["rule"] and {"episode": None, **meta["rule"]}  # absent in earlier releases
+    found = meta["rule"] and {"episode": None, **meta["rule"]}  # absent in older files
     expected = None if target.dense else config_json.to_json(target.rule)
     if found != expected:
         lines = [

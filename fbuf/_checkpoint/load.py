@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def load(
     buffer: Buffer | Mixture | None = None,
     *,
     example: Any = None,
-    verify: Any = "full",
+    verify: Literal["full", "lazy"] = "full",
     resize: Any = None,
     extra: Any = None,
     progress: Progress | bool | None = None,

@@ -46,6 +46,12 @@ def check_int(call: str, name: str, value: Any, least: int = 1, hint: str = "") 
         raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.")
 
 
+def check_bool(call: str, name: str, value: Any) -> None:
+    """Raise unless it is a Python bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{call}: {name} is {value!r}; expected a bool.")
+
+
 def check_choice(call: str, name: str, value: Any, known: Sequence[Any]) -> None:
     """Raise unless the value is one of those known: strings, or None."""
     if value is not None and not isinstance(value, str) or value not in known:
@@ -252,10 +258,12 @@ def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds:
     if kind not in kinds:
         want = " or ".join(names[k] for k in kinds)
         cast = {"f": "jnp.float32", "i": "jnp.int32", "b": "bool"}[kinds[0]]
+        article = "an" if want[0] == "i" else "a"
         raise TypeError(
-            f"{call}: {what} is {got.dtype}; expected a {want} array of shape {list(shape)}. Cast with x.astype({cast})."
+            f"{call}: {what} is {got.dtype}; expected {article} {want} array of shape {list(shape)}. Cast with "
+            f"x.astype({cast})."
         )
     if got.shape != shape:
-        fix = f" Write x.reshape({', '.join(map(str, shape))})." if math.prod(got.shape) == math.prod(shape) else ""
+        fix = f" Write x.reshape({shape})." if math.prod(got.shape) == math.prod(shape) else ""
         raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.{fix}")
     return jnp.asarray(value)

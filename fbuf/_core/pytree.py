@@ -24,6 +24,8 @@ Leaves = Mapping[str, jax.Array]
 
 def name_of(path: str | tuple[str, ...]) -> str:
     """Return the name of a path: `"next/obs"` for `("next", "obs")` and for `"next/obs"`."""
+    if not isinstance(path, (str, tuple)):
+        raise TypeError(f"fbuf: the name of a leaf is {path!r}; expected a string, such as 'obs' or 'next/obs'.")
     return path if isinstance(path, str) else "/".join(path)
 
 
@@ -58,6 +60,11 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
             at = at.setdefault(part, {})
         at[last] = leaf
     return out
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names of a row's leaves for a message."""
+    return ", ".join(names) or "one unnamed array"
 
 
 def under(name: str, names: Iterable[str]) -> list[str]:

@@ -66,7 +66,7 @@ class _Ragged:
 
 @state
 class Sample(_Ragged):
-    """A batch. Where `mask` is False everything else is zero."""
+    """A batch. Where `mask` is False, data, probability and weight are zero."""
 
     data: PyTree  # the batch of the view, leaves [B, ...]
     index: Index  # the anchors, for `update_priority` and `update_rows`

@@ -43,9 +43,7 @@ class Anchors:
 
     flags: jax.Array  # uint8[C] by slot
     tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
-    tail_priority: (
-        jax.Array | None
-    )  # float32[W, E], negative if not given; None if rows open immediately without priorities
+    tail_priority: jax.Array | None  # float32[W, E], negative: not given; None if rows open at once, without priorities
     pending: jax.Array | None  # int32[E], newest undecided rows, <= W; None if rows open immediately
     step: jax.Array | None  # int32[E], rows of the running episode (of the lane if windows cross); None if unused
     episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler needs it

@@ -78,7 +78,12 @@ def place(
     shape = next(iter(leaves.values())).shape[:2]
     keep = jnp.ones(shape, bool) if mask is None else mask
     before, capacity = held(ring), jnp.int32(geometry.capacity)
-    given, own = writer.choose(scatter.own, geometry, before, leaves, keep)
+    chosen: Any = writer.choose(scatter.own, geometry, before, leaves, keep)
+    if not isinstance(chosen, tuple) or len(chosen) != 2:
+        raise TypeError(
+            f"{type(writer).__name__}.choose returned a {type(chosen).__name__}; expected two values. Write return slot, own."
+        )
+    given, own = chosen
     _check_choice(writer, given, shape, scatter.own, own)
     inside = keep & (given >= jnp.int32(0)) & (given < capacity)
     wanted = jnp.where(inside, given, capacity).reshape(-1)

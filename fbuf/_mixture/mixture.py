@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from fbuf._mixture.checks import check_same_leaves
 from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 
 if TYPE_CHECKING:
-    from fbuf._buffer.plan import Plan
+    from fbuf._buffer.plan import Plan, PlanSettings
     from fbuf._buffer.summary import Summary
 
 Sizes = int | Mapping[str, int]
@@ -560,7 +560,7 @@ class Mixture(MixtureConfig):
         for name, buffer in self.members:
             buffer.flush(state[name])
 
-    def plan(self, examples: Mapping[str, PyTree], **settings: Any) -> dict[str, Plan]:
+    def plan(self, examples: Mapping[str, PyTree], **settings: Unpack[PlanSettings]) -> dict[str, Plan]:
         """Return the memory plan of each buffer, by name; see `Buffer.plan`. Traced quotas read B rows of each buffer.
 
         Args:

@@ -89,10 +89,10 @@ def to_array(value: Any, name: str) -> Any:
 
 def to_rows(tree: PyTree) -> PyTree:
     """Return rows with torch leaves as JAX arrays, or as NumPy arrays where JAX would narrow them."""
-    if type(tree).__module__.split(".")[0] == "tensordict":
-        raise TypeError(
-            "Replay: rows are a TensorDict; expected dicts of arrays. Use fbuf.torch.from_tensordict(rows)."
-        )
+    if hasattr(tree, "to_tensordict"):  # of tensordict, or a tensorclass of the user's
+        kind = type(tree).__name__
+        fix = "from_tensordict(rows)" if kind == "TensorDict" else "from_torch(rows.to_dict())"
+        raise TypeError(f"Replay: rows are a {kind}; expected dicts of arrays. Use fbuf.torch.{fix}.")
     try:
         leaves = jax.tree.leaves(tree)
     except ValueError:  # it has no order, which `named_leaves` explains

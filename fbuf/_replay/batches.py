@@ -1,4 +1,4 @@
-"""`Batches`: the iterator of `Replay.batches`, whose thread draws ahead. `Epoch`: what `Replay.epoch` returns."""
+"""`Batches`: the iterator of `Replay.batches`, whose thread draws ahead. `EpochBatches`: what `Replay.epoch` returns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Batches:
         return f"Batches({how})"
 
 
-class Epoch:
+class EpochBatches:
     """Batches of the rows (windows) that could be sampled when `Replay.epoch` was called; `len` counts them.
 
     Each iteration draws each of these rows once, with `shuffle` in another order.

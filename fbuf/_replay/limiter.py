@@ -95,9 +95,9 @@ class BlockingLimiter:
         while not (self.allows(kind, count) and ready()):
             self.limit.check_call(**{"rows" if kind == "add" else "draws": count})
             if until is not None and wakeup.clock() >= until:
-                what, fix = ("rows", "Sample") if kind == "add" else ("draws", "Add rows")
+                what, fix = ("row", "Sample") if kind == "add" else ("draw", "Add rows")
                 raise TimeoutError(
-                    f"{call}: {count} {what} have waited for {timeout:g} s; {self.explain(kind, count)}. {fix} in another "
+                    f"{call}: waited {timeout:g} s for {counted(count, what)}; {self.explain(kind, count)}. {fix} in another "
                     f"thread, or raise timeout."
                 )
             with self._registered(_Waiting(call, kind, count, lock.changes)):
@@ -119,7 +119,8 @@ class BlockingLimiter:
 
     def _warn(self, adder: _Waiting, sampler: _Waiting) -> None:
         warnings.warn(
-            f"{adder.call} of {adder.number} rows and {sampler.call} of {sampler.number} draws wait for each other: "
+            f"{adder.call} of {counted(adder.number, 'row')} and {sampler.call} of {counted(sampler.number, 'draw')} wait "
+            f"for each other: "
             f"{self.explain('add', adder.number)}; {self.explain('sample', sampler.number)}. Use "
             f"limits.samples_per_insert(..., rows={adder.number}, draws={sampler.number}), or a larger min_size.",
             RuntimeWarning,

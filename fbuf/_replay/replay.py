@@ -10,19 +10,17 @@ It reads counters after it releases the lock. With a limit, calls wait for each 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import samplers
 from fbuf._buffer import operations, state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checked import raise_for
@@ -33,12 +31,11 @@ from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
-from fbuf._core.arguments import DrawOptions, Numbers
+from fbuf._core.arguments import DrawOptions, Numbers, check_bool
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._core.text_table import counted
-from fbuf._core.x64 import exact
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import programs
@@ -55,7 +52,7 @@ from fbuf._replay.arguments import (
     to_index,
     to_rows,
 )
-from fbuf._replay.batches import Batches, Epoch
+from fbuf._replay.batches import Batches, EpochBatches
 from fbuf._replay.fair_lock import Acquired, FairLock
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
 from fbuf._replay.state import DeferInterrupts, ReplayState
@@ -178,8 +175,8 @@ class Replay(ReplayState):
         if isinstance(example, BufferState):
             if not isinstance(buffer.writer, ReadOnly):
                 raise TypeError(
-                    "Replay: example is a BufferState; expected one row. To continue with rows in files, use "
-                    "Replay(buffer, example, resume=True)."
+                    "Replay: example is a BufferState; expected one row. To continue from a state, write replay = "
+                    "Replay(buffer, row); replay.state = state."
                 )
             refuse_donated("Replay", example)
             buffer.check_state(example)
@@ -231,6 +228,7 @@ class Replay(ReplayState):
             raise TypeError(f"Replay.state: got {type(state).__name__}; expected a BufferState of {self.buffer!r}.")
         refuse_donated("Replay.state", state)
         self.buffer.check_state(state)
+        self._check_rows(state)
         self._set_state(state)
 
     @_restores_lock
@@ -413,7 +411,7 @@ class Replay(ReplayState):
     ) -> Any:
         with self._acquire(notify=self._limiter is not None, stop=stop):
             self._refuse_closed(call)
-            size, numbers = self._check_draw(batch_size, options)
+            size, numbers = self._check_draw(call, batch_size, options)
             if self._limiter is not None:
                 self._check_fits(call, "draws", size)
                 self._wait(call, "sample", size, lambda: self._ready(size), timeout, stop)
@@ -421,7 +419,7 @@ class Replay(ReplayState):
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
-        return dataclasses.replace(batch, data=exact(call, self._spec, batch.data)) if self._has_pairs else batch
+        return self._exact(call, batch)
 
     def expect_stale(self) -> None:
         """Only count stale indices in `stats` from now on, as `batches` and torch's `Loader` need.
@@ -501,7 +499,7 @@ class Replay(ReplayState):
                 f"{call}: prefetch is {prefetch!r}; expected an int >= 1. Without prefetch use replay.sample."
             )
         check_seconds(call, timeout)
-        size, _ = self._check_draw(batch_size, options)
+        size, _ = self._check_draw(call, batch_size, options)
         self._refuse_closed(call)
         self.expect_stale()
 
@@ -511,8 +509,8 @@ class Replay(ReplayState):
         return Batches(draw, int(prefetch), timeout, partial(self._explain, size))
 
     def epoch(
-        self, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False, to: str = "jax"
-    ) -> Epoch:
+        self, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False, to: Form = "jax"
+    ) -> EpochBatches:
         """Return the batches of one epoch: every row (window) that can be sampled now, once. `len` counts them.
 
         It is independent of the sampler and the limit: `Consume` loses no row, priorities have no effect, and no draw is
@@ -535,14 +533,16 @@ class Replay(ReplayState):
           >>> len(epoch), [batch.data["t"].tolist() for batch in epoch]
           (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
         """
-        check_form("Replay.epoch", to)
-        samplers.Epoch(shuffle, drop_last)  # raises unless they are bools
-        size, _ = self._check_draw(batch_size, {})
+        call = "Replay.epoch"
+        check_form(call, to)
+        check_bool(call, "shuffle", shuffle)
+        check_bool(call, "drop_last", drop_last)
+        size, _ = self._check_draw(call, batch_size, {})
 
         def read(*args: Any) -> Sample:
             return convert(self._read_epoch(*args), to)
 
-        return Epoch(self._anchors(), size, shuffle, drop_last, self._next_key, read)
+        return EpochBatches(self._anchors(), size, shuffle, drop_last, self._next_key, read)
 
     @_locked
     def _anchors(self) -> Index:
@@ -560,7 +560,7 @@ class Replay(ReplayState):
     def _read_epoch(self, key: jax.Array, number: int, index: Index, chance: float) -> Sample:
         with DeferInterrupts():  # an interrupt inside a callback would become another error
             self._state, batch = operations.sample_at(self.buffer, self._state, key, number, index, chance)
-        return batch
+        return self._exact("Replay.epoch", batch)
 
     @_restores_lock
     def _explain(self, size: int) -> str:
@@ -919,7 +919,7 @@ class Replay(ReplayState):
         buffer: Buffer | None = None,
         *,
         example: Any = None,
-        verify: Any = "full",
+        verify: Literal["full", "lazy"] = "full",
         resize: Any = None,
         extra: Any = None,
         progress: Any = None,

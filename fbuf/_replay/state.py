@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`, which take 30 us
 import contextlib
+import dataclasses
 import threading
 import weakref
 from collections.abc import Mapping
@@ -24,8 +25,8 @@ from fbuf._buffer.checks import check_draw
 from fbuf._buffer.state import BufferState
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
-from fbuf._core.sample import Index
-from fbuf._core.x64 import has_64_bits, needs_x64
+from fbuf._core.sample import Index, Sample
+from fbuf._core.x64 import exact, has_64_bits, needs_x64
 from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._replay import programs
@@ -158,18 +159,37 @@ class ReplayState:
         self._programs[kind] = draw
         return batch, counts
 
-    def _check_draw(self, batch_size: int | None, options: Mapping[str, Any]) -> tuple[int, dict[str, jax.Array]]:
+    def _check_draw(
+        self, call: str, batch_size: int | None, options: Mapping[str, Any]
+    ) -> tuple[int, dict[str, jax.Array]]:
         known = self._draws.get(batch_size) if not options else None
         if known is None:
             key = jax.random.wrap_key_data(self._key, impl=self._impl)
-            known = check_draw("Replay.sample", "sample(batch_size)", self.buffer, key, batch_size, options)
+            known = check_draw(call, f"{call.rpartition('.')[2]}(batch_size)", self.buffer, key, batch_size, options)
             if not options:
                 self._draws[batch_size] = known
         return known
 
+    def _check_rows(self, state: BufferState) -> None:
+        """Raise unless a state of this buffer holds rows like the present one."""
+        (spec, structure), known = self.buffer.given_spec(state), self.buffer.given_spec(self._state)
+        if (spec, structure) != known:
+            got, expected = (
+                ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in of.items())
+                for of in (spec, known[0])
+            )
+            raise ValueError(
+                f"Replay.state: its rows are {structure} of {got}; expected {known[1]} of {expected}. For other rows make "
+                f"another Replay(buffer, example)."
+            )
+
+    def _exact(self, call: str, batch: Sample) -> Sample:
+        """Return a batch with 64-bit leaves as NumPy arrays."""
+        return dataclasses.replace(batch, data=exact(call, self._spec, batch.data)) if self._has_pairs else batch
+
     def _compilations(self, batch_size: int | None, packed: bool) -> list[Any]:
         """Return functions that lower the programs of `add`, of such draws, and of their `update_priority`."""
-        size, numbers = self._check_draw(batch_size, {})
+        size, numbers = self._check_draw("Replay.compile", batch_size, {})
 
         def draw(*rows: Any) -> Any:
             program = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))

@@ -1,7 +1,7 @@
 """`WrittenIndex`: the `Index` of the rows that `Replay.extend` wrote, computed when it is read.
 
-Where the rows are follows from the rings after the write. A replay computes the index of its last write before the next one,
-if the caller still holds it; an index that nobody holds costs nothing.
+It follows from the rings after the write. A replay computes the index of its last write before the next write, if the caller
+still references it. An index without references is never computed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ class WrittenIndex(Index):
     def store(self, index: Index) -> None:
         """Set the index, and drop the function."""
         self.__dict__.update(compute=None, known=index)
+
+    def __reduce__(self) -> Any:  # a copy, or a pickle, is an Index: only this one is computed before the next write
+        return Index, (self.slot, self.ticket)
 
     @property
     def slot(self) -> jax.Array:

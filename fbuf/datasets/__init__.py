@@ -1,8 +1,8 @@
 """Data sets on disk as frozen buffers: `open`, `info`, `verify`, `delete`.
 
 Rows stay compressed in their files and are read inside jit; every view and sampler works. `atari_dqn` downloads runs of the
-DQN replay data set (`available` lists them), `minari` converts Minari's, `from_arrays` your own, and `preprocess` maps a
-function over one. `python -m fbuf datasets` offers them on the command line.
+DQN replay data set (`available` lists them), `minari` converts Minari's (`to_minari` writes them), `from_arrays` your own, and
+`preprocess` maps a function over one. `python -m fbuf datasets` offers them on the command line.
 """
 
 from fbuf.datasets._arrays.from_arrays import from_arrays
@@ -11,6 +11,7 @@ from fbuf.datasets._info import Info, delete, info, verify
 from fbuf.datasets._minari import minari
 from fbuf.datasets._open import open
 from fbuf.datasets._preprocess import preprocess
+from fbuf.datasets._to_minari import to_minari
 
 __all__ = [
     "Info",
@@ -22,5 +23,6 @@ __all__ = [
     "minari",
     "open",
     "preprocess",
+    "to_minari",
     "verify",
 ]

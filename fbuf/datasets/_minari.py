@@ -36,7 +36,7 @@ from fbuf.torch._dtypes import NARROW
 from fbuf.torch._tensordict import under
 
 _CALL = "minari"
-_VARIABLE = "MINARI_DATASETS_PATH"
+VARIABLE = "MINARI_DATASETS_PATH"
 _KEPT = "algorithm_name author author_email code_permalink dataset_id description env_spec minari_version".split()
 
 
@@ -135,7 +135,7 @@ def _found(id: str | os.PathLike[str], source: str | os.PathLike[str] | None) ->
             raise FileNotFoundError(f"{_CALL}: {text} is not a Minari data set; expected data/metadata.json in it.")
         named = read_json(folder / "metadata.json").get("dataset_id")
         return check_name(_CALL, str(named or Path(text).resolve().name)), folder
-    base = source if source is not None else os.environ.get(_VARIABLE, "~/.minari/datasets")
+    base = source if source is not None else os.environ.get(VARIABLE, "~/.minari/datasets")
     return check_name(_CALL, text), Path(base).expanduser() / text / "data"
 
 
@@ -157,24 +157,25 @@ def _mark(folder: Path) -> str:
 
 
 def _download(name: str, folder: Path, source: str | os.PathLike[str] | None, *, force: bool) -> None:
-    package, before = _package(), os.environ.get(_VARIABLE)
+    package, before = import_minari(_CALL), os.environ.get(VARIABLE)
     if source is not None:
-        os.environ[_VARIABLE] = str(Path(source).expanduser())
+        os.environ[VARIABLE] = str(Path(source).expanduser())
     try:
         package.download_dataset(name, force_download=force)
     finally:
-        os.environ.pop(_VARIABLE, None)
+        os.environ.pop(VARIABLE, None)
         if before is not None:
-            os.environ[_VARIABLE] = before
+            os.environ[VARIABLE] = before
     if not (folder / "metadata.json").is_file():
         raise FileNotFoundError(f"{_CALL}: minari downloaded '{name}', but there is nothing at {folder}.")
 
 
-def _package() -> Any:
+def import_minari(call: str) -> Any:
+    """Return the package."""
     try:
         import minari
     except ImportError as error:
-        raise ImportError(f'{_CALL}: minari is missing ({error}). Run pip install "fbuf[minari]".') from None
+        raise ImportError(f'{call}: minari is missing ({error}). Run pip install "fbuf[minari]".') from None
     return minari
 
 
@@ -199,7 +200,7 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
             raise ValueError(
                 f"{_CALL}: {folder}/metadata.json has no {name}; expected one, as of a later Minari. Use from_arrays."
             )
-    package = _package()
+    package = import_minari(_CALL)
     with _reading(f"{folder}"):
         dataset = package.MinariDataset(folder)
         number, total = dataset.total_episodes, dataset.total_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def open(
     *,
     view: View | None = None,
     sampler: Sampler | None = None,
-    verify: str = "lazy",
+    verify: Literal["full", "lazy"] = "lazy",
     prefetch: int = 0,
     batch_size: int | None = None,
     episode_end: tuple[str, ...] = (),

@@ -52,16 +52,15 @@ def to_file(
     """Write all rows, oldest first, to one `.npz` or `.h5`, which `from_file` reads.
 
     Leaves are arrays `[T, ...]`, with lanes `[T, E, ...]`, under their names (`"next/obs"`; groups in HDF5). If lanes hold
-    different numbers of rows, `__mask__` bool `[T, E]` marks those that exist. Priorities, counters and the buffer's
-    configuration are not in the file: use `fbuf.save`.
+    different numbers of rows, `__mask__` bool `[T, E]` marks those that exist. Priorities, counters, cuts and the
+    buffer's configuration are not in the file: use `fbuf.save`.
 
     Args:
       path: Ends in .npz, .h5 or .hdf5 (`pip install "fbuf[h5]"`). The file is written atomically.
       buffer, state: A buffer and its state, which is not changed.
       names: `{leaf or subtree: name in the file}`; None as a name leaves it out.
-      episode: Name of an additional column, int64: the number of each row's episode. Numbers grow along a lane, and no two
-        lanes
-        share one.
+      episode: Name of an additional column, int64: the number of each row's episode, which a cut ends too. Numbers grow along
+        a lane, and no two lanes share one.
       compress: Deflate (npz) or gzip with checksums (h5): smaller, and much slower.
       overwrite: Whether to replace an existing file.
       progress: True: a bar; or a function of `(done, total)`, in leaves.

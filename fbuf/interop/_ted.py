@@ -15,7 +15,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from fbuf._core.progress import Bar, Progress
 from fbuf.interop import _atomic_file
 from fbuf.interop._export import FORMAT, VERSION, Exported
 from fbuf.interop._row_reader import Reader
-from fbuf.torch._tensordict import under
+from fbuf.interop._steps import Plan, plan_steps
 
 _CALL = "to_ted"
 
@@ -87,23 +87,12 @@ def to_ted(
       3 1 [0. 1. 2.] [1. 1. 3.] [0 0 1]
     """
     reader = Reader(_CALL, buffer, state)
-    spec, view = reader.spec, buffer.view
-    roles: dict[str, str | None] = {
-        "observation": observation or getattr(view, "observation", None) or "obs",
-        "action": action or getattr(view, "action", None) or "action",
-        "reward": reward or getattr(view, "reward", None) or "reward",
-        "terminated": terminated or getattr(view, "terminated", None) or "terminated",
-        "truncated": truncated or getattr(view, "truncated", None) or ("truncated" if "truncated" in spec else None),
-        "next_observation": next_observation,
-        "final_observation": final_observation or getattr(view, "final_observation", None),
-    }
-    leaves = {role: under(name, spec) for role, name in roles.items() if name is not None}
-    _check(reader, leaves, roles)
-    plan = _plan(reader, roles, resets=getattr(view, "autoreset", "same_step") == "next_step")
+    given = (observation, action, reward, terminated, truncated, next_observation, final_observation)
+    roles, leaves, plan = plan_steps(reader, *given)
     rows = int(plan.keep.sum())
     columns: list[_Column] = list(_columns(reader, plan, roles, leaves, names))
     if episode is not None:
-        columns.append((episode, (rows,), np.dtype(np.int64), _episode_ids(plan)))
+        columns.append((episode, (rows,), np.dtype(np.int64), plan.episodes()))
     _atomic_file.check_names(_CALL, [name for name, *_ in columns])
     bar, path = Bar(progress, _CALL, len(columns), " leaves"), Path(path)
     with contextlib.closing(bar), _atomic_file.open_sink(_CALL, path, compress, overwrite) as sink:
@@ -111,36 +100,8 @@ def to_ted(
             sink.column(name, shape, dtype, blocks)
             bar(1)
         sink.finish({"format": FORMAT, "version": VERSION, "layout": "ted", "lanes": None, "steps": rows})
-    episodes = sum(len(np.unique(part)) for part in _episode_ids(plan))
+    episodes = sum(len(np.unique(part)) for part in plan.episodes())
     return Exported(path, rows, episodes, plan.dropped, path.stat().st_size)
-
-
-def _check(reader: Reader, leaves: Mapping[str, list[str]], roles: Mapping[str, str | None]) -> None:
-    """Raise unless every role has its leaves, flags are bool, and next and final observations are like observations."""
-    if not reader.buffer.geometry.streams:
-        raise TypeError(
-            f"{_CALL}: {reader.buffer.writer!r} keeps rows in no order; expected writers.Ring(). Use to_file."
-        )
-    spec = reader.spec
-    for role, found in leaves.items():
-        if not found:
-            known = ", ".join(spec)
-            raise ValueError(f"{_CALL}: {role} is '{roles[role]}', but rows have {known}. Name the leaf: {role}='...'.")
-    for role in ("terminated", "truncated"):
-        for name in leaves.get(role, []):
-            leaf = spec[name]
-            if leaf.dtype != np.bool_ or np.prod(leaf.shape, dtype=int) != 1:
-                what = f"{leaf.dtype}{list(leaf.shape)}"
-                raise ValueError(f"{_CALL}: {role} is '{name}', {what}; expected one bool per row.")
-    if len(leaves["reward"]) != 1:
-        raise ValueError(f"{_CALL}: reward is '{roles['reward']}', a subtree; expected a leaf.")
-    for role in leaves.keys() & {"next_observation", "final_observation"}:
-        expected, other = (
-            {n.removeprefix(str(roles[r])): (spec[n].shape, spec[n].dtype) for n in leaves[r]}
-            for r in ("observation", role)
-        )
-        if expected != other:
-            raise ValueError(f"{_CALL}: {role} is '{roles[role]}' with {other}; expected {expected}, as observation.")
 
 
 _Column = tuple[str, tuple[int, ...], "np.dtype[Any]", Iterator[np.ndarray]]
@@ -148,7 +109,7 @@ _Column = tuple[str, tuple[int, ...], "np.dtype[Any]", Iterator[np.ndarray]]
 
 def _columns(
     reader: Reader,
-    plan: _Plan,
+    plan: Plan,
     roles: Mapping[str, str | None],
     leaves: Mapping[str, list[str]],
     names: Mapping[str, str | None] | None,
@@ -199,68 +160,9 @@ def _columns(
         yield name, (rows, 1), np.dtype(bool), flags(np.zeros_like(plan.keep))
 
 
-def _kept(reader: Reader, plan: _Plan, name: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+def _kept(reader: Reader, plan: Plan, name: str) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Yield ages and lanes of the kept rows in blocks, lane after lane, and the size of a full block."""
     block = reader.block(name)
     lane, age = np.nonzero(plan.keep.T)
     for start in range(0, len(age), block):
         yield age[start : start + block], lane[start : start + block], block
-
-
-class _Plan(NamedTuple):
-    """What to write of each row, bool[T, E]; computed from the flags before any observation is read."""
-
-    keep: np.ndarray
-    from_next: np.ndarray  # its next observation is in the next row
-    from_final: np.ndarray  # ... is its own final observation
-    terminated: np.ndarray
-    truncated: np.ndarray
-    boundary: np.ndarray  # the first row of an episode
-    dropped: int
-
-
-def _plan(reader: Reader, roles: Mapping[str, str | None], resets: bool) -> _Plan:
-    """Return what to write of each row; `resets`: the row after an end has the final observation and is not a step."""
-    mask = reader.mask(0, reader.steps)
-    terminated = reader.flag(str(roles["terminated"]))
-    truncated = np.zeros_like(terminated)
-    for name in set(reader.buffer.ends) - {roles["terminated"], roles["truncated"]}:
-        truncated |= reader.flag(name) & ~terminated
-    if roles["truncated"]:
-        truncated |= reader.flag(roles["truncated"])
-    cut = reader.cuts()
-    truncated |= cut & ~terminated
-    end = terminated | truncated
-    reset, unsure = np.zeros_like(end), np.zeros_like(end)
-    if resets:
-        for step, lane in np.argwhere(end & ~cut):  # in order of time; a reset row ends no episode
-            if not reset[step, lane] and step + 1 < len(end):
-                reset[step + 1, lane] = True
-        end &= ~reset
-        terminated, truncated = terminated & end, truncated & end
-        # The row before the oldest of a full lane is unknown: the oldest may be a reset row.
-        unsure[:1] = reader.sizes == reader.buffer.geometry.length
-    from_final = end & mask & ~cut if roles["final_observation"] and not resets else np.zeros_like(end)
-    from_next = mask & _shift(mask, -1) & (~end | resets) & ~cut & ~from_final
-    known = (from_next | from_final | terminated | (roles["next_observation"] is not None)) & ~unsure
-    keep = mask & known & ~reset
-    truncated |= ~end & ~_shift(keep, -1)
-    dropped = int((mask & ~known & ~reset).sum())
-    return _Plan(keep, from_next, from_final, terminated, truncated & keep, _shift(end, 1), dropped)
-
-
-def _shift(flag: np.ndarray, steps: int) -> np.ndarray:
-    """Return the flags of the row `steps` (1 or -1) before each row; False where there is none."""
-    out = np.roll(flag, steps, axis=0)
-    out[:1] &= steps < 0
-    out[-1:] &= steps > 0
-    return out
-
-
-def _episode_ids(plan: _Plan) -> Iterator[np.ndarray]:
-    """Yield the episode numbers of the kept rows, lane after lane; they grow from lane to lane."""
-    first = 0
-    for lane in range(plan.keep.shape[1]):
-        ids = first + np.cumsum(plan.boundary[:, lane], dtype=np.int64)
-        first = int(ids.max(initial=first - 1)) + 1
-        yield ids[plan.keep[:, lane]]

@@ -4,7 +4,7 @@ A part is a frozen dataclass of values with the methods of its Protocol: `Storag
 `Scattering`, `Transform`. It need not inherit from anything. `component` makes the class hashable, comparable and static in
 `jit`; `state` makes a class of arrays a pytree. Each Protocol lists the optional members that a part may add; groups of
 optional methods are Protocols too (`Growable`, `Resumable`, ...). `ArrayStorage`, `NthSampler` and `FieldsView` implement
-all but one to three methods. The README has an example of each.
+all but one to three methods. `fbuf/parts/README.md` has an example of each.
 """
 
 from fbuf._core.component import component, state

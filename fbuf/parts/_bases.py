@@ -83,9 +83,10 @@ class NthSampler(BaseSampler):
     def _picked(self, key: jax.Array, batch_size: int, total: jax.Array) -> tuple[jax.Array, jax.Array]:
         picked = self.pick(key, batch_size, total)
         if not isinstance(picked, tuple) or [jnp.shape(x) for x in picked] != [(batch_size,)] * 2:
-            got = f"{type(picked).__name__} of shapes {[list(jnp.shape(x)) for x in jax.tree.leaves(picked)]}"
+            got = ", ".join(str(list(jnp.shape(x))) for x in jax.tree.leaves(picked))
             raise TypeError(
-                f"{type(self).__name__}.pick returned a {got}; expected two arrays [{batch_size}]: return nth, probability."
+                f"{type(self).__name__}.pick returned arrays of shapes {got}; expected two of [{batch_size}]. Write return "
+                f"nth, probability."
             )
         return picked
 
@@ -286,7 +287,12 @@ class FieldsView:
     def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         nowhere = jnp.int32(eligible.geometry.capacity)
         fields = self.fields(spec, eligible, jnp.where(mask, slot, nowhere))
-        unknown = [name for name, _ in fields.values() if name not in spec]
+        pairs = list(fields.values()) if isinstance(fields, Mapping) else [fields]
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            raise TypeError(
+                f"{type(self).__name__}.fields returned {fields!r}; expected a dict of pairs. Return {{name: (name, slot)}}."
+            )
+        unknown = [name for name, _ in pairs if name not in spec]
         if unknown:
             raise ValueError(
                 f"{type(self).__name__}.fields: names leaf '{unknown[0]}', but rows have {', '.join(spec)}. Use one of those."

@@ -1,8 +1,7 @@
 """Plot a buffer: its contents, its sampling, its memory. Needs matplotlib: `pip install "fbuf[plot]"`.
 
-Each function draws into `ax` (or a new figure) and returns the axes; `overview` draws all that apply, and returns
-the first. The colours suit
-colour-blind readers, and light or dark backgrounds (`plt.style.use("dark_background")`).
+Each function draws into `ax` (or a new figure) and returns the axes; `overview` draws all that apply and returns the first.
+The colours suit colour-blind readers, and light or dark backgrounds (`plt.style.use("dark_background")`).
 
 Example:
   >>> import fbuf, jax.numpy as jnp

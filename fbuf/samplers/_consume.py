@@ -85,8 +85,6 @@ class Consume(LimitedSampler):
     def __post_init__(self) -> None:
         if not isinstance(self.times, int) or isinstance(self.times, bool) or not 1 <= self.times < 2**31:
             raise ValueError(f"Consume: times is {self.times!r}; expected an int >= 1.")
-        if self.order not in ("random", "fifo"):
-            raise ValueError(f'Consume: order is {self.order!r}; expected "random" or "fifo".')
 
     @property
     def in_order(self) -> bool:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from fbuf._algorithms import permutation
 from fbuf._algorithms.random_bits import fresh_key
 from fbuf._core import control_flow
+from fbuf._core.arguments import check_bool
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
 from fbuf._core.ordering import any_unbatched
@@ -106,11 +107,8 @@ class Epoch(LimitedSampler):
     since = "in this epoch"
 
     def __post_init__(self) -> None:
-        for name in ("shuffle", "drop_last"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                fix = not getattr(type(self), name)
-                raise TypeError(f"Epoch: {name} is {value!r}; expected a bool. Write Epoch({name}={fix}).")
+        check_bool("Epoch", "shuffle", self.shuffle)
+        check_bool("Epoch", "drop_last", self.drop_last)
 
     def init(self, geometry: Geometry, dense: bool) -> EpochState:
         start, closed, held = zeros(*(geometry.lanes,) * 3)

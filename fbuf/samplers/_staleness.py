@@ -200,7 +200,7 @@ class Staleness(BaseSampler):
         staleness, fresh = self._staleness(sampler)
         if self.decay == "inverse":
             weight = jnp.float32(1) / (jnp.float32(1) + staleness.astype(jnp.float32))
-        elif self.half_life is not None:  # relative to the freshest, lest all underflow
+        elif self.half_life is not None:  # relative to the freshest, so that not all underflow
             least = jnp.min(jnp.where(fresh, staleness, jnp.uint32(self.maximum)))
             weight = jnp.exp2((least.astype(jnp.float32) - staleness.astype(jnp.float32)) / jnp.float32(self.half_life))
         else:

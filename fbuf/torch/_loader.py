@@ -8,6 +8,7 @@ whatever work torch has queued.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import threading
@@ -27,6 +28,13 @@ from fbuf._core.sample import Sample
 from fbuf.torch._dtypes import import_torch
 from fbuf.torch._tensordict import to_tensordict
 from fbuf.torch._to_torch import sample_to_torch
+
+
+class LoaderOptions(DrawOptions, total=False):
+    """Options of draws, and with `epochs` those of `Replay.epoch`, for type checkers."""
+
+    shuffle: bool
+    drop_last: bool
 
 
 class Drawn(NamedTuple):
@@ -148,8 +156,7 @@ class Loader:
 
     Args:
       source: A `Replay`, which other threads may extend and close (which ends the iteration); or a `Buffer` with `state=`,
-        such
-        as a data set's.
+        such as a data set's.
       batch_size: B; None: the buffer's.
       steps: Batches of one iteration; None: no end.
       epochs: Instead of `steps`: epochs of one iteration (`Replay.epoch`), over the rows that can be sampled when it begins.
@@ -158,8 +165,7 @@ class Loader:
       to: "torch": a `Sample` of tensors; "tensordict": the result of `to_tensordict`.
       device: Device of the tensors by torch's name ("cuda"); None: where JAX has the arrays.
       pin: Whether to put CPU tensors into pinned memory, so that a GPU copies while the learner computes; None: if
-        `device` is a
-        GPU.
+        `device` is a GPU.
       transform: Called in the thread with each batch; its result is returned.
       state: The state of a `Buffer`. The loader updates its own copy (`loader.state`).
       seed: Of the draws from a `Buffer`. The i-th batch does not depend on `prefetch`.
@@ -169,11 +175,10 @@ class Loader:
       TypeError, ValueError: an invalid argument. From the iterator: errors of `sample` and `transform`, or an empty buffer.
       RuntimeError: in a worker process of a DataLoader, or after a fork.
 
-    The next iteration first returns batches left by one that was cut short, so an epoch misses no row. Iterators of one
-    loader
-    share its draws. Threads may share an iterator: together they get `steps` batches. On a GPU use `x.clone()` to keep a
-    tensor
-    beyond the next batch. A `DataLoader` unpacks tensordicts; with `to="tensordict"` pass `collate_fn=lambda batch: batch`.
+    The next iteration first returns batches left by one that was cut short, so that `samplers.Epoch` misses no row; with
+    `epochs` it begins again. Iterators of one loader share its draws. Threads may share an iterator: together they get `steps`
+    batches. On a GPU use `x.clone()` to keep a tensor beyond the next batch. A `DataLoader` unpacks tensordicts; with
+    `to="tensordict"` pass `collate_fn=lambda batch: batch`.
 
     Example:
       >>> import fbuf, numpy as np, torch
@@ -203,7 +208,7 @@ class Loader:
         transform: Callable[[Any], Any] | None = None,
         state: BufferState | None = None,
         seed: int = 0,
-        **options: Unpack[DrawOptions],
+        **options: Unpack[LoaderOptions],
     ) -> None:
         torch = import_torch("Loader")
         _check(source, state, steps, epochs, prefetch, to, options)
@@ -248,7 +253,8 @@ class Loader:
         return self._source.epoch(self.batch_size, to="torch", **self.options)
 
     def __repr__(self) -> str:
-        return f"Loader({self._source!r}, batch_size={self.batch_size}, steps={self.steps}, prefetch={self.prefetch})"
+        length = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs}"
+        return f"Loader({self._source!r}, batch_size={self.batch_size}, {length}, prefetch={self.prefetch})"
 
     def __reduce__(self) -> Any:
         raise TypeError("Loader: it cannot be sent to another process" + _WORKER)
@@ -322,7 +328,8 @@ def _check(source: Any, state: Any, steps: Any, epochs: Any, prefetch: Any, to: 
         raise ValueError(f"Loader: steps is {steps} and epochs is {epochs}; expected at most one. Leave steps out.")
     if epochs is not None and state is not None:
         raise TypeError(
-            "Loader: epochs needs a Replay, but source is a Buffer. Write Loader(fbuf.Replay(buffer, state), 256, epochs=1)."
+            "Loader: epochs needs a Replay, but source is a Buffer. Write replay = fbuf.Replay(buffer, row); replay.state = "
+            "state (of a data set: fbuf.Replay(buffer, state))."
         )
     check_choice("Loader", "to", to, ("torch", "tensordict"))
     sampler = getattr(source, "buffer", source).sampler
@@ -330,5 +337,7 @@ def _check(source: Any, state: Any, steps: Any, epochs: Any, prefetch: Any, to: 
     for name in options:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
-            hint = did_you_mean(name, allowed) or " Leave it out."
+            keywords = inspect.signature(Loader).parameters
+            hint = did_you_mean(name, (*allowed, *keywords)) or " Leave it out."
+            hint = " Write epochs=1." if name in ("shuffle", "drop_last") and steps is None else hint
             raise ValueError(f"Loader: {of} has no option '{name}' (it has: {known}).{hint}")

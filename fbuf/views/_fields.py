@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._core.pytree import PyTree, Spec, name_of, nested, under
+from fbuf._core.pytree import PyTree, Spec, listed, name_of, nested, under
 from fbuf._indexing.anchors import CUT, END, RESET
 
+ONE_ROW = "The example is one row of one lane: jax.tree.map(lambda x: x[0], example)."
 MADE = ("mask", "is_first", "learning_mask")
 """Leaves that window views add."""
 
@@ -25,26 +26,28 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
                 f"{{'obs': x, '{name}': end}}."
             )
         if name not in spec:
-            raise ValueError(f"{view}: episode_end names '{name}'; expected leaves of {', '.join(spec)}.")
+            raise ValueError(
+                f"{view}: no leaf named '{name}'; rows have {listed(spec)}. Write episode_end=(...) with the names of flags."
+            )
         check_flag(view, name, spec)
 
 
 def check_flag(view: str, name: str, spec: Spec) -> None:
     """Raise unless the leaf is one boolean a row."""
     leaf = spec[name]
-    check_single(view, name, leaf, "bool[]")
+    check_single(view, name, spec, "bool[]")
     if leaf.dtype != jnp.bool_ or leaf.shape:
-        fix = "The example is one row of one lane: x[0]." if leaf.shape else "Cast with x.astype(bool)."
+        fix = ONE_ROW if leaf.shape else "Cast with x.astype(bool)."
         raise TypeError(f"{view}: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected bool[] a row. {fix}")
 
 
-def check_single(view: str, name: str, leaf: jax.ShapeDtypeStruct, expected: str) -> None:
+def check_single(view: str, name: str, spec: Spec, expected: str) -> None:
     """Raise if a leaf of one value a row has an axis of length 1, which would broadcast against the others."""
+    leaf = spec[name]
     if leaf.shape == (1,):
-        raise ValueError(
-            f"{view}: leaf '{name}' is {leaf.dtype}[1]; expected {expected} a row. Drop its last axis before `init` and "
-            f"`extend`: x[..., 0]."
-        )
+        lane = len(spec) > 1 and all(other.shape[:1] == (1,) for other in spec.values())
+        fix = ONE_ROW if lane else "Drop its last axis before `init` and `extend`: x[..., 0]."
+        raise ValueError(f"{view}: leaf '{name}' is {leaf.dtype}[1]; expected {expected} a row. {fix}")
 
 
 def check_id(view: str, name: str | None, spec: Spec) -> None:
@@ -52,10 +55,12 @@ def check_id(view: str, name: str | None, spec: Spec) -> None:
     if name is None:
         return
     if name not in spec:
-        raise ValueError(f"{view}: episode is '{name}'; expected a leaf of {', '.join(spec)}.")
-    if not jnp.issubdtype(spec[name].dtype, jnp.integer) or spec[name].shape != ():
-        found = f"{spec[name].dtype}{list(spec[name].shape)}"
-        raise TypeError(f"{view}: leaf '{name}' is {found}; expected one integer a row. Cast with x.astype(int32).")
+        raise ValueError(f"{view}: no leaf named '{name}'; rows have {listed(spec)}. Write {view}(episode=...).")
+    check_single(view, name, spec, "one integer")
+    leaf = spec[name]
+    if not jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.shape:
+        fix = ONE_ROW if leaf.shape else "Cast with x.astype(jnp.int32)."
+        raise TypeError(f"{view}: leaf '{name}' is {leaf.dtype}{list(leaf.shape)}; expected one integer a row. {fix}")
 
 
 def check_autoreset(view: str, autoreset: str | None, ends: tuple[str, ...]) -> None:
@@ -93,14 +98,12 @@ def beside(structure: Any, spec: Spec, leaves: dict[str, jax.Array]) -> dict[str
     return {top: rows[top] if whole[top] else part for top, part in nested(leaves).items()}
 
 
-def check_free(view: str, made: tuple[str, ...], names: Iterable[str]) -> None:
-    """Raise if the rows have a leaf that the view makes."""
+def check_free(view: str, made: tuple[str, ...], names: Iterable[str], nest: bool = True) -> None:
+    """Raise if the rows have a leaf that the view makes; `nest`: the view reads no leaf by its name."""
     for name in names:
         if name.split("/")[0] in made:
-            raise ValueError(
-                f"{view}: rows have a leaf '{name}', but the view adds {', '.join(made)}. Rename it, or nest the rows: "
-                f"{{'step': row}}."
-            )
+            fix = "Rename it, or nest the rows: {'step': row}." if nest else "Rename it."
+            raise ValueError(f"{view}: rows have a leaf '{name}', but the view adds {', '.join(made)}. {fix}")
 
 
 def subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array]) -> PyTree:

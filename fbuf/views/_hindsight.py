@@ -18,7 +18,7 @@ import numpy as np
 
 from fbuf._algorithms import random_bits
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, name_of, under
+from fbuf._core.pytree import PyTree, Spec, expand, listed, name_of, under
 from fbuf._indexing.anchors import CUT, END, episode_around, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
@@ -115,7 +115,7 @@ class Hindsight:
         for field in ("goal", "achieved"):
             if getattr(self, field) not in spec:
                 raise ValueError(
-                    f"Hindsight: {field} is '{getattr(self, field)}', but rows have {', '.join(spec)}. Write "
+                    f"Hindsight: no leaf named '{getattr(self, field)}'; rows have {listed(spec)}. Write "
                     f"Hindsight(view, reward, {field}=...) with the name of a leaf."
                 )
         goal, achieved = spec[self.goal], spec[self.achieved]
@@ -141,7 +141,7 @@ class Hindsight:
                 f"Hindsight: reward(achieved_goal, goal) returns {got}; expected real numbers of shape {list(wanted.shape)}, "
                 f"as '{inner.reward}', from goals of shape {list(goal.shape)}."
             )
-        check_free("Hindsight", ("relabelled",), spec)
+        check_free("Hindsight", ("relabelled",), spec, nest=False)
 
     def decide(
         self, flags: jax.Array, available: jax.Array, step: jax.Array

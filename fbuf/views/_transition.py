@@ -23,7 +23,7 @@ from jax import lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, name_of, under
+from fbuf._core.pytree import PyTree, Spec, expand, listed, name_of, under
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
@@ -134,13 +134,13 @@ class Transition:
             if name is not None and not (name in spec if single else under(name, spec)):
                 optional = "" if field in ("observation", "reward") else ", or None"
                 raise ValueError(
-                    f"Transition: {field} is '{name}', but rows have {', '.join(spec)}. Write "
+                    f"Transition: no leaf named '{name}'; rows have {listed(spec)}. Write "
                     f"Transition({field}=...) with the name of a leaf{optional}."
                 )
         for name in self.episode_fields()[0]:
             check_flag("Transition", name, spec)
         check_id("Transition", self.episode, spec)
-        check_single("Transition", self.reward, spec[self.reward], "one number")
+        check_single("Transition", self.reward, spec, "one number")
         if self.final_observation is not None:
             now = {n.removeprefix(self.observation): spec[n] for n in under(self.observation, spec)}
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
@@ -148,7 +148,7 @@ class Transition:
                 raise ValueError(
                     f"Transition: '{self.final_observation}' is {last}; expected what '{self.observation}' is: {now}."
                 )
-        check_free("Transition", MADE, self._others(spec))
+        check_free("Transition", MADE, self._others(spec), nest=False)
 
     def decide(
         self, flags: jax.Array, available: jax.Array, step: jax.Array

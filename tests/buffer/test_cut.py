@@ -91,19 +91,22 @@ def test_lanes_are_a_mask(lanes: Any, error: Any, match: str) -> None:
     buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
     with pytest.raises(error, match=match):
         buffer.cut(buffer.init({"t": 0}), lanes)
+    single = fbuf.Buffer(8, view=WINDOWS)
+    with pytest.raises(ValueError, match=r"lanes has shape \[1\]; expected \[\]. Write x.reshape\(\(\)\)"):
+        single.cut(single.init({"t": 0}), np.array([True]))
 
 
 @pytest.mark.parametrize(
     ("view", "row", "error", "match"),
     [
-        (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "episode is 'id'; expected a leaf of t"),
+        (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "no leaf named 'id'; rows have t"),
         (
             Sequence(2, episode_end=(), episode="id"),
             {"id": 0.5},
             TypeError,
             r"'id' is float32\[\]; expected one integer",
         ),
-        (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"episode is 'id', but rows .*or None"),
+        (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"no leaf named 'id'; rows .*or None"),
     ],
 )
 def test_wrong_ids_are_refused(view: Any, row: Any, error: Any, match: str) -> None:

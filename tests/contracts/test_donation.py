@@ -16,6 +16,16 @@ STATE = jax.eval_shape(lambda: BUFFER.init(jnp.zeros(8)))
 ROWS = jax.ShapeDtypeStruct((32, 8), jnp.float32)
 
 
+class Agent:
+    @functools.partial(jax.jit, static_argnums=0)
+    def act(self, state: fbuf.BufferState, rows: jax.Array) -> fbuf.BufferState:
+        return BUFFER.extend(state, rows)
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def learn(self, state: fbuf.BufferState, key: jax.Array) -> fbuf.BufferState:
+        return BUFFER.sample(state, key, 32)[0]
+
+
 @pytest.mark.optimized
 def test_a_function_jitted_without_donation_fails() -> None:
     with pytest.raises(
@@ -28,6 +38,10 @@ def test_a_function_jitted_without_donation_fails() -> None:
     small = fbuf.uniform(4)
     with pytest.raises(AssertionError, match="without donation"):
         assert_inplace(jax.jit(small.add), small.init(0.0), 1.0)
+    with pytest.raises(AssertionError, match=r"without donation.*donate_argnums=1\)"):
+        assert_inplace(functools.partial(jax.jit(fbuf.Buffer.extend, static_argnums=0), BUFFER), STATE, ROWS)
+    with pytest.raises(AssertionError, match=r"without donation.*donate_argnums=1\)"):
+        assert_inplace(Agent().act, STATE, ROWS)
 
 
 @pytest.mark.optimized
@@ -41,3 +55,13 @@ def test_a_function_jitted_with_donation_passes() -> None:
         return buffer.sample(state, key, size)[0]
 
     assert_inplace(step, BUFFER, STATE, jax.random.key(0), 32, donate=1)
+    assert_inplace(functools.partial(step, BUFFER, size=32), STATE, jax.random.key(0))
+    assert_inplace(Agent().learn, STATE, jax.random.key(0))
+
+
+@pytest.mark.optimized
+def test_a_donated_argument_does_not_raise_the_limit() -> None:
+    """Also if `donate` names another one."""
+    reverse = jax.jit(lambda step, rows: (step + 1, rows[::-1]), donate_argnums=(0, 1))
+    with pytest.raises(AssertionError, match="temporary bytes"):
+        assert_inplace(reverse, jnp.zeros(4), jnp.zeros((100_000, 8)))

@@ -204,6 +204,6 @@ def test_short_lanes_share_blocks():
         def block(self, name):
             return 4
 
-    plan = _ted._Plan(np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], bool), *[np.zeros((3, 3), bool)] * 5, 0)
+    plan = _ted.Plan(np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], bool), *[np.zeros((3, 3), bool)] * 5, 0)
     blocks = [(age.tolist(), lane.tolist()) for age, lane, _ in _ted._kept(Fake(), plan, "x")]
     assert blocks == [([0, 1, 2, 0], [0, 0, 0, 1]), ([2, 1, 2], [1, 2, 2])]

@@ -90,13 +90,40 @@ def test_a_sampler_that_returns_one_array_is_named() -> None:
             return given[0]
 
     for sampler, said in (
-        (Alone(), r"Alone.pick returned a \w+ of shapes \[\[4\]\]; expected two arrays \[4\]: return nth, probability"),
-        (Alone(flat=False), r"Alone.pick returned a tuple of shapes \[\[4\], \[\]\]"),
+        (Alone(), r"Alone.pick returned arrays of shapes \[4\]; expected two of \[4\]. Write return nth, probability"),
+        (Alone(flat=False), r"Alone.pick returned arrays of shapes \[4\], \[\]"),
         (Undrawn(), r"Undrawn.draw returned a \w+; expected a tuple of its state and a fbuf.parts.Draw"),
     ):
         buffer = fbuf.Buffer(8, sampler=sampler)
         with pytest.raises(TypeError, match=said):
             buffer.peek(buffer.init({"t": 0}), jax.random.key(0), 4)
+
+
+def test_other_parts_that_return_too_little_are_named() -> None:
+    @parts.component
+    class Fields(parts.FieldsView):
+        returned: Any = ()
+
+        def fields(self, spec: Any, eligible: Any, slot: jax.Array) -> Any:
+            return dict(self.returned) if self.returned else ["t"]
+
+    @parts.component
+    class Alone:
+        streams = False
+
+        def init(self, geometry: Any, spec: Any) -> jax.Array:
+            return jnp.uint32(0)
+
+        def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: jax.Array) -> Any:
+            return jnp.zeros(keep.shape, jnp.int32)
+
+    for view in (Fields(), Fields((("t", "t"),))):
+        buffer = fbuf.Buffer(8, view=view)
+        with pytest.raises(TypeError, match=r"Fields.fields returned .*; expected a dict of pairs"):
+            buffer.peek(buffer.init({"t": 0}), jax.random.key(0), 4)
+    buffer = fbuf.Buffer(8, writer=Alone())
+    with pytest.raises(TypeError, match=r"Alone.choose returned a \w+; expected two values. Write return slot, own"):
+        buffer.add(buffer.init({"t": 0}), {"t": 1})
 
 
 def test_a_sampler_draws_with_its_probabilities() -> None:

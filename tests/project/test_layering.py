@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_buffer", "parts"),
     ("_mixture", "torch", "plot", "sharded"),
     ("_checkpoint", "interop"),
-    ("_replay", "orbax", "datasets"),
+    ("_replay", "orbax", "datasets", "integrations"),
     ("_cli", "demo", "gymnasium", "__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")

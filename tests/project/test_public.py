@@ -28,11 +28,12 @@ def test_completion_offers_what_is_public() -> None:
         assert set(public(module)) == set(module.__all__), f"fbuf.{name}"
 
 
-def test_completion_of_a_buffer_offers_fields_and_verbs() -> None:
+def test_completion_of_a_buffer_offers_fields_and_methods() -> None:
     fields = {field.name for field in dataclasses.fields(BUFFER)}
-    verbs = set(re.findall(r"`(\w+)`", re.search(r"^\| verbs \|(.*)\|$", (ROOT / "README.md").read_text(), re.M)[1]))  # type: ignore[index]
-    assert set(public(BUFFER)) == fields | verbs
-    assert verbs == {name for name in verbs if callable(getattr(BUFFER, name))}
+    line = re.search(r"^Methods of a buffer: (.*)$", (ROOT / "fbuf" / "GUIDE.md").read_text(), re.M)
+    methods = set(re.findall(r"`(\w+)`", line[1])) if line else set()
+    assert set(public(BUFFER)) == fields | methods
+    assert all(callable(getattr(BUFFER, name)) for name in methods)
 
 
 def callables() -> dict[str, Any]:

@@ -91,11 +91,19 @@ def test_windows_that_lost_a_row_are_masked() -> None:
     assert not np.asarray(batch.data["obs"])[:5].any()
 
 
+def test_leaves_of_64_bits_are_exact() -> None:
+    replay = fbuf.Replay(fbuf.Buffer(8, storage=fbuf.storages.Host(keys=("id",))), {"id": np.int64(0), "t": 0})
+    ids = np.arange(5) + 2**40
+    replay.extend({"id": ids, "t": np.arange(5)})
+    batches = list(replay.epoch(3, shuffle=False, to="numpy"))
+    assert np.concatenate([batch.data["id"] for batch in batches]).tolist() == ids.tolist()
+
+
 def test_arguments_are_checked() -> None:
     replay = fbuf.Replay(fbuf.Buffer(8), EXAMPLE)
-    with pytest.raises(TypeError, match="drop_last is 'no'; expected a bool"):
+    with pytest.raises(TypeError, match="Replay.epoch: drop_last is 'no'; expected a bool"):
         replay.epoch(4, drop_last="no")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Replay.epoch: to is 'numpi'"):
-        replay.epoch(4, to="numpi")
-    with pytest.raises(TypeError, match="batch_size is missing"):
+        replay.epoch(4, to="numpi")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Replay.epoch: batch_size is missing. Write epoch\(batch_size\)"):
         replay.epoch()

@@ -145,7 +145,7 @@ def test_a_timeout_ends_an_adder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakeup, "clock", lambda: next(times))
     with pytest.raises(
         TimeoutError,
-        match=r"Replay\.extend: 5 rows have waited for 8 s; .*surplus is 40 and would be 50, but max_diff is 40.*raise timeout",
+        match=r"Replay\.extend: waited 8 s for 5 rows; .*surplus is 40 and would be 50, but max_diff is 40.*raise timeout",
     ):
         replay.extend(rows(20), timeout=8)
     assert waiting(replay) == 0 and len(replay) == 20
@@ -153,7 +153,9 @@ def test_a_timeout_ends_an_adder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_timeout_ends_a_sampler() -> None:
     replay = make()
-    with pytest.raises(TimeoutError, match=r"Replay\.sample: 10 draws .* 0 rows held, but min_size is 10\. Add rows"):
+    with pytest.raises(
+        TimeoutError, match=r"Replay\.sample: waited 0 s for 10 draws; 0 rows held, but min_size is 10\. Add rows"
+    ):
         replay.sample(10, timeout=0)
     replay.extend(rows(0, 10))
     replay.sample(10)

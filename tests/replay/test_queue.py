@@ -46,10 +46,12 @@ def test_waiting_ends_with_a_timeout() -> None:
     assert replay.can_add(4) and not replay.can_add(5)
     replay.extend({"t": np.arange(3)})
     assert replay.can_add(1) and not replay.can_add(2) and replay.can_sample(3) and not replay.can_sample(4)
-    with pytest.raises(
-        TimeoutError, match="2 rows have waited for 0 s; the queue has no room until more rows are drawn"
-    ):
+    with pytest.raises(TimeoutError, match="waited 0 s for 2 rows; the queue has no room until more rows are drawn"):
         replay.extend({"t": np.arange(3, 5)}, timeout=0)
+    full = fbuf.Replay(fbuf.Buffer(1, sampler=Consume(order="fifo")), EXAMPLE)
+    full.add({"t": 0})
+    with pytest.raises(TimeoutError, match="waited 0 s for 1 row;"):
+        full.add({"t": 1}, timeout=0)
     with pytest.raises(TimeoutError, match="3 rows held, but too few of them can be sampled yet"):
         replay.sample(4, timeout=0.01)
     replay.add({"t": 3})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +11,7 @@ import numpy as np
 import pytest
 
 import fbuf
-
-
-def replay_of(capacity: int = 8, **parts: Any) -> fbuf.Replay:
-    return fbuf.Replay(fbuf.uniform(capacity, **parts), {"t": np.int32(0)})
-
-
-def rows_of(*numbers: int) -> dict[str, np.ndarray]:
-    return {"t": np.array(numbers, np.int32)}
-
-
-def values(rows: Any) -> Any:
-    return np.asarray(rows.data["t"]).tolist()
+from tests.support.replay import replay_of, rows_of, values
 
 
 def test_rows_by_position_and_by_iteration() -> None:
@@ -58,6 +46,13 @@ def test_the_index_of_written_rows_survives_later_writes() -> None:
     replay = replay_of()
     first = replay.extend(rows_of(0, 1, 2))
     assert isinstance(first, fbuf.Index) and first.slot.tolist() == [0, 1, 2]
+    unread = replay.extend(rows_of(0))
+    copied = copy.deepcopy(unread)
+    replay.extend(rows_of(0))
+    assert copied.slot.tolist() == unread.slot.tolist() == [3]
+    replay.clear()
+    replay = replay_of()
+    first = replay.extend(rows_of(0, 1, 2))
     second = replay.extend(rows_of(3, 4, 5, 6), mask=np.array([True, False, True, True]))
     replay.add({"t": np.int32(7)})
     third = replay.extend(rows_of(8, 9))
@@ -69,7 +64,7 @@ def test_the_index_of_written_rows_survives_later_writes() -> None:
     assert not replay.get(third).mask.any()
 
 
-def test_an_index_that_nobody_holds_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_without_references_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
     monkeypatch.setattr("fbuf._replay.replay.newest", lambda *given: computed.append(given))
     replay = replay_of()
@@ -99,6 +94,9 @@ def test_a_state_can_be_set_and_is_checked() -> None:
         replay.state = {}  # type: ignore[assignment]
     with pytest.raises(ValueError, match="made by another buffer"):
         replay.state = replay_of(9).state
+    for example in ({"x": 0}, {"t": 0.0}):
+        with pytest.raises(ValueError, match="Replay.state: its rows are .*; expected .* of t int32"):
+            replay.state = replay.buffer.init(example)
     stacked = jax.tree.map(lambda leaf: leaf[None], replay.state)
     with pytest.raises(ValueError, match="leading axis of 1"):
         replay.state = stacked

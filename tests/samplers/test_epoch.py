@@ -181,10 +181,10 @@ def test_a_small_epoch_in_a_long_run():
     assert (int(SMALL.stats(state)["epoch"]), int(SMALL.stats(state)["epoch_left"])) == (2, 6)
 
 
-@pytest.mark.parametrize(("name", "fix"), [("shuffle", "False"), ("drop_last", "True")])
-def test_arguments_must_be_bools(name, fix):
+@pytest.mark.parametrize("name", ["shuffle", "drop_last"])
+def test_arguments_must_be_bools(name):
     for value in ("yes", 1, None):
-        with pytest.raises(TypeError, match=f"Epoch: {name} is {value!r}; expected a bool. .*{name}={fix}"):
+        with pytest.raises(TypeError, match=f"Epoch: {name} is {value!r}; expected a bool"):
             Epoch(**{name: value})
 
 

@@ -322,11 +322,11 @@ BUFFER.init({"a": object()})
 fbuf.Buffer(8, storage=Compressed(keys=())).init(ROW)
     ValueError keys is empty
 fbuf.Buffer(8, episode_end=("done",)).init(ROW)
-    ValueError Buffer.init: episode_end names 'done'; expected leaves of action, obs, reward, terminated, truncated
+    ValueError Buffer.init: no leaf named 'done'; rows have action, obs, reward, terminated, truncated. | episode_end=(...)
 fbuf.Buffer(8, episode_end=("reward",)).init(ROW)
     TypeError Buffer.init: leaf 'reward' is float32[]; expected bool[] a row. Cast with x.astype(bool).
 fbuf.Buffer(8, view=Transition(observation="pixels", autoreset="same_step")).init(ROW)
-    ValueError Transition: observation is 'pixels', but rows have action, obs, reward, terminated, truncated.
+    ValueError Transition: no leaf named 'pixels'; rows have action, obs, reward, terminated, truncated.
         | Write Transition(observation=...)
 fbuf.Buffer(8, view=Transition(truncated="cut", autoreset="same_step")).init(ROW)
     ValueError Write Transition(truncated=...) with the name of a leaf, or None.
@@ -337,7 +337,7 @@ fbuf.Buffer(8, view=Transition(final_observation="action")).init(ROW)
 fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"discount": ROW["reward"]})
     ValueError Transition: rows have a leaf 'discount', but the view adds obs, action
 fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"terminated": {"x": np.bool_(False)}})
-    ValueError terminated is 'terminated'
+    ValueError no leaf named 'terminated'
 fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"reward": zeros(1)})
     ValueError Transition: leaf 'reward' is float32[1]; expected one number a row. | x[..., 0]
 fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"terminated": zeros(1, dtype="bool")})
@@ -345,7 +345,29 @@ fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"terminated":
 fbuf.Buffer(8, view=Sequence(2, autoreset="same_step")).init(ROW | {"truncated": zeros(1)})
     ValueError Sequence: leaf 'truncated' is float32[1]; expected bool[] a row. | x[..., 0]
 fbuf.Buffer(8, lanes=4, view=Transition(autoreset="same_step")).init(many(4, ROW))
-    TypeError Transition: leaf 'terminated' is bool[4]; expected bool[] a row. The example is one row of one lane: x[0].
+    TypeError Transition: leaf 'terminated' is bool[4]; expected bool[] a row. The example is one row of one lane: jax.tree.map(
+fbuf.Buffer(8, lanes=1, view=Transition(autoreset="same_step")).init(many(1, ROW))
+    ValueError Transition: leaf 'terminated' is bool[1]; expected bool[] a row. The example is one row of one lane
+fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(zeros())
+    ValueError Transition: no leaf named 'obs'; rows have one unnamed array. Write Transition(observation=...)
+fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"next_obs": ROW["obs"]})
+    ValueError Transition: rows have a leaf 'next_obs', but the view adds obs, action, reward, discount, next_obs. Rename it.
+fbuf.Buffer(8, view=Sequence(2, episode_end=(), episode="id")).init(ROW | {"id": zeros(4, dtype="int32")})
+    TypeError Sequence: leaf 'id' is int32[4]; expected one integer a row. The example is one row of one lane
+fbuf.Buffer(8, view=Sequence(2, episode_end=(), episode="id")).init(ROW | {"id": zeros(1, dtype="int32")})
+    ValueError Sequence: leaf 'id' is int32[1]; expected one integer a row. Drop its last axis
+Sequence(2, episode_end=(), episode=3)
+    TypeError fbuf: the name of a leaf is 3; expected a string
+BUFFER.can_add(BUFFER.init(EXAMPLE), 2.7)
+    TypeError Buffer.can_add: n is float32; expected an integer array of shape []
+BUFFER.can_add(BUFFER.init(EXAMPLE), -1)
+    ValueError Buffer.can_add: n is -1; expected rows >= 0
+BUFFER.can_add(BUFFER.init(EXAMPLE), np.arange(2))
+    ValueError Buffer.can_add: n has shape [2]; expected []
+fbuf.Replay(BUFFER, BUFFER.init(EXAMPLE))
+    TypeError To continue from a state, write replay = Replay(buffer, row); replay.state = state.
+fbuf.Replay(BUFFER, EXAMPLE).batches()
+    TypeError Replay.batches: batch_size is missing. Write batches(batch_size)
 BUFFER.init({"a": 1, 0: 2})
     TypeError a dict has keys that cannot be sorted, such as 'a' and 0; expected strings
 fbuf.Replay(BUFFER, {"a": 1, 0: 2})

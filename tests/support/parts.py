@@ -1,34 +1,31 @@
-"""Parts of one's own: those that the README defines, buffers that have them, and rows for these."""
+"""Parts of one's own: those that their guide defines, buffers that have them, and rows for these."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import fbuf
 from tests.support.paths import ROOT
 
-README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "fbuf" / "parts" / "README.md").read_text()
 LANES, BATCH = 2, 8
 
 
-def written_in_the_readme() -> dict[str, Any]:
-    """What the blocks below the README's heading define."""
-    section = README.split("### Parts of your own")[1].split("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.S)
+def written_in_the_guide() -> dict[str, Any]:
+    """Return what the blocks of the guide define."""
+    imports, *blocks = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.S)
     longest = max(len([line for line in block.splitlines() if line.strip()]) for block in blocks)
     assert len(blocks) == 6 and longest <= 20, "an example of each part, short"
-    scope: dict[str, Any] = {"fbuf": fbuf, "jax": jax, "jnp": jnp, "np": np}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"README, part {number}", "exec"), scope)
+    scope: dict[str, Any] = {}
+    for number, block in enumerate([imports, *blocks]):
+        exec(compile(block, f"guide to parts, block {number}", "exec"), scope)
     return scope
 
 
-OWN = written_in_the_readme()
+OWN = written_in_the_guide()
 ROUNDED = {"storage": OWN["Rounded"](2.0)}
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
 STACKS = fbuf.views.Transition(n_step=2, stack=3, autoreset="same_step")

@@ -30,6 +30,19 @@ def make(limit: Any = LIMIT, capacity: int = 64, **settings: Any) -> fbuf.Replay
     return fbuf.Replay(fbuf.prioritized(capacity), EXAMPLE, seed=1, limit=limit, **settings)
 
 
+def replay_of(capacity: int = 8, **parts: Any) -> fbuf.Replay:
+    """A replay of rows that are one number."""
+    return fbuf.Replay(fbuf.uniform(capacity, **parts), {"t": np.int32(0)})
+
+
+def rows_of(*numbers: int) -> dict[str, np.ndarray]:
+    return {"t": np.array(numbers, np.int32)}
+
+
+def values(rows: Any) -> Any:
+    return np.asarray(rows.data["t"]).tolist()
+
+
 def waiting(replay: fbuf.Replay) -> int:
     """Return the number of calls that wait for the limit."""
     return sum(place.asleep for place in list(replay._lock._waiters))

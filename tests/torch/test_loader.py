@@ -114,12 +114,15 @@ def test_epochs_end_and_have_a_length(prefetch: int) -> None:
 def test_settings_of_epochs_are_checked() -> None:
     with pytest.raises(ValueError, match="steps is 3 and epochs is 1"):
         Loader(replay(), 4, steps=3, epochs=1)
-    with pytest.raises(
-        TypeError, match=r"epochs needs a Replay.*Loader\(fbuf.Replay\(buffer, state\), 256, epochs=1\)"
-    ):
+    with pytest.raises(TypeError, match=r"epochs needs a Replay.*fbuf.Replay\(buffer, row\); replay.state = state"):
         Loader(EPOCHS, 4, state=filled_epochs(), epochs=1)
     with pytest.raises(ValueError, match="an epoch has no option 'beta'"):
         Loader(replay(), 4, epochs=1, beta=0.5)
+    with pytest.raises(ValueError, match="no option 'epoch' .* Did you mean 'epochs'"):
+        Loader(replay(), 4, epoch=1)
+    with pytest.raises(ValueError, match="no option 'shuffle' .* Write epochs=1"):
+        Loader(replay(), 4, shuffle=True)
+    assert "epochs=2," in repr(Loader(replay(), 4, epochs=2))
     with pytest.raises(ValueError, match="epochs is -1; expected an int >= 0, or None"):
         Loader(replay(), 4, epochs=-1)
     with pytest.raises(TypeError, match="shuffle is 1; expected a bool"):

@@ -23,12 +23,12 @@ EXAMPLES: list[tuple[Any, Any, str | None]] = [
     ({"on_read": RewardToGo()}, {"reward": 0.0}, "data are single rows.*views.Sequence, views.Episode"),
     ({"on_write": Map(lambda row: row["x"].sum())}, {"x": np.zeros(3)}, None),
     ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
-    ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "names 'x'; expected leaves of y"),
+    ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "no leaf named 'x'; rows have y"),
     ({"on_write": Drop("x")}, {}, "the example has no leaves"),
     (
         {"on_write": Drop("x"), "view": Sequence(2, autoreset="same_step")},
         {"x": False, "y": 0},
-        "episode_end names 'terminated'",
+        "no leaf named 'terminated'",
     ),
 ]
 

@@ -273,7 +273,7 @@ def test_wrong_settings(make: Any, error: type[Exception], message: str) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"desired_goal": None}, "goal is 'obs/desired_goal', but rows have"),
+        ({"desired_goal": None}, "no leaf named 'obs/desired_goal'; rows have"),
         ({"achieved_goal": np.zeros(3, np.float32)}, "is float32[2], but 'obs/achieved_goal' is float32[3]"),
         ({"achieved_goal": np.zeros(2, np.int32)}, "is float32[2], but 'obs/achieved_goal' is int32[2]"),
     ],

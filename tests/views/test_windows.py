@@ -314,7 +314,7 @@ WRONG = [
     (
         lambda: fbuf.Buffer(8, view=Sequence(2, autoreset="same_step")).init({"obs": 0.0}),
         ValueError,
-        r"names 'terminated'; expected leaves of obs",
+        r"no leaf named 'terminated'; rows have obs",
     ),
     (
         lambda: fbuf.Buffer(8, view=DONE).init({"done": 0.0}),

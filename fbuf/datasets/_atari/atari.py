@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from typing import Any
+from typing import Any, Literal
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
@@ -43,9 +43,9 @@ def atari_dqn(
     codec: Any = None,
     view: View | None = None,
     sampler: Sampler | None = None,
-    on_corrupt: str = "raise",
-    partial: str = "keep",
-    verify: str = "lazy",
+    on_corrupt: Literal["raise", "skip"] = "raise",
+    partial: Literal["keep", "drop"] = "keep",
+    verify: Literal["full", "lazy"] = "lazy",
     prefetch: int = 0,
     batch_size: int | None = None,
 ) -> tuple[Buffer, BufferState]:
@@ -82,7 +82,7 @@ def atari_dqn(
       codec: For frames, in place of `fbuf.storages.Zstd(repack=False)`. `fbuf.storages.Zstd()` takes fewer bytes, and more
         than
         twice the time.
-      view: Default: `fbuf.views.Transition(stack=4)`. Change it later by `buffer.convert(dataclasses.replace(...), state)`.
+      view: Default: `fbuf.views.Transition(stack=4, autoreset="same_step")`. Change it later by `buffer.convert(other, state)`.
       sampler: Default: uniform.
       on_corrupt: `"raise"`, or `"skip"`: leave a damaged dump out, with a warning; the next call tries it again.
       partial: Whether to `"keep"` or `"drop"` an episode whose beginning is missing after a gap. With `"drop"` each stack

@@ -54,9 +54,9 @@ class Ragged(HostStorage):
     `batch.lazy`.
 
     Attributes:
-      keys: Ragged leaves (or subtrees) besides those with a maximum; None: all but numbers. They keep NumPy's 64 bits.
-        Text, bytes and objects are always
-        ragged; an array with axes that is not named has one shape in all rows and is in `batch.data`.
+      keys: Ragged leaves (or subtrees) besides those with a maximum; None: all but numbers. They keep NumPy's 64 bits. Text,
+        bytes and objects are always ragged; an array with axes that is not named has one shape in all rows and is in
+        `batch.data`.
       maximum: Largest shape of leaves by name, `{"obs": (12,)}`; a larger row is an error, and nothing is stored.
       encode: Object to bytes, for objects that are not text, bytes, numbers or arrays; None: the objects themselves are kept
         (later changes to them show in the buffer), and `to_arrays` raises.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from benchmarks import bench_compression, bench_deduplicated, bench_dispatch, bench_epoch, bench_sample
+from benchmarks import bench_compression, bench_deduplicated, bench_dispatch, bench_epoch, bench_gpu, bench_sample
 from benchmarks._harness import Absent
 
 
@@ -110,3 +110,9 @@ def test_copies_are_counted_and_need_a_control(monkeypatch: pytest.MonkeyPatch) 
 def test_epoch_notices_rows_drawn_twice() -> None:
     with pytest.raises(AssertionError, match="not every slot once"):
         bench_epoch.check(np.array([0, 1, 1, 3]), 4)
+
+
+@pytest.mark.parametrize("section", ["torch", "deduplicated"])
+def test_accelerator_sections_run_on_a_cpu(section: str) -> None:
+    rows = bench_gpu.SECTIONS[section](True)
+    assert rows and all(row["ratio"] is not None and row["met"] is not False for row in rows)

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import jax
 import numpy as np
 
 import fbuf
-
-
-def replay_of(capacity: int = 8, **parts: Any) -> fbuf.Replay:
-    return fbuf.Replay(fbuf.uniform(capacity, **parts), {"t": np.int32(0)})
-
-
-def rows_of(*numbers: int) -> dict[str, np.ndarray]:
-    return {"t": np.array(numbers, np.int32)}
-
-
-def values(rows: Any) -> Any:
-    return np.asarray(rows.data["t"]).tolist()
+from tests.support.replay import replay_of, rows_of, values
 
 
 def test_rows_of_lanes_step_by_step() -> None:

@@ -128,7 +128,7 @@ def test_a_data_set_is_read_once(tmp_path: Any) -> None:
     rows = {"t": np.arange(6, dtype=np.int32)}
     buffer, state = fbuf.datasets.from_arrays(rows, path=tmp_path / "six", episode_end=(), view=Row(), sampler=FIFO)
     replay = fbuf.Replay(buffer, state)
-    assert replay.limit is None  # nobody adds rows, so it waits for nobody
+    assert replay.limit is None  # it is read-only, so no call waits
     assert replay.sample(4).data["t"].tolist() == [0, 1, 2, 3]
     assert replay.sample(4).data["t"].tolist() == [4, 5, 0, 0]
 

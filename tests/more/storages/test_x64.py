@@ -126,6 +126,7 @@ def test_threads_and_loader_return_64_bits(tmp_path: Path) -> None:
     for loader in (
         fbuf.torch.Loader(replay, 8, steps=1),
         fbuf.torch.Loader(replay.buffer, 8, state=replay.state, steps=1),
+        fbuf.torch.Loader(replay, 16, epochs=1),
     ):
         (batch,) = (batch.data for batch in loader)
         same_rows(batch, rows_at(rows, batch["n"].numpy().astype(int)))

@@ -1,0 +1,1 @@
+"""fbuf's storages in other libraries' programs."""
