@@ -16,7 +16,7 @@ from fbuf._core.lazy_import import later
 from fbuf._core.sample import Index, Rows, Sample
 
 if TYPE_CHECKING:
-    from fbuf import datasets, interop, limits, parts, plot, testing
+    from fbuf import datasets, interop, limits, parts, plot, sharded, testing
     from fbuf import gymnasium as gymnasium  # not in __all__: a star import must not hide the libraries themselves
     from fbuf import torch as torch
     from fbuf._bridge.lazy_rows import Lazy
@@ -64,6 +64,7 @@ __all__ = [
     "prioritized",
     "samplers",
     "save",
+    "sharded",
     "storages",
     "stores",
     "testing",
@@ -74,7 +75,7 @@ __all__ = [
     "writers",
 ]
 
-_MODULES = ("datasets", "gymnasium", "interop", "limits", "orbax", "parts", "plot", "testing", "torch")
+_MODULES = ("datasets", "gymnasium", "interop", "limits", "orbax", "parts", "plot", "sharded", "testing", "torch")
 _name, __dir__ = later(
     __name__,
     {

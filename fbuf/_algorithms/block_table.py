@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.ordering import any_unbatched, order_after_reads
 
@@ -145,7 +146,7 @@ def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array
 
     nowhere = jnp.zeros((blocks.shape[0],), jnp.int32)
     start = look((matches, nowhere, nowhere))
-    _, slot, place = lax.while_loop(lambda carry: any_unbatched(carry[0] != jnp.uint32(0)), look, start)
+    _, slot, place = control_flow.while_loop(lambda carry: any_unbatched(carry[0] != jnp.uint32(0)), look, start)
     return slot, place
 
 
@@ -217,7 +218,7 @@ def _compete(
         def compared() -> jax.Array:
             return jnp.all(blocks.at[rival].get(mode="promise_in_bounds") == blocks, axis=1)
 
-        equal = same_hash & lax.cond(any_unbatched(same_hash), compared, lambda: jnp.zeros((number,), bool))
+        equal = same_hash & control_flow.cond(any_unbatched(same_hash), compared, lambda: jnp.zeros((number,), bool))
         moves = clash & ~equal
         left = jnp.where(moves[:, None], _drop_first(now.free), now.free)
         way = jnp.where(moves, wanted(left), now.way)
@@ -234,7 +235,7 @@ def _compete(
         won=jnp.zeros((number,), bool),
         map=jnp.full((size,), number, jnp.int32),
     )
-    end = lax.while_loop(lambda now: any_unbatched(now.active), bid, start)
+    end = control_flow.while_loop(lambda now: any_unbatched(now.active), bid, start)
     return end.way, end.won
 
 
@@ -268,14 +269,14 @@ def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) 
         def go_on() -> tuple[jax.Array, ...]:
             return given, got, first + jnp.int32(window)
 
-        now, total, stop = lax.cond(any_unbatched(free), take, go_on)
+        now, total, stop = control_flow.cond(any_unbatched(free), take, go_on)
         stop = jnp.where(got < wanted, stop, hand)  # done: another table of the `vmap` is still searching
         seen = seen + stop - hand
         return jnp.where(stop == jnp.int32(places), jnp.int32(0), stop), total, seen, now
 
     none = jnp.zeros((), jnp.int32)
     start = (hand, none, none, jnp.zeros((most,), jnp.int32))
-    hand, _, _, given = lax.while_loop(
+    hand, _, _, given = control_flow.while_loop(
         lambda carry: any_unbatched((carry[1] < wanted) & (carry[2] < jnp.int32(places))), look, start
     )
     return given, hand
@@ -367,7 +368,7 @@ def insert(
 
     empty = Placed(jnp.zeros((total + lot,), jnp.int32), jnp.zeros((total + lot,), bool))
     begin = jnp.zeros((), jnp.int32)
-    _, table, placed, token = lax.while_loop(
+    _, table, placed, token = control_flow.while_loop(
         lambda carry: any_unbatched(carry[0] < number), step, (begin, table, empty, token)
     )
     return table, Placed(placed.place[:total], placed.won[:total]), token
@@ -393,7 +394,7 @@ def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax
         unused = table.count.at[names].get(mode="promise_in_bounds") == jnp.uint32(0)
         return jnp.where(crowded[:, None], free | _bits(unused), free)
 
-    return lax.cond(any_unbatched(crowded), idle, lambda: free)
+    return control_flow.cond(any_unbatched(crowded), idle, lambda: free)
 
 
 def _rows(array: jax.Array, bucket: jax.Array) -> jax.Array:

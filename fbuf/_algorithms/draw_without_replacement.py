@@ -22,6 +22,7 @@ from jax import lax
 
 from fbuf._algorithms import permutation, sum_tree
 from fbuf._algorithms.sum_tree import FAN_OUT
+from fbuf._core import control_flow
 
 _LEAST_RATE = 1e-36  # of a leaf above zero, relative to the total: its time is a finite float32
 
@@ -78,7 +79,7 @@ def draw(
 
     if first:
         below = jnp.asarray([offsets[k] for k in range(first - 1, -1, -1)], jnp.int32)
-        (node, time), _ = lax.scan(level, (node, time), (below, waits[width:].reshape(first, beam, FAN_OUT)))
+        (node, time), _ = control_flow.scan(level, (node, time), (below, waits[width:].reshape(first, beam, FAN_OUT)))
     wanted = jnp.int32(batch_size) if wanted is None else wanted
     mask = jnp.isfinite(time[:batch_size]) & (lax.iota(np.int32, batch_size) < wanted)
     slot = jnp.where(mask, node[:batch_size], jnp.int32(capacity))

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._algorithms import random_bits
+from fbuf._core import control_flow
 from fbuf._core.ordering import any_unbatched
 
 ROUNDS = 6
@@ -59,7 +60,7 @@ def permute(key_data: jax.Array, index: jax.Array, n: jax.Array) -> jax.Array:
 
     place = jnp.clip(index, jnp.int32(0), size.astype(jnp.int32) - jnp.int32(1)).astype(jnp.uint32)
     cell = move(place // columns, place % columns)
-    row, column = lax.while_loop(lambda cell: any_unbatched(outside(*cell)), walk, cell)
+    row, column = control_flow.while_loop(lambda cell: any_unbatched(outside(*cell)), walk, cell)
     return (row * columns + column).astype(jnp.int32)
 
 

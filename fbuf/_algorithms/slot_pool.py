@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf._algorithms import permutation
+from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.ordering import order_after_reads
 
@@ -90,7 +90,7 @@ def draw(pool: SlotPool, key: jax.Array, batch_size: int) -> jax.Array:
 
     if pool.slot.shape[0] <= permutation.SHUFFLED:
         return shuffled(pool.number)
-    return lax.cond(pool.number <= jnp.int32(permutation.SHUFFLED), shuffled, permuted, pool.number)
+    return control_flow.cond(pool.number <= jnp.int32(permutation.SHUFFLED), shuffled, permuted, pool.number)
 
 
 def _compact(values: jax.Array, mask: jax.Array, size: int) -> jax.Array:

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._algorithms import random_bits
+from fbuf._core import control_flow
 
 Reduce = Literal["sum", "min", "max"]
 
@@ -151,7 +152,7 @@ def set_all(
     by_loop, by_level = (
         functools.partial(f, capacity=capacity, reduce=tuple(reduce)) for f in (_set_by_loop, _set_by_level)
     )
-    trees = lax.platform_dependent(trees, index, leaves, keep, cpu=by_loop, default=by_level)
+    trees = control_flow.platform_dependent(trees, index, leaves, keep, cpu=by_loop, default=by_level)
     # The remaining levels are contiguous at the end of the array, and cheaper to sweep whole.
     _, offsets = layout(capacity)
     first = _first_dense(capacity, index.shape[0])
@@ -231,7 +232,7 @@ def _set_by_loop(
             return tree, None
 
         leaf = jnp.where(keep, leaf, np.float32(_IDENTITY[one]))
-        return lax.scan(write, tree, (position, node, leaf))[0]
+        return control_flow.scan(write, tree, (position, node, leaf))[0]
 
     # One loop per tree: XLA copies both trees of a shared loop (jax 0.10.2).
     return tuple(map(climb, trees, leaves, reduce))
@@ -326,7 +327,9 @@ def draw(
     by_loop, by_level = (
         functools.partial(f, batch=batch_size, capacity=capacity) for f in (_descend_by_loop, _descend_by_level)
     )
-    drawn: tuple[jax.Array, jax.Array] = lax.platform_dependent(tree, top, bottom, cpu=by_loop, default=by_level)
+    drawn: tuple[jax.Array, jax.Array] = control_flow.platform_dependent(
+        tree, top, bottom, cpu=by_loop, default=by_level
+    )
     return drawn
 
 
@@ -449,7 +452,7 @@ def _descend_by_loop(
 
     start = pack(jnp.zeros(top.shape, jnp.int32), _scale(top, root(tree)))
     table = np.asarray([(*step, 0) for step in _steps(capacity)], np.int32)
-    pairs, _ = lax.scan(level, start, jnp.asarray(table))
+    pairs, _ = control_flow.scan(level, start, jnp.asarray(table))
     index, leaf = unpack(pairs[:batch])
     return _inside(index, capacity), leaf
 

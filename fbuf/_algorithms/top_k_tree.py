@@ -22,6 +22,7 @@ from jax import lax
 
 from fbuf._algorithms.sum_tree import FAN_OUT, layout
 from fbuf._algorithms.uint64 import Wide
+from fbuf._core import control_flow
 from fbuf._core.ordering import any_unbatched, order_after_reads
 
 _SIGN = np.uint32(0x80000000)
@@ -111,7 +112,7 @@ def insert(
     """
     rows = jnp.concatenate([rank, ~arrival.high[:, None], ~arrival.low[:, None]], axis=-1)
     one_by_one, at_once = (functools.partial(f, capacity=capacity) for f in (_insert_one_by_one, _insert_at_once))
-    return lax.platform_dependent(tree, rows, keep, held, cpu=one_by_one, default=at_once)
+    return control_flow.platform_dependent(tree, rows, keep, held, cpu=one_by_one, default=at_once)
 
 
 def _less(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> jax.Array:
@@ -203,12 +204,12 @@ def _put_all(
             return above, node, tree, low
 
         start = (jnp.int32(0), slot, tree, low)
-        _, _, tree, low = lax.while_loop(lambda carry: any_unbatched(carry[0] < levels), climb, start)
+        _, _, tree, low = control_flow.while_loop(lambda carry: any_unbatched(carry[0] < levels), climb, start)
         full = full + (takes & empty).astype(jnp.int32)
         return (tree, low, full), jnp.where(takes, slot, jnp.int32(capacity))
 
     given = (rows.reshape(-1, rows.shape[2]), keep.reshape(-1), lax.iota(jnp.int32, keep.size))
-    (tree, _, _), slot = lax.scan(put, (tree, roots[0], held[0]), given)
+    (tree, _, _), slot = control_flow.scan(put, (tree, roots[0], held[0]), given)
     return tree.reshape(trees.shape), slot.reshape(keep.shape)[:, :number]
 
 

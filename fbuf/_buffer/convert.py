@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf._buffer import state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState, on_open
 from fbuf._buffer.state_ops import empty_state, ending, ids_of, largest, stamp_of
+from fbuf._core import control_flow
 from fbuf._core.dispatch import Operation
 from fbuf._core.geometry import Ring
 from fbuf._core.pytree import tree_bytes
@@ -63,7 +63,7 @@ def _index_rows_core(
         return anchors, other.sampler.change(sampler, change, geometry, token), token
 
     blocks = -(-geometry.capacity // block)
-    anchors, sampler, _ = lax.fori_loop(0, blocks, arrive, (empty.anchors, sampler, state.token))
+    anchors, sampler, _ = control_flow.fori_loop(0, blocks, arrive, (empty.anchors, sampler, state.token))
     if anchors is not None and anchors.before is not None:
         anchors = dataclasses.replace(anchors, before=count_open_before(anchors.flags))
     return state, (anchors, sampler)

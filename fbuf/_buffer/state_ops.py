@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import COUNTERS, BufferState, Header, Transforms
+from fbuf._core import control_flow
 from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.pytree import Spec, zero_unless
 from fbuf._core.row_format import RowFormat
@@ -139,7 +139,7 @@ def _count_up(state: BufferState, **counts: jax.Array) -> jax.Array:
 
 def _zero_masked(mask: jax.Array, data: Any) -> Any:
     """Return data with zeros where `mask` is False; without cost if it is True throughout."""
-    return lax.cond(
+    return control_flow.cond(
         any_unbatched(~mask), lambda data: jax.tree.map(lambda x: zero_unless(mask, x), data), lambda data: data, data
     )
 

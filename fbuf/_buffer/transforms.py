@@ -13,12 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf._buffer import checks, state_ops
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState, Transforms, on_open
-from fbuf._core import arguments
+from fbuf._core import arguments, control_flow
 from fbuf._core.component import state
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, item_bytes, named_leaves, spec_of, zero_unless
@@ -181,7 +180,7 @@ def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tu
         held = held if ok is None else held & ok
         return stages.observe(memory, {n: a[:, None] for n, a in zip(names, arrays, strict=True)}, held[:, None])
 
-    return state, lax.fori_loop(0, -(-capacity // block), more, stages.init(spec))
+    return state, control_flow.fori_loop(0, -(-capacity // block), more, stages.init(spec))
 
 
 _observe = Operation(on_open(_observe_core))

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._buffer import state_ops
@@ -25,6 +24,7 @@ from fbuf._buffer.state_ops import (
     largest,
     stamp_of,
 )
+from fbuf._core import control_flow
 from fbuf._core.dispatch import scoped
 from fbuf._core.geometry import Ring
 from fbuf._core.ordering import any_unbatched, order_after_reads
@@ -208,7 +208,7 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
 
     # A loop of at most one iteration: a branch would copy the counts of the blocks.
     start = (given_up(needs_eviction, state.ring), state)
-    return lax.while_loop(lambda carry: any_unbatched(carry[0] > jnp.int32(0)), some, start)[1]
+    return control_flow.while_loop(lambda carry: any_unbatched(carry[0] > jnp.int32(0)), some, start)[1]
 
 
 def _update_rows_core(

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from fbuf._core import control_flow
 from fbuf._core.ordering import any_unbatched
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,7 +46,8 @@ class Operation:
 
         def changes(buffer: Any, static: tuple[Any, ...], state: Any, args: tuple[Any, ...]) -> Any:
             buffer.check_state(state)
-            new, result = self.core(buffer, state, *args, *static)
+            with control_flow.varying_as(state, args):
+                new, result = self.core(buffer, state, *args, *static)
             before, after = jax.tree.leaves(state), jax.tree.leaves(new)
             return [_UNCHANGED if a is b else a for a, b in zip(after, before, strict=True)], result
 
@@ -86,5 +87,5 @@ def update_if(wanted: jax.Array, update: Callable[[jax.Array, S, T], tuple[S, T]
 
     jax.eval_shape(trace, state, batch)
     start = (wanted, list(compress(before, changed)), batch)
-    _, leaves, batch = lax.while_loop(lambda carry: any_unbatched(carry[0]), once, start)
+    _, leaves, batch = control_flow.while_loop(lambda carry: any_unbatched(carry[0]), once, start)
     return merged(leaves), batch

@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from fbuf._core import control_flow
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
     def never(values: T) -> tuple[T, jax.Array]:
         return jax.tree.map(jnp.zeros_like, values), jnp.ones((), jnp.int32)
 
-    reads, zero = lax.cond(_is_never(token), never, keep, reads)
+    reads, zero = control_flow.cond(_is_never(token), never, keep, reads)
     return token + zero, reads
 
 

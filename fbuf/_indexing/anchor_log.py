@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf._algorithms.random_bits import randint_below
+from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
 from fbuf._indexing.anchors import BLOCK, OPEN, has
@@ -154,9 +155,8 @@ def draw_episodes(
     """
     log, geometry = episodes.log, eligible.geometry
     lanes, length = jnp.int32(geometry.lanes), jnp.int32(geometry.length)
-    every = jnp.arange(geometry.lanes, dtype=jnp.int32)
-    oldest = episodes.number.at[log.head * lanes + every].get(mode="promise_in_bounds")
-    count = jnp.where(log.count > jnp.int32(0), (episodes.last - oldest) % length + jnp.int32(1), jnp.int32(0))
+    oldest = _oldest(episodes, geometry)
+    count = episode_counts(episodes, geometry)
     total = jnp.sum(count, dtype=jnp.int32)
     choose, within = jax.random.split(key)
     lane, nth = lane_and_rank(count, randint_below(choose, (batch_size,), total))
@@ -173,6 +173,18 @@ def draw_episodes(
     slot = at(log, eligible, lane, (begin - head) % length + randint_below(within, (batch_size,), size))
     chance = jnp.float32(1) / (jnp.maximum(total, jnp.int32(1)).astype(jnp.float32) * size.astype(jnp.float32))
     return slot, chance
+
+
+def _oldest(episodes: EpisodeQueue, geometry: Geometry) -> jax.Array:
+    """Return the number of the oldest episode of each lane, int32[E]."""
+    every = jnp.arange(geometry.lanes, dtype=jnp.int32)
+    return episodes.number.at[episodes.log.head * jnp.int32(geometry.lanes) + every].get(mode="promise_in_bounds")
+
+
+def episode_counts(episodes: EpisodeQueue, geometry: Geometry) -> jax.Array:
+    """Return the episodes with anchors of each lane, int32[E]."""
+    since = (episodes.last - _oldest(episodes, geometry)) % jnp.int32(geometry.length)
+    return jnp.where(episodes.log.count > jnp.int32(0), since + jnp.int32(1), jnp.int32(0))
 
 
 def episode_probabilities(episodes: EpisodeQueue, geometry: Geometry) -> jax.Array:
@@ -227,7 +239,7 @@ def count_open_before(flags: jax.Array) -> jax.Array:
         return before, total + jnp.sum(each, dtype=jnp.int32)
 
     start = (jnp.zeros((blocks,), jnp.int32), jnp.zeros((), jnp.int32))
-    return lax.fori_loop(0, -(-blocks // _GROUP), count, start)[0]
+    return control_flow.fori_loop(0, -(-blocks // _GROUP), count, start)[0]
 
 
 def _open_in_blocks(flags: jax.Array, block: jax.Array, size: int) -> jax.Array:
@@ -269,5 +281,5 @@ def nth_by_scan(flags: jax.Array, nth: jax.Array, wanted: jax.Array, block: int 
         return (number < jnp.int32(-(-capacity // block))) & jnp.any(wanted & (found == jnp.int32(capacity)))
 
     zero = jnp.zeros((), jnp.int32)
-    found = lax.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
+    found = control_flow.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
     return jnp.where(wanted, found, jnp.int32(capacity))

@@ -29,17 +29,17 @@ def importance_weights(
       normalize: Divide by the largest in the "batch", the largest possible in the "buffer", or not at all (None).
       least: float32[], the smallest probability of any row; for "buffer".
     """
-    weight = _power(number, jnp.where(mask, chance, jnp.float32(1)), beta)
+    weight = power(number, jnp.where(mask, chance, jnp.float32(1)), beta)
     if normalize is not None:
         if normalize == "batch":
             largest = jnp.max(jnp.where(mask, weight, jnp.float32(0)))
         else:
-            largest = _power(number, jnp.where(jnp.any(mask), least, jnp.float32(1)), beta)
+            largest = power(number, jnp.where(jnp.any(mask), least, jnp.float32(1)), beta)
         weight = weight / jnp.where(largest > jnp.float32(0), largest, jnp.float32(1))
     return jnp.where(mask, weight, jnp.float32(0))
 
 
-def _power(number: jax.Array, chance: jax.Array, beta: jax.Array) -> jax.Array:
+def power(number: jax.Array, chance: jax.Array, beta: jax.Array) -> jax.Array:
     """Return (n P)^-beta, finite."""
     product = jnp.maximum(number * chance, jnp.float32(1e-30))
     return jnp.minimum(jnp.power(product, -finite_exponent(beta)), jnp.float32(1e30))

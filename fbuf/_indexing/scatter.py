@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf._algorithms.sum_tree import keep_last
+from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.ordering import any_unbatched
@@ -88,10 +89,12 @@ def place(
     wanted = jnp.where(inside, given, capacity).reshape(-1)
     last = functools.partial(keep_last, below=geometry.capacity + 1)
     # Skip each sort if it has nothing to do: full buffers, and writes that keep no row, are common.
-    final = (wanted < capacity) & lax.cond(any_unbatched(inside), last, lambda w: jnp.zeros(w.shape, bool), wanted)
+    final = (wanted < capacity) & control_flow.cond(
+        any_unbatched(inside), last, lambda w: jnp.zeros(w.shape, bool), wanted
+    )
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     named = jnp.where(final & (wanted >= before), wanted, capacity)
-    filled = lax.cond(
+    filled = control_flow.cond(
         any_unbatched(before < capacity),
         _count_filled,
         lambda named, before, capacity: jnp.int32(0),

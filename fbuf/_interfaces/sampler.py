@@ -68,6 +68,14 @@ class Inspected(NamedTuple):
     draws: jax.Array | None = None  # int32[C], draws of each anchor since `Sampler.since`; None: not counted
 
 
+class Mass(NamedTuple):
+    """What the anchors of a shard weigh together, for draws from all shards (`fbuf.sharded`)."""
+
+    total: jax.Array  # float32[], the sum of relative weights
+    unit: jax.Array  # float32[], log2 of the unit of `total` and `least`
+    least: jax.Array  # float32[], the least weight that can be drawn, infinite if there is none; 0 if it is not tracked
+
+
 @runtime_checkable
 class Sampler(Protocol):
     """Chooses anchors. `dense` says that every row held is an anchor.
@@ -90,6 +98,8 @@ class Sampler(Protocol):
         ignored. For `Buffer.priorities`.
       inspect(sampler, eligible): `Inspected`, of every slot; entries that are not anchors are ignored. O(C).
       since: str, "". Describes the event since which `Inspected.draws` counts.
+      mass(sampler, eligible): `Mass` of all anchors. Needed in `fbuf.sharded`, where a shard draws in proportion to it.
+      covers: bool, False. Whether anchors are drawn equally often and `draw_some` limits them; needs no `mass`.
     """
 
     def init(self, geometry: Geometry, dense: bool) -> Any:

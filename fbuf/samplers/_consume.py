@@ -79,6 +79,7 @@ class Consume(LimitedSampler):
     order: Literal["random", "fifo"] = "random"
 
     by_rank = False
+    covers = True
     since = "since they came"
 
     def __post_init__(self) -> None:

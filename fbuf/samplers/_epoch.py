@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf._algorithms import permutation
 from fbuf._algorithms.random_bits import fresh_key
+from fbuf._core import control_flow
 from fbuf._core.arguments import check_bool
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Geometry
@@ -103,6 +103,7 @@ class Epoch(LimitedSampler):
     drop_last: bool = False
 
     in_order = True
+    covers = True
     since = "in this epoch"
 
     def __post_init__(self) -> None:
@@ -170,7 +171,7 @@ class Epoch(LimitedSampler):
 
         zero = jnp.zeros((), jnp.int32)
         nothing = _Batch(sampler.turn, jnp.zeros((batch_size,), jnp.int32), zero, sampler.turn.taken)
-        batch = lax.while_loop(lambda batch: any_unbatched(searching(batch)), fill, nothing)
+        batch = control_flow.while_loop(lambda batch: any_unbatched(searching(batch)), fill, nothing)
         turn, chosen, found, _ = batch
         left = jnp.where(jnp.any(turn.closed > jnp.int32(0)), found - wanted, _size(turn) - turn.taken)
         found = jnp.minimum(found, wanted)
@@ -181,6 +182,13 @@ class Epoch(LimitedSampler):
         chance = jnp.float32(1) / jnp.maximum(_size(turn), jnp.int32(1)).astype(jnp.float32)
         drawn = masked_draw(slot, chance, mask, geometry)
         return dataclasses.replace(sampler, turn=turn), dataclasses.replace(drawn, last=left < least)
+
+    def position(self, sampler: EpochState, wanted: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Return epochs begun, whether a draw of `wanted` int32[] begins one, and the anchors of this one and the next."""
+        turn, size = sampler.turn, _size(sampler.turn)
+        left = jnp.where(jnp.any(turn.closed < turn.start), size - turn.taken, jnp.int32(0))
+        is_ended = left < (wanted if self.drop_last else jnp.int32(1))
+        return turn.begun, is_ended, size, jnp.sum(sampler.held, dtype=jnp.int32)
 
     def clear(self, sampler: EpochState, geometry: Geometry, dense: bool) -> EpochState:
         empty = self.init(geometry, dense)
@@ -223,7 +231,7 @@ class Epoch(LimitedSampler):
                 def shuffled(order: jax.Array) -> jax.Array:
                     return jnp.where(few, permutation.shuffled(bits[2:], total), order)
 
-                order = lax.cond(any_unbatched(few), shuffled, lambda order: order, order)
+                order = control_flow.cond(any_unbatched(few), shuffled, lambda order: order, order)
             fresh = EpochPosition(
                 start=held,
                 closed=jnp.zeros_like(held),
@@ -234,7 +242,7 @@ class Epoch(LimitedSampler):
             )
             return jax.tree.map(lambda new, old: jnp.where(begins, new, old), fresh, turn)
 
-        return lax.cond(any_unbatched(begins), new, lambda turn: turn, turn)
+        return control_flow.cond(any_unbatched(begins), new, lambda turn: turn, turn)
 
     def _take(self, batch: _Batch, wants: jax.Array, wanted: jax.Array, geometry: Geometry) -> _Batch:
         """Look at the next positions if the batch `wants` to; fill it up to `wanted` anchors."""

@@ -21,12 +21,13 @@ from jax import lax
 
 from fbuf._algorithms import draw_without_replacement, permutation, sum_tree
 from fbuf._algorithms.random_bits import fresh_key
+from fbuf._core import control_flow
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
 from fbuf._indexing import anchor_log
 from fbuf._indexing.importance import clip_unit, draw_uniform, importance_weights, mix_uniform, mixed_probability
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
 from fbuf.samplers import _priority_leaves
 from fbuf.samplers._base import LimitedSampler, PrioritySampler, masked_draw, written_slots
 from fbuf.samplers._priority_leaves import PrioritizedState
@@ -203,6 +204,10 @@ class Prioritized(PrioritySampler, LimitedSampler):
     def priority(self, sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
         return _priority_leaves.priority_of(sampler, slot)
 
+    def mass(self, sampler: PrioritizedState, eligible: EligibleSet) -> Mass:
+        zero = jnp.zeros((), jnp.float32)
+        return Mass(sum_tree.root(sampler.tree), zero, zero if sampler.low is None else sum_tree.root(sampler.low))
+
     def inspect(self, sampler: PrioritizedState, eligible: EligibleSet) -> Inspected:
         leaf = _priority_leaves.get(sampler, jnp.arange(eligible.geometry.capacity, dtype=jnp.int32))
         number = jnp.maximum(jnp.sum(eligible.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
@@ -249,7 +254,7 @@ def with_replacement(
         slot = draw_uniform(own_key(), eligible, sampler.log, batch_size, some & flat)
         return slot, jnp.ones_like(leaf)
 
-    slot, leaf = lax.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
+    slot, leaf = control_flow.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
     mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
     least = jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
     chance = leaf / mass
@@ -282,7 +287,7 @@ def without_replacement(
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 
-    slot, mask, chance = lax.cond(flat, uniform_draw, lambda *same: same, drawn.slot, drawn.mask, drawn.chance)
+    slot, mask, chance = control_flow.cond(flat, uniform_draw, lambda *same: same, drawn.slot, drawn.mask, drawn.chance)
     least = chance[0]
     if sampler.low is not None:
         low = sum_tree.root(sampler.low)

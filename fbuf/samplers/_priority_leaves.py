@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf._algorithms import sum_tree
+from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
@@ -172,7 +172,9 @@ def rebuild(sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> 
             low = sum_tree.set(low, slot + token, _lowest(sampler, leaf, some), capacity, reduce="min")
         return tree, low
 
-    tree, low = lax.fori_loop(jnp.int32(0), jnp.int32(-(-capacity // block)), again, (sampler.tree, sampler.low))
+    tree, low = control_flow.fori_loop(
+        jnp.int32(0), jnp.int32(-(-capacity // block)), again, (sampler.tree, sampler.low)
+    )
     return dataclasses.replace(sampler, tree=tree, low=low)
 
 

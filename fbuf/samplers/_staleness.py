@@ -21,7 +21,7 @@ from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import name_of
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
 from fbuf.samplers._base import BaseSampler, masked_draw
 
 _MAX_RUNS = 2**16  # runs of a lane, which every draw weighs
@@ -234,6 +234,15 @@ class Staleness(BaseSampler):
         slot = anchor_log.at(sampler.log, eligible, lane, jnp.where(mask, rank, jnp.int32(0)))
         chance = weight[run, lane] / jnp.where(mask, total, jnp.float32(1))
         return sampler, masked_draw(slot, chance, mask, eligible.geometry)
+
+    def mass(self, sampler: StalenessState, eligible: EligibleSet) -> Mass:
+        staleness, fresh = self._staleness(sampler)
+        zero = jnp.zeros((), jnp.float32)
+        unit = zero
+        if self.half_life is not None:  # weights are relative to the freshest
+            least = jnp.min(jnp.where(fresh, staleness, jnp.uint32(self.maximum)))
+            unit = -least.astype(jnp.float32) / jnp.float32(self.half_life)
+        return Mass(jnp.sum(self._weights(sampler) * sampler.count.astype(jnp.float32)), unit, zero)
 
     def available(self, sampler: StalenessState, count: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(self._staleness(sampler)[1], sampler.count, jnp.int32(0)), dtype=jnp.int32)

@@ -17,7 +17,7 @@ from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
 from fbuf.samplers._base import BaseSampler, masked_draw
 
 Queue = AnchorQueue | EpisodeQueue
@@ -75,6 +75,13 @@ class Uniform(BaseSampler):
             chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
         return sampler, masked_draw(slot, chance, mask, eligible.geometry)
+
+    def mass(self, sampler: Queue, eligible: EligibleSet) -> Mass:
+        number = eligible.available
+        if isinstance(sampler, EpisodeQueue):
+            number = anchor_log.episode_counts(sampler, eligible.geometry)
+        zero = jnp.zeros((), jnp.float32)
+        return Mass(jnp.sum(number, dtype=jnp.int32).astype(jnp.float32), zero, zero)
 
     def inspect(self, sampler: Queue, eligible: EligibleSet) -> Inspected:
         if isinstance(sampler, EpisodeQueue):

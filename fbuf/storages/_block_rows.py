@@ -18,6 +18,7 @@ from jax import Array, lax
 from fbuf._algorithms import block_grid, block_table
 from fbuf._algorithms.block_grid import Grid
 from fbuf._algorithms.block_table import Table
+from fbuf._core import control_flow
 from fbuf._core.component import component, state
 from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import PyTree, named_leaves
@@ -251,7 +252,7 @@ def _scan_chunks(body: Any, carry: Any, number: int, size: int) -> Any:
     if starts.shape[0] == 1:
         carry, out = body(carry, starts[0])
         return carry, jax.tree.map(lambda x: x[None], out)
-    return lax.scan(body, carry, starts)
+    return control_flow.scan(body, carry, starts)
 
 
 def _set_table(rows: DeduplicatedRows, number: int, table: Table) -> DeduplicatedRows:

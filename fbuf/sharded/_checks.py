@@ -1,0 +1,129 @@
+"""Check the buffer and the mesh of `Sharded`, and the arguments of its methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from fbuf._buffer import checks
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import refuse_donated
+from fbuf._core import arguments
+from fbuf._core.sample import Index
+from fbuf._interfaces.view import EligibilityRule
+from fbuf.samplers import Prioritized
+from fbuf.sharded._operation import is_local
+from fbuf.sharded._state import ShardedIndex, ShardedState
+from fbuf.storages import Deduplicated, Device
+
+
+def check_parts(buffer: Any, mesh: Any, axis: Any) -> None:
+    """Raise unless the buffer can be split over the axis."""
+    if not isinstance(buffer, Buffer):
+        raise TypeError(f"Sharded: buffer is {type(buffer).__name__}; expected a Buffer. States go to the methods.")
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"Sharded: mesh is {type(mesh).__name__}; expected a Mesh. Use jax.make_mesh((8,), ('data',)).")
+    if axis not in mesh.axis_names:
+        names = ", ".join(f"'{name}'" for name in mesh.axis_names)
+        raise ValueError(f"Sharded: axis is {axis!r}; expected one of the mesh: {names}.")
+    shards = int(mesh.shape[axis])
+    for name in ("capacity", "lanes", "batch_size"):
+        value = getattr(buffer, name)
+        if value is not None:
+            check_multiple("Sharded", name, value, shards, axis)
+    if not isinstance(buffer.storage, (Device, Deduplicated)):
+        raise ValueError(
+            f"Sharded: storage is {buffer.storage!r}; expected Device() or Deduplicated(...), which keep rows on the devices "
+            f"of the mesh."
+        )
+    if getattr(buffer.sampler, "on_host", False):
+        raise ValueError(
+            f"Sharded: {buffer.sampler!r} keeps priorities on the host; expected on='device'. Leave it out."
+        )
+    if buffer.prefetch:
+        raise ValueError("Sharded: prefetch is 1; expected 0. Write dataclasses.replace(buffer, prefetch=0).")
+    if shards > 1:
+        _check_split(buffer, shards, axis)
+
+
+def _check_split(buffer: Buffer, shards: int, axis: str) -> None:
+    """Raise for parts that need all rows, or their order, in one place."""
+    sampler = buffer.sampler
+    if not buffer.writer.streams:
+        raise TypeError(
+            f"Sharded: {buffer.writer!r} needs all rows in one place; expected writers.Ring(). Leave it out."
+        )
+    if not hasattr(sampler, "mass") and not getattr(sampler, "covers", False):
+        raise TypeError(
+            f"Sharded: {sampler!r} has no `mass` (fbuf.parts.Sampler), such as a sampler that ranks the rows of the whole. Use "
+            f"samplers.Prioritized()."
+        )
+    if buffer.lanes is None and (buffer.view.rule != EligibilityRule() or sampler.by_episode):
+        reader = sampler if sampler.by_episode else buffer.view
+        raise ValueError(
+            f"Sharded: {reader!r} reads neighbouring rows, but without lanes those are on several shards. Use "
+            f"lanes={shards}, or another multiple of {shards}."
+        )
+    if getattr(sampler, "order", "") == "fifo":
+        raise TypeError(f"Sharded: {sampler!r} is one queue of all rows; expected order='random'. Leave it out.")
+    if isinstance(sampler, Prioritized):
+        if sampler.uniform is not None:
+            raise ValueError(f"Sharded: {sampler!r} mixes two draws; expected uniform=None. Leave it out.")
+        if not sampler.replace and sampler.normalize == "buffer":
+            raise ValueError(f"Sharded: {sampler!r} cannot bound its weights; expected another normalize. Use 'batch'.")
+    for role, stages in (("on_write", buffer.on_write), ("on_read", buffer.on_read)):
+        if stages is not None and stages.remembers:
+            raise TypeError(
+                f"Sharded: stage '{stages.remembers[0]}' of {role} would keep statistics of one shard. Apply it in your step, "
+                f"or normalise with fixed numbers."
+            )
+
+
+def check_draw_mode(buffer: Buffer, shards: int) -> None:
+    """Raise for samplers whose draws depend on one another, with draw="global"."""
+    sampler = buffer.sampler
+    alone = getattr(sampler, "covers", False) or not getattr(sampler, "replace", True)
+    if alone and shards > 1:
+        raise ValueError(f"Sharded: {sampler!r} draws without replacement, but draw is 'global'. Use draw='local'.")
+
+
+def check_multiple(call: str, name: str, value: int, shards: int, axis: str) -> None:
+    """Raise unless the number can be split over the shards."""
+    rest = value % shards
+    if rest:
+        near = f"{value - rest} or {value - rest + shards}" if value > shards else f"{shards}"
+        raise ValueError(
+            f"{call}: {name} is {value}, not a multiple of the {shards} shards of axis '{axis}'. Use {near}."
+        )
+
+
+def check_state(call: str, sharded: Any, state: Any) -> None:
+    """Raise for another type, a donated state, or the state of another mesh or number of shards."""
+    checks.check_state_type(call, type(sharded), ShardedState, state)
+    refuse_donated(call, state.shards)
+    if state.layout.shards != sharded.shards:
+        raise ValueError(
+            f"{call}: the state has {state.layout.shards} shards; expected {sharded.shards}, of axis '{sharded.axis}'. Use the "
+            f"Sharded that made it."
+        )
+    header = state.shards.header
+    place = None if isinstance(header, jax.core.Tracer) else header.sharding
+    if isinstance(place, NamedSharding) and place.mesh != sharded.mesh and place.mesh.devices.size > 1:
+        raise ValueError(f"{call}: the state is on another mesh, {place.mesh}; expected {sharded.mesh}.")
+
+
+def checked_index(call: str, sharded: Any, index: Any) -> ShardedIndex:
+    """Return the index with its dtypes."""
+    if not isinstance(index, ShardedIndex):
+        raise TypeError(f"{call}: index is {type(index).__name__}; expected a ShardedIndex. Pass batch.index.")
+    own = checks.check_index(call, Index(index.slot, index.ticket), (1, 2))
+    shard = arguments.check_array(call, "index.shard", index.shard, own.slot.shape, "i")
+    return ShardedIndex(shard.astype(own.slot.dtype), own.slot, own.ticket)
+
+
+def buffer_here(sharded: Any) -> Buffer:
+    """Return the buffer whose lanes the caller's arrays have: of the whole, or inside `jax.shard_map` of a shard."""
+    here: Buffer = sharded.shard if is_local(sharded.axis) else sharded.buffer
+    return here

@@ -1,0 +1,176 @@
+r"""Draw on each shard its own part of a batch, with probabilities and weights of the whole (`draw="local"`).
+
+A shard's share of all draws is :math:`g_s = M_s / M`, by the mass of its anchors. A row that its shard draws with probability
+:math:`P_s(i)` has probability :math:`P(i) = g_s P_s(i)`. Every shard draws B / D rows whatever its share, so each row has the
+weight :math:`D g_s` times the weight of an unsharded draw: the weighted mean of a batch estimates the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._buffer import read, state_ops
+from fbuf._buffer.state import BufferState
+from fbuf._core.sample import Sample
+from fbuf._indexing import importance
+from fbuf._interfaces.sampler import Draw, EligibleSet
+from fbuf.samplers._base import masked_draw
+from fbuf.sharded._state import ShardedIndex, ShardedSample
+
+
+class Whole(NamedTuple):
+    """What every shard knows of all of them."""
+
+    share: jax.Array  # float32[D], of each shard in draws of the whole
+    number: jax.Array  # float32[], anchors of all shards
+    least: (
+        jax.Array
+    )  # float32[D], the smallest probability of a row of each shard, in a draw of the whole; 0: not tracked
+
+
+def gather(sharded: Any, own: jax.Array) -> jax.Array:
+    """Return float32[D, K] of the numbers float32[K] of every shard. One `psum`, whose result is the same on all."""
+    shards = sharded.shards
+    mine = lax.iota(np.int32, shards)[:, None] == lax.axis_index(sharded.axis)
+    every: jax.Array = lax.psum(jnp.where(mine, own[None, :], jnp.float32(0)), sharded.axis)
+    return every
+
+
+def whole(sharded: Any, own: BufferState, eligible: EligibleSet) -> Whole:
+    """Return the shares of all shards; by their numbers of anchors if nothing has mass."""
+    number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
+    mass = sharded.shard.sampler.mass(own.sampler, eligible)
+    total, unit, least, number = gather(sharded, jnp.stack([*mass, number])).T
+    largest = jnp.max(jnp.where(total > jnp.float32(0), unit, jnp.float32(-jnp.inf)))
+    scale = jnp.where(total > jnp.float32(0), jnp.exp2(unit - largest), jnp.float32(0))
+    masses = jnp.where(total > jnp.float32(0), total * scale, jnp.float32(0))
+    is_flat, anchors = ~jnp.any(total > jnp.float32(0)), jnp.sum(number)
+    masses = jnp.where(is_flat, number, masses)
+    all_mass = jnp.sum(masses)
+    all_mass = jnp.where(all_mass > jnp.float32(0), all_mass, jnp.float32(1))
+    one = jnp.where(is_flat, jnp.float32(1), jnp.where(jnp.isfinite(least), least, jnp.float32(0)) * scale)
+    return Whole(masses / all_mass, anchors, one / all_mass)
+
+
+def of_whole(sharded: Any, own: BufferState, every: Whole, drawn: Draw, beta: jax.Array | None) -> Draw:
+    """Return a shard's draw with the probabilities and weights of the whole, masked if its share is 0."""
+    shards, share = sharded.shards, every.share[lax.axis_index(sharded.axis)]
+    mask = drawn.mask & (share > jnp.float32(0))
+    chance = drawn.probability * share
+    factor = jnp.float32(shards) * share
+    weight = jnp.where(mask, factor, jnp.float32(0))
+    if sharded.shard.sampler.prioritized:
+        factors = jnp.float32(shards) * every.share
+        beta = own.sampler.beta if beta is None else beta
+        weight = weigh(sharded, every, chance, mask, beta, factor, factors)
+    return masked_draw(drawn.slot, chance, mask, sharded.shard.geometry, weight)
+
+
+def weigh(
+    sharded: Any, every: Whole, chance: jax.Array, mask: jax.Array, beta: jax.Array, factor: Any, factors: Any
+) -> jax.Array:
+    r"""Return :math:`f (N P(i))^{-\beta}`, normalised as the sampler says, 0 where `mask` is False.
+
+    Args:
+      chance: float32[B / D], P of this shard's rows.
+      factor: float32[], f of this shard's rows.
+      factors: float32[D], f of each shard's rows; for weights normalised by the buffer.
+    """
+    zero, normalize = jnp.float32(0), sharded.shard.sampler.normalize
+    weight = factor * importance.power(every.number, jnp.where(mask, chance, jnp.float32(1)), beta)
+    weight = jnp.where(mask, weight, zero)
+    if normalize == "batch":
+        largest = lax.pmax(jnp.max(weight), sharded.axis)
+    elif normalize == "buffer":
+        each = factors * importance.power(every.number, every.least, beta)
+        largest = jnp.max(jnp.where((every.share > zero) & (every.least > zero), each, zero))
+    else:
+        return weight
+    return weight / jnp.where(largest > zero, largest, jnp.float32(1))
+
+
+def own_key(sharded: Any, key: jax.Array) -> jax.Array:
+    """Return the key of this shard; the given one if there is one shard."""
+    return key if sharded.shards == 1 else jax.random.fold_in(key, lax.axis_index(sharded.axis))
+
+
+def sample_core(
+    sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+) -> tuple[BufferState, ShardedSample]:
+    """Draw this shard's part of a batch of `batch_size`."""
+    buffer, shards = sharded.shard, sharded.shards
+    key, size = own_key(sharded, key), batch_size // shards
+    if shards == 1:
+        own, batch = read._sample_core(buffer, own, key, options, size)
+        return own, sharded_batch(sharded, batch)
+    eligible = state_ops.eligible_set(buffer, own)
+    if getattr(buffer.sampler, "covers", False):
+        sampler, drawn, number = _draw_remaining(sharded, own, key, size, eligible, options)
+    else:
+        every = whole(sharded, own, eligible)
+        sampler, drawn = buffer.sampler.draw(own.sampler, key, size, eligible, options, own.token)
+        drawn, number = of_whole(sharded, own, every, drawn, options.get("beta")), every.number
+    window = read.window_of(buffer, own, key, drawn, eligible)
+    own, batch = read._read_drawn(buffer, own.replace(sampler=sampler), key, drawn, window, partly=True)
+    return _count_empty(sharded, own, number), sharded_batch(sharded, batch)
+
+
+def _draw_remaining(
+    sharded: Any, own: BufferState, key: jax.Array, size: int, eligible: EligibleSet, options: dict[str, jax.Array]
+) -> tuple[Any, Draw, jax.Array]:
+    """Draw from a sampler that draws all anchors equally often; weights are 1. Also return the anchors of all shards."""
+    part: Any = sharded.shard.sampler
+    sampler, wanted, may_draw = own.sampler, jnp.int32(size), None
+    if hasattr(part, "position"):
+        sampler, may_draw, number = _epoch_of_all(sharded, sampler, wanted)
+        wanted = jnp.where(may_draw, wanted, jnp.int32(0))
+    else:
+        available = part.available(sampler, jnp.sum(eligible.available, dtype=jnp.int32))
+        number = lax.psum(available, sharded.axis).astype(jnp.float32)
+    sampler, drawn = part.draw_some(sampler, key, size, wanted, eligible, options, own.token)
+    chance = jnp.broadcast_to(jnp.float32(1) / jnp.maximum(number, jnp.float32(1)), (size,))
+    of_all = masked_draw(drawn.slot, chance, drawn.mask, sharded.shard.geometry)
+    if may_draw is not None:
+        of_all = dataclasses.replace(of_all, last=drawn.last | ~may_draw)
+    return sampler, of_all, number
+
+
+def _epoch_of_all(sharded: Any, sampler: Any, wanted: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+    """Let a shard whose epoch has ended wait until those of all shards have, so that an epoch covers every anchor once.
+
+    Returns:
+      The sampler's state, bool[], whether this shard draws, and float32[], the anchors of the epoch.
+    """
+    begun, is_ended, anchors, anchors_next = sharded.shard.sampler.position(sampler, wanted)
+    is_empty = is_ended & (anchors_next == jnp.int32(0))
+    latest = lax.pmax(begun.astype(jnp.int32), sharded.axis)
+    begun = jnp.where(is_empty, latest, begun.astype(jnp.int32))  # rows that arrive later wait for the next epoch
+    following = begun + is_ended.astype(jnp.int32)
+    now = lax.pmin(jnp.where(is_empty, jnp.int32(2**31 - 1), following), sharded.axis)
+    may_draw = ~is_empty & (following == now)
+    number = jnp.where(may_draw & is_ended, anchors_next, jnp.where(begun == now, anchors, jnp.int32(0)))
+    turn = dataclasses.replace(sampler.turn, begun=begun.astype(jnp.uint32))
+    return dataclasses.replace(sampler, turn=turn), may_draw, lax.psum(number, sharded.axis).astype(jnp.float32)
+
+
+def _count_empty(sharded: Any, own: BufferState, number: jax.Array) -> BufferState:
+    """Count a draw from an empty buffer, on the first shard."""
+    is_first = lax.axis_index(sharded.axis) == jnp.int32(0)
+    is_empty = (number <= jnp.float32(0)) & is_first
+    return own.replace(counters=state_ops._count_up(own, empty_samples=is_empty))
+
+
+def sharded_batch(sharded: Any, batch: Sample) -> ShardedSample:
+    """Return a shard's batch with the shard in its index."""
+    shard = jnp.where(batch.mask, lax.axis_index(sharded.axis).astype(jnp.int32), jnp.int32(sharded.shards))
+    index = ShardedIndex(shard, batch.index.slot, batch.index.ticket)
+    last = batch.last
+    if last is not None:  # an epoch ends when it has on every shard
+        last = lax.pmin(last.astype(jnp.int32), sharded.axis) == jnp.int32(1)
+    return ShardedSample(batch.data, index, batch.probability, batch.weight, batch.mask, last)

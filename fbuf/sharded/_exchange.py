@@ -1,0 +1,108 @@
+r"""Draw rows of all shards in proportion to their mass, and move them to the devices (`draw="global"`).
+
+The shards' numbers of rows in a batch follow from one random number that all shards know, as the batch of one buffer would
+have them: :math:`\lfloor B \sum_{r \le s} g_r + u \rfloor` differences if the sampler is stratified, multinomial otherwise. Row
+p of the batch is sent to device p mod D, so all blocks of the `all_to_all` have equal sizes. A shard sends a quarter more than
+B / D rows at once; if its mass is larger, the exchange is repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._algorithms import permutation
+from fbuf._buffer import read, state_ops
+from fbuf._buffer.state import BufferState
+from fbuf._core import control_flow
+from fbuf._core.pytree import expand
+from fbuf.samplers._base import masked_draw
+from fbuf.sharded._draw import _count_empty, own_key, sample_core, weigh, whole
+from fbuf.sharded._state import ShardedIndex, ShardedSample
+
+SLACK = 1.25  # rows that a shard may send at once, by those it receives
+_COUNTS, _ORDER = 0x736E, 0x736F  # folded into the key
+
+
+def ends_of(key: jax.Array, share: jax.Array, batch_size: int, stratified: bool) -> jax.Array:
+    """Return int32[D], the rows of the batch from each shard and those before it."""
+    upto = jnp.cumsum(share)
+    upto = upto / jnp.where(upto[-1] > jnp.float32(0), upto[-1], jnp.float32(1))
+    if stratified:
+        end = jnp.floor(upto * jnp.float32(batch_size) + jax.random.uniform(key, (), jnp.float32)).astype(jnp.int32)
+    else:
+        aim = jax.random.uniform(key, (batch_size,), jnp.float32)
+        end = jnp.sum(aim[None, :] < upto[:, None], axis=1, dtype=jnp.int32)
+    # Rounding must not give rows to the shards without mass at the end.
+    return jnp.where(upto >= upto[-1], jnp.int32(batch_size), jnp.minimum(end, jnp.int32(batch_size)))
+
+
+def sample_global_core(
+    sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+) -> tuple[BufferState, ShardedSample]:
+    """Draw a batch of `batch_size` from all shards; return this device's part of it."""
+    buffer, shards, axis = sharded.shard, sharded.shards, sharded.axis
+    if shards == 1:
+        return sample_core(sharded, own, key, options, batch_size)
+    me, size = lax.axis_index(axis).astype(jnp.int32), batch_size // shards
+    block = min(-(-int(np.ceil(SLACK * size)) // shards), size)  # rows from one shard to one device at once
+    most = block * shards
+    eligible = state_ops.eligible_set(buffer, own)
+    every = whole(sharded, own, eligible)
+    stratified = bool(getattr(buffer.sampler, "stratified", False))
+    end = ends_of(jax.random.fold_in(key, _COUNTS), every.share, batch_size, stratified)
+    start = jnp.concatenate([jnp.zeros((1,), jnp.int32), end[:-1]])
+    rounds = jnp.max((end - start + jnp.int32(most - 1)) // jnp.int32(most))
+    key = own_key(sharded, key)
+
+    # The rows of this device: their numbers in the batch, in random order, their shards, and their numbers there.
+    place = permutation.random_permutation(jax.random.fold_in(key, _ORDER), size) * jnp.int32(shards) + me
+    owner = jnp.sum(place[:, None] >= end[None, :], axis=1, dtype=jnp.int32)
+    owner = jnp.minimum(owner, jnp.int32(shards - 1))
+    nth = place - start[owner]
+    each = lax.iota(np.int32, shards)
+
+    def exchange(state: BufferState, number: jax.Array) -> tuple[BufferState, Any]:
+        """Draw and send the rows of one round; return the rows that this device asked for in it."""
+        own, first = state, number * jnp.int32(most)
+        round_key = jax.random.fold_in(key, number)
+        _, drawn = buffer.sampler.draw(own.sampler, round_key, most, eligible, options, own.token)
+        # Device q gets the rows that are equal to q modulo D in the batch.
+        offset = (each - start[me] - first) % jnp.int32(shards)
+        at = (offset[:, None] + jnp.int32(shards) * lax.iota(np.int32, block)[None, :]).reshape(-1)
+        mask = drawn.mask[at] & (first + at < end[me] - start[me]) & (every.share[me] > jnp.float32(0))
+        drawn = masked_draw(drawn.slot[at], drawn.probability[at] * every.share[me], mask, buffer.geometry)
+        window = read.window_of(buffer, own, round_key, drawn, eligible)
+        own, batch = read._read_drawn(buffer, own, round_key, drawn, window, partly=True)
+        sent = (batch.data, batch.index, batch.probability, batch.mask)
+        blocks = jax.tree.map(lambda leaf: leaf.reshape(shards, block, *leaf.shape[1:]), sent)
+        received = jax.tree.map(lambda leaf: lax.all_to_all(leaf, axis, 0, 0), blocks)
+        column = (nth - first - (me - start[owner] - first) % jnp.int32(shards)) // jnp.int32(shards)
+        column = jnp.clip(column, jnp.int32(0), jnp.int32(block - 1))
+        return own, jax.tree.map(lambda leaf: leaf[owner, column], received)
+
+    def again(carry: Any) -> Any:
+        number, counters, token, rows = carry
+        after, found = exchange(own.replace(counters=counters, token=token), number)
+        mine = nth // jnp.int32(most) == number
+        rows = jax.tree.map(lambda new, old: jnp.where(expand(mine, new.ndim), new, old), found, rows)
+        return number + jnp.int32(1), after.counters, after.token, rows
+
+    shapes = jax.eval_shape(lambda: exchange(own, jnp.zeros((), jnp.int32))[1])
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    first = (jnp.zeros((), jnp.int32), own.counters, own.token, empty)
+    _, counters, token, rows = control_flow.while_loop(lambda carry: carry[0] < rounds, again, first)
+    data, index, chance, mask = rows
+    weight = mask.astype(jnp.float32)
+    if buffer.sampler.prioritized:
+        beta = options.get("beta", own.sampler.beta)
+        ones = jnp.ones((shards,), jnp.float32)
+        weight = weigh(sharded, every, chance, mask, beta, jnp.float32(1), ones)
+    capacity = jnp.int32(buffer.capacity)
+    index = ShardedIndex(jnp.where(mask, owner, jnp.int32(shards)), jnp.where(mask, index.slot, capacity), index.ticket)
+    own = _count_empty(sharded, own.replace(counters=counters, token=token), every.number)
+    return own, ShardedSample(data, index, chance, weight, mask)

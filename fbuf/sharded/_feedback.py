@@ -1,0 +1,85 @@
+"""Send priorities to the shards of their rows, in any order and from any device: 16 bytes a row to each."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._buffer import priorities, state_ops
+from fbuf._buffer.state import BufferState
+from fbuf._core import control_flow
+from fbuf._core.sample import Index
+from fbuf.sharded._state import ShardedIndex
+
+
+def update_priority_core(
+    sharded: Any, own: BufferState, index: ShardedIndex, td_error: jax.Array, mask: Any, eta: Any
+) -> tuple[BufferState, None]:
+    """Set the priorities of this shard's rows among those of all devices."""
+    buffer, shards = sharded.shard, sharded.shards
+    me, nowhere = lax.axis_index(sharded.axis).astype(jnp.int32), jnp.int32(buffer.capacity)
+    if shards == 1:
+        foreign = (index.shard < jnp.int32(0)) | (index.shard > jnp.int32(1))
+        slots = Index(jnp.where(foreign, jnp.int32(-1), index.slot), index.ticket)
+        return priorities._update_priority_core(buffer, own, slots, td_error, mask, eta)
+    error = td_error.astype(jnp.float32)
+    slots = Index(index.slot, index.ticket)
+    if mask is not None and eta is not None:
+        error, is_finite = priorities._window_error(error, mask, eta)
+        error = jnp.where(is_finite, error, jnp.float32(jnp.nan))
+    else:
+        error, slots = error.reshape(-1), state_ops.flat_index(slots, mask, buffer.capacity)
+    shard = index.shard.reshape(-1)
+    is_masked = (slots.slot == nowhere) & (slots.ticket == jnp.uint32(0))
+    foreign = (shard < jnp.int32(0)) | (shard >= jnp.int32(shards))
+    # The first shard counts rows of no shard; nobody takes masked ones.
+    slot = jnp.where(foreign, jnp.int32(-1), slots.slot)
+    shard = jnp.where(is_masked, jnp.int32(shards), jnp.where(foreign, jnp.int32(0), shard))
+    bits = [lax.bitcast_convert_type(words, jnp.int32) for words in (slots.ticket, error)]
+    every = lax.all_gather(jnp.stack([shard, slot, *bits], axis=1), sharded.axis, tiled=True)
+
+    size, total = error.shape[0], error.shape[0] * shards
+    mine = every[:, 0] == me
+    rank = jnp.cumsum(mine, dtype=jnp.int32)
+    place = jnp.where(mine, rank - jnp.int32(1), jnp.int32(total))
+    at = jnp.zeros((total,), jnp.int32).at[place].set(lax.iota(np.int32, total), mode="drop")
+
+    def some(carry: Any) -> Any:
+        """Set the next priorities of this shard, as many as a device has rows."""
+        first, sampler, header = carry
+        nth = first + lax.iota(np.int32, size)
+        row = every[at[jnp.minimum(nth, jnp.int32(total - 1))]]
+        there = nth < rank[-1]
+        ticket, error = (lax.bitcast_convert_type(row[:, i], kind) for i, kind in ((2, jnp.uint32), (3, jnp.float32)))
+        index = Index(jnp.where(there, row[:, 1], nowhere), jnp.where(there, ticket, jnp.uint32(0)))
+        error = jnp.where(there, error, jnp.float32(0))
+        state = dataclasses.replace(own, sampler=sampler, header=header)
+        state = priorities._update_priority_core(buffer, state, index, error, None, None)[0]
+        return first + jnp.int32(size), state.sampler, state.header
+
+    start = (jnp.zeros((), jnp.int32), own.sampler, own.header)
+    _, sampler, header = control_flow.while_loop(lambda carry: carry[0] < rank[-1], some, start)
+    return share_numbers(sharded, dataclasses.replace(own, sampler=sampler, header=header)), None
+
+
+def share_numbers(sharded: Any, own: BufferState) -> BufferState:
+    """Return a state with the largest priority, or the newest version, of all shards."""
+    sampler = own.sampler
+    if sharded.shards == 1:
+        return own
+    if getattr(sharded.shard.sampler, "largest", "seen") == "held":
+        is_empty = jnp.sum(state_ops.count(own), dtype=jnp.int32) == jnp.int32(0)
+        largest = lax.pmax(jnp.where(is_empty, jnp.float32(-1), sampler.max_priority), sharded.axis)
+        largest = jnp.where(largest >= jnp.float32(0), largest, jnp.float32(1))
+        sampler = sharded.shard.sampler.set(sampler, max_priority=largest)
+    elif sharded.shard.sampler.prioritized:
+        largest = lax.pmax(sampler.max_priority, sharded.axis)
+        sampler = sharded.shard.sampler.set(sampler, max_priority=largest)
+    elif getattr(sampler, "version", None) is not None:
+        sampler = dataclasses.replace(sampler, version=lax.pmax(sampler.version, sharded.axis))
+    return dataclasses.replace(own, sampler=sampler)

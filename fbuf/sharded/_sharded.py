@@ -1,0 +1,397 @@
+"""`Sharded`: the methods of one buffer over a mesh axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal, Unpack
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from fbuf._buffer import checks, operations, state_ops, write
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState, on_open
+from fbuf._core.arguments import DrawOptions, Numbers
+from fbuf._core.component import component
+from fbuf._core.control_flow import vary
+from fbuf._core.pytree import PyTree
+from fbuf._core.sample import Index
+from fbuf.sharded import _checks, _draw, _exchange, _feedback
+from fbuf.sharded._operation import ShardedOperation, is_local
+from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState, block_of, split_specs
+from fbuf.storages import Deduplicated
+
+
+@component
+class Sharded:
+    r"""One logical buffer over the devices of a mesh axis.
+
+    Each of the D devices holds a shard: E / D of the lanes, C / D of the slots. Probabilities, importance weights and the
+    largest priority are those of the whole, in place, inside jit.
+
+    Attributes:
+      buffer: The whole. Its `capacity`, `lanes` and `batch_size` are those of all shards together, multiples of D; so are the
+        `blocks` of `storages.Deduplicated`.
+      mesh: A `jax.sharding.Mesh`; its other axes replicate the buffer.
+      axis: The name of the axis that the buffer is split over.
+      draw: "local": every shard draws B / D of its own rows, and no row is moved. Rows have the factor D M_s / M in `weight`,
+        for a shard of mass M_s, so that the weighted mean of a batch estimates what it does unsharded. A learner that ignores
+        weights is biased if shards are filled unequally. "global": shards draw in proportion to their mass, rows are moved by
+        `all_to_all`, and the batch is that of one buffer.
+
+    Outside `jax.shard_map` arrays span the mesh: rows with lanes are split along E, without lanes along N; leaves of a batch
+    are split along B. Inside a `jax.shard_map` over the axis the same methods take and return the block of the device: `[N, E /
+    D, ...]` and `[B / D, ...]`; `batch_size` stays B, and keys must be equal on all devices.
+
+    Samplers: `Uniform`, `Prioritized` (without `uniform=`), `Staleness`, and with draw="local" `Epoch`, `Consume` and
+    `Prioritized(replace=False)`. For Epoch a shard whose rows are all drawn waits, with `mask` False, until every shard has
+    finished the epoch. With one shard everything equals the unsharded buffer, bit for bit.
+
+    Raises:
+      ValueError: sizes are not multiples of D; the view reads neighbouring rows, but there are no lanes; a part keeps rows or
+        priorities on the host.
+      TypeError: a part needs all rows in one place, such as `samplers.Ranked` and `writers.TopK`.
+
+    Example:
+      >>> import fbuf, jax, jax.numpy as jnp
+      >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+      >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
+      >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.arange(5 * mesh.size)})
+      >>> state, batch = replay.sample(state, jax.random.key(0), 4 * mesh.size)
+      >>> bool(batch.mask.all())
+      True
+    """
+
+    buffer: Buffer
+    mesh: Mesh
+    axis: str = "data"
+    draw: Literal["local", "global"] = "local"
+
+    def __post_init__(self) -> None:
+        _checks.check_parts(self.buffer, self.mesh, self.axis)
+        if self.draw == "global":
+            _checks.check_draw_mode(self.buffer, self.shards)
+
+    @property
+    def shards(self) -> int:
+        """D, the devices along the axis."""
+        return int(self.mesh.shape[self.axis])
+
+    @functools.cached_property
+    def shard(self) -> Buffer:
+        """The buffer of one shard."""
+        shards, buffer = self.shards, self.buffer
+        storage = buffer.storage
+        if isinstance(storage, Deduplicated) and storage.blocks is not None:
+            storage = dataclasses.replace(storage, blocks=_split_blocks(storage.blocks, shards))
+        lanes = None if buffer.lanes is None else buffer.lanes // shards
+        return dataclasses.replace(
+            buffer, capacity=buffer.capacity // shards, lanes=lanes, batch_size=None, storage=storage
+        )
+
+    def check_state(self, state: ShardedState) -> None:
+        """Raise if the state has another number of shards, or is on another mesh."""
+        _checks.check_state("Sharded.check_state", self, state)
+
+    # ------------------------------------------------------------------------------------------------ making
+
+    def init(self, example: PyTree) -> ShardedState:
+        """Return the state of an empty buffer for rows like `example`. Each device makes its shard.
+
+        Args:
+          example: One row of one lane, as for `Buffer.init`.
+        Raises:
+          ValueError, TypeError: as `Buffer.init`.
+        Cost: O(C / D) on each device.
+
+        Example:
+          >>> import fbuf, jax
+          >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
+          >>> int(replay.size(replay.init({"t": 0})))
+          0
+        """
+
+        def local() -> ShardedState:
+            return block_of(self.shards, self.shard.init(example))
+
+        if is_local(self.axis):
+            return vary(local(), frozenset({self.axis}))
+        split = PartitionSpec(self.axis)
+        made: ShardedState = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=(), out_specs=split))()
+        return made
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    def add(self, state: ShardedState, row: PyTree, *, priority: Any = None, mask: Any = None) -> ShardedState:
+        """Add one row a lane: leaves `[E, ...]`; only with lanes, or one shard.
+
+        Arguments, errors and cost as `Buffer.add`.
+        """
+        if self.buffer.lanes is None and self.shards > 1:
+            raise ValueError(
+                f"Sharded.add: one row cannot be split over {self.shards} shards. Use lanes={self.shards}, or extend with a "
+                f"multiple of {self.shards} rows."
+            )
+        return self._extend("Sharded.add", state, row, priority, mask)
+
+    def extend(self, state: ShardedState, rows: PyTree, *, priority: Any = None, mask: Any = None) -> ShardedState:
+        """Add rows in order of time: leaves `[N, E, ...]`; without lanes `[N, ...]`, N / D of them to each shard.
+
+        Args:
+          state: From `init` or an earlier call. Donate it in a jitted step.
+          rows: In the structure of the example given to `init`.
+          priority: float[N, E] or float[N], |p| of each row; only for prioritized samplers.
+          mask: bool[N, E] or bool[N]: rows where it is False are skipped.
+        Raises:
+          ValueError, TypeError: wrong structure, dtype or shape; N is not a multiple of D without lanes.
+        Cost: O(N / D) on each device if the state is donated; with priorities one collective of 4 bytes.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size, lanes=2 * mesh.size), mesh)
+          >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.zeros((3, 2 * mesh.size), int)})
+          >>> int(replay.size(state)) == 6 * mesh.size
+          True
+        """
+        return self._extend("Sharded.extend", state, rows, priority, mask)
+
+    def _extend(self, call: str, state: ShardedState, rows: PyTree, priority: Any, mask: Any) -> ShardedState:
+        _checks.check_state(call, self, state)
+        buffer = _checks.buffer_here(self)
+        leaves, _, shape, priority, mask = checks.check_rows(call, buffer, state.shards, rows, priority, mask)
+        single = call.endswith("add")
+        if self.buffer.lanes is None and not is_local(self.axis) and not single:
+            _checks.check_multiple(call, "the number of rows", shape[0], self.shards, self.axis)
+            shape = (shape[0] // self.shards, 1)
+        elif self.buffer.lanes is not None:
+            shape = (shape[0], self.shard.geometry.lanes)
+        if shape[0] == 0:
+            return state
+        axes = (not single) + (buffer.lanes is not None)
+        spec = PartitionSpec(None, self.axis) if axes == 2 else PartitionSpec(self.axis) if axes else PartitionSpec()
+        return _extend(self, state, leaves, priority, mask, specs=(spec,) * 3, static=(shape, axes))[0]
+
+    def update_priority(
+        self, state: ShardedState, index: ShardedIndex, td_error: Any, *, mask: Any = None, eta: Any = 0.9
+    ) -> ShardedState:
+        """Set the priorities of drawn rows, whichever devices they are on: as `Buffer.update_priority`.
+
+        Args:
+          index: `batch.index`, or any selection and order of such rows.
+          td_error: float[B]; or float[B, T] with a view of windows.
+          mask: bool[B, T], which errors count.
+          eta: In [0, 1]; a number or float[].
+        Raises:
+          TypeError: the sampler has no priorities; `index` is not a `ShardedIndex`.
+          ValueError: shapes differ, or B is not a multiple of D.
+        Cost: one collective of 16 bytes a row; O(B log C / D) on each device if each has as many rows as others.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+          >>> replay = fbuf.sharded.Sharded(fbuf.prioritized(100 * mesh.size), mesh)
+          >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.arange(5 * mesh.size)})
+          >>> state, batch = replay.sample(state, jax.random.key(0), 4 * mesh.size)
+          >>> index = jax.tree.map(lambda x: x[::-1], batch.index)  # in any order
+          >>> state = replay.update_priority(state, index, jnp.full(4 * mesh.size, 3.0))
+          >>> float(replay.stats(state)["max_priority"])
+          3.0
+        """
+        call = "Sharded.update_priority"
+        _checks.check_state(call, self, state)
+        checks.check_prioritized(call, self.buffer.sampler)
+        index = _checks.checked_index(call, self, index)
+        own = Index(index.slot, index.ticket)
+        own, td_error, mask, eta = checks.check_errors(call, self.buffer, own, td_error, mask, eta)
+        if not is_local(self.axis):
+            _checks.check_multiple(call, "the length of index", own.slot.shape[0], self.shards, self.axis)
+        split = PartitionSpec(self.axis)
+        specs = (split, split, split, PartitionSpec())
+        return _update_priority(self, state, index, td_error, mask, eta, specs=specs)[0]
+
+    def cut(self, state: ShardedState, lanes: Any = None) -> ShardedState:
+        """End the running episodes at their newest rows: as `Buffer.cut`.
+
+        Args:
+          lanes: bool[E], the lanes to cut; None: all.
+        """
+        _checks.check_state("Sharded.cut", self, state)
+        lanes = checks.check_lanes("Sharded.cut", _checks.buffer_here(self), lanes)
+        spec = PartitionSpec(self.axis) if self.buffer.lanes is not None else PartitionSpec()
+        return _cut(self, state, lanes, specs=(spec,))[0]
+
+    def clear(self, state: ShardedState) -> ShardedState:
+        """Drop every row. Annealed numbers stay, and every index becomes stale. Cost: O(C / D) on each device."""
+        _checks.check_state("Sharded.clear", self, state)
+        return _clear(self, state)[0]
+
+    def set(self, state: ShardedState, **numbers: Unpack[Numbers]) -> ShardedState:
+        """Replace annealed numbers of the sampler on all shards: as `Buffer.set`."""
+        _checks.check_state("Sharded.set", self, state)
+        sampler = self.buffer.sampler
+        checked = checks.check_numbers("Sharded.set", sampler, sampler.numbers, numbers)
+        return _set(self, state, checked, specs=(PartitionSpec(),))[0]
+
+    # ----------------------------------------------------------------------------------------------- reading
+
+    def sample(
+        self, state: ShardedState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
+    ) -> tuple[ShardedState, ShardedSample]:
+        """Draw a batch. Use the returned state from then on: it orders this read before later writes.
+
+        Args:
+          state: From `init` or an earlier call.
+          key: PRNG key, typed or raw, equal on all devices; consumed.
+          batch_size: B of all devices together, a multiple of D; None: the buffer's.
+          **options: Numbers of the sampler for this call: `beta=schedule(step)`.
+        Returns:
+          The state, and a `ShardedSample` with leaves `[B, ...]`, split over the axis. Rows of an empty shard have `mask`
+          False; the weighted mean over all B is still unbiased.
+        Raises:
+          ValueError, TypeError: as `Buffer.sample`; B is not a multiple of D.
+        Cost: O(B / D) on each device (`Prioritized`: O(B log C / D)) and one collective of 16 D bytes; draw="global" moves
+          1.25 times the batch, and repeats that for shards with more than 1.25 / D of the mass.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+          >>> replay = fbuf.sharded.Sharded(fbuf.prioritized(100 * mesh.size), mesh, draw="global")
+          >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.arange(5 * mesh.size)})
+          >>> state, batch = replay.sample(state, jax.random.key(0), 4 * mesh.size)
+          >>> batch.data["t"].shape == (4 * mesh.size,)
+          True
+        """
+        call = "Sharded.sample"
+        _checks.check_state(call, self, state)
+        form = "sample(state, key, batch_size)"
+        size, given = checks.check_draw(call, form, self.buffer, key, batch_size, options)
+        _checks.check_multiple(call, "batch_size", size, self.shards, self.axis)
+        draw = _sample_global if self.draw == "global" else _sample
+        specs = (PartitionSpec(), PartitionSpec())
+        out = _specs_of_batch(self)
+        after, batch = draw(self, state, key, given, specs=specs, out=out, static=(size,))
+        sampled: ShardedSample = batch
+        return after, sampled
+
+    def peek(
+        self, state: ShardedState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
+    ) -> ShardedSample:
+        """Return the batch that `sample` would draw, without a new state; not ordered before later writes."""
+        return self.sample(state, key, batch_size, **options)[1]
+
+    def can_sample(self, state: ShardedState) -> jax.Array:
+        """Return bool[], whether any shard has an anchor to draw."""
+        _checks.check_state("Sharded.can_sample", self, state)
+        found: jax.Array = _can_sample(self, state)[1]
+        return found
+
+    def size(self, state: ShardedState) -> jax.Array:
+        """Return int32[], the rows held by all shards."""
+        _checks.check_state("Sharded.size", self, state)
+        held: jax.Array = _size(self, state)[1]
+        return held
+
+    def stats(self, state: ShardedState) -> dict[str, jax.Array]:
+        """Return scalars to log, of the whole: as `Buffer.stats`, and `balance`.
+
+        Counts are sums; `max_priority`, `blocks_load`, `blocks_ratio` and the like are the largest of any shard. `balance` is
+        float32[], from 1 / D (one shard has all anchors) to 1 (all have as many): with draw="local" about this part of a batch
+        counts.
+        """
+        _checks.check_state("Sharded.stats", self, state)
+        found: dict[str, jax.Array] = _stats(self, state)[1]
+        return found
+
+
+def _split_blocks(blocks: Any, shards: int) -> Any:
+    """Return the entries of one shard's table, a multiple of 32."""
+
+    def one(number: int | None) -> int | None:
+        return None if number is None else -(-number // (32 * shards)) * 32
+
+    return (
+        one(blocks) if isinstance(blocks, int) else tuple((name, one(number)) for name, number in dict(blocks).items())
+    )
+
+
+def _specs_of_batch(sharded: Sharded) -> ShardedSample:
+    split = PartitionSpec(sharded.axis)
+    whole = PartitionSpec() if hasattr(sharded.buffer.sampler, "position") else None
+    return split_specs(split, whole)
+
+
+def _extend_core(
+    sharded: Sharded, own: BufferState, leaves: Any, priority: Any, mask: Any, shape: tuple[int, int], axes: int
+) -> tuple[BufferState, None]:
+    own = write._extend_core(sharded.shard, own, leaves, priority, mask, shape, axes)[0]
+    sampler = sharded.shard.sampler
+    # Otherwise every shard keeps the number that all have.
+    moves = priority is not None or getattr(sampler, "largest", "seen") == "held" or sampler.stamp is not None
+    return _feedback.share_numbers(sharded, own) if moves else own, None
+
+
+def _cut_core(sharded: Sharded, own: BufferState, lanes: Any) -> tuple[BufferState, None]:
+    return write._cut_core(sharded.shard, own, lanes)
+
+
+def _clear_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, None]:
+    return write._clear_core(sharded.shard, own)
+
+
+def _set_core(sharded: Sharded, own: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
+    return write._set_core(sharded.shard, own, numbers)
+
+
+def _can_sample_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, jax.Array]:
+    anchors = jnp.sum(state_ops.count(own), dtype=jnp.int32)
+    available = sharded.shard.sampler.available(own.sampler, anchors)
+    return own, lax.psum(available, sharded.axis) > jnp.int32(0)
+
+
+def _size_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, jax.Array]:
+    return own, lax.psum(jnp.sum(own.ring.size, dtype=jnp.int32), sharded.axis)
+
+
+_LATEST = ("epoch", "version")
+"""Counts of `stats` that are not sums."""
+
+
+def _stats_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+    axis, shards = sharded.axis, sharded.shards
+    each = operations.stats.core(sharded.shard, own.pack())[1]
+    out = {}
+    for name, value in each.items():
+        if name == "cursor":
+            same = lax.pmax(value, axis) == lax.pmin(value, axis)
+            out[name] = jnp.where(same, lax.pmax(value, axis), jnp.int32(-1))
+        elif value.dtype == jnp.bool_:
+            out[name] = lax.pmin(value.astype(jnp.int32), axis) == jnp.int32(1)
+        elif jnp.issubdtype(value.dtype, jnp.floating) or name in _LATEST:
+            kind = jnp.int32 if value.dtype == jnp.uint32 else value.dtype
+            out[name] = lax.pmax(value.astype(kind), axis).astype(value.dtype)
+        elif name == "writes":
+            out[name] = lax.psum(jnp.minimum(value, jnp.uint32(0xFFFFFFFF // shards)), axis)
+        else:
+            out[name] = lax.psum(value, axis)
+    number = each["drawable"].astype(jnp.float32)
+    total, squares = lax.psum((number, number * number), axis)
+    even = total * total / jnp.maximum(squares * jnp.float32(shards), jnp.float32(1))
+    out["balance"] = jnp.where(total > jnp.float32(0), even, jnp.float32(1))
+    return own, out
+
+
+_extend = ShardedOperation(on_open(_extend_core))
+_update_priority = ShardedOperation(on_open(_feedback.update_priority_core))
+_cut = ShardedOperation(on_open(_cut_core))
+_clear = ShardedOperation(on_open(_clear_core))
+_set = ShardedOperation(on_open(_set_core))
+_sample = ShardedOperation(on_open(_draw.sample_core))
+_sample_global = ShardedOperation(on_open(_exchange.sample_global_core))
+_can_sample = ShardedOperation(on_open(_can_sample_core))
+_size = ShardedOperation(on_open(_size_core))
+_stats = ShardedOperation(on_open(_stats_core))

@@ -1,0 +1,71 @@
+"""Hold the state of all shards, and the indices of their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fbuf._buffer.state import BufferState
+from fbuf._core.component import component, state
+from fbuf._core.pytree import PyTree
+
+
+@component
+class Layout:
+    """How leaves of shards are joined. Static."""
+
+    shards: int  # D
+    scalars: tuple[bool, ...]  # which leaves of a shard have no axes
+
+
+@state
+class ShardedState:
+    """The state of a sharded buffer: a pytree of arrays, each split along its first axis over the mesh axis.
+
+    The leaves of all shards are joined along their first axis; a scalar of each shard makes an array `[D]`.
+    """
+
+    shards: BufferState
+    layout: Layout
+
+    def local(self) -> BufferState:
+        """Return the state of one shard, of which this is the block."""
+        leaves = zip(jax.tree.leaves(self.shards), self.layout.scalars, strict=True)
+        structure: Any = jax.tree.structure(self.shards)
+        own: BufferState = structure.unflatten([leaf[0] if scalar else leaf for leaf, scalar in leaves])
+        return own
+
+
+def block_of(shards: int, own: BufferState) -> ShardedState:
+    """Return the block that holds the state of one shard."""
+    leaves = jax.tree.leaves(own)
+    structure: Any = jax.tree.structure(own)
+    layout = Layout(shards, tuple(leaf.ndim == 0 for leaf in leaves))
+    return ShardedState(structure.unflatten([leaf if leaf.ndim else leaf[None] for leaf in leaves]), layout)
+
+
+@state
+class ShardedIndex:
+    """Names rows of a sharded buffer by shard, slot and ticket, on whichever device the index is."""
+
+    shard: jax.Array  # int32[B], in [0, D); D where the sample's mask is False
+    slot: jax.Array  # int32[B], in the shard, in [0, C / D); C / D where the mask is False
+    ticket: jax.Array  # uint32[B], generation of the slot; 0 where the mask is False
+
+
+@state
+class ShardedSample:
+    """A batch of a sharded buffer, leaves `[B, ...]` split over the mesh axis. Where `mask` is False it is zero."""
+
+    data: PyTree
+    index: ShardedIndex  # for `update_priority`
+    probability: jax.Array  # float32[B], of this anchor in one draw from the whole
+    weight: jax.Array  # float32[B], importance weight
+    mask: jax.Array  # bool[B], False where there was no anchor to draw
+    last: Any = None  # bool[], whether an epoch of `samplers.Epoch` ends with this batch; None for other samplers
+
+
+def split_specs(split: Any, last: Any) -> ShardedSample:
+    """Return the PartitionSpecs of a batch."""
+    return ShardedSample(split, ShardedIndex(split, split, split), split, split, split, last)

@@ -1,0 +1,41 @@
+"""Samplers, views, writers and storages inside `jax.shard_map(check_vma=True)`."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from tests.support.combinations import EXAMPLE, SAMPLERS, VIEWS, make
+from tests.support.shard_map import check_types, check_values
+
+_HERE = [name for name in SAMPLERS if "host" not in name]
+_VIEWS = list(VIEWS)
+
+
+@pytest.mark.parametrize("sampler", _HERE)
+def test_samplers_keep_the_types_of_their_arrays(sampler: str) -> None:
+    number = _HERE.index(sampler)
+    view = "Episode" if "episodes" in sampler else _VIEWS[number % len(_VIEWS)]
+    check_types(("Device", "Deduplicated")[number % 2], sampler, view)
+
+
+@pytest.mark.parametrize("writer", ["TopK", "Reservoir"])
+def test_writers_keep_the_types_of_their_arrays(writer: str) -> None:
+    check_types("Device", "Prioritized", "Row", writer)
+
+
+CASES = [("Device", "Epoch"), ("Device", "Prioritized(replace=False)"), ("Deduplicated", "Prioritized")]
+
+
+@pytest.mark.parametrize(("storage", "sampler"), CASES)
+def test_methods_give_the_same_inside_shard_map(storage: str, sampler: str) -> None:
+    check_values(storage, sampler, "Transition")
+
+
+@pytest.mark.parametrize("sampler", _HERE)
+def test_no_leaf_of_a_state_is_empty(sampler: str) -> None:
+    """XLA replicates arrays without elements, and a second call would compile again."""
+    for storage, view in (("Device", "Row"), ("Deduplicated", "Episode"), ("Device", "Hindsight")):
+        state = jax.eval_shape(make(storage, sampler, view).init, EXAMPLE)
+        empty = [path for path, leaf in jax.tree_util.tree_leaves_with_path(state) if not leaf.size]
+        assert not empty

@@ -1,0 +1,270 @@
+"""Sharded buffers on eight devices. `test_sharded.py` runs these in a process of their own."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import fbuf
+from fbuf.samplers import Consume, Epoch, Prioritized
+from fbuf.sharded import Sharded, ShardedIndex
+from tests.support import sharded as support
+from tests.support.inplace import ROW
+from tests.support.trees import same, x64
+
+DRAWS = ("local", "global")
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("sampler", support.SAMPLERS)
+def test_rows_are_drawn_with_the_probabilities_of_one_buffer(sampler: str, draw: str) -> None:
+    support.check_draws(sampler, draw, 10**6)
+
+
+@pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Sequence(2, autoreset="same_step")])
+@pytest.mark.parametrize("sampler", [Epoch(), Epoch(shuffle=False), Consume(), Consume(2)])
+def test_every_anchor_is_drawn_once_although_shards_have_unequal_numbers(sampler: Any, view: Any) -> None:
+    buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=sampler, view=view)
+    sharded = Sharded(buffer, support.mesh_of())
+    state, chance = support.fill(sharded), support.chances(buffer, support.fill(buffer))
+    times = getattr(sampler, "times", 1)
+    wanted = times * (support.drawable(buffer) > 0)
+    step = jax.jit(sharded.sample, static_argnums=2)
+    epochs = 2 if isinstance(sampler, Epoch) else 1
+    for epoch in range(epochs):
+        counts = np.zeros(chance.size)
+        for turn in range(100):
+            state, batch = step(state, jax.random.key(100 * epoch + turn), 32)
+            batch = jax.device_get(batch)
+            counts += np.bincount(support.ids(batch)[batch.mask], minlength=chance.size)
+            np.testing.assert_array_equal(batch.weight, batch.mask)
+            if batch.last if isinstance(sampler, Epoch) else not batch.mask.any():
+                break
+        np.testing.assert_array_equal(counts, wanted)
+        if isinstance(sampler, Epoch):
+            np.testing.assert_allclose(batch.probability[batch.mask], 1 / np.count_nonzero(wanted), rtol=1e-6)
+    assert int(sharded.stats(state)["epoch" if isinstance(sampler, Epoch) else "anchors_left"]) == (
+        epochs if epochs > 1 else 0
+    )
+
+
+def batches(sharded: Any, step: Any, turns: int = 4) -> Any:
+    """What a few steps return."""
+    rng, out, state = np.random.default_rng(0), [], support.fill(sharded)
+    rows, _, _ = support.rows_and_masks()
+    for turn in range(turns):
+        new = {name: leaf[:2] for name, leaf in rows.items()} | {
+            "id": rng.integers(0, 400, (2, support.LANES), np.int32)
+        }
+        state, found = step(state, new, jax.random.key(turn))
+        out.append(jax.device_get(found))
+    assert step._cache_size() == 1  # the second step compiles nothing
+    return out
+
+
+def four(draw: Any, number: int = 4, **settings: Any) -> Sharded:
+    """A sharded buffer over four of the devices, or over four pairs of them."""
+    view = fbuf.views.Transition(n_step=2, observation="id", reward="version", action="id", autoreset="same_step")
+    sampler = Prioritized(normalize="buffer")
+    buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=sampler, view=view)
+    shape, names = ((4,), ("data",)) if number == 4 else ((4, 2), ("data", "model"))
+    return Sharded(buffer, jax.make_mesh(shape, names, devices=jax.devices()[:number], **settings), draw=draw)
+
+
+@functools.cache
+def four_batches(draw: Any) -> Any:
+    sharded = four(draw, axis_types=(AxisType.Auto,))
+    return batches(sharded, jax.jit(support.step_of(sharded, 32), donate_argnums=0))
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("number", [4, 8])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_meshes_of_any_kind_give_the_same(kind: Any, number: int, draw: Any) -> None:
+    sharded = four(draw, number, axis_types=(kind,) * (number // 4))
+    same(batches(sharded, jax.jit(support.step_of(sharded, 32), donate_argnums=0)), four_batches(draw))
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_methods_inside_shard_map_act_on_the_block_of_the_device(check_vma: bool, draw: Any) -> None:
+    sharded = four(draw, axis_types=(AxisType.Auto,))
+    step = jax.shard_map(
+        support.step_of(sharded, 32),
+        mesh=sharded.mesh,
+        in_specs=(P("data"), P(None, "data"), P()),
+        out_specs=(P("data"), (P("data"), P(), P(), P())),
+        check_vma=check_vma,
+    )
+    same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
+
+
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_priorities_reach_their_shards_from_any_device(normalize: Any) -> None:
+    buffer = fbuf.Buffer(
+        support.CAPACITY, lanes=support.LANES, sampler=Prioritized(alpha=1.0, eps=0.0, normalize=normalize)
+    )
+    sharded = Sharded(buffer, support.mesh_of(), draw="global")
+    state, rng = support.fill(sharded), np.random.default_rng(0)
+    state, batch = sharded.sample(state, jax.random.key(0), 256)
+    held = support.held()
+    leaf = np.where(held, support.rows_and_masks()[2].reshape(-1), 0).astype(np.float64)
+    largest = leaf.max()
+    order = rng.permutation(256)
+    error = rng.uniform(1, 9, 256).astype(np.float32)
+    index = jax.tree.map(lambda x: np.asarray(x)[order].copy(), batch.index)
+    index.shard[:3] = (-1, 9, 3)  # foreign, and stale
+    index.ticket[2] += 7
+    error[3] = np.nan
+    index.shard[4], index.slot[4], index.ticket[4] = 8, buffer.capacity // 8, 0  # masked
+    state = jax.jit(sharded.update_priority)(state, index, error)
+    stats = jax.device_get(sharded.stats(state))
+    assert stats["refused_out_of_range"] == 2
+    assert stats["refused_stale"] == stats["refused_nonfinite"] == 1
+    taken = support.ids(batch)[order]
+    for row, value in list(zip(taken, error, strict=True))[5:]:  # the last of several wins
+        leaf[row] = value
+    probability = leaf / leaf.sum()
+    assert float(stats["max_priority"]) == pytest.approx(max(largest, np.nanmax(error[5:])))
+    batch = jax.device_get(sharded.peek(state, jax.random.key(1), 4096))
+    np.testing.assert_allclose(batch.probability, probability[support.ids(batch)], rtol=3e-5)
+    # New rows have the largest priority of all shards.
+    new = {name: leaf[:1] for name, leaf in support.rows_and_masks()[0].items()}
+    new["id"] = np.arange(1000, 1000 + support.LANES, dtype=np.int32)[None, :]
+    batch = jax.device_get(sharded.peek(sharded.extend(state, new), jax.random.key(2), 4096))
+    added = support.ids(batch) >= 1000
+    assert len(set(support.ids(batch)[added])) == support.LANES
+    np.testing.assert_allclose(batch.probability[added], batch.probability.max(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_all_mass_on_one_shard_and_on_none(draw: Any) -> None:
+    sampler = Prioritized(alpha=1.0, eps=0.0, normalize=None, beta=1.0)
+    buffer = fbuf.Buffer(64, lanes=8, sampler=sampler)
+    sharded = Sharded(buffer, support.mesh_of(), draw=draw)
+    rows = {"id": np.arange(32, dtype=np.int32).reshape(4, 8)}
+    empty = sharded.init({"id": np.int32(0)})
+    assert not bool(sharded.can_sample(empty))
+    state, batch = sharded.sample(empty, jax.random.key(0), 64)
+    assert not bool(batch.mask.any()) and int(sharded.stats(state)["empty_samples"]) == 1
+    priority = np.zeros((4, 8), np.float32)
+    state = sharded.extend(empty, rows, priority=priority)
+    batch = jax.device_get(sharded.peek(state, jax.random.key(1), 64))
+    assert batch.mask.all() and set(batch.probability) == {np.float32(1 / 32)} and set(batch.weight) == {1.0}
+    priority[:, 5] = 2.0
+    state = sharded.extend(empty, rows, priority=priority)
+    batch = jax.device_get(sharded.peek(state, jax.random.key(2), 64))
+    assert set(support.ids(batch)[batch.mask] % 8) == {5}
+    np.testing.assert_allclose(batch.probability[batch.mask], 0.25)
+    estimate = (
+        np.sum(batch.weight * support.ids(batch)) / 64
+    )  # of the mean over all 32 rows, of those that can be drawn
+    assert estimate == pytest.approx((5 + 13 + 21 + 29) / 32, rel=0.3)
+
+
+@functools.cache
+def programs(storage: str, sampler: str, draw: str) -> Any:
+    parts: Any = {"device": {}, "blocks": {"storage": fbuf.storages.Deduplicated(keys=("obs",), blocks=2**15)}}
+    view = fbuf.views.Transition(autoreset="same_step")
+    buffer = fbuf.Buffer(
+        2**17,
+        lanes=16,
+        sampler=getattr(fbuf.samplers, sampler)(),
+        view=view,
+        **parts[storage],
+    )
+    return support.in_place(Sharded(buffer, support.mesh_of(), draw=draw), ROW, 4, 256)
+
+
+BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "u8": 1}
+CASES = [("device", "Prioritized", "local"), ("device", "Uniform", "local"), ("blocks", "Prioritized", "local")]
+CASES += [("device", "Epoch", "local"), ("device", "Prioritized", "global")]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_a_step_is_in_place_and_moves_no_rows(case: tuple[str, str, str]) -> None:
+    program, text = programs(*case)
+    memory = program.memory_analysis()
+    assert memory.alias_size_in_bytes > 2**17 / 8 * 20
+    assert memory.temp_size_in_bytes < 3 * (256 * 40 * (2 if case[2] == "global" else 1)) + 64 * 1024
+    most, moved = 16 * 256 + 64 * 8, 0
+    for line in text.splitlines():
+        found = re.search(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", line)
+        if not found:
+            continue
+        sizes = re.findall(r"(f32|s32|u32|pred|u8)\[([\d,]*)\]", found[1])
+        total = sum(BYTES[kind] * int(np.prod([int(n) for n in shape.split(",") if n])) for kind, shape in sizes)
+        if found[2] == "all-to-all":
+            moved += total
+        else:
+            assert total <= most, line
+    assert (moved > 0) == (case[2] == "global")
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_steps_are_clean_under_strict_flags(draw: Any) -> None:
+    """With NaN checks, strict promotion, 64 bits and leak checks; an empty shard and zero leaves are no reason for a NaN."""
+    with jax.debug_nans(True), jax.numpy_dtype_promotion("strict"), x64(), jax.checking_leaks():
+        buffer = fbuf.Buffer(64, lanes=8, sampler=Prioritized(eps=0.0, normalize="buffer"))
+        sharded = Sharded(buffer, support.mesh_of(), draw=draw)
+        state = sharded.init({"id": jnp.int32(0)})
+        step = jax.jit(support.step_of(sharded, 16))
+        for turn, added in enumerate([[False] * 8, [True] + [False] * 7, [True] * 8]):
+            rows = {"id": np.arange(16, dtype=np.int32).reshape(2, 8)}
+            state = sharded.extend(state, rows, mask=np.array([added] * 2), priority=np.zeros((2, 8), np.float32))
+            state, (batch, stats, _, _) = step(state, rows, jax.random.key(turn))
+            jax.block_until_ready((batch, stats))
+
+
+def test_refusals() -> None:
+    mesh = support.mesh_of()
+    for buffer, kind, said in (
+        (
+            fbuf.Buffer(100),
+            ValueError,
+            r"capacity is 100, not a multiple of the 8 shards of axis 'data'. Use 96 or 104.",
+        ),
+        (
+            fbuf.Buffer(48, lanes=12),
+            ValueError,
+            "lanes is 12, not a multiple of the 8 shards of axis 'data'. Use 8 or 16.",
+        ),
+        (fbuf.Buffer(64, view=fbuf.views.Sequence(2, episode_end=())), ValueError, "lanes=8"),
+        (fbuf.Buffer(64, sampler=fbuf.samplers.Ranked()), TypeError, "ranks"),
+        (fbuf.Buffer(64, writer=fbuf.writers.TopK("id")), TypeError, "all rows in one place"),
+        (fbuf.Buffer(64, sampler=Consume(order="fifo")), TypeError, "one queue"),
+        (fbuf.Buffer(64, sampler=Prioritized(uniform=0.1)), ValueError, "uniform=None"),
+        (fbuf.Buffer(64, sampler=Prioritized(on="host")), ValueError, "host"),
+        (fbuf.Buffer(64, storage=fbuf.storages.Host()), ValueError, "Device"),
+        (fbuf.Buffer(64, prefetch=1, batch_size=8), ValueError, "prefetch=0"),
+        (fbuf.Buffer(64, on_read=fbuf.transforms.Normalize("id")), TypeError, "statistics of one shard"),
+    ):
+        with pytest.raises(kind, match=said):
+            Sharded(buffer, mesh)
+    for sampler in (Epoch(), Consume(), Prioritized(replace=False)):
+        with pytest.raises(ValueError, match="Use draw='local'"):
+            Sharded(fbuf.Buffer(64, sampler=sampler), mesh, draw="global")
+    sharded = Sharded(fbuf.prioritized(64), mesh)
+    state = sharded.init({"id": np.int32(0)})
+    index = ShardedIndex(*(jnp.zeros((12,), kind) for kind in (jnp.int32, jnp.int32, jnp.uint32)))
+    calls = {
+        "Use 16 or 24": lambda: sharded.sample(state, jax.random.key(0), 20),
+        "the number of rows is 4": lambda: sharded.extend(state, {"id": np.arange(4)}),
+        "one row cannot be split": lambda: sharded.add(state, {"id": np.int32(1)}),
+        "the length of index is 12": lambda: sharded.update_priority(state, index, jnp.ones(12)),
+        "the state has 8 shards; expected 4": lambda: Sharded(fbuf.prioritized(64), support.mesh_of(4)).size(state),
+    }
+    for said, call in calls.items():
+        with pytest.raises(ValueError, match=said):
+            call()
+    with pytest.raises(TypeError, match="expected ShardedState"):
+        sharded.size(fbuf.prioritized(64).init({"id": np.int32(0)}))  # type: ignore[arg-type]
