@@ -222,6 +222,8 @@ def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
                 return False
         elif not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
             return False
+        if not leaf.size:  # no rows: the state stays as it is
+            return False
     return True
 
 

@@ -16,6 +16,7 @@ from fbuf._interfaces.sampler import (
     EpisodeStarts,
     HostSampler,
     Inspected,
+    Mass,
     Sampler,
 )
 from fbuf._interfaces.storage import (
@@ -48,6 +49,7 @@ __all__ = [
     "HostSampler",
     "Inspected",
     "LeafBytes",
+    "Mass",
     "NthSampler",
     "Placement",
     "Prefetchable",

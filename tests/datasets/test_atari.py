@@ -278,7 +278,7 @@ def test_invalid_options_are_refused_before_anything_is_downloaded(tmp_path: Pat
         (
             {"view": Transition(observation="pixels", autoreset="same_step")},
             ValueError,
-            "observation is 'pixels', but rows have",
+            "no leaf named 'pixels'; rows have",
         ),
         ({"view": Row}, TypeError, "view is the class Row"),
         ({"sampler": fbuf.samplers.Staleness(3, version="version")}, ValueError, "leaf 'version'; expected one of"),

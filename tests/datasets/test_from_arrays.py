@@ -235,7 +235,7 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
         (
             {"view": fbuf.views.Transition(observation="pixels", autoreset="same_step")},
             ValueError,
-            "is 'pixels', but rows have",
+            "no leaf named 'pixels'; rows have",
         ),
         ({"sampler": fbuf.samplers.Staleness(3, version="v")}, ValueError, "leaf 'v'; expected one of"),
         ({"path": None}, TypeError, "path is None; expected the path of a folder"),

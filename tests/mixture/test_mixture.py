@@ -210,11 +210,12 @@ def test_invalid_arguments_are_refused() -> None:
     refused(TypeError, "index is Index; expected a MixtureIndex", lambda: mixture.update_rows(state, index, {}))
     for verb in ("get", "update_rows", "update_priority"):
         own = fbuf.prioritized(20) if verb == "update_priority" else mixture["a"]
+        held = own.init({name: leaf[0] for name, leaf in rows_of(0, 1).items()}) if own != mixture["a"] else state["a"]
         args = [jnp.ones(4)] * (verb != "get")
         refused(
             TypeError,
             rf"Buffer.{verb}: index is MixtureIndex; expected the Index of a batch. Pass mixture.route\(batch.index, name\)",
-            lambda own=own, verb=verb, args=args: getattr(own, verb)(state["a"], batch.index, *args),
+            lambda own=own, verb=verb, args=args, held=held: getattr(own, verb)(held, batch.index, *args),
         )
     refused(ValueError, "leaf 'x'", lambda: mixture.update_rows(state, batch.index, {"x": jnp.ones(4)}))
     refused(ValueError, "annealed is False", lambda: mixture.set(state, fractions={"a": 1}))
