@@ -109,8 +109,6 @@ BUFFER.sample(state, BATCH, KEY)
     TypeError Buffer.sample: batch_size is | expected a Python int | sample(state, key, batch_size)
 PRIORITIZED.update_priority(prioritized, zeros(BATCH), index(BATCH))
     TypeError Buffer.update_priority: index is | Pass batch.index
-PRIORITIZED.update_priority(prioritized, zeros(BATCH), zeros(BATCH))
-    TypeError Buffer.update_priority: index is ndarray | Pass batch.index
 BUFFER.convert(state, state)
     TypeError Buffer.convert: other is BufferState; expected a Buffer | convert(other, state)
 BUFFER.sample(state, KEY, 0)
