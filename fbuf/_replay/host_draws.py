@@ -8,7 +8,6 @@ Batches equal those of `Buffer.sample` bit for bit.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +41,7 @@ class HostBatch(NamedTuple):
         """Return a batch of tensors."""
         from fbuf.torch._dtypes import import_torch
 
-        torch = sys.modules.get("torch") or import_torch("Replay.sample")
+        torch = import_torch("Replay.sample")
         batch: Sample = self.structure.unflatten([torch.from_numpy(leaf) for leaf in self.leaves])
         return batch
 

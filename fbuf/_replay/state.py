@@ -150,6 +150,8 @@ class ReplayState:
             if drawn is not None:
                 self._key = drawn[0]
                 return drawn[1], None
+        if isinstance(self._key, np.ndarray):  # from `HostDraws`
+            self._key = jax.device_put(self._key)
         rows: tuple[Any, ...] = ()
         sizes = None
         if self._on_device and self._block is not None and self._block.count:

@@ -108,6 +108,9 @@ def test_draws_are_clean_under_transfer_guards() -> None:
         for _ in range(2):
             replay._host_draws._next = iter(())  # type: ignore[union-attr]  # as after the last of the random bits
             assert replay.sample(3, to="numpy").mask.all()
+    replay.stats()  # writes the row
+    with jax.transfer_guard("disallow"):
+        assert replay.sample(3).mask.shape == (3,)
 
 
 def test_other_buffers_are_drawn_by_jax() -> None:
