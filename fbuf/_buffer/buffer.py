@@ -296,6 +296,7 @@ class Buffer(BufferConfig):
         call = "Buffer.update_priority"
         checks.check_state(call, self, state)
         if checks.can_trace(self, state, (index, td_error, mask)):
+            checks.check_is_index(call, index)
             checks.check_eta(call, eta)
             return operations.checked_update(self, state, index, td_error, mask, eta, static=(call,))[0]
         return operations.update_priority(self, state, *checks.check_errors(call, self, index, td_error, mask, eta))[0]

@@ -8,11 +8,9 @@ Batches equal those of `Buffer.sample` bit for bit.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import random_bits
@@ -43,7 +41,7 @@ class HostBatch(NamedTuple):
         """Return a batch of tensors."""
         from fbuf.torch._dtypes import import_torch
 
-        torch = sys.modules.get("torch") or import_torch("Replay.sample")
+        torch = import_torch("Replay.sample")
         batch: Sample = self.structure.unflatten([torch.from_numpy(leaf) for leaf in self.leaves])
         return batch
 
@@ -79,8 +77,7 @@ class HostDraws:
         self._size = 0  # of the last draw
         self._key: Any = None  # after it
         self._next: Any = iter(())  # keys and random bits of the next draws
-        rows: Any = jax.tree.structure(state.rows)
-        self._structure = jax.tree.structure(Sample(rows.unflatten([0] * rows.num_leaves), Index(0, 0), 0, 0, 0))  # type: ignore[arg-type]
+        self._structure = jax.tree.structure(Sample(state.rows, Index(0, 0), 0, 0, 0))  # type: ignore[arg-type]
 
     def draw(self, state: BufferState, block: RowBlock | None, key: Any, size: int) -> tuple[Any, HostBatch] | None:
         """Return the data of the next key and a batch of the state with the rows of `block`; None if there are none."""
@@ -141,7 +138,7 @@ class HostDraws:
             self._next, self._size = iter(()), size
         drawn = next(self._next, None)
         if drawn is None:
-            keys, *bits = map(np.asarray, random_draws(size, self._impl)(jnp.asarray(key)))
+            keys, *bits = map(np.asarray, random_draws(size, self._impl)(jax.device_put(key)))
             self._next = iter(zip(keys, *(part.astype(np.uint64) for part in bits), strict=True))
             drawn = next(self._next)
         return drawn
@@ -153,6 +150,6 @@ def host_draws(buffer: Buffer, state: BufferState, impl: str) -> HostDraws | Non
     equal = type(buffer.sampler) is Uniform and buffer.dense and parts == (Device, Row, Ring)
     if not equal or buffer.prefetch or buffer.on_read is not None:
         return None
-    if any(np.dtype(leaf.dtype).kind not in "biufc" for leaf in jax.tree.leaves(state.rows)):
-        return None  # Python's buffers have no bfloat16
+    if any(np.dtype(leaf.dtype).isbuiltin != 1 for leaf in jax.tree.leaves(state.rows)):
+        return None  # Python's buffers have no bfloat16 or float8
     return HostDraws(buffer, state, impl)

@@ -189,6 +189,11 @@ class Replay(ReplayRows):
     def state(self, state: BufferState) -> None:
         if not isinstance(state, BufferState):
             raise TypeError(f"Replay.state: got {type(state).__name__}; expected a BufferState of {self.buffer!r}.")
+        if not isinstance(state.header, jax.Array):
+            raise TypeError(
+                f"Replay.state: its leaves are {type(state.header).__name__}; expected JAX arrays. Write replay.state = "
+                f"jax.device_put(state)."
+            )
         refuse_donated("Replay.state", state)
         self.buffer.check_state(state)
         self._check_rows(state)
@@ -199,9 +204,12 @@ class Replay(ReplayRows):
         with self._lock.acquire():
             if not self._state.header.is_deleted():
                 self._keep_written()
-            if self._block is not None:
-                self._block.clear()
+            moved = state.header.sharding != self._state.header.sharding
             self._state, self._sizes = state, None
+            if moved:
+                self._choose_paths()
+            elif self._block is not None:
+                self._block.clear()
             self._lock.notify()
 
     @restores_lock

@@ -116,8 +116,9 @@ def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
     if not parts or getattr(buffer.storage, "path", None) is not None or buffer.on_write is not None:
         return None
     spec, _ = buffer.given_spec(state)
-    if any(np.dtype(leaf.dtype).kind not in _NUMBERS for leaf in spec.values()):
-        return None
+    dtypes = [np.dtype(leaf.dtype) for leaf in spec.values()]
+    if not all(dtype.kind in "biuf" or dtype.name.startswith(("bfloat16", "float8")) for dtype in dtypes):
+        return None  # numbers of int4 have no byte of their own
     size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
     length = min(most, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
     return RowBlock(buffer, state, length) if length > 1 else None

@@ -52,17 +52,18 @@ class ReplayState:
         self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_sampler(
             self.buffer.sampler
         )
-        devices: set[Any] = self._state.header.sharding.device_set
         self._spec = self.buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
+        self._choose_paths()
+
+    def _choose_paths(self) -> None:
+        """Choose how to draw batches and collect rows, by the buffer and the devices of the state."""
+        devices: set[Any] = self._state.header.sharding.device_set
         packs = not self._has_pairs and not isinstance(self.buffer.storage, Ragged)
         self._packs = packs and {d.platform for d in devices} == {"cpu"} and len(devices) == 1
-        self._host_draws: HostDraws | None = host_draws(buffer, state, self._impl) if self._packs else None
-        self._block = self._new_block()
-
-    def _new_block(self) -> RowBlock | None:
+        self._host_draws: HostDraws | None = host_draws(self.buffer, self._state, self._impl) if self._packs else None
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
-        return row_block(self.buffer, self._state, 64 if self._host_draws is None else 256)
+        self._block: RowBlock | None = row_block(self.buffer, self._state, 64 if self._host_draws is None else 256)
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
@@ -137,8 +138,8 @@ class ReplayState:
     def _grow(self, blocks: Any, capacity: int | None) -> None:
         self._keep_written()
         self.buffer, self._state = self.buffer.grow(self._state, blocks, capacity=capacity)
-        self._sizes, self._block = None, self._new_block()
-        self._draws, self._programs = {}, {}
+        self._sizes, self._draws, self._programs = None, {}, {}
+        self._choose_paths()
 
     def _draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array | None]:
         """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
@@ -149,6 +150,8 @@ class ReplayState:
             if drawn is not None:
                 self._key = drawn[0]
                 return drawn[1], None
+        if isinstance(self._key, np.ndarray):  # from `HostDraws`
+            self._key = jax.device_put(self._key)
         rows: tuple[Any, ...] = ()
         sizes = None
         if self._on_device and self._block is not None and self._block.count:
@@ -175,11 +178,12 @@ class ReplayState:
     def _check_draw(
         self, call: str, batch_size: int | None, options: Mapping[str, Any]
     ) -> tuple[int, dict[str, jax.Array]]:
-        known = self._draws.get(batch_size) if not options else None
+        plain = not options and (batch_size is None or type(batch_size) is int)  # True and 4.0 equal ints
+        known = self._draws.get(batch_size) if plain else None
         if known is None:
             key = jax.random.wrap_key_data(self._key, impl=self._impl)
             known = check_draw(call, f"{call.rpartition('.')[2]}(batch_size)", self.buffer, key, batch_size, options)
-            if not options:
+            if plain:
                 self._draws[batch_size] = known
         return known
 

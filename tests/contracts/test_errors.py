@@ -30,6 +30,11 @@ def test_invalid_arguments_are_refused(case: Any) -> None:
     refusals.check(case, errors.SCOPE, **errors.states())
 
 
+def test_an_eager_call_names_the_class_of_its_index() -> None:
+    with pytest.raises(TypeError, match="Buffer.update_priority: index is ndarray; expected the Index"):
+        PRIORITIZED.update_priority(PRIORITIZED.init(EXAMPLE), zeros(BATCH), zeros(BATCH))  # type: ignore[arg-type]
+
+
 def test_every_method_refuses_other_states() -> None:
     no = Uniform()
     for verb, arguments in {

@@ -56,7 +56,7 @@ def test_batches_in_numpy_are_those_of_jax(capacity: int, lanes: int | None, lap
             for replay in (ours, theirs):
                 replay.add(row(100 * step + n, axes), mask=mask)
         size = 7 if step % 4 else 12
-        if step % 6 == 5:  # keys go on from one form to the other
+        if step % 7 == 6:  # keys go on from one form to the other, here between draws of one size
             same(ours.sample(size), theirs.sample(size))
         else:
             same(ours.sample(size, to="numpy"), jax.device_get(theirs.sample(size)))
@@ -86,10 +86,37 @@ def test_writes_after_draws_are_in_place() -> None:
         assert replay.state.rows["x"].unsafe_buffer_pointer() == before and batch.mask.all()
 
 
+def test_rows_may_be_of_a_class_that_checks_its_values() -> None:
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Step:
+        x: Any
+
+        def __post_init__(self) -> None:
+            if isinstance(self.x, int):
+                raise TypeError("x is no array")
+
+    replay = fbuf.Replay(fbuf.uniform(50), Step(np.zeros(2, np.float32)))
+    replay.add(Step(np.ones(2, np.float32)))
+    assert replay.sample(3, to="numpy").data.x.tolist() == [[1, 1]] * 3
+
+
+def test_draws_are_clean_under_transfer_guards() -> None:
+    replay = fbuf.Replay(fbuf.uniform(50), EXAMPLE)
+    replay.add(row(0, ()))
+    with jax.transfer_guard("disallow"):
+        for _ in range(2):
+            replay._host_draws._next = iter(())  # type: ignore[union-attr]  # as after the last of the random bits
+            assert replay.sample(3, to="numpy").mask.all()
+    replay.stats()  # writes the row
+    with jax.transfer_guard("disallow"):
+        assert replay.sample(3).mask.shape == (3,)
+
+
 def test_other_buffers_are_drawn_by_jax() -> None:
-    half = {"x": jnp.zeros(2, jnp.bfloat16)}
     for buffer, example in (
-        (fbuf.uniform(50), half),
+        (fbuf.uniform(50), {"x": jnp.zeros(2, jnp.bfloat16)}),
+        (fbuf.uniform(50), {"x": jnp.zeros(2, jnp.float8_e5m2)}),
         (fbuf.prioritized(50), EXAMPLE),
         (fbuf.Buffer(50, sampler=fbuf.samplers.Epoch()), EXAMPLE),
         (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=())), EXAMPLE),

@@ -149,6 +149,21 @@ def test_wide_numbers_are_collected() -> None:
     assert held["x"].tolist() == [[np.float32(0.1)] * 2] and held["n"].tolist() == [-7] and held["u"].tolist() == [255]
 
 
+def test_numbers_of_half_a_byte_are_written_at_once() -> None:
+    replay = fbuf.Replay(fbuf.uniform(9), {"x": jnp.zeros(2, jnp.int4)})
+    replay.add({"x": np.ones(2, jnp.int4)})
+    assert replay.last(1).data["x"].astype(int).tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("size", [True, 1.0, [1]], ids=str)
+def test_batch_sizes_are_ints_after_a_draw_too(size: Any) -> None:
+    replay = make()
+    replay.add(row(0))
+    replay.sample(1)
+    with pytest.raises(TypeError, match=r"Replay\.sample: batch_size is \w+; expected a Python int"):
+        replay.sample(size)
+
+
 def test_rows_in_files_are_written_at_once(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(64, storage=storages.Memmap(str(tmp_path / "rows")))
     replay = fbuf.Replay(buffer, EXAMPLE)

@@ -92,6 +92,8 @@ def test_a_state_can_be_set_and_is_checked() -> None:
         replay.state = given
     with pytest.raises(TypeError, match="Replay.state: got dict; expected a BufferState"):
         replay.state = {}  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="Replay.state: its leaves are ndarray; expected JAX arrays"):
+        replay.state = jax.device_get(replay.state)
     with pytest.raises(ValueError, match="made by another buffer"):
         replay.state = replay_of(9).state
     for example in ({"x": 0}, {"t": 0.0}):

@@ -58,6 +58,16 @@ with replay.batches(4, device=sharding) as batches:
     batch = next(batches)
     assert batch.data["t"].sharding == sharding
     replay.update_priority(batch.index, batch.data["t"])
+
+replay, other = (fbuf.Replay(fbuf.uniform(64), {"t": np.float32(0)}) for _ in range(2))
+for each in replay, other:
+    each.add({"t": np.float32(1)})
+other.state = jax.device_put(other.state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+for step in range(3):
+    batches = [each.sample(4, to="numpy") for each in (replay, other)]
+    jax.tree.map(np.testing.assert_array_equal, *batches)
+    for each in replay, other:
+        each.add({"t": np.float32(step)})
 print("well")
 """
 
