@@ -93,8 +93,9 @@ class Sharded:
         )
 
     def check_state(self, state: ShardedState) -> None:
-        """Raise if the state has another number of shards, or is on another mesh."""
+        """Raise ValueError if another buffer made the state, or it is on another mesh."""
         _checks.check_state("Sharded.check_state", self, state)
+        jax.eval_shape(lambda state: _size(self, state)[1], state)
 
     # ------------------------------------------------------------------------------------------------ making
 
@@ -119,6 +120,7 @@ class Sharded:
             return block_of(self.shards, self.shard.init(example))
 
         if is_local(self.axis):
+            _checks.check_axis("Sharded.init", self)
             return vary(local(), frozenset({self.axis}))
         split = PartitionSpec(self.axis)
         made: ShardedState = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=(), out_specs=split))()
