@@ -124,17 +124,23 @@ def validate_transforms(buffer: BufferConfig, state: BufferState) -> BufferState
 def check_state(buffer: BufferConfig, state: BufferState) -> None:
     """Raise if another buffer made the state, at trace time."""
     checks.refuse_stacked("Buffer.check_state", type(buffer), state)
-    spec, structure = buffer.storage.spec(state.rows)
-    row_format = given_of(state)
-    items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
-    fits = (row_format is None) == (buffer.on_write is None)
-    if not fits or _outline(state) != _expected_state(buffer, items, structure, row_format):
+    if not fits(buffer, state):
         raise ValueError(
             f"Buffer: this state was made by another buffer than {buffer!r} (of another capacity, number of lanes, "
             f"storage, sampler, view, prefetch or batch_size, or other transforms). Use the buffer that made it (buffer, "
             f"state = buffer.grow(state) gives another); for another sampler, view, prefetch or on_read of the same rows "
             f"buffer.convert(other, state)."
         )
+
+
+def fits(buffer: BufferConfig, state: BufferState) -> bool:
+    """Return whether the buffer, or an equal one, can have made the state."""
+    spec, structure = buffer.storage.spec(state.rows)
+    row_format = given_of(state)
+    items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
+    if (row_format is None) != (buffer.on_write is None):
+        return False
+    return bool(_outline(state) == _expected_state(buffer, items, structure, row_format))
 
 
 def _outline(state: BufferState) -> Any:

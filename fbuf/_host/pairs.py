@@ -70,9 +70,11 @@ class ObservationPairs:
 
     # ---------------------------------------------------------------- writing
 
-    def add(self, observation: Any, next_observation: Any) -> None:
+    def add(self, observation: Any, next_observation: Any, *, replace: bool = False) -> None:
         """Store a step of every lane, arrays `[E, *shape]`, at `position`; the oldest step is dropped if there is no room.
 
+        Args:
+          replace: Replace the newest step instead.
         Raises:
           ValueError: the shapes do not fit. Nothing was stored, as with any exception.
         Cost: a copy of both and a comparison; every eighth step a `Store.write`.
@@ -82,15 +84,14 @@ class ObservationPairs:
         with self._lock:
             if self._newest.max() >= _STAGED:
                 self._flush()
-            ends = (
-                self._newest < 0 if self.steps == 0 else self._differ(self._staged[self._newest, self._lane], rows[0])
-            )
+            ends = (self._newest < 0) | self._differ(self._staged[self._newest, self._lane], rows[0])
             at = self._newest + ends  # the newest row is the observation of this step, or a final before it
             self._staged[at[ends], self._lane[ends]] = rows[0, ends]
             self._staged[at + 1, self._lane] = rows[1]
-            self._row[self.position] = self._written + at
+            step = self.steps - replace
+            self._row[step % self.length] = self._written + at
             self._newest = at + 1
-            self.steps += 1
+            self.steps = step + 1
 
     def _differ(self, rows: Array, others: Array) -> Array:
         """Return bool[E]: which rows differ in a byte."""
@@ -104,7 +105,7 @@ class ObservationPairs:
             return
         needed = int((self._written + self._newest - self._oldest()).max())
         if needed > self._store.length:
-            self._grow(min(needed + needed // 4, 2 * self.length) + 2 * _STAGED)
+            self._grow(max(needed, min(needed + needed // 4, 2 * self.length)) + 2 * _STAGED)
         keep = np.arange(number)[:, None] < self._newest
         self._store.write([self._staged[:number]], None if keep.all() else keep)
         self._staged[0] = self._staged[self._newest, self._lane]

@@ -12,6 +12,8 @@ not malice: unpickling can run any code, so load only files that you trust.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import weakref
 from typing import Any
 
@@ -51,9 +53,12 @@ class _Shared:
         self.pairs.clear()
 
     def assign(self, offset: int, position: Any, value: Array) -> None:
-        if not isinstance(position, (int, np.integer)) or position % self.pairs.length != self.pairs.position:
+        pairs = self.pairs
+        behind = (pairs.steps - position) % pairs.length if isinstance(position, (int, np.integer)) else 2
+        # The newest row is assigned again if `add` failed after the observations: an invalid reward, or an interrupt.
+        if behind > min(pairs.steps, 1):
             raise IndexError(
-                f"Compressed buffer: rows {position!r} were assigned; expected row {self.pairs.position}. Rows are "
+                f"Compressed buffer: rows {position!r} were assigned; expected row {pairs.position}. Rows are "
                 f"stored in order: call add."
             )
         if offset == 0:
@@ -61,8 +66,8 @@ class _Shared:
         elif self._waiting is None:
             raise IndexError("Compressed buffer: next_observations was assigned before observations. Call add.")
         else:
-            self.pairs.add(self._waiting, value)
-            self._waiting = None
+            pairs.add(self._waiting, value, replace=behind == 1)
+            self._waiting = self._ahead = None
 
     def read(self, offset: int, position: Array, lane: Array) -> Array:
         """Return rows, and keep those of the other array, which SB3 reads next, decoded from the same chunks."""
@@ -103,22 +108,27 @@ class _Observations:
 
     def __getitem__(self, key: Any) -> Array:
         key = key if isinstance(key, tuple) else (key,)
-        ellipsis = next((i for i, k in enumerate(key) if k is Ellipsis), None)
-        if ellipsis is not None:
-            key = (*key[:ellipsis], *[slice(None)] * (self.ndim - len(key) + 1), *key[ellipsis + 1 :])
-        rest = key[2:]
-        if any(not isinstance(k, (int, slice)) for k in rest):
-            raise IndexError(f"Compressed buffer: index {rest!r} within rows; expected integers or slices.")
-        if len(key) > 1 and all(isinstance(k, np.ndarray) and k.dtype.kind in "iu" for k in key[:2]):
-            position, lane = np.broadcast_arrays(key[0], key[1])
-            if position.ndim == 1 and position.min(initial=0) >= 0:
+        while len(key) > 1 and (key[-1] is Ellipsis or (isinstance(key[-1], slice) and key[-1] == slice(None))):
+            key = key[:-1]
+        if len(key) == 2 and all(isinstance(k, np.ndarray) and k.dtype.kind in "iu" for k in key):
+            position, lane = np.broadcast_arrays(*key)
+            if position.ndim == 1 and min(position.min(initial=0), lane.min(initial=0)) >= 0:
                 rows = self._shared.read(self._offset, position, lane)
                 _new[id(rows)] = rows
-                return rows if all(k == slice(None) for k in rest) else rows[(slice(None), *rest)]
-        size = self.shape[0] * self.shape[1]
-        place = np.asarray(np.arange(size).reshape(self.shape[:2])[key[:2]])  # NumPy resolves any index
-        rows = self._shared.pairs.read(*np.divmod(place.reshape(-1), self.shape[1]), (self._offset,))[0]
-        return rows.reshape(*place.shape, *self.shape[2:])[(*[slice(None)] * place.ndim, *rest)]
+                return rows
+        number = np.arange(self.shape[0] * self.shape[1]).reshape(self.shape[:2])  # NumPy resolves any index
+        if len(key) == 1 or not any(k is Ellipsis for k in key):
+            with contextlib.suppress(IndexError):  # an index within rows
+                place = np.asarray(number[key])
+                return self._read(place.reshape(-1)).reshape(*place.shape, *self.shape[2:])
+        inner = np.arange(math.prod(self.shape[2:])).reshape(self.shape[2:])
+        number = number.reshape(*number.shape, *[1] * inner.ndim)
+        place, entry = (np.broadcast_to(array, self.shape)[key] for array in (number, inner))
+        places, nth = np.unique(place, return_inverse=True)
+        return self._read(places).reshape(len(places), inner.size)[nth.reshape(place.shape), entry]
+
+    def _read(self, place: Array) -> Array:
+        return self._shared.pairs.read(*np.divmod(place, self.shape[1]), (self._offset,))[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[:], dtype)

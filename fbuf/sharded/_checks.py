@@ -99,10 +99,22 @@ def check_multiple(call: str, name: str, value: int, shards: int, axis: str) -> 
         )
 
 
+def check_axis(call: str, sharded: Any) -> None:
+    """Raise inside `jax.shard_map` over a mesh of another size."""
+    size = dict(jax.sharding.get_abstract_mesh().shape).get(sharded.axis, sharded.shards)
+    if is_local(sharded.axis) and size != sharded.shards:
+        raise ValueError(
+            f"{call}: axis '{sharded.axis}' of this shard_map has {size} devices; expected {sharded.shards}. Use the mesh of "
+            f"the Sharded."
+        )
+
+
 def check_state(call: str, sharded: Any, state: Any) -> None:
     """Raise for another type, a donated state, or the state of another mesh or number of shards."""
     checks.check_state_type(call, type(sharded), ShardedState, state)
     refuse_donated(call, state.shards)
+    checks.refuse_stacked(call, type(sharded), state.shards)
+    check_axis(call, sharded)
     if state.layout.shards != sharded.shards:
         raise ValueError(
             f"{call}: the state has {state.layout.shards} shards; expected {sharded.shards}, of axis '{sharded.axis}'. Use the "
@@ -111,7 +123,12 @@ def check_state(call: str, sharded: Any, state: Any) -> None:
     header = state.shards.header
     place = None if isinstance(header, jax.core.Tracer) else header.sharding
     if isinstance(place, NamedSharding) and place.mesh != sharded.mesh and place.mesh.devices.size > 1:
-        raise ValueError(f"{call}: the state is on another mesh, {place.mesh}; expected {sharded.mesh}.")
+        one, other = (
+            f"{mesh} of devices {[device.id for device in mesh.devices.flat]}" for mesh in (place.mesh, sharded.mesh)
+        )
+        raise ValueError(
+            f"{call}: the state is on another mesh: {one}; expected {other}. Use the Sharded that made it."
+        )
 
 
 def checked_index(call: str, sharded: Any, index: Any) -> ShardedIndex:

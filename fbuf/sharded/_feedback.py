@@ -24,7 +24,7 @@ def update_priority_core(
     buffer, shards = sharded.shard, sharded.shards
     me, nowhere = lax.axis_index(sharded.axis).astype(jnp.int32), jnp.int32(buffer.capacity)
     if shards == 1:
-        foreign = (index.shard < jnp.int32(0)) | (index.shard > jnp.int32(1))
+        foreign = (index.shard != jnp.int32(0)) & ((index.slot != nowhere) | (index.ticket != jnp.uint32(0)))
         slots = Index(jnp.where(foreign, jnp.int32(-1), index.slot), index.ticket)
         return priorities._update_priority_core(buffer, own, slots, td_error, mask, eta)
     error = td_error.astype(jnp.float32)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from fbuf._buffer import init
 from fbuf._core import control_flow
 from fbuf._core.dispatch import _UNCHANGED, scoped
 from fbuf.sharded._state import ShardedState
@@ -33,6 +34,11 @@ class ShardedOperation:
         ) -> Any:
             def on_shard(state: ShardedState, args: Any) -> Any:
                 own = state.local()
+                if not init.fits(sharded.shard, own):
+                    raise ValueError(
+                        f"Sharded: this state was made by another buffer than {sharded.buffer!r}, of another "
+                        f"capacity, number of lanes, sampler, view or storage. Use the Sharded that made it."
+                    )
                 with control_flow.varying_as(state, args):
                     new, result = core(sharded, own, *args, *static)
                 leaves = zip(jax.tree.leaves(own), jax.tree.leaves(new), state.layout.scalars, strict=True)

@@ -56,13 +56,22 @@ class Sharded:
       TypeError: a part needs all rows in one place, such as `samplers.Ranked` and `writers.TopK`.
 
     Example:
+      A learner's step inside `jax.shard_map`; `fbuf.sharded` shows the methods outside of it.
+
       >>> import fbuf, jax, jax.numpy as jnp
-      >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+      >>> from jax.sharding import AxisType, PartitionSpec as P
+      >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
       >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
-      >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.arange(5 * mesh.size)})
-      >>> state, batch = replay.sample(state, jax.random.key(0), 4 * mesh.size)
-      >>> bool(batch.mask.all())
-      True
+      >>> def step(state, rows, key):
+      ...     state = replay.extend(state, rows)
+      ...     state, batch = replay.sample(state, key, 4 * mesh.size)  # 4 rows here
+      ...     return state, jax.lax.pmean(jnp.mean(batch.weight * batch.data["reward"]), "data")
+      >>> specs = {"in_specs": (P("data"), P("data"), P()), "out_specs": (P("data"), P())}
+      >>> step = jax.jit(jax.shard_map(step, mesh=mesh, **specs), donate_argnums=0)
+      >>> rows = {"reward": jnp.ones(5 * mesh.size)}
+      >>> state, mean = step(replay.init({"reward": 0.0}), rows, jax.random.key(0))
+      >>> float(mean)
+      1.0
     """
 
     buffer: Buffer
@@ -93,8 +102,9 @@ class Sharded:
         )
 
     def check_state(self, state: ShardedState) -> None:
-        """Raise if the state has another number of shards, or is on another mesh."""
+        """Raise ValueError if another buffer made the state, or it is on another mesh."""
         _checks.check_state("Sharded.check_state", self, state)
+        jax.eval_shape(lambda state: _size(self, state)[1], state)
 
     # ------------------------------------------------------------------------------------------------ making
 
@@ -119,6 +129,7 @@ class Sharded:
             return block_of(self.shards, self.shard.init(example))
 
         if is_local(self.axis):
+            _checks.check_axis("Sharded.init", self)
             return vary(local(), frozenset({self.axis}))
         split = PartitionSpec(self.axis)
         made: ShardedState = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=(), out_specs=split))()

@@ -27,6 +27,10 @@ class Model:
         self.pairs.add(observation, following)
         self.steps.append((observation.copy(), following.copy()))
 
+    def replace(self, observation: np.ndarray, following: np.ndarray) -> None:
+        self.pairs.add(observation, following, replace=True)
+        self.steps[-1] = (observation.copy(), following.copy())
+
     def check(self, position: np.ndarray, lane: np.ndarray, offsets: tuple[int, ...] = (0, 1)) -> None:
         length, total = self.pairs.length, len(self.steps)
         for offset, found in zip(offsets, self.pairs.read(position, lane, offsets), strict=True):
@@ -49,8 +53,13 @@ def test_any_sequence_of_steps_agrees_with_a_list(data: st.DataObject) -> None:
     model = Model(ObservationPairs(length, lanes, shape, dtype, codec))
     following = np.zeros((lanes, *shape), dtype)
     for _ in range(data.draw(st.integers(1, 6), "calls")):
-        call = data.draw(st.sampled_from(["add", "add", "add", "read", "pickle", "clear"]))
-        if call == "add":
+        call = data.draw(st.sampled_from(["add", "add", "add", "replace", "read", "pickle", "clear"]))
+        if call == "replace" and model.steps:
+            for observation in (model.steps[-1][0], following):
+                following = rng.integers(0, 256, (lanes, *shape, dtype.itemsize), np.uint8)
+                following = (following.view(dtype) if dtype.kind != "b" else following > 99).reshape(lanes, *shape)
+                model.replace(observation, following)
+        elif call == "add":
             chance = data.draw(st.sampled_from([0.0, 0.1, 1.0]), "ends")
             for _ in range(data.draw(st.sampled_from([1, 3, 8, 50]))):
                 observation, ends = following.copy(), rng.random(lanes) < chance
@@ -114,6 +123,16 @@ def test_a_full_store_makes_room_when_many_episodes_end() -> None:
         following = rng.random((3, 5), np.float32)
         model.add(observation, following)
         if t in (449, 470, 520, 899):
+            model.check_all()
+
+
+def test_replaced_steps_leave_the_others() -> None:
+    model, step = Model(ObservationPairs(20, 2, (4,), np.int16, Zstd())), np.zeros((2, 4), np.int16)
+    for t in range(150):
+        model.add(step + t, step + t + 1)
+        for again in range(t % 3 if t < 100 else 30):
+            model.replace(step + t, step + t + 1 + 1000 * again)
+        if t % 10 == 0:
             model.check_all()
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,8 +33,8 @@ SAMPLERS = {
 }
 
 
-def run(path: Path, cases: str = "") -> None:
-    """Run the cases of a file on eight devices."""
+def run(path: str, cases: str = "") -> None:
+    """Run the cases of a file of the repository on eight devices."""
     code = "import sys, pytest; sys.exit(pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
     run_python(code, path, "-k", cases, **devices(8))
 

@@ -177,6 +177,14 @@ INDICES = [
     (np.array([1, 5, 5]), np.array([0, 1, 1]), slice(None)),
     (np.array([1, 5]), np.array([0, 1]), 2),
     (np.array([-1, -40, 3]), np.array([0, -1, -2])),
+    (np.array([9, 3]), np.array([-1, -2])),
+    (np.array([9, 3]), np.array([1, 0]), np.array([1, 2])),
+    (None, 3, 1),
+    (3, 1, None, np.int64(2)),
+    (3, ..., [0, 2]),
+    (slice(None), np.array([0, 1]), slice(None), 2),
+    (np.arange(80).reshape(40, 2) % 3 == 0, 2),
+    (3, 1, 2, 5, 6),
     np.arange(40) % 3 == 0,
     np.zeros(0, int),
 ]
@@ -208,6 +216,19 @@ def test_invalid_indices_and_assignments_are_refused() -> None:
         sb3.CompressedReplayBuffer(10, nested, ACTIONS)
     with pytest.raises(ValueError, match="Use CompressedReplayBuffer"):
         sb3.CompressedDictReplayBuffer(10, nested["image"], ACTIONS)
+
+
+@pytest.mark.parametrize("steps", [0, 20, 45])
+def test_add_is_repeated_after_it_failed(steps: int) -> None:
+    one, other = filled(steps=steps)
+    for t, (first, following, *rest) in enumerate(itertools.islice(stacks(2, 0.1, 4), 30)):
+        for buffer in (one, other):
+            with pytest.raises(ValueError, match="broadcast"):
+                buffer.add(first + 1, following + t, rest[0], np.zeros(5), *rest[2:])
+            np.testing.assert_array_equal(buffer.observations[buffer.pos], first + 1)
+            buffer.add(first, following, *rest)
+    np.testing.assert_array_equal(one.observations, other.observations)
+    np.testing.assert_array_equal(one.next_observations, other.next_observations)
 
 
 def test_a_reset_buffer_is_empty() -> None:

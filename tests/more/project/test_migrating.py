@@ -42,8 +42,8 @@ def sections() -> list[Section]:
     page, out = (FOLDER / "MIGRATING.md").read_text(), []
     for part in page.split("\n## ")[1:]:
         first, *rest = part.split("\n### ")
-        peer = PEERS[first.split("\n")[0]]
-        out += [Section(peer, text.split("\n")[0], blocks(first), blocks(text)) for text in rest]
+        name = first.split("\n")[0]
+        out += [Section(PEERS[name], text.split("\n")[0], blocks(first), blocks(text)) for text in rest]
     return out
 
 

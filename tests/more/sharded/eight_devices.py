@@ -266,5 +266,12 @@ def test_refusals() -> None:
     for said, call in calls.items():
         with pytest.raises(ValueError, match=said):
             call()
+    reversed_mesh = jax.make_mesh((8,), ("data",), devices=jax.devices()[::-1])
+    with pytest.raises(ValueError, match=r"devices \[0, 1, .*; expected .* of devices \[7, 6, "):
+        Sharded(fbuf.prioritized(64), reversed_mesh).size(state)
+    four = Sharded(fbuf.prioritized(64), support.mesh_of(4))
+    for local in (lambda: four.init({"id": np.int32(0)}), lambda: four.size(four.init({"id": np.int32(0)}))):
+        with pytest.raises(ValueError, match="has 8 devices; expected 4"):
+            jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=P("data"))()
     with pytest.raises(TypeError, match="expected ShardedState"):
         sharded.size(fbuf.prioritized(64).init({"id": np.int32(0)}))  # type: ignore[arg-type]
