@@ -46,7 +46,7 @@ def main(steps=400):
         for _, batch in zip(range(steps), replay.batches(BATCH, to="numpy"), strict=False):
             data = batch.data
             wanted = data["reward"] + data["discount"] * values[data["next_obs"]].max(-1)
-            np.add.at(values, (data["obs"], data["action"]), 0.1 * (wanted - values[data["obs"], data["action"]]))
+            np.add.at(values, (data["obs"], data["action"]), 0.02 * (wanted - values[data["obs"], data["action"]]))
     for actor in actors:
         actor.join()
     stats = replay.stats()
