@@ -1,0 +1,10 @@
+"""Sharded buffers on eight devices: the costlier cases, in processes of their own."""
+
+import pytest
+
+from tests.support.sharded import run
+
+
+@pytest.mark.parametrize("cases", ["probabilities", "meshes or shard_map"])
+def test_eight_devices(cases: str) -> None:
+    run("tests/more/sharded/eight_devices.py", cases)
