@@ -202,9 +202,7 @@ def test_a_tensorclass_is_refused_as_an_example() -> None:
 
     step = Step(obs=torch.zeros(3), reward=torch.zeros(()), batch_size=[])
     for make in (fbuf.Buffer(8).init, lambda example: fbuf.Replay(fbuf.Buffer(8), example)):
-        with pytest.raises(
-            TypeError, match=r"a Step of torch tensors; expected dicts .* fbuf.torch.from_torch\(x.to_dict"
-        ):
+        with pytest.raises(TypeError, match=r"a Step.*; expected dicts .* fbuf.torch.from_torch\(\w+.to_dict"):
             make(step)
     assert fbuf.Buffer(8).init(fbuf.torch.from_torch(step.to_dict())).rows["obs"].shape == (8, 3)
 
