@@ -61,7 +61,7 @@ class LockedState(ReplayState):
         return self._lock.acquire(stop, check=self._check_state, notify=notify)
 
     def _collect_now(self, row: PyTree, mask: Any) -> bool:
-        """Keep one row for a later write, without a turn of the lock; False where that is not possible."""
+        """Keep one row for a later write if the lock is free; return whether it was kept."""
         with self._lock.mutex:
             block = self._block
             free = self._lock.is_free() and not self._closed and not self._state.header.is_deleted()

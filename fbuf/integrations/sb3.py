@@ -44,12 +44,12 @@ class _Shared:
     def __init__(self, pairs: ObservationPairs, reads_both: bool) -> None:
         self.pairs = pairs
         self._reads_both = reads_both
-        self.clear()
+        self._waiting: Array | None = None  # the observation whose next observation is assigned next
+        self._ahead: tuple[int, int, Array, Array, Array] | None = None  # rows that are probably read next
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._waiting: Array | None = None  # the observation whose next observation is assigned next
-        self._ahead: tuple[int, int, Array, Array, Array] | None = None  # rows that are probably read next
+        self._waiting = self._ahead = None
         self.pairs.clear()
 
     def assign(self, offset: int, position: Any, value: Array) -> None:

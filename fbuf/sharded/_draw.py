@@ -29,9 +29,7 @@ class Whole(NamedTuple):
 
     share: jax.Array  # float32[D], of each shard in draws of the whole
     number: jax.Array  # float32[], anchors of all shards
-    least: (
-        jax.Array
-    )  # float32[D], the smallest probability of a row of each shard, in a draw of the whole; 0: not tracked
+    least: jax.Array  # float32[D], the smallest probability of a row of each shard; 0: not tracked
 
 
 def gather(sharded: Any, own: jax.Array) -> jax.Array:

@@ -37,7 +37,7 @@ def update_priority_core(
     shard = index.shard.reshape(-1)
     is_masked = (slots.slot == nowhere) & (slots.ticket == jnp.uint32(0))
     foreign = (shard < jnp.int32(0)) | (shard >= jnp.int32(shards))
-    # The first shard counts rows of no shard; nobody takes masked ones.
+    # The first shard counts rows of no shard. No shard takes masked ones.
     slot = jnp.where(foreign, jnp.int32(-1), slots.slot)
     shard = jnp.where(is_masked, jnp.int32(shards), jnp.where(foreign, jnp.int32(0), shard))
     bits = [lax.bitcast_convert_type(words, jnp.int32) for words in (slots.ticket, error)]

@@ -94,7 +94,7 @@ def test_rows_may_be_of_a_class_that_checks_its_values() -> None:
 
         def __post_init__(self) -> None:
             if isinstance(self.x, int):
-                raise TypeError("x is no array")
+                raise TypeError("x is not an array")
 
     replay = fbuf.Replay(fbuf.uniform(50), Step(np.zeros(2, np.float32)))
     replay.add(Step(np.ones(2, np.float32)))

@@ -1,6 +1,6 @@
 """A plugin for pytest, `-p tests.support.sb3_swapped`: Stable-Baselines3 with compressed replay buffers in place of its own.
 
-Every observation is compressed, however small. Whoever imports SB3's classes gets ours, except SB3's own modules.
+Every observation is compressed, however small. Imports of SB3's classes return ours, except in SB3's own modules.
 """
 
 import sys
