@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "demo",
         help="train Double DQN on a real Atari game, and see what the replay takes",
         description="Trains Double DQN on a real Atari game; the whole training step, replay and all, is one jitted "
-        "function. Prints a table and draws a picture. At most 3 minutes on 2 CPU cores by default.",
+        "function. Prints a table and draws a picture. Takes about a minute on 2 CPU cores by default.",
     )
     _command.add_arguments(demo)
     demo.set_defaults(run=_command.main)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-STEPS = 2_000
+STEPS = 600
 STORAGES = ("device", "host", "compressed", "deduplicated")  # as in `_dqn`, which imports JAX
 _EXTRAS = {"ale_py": "ale-py", "gymnasium": "gymnasium", "optax": "optax", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 
@@ -32,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--storage",
         choices=STORAGES,
         default="compressed",
-        help="where the frames live in training (default: %(default)s); at the end all storages are compared on the same rows",
+        help="where the frames are stored (default: %(default)s)",
     )
+    parser.add_argument("--compare", action="store_true", help="then compare all storages on the newest of these rows")
     parser.add_argument("--out", type=Path, default=Path("fbuf-demo.png"), help="the picture (default: %(default)s)")
 
 
@@ -41,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
     """Run the demo.
 
     Returns:
-      The exit status: 0, or 1 if storages differ in a batch.
+      The exit status: 0, or 1 if `--compare` finds storages that differ in a batch.
     Raises:
       CommandError: an extra is missing, or an option is invalid.
     """
@@ -55,9 +56,12 @@ def main(options: argparse.Namespace) -> int:
     settings = _run.Settings(game, options.seed, options.steps)
     with _progress(options.storage, options.steps) as progress:
         result = _run.run(options.storage, settings, VectorAtari, progress)
-    with _progress("storages compared", _compare_storages.number_of_turns(result.newest)) as progress:
-        columns = _compare_storages.compare(result.newest, progress)
-    print(f"\n{_report.table(result)}\n\n{_report.storages(columns)}")
+    print(f"\n{_report.table(result)}")
+    columns = []
+    if options.compare:
+        with _progress("storages compared", _compare_storages.number_of_turns(result.newest)) as progress:
+            columns = _compare_storages.compare(result.newest, progress)
+        print(f"\n{_report.storages(columns)}")
     try:
         _report.plot(result, options.out)
     except OSError as error:

@@ -125,7 +125,7 @@ def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys,
     wrong = [*columns[:-1], dataclasses.replace(columns[-1], identical=False)]
     for found, status in ((columns, 0), (wrong, 1)):
         monkeypatch.setattr(_compare_storages, "compare", lambda rows, progress, found=found: found)
-        assert main(["demo", "--seed", "1", "--out", str(out)]) == status
+        assert main(["demo", "--compare", "--seed", "1", "--out", str(out)]) == status
         captured = capsys.readouterr()
         assert "every storage on the newest" in captured.out and str(out) in captured.out
         assert ("DIFFERENT" in captured.out) == bool(status)

@@ -116,7 +116,7 @@ def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monk
     monkeypatch.setattr(_run, "run", None)
     cases = {
         "--game Brekout": r"--game is 'Brekout'; .* Near: breakout",
-        "--steps 0": r"--steps is 0; expected 1 or more\. Use --steps 2000",
+        "--steps 0": r"--steps is 0; expected 1 or more\. Use --steps 600",
         "--seed -1": r"--seed is -1; .* Use --seed 0",
         "--out .": r"--out \. does not end in \.png",
         "--out a.pdf": r"--out a\.pdf does not end in \.png\. Use --out a\.pdf\.png",
