@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 STEPS = 600
+LONG = ("road_runner", 3_000)  # a game that DQN learns soon
 STORAGES = ("device", "host", "compressed", "deduplicated")  # as in `_dqn`, which imports JAX
 _EXTRAS = {"ale_py": "ale-py", "gymnasium": "gymnasium", "optax": "optax", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 
@@ -20,12 +21,12 @@ class CommandError(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `demo`."""
-    parser.add_argument("--game", default="breakout", help="an Atari game by name (default: %(default)s)")
+    parser.add_argument("--game", help="an Atari game by name (default: breakout)")
     parser.add_argument(
-        "--steps",
-        type=int,
-        default=STEPS,
-        help="training steps, each 4 frames of 8 games and one batch (default: %(default)s)",
+        "--steps", type=int, help=f"training steps, each 4 frames of 8 games and one batch (default: {STEPS})"
+    )
+    parser.add_argument(
+        "--long", action="store_true", help=f"by default {LONG[1]:,} steps of {LONG[0]}: the score rises"
     )
     parser.add_argument("--seed", type=int, default=0, help="of games, network, policy and draws (default: 0)")
     parser.add_argument(
@@ -46,6 +47,9 @@ def main(options: argparse.Namespace) -> int:
     Raises:
       CommandError: an extra is missing, or an option is invalid.
     """
+    game, steps = LONG if options.long else ("breakout", STEPS)
+    options.game = game if options.game is None else options.game
+    options.steps = steps if options.steps is None else options.steps
     _check_extras()
     game = _check_options(options)
 

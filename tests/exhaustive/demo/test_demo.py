@@ -132,3 +132,5 @@ def test_the_command_runs_and_compares_storages(runs, columns, tmp_path, capsys,
         assert "compressed" in captured.err  # the progress bar
         assert out.read_bytes().startswith(PNG)
     assert asked == [("compressed", _run.Settings("breakout", 1, _command.STEPS))] * 2
+    assert main(["demo", "--long", "--out", str(out)]) == 0 and "every storage" not in capsys.readouterr().out
+    assert asked[2] == ("compressed", _run.Settings("road_runner", 0, 3_000))

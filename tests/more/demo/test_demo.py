@@ -117,6 +117,7 @@ def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monk
     cases = {
         "--game Brekout": r"--game is 'Brekout'; .* Near: breakout",
         "--steps 0": r"--steps is 0; expected 1 or more\. Use --steps 600",
+        "--long --steps -1": r"--steps is -1",
         "--seed -1": r"--seed is -1; .* Use --seed 0",
         "--out .": r"--out \. does not end in \.png",
         "--out a.pdf": r"--out a\.pdf does not end in \.png\. Use --out a\.pdf\.png",

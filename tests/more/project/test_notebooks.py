@@ -1,25 +1,29 @@
-"""Every cell of every notebook runs; none stores outputs."""
+"""Every notebook runs in a kernel, and shows what is stored in it, but for numbers and pixels."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from benchmarks.notebooks import FOLDER, execute
 
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def test_there_are_notebooks() -> None:
-    assert NOTEBOOKS
+def shown(cell):
+    """Return what a cell prints, numbers masked, and the kinds of its other outputs."""
+    if cell["cell_type"] != "code":
+        return []
+    printed = "".join("".join(o["text"]) for o in cell["outputs"] if o.get("name") == "stdout")
+    kinds = [sorted(o["data"]) for o in cell["outputs"] if o["output_type"] != "stream"]
+    return [" ".join(re.sub(r"\d[\d,.e+-]*", "0", printed).split()), *kinds]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FBUF_FAST", "1")
-    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
-    assert all(not c["outputs"] and c["execution_count"] is None for c in cells), "strip the outputs"
-    assert "assert " in "".join(cells[-1]["source"]), "the last cell asserts what the text claims"
-    scope: dict[str, object] = {}
-    for number, cell in enumerate(cells):
-        exec(compile("".join(cell["source"]), f"{path.name}, cell {number}", "exec"), scope)
+def test_runs_and_shows_what_is_stored(path: Path) -> None:
+    stored = json.loads(path.read_text())["cells"]
+    assert len(stored) < 15 and stored[0]["source"][0].rstrip().endswith("?")
+    assert "assert " in "".join(stored[-1]["source"]), "the last cell asserts what the text claims"
+    # A stored notebook is made by: python -m benchmarks.notebooks NAME
+    assert [shown(cell) for cell in execute(path)["cells"]] == [shown(cell) for cell in stored]
