@@ -26,12 +26,12 @@ WITNESSES = [
 ]
 
 
-def test_rows_come_back_to_the_bit() -> None:
+def test_rows_come_back_to_the_bit():
     for shape, dtype, block in WITNESSES:
         check(shape, dtype, block, rows=2)
 
 
-def test_bits_and_not_values_are_compared() -> None:
+def test_bits_and_not_values_are_compared():
     """Zeros of both signs differ; a NaN is like itself, and unlike a NaN of another payload."""
     zero, nan, other = np.float32(0.0), np.uint32(0x7FC00001), np.uint32(0x7FC00002)
     a = np.array([[zero, nan.view(np.float32), nan.view(np.float32)]], np.float32)
@@ -43,7 +43,7 @@ def test_bits_and_not_values_are_compared() -> None:
     np.testing.assert_array_equal(block_grid.differ_from_blocks(words[0], blocks, grid), [[True, False, True]])
 
 
-def test_items_are_taken_in_any_order() -> None:
+def test_items_are_taken_in_any_order():
     leaf = jax.ShapeDtypeStruct((2, 9, 11, 3), jnp.uint8)
     grid = block_grid.grid(leaf, (4, 4))
     values = noise((5, *leaf.shape), "uint8")
@@ -63,7 +63,7 @@ DEFAULTS = [
 ]
 
 
-def test_default_blocks_are_about_7_lines_of_12_bytes() -> None:
+def test_default_blocks_are_about_7_lines_of_12_bytes():
     for shape, dtype, high, wide in DEFAULTS:
         grid = block_grid.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
         assert (grid.rows, 4 * grid.words) == (high, wide)
@@ -72,7 +72,7 @@ def test_default_blocks_are_about_7_lines_of_12_bytes() -> None:
 @given(shape=shapes, dtype=some.sampled_from(["uint8", "int16", "float32"]))
 @example(shape=(84, 85, 3), dtype="uint8")
 @example(shape=(84, 85, 3), dtype="float32")
-def test_the_default_fits_every_shape(shape: tuple[int, ...], dtype: str) -> None:
+def test_the_default_fits_every_shape(shape, dtype):
     """No block is out of proportion or outside the frame, and no element is cut in two."""
     grid = block_grid.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
     channels = shape[-1] if len(shape) >= 3 and shape[-1] < 4 else 1
@@ -83,7 +83,7 @@ def test_the_default_fits_every_shape(shape: tuple[int, ...], dtype: str) -> Non
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_widths_that_do_not_fill_words(dtype: str, channels: int) -> None:
+def test_widths_that_do_not_fill_words(dtype, channels):
     """Refused with the next width that does; the code of the message works."""
     leaf = jax.ShapeDtypeStruct((30, 30, channels), jnp.dtype(dtype))
     pixel = channels * leaf.dtype.itemsize

@@ -4,10 +4,7 @@ Each condition is a case: a step that meets it and one that does not. Both run e
 storages; what is returned is what the buffer without checks returns.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +16,11 @@ from tests.support.checked import EXAMPLE, FIRST, NAN, check_eager, filled, rows
 
 
 @pytest.mark.parametrize(("name", "storage"), FIRST)
-def test_an_eager_call_raises_at_once(name: str, storage: str) -> None:
+def test_an_eager_call_raises_at_once(name, storage):
     check_eager(name, storage)
 
 
-def test_a_checked_buffer_is_a_value() -> None:
+def test_a_checked_buffer_is_a_value():
     buffer = fbuf.prioritized(8)
     checked = fbuf.checked(buffer)
     assert checked == fbuf.checked(fbuf.prioritized(8)) == fbuf.checked(checked) != fbuf.checked(fbuf.prioritized(9))
@@ -33,7 +30,7 @@ def test_a_checked_buffer_is_a_value() -> None:
     traces = []
 
     @partial(jax.jit, static_argnums=0)
-    def size(buffer: Any, state: Any) -> Any:
+    def size(buffer, state):
         traces.append(1)
         return buffer.size(state)
 
@@ -44,11 +41,11 @@ def test_a_checked_buffer_is_a_value() -> None:
         checked.no_such_verb  # noqa: B018
 
 
-def test_an_unchecked_buffer_compiles_as_before() -> None:
-    def step(buffer: Any, state: Any, errors: Any) -> Any:
+def test_an_unchecked_buffer_compiles_as_before():
+    def step(buffer, state, errors):
         return updated(buffer, buffer.extend(state, rows_of(6, 2)), errors)
 
-    def text(fn: Any) -> str:
+    def text(fn):
         return jax.jit(fn).lower(state, jnp.ones(4)).as_text()
 
     buffer = fbuf.prioritized(8)
@@ -63,7 +60,7 @@ def test_an_unchecked_buffer_compiles_as_before() -> None:
     assert text(partial(step, free)) == before
 
 
-def test_donated_and_without_checkify() -> None:
+def test_donated_and_without_checkify():
     buffer = fbuf.checked(fbuf.prioritized(8))
     step = jax.jit(checkify.checkify(partial(updated, buffer)), donate_argnums=0)
     state = filled(buffer)
@@ -75,18 +72,18 @@ def test_donated_and_without_checkify() -> None:
         jax.jit(partial(updated, buffer))(state, jnp.ones(4))
 
 
-def test_checked_refuses_other_arguments() -> None:
+def test_checked_refuses_other_arguments():
     with pytest.raises(TypeError, match="checked: got int; expected a Buffer, or a step of states"):
         fbuf.checked(3)
     with pytest.raises(ValueError, match="checked: allow names 'stale'; expected some of refused_nonfinite"):
         fbuf.checked(fbuf.uniform(8), allow=("stale",))
     with pytest.raises(TypeError, match=r"allow is 'retired_rows'; expected a tuple. Write allow=\('retired_rows',\)"):
-        fbuf.checked(fbuf.uniform(8), allow="retired_rows")  # type: ignore[arg-type]
+        fbuf.checked(fbuf.uniform(8), allow="retired_rows")
     with pytest.raises(TypeError, match="but a step is given; expected a Buffer with it"):
         fbuf.checked(lambda s: s, allow=("retired_rows",))
 
 
-def test_a_checked_step_raises() -> None:
+def test_a_checked_step_raises():
     buffer = fbuf.prioritized(8)
     step = fbuf.checked(jax.jit(partial(updated, buffer)))
     with pytest.raises(ValueError, match="checked: refused one by one: 4 nonfinite"):

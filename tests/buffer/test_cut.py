@@ -1,10 +1,6 @@
 """Cuts, as programs that restart their environments make them; every method against the model: `contracts/test_model.py`."""
 
-from __future__ import annotations
-
 import gc
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +13,7 @@ from fbuf.views import Sequence, Transition
 from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
 
 
-def test_no_transition_leads_across_a_restart(tmp_path: Path) -> None:
+def test_no_transition_leads_across_a_restart(tmp_path):
     buffer = fbuf.Buffer(20, view=STEPS)
     fbuf.save(tmp_path, buffer, buffer.extend(buffer.init(ROW), steps(0, 5)))
     buffer, state = fbuf.load(tmp_path, cut=True)
@@ -26,7 +22,7 @@ def test_no_transition_leads_across_a_restart(tmp_path: Path) -> None:
     assert seen[2.0] == (4.0, 1.5, 0.25) and seen[3.0] == (4.0, 1.0, 0.5)
 
 
-def test_replay_cuts_after_the_rows_it_has_collected() -> None:
+def test_replay_cuts_after_the_rows_it_has_collected():
     replay = fbuf.Replay(fbuf.Buffer(40, view=Sequence(2, episode_end=()), lanes=2), {"t": 0})
     for t in range(6):
         replay.add({"t": np.array([t, t])})
@@ -41,7 +37,7 @@ def test_replay_cuts_after_the_rows_it_has_collected() -> None:
     assert replay.stats()["drawable"] == 4 + 5
 
 
-def test_cuts_outlive_two_restarts(tmp_path: Path, storage: Any = Memmap) -> None:
+def test_cuts_outlive_two_restarts(tmp_path, storage=Memmap):
     """And changes of the rows that were cut; also where a checkpoint of another storage was loaded into the files."""
     buffer = fbuf.Buffer(100, view=WINDOWS, storage=storage(str(tmp_path / "rows")))
     state = buffer.extend(buffer.init({"t": 0}), counted(0, 4))
@@ -62,7 +58,7 @@ def test_cuts_outlive_two_restarts(tmp_path: Path, storage: Any = Memmap) -> Non
     assert windows(buffer, buffer.extend(state, counted(34, 1))) == expected | {(32, 33, 34)}
 
 
-def test_buffers_without_episodes_have_none_to_cut(tmp_path: Path) -> None:
+def test_buffers_without_episodes_have_none_to_cut(tmp_path):
     replay = fbuf.Replay(fbuf.uniform(9), {"t": 0})
     replay.extend(counted(0, 4))
     before = jax.device_get(replay.state)
@@ -87,7 +83,7 @@ def test_buffers_without_episodes_have_none_to_cut(tmp_path: Path) -> None:
         (np.array([True]), ValueError, r"Buffer.cut: .*lanes.*\[1\]; expected.*\[2\]"),
     ],
 )
-def test_lanes_are_a_mask(lanes: Any, error: Any, match: str) -> None:
+def test_lanes_are_a_mask(lanes, error, match):
     buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
     with pytest.raises(error, match=match):
         buffer.cut(buffer.init({"t": 0}), lanes)
@@ -109,13 +105,13 @@ def test_lanes_are_a_mask(lanes: Any, error: Any, match: str) -> None:
         (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"no leaf named 'id'; rows .*or None"),
     ],
 )
-def test_wrong_ids_are_refused(view: Any, row: Any, error: Any, match: str) -> None:
+def test_wrong_ids_are_refused(view, row, error, match):
     with pytest.raises(error, match=match):
         fbuf.Buffer(8, view=view).init(row)
 
 
 @pytest.mark.parametrize("autoreset", ["next_step"])
-def test_a_cut_is_a_truncation_without_final_observation(autoreset: str) -> None:
+def test_a_cut_is_a_truncation_without_final_observation(autoreset):
     """Before an end, after an end whose reset row has not arrived, and after one that has."""
     buffer = fbuf.Buffer(20, view=Transition(autoreset=autoreset))
     for number in range(2):  # rows after the end

@@ -1,9 +1,5 @@
 """`buffer.plan` against what is then allocated and compiled."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +17,7 @@ EXAMPLE = {
 TRANSITION = fbuf.views.Transition(n_step=2, stack=4, autoreset="same_step")
 
 
-def frames(count: int, seed: int = 0) -> np.ndarray:
+def frames(count, seed=0):
     """A dot that wanders over a fixed background: compresses like a game."""
     rng = np.random.default_rng(seed)
     background = rng.integers(0, 255, (28, 28), np.uint8)
@@ -30,7 +26,7 @@ def frames(count: int, seed: int = 0) -> np.ndarray:
     return out
 
 
-def rows(count: int) -> dict[str, Any]:
+def rows(count):
     return {
         "obs": frames(count),
         "action": np.zeros(count, np.int32),
@@ -50,7 +46,7 @@ VIEWS = {"row": fbuf.views.Row(), "transition": TRANSITION}
 SAMPLERS = {"uniform": fbuf.samplers.Uniform(), "prioritized": fbuf.samplers.Prioritized(normalize="buffer")}
 
 
-def check_fixed(view: Any, sampler: Any, storage: Any) -> None:
+def check_fixed(view, sampler, storage):
     """Plan exactly what is of a fixed size."""
     view, sampler, storage = VIEWS[view], SAMPLERS[sampler], STORAGES[storage]
     buffer = fbuf.Buffer(3000, storage=storage, sampler=sampler, view=view)
@@ -70,37 +66,37 @@ def check_fixed(view: Any, sampler: Any, storage: Any) -> None:
     assert held < plan.peak_sample < held + 3 * 16 * 9 * 820 + 65536
 
 
-def deduplicated(blocks: int | None, on_full: str = "retire") -> fbuf.Buffer:
+def deduplicated(blocks, on_full="retire"):
     return fbuf.Buffer(
         2000, storage=fbuf.storages.Deduplicated(keys=("obs",), block=(7, 8), blocks=blocks, on_full=on_full)
     )
 
 
-def distinct_rows(count: int) -> dict[str, Any]:
+def distinct_rows(count):
     obs = np.repeat(frames(1), count, 0)
     obs[:, 0, :4] = np.arange(count, dtype="<u4").view(np.uint8).reshape(count, 4)
     return rows(count) | {"obs": obs}
 
 
-def test_fixed_sizes_are_exact() -> None:
+def test_fixed_sizes_are_exact():
     check_fixed("transition", "uniform", "host")
 
 
-def test_without_donation_rows_exist_twice() -> None:
+def test_without_donation_rows_exist_twice():
     buffer = fbuf.Buffer(50_000)
     plan = buffer.plan(EXAMPLE, donated=False)
     assert plan.peak_extend == pytest.approx(2 * plan.device, rel=0.05)
     assert not plan.donated and "not donated" in str(plan)
 
 
-def test_a_plan_allocates_no_rows() -> None:
+def test_a_plan_allocates_no_rows():
     buffer = fbuf.Buffer(1_000_000_000, view=TRANSITION)
     plan = buffer.plan(EXAMPLE)
     assert plan.device > 780_000_000_000
     assert "GiB" in str(plan)
 
 
-def test_invalid_plan_arguments_are_refused() -> None:
+def test_invalid_plan_arguments_are_refused():
     buffer = fbuf.Buffer(100, storage=fbuf.storages.Compressed(keys=("obs",)))
     with pytest.raises(ValueError, match="both rows and ratio"):
         buffer.plan(EXAMPLE, rows=rows(10), ratio=2.0)

@@ -25,7 +25,7 @@ from tests.support.combinations import (
 
 
 @pytest.mark.parametrize("writer", UNORDERED_WRITERS)
-def test_ordered_parts_refuse_unordered_writers(writer: str) -> None:
+def test_ordered_parts_refuse_unordered_writers(writer):
     for view in VIEWS:
         for sampler in SAMPLERS:
             if view != "Row" or sampler not in UNORDERED:
@@ -41,12 +41,12 @@ def test_ordered_parts_refuse_unordered_writers(writer: str) -> None:
 
 @pytest.mark.parametrize("pair", REFUSED)
 @pytest.mark.parametrize("storage", STORAGES)
-def test_combinations_without_meaning_are_refused(storage: str, pair: tuple[str, str]) -> None:
+def test_combinations_without_meaning_are_refused(storage, pair):
     with pytest.raises(ValueError, match=REFUSED[pair]):
         make(storage, *pair)
 
 
-def test_no_state_holds_an_array_of_size_zero() -> None:
+def test_no_state_holds_an_array_of_size_zero():
     """Every array of a state costs time in every call."""
     plain = make("Device", "Uniform", "Row")
     buffers = [make("Device", sampler, view) for sampler in SAMPLERS for view in ("Row", "Transition")]
@@ -64,7 +64,7 @@ READ_ONLY = ("DataSet", "Frozen")  # these two go together only: tests/writers/t
 CODECS = ("BitPack", "Codec", "Raw", "Zstd")
 
 
-def test_every_public_part_is_in_the_tables() -> None:
+def test_every_public_part_is_in_the_tables():
     for package, known in (
         (fbuf.storages, STORAGES),
         (fbuf.samplers, SAMPLERS),

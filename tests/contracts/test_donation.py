@@ -1,7 +1,5 @@
 """`assert_inplace` tests a jitted function as it is: without donation it fails, and says what to write."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -18,16 +16,16 @@ ROWS = jax.ShapeDtypeStruct((32, 8), jnp.float32)
 
 class Agent:
     @functools.partial(jax.jit, static_argnums=0)
-    def act(self, state: fbuf.BufferState, rows: jax.Array) -> fbuf.BufferState:
+    def act(self, state, rows):
         return BUFFER.extend(state, rows)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def learn(self, state: fbuf.BufferState, key: jax.Array) -> fbuf.BufferState:
+    def learn(self, state, key):
         return BUFFER.sample(state, key, 32)[0]
 
 
 @pytest.mark.optimized
-def test_a_function_jitted_without_donation_fails() -> None:
+def test_a_function_jitted_without_donation_fails():
     with pytest.raises(
         AssertionError, match=r"jitted without donation, so each call copies the \d{7} bytes. Write jax.jit"
     ):
@@ -45,13 +43,13 @@ def test_a_function_jitted_without_donation_fails() -> None:
 
 
 @pytest.mark.optimized
-def test_a_function_jitted_with_donation_passes() -> None:
+def test_a_function_jitted_with_donation_passes():
     assert_inplace(jax.jit(BUFFER.extend, donate_argnums=0), STATE, ROWS)
     assert_inplace(jax.jit(BUFFER.extend, donate_argnames="state"), STATE, ROWS)
     assert_inplace(BUFFER.extend, STATE, ROWS)
 
     @functools.partial(jax.jit, static_argnums=(0, 3), donate_argnums=1)
-    def step(buffer: fbuf.Buffer, state: fbuf.BufferState, key: jax.Array, size: int) -> fbuf.BufferState:
+    def step(buffer, state, key, size):
         return buffer.sample(state, key, size)[0]
 
     assert_inplace(step, BUFFER, STATE, jax.random.key(0), 32, donate=1)
@@ -60,7 +58,7 @@ def test_a_function_jitted_with_donation_passes() -> None:
 
 
 @pytest.mark.optimized
-def test_a_donated_argument_does_not_raise_the_limit() -> None:
+def test_a_donated_argument_does_not_raise_the_limit():
     """Also if `donate` names another one."""
     reverse = jax.jit(lambda step, rows: (step + 1, rows[::-1]), donate_argnums=(0, 1))
     with pytest.raises(AssertionError, match="temporary bytes"):

@@ -4,10 +4,7 @@ The state is afterwards as it was before, or the error says that it is lost. Fau
 `tests/formats`, `tests/checkpoint` and `tests/host`; invalid input is tested in `test_errors.py`.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,19 +30,19 @@ from tests.support.faults import (
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_memory_during_extend() -> None:
+def test_no_memory_during_extend():
     check_no_memory("host")
 
 
 @pytest.mark.parametrize(("storage", "place"), [(Device(), "device"), (Host(), "host")])
-def test_no_memory_at_init(storage: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_at_init(storage, place, monkeypatch):
     buffer = fbuf.Buffer(1 << 30, storage=storage)
     size = (1 << 30) * 36
     plan = buffer.plan(EXAMPLE)
     assert plan.device == pytest.approx(size if place == "device" else 8 << 30, rel=0.01)
     assert plan.host >= (size if place == "host" else 0)
 
-    def full(*args: Any, **kwargs: Any) -> Any:
+    def full(*args, **kwargs):
         if place == "host":
             raise MemoryError("Unable to allocate 32.0 GiB")
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 34359738368 bytes.")
@@ -60,25 +57,25 @@ def test_no_memory_at_init(storage: Any, place: str, monkeypatch: pytest.MonkeyP
     assert fbuf.stores() == []
 
 
-def test_a_callback_that_raises_at_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_that_raises_at_any_call(monkeypatch):
     check_raising("write", True, monkeypatch)
 
 
-def test_each_write_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_write_happens_once(monkeypatch):
     buffer = fbuf.Buffer(64, storage=Host())
     calls, real = list[int](), Store.write
     monkeypatch.setattr(Store, "write", lambda self, rows, *args: calls.append(len(rows[0])) or real(self, rows, *args))
     rows = jax.tree.map(jnp.asarray, rows_of(0, 3))
 
-    def twice(state: Any) -> Any:
+    def twice(state):
         buffer.extend(state, rows)  # nobody looks at it
         return buffer.extend(state, rows)
 
-    def looped(state: Any) -> Any:
+    def looped(state):
         return lax.fori_loop(0, 5, lambda i, s: buffer.extend(s, rows), state)
 
-    def scanned(state: Any) -> Any:
-        def step(state: Any, wanted: Any) -> Any:
+    def scanned(state):
+        def step(state, wanted):
             return lax.cond(wanted, lambda s: buffer.extend(s, rows), lambda s: s, state), None
 
         return lax.scan(step, state, jnp.array([True, False, True, False]))[0]
@@ -96,11 +93,11 @@ def test_each_write_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=60)
 @given(**PRIORITIES)
-def test_any_priorities_leave_a_buffer_that_draws(errors: list[float], alpha: float) -> None:
+def test_any_priorities_leave_a_buffer_that_draws(errors, alpha):
     check_priorities(Prioritized(alpha=1.0, eps=0.0), errors, alpha)
 
 
-def test_batches_and_windows_larger_than_the_buffer() -> None:
+def test_batches_and_windows_larger_than_the_buffer():
     buffer = fbuf.Buffer(4)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 9))  # of more rows than fit the newest stay
     assert held(buffer, state) == [5, 6, 7, 8]
@@ -112,5 +109,5 @@ def test_batches_and_windows_larger_than_the_buffer() -> None:
         buffer.last(state, 5)
 
 
-def test_a_key_used_twice_is_found() -> None:
+def test_a_key_used_twice_is_found():
     check_key_reuse(Uniform(), 1)

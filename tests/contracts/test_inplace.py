@@ -6,11 +6,8 @@ shapes. The capacity is such that the smallest leaf that grows with it (a byte a
 copied leaf fails; `state_of` checks that. Negative controls show that the checks can fail.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,12 +45,12 @@ QUICK = [
 
 
 @pytest.mark.parametrize(("form", "sampler", "view", "order"), QUICK)
-def test_every_sampler_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
+def test_every_sampler_is_in_place(form, sampler, view, order):
     FORMS[form](buffer_of(sampler, view), order)
 
 
 @pytest.fixture
-def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
+def no_pin(monkeypatch):
     """Replace `order_after_reads` by the identity. Return a capacity that no other test uses, so that nothing is cached."""
     from fbuf._core import ordering
 
@@ -66,16 +63,16 @@ def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
     return CAPACITY + 2 * LANES
 
 
-def test_control_without_pin_leaves_are_copied(no_pin: int) -> None:
+def test_control_without_pin_leaves_are_copied(no_pin):
     with pytest.raises(AssertionError, match="temporary bytes"):
         in_scan(buffer_of("prioritized", "row", capacity=no_pin), "soe")
 
 
 @pytest.mark.parametrize("form", ["jit", "scan"])
-def test_control_a_dropped_state_copies(form: str) -> None:
+def test_control_a_dropped_state_copies(form):
     buffer = buffer_of("uniform", "row")
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         _, batch = buffer.sample(state, given["key"], BATCH)
         return buffer.extend(state, given["rows"]), batch
 
@@ -87,26 +84,26 @@ def test_control_a_dropped_state_copies(form: str) -> None:
             assert_inplace(lambda s, given: lax.scan(step, s, given), state, inputs((STEPS,)))
 
 
-def test_control_a_result_that_reuses_nothing() -> None:
+def test_control_a_result_that_reuses_nothing():
     with warnings.catch_warnings(), pytest.raises(AssertionError, match="donated bytes are not reused"):
         warnings.simplefilter("ignore")  # some releases of JAX say so themselves
         assert_inplace(lambda x: x.astype(jnp.int8), shape((CAPACITY,), jnp.float32), bound=1024)
 
 
-def changed(before: Any, after: Any) -> list[str]:
+def changed(before, after):
     old, new = pointers(before), pointers(after)
     return sorted(name for name in old if new[name] != old[name])
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_eager_sample_copies_nothing(sampler: str) -> None:
+def test_eager_sample_copies_nothing(sampler):
     buffer = buffer_of(sampler, "transition", capacity=64)
     state = filled(buffer)
     after, _ = buffer.sample(state, jax.random.key(1), BATCH)
     assert changed(state, after) == [".header"]
 
 
-def test_eager_update_priority_copies_no_rows() -> None:
+def test_eager_update_priority_copies_no_rows():
     buffer = buffer_of("minimum", "transition", capacity=64)
     state, batch = buffer.sample(filled(buffer), jax.random.key(1), BATCH)
     after = buffer.update_priority(state, batch.index, jnp.ones((BATCH,), jnp.float32))
@@ -114,14 +111,14 @@ def test_eager_update_priority_copies_no_rows() -> None:
     assert ".sampler.tree" in changed(state, after)
 
 
-def test_eager_update_rows_copies_only_the_leaf_it_names() -> None:
+def test_eager_update_rows_copies_only_the_leaf_it_names():
     buffer = buffer_of("prioritized", "transition", capacity=64)
     state, batch = buffer.sample(filled(buffer), jax.random.key(1), BATCH)
     after = buffer.update_rows(state, batch.index, {"reward": jnp.zeros((BATCH,), jnp.float32)})
     assert [name for name in changed(state, after) if name.startswith(".rows")] == [".rows['reward']"]
 
 
-def test_eager_clear_and_set_copy_no_rows() -> None:
+def test_eager_clear_and_set_copy_no_rows():
     buffer = buffer_of("prioritized", "transition", capacity=64)
     state = filled(buffer)
     assert not [name for name in changed(state, buffer.clear(state)) if name.startswith(".rows")]

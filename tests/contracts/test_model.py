@@ -1,7 +1,5 @@
 """Any sequence of methods does what a plain-Python buffer does: see `tests/support/model_trial.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -21,9 +19,7 @@ CASES = [
     ("episode, cut", "uniform", "device", None, "donated"),
     ("row", "versions", "device", 3, "donated"),
 ]
-CONVERSIONS = [
-    ("row", "uniform", "stack, steps", "batch", "device", 3),
-]
+CONVERSIONS = [("row", "uniform", "stack, steps", "batch", "device", 3)]
 
 case, conversion = cases(CASES), cases(CONVERSIONS)
 

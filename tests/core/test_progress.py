@@ -2,12 +2,10 @@
 
 import sys
 
-import pytest
-
 from fbuf._core.progress import Bar
 
 
-def shown(capsys: pytest.CaptureFixture[str], progress: bool, total: int, unit: str = "B") -> str:
+def shown(capsys, progress, total, unit="B"):
     bar = Bar(progress, "Pong/1", total, unit)
     bar(600)
     bar(400)
@@ -15,7 +13,7 @@ def shown(capsys: pytest.CaptureFixture[str], progress: bool, total: int, unit: 
     return capsys.readouterr().err
 
 
-def test_bars(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars(capsys, monkeypatch):
     assert "Pong/1: 100%" in (text := shown(capsys, True, 1000)) and "1.00k/1.00k" in text
     assert "1000 rows" in shown(capsys, True, 0, " rows")
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
@@ -24,8 +22,8 @@ def test_bars(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert shown(capsys, False, 1000) == ""
 
 
-def test_a_callable_gets_what_is_done_and_the_total() -> None:
-    seen: list[tuple[int, int]] = []
+def test_a_callable_gets_what_is_done_and_the_total():
+    seen = []
     bar = Bar(lambda done, total: seen.append((done, total)), "Pong/1", 1000)
     bar(600)
     bar(400)

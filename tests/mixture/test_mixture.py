@@ -1,12 +1,9 @@
 """`Mixture`: sources and frequencies of rows, and updates routed back to their buffers."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
 import pickle
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +29,7 @@ from tests.support.mixture import (
 from tests.support.uniformity import chi_square_z
 
 
-def test_chances_and_weights_are_those_of_the_closed_form() -> None:
+def test_chances_and_weights_are_those_of_the_closed_form():
     mixture, state = weighted(MODES["annealed"], target="union", normalize=None, beta=0.7)
     keys = jax.random.split(jax.random.key(7), 3000)
     ids, probability, _, weight = map(np.asarray, numbers(mixture)(state, keys))
@@ -45,7 +42,7 @@ def test_chances_and_weights_are_those_of_the_closed_form() -> None:
     assert chi_square_z(counts, np.array([wanted[n] for n in sorted(wanted)])) < 4
 
 
-def test_all_takes_the_rows_asked_of_each() -> None:
+def test_all_takes_the_rows_asked_of_each():
     mixture = two(quota="all")
     state = filled(mixture, a=0)
     batch = mixture.peek(state, jax.random.key(0), {"b": 3, "a": 2})
@@ -55,7 +52,7 @@ def test_all_takes_the_rows_asked_of_each() -> None:
     np.testing.assert_allclose(batch.probability, np.array([0.4 / 20] * 2 + [0.6 / 40] * 3), rtol=1e-6)
 
 
-def test_errors_and_rows_go_where_rows_came_from() -> None:
+def test_errors_and_rows_go_where_rows_came_from():
     mixture, state = weighted(MODES["exact"])
     state, batch = sampling(mixture)(state, jax.random.key(0))
     source, slot = np.asarray(batch.source), np.asarray(batch.index.slot)
@@ -87,7 +84,7 @@ def test_errors_and_rows_go_where_rows_came_from() -> None:
     assert int(mixture.stats(after)["a/refused_stale"]) == int(np.sum(source == 0)) > 0
 
 
-def test_buffers_whose_batches_differ_are_refused() -> None:
+def test_buffers_whose_batches_differ_are_refused():
     mixture = two()
     with pytest.raises(ValueError, match=r"(?s)Mixture.init.*id: int32\[\] in 'a', float32\[\] in 'b'.*on_read"):
         mixture.init({"a": EXAMPLE, "b": {**EXAMPLE, "id": np.float32(0)}})
@@ -97,12 +94,12 @@ def test_buffers_whose_batches_differ_are_refused() -> None:
         mixture.init({"a": [np.int32(0)], "b": (np.int32(0),)})
 
 
-def test_changing_fractions_compiles_once() -> None:
+def test_changing_fractions_compiles_once():
     mixture = two(fractions={"a": 0.5, "b": 0.5}, annealed=True)
     state, traces = filled(mixture), []
 
     @jax.jit
-    def step(state: Any, key: Any, share: Any) -> Any:
+    def step(state, key, share):
         traces.append(0)
         state, batch = mixture.sample(state, key, 8, fractions={"a": share})
         return state, batch.source
@@ -118,14 +115,14 @@ def test_changing_fractions_compiles_once() -> None:
     assert (float(stats["a/fraction"]), float(stats["beta"])) == (0.75, 0.5)
 
 
-def test_parts_are_not_concatenated() -> None:
+def test_parts_are_not_concatenated():
     mixture = two()
     lowered = jax.jit(lambda state, key: mixture.sample(state, key, B)).lower(filled(mixture), jax.random.key(0))
     joins = [line for line in lowered.as_text().splitlines() if "stablehlo.concatenate" in line]
     assert joins and not [line for line in joins if "xui8>" in line]
 
 
-def test_a_mixture_is_a_value() -> None:
+def test_a_mixture_is_a_value():
     one, other = (
         fbuf.Mixture({"a": fbuf.uniform(20), "b": fbuf.uniform(40)}, fractions={"b": 0.5, "a": 0.5}) for _ in "12"
     )
@@ -143,7 +140,7 @@ def test_a_mixture_is_a_value() -> None:
     assert repr(state).startswith("MixtureState(a, b)\n\na: BufferState(20 of 20 rows)")
 
 
-def test_invalid_settings_are_refused() -> None:
+def test_invalid_settings_are_refused():
     u = fbuf.uniform(10)
     refused(TypeError, "buffers is Buffer; expected a dict", lambda: fbuf.Mixture(u))
     refused(ValueError, "buffers is empty", lambda: fbuf.Mixture({}))
@@ -172,7 +169,7 @@ def test_invalid_settings_are_refused() -> None:
     assert two(fractions={"a": np.asarray(0.5), "b": 0.5}).shares == (0.5, 0.5)
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_are_refused():
     mixture, every = two(), two(quota="all")
     state, key = filled(mixture), jax.random.key(0)
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: mixture.peek(state, key, 4)))
@@ -224,7 +221,7 @@ def test_invalid_arguments_are_refused() -> None:
     refused(ValueError, "fractions belong to the mixture", lambda: mixture.set(state, "a", fractions={"a": 1}))
 
 
-def test_methods_of_buffers_alone_are_named() -> None:
+def test_methods_of_buffers_alone_are_named():
     mixture = two()
     told = {
         "get": r"mixture\['a'\].get\(state\['a'\], mixture.route\(batch.index, 'a'\)\)",
@@ -241,7 +238,7 @@ def test_methods_of_buffers_alone_are_named() -> None:
     refused(
         TypeError,
         "Replay: buffer is Mixture; expected a Buffer. Carry the state of a mixture yourself",
-        lambda: fbuf.Replay(mixture, {"a": EXAMPLE, "b": EXAMPLE}),  # type: ignore[arg-type]
+        lambda: fbuf.Replay(mixture, {"a": EXAMPLE, "b": EXAMPLE}),
     )
     again = pickle.loads(pickle.dumps(mixture))
     assert again == mixture == copy.deepcopy(mixture)
@@ -249,13 +246,13 @@ def test_methods_of_buffers_alone_are_named() -> None:
 
 @jax.tree_util.register_static
 class Remembering(Epoch):
-    draw_some = None  # type: ignore[assignment]
+    draw_some = None
 
-    def draw(self, *args: Any) -> Any:
+    def draw(self, *args):
         return Epoch().draw(*args)
 
 
-def test_a_sampler_that_remembers_must_be_told_how_many() -> None:
+def test_a_sampler_that_remembers_must_be_told_how_many():
     buffers = {name: fbuf.Buffer(50, sampler=Remembering()) for name in "ab"}
     state = jax.eval_shape(lambda: fbuf.Mixture(buffers).init(dict.fromkeys("ab", EXAMPLE)))
     for mixture, works in ((fbuf.Mixture(buffers), False), (fbuf.Mixture(buffers, if_empty="mask"), True)):
@@ -264,13 +261,13 @@ def test_a_sampler_that_remembers_must_be_told_how_many() -> None:
             jax.eval_shape(lambda state, key, m=mixture: m.peek(state, key, 8), state, jax.random.key(0))
 
 
-def test_set_reaches_a_sampler() -> None:
+def test_set_reaches_a_sampler():
     mixture = two(fbuf.prioritized(20))
     state = mixture.set(filled(mixture), "a", alpha=0.5, beta=0.25)
     assert (float(state["a"].sampler.alpha), float(state["a"].sampler.beta), float(state.beta)) == (0.5, 0.25, 1.0)
 
 
-def test_a_donated_state_is_named() -> None:
+def test_a_donated_state_is_named():
     mixture = fbuf.Mixture({"a": fbuf.uniform(8), "b": fbuf.uniform(8)}, fractions={"a": 0.5, "b": 0.5})
     state = mixture.init({"a": {"t": 0}, "b": {"t": 0}})
     jax.jit(lambda state: mixture.extend(state, "a", {"t": jnp.arange(3)}), donate_argnums=0)(state)

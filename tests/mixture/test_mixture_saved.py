@@ -1,9 +1,6 @@
 """A mixture that is saved and loaded continues with the same batches; what does not fit is refused by name."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +13,7 @@ from fbuf.samplers import Consume, Prioritized
 from tests.support.mixture import EXAMPLE, MODES, filled, refused, rows_of, same, two
 
 
-def test_a_loaded_mixture_is_the_one_that_was_saved(tmp_path: Path) -> None:
+def test_a_loaded_mixture_is_the_one_that_was_saved(tmp_path):
     mixture = two(fbuf.Buffer(2000, sampler=Prioritized()), fbuf.Buffer(2000), **MODES["annealed"])
     state = mixture.set(filled(mixture), fractions={"a": 0.5}, beta=0.6)
     first = fbuf.save(tmp_path, mixture, state, extra={"step": 6}).result()
@@ -27,7 +24,7 @@ def test_a_loaded_mixture_is_the_one_that_was_saved(tmp_path: Path) -> None:
     assert same(jax.tree.leaves(again), jax.tree.leaves(state)) and loaded == mixture and extra == {"step": 7}
 
 
-def test_buffers_leave_and_join_a_saved_mixture(tmp_path: Path) -> None:
+def test_buffers_leave_and_join_a_saved_mixture(tmp_path):
     buffer = fbuf.Buffer(20, sampler=Consume())
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(1000, 20))
     mixture = two(buffer)
@@ -38,7 +35,7 @@ def test_buffers_leave_and_join_a_saved_mixture(tmp_path: Path) -> None:
     assert same(batch, buffer.sample(state, jax.random.key(0), 4)[1])
 
 
-def test_other_mixtures_and_buffers_are_refused(tmp_path: Path) -> None:
+def test_other_mixtures_and_buffers_are_refused(tmp_path):
     mixture = two()
     state = filled(mixture)
     fbuf.save(tmp_path / "m", mixture, state)
@@ -65,7 +62,7 @@ def test_other_mixtures_and_buffers_are_refused(tmp_path: Path) -> None:
     refused(TypeError, "traced", lambda: step(state))
 
 
-def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_refused(tmp_path):
     mixture = two()
     fbuf.save(tmp_path / "m", mixture, filled(mixture))
     with checkpoint.read(str(tmp_path / "m")) as saved:

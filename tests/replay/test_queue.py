@@ -1,7 +1,5 @@
 """`Replay` over `Consume(order="fifo")`: `add` waits for room, `sample` for a whole batch."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
@@ -14,12 +12,12 @@ from fbuf.views import Sequence
 EXAMPLE = {"t": np.int32(0)}
 
 
-def test_an_actor_and_a_learner_wait_for_each_other() -> None:
+def test_an_actor_and_a_learner_wait_for_each_other():
     """Trajectories of each lane come in order, whole, once, and none is missing (IMPALA)."""
     view = Sequence(4, stride=4, episode_end=())
     replay = fbuf.Replay(fbuf.Buffer(24, lanes=2, view=view, sampler=Consume(order="fifo")), EXAMPLE)
 
-    def act() -> None:
+    def act():
         try:
             for first in range(0, 10**6, 6):
                 replay.extend({"t": np.arange(first, first + 6, dtype=np.int32).reshape(3, 2)})
@@ -41,7 +39,7 @@ def test_an_actor_and_a_learner_wait_for_each_other() -> None:
         assert got.tolist() == list(range(lane, lane + 2 * len(got), 2)) and len(got) == 160
 
 
-def test_waiting_ends_with_a_timeout() -> None:
+def test_waiting_ends_with_a_timeout():
     replay = fbuf.Replay(fbuf.Buffer(4, sampler=Consume(order="fifo")), EXAMPLE)
     assert replay.can_add(4) and not replay.can_add(5)
     replay.extend({"t": np.arange(3)})

@@ -1,9 +1,5 @@
 """`Replay`: the batches of the functional buffer, in place, with errors for refused values."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +11,15 @@ from tests.support.replay import FRAME, frame_rows, make_frames, same_batches_as
 ONES = np.ones(4, np.float32)
 
 
-def test_batches_are_those_of_the_buffer() -> None:
+def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(fbuf.storages.Device())
 
 
-def test_actors_and_learners_lose_and_double_no_row() -> None:
+def test_actors_and_learners_lose_and_double_no_row():
     soak("consumed", batches=40)
 
 
-def test_writes_are_in_place() -> None:
+def test_writes_are_in_place():
     replay = make_frames()
     before, old = replay.state.rows["obs"].unsafe_buffer_pointer(), replay.state
     replay.extend(frame_rows(0))
@@ -31,7 +27,7 @@ def test_writes_are_in_place() -> None:
     assert old.rows["obs"].is_deleted()
 
 
-def test_an_empty_replay_has_nothing_to_draw() -> None:
+def test_an_empty_replay_has_nothing_to_draw():
     replay = make_frames()
     with pytest.raises(ValueError, match=r"Replay.sample: there is nothing to draw now. Ask can_sample first"):
         replay.sample(4)
@@ -39,10 +35,10 @@ def test_an_empty_replay_has_nothing_to_draw() -> None:
     replay.extend(frame_rows(0))
     assert replay.can_sample() and replay.sample(4).mask.all()
     with pytest.raises(ValueError, match='to is \'tf\'; expected "jax", "numpy" or "torch"'):
-        replay.sample(4, to="tf")  # type: ignore[call-overload]
+        replay.sample(4, to="tf")
 
 
-def test_refused_priorities_are_errors_that_name_the_reason() -> None:
+def test_refused_priorities_are_errors_that_name_the_reason():
     replay = make_frames()
     replay.extend(frame_rows(0))
     batch = replay.sample(4)
@@ -69,7 +65,7 @@ def test_refused_priorities_are_errors_that_name_the_reason() -> None:
     assert len(replay) == 16 and replay.sample(4).mask.all()
 
 
-def test_a_lenient_replay_only_counts() -> None:
+def test_a_lenient_replay_only_counts():
     replay = make_frames(strict=False)
     assert not replay.sample(4).mask.any()
     replay.extend(frame_rows(0), priority=np.array([np.nan] + [1.0] * 7, np.float32))
@@ -78,8 +74,8 @@ def test_a_lenient_replay_only_counts() -> None:
 
 
 @pytest.mark.parametrize("form", ["jax", "numpy"])
-def test_batches_in_other_forms(form: Any) -> None:
-    kind: Any = {"jax": jax.Array, "numpy": np.ndarray}[form]
+def test_batches_in_other_forms(form):
+    kind = {"jax": jax.Array, "numpy": np.ndarray}[form]
     replay = make_frames()
     replay.extend(frame_rows(0))
     assert np.asarray(replay.rows().data["reward"])[:8].tolist() == list(range(8))
@@ -89,7 +85,7 @@ def test_batches_in_other_forms(form: Any) -> None:
     assert replay.stats()["max_priority"] >= 1.0
 
 
-def test_the_other_methods() -> None:
+def test_the_other_methods():
     replay = make_frames()
     replay.extend(frame_rows(0))
     batch = replay.sample(4)
@@ -102,25 +98,25 @@ def test_the_other_methods() -> None:
     assert len(replay) == 0
 
 
-def test_a_seed_is_an_int() -> None:
+def test_a_seed_is_an_int():
     for wrong in ("x", 1.5, None, np.zeros(2, int), jax.random.key(0)):
         with pytest.raises(TypeError, match=r"Replay: seed is [^;]*; expected an int\. Write Replay\(.*seed=0\)"):
-            fbuf.Replay(fbuf.uniform(4), 0, wrong)  # type: ignore[arg-type]
+            fbuf.Replay(fbuf.uniform(4), 0, wrong)
     for seed in (2, np.int64(2), jnp.int32(2)):
-        assert len(fbuf.Replay(fbuf.uniform(4), 0, seed)) == 0  # type: ignore[arg-type]
+        assert len(fbuf.Replay(fbuf.uniform(4), 0, seed)) == 0
 
 
-def test_presets() -> None:
+def test_presets():
     assert fbuf.uniform(10, lanes=2) == fbuf.Buffer(10, lanes=2)
     assert fbuf.prioritized(10, 0.5, eps=0.0).sampler == fbuf.samplers.Prioritized(alpha=0.5, eps=0.0)
 
 
-def test_checked_raises_for_a_jitted_step() -> None:
+def test_checked_raises_for_a_jitted_step():
     buffer = fbuf.prioritized(16)
     state = buffer.extend(buffer.init(FRAME), frame_rows(0))
 
     @jax.jit
-    def learn(state: fbuf.BufferState, scale: jax.Array) -> fbuf.BufferState:
+    def learn(state, scale):
         state, batch = buffer.sample(state, jax.random.key(0), 4)
         return buffer.update_priority(state, batch.index, batch.data["reward"] * scale)
 

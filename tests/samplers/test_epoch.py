@@ -1,10 +1,7 @@
 """`samplers.Epoch`: every anchor once, whatever is written meanwhile."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -41,7 +38,7 @@ def test_programs(sampler, view, lanes):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def twelve(buffer: fbuf.Buffer, state: Any, key: jax.Array) -> Any:
+def twelve(buffer, state, key):
     """Batches of 256 in one scan."""
     return lax.scan(lambda s, k: buffer.sample(s, k, 256), state, jax.random.split(key, 12))
 

@@ -1,7 +1,5 @@
 """`Consume(order="fifo")`: windows in order of arrival, none lost, and new rows refused where there is no room."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,13 +13,13 @@ from tests.support.fifo import Trial, buffer_of
 
 
 @pytest.mark.parametrize("settings", [(7, 3, 1), (12, 2, 2, 3, 3)], ids=["rows", "trajectories"])
-def test_programs(settings: tuple[int, ...]) -> None:
+def test_programs(settings):
     buffer = buffer_of(*settings)
     for seed in range(2):
         Trial(buffer, seed).run(60)
 
 
-def test_an_actor_loop_in_jit_asks_first() -> None:
+def test_an_actor_loop_in_jit_asks_first():
     """The program of flashbax's trajectory queue: act while there is room, learn where there is a trajectory."""
     view = Sequence(2, stride=2, episode_end=())
     buffer = fbuf.Buffer(12, lanes=3, view=view, sampler=Consume(order="fifo"))
@@ -46,9 +44,9 @@ def test_an_actor_loop_in_jit_asks_first() -> None:
     assert int(buffer.stats(state)["refused_rows"]) == 0
 
 
-def test_what_it_refuses() -> None:
+def test_what_it_refuses():
     with pytest.raises(ValueError, match='Consume: order is \'lifo\'; expected "random" or "fifo"'):
-        Consume(order="lifo")  # type: ignore[arg-type]
+        Consume(order="lifo")
     with pytest.raises(ValueError, match="needs rows to be replaced oldest first"):
         fbuf.Buffer(8, sampler=Consume(order="fifo"), writer=fbuf.writers.Reservoir())
     checked = fbuf.checked(fbuf.Buffer(2, sampler=Consume(order="fifo")))

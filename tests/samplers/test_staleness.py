@@ -4,11 +4,8 @@ What it does in the company of views, lanes, conversions and other verbs is comp
 `tests/contracts/test_model.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +24,12 @@ DRAWS = 2**17
 INVERSE = [1, 1 / 2, 1 / 3, 1 / 4]
 
 
-def check_chances(buffer: fbuf.Buffer, rows: Any, weights: np.ndarray) -> Any:
+def check_chances(buffer, rows, weights):
     """Write rows `[call, N, ...]`; draw each slot as often as its weight says, and tell its chance; the state."""
     example = jax.tree.map(lambda x: x.reshape(-1)[0], rows)
 
     @jax.jit
-    def run(rows: Any) -> Any:
+    def run(rows):
         state, _ = lax.scan(lambda s, x: (buffer.extend(s, x), None), buffer.init(example), rows)
         batch = buffer.peek(state, jax.random.key(0), DRAWS)
         return state, (batch.mask, batch.weight, batch.probability, batch.index.slot)
@@ -45,7 +42,7 @@ def check_chances(buffer: fbuf.Buffer, rows: Any, weights: np.ndarray) -> Any:
     return state
 
 
-def check_versions(sampler: Staleness, weights: Any) -> None:
+def check_versions(sampler, weights):
     """Two lanes that are not level: what counts is the newest version of all."""
     version = np.stack([np.repeat(np.arange(5), 6), np.repeat(np.arange(5), 6) - 1], axis=1).astype(np.int32)
     held = np.zeros(40, int)
@@ -62,11 +59,11 @@ def check_versions(sampler: Staleness, weights: Any) -> None:
         (Staleness(3, version="version", decay="exponential", half_life=2), 2 ** -(np.arange(4) / 2)),
     ],
 )
-def test_chances_by_version(sampler: Staleness, weights: Any) -> None:
+def test_chances_by_version(sampler, weights):
     check_versions(sampler, weights)
 
 
-def test_chances_by_age() -> None:
+def test_chances_by_age():
     buffer = fbuf.Buffer(15, sampler=Staleness(3, unit=3))
     age = (23 - np.arange(15)) % 15
     expected = np.array([*np.repeat(INVERSE, 3), *[0] * 15])[age]
@@ -74,7 +71,7 @@ def test_chances_by_age() -> None:
     assert int(buffer.stats(state)["anchors_fresh"]) == (expected > 0).sum()
 
 
-def test_a_learner_ahead_of_its_actors() -> None:
+def test_a_learner_ahead_of_its_actors():
     buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
     state = buffer.extend(buffer.init({"version": jnp.int32(0)}), {"version": jnp.arange(5)})
     step = jax.jit(lambda state, version: buffer.sample(buffer.set(state, version=version), jax.random.key(0), 64))
@@ -90,7 +87,7 @@ def test_a_learner_ahead_of_its_actors() -> None:
     assert int(buffer.stats(buffer.clear(state))["version"]) == 9
 
 
-def test_rows_that_are_no_anchors_age_the_others() -> None:
+def test_rows_that_are_no_anchors_age_the_others():
     """The current version is that of the newest policy heard of, whether or not its rows can be drawn already."""
     buffer = fbuf.Buffer(
         8, sampler=Staleness(2, version="version"), view=Sequence(4, episode_end=("end",), autoreset="same_step")
@@ -103,7 +100,7 @@ def test_rows_that_are_no_anchors_age_the_others() -> None:
         assert int(buffer.stats(state)["version"]) == current
 
 
-def test_counts_do_not_overflow() -> None:
+def test_counts_do_not_overflow():
     """Lots are counted modulo 2^32."""
     buffer = fbuf.Buffer(10, sampler=Staleness(2))
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(8))
@@ -117,7 +114,7 @@ def test_counts_do_not_overflow() -> None:
 
 
 @pytest.mark.optimized
-def test_steps_are_in_place() -> None:
+def test_steps_are_in_place():
     view = Transition(n_step=3, stack=4, autoreset="same_step")
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=Staleness(8, version="action"), view=view)
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)
@@ -139,12 +136,12 @@ def test_steps_are_in_place() -> None:
         ({"maximum": 9, "runs": 9, "version": "v"}, "an int from 10 to 65536"),
     ],
 )
-def test_wrong_settings(given: Any, message: str) -> None:
+def test_wrong_settings(given, message):
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         Staleness(**given)
 
 
-def test_wrong_leaves_and_numbers() -> None:
+def test_wrong_leaves_and_numbers():
     buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
     with pytest.raises(ValueError, match="reads leaf 'version'; expected one of x"):
         buffer.init({"x": 0.0})

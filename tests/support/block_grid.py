@@ -4,7 +4,6 @@ The oracle cuts the bytes of one frame after the other with slices, as the modul
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +11,9 @@ import numpy as np
 from hypothesis import strategies as some
 
 from fbuf._algorithms import block_grid
-from fbuf._algorithms.block_grid import Grid
 
 
-def noise(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+def noise(shape, dtype, seed=0):
     """Every bit pattern of the dtype is as likely as every other: NaNs of all payloads, both zeros, denormals."""
     draw = np.random.default_rng(seed)
     kind = jnp.dtype(dtype)
@@ -30,12 +28,12 @@ def noise(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
     return drawn.view(kind).reshape(shape)
 
 
-def raw(values: Any) -> bytes:
+def raw(values):
     """The bytes of an array, which compare where NaNs do not."""
     return np.ascontiguousarray(np.asarray(values)).tobytes()
 
 
-def frames_of(row: np.ndarray) -> np.ndarray:
+def frames_of(row):
     """Bytes `[frames, height, bytes of a line]` of one row of a leaf."""
     shape = row.shape
     if str(row.dtype).endswith(("int2", "int4")):
@@ -54,7 +52,7 @@ def frames_of(row: np.ndarray) -> np.ndarray:
     return lines.view(np.uint8).reshape(*frames.shape[:2], -1)
 
 
-def cut_by_hand(rows: np.ndarray, high: int, wide: int) -> list[list[bytes]]:
+def cut_by_hand(rows, high, wide):
     """Blocks of `high` lines and `wide` bytes of each row, in order, padded with zeros."""
     out = []
     for row in rows:
@@ -72,7 +70,7 @@ def cut_by_hand(rows: np.ndarray, high: int, wide: int) -> list[list[bytes]]:
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def use_all(values: jax.Array, other: jax.Array, grid: Grid, leaf: jax.ShapeDtypeStruct) -> dict[str, jax.Array]:
+def use_all(values, other, grid, leaf):
     """Everything the module computes of two lots of rows."""
     number = values.shape[0]
     a, b = block_grid.to_words(values, grid), block_grid.to_words(other, grid)
@@ -87,7 +85,7 @@ def use_all(values: jax.Array, other: jax.Array, grid: Grid, leaf: jax.ShapeDtyp
     }
 
 
-def changed(values: np.ndarray, seed: int) -> np.ndarray:
+def changed(values, seed):
     """A copy with one bit of a few elements of some rows flipped."""
     draw = np.random.default_rng(seed)
     flat = values.reshape(values.shape[0], -1).copy()
@@ -106,14 +104,7 @@ def changed(values: np.ndarray, seed: int) -> np.ndarray:
     return flat.reshape(values.shape)
 
 
-def check(
-    shape: tuple[int, ...],
-    dtype: str,
-    block: tuple[int, int] | None,
-    rows: int = 3,
-    seed: int = 0,
-    values: np.ndarray | None = None,
-) -> None:
+def check(shape, dtype, block, rows=3, seed=0, values=None):
     leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
     grid = block_grid.grid(leaf, block)
     values = noise((rows, *shape), dtype, seed) if values is None else values

@@ -1,7 +1,6 @@
 """Blocks counted in Python sets, pictures of games, and buffers of a fitted storage."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +8,9 @@ import numpy as np
 
 import fbuf
 from fbuf._algorithms import block_grid, block_stats
-from fbuf.storages import Deduplicated
 
 
-def blocks_of(array: Any, grid: block_grid.Grid) -> list[set[bytes]]:
+def blocks_of(array, grid):
     """The distinct blocks of each row, its bytes cut by slices."""
     array = np.asarray(array)
     if grid.last:
@@ -31,11 +29,11 @@ def blocks_of(array: Any, grid: block_grid.Grid) -> list[set[bytes]]:
     ]
 
 
-def distinct(rows: list[set[bytes]], number: int) -> int:
+def distinct(rows, number):
     return len(set().union(*rows[:number]))
 
 
-def sparse(shape: tuple[int, ...], rows: int, dtype: Any, seed: int = 0) -> np.ndarray:
+def sparse(shape, rows, dtype, seed=0):
     """Few values in small patches over zeros, and rows that mostly repeat: many equal blocks, and many new ones."""
     rng = np.random.default_rng(seed)
     out = np.zeros((rows, *shape), np.uint8)
@@ -47,11 +45,11 @@ def sparse(shape: tuple[int, ...], rows: int, dtype: Any, seed: int = 0) -> np.n
     return out.astype(dtype)
 
 
-def noise(rows: int, shape: tuple[int, ...] = (84, 84), seed: int = 0) -> np.ndarray:
+def noise(rows, shape=(84, 84), seed=0):
     return np.random.default_rng(seed).integers(0, 256, (rows, *shape), np.uint8)
 
 
-def game(rows: int, seed: int = 0) -> np.ndarray:
+def game(rows, seed=0):
     """Two sprites that walk at random over a fixed picture."""
     rng = np.random.default_rng(seed)
     out = np.repeat(rng.integers(0, 256, (1, 84, 84), np.uint8), rows, 0)
@@ -63,7 +61,7 @@ def game(rows: int, seed: int = 0) -> np.ndarray:
     return out
 
 
-def check_counts(dtype: str, shape: tuple[int, ...]) -> None:
+def check_counts(dtype, shape):
     """Counts are those of the blocks that are cut, whatever the cut."""
 
     rows = sparse(shape, 40, jnp.dtype(dtype))
@@ -80,7 +78,7 @@ def check_counts(dtype: str, shape: tuple[int, ...]) -> None:
         assert curve.distinct == tuple(distinct(sets, number) for number in curve.rows)
 
 
-def held(storage: Deduplicated, rows: Any, capacity: int, lanes: int | None = None, step: int = 250) -> dict[str, Any]:
+def held(storage, rows, capacity, lanes=None, step=250):
     """`stats` of a buffer of `storage` after all `rows`, whose rows are checked to have come back."""
     buffer = fbuf.Buffer(capacity, storage=storage, lanes=lanes)
     lead = 1 if lanes is None else 2
@@ -94,7 +92,7 @@ def held(storage: Deduplicated, rows: Any, capacity: int, lanes: int | None = No
     return {name: float(value) for name, value in buffer.stats(state).items()}
 
 
-def device_bytes(storage: Deduplicated, rows: Any, capacity: int) -> int:
+def device_bytes(storage, rows, capacity):
     buffer = fbuf.Buffer(capacity, storage=storage)
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
     return buffer.nbytes(jax.eval_shape(buffer.init, row))["device"]

@@ -1,7 +1,5 @@
 """Conditions that `fbuf.checked` reports, on every storage."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +18,7 @@ from fbuf.views import Transition
 from tests.support.trees import example_of
 
 KEYS = {"keys": ("obs",), "on_expired": "mask", "slack": 0}
-STORAGES: dict[str, Any] = {
+STORAGES = {
     "Device": Device(),
     "Compressed": Compressed(**KEYS),
     "Host": Host(**KEYS),
@@ -31,7 +29,7 @@ STORAGES: dict[str, Any] = {
 KEY = jax.random.key(0)
 
 
-def rows_of(first: int, count: int) -> dict[str, Any]:
+def rows_of(first, count):
     t = np.arange(first, first + count)
     return {
         "obs": np.random.default_rng(first).integers(0, 255, (count, 8, 8), np.uint8),
@@ -45,13 +43,13 @@ def rows_of(first: int, count: int) -> dict[str, Any]:
 EXAMPLE = example_of(rows_of(0, 1), 1)
 
 
-def buffer_of(storage: str = "Device", capacity: int = 8, **settings: Any) -> fbuf.Buffer:
+def buffer_of(storage="Device", capacity=8, **settings):
     if storage == "Deduplicated":
         settings = {"storage": Deduplicated(keys=("obs",), blocks=4096)} | settings
     return fbuf.Buffer(capacity, **({"storage": STORAGES[storage], "sampler": Prioritized()} | settings))
 
 
-def filled(buffer: Any, count: int = 6) -> Any:
+def filled(buffer, count=6):
     return buffer.extend(buffer.init(EXAMPLE), rows_of(0, count))
 
 
@@ -67,36 +65,36 @@ class Case(NamedTuple):
     storages: tuple[str, ...] = tuple(STORAGES)
 
 
-def updated(buffer: Any, state: Any, errors: Any) -> Any:
+def updated(buffer, state, errors):
     state, batch = buffer.sample(state, KEY, 4)
     return buffer.update_priority(state, batch.index, errors)
 
 
-def updated_at(buffer: Any, state: Any, slot: Any) -> Any:
+def updated_at(buffer, state, slot):
     state, batch = buffer.sample(state, KEY, 4)
     slot = jnp.where(slot == 100, batch.index.slot, slot)
     return buffer.update_priority(state, dataclasses.replace(batch.index, slot=slot), jnp.ones(4))
 
 
-def updated_late(buffer: Any, state: Any, mask: Any) -> Any:
+def updated_late(buffer, state, mask):
     state, batch = buffer.sample(state, KEY, 4)
     state = buffer.extend(state, rows_of(50, 8), mask=mask)
     return buffer.update_priority(state, batch.index, jnp.ones(4))
 
 
-def changed_late(buffer: Any, state: Any, mask: Any) -> Any:
+def changed_late(buffer, state, mask):
     index = buffer.last(state, 2).index
     state = buffer.extend(state, rows_of(50, 8), mask=mask)
     return buffer.update_rows(state, index, {"reward": jnp.zeros(2)})
 
 
-def got_late(buffer: Any, state: Any, mask: Any) -> Any:
+def got_late(buffer, state, mask):
     index = buffer.last(state, 2).index
     state = buffer.extend(state, rows_of(50, 8), mask=mask)
     return buffer.get(state, index)
 
 
-def sampled_old(buffer: Any, state: Any, mask: Any) -> Any:
+def sampled_old(buffer, state, mask):
     """A state whose rows a later write, through another future, has pushed out of the store."""
     newer = buffer.extend(state, rows_of(50, 24), mask=mask)
     late = jnp.sum(jax.tree.leaves(newer.rows)[1].astype(jnp.uint32)) * jnp.uint32(0)  # after that write
@@ -104,13 +102,13 @@ def sampled_old(buffer: Any, state: Any, mask: Any) -> Any:
     return newer, buffer.sample(dataclasses.replace(state, rows=rows), KEY, 4)
 
 
-def priority_given(buffer: Any, state: Any, priority: Any) -> Any:
+def priority_given(buffer, state, priority):
     return buffer.extend(state, rows_of(6, 2), priority=priority)
 
 
 NAN, INF = jnp.float32(jnp.nan), jnp.float32(jnp.inf)
 HOST = ("Compressed", "Host", "Memmap")
-FEW: dict[str, Any] = {"storage": Deduplicated(keys=("obs",), blocks=64), "sampler": Uniform(), "capacity": 200}
+FEW = {"storage": Deduplicated(keys=("obs",), blocks=64), "sampler": Uniform(), "capacity": 200}
 CASES = {
     "an empty sample": Case(
         lambda b, s, mask: b.sample(b.extend(s, rows_of(0, 2), mask=mask), KEY, 4),
@@ -204,12 +202,12 @@ CASES = {
 FIRST = [(name, case.storages[0]) for name, case in CASES.items() if case.storages[0] == "Device"]
 
 
-def made(name: str, storage: str) -> tuple[Case, fbuf.Buffer]:
+def made(name, storage):
     case = CASES[name]
     return case, dataclasses.replace(buffer_of(storage), **case.settings)
 
 
-def check_eager(name: str, storage: str) -> None:
+def check_eager(name, storage):
     case, buffer = made(name, storage)
     checked = fbuf.checked(buffer)
     jax.block_until_ready(case.step(checked, case.start(checked), case.good))
@@ -217,7 +215,7 @@ def check_eager(name: str, storage: str) -> None:
         case.step(checked, case.start(checked), case.bad)
 
 
-def check_jitted(name: str, storage: str) -> None:
+def check_jitted(name, storage):
     case, buffer = made(name, storage)
     checked = fbuf.checked(buffer)
     jitted = jax.jit(checkify.checkify(partial(case.step, checked)))
@@ -235,10 +233,10 @@ def check_jitted(name: str, storage: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def counts(tree: Any) -> list[np.ndarray]:
+def counts(tree):
     """What two runs over two stores must have in common: not the stores' ids and tickets."""
 
-    def parts(x: Any) -> Any:
+    def parts(x):
         if isinstance(x, fbuf.BufferState):
             return x.counters, x.ring, x.sampler
         return (x.data, x.index.slot, x.mask) if isinstance(x, fbuf.Sample | fbuf.Rows) else x

@@ -1,14 +1,9 @@
 """Rows that count, and what buffers of them draw."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import fbuf
 from fbuf.views import Sequence, Transition
 
 ROW = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
@@ -16,7 +11,7 @@ STEPS = Transition(n_step=3, gamma=0.5, autoreset="same_step")
 WINDOWS = Sequence(3, episode_end=())
 
 
-def steps(first: int, number: int, **leaves: Any) -> dict[str, Any]:
+def steps(first, number, **leaves):
     """Rows of a running episode; `obs` counts from `first`."""
     count = np.arange(first, first + number)
     zeros = np.zeros(number, bool)
@@ -24,16 +19,16 @@ def steps(first: int, number: int, **leaves: Any) -> dict[str, Any]:
     return rows | {"terminated": zeros, "truncated": zeros} | leaves
 
 
-def pairs(buffer: fbuf.Buffer, state: Any) -> dict[float, tuple[float, float, float]]:
+def pairs(buffer, state):
     """What can be drawn: the next observation, return and discount, by the observation."""
     data = jax.device_get(buffer.peek(state, jax.random.key(0), 512).data)
     columns = (data[name].tolist() for name in ("obs", "next_obs", "reward", "discount"))
     return {obs: tuple(rest) for obs, *rest in zip(*columns, strict=True)}
 
 
-def windows(buffer: fbuf.Buffer, state: Any) -> set[tuple[int, ...]]:
+def windows(buffer, state):
     return set(map(tuple, buffer.peek(state, jax.random.key(0), 256).data["t"].tolist()))
 
 
-def counted(first: int, number: int) -> dict[str, Any]:
+def counted(first, number):
     return {"t": jnp.arange(first, first + number)}

@@ -1,9 +1,6 @@
 """Invalid calls and their errors: tables of `tests.support.refusals`, and the names they use."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp  # noqa: F401
@@ -20,21 +17,21 @@ PRIORITIZED = fbuf.Buffer(capacity=CAPACITY, sampler=Prioritized(), episode_end=
 KEY = jax.random.key(0)
 
 
-def many(count: int, row: Any) -> Any:
+def many(count, row):
     return jax.tree.map(lambda x: np.zeros((count, *np.shape(x)), x.dtype), row)
 
 
-def rows(*axes: int, **changes: Any) -> dict[str, Any]:
+def rows(*axes, **changes):
     """Rows as they should be, but for `changes`; a change to None leaves the leaf out."""
     good = jax.tree.map(lambda x: np.zeros((*axes, *x.shape), x.dtype), EXAMPLE)
     return {name: leaf for name, leaf in {**good, **changes}.items() if leaf is not None}
 
 
-def index(*axes: int) -> fbuf.Index:
+def index(*axes):
     return fbuf.Index(np.zeros(axes, np.int32), np.ones(axes, np.uint32))
 
 
-def zeros(*axes: int, dtype: str = "float32") -> np.ndarray:
+def zeros(*axes, dtype="float32"):
     return np.zeros(axes, dtype)
 
 
@@ -42,14 +39,14 @@ def zeros(*axes: int, dtype: str = "float32") -> np.ndarray:
 class Named:
     """A node whose leaf is named as a dict's would be."""
 
-    def __init__(self, done: Any):
+    def __init__(self, done):
         self.done = done
 
-    def tree_flatten_with_keys(self) -> Any:
+    def tree_flatten_with_keys(self):
         return ((jax.tree_util.GetAttrKey("done"), self.done),), None
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> Named:
+    def tree_unflatten(cls, aux, children):
         return cls(*children)
 
 
@@ -191,7 +188,7 @@ BUFFER.convert(fbuf.Buffer(capacity=13), state)
 
 
 @functools.cache
-def states() -> dict[str, Any]:
+def states():
     """Shapes of the states that the tables name."""
     made = {"state": BUFFER, "laned": LANED, "prioritized": PRIORITIZED}
     bare = jax.eval_shape(fbuf.Buffer(capacity=4).init, np.zeros(3, np.float32))

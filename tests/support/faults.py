@@ -1,7 +1,5 @@
 """Checks of faults that more than one tier runs."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,12 +17,12 @@ from tests.support.processes import run_python
 EXAMPLE = {"x": np.zeros(8, np.float32), "t": np.int32(0)}
 
 
-def rows_of(first: int, count: int) -> dict[str, Any]:
+def rows_of(first, count):
     t = np.arange(first, first + count, dtype=np.int32)
     return {"x": np.repeat(t[:, None].astype(np.float32), 8, 1), "t": t}
 
 
-def held(buffer: fbuf.Buffer, state: Any) -> list[int]:
+def held(buffer, state):
     rows = buffer.rows(state)
     return np.asarray(rows.data["t"])[np.asarray(rows.mask)].tolist()
 
@@ -65,17 +63,17 @@ print("as before")
 """
 
 
-def check_no_memory(storage: str) -> None:
+def check_no_memory(storage):
     """A process that runs out of memory during `extend` goes on."""
     assert "as before" in run_python(SCARCE, storage, MALLOC_ARENA_MAX="2").stdout
 
 
-def check_raising(verb: str, donated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_raising(verb, donated, monkeypatch):
     """In a scan of four steps: what was written before it is there, nothing else is, and a state from before goes on."""
     buffer = fbuf.Buffer(64, storage=Host())
 
-    def run(state: Any, firsts: Any) -> Any:
-        def step(state: Any, first: Any) -> Any:
+    def run(state, firsts):
+        def step(state, first):
             rows = {"x": jnp.ones((2, 8)) * first, "t": first + jnp.arange(2, dtype=jnp.int32)}
             state, batch = buffer.sample(buffer.extend(state, rows), jax.random.key(0), 3)
             return state, batch.data["t"]
@@ -91,7 +89,7 @@ def check_raising(verb: str, donated: bool, monkeypatch: pytest.MonkeyPatch) -> 
         store = lifetime.find(lifetime.join_id(np.asarray(state.rows.id)))
         calls = []
 
-        def raising(self: Store, *args: Any, calls: list[int] = calls, failing: int = failing, **kwargs: Any) -> Any:
+        def raising(self, *args, calls=calls, failing=failing, **kwargs):
             calls.append(1)
             if len(calls) > failing:
                 raise KeyError(f"injected into call {len(calls)}")
@@ -118,7 +116,7 @@ WILD = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.sampled_fro
 PRIORITIES = {"errors": st.lists(WILD, min_size=SIZE, max_size=SIZE), "alpha": st.sampled_from([0.0, 0.6, 1.0])}
 
 
-def check_priorities(sampler: Any, errors: list[float], alpha: float) -> None:
+def check_priorities(sampler, errors, alpha):
     """NaN and infinite ones are refused and counted, negative ones count by magnitude; chances are what they say."""
     buffer = fbuf.Buffer(SIZE, sampler=sampler)
     state = buffer.set(buffer.extend(buffer.init(EXAMPLE), rows_of(0, SIZE)), alpha=alpha)
@@ -142,16 +140,16 @@ CONSUMED = (Uniform(), Ranked(), Consume(2), Staleness(4))
 """Samplers whose draws JAX's checker sees; `Prioritized` reads the key's words itself, and `Epoch` in a loop."""
 
 
-def check_key_reuse(sampler: Any, prefetch: int) -> None:
+def check_key_reuse(sampler, prefetch):
     """A key used twice is found, and keys that are split are not taken for one."""
     buffer = fbuf.Buffer(8, sampler=sampler, prefetch=prefetch, batch_size=4)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 6))
 
-    def split(state: Any, key: Any) -> Any:
+    def split(state, key):
         first, second = jax.random.split(key)
         return buffer.sample(buffer.sample(state, first)[0], second)
 
-    def twice(state: Any, key: Any) -> Any:
+    def twice(state, key):
         return buffer.sample(buffer.sample(state, key)[0], key)
 
     with jax.debug_key_reuse(True):
@@ -161,7 +159,7 @@ def check_key_reuse(sampler: Any, prefetch: int) -> None:
                 jax.jit(twice)(state, jax.random.key(1))
 
 
-def check_many_keys(sampler: Any) -> None:
+def check_many_keys(sampler):
     """Where states are mapped over too, branches become selects, between keys as well."""
     buffer = fbuf.Buffer(8, sampler=sampler, batch_size=4)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 6))

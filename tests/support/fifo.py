@@ -1,10 +1,7 @@
 """The queue of `Consume(order="fifo")` in plain Python: a list of rows for each lane, and a deque of windows."""
 
-from __future__ import annotations
-
 import functools
 from collections import deque
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +19,14 @@ ROWS, BATCH = 5, 4
 class Queue:
     """Windows of `window` rows, one for every `stride` rows of an episode, in order of their last rows."""
 
-    def __init__(self, length: int, lanes: int, times: int, window: int, stride: int):
+    def __init__(self, length, lanes, times, window, stride):
         self.length, self.times, self.window, self.stride = length, times, window, stride
-        self.rows: list[list[int]] = [[] for _ in range(lanes)]  # all that were accepted
+        self.rows = [[] for _ in range(lanes)]  # all that were accepted
         self.begun = [0] * lanes  # where the running episode begins
-        self.waiting: deque[list[int]] = deque()  # lane, first row, draws left
+        self.waiting = deque()  # lane, first row, draws left
         self.refused = 0
 
-    def room(self, lane: int) -> int:
+    def room(self, lane):
         """Rows of the lane before the first one that a window needs, or will need, may be overwritten."""
         count, begun = len(self.rows[lane]), self.begun[lane]
         later = range(begun, count, self.stride)
@@ -37,7 +34,7 @@ class Queue:
         first = min([w[1] for w in self.waiting if w[0] == lane] + unfinished, default=count)
         return self.length - (count - first)
 
-    def extend(self, t: np.ndarray, end: np.ndarray, mask: np.ndarray) -> None:
+    def extend(self, t, end, mask):
         if self.window > 1:  # windows of one call are ordered by their rows without the masked ones
             order = np.argsort(~mask, axis=0, stable=True)
             t, end, mask = (np.take_along_axis(x, order, axis=0) for x in (t, end, mask))
@@ -55,7 +52,7 @@ class Queue:
                 self.begun[lane] = len(self.rows[lane])  # no window spans the gap
         self.refused += sum(refused)
 
-    def _add(self, lane: int, t: int, end: bool) -> None:
+    def _add(self, lane, t, end):
         self.rows[lane].append(t)
         count = len(self.rows[lane])
         first = count - self.window
@@ -64,7 +61,7 @@ class Queue:
         if end and self.window > 1:
             self.begun[lane] = count
 
-    def sample(self, number: int) -> list[list[int]]:
+    def sample(self, number):
         drawn = list(self.waiting)[:number]
         for one in drawn:
             one[2] -= 1
@@ -72,24 +69,22 @@ class Queue:
             self.waiting.popleft()
         return [self.rows[lane][first : first + self.window] for lane, first, _ in drawn]
 
-    def clear(self) -> None:
+    def clear(self):
         self.rows, self.begun = [[] for _ in self.rows], [0] * len(self.rows)
         self.waiting.clear()
 
 
-def buffer_of(
-    length: int, lanes: int | None, times: int = 1, window: int = 1, stride: int = 1, **own: Any
-) -> fbuf.Buffer:
+def buffer_of(length, lanes, times=1, window=1, stride=1, **own):
     ends = ("terminated",)
     view = Row() if window == 1 else Sequence(window, stride=stride, episode_end=ends, autoreset="same_step")
     return fbuf.Buffer(length * (lanes or 1), lanes=lanes, view=view, sampler=Consume(times, "fifo"), **own)
 
 
 @functools.cache
-def methods(buffer: fbuf.Buffer) -> tuple[Any, Any, Any, Any]:
+def methods(buffer):
     """Return `extend`, `sample`, a scan of both, and `can_add`, with donated states."""
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         state = buffer.extend(state, given[0], mask=given[1])
         state, batch = buffer.sample(state, jax.random.key(0), BATCH)
         return state, (batch, buffer.can_add(state, 2))
@@ -105,7 +100,7 @@ def methods(buffer: fbuf.Buffer) -> tuple[Any, Any, Any, Any]:
 class Trial:
     """A buffer and the queue, in step."""
 
-    def __init__(self, buffer: fbuf.Buffer, seed: int):
+    def __init__(self, buffer, seed):
         length, lanes, view = buffer.geometry.length, buffer.geometry.lanes, buffer.view
         window, stride = (view.length, view.stride) if isinstance(view, Sequence) else (1, 1)
         assert isinstance(buffer.sampler, Consume)
@@ -113,7 +108,7 @@ class Trial:
         self.state, self.rng, self.next = buffer.init(EXAMPLE), np.random.default_rng(seed), 0
         self.extend, self.sample, self.scan, self.can_add = methods(buffer)
 
-    def rows(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def rows(self):
         shape = (ROWS, len(self.queue.rows))
         t = np.arange(self.next, self.next + shape[0] * shape[1], dtype=np.int32).reshape(shape)
         self.next += t.size
@@ -122,10 +117,10 @@ class Trial:
         )
         return {"t": t, "terminated": self.rng.random(shape) < 0.15}, kept
 
-    def given(self, tree: Any) -> Any:
+    def given(self, tree):
         return tree if self.buffer.lanes else jax.tree.map(lambda x: x[:, 0], tree)
 
-    def drawn(self, batch: Any) -> None:
+    def drawn(self, batch):
         waiting = len(self.queue.waiting)
         expected = self.queue.sample(BATCH)
         mask, data = np.asarray(batch.mask), np.asarray(batch.data["t"]).reshape(BATCH, -1)
@@ -133,7 +128,7 @@ class Trial:
         assert data[mask].tolist() == expected and not data[~mask].any()
         assert (np.asarray(batch.probability)[mask] == np.float32(1) / np.float32(max(waiting, 1))).all()
 
-    def check(self) -> None:
+    def check(self):
         stats = self.buffer.stats(self.state)
         assert int(stats["anchors_left"]) == len(self.queue.waiting)
         assert int(stats["refused_rows"]) == self.queue.refused
@@ -141,7 +136,7 @@ class Trial:
         assert self.can_add(self.state).tolist() == [n <= room for n in range(self.queue.length + 2)]
         assert bool(self.buffer.can_sample(self.state)) == bool(self.queue.waiting)
 
-    def run(self, steps: int) -> None:
+    def run(self, steps):
         for _ in range(steps):
             kind = self.rng.choice(["extend", "sample", "scan", "clear"], p=[0.4, 0.35, 0.22, 0.03])
             if kind == "extend":

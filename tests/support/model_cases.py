@@ -1,9 +1,5 @@
 """Buffers for the model of `tests/support/model.py`: views, samplers and storages by name, and programs of methods."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -85,7 +81,7 @@ STORAGES = {
 FORMS = ("eager", "jit", "donated")
 
 
-def make(view: str, sampler: str, storage: str, lanes: int | None) -> fbuf.Buffer:
+def make(view, sampler, storage, lanes):
     """A buffer of few rows, a number that no power of two divides."""
     length = max(7, VIEWS[view].rule.rows)
     return fbuf.Buffer(
@@ -98,7 +94,7 @@ def make(view: str, sampler: str, storage: str, lanes: int | None) -> fbuf.Buffe
     )
 
 
-def cases(chosen: list[tuple[Any, ...]]) -> Any:
+def cases(chosen):
     """Return a fixture of these cases."""
     return pytest.fixture(params=chosen, ids=lambda case: "-".join(map(str, case)))(lambda request: request.param)
 

@@ -1,10 +1,7 @@
 """Buffers with priorities, what torchrl makes of these, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import itertools
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,33 +17,33 @@ KEY = jax.random.key(0)
 
 
 @functools.cache
-def _filled(sampler: Any, priority: tuple[float, ...], capacity: int) -> tuple[fbuf.Buffer, Any]:
+def _filled(sampler, priority, capacity):
     buffer = fbuf.Buffer(capacity, sampler=sampler)
     rows = np.arange(len(priority), dtype=np.int32)
     return buffer, buffer.extend(buffer.init(np.int32(0)), rows, priority=np.array(priority, np.float32))
 
 
-def filled(sampler: Any, priority: Any, capacity: int | None = None) -> tuple[fbuf.Buffer, Any]:
+def filled(sampler, priority, capacity=None):
     """Return a buffer and its state of numbered rows with these priorities."""
     return _filled(sampler, tuple(np.asarray(priority).tolist()), capacity or len(priority))
 
 
-def leaves(buffer: fbuf.Buffer, state: Any) -> np.ndarray:
+def leaves(buffer, state):
     return np.asarray(state.sampler.tree)[: buffer.capacity]
 
 
-def index_of(buffer: fbuf.Buffer, state: Any, slots: list[int]) -> fbuf.Index:
+def index_of(buffer, state, slots):
     return buffer.get(state, np.array(slots, np.int32)).index
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def races(tree: jax.Array, keys: jax.Array, batch_size: int, capacity: int, wanted: Any = None) -> Any:
+def races(tree, keys, batch_size, capacity, wanted=None):
     return jax.vmap(lambda key: race(tree, key, batch_size, capacity, wanted))(keys)
 
 
-def sets_of(leaf: np.ndarray, number: int) -> dict[tuple[int, ...], float]:
+def sets_of(leaf, number):
     """Chance of each set of `number` leaves drawn one after another without putting back."""
-    chances: dict[tuple[int, ...], float] = {}
+    chances = {}
     for order in itertools.permutations(range(len(leaf)), number):
         left, chance = leaf.sum(), 1.0
         for i in order:
@@ -56,7 +53,7 @@ def sets_of(leaf: np.ndarray, number: int) -> dict[tuple[int, ...], float]:
     return chances
 
 
-def torchrl_weights(priority: Any, alpha: float, beta: float, eps: float) -> np.ndarray:
+def torchrl_weights(priority, alpha, beta, eps):
     """Its formula (torchrl/data/replay_buffers/samplers.py): by the smallest leaf of the buffer."""
     leaf = (np.asarray(priority, np.float64) + eps) ** alpha
     return (leaf / leaf.min()) ** -beta

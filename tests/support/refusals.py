@@ -7,15 +7,14 @@ The message contains every part between the bars.
 """
 
 import builtins
-from typing import Any
 
 import jax
 import pytest
 
 
-def cases(table: str) -> list[Any]:
+def cases(table):
     """Return one parameter of a test for each expression: `(expression, kind, parts)`."""
-    found: list[list[str]] = []
+    found = []
     for line in table.strip().splitlines():
         if line.startswith(" "):
             found[-1][1] += " " + line.strip()
@@ -24,12 +23,12 @@ def cases(table: str) -> list[Any]:
     return [pytest.param((call, *_error(said)), id=call) for call, said in found]
 
 
-def _error(said: str) -> tuple[type[Exception], list[str]]:
+def _error(said):
     kind, _, message = said.strip().partition(" ")
     return getattr(builtins, kind), message.split(" | ")
 
 
-def check(case: Any, scope: dict[str, Any], **traced: Any) -> None:
+def check(case, scope, **traced):
     """Evaluate the expression, with these states traced, so that nothing is computed, if there are any."""
     call, kind, parts = case
     with pytest.raises(kind) as caught:

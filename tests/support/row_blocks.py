@@ -1,21 +1,12 @@
 """Two replays with one history, of which one writes each added row at once, compared bit for bit."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import numpy as np
 
 import fbuf
 from fbuf import samplers, storages, views
 
-ROW = {
-    "obs": np.zeros((3, 4), np.uint8),
-    "action": np.int32(0),
-    "reward": np.float32(0),
-    "done": np.bool_(False),
-}
+ROW = {"obs": np.zeros((3, 4), np.uint8), "action": np.int32(0), "reward": np.float32(0), "done": np.bool_(False)}
 STORAGES = {
     "device": storages.Device(),
     "host": storages.Host(keys=("obs",)),
@@ -38,18 +29,18 @@ VIEWS = {
 }
 
 
-def make_pair(storage: str, sampler: str, view: str, lanes: int | None = None, **settings: Any) -> list[fbuf.Replay]:
+def make_pair(storage, sampler, view, lanes=None, **settings):
     buffer = fbuf.Buffer(
         24, storage=STORAGES[storage], sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes, **settings
     )
     return [fbuf.Replay(buffer, ROW, seed=5, strict=False) for _ in range(2)]
 
 
-def same(one: Any, other: Any) -> None:
+def same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def same_state(pair: list[fbuf.Replay]) -> None:
+def same_state(pair):
     """Compare all leaves that do not name a store."""
     leaves = [jax.tree_util.tree_leaves_with_path(replay.state) for replay in pair]
     for (path, one), (_, other) in zip(*leaves, strict=True):
@@ -57,11 +48,11 @@ def same_state(pair: list[fbuf.Replay]) -> None:
             np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
 
 
-def compare(pair: list[fbuf.Replay], steps: int, seed: int = 0) -> None:
+def compare(pair, steps, seed=0):
     """Call the same methods on both. The second replay writes every row at once."""
     random, lanes = np.random.default_rng(seed), pair[0].buffer.lanes
     lead = () if lanes is None else (lanes,)
-    batch: Any = None
+    batch = None
     for _ in range(steps):
         for _ in range(int(random.integers(1, 14))):
             row = {
@@ -71,7 +62,7 @@ def compare(pair: list[fbuf.Replay], steps: int, seed: int = 0) -> None:
                 "done": random.random(lead) < 0.25,
             }
             kind = random.integers(0, 10)
-            options: dict[str, Any] = {}
+            options = {}
             if kind == 0:
                 options["mask"] = random.random(lead) < 0.7
             if kind == 1 and pair[0].buffer.sampler.prioritized:

@@ -1,21 +1,16 @@
 """Steps of a buffer inside `jax.shard_map`, which checks over which mesh axes arrays vary (`check_vma=True`)."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-import fbuf
 from tests.support.combinations import BATCH, EXAMPLE, make, rows_of
 from tests.support.trees import same
 
 
-def step(buffer: fbuf.Buffer, state: Any, rows: Any, key: jax.Array) -> Any:
+def step(buffer, state, rows, key):
     """Call every method that runs in a step."""
     state = buffer.extend(state, rows)
     state, batch = buffer.sample(state, key, BATCH)
@@ -29,10 +24,10 @@ def step(buffer: fbuf.Buffer, state: Any, rows: Any, key: jax.Array) -> Any:
     return state, (batch, found, buffer.rows(state))
 
 
-def mapped(buffer: fbuf.Buffer) -> Any:
+def mapped(buffer):
     """The step on each shard of a mesh of one device: types are checked as on many."""
 
-    def local(*args: Any) -> Any:
+    def local(*args):
         one = step(buffer, *jax.tree.map(lambda x: x[0], args))
         return jax.tree.map(lambda x: x[None], one)
 
@@ -40,17 +35,17 @@ def mapped(buffer: fbuf.Buffer) -> Any:
     return jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=True)
 
 
-def arguments(buffer: fbuf.Buffer) -> tuple[Any, Any, jax.Array]:
+def arguments(buffer):
     return buffer.init(EXAMPLE), rows_of(np.random.default_rng(0), 5), jax.random.key(0)
 
 
-def check_types(*combination: str) -> None:
+def check_types(*combination):
     buffer = make(*combination)
     stacked = jax.tree.map(lambda x: jnp.asarray(x)[None], arguments(buffer))
     jax.eval_shape(mapped(buffer), *stacked)
 
 
-def check_values(*combination: str) -> None:
+def check_values(*combination):
     """The methods give the same inside `shard_map`."""
     buffer = make(*combination)
     given = arguments(buffer)

@@ -1,10 +1,8 @@
 """`Transition` in cases small enough to check by hand, and against returns and stacks accumulated before storing."""
 
-from __future__ import annotations
-
 import collections
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +41,7 @@ class Episode(NamedTuple):
     end: str  # "terminated", "truncated", or "open": still running
 
 
-def play(rng: np.random.Generator, steps: int) -> list[Episode]:
+def play(rng, steps):
     """Episodes of 1 to 9 steps, `steps` in all; the last one is still running."""
     episodes, total = [], 0
     while total < steps:
@@ -60,12 +58,12 @@ def play(rng: np.random.Generator, steps: int) -> list[Episode]:
     return [*episodes[:-1], episodes[-1]._replace(end="open")]
 
 
-def accumulate(episode: Episode, n: int, gamma: float, stack: int, pad: str) -> dict[int, Emitted]:
+def accumulate(episode, n, gamma, stack, pad):
     """What a frame-stack wrapper and an n-step deque make of an episode, by action."""
-    emitted: dict[int, Emitted] = {}
-    waiting: collections.deque[Step] = collections.deque()
+    emitted = {}
+    waiting = collections.deque()
 
-    def emit() -> None:
+    def emit():
         first, last = waiting[0], waiting[-1]
         total = sum(gamma**i * step.reward for i, step in enumerate(waiting))
         discount = 0.0 if last.terminated else gamma ** len(waiting)
@@ -88,9 +86,9 @@ def accumulate(episode: Episode, n: int, gamma: float, stack: int, pad: str) -> 
     return emitted
 
 
-def store(episodes: list[Episode], layout: str) -> dict[str, np.ndarray]:
+def store(episodes, layout):
     """Rows in arrival order, as an environment of this kind would give them."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for episode in episodes:
         for t, action in enumerate(episode.actions):
             last = t + 1 == len(episode.actions) and episode.end != "open"
@@ -111,7 +109,7 @@ def store(episodes: list[Episode], layout: str) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def check_accumulated(layout: str, n: int, stack: int | None, pad: str) -> None:
+def check_accumulated(layout, n, stack, pad):
     """Compare every transition of 150 steps with what the accumulator emits, as the ring turns."""
     gamma, capacity, piece = 0.9, 48, 7
     episodes = play(np.random.default_rng([n, len(layout)]), 150)
@@ -124,17 +122,14 @@ def check_accumulated(layout: str, n: int, stack: int | None, pad: str) -> None:
         autoreset="next_step" if layout == "next_step" else "same_step",
     )
     rows = store(episodes, layout)
-    expected: dict[int, Emitted] = {}
+    expected = {}
     for episode in episodes:
         made = accumulate(episode, n, gamma, stack or 1, pad)
         if layout == "none" and episode.end == "truncated":
             # all that is known: an episode cut off one step earlier
             known = len(episode.actions) - 1
             shorter = Episode(
-                episode.frames[: known + 1],
-                episode.actions[:known],
-                episode.rewards[:known],
-                "truncated",
+                episode.frames[: known + 1], episode.actions[:known], episode.rewards[:known], "truncated"
             )
             made = accumulate(shorter, n, gamma, stack or 1, pad)
         expected |= made
@@ -168,7 +163,7 @@ def check_accumulated(layout: str, n: int, stack: int | None, pad: str) -> None:
     assert seen > 300
 
 
-def stack_before_end(episodes: list[Episode], action: int, stack: int, pad: str) -> np.ndarray:
+def stack_before_end(episodes, action, stack, pad):
     episode = next(e for e in episodes if action in e.actions)
     last = int(episode.actions[-1])
     return accumulate(episode, 1, 1.0, stack, pad)[last].obs
@@ -181,7 +176,7 @@ PIECE = 8  # rows of every call, masked beyond those given, so that a view compi
 QUICK = [("final", CASES[1]), ("next_step", CASES[2])]
 
 
-def rows_of(obs: list[int], ends: str, **more: Any) -> dict[str, Any]:
+def rows_of(obs, ends, **more):
     """Rows with action 10 o_t and reward o_t; `ends` has a letter per row: `-`, (t)erminated or truncated (c)."""
     return {
         "obs": np.asarray(obs, np.float32),
@@ -194,13 +189,13 @@ def rows_of(obs: list[int], ends: str, **more: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def verbs(buffer: fbuf.Buffer) -> tuple[Any, Any]:
+def verbs(buffer):
     return jax.jit(lambda s, rows, mask: buffer.extend(s, rows, mask=mask)), jax.jit(
         lambda s: buffer.peek(s, jax.random.key(0), 512)  # 8 anchors at most: none is missed
     )
 
 
-def drawn(view: Transition, rows: dict[str, Any], capacity: int = 8, times: int = 1) -> Any:
+def drawn(view, rows, capacity=8, times=1):
     buffer = fbuf.Buffer(capacity=capacity, view=view)
     extend, peek = verbs(buffer)
     state = buffer.init({name: x[0] for name, x in rows.items()})

@@ -3,10 +3,7 @@
 Every window is compared with an independent model in `tests/contracts/test_model.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +30,7 @@ WINDOWS = [
 ]
 
 
-def rows_of(lengths: list[int], first: int = 0) -> dict[str, np.ndarray]:
+def rows_of(lengths, first=0):
     """One lane of whole episodes; `id` counts rows, `episode` episodes."""
     count = sum(lengths)
     end = np.zeros(count, bool)
@@ -49,12 +46,12 @@ def rows_of(lengths: list[int], first: int = 0) -> dict[str, np.ndarray]:
 EXAMPLE = jax.tree.map(lambda x: x[0], rows_of([1]))
 
 
-def filled(view: Any, lengths: list[int], capacity: int, sampler: Any = None) -> tuple[fbuf.Buffer, Any]:
+def filled(view, lengths, capacity, sampler=None):
     buffer = fbuf.Buffer(capacity, view=view, sampler=sampler or Uniform())
     return buffer, buffer.extend(buffer.init(EXAMPLE), rows_of(lengths))
 
 
-def check_windows(data: Any, apart: int = 1) -> None:
+def check_windows(data, apart=1):
     """Rows of a window follow one another within one episode, and an end is its last row."""
     there, ids = np.asarray(data["mask"]), np.asarray(data["id"])
     last = np.asarray(data["terminated"]) | np.asarray(data["truncated"])
@@ -65,7 +62,7 @@ def check_windows(data: Any, apart: int = 1) -> None:
         assert not last[b, at[:-1]].any()
 
 
-def check_chances(view: Any, sampler: Uniform) -> None:
+def check_chances(view, sampler):
     """Draw from three lanes: one fills a fifth of its ring, one half, one wraps several times."""
     rng = np.random.default_rng(3)
     buffer = fbuf.Buffer(3 * 301, lanes=3, view=view, sampler=sampler)
@@ -80,7 +77,7 @@ def check_chances(view: Any, sampler: Uniform) -> None:
     }
 
     @jax.jit
-    def run(rows: Any, mask: Any, key: Any) -> Any:
+    def run(rows, mask, key):
         state, _ = lax.scan(lambda s, x: (buffer.extend(s, x[0], mask=x[1]), None), buffer.init(EXAMPLE), (rows, mask))
         batch = buffer.peek(state, key, DRAWS)
         return state.anchors.flags, state.rows["episode"], batch.index.slot, batch.probability, batch.mask
@@ -101,7 +98,7 @@ def check_chances(view: Any, sampler: Uniform) -> None:
     np.testing.assert_allclose(probability, chances[slots], rtol=1e-6)
 
 
-def check_late_priorities(view: Any) -> None:
+def check_late_priorities(view):
     """Change priorities of windows that have been overwritten since (flashbax: 240 of 1,280 windows were broken)."""
     buffer = fbuf.Buffer(64, view=view, sampler=Prioritized(alpha=1.0))
     rng = np.random.default_rng(0)
@@ -120,7 +117,7 @@ def check_late_priorities(view: Any) -> None:
     assert int(buffer.stats(state)["refused_stale"]) + int(buffer.stats(state)["refused_closed"]) > 100
 
 
-def check_cuts(at: int) -> None:
+def check_cuts(at):
     """Cut windows at ends: never shorter than `at` says (torchrl's right spans can be empty, and crash)."""
     buffer, state = filled(Sequence(5, boundary="mask", at=at, autoreset="same_step"), [30, 40], 70)
     data = jax.device_get(buffer.peek(state, jax.random.key(0), 2000).data)
@@ -139,11 +136,11 @@ ROW = {
 }
 
 
-def check_inplace(view: Any, sampler: Any, first: str) -> None:
+def check_inplace(view, sampler, first):
     """Extend (or sample) first, then the other, and update priorities: alone and in a scan."""
     buffer = fbuf.Buffer(400_000, lanes=2, view=view, sampler=sampler, episode_end=ENDS)
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         key, rows, error = given
         if first == "extend":
             state = buffer.extend(state, rows)
@@ -154,7 +151,7 @@ def check_inplace(view: Any, sampler: Any, first: str) -> None:
             state = buffer.extend(state, rows)
         return state, batch
 
-    def shaped(*axes: int) -> Any:
+    def shaped(*axes):
         rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), ROW)
         return jax.ShapeDtypeStruct((*axes, 2), np.uint32), rows, jax.ShapeDtypeStruct((*axes, 8), np.float32)
 
@@ -164,16 +161,16 @@ def check_inplace(view: Any, sampler: Any, first: str) -> None:
 
 
 @pytest.mark.parametrize("view", WINDOWS, ids=repr)
-def test_every_window_is_as_likely_as_every_other(view: Any) -> None:
+def test_every_window_is_as_likely_as_every_other(view):
     check_chances(view, Uniform())
 
 
 @pytest.mark.parametrize("view", [WINDOWS[1], WINDOWS[2], WINDOWS[3], WINDOWS[5]], ids=repr)
-def test_every_episode_is_as_likely_as_every_other(view: Any) -> None:
+def test_every_episode_is_as_likely_as_every_other(view):
     check_chances(view, Uniform(over="episodes"))
 
 
-def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step() -> None:
+def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step():
     """torchrl numbers episodes so that each ends before its terminal row; ours end with it."""
     buffer = fbuf.Buffer(50, view=Sequence(4, autoreset="same_step"))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of([33, 30, 20, 10]))
@@ -184,7 +181,7 @@ def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step() -> None:
     assert set(data["id"][:, -1][data["terminated"][:, -1]].tolist()) == {62, 82, 92}
 
 
-def test_long_windows_cost_no_more_to_add_to() -> None:
+def test_long_windows_cost_no_more_to_add_to():
     sizes = []
     for view in (
         Sequence(10, autoreset="same_step"),
@@ -197,7 +194,7 @@ def test_long_windows_cost_no_more_to_add_to() -> None:
     assert len(set(sizes)) == 1 and sizes[0] < 10
 
 
-def test_episodes_that_never_end_are_counted_by_remainders() -> None:
+def test_episodes_that_never_end_are_counted_by_remainders():
     buffer = fbuf.Buffer(60, view=Sequence(4, stride=3, episode_end=()))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of([60]))
     late = dataclasses.replace(state.anchors, step=state.anchors.step + jnp.int32(2**30 - 100 - 2**30 % 3))
@@ -210,7 +207,7 @@ def test_episodes_that_never_end_are_counted_by_remainders() -> None:
     assert set(np.unique((ids[:, 0] + step) % 3)) == {0} and len(np.unique(ids[:, 0])) in (19, 18)
 
 
-def test_a_window_takes_a_mixture_of_its_errors() -> None:
+def test_a_window_takes_a_mixture_of_its_errors():
     buffer, state = filled(Sequence(4, autoreset="same_step"), [20], 20, Prioritized(alpha=1.0, eps=0.0))
     state, batch = buffer.sample(state, jax.random.key(0), 8)
     rng = np.random.default_rng(0)
@@ -231,7 +228,7 @@ def test_a_window_takes_a_mixture_of_its_errors() -> None:
     assert int(buffer.stats(plain)["refused_nonfinite"]) == 1
 
 
-def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() -> None:
+def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows():
     given = np.arange(1.0, 11.0, dtype=np.float32)
     for view, anchors in (
         (
@@ -331,12 +328,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "kind", "message"), WRONG)
-def test_invalid_settings_are_refused(make: Any, kind: type[Exception], message: str) -> None:
+def test_invalid_settings_are_refused(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
 
 
-def test_invalid_errors_of_windows_and_other_states_are_refused() -> None:
+def test_invalid_errors_of_windows_and_other_states_are_refused():
     buffer, state = filled(Sequence(4, autoreset="same_step"), [20], 20, Prioritized())
     index = buffer.peek(state, jax.random.key(0), 8).index
     one = np.ones(8, bool)
@@ -364,7 +361,7 @@ def test_invalid_errors_of_windows_and_other_states_are_refused() -> None:
             dataclasses.replace(buffer, view=view).peek(state, jax.random.key(0), 8)
 
 
-def learnt(view: Any, ends: str) -> list[bool]:
+def learnt(view, ends):
     count = len(ends)
     end = np.array([letter == "t" for letter in ends])
     buffer = fbuf.Buffer(count, view=view)
@@ -374,7 +371,7 @@ def learnt(view: Any, ends: str) -> list[bool]:
     return np.asarray(batch.data["learning_mask"])[newest].tolist()
 
 
-def test_burn_in_and_bootstrap_rows_are_not_learnt_from() -> None:
+def test_burn_in_and_bootstrap_rows_are_not_learnt_from():
     assert learnt(Sequence(5, burn_in=1, bootstrap=2, autoreset="same_step"), "-----") == [
         False,
         True,
@@ -384,13 +381,13 @@ def test_burn_in_and_bootstrap_rows_are_not_learnt_from() -> None:
     ]
 
 
-def test_reset_rows_are_not_learnt_from() -> None:
+def test_reset_rows_are_not_learnt_from():
     assert learnt(Sequence(3, autoreset="next_step"), "-t-") == [True, True, False]
     crossing = Sequence(4, boundary="cross", autoreset="next_step")
     assert learnt(crossing, "-t--") == [True, True, False, True]
 
 
-def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
+def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before():
     view = Transition(stack=2, observation="id", action=None, reward="episode", autoreset="same_step")
     rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
     state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})

@@ -3,14 +3,10 @@
 How such a writer goes together with storages, samplers and verbs is in tests/writers/test_scattered.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,23 +37,23 @@ NAN = float("nan")
 wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 
-def order_of(rank: Any) -> tuple[bool, Any]:
+def order_of(rank):
     rank = Fraction(int(rank)) if isinstance(rank, (np.integer, np.bool_, bool, int)) else float(rank)
     return (False, 0) if isinstance(rank, float) and math.isnan(rank) else (True, rank)
 
 
-def best(ranks: list[Any], capacity: int = CAPACITY) -> list[int]:
+def best(ranks, capacity=CAPACITY):
     by_rank = sorted(
         range(len(ranks)), key=lambda i: order_of(ranks[i]), reverse=True
     )  # stable: of equal ones the first
     return sorted(by_rank[:capacity])
 
 
-def buffer_of(rank: Any = "rank", capacity: int = CAPACITY, **parts: Any) -> fbuf.Buffer:
+def buffer_of(rank="rank", capacity=CAPACITY, **parts):
     return fbuf.Buffer(capacity, writer=TopK(rank), **parts)
 
 
-def put(buffer: fbuf.Buffer, state: Any, ranks: Any, first: int = 0, mask: Any = None) -> Any:
+def put(buffer, state, ranks, first=0, mask=None):
     ranks, mask = np.asarray(ranks), np.ones(len(ranks), bool) if mask is None else mask
     for i in range(0, len(ranks), AT_ONCE):
         short = (0, max(i + AT_ONCE - len(ranks), 0))
@@ -67,20 +63,20 @@ def put(buffer: fbuf.Buffer, state: Any, ranks: Any, first: int = 0, mask: Any =
     return state
 
 
-def example_of(dtype: Any) -> dict[str, Any]:
+def example_of(dtype):
     return {"rank": jax.ShapeDtypeStruct((), dtype), "id": jax.ShapeDtypeStruct((), np.int32)}
 
 
-def ids(buffer: fbuf.Buffer, state: Any) -> list[int]:
+def ids(buffer, state):
     rows = jax.device_get(buffer.rows(state))
     return rows.data["id"][rows.mask].tolist()
 
 
-def held(state: Any) -> list[int]:
+def held(state):
     return np.sort(np.asarray(state.rows["id"]), axis=-1).tolist()
 
 
-def ranks_of(rng: np.random.Generator, dtype: Any, count: int) -> np.ndarray:
+def ranks_of(rng, dtype, count):
     if dtype == np.bool_:
         return rng.random(count) < 0.5
     if np.issubdtype(dtype, np.integer):
@@ -92,7 +88,7 @@ def ranks_of(rng: np.random.Generator, dtype: Any, count: int) -> np.ndarray:
         return np.asarray([edges[i] for i in rng.integers(len(edges), size=count)]).astype(dtype)
 
 
-def check_program(kind: str, program: list[tuple[int, int, bool]]) -> None:
+def check_program(kind, program):
     """Keep what sorting would leave, of rows given as number, seed and whether some are masked."""
     dtype, buffer = KINDS[kind], buffer_of()
     state, ranks, names, came = buffer.init(example_of(dtype)), [], [], 0
@@ -115,11 +111,11 @@ def check_program(kind: str, program: list[tuple[int, int, bool]]) -> None:
     assert stats["lowest_rank"].dtype == dtype and stats["lowest_rank"].item() == expected
 
 
-def check_ways(capacity: int, number: int) -> None:
+def check_ways(capacity, number):
     """Keep the same rows one by one, as CPUs put them in, and all at once, as accelerators do."""
 
     @functools.partial(jax.jit, static_argnums=0)
-    def by(way: Any, tree: Any, rows: Any, keep: Any, held: Any) -> Any:
+    def by(way, tree, rows, keep, held):
         return way(tree, rows, keep, held, capacity=capacity)
 
     ways = {
@@ -148,16 +144,16 @@ def check_ways(capacity: int, number: int) -> None:
             ways[way] = [tree, held]
 
 
-def check_inplace(form: str) -> None:
+def check_inplace(form):
     buffer = buffer_of(capacity=200_000, lanes=2)
     example = example_of(np.float32)
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         state, batch = buffer.sample(state, given[1], 8)
         state = buffer.extend(state, given[0])
         return state, (batch, buffer.stats(state))
 
-    def shaped(*axes: int) -> Any:
+    def shaped(*axes):
         rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), example)
         return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
 
@@ -171,7 +167,7 @@ def check_inplace(form: str) -> None:
         assert_inplace(step, state, shaped())
 
 
-def check_capacity(capacity: int) -> None:
+def check_capacity(capacity):
     """Keep the best however many there is room for."""
     buffer, rng, ranks = buffer_of(capacity=capacity), np.random.default_rng(capacity), []
     state = buffer.init(example_of(np.float32))
@@ -187,11 +183,11 @@ PROGRAM = st.lists(st.tuples(st.sampled_from([1, 7, 40]), st.integers(0, 2**16),
 
 
 @given(program=PROGRAM)
-def test_what_sorting_all_rows_would_leave_stays(program: list[tuple[int, int, bool]]) -> None:
+def test_what_sorting_all_rows_would_leave_stays(program):
     check_program("float32", program)
 
 
-def test_ranks_of_four_bits() -> None:
+def test_ranks_of_four_bits():
     buffer, dtype = buffer_of(capacity=3), jnp.dtype("int4")
     state = buffer.init(example_of(dtype))
     assert int(buffer.stats(state)["lowest_rank"]) == -8
@@ -199,11 +195,11 @@ def test_ranks_of_four_bits() -> None:
     assert held(state) == [0, 2, 4] and int(buffer.stats(state)["lowest_rank"]) == 3
 
 
-def test_one_slot() -> None:
+def test_one_slot():
     check_capacity(1)
 
 
-def test_arrivals_beyond_2_to_32() -> None:
+def test_arrivals_beyond_2_to_32():
     buffer = buffer_of()
     state = buffer.init(example_of(np.float32))
     own = dataclasses.replace(state.scatter.own, arrived=jnp.array([0, 2**32 - 5], jnp.uint32))
@@ -214,13 +210,13 @@ def test_arrivals_beyond_2_to_32() -> None:
     assert ids(buffer, state) == [*range(9), 40, 41, 42]
 
 
-def test_one_by_one_and_at_once_keep_the_same_rows() -> None:
+def test_one_by_one_and_at_once_keep_the_same_rows():
     check_ways(70, 9)
 
 
-def test_words_are_in_the_order_of_the_ranks() -> None:
+def test_words_are_in_the_order_of_the_ranks():
     @jax.jit
-    def there_and_back(ranks: Any) -> Any:
+    def there_and_back(ranks):
         words = [top_k_tree.encode(rank) for rank in ranks]
         return words, [top_k_tree.decode(w, r.dtype, jnp.zeros((), r.dtype)) for w, r in zip(words, ranks, strict=True)]
 
@@ -232,7 +228,7 @@ def test_words_are_in_the_order_of_the_ranks() -> None:
         assert all(b == r or order_of(r) == (False, 0) for b, r in zip(back, ranks, strict=True))
 
 
-def test_a_function_of_a_row_ranks_it() -> None:
+def test_a_function_of_a_row_ranks_it():
     pairs = np.arange(80, dtype=np.float32).reshape(40, 2) % 7
     rows = {"next": {"reward": pairs}, "id": np.arange(40, dtype=np.int32)}
     buffer = buffer_of(lambda row: row["next"]["reward"].sum() - row["id"] * jnp.float32(0.5))
@@ -244,7 +240,7 @@ def test_a_function_of_a_row_ranks_it() -> None:
     assert sorted(np.asarray(state.rows)[:, 0].tolist()) == [1, 2]
 
 
-def test_update_rows_does_not_change_a_rank_and_clear_begins_anew() -> None:
+def test_update_rows_does_not_change_a_rank_and_clear_begins_anew():
     buffer = buffer_of()
     state = put(buffer, buffer.init(example_of(np.float32)), np.arange(5, 17, dtype=np.float32))
     state = buffer.update_rows(state, buffer.rows(state).index, {"rank": np.zeros(12, np.float32)})
@@ -254,7 +250,7 @@ def test_update_rows_does_not_change_a_rank_and_clear_begins_anew() -> None:
     assert ids(buffer, put(buffer, state, np.float32([5, 1, 5.5]), 40)) == [40, 41, 42]
 
 
-def test_it_is_saved_with_its_ranks(tmp_path: Path) -> None:
+def test_it_is_saved_with_its_ranks(tmp_path):
     buffer = buffer_of()
     ranks = np.random.default_rng(0).integers(0, 99, 80).astype(np.float32)
     state = put(buffer, buffer.init(example_of(np.float32)), ranks[:40])
@@ -269,11 +265,11 @@ def test_it_is_saved_with_its_ranks(tmp_path: Path) -> None:
         fbuf.load(tmp_path, fbuf.Buffer(CAPACITY, storage=buffer.storage))
 
 
-def _by_id(row: Any) -> Any:
+def _by_id(row):
     return row["id"]
 
 
-def test_a_function_is_saved_by_name(tmp_path: Path) -> None:
+def test_a_function_is_saved_by_name(tmp_path):
     buffer = buffer_of(_by_id)
     state = buffer.init(example_of(np.float32))
     fbuf.save(tmp_path, buffer, state)
@@ -297,20 +293,20 @@ def test_a_function_is_saved_by_name(tmp_path: Path) -> None:
         (lambda row: {"rank": row["rank"]}, TypeError, r"TopK: .* returns dict; expected one real number a row"),
     ],
 )
-def test_what_cannot_rank_is_named(rank: Any, error: type[Exception], message: str) -> None:
+def test_what_cannot_rank_is_named(rank, error, message):
     example = {"rank": jnp.float32(0), "pair": jnp.zeros(2), "z": jnp.complex64(0)}
     with pytest.raises(error, match=message):
         buffer_of(rank).init(example)
 
 
-def test_a_rank_is_a_name_or_a_function() -> None:
+def test_a_rank_is_a_name_or_a_function():
     for wrong in (3, None, ["rank"]):
         with pytest.raises(TypeError, match=r"TopK: rank is .*; expected the name of a leaf, or a function of a row"):
-            TopK(wrong)  # type: ignore[arg-type]
+            TopK(wrong)
     with pytest.raises(TypeError, match=r"writer is the class TopK; expected a value. Write TopK\(\.\.\.\)"):
-        fbuf.Buffer(10, writer=TopK)  # type: ignore[arg-type]
+        fbuf.Buffer(10, writer=TopK)
 
 
 @pytest.mark.optimized
-def test_a_step_copies_nothing() -> None:
+def test_a_step_copies_nothing():
     check_inplace("scan")

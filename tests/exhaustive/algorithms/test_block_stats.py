@@ -14,7 +14,7 @@ from tests.support.block_stats import blocks_of, distinct, game, held
 GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert", "Freeway", "Enduro", "Asterix", "Krull")
 
 
-def test_ten_games_from_their_first_2000_frames() -> None:
+def test_ten_games_from_their_first_2000_frames():
     """What the rule comes to at 20,000 frames, against 4-stacks and next 4-stacks; a table 90 % full grows by half."""
     atari = pytest.importorskip("benchmarks._atari")
     pytest.importorskip("ale_py")
@@ -34,7 +34,7 @@ def test_ten_games_from_their_first_2000_frames() -> None:
     assert means[0] >= 100 and means[1] >= 120 and min(ratios.values()) >= 25, ratios
 
 
-def test_leaves_of_other_frames_get_their_own() -> None:
+def test_leaves_of_other_frames_get_their_own():
     rng = np.random.default_rng(0)
     rows = {"obs": game(100), "depth": rng.normal(size=(100, 40, 40)).astype(np.float32)}
     storage = Deduplicated(on_full="refuse").fit(rows, 100)
@@ -46,14 +46,14 @@ def test_leaves_of_other_frames_get_their_own() -> None:
     assert held(storage, rows, 100, step=20)["refused_rows"] == 0
 
 
-def test_lanes() -> None:
+def test_lanes():
     lanes = np.stack([game(500, seed) for seed in range(4)], 1)
     storage = Deduplicated(keys=("obs",)).fit({"obs": lanes}, 2000, lanes=4)
     stats = held(storage, {"obs": lanes}, 2000, lanes=4)
     assert stats["refused_rows"] == stats["retired_rows"] == 0 and stats["blocks_load"] > 0.6
 
 
-def test_leaves_of_the_same_frames_share_block_and_table() -> None:
+def test_leaves_of_the_same_frames_share_block_and_table():
     frames = game(1001)
     rows = {"obs": frames[:-1], "next": {"obs": frames[1:]}, "reward": np.zeros(1000, np.float32)}
     storage = Deduplicated().fit(rows, 1000)

@@ -16,28 +16,28 @@ from tests.support.block_table import (
 
 @pytest.mark.parametrize(("places", "lot"), [(64, SIZE), (160, 7)])
 @pytest.mark.parametrize("digest", DIGESTS)
-def test_any_sequence_of_calls(digest: str, places: int, lot: int) -> None:
+def test_any_sequence_of_calls(digest, places, lot):
     check_sequences(digest, places, lot)
 
 
 @pytest.mark.parametrize("places", [4096, 65_504])
 @pytest.mark.parametrize("content", CONTENTS)
-def test_nothing_is_refused_before_every_place_is_taken(content: str, places: int) -> None:
+def test_nothing_is_refused_before_every_place_is_taken(content, places):
     check_load(places, content)
 
 
 @pytest.mark.parametrize(("places", "lot"), [(64, 16), (96, 64), (4096, 256)])
-def test_nothing_is_refused_while_blocks_come_and_go(places: int, lot: int) -> None:
+def test_nothing_is_refused_while_blocks_come_and_go(places, lot):
     check_turnover(places, lot)
 
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(("loop", "tables"), [(False, None), (True, None), (False, 3), (True, 3)])
-def test_cycles_are_in_place(loop: bool, tables: int | None) -> None:
+def test_cycles_are_in_place(loop, tables):
     check_in_place(loop, tables)
 
 
 @pytest.mark.parametrize("places", [64, 1024])
 @pytest.mark.parametrize("digest", DIGESTS)
-def test_rebuilding_keeps_blocks_that_are_referred_to(digest: str, places: int) -> None:
+def test_rebuilding_keeps_blocks_that_are_referred_to(digest, places):
     check_rebuild(digest, places)

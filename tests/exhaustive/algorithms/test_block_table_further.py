@@ -1,7 +1,5 @@
 """Further cases of blocktable, which take long: see `tests/more/algorithms/test_block_table.py`."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,24 +7,15 @@ import pytest
 from jax import lax
 
 from tests.more.algorithms.test_block_table import same  # noqa: F401
-from tests.support.block_table import (
-    SIZE,
-    WORDS,
-    Cycle,
-    check_rebuild,
-    check_sequences,
-    cycle,
-    some_blocks,
-    start,
-)
+from tests.support.block_table import SIZE, WORDS, check_rebuild, check_sequences, cycle, some_blocks, start
 
 
 @pytest.mark.parametrize(("digest", "places", "lot"), [("good", 160, 7), ("constant", 64, SIZE), ("equal", 160, 7)])
-def test_any_sequence_of_calls(digest: str, places: int, lot: int) -> None:
+def test_any_sequence_of_calls(digest, places, lot):
     check_sequences(digest, places, lot)
 
 
-def test_eager_jit_scan_and_vmap_are_the_same() -> None:
+def test_eager_jit_scan_and_vmap_are_the_same():
     """Three tables, seven steps, different numbers of blocks: one after the other, in loops, and all at once."""
     turns, size, lot = 7, 30, 8
     draw = np.random.default_rng(0)
@@ -48,7 +37,7 @@ def test_eager_jit_scan_and_vmap_are_the_same() -> None:
         eager, made = cycle(eager, jnp.asarray(blocks[1, turn]), jnp.asarray(number[1, turn]), lot)
         same(made, jax.tree.map(lambda a, turn=turn: a[turn], outs[1]))
 
-    def loop(now: Cycle, blocks: jax.Array, number: jax.Array) -> Any:
+    def loop(now, blocks, number):
         return lax.scan(lambda now, xs: cycle(now, *xs, lot), now, (blocks, number))
 
     scanned = jax.jit(loop)
@@ -60,7 +49,7 @@ def test_eager_jit_scan_and_vmap_are_the_same() -> None:
     same(jax.jit(jax.vmap(loop))(starts, blocks, number), together)
 
 
-def test_rebuilding_keeps_blocks_that_are_referred_to() -> None:
+def test_rebuilding_keeps_blocks_that_are_referred_to():
     check_rebuild("good", 64)
     check_rebuild("good", 1024)
     check_rebuild("constant", 64)

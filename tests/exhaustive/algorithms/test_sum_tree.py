@@ -38,53 +38,53 @@ LARGEST = CAPACITIES[-1]
 @pytest.mark.parametrize(
     ("capacity", "reduce"), [*((c, "sum") for c in CAPACITIES), *((c, r) for c in (1, 9, 1000) for r in ("min", "max"))]
 )
-def test_set_is_what_a_plain_array_does(path: str, capacity: int, reduce: str) -> None:
+def test_set_is_what_a_plain_array_does(path, capacity, reduce):
     check_set(capacity, reduce)
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("reduce", ["sum", "min", "max"])
-def test_rebuild_is_set_of_all(capacity: int, reduce: str) -> None:
+def test_rebuild_is_set_of_all(capacity, reduce):
     check_rebuild(capacity, reduce)
 
 
-def test_parents_after_ten_million_updates() -> None:
+def test_parents_after_ten_million_updates():
     check_many_updates(256)
 
 
 @pytest.mark.parametrize("capacity", [1, 8, 65, LARGEST])
-def test_zero_leaves_are_never_drawn(path: str, capacity: int) -> None:
+def test_zero_leaves_are_never_drawn(path, capacity):
     check_zero_leaves(capacity)
 
 
 @pytest.mark.parametrize("capacity", [2**18, 2**24])
-def test_every_row_can_be_drawn(capacity: int) -> None:
+def test_every_row_can_be_drawn(capacity):
     check_every_row(capacity)
 
 
 @pytest.mark.parametrize(
     ("capacity", "batch"), [(1, 1), (9, 16_384), (65, 1), (LARGEST, 1), (LARGEST, 300), (LARGEST, 16_384)]
 )
-def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
     check_paths(capacity, batch, monkeypatch)
 
 
 @pytest.mark.parametrize("capacity", [64, LARGEST])
-def test_strata_bound_the_count_of_every_block(path: str, capacity: int) -> None:
+def test_strata_bound_the_count_of_every_block(path, capacity):
     check_strata(capacity)
 
 
-def test_one_leaf_or_none(path: str) -> None:
+def test_one_leaf_or_none(path):
     check_one_leaf(7)
 
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("batch", [1, 2, 256, 4096])
-def test_set_writes_in_place(path: str, batch: int) -> None:
+def test_set_writes_in_place(path, batch):
     check_inplace(batch)
 
 
-def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch):
     """Every value of each uniform once: the exact bias, as what it adds to chi-square in 25 million draws.
 
     Chi-square over a million leaves has a standard deviation of 1,400; the bias must stay far below.
@@ -94,7 +94,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     leaves[::7] = 0
     tree = jnp.asarray(expected_tree(leaves))
 
-    def shares(top: float | None, bottom: float | None, block: int) -> np.ndarray:
+    def shares(top, bottom, block):
         draw = jax.jit(functools.partial(st._descend_by_loop, batch=2**20, capacity=capacity))
         counts = np.zeros(-(-capacity // block), np.int64)
         for part in np.arange(2**24, dtype=np.int32).reshape(16, -1):
@@ -104,7 +104,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
             counts += np.bincount(index // block, minlength=len(counts))
         return counts / 2**24
 
-    def added(share: np.ndarray, mass: np.ndarray) -> float:
+    def added(share, mass):
         mass = mass.astype(np.float64) / mass.sum(dtype=np.float64)
         assert not share[mass == 0].any()
         share, mass = share[mass > 0], mass[mass > 0]
@@ -123,7 +123,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch: pytest.Mon
     assert added(shares(None, 0.5, 1), leaves) > 10_000
 
 
-def test_vmap_over_trees_and_over_keys(path: str) -> None:
+def test_vmap_over_trees_and_over_keys(path):
     leaves = np.random.default_rng(6).random((3, 600)).astype(np.float32)
     trees = jax.vmap(st.rebuild)(jnp.asarray(leaves))
     keys = jax.random.split(jax.random.key(0), 3)
@@ -137,7 +137,7 @@ def test_vmap_over_trees_and_over_keys(path: str) -> None:
         np.testing.assert_array_equal(over_keys[lane], st.draw(trees[0], keys[lane], 64, 600, stratified=True)[0])
 
 
-def test_clean_under_strict_jax(path: str) -> None:
+def test_clean_under_strict_jax(path):
     start = np.random.default_rng(5).random(1000).astype(np.float32)
     step = functools.partial(draw_write, capacity=1000)
     plain = jax.jit(step)(st.rebuild(jnp.asarray(start)), jax.random.key(0))
@@ -153,5 +153,5 @@ def test_clean_under_strict_jax(path: str) -> None:
     np.testing.assert_array_equal(plain[1], strict[1])
 
 
-def test_parents_after_ten_million_updates() -> None:
+def test_parents_after_ten_million_updates():
     check_many_updates(4096)

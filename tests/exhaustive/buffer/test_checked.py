@@ -1,10 +1,7 @@
 """Slow cases of checked: see `tests/buffer/test_checked.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +32,16 @@ OTHERS = [(name, storage) for name, case in CASES.items() for storage in case.st
 
 
 @pytest.mark.parametrize(("name", "storage"), OTHERS)
-def test_an_eager_call_raises_at_once_with_other_storages(name: str, storage: str) -> None:
+def test_an_eager_call_raises_at_once_with_other_storages(name, storage):
     check_eager(name, storage)
 
 
 @pytest.mark.parametrize(("name", "storage"), FIRST + OTHERS)
-def test_every_jitted_step_raises_through_checkify(name: str, storage: str) -> None:
+def test_every_jitted_step_raises_through_checkify(name, storage):
     check_jitted(name, storage)
 
 
-SAMPLERS: dict[str, Any] = {
+SAMPLERS = {
     "Uniform": Uniform(),
     "Prioritized": Prioritized(),
     "Prioritized(on='host')": Prioritized(on="host"),
@@ -57,12 +54,12 @@ SAMPLERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_over_every_storage_is_checked(storage: str, sampler: str) -> None:
+def test_every_sampler_over_every_storage_is_checked(storage, sampler):
     buffer = buffer_of(storage, sampler=SAMPLERS[sampler])
     checked = fbuf.checked(buffer)
 
-    def run(buffer: Any, state: Any, keys: Any) -> Any:
-        def step(state: Any, key: Any) -> Any:
+    def run(buffer, state, keys):
+        def step(state, key):
             state, batch = buffer.sample(state, key, 4)
             if buffer.sampler.prioritized:
                 state = buffer.update_priority(state, batch.index, batch.data["reward"])
@@ -83,7 +80,7 @@ def test_every_sampler_over_every_storage_is_checked(storage: str, sampler: str)
 
 
 @pytest.mark.parametrize("storage", ["Device", "Compressed"])
-def test_prefetch_allows_only_stale_indices(storage: str) -> None:
+def test_prefetch_allows_only_stale_indices(storage):
     checked = fbuf.checked(buffer_of(storage, prefetch=1, batch_size=4))
     state = filled(checked)
     error, _ = jax.jit(checkify.checkify(partial(updated_late, checked)))(state, jnp.ones(8, bool))
@@ -95,7 +92,7 @@ def test_prefetch_allows_only_stale_indices(storage: str) -> None:
         checked.sample(checked.clear(state), KEY)
 
 
-def test_allowed_counts_do_not_raise() -> None:
+def test_allowed_counts_do_not_raise():
     few = dataclasses.replace(buffer_of(), **FEW)
     state = fbuf.checked(few, allow=("retired_rows", "refused_rows")).extend(filled(few, 45), rows_of(50, 30))
     assert int(few.stats(state)["retired_rows"]) > 0

@@ -1,9 +1,6 @@
 """Slow cases of prefetch: see `tests/buffer/test_prefetch.py`."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -33,13 +30,13 @@ STORAGES = ("device", "deduplicated", "host", "compressed")
     ("sampler", "view", "storage", "form"),
     list(itertools.product(SAMPLERS, VIEWS, STORAGES, ("eager", "jit", "donated", "scan"))),
 )
-def test_sample_returns_the_batch_of_the_previous_call(sampler: str, view: str, storage: str, form: str) -> None:
+def test_sample_returns_the_batch_of_the_previous_call(sampler, view, storage, form):
     check_batches(storage, sampler, view, form)
 
 
 @pytest.mark.parametrize("storage", ["compressed", "deduplicated"])
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_pending_batch_survives(check: Callable[[str], None], storage: str) -> None:
+def test_a_pending_batch_survives(check, storage):
     check(storage)
 
 
@@ -55,11 +52,11 @@ def test_a_pending_batch_survives(check: Callable[[str], None], storage: str) ->
         ("compressed", "prioritized", "transition", "sesu"),
     ],
 )
-def test_a_donated_step_copies_nothing(storage: str, sampler: str, view: str, order: str) -> None:
+def test_a_donated_step_copies_nothing(storage, sampler, view, order):
     check_in_place(storage, sampler, view, order)
 
 
-def test_states_under_vmap_draw_independently() -> None:
+def test_states_under_vmap_draw_independently():
     for sampler in ("prioritized", "consume"):
         buffer = make("device", sampler)
         new = buffer.init(EXAMPLE)
@@ -72,7 +69,7 @@ def test_states_under_vmap_draw_independently() -> None:
             same(buffer.sample(state, keys[i]), jax.tree.map(lambda x, i=i: x[i], together))
 
 
-def test_many_keys_of_one_state() -> None:
+def test_many_keys_of_one_state():
     buffer = make("device", "consume")
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     keys = jax.random.split(jax.random.key(1), 3)
@@ -86,7 +83,7 @@ def test_many_keys_of_one_state() -> None:
         jax.vmap(lambda key: buffer.sample(state, key)[1])(keys)
 
 
-def test_no_two_leaves_share_an_array() -> None:
+def test_no_two_leaves_share_an_array():
     for storage in ("deduplicated", "compressed"):
         buffer = make(storage, view="sequence")
         state = buffer.init(EXAMPLE)
@@ -95,7 +92,7 @@ def test_no_two_leaves_share_an_array() -> None:
             assert len(set(pointers)) == len(pointers)
 
 
-def test_grow_and_set_keep_the_pending_batch() -> None:
+def test_grow_and_set_keep_the_pending_batch():
     buffer = make("deduplicated", "prioritized")
     state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
     then = buffer.peek(state, jax.random.key(0))
@@ -105,7 +102,7 @@ def test_grow_and_set_keep_the_pending_batch() -> None:
 
 
 @pytest.mark.parametrize("storage", ["device", "host"])
-def test_plan_and_nbytes_count_the_pending_batch(storage: str) -> None:
+def test_plan_and_nbytes_count_the_pending_batch(storage):
     buffer, plain = make(storage, view="transition"), make(storage, view="transition", prefetch=0)
     stacks = 2 * BATCH * 4 * 64
     state = buffer.init(EXAMPLE)
@@ -125,7 +122,7 @@ def test_plan_and_nbytes_count_the_pending_batch(storage: str) -> None:
     assert 2 * stacks < grown <= 2 * stacks + 40 * 64
 
 
-def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_platforms(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
     jax.clear_caches()
     try:
@@ -136,7 +133,7 @@ def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.optimized
-def test_a_step_can_be_exported() -> None:
+def test_a_step_can_be_exported():
     buffer = make("device")
     state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
     key = np.array([0, 1], np.uint32)

@@ -1,7 +1,5 @@
 """`Buffer.summary` of every storage with every sampler, view and writer."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -15,11 +13,11 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("storage", "sampler", "view"), COMBINATIONS)
-def test_every_number_is_that_of_plain_python(storage: str, sampler: str, view: str) -> None:
+def test_every_number_is_that_of_plain_python(storage, sampler, view):
     check_all(storage, sampler, view)
 
 
 @pytest.mark.parametrize("writer", parts.UNORDERED_WRITERS)
 @pytest.mark.parametrize("storage", parts.UNORDERED_STORAGES)
-def test_rows_of_scattering_writers(storage: str, writer: str) -> None:
+def test_rows_of_scattering_writers(storage, writer):
     check_unordered(storage, writer)

@@ -1,7 +1,5 @@
 """Empty samples of the samplers that `tests/contracts/test_errors.py` leaves out."""
 
-from typing import Any
-
 import pytest
 
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
@@ -11,5 +9,5 @@ from tests.contracts.test_errors import test_an_empty_sample_is_masked_and_count
 @pytest.fixture(
     params=[Uniform(over="episodes"), Epoch(), Consume(2), Prioritized(), Prioritized(on="host"), Staleness(4)], ids=str
 )
-def sampler(request: pytest.FixtureRequest) -> Any:
+def sampler(request):
     return request.param

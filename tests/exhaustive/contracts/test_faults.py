@@ -1,7 +1,5 @@
 """Keys that are used twice, with every sampler."""
 
-from typing import Any
-
 import pytest
 
 from fbuf.samplers import Epoch, Prioritized, Ranked
@@ -10,10 +8,10 @@ from tests.support.faults import CONSUMED, check_key_reuse, check_many_keys
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("sampler", [*CONSUMED, Epoch(), Prioritized(), Prioritized(on="host")], ids=repr)
-def test_a_key_used_twice_is_found(sampler: Any, prefetch: int) -> None:
+def test_a_key_used_twice_is_found(sampler, prefetch):
     check_key_reuse(sampler, prefetch)
 
 
 @pytest.mark.parametrize("sampler", [Prioritized(), Prioritized(replace=False), Ranked()], ids=repr)
-def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler: Any) -> None:
+def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler):
     check_many_keys(sampler)

@@ -6,13 +6,13 @@ from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags,
 
 
 @pytest.mark.parametrize("name", sorted(BUFFERS.keys() - {"rich", "host"}))
-def test_further_buffers_under_every_flag_at_once(name: str) -> None:
+def test_further_buffers_under_every_flag_at_once(name):
     check_all_flags(name)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("name", BUFFERS)
-def test_every_method_under_each_flag(name: str, flag: str) -> None:
+def test_every_method_under_each_flag(name, flag):
     if flag == "debug_infs" and name == "rich":
         pytest.skip("an empty tree of minima holds infinity")
     buffer = BUFFERS[name]

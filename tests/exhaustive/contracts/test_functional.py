@@ -1,7 +1,6 @@
 """Further cases of functional: see `tests/contracts/test_functional.py`."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +26,12 @@ from tests.support.trees import close, same
 
 
 @pytest.fixture(params=[lambda loss: loss], ids=["plain"])
-def wrap(request: pytest.FixtureRequest) -> Any:
+def wrap(request):
     return request.param
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_vmap_over_states(name: str) -> None:
+def test_vmap_over_states(name):
     buffer, number = BUFFERS[name], 3
     new = [rows(3, 30 + i) for i in range(number)]
     keys = jax.random.split(KEY, number)
@@ -49,12 +48,12 @@ def test_vmap_over_states(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["uniform-row", "deduplicated"])
 @pytest.mark.parametrize("check", [check_arguments_unchanged, check_laps])
-def test_other_buffers_are_functional(check: Any, name: str) -> None:
+def test_other_buffers_are_functional(check, name):
     check(name)
 
 
 @pytest.mark.optimized
-def test_an_exported_step_with_blocks_gives_the_same() -> None:
+def test_an_exported_step_with_blocks_gives_the_same():
     buffer, state, raw = BUFFERS["deduplicated"], filled("deduplicated"), jax.random.key_data(KEY)
     run = jax.jit(functools.partial(step, buffer))
     again = export.deserialize(export.export(run)(state, raw, rows(2)).serialize())
@@ -108,11 +107,11 @@ print("done")
 """
 
 
-def test_four_devices_hold_a_buffer_each() -> None:
+def test_four_devices_hold_a_buffer_each():
     assert run_python(_SHARDED, **devices(8)).stdout.strip() == "done"
 
 
-def test_vmap_over_keys() -> None:
+def test_vmap_over_keys():
     keys = jax.random.split(KEY, 3)
     many = jax.vmap(lambda key: RICH.peek(filled(), key, BATCH))(keys)
     for i in range(3):
@@ -121,11 +120,11 @@ def test_vmap_over_keys() -> None:
         same(one.data["obs"], alone.data["obs"])
 
 
-def test_grad_through_rows_that_were_stored() -> None:
+def test_grad_through_rows_that_were_stored():
     """Device rows are plain arrays: what is read depends on what was written."""
     buffer = fbuf.Buffer(capacity=8)
 
-    def total(x: jax.Array) -> jax.Array:
+    def total(x):
         state = buffer.extend(buffer.init({"x": x[0]}), {"x": x})
         return jnp.sum(buffer.sample(state, KEY, 16)[1].data["x"])
 
@@ -136,5 +135,5 @@ def test_grad_through_rows_that_were_stored() -> None:
 
 
 @pytest.fixture(params=["prioritized-transition", "uniform-row"])
-def name(request: pytest.FixtureRequest) -> Any:
+def name(request):
     return request.param

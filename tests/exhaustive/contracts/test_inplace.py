@@ -1,7 +1,6 @@
 """Further cases of inplace: see `tests/contracts/test_inplace.py`."""
 
 import random
-from typing import Any
 
 import jax
 import numpy as np
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.optimized
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("first", "esort")
-def test_every_order_of_up_to_three_is_in_place(form: str, sampler: str, view: str, first: str) -> None:
+def test_every_order_of_up_to_three_is_in_place(form, sampler, view, first):
     if sampler == "uniform" and first == "o":
         pytest.skip("Uniform has no priorities")
     chosen = [o for n in (1, 2, 3) for o in orders(n, sampler) if o[0] == first]
@@ -54,7 +53,7 @@ def test_every_order_of_up_to_three_is_in_place(form: str, sampler: str, view: s
 @pytest.mark.parametrize(
     ("form", "sampler", "order"), [("jit", "prioritized", "seor"), ("jit", "uniform", "ter"), ("jit", "ranked", "stu")]
 )
-def test_orders_are_in_place_with_blocks(form: str, sampler: str, order: str) -> None:
+def test_orders_are_in_place_with_blocks(form, sampler, order):
     FORMS[form](buffer_of(sampler, "transition", storage=DEDUPLICATED), order)
 
 
@@ -68,7 +67,7 @@ def test_orders_are_in_place_with_blocks(form: str, sampler: str, order: str) ->
         ("jit", "reservoir", "prioritized", "ser"),
     ],
 )
-def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler: str, order: str) -> None:
+def test_orders_are_in_place_with_other_writers(form, writer, sampler, order):
     check_writer(form, writer, sampler, order)
 
 
@@ -82,28 +81,28 @@ def test_orders_are_in_place_with_other_writers(form: str, writer: str, sampler:
     ],
     ids=str,
 )
-def recipe(request: pytest.FixtureRequest) -> Any:
+def recipe(request):
     return request.param
 
 
 @pytest.fixture(params=[None])
-def lanes(request: pytest.FixtureRequest) -> Any:
+def lanes(request):
     return request.param
 
 
 @pytest.fixture(params=["add", "set"])
-def verb(request: pytest.FixtureRequest) -> Any:
+def verb(request):
     return request.param
 
 
-def test_vmapped_uniform_states_are_in_place() -> None:
+def test_vmapped_uniform_states_are_in_place():
     buffer, copies = buffer_of("uniform", "transition"), 3
     state = leading(jax.eval_shape(buffer.init, ROW), copies)
     memory = assert_inplace(jax.vmap(step_of(buffer, "ser")), state, inputs((copies,)))
     state_of(buffer, memory.bound)
 
 
-def test_vmapped_trainers_give_what_single_ones_give() -> None:
+def test_vmapped_trainers_give_what_single_ones_give():
     buffer = buffer_of("uniform", "transition", capacity=64)
     run, keys = trainer(buffer, 40), jax.random.split(jax.random.key(3), 2)
     together, run = jax.jit(jax.vmap(run))(keys), jax.jit(run)
@@ -112,7 +111,7 @@ def test_vmapped_trainers_give_what_single_ones_give() -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-9), one, run(keys[i]))
 
 
-def test_states_vmapped_twice_are_in_place() -> None:
+def test_states_vmapped_twice_are_in_place():
     buffer = buffer_of("uniform", "row")
     state = leading(jax.eval_shape(buffer.init, ROW), 2, 2)
     assert_inplace(jax.vmap(jax.vmap(step_of(buffer, "se"))), state, inputs((2, 2)))

@@ -27,10 +27,10 @@ from tests.support.ownership import agree, filled, make
 from tests.support.threads import Thread
 
 
-def test_opening_and_dropping_in_threads() -> None:
+def test_opening_and_dropping_in_threads():
     buffer = make("host")
 
-    def work(first: int) -> None:
+    def work(first):
         for i in range(20):
             assert agree(buffer.rows(filled(buffer, first + i)))[0] == first + i
 
@@ -41,5 +41,5 @@ def test_opening_and_dropping_in_threads() -> None:
 
 
 @pytest.fixture(params=["host", "memmap"])
-def storage(request: pytest.FixtureRequest) -> str:
+def storage(request):
     return request.param

@@ -1,20 +1,12 @@
 """Draws from retired rows, with every sampler."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
 from fbuf.views import Row, Transition
-from tests.support.uniformity import (
-    check_parts,
-    check_retired,
-    check_zero_priorities,
-    chi_square_z,
-    slots_drawn,
-)
+from tests.support.uniformity import check_parts, check_retired, check_zero_priorities, chi_square_z, slots_drawn
 
 
 @pytest.mark.parametrize("view", [Row(), Transition(n_step=3, stack=4, autoreset="same_step")], ids=repr)

@@ -1,9 +1,5 @@
 """Mixtures: every sampler, storage and target in every mode."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,14 +25,14 @@ from tests.support.uniformity import chi_square_z
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
+def test_batches_hold_rows_of_each_buffer(sampler, mode):
     check_sampler(sampler, mode)
 
 
 @pytest.mark.parametrize(
     ("mode", "target"), [("exact", "source"), ("annealed", "source"), ("random", "source"), ("all", "union")]
 )
-def test_weights_are_those_of_the_mixture(mode: str, target: str) -> None:
+def test_weights_are_those_of_the_mixture(mode, target):
     check_weights(mode, target, 1.0)
 
 
@@ -45,12 +41,12 @@ def test_weights_are_those_of_the_mixture(mode: str, target: str) -> None:
 @pytest.mark.parametrize(
     "sampler", ["Uniform", "Epoch", "Consume", "Prioritized", "Prioritized(replace=False)", "Ranked"]
 )
-def test_steps_are_in_place(sampler: str, mode: str) -> None:
+def test_steps_are_in_place(sampler, mode):
     check_in_place(sampler, mode)
 
 
 @pytest.mark.parametrize("quota", ["exact", "random"])
-def test_rows_of_an_empty_buffer_are_masked(quota: str) -> None:
+def test_rows_of_an_empty_buffer_are_masked(quota):
     mixture = three(quota=quota, if_empty="mask")
     state = filled(mixture, a=0)
     _, probability, source, _ = map(np.asarray, numbers(mixture)(state, jax.random.split(jax.random.key(0), 300)))
@@ -64,12 +60,12 @@ def test_rows_of_an_empty_buffer_are_masked(quota: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_eager_jitted_and_scanned_give_the_same(mode: str) -> None:
+def test_eager_jitted_and_scanned_give_the_same(mode):
     samplers = (Prioritized(), Consume(2))
     one, other = (fbuf.Buffer(c, sampler=s) for c, s in zip((20, 40), samplers, strict=True))
     mixture = two(one, other, **MODES[mode])
 
-    def step(state: Any, i: Any) -> Any:
+    def step(state, i):
         rows = {"obs": jnp.zeros((2, 8, 8), jnp.uint8) + i.astype(jnp.uint8), "id": jnp.full((2,), i, jnp.int32)}
         state = mixture.extend(state, "a", rows)
         state, batch = mixture.sample(state, jax.random.fold_in(jax.random.key(3), i), 8)
@@ -88,11 +84,11 @@ def test_eager_jitted_and_scanned_give_the_same(mode: str) -> None:
 
 
 @pytest.mark.parametrize("annealed", [False, True])
-def test_other_buffers_give_the_rows_of_an_empty_one(annealed: bool) -> None:
+def test_other_buffers_give_the_rows_of_an_empty_one(annealed):
     check_empty(annealed=annealed)
 
 
-def test_priorities_go_where_rows_came_from() -> None:
+def test_priorities_go_where_rows_came_from():
     sampler = Prioritized(alpha=1.0, eps=0.0)
     mixture = fbuf.Mixture(
         {"a": fbuf.Buffer(20, sampler=sampler), "u": fbuf.uniform(20), "b": fbuf.Buffer(20, sampler=sampler)}
@@ -113,7 +109,7 @@ def test_priorities_go_where_rows_came_from() -> None:
     assert jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), state["u"], new["u"]))
 
 
-def test_every_stratum_of_a_prioritized_buffer_is_drawn() -> None:
+def test_every_stratum_of_a_prioritized_buffer_is_drawn():
     """The first rows of a batch drawn in order would all be of the lower half."""
     mixture = fbuf.Mixture({name: fbuf.prioritized(100, alpha=1.0) for name in "ab"}, annealed=True)
     ids, *_ = map(np.asarray, numbers(mixture)(filled(mixture), jax.random.split(jax.random.key(0), 600)))

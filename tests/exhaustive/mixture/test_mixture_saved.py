@@ -1,10 +1,6 @@
 """Further cases: see `tests/more/mixture/test_mixture_saved.py`."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +13,7 @@ from fbuf.transforms import Normalize, NormalizeReward, Scale
 from tests.support.mixture import EXAMPLE, filled, played, same, two
 
 
-def test_statistics_of_transforms_are_saved_by_buffer(tmp_path: Path) -> None:
+def test_statistics_of_transforms_are_saved_by_buffer(tmp_path):
     """A stage with other settings learns again, from the rows held."""
     online = fbuf.Buffer(
         20,
@@ -30,12 +26,12 @@ def test_statistics_of_transforms_are_saved_by_buffer(tmp_path: Path) -> None:
     example = {"obs": jnp.zeros((2, 2), jnp.uint8), "reward": 0.0}
     state = mixture.init({"online": example, "offline": example})
 
-    def rows(seed: int, count: int) -> dict[str, np.ndarray]:
+    def rows(seed, count):
         rng = np.random.default_rng(seed)
         reward = rng.normal(2, 7, count).astype(np.float32)
         return {"obs": rng.integers(0, 256, (count, 2, 2), np.uint8), "reward": reward}
 
-    def play(mixture: fbuf.Mixture, state: Any) -> Any:
+    def play(mixture, state):
         out = []
         for i in range(3):
             state = mixture.extend(mixture.extend(state, "online", rows(10 + i, 3)), "offline", rows(20 + i, 4))
@@ -58,7 +54,7 @@ def test_statistics_of_transforms_are_saved_by_buffer(tmp_path: Path) -> None:
     assert same(play(loaded, again), play(mixture, state))
 
 
-def test_buffers_are_loaded_into_other_capacities_and_storages(tmp_path: Path) -> None:
+def test_buffers_are_loaded_into_other_capacities_and_storages(tmp_path):
     mixture = two(fbuf.Buffer(20, sampler=Prioritized()), fbuf.uniform(40))
     state, _ = played(mixture, filled(mixture), 0, 1)
     fbuf.save(tmp_path / "c", mixture, state)

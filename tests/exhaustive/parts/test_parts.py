@@ -14,15 +14,15 @@ ON_THE_DEVICE = [name for name in BUFFERS if name not in ("codec", "storage, sam
 
 
 @pytest.fixture(params=ON_THE_DEVICE)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request):
     return str(request.param)
 
 
 @pytest.fixture(params=ON_THE_DEVICE)
-def large(request: pytest.FixtureRequest) -> str:
+def large(request):
     return str(request.param)
 
 
 @pytest.fixture
-def stored() -> str:
+def stored():
     return "storage with priorities, stacks"

@@ -1,9 +1,6 @@
 """`Replay` between threads for minutes: no row is lost, doubled or torn, and memory stays constant."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 
@@ -14,16 +11,16 @@ from tests.support.row_blocks import SAMPLERS, STORAGES, VIEWS
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_actors_and_learners_share_a_replay_for_long(name: str) -> None:
+def test_actors_and_learners_share_a_replay_for_long(name):
     soak(name, batches=4000)
 
 
 @pytest.mark.parametrize("how", ["room", "error"])
-def test_the_interpreter_exits(how: str) -> None:
+def test_the_interpreter_exits(how):
     at_exit(how)
 
 
-def test_batches_are_those_of_the_buffer() -> None:
+def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(Compressed(keys=("obs",)))
 
 
@@ -35,5 +32,5 @@ PARTS = [
 
 
 @pytest.fixture(params=[c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES], ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
+def case(request):
     return request.param

@@ -1,9 +1,5 @@
 """`samplers.Consume` in place, and many states at once."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,19 +21,19 @@ from tests.support.inplace import assert_draw_write_draw
     ],
     ids=str,
 )
-def case(request: pytest.FixtureRequest) -> Any:
+def case(request):
     return request.param
 
 
 @pytest.mark.optimized
-def test_steps_are_in_place() -> None:
+def test_steps_are_in_place():
     buffer = fbuf.Buffer(
         400_000, lanes=2, sampler=Consume(4), view=Transition(n_step=3, stack=4, autoreset="same_step")
     )
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 
-def test_many_at_once_are_as_each_alone() -> None:
+def test_many_at_once_are_as_each_alone():
     buffer = fbuf.Buffer(12, sampler=Consume(2), view=Transition(autoreset="same_step"))
     states = [buffer.extend(empty(buffer), rows_of(np.random.default_rng(i), 9)) for i in range(3)]
     together = jax.tree.map(lambda *x: jnp.stack(x), *states)

@@ -1,9 +1,6 @@
 """Every kind of epoch over every view; every order of verbs in place."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +9,7 @@ import pytest
 import fbuf
 from fbuf.samplers import Epoch
 from fbuf.views import Transition
-from tests.support.epoch import (
-    LARGE,
-    Trial,
-    arrive,
-    buffer_of,
-    check_inplace,
-    check_places,
-    empty,
-    filled,
-    sample,
-)
+from tests.support.epoch import LARGE, Trial, arrive, buffer_of, check_inplace, check_places, empty, filled, sample
 from tests.support.trees import same
 
 
@@ -72,7 +59,7 @@ def test_vmap_over_states():
     together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
     some = jnp.arange(2, dtype=jnp.int32)
 
-    def step(state: Any, key: jax.Array) -> Any:
+    def step(state, key):
         state, batch = buffer.sample(state, key, 300)
         return buffer.extend(state, some), batch
 

@@ -1,9 +1,5 @@
 """Draws of `Prioritized` and `Ranked` with every option; see `tests/samplers/test_prioritized.py`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
@@ -23,32 +19,32 @@ from tests.support.uniformity import lanes_out_of_step
 
 
 @pytest.fixture
-def far_apart() -> bool:
+def far_apart():
     return False
 
 
 @pytest.fixture
-def stratified() -> bool:
+def stratified():
     return True
 
 
 @pytest.fixture(params=[False, True])
-def ranked(request: pytest.FixtureRequest) -> bool:
+def ranked(request):
     return bool(request.param)
 
 
 @pytest.fixture(params=[1, 5, 512, 513, 40_000])
-def capacity(request: pytest.FixtureRequest) -> int:
+def capacity(request):
     return int(request.param)
 
 
 @pytest.fixture
-def sampler() -> Any:
+def sampler():
     return Ranked(uniform=0.1, normalize="buffer")
 
 
 @pytest.mark.parametrize(("size", "batch_size", "trials"), [(100, 30, 4000), (5000, 64, 3000)])
-def test_chances_make_sums_unbiased(size: int, batch_size: int, trials: int) -> None:
+def test_chances_make_sums_unbiased(size, batch_size, trials):
     """The sum of f / chance over the batch is that of f over all, whatever f: here of who holds much and who little."""
     leaf = np.random.default_rng(1).pareto(1.2, size).astype(np.float32)
     leaf[::10] = 0
@@ -64,7 +60,7 @@ def test_chances_make_sums_unbiased(size: int, batch_size: int, trials: int) -> 
 
 
 @pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Transition(autoreset="same_step")])
-def test_all_zero_without_replacement_is_a_part_of_all(view: Any) -> None:
+def test_all_zero_without_replacement_is_a_part_of_all(view):
     sampler = Prioritized(eps=0.0, replace=False, beta=1.0)
     if isinstance(view, fbuf.views.Row):
         buffer, state = filled(sampler, np.zeros(50))

@@ -1,9 +1,5 @@
 """`samplers.Staleness` in place."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -23,12 +19,12 @@ from tests.support.inplace import assert_draw_write_draw
         (Staleness(8, version="action"), Sequence(16, boundary="mask", autoreset="same_step")),
     ],
 )
-def test_steps_are_in_place(sampler: Any, view: Any) -> None:
+def test_steps_are_in_place(sampler, view):
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 
-def test_runs_that_are_forgotten() -> None:
+def test_runs_that_are_forgotten():
     """Two actors in one lane: each change begins a run."""
     version = jnp.tile(jnp.array([7, 8]), 40)
     rows = {"i": jnp.arange(80), "version": version}

@@ -12,5 +12,5 @@ from tests.torch.test_torch_safety import (  # noqa: F401
 
 
 @pytest.fixture(params=[(name, prefetch) for name in STORAGES for prefetch in (0, 1)], ids=str)
-def case(request: pytest.FixtureRequest) -> tuple[str, int]:
+def case(request):
     return request.param

@@ -1,9 +1,6 @@
 """Hindsight over every view, with every strategy, in one lane and in three."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +16,19 @@ from tests.views.test_hindsight import VIEWS, follow, observation, reward
 @pytest.mark.parametrize("lanes", [None, 3])
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
+def test_goals_are_of_the_same_episode(view, strategy, lanes):
     for seed in range(1, 3):
         follow(view, strategy, lanes, seed)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_always_and_never(fraction: float) -> None:
+def test_always_and_never(fraction):
     follow("one step", "future", None, 0, fraction=fraction)
 
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs/frame",))])
-def test_steps_are_in_place(storage: Any) -> None:
+def test_steps_are_in_place(storage):
     view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
     buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
     number = np.zeros((), int)
@@ -46,7 +43,7 @@ def test_steps_are_in_place(storage: Any) -> None:
     assert_draw_write_draw(buffer, rows, buffer.init(rows))
 
 
-def test_what_is_not_relabelled_is_as_without_it() -> None:
+def test_what_is_not_relabelled_is_as_without_it():
     """The same key draws the same transitions."""
     rows = {
         "obs": {
@@ -76,7 +73,7 @@ def test_what_is_not_relabelled_is_as_without_it() -> None:
     assert bool((one.data["obs"]["frame"] == two.data["obs"]["frame"]).all())
 
 
-def test_an_episode_far_longer_than_the_ring() -> None:
+def test_an_episode_far_longer_than_the_ring():
     """Nothing is known of where it began; goals are of rows still held."""
     view = Hindsight(
         Transition(autoreset="same_step"), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0

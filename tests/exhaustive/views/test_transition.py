@@ -1,7 +1,5 @@
 """Every layout and size of `Transition` against a plain accumulator."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.views.test_transition import CASES, LAYOUTS, check_accumulated

@@ -1,7 +1,5 @@
 """Windows in place, and many buffers at once."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,11 +20,11 @@ from tests.views.test_windows import (
 
 
 @pytest.mark.optimized
-def test_steps_are_in_place() -> None:
+def test_steps_are_in_place():
     check_inplace(Episode(12, longer="cut", autoreset="same_step"), Uniform("episodes"), "extend")
 
 
-def test_many_buffers_at_once() -> None:
+def test_many_buffers_at_once():
     buffer = fbuf.Buffer(40, view=Sequence(4, boundary="mask", autoreset="same_step"), sampler=Uniform("episodes"))
     every = [rows_of([3, 8, 1, 5]), rows_of([10, 2, 4, 1], 50), rows_of([1, 1, 1, 14], 100)]
     alone = [buffer.extend(buffer.init(EXAMPLE), rows) for rows in every]
@@ -39,23 +37,23 @@ def test_many_buffers_at_once() -> None:
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, want)))
 
 
-def test_every_episode_of_short_windows_is_as_likely_as_every_other() -> None:
+def test_every_episode_of_short_windows_is_as_likely_as_every_other():
     check_chances(Sequence(1, episode_end=ENDS, autoreset="same_step"), Uniform(over="episodes"))
 
 
 @pytest.mark.parametrize(
     "view", [Sequence(8, autoreset="same_step"), Sequence(8, boundary="mask", autoreset="same_step")], ids=repr
 )
-def test_late_priorities_revive_no_window_across_the_write_head(view: Sequence) -> None:
+def test_late_priorities_revive_no_window_across_the_write_head(view):
     check_late_priorities(view)
 
 
 @pytest.mark.parametrize("at", [0, 4])
-def test_windows_cut_at_ends_are_never_shorter_than_said(at: int) -> None:
+def test_windows_cut_at_ends_are_never_shorter_than_said(at):
     check_cuts(at)
 
 
-def test_nothing_to_draw() -> None:
+def test_nothing_to_draw():
     """Too few rows, or no episode over yet: nothing, and it is counted."""
     for view, sampler in (
         (Sequence(4, autoreset="same_step"), Uniform("episodes")),

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F401, F811
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -31,21 +29,18 @@ CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) not in REFUSED]
 
 
 @pytest.fixture(params=[Uniform()])
-def sampler(request: pytest.FixtureRequest) -> Any:
+def sampler(request):
     return request.param
 
 
 @pytest.mark.parametrize(("sampler", "view"), CASES)
-def test_the_batches_of_device(made: tuple[Path, pieces.Rows], sampler: str, view: str) -> None:
+def test_the_batches_of_device(made, sampler, view):
     check_batches(*made, sampler, view)
 
 
-def test_numbers_and_priorities(made: tuple[Path, pieces.Rows]) -> None:
+def test_numbers_and_priorities(made):
     path, rows = made
-    settings: Any = {
-        "view": Transition(stack=2, autoreset="same_step"),
-        "sampler": Prioritized(largest="held", uniform=0.2),
-    }
+    settings = {"view": Transition(stack=2, autoreset="same_step"), "sampler": Prioritized(largest="held", uniform=0.2)}
     one, two = fbuf.datasets.open(path, **settings), device(rows, **settings)
     for i in range(3):
         drawn = []
@@ -59,7 +54,7 @@ def test_numbers_and_priorities(made: tuple[Path, pieces.Rows]) -> None:
     same(one[0].stats(one[1]), two[0].stats(two[1]))
 
 
-def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened: Any) -> None:
+def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened):
     buffer, state = opened
     index = buffer.peek(state, jax.random.key(0), 2).index
     state = buffer.update_priority(state, index, jnp.full(2, jnp.nan))  # counted, and no business of the replay
@@ -77,7 +72,7 @@ def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened: Any) -> Non
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_another_view_of_the_same_rows(made: tuple[Path, pieces.Rows], traced: bool) -> None:
+def test_another_view_of_the_same_rows(made, traced):
     buffer, state = fbuf.datasets.open(made[0])
     other = dataclasses.replace(buffer, view=fbuf.views.Sequence(3, autoreset="same_step"), sampler=Epoch())
     want = fbuf.datasets.open(made[0], view=other.view, sampler=other.sampler)[1]
@@ -87,7 +82,7 @@ def test_another_view_of_the_same_rows(made: tuple[Path, pieces.Rows], traced: b
     same(dataclasses.replace(back, rows=None), dataclasses.replace(state, rows=None))
 
 
-def test_replay_and_checked(made: tuple[Path, pieces.Rows], opened: Any) -> None:
+def test_replay_and_checked(made, opened):
     (_, rows), (buffer, state) = made, opened
     checked = fbuf.checked(buffer)
     state, batch = checked.sample(state, jax.random.key(0), BATCH)

@@ -1,9 +1,5 @@
 """`writers.Reservoir` over long streams, and in place."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,7 +7,7 @@ from fbuf.views import Sequence, Transition
 from tests.writers.test_reservoir import buffer_of, check_inplace, held_sets
 
 
-def test_every_row_of_a_long_stream_is_equally_likely() -> None:
+def test_every_row_of_a_long_stream_is_equally_likely():
     held = held_sets(rows=300, calls=7, capacity=20, runs=30_000)
     counts = held.sum(axis=0)
     # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
@@ -20,11 +16,11 @@ def test_every_row_of_a_long_stream_is_equally_likely() -> None:
 
 
 @pytest.mark.parametrize("view", [Transition(autoreset="same_step"), Sequence(4, autoreset="same_step")], ids=str)
-def test_views_of_neighbouring_rows_are_refused(view: Any) -> None:
+def test_views_of_neighbouring_rows_are_refused(view):
     with pytest.raises(ValueError, match=r"reads neighbouring rows, but Reservoir\(\) may replace any"):
         buffer_of(view=view)
 
 
 @pytest.mark.optimized
-def test_a_step_of_many_rows_copies_nothing() -> None:
+def test_a_step_of_many_rows_copies_nothing():
     check_inplace(100)

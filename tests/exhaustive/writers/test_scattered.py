@@ -1,9 +1,5 @@
 """Writers that replace any row: every storage in place; long runs."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
@@ -16,11 +12,11 @@ from tests.support.scattered import EXAMPLE, check_inplace, make, rows_of
 @pytest.mark.optimized
 @pytest.mark.parametrize("storage", ["Device", "Host", "Compressed"])
 @pytest.mark.parametrize("sampler", ["Uniform", "Prioritized"])
-def test_a_step_copies_nothing(storage: str, sampler: str) -> None:
+def test_a_step_copies_nothing(storage, sampler):
     check_inplace(storage, sampler)
 
 
-def test_a_hundred_thousand_rows_take_no_more_than_a_thousand() -> None:
+def test_a_hundred_thousand_rows_take_no_more_than_a_thousand():
     buffer = make("Compressed", "Anywhere", capacity=1000)
     extend = jax.jit(buffer.extend, donate_argnums=0)
     state, sizes = buffer.init(EXAMPLE), []
@@ -32,7 +28,7 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand() -> None:
 
 
 @pytest.fixture(params=["Host", "Compressed"])
-def storage(request: pytest.FixtureRequest) -> Any:
+def storage(request):
     return request.param
 
 
@@ -45,7 +41,7 @@ def storage(request: pytest.FixtureRequest) -> Any:
         ("Device", "Reservoir", True),
     ],
 )
-def test_strict_promotion_and_x64(storage: str, writer: str, x64: bool) -> None:
+def test_strict_promotion_and_x64(storage, writer, x64):
     wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     with jax.numpy_dtype_promotion("strict"), wide(x64), jax.debug_nans(True):
         buffer = make(storage, writer, sampler=Prioritized())

@@ -17,13 +17,13 @@ from tests.support.trees import x64
 @example(shape=(1, 1, 4), dtype="uint8", block=(3, 4), seed=0)
 @example(shape=(5, 5, 4), dtype="uint8", block=(3, 4), seed=0)
 @example(shape=(5, 4, 4), dtype="uint8", block=(3, 4), seed=0)
-def test_any_shape_and_block(shape: tuple[int, ...], dtype: str, block: tuple[int, int] | None, seed: int) -> None:
+def test_any_shape_and_block(shape, dtype, block, seed):
     channels = shape[-1] if len(shape) >= 3 and shape[-1] < 4 else 1
     assume(block is None or block[1] * channels * jnp.dtype(dtype).itemsize % 4 == 0)
     check(shape, dtype, block, rows=2, seed=seed)
 
 
-def test_64_bit_dtypes_come_back_to_the_bit() -> None:
+def test_64_bit_dtypes_come_back_to_the_bit():
     with x64():
         check((9, 11, 3), "int64", None)
         check((9, 7, 4), "float64", (2, 3))

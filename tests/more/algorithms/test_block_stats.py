@@ -7,7 +7,7 @@ from fbuf.storages import Deduplicated
 from tests.support.block_stats import device_bytes, game, held
 
 
-def test_the_choice_is_the_smallest_of_all_candidates() -> None:
+def test_the_choice_is_the_smallest_of_all_candidates():
     frames = game(600)
     capacity = 6000
     chosen = Deduplicated(keys=("obs",)).fit({"obs": frames}, capacity)
@@ -21,7 +21,7 @@ def test_the_choice_is_the_smallest_of_all_candidates() -> None:
     assert max(sizes) > 1.3 * min(sizes)
 
 
-def test_a_fitted_storage_holds_the_rows() -> None:
+def test_a_fitted_storage_holds_the_rows():
     rows = {"obs": game(1000), "action": np.arange(1000, dtype=np.int32)}
     stats = held(Deduplicated().fit({name: x[:400] for name, x in rows.items()}, 1000), rows, 1000)
     assert stats["refused_rows"] == stats["retired_rows"] == 0

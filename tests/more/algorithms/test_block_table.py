@@ -1,35 +1,26 @@
 """`fbuf._algorithms.block_table`: bad hashes, load, loops and rebuilding."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from fbuf._algorithms import block_table
 from fbuf._algorithms.block_table import WAYS
-from tests.support.block_table import (
-    WORDS,
-    Model,
-    check_load,
-    check_turnover,
-    hashing,
-    some_blocks,
-)
+from tests.support.block_table import WORDS, Model, check_load, check_turnover, hashing, some_blocks
 
 
-def test_nothing_is_refused_before_every_place_is_taken() -> None:
+def test_nothing_is_refused_before_every_place_is_taken():
     check_load(4096, "noise")
 
 
-def test_nothing_is_refused_while_blocks_come_and_go() -> None:
+def test_nothing_is_refused_while_blocks_come_and_go():
     check_turnover(320, 64)
 
 
-def same(a: Any, b: Any) -> None:
+def same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_rebuilding_a_full_table_into_one_hardly_larger_loses_nothing() -> None:
+def test_rebuilding_a_full_table_into_one_hardly_larger_loses_nothing():
     model = Model(1024, 64)
     blocks = some_blocks(1023, 2**32, 0)
     model.table, placed, _ = model.calls.insert(model.table, blocks, np.arange(1023, dtype=np.int32), 1023)
@@ -39,7 +30,7 @@ def test_rebuilding_a_full_table_into_one_hardly_larger_loses_nothing() -> None:
     np.testing.assert_array_equal(np.asarray(made.words)[np.asarray(moved)[1:]], np.asarray(model.table.words)[1:])
 
 
-def test_one_bucket_pair_is_used_to_its_last_place() -> None:
+def test_one_bucket_pair_is_used_to_its_last_place():
     """All blocks want the same 64 slots: they get every one and no other, and again when nothing refers to their blocks."""
     with hashing("constant"):
         model = Model(320, 16)

@@ -30,26 +30,26 @@ from tests.support.sum_tree import (
 
 
 @pytest.mark.parametrize(("capacity", "reduce"), [(65_536, "sum"), (9, "max"), (1000, "min")])
-def test_set_is_what_a_plain_array_does(path: str, capacity: int, reduce: str) -> None:
+def test_set_is_what_a_plain_array_does(path, capacity, reduce):
     check_set(capacity, reduce)
 
 
-def test_trees_written_together_hold_what_plain_arrays_do(path: str) -> None:
+def test_trees_written_together_hold_what_plain_arrays_do(path):
     check_together(1)
 
 
 @pytest.mark.parametrize("capacity", [2, 65_536])
-def test_one_leaf_or_none(path: str, capacity: int) -> None:
+def test_one_leaf_or_none(path, capacity):
     check_one_leaf(capacity)
 
 
 @pytest.mark.parametrize(("capacity", "batch"), [(1, 300), (1000, 16_384)])
-def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
     check_paths(capacity, batch, monkeypatch)
 
 
 @pytest.mark.gpu
-def test_accelerator_draws_and_writes_as_the_cpu() -> None:
+def test_accelerator_draws_and_writes_as_the_cpu():
     capacity = 1_000_003
     leaves = np.random.default_rng(2).lognormal(0, 3, capacity).astype(np.float32)
     results = []
@@ -64,19 +64,19 @@ def test_accelerator_draws_and_writes_as_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("capacity", [10_000])
-def test_strata_bound_the_count_of_every_leaf_or_block(path: str, capacity: int) -> None:
+def test_strata_bound_the_count_of_every_leaf_or_block(path, capacity):
     check_strata(capacity)
 
 
 @pytest.mark.parametrize("capacity", [1000])
-def test_draws_follow_the_leaves(path: str, capacity: int) -> None:
+def test_draws_follow_the_leaves(path, capacity):
     check_frequencies(capacity)
 
 
-def test_gradients_pass_by(path: str) -> None:
+def test_gradients_pass_by(path):
     tree = st.rebuild(jnp.ones((100,), jnp.float32))
 
-    def loss(x: jax.Array) -> jax.Array:
+    def loss(x):
         index, _ = st.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
         new = st.set(tree, index, jnp.full((8,), x), 100)
         _, leaf = st.draw(new, jax.random.key(1), 8, 100, stratified=False)
@@ -87,7 +87,7 @@ def test_gradients_pass_by(path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
-def test_words_of_any_key(kind: str) -> None:
+def test_words_of_any_key(kind):
     """The same however long the batch, other for every key."""
     keys = jax.random.split(jax.random.key(0, impl=kind), 3)
     first, second = map(jnp.stack, zip(*(random_bits.pairs(key, 9) for key in keys), strict=True))
@@ -101,5 +101,5 @@ def test_words_of_any_key(kind: str) -> None:
 
 @pytest.mark.parametrize("below", [None, 334, 2**32 // 17 - 5, 2**31])
 @pytest.mark.parametrize("batch", [1, 2, 17])
-def test_keep_last(batch: int, below: int | None) -> None:
+def test_keep_last(batch, below):
     check_keep_last(batch, below)

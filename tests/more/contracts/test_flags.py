@@ -1,7 +1,5 @@
 """Further cases of flags: see `tests/contracts/test_flags.py`."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +10,11 @@ from tests.support.flags import BATCH, BUFFERS, EXAMPLE, check, check_all_flags,
 
 
 @pytest.mark.parametrize("name", ["rich", "host"])
-def test_every_method_under_every_flag_at_once(name: str) -> None:
+def test_every_method_under_every_flag_at_once(name):
     check_all_flags(name)
 
 
-def test_eager_methods_move_nothing_to_or_from_the_device() -> None:
+def test_eager_methods_move_nothing_to_or_from_the_device():
     name = "prioritized"
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)
@@ -25,12 +23,12 @@ def test_eager_methods_move_nothing_to_or_from_the_device() -> None:
     check(name, plain(got))
 
 
-def test_nothing_leaks_from_scan_vmap_and_grad() -> None:
+def test_nothing_leaks_from_scan_vmap_and_grad():
     buffer = BUFFERS["rich"]
     x = given(buffer)
 
-    def run(weight: Any, key: Any) -> Any:
-        def step(state: Any, key: Any) -> Any:
+    def run(weight, key):
+        def step(state, key):
             state, batch = buffer.sample(buffer.extend(state, x["rows"]), key, BATCH)
             return buffer.update_priority(state, batch.index, batch.data["reward"] * weight), batch.data["reward"]
 

@@ -1,9 +1,6 @@
 """Further cases of inplace: see `tests/contracts/test_inplace.py`."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,29 +45,29 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("form", "sampler", "view", "order"), PAIRS)
-def test_every_pair_of_methods_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
+def test_every_pair_of_methods_is_in_place(form, sampler, view, order):
     FORMS[form](buffer_of(sampler, view), order)
 
 
-def test_orders_are_in_place_with_blocks() -> None:
+def test_orders_are_in_place_with_blocks():
     FORMS["scan"](buffer_of("prioritized", "transition", storage=DEDUPLICATED), "esu")
 
 
 @pytest.mark.parametrize(("form", "writer", "order"), [("scan", "topk", "estu")])
-def test_orders_are_in_place_with_other_writers(form: str, writer: str, order: str) -> None:
+def test_orders_are_in_place_with_other_writers(form, writer, order):
     check_writer(form, writer, "prioritized", order)
 
 
 @pytest.fixture(params=[LANES])
-def lanes(request: pytest.FixtureRequest) -> Any:
+def lanes(request):
     return request.param
 
 
-def test_masks_and_priorities_are_in_place(lanes: int | None) -> None:
+def test_masks_and_priorities_are_in_place(lanes):
     buffer = buffer_of("prioritized", "transition", lanes=lanes)
     axes = (ROWS,) if lanes is None else (ROWS, lanes)
 
-    def step(state: Any, rows: Any, mask: Any, priority: Any, key: Any) -> Any:
+    def step(state, rows, mask, priority, key):
         state, batch = buffer.sample(state, key, BATCH)
         return buffer.extend(state, rows, mask=mask, priority=priority), batch
 
@@ -86,11 +83,11 @@ def test_masks_and_priorities_are_in_place(lanes: int | None) -> None:
 
 
 @pytest.fixture(params=["last", "get", "rebuild", "add, ranked"])
-def verb(request: pytest.FixtureRequest) -> Any:
+def verb(request):
     return request.param
 
 
-def test_other_verbs_are_in_place(verb: str) -> None:
+def test_other_verbs_are_in_place(verb):
     buffer = buffer_of({"rebuild": "everything", "add, ranked": "ranked"}.get(verb, "prioritized"), "transition")
     state = jax.eval_shape(buffer.init, ROW)
     if verb == "rebuild":
@@ -108,30 +105,30 @@ def test_other_verbs_are_in_place(verb: str) -> None:
         )
 
 
-def test_more_rows_than_fit_are_in_place() -> None:
+def test_more_rows_than_fit_are_in_place():
     buffer = buffer_of("uniform", "row", capacity=100_000)
     rows = leading(ROW, 60_000, LANES)  # a lane holds 50,000
     memory = measure(buffer.extend, jax.eval_shape(buffer.init, ROW), rows)
     assert memory.temporary < memory.given
 
 
-def test_vmapped_states_are_in_place() -> None:
+def test_vmapped_states_are_in_place():
     buffer, copies = buffer_of("prioritized", "transition"), 3
     state = leading(jax.eval_shape(buffer.init, ROW), copies)
     assert_inplace(jax.vmap(step_of(buffer, "sroeu")), state, inputs((copies,)), bound=copies * 64 * 1024)
     state_of(buffer, 64 * 1024)
 
 
-def loss_of(weights: jax.Array, batch: fbuf.Sample) -> tuple[jax.Array, jax.Array]:
+def loss_of(weights, batch):
     frames = batch.data["obs"].astype(jnp.float32).reshape(batch.mask.shape[0], -1)
     error = frames @ jnp.resize(weights, (frames.shape[1],)) - batch.data["reward"]
     return jnp.mean(batch.weight * error**2), error
 
 
-def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
+def trainer(buffer, steps):
     gradient = jax.value_and_grad(loss_of, has_aux=True)
 
-    def learn(weights: jax.Array, state: Any, key: jax.Array) -> Any:
+    def learn(weights, state, key):
         state, batch = buffer.sample(state, key, BATCH)
         (_, error), slope = gradient(weights, batch)
         if buffer.sampler.prioritized:
@@ -139,7 +136,7 @@ def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
             state = buffer.update_priority(state, batch.index, error)
         return weights - jnp.float32(1e-6) * slope, state
 
-    def step(carry: Any, key: jax.Array) -> Any:
+    def step(carry, key):
         weights, state = carry
         state = buffer.extend(state, rows_at(key))
         if buffer.sampler.prioritized:
@@ -150,7 +147,7 @@ def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
             )
         return (weights, state), jnp.sum(weights)
 
-    def run(key: jax.Array) -> Any:
+    def run(key):
         carry = jnp.zeros((48,), jnp.float32), buffer.init(ROW)
         return lax.scan(step, carry, jax.random.split(key, steps))
 
@@ -158,12 +155,12 @@ def trainer(buffer: fbuf.Buffer, steps: int) -> Any:
 
 
 @pytest.fixture(params=[("uniform", "transition", 4)], ids=str)
-def recipe(request: pytest.FixtureRequest) -> Any:
+def recipe(request):
     """Sampler, view and number of seeds of a trainer."""
     return request.param
 
 
-def test_whole_trainers_are_in_place(recipe: tuple[str, str, int | None]) -> None:
+def test_whole_trainers_are_in_place(recipe):
     """README's two recipes: with `Uniform` the state goes through `lax.cond`, with `Prioritized` nothing does."""
     sampler, view, seeds = recipe
     buffer = buffer_of(sampler, view)
@@ -179,7 +176,7 @@ def test_whole_trainers_are_in_place(recipe: tuple[str, str, int | None]) -> Non
         assert size < 4096 or size > least, f"a copy of {leaf} would go unnoticed"
 
 
-def test_donated_add_keeps_every_large_leaf_where_it_was() -> None:
+def test_donated_add_keeps_every_large_leaf_where_it_was():
     buffer = buffer_of("prioritized", "transition", capacity=4096)
     state = filled(buffer)
     large = {n for n, leaf in zip(pointers(state), jax.tree.leaves(state), strict=False) if leaf.size >= 4096}
@@ -191,7 +188,7 @@ def test_donated_add_keeps_every_large_leaf_where_it_was() -> None:
     assert large and {name: after[name] for name in large} == before
 
 
-def test_convert_reads_only_what_ends_episodes() -> None:
+def test_convert_reads_only_what_ends_episodes():
     buffer = fbuf.Buffer(2000, storage=fbuf.storages.Host())
     other = dataclasses.replace(buffer, view=fbuf.views.Transition(n_step=2, stack=3, autoreset="same_step"))
     state = buffer.init(ROW | {"obs": jax.ShapeDtypeStruct((5000,), jnp.float32)})

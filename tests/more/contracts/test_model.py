@@ -1,9 +1,5 @@
 """Sequences of methods against the model in other combinations: see `tests/contracts/test_model.py`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from hypothesis import given, settings
 
 from tests.contracts.test_model import (  # noqa: F401
@@ -31,7 +27,7 @@ case, cut_case = cases(CASES), cases(CUT)
 
 @settings(max_examples=EXAMPLES)
 @given(program=CUTS)
-def test_nothing_crosses_a_cut(cut_case: Any, program: Any) -> None:
+def test_nothing_crosses_a_cut(cut_case, program):
     """Also after conversions and checkpoints."""
     view, sampler, storage, lanes, form = cut_case
     trial = Trial(make(view, sampler, storage, lanes), form)

@@ -1,7 +1,5 @@
 """Samplers, views, writers and storages inside `jax.shard_map(check_vma=True)`."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 
@@ -13,14 +11,14 @@ _VIEWS = list(VIEWS)
 
 
 @pytest.mark.parametrize("sampler", _HERE)
-def test_samplers_keep_the_types_of_their_arrays(sampler: str) -> None:
+def test_samplers_keep_the_types_of_their_arrays(sampler):
     number = _HERE.index(sampler)
     view = "Episode" if "episodes" in sampler else _VIEWS[number % len(_VIEWS)]
     check_types(("Device", "Deduplicated")[number % 2], sampler, view)
 
 
 @pytest.mark.parametrize("writer", ["TopK", "Reservoir"])
-def test_writers_keep_the_types_of_their_arrays(writer: str) -> None:
+def test_writers_keep_the_types_of_their_arrays(writer):
     check_types("Device", "Prioritized", "Row", writer)
 
 
@@ -28,12 +26,12 @@ CASES = [("Device", "Epoch"), ("Device", "Prioritized(replace=False)"), ("Dedupl
 
 
 @pytest.mark.parametrize(("storage", "sampler"), CASES)
-def test_methods_give_the_same_inside_shard_map(storage: str, sampler: str) -> None:
+def test_methods_give_the_same_inside_shard_map(storage, sampler):
     check_values(storage, sampler, "Transition")
 
 
 @pytest.mark.parametrize("sampler", _HERE)
-def test_no_leaf_of_a_state_is_empty(sampler: str) -> None:
+def test_no_leaf_of_a_state_is_empty(sampler):
     """XLA replicates arrays without elements, and a second call would compile again."""
     for storage, view in (("Device", "Row"), ("Deduplicated", "Episode"), ("Device", "Hindsight")):
         state = jax.eval_shape(make(storage, sampler, view).init, EXAMPLE)

@@ -1,12 +1,8 @@
 """More samplers, views and batch sizes in chi-square tests."""
 
-from __future__ import annotations
-
 from fbuf.samplers import Prioritized
 from fbuf.views import Transition
-from tests.support.uniformity import (
-    check_prioritized,
-)
+from tests.support.uniformity import check_prioritized
 
 PRIORITIZED = Prioritized(stratified=False)
 STEPS = Transition(n_step=3, stack=4, autoreset="same_step")

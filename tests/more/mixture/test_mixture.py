@@ -1,10 +1,5 @@
 """Mixtures: every sampler and mode once, windows, data sets, loops, and steps in place."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,23 +11,17 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed
 from fbuf.views import Transition
 from tests.support import pieces
-from tests.support.mixture import (
-    check_in_place,
-    check_sampler,
-    filled,
-)
+from tests.support.mixture import check_in_place, check_sampler, filled
 
-CASES = [
-    ("Prioritized(on='host')", "random"),
-]
+CASES = [("Prioritized(on='host')", "random")]
 
 
 @pytest.mark.parametrize(("sampler", "mode"), CASES)
-def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
+def test_batches_hold_rows_of_each_buffer(sampler, mode):
     check_sampler(sampler, mode)
 
 
-def test_data_sets_are_mixed(tmp_path: Path) -> None:
+def test_data_sets_are_mixed(tmp_path):
     rows = pieces.make(tmp_path)
     buffer, held = fbuf.datasets.open(tmp_path, view=Transition(autoreset="same_step"))
     sets = fbuf.Mixture({"one": buffer, "two": buffer}, fractions={"one": 0.3, "two": 0.7})
@@ -61,15 +50,15 @@ def test_data_sets_are_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.optimized
-def test_steps_are_in_place() -> None:
+def test_steps_are_in_place():
     check_in_place("Prioritized", "annealed")
 
 
-def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+def test_a_host_reads_only_the_rows_it_returns(monkeypatch):
+    asked = []
     real = Store.read
 
-    def read(self: Store, requests: Any) -> Any:
+    def read(self, requests):
         asked.extend((np.count_nonzero(tickets), len(tickets)) for _, tickets, *_ in requests)
         return real(self, requests)
 

@@ -1,16 +1,12 @@
 """Saved mixtures: what transforms have learnt, and loading into other capacities, storages and modes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import fbuf
 from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Compressed
 from tests.support.mixture import MODES, filled, played, same, two
 
 
-def test_a_loaded_mixture_continues_with_the_same_batches(tmp_path: Path) -> None:
+def test_a_loaded_mixture_continues_with_the_same_batches(tmp_path):
     one = fbuf.Buffer(20, sampler=Prioritized(normalize="buffer"))
     other = fbuf.Buffer(40, storage=Compressed(keys=("obs",)), sampler=Epoch())
     mixture = two(one, other, **MODES["annealed"])

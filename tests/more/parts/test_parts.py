@@ -1,9 +1,5 @@
 """Further parts of one's own, alone, in place and vmapped; see `tests/parts/test_parts.py`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,27 +12,27 @@ from tests.support.parts import BATCH, BUFFERS, EXAMPLE, make, rows_of
 
 
 @pytest.fixture(params=["writer", "codec", "transforms"])
-def name(request: pytest.FixtureRequest) -> str:
+def name(request):
     return str(request.param)
 
 
 @pytest.fixture
-def large() -> str:
+def large():
     return "storage, sampler, view"
 
 
 @pytest.mark.optimized
-def test_is_in_place(large: str) -> None:
+def test_is_in_place(large):
     buffer = fbuf.Buffer(20_000, **({"episode_end": ("terminated", "truncated")} | BUFFERS[large]))
     state, rows = buffer.init(EXAMPLE), rows_of(4, buffer.lanes)
 
-    def step(state: Any, rows: Any, key: Any) -> Any:
+    def step(state, rows, key):
         return buffer.sample(buffer.extend(state, rows), key, BATCH)
 
     assert_inplace(step, state, rows, jax.random.key(0))
 
 
-def test_a_storage_updates_rows_and_maps() -> None:
+def test_a_storage_updates_rows_and_maps():
     buffer = make(BUFFERS["storage"])
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(30, None))
     state, batch = buffer.sample(state, jax.random.key(0), BATCH)

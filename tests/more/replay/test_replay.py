@@ -1,11 +1,8 @@
 """`Replay`: further storages between threads, exits of the interpreter, and another device."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,15 +13,15 @@ from tests.support.replay import ROOT, at_exit, frame_rows, make_frames, same_ba
 from tests.support.row_blocks import compare, make_pair
 
 
-def test_actors_and_learners_share_a_replay() -> None:
+def test_actors_and_learners_share_a_replay():
     soak("prefetch", batches=60)
 
 
-def test_batches_are_those_of_the_buffer() -> None:
+def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(Host(keys=("obs",)))
 
 
-def test_rows_and_batches_of_torch() -> None:
+def test_rows_and_batches_of_torch():
     torch = pytest.importorskip("torch")
     replay = make_frames()
     replay.extend({name: torch.from_numpy(leaf) for name, leaf in frame_rows(0).items()})
@@ -37,7 +34,7 @@ def test_rows_and_batches_of_torch() -> None:
     assert replay.stats()["max_priority"] >= 1.0
 
 
-def test_the_interpreter_exits() -> None:
+def test_the_interpreter_exits():
     at_exit("actor")
 
 
@@ -72,7 +69,7 @@ print("well")
 """
 
 
-def test_batches_go_to_another_device_and_return() -> None:
+def test_batches_go_to_another_device_and_return():
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     done = subprocess.run([sys.executable, "-c", _DEVICES], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.stdout == "well\n", done.stderr
@@ -87,11 +84,11 @@ CASES = [
 
 
 @pytest.fixture(params=CASES, ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
+def case(request):
     """Storage, sampler, view and lanes."""
     return request.param
 
 
-def test_collected_rows_give_the_batches_of_rows_written_at_once(case: tuple[str, str, str, int | None]) -> None:
+def test_collected_rows_give_the_batches_of_rows_written_at_once(case):
     storage, sampler, view, lanes = case
     compare(make_pair(storage, sampler, view, lanes), steps=16, seed=1)

@@ -1,9 +1,5 @@
 """More of `samplers.Consume`: other views and lanes, many rows, many states at once, in place."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 import fbuf
@@ -13,16 +9,16 @@ from tests.samplers.test_consume import Trial, check_places
 
 
 @pytest.fixture(params=[(Consume(3), Transition(n_step=2, autoreset="same_step"), 2, True)], ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
+def case(request):
     """Sampler, view, lanes, and whether states are donated."""
     return request.param
 
 
-def test_no_row_is_drawn_too_often(case: tuple[Any, Any, int | None, bool]) -> None:
+def test_no_row_is_drawn_too_often(case):
     sampler, view, lanes, donated = case
     buffer = fbuf.Buffer(11 * (lanes or 1), sampler=sampler, view=view, lanes=lanes)
     Trial(buffer, 0, donated).run(40)
 
 
-def test_every_row_is_as_likely_as_every_other() -> None:
+def test_every_row_is_as_likely_as_every_other():
     check_places(3000)

@@ -1,7 +1,5 @@
 """More of `samplers.Epoch`: programs in other forms, many states at once, conversions, strict modes."""
 
-from __future__ import annotations
-
 import contextlib
 
 import jax

@@ -1,7 +1,5 @@
 """Draws of `Prioritized` and `Ranked` from larger buffers, and what torchrl gives; see `tests/samplers/test_prioritized.py`."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest
@@ -12,16 +10,16 @@ from tests.support.uniformity import chi_square_z, lanes_out_of_step
 
 
 @pytest.fixture
-def ranked() -> bool:
+def ranked():
     return True
 
 
 @pytest.fixture
-def stratified() -> bool:
+def stratified():
     return False
 
 
-def test_a_share_of_a_buffer_with_lanes_ignores_priorities(ranked: bool, stratified: bool) -> None:
+def test_a_share_of_a_buffer_with_lanes_ignores_priorities(ranked, stratified):
     sampler = (Ranked if ranked else Prioritized)(alpha=1.0, uniform=0.3, stratified=stratified)
     buffer, state, open_slots = lanes_out_of_step(sampler)
     slots = np.flatnonzero(open_slots)
@@ -40,7 +38,7 @@ def test_a_share_of_a_buffer_with_lanes_ignores_priorities(ranked: bool, stratif
 
 
 @pytest.mark.parametrize("normalize", [None, "batch", "buffer"])
-def test_weights_of_draws_without_replacement(normalize: str | None) -> None:
+def test_weights_of_draws_without_replacement(normalize):
     """With beta = 1 the weighted mean over the batch is that of all rows; normalized, it is a multiple of it."""
     priority = np.random.default_rng(2).exponential(size=40)
     buffer, state = filled(Prioritized(1.0, 1.0, 0.0, normalize=normalize, replace=False), priority)
@@ -59,7 +57,7 @@ def test_weights_of_draws_without_replacement(normalize: str | None) -> None:
         np.testing.assert_allclose(weight[batches.data == least], 1.0, rtol=1e-5)
 
 
-def test_a_changed_alpha_of_ranks_applies_at_once() -> None:
+def test_a_changed_alpha_of_ranks_applies_at_once():
     buffer, state = filled(Ranked(normalize="buffer"), [4.0, 2.0, 1.0])
     for alpha in (0.0, 1.0, 2.0):
         batch = jax.device_get(buffer.peek(buffer.set(state, alpha=alpha), KEY, 64, beta=1.0))

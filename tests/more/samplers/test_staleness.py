@@ -1,9 +1,5 @@
 """More of `samplers.Staleness`: other decays, numbers at the ends of their ranges, runs, in place."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,21 +12,18 @@ from tests.samplers.test_staleness import INVERSE, check_chances, check_versions
 
 @pytest.mark.parametrize(
     ("sampler", "weights"),
-    [
-        (Staleness(2, version="version", decay="none"), [1, 1, 1, 0]),
-        (Staleness(0, version="version"), [1, 0, 0, 0]),
-    ],
+    [(Staleness(2, version="version", decay="none"), [1, 1, 1, 0]), (Staleness(0, version="version"), [1, 0, 0, 0])],
 )
-def test_chances_by_version(sampler: Staleness, weights: Any) -> None:
+def test_chances_by_version(sampler, weights):
     check_versions(sampler, weights)
 
 
-def test_chances_by_age() -> None:
+def test_chances_by_age():
     expected = np.array([*INVERSE, *[0] * 15])[(23 - np.arange(15)) % 15]
     check_chances(fbuf.Buffer(15, sampler=Staleness(3)), np.arange(24, dtype=np.int32).reshape(8, 3), expected)
 
 
-def test_weights_too_small_for_a_float() -> None:
+def test_weights_too_small_for_a_float():
     """A learner hundreds of half-lives ahead still draws what is not beyond the maximum."""
     sampler = Staleness(20, version="version", decay="exponential", half_life=0.05)
     buffer = fbuf.Buffer(10, sampler=sampler)
@@ -42,14 +35,14 @@ def test_weights_too_small_for_a_float() -> None:
         assert bool(buffer.can_sample(now)) == bool(drawn)
 
 
-def test_versions_far_apart() -> None:
+def test_versions_far_apart():
     buffer = fbuf.Buffer(10, sampler=Staleness(5, version="version"))
     state = buffer.extend(buffer.init({"version": 0}), {"version": jnp.array([-(2**31), -7, 3])})
     assert set(buffer.peek(state, jax.random.key(0), 64).data["version"].tolist()) == {3}
     assert not bool(buffer.can_sample(buffer.set(state, version=2**31 - 1)))
 
 
-def test_a_run_of_hardly_any_weight_harms_nobody() -> None:
+def test_a_run_of_hardly_any_weight_harms_nobody():
     """Sums of float32 in another order may differ by a hair: what may not be drawn is not drawn all the same."""
     sampler = Staleness(400, version="version", decay="exponential", half_life=3, runs=500)
     buffer = fbuf.Buffer(5000, lanes=5, sampler=sampler)
@@ -61,7 +54,7 @@ def test_a_run_of_hardly_any_weight_harms_nobody() -> None:
     assert (np.asarray(batch.probability) > 0).all()
 
 
-def test_a_lot_that_is_not_full_yet_is_the_newest() -> None:
+def test_a_lot_that_is_not_full_yet_is_the_newest():
     buffer = fbuf.Buffer(100, sampler=Staleness(1, unit=4))
     state, add = buffer.init(jnp.int32(0)), jax.jit(buffer.add)
     peek = jax.jit(lambda s, key: buffer.peek(s, key, 256).data)

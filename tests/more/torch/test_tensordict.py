@@ -1,9 +1,5 @@
 """Batches as TensorDicts and back, and torchrl's own loss of them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ GAMMA = 0.9
 ROW = {"obs": np.zeros(2, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
 
 
-def played(view: Any, steps: int = 40, **fields: Any) -> fbuf.Replay:
+def played(view, steps=40, **fields):
     """Episodes of 7 steps; every second one is cut off. A row's number is in its observation."""
     t = np.arange(steps)
     end = t % 7 == 6
@@ -37,7 +33,7 @@ def played(view: Any, steps: int = 40, **fields: Any) -> fbuf.Replay:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("form", ["jax", "numpy", "torch"])
-def test_transitions_follow_torchrl_conventions(n: int, form: str) -> None:
+def test_transitions_follow_torchrl_conventions(n, form):
     final = np.stack([np.arange(1, 41), -np.arange(1, 41)], axis=1).astype(np.float32)
     view = fbuf.views.Transition(n_step=n, gamma=GAMMA, final_observation="final")
     replay = played(view, final=final)
@@ -66,7 +62,7 @@ def test_transitions_follow_torchrl_conventions(n: int, form: str) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_steps_are_counted_where_gamma_tells_nothing(gamma: float) -> None:
+def test_steps_are_counted_where_gamma_tells_nothing(gamma):
     view = fbuf.views.Transition(n_step=3, gamma=gamma, autoreset="same_step")
     td = to_tensordict(played(view).sample(), view)
     assert (td["steps_to_next_obs"] == 3).all()
@@ -75,7 +71,7 @@ def test_steps_are_counted_where_gamma_tells_nothing(gamma: float) -> None:
     assert torch.equal(td["next", "terminated"].flatten(), first if gamma == 0 else within)
 
 
-def test_indices_address_the_rows_again() -> None:
+def test_indices_address_the_rows_again():
     view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
     sampler = fbuf.samplers.Prioritized(alpha=1.0, eps=0.0)
     replay = fbuf.Replay(fbuf.Buffer(64, view=view, sampler=sampler, batch_size=8), ROW)
@@ -89,7 +85,7 @@ def test_indices_address_the_rows_again() -> None:
         index_of(td.select("observation"))
 
 
-def test_windows_are_batches_of_two_axes() -> None:
+def test_windows_are_batches_of_two_axes():
     replay = played(fbuf.views.Sequence(4, boundary="mask", autoreset="same_step"))
     sample = replay.sample(to="torch")
     td = to_tensordict(sample)
@@ -99,7 +95,7 @@ def test_windows_are_batches_of_two_axes() -> None:
     assert np.array_equal(np.asarray(index_of(td).ticket), sample.index.ticket.numpy())
 
 
-def test_leaves_are_renamed() -> None:
+def test_leaves_are_renamed():
     replay = played(fbuf.views.Row())
     td = to_tensordict(replay.last(40), names={"obs": ("agent", "pixels"), "action": None})
     assert td.batch_size == (40,) and "action" not in td.keys() and "probability" not in td.keys()
@@ -109,10 +105,10 @@ def test_leaves_are_renamed() -> None:
     assert {"pixels", ("next", "pixels")} <= set(td.keys(True))
 
 
-def test_invalid_batches_and_names_are_refused() -> None:
+def test_invalid_batches_and_names_are_refused():
     view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
     sample = played(view).sample()
-    cases: list[tuple[type[Exception], str, Any]] = [
+    cases = [
         (TypeError, "batch is dict; expected a Sample or Rows", lambda: to_tensordict(sample.data)),
         (ValueError, "which has n_step and gamma. Write to_tensordict", lambda: to_tensordict(sample)),
         (
@@ -125,11 +121,7 @@ def test_invalid_batches_and_names_are_refused() -> None:
             "two leaves get the name 'x'",
             lambda: to_tensordict(sample, view, names={"obs": "x", "action": "x"}),
         ),
-        (
-            ValueError,
-            "leaf 'mask' has a reserved name",
-            lambda: to_tensordict(sample, view, names={"action": "mask"}),
-        ),
+        (ValueError, "leaf 'mask' has a reserved name", lambda: to_tensordict(sample, view, names={"action": "mask"})),
         (TypeError, "batch is dict; expected a TensorDict", lambda: from_tensordict({})),
     ]
     for error, match, call in cases:
@@ -137,7 +129,7 @@ def test_invalid_batches_and_names_are_refused() -> None:
             call()
 
 
-def rollout(*batch: int) -> Any:
+def rollout(*batch):
     """Rows numbered lane by lane, time last, as a collector hands them out."""
     number = torch.arange(int(np.prod(batch))).reshape(batch)
     obs = torch.stack([number, -number], dim=-1).float()
@@ -146,7 +138,7 @@ def rollout(*batch: int) -> Any:
     return tensordict.TensorDict({"observation": obs, "action": number, "next": after}, batch_size=batch)
 
 
-def test_rollouts_are_converted_to_rows() -> None:
+def test_rollouts_are_converted_to_rows():
     rows = from_tensordict(rollout(6))
     assert {n: (x.shape, x.dtype.name) for n, x in rows.items()} == {
         "obs": ((6, 2), "float32"),
@@ -169,7 +161,7 @@ def test_rollouts_are_converted_to_rows() -> None:
     assert int(buffer.size(buffer.extend(state, lanes))) == 12
 
 
-def test_chosen_fields_are_converted() -> None:
+def test_chosen_fields_are_converted():
     td = rollout(5)
     assert set(from_tensordict(td, None)) == {"observation", "action", "next"}
     some = from_tensordict(td, {("next", "reward"): "r", "observation": ("agent", "seen")})
@@ -178,7 +170,7 @@ def test_chosen_fields_are_converted() -> None:
     whole = from_tensordict(td, {"next": "after"})
     assert set(whole["after"]) == {"observation", "reward", "done", "terminated", "truncated"}
     assert "action" not in from_tensordict(td.exclude("action", ("next", "truncated")))
-    cases: list[tuple[type[Exception], str, Any, Any]] = [
+    cases = [
         (ValueError, "fields has 'pixels', but the TensorDict has", td, {"pixels": "obs"}),
         (ValueError, "fields has 'next/reward', but", td.exclude(("next", "reward")), "ted"),
         (ValueError, "fields is 'all'; expected", td, "all"),
@@ -194,7 +186,7 @@ def test_chosen_fields_are_converted() -> None:
         from_tensordict(double)
 
 
-def test_a_tensorclass_is_refused_as_an_example() -> None:
+def test_a_tensorclass_is_refused_as_an_example():
     @tensordict.tensorclass
     class Step:
         obs: torch.Tensor
@@ -207,7 +199,7 @@ def test_a_tensorclass_is_refused_as_an_example() -> None:
     assert fbuf.Buffer(8).init(fbuf.torch.from_torch(step.to_dict())).rows["obs"].shape == (8, 3)
 
 
-def test_a_tensordict_is_refused_where_rows_are_expected() -> None:
+def test_a_tensordict_is_refused_where_rows_are_expected():
     with pytest.raises(TypeError, match=r"rows are a TensorDict; .*from_tensordict\(rows\)"):
         fbuf.Replay(fbuf.Buffer(8), ROW).extend(rollout(3))
     with pytest.raises(TypeError, match=r"is a TensorDict; .*fbuf\.torch\.from_tensordict\(x\)"):
@@ -215,7 +207,7 @@ def test_a_tensordict_is_refused_where_rows_are_expected() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_the_loss_of_torchrl_equals_the_formula(n: int) -> None:
+def test_the_loss_of_torchrl_equals_the_formula(n):
     """The TD error that torchrl's DQNLoss computes from the TensorDict, against the formula on the Sample."""
     from tensordict.nn import TensorDictModule
     from torchrl.modules import QValueActor
@@ -238,7 +230,7 @@ def test_the_loss_of_torchrl_equals_the_formula(n: int) -> None:
     torch.testing.assert_close(td["td_error"].flatten(), expected.square(), rtol=1e-4, atol=1e-4)  # which it squares
 
 
-def test_ragged_rows_are_nested_tensors() -> None:
+def test_ragged_rows_are_nested_tensors():
     replay = ragged()
     tokens = [np.arange(n, dtype=np.int32) for n in (2, 5)]
     grids = [np.ones((1, 3), np.float32), np.ones((2, 3), np.float32)]

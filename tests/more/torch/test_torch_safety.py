@@ -15,16 +15,16 @@ from tests.torch.test_torch_safety import (  # noqa: F401
 
 
 @pytest.fixture
-def case() -> tuple[str, int]:
+def case():
     return "device", 0
 
 
 @pytest.mark.optimized
-def test_writes_are_in_place_while_batches_are_held(case: tuple[str, int]) -> None:
+def test_writes_are_in_place_while_batches_are_held(case):
     made, alive = replay(case, strict=False), []
     made.extend(rows(32))
 
-    def places() -> list[int]:
+    def places():
         leaves = jax.tree.leaves((made.state.sampler, made.state.rows))
         return [x.unsafe_buffer_pointer() for x in leaves if isinstance(x, jax.Array) and x.nbytes >= 32]
 

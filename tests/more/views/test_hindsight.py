@@ -1,7 +1,5 @@
 """More of `views.Hindsight`: other views and strategies, what is not relabelled, other leaves."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,17 +10,12 @@ from fbuf.views import Hindsight, Transition
 from tests.views.test_hindsight import drawn, follow
 
 
-@pytest.mark.parametrize(
-    ("view", "strategy", "lanes"),
-    [
-        ("frames", "future", None),
-    ],
-)
-def test_goals_are_of_the_same_episode(view: str, strategy: str, lanes: int | None) -> None:
+@pytest.mark.parametrize(("view", "strategy", "lanes"), [("frames", "future", None)])
+def test_goals_are_of_the_same_episode(view, strategy, lanes):
     follow(view, strategy, lanes, seed=0)
 
 
-def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
+def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation():
     count = 30
     rows = {
         "obs": jnp.arange(count, dtype=jnp.float32),
@@ -44,7 +37,7 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation() -> None:
     assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
 
 
-def test_an_observation_that_is_the_achieved_goal() -> None:
+def test_an_observation_that_is_the_achieved_goal():
     number = np.arange(12, dtype=np.int32)
     rows = {
         "obs": number.astype(np.float32),

@@ -1,7 +1,5 @@
 """More layouts and sizes of `Transition` against a plain accumulator."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.views.test_transition import CASES, LAYOUTS, QUICK, check_accumulated

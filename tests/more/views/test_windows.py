@@ -1,36 +1,27 @@
 """More windows: chances, priorities that arrive late, many buffers at once, structure, nothing to draw."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Sequence
-from tests.views.test_windows import (
-    EXAMPLE,
-    WINDOWS,
-    check_chances,
-    check_cuts,
-    check_late_priorities,
-    rows_of,
-)
+from tests.views.test_windows import EXAMPLE, WINDOWS, check_chances, check_cuts, check_late_priorities, rows_of
 
 
-def test_every_episode_is_as_likely_as_every_other() -> None:
+def test_every_episode_is_as_likely_as_every_other():
     check_chances(WINDOWS[0], Uniform(over="episodes"))
 
 
-def test_late_priorities_revive_no_window_across_the_write_head() -> None:
+def test_late_priorities_revive_no_window_across_the_write_head():
     check_late_priorities(Sequence(5, boundary="mask", at=2, autoreset="same_step"))
 
 
-def test_windows_cut_at_ends_are_never_shorter_than_said() -> None:
+def test_windows_cut_at_ends_are_never_shorter_than_said():
     check_cuts(2)
 
 
-def test_episodes_of_one_row() -> None:
+def test_episodes_of_one_row():
     rows = rows_of([2, 3, 3]) | {"terminated": np.isin(np.arange(8), (1, 4))}
     for longest in (1, 2):
         buffer = fbuf.Buffer(20, view=Episode(longest, longer="cut", autoreset="next_step"))
@@ -39,7 +30,7 @@ def test_episodes_of_one_row() -> None:
         assert set(ids[:, 0].tolist()) == {0, 3, 6}
 
 
-def test_leaves_keep_their_structure() -> None:
+def test_leaves_keep_their_structure():
     rows = rows_of([5, 5]) | {"carry": (np.zeros((10, 2)), {"h": [np.ones(10)]})}
     buffer = fbuf.Buffer(10, view=Sequence(3, autoreset="same_step"))
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
@@ -48,7 +39,7 @@ def test_leaves_keep_their_structure() -> None:
     assert data["carry"][1]["h"][0].shape == (4, 3)
 
 
-def test_a_replay_takes_errors_of_windows() -> None:
+def test_a_replay_takes_errors_of_windows():
     buffer = fbuf.Buffer(20, view=Sequence(4, autoreset="same_step"), sampler=Prioritized(alpha=1.0, eps=0.0))
     replay = fbuf.Replay(buffer, EXAMPLE)
     replay.extend(rows_of([20]))

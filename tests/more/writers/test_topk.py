@@ -1,9 +1,5 @@
 """More of `writers.TopK`: ranks of other kinds, other capacities, lanes and scans, a replay, conversions."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,12 +29,12 @@ from tests.writers.test_topk import (
 
 @pytest.mark.parametrize("kind", ["bfloat16", "uint32"])
 @given(program=PROGRAM)
-def test_what_sorting_all_rows_would_leave_stays(kind: str, program: list[tuple[int, int, bool]]) -> None:
+def test_what_sorting_all_rows_would_leave_stays(kind, program):
     check_program(kind, program)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64])
-def test_ranks_of_64_bits(dtype: Any) -> None:
+def test_ranks_of_64_bits(dtype):
     rng = np.random.default_rng(0)
     if dtype == np.float64:
         new = np.concatenate([ranks_of(rng, dtype, 40), 1 + rng.integers(0, 20, 40) * 2.0**-50]).astype(dtype)
@@ -54,11 +50,11 @@ def test_ranks_of_64_bits(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("capacity", [2, 65])
-def test_any_capacity(capacity: int) -> None:
+def test_any_capacity(capacity):
     check_capacity(capacity)
 
 
-def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
+def test_it_makes_no_difference_which_rows_come_in_one_call():
     rng, buffer, laned = np.random.default_rng(0), buffer_of(), buffer_of(lanes=4)
     ranks = rng.integers(0, 30, 96).astype(np.float32)
     ranks[rng.random(96) < 0.1] = np.nan
@@ -68,7 +64,7 @@ def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
         few = put(buffer, few, ranks[i : i + 7], i)
     many = laned.extend(laned.init(example_of(np.float32)), {n: x.reshape(24, 4) for n, x in rows.items()})
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         return buffer.add(state, given), None
 
     run = jax.jit(lambda state: lax.scan(step, state, rows)[0], donate_argnums=0)
@@ -77,17 +73,17 @@ def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
 
 
 @pytest.mark.parametrize(("capacity", "number"), [(5, 9), (70, 3)])
-def test_one_by_one_and_at_once_keep_the_same_rows(capacity: int, number: int) -> None:
+def test_one_by_one_and_at_once_keep_the_same_rows(capacity, number):
     check_ways(capacity, number)
 
 
 @pytest.mark.optimized
 @pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="how programs say what is one kernel differs")
 @pytest.mark.parametrize("words", [1, 2])
-def test_a_row_is_put_in_by_one_kernel(words: int) -> None:
+def test_a_row_is_put_in_by_one_kernel(words):
     """Loops that XLA thinks too large for one take several times as long, and look the same in every other way."""
 
-    def insert(tree: Any, rows: Any) -> Any:
+    def insert(tree, rows):
         return top_k_tree._insert_one_by_one(tree, rows, jnp.ones(100, bool), jnp.int32(70), capacity=70)
 
     tree = jax.eval_shape(lambda: top_k_tree.init(70, words))
@@ -95,7 +91,7 @@ def test_a_row_is_put_in_by_one_kernel(words: int) -> None:
     assert compiled.as_text().count("xla_cpu_small_call") == 2
 
 
-def test_vmapped_buffers_keep_their_own() -> None:
+def test_vmapped_buffers_keep_their_own():
     buffer, ranks = buffer_of(), np.random.default_rng(0).integers(0, 50, (3, 40)).astype(np.float32)
     ranks[1] = 0
     numbers = np.tile(np.arange(40, dtype=np.int32), (3, 1))
@@ -107,7 +103,7 @@ def test_vmapped_buffers_keep_their_own() -> None:
         assert held(states)[i] == best([*ranks[i].tolist(), *(ranks[i] + (i == 1)).tolist()])
 
 
-def test_a_replay_draws_ahead_from_it() -> None:
+def test_a_replay_draws_ahead_from_it():
     rows = {"rank": np.arange(40, dtype=np.float32), "id": np.arange(40, dtype=np.int32)}
     rows["rank"][3] = np.nan
     replay = fbuf.Replay(buffer_of(prefetch=1, batch_size=4), example_of(np.float32))
@@ -118,7 +114,7 @@ def test_a_replay_draws_ahead_from_it() -> None:
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("number", [1, 100])
-def test_a_write_alone_copies_nothing(number: int) -> None:
+def test_a_write_alone_copies_nothing(number):
     buffer = buffer_of(capacity=200_000)
     example = example_of(np.float32)
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), example)
