@@ -9,51 +9,35 @@ import pytest
 
 from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
-from tests.support.sum_tree import (
-    check_every_row,
-    check_frequencies,
-    check_inplace,
-    check_keep_last,
-    check_one_leaf,
-    check_paths,
-    check_rebuild,
-    check_set,
-    check_strata,
-    check_together,
-    check_zero_leaves,
-    draw_write,
-    expected_tree,
-    setter,
-    use_path,
-)
+from tests.support import sum_tree
 
 
 @pytest.fixture(params=["loop", "level"])
 def path(request, monkeypatch):
     """Run a test on the path of CPUs and on the path of everything else."""
-    return use_path(monkeypatch, str(request.param))
+    return sum_tree.use_path(monkeypatch, str(request.param))
 
 
 @pytest.mark.parametrize("capacity", [9, 65, 1000])
 def test_set_is_what_a_plain_array_does(path, capacity):
-    check_set(capacity)
+    sum_tree.check_set(capacity)
 
 
 def test_trees_written_together_hold_what_plain_arrays_do(path):
-    check_together(300)
+    sum_tree.check_together(300)
 
 
 @pytest.mark.parametrize(("capacity", "reduce"), [(1, "sum"), (9, "max"), (1000, "min")])
 def test_rebuild_is_set_of_all(capacity, reduce):
-    check_rebuild(capacity, reduce)
+    sum_tree.check_rebuild(capacity, reduce)
 
 
 def test_nothing_to_write():
-    leaves, update = np.arange(9, dtype=np.float32), setter(9)
-    empty = update(expected_tree(leaves), np.zeros(0, np.int32), np.zeros(0, np.float32))
-    np.testing.assert_array_equal(empty, expected_tree(leaves))
+    leaves, update = np.arange(9, dtype=np.float32), sum_tree.setter(9)
+    empty = update(sum_tree.expected_tree(leaves), np.zeros(0, np.int32), np.zeros(0, np.float32))
+    np.testing.assert_array_equal(empty, sum_tree.expected_tree(leaves))
     dropped = update(empty, np.array([-1, 9, 10, 71], np.int32), np.full(4, 5, np.float32))
-    np.testing.assert_array_equal(dropped, expected_tree(leaves))
+    np.testing.assert_array_equal(dropped, sum_tree.expected_tree(leaves))
 
 
 def test_memory_is_an_eighth_more_than_the_leaves():
@@ -70,16 +54,16 @@ def test_messages():
 
 @pytest.mark.parametrize("capacity", [9, 1000])
 def test_zero_leaves_are_never_drawn(path, capacity):
-    check_zero_leaves(capacity)
+    sum_tree.check_zero_leaves(capacity)
 
 
 def test_every_row_can_be_drawn():
-    check_every_row(2**15)
+    sum_tree.check_every_row(2**15)
 
 
 @pytest.mark.parametrize("capacity", [1, 9, 65])
 def test_one_leaf_or_none(capacity):
-    check_one_leaf(capacity)
+    sum_tree.check_one_leaf(capacity)
 
 
 def test_extreme_uniforms(path):
@@ -88,7 +72,9 @@ def test_extreme_uniforms(path):
     leaves[[3, 77, 1000, 4000]] = [1e-8, 1, 3, 1e-8]
     top, bottom = np.meshgrid([0, 0.5, 1 - 2**-24, 1], [0, 0.5, 1 - 2**-24, 1])
     draw = jax.jit(functools.partial(st._descend_by_loop, batch=16, capacity=5000))
-    index, leaf = draw(expected_tree(leaves), top.ravel().astype(np.float32), bottom.ravel().astype(np.float32))
+    index, leaf = draw(
+        sum_tree.expected_tree(leaves), top.ravel().astype(np.float32), bottom.ravel().astype(np.float32)
+    )
     assert np.all(leaves[np.asarray(index)] > 0)
     np.testing.assert_array_equal(leaf, leaves[np.asarray(index)])
 
@@ -96,13 +82,13 @@ def test_extreme_uniforms(path):
 # few do with a spare draw, many without
 @pytest.mark.parametrize(("capacity", "batch"), [(9, 1), (65, 300), (1000, 300)])
 def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
-    check_paths(capacity, batch, monkeypatch)
+    sum_tree.check_paths(capacity, batch, monkeypatch)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "cpu"])
 def test_accelerators_run_no_loop(platform):
     """One index after the other is what a processor does; elsewhere it would be thousands of tiny kernels."""
-    step = jax.jit(functools.partial(draw_write, capacity=10_000))
+    step = jax.jit(functools.partial(sum_tree.draw_write, capacity=10_000))
     tree = jax.ShapeDtypeStruct((st.nodes(10_000),), jnp.float32)
     lowered = step.trace(tree, jax.random.key(0)).lower(lowering_platforms=(platform,)).as_text()
     assert ("stablehlo.while" in lowered) == (platform == "cpu")
@@ -111,16 +97,16 @@ def test_accelerators_run_no_loop(platform):
 
 @pytest.mark.parametrize("capacity", [7, 500, 513])
 def test_strata_bound_the_count_of_every_leaf_or_block(capacity):
-    check_strata(capacity)
+    sum_tree.check_strata(capacity)
 
 
 def test_draws_follow_the_leaves():
-    check_frequencies(65)
+    sum_tree.check_frequencies(65)
 
 
 @pytest.mark.optimized
 def test_set_writes_in_place():
-    check_inplace(256)
+    sum_tree.check_inplace(256)
 
 
 def test_words_are_threefry_on_counters_that_jax_does_not_use():
@@ -135,7 +121,7 @@ def test_words_are_threefry_on_counters_that_jax_does_not_use():
 @pytest.mark.parametrize(("batch", "below"), [(0, None), (17, None), (17, 334), (1000, 2**31)])
 def test_keep_last(batch, below):
     """In one word up to a bound, in two above it."""
-    check_keep_last(batch, below)
+    sum_tree.check_keep_last(batch, below)
 
 
 def test_a_uniform_has_24_bits():

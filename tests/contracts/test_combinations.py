@@ -10,53 +10,46 @@ import jax
 import pytest
 
 import fbuf
-from tests.support.combinations import (
-    EXAMPLE,
-    REFUSED,
-    SAMPLERS,
-    STORAGES,
-    UNORDERED,
-    UNORDERED_STORAGES,
-    UNORDERED_WRITERS,
-    VIEWS,
-    WRITERS,
-    make,
-)
+from tests.support import combinations
 
 
-@pytest.mark.parametrize("writer", UNORDERED_WRITERS)
+@pytest.mark.parametrize("writer", combinations.UNORDERED_WRITERS)
 def test_ordered_parts_refuse_unordered_writers(writer):
-    for view in VIEWS:
-        for sampler in SAMPLERS:
-            if view != "Row" or sampler not in UNORDERED:
+    for view in combinations.VIEWS:
+        for sampler in combinations.SAMPLERS:
+            if view != "Row" or sampler not in combinations.UNORDERED:
                 with pytest.raises(ValueError, match="may replace any"):
-                    make("Device", sampler, view, writer)
+                    combinations.make("Device", sampler, view, writer)
             else:
-                assert make("Device", sampler, view, writer).dense
-    for storage in STORAGES:
-        if storage not in UNORDERED_STORAGES:
+                assert combinations.make("Device", sampler, view, writer).dense
+    for storage in combinations.STORAGES:
+        if storage not in combinations.UNORDERED_STORAGES:
             with pytest.raises(ValueError, match="the writer replaces any row"):
-                make(storage, "Uniform", "Row", writer).init(EXAMPLE)
+                combinations.make(storage, "Uniform", "Row", writer).init(combinations.EXAMPLE)
 
 
-@pytest.mark.parametrize("pair", REFUSED)
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("pair", combinations.REFUSED)
+@pytest.mark.parametrize("storage", combinations.STORAGES)
 def test_combinations_without_meaning_are_refused(storage, pair):
-    with pytest.raises(ValueError, match=REFUSED[pair]):
-        make(storage, *pair)
+    with pytest.raises(ValueError, match=combinations.REFUSED[pair]):
+        combinations.make(storage, *pair)
 
 
 def test_no_state_holds_an_array_of_size_zero():
     """Every array of a state costs time in every call."""
-    plain = make("Device", "Uniform", "Row")
-    buffers = [make("Device", sampler, view) for sampler in SAMPLERS for view in ("Row", "Transition")]
+    plain = combinations.make("Device", "Uniform", "Row")
+    buffers = [
+        combinations.make("Device", sampler, view)
+        for sampler in combinations.SAMPLERS
+        for view in ("Row", "Transition")
+    ]
     buffers += [
         dataclasses.replace(plain, sampler=s) for s in (fbuf.samplers.Epoch(shuffle=False), fbuf.samplers.Consume())
     ]
-    buffers += [make(storage, "Uniform", "Row") for storage in STORAGES]
-    buffers += [make("Device", "Uniform", "Row", writer) for writer in UNORDERED_WRITERS]
+    buffers += [combinations.make(storage, "Uniform", "Row") for storage in combinations.STORAGES]
+    buffers += [combinations.make("Device", "Uniform", "Row", writer) for writer in combinations.UNORDERED_WRITERS]
     for buffer in buffers:
-        leaves = jax.tree_util.tree_leaves_with_path(buffer.init(EXAMPLE))
+        leaves = jax.tree_util.tree_leaves_with_path(buffer.init(combinations.EXAMPLE))
         assert [jax.tree_util.keystr(path) for path, leaf in leaves if not leaf.size] == [], buffer
 
 
@@ -66,10 +59,10 @@ CODECS = ("BitPack", "Codec", "Raw", "Zstd")
 
 def test_every_public_part_is_in_the_tables():
     for package, known in (
-        (fbuf.storages, STORAGES),
-        (fbuf.samplers, SAMPLERS),
-        (fbuf.views, VIEWS),
-        (fbuf.writers, WRITERS),
+        (fbuf.storages, combinations.STORAGES),
+        (fbuf.samplers, combinations.SAMPLERS),
+        (fbuf.views, combinations.VIEWS),
+        (fbuf.writers, combinations.WRITERS),
     ):
         parts = {n for n in package.__all__ if not n.endswith("State") and n not in CODECS + READ_ONLY}
         assert parts == {name.split("(")[0] for name in known}, package.__name__

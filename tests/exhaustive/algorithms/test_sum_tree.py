@@ -12,24 +12,7 @@ import pytest
 from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.algorithms.test_sum_tree import path
-from tests.support.sum_tree import (
-    check_every_row,
-    check_frequencies,
-    check_inplace,
-    check_keep_last,
-    check_many_updates,
-    check_one_leaf,
-    check_paths,
-    check_rebuild,
-    check_set,
-    check_strata,
-    check_together,
-    check_zero_leaves,
-    draw_write,
-    drawer,
-    expected_tree,
-    setter,
-)
+from tests.support import sum_tree
 
 CAPACITIES = [1, 2, 7, 8, 9, 64, 65, 1000, 65_536, 1_000_003]
 LARGEST = CAPACITIES[-1]
@@ -39,49 +22,49 @@ LARGEST = CAPACITIES[-1]
     ("capacity", "reduce"), [*((c, "sum") for c in CAPACITIES), *((c, r) for c in (1, 9, 1000) for r in ("min", "max"))]
 )
 def test_set_is_what_a_plain_array_does(path, capacity, reduce):
-    check_set(capacity, reduce)
+    sum_tree.check_set(capacity, reduce)
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("reduce", ["sum", "min", "max"])
 def test_rebuild_is_set_of_all(capacity, reduce):
-    check_rebuild(capacity, reduce)
+    sum_tree.check_rebuild(capacity, reduce)
 
 
 def test_parents_after_ten_million_updates():
-    check_many_updates(256)
+    sum_tree.check_many_updates(256)
 
 
 @pytest.mark.parametrize("capacity", [1, 8, 65, LARGEST])
 def test_zero_leaves_are_never_drawn(path, capacity):
-    check_zero_leaves(capacity)
+    sum_tree.check_zero_leaves(capacity)
 
 
 @pytest.mark.parametrize("capacity", [2**18, 2**24])
 def test_every_row_can_be_drawn(capacity):
-    check_every_row(capacity)
+    sum_tree.check_every_row(capacity)
 
 
 @pytest.mark.parametrize(
     ("capacity", "batch"), [(1, 1), (9, 16_384), (65, 1), (LARGEST, 1), (LARGEST, 300), (LARGEST, 16_384)]
 )
 def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
-    check_paths(capacity, batch, monkeypatch)
+    sum_tree.check_paths(capacity, batch, monkeypatch)
 
 
 @pytest.mark.parametrize("capacity", [64, LARGEST])
 def test_strata_bound_the_count_of_every_block(path, capacity):
-    check_strata(capacity)
+    sum_tree.check_strata(capacity)
 
 
 def test_one_leaf_or_none(path):
-    check_one_leaf(7)
+    sum_tree.check_one_leaf(7)
 
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("batch", [1, 2, 256, 4096])
 def test_set_writes_in_place(path, batch):
-    check_inplace(batch)
+    sum_tree.check_inplace(batch)
 
 
 def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch):
@@ -92,7 +75,7 @@ def test_all_uniforms_together_give_every_leaf_its_share(monkeypatch):
     capacity, draws = 10**6, 25_000_000
     leaves = np.random.default_rng(3).random(capacity).astype(np.float32) + 0.1
     leaves[::7] = 0
-    tree = jnp.asarray(expected_tree(leaves))
+    tree = jnp.asarray(sum_tree.expected_tree(leaves))
 
     def shares(top, bottom, block):
         draw = jax.jit(functools.partial(st._descend_by_loop, batch=2**20, capacity=capacity))
@@ -127,7 +110,7 @@ def test_vmap_over_trees_and_over_keys(path):
     leaves = np.random.default_rng(6).random((3, 600)).astype(np.float32)
     trees = jax.vmap(st.rebuild)(jnp.asarray(leaves))
     keys = jax.random.split(jax.random.key(0), 3)
-    step = functools.partial(draw_write, capacity=600)
+    step = functools.partial(sum_tree.draw_write, capacity=600)
     many, indices = jax.jit(jax.vmap(step))(trees, keys)
     over_keys = jax.vmap(lambda k: st.draw(trees[0], k, 64, 600, stratified=True)[0])(keys)
     for lane in range(3):
@@ -139,7 +122,7 @@ def test_vmap_over_trees_and_over_keys(path):
 
 def test_clean_under_strict_jax(path):
     start = np.random.default_rng(5).random(1000).astype(np.float32)
-    step = functools.partial(draw_write, capacity=1000)
+    step = functools.partial(sum_tree.draw_write, capacity=1000)
     plain = jax.jit(step)(st.rebuild(jnp.asarray(start)), jax.random.key(0))
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
         tree, key = jax.jit(st.rebuild)(start), jax.random.key(0)
@@ -154,4 +137,4 @@ def test_clean_under_strict_jax(path):
 
 
 def test_parents_after_ten_million_updates():
-    check_many_updates(4096)
+    sum_tree.check_many_updates(4096)

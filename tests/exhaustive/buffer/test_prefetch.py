@@ -8,19 +8,8 @@ import numpy as np
 import pytest
 from jax import export
 
+from tests.support import prefetch
 from tests.support.ownership import store_of
-from tests.support.prefetch import (
-    BATCH,
-    CHECKS,
-    EXAMPLE,
-    SAMPLERS,
-    VIEWS,
-    check_batches,
-    check_in_place,
-    make,
-    rows_at,
-    settle,
-)
 from tests.support.trees import same
 
 STORAGES = ("device", "deduplicated", "host", "compressed")
@@ -28,14 +17,14 @@ STORAGES = ("device", "deduplicated", "host", "compressed")
 
 @pytest.mark.parametrize(
     ("sampler", "view", "storage", "form"),
-    list(itertools.product(SAMPLERS, VIEWS, STORAGES, ("eager", "jit", "donated", "scan"))),
+    list(itertools.product(prefetch.SAMPLERS, prefetch.VIEWS, STORAGES, ("eager", "jit", "donated", "scan"))),
 )
 def test_sample_returns_the_batch_of_the_previous_call(sampler, view, storage, form):
-    check_batches(storage, sampler, view, form)
+    prefetch.check_batches(storage, sampler, view, form)
 
 
 @pytest.mark.parametrize("storage", ["compressed", "deduplicated"])
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", prefetch.CHECKS)
 def test_a_pending_batch_survives(check, storage):
     check(storage)
 
@@ -53,14 +42,14 @@ def test_a_pending_batch_survives(check, storage):
     ],
 )
 def test_a_donated_step_copies_nothing(storage, sampler, view, order):
-    check_in_place(storage, sampler, view, order)
+    prefetch.check_in_place(storage, sampler, view, order)
 
 
 def test_states_under_vmap_draw_independently():
     for sampler in ("prioritized", "consume"):
-        buffer = make("device", sampler)
-        new = buffer.init(EXAMPLE)
-        filled = buffer.extend(new, rows_at(0))
+        buffer = prefetch.make("device", sampler)
+        new = buffer.init(prefetch.EXAMPLE)
+        filled = buffer.extend(new, prefetch.rows_at(0))
         ahead_of = buffer.sample(filled, jax.random.key(7))[0]
         states = [ahead_of, filled, new]
         keys = jax.random.split(jax.random.key(1), 3)
@@ -70,14 +59,14 @@ def test_states_under_vmap_draw_independently():
 
 
 def test_many_keys_of_one_state():
-    buffer = make("device", "consume")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    buffer = prefetch.make("device", "consume")
+    state = buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0))
     keys = jax.random.split(jax.random.key(1), 3)
     together = jax.vmap(lambda key: buffer.sample(state, key))(keys)
     for i, key in enumerate(keys):
         same(buffer.sample(state, key), jax.tree.map(lambda x, i=i: x[i], together))
-    buffer = make("compressed")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    buffer = prefetch.make("compressed")
+    state = buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0))
     assert jax.vmap(lambda key: buffer.peek(state, key).mask)(keys).all()
     with pytest.raises(TypeError, match="cannot be vmapped"):
         jax.vmap(lambda key: buffer.sample(state, key)[1])(keys)
@@ -85,16 +74,16 @@ def test_many_keys_of_one_state():
 
 def test_no_two_leaves_share_an_array():
     for storage in ("deduplicated", "compressed"):
-        buffer = make(storage, view="sequence")
-        state = buffer.init(EXAMPLE)
-        for state_now in (state, buffer.sample(buffer.extend(state, rows_at(0)), jax.random.key(0))[0]):
+        buffer = prefetch.make(storage, view="sequence")
+        state = buffer.init(prefetch.EXAMPLE)
+        for state_now in (state, buffer.sample(buffer.extend(state, prefetch.rows_at(0)), jax.random.key(0))[0]):
             pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state_now) if leaf.size]
             assert len(set(pointers)) == len(pointers)
 
 
 def test_grow_and_set_keep_the_pending_batch():
-    buffer = make("deduplicated", "prioritized")
-    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    buffer = prefetch.make("deduplicated", "prioritized")
+    state = buffer.sample(buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0)), jax.random.key(0))[0]
     then = buffer.peek(state, jax.random.key(0))
     larger, state = buffer.grow(buffer.set(state, alpha=0.9))
     state, batch = larger.sample(state, jax.random.key(1))
@@ -103,10 +92,10 @@ def test_grow_and_set_keep_the_pending_batch():
 
 @pytest.mark.parametrize("storage", ["device", "host"])
 def test_plan_and_nbytes_count_the_pending_batch(storage):
-    buffer, plain = make(storage, view="transition"), make(storage, view="transition", prefetch=0)
-    stacks = 2 * BATCH * 4 * 64
-    state = buffer.init(EXAMPLE)
-    plan, before = buffer.plan(EXAMPLE), plain.plan(EXAMPLE)
+    buffer, plain = prefetch.make(storage, view="transition"), prefetch.make(storage, view="transition", prefetch=0)
+    stacks = 2 * prefetch.BATCH * 4 * 64
+    state = buffer.init(prefetch.EXAMPLE)
+    plan, before = buffer.plan(prefetch.EXAMPLE), plain.plan(prefetch.EXAMPLE)
     assert plan.device == buffer.nbytes(state)["device"]
     if storage == "device":
         assert plan.device - before.device > stacks and plan.host == 0
@@ -114,10 +103,10 @@ def test_plan_and_nbytes_count_the_pending_batch(storage):
     assert plan.host - before.host == 2 * stacks
     empty = buffer.nbytes(state)["host"]
     for i in range(4):
-        state = buffer.extend(state, rows_at(i))
+        state = buffer.extend(state, prefetch.rows_at(i))
         state, batch = buffer.sample(state, jax.random.key(i))
     jax.block_until_ready(batch)
-    settle(store_of(state))
+    prefetch.settle(store_of(state))
     grown = buffer.nbytes(state)["host"] - empty
     assert 2 * stacks < grown <= 2 * stacks + 40 * 64
 
@@ -126,7 +115,7 @@ def test_other_platforms(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
     jax.clear_caches()
     try:
-        check_batches("compressed", "epoch", "row", "donated")
+        prefetch.check_batches("compressed", "epoch", "row", "donated")
     finally:
         monkeypatch.undo()
         jax.clear_caches()
@@ -134,8 +123,8 @@ def test_other_platforms(monkeypatch):
 
 @pytest.mark.optimized
 def test_a_step_can_be_exported():
-    buffer = make("device")
-    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    buffer = prefetch.make("device")
+    state = buffer.sample(buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0)), jax.random.key(0))[0]
     key = np.array([0, 1], np.uint32)
     exported = export.export(jax.jit(buffer.sample))(state, key)
     again = export.deserialize(exported.serialize())

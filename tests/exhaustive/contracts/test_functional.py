@@ -10,17 +10,7 @@ from jax import export
 
 import fbuf
 from tests.more.contracts.test_functional import test_grad_around_sample, test_no_method_calls_back_to_the_host  # noqa: F401
-from tests.support.functional import (
-    BATCH,
-    BUFFERS,
-    KEY,
-    RICH,
-    check_arguments_unchanged,
-    check_laps,
-    filled,
-    rows,
-    step,
-)
+from tests.support import functional
 from tests.support.processes import devices, run_python
 from tests.support.trees import close, same
 
@@ -30,15 +20,15 @@ def wrap(request):
     return request.param
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("name", functional.BUFFERS)
 def test_vmap_over_states(name):
-    buffer, number = BUFFERS[name], 3
-    new = [rows(3, 30 + i) for i in range(number)]
-    keys = jax.random.split(KEY, number)
-    single = jax.jit(functools.partial(step, buffer))
-    states = [buffer.extend(filled(name), rows(1 + i % 2, i)) for i in range(number)]
+    buffer, number = functional.BUFFERS[name], 3
+    new = [functional.rows(3, 30 + i) for i in range(number)]
+    keys = jax.random.split(functional.KEY, number)
+    single = jax.jit(functools.partial(functional.step, buffer))
+    states = [buffer.extend(functional.filled(name), functional.rows(1 + i % 2, i)) for i in range(number)]
     stacked, many_rows = (jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (states, new))
-    after, batches = jax.jit(jax.vmap(functools.partial(step, buffer)))(stacked, keys, many_rows)
+    after, batches = jax.jit(jax.vmap(functools.partial(functional.step, buffer)))(stacked, keys, many_rows)
     for i in range(number):
         one = jax.tree.map(lambda x, i=i: x[i], (after, batches))
         alone = single(states[i], keys[i], new[i])
@@ -47,17 +37,21 @@ def test_vmap_over_states(name):
 
 
 @pytest.mark.parametrize("name", ["uniform-row", "deduplicated"])
-@pytest.mark.parametrize("check", [check_arguments_unchanged, check_laps])
+@pytest.mark.parametrize("check", [functional.check_arguments_unchanged, functional.check_laps])
 def test_other_buffers_are_functional(check, name):
     check(name)
 
 
 @pytest.mark.optimized
 def test_an_exported_step_with_blocks_gives_the_same():
-    buffer, state, raw = BUFFERS["deduplicated"], filled("deduplicated"), jax.random.key_data(KEY)
-    run = jax.jit(functools.partial(step, buffer))
-    again = export.deserialize(export.export(run)(state, raw, rows(2)).serialize())
-    close(again.call(state, raw, rows(2)), run(state, raw, rows(2)), rtol=1e-6)
+    buffer, state, raw = (
+        functional.BUFFERS["deduplicated"],
+        functional.filled("deduplicated"),
+        jax.random.key_data(functional.KEY),
+    )
+    run = jax.jit(functools.partial(functional.step, buffer))
+    again = export.deserialize(export.export(run)(state, raw, functional.rows(2)).serialize())
+    close(again.call(state, raw, functional.rows(2)), run(state, raw, functional.rows(2)), rtol=1e-6)
 
 
 _SHARDED = """
@@ -112,10 +106,13 @@ def test_four_devices_hold_a_buffer_each():
 
 
 def test_vmap_over_keys():
-    keys = jax.random.split(KEY, 3)
-    many = jax.vmap(lambda key: RICH.peek(filled(), key, BATCH))(keys)
+    keys = jax.random.split(functional.KEY, 3)
+    many = jax.vmap(lambda key: functional.RICH.peek(functional.filled(), key, functional.BATCH))(keys)
     for i in range(3):
-        one, alone = jax.tree.map(lambda x, i=i: x[i], many), RICH.peek(filled(), keys[i], BATCH)
+        one, alone = (
+            jax.tree.map(lambda x, i=i: x[i], many),
+            functional.RICH.peek(functional.filled(), keys[i], functional.BATCH),
+        )
         same(one.index, alone.index)
         same(one.data["obs"], alone.data["obs"])
 
@@ -126,7 +123,7 @@ def test_grad_through_rows_that_were_stored():
 
     def total(x):
         state = buffer.extend(buffer.init({"x": x[0]}), {"x": x})
-        return jnp.sum(buffer.sample(state, KEY, 16)[1].data["x"])
+        return jnp.sum(buffer.sample(state, functional.KEY, 16)[1].data["x"])
 
     slope = jax.jit(jax.grad(total))(jnp.arange(4, dtype=jnp.float32))
     assert float(jnp.sum(slope)) == 16.0 and float(jnp.min(slope)) >= 0.0

@@ -13,38 +13,27 @@ from tests.more.contracts.test_inplace import (
     test_whole_trainers_are_in_place,  # noqa: F401
     trainer,  # noqa: F401
 )
-from tests.support.inplace import (
-    DEDUPLICATED,
-    FORMS,
-    ROW,
-    SAMPLERS,
-    VIEWS,
-    buffer_of,
-    check_writer,
-    inputs,
-    leading,
-    orders,
-    state_of,
-    step_of,
-)
+from tests.support import inplace
 
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("form", inplace.FORMS)
+@pytest.mark.parametrize("view", inplace.VIEWS)
+@pytest.mark.parametrize("sampler", inplace.SAMPLERS)
 @pytest.mark.parametrize("first", "esort")
 def test_every_order_of_up_to_three_is_in_place(form, sampler, view, first):
     if sampler == "uniform" and first == "o":
         pytest.skip("Uniform has no priorities")
-    chosen = [o for n in (1, 2, 3) for o in orders(n, sampler) if o[0] == first]
-    chosen += random.Random(f"{first}{sampler}{view}{form}").sample([o for o in orders(4, sampler) if o[0] == first], 8)
+    chosen = [o for n in (1, 2, 3) for o in inplace.orders(n, sampler) if o[0] == first]
+    chosen += random.Random(f"{first}{sampler}{view}{form}").sample(
+        [o for o in inplace.orders(4, sampler) if o[0] == first], 8
+    )
     failed = []
-    buffer = buffer_of(sampler, view)
+    buffer = inplace.buffer_of(sampler, view)
     for order in chosen:
         try:
-            FORMS[form](buffer, order)
+            inplace.FORMS[form](buffer, order)
         except AssertionError as error:
             failed.append(f"{order}: {error}")
     assert not failed
@@ -54,7 +43,7 @@ def test_every_order_of_up_to_three_is_in_place(form, sampler, view, first):
     ("form", "sampler", "order"), [("jit", "prioritized", "seor"), ("jit", "uniform", "ter"), ("jit", "ranked", "stu")]
 )
 def test_orders_are_in_place_with_blocks(form, sampler, order):
-    FORMS[form](buffer_of(sampler, "transition", storage=DEDUPLICATED), order)
+    inplace.FORMS[form](inplace.buffer_of(sampler, "transition", storage=inplace.DEDUPLICATED), order)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +57,7 @@ def test_orders_are_in_place_with_blocks(form, sampler, order):
     ],
 )
 def test_orders_are_in_place_with_other_writers(form, writer, sampler, order):
-    check_writer(form, writer, sampler, order)
+    inplace.check_writer(form, writer, sampler, order)
 
 
 @pytest.fixture(
@@ -96,14 +85,14 @@ def verb(request):
 
 
 def test_vmapped_uniform_states_are_in_place():
-    buffer, copies = buffer_of("uniform", "transition"), 3
-    state = leading(jax.eval_shape(buffer.init, ROW), copies)
-    memory = assert_inplace(jax.vmap(step_of(buffer, "ser")), state, inputs((copies,)))
-    state_of(buffer, memory.bound)
+    buffer, copies = inplace.buffer_of("uniform", "transition"), 3
+    state = inplace.leading(jax.eval_shape(buffer.init, inplace.ROW), copies)
+    memory = assert_inplace(jax.vmap(inplace.step_of(buffer, "ser")), state, inplace.inputs((copies,)))
+    inplace.state_of(buffer, memory.bound)
 
 
 def test_vmapped_trainers_give_what_single_ones_give():
-    buffer = buffer_of("uniform", "transition", capacity=64)
+    buffer = inplace.buffer_of("uniform", "transition", capacity=64)
     run, keys = trainer(buffer, 40), jax.random.split(jax.random.key(3), 2)
     together, run = jax.jit(jax.vmap(run))(keys), jax.jit(run)
     for i in range(2):
@@ -112,6 +101,6 @@ def test_vmapped_trainers_give_what_single_ones_give():
 
 
 def test_states_vmapped_twice_are_in_place():
-    buffer = buffer_of("uniform", "row")
-    state = leading(jax.eval_shape(buffer.init, ROW), 2, 2)
-    assert_inplace(jax.vmap(jax.vmap(step_of(buffer, "se"))), state, inputs((2, 2)))
+    buffer = inplace.buffer_of("uniform", "row")
+    state = inplace.leading(jax.eval_shape(buffer.init, inplace.ROW), 2, 2)
+    assert_inplace(jax.vmap(jax.vmap(inplace.step_of(buffer, "se"))), state, inplace.inputs((2, 2)))

@@ -8,48 +8,39 @@ from jax import lax
 
 import fbuf
 from fbuf.samplers import Consume, Prioritized
-from tests.support.mixture import (
-    MODES,
-    SAMPLERS,
-    check_empty,
-    check_in_place,
-    check_sampler,
-    check_weights,
-    filled,
-    numbers,
-    three,
-    two,
-)
+from tests.support import mixture as support
 from tests.support.uniformity import chi_square_z
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("mode", support.MODES)
+@pytest.mark.parametrize("sampler", support.SAMPLERS)
 def test_batches_hold_rows_of_each_buffer(sampler, mode):
-    check_sampler(sampler, mode)
+    support.check_sampler(sampler, mode)
 
 
 @pytest.mark.parametrize(
     ("mode", "target"), [("exact", "source"), ("annealed", "source"), ("random", "source"), ("all", "union")]
 )
 def test_weights_are_those_of_the_mixture(mode, target):
-    check_weights(mode, target, 1.0)
+    support.check_weights(mode, target, 1.0)
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", support.MODES)
 @pytest.mark.parametrize(
     "sampler", ["Uniform", "Epoch", "Consume", "Prioritized", "Prioritized(replace=False)", "Ranked"]
 )
 def test_steps_are_in_place(sampler, mode):
-    check_in_place(sampler, mode)
+    support.check_in_place(sampler, mode)
 
 
 @pytest.mark.parametrize("quota", ["exact", "random"])
 def test_rows_of_an_empty_buffer_are_masked(quota):
-    mixture = three(quota=quota, if_empty="mask")
-    state = filled(mixture, a=0)
-    _, probability, source, _ = map(np.asarray, numbers(mixture)(state, jax.random.split(jax.random.key(0), 300)))
+    mixture = support.three(quota=quota, if_empty="mask")
+    state = support.filled(mixture, a=0)
+    _, probability, source, _ = map(
+        np.asarray, support.numbers(mixture)(state, jax.random.split(jax.random.key(0), 300))
+    )
     counts = np.bincount(source, minlength=4)
     if quota == "random":
         assert chi_square_z(counts[[1, 2, 3]], np.array([0.25, 0.5, 0.25])) < 4 and counts[0] == 0
@@ -59,11 +50,11 @@ def test_rows_of_an_empty_buffer_are_masked(quota):
     np.testing.assert_allclose(probability[source == 2], 0.5 / 40, rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", support.MODES)
 def test_eager_jitted_and_scanned_give_the_same(mode):
     samplers = (Prioritized(), Consume(2))
     one, other = (fbuf.Buffer(c, sampler=s) for c, s in zip((20, 40), samplers, strict=True))
-    mixture = two(one, other, **MODES[mode])
+    mixture = support.two(one, other, **support.MODES[mode])
 
     def step(state, i):
         rows = {"obs": jnp.zeros((2, 8, 8), jnp.uint8) + i.astype(jnp.uint8), "id": jnp.full((2,), i, jnp.int32)}
@@ -72,7 +63,7 @@ def test_eager_jitted_and_scanned_give_the_same(mode):
         state = mixture.update_priority(state, batch.index, batch.data["id"] + 1.0)
         return state, batch
 
-    start = filled(mixture, a=0)
+    start = support.filled(mixture, a=0)
     eager, out = start, []
     for i in range(4):
         eager, batch = step(eager, jnp.int32(i))
@@ -85,7 +76,7 @@ def test_eager_jitted_and_scanned_give_the_same(mode):
 
 @pytest.mark.parametrize("annealed", [False, True])
 def test_other_buffers_give_the_rows_of_an_empty_one(annealed):
-    check_empty(annealed=annealed)
+    support.check_empty(annealed=annealed)
 
 
 def test_priorities_go_where_rows_came_from():
@@ -93,7 +84,7 @@ def test_priorities_go_where_rows_came_from():
     mixture = fbuf.Mixture(
         {"a": fbuf.Buffer(20, sampler=sampler), "u": fbuf.uniform(20), "b": fbuf.Buffer(20, sampler=sampler)}
     )
-    state = filled(mixture)
+    state = support.filled(mixture)
     state, batch = mixture.sample(state, jax.random.key(0), 12)
     error = jnp.where(jnp.arange(12) == 0, jnp.nan, jnp.arange(12) + 2.0)
     new = mixture.update_priority(state, batch.index, error)
@@ -112,6 +103,8 @@ def test_priorities_go_where_rows_came_from():
 def test_every_stratum_of_a_prioritized_buffer_is_drawn():
     """The first rows of a batch drawn in order would all be of the lower half."""
     mixture = fbuf.Mixture({name: fbuf.prioritized(100, alpha=1.0) for name in "ab"}, annealed=True)
-    ids, *_ = map(np.asarray, numbers(mixture)(filled(mixture), jax.random.split(jax.random.key(0), 600)))
+    ids, *_ = map(
+        np.asarray, support.numbers(mixture)(support.filled(mixture), jax.random.split(jax.random.key(0), 600))
+    )
     counts = np.array([np.sum(ids == 1000 * s + i) for s in (1, 2) for i in range(100)])
     assert counts.min() > 0 and chi_square_z(counts, np.full(200, 1 / 200)) < 4

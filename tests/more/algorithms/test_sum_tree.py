@@ -12,40 +12,26 @@ import pytest
 from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.algorithms.test_sum_tree import path
-from tests.support.sum_tree import (
-    check_frequencies,
-    check_inplace,
-    check_keep_last,
-    check_many_updates,
-    check_one_leaf,
-    check_paths,
-    check_set,
-    check_strata,
-    check_together,
-    draw_write,
-    drawer,
-    expected_tree,
-    setter,
-)
+from tests.support import sum_tree
 
 
 @pytest.mark.parametrize(("capacity", "reduce"), [(65_536, "sum"), (9, "max"), (1000, "min")])
 def test_set_is_what_a_plain_array_does(path, capacity, reduce):
-    check_set(capacity, reduce)
+    sum_tree.check_set(capacity, reduce)
 
 
 def test_trees_written_together_hold_what_plain_arrays_do(path):
-    check_together(1)
+    sum_tree.check_together(1)
 
 
 @pytest.mark.parametrize("capacity", [2, 65_536])
 def test_one_leaf_or_none(path, capacity):
-    check_one_leaf(capacity)
+    sum_tree.check_one_leaf(capacity)
 
 
 @pytest.mark.parametrize(("capacity", "batch"), [(1, 300), (1000, 16_384)])
 def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
-    check_paths(capacity, batch, monkeypatch)
+    sum_tree.check_paths(capacity, batch, monkeypatch)
 
 
 @pytest.mark.gpu
@@ -55,9 +41,9 @@ def test_accelerator_draws_and_writes_as_the_cpu():
     results = []
     for device in (jax.devices()[0], jax.devices("cpu")[0]):
         with jax.default_device(device):
-            tree = jnp.asarray(expected_tree(leaves))
-            index, leaf = drawer(capacity, 4096, True)(tree, jax.random.key(0))
-            tree = setter(capacity)(tree, index, leaf + 1)
+            tree = jnp.asarray(sum_tree.expected_tree(leaves))
+            index, leaf = sum_tree.drawer(capacity, 4096, True)(tree, jax.random.key(0))
+            tree = sum_tree.setter(capacity)(tree, index, leaf + 1)
             results.append((np.asarray(index), np.asarray(tree)))
     np.testing.assert_array_equal(results[0][0], results[1][0])
     np.testing.assert_array_equal(results[0][1], results[1][1])
@@ -65,12 +51,12 @@ def test_accelerator_draws_and_writes_as_the_cpu():
 
 @pytest.mark.parametrize("capacity", [10_000])
 def test_strata_bound_the_count_of_every_leaf_or_block(path, capacity):
-    check_strata(capacity)
+    sum_tree.check_strata(capacity)
 
 
 @pytest.mark.parametrize("capacity", [1000])
 def test_draws_follow_the_leaves(path, capacity):
-    check_frequencies(capacity)
+    sum_tree.check_frequencies(capacity)
 
 
 def test_gradients_pass_by(path):
@@ -102,4 +88,4 @@ def test_words_of_any_key(kind):
 @pytest.mark.parametrize("below", [None, 334, 2**32 // 17 - 5, 2**31])
 @pytest.mark.parametrize("batch", [1, 2, 17])
 def test_keep_last(batch, below):
-    check_keep_last(batch, below)
+    sum_tree.check_keep_last(batch, below)

@@ -6,36 +6,29 @@ import pytest
 from hypothesis import given
 
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
-from tests.support.faults import (
-    PRIORITIES,
-    check_key_reuse,
-    check_many_keys,
-    check_no_memory,
-    check_priorities,
-    check_raising,
-)
+from tests.support import faults
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_memory_during_extend():
-    check_no_memory("compressed")
+    faults.check_no_memory("compressed")
 
 
 @pytest.mark.parametrize(("verb", "donated"), [("write", False), ("read", False), ("read", True)])
 def test_a_callback_that_raises_at_any_call(verb, donated, monkeypatch):
-    check_raising(verb, donated, monkeypatch)
+    faults.check_raising(verb, donated, monkeypatch)
 
 
-@given(**PRIORITIES)
+@given(**faults.PRIORITIES)
 def test_any_priorities_leave_a_buffer_that_draws(errors, alpha):
-    check_priorities(Ranked(), errors, alpha)
+    faults.check_priorities(Ranked(), errors, alpha)
 
 
 @pytest.mark.parametrize("sampler", [Consume(2), Prioritized(on="host")], ids=repr)
 def test_a_key_used_twice_is_found(sampler):
-    check_key_reuse(sampler, prefetch=1)
+    faults.check_key_reuse(sampler, prefetch=1)
 
 
 @pytest.mark.parametrize("sampler", [Epoch()], ids=repr)
 def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler):
-    check_many_keys(sampler)
+    faults.check_many_keys(sampler)
