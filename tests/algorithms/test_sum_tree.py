@@ -10,6 +10,7 @@ import pytest
 from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.support import sum_tree
+from tests.support.refusals import raises
 
 
 @pytest.fixture(params=["loop", "level"])
@@ -46,10 +47,8 @@ def test_memory_is_an_eighth_more_than_the_leaves():
 
 
 def test_messages():
-    with pytest.raises(ValueError, match=r"sum_tree: capacity is 0; expected 1 to 2\*\*30"):
-        st.init(0)
-    with pytest.raises(ValueError, match=r"sum_tree.init: fill is 2.0; .*Use rebuild"):
-        st.init(8, 2.0)
+    raises(ValueError, r"sum_tree: capacity is 0; expected 1 to 2\*\*30", st.init, 0)
+    raises(ValueError, r"sum_tree.init: fill is 2.0; .*Use rebuild", st.init, 8, 2.0)
 
 
 @pytest.mark.parametrize("capacity", [9, 1000])

@@ -13,6 +13,7 @@ from jax.experimental import checkify
 
 import fbuf
 from tests.support.checked import EXAMPLE, FIRST, NAN, check_eager, filled, rows_of, updated
+from tests.support.refusals import raises
 
 
 @pytest.mark.parametrize(("name", "storage"), FIRST)
@@ -68,13 +69,11 @@ def test_donated_and_without_checkify():
     error.throw()
     error, state = step(state, jnp.full(4, NAN))
     assert "4 priorities are NaN" in str(error.get()) and int(state.counters[0]) == 4
-    with pytest.raises(ValueError, match=r"checkify\.checkify"):
-        jax.jit(partial(updated, buffer))(state, jnp.ones(4))
+    raises(ValueError, r"checkify\.checkify", lambda: jax.jit(partial(updated, buffer))(state, jnp.ones(4)))
 
 
 def test_checked_refuses_other_arguments():
-    with pytest.raises(TypeError, match="checked: got int; expected a Buffer, or a step of states"):
-        fbuf.checked(3)
+    raises(TypeError, "checked: got int; expected a Buffer, or a step of states", fbuf.checked, 3)
     with pytest.raises(ValueError, match="checked: allow names 'stale'; expected some of refused_nonfinite"):
         fbuf.checked(fbuf.uniform(8), allow=("stale",))
     with pytest.raises(TypeError, match=r"allow is 'retired_rows'; expected a tuple. Write allow=\('retired_rows',\)"):
@@ -86,5 +85,4 @@ def test_checked_refuses_other_arguments():
 def test_a_checked_step_raises():
     buffer = fbuf.prioritized(8)
     step = fbuf.checked(jax.jit(partial(updated, buffer)))
-    with pytest.raises(ValueError, match="checked: refused one by one: 4 nonfinite"):
-        step(filled(buffer), jnp.full(4, NAN))
+    raises(ValueError, "checked: refused one by one: 4 nonfinite", lambda: step(filled(buffer), jnp.full(4, NAN)))

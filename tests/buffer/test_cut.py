@@ -11,6 +11,7 @@ import fbuf
 from fbuf.storages import Memmap
 from fbuf.views import Sequence, Transition
 from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
+from tests.support.refusals import raises
 
 
 def test_no_transition_leads_across_a_restart(tmp_path):
@@ -65,8 +66,7 @@ def test_buffers_without_episodes_have_none_to_cut(tmp_path):
     replay.cut()
     assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.device_get(replay.state)))
     buffer, state = fbuf.datasets.from_arrays({"t": np.arange(6)}, path=tmp_path / "set", episode_end=())
-    with pytest.raises(TypeError, match="Buffer.cut"):
-        buffer.cut(state)
+    raises(TypeError, "Buffer.cut", buffer.cut, state)
     stored = fbuf.Replay(buffer, state)
     stored.save(tmp_path / "saved")
     assert len(fbuf.Replay.load(tmp_path / "saved")) == 6
@@ -85,8 +85,7 @@ def test_buffers_without_episodes_have_none_to_cut(tmp_path):
 )
 def test_lanes_are_a_mask(lanes, error, match):
     buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
-    with pytest.raises(error, match=match):
-        buffer.cut(buffer.init({"t": 0}), lanes)
+    raises(error, match, lambda: buffer.cut(buffer.init({"t": 0}), lanes))
     single = fbuf.Buffer(8, view=WINDOWS)
     with pytest.raises(ValueError, match=r"lanes has shape \[1\]; expected \[\]. Write x.reshape\(\(\)\)"):
         single.cut(single.init({"t": 0}), np.array([True]))
@@ -106,8 +105,7 @@ def test_lanes_are_a_mask(lanes, error, match):
     ],
 )
 def test_wrong_ids_are_refused(view, row, error, match):
-    with pytest.raises(error, match=match):
-        fbuf.Buffer(8, view=view).init(row)
+    raises(error, match, lambda: fbuf.Buffer(8, view=view).init(row))
 
 
 @pytest.mark.parametrize("autoreset", ["next_step"])

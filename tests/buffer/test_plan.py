@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 
 EXAMPLE = {
     "obs": jax.ShapeDtypeStruct((28, 28), jnp.uint8),
@@ -98,9 +99,7 @@ def test_a_plan_allocates_no_rows():
 
 def test_invalid_plan_arguments_are_refused():
     buffer = fbuf.Buffer(100, storage=fbuf.storages.Compressed(keys=("obs",)))
-    with pytest.raises(ValueError, match="both rows and ratio"):
-        buffer.plan(EXAMPLE, rows=rows(10), ratio=2.0)
-    with pytest.raises(ValueError, match="ratio is 0"):
-        buffer.plan(EXAMPLE, ratio=0.0)
+    raises(ValueError, "both rows and ratio", lambda: buffer.plan(EXAMPLE, rows=rows(10), ratio=2.0))
+    raises(ValueError, "ratio is 0", buffer.plan, EXAMPLE, ratio=0.0)
     with pytest.raises(ValueError, match="leaf 'obs' has shape"):
         buffer.plan(EXAMPLE, rows=rows(10) | {"obs": np.zeros((10, 3, 3), np.uint8)})

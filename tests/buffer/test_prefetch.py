@@ -17,6 +17,7 @@ from fbuf._host.store.store import Store
 from fbuf.storages import Host
 from tests.support.ownership import store_of
 from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, GATE, check_batches, errors_at, make, rows_at, settle
+from tests.support.refusals import raises
 from tests.support.threads import PATIENCE
 from tests.support.trees import same
 
@@ -52,8 +53,7 @@ def test_without_prefetch_nothing_changes():
 
 def test_a_replay_counts_stale_draws():
     replay = fbuf.Replay(make("compressed", "prioritized"), EXAMPLE, seed=0)
-    with pytest.raises(ValueError, match="nothing to draw"):
-        replay.sample(to="numpy")
+    raises(ValueError, "nothing to draw", replay.sample, to="numpy")
     for i in range(12):  # evicts every row more than twice
         replay.extend(rows_at(i))
         batch = replay.sample(to="numpy")
@@ -71,8 +71,7 @@ def test_checked_lets_stale_draws_pass():
     update = fbuf.checked(buffer.update_priority)
     state = update(state, batch.index, np.ones(BATCH, np.float32))
     assert int(buffer.stats(state)["refused_stale"]) == BATCH
-    with pytest.raises(ValueError, match="nonfinite"):
-        update(state, batch.index, np.full(BATCH, np.nan, np.float32))
+    raises(ValueError, "nonfinite", lambda: update(state, batch.index, np.full(BATCH, np.nan, np.float32)))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +85,7 @@ def test_checked_lets_stale_draws_pass():
     ],
 )
 def test_invalid_settings_are_refused(settings, kind, message):
-    with pytest.raises(kind, match=message):
-        fbuf.Buffer(10, **settings)
+    raises(kind, message, fbuf.Buffer, 10, **settings)
 
 
 def test_another_batch_size_is_refused():

@@ -14,6 +14,7 @@ import fbuf
 from fbuf._buffer.summary import collect, statistics
 from fbuf._core import text_table
 from fbuf.samplers import Prioritized
+from tests.support.refusals import raises
 from tests.support.summary import check, check_all, close, history, plain_quantiles
 
 
@@ -118,16 +119,12 @@ def test_rows_are_equal_only_if_all_leaves_are():
 def test_invalid_arguments_are_refused():
     buffer = fbuf.uniform(4)
     state = buffer.init(0.0)
-    with pytest.raises(TypeError, match="inside use buffer.stats"):
-        jax.jit(buffer.summary)(state)
+    raises(TypeError, "inside use buffer.stats", lambda: jax.jit(buffer.summary)(state))
     for compare in (-1, True, 1.5, "all"):
-        with pytest.raises(ValueError, match="expected an int >= 0, rows, or None"):
-            buffer.summary(state, compare=compare)
-    with pytest.raises(TypeError, match=r"The order is summary\(state\)"):
-        buffer.summary(3)
+        raises(ValueError, "expected an int >= 0, rows, or None", buffer.summary, state, compare=compare)
+    raises(TypeError, r"The order is summary\(state\)", buffer.summary, 3)
     jax.jit(buffer.add, donate_argnums=0)(state, 1.0)
-    with pytest.raises(RuntimeError, match="Buffer.summary: the state was donated.*state = step"):
-        buffer.summary(state)
+    raises(RuntimeError, "Buffer.summary: the state was donated.*state = step", buffer.summary, state)
 
 
 GOLDEN = """\

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from fbuf._concurrency.parallel import run_parallel
+from tests.support.refusals import raises
 from tests.support.threads import PATIENCE
 
 
@@ -61,5 +62,4 @@ def test_an_interrupt_ends_all_tasks():
     def advance(amount):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run_parallel([1, 2, 3], lambda number, step: endless(step), advance, 2)
+    raises(KeyboardInterrupt, None, lambda: run_parallel([1, 2, 3], lambda number, step: endless(step), advance, 2))

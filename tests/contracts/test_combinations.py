@@ -11,6 +11,7 @@ import pytest
 
 import fbuf
 from tests.support import combinations
+from tests.support.refusals import raises
 
 
 @pytest.mark.parametrize("writer", combinations.UNORDERED_WRITERS)
@@ -18,8 +19,7 @@ def test_ordered_parts_refuse_unordered_writers(writer):
     for view in combinations.VIEWS:
         for sampler in combinations.SAMPLERS:
             if view != "Row" or sampler not in combinations.UNORDERED:
-                with pytest.raises(ValueError, match="may replace any"):
-                    combinations.make("Device", sampler, view, writer)
+                raises(ValueError, "may replace any", combinations.make, "Device", sampler, view, writer)
             else:
                 assert combinations.make("Device", sampler, view, writer).dense
     for storage in combinations.STORAGES:
@@ -31,8 +31,7 @@ def test_ordered_parts_refuse_unordered_writers(writer):
 @pytest.mark.parametrize("pair", combinations.REFUSED)
 @pytest.mark.parametrize("storage", combinations.STORAGES)
 def test_combinations_without_meaning_are_refused(storage, pair):
-    with pytest.raises(ValueError, match=combinations.REFUSED[pair]):
-        combinations.make(storage, *pair)
+    raises(ValueError, combinations.REFUSED[pair], combinations.make, storage, *pair)
 
 
 def test_no_state_holds_an_array_of_size_zero():

@@ -14,6 +14,7 @@ from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.views import Transition
 from tests.support import errors, refusals
 from tests.support.errors import BATCH, BUFFER, CAPACITY, EXAMPLE, KEY, PRIORITIZED, ROW, index, rows, zeros
+from tests.support.refusals import raises
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.ROWS))
@@ -60,14 +61,12 @@ def test_a_donated_state_is_named():
         BUFFER.rows,
         BUFFER.clear,
     ):
-        with pytest.raises(RuntimeError, match=r"^Buffer\.\w+: the state was donated.*state = step\(state\)"):
-            verb(state)
+        raises(RuntimeError, r"^Buffer\.\w+: the state was donated.*state = step\(state\)", verb, state)
 
 
 def test_errors_leave_the_state_usable():
     state = BUFFER.extend(BUFFER.init(EXAMPLE), rows(2))
-    with pytest.raises(TypeError):
-        BUFFER.extend(state, rows(5, obs=zeros(5, 2)))
+    raises(TypeError, None, lambda: BUFFER.extend(state, rows(5, obs=zeros(5, 2))))
     assert int(BUFFER.size(BUFFER.extend(state, rows(2)))) == 4
 
 

@@ -18,6 +18,7 @@ from fbuf._host.store.store import Store
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Device, Host
 from tests.support import faults
+from tests.support.refusals import raises
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -96,8 +97,7 @@ def test_batches_and_windows_larger_than_the_buffer():
     assert batch.mask.all() and set(np.asarray(batch.data["t"]).tolist()) == {5, 6, 7, 8}
     with pytest.raises(ValueError, match=r"Sequence\(.*reads 6 rows at a time, but there are 4.*capacity=6"):
         fbuf.Buffer(4, view=fbuf.views.Sequence(6, boundary="cross", autoreset="same_step"))
-    with pytest.raises(ValueError, match="n is 5; expected an int from 1 to 4"):
-        buffer.last(state, 5)
+    raises(ValueError, "n is 5; expected an int from 1 to 4", buffer.last, state, 5)
 
 
 def test_a_key_used_twice_is_found():

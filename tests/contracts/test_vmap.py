@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 
 BUFFER = fbuf.prioritized(20)
 KEY = jax.random.key(0)
@@ -41,15 +42,13 @@ def stacked(init):
 def test_a_stacked_state_is_refused_with_the_call_that_works(method):
     call, fix = METHODS[method]
     said = re.escape(f"Buffer.{method}: this state has a leading axis of 3: use {fix}.")
-    with pytest.raises(ValueError, match=said):
-        call(stacked(lambda: BUFFER.init({"t": 0})))
+    raises(ValueError, said, lambda: call(stacked(lambda: BUFFER.init({"t": 0}))))
 
 
 def test_a_mixture_refuses_stacked_states_too():
     mixture = fbuf.Mixture({"online": BUFFER, "offline": fbuf.uniform(10)})
     state = stacked(lambda: mixture.init({"online": {"t": 0}, "offline": {"t": 0}}))
-    with pytest.raises(ValueError, match=r"Mixture.size: .* axis of 3: use jax.vmap\(mixture.size\)\(state\)"):
-        mixture.size(state)
+    raises(ValueError, r"Mixture.size: .* axis of 3: use jax.vmap\(mixture.size\)\(state\)", mixture.size, state)
     with pytest.raises(
         ValueError, match=r"jax.vmap\(lambda state, row: mixture.add\(state, name, row\)\)\(state, row\)"
     ):
@@ -60,7 +59,5 @@ def test_sizes_and_a_second_axis_are_counted():
     states = stacked(lambda: BUFFER.init({"t": 0}))
     assert jax.vmap(BUFFER.size)(states).tolist() == [0, 0, 0]
     twice = jax.tree.map(lambda leaf: leaf[None], states)
-    with pytest.raises(ValueError, match="leading axis of 1"):
-        BUFFER.size(twice)
-    with pytest.raises(ValueError, match="leading axis of 3"):
-        jax.vmap(BUFFER.size)(twice)
+    raises(ValueError, "leading axis of 1", BUFFER.size, twice)
+    raises(ValueError, "leading axis of 3", lambda: jax.vmap(BUFFER.size)(twice))

@@ -6,6 +6,7 @@ import pytest
 
 import fbuf
 from fbuf._core.x64 import exact
+from tests.support.refusals import raises
 
 BUFFER = fbuf.uniform(16)
 EXAMPLE = {"id": np.int64(0), "x": np.float64(0)}
@@ -81,8 +82,7 @@ def test_rows_of_lanes_that_replay_collects_are_checked():
     replay.add(rows(2**31 - 1, MOST))
     assert replay._block is not None and replay._block.count == 1  # not yet written
     for wrong in (rows(id=2**31), rows(x=1e39)):
-        with pytest.raises(ValueError, match=r"^Replay.add: leaf '(id|x)' is .*, which (int|float)32 cannot hold"):
-            replay.add(wrong)
+        raises(ValueError, r"^Replay.add: leaf '(id|x)' is .*, which (int|float)32 cannot hold", replay.add, wrong)
     replay.add(rows(-(2**31), -np.inf))
     data = replay.last(2).data
     assert data["id"].tolist() == [[2**31 - 1] * 2, [-(2**31)] * 2] and data["x"].tolist() == [
@@ -101,8 +101,7 @@ def test_rows_that_a_view_puts_below_a_name_are_exact():
 
 def test_an_example_out_of_range_is_refused():
     for wrong in (2**40, np.int64(2**40), np.array([0, -(2**40)]), 1e300):
-        with pytest.raises(ValueError, match=r"leaf 'id' is .*, which (int|float)32 cannot hold"):
-            BUFFER.init({"id": wrong})
+        raises(ValueError, r"leaf 'id' is .*, which (int|float)32 cannot hold", BUFFER.init, {"id": wrong})
 
 
 def test_rows_of_ragged_storage_are_checked_too():
@@ -111,5 +110,4 @@ def test_rows_of_ragged_storage_are_checked_too():
     for name, wrong in (("n", 2**40), ("n", np.int64(2**40)), ("x", 1e300), ("obs", np.array([2**40]))):
         row = {"n": 1, "x": 1.0, "obs": np.zeros(2, np.int64)} | {name: wrong}
         for write in (lambda row=row: buffer.add(state, row), lambda row=row: buffer.extend(state, [row])):
-            with pytest.raises(ValueError, match=rf"leaf '{name}'.* is .*, which (int|float)32 cannot hold"):
-                write()
+            raises(ValueError, rf"leaf '{name}'.* is .*, which (int|float)32 cannot hold", write)

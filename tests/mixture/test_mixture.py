@@ -26,6 +26,7 @@ from tests.support.mixture import (
     two,
     weighted,
 )
+from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
 
@@ -272,5 +273,4 @@ def test_a_donated_state_is_named():
     state = mixture.init({"a": {"t": 0}, "b": {"t": 0}})
     jax.jit(lambda state: mixture.extend(state, "a", {"t": jnp.arange(3)}), donate_argnums=0)(state)
     for verb in (mixture.stats, mixture.size, lambda state: mixture.sample(state, jax.random.key(0), 4)):
-        with pytest.raises(RuntimeError, match=r"^(Mixture\.\w+|Buffer.size): the state was donated"):
-            verb(state)
+        raises(RuntimeError, r"^(Mixture\.\w+|Buffer.size): the state was donated", verb, state)

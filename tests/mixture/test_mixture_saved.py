@@ -5,12 +5,12 @@ import copy
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf._formats import checkpoint
 from fbuf.samplers import Consume, Prioritized
 from tests.support.mixture import EXAMPLE, MODES, filled, refused, rows_of, same, two
+from tests.support.refusals import raises
 
 
 def test_a_loaded_mixture_is_the_one_that_was_saved(tmp_path):
@@ -80,5 +80,4 @@ def test_a_damaged_manifest_is_refused(tmp_path):
         spoil(about, given)
         path = str(tmp_path / f"spoiled{number}")
         checkpoint.write(path, given, about)
-        with pytest.raises((fbuf.SchemaError, fbuf.VersionError, TypeError)):
-            fbuf.load(path)
+        raises((fbuf.SchemaError, fbuf.VersionError, TypeError), None, fbuf.load, path)

@@ -11,6 +11,7 @@ import pytest
 import fbuf
 from fbuf import parts
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, LANES, OWN, make, rows_of
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 
@@ -217,8 +218,7 @@ class PassingOn:
 def test_methods_must_be_defined_by_the_class(own):
     if isinstance(own, PassingOn) and sys.version_info < (3, 12):
         pytest.skip("isinstance takes them for methods before Python 3.12")
-    with pytest.raises(TypeError, match="sampler is .*, whose class has no `.*`; see fbuf.parts.Sampler"):
-        fbuf.Buffer(4, sampler=own)
+    raises(TypeError, "sampler is .*, whose class has no `.*`; see fbuf.parts.Sampler", fbuf.Buffer, 4, sampler=own)
 
 
 def test_states_of_one_name_in_two_private_modules_are_exported():

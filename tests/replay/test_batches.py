@@ -13,6 +13,7 @@ import pytest
 
 import fbuf
 from fbuf import limits
+from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, at_exit, drawing, make, rows, waiting
 from tests.support.threads import Thread, soon
 
@@ -162,8 +163,7 @@ def test_an_error_is_raised_after_earlier_batches(monkeypatch):
     batches = replay.batches(4)
     assert next(batches).mask.all() and next(batches).mask.all()
     for _ in range(2):
-        with pytest.raises(OSError, match="no disk"):
-            next(batches)
+        raises(OSError, "no disk", next, batches)
     batches.close()  # it was raised
     assert next(batches, None) is None
 
@@ -211,15 +211,13 @@ def test_an_empty_replay_without_a_limit_is_an_error():
 def test_next_has_a_timeout():
     replay = make()
     with replay.batches(10, timeout=0) as batches:
-        with pytest.raises(TimeoutError, match=r"Replay\.batches: no batch in 0 s; 0 rows held, but min_size is 10"):
-            next(batches)
+        raises(TimeoutError, r"Replay\.batches: no batch in 0 s; 0 rows held, but min_size is 10", next, batches)
         replay.extend(rows(0, 10))
         soon(lambda: batches._ahead._ready)
         assert next(batches).mask.all()  # it goes on
         soon(lambda: replay.pace.drawn == 20 and waiting(replay) == 1 and batches._ahead._ready)
         next(batches)
-        with pytest.raises(TimeoutError, match=r"no batch in 0 s; 10 rows added and 20 drawn"):
-            next(batches)
+        raises(TimeoutError, r"no batch in 0 s; 10 rows added and 20 drawn", next, batches)
     with make(None).batches(4, timeout=0) as batches, replay._lock.acquire():
         assert batches._explain() == "one is being drawn"
         batches._ahead.hear()
@@ -230,8 +228,7 @@ def test_next_has_a_timeout():
 def test_a_forked_child_is_refused(monkeypatch):
     with make().batches(10) as batches:
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(RuntimeError, match=r"this process was forked, and the thread that draws is not in it"):
-            next(batches)
+        raises(RuntimeError, r"this process was forked, and the thread that draws is not in it", next, batches)
         monkeypatch.undo()
 
 
@@ -243,8 +240,7 @@ def test_stale_indices_are_counted_but_not_raised():
     replay.extend(rows(16, 16))
     replay.update_priority(batch.index, np.ones(4, np.float32))
     assert replay.stats()["refused_stale"] == 4
-    with pytest.raises(ValueError, match="4 nonfinite"):
-        replay.update_priority(replay.sample(4).index, np.full(4, np.nan))
+    raises(ValueError, "4 nonfinite", lambda: replay.update_priority(replay.sample(4).index, np.full(4, np.nan)))
 
 
 def test_pending_donated_steps_do_not_block_actors():

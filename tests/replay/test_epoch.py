@@ -6,6 +6,7 @@ import pytest
 
 import fbuf
 from fbuf import samplers, views
+from tests.support.refusals import raises
 
 EXAMPLE = {"t": np.int32(0), "terminated": False}
 
@@ -97,9 +98,6 @@ def test_leaves_of_64_bits_are_exact():
 
 def test_arguments_are_checked():
     replay = fbuf.Replay(fbuf.Buffer(8), EXAMPLE)
-    with pytest.raises(TypeError, match="Replay.epoch: drop_last is 'no'; expected a bool"):
-        replay.epoch(4, drop_last="no")
-    with pytest.raises(ValueError, match="Replay.epoch: to is 'numpi'"):
-        replay.epoch(4, to="numpi")
-    with pytest.raises(TypeError, match=r"Replay.epoch: batch_size is missing. Write epoch\(batch_size\)"):
-        replay.epoch()
+    raises(TypeError, "Replay.epoch: drop_last is 'no'; expected a bool", replay.epoch, 4, drop_last="no")
+    raises(ValueError, "Replay.epoch: to is 'numpi'", replay.epoch, 4, to="numpi")
+    raises(TypeError, r"Replay.epoch: batch_size is missing. Write epoch\(batch_size\)", replay.epoch)

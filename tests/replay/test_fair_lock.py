@@ -20,6 +20,7 @@ from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 from fbuf._replay import fair_lock, locked, programs
 from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.state import DeferInterrupts
+from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.threads import PATIENCE, Thread, soon
 
@@ -152,8 +153,7 @@ def test_a_wait_times_out_while_another_thread_holds_the_lock(monkeypatch):
 def test_entering_can_time_out():
     lock = FairLock()
     with lock.acquire():
-        with pytest.raises(Stopped):
-            Thread(lock.enter, None, wakeup.clock()).ends()
+        raises(Stopped, None, lambda: Thread(lock.enter, None, wakeup.clock()).ends())
         assert not lock._waiters
 
 
@@ -171,14 +171,12 @@ def test_stop_ends_a_thread_wherever_it_waits(asleep):
         soon(lambda: lock._waiters)
         if not asleep:
             stop.request_stop()
-            with pytest.raises(Stopped):
-                thread.ends()
+            raises(Stopped, None, thread.ends)
             assert not inside.is_set()
     if asleep:
         soon(lambda: lock._waiters and lock._waiters[0].asleep)
         stop.request_stop()
-        with pytest.raises(Stopped):
-            thread.ends()
+        raises(Stopped, None, thread.ends)
         assert inside.is_set()
     assert not lock._waiters
     with lock.acquire():
@@ -292,8 +290,7 @@ def test_an_interrupt_keeps_the_new_state(verb, monkeypatch):
     }
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            calls[verb]()
+        raises(KeyboardInterrupt, None, lambda: calls[verb]())
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

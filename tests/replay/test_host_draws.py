@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "end": np.bool_(False)}
 
@@ -122,5 +123,4 @@ def test_other_buffers_are_drawn_by_jax():
         (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=())), EXAMPLE),
     ):
         assert fbuf.Replay(buffer, example)._host_draws is None
-    with pytest.raises(ValueError, match="nothing to draw"):
-        fbuf.Replay(fbuf.uniform(50), EXAMPLE).sample(4, to="numpy")
+    raises(ValueError, "nothing to draw", lambda: fbuf.Replay(fbuf.uniform(50), EXAMPLE).sample(4, to="numpy"))

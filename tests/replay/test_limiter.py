@@ -15,6 +15,7 @@ import fbuf
 from fbuf import limits
 from fbuf._checkpoint import replay as _replay
 from fbuf._concurrency import wakeup
+from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, LIMIT, make, rows, waiting
 from tests.support.threads import Thread, soon
 
@@ -69,8 +70,7 @@ def test_ragged_rows_count():
     replay = fbuf.Replay(buffer, {"text": "a", "t": 0}, unlimited=True, limit=limits.queue(6))
     for i in range(6):
         replay.add({"text": "ab" * i, "t": i}, timeout=0)
-    with pytest.raises(TimeoutError, match="6 rows added and 0 drawn"):
-        replay.add({"text": "", "t": 0}, timeout=0)
+    raises(TimeoutError, "6 rows added and 0 drawn", replay.add, {"text": "", "t": 0}, timeout=0)
     assert replay.sample(2, timeout=0).mask.all() and len(replay) == 6
 
 
@@ -101,8 +101,7 @@ def test_a_sampler_waits_for_a_window():
     buffer = fbuf.Buffer(32, view=fbuf.views.Sequence(4, episode_end=()))
     replay = fbuf.Replay(buffer, EXAMPLE, limit=limits.min_size(1))
     replay.extend(rows(0, 3))
-    with pytest.raises(TimeoutError, match="3 rows held, but too few of them can be sampled yet"):
-        replay.sample(2, timeout=0)
+    raises(TimeoutError, "3 rows held, but too few of them can be sampled yet", replay.sample, 2, timeout=0)
     thread = Thread(replay.sample, 2)
     soon(lambda: waiting(replay) == 1)
     replay.extend(rows(3, 3))
@@ -118,17 +117,14 @@ def test_clear_wakes_an_adder():
     replay.clear()
     thread.ends()
     assert len(replay) == 5
-    with pytest.raises(TimeoutError, match="5 rows held, but min_size is 10"):
-        replay.sample(10, timeout=0)
+    raises(TimeoutError, "5 rows held, but min_size is 10", replay.sample, 10, timeout=0)
 
 
 def test_refused_rows_do_not_count():
     replay = make()
     for bad in ({"x": np.zeros(5, np.int32)}, {"t": np.zeros(5, np.float32)}, {"t": np.zeros((5, 2), np.int32)}):
-        with pytest.raises((TypeError, ValueError), match=r"Replay\.extend"):
-            replay.extend(bad)
-    with pytest.raises(TypeError, match="batch_size"):
-        replay.sample()
+        raises((TypeError, ValueError), r"Replay\.extend", replay.extend, bad)
+    raises(TypeError, "batch_size", replay.sample)
     assert replay.pace == LIMIT.init(host=True)
 
 
@@ -162,14 +158,12 @@ def test_a_timeout_ends_a_sampler():
 def test_calls_that_the_limit_can_never_allow_are_errors():
     replay = make()
     replay.extend(rows(0, 10))
-    with pytest.raises(ValueError, match=r"a call of 41 draws moves the surplus by 41, .* room for 40: .*draws=41"):
-        replay.sample(41)
+    raises(ValueError, r"a call of 41 draws moves the surplus by 41, .* room for 40: .*draws=41", replay.sample, 41)
     with pytest.raises(ValueError, match=r"a call of 21 rows moves the surplus by 42, .* room for 40: .*rows=21"):
         replay.extend(rows(0, 21))
     replay = make(limits.samples_per_insert(8, min_size=10))
     replay.extend(rows(0, 10))
-    with pytest.raises(ValueError, match=r"it could never be allowed\. Use samples_per_insert\(\.\.\., draws=32\)"):
-        replay.sample(32)
+    raises(ValueError, r"it could never be allowed\. Use samples_per_insert\(\.\.\., draws=32\)", replay.sample, 32)
 
 
 def test_a_deadlock_of_two_calls_is_warned_of_once():
@@ -181,8 +175,7 @@ def test_a_deadlock_of_two_calls_is_warned_of_once():
     with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match=message):
         warnings.simplefilter("error")
         replay.extend(rows(5, 6))
-    with pytest.raises(TimeoutError):  # said once
-        replay.extend(rows(5, 6), timeout=0.001)
+    raises(TimeoutError, None, lambda: replay.extend(rows(5, 6), timeout=0.001))
     replay.extend(rows(5, 3))  # a smaller call goes through, and the sampler with it
     assert thread.ends().mask.all()
 
@@ -210,8 +203,7 @@ INVALID = [
 @pytest.mark.parametrize("case", range(len(INVALID)))
 def test_invalid_arguments_are_refused(case):
     call, kind, message = INVALID[case]
-    with pytest.raises(kind, match=message):
-        call()
+    raises(kind, message, call)
 
 
 def test_close_ends_all_waiting_calls():
@@ -220,10 +212,7 @@ def test_close_ends_all_waiting_calls():
     soon(lambda: waiting(replay) == 3)
     replay.close()
     for thread in threads:
-        with pytest.raises(
-            fbuf.ReplayClosed, match=r"Replay\.sample: the replay was closed; its rows can still be read"
-        ):
-            thread.ends()
+        raises(fbuf.ReplayClosed, r"Replay\.sample: the replay was closed; its rows can still be read", thread.ends)
     replay.close()
 
 
@@ -235,8 +224,7 @@ def test_close_while_the_lock_is_held():
         soon(lambda: len(replay._lock._waiters) == 1)
         closer = Thread(replay.close)
         soon(lambda: len(replay._lock._waiters) == 2)
-    with pytest.raises(fbuf.ReplayClosed):
-        adder.ends()
+    raises(fbuf.ReplayClosed, None, adder.ends)
     closer.ends()
 
 
@@ -246,10 +234,8 @@ def test_a_closed_replay_can_be_read_and_saved(tmp_path):
         batch = replay.sample(4)
     assert "5 rows, closed" in repr(replay)
     for call in (lambda: replay.add({"t": 0}), lambda: replay.extend(rows(0)), lambda: replay.sample(4)):
-        with pytest.raises(fbuf.ReplayClosed, match=r"Replay\.load\(path\)"):
-            call()
-    with pytest.raises(fbuf.ReplayClosed, match=r"Replay\.batches: the replay was closed"):
-        replay.batches(4)
+        raises(fbuf.ReplayClosed, r"Replay\.load\(path\)", call)
+    raises(fbuf.ReplayClosed, r"Replay\.batches: the replay was closed", replay.batches, 4)
     replay.update_priority(batch.index, np.ones(4, np.float32))
     assert len(replay) == 5 and replay.rows().mask.sum() == 5
     replay.save(tmp_path / "saved")
@@ -260,16 +246,14 @@ def test_a_closed_replay_can_be_read_and_saved(tmp_path):
 
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_replay_is_neither_pickled_nor_copied(how):
-    with pytest.raises(TypeError, match=r"Replay: it has threads .* Write replay.save\(path\)"):
-        how(make())
+    raises(TypeError, r"Replay: it has threads .* Write replay.save\(path\)", lambda: how(make()))
 
 
 def test_an_error_in_the_block_closes_the_replay():
     with pytest.raises(KeyError), make() as replay:
         thread = Thread(replay.sample, 10)
         raise KeyError
-    with pytest.raises(fbuf.ReplayClosed):
-        thread.ends()
+    raises(fbuf.ReplayClosed, None, thread.ends)
 
 
 def test_a_donated_state_ends_waiting_calls():
@@ -279,10 +263,8 @@ def test_a_donated_state_ends_waiting_calls():
     soon(lambda: waiting(replay) == 1)
     step = jax.jit(lambda state: state, donate_argnums=0)
     jax.block_until_ready(step(replay.state))
-    with pytest.raises(RuntimeError, match=r"its state was donated to a failed write, or to a step"):
-        replay.extend(rows(5))
-    with pytest.raises(RuntimeError, match=r"its state was donated to a failed write"):
-        thread.ends()
+    raises(RuntimeError, r"its state was donated to a failed write, or to a step", lambda: replay.extend(rows(5)))
+    raises(RuntimeError, r"its state was donated to a failed write", thread.ends)
     assert "its state was donated" in repr(replay)
 
 

@@ -8,6 +8,7 @@ import pytest
 import fbuf
 from fbuf.samplers import Consume
 from fbuf.views import Sequence
+from tests.support.refusals import raises
 
 EXAMPLE = {"t": np.int32(0)}
 
@@ -48,15 +49,12 @@ def test_waiting_ends_with_a_timeout():
         replay.extend({"t": np.arange(3, 5)}, timeout=0)
     full = fbuf.Replay(fbuf.Buffer(1, sampler=Consume(order="fifo")), EXAMPLE)
     full.add({"t": 0})
-    with pytest.raises(TimeoutError, match="waited 0 s for 1 row;"):
-        full.add({"t": 1}, timeout=0)
-    with pytest.raises(TimeoutError, match="3 rows held, but too few of them can be sampled yet"):
-        replay.sample(4, timeout=0.01)
+    raises(TimeoutError, "waited 0 s for 1 row;", full.add, {"t": 1}, timeout=0)
+    raises(TimeoutError, "3 rows held, but too few of them can be sampled yet", replay.sample, 4, timeout=0.01)
     replay.add({"t": 3})
     assert replay.sample(3).data["t"].tolist() == [0, 1, 2]
     replay.extend({"t": np.arange(4, 7)})
     assert replay.sample(4).data["t"].tolist() == [3, 4, 5, 6]
     with pytest.raises(ValueError, match="Replay.extend: 5 rows at once; expected at most 4, or a larger capacity"):
         replay.extend({"t": np.arange(5)})
-    with pytest.raises(ValueError, match="Replay.sample: 5 draws at once; expected at most 4"):
-        replay.sample(5)
+    raises(ValueError, "Replay.sample: 5 draws at once; expected at most 4", replay.sample, 5)

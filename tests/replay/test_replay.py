@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 from tests.support.replay import FRAME, frame_rows, make_frames, same_batches_as_the_buffer, soak
 
 ONES = np.ones(4, np.float32)
@@ -29,13 +30,11 @@ def test_writes_are_in_place():
 
 def test_an_empty_replay_has_nothing_to_draw():
     replay = make_frames()
-    with pytest.raises(ValueError, match=r"Replay.sample: there is nothing to draw now. Ask can_sample first"):
-        replay.sample(4)
+    raises(ValueError, r"Replay.sample: there is nothing to draw now. Ask can_sample first", replay.sample, 4)
     assert not replay.can_sample()
     replay.extend(frame_rows(0))
     assert replay.can_sample() and replay.sample(4).mask.all()
-    with pytest.raises(ValueError, match='to is \'tf\'; expected "jax", "numpy" or "torch"'):
-        replay.sample(4, to="tf")
+    raises(ValueError, 'to is \'tf\'; expected "jax", "numpy" or "torch"', replay.sample, 4, to="tf")
 
 
 def test_refused_priorities_are_errors_that_name_the_reason():
@@ -45,21 +44,16 @@ def test_refused_priorities_are_errors_that_name_the_reason():
     for bad in (np.nan, np.inf, -np.inf):
         error = ONES.copy()
         error[1] = bad
-        with pytest.raises(ValueError, match="1 nonfinite; the others took effect"):
-            replay.update_priority(batch.index, error)
+        raises(ValueError, "1 nonfinite; the others took effect", replay.update_priority, batch.index, error)
         replay.update_priority(batch.index, ONES)  # counted once
     unwritten = fbuf.Index(jnp.full(4, 10, jnp.int32), jnp.ones(4, jnp.uint32))
-    with pytest.raises(ValueError, match="4 stale"):
-        replay.update_priority(unwritten, ONES)
+    raises(ValueError, "4 stale", replay.update_priority, unwritten, ONES)
     wild = fbuf.Index(jnp.array([99, -5, 99, -5], jnp.int32), jnp.ones(4, jnp.uint32))
-    with pytest.raises(ValueError, match="4 out of range"):
-        replay.update_priority(wild, ONES)
+    raises(ValueError, "4 out of range", replay.update_priority, wild, ONES)
     for start in (8, 16):
         replay.extend(frame_rows(start))
-    with pytest.raises(ValueError, match="4 stale"):
-        replay.update_priority(batch.index, ONES)
-    with pytest.raises(ValueError, match="4 stale"):
-        replay.update_rows(batch.index, {"reward": ONES})
+    raises(ValueError, "4 stale", replay.update_priority, batch.index, ONES)
+    raises(ValueError, "4 stale", replay.update_rows, batch.index, {"reward": ONES})
     with pytest.raises(ValueError, match="Replay.extend: refused one by one: 1 nonfinite"):
         replay.extend(frame_rows(0), priority=np.array([np.inf] + [1.0] * 7, np.float32))
     assert len(replay) == 16 and replay.sample(4).mask.all()

@@ -12,6 +12,7 @@ import pytest
 import fbuf
 from fbuf import limits, storages
 from fbuf._replay import programs
+from tests.support.refusals import raises
 from tests.support.row_blocks import ROW, compare, make_pair, same_state
 from tests.support.threads import Thread
 
@@ -124,8 +125,7 @@ def test_invalid_rows_are_errors_at_once(case):
     change, kind, message = INVALID[case]
     replay = make()
     replay.add(row(0))
-    with pytest.raises(kind, match=r"Replay\.add: " + message if case else message):
-        replay.add(row(1) | change)
+    raises(kind, r"Replay\.add: " + message if case else message, lambda: replay.add(row(1) | change))
     assert len(replay) == 1 and replay.last(1).data["n"].tolist() == [0]
 
 
@@ -157,8 +157,7 @@ def test_batch_sizes_are_ints_after_a_draw_too(size):
     replay = make()
     replay.add(row(0))
     replay.sample(1)
-    with pytest.raises(TypeError, match=r"Replay\.sample: batch_size is \w+; expected a Python int"):
-        replay.sample(size)
+    raises(TypeError, r"Replay\.sample: batch_size is \w+; expected a Python int", replay.sample, size)
 
 
 def test_rows_in_files_are_written_at_once(tmp_path):
@@ -173,8 +172,7 @@ def test_a_limit_counts_each_row():
     replay = make(limit=limits.queue(3))
     for n in range(3):
         replay.add(row(n), timeout=0)
-    with pytest.raises(TimeoutError):
-        replay.add(row(3), timeout=0)
+    raises(TimeoutError, None, lambda: replay.add(row(3), timeout=0))
     assert replay.pace.added == 3
 
 

@@ -14,6 +14,7 @@ from fbuf.samplers import Consume
 from tests.support.epoch import FIELDS, empty, rows_of
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.model import Model
+from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
 
@@ -160,5 +161,4 @@ def test_a_list_too_long_to_shuffle():
 
 @pytest.mark.parametrize("times", [0, 1.0, True, 2**31])
 def test_times_must_be_a_number(times):
-    with pytest.raises(ValueError, match=r"Consume: times is .*; expected an int >= 1"):
-        Consume(times)
+    raises(ValueError, r"Consume: times is .*; expected an int >= 1", Consume, times)

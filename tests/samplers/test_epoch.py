@@ -12,6 +12,7 @@ import fbuf
 from fbuf._indexing import anchors
 from fbuf.samplers import Epoch
 from tests.support import epoch as support
+from tests.support.refusals import raises
 from tests.support.trees import same
 from tests.support.uniformity import chi_square_z
 
@@ -169,8 +170,7 @@ def test_a_small_epoch_in_a_long_run():
 @pytest.mark.parametrize("name", ["shuffle", "drop_last"])
 def test_arguments_must_be_bools(name):
     for value in ("yes", 1, None):
-        with pytest.raises(TypeError, match=f"Epoch: {name} is {value!r}; expected a bool"):
-            Epoch(**{name: value})
+        raises(TypeError, f"Epoch: {name} is {value!r}; expected a bool", Epoch, **{name: value})
 
 
 def test_it_is_a_value():

@@ -10,6 +10,7 @@ import fbuf
 from fbuf.samplers import Consume
 from fbuf.views import Sequence
 from tests.support.fifo import Trial, buffer_of
+from tests.support.refusals import raises
 
 
 @pytest.mark.parametrize("settings", [(7, 3, 1), (12, 2, 2, 3, 3)], ids=["rows", "trajectories"])
@@ -45,8 +46,7 @@ def test_an_actor_loop_in_jit_asks_first():
 
 
 def test_what_it_refuses():
-    with pytest.raises(ValueError, match='Consume: order is \'lifo\'; expected "random" or "fifo"'):
-        Consume(order="lifo")
+    raises(ValueError, 'Consume: order is \'lifo\'; expected "random" or "fifo"', Consume, order="lifo")
     with pytest.raises(ValueError, match="needs rows to be replaced oldest first"):
         fbuf.Buffer(8, sampler=Consume(order="fifo"), writer=fbuf.writers.Reservoir())
     checked = fbuf.checked(fbuf.Buffer(2, sampler=Consume(order="fifo")))

@@ -23,6 +23,7 @@ from fbuf._host import priorities
 from fbuf._host.priorities import Layout, Priorities, Tree
 from fbuf.samplers import Prioritized
 from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 # ------------------------------------------------------------------------------------------------------ the numpy tree
@@ -182,8 +183,7 @@ def test_who_carries_on_never_expires_and_memory_is_flat():
     assert store.nbytes <= priorities.most_bytes(layout, True)
     assert len(store._steps) < 90 and store._kept <= 5000
     check(store, version, store.leaves(version))
-    with pytest.raises(RuntimeError, match=EXPIRED):
-        store.leaves(store.first)
+    raises(RuntimeError, EXPIRED, store.leaves, store.first)
     assert isinstance(store.last_error, RuntimeError)
     for _ in range(600):
         version = store.write(version, np.zeros(1, np.int32), np.ones(1, np.float32))
@@ -207,8 +207,7 @@ def test_a_glance_at_an_old_version_does_not_lose_the_new_ones():
     assert np.array_equal(store.leaves(versions[-1]), newest)  # the glance did not cost it
     for _ in range(6):
         other = store.write(other, *more)
-    with pytest.raises(RuntimeError, match=EXPIRED):  # now the least recently used
-        store.leaves(versions[-1])
+    raises(RuntimeError, EXPIRED, lambda: store.leaves(versions[-1]))
 
 
 @pytest.mark.parametrize(("broken", "nth"), [("_sums", 1), ("_sums", 5), ("_lows", 1), ("_lows", 2)])
@@ -232,8 +231,7 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch, broken, nth):
         calls[0] = 0
         with monkeypatch.context() as patch:
             patch.setattr(priorities, broken, fails)
-            with pytest.raises(MemoryError):
-                act()
+            raises(MemoryError, None, act)
         for v, expected in known.items():
             check(store, v, expected)
         check(store, version, known[version])  # and here again
@@ -302,8 +300,7 @@ def test_closing_by_hand(nothing_open):
         assert handle.stats()["rows_live"] > 0
     with pytest.raises((RuntimeError, ValueError), match="is not open in this process"):
         jax.block_until_ready(buffer.sample(state, KEY, 4))
-    with pytest.raises(RuntimeError, match="closed"):
-        store.leaves(2)
+    raises(RuntimeError, "closed", store.leaves, 2)
     assert store.nbytes < 1000
 
 
@@ -315,22 +312,17 @@ def test_what_cannot_be_is_said(nothing_open):
         lambda: jax.vmap(lambda x: buffer.init(EXAMPLE))(jnp.zeros(3)),
         lambda: jax.eval_shape(buffer.init, EXAMPLE),
     ):
-        with pytest.raises(TypeError, match=message):
-            attempt()
+        raises(TypeError, message, attempt)
     assert fbuf.stores() == []
     state = buffer.init(EXAMPLE)
-    with pytest.raises(TypeError, match='priorities on the host cannot be pickled.*on="device"'):
-        pickle.dumps(state)
+    raises(TypeError, 'priorities on the host cannot be pickled.*on="device"', pickle.dumps, state)
     several = jax.tree.map(lambda x: jnp.stack([x, x]), state)
     for what in ("extend", "learn", "clear"):
         with pytest.raises(TypeError, match=r'priorities live on the host cannot be vmapped.*on="device"'):
             jax.vmap(lambda s, w=what: verb(buffer, w, s, jnp.int32(0)))(several)
-    with pytest.raises(ValueError, match=r'on is "?\'?cuda.*expected "device" or "host"'):
-        Prioritized(on="cuda")
-    with pytest.raises(ValueError, match="made by another buffer"):
-        make("device").sample(state, KEY, 4)
-    with pytest.raises(ValueError, match="made by another buffer"):
-        buffer.sample(make("device").init(EXAMPLE), KEY, 4)
+    raises(ValueError, r'on is "?\'?cuda.*expected "device" or "host"', Prioritized, on="cuda")
+    raises(ValueError, "made by another buffer", lambda: make("device").sample(state, KEY, 4))
+    raises(ValueError, "made by another buffer", lambda: buffer.sample(make("device").init(EXAMPLE), KEY, 4))
 
 
 def test_it_is_a_value():

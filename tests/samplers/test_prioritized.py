@@ -20,6 +20,7 @@ from fbuf._indexing.importance import uniform_mask
 from fbuf.samplers import Prioritized, Ranked, _priority_leaves
 from tests.support import priorities, refusals
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of, torchrl_weights
+from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
 # ------------------------------------------------------------------------------------------- a share of all alike
@@ -202,8 +203,7 @@ def test_who_cannot_rebuild_says_so():
         buffer = fbuf.Buffer(3, sampler=sampler)
         with pytest.raises(TypeError, match=text):
             buffer.rebuild(buffer.init(np.int32(0)))
-    with pytest.raises(TypeError, match="first argument is int, expected BufferState"):
-        buffer.rebuild(3)
+    raises(TypeError, "first argument is int, expected BufferState", buffer.rebuild, 3)
     ranked = fbuf.Replay(fbuf.Buffer(3, sampler=Ranked()), np.int32(0), seed=0)
     ranked.extend(np.arange(2))
     ranked.rebuild()

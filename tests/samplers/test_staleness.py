@@ -18,6 +18,7 @@ from fbuf.samplers import Staleness
 from fbuf.views import Sequence, Transition
 from tests.support.epoch import FIELDS
 from tests.support.inplace import assert_draw_write_draw
+from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
 DRAWS = 2**17
@@ -137,26 +138,20 @@ def test_steps_are_in_place():
     ],
 )
 def test_wrong_settings(given, message):
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        Staleness(**given)
+    raises((ValueError, TypeError), re.escape(message), Staleness, **given)
 
 
 def test_wrong_leaves_and_numbers():
     buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
-    with pytest.raises(ValueError, match="reads leaf 'version'; expected one of x"):
-        buffer.init({"x": 0.0})
+    raises(ValueError, "reads leaf 'version'; expected one of x", buffer.init, {"x": 0.0})
     for wrong in (0.0, jnp.zeros(2, jnp.int32), True, np.uint32(0)):
         with pytest.raises(TypeError, match="reads leaf 'version', which is .* expected an integer"):
             buffer.init({"x": 0.0, "version": wrong})
     state = buffer.init({"x": 0.0, "version": 0})
-    with pytest.raises(TypeError, match=r"version is 1.5; expected an integer\. Write int\(x\)"):
-        buffer.set(state, version=1.5)
-    with pytest.raises(TypeError, match="version is '3'; expected a finite number"):
-        buffer.set(state, version="3")
-    with pytest.raises(ValueError, match="less than 2"):
-        buffer.set(state, version=2**31)
-    with pytest.raises(ValueError, match="has no number 'alpha'"):
-        buffer.set(state, alpha=1.0)
+    raises(TypeError, r"version is 1.5; expected an integer\. Write int\(x\)", buffer.set, state, version=1.5)
+    raises(TypeError, "version is '3'; expected a finite number", buffer.set, state, version="3")
+    raises(ValueError, "less than 2", lambda: buffer.set(state, version=2**31))
+    raises(ValueError, "has no number 'alpha'", buffer.set, state, alpha=1.0)
     state = buffer.extend(state, {"x": jnp.zeros(3), "version": jnp.zeros(3, jnp.int32)})
     index = buffer.last(state, 2).index
     with pytest.raises(ValueError, match=r"'version' is read by Staleness\(.*\), and cannot change"):

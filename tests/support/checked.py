@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.experimental import checkify
 
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Transition
+from tests.support.refusals import raises
 from tests.support.trees import example_of
 
 KEYS = {"keys": ("obs",), "on_expired": "mask", "slack": 0}
@@ -211,8 +211,7 @@ def check_eager(name, storage):
     case, buffer = made(name, storage)
     checked = fbuf.checked(buffer)
     jax.block_until_ready(case.step(checked, case.start(checked), case.good))
-    with pytest.raises(ValueError, match=case.message):
-        case.step(checked, case.start(checked), case.bad)
+    raises(ValueError, case.message, lambda: case.step(checked, case.start(checked), case.bad))
 
 
 def check_jitted(name, storage):
@@ -226,8 +225,7 @@ def check_jitted(name, storage):
         np.testing.assert_array_equal(a, b)
     error, result = jitted(case.start(checked), case.bad)
     assert error.get() is not None
-    with pytest.raises(ValueError, match=case.message):
-        error.throw()
+    raises(ValueError, case.message, error.throw)
     plain = jax.jit(partial(case.step, buffer))(case.start(buffer), case.bad)
     for a, b in zip(counts(result), counts(plain), strict=True):
         np.testing.assert_array_equal(a, b)

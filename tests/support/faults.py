@@ -13,6 +13,7 @@ from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Host
 from tests.support.processes import run_python
+from tests.support.refusals import raises
 
 EXAMPLE = {"x": np.zeros(8, np.float32), "t": np.int32(0)}
 
@@ -103,8 +104,7 @@ def check_raising(verb, donated, monkeypatch):
         assert store.stats()["rows_accepted"] == 5 + 2 * (failing + (verb == "read"))
         assert held(buffer, old) == list(range(5))
         if donated:
-            with pytest.raises(RuntimeError, match="deleted|donated"):
-                np.asarray(state.header)
+            raises(RuntimeError, "deleted|donated", np.asarray, state.header)
         again = buffer.extend(old, rows_of(50, 2))
         assert held(buffer, again) == [0, 1, 2, 3, 4, 50, 51]
         del state, old, again, store
@@ -155,8 +155,7 @@ def check_key_reuse(sampler, prefetch):
     with jax.debug_key_reuse(True):
         jax.block_until_ready(jax.jit(split)(state, jax.random.key(1)))
         if sampler in CONSUMED:
-            with pytest.raises(jax.errors.KeyReuseError):
-                jax.jit(twice)(state, jax.random.key(1))
+            raises(jax.errors.KeyReuseError, None, lambda: jax.jit(twice)(state, jax.random.key(1)))
 
 
 def check_many_keys(sampler):

@@ -13,6 +13,7 @@ import pytest
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.testing import assert_inplace
+from tests.support.refusals import raises
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "id": np.int32(0)}
 B = 16
@@ -202,8 +203,7 @@ def same(one, two):
 
 
 def refused(error, match, call):
-    with pytest.raises(error, match=match):
-        call()
+    raises(error, match, call)
 
 
 def played(mixture, state, first, steps):

@@ -40,3 +40,9 @@ def check(case, scope, **traced):
     for part in parts:
         assert part in message, f"{part!r} is not in: {message}"
     assert len(message) < 600, message
+
+
+def raises(error, match, call, *args, **options):
+    """Check that the call raises this error, with a message that matches unless `match` is None."""
+    with pytest.raises(error, match=match):
+        call(*args, **options)

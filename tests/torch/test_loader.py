@@ -12,6 +12,7 @@ import torch
 import fbuf
 from fbuf._concurrency.prefetcher import Prefetch
 from fbuf.torch import Loader
+from tests.support.refusals import raises
 
 EXAMPLE = {"t": np.float32(0)}
 
@@ -107,21 +108,15 @@ def test_epochs_end_and_have_a_length(prefetch):
 
 
 def test_settings_of_epochs_are_checked():
-    with pytest.raises(ValueError, match="steps is 3 and epochs is 1"):
-        Loader(replay(), 4, steps=3, epochs=1)
+    raises(ValueError, "steps is 3 and epochs is 1", lambda: Loader(replay(), 4, steps=3, epochs=1))
     with pytest.raises(TypeError, match=r"epochs needs a Replay.*fbuf.Replay\(buffer, row\); replay.state = state"):
         Loader(EPOCHS, 4, state=filled_epochs(), epochs=1)
-    with pytest.raises(ValueError, match="an epoch has no option 'beta'"):
-        Loader(replay(), 4, epochs=1, beta=0.5)
-    with pytest.raises(ValueError, match="no option 'epoch' .* Did you mean 'epochs'"):
-        Loader(replay(), 4, epoch=1)
-    with pytest.raises(ValueError, match="no option 'shuffle' .* Write epochs=1"):
-        Loader(replay(), 4, shuffle=True)
+    raises(ValueError, "an epoch has no option 'beta'", lambda: Loader(replay(), 4, epochs=1, beta=0.5))
+    raises(ValueError, "no option 'epoch' .* Did you mean 'epochs'", lambda: Loader(replay(), 4, epoch=1))
+    raises(ValueError, "no option 'shuffle' .* Write epochs=1", lambda: Loader(replay(), 4, shuffle=True))
     assert "epochs=2," in repr(Loader(replay(), 4, epochs=2))
-    with pytest.raises(ValueError, match="epochs is -1; expected an int >= 0, or None"):
-        Loader(replay(), 4, epochs=-1)
-    with pytest.raises(TypeError, match="shuffle is 1; expected a bool"):
-        len(Loader(replay(), 4, epochs=1, shuffle=1))
+    raises(ValueError, "epochs is -1; expected an int >= 0, or None", lambda: Loader(replay(), 4, epochs=-1))
+    raises(TypeError, "shuffle is 1; expected a bool", lambda: len(Loader(replay(), 4, epochs=1, shuffle=1)))
 
 
 def test_prefetched_batches_are_returned_by_the_next_iteration():
@@ -134,8 +129,7 @@ def test_prefetched_batches_are_returned_by_the_next_iteration():
         out += [next(batches).data["t"].tolist() for _ in range(2)]
         assert soon(lambda batches=batches: len(batches._prefetch) == 3)
         batches.close()
-        with pytest.raises(StopIteration):
-            next(batches)
+        raises(StopIteration, None, next, batches)
     loader.steps, loader.prefetch = 1, 0
     assert out + drawn(loader) == expected
 
@@ -175,10 +169,8 @@ def test_errors_of_the_thread_are_raised_once_and_in_order():
         fails.calls = 0
         batches = iter(Loader(replay(), prefetch=prefetch, transform=fails))
         next(batches), next(batches)
-        with pytest.raises(KeyError, match="third"):
-            next(batches)
-        with pytest.raises(StopIteration):
-            next(batches)
+        raises(KeyError, "third", next, batches)
+        raises(StopIteration, None, next, batches)
     empty = EPOCHS.init(EXAMPLE)
     for prefetch in (0, 1):
         with pytest.raises(ValueError, match="nothing to draw"):
@@ -197,8 +189,7 @@ def test_an_error_that_was_not_raised_is_raised_by_close():
 
     batches = iter(Loader(replay(), transform=fails))
     assert failed.wait(60)
-    with pytest.raises(KeyError, match="first"):
-        batches.close()
+    raises(KeyError, "first", batches.close)
     batches.close()
 
 
@@ -251,8 +242,7 @@ def test_invalid_arguments_are_refused():
         cases.append((ValueError, "finds no GPU. Leave both out", lambda: Loader(source, device="cuda")))
         cases.append((ValueError, "finds no GPU. Leave both out", lambda: Loader(source, pin=True)))
     for error, match, call in cases:
-        with pytest.raises(error, match=match):
-            call()
+        raises(error, match, call)
     assert Loader(source, device="cpu", steps=1).device.type == "cpu" and "prefetch=2" in repr(Loader(source))
     assert next(iter(Loader(source, device="cpu", steps=1))).data["t"].shape == (8,)
 
@@ -274,8 +264,7 @@ def test_the_thread_waits_while_there_is_no_room():
     left = ahead.end()
     assert left == list(range(2, 2 + len(left))) and len(left) <= 2
     assert ahead.end() == []
-    with pytest.raises(StopIteration):
-        ahead.take()
+    raises(StopIteration, None, ahead.take)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

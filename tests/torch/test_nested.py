@@ -8,6 +8,7 @@ import torch
 
 import fbuf
 from fbuf.torch import nested, to_tensordict
+from tests.support.refusals import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
@@ -42,12 +43,10 @@ def test_nested_tensors_are_stored_and_returned():
         out = nested(rows, name)
         assert out.layout == torch.jagged and [x.tolist() for x in out.unbind()] == [x.tolist() for x in values]
     assert [tuple(x.shape) for x in nested(rows, "grid").unbind()] == [(min(n, 4), 3) for n in lengths]
-    with pytest.raises(KeyError, match=r"no ragged leaf 'other' \(there are: "):
-        nested(rows, "other")
+    raises(KeyError, r"no ragged leaf 'other' \(there are: ", nested, rows, "other")
     batch = replay.sample(8, to="torch")
     assert nested(batch, "padded").shape[0] == 8
-    with pytest.raises(KeyError, match=r"no ragged leaf 'obs' \(there are: none\)"):
-        nested(plain(), "obs")
+    raises(KeyError, r"no ragged leaf 'obs' \(there are: none\)", lambda: nested(plain(), "obs"))
 
 
 def test_rows_that_differ_in_a_second_axis_are_refused():
@@ -60,5 +59,4 @@ def test_rows_that_differ_in_a_second_axis_are_refused():
 
 def test_a_missing_tensordict_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(ImportError, match="tensordict is missing .*pip install tensordict"):
-        to_tensordict(plain())
+    raises(ImportError, "tensordict is missing .*pip install tensordict", lambda: to_tensordict(plain()))

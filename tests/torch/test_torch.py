@@ -10,6 +10,7 @@ import torch
 
 import fbuf
 from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
+from tests.support.refusals import raises
 from tests.support.tensors import NARROW, WIDE, payload, pointer
 from tests.support.trees import x64
 
@@ -139,10 +140,8 @@ def test_any_layout_of_a_tensor_is_copied_and_a_transpose_shared():
 
 def refused(call, leaf, error, match, **options):
     """A bare leaf and one in a tree are refused, the latter by its path."""
-    with pytest.raises(error, match=match):
-        call(leaf, **options)
-    with pytest.raises(error, match=r"leaf 'next/obs' .*" + match):
-        call({"next": {"obs": leaf}}, **options)
+    raises(error, match, call, leaf, **options)
+    raises(error, r"leaf 'next/obs' .*" + match, call, {"next": {"obs": leaf}}, **options)
 
 
 def test_arrays_without_values_are_refused():
@@ -299,8 +298,7 @@ def test_an_error_of_either_library_names_the_leaf():
 def test_a_missing_torch_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     for call in (to_torch, from_torch):
-        with pytest.raises(ImportError, match=r'torch is missing .*pip install "fbuf\[torch\]"'):
-            call({})
+        raises(ImportError, r'torch is missing .*pip install "fbuf\[torch\]"', call, {})
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -9,6 +9,7 @@ import torch
 
 import fbuf
 from fbuf.torch import to_torch
+from tests.support.refusals import raises
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "reward": np.float32(0)}
 STORAGES = {
@@ -151,14 +152,12 @@ def test_tensors_that_cannot_be_stored_are_refused():
             match = rf"^Replay.{method}: index is \w+; .*Pass batch.index"
             calls.append((TypeError, match, functools.partial(getattr(made, method), no_index, value)))
     for error, match, call in calls:
-        with pytest.raises(error, match=match):
-            call()
+        raises(error, match, call)
     assert len(made) == 2  # nothing was half-written
     made.extend({"obs": torch.full((2, 4), 0.1).double(), "action": torch.tensor([-7, 7])})  # as NumPy's int64
     assert made.last(2).data["action"].tolist() == [-7, 7] and (made.last(2).data["obs"] == np.float32(0.1)).all()
     complex_rows = fbuf.Replay(fbuf.uniform(4), {"z": np.complex64(0)})
     z = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64)
-    with pytest.raises(ValueError, match=r"conj bit set; .*x\.resolve_conj\(\)"):
-        complex_rows.extend({"z": z.conj()})
+    raises(ValueError, r"conj bit set; .*x\.resolve_conj\(\)", lambda: complex_rows.extend({"z": z.conj()}))
     complex_rows.extend({"z": z.conj().resolve_conj()})
     assert np.asarray(complex_rows.rows().data["z"])[:2].tolist() == [1 - 2j, 3 + 1j]

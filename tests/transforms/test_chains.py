@@ -22,6 +22,7 @@ from fbuf.transforms import (
     Stack,
     Unstack,
 )
+from tests.support.refusals import raises
 from tests.transforms.test_transforms import applied, negated, rows, run
 
 
@@ -38,10 +39,8 @@ def test_a_chain_is_a_value_that_changes_by_name():
     assert Chain({"x": Scale("a")}) == Chain((("x", Scale("a")),)) != Chain((Scale("a"),))
     assert Chain((NormalizeReward(), RewardToGo())).names == ("normalize_reward", "reward_to_go")
     for wrong in (lambda: chain["none"], lambda: chain.remove("none"), lambda: chain.insert("none", Drop("a"))):
-        with pytest.raises(KeyError, match="'none' is no stage; expected one of scale, scale_2, last"):
-            wrong()
-    with pytest.raises(IndexError, match="3 is no stage"):
-        chain[3]
+        raises(KeyError, "'none' is no stage; expected one of scale, scale_2, last", wrong)
+    raises(IndexError, "3 is no stage", lambda: chain[3])
     for far in (99, -4, np.int64(99)):
         with pytest.raises(
             IndexError, match="Chain.insert: .*99|-4.* is no stage; expected one of scale, scale_2, last"
@@ -167,8 +166,7 @@ SETTINGS = [
 
 def test_invalid_settings_are_refused():
     for make, message in SETTINGS:
-        with pytest.raises((ValueError, TypeError), match=message):
-            make()
+        raises((ValueError, TypeError), message, make)
 
 
 def test_statistics_of_other_leaves_are_refused():
@@ -184,8 +182,7 @@ def test_statistics_of_other_leaves_are_refused():
 def test_leading_axes_and_keys_are_checked():
     with pytest.raises(ValueError, match=r"leaves are 'a' \[4\], 'b' \[5\]; expected 1 equal leading axes"):
         transforms.apply(Scale("a"), {"a": np.zeros(4), "b": np.zeros(5)})
-    with pytest.raises(ValueError, match="leaves are missing"):
-        transforms.apply(Scale("a"), {})
+    raises(ValueError, "leaves are missing", lambda: transforms.apply(Scale("a"), {}))
     for stage in (Scale("x"), Cast("x", "int8")):
         with pytest.raises(TypeError, match="leaf 'x' is key<fry>; expected numbers"):
             transforms.apply(stage, {"x": jax.random.split(jax.random.key(0), 3)})

@@ -12,6 +12,7 @@ import fbuf
 from fbuf.storages import Ragged
 from fbuf.transforms import Augment, Drop, Map, NormalizeReward, Rename, RewardToGo, Scale, Select
 from fbuf.views import Sequence
+from tests.support.refusals import raises
 
 EXAMPLES = [
     ({"on_write": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
@@ -37,8 +38,7 @@ def test_init_checks_transforms_on_the_example():
             assert buffer.plan(example).device == buffer.nbytes(buffer.init(example))["device"]
             continue
         for call in (buffer.init, buffer.plan) if "on_read" not in settings else (buffer.init,):
-            with pytest.raises((ValueError, TypeError), match=message):
-                call(example)
+            raises((ValueError, TypeError), message, call, example)
 
 
 @jax.tree_util.register_static
@@ -63,8 +63,7 @@ BUFFERS = [
 
 def test_invalid_transforms_are_refused():
     for make, message in BUFFERS:
-        with pytest.raises((ValueError, TypeError), match=message):
-            make()
+        raises((ValueError, TypeError), message, make)
 
 
 def test_top_k_ranks_the_stored_values():

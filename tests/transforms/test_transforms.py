@@ -32,6 +32,7 @@ from fbuf.transforms import (
     Unstack,
     _running_stats,
 )
+from tests.support.refusals import raises
 
 
 def negated(row):
@@ -177,8 +178,7 @@ def test_rows_that_are_not_dicts():
     pair = (np.zeros((4, 2)), np.ones(4))
     with pytest.raises(TypeError, match=r"expected \(nested\) dicts of arrays.*transforms.Map"):
         transforms.apply(Select("0"), pair)
-    with pytest.raises(TypeError, match="nested"):
-        transforms.apply(Drop("x"), np.zeros(3))
+    raises(TypeError, "nested", lambda: transforms.apply(Drop("x"), np.zeros(3)))
     out = run(Scale("1", 2.0), pair)  # what keeps the structure takes any
     assert isinstance(out, tuple) and out[1].tolist() == [2.0] * 4
     assert run(Map(lambda row: {"x": row[0]}), pair)["x"].shape == (4, 2)
@@ -262,8 +262,7 @@ def test_reward_to_go_of_vectors_and_integers_in_place_of_rewards():
     made = run(RewardToGo(1.0, episode_end=(), into="reward"), {"reward": reward}, lead=2, time=1)
     assert made.keys() == {"reward"} and made["reward"].dtype == np.float32
     np.testing.assert_array_equal(made["reward"], [[[9, 12], [8, 10], [5, 6]]])
-    with pytest.raises(ValueError, match="data are single rows; expected windows"):
-        run(RewardToGo(), {"reward": reward})
+    raises(ValueError, "data are single rows; expected windows", lambda: run(RewardToGo(), {"reward": reward}))
 
 
 NUMBER = st.one_of(st.floats(-1e3, 1e3, width=32), st.sampled_from([math.nan, math.inf, -math.inf, 1e20]))

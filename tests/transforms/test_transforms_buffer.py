@@ -18,6 +18,7 @@ from fbuf._buffer import transforms
 from fbuf.storages import Device
 from fbuf.transforms import Chain, Concatenate, Drop, Map, Normalize, NormalizeReward, Scale, Split, Stack
 from fbuf.views import Sequence
+from tests.support.refusals import raises
 from tests.support.transforms import BATCH, EXAMPLE, LANES, VIEWS, apart, close, given_rows, laned_windows, make
 from tests.support.trees import same
 
@@ -199,8 +200,7 @@ def test_rows_are_checked_as_they_are_given():
         ({**rows, "obs": rows["observation"]}, "leaf 'obs' is not in this buffer"),
         ({**rows, "reward": rows["reward"][..., None]}, r"leaf 'reward' has shape \[3, 2, 1\]; expected \[N, E\]"),
     ):
-        with pytest.raises((ValueError, TypeError), match=f"Buffer.extend: {message}"):
-            buffer.extend(state, broken)
+        raises((ValueError, TypeError), f"Buffer.extend: {message}", buffer.extend, state, broken)
     assert buffer.extend(state, {n: x[:0] for n, x in rows.items()}) is state
     one = buffer.add(state, {n: x[0] for n, x in rows.items()})
     close(buffer.last(one, 1).data["obs"][0], rows["observation"][0])

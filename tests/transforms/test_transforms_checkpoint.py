@@ -11,6 +11,7 @@ import fbuf
 from fbuf import SchemaError
 from fbuf.storages import Compressed
 from fbuf.transforms import Map, Normalize, NormalizeReward, Rename, Scale
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 
@@ -84,8 +85,7 @@ def test_functions_are_saved_by_name(tmp_path):
     buffer = fbuf.Buffer(8, on_write=Map(doubled, halved), on_read=Map(halved))
     state = buffer.extend(buffer.init({"f": 0.0}), {"f": jnp.arange(5.0)})
     fbuf.save(tmp_path, buffer, state)
-    with pytest.raises(SchemaError, match="the function .*test_transforms_checkpoint:doubled"):
-        fbuf.load(tmp_path)
+    raises(SchemaError, "the function .*test_transforms_checkpoint:doubled", fbuf.load, tmp_path)
     loaded, again = fbuf.load(tmp_path, buffer)
     same(loaded.rows(again), buffer.rows(state))
     with pytest.raises(SchemaError, match="the on_write of .* is another"):
@@ -101,8 +101,7 @@ def test_custom_nodes_need_an_example(tmp_path):
     buffer = fbuf.Buffer(8, on_write=Scale("f", 2.0))
     state = buffer.extend(buffer.init(Row(0.0)), Row(jnp.arange(5.0)))
     fbuf.save(tmp_path, buffer, state)
-    with pytest.raises(SchemaError, match=r"which load\(\) cannot construct"):
-        fbuf.load(tmp_path)
+    raises(SchemaError, r"which load\(\) cannot construct", fbuf.load, tmp_path)
     loaded, again = fbuf.load(tmp_path, example=Row(0.0))
     assert isinstance(loaded.rows(again).data, Row)
     same(loaded.extend(again, Row(jnp.ones(1))), buffer.extend(state, Row(jnp.ones(1))))

@@ -10,6 +10,7 @@ import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Row, Sequence, Transition
+from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
 LENGTH, DRAWS = 31, 2**12
@@ -263,8 +264,7 @@ def test_final_goals_over_the_end_of_the_ring():
     ],
 )
 def test_wrong_settings(make, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        make()
+    raises(error, re.escape(message), make)
 
 
 @pytest.mark.parametrize(

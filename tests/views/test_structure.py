@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 
 
 class Step(NamedTuple):
@@ -44,8 +45,7 @@ def test_a_view_that_adds_fields_puts_rows_that_are_not_dicts_under_row():
 def test_a_name_that_the_view_adds_is_refused_with_a_fix(name):
     buffer = fbuf.Buffer(20, view=fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step"))
     row = {name: np.float32(0), "done": np.bool_(False)}
-    with pytest.raises(ValueError, match=rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows"):
-        buffer.init(row)
+    raises(ValueError, rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows", buffer.init, row)
     view = fbuf.views.Sequence(4, episode_end=("step/done",), autoreset="same_step")
     assert fbuf.Buffer(20, view=view).init({"step": row}).rows["step"].keys() == row.keys()
 

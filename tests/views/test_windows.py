@@ -17,6 +17,7 @@ from fbuf._indexing import anchors as _anchors
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.testing import assert_inplace
 from fbuf.views import Episode, Row, Sequence, Transition
+from tests.support.refusals import raises
 from tests.support.uniformity import DRAWS, chi_square_z, drawable
 
 ENDS = ("terminated", "truncated")
@@ -329,8 +330,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("make", "kind", "message"), WRONG)
 def test_invalid_settings_are_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
-        make()
+    raises(kind, message, make)
 
 
 def test_invalid_errors_of_windows_and_other_states_are_refused():

@@ -22,6 +22,7 @@ from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
 from tests.support import pieces
 from tests.support.combinations import SAMPLERS, VIEWS
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 BATCH = 6
@@ -125,8 +126,7 @@ def test_writes_are_refused_when_they_are_traced(made, opened):
         lambda state: fbuf.checked(buffer).extend(state, rows),
     ):
         for call in (verb, lambda state, verb=verb: jax.eval_shape(verb, state)):
-            with pytest.raises(TypeError, match=r"expected a writer that accepts rows.*preprocess"):
-                call(state)
+            raises(TypeError, r"expected a writer that accepts rows.*preprocess", call, state)
 
 
 def test_memory_of_a_row(made):
@@ -184,8 +184,7 @@ def test_a_state_keeps_its_data_set_open(made):
     gc.collect()
     assert int(buffer.size(twin)) == 34
     buffer.peek(twin, jax.random.key(0), 3)
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(twin)
+    raises(TypeError, "cannot be pickled", pickle.dumps, twin)
     with pytest.raises(TypeError, match="cannot be vmapped"):
         jax.vmap(lambda state: buffer.sample(state, jax.random.key(0), 2))(
             jax.tree.map(lambda x: jnp.stack([x, x]), twin)
@@ -202,8 +201,7 @@ def test_parts_that_do_not_go_together(made):
     path = str(made[0])
     example = fbuf.datasets._open.example(pieces.SCHEMA)
     for parts in ({"storage": DataSet(path)}, {"storage": Device(), "writer": Frozen()}):
-        with pytest.raises(ValueError, match="expected both for a data set, or neither"):
-            fbuf.Buffer(34, **parts)
+        raises(ValueError, "expected both for a data set, or neither", fbuf.Buffer, 34, **parts)
     for capacity, lanes, reward, message in (
         (33, None, 0.0, "capacity 33 in 1 lanes; expected 34 in one"),
         (34, 2, 0.0, "in 2 lanes"),
@@ -212,8 +210,7 @@ def test_parts_that_do_not_go_together(made):
         with pytest.raises(ValueError, match=message):
             fbuf.Buffer(capacity, DataSet(path), writer=Frozen(), lanes=lanes).init({**example, "reward": reward})
     for settings in ({"path": ""}, {"path": path, "memory": -1}, {"path": path, "cache": 1.5}):
-        with pytest.raises((TypeError, ValueError), match="DataSet: "):
-            DataSet(**settings)
+        raises((TypeError, ValueError), "DataSet: ", DataSet, **settings)
     buffer = fbuf.Buffer(34, storage=DataSet(path), writer=Frozen())
     assert pickle.loads(pickle.dumps(buffer)) == buffer and "Frozen()" in repr(buffer)
     with pytest.raises(TypeError, match="another storage made this state"):
@@ -242,8 +239,7 @@ def test_any_structure(tmp_path):
 def test_64_bits_need_x64(tmp_path):
     pieces.write(tmp_path, 0, dataset.Schema({"t": ((), "float64")}), {"t": np.arange(3.0)})
     dataset.finish(tmp_path, [dataset.SegmentRows(0)])
-    with pytest.raises(ValueError, match="leaf 't' is float64, but x64 is off.*float32"):
-        fbuf.datasets.open(tmp_path)
+    raises(ValueError, "leaf 't' is float64, but x64 is off.*float32", fbuf.datasets.open, tmp_path)
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
         buffer, state = fbuf.datasets.open(tmp_path)
         assert buffer.last(state, 1).data["t"].dtype == np.float64

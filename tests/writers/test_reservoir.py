@@ -14,6 +14,7 @@ import fbuf
 from fbuf._algorithms import random_bits, uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf.writers import Reservoir
+from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
 CAPACITY, AT_ONCE = 12, 40
@@ -185,14 +186,12 @@ def test_it_is_saved_and_goes_on(tmp_path):
     again, loaded = fbuf.load(tmp_path)
     assert again == buffer
     assert by_slot(again, put(again, loaded, 40, 40)) == by_slot(buffer, put(buffer, state, 40, 40))
-    with pytest.raises(fbuf.SchemaError, match=r"writer\.seed: found 0, expected 1"):
-        fbuf.load(tmp_path, buffer_of(1))
+    raises(fbuf.SchemaError, r"writer\.seed: found 0, expected 1", lambda: fbuf.load(tmp_path, buffer_of(1)))
 
 
 def test_what_it_refuses():
     for seed in (-1, 2**32, 1.0, True):
-        with pytest.raises(ValueError, match=r"Reservoir: seed is .*; expected an int from 0 to 2\^32 - 1"):
-            Reservoir(seed)
+        raises(ValueError, r"Reservoir: seed is .*; expected an int from 0 to 2\^32 - 1", Reservoir, seed)
     ring = fbuf.Buffer(4)
     with pytest.raises(TypeError, match=r"rekeyed: state is of a buffer with another writer"):
         Reservoir().rekeyed(ring.init(EXAMPLE), jax.random.key(0))

@@ -16,6 +16,7 @@ import fbuf
 from fbuf._interfaces import writer
 from fbuf.samplers import Epoch, Prioritized, Staleness, Uniform
 from fbuf.views import Episode, Hindsight, Sequence, Transition
+from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, Largest, Told, check_largest, check_refused, make, rows_of
 
 
@@ -86,8 +87,7 @@ def test_the_order_of_arrival_outlives_2_to_32_rows():
     ids=["transition", "sequence", "episode", "hindsight", "by episode", "epoch", "staleness"],
 )
 def test_what_needs_rows_in_order_is_refused(parts, message):
-    with pytest.raises(ValueError, match=message):
-        make(**parts)
+    raises(ValueError, message, make, **parts)
 
 
 def test_a_writer_without_a_method_is_named():
@@ -96,14 +96,12 @@ def test_a_writer_without_a_method_is_named():
 
         def init(self, geometry, spec): ...
 
-    with pytest.raises(TypeError, match=r"has no `choose`; see fbuf.parts.Scattering"):
-        fbuf.Buffer(10, writer=Half())
+    raises(TypeError, r"has no `choose`; see fbuf.parts.Scattering", lambda: fbuf.Buffer(10, writer=Half()))
     with pytest.raises(TypeError, match=r"writer is 3; expected a part of fbuf.writers. Write .*writers.Ring\(\)"):
         fbuf.Buffer(10, writer=3)
     with pytest.raises(TypeError, match=r"writer is the class Ring; expected a value. Write Ring\(\)"):
         fbuf.Buffer(10, writer=fbuf.writers.Ring)
-    with pytest.raises(ValueError, match="leaf 'rank' is not among"):
-        fbuf.Buffer(10, writer=Largest("rank")).init(EXAMPLE)
+    raises(ValueError, "leaf 'rank' is not among", lambda: fbuf.Buffer(10, writer=Largest("rank")).init(EXAMPLE))
     assert isinstance(fbuf.writers.Ring(), writer.Streaming) and isinstance(Largest("score"), writer.Scattering)
 
 
@@ -117,8 +115,7 @@ def test_a_writer_without_a_method_is_named():
 )
 def test_slots_and_states_of_another_kind_are_refused(change, message):
     buffer = make("Device", Told(change))
-    with pytest.raises(TypeError, match=message):
-        buffer.extend(buffer.init(EXAMPLE), rows_of(0, 3))
+    raises(TypeError, message, lambda: buffer.extend(buffer.init(EXAMPLE), rows_of(0, 3)))
 
 
 def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted():
@@ -128,5 +125,4 @@ def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted():
 def test_a_state_of_another_writer_is_refused():
     one, other = make("Device", "Largest"), make("Device", writer=fbuf.writers.Ring())
     state = one.init(EXAMPLE)
-    with pytest.raises(ValueError, match="this state was made by another buffer"):
-        other.extend(state, rows_of(0, 3))
+    raises(ValueError, "this state was made by another buffer", lambda: other.extend(state, rows_of(0, 3)))

@@ -21,6 +21,7 @@ import fbuf
 from fbuf._algorithms import top_k_tree
 from fbuf.testing import assert_inplace
 from fbuf.writers import TopK
+from tests.support.refusals import raises
 
 CAPACITY, AT_ONCE = 12, 40
 KINDS = {
@@ -259,8 +260,7 @@ def test_it_is_saved_with_its_ranks(tmp_path):
     assert again == buffer
     loaded, state = (put(buffer, s, ranks[40:], 40) for s in (loaded, state))
     assert ids(again, loaded) == ids(buffer, state) == best(ranks.tolist())
-    with pytest.raises(fbuf.SchemaError, match="chooses slots itself"):
-        fbuf.load(tmp_path, resize=5)
+    raises(fbuf.SchemaError, "chooses slots itself", fbuf.load, tmp_path, resize=5)
     with pytest.raises(fbuf.SchemaError, match=r"the writer of .* is another"):
         fbuf.load(tmp_path, fbuf.Buffer(CAPACITY, storage=buffer.storage))
 
@@ -273,8 +273,7 @@ def test_a_function_is_saved_by_name(tmp_path):
     buffer = buffer_of(_by_id)
     state = buffer.init(example_of(np.float32))
     fbuf.save(tmp_path, buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=r"with the function .*_by_id, which load\(\) cannot construct"):
-        fbuf.load(tmp_path)
+    raises(fbuf.SchemaError, r"with the function .*_by_id, which load\(\) cannot construct", fbuf.load, tmp_path)
     assert fbuf.load(tmp_path, buffer)[0] == buffer
 
 
@@ -295,16 +294,13 @@ def test_a_function_is_saved_by_name(tmp_path):
 )
 def test_what_cannot_rank_is_named(rank, error, message):
     example = {"rank": jnp.float32(0), "pair": jnp.zeros(2), "z": jnp.complex64(0)}
-    with pytest.raises(error, match=message):
-        buffer_of(rank).init(example)
+    raises(error, message, lambda: buffer_of(rank).init(example))
 
 
 def test_a_rank_is_a_name_or_a_function():
     for wrong in (3, None, ["rank"]):
-        with pytest.raises(TypeError, match=r"TopK: rank is .*; expected the name of a leaf, or a function of a row"):
-            TopK(wrong)
-    with pytest.raises(TypeError, match=r"writer is the class TopK; expected a value. Write TopK\(\.\.\.\)"):
-        fbuf.Buffer(10, writer=TopK)
+        raises(TypeError, r"TopK: rank is .*; expected the name of a leaf, or a function of a row", TopK, wrong)
+    raises(TypeError, r"writer is the class TopK; expected a value. Write TopK\(\.\.\.\)", fbuf.Buffer, 10, writer=TopK)
 
 
 @pytest.mark.optimized

@@ -10,6 +10,7 @@ from jax import export
 
 from tests.support import prefetch
 from tests.support.ownership import store_of
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 STORAGES = ("device", "deduplicated", "host", "compressed")
@@ -68,8 +69,7 @@ def test_many_keys_of_one_state():
     buffer = prefetch.make("compressed")
     state = buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0))
     assert jax.vmap(lambda key: buffer.peek(state, key).mask)(keys).all()
-    with pytest.raises(TypeError, match="cannot be vmapped"):
-        jax.vmap(lambda key: buffer.sample(state, key)[1])(keys)
+    raises(TypeError, "cannot be vmapped", lambda: jax.vmap(lambda key: buffer.sample(state, key)[1])(keys))
 
 
 def test_no_two_leaves_share_an_array():

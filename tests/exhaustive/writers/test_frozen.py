@@ -22,6 +22,7 @@ from fbuf.views import Transition
 from tests.more.writers.test_frozen import test_eager_jitted_scanned_and_donated
 from tests.support import pieces
 from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
+from tests.support.refusals import raises
 from tests.support.trees import same
 from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
 
@@ -65,8 +66,7 @@ def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened):
     with pytest.raises(ValueError, match="made by another buffer"):
         fbuf.Replay(dataclasses.replace(buffer, sampler=Uniform()), state)
     live = fbuf.Buffer(4)
-    with pytest.raises(TypeError, match="example is a BufferState; expected one row"):
-        fbuf.Replay(live, live.init({"t": 0}))
+    raises(TypeError, "example is a BufferState; expected one row", lambda: fbuf.Replay(live, live.init({"t": 0})))
     with pytest.raises(ValueError, match=r"other.storage is DataSet.*datasets.open\('/elsewhere'\)"):
         buffer.convert(dataclasses.replace(buffer, storage=DataSet("/elsewhere")), state)
 
@@ -87,12 +87,10 @@ def test_replay_and_checked(made, opened):
     checked = fbuf.checked(buffer)
     state, batch = checked.sample(state, jax.random.key(0), BATCH)
     state = checked.update_priority(state, batch.index, jnp.ones(BATCH))
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        checked.update_priority(state, batch.index, jnp.full(BATCH, jnp.nan))
+    raises(ValueError, "NaN or infinite", lambda: checked.update_priority(state, batch.index, jnp.full(BATCH, jnp.nan)))
     replay = fbuf.Replay(buffer, fbuf.datasets._open.example(pieces.SCHEMA), 0)
     batch = replay.sample(BATCH)
     replay = fbuf.Replay(buffer, fbuf.datasets.open(made[0], view=buffer.view, sampler=buffer.sampler)[1], 0)
     same(batch, replay.sample(BATCH))
     replay.update_priority(batch.index, np.ones(BATCH))
-    with pytest.raises(TypeError, match="expected a writer that accepts rows"):
-        replay.extend(rows)
+    raises(TypeError, "expected a writer that accepts rows", replay.extend, rows)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fbuf.views import Sequence, Transition
+from tests.support.refusals import raises
 from tests.writers.test_reservoir import buffer_of, check_inplace, held_sets
 
 
@@ -17,8 +18,7 @@ def test_every_row_of_a_long_stream_is_equally_likely():
 
 @pytest.mark.parametrize("view", [Transition(autoreset="same_step"), Sequence(4, autoreset="same_step")], ids=str)
 def test_views_of_neighbouring_rows_are_refused(view):
-    with pytest.raises(ValueError, match=r"reads neighbouring rows, but Reservoir\(\) may replace any"):
-        buffer_of(view=view)
+    raises(ValueError, r"reads neighbouring rows, but Reservoir\(\) may replace any", buffer_of, view=view)
 
 
 @pytest.mark.optimized

@@ -11,6 +11,7 @@ import pytest
 
 from fbuf.samplers import Prioritized
 from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, check_batches, make, rows_at
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 
@@ -105,7 +106,6 @@ def test_convert_to_and_from_prefetch():
     assert other.convert(plain, converted).ahead is None
     with pytest.raises(ValueError, match=r"prefetch or batch_size.*buffer\.convert\(other, state\)"):
         plain.sample(converted, jax.random.key(0))
-    with pytest.raises(ValueError, match="made by another buffer"):
-        buffer.sample(converted, jax.random.key(0))
+    raises(ValueError, "made by another buffer", lambda: buffer.sample(converted, jax.random.key(0)))
     with pytest.raises(ValueError, match="made by another buffer"):
         dataclasses.replace(other, batch_size=4).sample(converted, jax.random.key(0))

@@ -18,6 +18,7 @@ from fbuf.testing import assert_inplace
 from tests.buffer.test_window_rows import WINDOWS, filled, rows_of
 from tests.support.model_cases import EXAMPLES, STEPS, cases, make
 from tests.support.model_windows import WindowTrial
+from tests.support.refusals import raises
 
 PROGRAMS = st.lists(
     st.tuples(st.sampled_from((*STEPS, *("update_windows",) * 6)), st.integers(0, 2**16)), min_size=1, max_size=12
@@ -81,8 +82,7 @@ def test_replay_writes_states_back_and_counts_late_ones():
     np.testing.assert_allclose(replay.priorities()[:3], 7, rtol=1e-5)
     np.testing.assert_allclose(replay.priorities(batch.index), 7, rtol=1e-5)
     replay.extend(rows_of(6, 4))
-    with pytest.raises(ValueError, match="stale"):
-        replay.update_rows(rows, {"carry": np.zeros((16, 4, 2), np.float32)})
+    raises(ValueError, "stale", lambda: replay.update_rows(rows, {"carry": np.zeros((16, 4, 2), np.float32)}))
     assert replay.stats()["refused_stale"] > 0 == replay.stats()["refused_out_of_range"]
 
 
@@ -101,8 +101,7 @@ def test_a_checked_buffer_raises_for_late_write_backs():
     rows = checked.window_index(state, batch.index)
     state = checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))})
     state = checked.extend(state, rows_of(6, 5))
-    with pytest.raises(ValueError, match="stale"):
-        checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))})
+    raises(ValueError, "stale", lambda: checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))}))
     with pytest.raises(ValueError, match="stale"):
         checked.update_priority(state, checked.window_index(state, batch.index), jnp.ones((4, 4)))
 

@@ -12,6 +12,7 @@ from fbuf.storages import Compressed
 from fbuf.views import Transition
 from tests.support import pieces
 from tests.support.mixture import check_in_place, check_sampler, filled
+from tests.support.refusals import raises
 
 CASES = [("Prioritized(on='host')", "random")]
 
@@ -42,10 +43,8 @@ def test_data_sets_are_mixed(tmp_path):
     state = mixture.update_priority(state, batch.index, jnp.ones(8))
     after = mixture.update_rows(state, batch.index, {"action": batch.data["action"]})
     assert int(mixture.stats(after)["refused_read_only"]) == 4
-    with pytest.raises(TypeError):
-        mixture.extend(state, "offline", {name: array[:1] for name, array in rows.items()})
-    with pytest.raises(TypeError):
-        mixture.clear(state)
+    raises(TypeError, None, lambda: mixture.extend(state, "offline", {name: array[:1] for name, array in rows.items()}))
+    raises(TypeError, None, mixture.clear, state)
     assert int(mixture["online"].size(mixture.clear(state, "online")["online"])) == 0
 
 

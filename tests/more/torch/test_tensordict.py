@@ -8,6 +8,7 @@ import torch
 
 import fbuf
 from fbuf.torch import from_tensordict, index_of, to_tensordict
+from tests.support.refusals import raises
 from tests.torch.test_nested import ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -81,8 +82,7 @@ def test_indices_address_the_rows_again():
     replay.update_priority(index_of(td), torch.full((8,), 0.5))
     replay.update_rows(index_of(td), {"reward": torch.full((8,), 9.0)})
     assert (np.asarray(replay.get(index_of(td)).data["reward"]) == 9).all()
-    with pytest.raises(ValueError, match="expected index and index_generation"):
-        index_of(td.select("observation"))
+    raises(ValueError, "expected index and index_generation", lambda: index_of(td.select("observation")))
 
 
 def test_windows_are_batches_of_two_axes():
@@ -125,8 +125,7 @@ def test_invalid_batches_and_names_are_refused():
         (TypeError, "batch is dict; expected a TensorDict", lambda: from_tensordict({})),
     ]
     for error, match, call in cases:
-        with pytest.raises(error, match=match):
-            call()
+        raises(error, match, call)
 
 
 def rollout(*batch):
@@ -179,11 +178,9 @@ def test_chosen_fields_are_converted():
         (ValueError, "leaf 'action' is int64 with values that int32", td.set("action", td["action"] + 2**40), "ted"),
     ]
     for error, match, given, fields in cases:
-        with pytest.raises(error, match=match):
-            from_tensordict(given, fields)
+        raises(error, match, from_tensordict, given, fields)
     double = rollout(5).double()
-    with pytest.raises(TypeError, match=r"leaf 'action' is float64; expected float32"):
-        from_tensordict(double)
+    raises(TypeError, r"leaf 'action' is float64; expected float32", from_tensordict, double)
 
 
 def test_a_tensorclass_is_refused_as_an_example():
@@ -194,8 +191,7 @@ def test_a_tensorclass_is_refused_as_an_example():
 
     step = Step(obs=torch.zeros(3), reward=torch.zeros(()), batch_size=[])
     for make in (fbuf.Buffer(8).init, lambda example: fbuf.Replay(fbuf.Buffer(8), example)):
-        with pytest.raises(TypeError, match=r"a Step.*; expected dicts .* fbuf.torch.from_torch\(\w+.to_dict"):
-            make(step)
+        raises(TypeError, r"a Step.*; expected dicts .* fbuf.torch.from_torch\(\w+.to_dict", make, step)
     assert fbuf.Buffer(8).init(fbuf.torch.from_torch(step.to_dict())).rows["obs"].shape == (8, 3)
 
 

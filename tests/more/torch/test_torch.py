@@ -12,6 +12,7 @@ import fbuf
 from fbuf.torch import to_torch
 from tests.support.paths import ROOT
 from tests.support.processes import devices, run_python
+from tests.support.refusals import raises
 
 
 def test_torch_is_imported_when_it_is_needed():
@@ -150,8 +151,7 @@ def test_every_block_of_the_page_runs(capsys):
 def test_arrays_on_a_gpu_are_shared():
     gpu = jax.device_put(jnp.arange(16.0), jax.devices("gpu")[0])
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="expected a device that this torch can use"):
-            to_torch(gpu)
+        raises(ValueError, "expected a device that this torch can use", to_torch, gpu)
         return
     shared = to_torch(gpu)
     assert shared.is_cuda and shared.data_ptr() == gpu.unsafe_buffer_pointer()

@@ -20,6 +20,7 @@ from fbuf.storages import DataSet
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
 from tests.support import pieces
+from tests.support.refusals import raises
 from tests.support.trees import same
 from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
 
@@ -118,8 +119,7 @@ def test_load_where_it_moved(tmp_path):
     assert other == there
     same(other.peek(state, jax.random.key(1), 5), want)
     pieces.make(was, seed=1)  # the same shapes, other rows
-    with pytest.raises(fbuf.SchemaError, match="has identity .* were rewritten"):
-        fbuf.load(tmp_path / "saved")
+    raises(fbuf.SchemaError, "has identity .* were rewritten", lambda: fbuf.load(tmp_path / "saved"))
     with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
         fbuf.load(tmp_path / "saved", resize=50)
 

@@ -13,6 +13,7 @@ import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Zstd
 from fbuf.testing import assert_inplace
+from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, STORAGES, Anywhere, check_largest, check_refused, make, rows_of
 
 
@@ -40,8 +41,7 @@ def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage):
         assert got.mask.all() if i < 2 else not got.mask.all() or i < 4
         assert np.asarray(buffer.rows(state).mask).all()
     strict = make(dataclasses.replace(kind, on_expired="raise"), "Anywhere")
-    with pytest.raises(Exception, match="expired"):
-        jax.block_until_ready(strict.rows(old))
+    raises(Exception, "expired", lambda: jax.block_until_ready(strict.rows(old)))
 
 
 def test_two_futures_of_a_state_keep_apart():
