@@ -3,16 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 from tests.more.algorithms.test_block_table import same  # noqa: F401
 from tests.support.block_table import SIZE, WORDS, check_rebuild, check_sequences, cycle, some_blocks, start
-
-
-@pytest.mark.parametrize(("digest", "places", "lot"), [("good", 160, 7), ("constant", 64, SIZE), ("equal", 160, 7)])
-def test_any_sequence_of_calls(digest, places, lot):
-    check_sequences(digest, places, lot)
+from tests.support.tables import checks
 
 
 def test_eager_jit_scan_and_vmap_are_the_same():
@@ -53,3 +48,6 @@ def test_rebuilding_keeps_blocks_that_are_referred_to():
     check_rebuild("good", 64)
     check_rebuild("good", 1024)
     check_rebuild("constant", 64)
+
+
+test_checks = checks((check_sequences, [("good", 160, 7), ("constant", 64, SIZE), ("equal", 160, 7)]))

@@ -3,6 +3,7 @@
 # ruff: noqa: F401, F811
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.algorithms.test_sum_tree import path
 from tests.support import sum_tree
+from tests.support.tables import checks
 
 CAPACITIES = [1, 2, 7, 8, 9, 64, 65, 1000, 65_536, 1_000_003]
 LARGEST = CAPACITIES[-1]
@@ -25,24 +27,9 @@ def test_set_is_what_a_plain_array_does(path, capacity, reduce):
     sum_tree.check_set(capacity, reduce)
 
 
-@pytest.mark.parametrize("capacity", CAPACITIES)
-@pytest.mark.parametrize("reduce", ["sum", "min", "max"])
-def test_rebuild_is_set_of_all(capacity, reduce):
-    sum_tree.check_rebuild(capacity, reduce)
-
-
-def test_parents_after_ten_million_updates():
-    sum_tree.check_many_updates(256)
-
-
 @pytest.mark.parametrize("capacity", [1, 8, 65, LARGEST])
 def test_zero_leaves_are_never_drawn(path, capacity):
     sum_tree.check_zero_leaves(capacity)
-
-
-@pytest.mark.parametrize("capacity", [2**18, 2**24])
-def test_every_row_can_be_drawn(capacity):
-    sum_tree.check_every_row(capacity)
 
 
 @pytest.mark.parametrize(
@@ -136,5 +123,8 @@ def test_clean_under_strict_jax(path):
     np.testing.assert_array_equal(plain[1], strict[1])
 
 
-def test_parents_after_ten_million_updates():
-    sum_tree.check_many_updates(4096)
+test_checks = checks(
+    (sum_tree.check_rebuild, itertools.product(CAPACITIES, ["sum", "min", "max"])),
+    (sum_tree.check_every_row, [2**18, 2**24]),
+    (sum_tree.check_many_updates, [256, 4096]),
+)

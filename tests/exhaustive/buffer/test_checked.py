@@ -14,6 +14,7 @@ import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from tests.support import checked as support
 from tests.support.refusals import raises
+from tests.support.tables import checks
 
 OTHERS = [
     (name, storage)
@@ -21,16 +22,6 @@ OTHERS = [
     for storage in case.storages
     if (name, storage) not in support.FIRST
 ]
-
-
-@pytest.mark.parametrize(("name", "storage"), OTHERS)
-def test_an_eager_call_raises_at_once_with_other_storages(name, storage):
-    support.check_eager(name, storage)
-
-
-@pytest.mark.parametrize(("name", "storage"), support.FIRST + OTHERS)
-def test_every_jitted_step_raises_through_checkify(name, storage):
-    support.check_jitted(name, storage)
 
 
 SAMPLERS = {
@@ -96,3 +87,6 @@ def test_allowed_counts_do_not_raise():
     assert isinstance(grown, type(checked)) and grown.allow == checked.allow and grown.buffer != few
     other = dataclasses.replace(grown.buffer, sampler=Prioritized())
     assert int(grown.convert(fbuf.checked(other), state).ring.size[0]) == int(grown.size(state))
+
+
+test_checks = checks((support.check_eager, OTHERS), (support.check_jitted, support.FIRST + OTHERS))

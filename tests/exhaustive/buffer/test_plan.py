@@ -1,18 +1,13 @@
 """Slow cases of plan: see `tests/buffer/test_plan.py`."""
 
+import itertools
+
 import jax
 import pytest
 
 import fbuf
 from tests.buffer.test_plan import EXAMPLE, SAMPLERS, STORAGES, VIEWS, check_fixed, deduplicated, distinct_rows
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("view", VIEWS)
-def test_fixed_sizes_are_exact(view, sampler, storage):
-    check_fixed(view, sampler, storage)
+from tests.support.tables import checks
 
 
 @pytest.mark.parametrize("on_full", ["retire", "refuse"])
@@ -59,3 +54,6 @@ def test_plan_predicts_the_table_of_blocks():
     assert table.load == pytest.approx(float(stats["blocks_load"]), rel=0.05)
     assert (table.places, table.rows, table.gives_way) == (4096, 2000, "")
     assert table.known == "sample of 500 rows"
+
+
+test_optimized_checks = pytest.mark.optimized(checks((check_fixed, itertools.product(VIEWS, SAMPLERS, STORAGES))))

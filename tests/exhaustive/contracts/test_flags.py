@@ -3,11 +3,7 @@
 import pytest
 
 from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_method, flags, given, plain
-
-
-@pytest.mark.parametrize("name", sorted(BUFFERS.keys() - {"rich", "host"}))
-def test_further_buffers_under_every_flag_at_once(name):
-    check_all_flags(name)
+from tests.support.tables import checks
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -20,3 +16,6 @@ def test_every_method_under_each_flag(name, flag):
     with flags(flag):
         got = every_method(buffer, state, x)
     check(name, plain(got))
+
+
+test_checks = checks((check_all_flags, sorted(BUFFERS.keys() - {"rich", "host"})))

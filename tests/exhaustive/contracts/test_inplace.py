@@ -14,6 +14,7 @@ from tests.more.contracts.test_inplace import (
     trainer,  # noqa: F401
 )
 from tests.support import inplace
+from tests.support.tables import checks, one_of
 
 pytestmark = pytest.mark.optimized
 
@@ -46,42 +47,19 @@ def test_orders_are_in_place_with_blocks(form, sampler, order):
     inplace.FORMS[form](inplace.buffer_of(sampler, "transition", storage=inplace.DEDUPLICATED), order)
 
 
-@pytest.mark.parametrize(
-    ("form", "writer", "sampler", "order"),
-    [
-        ("jit", "topk", "uniform", "ser"),
-        ("scan", "topk", "minimum", "seor"),
-        ("scan", "reservoir", "prioritized", "estu"),
-        ("jit", "reservoir", "uniform", "ser"),
-        ("jit", "reservoir", "prioritized", "ser"),
-    ],
+recipe = one_of(
+    ("uniform", "row", 4),
+    ("prioritized", "row", 4),
+    ("prioritized", "transition", 4),
+    ("uniform", "transition", None),
+    ("prioritized", "transition", None),
 )
-def test_orders_are_in_place_with_other_writers(form, writer, sampler, order):
-    inplace.check_writer(form, writer, sampler, order)
 
 
-@pytest.fixture(
-    params=[
-        ("uniform", "row", 4),
-        ("prioritized", "row", 4),
-        ("prioritized", "transition", 4),
-        ("uniform", "transition", None),
-        ("prioritized", "transition", None),
-    ],
-    ids=str,
-)
-def recipe(request):
-    return request.param
+lanes = one_of(None)
 
 
-@pytest.fixture(params=[None])
-def lanes(request):
-    return request.param
-
-
-@pytest.fixture(params=["add", "set"])
-def verb(request):
-    return request.param
+verb = one_of("add", "set")
 
 
 def test_vmapped_uniform_states_are_in_place():
@@ -104,3 +82,17 @@ def test_states_vmapped_twice_are_in_place():
     buffer = inplace.buffer_of("uniform", "row")
     state = inplace.leading(jax.eval_shape(buffer.init, inplace.ROW), 2, 2)
     assert_inplace(jax.vmap(jax.vmap(inplace.step_of(buffer, "se"))), state, inplace.inputs((2, 2)))
+
+
+test_checks = checks(
+    (
+        inplace.check_writer,
+        [
+            ("jit", "topk", "uniform", "ser"),
+            ("scan", "topk", "minimum", "seor"),
+            ("scan", "reservoir", "prioritized", "estu"),
+            ("jit", "reservoir", "uniform", "ser"),
+            ("jit", "reservoir", "prioritized", "ser"),
+        ],
+    )
+)

@@ -2,8 +2,6 @@
 
 import gc
 
-import pytest
-
 import fbuf
 from tests.contracts.test_ownership import (  # noqa: F401
     gate,
@@ -24,6 +22,7 @@ from tests.more.contracts.test_ownership import (  # noqa: F401
     test_twenty_notebook_cells,
 )
 from tests.support.ownership import agree, filled, make
+from tests.support.tables import one_of
 from tests.support.threads import Thread
 
 
@@ -40,6 +39,4 @@ def test_opening_and_dropping_in_threads():
     assert fbuf.stores() == []
 
 
-@pytest.fixture(params=["host", "memmap"])
-def storage(request):
-    return request.param
+storage = one_of("host", "memmap")

@@ -8,20 +8,12 @@ from fbuf.storages import Compressed
 from tests.more.replay.test_replay import CASES, test_collected_rows_give_the_batches_of_rows_written_at_once  # noqa: F401
 from tests.support.replay import BUFFERS, at_exit, same_batches_as_the_buffer, soak
 from tests.support.row_blocks import SAMPLERS, STORAGES, VIEWS
+from tests.support.tables import checks
 
 
 @pytest.mark.parametrize("name", BUFFERS)
 def test_actors_and_learners_share_a_replay_for_long(name):
     soak(name, batches=4000)
-
-
-@pytest.mark.parametrize("how", ["room", "error"])
-def test_the_interpreter_exits(how):
-    at_exit(how)
-
-
-def test_batches_are_those_of_the_buffer():
-    same_batches_as_the_buffer(Compressed(keys=("obs",)))
 
 
 # Samplers and views do not depend on the storage, and windows are not consumed.
@@ -34,3 +26,6 @@ PARTS = [
 @pytest.fixture(params=[c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES], ids=str)
 def case(request):
     return request.param
+
+
+test_checks = checks((at_exit, ["room", "error"]), (same_batches_as_the_buffer, [(Compressed(keys=("obs",)),)]))

@@ -11,18 +11,13 @@ from fbuf.views import Row, Sequence, Transition
 from tests.more.samplers.test_consume import test_no_row_is_drawn_too_often  # noqa: F401
 from tests.support.epoch import FIELDS, empty, rows_of
 from tests.support.inplace import assert_draw_write_draw
+from tests.support.tables import one_of
 
-
-@pytest.fixture(
-    params=[
-        (Consume(), Row(), None, True),
-        (Consume(), Transition(n_step=2, stack=3, autoreset="same_step"), None, False),
-        (Consume(), Sequence(3, boundary="mask", autoreset="same_step"), 3, True),
-    ],
-    ids=str,
+case = one_of(
+    (Consume(), Row(), None, True),
+    (Consume(), Transition(n_step=2, stack=3, autoreset="same_step"), None, False),
+    (Consume(), Sequence(3, boundary="mask", autoreset="same_step"), 3, True),
 )
-def case(request):
-    return request.param
 
 
 @pytest.mark.optimized

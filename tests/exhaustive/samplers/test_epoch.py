@@ -10,6 +10,7 @@ import fbuf
 from fbuf.samplers import Epoch
 from fbuf.views import Transition
 from tests.support.epoch import LARGE, Trial, arrive, buffer_of, check_inplace, check_places, empty, filled, sample
+from tests.support.tables import checks
 from tests.support.trees import same
 
 
@@ -20,12 +21,6 @@ from tests.support.trees import same
 def test_more_programs(shuffle, drop_last, view, lanes):
     for seed in range(6, 12):
         Trial(buffer_of(Epoch(shuffle, drop_last), view, lanes), seed).run(80, (1, 5, 40))
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize(("view", "order"), [("row", "es"), ("row", "ses"), ("steps", "ses")])
-def test_a_scan_copies_nothing(view, order):
-    check_inplace(view, order)
 
 
 def test_rows_of_another_sampler():
@@ -42,10 +37,6 @@ def test_rows_of_another_sampler():
     trial.sample(4)
     trial.extend(1)
     trial.sample(40)
-
-
-def test_everyone_is_as_likely_at_every_place():
-    check_places(2000, 20_000)
 
 
 def test_vmap_over_states():
@@ -71,3 +62,11 @@ def test_vmap_over_states():
             alone[i], batch = one(alone[i], key)
             same(jax.tree.map(lambda x, i=i: x[i], batches), batch)
     same(together, jax.tree.map(lambda *x: jnp.stack(x), *alone))
+
+
+test_checks = checks((check_places, [(2000, 20_000)]))
+
+
+test_optimized_checks = pytest.mark.optimized(
+    checks((check_inplace, [("row", "es"), ("row", "ses"), ("steps", "ses")]))
+)

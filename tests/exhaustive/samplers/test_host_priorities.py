@@ -17,30 +17,24 @@ from tests.samplers.test_host_priorities import (  # noqa: F401
     test_draws_are_those_of_the_device,
 )
 from tests.support.host_priorities import BATCH, EXAMPLE, compare, make, run, verb
+from tests.support.tables import one_of
 from tests.support.threads import Thread
 from tests.support.trees import same
 
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
 
 
-@pytest.fixture(
-    params=[
-        ("donated", "default", {}),
-        ("eager", "default", {"view": WINDOWS}),
-        ("eager", "buffer", {}),
-        ("jit", "independent", {"view": WINDOWS}),
-        ("jit", "default", AHEAD),
-        ("jit", "default", AHEAD | {"storage": fbuf.storages.Host()}),
-    ],
-    ids=str,
+way = one_of(
+    ("donated", "default", {}),
+    ("eager", "default", {"view": WINDOWS}),
+    ("eager", "buffer", {}),
+    ("jit", "independent", {"view": WINDOWS}),
+    ("jit", "default", AHEAD),
+    ("jit", "default", AHEAD | {"storage": fbuf.storages.Host()}),
 )
-def way(request):
-    return request.param
 
 
-@pytest.fixture(params=[1, 9, 70_000])
-def capacity(request):
-    return int(request.param)
+capacity = one_of(1, 9, 70_000)
 
 
 @pytest.fixture

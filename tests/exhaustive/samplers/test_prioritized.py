@@ -15,6 +15,7 @@ from tests.samplers.test_prioritized import (  # noqa: F401
     test_traced_numbers_are_brought_into_range,
 )
 from tests.support.priorities import KEY, filled, index_of, races
+from tests.support.tables import one_of
 from tests.support.uniformity import lanes_out_of_step
 
 
@@ -28,14 +29,10 @@ def stratified():
     return True
 
 
-@pytest.fixture(params=[False, True])
-def ranked(request):
-    return bool(request.param)
+ranked = one_of(False, True)
 
 
-@pytest.fixture(params=[1, 5, 512, 513, 40_000])
-def capacity(request):
-    return int(request.param)
+capacity = one_of(1, 5, 512, 513, 40_000)
 
 
 @pytest.fixture

@@ -13,13 +13,11 @@ from fbuf.storages import Compressed, Device
 from fbuf.transforms import Augment, Chain, Concatenate, Map, Normalize, Rename, Scale, Stack
 from fbuf.views import Sequence
 from tests.more.transforms.test_transforms_buffer import test_steps_are_in_place  # noqa: F401
+from tests.support.tables import one_of
 from tests.support.transforms import BATCH, EXAMPLE, VIEWS, apart, close, given_rows, laned_windows, make
 from tests.support.trees import same
 
-
-@pytest.fixture(params=[{}], ids=["plain"])
-def settings(request):
-    return request.param
+settings = one_of({})
 
 
 def test_eager_jitted_scanned_and_donated():

@@ -8,6 +8,7 @@ import pytest
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Sequence
+from tests.support.tables import checks
 from tests.views.test_windows import (
     ENDS,
     EXAMPLE,
@@ -17,11 +18,6 @@ from tests.views.test_windows import (
     check_late_priorities,
     rows_of,
 )
-
-
-@pytest.mark.optimized
-def test_steps_are_in_place():
-    check_inplace(Episode(12, longer="cut", autoreset="same_step"), Uniform("episodes"), "extend")
 
 
 def test_many_buffers_at_once():
@@ -37,22 +33,6 @@ def test_many_buffers_at_once():
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, got, want)))
 
 
-def test_every_episode_of_short_windows_is_as_likely_as_every_other():
-    check_chances(Sequence(1, episode_end=ENDS, autoreset="same_step"), Uniform(over="episodes"))
-
-
-@pytest.mark.parametrize(
-    "view", [Sequence(8, autoreset="same_step"), Sequence(8, boundary="mask", autoreset="same_step")], ids=repr
-)
-def test_late_priorities_revive_no_window_across_the_write_head(view):
-    check_late_priorities(view)
-
-
-@pytest.mark.parametrize("at", [0, 4])
-def test_windows_cut_at_ends_are_never_shorter_than_said(at):
-    check_cuts(at)
-
-
 def test_nothing_to_draw():
     """Too few rows, or no episode over yet: nothing, and it is counted."""
     for view, sampler in (
@@ -65,3 +45,15 @@ def test_nothing_to_draw():
         state, batch = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows), jax.random.key(0), 5)
         assert not any(np.asarray(x).any() for x in jax.tree.leaves((batch.data, batch.mask, batch.probability)))
         assert int(buffer.stats(state)["empty_samples"]) == 1 and not bool(buffer.can_sample(state))
+
+
+test_checks = checks(
+    (check_chances, [(Sequence(1, episode_end=ENDS, autoreset="same_step"), Uniform(over="episodes"))]),
+    (check_late_priorities, [Sequence(8, autoreset="same_step"), Sequence(8, boundary="mask", autoreset="same_step")]),
+    (check_cuts, [0, 4]),
+)
+
+
+test_optimized_checks = pytest.mark.optimized(
+    checks((check_inplace, [(Episode(12, longer="cut", autoreset="same_step"), Uniform("episodes"), "extend")]))
+)

@@ -5,6 +5,7 @@ import pytest
 
 from fbuf.views import Sequence, Transition
 from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.writers.test_reservoir import buffer_of, check_inplace, held_sets
 
 
@@ -21,6 +22,4 @@ def test_views_of_neighbouring_rows_are_refused(view):
     raises(ValueError, r"reads neighbouring rows, but Reservoir\(\) may replace any", buffer_of, view=view)
 
 
-@pytest.mark.optimized
-def test_a_step_of_many_rows_copies_nothing():
-    check_inplace(100)
+test_optimized_checks = pytest.mark.optimized(checks((check_inplace, [(100,)])))

@@ -1,5 +1,7 @@
 """Writers that replace any row: every storage in place; long runs."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -7,13 +9,7 @@ import pytest
 from fbuf.samplers import Prioritized
 from tests.more.writers.test_scattered import test_an_old_state_reads_its_own_rows_or_says_that_they_expired  # noqa: F401
 from tests.support.scattered import EXAMPLE, check_inplace, make, rows_of
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize("storage", ["Device", "Host", "Compressed"])
-@pytest.mark.parametrize("sampler", ["Uniform", "Prioritized"])
-def test_a_step_copies_nothing(storage, sampler):
-    check_inplace(storage, sampler)
+from tests.support.tables import checks, one_of
 
 
 def test_a_hundred_thousand_rows_take_no_more_than_a_thousand():
@@ -27,9 +23,7 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand():
     assert max(sizes) < min(sizes) + 5 * 32 * 1024  # the arena lets four segments lie idle before it moves anything
 
 
-@pytest.fixture(params=["Host", "Compressed"])
-def storage(request):
-    return request.param
+storage = one_of("Host", "Compressed")
 
 
 @pytest.mark.parametrize(
@@ -50,3 +44,8 @@ def test_strict_promotion_and_x64(storage, writer, x64):
         state = buffer.update_rows(state, batch.index, {"obs": batch.data["obs"]})
         assert np.asarray(batch.mask).all() and np.asarray(buffer.rows(state).mask).all()
         assert len(set(np.asarray(buffer.rows(buffer.clear(state)).mask).tolist())) == 1
+
+
+test_optimized_checks = pytest.mark.optimized(
+    checks((check_inplace, itertools.product(["Device", "Host", "Compressed"], ["Uniform", "Prioritized"])))
+)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 
+from tests.support.tables import checks
 from tests.writers.test_topk import KINDS, PROGRAM, check_capacity, check_inplace, check_program, check_ways
 
 
@@ -12,16 +13,7 @@ def test_what_sorting_all_rows_would_leave_stays(kind, program):
     check_program(kind, program)
 
 
-@pytest.mark.parametrize("capacity", [8, 9])
-def test_any_capacity(capacity):
-    check_capacity(capacity)
+test_checks = checks((check_capacity, [8, 9]), (check_ways, [(600, 40)]))
 
 
-def test_one_by_one_and_at_once_keep_the_same_rows():
-    check_ways(600, 40)
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize("form", ["jit", "vmap"])
-def test_a_step_copies_nothing(form):
-    check_inplace(form)
+test_optimized_checks = pytest.mark.optimized(checks((check_inplace, ["jit", "vmap"])))

@@ -6,14 +6,7 @@ import numpy as np
 from fbuf._algorithms import block_table
 from fbuf._algorithms.block_table import WAYS
 from tests.support.block_table import WORDS, Model, check_load, check_turnover, hashing, some_blocks
-
-
-def test_nothing_is_refused_before_every_place_is_taken():
-    check_load(4096, "noise")
-
-
-def test_nothing_is_refused_while_blocks_come_and_go():
-    check_turnover(320, 64)
+from tests.support.tables import checks
 
 
 def same(a, b):
@@ -46,3 +39,6 @@ def test_one_bucket_pair_is_used_to_its_last_place():
             for _ in range(3):
                 model.release(1.0, seed, 100)
         assert model.live == 0 and len(model.contents()) < 65 and model.refused < 16
+
+
+test_checks = checks((check_load, [(4096, "noise")]), (check_turnover, [(320, 64)]))

@@ -3,6 +3,7 @@
 # ruff: noqa: F401, F811
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
 from tests.algorithms.test_sum_tree import path
 from tests.support import sum_tree
+from tests.support.tables import checks
 
 
 @pytest.mark.parametrize(("capacity", "reduce"), [(65_536, "sum"), (9, "max"), (1000, "min")])
@@ -85,7 +87,4 @@ def test_words_of_any_key(kind):
         np.testing.assert_array_equal(short[1], other[:4])
 
 
-@pytest.mark.parametrize("below", [None, 334, 2**32 // 17 - 5, 2**31])
-@pytest.mark.parametrize("batch", [1, 2, 17])
-def test_keep_last(batch, below):
-    sum_tree.check_keep_last(batch, below)
+test_checks = checks((sum_tree.check_keep_last, itertools.product([1, 2, 17], [None, 334, 2**32 // 17 - 5, 2**31])))

@@ -12,20 +12,8 @@ import pytest
 from fbuf.samplers import Prioritized
 from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, check_batches, make, rows_at
 from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.support.trees import same
-
-
-@pytest.mark.parametrize(
-    ("storage", "sampler", "view", "form"),
-    [("host", "consume", "sequence", "eager"), ("compressed", "uniform", "hindsight", "scan")],
-)
-def test_sample_returns_the_batch_of_the_previous_call(storage, sampler, view, form):
-    check_batches(storage, sampler, view, form)
-
-
-@pytest.mark.parametrize("check", CHECKS[2::3])
-def test_a_pending_batch_survives(check):
-    check("compressed")
 
 
 def test_the_batch_equals_peek_at_the_draw():
@@ -109,3 +97,9 @@ def test_convert_to_and_from_prefetch():
     raises(ValueError, "made by another buffer", lambda: buffer.sample(converted, jax.random.key(0)))
     with pytest.raises(ValueError, match="made by another buffer"):
         dataclasses.replace(other, batch_size=4).sample(converted, jax.random.key(0))
+
+
+test_checks = checks(
+    (check_batches, [("host", "consume", "sequence", "eager"), ("compressed", "uniform", "hindsight", "scan")]),
+    *((check, ["compressed"]) for check in CHECKS[2::3]),
+)

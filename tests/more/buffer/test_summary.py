@@ -8,14 +8,7 @@ import fbuf
 from fbuf._buffer.summary import collect
 from fbuf.samplers import Prioritized, Ranked
 from tests.support.summary import check, check_all, check_unordered, close, history, plain_quantiles
-
-
-def test_every_number_is_that_of_plain_python():
-    check_all("Compressed", "Consume", "Row")
-
-
-def test_rows_of_scattering_writers():
-    check_unordered("Device", "TopK")
+from tests.support.tables import checks
 
 
 def test_rows_are_compared_in_blocks(monkeypatch):
@@ -114,3 +107,6 @@ def test_a_replay_and_a_checked_buffer_have_a_summary():
     assert replay.summary().size == 5 and replay.summary(compare=0).compared == 0
     checked = fbuf.checked(replay.buffer)
     assert repr(checked.summary(replay.state)) == repr(replay.summary())
+
+
+test_checks = checks((check_all, [("Compressed", "Consume", "Row")]), (check_unordered, [("Device", "TopK")]))

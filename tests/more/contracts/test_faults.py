@@ -7,6 +7,7 @@ from hypothesis import given
 
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
 from tests.support import faults
+from tests.support.tables import checks
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -29,6 +30,4 @@ def test_a_key_used_twice_is_found(sampler):
     faults.check_key_reuse(sampler, prefetch=1)
 
 
-@pytest.mark.parametrize("sampler", [Epoch()], ids=repr)
-def test_no_key_of_many_states_is_taken_for_one_used_twice(sampler):
-    faults.check_many_keys(sampler)
+test_checks = checks((faults.check_many_keys, [Epoch()]))

@@ -3,15 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 from tests.support.flags import BATCH, BUFFERS, EXAMPLE, check, check_all_flags, every_method, flags, given, plain
-
-
-@pytest.mark.parametrize("name", ["rich", "host"])
-def test_every_method_under_every_flag_at_once(name):
-    check_all_flags(name)
+from tests.support.tables import checks
 
 
 def test_eager_methods_move_nothing_to_or_from_the_device():
@@ -37,3 +32,6 @@ def test_nothing_leaks_from_scan_vmap_and_grad():
     with jax.checking_leaks():
         slopes = jax.jit(jax.vmap(jax.grad(run), in_axes=(0, None)))(jnp.ones((2,), jnp.float32), jax.random.key(0))
     assert np.all(np.isfinite(slopes))
+
+
+test_checks = checks((check_all_flags, ["rich", "host"]))

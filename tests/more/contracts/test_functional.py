@@ -12,6 +12,7 @@ from jax import export
 import fbuf
 from tests.support.functional import BATCH, BUFFERS, CAPACITY, EXAMPLE, KEY, RICH, build, filled, methods, rows, step
 from tests.support.processes import run_python
+from tests.support.tables import one_of
 from tests.support.trees import close, same
 
 
@@ -21,9 +22,7 @@ def loss(weight, state, key):
     return jnp.mean(batch.weight * error**2), (state, batch, error)
 
 
-@pytest.fixture(params=[jax.checkpoint])
-def wrap(request):
-    return request.param
+wrap = one_of(jax.checkpoint)
 
 
 def test_grad_around_sample(wrap):
@@ -87,9 +86,7 @@ def test_the_persistent_cache_works_for_device_steps(tmp_path):
     assert hits >= 2 and second == first
 
 
-@pytest.fixture(params=["deduplicated"])
-def name(request):
-    return request.param
+name = one_of("deduplicated")
 
 
 def test_no_method_calls_back_to_the_host(name):

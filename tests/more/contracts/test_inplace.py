@@ -10,6 +10,7 @@ from jax import lax
 import fbuf
 from fbuf.testing import assert_inplace, measure
 from tests.support import inplace
+from tests.support.tables import one_of
 
 pytestmark = pytest.mark.optimized
 
@@ -39,9 +40,7 @@ def test_orders_are_in_place_with_other_writers(form, writer, order):
     inplace.check_writer(form, writer, "prioritized", order)
 
 
-@pytest.fixture(params=[inplace.LANES])
-def lanes(request):
-    return request.param
+lanes = one_of(inplace.LANES)
 
 
 def test_masks_and_priorities_are_in_place(lanes):
@@ -63,9 +62,7 @@ def test_masks_and_priorities_are_in_place(lanes):
     inplace.state_of(buffer, memory.bound)
 
 
-@pytest.fixture(params=["last", "get", "rebuild", "add, ranked"])
-def verb(request):
-    return request.param
+verb = one_of("last", "get", "rebuild", "add, ranked")
 
 
 def test_other_verbs_are_in_place(verb):
@@ -146,10 +143,7 @@ def trainer(buffer, steps):
     return run
 
 
-@pytest.fixture(params=[("uniform", "transition", 4)], ids=str)
-def recipe(request):
-    """Sampler, view and number of seeds of a trainer."""
-    return request.param
+recipe = one_of(("uniform", "transition", 4))
 
 
 def test_whole_trainers_are_in_place(recipe):

@@ -5,6 +5,7 @@ import pytest
 
 from tests.support.combinations import EXAMPLE, SAMPLERS, VIEWS, make
 from tests.support.shard_map import check_types, check_values
+from tests.support.tables import checks
 
 _HERE = [name for name in SAMPLERS if "host" not in name]
 _VIEWS = list(VIEWS)
@@ -17,17 +18,7 @@ def test_samplers_keep_the_types_of_their_arrays(sampler):
     check_types(("Device", "Deduplicated")[number % 2], sampler, view)
 
 
-@pytest.mark.parametrize("writer", ["TopK", "Reservoir"])
-def test_writers_keep_the_types_of_their_arrays(writer):
-    check_types("Device", "Prioritized", "Row", writer)
-
-
 CASES = [("Device", "Epoch"), ("Device", "Prioritized(replace=False)"), ("Deduplicated", "Prioritized")]
-
-
-@pytest.mark.parametrize(("storage", "sampler"), CASES)
-def test_methods_give_the_same_inside_shard_map(storage, sampler):
-    check_values(storage, sampler, "Transition")
 
 
 @pytest.mark.parametrize("sampler", _HERE)
@@ -37,3 +28,9 @@ def test_no_leaf_of_a_state_is_empty(sampler):
         state = jax.eval_shape(make(storage, sampler, view).init, EXAMPLE)
         empty = [path for path, leaf in jax.tree_util.tree_leaves_with_path(state) if not leaf.size]
         assert not empty
+
+
+test_checks = checks(
+    (check_types, [("Device", "Prioritized", "Row", writer) for writer in ["TopK", "Reservoir"]]),
+    (check_values, [(storage, sampler, "Transition") for storage, sampler in CASES]),
+)

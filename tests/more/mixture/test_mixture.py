@@ -13,13 +13,9 @@ from fbuf.views import Transition
 from tests.support import pieces
 from tests.support.mixture import check_in_place, check_sampler, filled
 from tests.support.refusals import raises
+from tests.support.tables import checks
 
 CASES = [("Prioritized(on='host')", "random")]
-
-
-@pytest.mark.parametrize(("sampler", "mode"), CASES)
-def test_batches_hold_rows_of_each_buffer(sampler, mode):
-    check_sampler(sampler, mode)
 
 
 def test_data_sets_are_mixed(tmp_path):
@@ -48,11 +44,6 @@ def test_data_sets_are_mixed(tmp_path):
     assert int(mixture["online"].size(mixture.clear(state, "online")["online"])) == 0
 
 
-@pytest.mark.optimized
-def test_steps_are_in_place():
-    check_in_place("Prioritized", "annealed")
-
-
 def test_a_host_reads_only_the_rows_it_returns(monkeypatch):
     asked = []
     real = Store.read
@@ -68,3 +59,9 @@ def test_a_host_reads_only_the_rows_it_returns(monkeypatch):
     assert batch.source.tolist() == [0] * 4 + [1] * 12
     jax.block_until_ready(batch)
     assert sorted(asked) == [(4, 16), (12, 16)]
+
+
+test_checks = checks((check_sampler, CASES))
+
+
+test_optimized_checks = pytest.mark.optimized(checks((check_in_place, [("Prioritized", "annealed")])))

@@ -1,17 +1,12 @@
 """More of `samplers.Consume`: other views and lanes, many rows, many states at once, in place."""
 
-import pytest
-
 import fbuf
 from fbuf.samplers import Consume
 from fbuf.views import Transition
 from tests.samplers.test_consume import Trial, check_places
+from tests.support.tables import checks, one_of
 
-
-@pytest.fixture(params=[(Consume(3), Transition(n_step=2, autoreset="same_step"), 2, True)], ids=str)
-def case(request):
-    """Sampler, view, lanes, and whether states are donated."""
-    return request.param
+case = one_of((Consume(3), Transition(n_step=2, autoreset="same_step"), 2, True))
 
 
 def test_no_row_is_drawn_too_often(case):
@@ -20,5 +15,4 @@ def test_no_row_is_drawn_too_often(case):
     Trial(buffer, 0, donated).run(40)
 
 
-def test_every_row_is_as_likely_as_every_other():
-    check_places(3000)
+test_checks = checks((check_places, [(3000,)]))

@@ -15,13 +15,11 @@ from fbuf.testing import assert_inplace, measure
 from fbuf.transforms import Augment, NormalizeReward, Rename, RewardToGo, Scale
 from fbuf.views import Episode, Transition
 from tests.support import pieces
+from tests.support.tables import one_of
 from tests.support.transforms import EXAMPLE, ON_READ, ON_WRITE
 from tests.support.trees import same
 
-
-@pytest.fixture(params=[{"prefetch": 1, "batch_size": 8}], ids=["prefetch"])
-def settings(request):
-    return request.param
+settings = one_of({"prefetch": 1, "batch_size": 8})
 
 
 @pytest.mark.optimized

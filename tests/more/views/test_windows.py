@@ -6,19 +6,8 @@ import numpy as np
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Sequence
+from tests.support.tables import checks
 from tests.views.test_windows import EXAMPLE, WINDOWS, check_chances, check_cuts, check_late_priorities, rows_of
-
-
-def test_every_episode_is_as_likely_as_every_other():
-    check_chances(WINDOWS[0], Uniform(over="episodes"))
-
-
-def test_late_priorities_revive_no_window_across_the_write_head():
-    check_late_priorities(Sequence(5, boundary="mask", at=2, autoreset="same_step"))
-
-
-def test_windows_cut_at_ends_are_never_shorter_than_said():
-    check_cuts(2)
 
 
 def test_episodes_of_one_row():
@@ -46,3 +35,10 @@ def test_a_replay_takes_errors_of_windows():
     index, errors = replay.sample(8).index, np.arange(1.0, 5.0, dtype=np.float32) * np.ones((8, 1), np.float32)
     replay.update_priority(index, errors, mask=np.arange(4) * np.ones((8, 1)) < 2, eta=0.5)
     assert replay.stats()["max_priority"] == 1.75  # 0.5 * 2 + 0.5 * (1 + 2) / 2
+
+
+test_checks = checks(
+    (check_chances, [(WINDOWS[0], Uniform(over="episodes"))]),
+    (check_late_priorities, [(Sequence(5, boundary="mask", at=2, autoreset="same_step"),)]),
+    (check_cuts, [(2,)]),
+)

@@ -15,6 +15,7 @@ from fbuf.storages import Compressed, Zstd
 from fbuf.testing import assert_inplace
 from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, STORAGES, Anywhere, check_largest, check_refused, make, rows_of
+from tests.support.tables import checks, one_of
 
 
 @given(data=st.data())
@@ -22,9 +23,7 @@ def test_the_largest_stay_and_come_out_in_order(data):
     check_largest("Compressed, small", data, lanes=None)
 
 
-@pytest.fixture(params=["Compressed, small"])
-def storage(request):
-    return request.param
+storage = one_of("Compressed, small")
 
 
 def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage):
@@ -105,5 +104,4 @@ def test_a_shuffled_data_set_is_a_stream_of_chunks_of_one():
     assert sizes[1] < game.nbytes / 4, sizes
 
 
-def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted():
-    check_refused("Compressed")
+test_checks = checks((check_refused, [("Compressed",)]))

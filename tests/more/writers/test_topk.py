@@ -10,6 +10,7 @@ from jax import lax
 import fbuf
 from fbuf._algorithms import top_k_tree
 from fbuf.testing import assert_inplace
+from tests.support.tables import checks
 from tests.writers.test_topk import (
     CAPACITY,
     PROGRAM,
@@ -49,11 +50,6 @@ def test_ranks_of_64_bits(dtype):
         assert state.scatter.own.lowest.item() == min(new[i] for i in best(list(new)))
 
 
-@pytest.mark.parametrize("capacity", [2, 65])
-def test_any_capacity(capacity):
-    check_capacity(capacity)
-
-
 def test_it_makes_no_difference_which_rows_come_in_one_call():
     rng, buffer, laned = np.random.default_rng(0), buffer_of(), buffer_of(lanes=4)
     ranks = rng.integers(0, 30, 96).astype(np.float32)
@@ -70,11 +66,6 @@ def test_it_makes_no_difference_which_rows_come_in_one_call():
     run = jax.jit(lambda state: lax.scan(step, state, rows)[0], donate_argnums=0)
     scanned = run(buffer.init(example_of(np.float32)))
     assert ids(buffer, few) == ids(buffer, scanned) == held(many) == best(ranks.tolist())
-
-
-@pytest.mark.parametrize(("capacity", "number"), [(5, 9), (70, 3)])
-def test_one_by_one_and_at_once_keep_the_same_rows(capacity, number):
-    check_ways(capacity, number)
 
 
 @pytest.mark.optimized
@@ -120,3 +111,6 @@ def test_a_write_alone_copies_nothing(number):
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), example)
     memory = assert_inplace(buffer.extend, jax.eval_shape(buffer.init, example), rows)
     assert memory.bound < 200_000
+
+
+test_checks = checks((check_capacity, [2, 65]), (check_ways, [(5, 9), (70, 3)]))
