@@ -1,10 +1,11 @@
-"""Frozen buffers with every sampler and view."""
+"""Writers with every storage and sampler, and in place."""
 
 # ruff: noqa: F401, F811
 
 import copy
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
 from jax import lax
 
 import fbuf
 from fbuf.samplers import Epoch, Prioritized, Uniform
 from fbuf.storages import DataSet
 from fbuf.testing import assert_inplace
-from fbuf.views import Transition
+from fbuf.views import Sequence, Transition
 from tests.more.writers.test_frozen import test_eager_jitted_scanned_and_donated
-from tests.support import pieces
+from tests.more.writers.test_scattered import test_an_old_state_reads_its_own_rows_or_says_that_they_expired
+from tests.support import pieces, scattered
 from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
 from tests.support.refusals import raises
+from tests.support.scattered import EXAMPLE, make, rows_of
+from tests.support.tables import checks, one_of
 from tests.support.trees import same
+from tests.writers import test_reservoir, test_topk
 from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
+from tests.writers.test_reservoir import buffer_of, held_sets
+from tests.writers.test_topk import KINDS, PROGRAM, check_capacity, check_program, check_ways
 
 CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) not in REFUSED]
 
 
-@pytest.fixture(params=[Uniform()])
-def sampler(request):
-    return request.param
+sampler = one_of(Uniform())
 
 
 @pytest.mark.parametrize(("sampler", "view"), CASES)
@@ -94,3 +100,68 @@ def test_replay_and_checked(made, opened):
     same(batch, replay.sample(BATCH))
     replay.update_priority(batch.index, np.ones(BATCH))
     raises(TypeError, "expected a writer that accepts rows", replay.extend, rows)
+
+
+def test_every_row_of_a_long_stream_is_equally_likely():
+    held = held_sets(rows=300, calls=7, capacity=20, runs=30_000)
+    counts = held.sum(axis=0)
+    # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
+    spread = (counts - 2000) ** 2 / 2000 / (1 - 20 / 300)
+    assert abs(spread.sum() * 299 / 300 - 299) / np.sqrt(2 * 299) < 4
+
+
+@pytest.mark.parametrize("view", [Transition(autoreset="same_step"), Sequence(4, autoreset="same_step")], ids=str)
+def test_views_of_neighbouring_rows_are_refused(view):
+    raises(ValueError, r"reads neighbouring rows, but Reservoir\(\) may replace any", buffer_of, view=view)
+
+
+def test_a_hundred_thousand_rows_take_no_more_than_a_thousand():
+    buffer = make("Compressed", "Anywhere", capacity=1000)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    state, sizes = buffer.init(EXAMPLE), []
+    for i in range(500):
+        state = extend(state, rows_of(200 * i, 200))
+        if i % 50 == 9:
+            sizes.append(buffer.nbytes(state)["host"])
+    assert max(sizes) < min(sizes) + 5 * 32 * 1024  # the arena lets four segments lie idle before it moves anything
+
+
+storage = one_of("Host", "Compressed")
+
+
+@pytest.mark.parametrize(
+    ("storage", "writer", "x64"),
+    [
+        ("Compressed", "Largest", True),
+        ("Device", "TopK", False),
+        ("Device", "TopK", True),
+        ("Device", "Reservoir", True),
+    ],
+)
+def test_strict_promotion_and_x64(storage, writer, x64):
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with jax.numpy_dtype_promotion("strict"), wide(x64), jax.debug_nans(True):
+        buffer = make(storage, writer, sampler=Prioritized())
+        state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))
+        state, batch = buffer.sample(state, jax.random.key(0), 4)
+        state = buffer.update_rows(state, batch.index, {"obs": batch.data["obs"]})
+        assert np.asarray(batch.mask).all() and np.asarray(buffer.rows(state).mask).all()
+        assert len(set(np.asarray(buffer.rows(buffer.clear(state)).mask).tolist())) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(program=PROGRAM)
+def test_what_sorting_all_rows_would_leave_stays(kind, program):
+    check_program(kind, program)
+
+
+test_checks = checks((check_capacity, [8, 9]), (check_ways, [(600, 40)]))
+
+
+test_optimized_checks = pytest.mark.optimized(
+    checks(
+        (test_reservoir.check_inplace, [100]),
+        (scattered.check_inplace, itertools.product(["Device", "Host", "Compressed"], ["Uniform", "Prioritized"])),
+        (test_topk.check_inplace, ["jit", "vmap"]),
+    )
+)
