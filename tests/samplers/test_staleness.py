@@ -15,7 +15,7 @@ from jax import lax
 
 import fbuf
 from fbuf.samplers import Staleness
-from fbuf.views import Sequence, Transition
+from tests.support import same_step
 from tests.support.epoch import FIELDS
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.refusals import raises
@@ -90,9 +90,7 @@ def test_a_learner_ahead_of_its_actors():
 
 def test_rows_that_are_no_anchors_age_the_others():
     """The current version is that of the newest policy heard of, whether or not its rows can be drawn already."""
-    buffer = fbuf.Buffer(
-        8, sampler=Staleness(2, version="version"), view=Sequence(4, episode_end=("end",), autoreset="same_step")
-    )
+    buffer = fbuf.Buffer(8, sampler=Staleness(2, version="version"), view=same_step.Sequence(4, episode_end=("end",)))
     state = buffer.init({"version": 0, "end": False})
     for version, current in (([0, 0, 0, 0], 0), ([2], 2), ([9], 9), ([20], 9), ([3, 30, *[3] * 20], 30)):
         rows = {"version": np.resize(np.int32(version), 22), "end": np.zeros(22, bool)}
@@ -116,7 +114,7 @@ def test_counts_do_not_overflow():
 
 @pytest.mark.optimized
 def test_steps_are_in_place():
-    view = Transition(n_step=3, stack=4, autoreset="same_step")
+    view = same_step.Transition(n_step=3, stack=4)
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=Staleness(8, version="action"), view=view)
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)
 

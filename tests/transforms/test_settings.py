@@ -11,7 +11,7 @@ import pytest
 import fbuf
 from fbuf.storages import Ragged
 from fbuf.transforms import Augment, Drop, Map, NormalizeReward, Rename, RewardToGo, Scale, Select
-from fbuf.views import Sequence
+from tests.support import same_step
 from tests.support.refusals import raises
 
 EXAMPLES = [
@@ -23,11 +23,7 @@ EXAMPLES = [
     ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
     ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "no leaf named 'x'; rows have y"),
     ({"on_write": Drop("x")}, {}, "the example has no leaves"),
-    (
-        {"on_write": Drop("x"), "view": Sequence(2, autoreset="same_step")},
-        {"x": False, "y": 0},
-        "no leaf named 'terminated'",
-    ),
+    ({"on_write": Drop("x"), "view": same_step.Sequence(2)}, {"x": False, "y": 0}, "no leaf named 'terminated'"),
 ]
 
 

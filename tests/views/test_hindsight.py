@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.views import Hindsight, Row, Sequence, Transition
+from fbuf.views import Hindsight, Row, Transition
+from tests.support import same_step
 from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
@@ -22,8 +23,8 @@ def reward(achieved, goal):
 
 
 VIEWS = {
-    "one step": Transition(autoreset="same_step"),
-    "steps": Transition(n_step=3, gamma=0.5, stack=2, autoreset="same_step"),
+    "one step": same_step.Transition(),
+    "steps": same_step.Transition(n_step=3, gamma=0.5, stack=2),
     "final": Transition(n_step=2, gamma=0.5, final_observation="last"),
     "next step": Transition(n_step=2, gamma=0.5, autoreset="next_step"),
     "frames": Transition(stack=3, final_observation="last", pad="repeat"),
@@ -214,9 +215,7 @@ def drawn(view, rows, capacity, first):
 
 def test_final_goals_over_the_end_of_the_ring():
     """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
-    view = Hindsight(
-        Transition(autoreset="same_step"), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0
-    )
+    view = Hindsight(same_step.Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
     number = np.arange(14, dtype=np.int32)
     rows = {
         "obs": {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
@@ -234,30 +233,30 @@ def test_final_goals_over_the_end_of_the_ring():
     ("make", "error", "message"),
     [
         (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected a view of transitions"),
-        (lambda: Hindsight(Sequence(3, autoreset="same_step"), reward), TypeError, "expected a view of transitions"),
+        (lambda: Hindsight(same_step.Sequence(3), reward), TypeError, "expected a view of transitions"),
         (lambda: Hindsight(Transition, reward), TypeError, "expected a view of transitions"),
         (
-            lambda: Hindsight(Transition(autoreset="same_step"), reward, goal=5),
+            lambda: Hindsight(same_step.Transition(), reward, goal=5),
             TypeError,
             "goal is 5; expected the name of a leaf",
         ),
         (
-            lambda: Hindsight(Transition(autoreset="same_step"), reward, "obs", "obs"),
+            lambda: Hindsight(same_step.Transition(), reward, "obs", "obs"),
             ValueError,
             "goal and achieved are both 'obs'",
         ),
         (
-            lambda: Hindsight(Transition(autoreset="same_step"), "reward"),
+            lambda: Hindsight(same_step.Transition(), "reward"),
             TypeError,
             "expected a function reward(achieved_goal, goal)",
         ),
         (
-            lambda: Hindsight(Transition(autoreset="same_step"), reward, strategy="past"),
+            lambda: Hindsight(same_step.Transition(), reward, strategy="past"),
             ValueError,
             "strategy is 'past'; expected \"future\"",
         ),
         (
-            lambda: Hindsight(Transition(autoreset="same_step"), reward, fraction=4),
+            lambda: Hindsight(same_step.Transition(), reward, fraction=4),
             ValueError,
             "fraction is 4; expected a number in [0, 1]",
         ),
@@ -278,12 +277,12 @@ def test_wrong_settings(make, error, message):
 def test_wrong_leaves(change, message):
     obs = {n: x for n, x in (ROWS["obs"] | change).items() if x is not None}
     with pytest.raises(ValueError, match=re.escape(message)):
-        fbuf.Buffer(10, view=Hindsight(Transition(autoreset="same_step"), reward)).init(ROWS | {"obs": obs})
+        fbuf.Buffer(10, view=Hindsight(same_step.Transition(), reward)).init(ROWS | {"obs": obs})
 
 
 def test_wrong_rewards():
     def init(reward, rows=ROWS, name="reward"):
-        fbuf.Buffer(10, view=Hindsight(Transition(reward=name, autoreset="same_step"), reward)).init(rows)
+        fbuf.Buffer(10, view=Hindsight(same_step.Transition(reward=name), reward)).init(rows)
 
     with pytest.raises(ValueError, match=r"returns float32\[2\]; expected real numbers of shape \[\]"):
         init(lambda achieved, goal: achieved - goal)
@@ -298,7 +297,7 @@ def test_wrong_rewards():
 def test_the_episode_around_a_row_is_found_wherever_the_ring_stands():
     goal, rng = np.zeros(2, np.float32), np.random.default_rng(0)
     example = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
-    buffer = fbuf.Buffer(11, view=Hindsight(Transition(autoreset="same_step"), reward))
+    buffer = fbuf.Buffer(11, view=Hindsight(same_step.Transition(), reward))
     state = buffer.init(example | {"terminated": False, "truncated": False})
     around = jax.jit(fbuf._indexing.anchors.episode_around, static_argnums=2)
     ends = []

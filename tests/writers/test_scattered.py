@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._interfaces import writer
 from fbuf.samplers import Epoch, Prioritized, Staleness, Uniform
-from fbuf.views import Episode, Hindsight, Sequence, Transition
+from fbuf.views import Hindsight
+from tests.support import same_step
 from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, Largest, Told, check_largest, check_refused, make, rows_of
 
@@ -70,14 +71,11 @@ def test_the_order_of_arrival_outlives_2_to_32_rows():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
+        ({"view": same_step.Transition(n_step=2)}, "reads neighbouring rows, but Largest.* may replace any. Use view="),
+        ({"view": same_step.Sequence(4)}, "reads neighbouring rows"),
+        ({"view": same_step.Episode(4)}, "reads neighbouring rows"),
         (
-            {"view": Transition(n_step=2, autoreset="same_step")},
-            "reads neighbouring rows, but Largest.* may replace any. Use view=",
-        ),
-        ({"view": Sequence(4, autoreset="same_step")}, "reads neighbouring rows"),
-        ({"view": Episode(4, autoreset="same_step")}, "reads neighbouring rows"),
-        (
-            {"view": Hindsight(Transition(autoreset="same_step"), lambda a, g: a, goal="g", achieved="a")},
+            {"view": Hindsight(same_step.Transition(), lambda a, g: a, goal="g", achieved="a")},
             "reads neighbouring rows",
         ),
         ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "draws episodes, but .* Use sampler="),

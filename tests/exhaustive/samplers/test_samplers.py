@@ -21,7 +21,7 @@ from tests.samplers.test_prioritized import (
     test_sets_are_those_of_drawing_one_after_another,
     test_traced_numbers_are_brought_into_range,
 )
-from tests.support import priorities
+from tests.support import priorities, same_step
 from tests.support.epoch import (
     FIELDS,
     LARGE,
@@ -43,21 +43,19 @@ from tests.support.uniformity import lanes_out_of_step
 
 case = one_of(
     (Consume(), Row(), None, True),
-    (Consume(), Transition(n_step=2, stack=3, autoreset="same_step"), None, False),
-    (Consume(), Sequence(3, boundary="mask", autoreset="same_step"), 3, True),
+    (Consume(), same_step.Transition(n_step=2, stack=3), None, False),
+    (Consume(), same_step.Sequence(3, boundary="mask"), 3, True),
 )
 
 
 @pytest.mark.optimized
 def test_steps_are_in_place():
-    buffer = fbuf.Buffer(
-        400_000, lanes=2, sampler=Consume(4), view=Transition(n_step=3, stack=4, autoreset="same_step")
-    )
+    buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(4), view=same_step.Transition(n_step=3, stack=4))
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 
 def test_many_at_once_are_as_each_alone():
-    buffer = fbuf.Buffer(12, sampler=Consume(2), view=Transition(autoreset="same_step"))
+    buffer = fbuf.Buffer(12, sampler=Consume(2), view=same_step.Transition())
     states = [buffer.extend(empty(buffer), rows_of(np.random.default_rng(i), 9)) for i in range(3)]
     together = jax.tree.map(lambda *x: jnp.stack(x), *states)
     keys = jax.random.split(jax.random.key(0), 3)
@@ -80,7 +78,7 @@ def test_more_programs(shuffle, drop_last, view, lanes):
 
 def test_rows_of_another_sampler():
     """`convert` tells the sampler of rows that arrived before it."""
-    view = Transition(n_step=3, autoreset="same_step")
+    view = same_step.Transition(n_step=3)
     uniform = fbuf.Buffer(capacity=12, view=view)
     trial = Trial(dataclasses.replace(uniform, sampler=Epoch()), 0)
     trial.buffer, trial.state = uniform, empty(uniform)
@@ -130,10 +128,7 @@ test_optimized_checks = pytest.mark.optimized(
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("sampler", "view"),
-    [
-        (Staleness(8, unit=100), Row()),
-        (Staleness(8, version="action"), Sequence(16, boundary="mask", autoreset="same_step")),
-    ],
+    [(Staleness(8, unit=100), Row()), (Staleness(8, version="action"), same_step.Sequence(16, boundary="mask"))],
 )
 def test_steps_are_in_place_of_staleness(sampler, view):
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
@@ -189,7 +184,7 @@ def test_chances_make_sums_unbiased(size, batch_size, trials):
         assert abs(sums.mean() - np.sum(leaf[part] > 0)) < 5 * sums.std() / np.sqrt(trials)
 
 
-@pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Transition(autoreset="same_step")])
+@pytest.mark.parametrize("view", [fbuf.views.Row(), same_step.Transition()])
 def test_all_zero_without_replacement_is_a_part_of_all(view):
     sampler = Prioritized(eps=0.0, replace=False, beta=1.0)
     if isinstance(view, fbuf.views.Row):
