@@ -1,20 +1,14 @@
 """`buffer.plan` against what is then allocated and compiled."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
 from tests.support.refusals import raises
+from tests.support.trees import row_with
 
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((28, 28), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
+EXAMPLE = row_with(np.zeros((28, 28), np.uint8))
 TRANSITION = fbuf.views.Transition(n_step=2, stack=4, autoreset="same_step")
 
 
@@ -28,13 +22,7 @@ def frames(count, seed=0):
 
 
 def rows(count):
-    return {
-        "obs": frames(count),
-        "action": np.zeros(count, np.int32),
-        "reward": np.zeros(count, np.float32),
-        "terminated": np.zeros(count, bool),
-        "truncated": np.zeros(count, bool),
-    }
+    return row_with(frames(count), count)
 
 
 STORAGES = {

@@ -8,26 +8,20 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.trees import row_with
 
-EXAMPLE = {
-    "obs": np.zeros((4,), np.float32),
-    "action": np.int32(0),
-    "reward": np.float32(0),
-    "terminated": np.bool_(False),
-    "truncated": np.bool_(False),
-}
+EXAMPLE = row_with(np.zeros(4, np.float32))
 BASE = fbuf.Buffer(10, view=fbuf.views.Transition(autoreset="same_step"))
 
 
 def rows(count, start=0):
     number = np.arange(start, start + count)
-    return {
-        "obs": np.repeat(number[:, None], 4, 1).astype(np.float32),
-        "action": number.astype(np.int32),
-        "reward": number.astype(np.float32),
-        "terminated": np.zeros(count, bool),
-        "truncated": np.zeros(count, bool),
-    }
+    return row_with(
+        np.repeat(number[:, None], 4, 1).astype(np.float32),
+        count,
+        action=number.astype(np.int32),
+        reward=number.astype(np.float32),
+    )
 
 
 @functools.cache

@@ -4,17 +4,13 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fbuf
 from fbuf._buffer import operations
+from tests.support.trees import row_with
 
-ROW = {
-    "obs": jax.ShapeDtypeStruct((4,), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
+ROW = row_with(np.zeros(4, np.uint8))
 
 
 SCOPES = """

@@ -15,7 +15,7 @@ from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Transition
 from tests.support.refusals import raises
-from tests.support.trees import example_of
+from tests.support.trees import example_of, row_with
 
 KEYS = {"keys": ("obs",), "on_expired": "mask", "slack": 0}
 STORAGES = {
@@ -31,13 +31,13 @@ KEY = jax.random.key(0)
 
 def rows_of(first, count):
     t = np.arange(first, first + count)
-    return {
-        "obs": np.random.default_rng(first).integers(0, 255, (count, 8, 8), np.uint8),
-        "action": t.astype(np.int32),
-        "reward": t.astype(np.float32),
-        "terminated": t % 7 == 6,
-        "truncated": np.zeros(count, bool),
-    }
+    return row_with(
+        np.random.default_rng(first).integers(0, 255, (count, 8, 8), np.uint8),
+        count,
+        action=t.astype(np.int32),
+        reward=t.astype(np.float32),
+        terminated=t % 7 == 6,
+    )
 
 
 EXAMPLE = example_of(rows_of(0, 1), 1)

@@ -8,6 +8,7 @@ import numpy as np
 
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
+from tests.support.trees import row_with
 
 CAPACITY, BATCH = 12, 4
 EXAMPLE = {"obs": np.zeros(2, np.uint8), "reward": np.float32(0), "next": {"done": np.bool_(False)}}
@@ -195,13 +196,7 @@ def states():
     return {name: jax.eval_shape(buffer.init, EXAMPLE) for name, buffer in made.items()} | {"bare": bare}
 
 
-ROW = {
-    "obs": np.zeros(2, np.uint8),
-    "action": np.int32(0),
-    "reward": np.float32(0),
-    "terminated": np.bool_(False),
-    "truncated": np.bool_(False),
-}
+ROW = row_with(np.zeros(2, np.uint8))
 Unhashable = type("Unhashable", (Uniform,), {"__hash__": None})
 CONFIGURATIONS = """
 fbuf.Buffer(capacity=0)

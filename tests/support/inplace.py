@@ -6,22 +6,18 @@ import random
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import fbuf
 from fbuf.testing import assert_inplace
+from tests.support.trees import row_with
 
 LANES, ROWS, BATCH, STEPS = 2, 3, 8, 5
 CAPACITY = 400_000
 
 VERBS = "esuort"  # extend, sample, update of the last batch, update from elsewhere, update_rows, stats
-ROW = {
-    "obs": jax.ShapeDtypeStruct((4, 3), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
+ROW = row_with(np.zeros((4, 3), np.uint8))
 SAMPLERS = {
     "uniform": fbuf.samplers.Uniform(),
     "prioritized": fbuf.samplers.Prioritized(),
@@ -146,13 +142,13 @@ def some(length, sampler, number):
 
 def rows_at(key):
     """One made-up row a lane."""
-    return {
-        "obs": jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
-        "action": jnp.zeros((1, LANES), jnp.int32),
-        "reward": jax.random.normal(key, (1, LANES), jnp.float32),
-        "terminated": jax.random.uniform(key, (1, LANES), jnp.float32) < jnp.float32(0.1),
-        "truncated": jnp.zeros((1, LANES), jnp.bool_),
-    }
+    return row_with(
+        jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
+        1,
+        LANES,
+        reward=jax.random.normal(key, (1, LANES), jnp.float32),
+        terminated=jax.random.uniform(key, (1, LANES), jnp.float32) < jnp.float32(0.1),
+    )
 
 
 def filled(buffer):

@@ -94,6 +94,12 @@ def make(view, sampler, storage, lanes):
     )
 
 
+def listed(text):
+    """Return the cases of a text such as `row/uniform/device/-/jit; row/batch/host/3/eager`, where `-` is None."""
+    cases = [case.strip().split("/") for case in text.split(";")]
+    return [tuple(None if part == "-" else int(part) if part.isdigit() else part for part in case) for case in cases]
+
+
 def cases(chosen):
     """Return a fixture of these cases."""
     return pytest.fixture(params=chosen, ids=lambda case: "-".join(map(str, case)))(lambda request: request.param)

@@ -6,6 +6,7 @@ import numpy as np
 
 import fbuf
 from tests.support.paths import ROOT
+from tests.support.trees import row_with
 
 GUIDE = (ROOT / "fbuf" / "parts" / "README.md").read_text()
 LANES, BATCH = 2, 8
@@ -39,14 +40,7 @@ BUFFERS = {
     "storage, drawn ahead": ROUNDED | AHEAD,
     "view, drawn ahead": {"view": OWN["WithLastAction"]()} | AHEAD,
 }
-EXAMPLE = {
-    "obs": np.zeros((4, 4), np.uint8),
-    "position": np.zeros(3, np.float32),
-    "action": np.int32(0),
-    "reward": np.float32(0),
-    "terminated": np.bool_(False),
-    "truncated": np.bool_(False),
-}
+EXAMPLE = row_with(np.zeros((4, 4), np.uint8), position=np.zeros(3, np.float32))
 
 
 def rows_of(count, lanes, seed=0):

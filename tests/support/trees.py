@@ -26,6 +26,12 @@ def example_of(rows, axes=2):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), rows)
 
 
+def row_with(obs, *axes, **leaves):
+    """Return an observation, an action, a reward and flags that end no episode; the others are zeros of these axes."""
+    zeros = {"action": np.zeros(axes, np.int32), "reward": np.zeros(axes, np.float32)}
+    return {"obs": obs} | zeros | dict.fromkeys(("terminated", "truncated"), np.zeros(axes, bool)) | leaves
+
+
 def close(one, two, **tolerance):
     """Compare the structures and values of two pytrees of arrays."""
     assert jax.tree.structure(one) == jax.tree.structure(two)

@@ -10,6 +10,7 @@ import numpy as np
 
 import fbuf
 from fbuf._indexing import anchors
+from tests.support.trees import row_with
 
 DRAWS = 2**18
 
@@ -34,13 +35,13 @@ def slots_drawn(buffer, state, seed, draws):
 
 def rows(rng, shape, often):
     """Make rows of flags and next to nothing else."""
-    return {
-        "obs": np.zeros(shape, np.uint8),
-        "action": np.zeros(shape, np.int8),
-        "reward": np.zeros(shape, np.float32),
-        "terminated": rng.random(shape) < often,
-        "truncated": rng.random(shape) < often,
-    }
+    return row_with(
+        np.zeros(shape, np.uint8),
+        *shape,
+        action=np.zeros(shape, np.int8),
+        terminated=rng.random(shape) < often,
+        truncated=rng.random(shape) < often,
+    )
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import fbuf
 from fbuf.views import Hindsight, Row, Transition
 from tests.support import same_step
 from tests.support.refusals import raises
+from tests.support.trees import row_with
 from tests.support.uniformity import chi_square_z
 
 LENGTH, DRAWS = 31, 2**12
@@ -187,13 +188,7 @@ def compare(oracle, batch, strategy, fraction, rewards):
 
 
 GOAL = np.zeros(2, np.float32)
-ROWS = {
-    "obs": {"achieved_goal": GOAL, "desired_goal": GOAL},
-    "action": np.int32(0),
-    "reward": np.float32(0),
-    "terminated": np.bool_(False),
-    "truncated": np.bool_(False),
-}
+ROWS = row_with({"achieved_goal": GOAL, "desired_goal": GOAL})
 
 
 def test_goals_are_of_the_same_episode():
@@ -217,13 +212,12 @@ def test_final_goals_over_the_end_of_the_ring():
     """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
     view = Hindsight(same_step.Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
     number = np.arange(14, dtype=np.int32)
-    rows = {
-        "obs": {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
-        "action": number,
-        "reward": np.zeros(14, np.float32),
-        "terminated": number == 8,
-        "truncated": np.zeros(14, bool),
-    }
+    rows = row_with(
+        {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
+        14,
+        action=number,
+        terminated=number == 8,
+    )
     data = drawn(view, rows, 10, 8)
     goals = {(int(a), float(g)) for a, g in zip(data["action"], data["obs"]["desired_goal"], strict=True)}
     assert goals == {(t, 8.0) for t in range(4, 8)} | {(8, -1.0)} | {(t, 13.0) for t in range(9, 13)}

@@ -131,11 +131,7 @@ def check_cuts(at):
     assert there[:, at].all()
 
 
-ROW = {
-    "obs": jax.ShapeDtypeStruct((4, 3), np.uint8),
-    "terminated": jax.ShapeDtypeStruct((), np.bool_),
-    "truncated": jax.ShapeDtypeStruct((), np.bool_),
-}
+ROW = {"obs": np.zeros((4, 3), np.uint8), "terminated": np.bool_(False), "truncated": np.bool_(False)}
 
 
 def check_inplace(view, sampler, first):

@@ -12,6 +12,7 @@ from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Hindsight, Sequence, Transition
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.tables import checks
+from tests.support.trees import row_with
 from tests.views.test_hindsight import VIEWS, follow, observation, reward
 from tests.views.test_transition import CASES, LAYOUTS, check_accumulated
 from tests.views.test_windows import (
@@ -44,30 +45,19 @@ def test_steps_are_in_place(storage):
     view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
     buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
     number = np.zeros((), int)
-    rows = {
-        "obs": observation(number, number, 0.0),
-        "last": observation(number, number, 0.0),
-        "action": np.int32(0),
-        "reward": np.float32(0),
-        "terminated": np.bool_(False),
-        "truncated": np.bool_(False),
-    }
+    rows = row_with(observation(number, number, 0.0), last=observation(number, number, 0.0))
     assert_draw_write_draw(buffer, rows, buffer.init(rows))
 
 
 def test_what_is_not_relabelled_is_as_without_it():
     """The same key draws the same transitions."""
-    rows = {
-        "obs": {
-            "desired_goal": jnp.arange(40.0),
-            "achieved_goal": jnp.arange(40.0),
-            "frame": jnp.arange(40, dtype=jnp.uint8),
-        },
-        "action": jnp.arange(40),
-        "reward": jnp.arange(40.0),
-        "terminated": jnp.arange(40) % 9 == 8,
-        "truncated": jnp.zeros(40, bool),
-    }
+    rows = row_with(
+        {"desired_goal": jnp.arange(40.0), "achieved_goal": jnp.arange(40.0), "frame": jnp.arange(40, dtype=jnp.uint8)},
+        40,
+        action=jnp.arange(40),
+        reward=jnp.arange(40.0),
+        terminated=jnp.arange(40) % 9 == 8,
+    )
     inner = Transition(n_step=3, stack=4, autoreset="same_step")
     plain = fbuf.Buffer(100, view=inner, sampler=fbuf.samplers.Prioritized())
     view = Hindsight(inner, lambda achieved, goal: achieved - goal, fraction=0.5)
@@ -91,13 +81,7 @@ def test_an_episode_far_longer_than_the_ring():
         Transition(autoreset="same_step"), lambda achieved, goal: achieved - goal, strategy="episode", fraction=1.0
     )
     buffer = fbuf.Buffer(16, view=view)
-    example = {
-        "obs": {"desired_goal": jnp.float32(0), "achieved_goal": jnp.float32(0)},
-        "action": jnp.int32(0),
-        "reward": jnp.float32(0),
-        "terminated": jnp.bool_(False),
-        "truncated": jnp.bool_(False),
-    }
+    example = row_with({"desired_goal": np.float32(0), "achieved_goal": np.float32(0)})
     state = buffer.init(example)
     for i in range(0, 200, 5):
         rows = jax.tree.map(lambda x: np.zeros((5, *x.shape), x.dtype), example)

@@ -5,21 +5,17 @@ from hypothesis import given, settings
 from tests.contracts.test_model import (  # noqa: F401
     test_every_method_does_what_the_model_does,
 )
-from tests.support.model_cases import CUTS, EXAMPLES, cases, make
+from tests.support.model_cases import CUTS, EXAMPLES, cases, listed, make
 from tests.support.model_trial import Trial
 
 CASES = [
     ("next step, stack", "batch", "host", 3, "donated"),
     ("stack, steps", "buffer, host", "compressed", 3, "donated"),
 ]
-CUT = [
-    ("final, stack", "batch", "device", 3, "donated"),
-    ("next step, stack", "uniform", "memmap", 3, "jit"),
-    ("episode, next step", "batch", "device", None, "jit"),
-    ("mask, both", "episodes", "deduplicated", 3, "donated"),
-    ("ids", "uniform", "device", 3, "donated"),
-    ("ids, reset", "batch", "compressed", 3, "eager"),
-]
+CUT = listed("""
+final, stack/batch/device/3/donated; next step, stack/uniform/memmap/3/jit; episode, next step/batch/device/-/jit;
+mask, both/episodes/deduplicated/3/donated; ids/uniform/device/3/donated; ids, reset/batch/compressed/3/eager
+""")
 
 
 case, cut_case = cases(CASES), cases(CUT)

@@ -9,6 +9,7 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Hindsight, Sequence, Transition
 from tests.support.tables import checks
+from tests.support.trees import row_with
 from tests.views.test_hindsight import drawn, follow
 from tests.views.test_transition import CASES, LAYOUTS, QUICK, check_accumulated
 from tests.views.test_windows import EXAMPLE, WINDOWS, check_chances, check_cuts, check_late_priorities, rows_of
@@ -21,15 +22,14 @@ def test_goals_are_of_the_same_episode(view, strategy, lanes):
 
 def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation():
     count = 30
-    rows = {
-        "obs": jnp.arange(count, dtype=jnp.float32),
-        "at": jnp.arange(count) // 2,
-        "goal": jnp.full(count, 99),
-        "action": jnp.arange(count),
-        "reward": jnp.zeros(count, jnp.int32),
-        "terminated": jnp.zeros(count, bool),
-        "truncated": jnp.zeros(count, bool),
-    }
+    rows = row_with(
+        jnp.arange(count, dtype=jnp.float32),
+        count,
+        at=jnp.arange(count) // 2,
+        goal=jnp.full(count, 99),
+        action=jnp.arange(count),
+        reward=jnp.zeros(count, jnp.int32),
+    )
     view = Hindsight(
         Transition(autoreset="same_step"), lambda achieved, goal: -0.25 * (achieved != goal), "goal", "at", fraction=1.0
     )
@@ -43,15 +43,14 @@ def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation():
 
 def test_an_observation_that_is_the_achieved_goal():
     number = np.arange(12, dtype=np.int32)
-    rows = {
-        "obs": number.astype(np.float32),
-        "final": number + np.float32(0.5),
-        "goal": np.full(12, -1, np.float32),
-        "action": number,
-        "reward": np.zeros(12, np.float32),
-        "terminated": number % 4 == 3,
-        "truncated": np.zeros(12, bool),
-    }
+    rows = row_with(
+        number.astype(np.float32),
+        12,
+        final=number + np.float32(0.5),
+        goal=np.full(12, -1, np.float32),
+        action=number,
+        terminated=number % 4 == 3,
+    )
     inner = Transition(final_observation="final")
     view = Hindsight(inner, lambda achieved, goal: achieved - goal, "goal", "obs", strategy="final", fraction=1.0)
     data = drawn(view, rows, 20, 6)
