@@ -80,9 +80,3 @@ def test_checked_refuses_other_arguments():
         fbuf.checked(fbuf.uniform(8), allow="retired_rows")
     with pytest.raises(TypeError, match="but a step is given; expected a Buffer with it"):
         fbuf.checked(lambda s: s, allow=("retired_rows",))
-
-
-def test_a_checked_step_raises():
-    buffer = fbuf.prioritized(8)
-    step = fbuf.checked(jax.jit(partial(updated, buffer)))
-    raises(ValueError, "checked: refused one by one: 4 nonfinite", lambda: step(filled(buffer), jnp.full(4, NAN)))

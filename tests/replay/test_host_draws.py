@@ -10,6 +10,7 @@ import pytest
 
 import fbuf
 from tests.support.refusals import raises
+from tests.support.trees import same
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "end": np.bool_(False)}
 
@@ -28,13 +29,6 @@ def with_lap(replay, lap):
     state = replay.state
     ring = dataclasses.replace(state.ring, lap=jnp.full_like(state.ring.lap, lap))
     replay.state = state.replace(ring=ring)
-
-
-def same(one, other):
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(

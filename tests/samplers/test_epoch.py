@@ -171,9 +171,3 @@ def test_a_small_epoch_in_a_long_run():
 def test_arguments_must_be_bools(name):
     for value in ("yes", 1, None):
         raises(TypeError, f"Epoch: {name} is {value!r}; expected a bool", Epoch, **{name: value})
-
-
-def test_it_is_a_value():
-    assert Epoch() == Epoch(shuffle=True) != Epoch(drop_last=True)
-    assert repr(Epoch(drop_last=True)) == "Epoch(drop_last=True)"
-    assert (Epoch().numbers, Epoch().options, Epoch().prioritized) == ({}, {}, False)

@@ -323,10 +323,3 @@ def test_what_cannot_be_is_said(nothing_open):
     raises(ValueError, r'on is "?\'?cuda.*expected "device" or "host"', Prioritized, on="cuda")
     raises(ValueError, "made by another buffer", lambda: make("device").sample(state, KEY, 4))
     raises(ValueError, "made by another buffer", lambda: buffer.sample(make("device").init(EXAMPLE), KEY, 4))
-
-
-def test_it_is_a_value():
-    one = Prioritized(on="host", alpha=0.5)
-    assert one == pickle.loads(pickle.dumps(one)) != Prioritized(alpha=0.5)
-    assert repr(one) == "Prioritized(alpha=0.5, on='host')"
-    assert fbuf.prioritized(10, on="host").sampler.on_host

@@ -4,9 +4,8 @@ bad ones."""
 import contextlib
 import dataclasses
 import functools
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,11 +60,7 @@ def put(table, blocks, items, number, lot, token=None):
     return block_table.insert(table, fetch, items, number, lot, token)
 
 
-class Calls(NamedTuple):
-    insert: Callable[..., Any]
-    refer: Callable[..., Any]
-    release: Callable[..., Any]
-    buckets: Callable[..., Any]
+Calls = namedtuple("Calls", "insert refer release buckets")
 
 
 @functools.cache
@@ -336,12 +331,9 @@ def check_turnover(places, lot):
     assert int(table.live) == (places - 1) // lot * lot
 
 
-class Cycle(NamedTuple):
-    """What a step of the loop below needs and leaves."""
-
-    table: Table
-    old: jax.Array  # int32[2, K], what the latest two steps referred to; the older ones are released
-    token: jax.Array
+# What a step of the loop below needs and leaves. `old` is int32[2, K], what the latest two steps referred to; the older ones
+# are released.
+Cycle = namedtuple("Cycle", "table old token")
 
 
 def cycle(now, blocks, number, lot):

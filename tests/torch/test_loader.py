@@ -13,6 +13,7 @@ import fbuf
 from fbuf._concurrency.prefetcher import Prefetch
 from fbuf.torch import Loader
 from tests.support.refusals import raises
+from tests.support.threads import soon
 
 EXAMPLE = {"t": np.float32(0)}
 
@@ -28,22 +29,13 @@ def drawn(loader):
     return [batch.data["t"].tolist() for batch in loader]
 
 
-def soon(condition):
-    """Wait for a condition; a minute without it is a failure."""
-    end = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def threads():
     return [thread for thread in threading.enumerate() if thread.name == "fbuf.torch.Loader"]
 
 
 def no_threads():
-    return soon(lambda: not threads())
+    soon(lambda: not threads())
+    return True
 
 
 EPOCHS = fbuf.Buffer(40, sampler=fbuf.samplers.Epoch(), batch_size=8)
@@ -127,7 +119,7 @@ def test_prefetched_batches_are_returned_by_the_next_iteration():
     for _ in range(2):  # broken off twice
         batches = iter(loader)
         out += [next(batches).data["t"].tolist() for _ in range(2)]
-        assert soon(lambda batches=batches: len(batches._prefetch) == 3)
+        soon(lambda batches=batches: len(batches._prefetch) == 3)
         batches.close()
         raises(StopIteration, None, next, batches)
     loader.steps, loader.prefetch = 1, 0
@@ -152,7 +144,8 @@ def test_no_more_is_drawn_than_asked_for():
     batches = iter(Loader(source, prefetch=2))
     next(batches)
     (thread,) = threads()
-    assert soon(lambda: source.pace.drawn == (3 + 1 + 2) * 8) and thread.is_alive()
+    soon(lambda: source.pace.drawn == (3 + 1 + 2) * 8)
+    assert thread.is_alive()
     batches.close()
     assert source.pace.drawn == (3 + 1 + 2) * 8
     assert list(Loader(source, steps=0)) == [] and no_threads()
@@ -290,7 +283,7 @@ def test_closing_does_not_wait_for_a_limit():
     source = replay(8, limit=fbuf.limits.samples_per_insert(1, 4, 16))
     batches = iter(Loader(source, prefetch=2))
     next(batches)
-    assert soon(lambda: not source.can_sample(8))  # the thread waits for rows
+    soon(lambda: not source.can_sample(8))  # the thread waits for rows
     batches.close()
     assert next(batches, None) is None
 

@@ -33,6 +33,7 @@ from fbuf.transforms import (
     _running_stats,
 )
 from tests.support.refusals import raises
+from tests.support.trees import same
 
 
 def negated(row):
@@ -88,13 +89,6 @@ run = jax.jit(transforms.apply, static_argnums=0, static_argnames=("lead", "time
 
 def applied(transform, data, **more):
     return run(transform, data, memory=memory_of(transform), **more)
-
-
-def same(one, two):
-    assert jax.tree.structure(one) == jax.tree.structure(two)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        np.testing.assert_array_equal(a, b)
 
 
 def test_every_transform_is_a_value():

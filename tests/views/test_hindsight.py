@@ -1,6 +1,6 @@
 """`views.Hindsight`: goals of the same episode and of no other, rewards to match, wherever the ring's end is."""
 
-import dataclasses
+import collections
 import functools
 import re
 
@@ -32,14 +32,9 @@ VIEWS = {
 }
 
 
-@dataclasses.dataclass
-class Seen:
-    lane: int
-    number: int
-    first: int  # number of its episode's first row
-    end: bool
-    terminated: bool
-    reset: bool
+Seen = collections.namedtuple(
+    "Seen", "lane number first end terminated reset"
+)  # `first`: number of its episode's first row
 
 
 class Oracle:
@@ -223,41 +218,22 @@ def test_final_goals_over_the_end_of_the_ring():
     assert goals == {(t, 8.0) for t in range(4, 8)} | {(8, -1.0)} | {(t, 13.0) for t in range(9, 13)}
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected a view of transitions"),
-        (lambda: Hindsight(same_step.Sequence(3), reward), TypeError, "expected a view of transitions"),
-        (lambda: Hindsight(Transition, reward), TypeError, "expected a view of transitions"),
-        (
-            lambda: Hindsight(same_step.Transition(), reward, goal=5),
-            TypeError,
-            "goal is 5; expected the name of a leaf",
-        ),
-        (
-            lambda: Hindsight(same_step.Transition(), reward, "obs", "obs"),
-            ValueError,
-            "goal and achieved are both 'obs'",
-        ),
-        (
-            lambda: Hindsight(same_step.Transition(), "reward"),
-            TypeError,
-            "expected a function reward(achieved_goal, goal)",
-        ),
-        (
-            lambda: Hindsight(same_step.Transition(), reward, strategy="past"),
-            ValueError,
-            "strategy is 'past'; expected \"future\"",
-        ),
-        (
-            lambda: Hindsight(same_step.Transition(), reward, fraction=4),
-            ValueError,
-            "fraction is 4; expected a number in [0, 1]",
-        ),
-    ],
-)
-def test_wrong_settings(make, error, message):
-    raises(error, re.escape(message), make)
+STEPS = same_step.Transition()
+WRONG = [
+    (lambda: Hindsight(Row(), reward), "view is Row(); expected a view of transitions"),
+    (lambda: Hindsight(same_step.Sequence(3), reward), "expected a view of transitions"),
+    (lambda: Hindsight(Transition, reward), "expected a view of transitions"),
+    (lambda: Hindsight(STEPS, reward, goal=5), "goal is 5; expected the name of a leaf"),
+    (lambda: Hindsight(STEPS, reward, "obs", "obs"), "goal and achieved are both 'obs'"),
+    (lambda: Hindsight(STEPS, "reward"), "expected a function reward(achieved_goal, goal)"),
+    (lambda: Hindsight(STEPS, reward, strategy="past"), "strategy is 'past'; expected \"future\""),
+    (lambda: Hindsight(STEPS, reward, fraction=4), "fraction is 4; expected a number in [0, 1]"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_wrong_settings(make, message):
+    raises((TypeError, ValueError), re.escape(message), make)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The structure of batches, as shapes; `tests/more/views/test_structure.py` looks at values."""
 
-from typing import Any, NamedTuple
+import collections
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,7 @@ import pytest
 import fbuf
 from tests.support.refusals import raises
 
-
-class Step(NamedTuple):
-    obs: Any
-    done: Any
+Step = collections.namedtuple("Step", "obs done")
 
 
 ROW = Step(np.zeros(2, np.float32), np.bool_(False))

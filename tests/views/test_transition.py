@@ -2,7 +2,6 @@
 
 import collections
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,29 +15,15 @@ CASES = [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")]  # n_step, stack, 
 LAYOUTS = ["final", "none", "next_step"]
 
 
-class Step(NamedTuple):
-    obs: np.ndarray  # stack
-    action: int
-    reward: float
-    next_obs: np.ndarray
-    terminated: bool
-    ended: bool
-    number: int  # within the episode
+Step = collections.namedtuple("Step", "obs action reward next_obs terminated ended number")  # `number`: in its episode
 
 
-class Emitted(NamedTuple):
-    obs: np.ndarray
-    reward: float
-    discount: float
-    next_obs: np.ndarray
-    frames: int  # frames of this episode before the anchor's own
+Emitted = collections.namedtuple("Emitted", "obs reward discount next_obs frames")  # `frames` of its episode before it
 
 
-class Episode(NamedTuple):
-    frames: np.ndarray  # [T + 1, 3], the last one is seen after the last action
-    actions: np.ndarray  # [T], a number no other step has
-    rewards: np.ndarray  # [T]
-    end: str  # "terminated", "truncated", or "open": still running
+# Frames [T + 1, 3], the last one seen after the last action; actions [T], each another number; rewards [T]; and `end`, which is
+# "terminated", "truncated" or "open" (still running).
+Episode = collections.namedtuple("Episode", "frames actions rewards end")
 
 
 def play(rng, steps):

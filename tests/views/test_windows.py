@@ -15,7 +15,6 @@ import fbuf
 from fbuf._algorithms import sum_tree
 from fbuf._indexing import anchors as _anchors
 from fbuf.samplers import Prioritized, Uniform
-from fbuf.testing import assert_inplace
 from fbuf.views import Episode, Row, Sequence
 from tests.support import same_step
 from tests.support.refusals import raises
@@ -132,30 +131,6 @@ def check_cuts(at):
 
 
 ROW = {"obs": np.zeros((4, 3), np.uint8), "terminated": np.bool_(False), "truncated": np.bool_(False)}
-
-
-def check_inplace(view, sampler, first):
-    """Extend (or sample) first, then the other, and update priorities: alone and in a scan."""
-    buffer = fbuf.Buffer(400_000, lanes=2, view=view, sampler=sampler, episode_end=ENDS)
-
-    def step(state, given):
-        key, rows, error = given
-        if first == "extend":
-            state = buffer.extend(state, rows)
-        state, batch = buffer.sample(state, key, 8)
-        if sampler.prioritized:
-            state = buffer.update_priority(state, batch.index, error)
-        if first == "sample":
-            state = buffer.extend(state, rows)
-        return state, batch
-
-    def shaped(*axes):
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), ROW)
-        return jax.ShapeDtypeStruct((*axes, 2), np.uint32), rows, jax.ShapeDtypeStruct((*axes, 8), np.float32)
-
-    state = jax.eval_shape(buffer.init, ROW)
-    assert_inplace(step, state, shaped())
-    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
 
 
 @pytest.mark.parametrize("view", WINDOWS, ids=repr)

@@ -23,7 +23,7 @@ from fbuf.writers import Frozen
 from tests.support import pieces
 from tests.support.combinations import SAMPLERS, VIEWS
 from tests.support.refusals import raises
-from tests.support.trees import same
+from tests.support.trees import same, x64
 
 BATCH = 6
 STACKS = Transition(stack=3, n_step=2, autoreset="same_step")
@@ -240,7 +240,7 @@ def test_64_bits_need_x64(tmp_path):
     pieces.write(tmp_path, 0, dataset.Schema({"t": ((), "float64")}), {"t": np.arange(3.0)})
     dataset.finish(tmp_path, [dataset.SegmentRows(0)])
     raises(ValueError, "leaf 't' is float64, but x64 is off.*float32", fbuf.datasets.open, tmp_path)
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+    with x64():
         buffer, state = fbuf.datasets.open(tmp_path)
         assert buffer.last(state, 1).data["t"].dtype == np.float64
 

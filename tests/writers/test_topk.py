@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax import lax
 
 import fbuf
 from fbuf._algorithms import top_k_tree
 from fbuf.testing import assert_inplace
 from fbuf.writers import TopK
+from tests.support import inplace
 from tests.support.refusals import raises
 
 CAPACITY, AT_ONCE = 12, 40
@@ -35,7 +35,6 @@ KINDS = {
     "bool": np.bool_,
 }
 NAN = float("nan")
-wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 
 def order_of(rank):
@@ -146,26 +145,12 @@ def check_ways(capacity, number):
 
 
 def check_inplace(form):
-    buffer = buffer_of(capacity=200_000, lanes=2)
-    example = example_of(np.float32)
-
-    def step(state, given):
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        return state, (batch, buffer.stats(state))
-
-    def shaped(*axes):
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), example)
-        return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
-
-    state = jax.eval_shape(buffer.init, example)
+    buffer, row = buffer_of(capacity=200_000, lanes=2), example_of(np.float32)
     if form == "vmap":
-        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), state)
-        assert_inplace(jax.vmap(step), state, shaped(3))
-    elif form == "scan":
-        assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+        state = inplace.leading(jax.eval_shape(buffer.init, row), 3)
+        assert_inplace(jax.vmap(inplace.step_of(buffer, "set")), state, inplace.inputs((3,), row))
     else:
-        assert_inplace(step, state, shaped())
+        inplace.assert_order(buffer, "set", row, steps=4 if form == "scan" else 0)
 
 
 def check_capacity(capacity):

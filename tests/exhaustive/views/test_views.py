@@ -10,20 +10,12 @@ import pytest
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Hindsight, Sequence, Transition
-from tests.support.inplace import assert_draw_write_draw
+from tests.support.inplace import assert_draw_write_draw, assert_order
 from tests.support.tables import checks
 from tests.support.trees import row_with
 from tests.views.test_hindsight import VIEWS, follow, observation, reward
 from tests.views.test_transition import CASES, LAYOUTS, check_accumulated
-from tests.views.test_windows import (
-    ENDS,
-    EXAMPLE,
-    check_chances,
-    check_cuts,
-    check_inplace,
-    check_late_priorities,
-    rows_of,
-)
+from tests.views.test_windows import ENDS, EXAMPLE, ROW, check_chances, check_cuts, check_late_priorities, rows_of
 
 
 @pytest.mark.parametrize("lanes", [None, 3])
@@ -131,6 +123,9 @@ test_checks = checks(
 )
 
 
-test_optimized_checks = pytest.mark.optimized(
-    checks((check_inplace, [(Episode(12, longer="cut", autoreset="same_step"), Uniform("episodes"), "extend")]))
-)
+@pytest.mark.optimized
+def test_steps_of_episodes_are_in_place():
+    view = Episode(12, longer="cut", autoreset="same_step")
+    buffer = fbuf.Buffer(400_000, lanes=2, view=view, sampler=Uniform("episodes"), episode_end=ENDS)
+    for steps in (0, 4):
+        assert_order(buffer, "es", ROW, steps=steps)

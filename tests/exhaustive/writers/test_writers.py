@@ -28,7 +28,7 @@ from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
 from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, make, rows_of
 from tests.support.tables import checks, one_of
-from tests.support.trees import same
+from tests.support.trees import same, x64
 from tests.writers import test_reservoir, test_topk
 from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
 from tests.writers.test_reservoir import buffer_of, held_sets
@@ -130,7 +130,7 @@ storage = one_of("Host", "Compressed")
 
 
 @pytest.mark.parametrize(
-    ("storage", "writer", "x64"),
+    ("storage", "writer", "wide"),
     [
         ("Compressed", "Largest", True),
         ("Device", "TopK", False),
@@ -138,9 +138,8 @@ storage = one_of("Host", "Compressed")
         ("Device", "Reservoir", True),
     ],
 )
-def test_strict_promotion_and_x64(storage, writer, x64):
-    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-    with jax.numpy_dtype_promotion("strict"), wide(x64), jax.debug_nans(True):
+def test_strict_promotion_and_x64(storage, writer, wide):
+    with jax.numpy_dtype_promotion("strict"), x64(wide), jax.debug_nans(True):
         buffer = make(storage, writer, sampler=Prioritized())
         state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))
         state, batch = buffer.sample(state, jax.random.key(0), 4)

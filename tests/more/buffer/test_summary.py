@@ -9,6 +9,7 @@ from fbuf._buffer.summary import collect
 from fbuf.samplers import Prioritized, Ranked
 from tests.support.summary import check, check_all, check_unordered, close, history, plain_quantiles
 from tests.support.tables import checks
+from tests.support.trees import x64
 
 
 def test_rows_are_compared_in_blocks(monkeypatch):
@@ -49,7 +50,7 @@ def test_a_reset_row_is_not_a_step_of_an_episode():
 
 
 def test_rows_of_eight_bytes_are_hashed_whole():
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+    with x64():
         rows = jnp.asarray([[1], [1 + 2**32], [1], [2**40]], jnp.int64)
         assert collect.distinct(np.asarray(collect.hashed(rows))) == 3
 

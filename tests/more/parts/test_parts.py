@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.testing import assert_inplace
 from tests.parts.test_parts import test_parts_work_in_jit_and_scan  # noqa: F401
+from tests.support.inplace import assert_order
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, make, rows_of
 
 
@@ -23,13 +23,8 @@ def large():
 
 @pytest.mark.optimized
 def test_is_in_place(large):
-    buffer = fbuf.Buffer(20_000, **({"episode_end": ("terminated", "truncated")} | BUFFERS[large]))
-    state, rows = buffer.init(EXAMPLE), rows_of(4, buffer.lanes)
-
-    def step(state, rows, key):
-        return buffer.sample(buffer.extend(state, rows), key, BATCH)
-
-    assert_inplace(step, state, rows, jax.random.key(0))
+    settings = {"episode_end": ("terminated", "truncated")} | BUFFERS[large]
+    assert_order(fbuf.Buffer(20_000, **settings), "es", EXAMPLE)
 
 
 def test_a_storage_updates_rows_and_maps():

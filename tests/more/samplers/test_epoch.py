@@ -9,7 +9,7 @@ import numpy as np
 from fbuf._algorithms import permutation
 from fbuf.samplers import Epoch
 from tests.support.epoch import LARGE, SMALL, Trial, buffer_of, check_arriving, empty, filled, is_draw, sample
-from tests.support.trees import same
+from tests.support.trees import same, x64
 
 
 def test_more_programs():
@@ -36,8 +36,7 @@ def test_any_kind_of_key_will_do():
 def test_clean_under_strict_modes():
     results, keys = [], [jax.random.key(0), jax.random.key(1)]
     empty_state, number = LARGE.init(jnp.int32(0)), np.arange(3000, dtype=np.int32)
-    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-    for modes in ((), (wide(True), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.checking_leaks())):
+    for modes in ((), (x64(), jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.checking_leaks())):
         with contextlib.ExitStack() as stack:
             for mode in modes:
                 stack.enter_context(mode)

@@ -11,10 +11,11 @@ import pytest
 import fbuf
 from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Memmap, Ragged
-from fbuf.testing import assert_inplace, measure
+from fbuf.testing import measure
 from fbuf.transforms import Augment, NormalizeReward, Rename, RewardToGo, Scale
 from fbuf.views import Episode, Transition
 from tests.support import pieces
+from tests.support.inplace import assert_order
 from tests.support.tables import one_of
 from tests.support.transforms import EXAMPLE, ON_READ, ON_WRITE
 from tests.support.trees import same
@@ -24,25 +25,9 @@ settings = one_of({"prefetch": 1, "batch_size": 8})
 
 @pytest.mark.optimized
 def test_steps_are_in_place(settings):
-    buffer = fbuf.Buffer(
-        200_000,
-        lanes=2,
-        view=Transition(autoreset="same_step"),
-        on_write=ON_WRITE,
-        on_read=ON_READ,
-        sampler=Prioritized(),
-        **settings,
-    )
-    state = jax.eval_shape(buffer.init, EXAMPLE)
-
-    def step(state, given):
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        state, other = buffer.sample(state, given[1], 8)
-        return state, (batch, other)
-
-    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, 2, *x.shape), x.dtype), EXAMPLE)
-    assert_inplace(step, state, (rows, jax.ShapeDtypeStruct((2,), jnp.uint32)))
+    parts = {"on_write": ON_WRITE, "on_read": ON_READ, "sampler": Prioritized()}
+    view = Transition(autoreset="same_step")
+    assert_order(fbuf.Buffer(200_000, lanes=2, view=view, **parts, **settings), "ses", EXAMPLE)
 
 
 def frames(on_read, batch):

@@ -1,6 +1,7 @@
 """The structure of rows in batches: what was added comes back as it was, where the view adds nothing."""
 
-from typing import Any, NamedTuple
+import collections
+from typing import Any
 
 import chex
 import jax
@@ -11,17 +12,10 @@ import fbuf
 KEY = jax.random.key(0)
 
 
-class Info(NamedTuple):
-    step: Any
-    mask: Any
+Info = collections.namedtuple("Info", "step mask")
 
 
-class Step(NamedTuple):
-    obs: Any
-    action: Any
-    reward: Any
-    terminated: Any
-    info: Info
+Step = collections.namedtuple("Step", "obs action reward terminated info")
 
 
 @chex.dataclass(frozen=True)

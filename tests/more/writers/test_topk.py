@@ -11,6 +11,7 @@ import fbuf
 from fbuf._algorithms import top_k_tree
 from fbuf.testing import assert_inplace
 from tests.support.tables import checks
+from tests.support.trees import x64
 from tests.writers.test_topk import (
     CAPACITY,
     PROGRAM,
@@ -24,7 +25,6 @@ from tests.writers.test_topk import (
     ids,
     put,
     ranks_of,
-    wide,
 )
 
 
@@ -42,7 +42,7 @@ def test_ranks_of_64_bits(dtype):
     else:
         new = (np.uint64(2**32 - 3) + rng.integers(0, 6, 80, np.uint64)).astype(dtype)
         new = np.concatenate([new, -new if dtype == np.int64 else new[:5], np.asarray([np.iinfo(dtype).max], dtype)])
-    with wide(True):
+    with x64():
         buffer = buffer_of()
         state = buffer.init(example_of(dtype))
         state = put(buffer, state, new)
