@@ -15,6 +15,7 @@ from fbuf.views import Transition
 from tests.support import errors, refusals
 from tests.support.errors import BATCH, BUFFER, CAPACITY, EXAMPLE, KEY, PRIORITIZED, ROW, index, rows, zeros
 from tests.support.refusals import raises
+from tests.support.tables import one_of
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.ROWS))
@@ -80,11 +81,7 @@ def test_invalid_examples_are_refused(case):
     refusals.check(case, errors.SCOPE)
 
 
-@pytest.fixture(
-    params=[Uniform(), Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer")], ids=str
-)
-def sampler(request):
-    return request.param
+sampler = one_of(Uniform(), Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer"))
 
 
 def test_an_empty_sample_is_masked_and_counted(sampler):

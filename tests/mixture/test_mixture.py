@@ -19,7 +19,6 @@ from tests.support.mixture import (
     density,
     filled,
     numbers,
-    refused,
     rows_of,
     same,
     sampling,
@@ -143,29 +142,29 @@ def test_a_mixture_is_a_value():
 
 def test_invalid_settings_are_refused():
     u = fbuf.uniform(10)
-    refused(TypeError, "buffers is Buffer; expected a dict", lambda: fbuf.Mixture(u))
-    refused(ValueError, "buffers is empty", lambda: fbuf.Mixture({}))
-    refused(TypeError, "'a' is int; expected a Buffer", lambda: fbuf.Mixture({"a": 1}))
-    refused(ValueError, "buffer name is 'a/b'", lambda: fbuf.Mixture({"a/b": u}))
-    refused(ValueError, "two buffers are named 'a'", lambda: fbuf.Mixture((("a", u), ("a", u))))
+    raises(TypeError, "buffers is Buffer; expected a dict", lambda: fbuf.Mixture(u))
+    raises(ValueError, "buffers is empty", lambda: fbuf.Mixture({}))
+    raises(TypeError, "'a' is int; expected a Buffer", lambda: fbuf.Mixture({"a": 1}))
+    raises(ValueError, "buffer name is 'a/b'", lambda: fbuf.Mixture({"a/b": u}))
+    raises(ValueError, "two buffers are named 'a'", lambda: fbuf.Mixture((("a", u), ("a", u))))
     ahead = dataclasses.replace(u, prefetch=1, batch_size=4)
-    refused(ValueError, "'a' has prefetch=1", lambda: fbuf.Mixture({"a": ahead}))
+    raises(ValueError, "'a' has prefetch=1", lambda: fbuf.Mixture({"a": ahead}))
     ragged = dataclasses.replace(u, storage=fbuf.storages.Ragged())
-    refused(TypeError, "'a' has Ragged", lambda: fbuf.Mixture({"a": ragged}))
-    refused(ValueError, "sum of fractions is 0.9; expected 1", lambda: two(fractions={"a": 0.4, "b": 0.5}))
-    refused(ValueError, "sum of fractions is 0; expected 1", lambda: two(fractions={"a": 0, "b": 0}))
-    refused(ValueError, "fractions lacks 'b'", lambda: two(fractions={"a": 1.0}))
-    refused(ValueError, "fractions names 'c'; expected the buffers a, b", lambda: two(fractions={"c": 1.0}))
-    refused(ValueError, "the fraction of 'a' is -1", lambda: two(fractions={"a": -1, "b": 2}))
-    refused(TypeError, "expected a dict of a, b", lambda: two(fractions=(1.0,)))
-    refused(ValueError, 'quota is \'each\'; expected "exact", "random" or "all"', lambda: two(quota="each"))
-    refused(ValueError, "target is None", lambda: two(target=None))
-    refused(ValueError, "normalize is 'buffer'; expected \"batch\" or None", lambda: two(normalize="buffer"))
-    refused(ValueError, "if_empty is 'raise'", lambda: two(if_empty="raise"))
-    refused(TypeError, "annealed is 1", lambda: two(annealed=1))
-    refused(ValueError, 'quota is "all"; expected fractions=None', lambda: two(quota="all", annealed=True))
-    refused(ValueError, "beta is -1", lambda: two(beta=-1))
-    refused(ValueError, "quota is array", lambda: two(quota=np.array(["exact", "all"])))
+    raises(TypeError, "'a' has Ragged", lambda: fbuf.Mixture({"a": ragged}))
+    raises(ValueError, "sum of fractions is 0.9; expected 1", lambda: two(fractions={"a": 0.4, "b": 0.5}))
+    raises(ValueError, "sum of fractions is 0; expected 1", lambda: two(fractions={"a": 0, "b": 0}))
+    raises(ValueError, "fractions lacks 'b'", lambda: two(fractions={"a": 1.0}))
+    raises(ValueError, "fractions names 'c'; expected the buffers a, b", lambda: two(fractions={"c": 1.0}))
+    raises(ValueError, "the fraction of 'a' is -1", lambda: two(fractions={"a": -1, "b": 2}))
+    raises(TypeError, "expected a dict of a, b", lambda: two(fractions=(1.0,)))
+    raises(ValueError, 'quota is \'each\'; expected "exact", "random" or "all"', lambda: two(quota="each"))
+    raises(ValueError, "target is None", lambda: two(target=None))
+    raises(ValueError, "normalize is 'buffer'; expected \"batch\" or None", lambda: two(normalize="buffer"))
+    raises(ValueError, "if_empty is 'raise'", lambda: two(if_empty="raise"))
+    raises(TypeError, "annealed is 1", lambda: two(annealed=1))
+    raises(ValueError, 'quota is "all"; expected fractions=None', lambda: two(quota="all", annealed=True))
+    raises(ValueError, "beta is -1", lambda: two(beta=-1))
+    raises(ValueError, "quota is array", lambda: two(quota=np.array(["exact", "all"])))
     assert two(beta=np.float32(0.5)) == two(beta=0.5)
     assert two(fractions={"a": np.asarray(0.5), "b": 0.5}).shares == (0.5, 0.5)
 
@@ -174,52 +173,52 @@ def test_invalid_arguments_are_refused():
     mixture, every = two(), two(quota="all")
     state, key = filled(mixture), jax.random.key(0)
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: mixture.peek(state, key, 4)))
-    refused(ValueError, "Mixture.init: examples is a; expected one row, or", lambda: mixture.init({"a": EXAMPLE}))
-    refused(ValueError, "another buffer", lambda: mixture.init({"a": state["b"], "b": EXAMPLE}))
-    refused(TypeError, "state is BufferState; expected MixtureState", lambda: mixture.sample(state["a"], key, 4))
-    refused(ValueError, "name is 'c'; expected one of a, b", lambda: mixture.extend(state, "c", EXAMPLE))
-    refused(KeyError, "buffer is 'c'", lambda: state["c"])
+    raises(ValueError, "Mixture.init: examples is a; expected one row, or", lambda: mixture.init({"a": EXAMPLE}))
+    raises(ValueError, "another buffer", lambda: mixture.init({"a": state["b"], "b": EXAMPLE}))
+    raises(TypeError, "state is BufferState; expected MixtureState", lambda: mixture.sample(state["a"], key, 4))
+    raises(ValueError, "name is 'c'; expected one of a, b", lambda: mixture.extend(state, "c", EXAMPLE))
+    raises(KeyError, "buffer is 'c'", lambda: state["c"])
     for row in (EXAMPLE, EXAMPLE["obs"], jnp.zeros(3)):
-        refused(TypeError, "name is .*; expected one of a, b", lambda row=row: mixture.add(state, row, "a"))
-    refused(ValueError, "Mixture.plan: examples is a; expected one row for each", lambda: mixture.plan({"a": EXAMPLE}))
+        raises(TypeError, "name is .*; expected one of a, b", lambda row=row: mixture.add(state, row, "a"))
+    raises(ValueError, "Mixture.plan: examples is a; expected one row for each", lambda: mixture.plan({"a": EXAMPLE}))
     for odd in (jnp.array(True), jnp.complex64(0.5)):
-        refused(TypeError, "a number from 0 to 1", lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}))
-    refused(ValueError, "made by another mixture, of a, b", lambda: fbuf.Mixture({"a": mixture["a"]}).size(state))
-    refused(ValueError, "expected a, b, annealed", lambda: two(annealed=True).size(state))
-    refused(ValueError, "another buffer", lambda: two(fbuf.uniform(21)).sample(state, key, 4))
-    refused(TypeError, "batch_size is traced", lambda: jax.jit(lambda n: mixture.sample(state, key, n))(4))
-    refused(ValueError, "Mixture.sample: batch_size is 0", lambda: mixture.sample(state, key, 0))
-    refused(TypeError, "is a dict; expected an int with quota='exact'", lambda: mixture.sample(state, key, {"a": 4}))
-    refused(TypeError, "batch_size is 4; expected a dict", lambda: every.sample(state, key, 4))
-    refused(ValueError, "batch_size lacks 'b'", lambda: every.sample(state, key, {"a": 4}))
-    refused(ValueError, "'b': batch_size is 0", lambda: every.sample(state, key, {"a": 4, "b": 0}))
+        raises(TypeError, "a number from 0 to 1", lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}))
+    raises(ValueError, "made by another mixture, of a, b", lambda: fbuf.Mixture({"a": mixture["a"]}).size(state))
+    raises(ValueError, "expected a, b, annealed", lambda: two(annealed=True).size(state))
+    raises(ValueError, "another buffer", lambda: two(fbuf.uniform(21)).sample(state, key, 4))
+    raises(TypeError, "batch_size is traced", lambda: jax.jit(lambda n: mixture.sample(state, key, n))(4))
+    raises(ValueError, "Mixture.sample: batch_size is 0", lambda: mixture.sample(state, key, 0))
+    raises(TypeError, "is a dict; expected an int with quota='exact'", lambda: mixture.sample(state, key, {"a": 4}))
+    raises(TypeError, "batch_size is 4; expected a dict", lambda: every.sample(state, key, 4))
+    raises(ValueError, "batch_size lacks 'b'", lambda: every.sample(state, key, {"a": 4}))
+    raises(ValueError, "'b': batch_size is 0", lambda: every.sample(state, key, {"a": 4, "b": 0}))
     sizes = {"a": 4, "b": 4}
-    refused(ValueError, "given; expected None", lambda: every.sample(state, key, sizes, fractions={"a": 1}))
-    refused(ValueError, "beta is -1", lambda: mixture.sample(state, key, 4, beta=-1))
-    refused(TypeError, "fractions is 0.5; expected a dict", lambda: mixture.sample(state, key, 4, fractions=0.5))
-    refused(ValueError, "sum of fractions is 1.5", lambda: mixture.sample(state, key, 4, fractions={"a": 1, "b": 0.5}))
-    refused(ValueError, "names 'c'", lambda: mixture.sample(state, key, 4, fractions={"c": 1}))
-    refused(ValueError, r"has shape \[2\]", lambda: mixture.sample(state, key, 4, fractions={"a": jnp.ones(2)}))
-    refused(TypeError, "'a' is 'x'; expected a number", lambda: mixture.sample(state, key, 4, fractions={"a": "x"}))
+    raises(ValueError, "given; expected None", lambda: every.sample(state, key, sizes, fractions={"a": 1}))
+    raises(ValueError, "beta is -1", lambda: mixture.sample(state, key, 4, beta=-1))
+    raises(TypeError, "fractions is 0.5; expected a dict", lambda: mixture.sample(state, key, 4, fractions=0.5))
+    raises(ValueError, "sum of fractions is 1.5", lambda: mixture.sample(state, key, 4, fractions={"a": 1, "b": 0.5}))
+    raises(ValueError, "names 'c'", lambda: mixture.sample(state, key, 4, fractions={"c": 1}))
+    raises(ValueError, r"has shape \[2\]", lambda: mixture.sample(state, key, 4, fractions={"a": jnp.ones(2)}))
+    raises(TypeError, "'a' is 'x'; expected a number", lambda: mixture.sample(state, key, 4, fractions={"a": "x"}))
     whole = two(fractions={"a": 1.0, "b": 0.0})
-    refused(ValueError, "fractions lacks b", lambda: whole.sample(state, key, 4, fractions={"a": 0.5}))
-    refused(TypeError, "no buffer has priorities", lambda: mixture.update_priority(state, batch.index, jnp.ones(4)))
+    raises(ValueError, "fractions lacks b", lambda: whole.sample(state, key, 4, fractions={"a": 0.5}))
+    raises(TypeError, "no buffer has priorities", lambda: mixture.update_priority(state, batch.index, jnp.ones(4)))
     index = fbuf.Index(batch.index.slot, batch.index.ticket)
-    refused(TypeError, "index is Index; expected a MixtureIndex", lambda: mixture.update_rows(state, index, {}))
+    raises(TypeError, "index is Index; expected a MixtureIndex", lambda: mixture.update_rows(state, index, {}))
     for verb in ("get", "update_rows", "update_priority"):
         own = fbuf.prioritized(20) if verb == "update_priority" else mixture["a"]
         held = own.init({name: leaf[0] for name, leaf in rows_of(0, 1).items()}) if own != mixture["a"] else state["a"]
         args = [jnp.ones(4)] * (verb != "get")
-        refused(
+        raises(
             TypeError,
             rf"Buffer.{verb}: index is MixtureIndex; expected the Index of a batch. Pass mixture.route\(batch.index, name\)",
             lambda own=own, verb=verb, args=args, held=held: getattr(own, verb)(held, batch.index, *args),
         )
-    refused(ValueError, "leaf 'x'", lambda: mixture.update_rows(state, batch.index, {"x": jnp.ones(4)}))
-    refused(ValueError, "annealed is False", lambda: mixture.set(state, fractions={"a": 1}))
-    refused(ValueError, "a mixture has no number 'alpha'", lambda: mixture.set(state, alpha=1))
-    refused(ValueError, "has no number 'alpha'", lambda: mixture.set(state, "a", alpha=1))
-    refused(ValueError, "fractions belong to the mixture", lambda: mixture.set(state, "a", fractions={"a": 1}))
+    raises(ValueError, "leaf 'x'", lambda: mixture.update_rows(state, batch.index, {"x": jnp.ones(4)}))
+    raises(ValueError, "annealed is False", lambda: mixture.set(state, fractions={"a": 1}))
+    raises(ValueError, "a mixture has no number 'alpha'", lambda: mixture.set(state, alpha=1))
+    raises(ValueError, "has no number 'alpha'", lambda: mixture.set(state, "a", alpha=1))
+    raises(ValueError, "fractions belong to the mixture", lambda: mixture.set(state, "a", fractions={"a": 1}))
 
 
 def test_methods_of_buffers_alone_are_named():
@@ -233,10 +232,10 @@ def test_methods_of_buffers_alone_are_named():
         "prefetch": r"mixture\['a'\].prefetch\.",
     }
     for name, text in told.items():
-        refused(AttributeError, rf"'{name}'; its buffers have. Write {text}", lambda n=name: getattr(mixture, n))
+        raises(AttributeError, rf"'{name}'; its buffers have. Write {text}", lambda n=name: getattr(mixture, n))
         assert not hasattr(mixture, name) and name not in dir(mixture)
-    refused(AttributeError, "'Mixture' object has no attribute 'nonsense'$", lambda: mixture.nonsense)
-    refused(
+    raises(AttributeError, "'Mixture' object has no attribute 'nonsense'$", lambda: mixture.nonsense)
+    raises(
         TypeError,
         "Replay: buffer is Mixture; expected a Buffer. Carry the state of a mixture yourself",
         lambda: fbuf.Replay(mixture, {"a": EXAMPLE, "b": EXAMPLE}),

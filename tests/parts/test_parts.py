@@ -12,17 +12,13 @@ import fbuf
 from fbuf import parts
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, LANES, OWN, make, rows_of
 from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.trees import same
 
-
-@pytest.fixture
-def name():
-    return "storage, sampler, view"
+name = one_of("storage, sampler, view")
 
 
-@pytest.fixture
-def stored():
-    return "storage"
+stored = one_of("storage")
 
 
 def test_parts_work_in_jit_and_scan(name):

@@ -24,9 +24,8 @@ from fbuf._host.priorities import Layout, Priorities, Tree
 from fbuf.samplers import Prioritized
 from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
 from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.trees import same
-
-# ------------------------------------------------------------------------------------------------------ the numpy tree
 
 
 def layout_of(capacity):
@@ -86,9 +85,7 @@ def device_draw(capacity, stratified):
     return jax.jit(draw)
 
 
-@pytest.fixture
-def capacity():
-    return 600
+capacity = one_of(600)
 
 
 def test_draws_are_those_of_the_device(capacity):
@@ -116,9 +113,6 @@ def test_draws_in_lots_are_those_of_one():
 def test_what_processors_take_for_zero_is_zero():
     leaf = np.array([np.nan, 1e-45, 2.0**-126, -1.0, -0.0, 1.0], np.float32)
     assert priorities.normal(leaf).tolist() == [0, 0, 2.0**-126, 0, 0, 1]
-
-
-# ------------------------------------------------------------------------------------------------------------ versions
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("wwwwrc"), st.integers(0, 11), st.integers(0, 2**16)), max_size=40)
@@ -239,12 +233,7 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch, broken, nth):
     check(store, made, store.leaves(made))
 
 
-# ------------------------------------------------------------------------------------------------------------- buffers
-
-
-@pytest.fixture
-def storage():
-    return fbuf.storages.Device()
+storage = one_of(fbuf.storages.Device())
 
 
 @settings(max_examples=15)

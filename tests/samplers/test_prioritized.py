@@ -21,9 +21,8 @@ from fbuf.samplers import Prioritized, Ranked, _priority_leaves
 from tests.support import priorities, refusals
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of, torchrl_weights
 from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.uniformity import chi_square_z
-
-# ------------------------------------------------------------------------------------------- a share of all alike
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -61,13 +60,7 @@ def test_every_part_of_a_batch_gets_its_share(share):
         assert np.all(np.abs(mean - share) <= 5 * np.sqrt(share * (1 - share) / count))
 
 
-# --------------------------------------------------------------------------------------------------- no row twice
-
-
-@pytest.fixture
-def far_apart():
-    """Leaves beside one another are in tests/exhaustive."""
-    return True
+far_apart = one_of(True)
 
 
 def test_sets_are_those_of_drawing_one_after_another(far_apart):
@@ -136,9 +129,6 @@ def test_a_batch_larger_than_what_there_is():
     assert sorted(batch.data[:4].tolist()) == [0, 1, 2, 3] and not batch.mask[4:].any()
 
 
-# ------------------------------------------------------------------------------------------- the largest now held
-
-
 @pytest.mark.parametrize("largest", ["seen", "held"])
 def test_new_rows_get_the_largest_priority(largest):
     held = largest == "held"
@@ -175,9 +165,6 @@ def test_new_rows_are_among_the_first_ranks(largest):
     assert np.where(bucket > 0, rank_buckets.lower_edge(bucket), 0).tolist() == expected
 
 
-# -------------------------------------------------------------------------------------------------------- rebuild
-
-
 def test_a_new_alpha_for_all_rows():
     """Bit for bit what a buffer that had it from the start holds; draws follow; nothing compiles again."""
     capacity = _priority_leaves.BLOCK + 5
@@ -210,9 +197,6 @@ def test_who_cannot_rebuild_says_so():
     assert len(ranked) == 2
 
 
-# ---------------------------------------------------------------------------------------------------------- ranks
-
-
 @functools.partial(jax.jit, static_argnums=3)
 def put(ranks, slot, bucket, capacity):
     return rank_buckets.set(ranks, slot, bucket, capacity, jnp.zeros((), jnp.int32))
@@ -226,9 +210,7 @@ def find(ranks, index, nth, capacity):
 mass_of = jax.jit(rank_buckets.mass_of)
 
 
-@pytest.fixture
-def stratified():
-    return False
+stratified = one_of(False)
 
 
 def test_draws_by_rank(stratified):
@@ -281,9 +263,7 @@ def test_buckets_are_in_order_of_magnitude():
     assert np.asarray(rank_buckets.bucket_of(odd)).tolist() == [1, 1, 1, 512, 512]
 
 
-@pytest.fixture
-def capacity():
-    return 5000
+capacity = one_of(5000)
 
 
 @given(seed=st.integers(0, 2**16))
@@ -312,9 +292,6 @@ def test_ranks_are_kept_and_found(capacity, seed):
         assert np.array_equal(np.asarray(found)[: len(order)], order)
 
 
-# --------------------------------------------------------------------------------------------------------- weights
-
-
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
 def test_weights_are_those_of_torchrl(normalize):
     """By the smallest leaf of the buffer, as there, or of the batch."""
@@ -329,18 +306,13 @@ def test_weights_are_those_of_torchrl(normalize):
     np.testing.assert_allclose(batch.weight, expected[batch.data] / top, rtol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize("case", refusals.cases(priorities.REFUSED))
 def test_numbers_beyond_their_range_are_refused(case):
     plain, shared = (jax.eval_shape(buffer.init, np.int32(0)) for buffer in (priorities.PLAIN, priorities.SHARED))
     refusals.check(case, vars(priorities), plain=plain, shared=shared)
 
 
-@pytest.fixture
-def sampler():
-    return Prioritized(uniform=0.1, normalize="buffer")
+sampler = one_of(Prioritized(uniform=0.1, normalize="buffer"))
 
 
 def test_traced_numbers_are_brought_into_range(sampler):

@@ -13,7 +13,6 @@ import pytest
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.testing import assert_inplace
-from tests.support.refusals import raises
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "id": np.int32(0)}
 B = 16
@@ -200,10 +199,6 @@ def same(one, two):
     return jax.tree.structure(one) == jax.tree.structure(two) and jax.tree.all(
         jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
     )
-
-
-def refused(error, match, call):
-    raises(error, match, call)
 
 
 def played(mixture, state, first, steps):

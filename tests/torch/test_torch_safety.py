@@ -10,6 +10,7 @@ import torch
 import fbuf
 from fbuf.torch import to_torch
 from tests.support.refusals import raises
+from tests.support.tables import one_of
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "reward": np.float32(0)}
 STORAGES = {
@@ -22,10 +23,7 @@ STORAGES = {
 }
 
 
-@pytest.fixture
-def case():
-    """A storage, and prefetch. The others are in tests/more and tests/exhaustive."""
-    return "compressed", 1
+case = one_of("compressed", 1)
 
 
 def rows(count, seed=0):

@@ -1,5 +1,3 @@
-"""Slow cases of checked: see `tests/buffer/test_checked.py`."""
-
 import dataclasses
 from functools import partial
 

@@ -1,5 +1,3 @@
-"""Slow cases of plan: see `tests/buffer/test_plan.py`."""
-
 import itertools
 
 import jax

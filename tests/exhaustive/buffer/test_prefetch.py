@@ -1,5 +1,3 @@
-"""Slow cases of prefetch: see `tests/buffer/test_prefetch.py`."""
-
 import itertools
 
 import jax

@@ -1,5 +1,3 @@
-"""Further cases of functional: see `tests/contracts/test_functional.py`."""
-
 import functools
 
 import jax
@@ -11,12 +9,10 @@ from jax import export
 import fbuf
 from tests.more.contracts.test_functional import test_grad_around_sample, test_no_method_calls_back_to_the_host  # noqa: F401
 from tests.support import functional
+from tests.support.tables import one_of
 from tests.support.trees import close, same
 
-
-@pytest.fixture(params=[lambda loss: loss], ids=["plain"])
-def wrap(request):
-    return request.param
+wrap = one_of(lambda loss: loss)
 
 
 @pytest.mark.parametrize("name", ["uniform-row", "deduplicated"])
@@ -63,6 +59,4 @@ def test_grad_through_rows_that_were_stored():
     np.testing.assert_array_equal(many, jnp.stack([slope, slope]))
 
 
-@pytest.fixture(params=["prioritized-transition", "uniform-row"])
-def name(request):
-    return request.param
+name = one_of("prioritized-transition", "uniform-row")

@@ -1,5 +1,3 @@
-"""The tests of ownership with the other host storages."""
-
 import gc
 
 import fbuf

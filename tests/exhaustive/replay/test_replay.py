@@ -8,7 +8,7 @@ from fbuf.storages import Compressed
 from tests.more.replay.test_replay import CASES, test_collected_rows_give_the_batches_of_rows_written_at_once  # noqa: F401
 from tests.support.replay import BUFFERS, at_exit, same_batches_as_the_buffer, soak
 from tests.support.row_blocks import SAMPLERS, STORAGES, VIEWS
-from tests.support.tables import checks
+from tests.support.tables import checks, one_of
 
 
 @pytest.mark.parametrize("name", BUFFERS)
@@ -23,9 +23,7 @@ PARTS = [
 ]
 
 
-@pytest.fixture(params=[c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES], ids=str)
-def case(request):
-    return request.param
+case = one_of(*([c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES]))
 
 
 test_checks = checks((at_exit, ["room", "error"]), (same_batches_as_the_buffer, [(Compressed(keys=("obs",)),)]))

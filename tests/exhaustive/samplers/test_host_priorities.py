@@ -1,5 +1,3 @@
-"""The tests of priorities on the host with other forms of calling, parts and sizes."""
-
 import dataclasses
 import gc
 
@@ -37,9 +35,7 @@ way = one_of(
 capacity = one_of(1, 9, 70_000)
 
 
-@pytest.fixture
-def storage():
-    return fbuf.storages.Host()
+storage = one_of(fbuf.storages.Host())
 
 
 def test_convert_and_resume(tmp_path):

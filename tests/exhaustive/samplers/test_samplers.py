@@ -147,14 +147,10 @@ def test_runs_that_are_forgotten():
         assert int(buffer.stats(state)["anchors_fresh"]) == left
 
 
-@pytest.fixture
-def far_apart():
-    return False
+far_apart = one_of(False)
 
 
-@pytest.fixture
-def stratified():
-    return True
+stratified = one_of(True)
 
 
 ranked = one_of(False, True)
@@ -163,9 +159,7 @@ ranked = one_of(False, True)
 capacity = one_of(1, 5, 512, 513, 40_000)
 
 
-@pytest.fixture
-def sampler():
-    return Ranked(uniform=0.1, normalize="buffer")
+sampler = one_of(Ranked(uniform=0.1, normalize="buffer"))
 
 
 @pytest.mark.parametrize(("size", "batch_size", "trials"), [(100, 30, 4000), (5000, 64, 3000)])

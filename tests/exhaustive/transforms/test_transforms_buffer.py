@@ -1,5 +1,3 @@
-"""Further cases of transforms buffer, which take long: see `tests/more/transforms/test_transforms_buffer.py`."""
-
 import dataclasses
 
 import jax

@@ -1,5 +1,3 @@
-"""Further cases of checked: see `tests/buffer/test_checked.py`."""
-
 import jax
 import jax.numpy as jnp
 from jax import lax

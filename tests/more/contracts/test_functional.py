@@ -1,5 +1,3 @@
-"""Further cases of functional: see `tests/contracts/test_functional.py`."""
-
 import dataclasses
 import functools
 

@@ -1,5 +1,3 @@
-"""Further cases of inplace: see `tests/contracts/test_inplace.py`."""
-
 import dataclasses
 
 import jax

@@ -1,5 +1,3 @@
-"""Further cases of ownership: see `tests/contracts/test_ownership.py`."""
-
 import copy
 import gc
 import threading

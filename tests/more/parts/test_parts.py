@@ -9,16 +9,12 @@ import fbuf
 from tests.parts.test_parts import test_parts_work_in_jit_and_scan  # noqa: F401
 from tests.support.inplace import assert_order
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, make, rows_of
+from tests.support.tables import one_of
+
+name = one_of("writer", "codec", "transforms")
 
 
-@pytest.fixture(params=["writer", "codec", "transforms"])
-def name(request):
-    return str(request.param)
-
-
-@pytest.fixture
-def large():
-    return "storage, sampler, view"
+large = one_of("storage, sampler, view")
 
 
 @pytest.mark.optimized

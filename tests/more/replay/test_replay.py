@@ -11,6 +11,7 @@ import pytest
 from fbuf.storages import Host
 from tests.support.replay import ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
 from tests.support.row_blocks import compare, make_pair
+from tests.support.tables import one_of
 
 
 def test_actors_and_learners_share_a_replay():
@@ -83,10 +84,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=str)
-def case(request):
-    """Storage, sampler, view and lanes."""
-    return request.param
+case = one_of(*CASES)
 
 
 def test_collected_rows_give_the_batches_of_rows_written_at_once(case):

@@ -15,6 +15,7 @@ import fbuf
 from fbuf.samplers import Prioritized
 from tests.support.host import use_other_callbacks
 from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, verb
+from tests.support.tables import one_of
 from tests.support.trees import same
 
 WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
@@ -23,10 +24,7 @@ PROGRAMS = st.lists(
 )
 
 
-@pytest.fixture
-def way():
-    """How methods are called, by which options, and the other parts of the buffer."""
-    return "donated", "buffer", {"view": WINDOWS}
+way = one_of("donated", "buffer", {"view": WINDOWS})
 
 
 @settings(max_examples=25)

@@ -6,17 +6,13 @@ import pytest
 
 from fbuf.samplers import Prioritized, Ranked
 from tests.support.priorities import KEY, filled, index_of
+from tests.support.tables import one_of
 from tests.support.uniformity import chi_square_z, lanes_out_of_step
 
-
-@pytest.fixture
-def ranked():
-    return True
+ranked = one_of(True)
 
 
-@pytest.fixture
-def stratified():
-    return False
+stratified = one_of(False)
 
 
 def test_a_share_of_a_buffer_with_lanes_ignores_priorities(ranked, stratified):

@@ -1,5 +1,3 @@
-"""Further cases of the loader: processes, TensorDicts and GPUs. See `tests/torch/test_loader.py`."""
-
 import textwrap
 
 import jax

@@ -1,5 +1,3 @@
-"""Further cases of torch: processes of their own, the page's code, GPUs. See `tests/torch/test_torch.py`."""
-
 import re
 import warnings
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fbuf.torch import to_torch
+from tests.support.tables import one_of
 from tests.torch.test_torch_safety import (  # noqa: F401
     replay,
     rows,
@@ -13,10 +14,7 @@ from tests.torch.test_torch_safety import (  # noqa: F401
     test_writing_into_a_batch_changes_no_buffer_and_no_other_batch,
 )
 
-
-@pytest.fixture
-def case():
-    return "device", 0
+case = one_of("device", 0)
 
 
 @pytest.mark.optimized

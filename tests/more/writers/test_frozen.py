@@ -21,6 +21,7 @@ from fbuf.testing import assert_inplace
 from fbuf.views import Transition
 from tests.support import pieces
 from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.trees import same
 from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
 
@@ -32,9 +33,7 @@ def test_the_batches_of_device(made, sampler, view):
     check_batches(*made, sampler, view)
 
 
-@pytest.fixture(params=[Prioritized()])
-def sampler(request):
-    return request.param
+sampler = one_of(Prioritized())
 
 
 @pytest.mark.optimized
