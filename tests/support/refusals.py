@@ -1,7 +1,6 @@
-"""Tables of refusals: an expression, and indented below it the error that it raises.
+"""Tables of refusals: an expression and the error that it raises, which may continue indented below it.
 
-    Buffer(capacity=0)
-        ValueError Buffer: capacity is 0 | expected an int >= 1
+    Buffer(capacity=0) => ValueError Buffer: capacity is 0 | expected an int >= 1
 
 The message contains every part between the bars.
 """
@@ -19,7 +18,7 @@ def cases(table):
         if line.startswith(" "):
             found[-1][1] += " " + line.strip()
         else:
-            found.append([line, ""])
+            found.append(line.split(" => "))
     return [pytest.param((call, *_error(said)), id=call) for call, said in found]
 
 
