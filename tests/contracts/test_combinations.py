@@ -10,7 +10,9 @@ import jax
 import pytest
 
 import fbuf
+from fbuf.storages import Deduplicated, Device
 from tests.support import combinations
+from tests.support.combinations import EXAMPLE
 from tests.support.refusals import raises
 
 
@@ -25,7 +27,7 @@ def test_ordered_parts_refuse_unordered_writers(writer):
     for storage in combinations.STORAGES:
         if storage not in combinations.UNORDERED_STORAGES:
             with pytest.raises(ValueError, match="the writer replaces any row"):
-                combinations.make(storage, "Uniform", "Row", writer).init(combinations.EXAMPLE)
+                combinations.make(storage, "Uniform", "Row", writer).init(EXAMPLE)
 
 
 @pytest.mark.parametrize("pair", combinations.REFUSED)
@@ -35,20 +37,22 @@ def test_combinations_without_meaning_are_refused(storage, pair):
 
 
 def test_no_state_holds_an_array_of_size_zero():
-    """Every array of a state costs time in every call."""
+    """Every array of a state costs time in every call, and XLA replicates arrays without elements."""
     plain = combinations.make("Device", "Uniform", "Row")
     buffers = [
-        combinations.make("Device", sampler, view)
-        for sampler in combinations.SAMPLERS
-        for view in ("Row", "Transition")
+        dataclasses.replace(plain, sampler=sampler)
+        for sampler in (fbuf.samplers.Epoch(shuffle=False), fbuf.samplers.Consume())
     ]
-    buffers += [
-        dataclasses.replace(plain, sampler=s) for s in (fbuf.samplers.Epoch(shuffle=False), fbuf.samplers.Consume())
-    ]
+    for sampler in combinations.SAMPLERS:
+        for view in ("Row", "Transition", "Hindsight"):
+            buffers.append(combinations.make("Device", sampler, view))
+        buffers.append(combinations.make("Deduplicated", sampler, "Episode"))
     buffers += [combinations.make(storage, "Uniform", "Row") for storage in combinations.STORAGES]
     buffers += [combinations.make("Device", "Uniform", "Row", writer) for writer in combinations.UNORDERED_WRITERS]
     for buffer in buffers:
-        leaves = jax.tree_util.tree_leaves_with_path(buffer.init(combinations.EXAMPLE))
+        on_device = isinstance(buffer.storage, Device | Deduplicated) and not getattr(buffer.sampler, "on_host", False)
+        state = jax.eval_shape(buffer.init, EXAMPLE) if on_device else buffer.init(EXAMPLE)
+        leaves = jax.tree_util.tree_leaves_with_path(state)
         assert [jax.tree_util.keystr(path) for path, leaf in leaves if not leaf.size] == [], buffer
 
 

@@ -77,15 +77,9 @@ EXAMPLE = example_of(rows_of(np.random.default_rng(0), 1))
 
 
 def make(storage, sampler, view, writer="Ring"):
-    return fbuf.Buffer(
-        40,
-        lanes=LANES,
-        storage=fresh(STORAGES[storage]),
-        sampler=SAMPLERS[sampler],
-        view=VIEWS[view],
-        writer=WRITERS[writer],
-        episode_end=("terminated", "truncated") if WRITERS[writer].streams else (),
-    )
+    parts = {"storage": fresh(STORAGES[storage]), "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
+    ends = ("terminated", "truncated") if WRITERS[writer].streams else ()
+    return fbuf.Buffer(40, lanes=LANES, writer=WRITERS[writer], episode_end=ends, **parts)
 
 
 @functools.cache

@@ -83,15 +83,9 @@ FORMS = ("eager", "jit", "donated")
 
 def make(view, sampler, storage, lanes):
     """A buffer of few rows, a number that no power of two divides."""
-    length = max(7, VIEWS[view].rule.rows)
-    return fbuf.Buffer(
-        capacity=length * (lanes or 1),
-        storage=fresh(STORAGES[storage]),
-        sampler=SAMPLERS[sampler],
-        view=VIEWS[view],
-        lanes=lanes,
-        episode_end=("truncated",) if view in ("other ends", "row") else (),
-    )
+    parts = {"storage": fresh(STORAGES[storage]), "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
+    ends = ("truncated",) if view in ("other ends", "row") else ()
+    return fbuf.Buffer(max(7, VIEWS[view].rule.rows) * (lanes or 1), lanes=lanes, episode_end=ends, **parts)
 
 
 def listed(text):

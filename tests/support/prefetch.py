@@ -92,15 +92,8 @@ EXAMPLE = example_of(rows_at(0))
 
 
 def make(storage="device", sampler="uniform", view="row", prefetch=1):
-    return fbuf.Buffer(
-        40,
-        storage=STORAGES[storage],
-        sampler=SAMPLERS[sampler],
-        view=VIEWS[view],
-        lanes=LANES,
-        prefetch=prefetch,
-        batch_size=BATCH,
-    )
+    parts = {"storage": STORAGES[storage], "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
+    return fbuf.Buffer(40, lanes=LANES, prefetch=prefetch, batch_size=BATCH, **parts)
 
 
 def threads():

@@ -199,28 +199,32 @@ def drawn(view, rows, capacity=8, times=1):
     return dict(sorted(found.items()))
 
 
-def test_one_step():
-    assert drawn(ONE, rows_of([1, 2, 3], "---")) == {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 3)}
+BY_HAND = {
+    "one step": (ONE, [1, 2, 3], "---", {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 3)}),
+    "one row, truncated": (ONE, [1, 2, 4], "cc-", {}),
+    "two steps": (TWO, [1, 2, 4, 8], "----", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0.25, 8)}),
+    "terminated": (TWO, [1, 2, 4, 8], "--t-", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0, 4), 4: (4, 4, 0, 4)}),
+    "truncated": (TWO, [1, 2, 4, 8], "--c-", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2, 0.5, 4)}),
+    "reset row": (
+        NEXT_STEP,
+        [1, 2, 4, 8, 16, 32],
+        "-c----",
+        {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]), 2: ([1, 2], 2, 0.5, [2, 4]), 8: ([0, 8], 8 + 16 / 2, 0.25, [16, 32])},
+    ),
+    "no reset row yet": (NEXT_STEP, [1, 2, 4], "--c", {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4])}),
+    "terminated, no reset row": (
+        NEXT_STEP,
+        [1, 2, 4],
+        "--t",
+        {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]), 2: ([1, 2], 2 + 4 / 2, 0, [2, 4]), 4: ([2, 4], 4, 0, [2, 4])},
+    ),
+}
 
 
-def test_n_steps_need_the_row_n_later():
-    assert drawn(TWO, rows_of([1, 2, 4, 8], "----")) == {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0.25, 8)}
-
-
-def test_termination_shortens_the_return_and_ends_bootstrapping():
-    assert drawn(TWO, rows_of([1, 2, 4, 8], "--t-")) == {
-        1: (1, 1 + 2 / 2, 0.25, 4),
-        2: (2, 2 + 4 / 2, 0, 4),
-        4: (4, 4, 0, 4),
-    }
-
-
-def test_truncation_without_a_final_observation_bootstraps_from_the_last_one():
-    assert drawn(TWO, rows_of([1, 2, 4, 8], "--c-")) == {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2, 0.5, 4)}
-
-
-def test_an_episode_of_one_truncated_row_is_not_drawn():
-    assert drawn(ONE, rows_of([1, 2, 4], "cc-")) == {}
+@pytest.mark.parametrize("case", BY_HAND)
+def test_cases_by_hand(case):
+    view, obs, ends, expected = BY_HAND[case]
+    assert drawn(view, rows_of(obs, ends)) == expected
 
 
 @pytest.mark.parametrize("ends", ["--c-", "--t-"])
@@ -232,23 +236,6 @@ def test_final_observation_is_what_follows_the_last_row(ends):
         1: (1, 1 + 2 / 2, 0.25, 4),
         2: (2, 2 + 4 / 2, discount, 93),
         4: (4, 4, discount * 2, 93),
-    }
-
-
-def test_next_step_autoreset_takes_the_final_observation_from_the_row_after():
-    assert drawn(NEXT_STEP, rows_of([1, 2, 4, 8, 16, 32], "-c----")) == {
-        1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]),
-        2: ([1, 2], 2, 0.5, [2, 4]),
-        8: ([0, 8], 8 + 16 / 2, 0.25, [16, 32]),
-    }
-
-
-def test_next_step_truncation_waits_for_its_final_observation():
-    assert drawn(NEXT_STEP, rows_of([1, 2, 4], "--c")) == {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4])}
-    assert drawn(NEXT_STEP, rows_of([1, 2, 4], "--t")) == {
-        1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]),
-        2: ([1, 2], 2 + 4 / 2, 0, [2, 4]),
-        4: ([2, 4], 4, 0, [2, 4]),
     }
 
 
