@@ -10,7 +10,7 @@ import fbuf
 from tests.more.contracts.test_functional import test_grad_around_sample, test_no_method_calls_back_to_the_host  # noqa: F401
 from tests.support import functional
 from tests.support.tables import one_of
-from tests.support.trees import close, same
+from tests.support.trees import close
 
 wrap = one_of(lambda loss: loss)
 
@@ -31,18 +31,6 @@ def test_an_exported_step_with_blocks_gives_the_same():
     run = jax.jit(functools.partial(functional.step, buffer))
     again = export.deserialize(export.export(run)(state, raw, functional.rows(2)).serialize())
     close(again.call(state, raw, functional.rows(2)), run(state, raw, functional.rows(2)), rtol=1e-6)
-
-
-def test_vmap_over_keys():
-    keys = jax.random.split(functional.KEY, 3)
-    many = jax.vmap(lambda key: functional.RICH.peek(functional.filled(), key, functional.BATCH))(keys)
-    for i in range(3):
-        one, alone = (
-            jax.tree.map(lambda x, i=i: x[i], many),
-            functional.RICH.peek(functional.filled(), keys[i], functional.BATCH),
-        )
-        same(one.index, alone.index)
-        same(one.data["obs"], alone.data["obs"])
 
 
 def test_grad_through_rows_that_were_stored():

@@ -13,8 +13,10 @@ import fbuf
 from fbuf._algorithms import sum_tree
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness
 from fbuf.views import Row, Sequence, Transition
-from tests.more.samplers.test_consume import test_no_row_is_drawn_too_often
-from tests.more.samplers.test_prioritized import test_a_share_of_a_buffer_with_lanes_ignores_priorities
+from tests.more.samplers.test_samplers import (
+    test_a_share_of_a_buffer_with_lanes_ignores_priorities,
+    test_no_row_is_drawn_too_often,
+)
 from tests.samplers.test_prioritized import (
     test_draws_by_rank,
     test_ranks_are_kept_and_found,

@@ -1,4 +1,4 @@
-"""Mixtures: every sampler and mode once, windows, data sets, loops, and steps in place."""
+"""Mixtures with further samplers, storages and data sets, saved and loaded."""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ import pytest
 
 import fbuf
 from fbuf._host.store.store import Store
-from fbuf.samplers import Prioritized
+from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Compressed
 from fbuf.views import Transition
 from tests.support import pieces
-from tests.support.mixture import check_in_place, check_sampler, filled
+from tests.support.mixture import MODES, check_in_place, check_sampler, filled, played, same, two
 from tests.support.refusals import raises
 from tests.support.tables import checks
 
@@ -65,3 +65,16 @@ test_checks = checks((check_sampler, CASES))
 
 
 test_optimized_checks = pytest.mark.optimized(checks((check_in_place, [("Prioritized", "annealed")])))
+
+
+def test_a_loaded_mixture_continues_with_the_same_batches(tmp_path):
+    one = fbuf.Buffer(20, sampler=Prioritized(normalize="buffer"))
+    other = fbuf.Buffer(40, storage=Compressed(keys=("obs",)), sampler=Epoch())
+    mixture = two(one, other, **MODES["annealed"])
+    state, _ = played(mixture, filled(mixture), 0, 2)
+    state = mixture.set(state, fractions={"a": 0.5}, beta=0.6)
+    fbuf.save(tmp_path, mixture, state, extra={"step": 7})
+    loaded, again, extra = fbuf.load(tmp_path, extra=True)
+    assert loaded == mixture and extra == {"step": 7}
+    assert same((again.fractions, again.beta, again.counters), (state.fractions, state.beta, state.counters))
+    assert same(played(mixture, state, 2, 3)[1], played(loaded, again, 2, 3)[1])
