@@ -23,7 +23,7 @@ STORAGES = {
 }
 
 
-case = one_of("compressed", 1)
+case = one_of(("compressed", 1))
 
 
 def rows(count, seed=0):

@@ -23,7 +23,7 @@ PARTS = [
 ]
 
 
-case = one_of(*([c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES]))
+case = one_of(*[c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES])
 
 
 test_checks = checks((at_exit, ["room", "error"]), (same_batches_as_the_buffer, [(Compressed(keys=("obs",)),)]))

@@ -9,4 +9,4 @@ from tests.torch.test_torch_safety import (  # noqa: F401
     test_writing_into_a_batch_changes_no_buffer_and_no_other_batch,
 )
 
-case = one_of(*([(name, prefetch) for name in STORAGES for prefetch in (0, 1)]))
+case = one_of(*[(name, prefetch) for name in STORAGES for prefetch in (0, 1)])

@@ -24,7 +24,7 @@ PROGRAMS = st.lists(
 )
 
 
-way = one_of("donated", "buffer", {"view": WINDOWS})
+way = one_of(("donated", "buffer", {"view": WINDOWS}))
 
 
 @settings(max_examples=25)

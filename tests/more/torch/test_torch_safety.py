@@ -14,7 +14,7 @@ from tests.torch.test_torch_safety import (  # noqa: F401
     test_writing_into_a_batch_changes_no_buffer_and_no_other_batch,
 )
 
-case = one_of("device", 0)
+case = one_of(("device", 0))
 
 
 @pytest.mark.optimized
