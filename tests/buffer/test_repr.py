@@ -10,8 +10,6 @@ import numpy as np
 import fbuf
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "next": {"reward": np.float32(0)}}
-
-
 STORAGES = {
     "Device": (fbuf.storages.Device(), "device"),
     "Host": (fbuf.storages.Host(keys=("obs",)), "host"),
@@ -19,8 +17,6 @@ STORAGES = {
     "Deduplicated": (fbuf.storages.Deduplicated(keys=("obs",), blocks=64), "device, blocks"),
     "Memmap": (fbuf.storages.Memmap(keys=("obs",)), "host"),
 }
-
-
 GOLDEN = """\
 BufferState(3 of 1,000 rows)
 

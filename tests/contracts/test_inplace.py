@@ -19,7 +19,6 @@ from tests.support import inplace
 
 pytestmark = pytest.mark.optimized
 
-
 # One order a sampler; more of them are in tests/more, all in tests/exhaustive.
 QUICK = [
     ("scan", "uniform", "row", "se"),

@@ -15,7 +15,6 @@ next step/none/device/-/donated; other ends/uniform/device/-/donated; sequence, 
 episode, cut/uniform/device/-/donated; row/versions/device/3/donated
 """)
 CONVERSIONS = [("row", "uniform", "stack, steps", "batch", "device", 3)]
-
 case, conversion = cases(CASES), cases(CONVERSIONS)
 
 

@@ -11,8 +11,6 @@ from fbuf._buffer import operations
 from tests.support.trees import row_with
 
 ROW = row_with(np.zeros(4, np.uint8))
-
-
 SCOPES = """
 fbuf.extend/write fbuf.extend/anchors fbuf.extend/follow fbuf.sample/draw fbuf.sample/window fbuf.sample/read
 fbuf.sample/assemble fbuf.update_priority/update fbuf.update_rows/write fbuf.stats

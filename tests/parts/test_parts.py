@@ -16,8 +16,6 @@ from tests.support.tables import one_of
 from tests.support.trees import same
 
 name = one_of("storage, sampler, view")
-
-
 stored = one_of("storage")
 
 

@@ -208,8 +208,6 @@ def find(ranks, index, nth, capacity):
 
 
 mass_of = jax.jit(rank_buckets.mass_of)
-
-
 stratified = one_of(False)
 
 

@@ -197,8 +197,6 @@ CASES = {
         storages=("Deduplicated",),
     ),
 }
-
-
 FIRST = [(name, case.storages[0]) for name, case in CASES.items() if case.storages[0] == "Device"]
 
 

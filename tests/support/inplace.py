@@ -15,7 +15,6 @@ from tests.support.trees import row_with
 
 LANES, ROWS, BATCH, STEPS = 2, 3, 8, 5
 CAPACITY = 400_000
-
 VERBS = "esuort"  # extend, sample, update of the last batch, update from elsewhere, update_rows, stats
 ROW = row_with(np.zeros((4, 3), np.uint8))
 SAMPLERS = {

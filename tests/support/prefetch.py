@@ -261,8 +261,6 @@ def check_futures(storage):
 
 
 CHECKS = (check_evicted_rows, check_changed_rows, check_clear, check_sampled_twice, check_futures)
-
-
 LARGE = {**EXAMPLE, "obs": jax.ShapeDtypeStruct((4, 3), np.uint8)}
 
 

@@ -21,8 +21,6 @@ STORAGES = {
     "deduplicated": fbuf.storages.Deduplicated(keys=("obs",), blocks=256),
     "ragged": fbuf.storages.Ragged(maximum={"obs": (8, 8)}),
 }
-
-
 case = one_of(("compressed", 1))
 
 

@@ -30,8 +30,6 @@ VIEWS = {
     "next step": Transition(n_step=2, gamma=0.5, autoreset="next_step"),
     "frames": Transition(stack=3, final_observation="last", pad="repeat"),
 }
-
-
 Seen = collections.namedtuple(
     "Seen", "lane number first end terminated reset"
 )  # `first`: number of its episode's first row

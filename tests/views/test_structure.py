@@ -11,8 +11,6 @@ import fbuf
 from tests.support.refusals import raises
 
 Step = collections.namedtuple("Step", "obs done")
-
-
 ROW = Step(np.zeros(2, np.float32), np.bool_(False))
 
 

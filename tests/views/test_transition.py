@@ -13,13 +13,8 @@ from fbuf.views import Transition
 
 CASES = [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")]  # n_step, stack, pad
 LAYOUTS = ["final", "none", "next_step"]
-
-
 Step = collections.namedtuple("Step", "obs action reward next_obs terminated ended number")  # `number`: in its episode
-
-
 Emitted = collections.namedtuple("Emitted", "obs reward discount next_obs frames")  # `frames` of its episode before it
-
 
 # Frames [T + 1, 3], the last one seen after the last action; actions [T], each another number; rewards [T]; and `end`, which is
 # "terminated", "truncated" or "open" (still running).

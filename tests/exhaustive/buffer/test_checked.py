@@ -20,8 +20,6 @@ OTHERS = [
     for storage in case.storages
     if (name, storage) not in support.FIRST
 ]
-
-
 SAMPLERS = {
     "Uniform": Uniform(),
     "Prioritized": Prioritized(),

@@ -9,8 +9,6 @@ from tests.support.tables import checks
 COMBINATIONS = [
     case for case in itertools.product(parts.STORAGES, parts.SAMPLERS, parts.VIEWS) if case[1:] not in parts.REFUSED
 ]
-
-
 test_checks = checks(
     (check_all, COMBINATIONS), (check_unordered, itertools.product(parts.UNORDERED_STORAGES, parts.UNORDERED_WRITERS))
 )

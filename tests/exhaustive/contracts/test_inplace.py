@@ -52,11 +52,7 @@ recipe = one_of(
     ("uniform", "transition", None),
     ("prioritized", "transition", None),
 )
-
-
 lanes = one_of(None)
-
-
 verb = one_of("add", "set")
 
 

@@ -48,6 +48,4 @@ episode, cut/ranks/deduplicated/-/donated; ids, flags/batch/device/3/donated; id
 ids, stop/episodes/device/3/donated; ids, mask/batch/compressed/-/jit; ids, cross/uniform/device/3/donated;
 ids, episode/versions, all/device/3/donated
 """)
-
-
 case, conversion, cut_case = cases(CASES), cases(CONVERSIONS), cases(CUT)

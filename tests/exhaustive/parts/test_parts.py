@@ -8,12 +8,6 @@ from tests.support.parts import BUFFERS
 from tests.support.tables import one_of
 
 ON_THE_DEVICE = [name for name in BUFFERS if name not in ("codec", "storage, sampler, view")]
-
-
 name = one_of(*ON_THE_DEVICE)
-
-
 large = one_of(*ON_THE_DEVICE)
-
-
 stored = one_of("storage with priorities, stacks")

@@ -21,9 +21,5 @@ PARTS = [
     *(("device", *parts) for parts in itertools.product(SAMPLERS, VIEWS) if parts != ("consume", "sequence")),
     *((s, sampler, "transition") for s in STORAGES if s != "device" for sampler in ("uniform", "prioritized")),
 ]
-
-
 case = one_of(*[c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES])
-
-
 test_checks = checks((at_exit, ["room", "error"]), (same_batches_as_the_buffer, [(Compressed(keys=("obs",)),)]))

@@ -20,8 +20,6 @@ from tests.support.threads import Thread
 from tests.support.trees import same
 
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
-
-
 way = one_of(
     ("donated", "default", {}),
     ("eager", "default", {"view": WINDOWS}),
@@ -30,11 +28,7 @@ way = one_of(
     ("jit", "default", AHEAD),
     ("jit", "default", AHEAD | {"storage": fbuf.storages.Host()}),
 )
-
-
 capacity = one_of(1, 9, 70_000)
-
-
 storage = one_of(fbuf.storages.Host())
 
 

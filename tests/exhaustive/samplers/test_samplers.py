@@ -120,8 +120,6 @@ def test_vmap_over_states():
 
 
 test_checks = checks((check_places, [(2000, 20_000)]))
-
-
 test_optimized_checks = pytest.mark.optimized(
     checks((check_inplace, [("row", "es"), ("row", "ses"), ("steps", "ses")]))
 )
@@ -150,17 +148,9 @@ def test_runs_that_are_forgotten():
 
 
 far_apart = one_of(False)
-
-
 stratified = one_of(True)
-
-
 ranked = one_of(False, True)
-
-
 capacity = one_of(1, 5, 512, 513, 40_000)
-
-
 sampler = one_of(Ranked(uniform=0.1, normalize="buffer"))
 
 

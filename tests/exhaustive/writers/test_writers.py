@@ -35,8 +35,6 @@ from tests.writers.test_reservoir import buffer_of, held_sets
 from tests.writers.test_topk import KINDS, PROGRAM, check_capacity, check_program, check_ways
 
 CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) not in REFUSED]
-
-
 sampler = one_of(Uniform())
 
 
@@ -155,8 +153,6 @@ def test_what_sorting_all_rows_would_leave_stays(kind, program):
 
 
 test_checks = checks((check_capacity, [8, 9]), (check_ways, [(600, 40)]))
-
-
 test_optimized_checks = pytest.mark.optimized(
     checks(
         (test_reservoir.check_inplace, [100]),

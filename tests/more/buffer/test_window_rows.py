@@ -30,7 +30,6 @@ CASES = [
     ("episode, cut", "ranks, all", "device", 3),
     ("cross, dilation", "none", "device", None),
 ]
-
 case = cases(CASES)
 
 

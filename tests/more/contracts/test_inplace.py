@@ -12,7 +12,6 @@ from tests.support.tables import one_of
 
 pytestmark = pytest.mark.optimized
 
-
 # Each verb that reads, before each that writes, with the richest state (rows, tree, flags); all orders are in tests/exhaustive.
 PAIRS = [
     *(("jit", "prioritized", "transition", o) for o in ("se", "so", "te", "re")),

@@ -16,8 +16,6 @@ CUT = listed("""
 final, stack/batch/device/3/donated; next step, stack/uniform/memmap/3/jit; episode, next step/batch/device/-/jit;
 mask, both/episodes/deduplicated/3/donated; ids/uniform/device/3/donated; ids, reset/batch/compressed/3/eager
 """)
-
-
 case, cut_case = cases(CASES), cases(CUT)
 
 

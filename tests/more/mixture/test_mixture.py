@@ -62,8 +62,6 @@ def test_a_host_reads_only_the_rows_it_returns(monkeypatch):
 
 
 test_checks = checks((check_sampler, CASES))
-
-
 test_optimized_checks = pytest.mark.optimized(checks((check_in_place, [("Prioritized", "annealed")])))
 
 

@@ -12,8 +12,6 @@ from tests.support.parts import BATCH, BUFFERS, EXAMPLE, make, rows_of
 from tests.support.tables import one_of
 
 name = one_of("writer", "codec", "transforms")
-
-
 large = one_of("storage, sampler, view")
 
 

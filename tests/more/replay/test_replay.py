@@ -109,8 +109,6 @@ CASES = [
     ("compressed", "prioritized", "transition", 2),
     ("deduplicated", "uniform", "transition", None),
 ]
-
-
 case = one_of(*CASES)
 
 

@@ -22,8 +22,6 @@ WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="sam
 PROGRAMS = st.lists(
     st.tuples(st.sampled_from(("extend",) * 3 + ("learn",) * 4 + VERBS), st.integers(0, 2**16)), min_size=2, max_size=14
 )
-
-
 way = one_of(("donated", "buffer", {"view": WINDOWS}))
 
 

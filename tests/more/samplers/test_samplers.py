@@ -84,8 +84,6 @@ def test_a_lot_that_is_not_full_yet_is_the_newest():
 
 
 ranked = one_of(True)
-
-
 stratified = one_of(False)
 
 

@@ -10,11 +10,7 @@ import numpy as np
 import fbuf
 
 KEY = jax.random.key(0)
-
-
 Info = collections.namedtuple("Info", "step mask")
-
-
 Step = collections.namedtuple("Step", "obs action reward terminated info")
 
 
