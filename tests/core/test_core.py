@@ -1,5 +1,7 @@
 """Components and their options, progress bars, and numbers in text."""
 
+from __future__ import annotations  # options are checked where annotations are text
+
 import dataclasses
 import pickle
 import sys
