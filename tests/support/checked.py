@@ -1,7 +1,6 @@
 """Conditions that `fbuf.checked` reports, on every storage."""
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,15 +53,15 @@ def filled(buffer, count=6):
 
 
 class Case(NamedTuple):
-    """One condition: `step(buffer, state, x)` meets it where `x` is `bad`."""
+    """One condition, which `step(buffer, state, x)` meets where `x` is `bad`."""
 
-    step: Callable[..., Any]
+    step: Any
     bad: Any
     good: Any
     message: str
-    settings: dict[str, Any] = {}  # noqa: RUF012
-    start: Callable[[Any], Any] = filled
-    storages: tuple[str, ...] = tuple(STORAGES)
+    settings: Any = {}  # noqa: RUF012
+    start: Any = filled
+    storages: Any = tuple(STORAGES)
 
 
 def updated(buffer, state, errors):
@@ -109,25 +108,24 @@ def priority_given(buffer, state, priority):
 NAN, INF = jnp.float32(jnp.nan), jnp.float32(jnp.inf)
 HOST = ("Compressed", "Host", "Memmap")
 FEW = {"storage": Deduplicated(keys=("obs",), blocks=64), "sampler": Uniform(), "capacity": 200}
+TWO = np.zeros(2, bool), np.ones(2, bool)  # none of two rows, and both
+LATE = np.ones(8, bool), np.zeros(8, bool)  # eight rows more, and none
+EMPTY = r"Buffer.{}: there is nothing to draw. Ask buffer.can_sample\(state\) first"
+
+
+def empty(method):
+    def step(buffer, state, mask):
+        return getattr(buffer, method)(buffer.extend(state, rows_of(0, 2), mask=mask), KEY, 4)
+
+    return Case(step, *TWO, EMPTY.format(method), start=lambda buffer: buffer.init(EXAMPLE))
+
+
 CASES = {
-    "an empty sample": Case(
-        lambda b, s, mask: b.sample(b.extend(s, rows_of(0, 2), mask=mask), KEY, 4),
-        jnp.zeros(2, bool),
-        jnp.ones(2, bool),
-        r"Buffer.sample: there is nothing to draw. Ask buffer.can_sample\(state\) first",
-        start=lambda b: b.init(EXAMPLE),
-    ),
-    "an empty peek": Case(
-        lambda b, s, mask: b.peek(b.extend(s, rows_of(0, 2), mask=mask), KEY, 4),
-        jnp.zeros(2, bool),
-        jnp.ones(2, bool),
-        r"Buffer.peek: there is nothing to draw. Ask buffer.can_sample\(state\) first",
-        start=lambda b: b.init(EXAMPLE),
-    ),
+    "an empty sample": empty("sample"),
+    "an empty peek": empty("peek"),
     "errors that are not finite": Case(
         updated,
-        jnp.array([1, NAN, 2, INF]),
-        jnp.ones(4),
+        *(np.float32([1, np.nan, 2, np.inf]), np.ones(4, np.float32)),
         r"Buffer.update_priority: 2 priorities are NaN or infinite .* write jnp.nan_to_num\(td_error\)",
     ),
     "priorities of new rows that are not finite": Case(
@@ -135,43 +133,29 @@ CASES = {
     ),
     "indices out of range": Case(
         updated_at,
-        jnp.array([-1, 8, 99, -(2**31)], jnp.int32),
-        jnp.full(4, 100, jnp.int32),
+        *(np.int32([-1, 8, 99, -(2**31)]), np.full(4, 100, np.int32)),
         "Buffer.update_priority: 4 indices name no slot and were skipped. Pass batch.index",
         {"sampler": Prioritized()},
     ),
     "stale indices": Case(
-        updated_late,
-        jnp.ones(8, bool),
-        jnp.zeros(8, bool),
-        "Buffer.update_priority: 4 indices are stale and were skipped: .* Call it before `extend`",
+        updated_late, *LATE, "Buffer.update_priority: 4 indices are stale and were skipped: .* Call it before `extend`"
     ),
     "indices of closed rows": Case(
         updated_late,
-        jnp.arange(8) < 3,
-        jnp.zeros(8, bool),
+        *(np.arange(8) < 3, np.zeros(8, bool)),
         r"Buffer.update_priority: \d indices name rows that can no longer be drawn|indices are stale",
         {"view": Transition(stack=4, observation="obs", autoreset="same_step")},
     ),
-    "rows changed too late": Case(
-        changed_late, jnp.ones(8, bool), jnp.zeros(8, bool), "Buffer.update_rows: 2 indices are stale and were skipped"
-    ),
-    "rows got too late": Case(
-        got_late,
-        jnp.ones(8, bool),
-        jnp.zeros(8, bool),
-        "Buffer.get: 2 indices name no row of this state: they are stale",
-    ),
+    "rows changed too late": Case(changed_late, *LATE, "Buffer.update_rows: 2 indices are stale and were skipped"),
+    "rows got too late": Case(got_late, *LATE, "Buffer.get: 2 indices name no row of this state: they are stale"),
     "more rows asked for than there are": Case(
         lambda b, s, mask: b.last(b.extend(s, rows_of(6, 2), mask=mask), 8),
-        jnp.zeros(2, bool),
-        jnp.ones(2, bool),
+        *TWO,
         r"Buffer.last: 2 of the rows asked for are not held. Ask buffer.size\(state\) first",
     ),
     "expired rows": Case(
         sampled_old,
-        jnp.ones(24, bool),
-        jnp.zeros(24, bool),
+        *(np.ones(24, bool), np.zeros(24, bool)),
         "Buffer.sample: 4 rows have expired and are masked: the state is too old. Carry on the state",
         storages=HOST,
     ),
@@ -183,18 +167,14 @@ CASES = {
     ),
     "a share of more than all": Case(
         lambda b, s, eta: b.update_priority(s, b.last(s, 4).index, jnp.ones(4), eta=eta),
-        jnp.float32(2),
-        jnp.float32(0.5),
+        *(jnp.float32(2), jnp.float32(0.5)),
         r"Buffer.update_priority: eta is (2.0|Array\(2., dtype=float32\)); expected one number from 0 to 1",
     ),
     "rows given up for want of room": Case(
         lambda b, s, mask: b.extend(s, rows_of(50, 30), mask=mask),
-        jnp.ones(30, bool),
-        jnp.zeros(30, bool),
+        *(np.ones(30, bool), np.zeros(30, bool)),
         r"Buffer.extend: \d+ of the oldest rows were given up .* buffer.grow\(state\)",
-        FEW,
-        partial(filled, count=45),
-        storages=("Deduplicated",),
+        *(FEW, partial(filled, count=45), ("Deduplicated",)),
     ),
 }
 FIRST = [(name, case.storages[0]) for name, case in CASES.items() if case.storages[0] == "Device"]
