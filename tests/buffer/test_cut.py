@@ -13,6 +13,16 @@ from fbuf.views import Sequence, Transition
 from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
 from tests.support.refusals import raises
 
+MASKS = [
+    (jnp.array([0]), TypeError, r"lanes is int32\[1\]; expected bool\[2\].*zeros\(2, bool\).at\[lanes\].set\(True\)"),
+    (np.array([True]), ValueError, r"Buffer.cut: .*lanes.*\[1\]; expected.*\[2\]"),
+]
+WRONG_IDS = [
+    (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "no leaf named 'id'; rows have t"),
+    (Sequence(2, episode_end=(), episode="id"), {"id": 0.5}, TypeError, r"'id' is float32\[\]; expected one integer"),
+    (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"no leaf named 'id'; rows .*or None"),
+]
+
 
 def test_no_transition_leads_across_a_restart(tmp_path):
     buffer = fbuf.Buffer(20, view=STEPS)
@@ -72,17 +82,7 @@ def test_buffers_without_episodes_have_none_to_cut(tmp_path):
     assert len(fbuf.Replay.load(tmp_path / "saved")) == 6
 
 
-@pytest.mark.parametrize(
-    ("lanes", "error", "match"),
-    [
-        (
-            jnp.array([0]),
-            TypeError,
-            r"lanes is int32\[1\]; expected bool\[2\].*zeros\(2, bool\).at\[lanes\].set\(True\)",
-        ),
-        (np.array([True]), ValueError, r"Buffer.cut: .*lanes.*\[1\]; expected.*\[2\]"),
-    ],
-)
+@pytest.mark.parametrize(("lanes", "error", "match"), MASKS)
 def test_lanes_are_a_mask(lanes, error, match):
     buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
     raises(error, match, lambda: buffer.cut(buffer.init({"t": 0}), lanes))
@@ -91,19 +91,7 @@ def test_lanes_are_a_mask(lanes, error, match):
         single.cut(single.init({"t": 0}), np.array([True]))
 
 
-@pytest.mark.parametrize(
-    ("view", "row", "error", "match"),
-    [
-        (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "no leaf named 'id'; rows have t"),
-        (
-            Sequence(2, episode_end=(), episode="id"),
-            {"id": 0.5},
-            TypeError,
-            r"'id' is float32\[\]; expected one integer",
-        ),
-        (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"no leaf named 'id'; rows .*or None"),
-    ],
-)
+@pytest.mark.parametrize(("view", "row", "error", "match"), WRONG_IDS)
 def test_wrong_ids_are_refused(view, row, error, match):
     raises(error, match, lambda: fbuf.Buffer(8, view=view).init(row))
 

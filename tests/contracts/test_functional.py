@@ -43,6 +43,14 @@ from tests.support.paths import ROOT
 from tests.support.refusals import raises
 from tests.support.trees import same
 
+SAVED = [
+    *BUFFERS.values(),
+    fbuf.Buffer(capacity=10, storage=Host(keys=("obs", ("next", "obs"))), episode_end=("done",)),
+    fbuf.Buffer(capacity=10, storage=Compressed(keys=("obs",)), sampler=Prioritized(normalize=None, stratified=False)),
+    fbuf.Buffer(capacity=10, storage=Deduplicated(keys=("obs",), block={"obs": (4, 8)}, blocks={"obs": 96})),
+    fbuf.Buffer(capacity=10, storage=Ragged(maximum={"obs": (4, 8)}, codec=Zstd(3))),
+]
+
 
 def test_no_method_changes_its_arguments():
     check_arguments_unchanged("prioritized-transition")
@@ -202,19 +210,7 @@ def test_a_pickled_buffer_hashes_alike_in_another_process():
     assert done.returncode == 0, done.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    "buffer",
-    [
-        *BUFFERS.values(),
-        fbuf.Buffer(capacity=10, storage=Host(keys=("obs", ("next", "obs"))), episode_end=("done",)),
-        fbuf.Buffer(
-            capacity=10, storage=Compressed(keys=("obs",)), sampler=Prioritized(normalize=None, stratified=False)
-        ),
-        fbuf.Buffer(capacity=10, storage=Deduplicated(keys=("obs",), block={"obs": (4, 8)}, blocks={"obs": 96})),
-        fbuf.Buffer(capacity=10, storage=Ragged(maximum={"obs": (4, 8)}, codec=Zstd(3))),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("buffer", SAVED, ids=str)
 def test_a_configuration_survives_json(buffer):
     config = json.loads(json.dumps(to_config(buffer)))
     again = from_config(config)

@@ -12,6 +12,15 @@ from tests.support.trees import row_with
 
 EXAMPLE = row_with(np.zeros(4, np.float32))
 BASE = fbuf.Buffer(10, view=fbuf.views.Transition(autoreset="same_step"))
+STRANGERS = [
+    dict(capacity=100),
+    dict(lanes=2),
+    dict(sampler=fbuf.samplers.Prioritized()),
+    dict(view=fbuf.views.Row()),
+    dict(view=fbuf.views.Transition(n_step=2, autoreset="same_step")),
+    dict(view=fbuf.views.Transition(stack=2, autoreset="same_step")),
+    dict(view=fbuf.views.Transition(autoreset="next_step")),
+]
 
 
 def rows(count, start=0):
@@ -29,19 +38,7 @@ def full():
     return BASE.extend(BASE.init(EXAMPLE), rows(10))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        dict(capacity=100),
-        dict(lanes=2),
-        dict(sampler=fbuf.samplers.Prioritized()),
-        dict(view=fbuf.views.Row()),
-        dict(view=fbuf.views.Transition(n_step=2, autoreset="same_step")),
-        dict(view=fbuf.views.Transition(stack=2, autoreset="same_step")),
-        dict(view=fbuf.views.Transition(autoreset="next_step")),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("other", STRANGERS, ids=str)
 def test_the_state_of_another_buffer_is_refused(other):
     stranger = dataclasses.replace(BASE, **other)
     with pytest.raises(ValueError, match=r"made by another buffer.*buffer.convert\(other, state\)"):

@@ -198,6 +198,12 @@ INVALID = [
     (lambda: make().batches(), TypeError, "batch_size is missing"),
     (lambda: make().batches(4, gamma=1.0), ValueError, "has no number 'gamma'"),
 ]
+LIMITS = [
+    LIMIT,
+    limits.Limit(Fraction(1, 3), 2, None, Fraction(17, 3)),
+    limits.Limit(0.1, 1, min_diff=-2.5),
+    limits.Limit(np.float32(0.5), 1),
+]
 
 
 @pytest.mark.parametrize("case", range(len(INVALID)))
@@ -268,15 +274,7 @@ def test_a_donated_state_ends_waiting_calls():
     assert "its state was donated" in repr(replay)
 
 
-@pytest.mark.parametrize(
-    "limit",
-    [
-        LIMIT,
-        limits.Limit(Fraction(1, 3), 2, None, Fraction(17, 3)),
-        limits.Limit(0.1, 1, min_diff=-2.5),
-        limits.Limit(np.float32(0.5), 1),
-    ],
-)
+@pytest.mark.parametrize("limit", LIMITS)
 def test_a_limit_is_saved_and_loaded(limit, tmp_path):
     replay = make(limit)
     replay.extend(rows(0, 10))

@@ -17,6 +17,12 @@ from tests.support.row_blocks import ROW, compare, make_pair, same_state
 from tests.support.threads import Thread
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}
+PARTS = [
+    ("device", "uniform", "row", None),
+    ("device", "prioritized", "transition", None),
+    ("device", "epoch", "row", None),
+    ("compressed", "prioritized", "transition", 2),
+]
 
 
 def row(n):
@@ -27,15 +33,7 @@ def make(capacity=100, **settings):
     return fbuf.Replay(fbuf.uniform(capacity), EXAMPLE, **settings)
 
 
-@pytest.mark.parametrize(
-    ("storage", "sampler", "view", "lanes"),
-    [
-        ("device", "uniform", "row", None),
-        ("device", "prioritized", "transition", None),
-        ("device", "epoch", "row", None),
-        ("compressed", "prioritized", "transition", 2),
-    ],
-)
+@pytest.mark.parametrize(("storage", "sampler", "view", "lanes"), PARTS)
 def test_batches_are_those_of_writing_each_row(storage, sampler, view, lanes):
     compare(make_pair(storage, sampler, view, lanes), steps=12)
 

@@ -23,6 +23,23 @@ from tests.support.uniformity import chi_square_z
 
 DRAWS = 2**17
 INVERSE = [1, 1 / 2, 1 / 3, 1 / 4]
+WRONG = [
+    ({"maximum": -1}, "maximum is -1; expected an int from 0 to 65535."),
+    ({"maximum": 100_000}, "For larger ages use unit=..."),
+    ({"maximum": 2.0}, "maximum is 2.0; expected an int"),
+    ({"maximum": 2, "version": 3}, "version is 3; expected the name of a leaf"),
+    ({"maximum": 2, "decay": "linear"}, "decay is 'linear'; expected \"inverse\""),
+    ({"maximum": 2, "decay": "exponential"}, "half_life is None; expected a number > 0."),
+    ({"maximum": 2, "half_life": 3}, "half_life is for decay='exponential'"),
+    ({"maximum": 2, "unit": 0}, "unit is 0; expected an int >= 1"),
+    ({"maximum": 2, "unit": 2, "version": "v"}, "and 1 with a version"),
+    ({"maximum": 2, "runs": 9}, "expected None, or with a version"),
+    ({"maximum": 9, "runs": 9, "version": "v"}, "an int from 10 to 65536"),
+]
+DECAYS = [
+    (Staleness(3, version="version"), INVERSE),
+    (Staleness(3, version="version", decay="exponential", half_life=2), 2 ** -(np.arange(4) / 2)),
+]
 
 
 def check_chances(buffer, rows, weights):
@@ -53,13 +70,7 @@ def check_versions(sampler, weights):
     check_chances(buffer, {"version": version.reshape(10, 3, 2)}, expected)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "weights"),
-    [
-        (Staleness(3, version="version"), INVERSE),
-        (Staleness(3, version="version", decay="exponential", half_life=2), 2 ** -(np.arange(4) / 2)),
-    ],
-)
+@pytest.mark.parametrize(("sampler", "weights"), DECAYS)
 def test_chances_by_version(sampler, weights):
     check_versions(sampler, weights)
 
@@ -119,22 +130,7 @@ def test_steps_are_in_place():
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"maximum": -1}, "maximum is -1; expected an int from 0 to 65535."),
-        ({"maximum": 100_000}, "For larger ages use unit=..."),
-        ({"maximum": 2.0}, "maximum is 2.0; expected an int"),
-        ({"maximum": 2, "version": 3}, "version is 3; expected the name of a leaf"),
-        ({"maximum": 2, "decay": "linear"}, "decay is 'linear'; expected \"inverse\""),
-        ({"maximum": 2, "decay": "exponential"}, "half_life is None; expected a number > 0."),
-        ({"maximum": 2, "half_life": 3}, "half_life is for decay='exponential'"),
-        ({"maximum": 2, "unit": 0}, "unit is 0; expected an int >= 1"),
-        ({"maximum": 2, "unit": 2, "version": "v"}, "and 1 with a version"),
-        ({"maximum": 2, "runs": 9}, "expected None, or with a version"),
-        ({"maximum": 9, "runs": 9, "version": "v"}, "an int from 10 to 65536"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), WRONG)
 def test_wrong_settings(given, message):
     raises((ValueError, TypeError), re.escape(message), Staleness, **given)
 

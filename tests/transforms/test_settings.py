@@ -55,6 +55,10 @@ BUFFERS = [
     (lambda: fbuf.Buffer(8, on_write=Loses()).init({"x": 0.0}), r"'loses' of on_write.* leaf 'x' of shape \[\]"),
     (lambda: fbuf.Buffer(8, on_read=Loses()).init({"x": 0.0}), r"on_read, .* leaf 'x' of shape \[\] for a batch of 2"),
 ]
+SEEN = [
+    (fbuf.views.Row(), r"one row .* {'x': \[3\]}"),
+    (fbuf.views.Sequence(2, episode_end=()), r"one window .* \[2, 3\]"),
+]
 
 
 def test_invalid_transforms_are_refused():
@@ -74,13 +78,7 @@ def test_names_of_subtrees_and_of_tuples():
     assert buffer.peek(state, jax.random.key(0), 2).data.keys() == {"obs", "r"}
 
 
-@pytest.mark.parametrize(
-    ("view", "what"),
-    [
-        (fbuf.views.Row(), r"one row .* {'x': \[3\]}"),
-        (fbuf.views.Sequence(2, episode_end=()), r"one window .* \[2, 3\]"),
-    ],
-)
+@pytest.mark.parametrize(("view", "what"), SEEN)
 def test_a_function_of_a_whole_batch_is_told_what_it_gets(view, what):
     buffer = fbuf.Buffer(8, view=view, on_read=Map(lambda batch: {"x": batch["x"].mean(axis=2)}))
     with pytest.raises(IndexError) as caught:

@@ -166,6 +166,18 @@ def check_capacity(capacity):
 
 
 PROGRAM = st.lists(st.tuples(st.sampled_from([1, 7, 40]), st.integers(0, 2**16), st.booleans()), max_size=6)
+UNRANKED = [
+    ("score", ValueError, r"rank is 'score'; expected one of the leaves pair, rank, z\."),
+    (
+        "pair",
+        TypeError,
+        r"'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
+    ),
+    ("z", TypeError, r"leaf 'z' is complex64\[\]"),
+    (lambda row: row["pair"], TypeError, r"the result of .* is float32\[2\]; expected one real number"),
+    (lambda row: None, TypeError, r"TopK: .* returns NoneType; expected one real number a row"),
+    (lambda row: {"rank": row["rank"]}, TypeError, r"TopK: .* returns dict; expected one real number a row"),
+]
 
 
 @given(program=PROGRAM)
@@ -262,21 +274,7 @@ def test_a_function_is_saved_by_name(tmp_path):
     assert fbuf.load(tmp_path, buffer)[0] == buffer
 
 
-@pytest.mark.parametrize(
-    ("rank", "error", "message"),
-    [
-        ("score", ValueError, r"rank is 'score'; expected one of the leaves pair, rank, z\."),
-        (
-            "pair",
-            TypeError,
-            r"'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
-        ),
-        ("z", TypeError, r"leaf 'z' is complex64\[\]"),
-        (lambda row: row["pair"], TypeError, r"the result of .* is float32\[2\]; expected one real number"),
-        (lambda row: None, TypeError, r"TopK: .* returns NoneType; expected one real number a row"),
-        (lambda row: {"rank": row["rank"]}, TypeError, r"TopK: .* returns dict; expected one real number a row"),
-    ],
-)
+@pytest.mark.parametrize(("rank", "error", "message"), UNRANKED)
 def test_what_cannot_rank_is_named(rank, error, message):
     example = {"rank": jnp.float32(0), "pair": jnp.zeros(2), "z": jnp.complex64(0)}
     raises(error, message, lambda: buffer_of(rank).init(example))

@@ -12,6 +12,14 @@ from tests.support.refusals import raises
 from tests.support.trees import same
 
 STORAGES = ("device", "deduplicated", "host", "compressed")
+ORDERS = [
+    ("device", "prioritized", "transition", "sesu"),
+    ("compressed", "consume", "row", "ses"),
+    ("deduplicated", "epoch", "sequence", "esr"),
+    ("device", "consume", "row", "esr"),
+    ("device", "uniform", "transition", "se"),
+    ("compressed", "prioritized", "transition", "sesu"),
+]
 
 
 @pytest.mark.parametrize(
@@ -29,17 +37,7 @@ def test_a_pending_batch_survives(check, storage):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("storage", "sampler", "view", "order"),
-    [
-        ("device", "prioritized", "transition", "sesu"),
-        ("compressed", "consume", "row", "ses"),
-        ("deduplicated", "epoch", "sequence", "esr"),
-        ("device", "consume", "row", "esr"),
-        ("device", "uniform", "transition", "se"),
-        ("compressed", "prioritized", "transition", "sesu"),
-    ],
-)
+@pytest.mark.parametrize(("storage", "sampler", "view", "order"), ORDERS)
 def test_a_donated_step_copies_nothing(storage, sampler, view, order):
     prefetch.check_in_place(storage, sampler, view, order)
 

@@ -125,17 +125,15 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand():
 
 
 storage = one_of("Host", "Compressed")
+STRICT = [
+    ("Compressed", "Largest", True),
+    ("Device", "TopK", False),
+    ("Device", "TopK", True),
+    ("Device", "Reservoir", True),
+]
 
 
-@pytest.mark.parametrize(
-    ("storage", "writer", "wide"),
-    [
-        ("Compressed", "Largest", True),
-        ("Device", "TopK", False),
-        ("Device", "TopK", True),
-        ("Device", "Reservoir", True),
-    ],
-)
+@pytest.mark.parametrize(("storage", "writer", "wide"), STRICT)
 def test_strict_promotion_and_x64(storage, writer, wide):
     with jax.numpy_dtype_promotion("strict"), x64(wide), jax.debug_nans(True):
         buffer = make(storage, writer, sampler=Prioritized())
