@@ -15,11 +15,11 @@ from jax import lax
 from fbuf._algorithms import block_grid, block_stats, random_bits
 from fbuf._algorithms import sum_tree as st
 from fbuf.storages import Deduplicated
+from tests.algorithms.test_block_stats import blocks_of, distinct, game, held
 from tests.algorithms.test_permutation import is_permutation, order
 from tests.algorithms.test_sum_tree import path
 from tests.more.algorithms.test_algorithms import same
 from tests.support import block_table, sum_tree
-from tests.support.block_stats import blocks_of, distinct, game, held
 from tests.support.block_table import SIZE, WORDS, check_rebuild, check_sequences, cycle, some_blocks, start
 from tests.support.tables import checks
 

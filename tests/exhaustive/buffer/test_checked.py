@@ -10,7 +10,7 @@ from jax.experimental import checkify
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
-from tests.support import checked as support
+from tests.buffer import test_checked as support
 from tests.support.refusals import raises
 from tests.support.tables import checks
 

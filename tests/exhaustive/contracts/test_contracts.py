@@ -13,8 +13,8 @@ import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.views import Row, Transition
 from tests.contracts.test_errors import test_an_empty_sample_is_masked_and_counted
+from tests.contracts.test_faults import CONSUMED, check_key_reuse, check_many_keys
 from tests.support import combinations
-from tests.support.faults import CONSUMED, check_key_reuse, check_many_keys
 from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_method, flags, given, plain
 from tests.support.tables import checks, one_of
 from tests.support.uniformity import check_parts, check_retired, check_zero_priorities, chi_square_z, slots_drawn

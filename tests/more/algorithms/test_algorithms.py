@@ -17,11 +17,11 @@ from fbuf._algorithms import sum_tree as st
 from fbuf._algorithms.block_table import WAYS
 from fbuf._algorithms.permutation import permute
 from fbuf.storages import Deduplicated
+from tests.algorithms.test_block_grid import check, shapes
+from tests.algorithms.test_block_stats import device_bytes, game, held
 from tests.algorithms.test_permutation import LARGEST, is_permutation, key_of, order, permute_jit
 from tests.algorithms.test_sum_tree import path
 from tests.support import sum_tree
-from tests.support.block_grid import check, shapes
-from tests.support.block_stats import device_bytes, game, held
 from tests.support.block_table import WORDS, Model, check_load, check_turnover, hashing, some_blocks
 from tests.support.tables import checks
 from tests.support.trees import x64

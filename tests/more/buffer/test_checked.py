@@ -4,7 +4,7 @@ from jax import lax
 from jax.experimental import checkify
 
 import fbuf
-from tests.support.checked import EXAMPLE, KEY, check_jitted, filled
+from tests.buffer.test_checked import EXAMPLE, KEY, check_jitted, filled
 
 
 def test_a_jitted_step_raises_through_checkify():

@@ -10,9 +10,9 @@ import pytest
 import fbuf
 from fbuf.storages import Compressed, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Sequence, Transition
+from tests.buffer.test_cut import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
 from tests.buffer.test_cut import test_a_cut_is_a_truncation_without_final_observation as _truncation
 from tests.buffer.test_cut import test_cuts_outlive_two_restarts as _restarts
-from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
 
 
 def test_replay_load_cuts_unless_told_otherwise(tmp_path):

@@ -10,9 +10,10 @@ from hypothesis import given
 from jax import lax
 
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
-from tests.support import faults, flags
+from tests.contracts import test_faults as faults
+from tests.contracts.test_shard_map import check_types, check_values
+from tests.support import flags
 from tests.support.combinations import SAMPLERS, SOME, VIEWS, check_storages_agree
-from tests.support.shard_map import check_types, check_values
 from tests.support.tables import checks
 from tests.support.uniformity import check_prioritized
 

@@ -12,6 +12,7 @@ import pytest
 import fbuf
 from fbuf.storages import Host
 from tests.replay.test_epoch import EXAMPLE, numbers, rows
+from tests.replay.test_row_block import compare, make_pair
 from tests.support.replay import (
     ROOT,
     at_exit,
@@ -23,7 +24,6 @@ from tests.support.replay import (
     soak,
     values,
 )
-from tests.support.row_blocks import compare, make_pair
 from tests.support.tables import one_of
 
 

@@ -9,8 +9,8 @@ import pytest
 import fbuf
 from fbuf.samplers import Consume
 from fbuf.views import Episode, Row, Sequence, Transition
+from tests.samplers.test_fifo import Trial, buffer_of
 from tests.support.epoch import FIELDS, rows_of
-from tests.support.fifo import Trial, buffer_of
 from tests.support.inplace import assert_draw_write_draw
 
 FIFO = Consume(order="fifo")
