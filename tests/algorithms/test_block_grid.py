@@ -1,4 +1,4 @@
-"""Frames are cut into blocks of words and put together again, as the oracle of `tests/support/block_grid.py` does."""
+"""Frames are cut into blocks of words and put together again, as slices of numpy do."""
 
 import ast
 import functools
