@@ -1,6 +1,7 @@
-"""Frames are cut into blocks of words and put together again, as the oracle of `tests/support/block_grid.py` does."""
+"""Frames are cut into blocks of words and put together again, as slices of numpy do."""
 
 import ast
+import functools
 import re
 
 import jax
@@ -11,7 +12,130 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from fbuf._algorithms import block_grid
-from tests.support.block_grid import check, cut_by_hand, noise, raw, shapes
+
+
+def noise(shape, dtype, seed=0):
+    """Every bit pattern of the dtype is as likely as every other: NaNs of all payloads, both zeros, denormals."""
+    draw = np.random.default_rng(seed)
+    kind = jnp.dtype(dtype)
+    if dtype == "bool":
+        return draw.integers(0, 2, shape).astype(bool)
+    if dtype.endswith(("int2", "int4")):
+        bits = int(dtype[-1])
+        low = 0 if dtype.startswith("u") else -(2 ** (bits - 1))
+        return draw.integers(low, low + 2**bits, shape).astype(np.int8).astype(kind)
+    highest = 16 if dtype.startswith("float4") else 256
+    drawn = draw.integers(0, highest, (int(np.prod(shape)), kind.itemsize), dtype=np.uint8)
+    return drawn.view(kind).reshape(shape)
+
+
+def raw(values):
+    """The bytes of an array, which compare where NaNs do not."""
+    return np.ascontiguousarray(np.asarray(values)).tobytes()
+
+
+def frames_of(row):
+    """Bytes `[frames, height, bytes of a line]` of one row of a leaf."""
+    shape = row.shape
+    if str(row.dtype).endswith(("int2", "int4")):
+        row = row.astype(np.int8)  # as they are moved: a byte each, with its sign
+    if row.ndim < 2:
+        frames = row.reshape(1, 1, -1)
+    elif row.ndim == 2:
+        frames = row[None]
+    elif shape[-1] == 4 and shape[-2] > 4 and shape[-3] > 4:  # frames stacked along the last axis
+        frames = np.stack([lead[..., i] for lead in row.reshape(-1, *shape[-3:]) for i in range(4)])
+    elif shape[-1] in (1, 2, 3):  # colours
+        frames = row.reshape(-1, *shape[-3:])
+    else:
+        frames = row.reshape(-1, *shape[-2:])
+    lines = np.ascontiguousarray(frames).reshape(*frames.shape[:2], -1)
+    return lines.view(np.uint8).reshape(*frames.shape[:2], -1)
+
+
+def cut_by_hand(rows, high, wide):
+    """Blocks of `high` lines and `wide` bytes of each row, in order, padded with zeros."""
+    out = []
+    for row in rows:
+        blocks = []
+        for frame in frames_of(row):
+            height, line = frame.shape
+            down, across = -(-height // high), -(-line // wide)
+            whole = np.zeros((down * high, across * wide), np.uint8)
+            whole[:height, :line] = frame
+            for i in range(down):
+                for j in range(across):
+                    blocks.append(whole[i * high : (i + 1) * high, j * wide : (j + 1) * wide].tobytes())
+        out.append(blocks)
+    return out
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def use_all(values, other, grid, leaf):
+    """Everything the module computes of two lots of rows."""
+    number = values.shape[0]
+    a, b = block_grid.to_words(values, grid), block_grid.to_words(other, grid)
+    items = jnp.arange(number * grid.blocks, dtype=jnp.int32)
+    taken = block_grid.take(a, grid, items).reshape(number, grid.blocks, grid.block_words)
+    theirs = block_grid.take(b, grid, items[::-1]).reshape(taken.shape)[::-1, ::-1]
+    return {
+        "blocks": taken,
+        "back": block_grid.from_blocks(taken, grid, leaf),
+        "differ": block_grid.differ(a, b, grid),
+        "differ_from_blocks": block_grid.differ_from_blocks(a, theirs, grid),
+    }
+
+
+def changed(values, seed):
+    """A copy with one bit of a few elements of some rows flipped."""
+    draw = np.random.default_rng(seed)
+    flat = values.reshape(values.shape[0], -1).copy()
+    name = str(values.dtype)
+    for row in range(values.shape[0]):
+        for at in draw.integers(0, flat.shape[1], draw.integers(0, 4)):
+            if name == "bool":
+                flat[row, at] = not flat[row, at]
+            elif name.endswith(("int2", "int4")):  # any other value of the type
+                flat[row, at] = flat[row, at].astype(np.int8) ^ np.int8(1)
+            elif name.startswith("float4"):
+                flat[row].view(np.uint8)[at] ^= np.uint8(1)
+            else:
+                bits = flat[row].view(f"u{values.itemsize}")
+                bits[at] ^= bits.dtype.type(1 << draw.integers(0, 8 * values.itemsize))
+    return flat.reshape(values.shape)
+
+
+def check(shape, dtype, block, rows=3, seed=0, values=None):
+    leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    grid = block_grid.grid(leaf, block)
+    values = noise((rows, *shape), dtype, seed) if values is None else values
+    other = changed(values, seed)
+    ours, theirs = (cut_by_hand(x, grid.rows, 4 * grid.words) for x in (values, other))
+    differs = np.array([[x != y for x, y in zip(*pair, strict=True)] for pair in zip(ours, theirs, strict=True)])
+
+    assert grid.blocks == len(ours[0]) and grid.block_words * 4 == len(ours[0][0])
+    if block is not None:
+        channels = shape[-1] if len(shape) >= 3 and shape[-1] < 4 else 1
+        size = 1 if dtype.endswith(("int2", "int4")) else values.itemsize
+        assert grid.rows == block[0] and 4 * grid.words == block[1] * channels * size
+    got = use_all(jnp.asarray(values), jnp.asarray(other), grid, leaf)
+    assert raw(got["blocks"]) == b"".join(b"".join(row) for row in ours)
+    assert got["back"].dtype == leaf.dtype and got["back"].shape == (rows, *shape)
+    assert raw(got["back"]) == raw(values)
+    np.testing.assert_array_equal(got["differ"], differs)
+    np.testing.assert_array_equal(got["differ_from_blocks"], differs)
+
+
+shapes = some.one_of(
+    some.lists(some.integers(1, 40), min_size=0, max_size=2),
+    some.builds(
+        lambda lead, frame, last: [*lead, *frame, *last],
+        some.lists(some.integers(1, 3), max_size=2),
+        some.tuples(some.integers(1, 14), some.integers(1, 14)),
+        some.one_of(some.just(()), some.tuples(some.integers(1, 6))),
+    ),
+).map(tuple)
+
 
 WITNESSES = [
     ((9, 11, 3), "uint8", None),
@@ -26,12 +150,12 @@ WITNESSES = [
 ]
 
 
-def test_rows_come_back_to_the_bit() -> None:
+def test_rows_come_back_to_the_bit():
     for shape, dtype, block in WITNESSES:
         check(shape, dtype, block, rows=2)
 
 
-def test_bits_and_not_values_are_compared() -> None:
+def test_bits_and_not_values_are_compared():
     """Zeros of both signs differ; a NaN is like itself, and unlike a NaN of another payload."""
     zero, nan, other = np.float32(0.0), np.uint32(0x7FC00001), np.uint32(0x7FC00002)
     a = np.array([[zero, nan.view(np.float32), nan.view(np.float32)]], np.float32)
@@ -43,7 +167,7 @@ def test_bits_and_not_values_are_compared() -> None:
     np.testing.assert_array_equal(block_grid.differ_from_blocks(words[0], blocks, grid), [[True, False, True]])
 
 
-def test_items_are_taken_in_any_order() -> None:
+def test_items_are_taken_in_any_order():
     leaf = jax.ShapeDtypeStruct((2, 9, 11, 3), jnp.uint8)
     grid = block_grid.grid(leaf, (4, 4))
     values = noise((5, *leaf.shape), "uint8")
@@ -63,7 +187,7 @@ DEFAULTS = [
 ]
 
 
-def test_default_blocks_are_about_7_lines_of_12_bytes() -> None:
+def test_default_blocks_are_about_7_lines_of_12_bytes():
     for shape, dtype, high, wide in DEFAULTS:
         grid = block_grid.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
         assert (grid.rows, 4 * grid.words) == (high, wide)
@@ -72,7 +196,7 @@ def test_default_blocks_are_about_7_lines_of_12_bytes() -> None:
 @given(shape=shapes, dtype=some.sampled_from(["uint8", "int16", "float32"]))
 @example(shape=(84, 85, 3), dtype="uint8")
 @example(shape=(84, 85, 3), dtype="float32")
-def test_the_default_fits_every_shape(shape: tuple[int, ...], dtype: str) -> None:
+def test_the_default_fits_every_shape(shape, dtype):
     """No block is out of proportion or outside the frame, and no element is cut in two."""
     grid = block_grid.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
     channels = shape[-1] if len(shape) >= 3 and shape[-1] < 4 else 1
@@ -83,7 +207,7 @@ def test_the_default_fits_every_shape(shape: tuple[int, ...], dtype: str) -> Non
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_widths_that_do_not_fill_words(dtype: str, channels: int) -> None:
+def test_widths_that_do_not_fill_words(dtype, channels):
     """Refused with the next width that does; the code of the message works."""
     leaf = jax.ShapeDtypeStruct((30, 30, channels), jnp.dtype(dtype))
     pixel = channels * leaf.dtype.itemsize

@@ -9,13 +9,101 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+import fbuf
 from fbuf._algorithms import block_grid, block_stats
 from fbuf._algorithms.block_stats import Curve
 from fbuf.storages import Deduplicated
-from tests.support.block_stats import blocks_of, check_counts, device_bytes, distinct, game, noise
 
 
-def test_counts_are_those_of_the_blocks_that_are_cut() -> None:
+def blocks_of(array, grid):
+    """The distinct blocks of each row, its bytes cut by slices."""
+    array = np.asarray(array)
+    if grid.last:
+        array = np.moveaxis(array, -1, -3)
+    lines = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), grid.frames, grid.height, grid.line)
+    wide, down, across = 4 * grid.words, grid.down * grid.rows, grid.across * 4 * grid.words
+    lines = np.pad(lines, ((0, 0), (0, 0), (0, down - grid.height), (0, across - grid.line)))
+    return [
+        {
+            frame[y : y + grid.rows, x : x + wide].tobytes()
+            for frame in row
+            for y in range(0, down, grid.rows)
+            for x in range(0, across, wide)
+        }
+        for row in lines
+    ]
+
+
+def distinct(rows, number):
+    return len(set().union(*rows[:number]))
+
+
+def sparse(shape, rows, dtype, seed=0):
+    """Few values in small patches over zeros, and rows that mostly repeat: many equal blocks, and many new ones."""
+    rng = np.random.default_rng(seed)
+    out = np.zeros((rows, *shape), np.uint8)
+    for i in range(1, rows):
+        out[i] = out[i - 1] if i % 3 else out[rng.integers(i)]
+        flat = out[i].reshape(-1)
+        start = rng.integers(flat.size)
+        flat[start : start + 3] = rng.integers(0, 2, len(flat[start : start + 3]))
+    return out.astype(dtype)
+
+
+def noise(rows, shape=(84, 84), seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (rows, *shape), np.uint8)
+
+
+def game(rows, seed=0):
+    """Two sprites that walk at random over a fixed picture."""
+    rng = np.random.default_rng(seed)
+    out = np.repeat(rng.integers(0, 256, (1, 84, 84), np.uint8), rows, 0)
+    at = np.cumsum(rng.integers(-2, 3, (rows, 2, 2)), 0) % 70
+    for i in range(rows):
+        for s in range(2):
+            y, x = at[i, s]
+            out[i, y : y + 8, x : x + 8] = 40 * s
+    return out
+
+
+def check_counts(dtype, shape):
+    """Counts are those of the blocks that are cut, whatever the cut."""
+
+    rows = sparse(shape, 40, jnp.dtype(dtype))
+    leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    wide = block_grid.element_bytes(leaf.dtype) * block_grid.frame_shape(shape)[3]
+    unit = 4 // math.gcd(4, wide)
+    grids = [block_grid.grid(leaf, (h, unit * w)) for h in (1, 2, 5) for w in (1, 2)]
+    cuts = [(grid.rows, grid.words) for grid in grids]
+    curves = block_stats.count([(rows, grids[0])], cuts)
+    assert curves == block_stats.count([(rows, grids[0])], cuts, lanes=4)
+    for grid, curve in zip(grids, curves, strict=True):
+        assert curve.rows == (5, 10, 20, 40)
+        sets = blocks_of(rows, grid)
+        assert curve.distinct == tuple(distinct(sets, number) for number in curve.rows)
+
+
+def held(storage, rows, capacity, lanes=None, step=250):
+    """`stats` of a buffer of `storage` after all `rows`, whose rows are checked to have come back."""
+    buffer = fbuf.Buffer(capacity, storage=storage, lanes=lanes)
+    lead = 1 if lanes is None else 2
+    state = buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[lead:], x.dtype), rows))
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    number = jax.tree.leaves(rows)[0].shape[0]
+    for start in range(0, number, step):
+        state = extend(state, jax.tree.map(lambda x, at=start: x[at : at + step], rows))
+    back = buffer.last(state, number).data
+    jax.tree.map(np.testing.assert_array_equal, back, rows)
+    return {name: float(value) for name, value in buffer.stats(state).items()}
+
+
+def device_bytes(storage, rows, capacity):
+    buffer = fbuf.Buffer(capacity, storage=storage)
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+    return buffer.nbytes(jax.eval_shape(buffer.init, row))["device"]
+
+
+def test_counts_are_those_of_the_blocks_that_are_cut():
     for dtype, shape in (
         ("uint8", (10, 8, 3)),
         ("bool", (17,)),
@@ -26,7 +114,7 @@ def test_counts_are_those_of_the_blocks_that_are_cut() -> None:
         check_counts(dtype, shape)
 
 
-def test_lots_smaller_than_the_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lots_smaller_than_the_rows_change_nothing(monkeypatch):
     rows = game(300)
     grid = block_grid.grid(jax.ShapeDtypeStruct((84, 84), jnp.uint8), (12, 12))
     cuts = [(12, 3), (7, 3)]
@@ -37,7 +125,7 @@ def test_lots_smaller_than_the_rows_change_nothing(monkeypatch: pytest.MonkeyPat
     assert want[0].distinct[-1] == distinct(blocks_of(rows, grid), 300)
 
 
-def test_leaves_are_counted_together() -> None:
+def test_leaves_are_counted_together():
     frames = game(201)
     leaf = jax.ShapeDtypeStruct((84, 84), jnp.uint8)
     grid = block_grid.grid(leaf, (12, 12))
@@ -48,7 +136,7 @@ def test_leaves_are_counted_together() -> None:
     assert block_stats.count([(stack, stacked)], [(12, 3)])[0].distinct[-1] == both.distinct[-1]
 
 
-def test_blocks_that_are_alike_are_told_apart() -> None:
+def test_blocks_that_are_alike_are_told_apart():
     """All 65,536 blocks of two by two words of sixteen values: words swapped, mirrored, crossed, of one bit."""
     values = np.array([0, 1, 2, 3, 4, 8, 2**8, 2**16, 2**31, 2**32 - 1, 2**32 - 2, 7, 11, 13, 255, 65535], np.uint32)
     rows = np.stack(np.meshgrid(*[values] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
@@ -58,7 +146,7 @@ def test_blocks_that_are_alike_are_told_apart() -> None:
 
 
 @given(some.integers(1, 300), some.integers(1, 300), some.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]))
-def test_candidates_can_be_cut_and_are_a_handful(height: int, width: int, pixel: int) -> None:
+def test_candidates_can_be_cut_and_are_a_handful(height, width, pixel):
     tried = block_stats.candidates(height, width, pixel)
     assert 1 <= len(tried) <= len(block_stats.TRIED) and len(set(tried)) == len(tried)
     for rows, pixels in tried:
@@ -69,19 +157,19 @@ def test_candidates_can_be_cut_and_are_a_handful(height: int, width: int, pixel:
         assert (down - 1) * rows < height and (across - 1) * pixels < width
 
 
-def test_curves_pass_through_the_counts() -> None:
+def test_curves_pass_through_the_counts():
     curve = Curve((250, 500, 1000, 2000), (297, 353, 694, 1093))
     seen = math.log2(1093 / 694)
     assert curve.power == pytest.approx((seen + 0.8) / 2)
     assert curve.at(2000) == 1093 and curve.at(1000) == 694 and curve.at(0) == 0
     assert curve.at(20_000) == pytest.approx(1093 * 10**curve.power)
     for blocks in (100, 500, 1093, 5000):
-        assert curve.at(curve.until(blocks)) == pytest.approx(blocks, rel=1e-3)  # type: ignore[arg-type]
+        assert curve.at(curve.until(blocks)) == pytest.approx(blocks, rel=1e-3)
     values = [curve.at(number) for number in range(0, 30_000, 100)]
     assert values == sorted(values)
 
 
-def test_noise_grows_in_proportion_and_nothing_faster() -> None:
+def test_noise_grows_in_proportion_and_nothing_faster():
     assert Curve((50, 100), (4900, 9800)).at(1000) == pytest.approx(98_000)
     assert Curve((50, 100), (10, 90)).at(1000) == pytest.approx(900)
     assert Curve((50, 100), (10, 10)).at(1000) == pytest.approx(10 * 10**0.4)
@@ -89,7 +177,7 @@ def test_noise_grows_in_proportion_and_nothing_faster() -> None:
 
 
 @given(some.floats(1, 1e10), some.integers(1, 2**32))
-def test_numbers_of_places_are_legal(blocks: float, most: int) -> None:
+def test_numbers_of_places_are_legal(blocks, most):
     places = block_stats.places_for(blocks, most)
     assert Deduplicated(blocks=places).blocks == places
     if places < block_stats.MOST_PLACES:
@@ -98,7 +186,7 @@ def test_numbers_of_places_are_legal(blocks: float, most: int) -> None:
         assert places in (2**8, 2**16) or places <= max(64, fits / 0.83 + 32)
 
 
-def test_places_stay_within_narrow_ids_where_they_nearly_do() -> None:
+def test_places_stay_within_narrow_ids_where_they_nearly_do():
     assert block_stats.places_for(58_000, 10**9) == 65_536
     assert block_stats.places_for(59_000, 10**9) == 71_104
     assert block_stats.places_for(200, 10**9) == 256
@@ -109,7 +197,7 @@ def test_places_stay_within_narrow_ids_where_they_nearly_do() -> None:
     assert block_stats.table_bytes(1000, 65_568, 36) == 4000 + 65_568 * 163
 
 
-def test_a_fitted_storage_is_smaller() -> None:
+def test_a_fitted_storage_is_smaller():
     rows = {"obs": game(1000), "action": np.arange(1000, dtype=np.int32)}
     storage = Deduplicated().fit({name: x[:400] for name, x in rows.items()}, 1000)
     assert storage.block in block_stats.candidates(84, 84, 1) and isinstance(storage.blocks, int)
@@ -119,8 +207,8 @@ def test_a_fitted_storage_is_smaller() -> None:
     assert again == storage and hash(again) == hash(storage)
 
 
-def test_a_block_that_reads_more_slowly_must_save_a_tenth() -> None:
-    def curve(distinct: int) -> block_stats.Curve:
+def test_a_block_that_reads_more_slowly_must_save_a_tenth():
+    def curve(distinct):
         return block_stats.Curve((500, 1000), (distinct // 2, distinct))
 
     cuts, blocks = [(7, 3), (7, 3)], [84, 84]
@@ -129,7 +217,7 @@ def test_a_block_that_reads_more_slowly_must_save_a_tenth() -> None:
     assert block_stats.smallest([curve(19_500), curve(20_000)], cuts, blocks, 1000, None) == 0
 
 
-def test_only_settings_that_are_none_are_chosen() -> None:
+def test_only_settings_that_are_none_are_chosen():
     rows = {"obs": game(400)}
     block = Deduplicated(block=(14, 28)).fit(rows, 5000)
     assert block.block == (14, 28) and block.blocks is not None
@@ -153,12 +241,12 @@ REFUSALS = [
 ]
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_are_refused():
     for rows, settings, error, message in REFUSALS:
         with pytest.raises(error, match=message):
             Deduplicated().fit({name: np.zeros(shape, np.uint8) for name, shape in rows.items()}, **settings)
 
 
-def test_traced_rows_are_refused() -> None:
+def test_traced_rows_are_refused():
     with pytest.raises(TypeError, match=r"Deduplicated.fit: leaf 'obs' is traced.*outside jit"):
         jax.jit(lambda x: Deduplicated().fit({"obs": x}, 100).blocks)(np.zeros((64, 84, 84), np.uint8))

@@ -9,27 +9,18 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from fbuf._algorithms import block_table
-from fbuf._algorithms.block_table import CHUNK_ITEMS, WAYS, Table
-from tests.support.block_table import (
-    CONTENTS,
-    GOOD,
-    REFER,
-    RELEASE,
-    Model,
-    check_sequences,
-    some_blocks,
-    sprites,
-)
+from fbuf._algorithms.block_table import CHUNK_ITEMS, WAYS
+from tests.support.block_table import CONTENTS, GOOD, REFER, RELEASE, Model, check_sequences, some_blocks, sprites
 
 MANY = 2**32 - 10  # references a place may have
 
 
-def test_any_sequence_of_calls() -> None:
+def test_any_sequence_of_calls():
     """With hashes of 3 bits, so that different blocks collide."""
     check_sequences("3 bits", 160, 7)
 
 
-def test_places_are_given_in_order_of_arrival() -> None:
+def test_places_are_given_in_order_of_arrival():
     """Blocks of one call are adjacent; the hand passes places that are referred to, and comes round."""
     model = Model(64, 8)
     blocks = some_blocks(60, 2**32, 0)
@@ -42,7 +33,7 @@ def test_places_are_given_in_order_of_arrival() -> None:
     assert place[:10].tolist() == [61, 62, 63, 5, 6, 7, 40, 41, 0, 0]
 
 
-def test_hashes_of_blocks_that_are_nearly_alike() -> None:
+def test_hashes_of_blocks_that_are_nearly_alike():
     """No two pairs alike, fingerprints that meet no oftener than chance, all buckets used evenly."""
     base = np.random.default_rng(0).integers(0, 256, 144).astype(np.uint8)
     near = np.tile(base, (2**15, 1))
@@ -70,7 +61,7 @@ def test_hashes_of_blocks_that_are_nearly_alike() -> None:
                 assert abs(excess - 1) < 5 * np.sqrt(2 / (buckets - 1)), f"{buckets} buckets: chi-square {excess:.2f}"
 
 
-def table_of(counts: np.ndarray) -> Table:
+def table_of(counts):
     """A table with these counts from place 1 on, and distinct blocks."""
     places = -(-(len(counts) + 1) // WAYS) * WAYS
     number = np.arange(places, dtype=np.uint32)
@@ -90,7 +81,7 @@ def table_of(counts: np.ndarray) -> Table:
 @example([399], [400], 0)
 @example([3] * 133, [0], 0)
 @example([1] * 400, [0], 0)
-def test_release_counts_blocks_without_references(gone: list[int], kept: list[int], seed: int) -> None:
+def test_release_counts_blocks_without_references(gone, kept, seed):
     """Blocks that lose all references, however many each had, among blocks that keep one."""
     draw = np.random.default_rng(seed)
     counts = np.array([*gone, *(k + 1 for k in kept)], np.uint32)
@@ -103,7 +94,7 @@ def test_release_counts_blocks_without_references(gone: list[int], kept: list[in
     np.testing.assert_array_equal(np.asarray(table.count)[1 : len(lost) + 1], counts - lost)
 
 
-def test_release_counts_right_for_its_most_items() -> None:
+def test_release_counts_right_for_its_most_items():
     """`CHUNK_ITEMS` references, `each` to every block: the sum of reciprocals is furthest from whole numbers."""
     for each in (1, 2, 3, 7, 181, 3000, CHUNK_ITEMS - 1, CHUNK_ITEMS):
         blocks = CHUNK_ITEMS // each
@@ -115,7 +106,7 @@ def test_release_counts_right_for_its_most_items() -> None:
         assert int(table.live) == 0 and np.asarray(table.count).sum() == 1
 
 
-def test_counts_near_2_to_the_32() -> None:
+def test_counts_near_2_to_the_32():
     """More references than an int32 counts are added and taken exactly."""
     counts = np.array([MANY, 2**31, 2**31 - 1, 3], np.uint32)
     ids = np.repeat(np.arange(5, dtype=np.int32), 8)

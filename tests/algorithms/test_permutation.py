@@ -4,7 +4,6 @@ The oracle is the same network over Python's integers, which neither overflow no
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,28 +19,28 @@ WORD = 2**32
 LARGEST = 2**31 - 2**24 - 1
 
 
-def key_of(seed: int) -> jax.Array:
+def key_of(seed):
     return jnp.asarray(np.random.default_rng(seed).integers(0, WORD, 2, np.uint32))
 
 
-def order(seed: int, n: int) -> np.ndarray:
+def order(seed, n):
     """All of it; of one shape for many n, so that it compiles once."""
     most = next(m for m in (2**17, 2**20 + 1, n) if m >= n)
     return np.asarray(permute_jit(key_of(seed), jnp.arange(most, dtype=jnp.int32), jnp.int32(n)))[:n]
 
 
-def is_permutation(got: np.ndarray) -> bool:
+def is_permutation(got):
     seen = np.zeros(len(got), bool)
     seen[got] = True
     return got.min() >= 0 and got.max() < len(got) and bool(seen.all())
 
 
-def slow_permute(key: list[int], index: int, n: int) -> int:
+def slow_permute(key, index, n):
     """One value, in Python's integers."""
     rows = math.isqrt(n - 1) + 1
     columns = -(-n // rows)
 
-    def spread(x: int, by: int, multiplier: int) -> int:
+    def spread(x, by, multiplier):
         return (x ^ (x >> by)) * multiplier % WORD
 
     keys = []
@@ -53,7 +52,7 @@ def slow_permute(key: list[int], index: int, n: int) -> int:
             x ^= x >> 15
         keys.append(x)
 
-    def hashed(number: int, key: int, length: int) -> int:
+    def hashed(number, key, length):
         x = (number ^ key) * 0x21F0AAAD % WORD
         return spread(x, 15, 0x735A2D97) * length >> 32
 
@@ -130,7 +129,7 @@ def test_values_at_a_place_are_uniform_over_keys(keys, n=1025):
         assert abs(chi_square_z(apart, np.r_[0.0, np.full(n - 1, 1 / (n - 1))])) < 4
 
 
-def shuffles(m: int, n: int, number: int) -> np.ndarray:
+def shuffles(m, n, number):
     bits = jax.random.bits(jax.random.key(m), (number, m), jnp.uint32)
     return np.asarray(jax.jit(jax.vmap(shuffled, (0, None)))(bits, jnp.int32(n)))
 
@@ -152,7 +151,7 @@ def test_shuffles_are_one_to_one(n):
 
 @pytest.mark.parametrize("word", [0, WORD - 1])
 def test_shuffles_survive_bits_all_alike(word):
-    got: Any = shuffled(jnp.full((9,), word, jnp.uint32), jnp.int32(5))
+    got = shuffled(jnp.full((9,), word, jnp.uint32), jnp.int32(5))
     assert got.tolist() == list(range(9))
 
 

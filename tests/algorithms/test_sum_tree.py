@@ -9,100 +9,85 @@ import pytest
 
 from fbuf._algorithms import random_bits
 from fbuf._algorithms import sum_tree as st
-from tests.support.sum_tree import (
-    check_every_row,
-    check_frequencies,
-    check_inplace,
-    check_keep_last,
-    check_one_leaf,
-    check_paths,
-    check_rebuild,
-    check_set,
-    check_strata,
-    check_together,
-    check_zero_leaves,
-    draw_write,
-    expected_tree,
-    setter,
-    use_path,
-)
+from tests.support import sum_tree
+from tests.support.refusals import raises
 
 
 @pytest.fixture(params=["loop", "level"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def path(request, monkeypatch):
     """Run a test on the path of CPUs and on the path of everything else."""
-    return use_path(monkeypatch, str(request.param))
+    return sum_tree.use_path(monkeypatch, str(request.param))
 
 
 @pytest.mark.parametrize("capacity", [9, 65, 1000])
-def test_set_is_what_a_plain_array_does(path: str, capacity: int) -> None:
-    check_set(capacity)
+def test_set_is_what_a_plain_array_does(path, capacity):
+    sum_tree.check_set(capacity)
 
 
-def test_trees_written_together_hold_what_plain_arrays_do(path: str) -> None:
-    check_together(300)
+def test_trees_written_together_hold_what_plain_arrays_do(path):
+    sum_tree.check_together(300)
 
 
 @pytest.mark.parametrize(("capacity", "reduce"), [(1, "sum"), (9, "max"), (1000, "min")])
-def test_rebuild_is_set_of_all(capacity: int, reduce: str) -> None:
-    check_rebuild(capacity, reduce)
+def test_rebuild_is_set_of_all(capacity, reduce):
+    sum_tree.check_rebuild(capacity, reduce)
 
 
-def test_nothing_to_write() -> None:
-    leaves, update = np.arange(9, dtype=np.float32), setter(9)
-    empty = update(expected_tree(leaves), np.zeros(0, np.int32), np.zeros(0, np.float32))
-    np.testing.assert_array_equal(empty, expected_tree(leaves))
+def test_nothing_to_write():
+    leaves, update = np.arange(9, dtype=np.float32), sum_tree.setter(9)
+    empty = update(sum_tree.expected_tree(leaves), np.zeros(0, np.int32), np.zeros(0, np.float32))
+    np.testing.assert_array_equal(empty, sum_tree.expected_tree(leaves))
     dropped = update(empty, np.array([-1, 9, 10, 71], np.int32), np.full(4, 5, np.float32))
-    np.testing.assert_array_equal(dropped, expected_tree(leaves))
+    np.testing.assert_array_equal(dropped, sum_tree.expected_tree(leaves))
 
 
-def test_memory_is_an_eighth_more_than_the_leaves() -> None:
+def test_memory_is_an_eighth_more_than_the_leaves():
     for capacity in (8**4 + 1, 10**6, 8**7 + 1):
         assert st.nodes(capacity) < 1.15 * capacity + 80
 
 
-def test_messages() -> None:
-    with pytest.raises(ValueError, match=r"sum_tree: capacity is 0; expected 1 to 2\*\*30"):
-        st.init(0)
-    with pytest.raises(ValueError, match=r"sum_tree.init: fill is 2.0; .*Use rebuild"):
-        st.init(8, 2.0)
+def test_messages():
+    raises(ValueError, r"sum_tree: capacity is 0; expected 1 to 2\*\*30", st.init, 0)
+    raises(ValueError, r"sum_tree.init: fill is 2.0; .*Use rebuild", st.init, 8, 2.0)
 
 
 @pytest.mark.parametrize("capacity", [9, 1000])
-def test_zero_leaves_are_never_drawn(path: str, capacity: int) -> None:
-    check_zero_leaves(capacity)
+def test_zero_leaves_are_never_drawn(path, capacity):
+    sum_tree.check_zero_leaves(capacity)
 
 
-def test_every_row_can_be_drawn() -> None:
-    check_every_row(2**15)
+def test_every_row_can_be_drawn():
+    sum_tree.check_every_row(2**15)
 
 
 @pytest.mark.parametrize("capacity", [1, 9, 65])
-def test_one_leaf_or_none(capacity: int) -> None:
-    check_one_leaf(capacity)
+def test_one_leaf_or_none(capacity):
+    sum_tree.check_one_leaf(capacity)
 
 
-def test_extreme_uniforms(path: str) -> None:
+def test_extreme_uniforms(path):
     """Also 1.0, which the last stratum can round to: never past the last positive leaf."""
     leaves = np.zeros(5000, np.float32)
     leaves[[3, 77, 1000, 4000]] = [1e-8, 1, 3, 1e-8]
     top, bottom = np.meshgrid([0, 0.5, 1 - 2**-24, 1], [0, 0.5, 1 - 2**-24, 1])
     draw = jax.jit(functools.partial(st._descend_by_loop, batch=16, capacity=5000))
-    index, leaf = draw(expected_tree(leaves), top.ravel().astype(np.float32), bottom.ravel().astype(np.float32))
+    index, leaf = draw(
+        sum_tree.expected_tree(leaves), top.ravel().astype(np.float32), bottom.ravel().astype(np.float32)
+    )
     assert np.all(leaves[np.asarray(index)] > 0)
     np.testing.assert_array_equal(leaf, leaves[np.asarray(index)])
 
 
 # few do with a spare draw, many without
 @pytest.mark.parametrize(("capacity", "batch"), [(9, 1), (65, 300), (1000, 300)])
-def test_both_paths_draw_the_same(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_paths(capacity, batch, monkeypatch)
+def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
+    sum_tree.check_paths(capacity, batch, monkeypatch)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "cpu"])
-def test_accelerators_run_no_loop(platform: str) -> None:
+def test_accelerators_run_no_loop(platform):
     """One index after the other is what a processor does; elsewhere it would be thousands of tiny kernels."""
-    step = jax.jit(functools.partial(draw_write, capacity=10_000))
+    step = jax.jit(functools.partial(sum_tree.draw_write, capacity=10_000))
     tree = jax.ShapeDtypeStruct((st.nodes(10_000),), jnp.float32)
     lowered = step.trace(tree, jax.random.key(0)).lower(lowering_platforms=(platform,)).as_text()
     assert ("stablehlo.while" in lowered) == (platform == "cpu")
@@ -110,20 +95,20 @@ def test_accelerators_run_no_loop(platform: str) -> None:
 
 
 @pytest.mark.parametrize("capacity", [7, 500, 513])
-def test_strata_bound_the_count_of_every_leaf_or_block(capacity: int) -> None:
-    check_strata(capacity)
+def test_strata_bound_the_count_of_every_leaf_or_block(capacity):
+    sum_tree.check_strata(capacity)
 
 
-def test_draws_follow_the_leaves() -> None:
-    check_frequencies(65)
+def test_draws_follow_the_leaves():
+    sum_tree.check_frequencies(65)
 
 
 @pytest.mark.optimized
-def test_set_writes_in_place() -> None:
-    check_inplace(256)
+def test_set_writes_in_place():
+    sum_tree.check_inplace(256)
 
 
-def test_words_are_threefry_on_counters_that_jax_does_not_use() -> None:
+def test_words_are_threefry_on_counters_that_jax_does_not_use():
     random = pytest.importorskip("jax.extend.random")
     key = jax.random.key(7)
     counters = np.concatenate([np.full(5, random_bits.QUERY, np.uint32), np.arange(5, dtype=np.uint32)])
@@ -133,17 +118,17 @@ def test_words_are_threefry_on_counters_that_jax_does_not_use() -> None:
 
 
 @pytest.mark.parametrize(("batch", "below"), [(0, None), (17, None), (17, 334), (1000, 2**31)])
-def test_keep_last(batch: int, below: int | None) -> None:
+def test_keep_last(batch, below):
     """In one word up to a bound, in two above it."""
-    check_keep_last(batch, below)
+    sum_tree.check_keep_last(batch, below)
 
 
-def test_a_uniform_has_24_bits() -> None:
+def test_a_uniform_has_24_bits():
     words = np.array([0, 255, 256, 2**31, 2**32 - 1], np.uint32)
     expected = np.array([0, 0, 2**-24, 0.5, 1 - 2**-24], np.float32)
     np.testing.assert_array_equal(np.asarray(st._unit(jnp.asarray(words))), expected)
 
 
-def test_strata_are_those_of_the_batch_whatever_is_drawn_beside_it() -> None:
+def test_strata_are_those_of_the_batch_whatever_is_drawn_beside_it():
     top, _ = st.uniforms(jax.random.key(0), 8, 9, stratified=True)
     np.testing.assert_array_equal(np.floor(np.asarray(top[:8]) * 8), np.arange(8))

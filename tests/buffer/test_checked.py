@@ -4,26 +4,234 @@ Each condition is a case: a step that meets it and one that does not. Both run e
 storages; what is returned is what the buffer without checks returns.
 """
 
-from __future__ import annotations
-
+import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import checkify
 
 import fbuf
-from tests.support.checked import EXAMPLE, FIRST, NAN, check_eager, filled, rows_of, updated
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
+from fbuf.views import Transition
+from tests.support.refusals import raises
+from tests.support.trees import example_of, row_with
+
+KEYS = {"keys": ("obs",), "on_expired": "mask", "slack": 0}
+STORAGES = {
+    "Device": Device(),
+    "Compressed": Compressed(**KEYS),
+    "Host": Host(**KEYS),
+    "Memmap": Memmap(**KEYS),
+    "Deduplicated": Deduplicated(keys=("obs",), blocks=4096),
+    "Ragged": Ragged(keys=(), maximum={"obs": (8, 8)}, on_expired="mask"),
+}
+KEY = jax.random.key(0)
+
+
+def rows_of(first, count):
+    t = np.arange(first, first + count)
+    return row_with(
+        np.random.default_rng(first).integers(0, 255, (count, 8, 8), np.uint8),
+        count,
+        action=t.astype(np.int32),
+        reward=t.astype(np.float32),
+        terminated=t % 7 == 6,
+    )
+
+
+EXAMPLE = example_of(rows_of(0, 1), 1)
+
+
+def buffer_of(storage="Device", capacity=8, **settings):
+    if storage == "Deduplicated":
+        settings = {"storage": Deduplicated(keys=("obs",), blocks=4096)} | settings
+    return fbuf.Buffer(capacity, **({"storage": STORAGES[storage], "sampler": Prioritized()} | settings))
+
+
+def filled(buffer, count=6):
+    return buffer.extend(buffer.init(EXAMPLE), rows_of(0, count))
+
+
+class Case(NamedTuple):
+    """One condition, which `step(buffer, state, x)` meets where `x` is `bad`."""
+
+    step: Any
+    bad: Any
+    good: Any
+    message: str
+    settings: Any = {}  # noqa: RUF012
+    start: Any = filled
+    storages: Any = tuple(STORAGES)
+
+
+def updated(buffer, state, errors):
+    state, batch = buffer.sample(state, KEY, 4)
+    return buffer.update_priority(state, batch.index, errors)
+
+
+def updated_at(buffer, state, slot):
+    state, batch = buffer.sample(state, KEY, 4)
+    slot = jnp.where(slot == 100, batch.index.slot, slot)
+    return buffer.update_priority(state, dataclasses.replace(batch.index, slot=slot), jnp.ones(4))
+
+
+def updated_late(buffer, state, mask):
+    state, batch = buffer.sample(state, KEY, 4)
+    state = buffer.extend(state, rows_of(50, 8), mask=mask)
+    return buffer.update_priority(state, batch.index, jnp.ones(4))
+
+
+def changed_late(buffer, state, mask):
+    index = buffer.last(state, 2).index
+    state = buffer.extend(state, rows_of(50, 8), mask=mask)
+    return buffer.update_rows(state, index, {"reward": jnp.zeros(2)})
+
+
+def got_late(buffer, state, mask):
+    index = buffer.last(state, 2).index
+    state = buffer.extend(state, rows_of(50, 8), mask=mask)
+    return buffer.get(state, index)
+
+
+def sampled_old(buffer, state, mask):
+    """A state whose rows a later write, through another future, has pushed out of the store."""
+    newer = buffer.extend(state, rows_of(50, 24), mask=mask)
+    late = jnp.sum(jax.tree.leaves(newer.rows)[1].astype(jnp.uint32)) * jnp.uint32(0)  # after that write
+    rows = jax.tree.map(lambda x: x + late.astype(x.dtype) if x.dtype == jnp.uint32 else x, state.rows)
+    return newer, buffer.sample(dataclasses.replace(state, rows=rows), KEY, 4)
+
+
+def priority_given(buffer, state, priority):
+    return buffer.extend(state, rows_of(6, 2), priority=priority)
+
+
+NAN, INF = jnp.float32(jnp.nan), jnp.float32(jnp.inf)
+HOST = ("Compressed", "Host", "Memmap")
+FEW = {"storage": Deduplicated(keys=("obs",), blocks=64), "sampler": Uniform(), "capacity": 200}
+TWO = np.zeros(2, bool), np.ones(2, bool)  # none of two rows, and both
+LATE = np.ones(8, bool), np.zeros(8, bool)  # eight rows more, and none
+EMPTY = r"Buffer.{}: there is nothing to draw. Ask buffer.can_sample\(state\) first"
+
+
+def empty(method):
+    def step(buffer, state, mask):
+        return getattr(buffer, method)(buffer.extend(state, rows_of(0, 2), mask=mask), KEY, 4)
+
+    return Case(step, *TWO, EMPTY.format(method), start=lambda buffer: buffer.init(EXAMPLE))
+
+
+CASES = {
+    "an empty sample": empty("sample"),
+    "an empty peek": empty("peek"),
+    "errors that are not finite": Case(
+        updated,
+        *(np.float32([1, np.nan, 2, np.inf]), np.ones(4, np.float32)),
+        r"Buffer.update_priority: 2 priorities are NaN or infinite .* write jnp.nan_to_num\(td_error\)",
+    ),
+    "priorities of new rows that are not finite": Case(
+        priority_given, jnp.array([1, NAN]), jnp.ones(2), "Buffer.extend: 1 priorities are NaN or infinite"
+    ),
+    "indices out of range": Case(
+        updated_at,
+        *(np.int32([-1, 8, 99, -(2**31)]), np.full(4, 100, np.int32)),
+        "Buffer.update_priority: 4 indices name no slot and were skipped. Pass batch.index",
+        {"sampler": Prioritized()},
+    ),
+    "stale indices": Case(
+        updated_late, *LATE, "Buffer.update_priority: 4 indices are stale and were skipped: .* Call it before `extend`"
+    ),
+    "indices of closed rows": Case(
+        updated_late,
+        *(np.arange(8) < 3, np.zeros(8, bool)),
+        r"Buffer.update_priority: \d indices name rows that can no longer be drawn|indices are stale",
+        {"view": Transition(stack=4, observation="obs", autoreset="same_step")},
+    ),
+    "rows changed too late": Case(changed_late, *LATE, "Buffer.update_rows: 2 indices are stale and were skipped"),
+    "rows got too late": Case(got_late, *LATE, "Buffer.get: 2 indices name no row of this state: they are stale"),
+    "more rows asked for than there are": Case(
+        lambda b, s, mask: b.last(b.extend(s, rows_of(6, 2), mask=mask), 8),
+        *TWO,
+        r"Buffer.last: 2 of the rows asked for are not held. Ask buffer.size\(state\) first",
+    ),
+    "expired rows": Case(
+        sampled_old,
+        *(np.ones(24, bool), np.zeros(24, bool)),
+        "Buffer.sample: 4 rows have expired and are masked: the state is too old. Carry on the state",
+        storages=HOST,
+    ),
+    "an exponent that is none": Case(
+        lambda b, s, alpha: b.set(s, alpha=alpha), NAN, jnp.float32(0.3), "Buffer.set: alpha is nan; expected a finite"
+    ),
+    "an option that is negative": Case(
+        lambda b, s, beta: b.sample(s, KEY, 4, beta=beta), jnp.float32(-1), jnp.float32(1), "Buffer.sample: beta is -1"
+    ),
+    "a share of more than all": Case(
+        lambda b, s, eta: b.update_priority(s, b.last(s, 4).index, jnp.ones(4), eta=eta),
+        *(jnp.float32(2), jnp.float32(0.5)),
+        r"Buffer.update_priority: eta is (2.0|Array\(2., dtype=float32\)); expected one number from 0 to 1",
+    ),
+    "rows given up for want of room": Case(
+        lambda b, s, mask: b.extend(s, rows_of(50, 30), mask=mask),
+        *(np.ones(30, bool), np.zeros(30, bool)),
+        r"Buffer.extend: \d+ of the oldest rows were given up .* buffer.grow\(state\)",
+        *(FEW, partial(filled, count=45), ("Deduplicated",)),
+    ),
+}
+FIRST = [(name, case.storages[0]) for name, case in CASES.items() if case.storages[0] == "Device"]
+
+
+def made(name, storage):
+    case = CASES[name]
+    return case, dataclasses.replace(buffer_of(storage), **case.settings)
+
+
+def check_eager(name, storage):
+    case, buffer = made(name, storage)
+    checked = fbuf.checked(buffer)
+    jax.block_until_ready(case.step(checked, case.start(checked), case.good))
+    raises(ValueError, case.message, lambda: case.step(checked, case.start(checked), case.bad))
+
+
+def check_jitted(name, storage):
+    case, buffer = made(name, storage)
+    checked = fbuf.checked(buffer)
+    jitted = jax.jit(checkify.checkify(partial(case.step, checked)))
+    error, result = jitted(case.start(checked), case.good)
+    assert error.get() is None, error.get()
+    plain = jax.jit(partial(case.step, buffer))(case.start(buffer), case.good)
+    for a, b in zip(counts(result), counts(plain), strict=True):
+        np.testing.assert_array_equal(a, b)
+    error, result = jitted(case.start(checked), case.bad)
+    assert error.get() is not None
+    raises(ValueError, case.message, error.throw)
+    plain = jax.jit(partial(case.step, buffer))(case.start(buffer), case.bad)
+    for a, b in zip(counts(result), counts(plain), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def counts(tree):
+    """What two runs over two stores must have in common: not the stores' ids and tickets."""
+
+    def parts(x):
+        if isinstance(x, fbuf.BufferState):
+            return x.counters, x.ring, x.sampler
+        return (x.data, x.index.slot, x.mask) if isinstance(x, fbuf.Sample | fbuf.Rows) else x
+
+    own = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, fbuf.BufferState | fbuf.Sample | fbuf.Rows))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves([parts(x) for x in own])]
 
 
 @pytest.mark.parametrize(("name", "storage"), FIRST)
-def test_an_eager_call_raises_at_once(name: str, storage: str) -> None:
+def test_an_eager_call_raises_at_once(name, storage):
     check_eager(name, storage)
 
 
-def test_a_checked_buffer_is_a_value() -> None:
+def test_a_checked_buffer_is_a_value():
     buffer = fbuf.prioritized(8)
     checked = fbuf.checked(buffer)
     assert checked == fbuf.checked(fbuf.prioritized(8)) == fbuf.checked(checked) != fbuf.checked(fbuf.prioritized(9))
@@ -33,7 +241,7 @@ def test_a_checked_buffer_is_a_value() -> None:
     traces = []
 
     @partial(jax.jit, static_argnums=0)
-    def size(buffer: Any, state: Any) -> Any:
+    def size(buffer, state):
         traces.append(1)
         return buffer.size(state)
 
@@ -44,11 +252,11 @@ def test_a_checked_buffer_is_a_value() -> None:
         checked.no_such_verb  # noqa: B018
 
 
-def test_an_unchecked_buffer_compiles_as_before() -> None:
-    def step(buffer: Any, state: Any, errors: Any) -> Any:
+def test_an_unchecked_buffer_compiles_as_before():
+    def step(buffer, state, errors):
         return updated(buffer, buffer.extend(state, rows_of(6, 2)), errors)
 
-    def text(fn: Any) -> str:
+    def text(fn):
         return jax.jit(fn).lower(state, jnp.ones(4)).as_text()
 
     buffer = fbuf.prioritized(8)
@@ -63,7 +271,7 @@ def test_an_unchecked_buffer_compiles_as_before() -> None:
     assert text(partial(step, free)) == before
 
 
-def test_donated_and_without_checkify() -> None:
+def test_donated_and_without_checkify():
     buffer = fbuf.checked(fbuf.prioritized(8))
     step = jax.jit(checkify.checkify(partial(updated, buffer)), donate_argnums=0)
     state = filled(buffer)
@@ -71,23 +279,14 @@ def test_donated_and_without_checkify() -> None:
     error.throw()
     error, state = step(state, jnp.full(4, NAN))
     assert "4 priorities are NaN" in str(error.get()) and int(state.counters[0]) == 4
-    with pytest.raises(ValueError, match=r"checkify\.checkify"):
-        jax.jit(partial(updated, buffer))(state, jnp.ones(4))
+    raises(ValueError, r"checkify\.checkify", lambda: jax.jit(partial(updated, buffer))(state, jnp.ones(4)))
 
 
-def test_checked_refuses_other_arguments() -> None:
-    with pytest.raises(TypeError, match="checked: got int; expected a Buffer, or a step of states"):
-        fbuf.checked(3)
+def test_checked_refuses_other_arguments():
+    raises(TypeError, "checked: got int; expected a Buffer, or a step of states", fbuf.checked, 3)
     with pytest.raises(ValueError, match="checked: allow names 'stale'; expected some of refused_nonfinite"):
         fbuf.checked(fbuf.uniform(8), allow=("stale",))
     with pytest.raises(TypeError, match=r"allow is 'retired_rows'; expected a tuple. Write allow=\('retired_rows',\)"):
-        fbuf.checked(fbuf.uniform(8), allow="retired_rows")  # type: ignore[arg-type]
+        fbuf.checked(fbuf.uniform(8), allow="retired_rows")
     with pytest.raises(TypeError, match="but a step is given; expected a Buffer with it"):
         fbuf.checked(lambda s: s, allow=("retired_rows",))
-
-
-def test_a_checked_step_raises() -> None:
-    buffer = fbuf.prioritized(8)
-    step = fbuf.checked(jax.jit(partial(updated, buffer)))
-    with pytest.raises(ValueError, match="checked: refused one by one: 4 nonfinite"):
-        step(filled(buffer), jnp.full(4, NAN))

@@ -1,10 +1,6 @@
 """Cuts, as programs that restart their environments make them; every method against the model: `contracts/test_model.py`."""
 
-from __future__ import annotations
-
 import gc
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +10,48 @@ import pytest
 import fbuf
 from fbuf.storages import Memmap
 from fbuf.views import Sequence, Transition
-from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
+from tests.support.refusals import raises
+
+ROW = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+STEPS = Transition(n_step=3, gamma=0.5, autoreset="same_step")
+WINDOWS = Sequence(3, episode_end=())
 
 
-def test_no_transition_leads_across_a_restart(tmp_path: Path) -> None:
+def steps(first, number, **leaves):
+    """Rows of a running episode; `obs` counts from `first`."""
+    count = np.arange(first, first + number)
+    zeros = np.zeros(number, bool)
+    rows = {"obs": count.astype(np.float32), "action": count, "reward": np.ones(number, np.float32)}
+    return rows | {"terminated": zeros, "truncated": zeros} | leaves
+
+
+def pairs(buffer, state):
+    """What can be drawn: the next observation, return and discount, by the observation."""
+    data = jax.device_get(buffer.peek(state, jax.random.key(0), 512).data)
+    columns = (data[name].tolist() for name in ("obs", "next_obs", "reward", "discount"))
+    return {obs: tuple(rest) for obs, *rest in zip(*columns, strict=True)}
+
+
+def windows(buffer, state):
+    return set(map(tuple, buffer.peek(state, jax.random.key(0), 256).data["t"].tolist()))
+
+
+def counted(first, number):
+    return {"t": jnp.arange(first, first + number)}
+
+
+MASKS = [
+    (jnp.array([0]), TypeError, r"lanes is int32\[1\]; expected bool\[2\].*zeros\(2, bool\).at\[lanes\].set\(True\)"),
+    (np.array([True]), ValueError, r"Buffer.cut: .*lanes.*\[1\]; expected.*\[2\]"),
+]
+WRONG_IDS = [
+    (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "no leaf named 'id'; rows have t"),
+    (Sequence(2, episode_end=(), episode="id"), {"id": 0.5}, TypeError, r"'id' is float32\[\]; expected one integer"),
+    (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"no leaf named 'id'; rows .*or None"),
+]
+
+
+def test_no_transition_leads_across_a_restart(tmp_path):
     buffer = fbuf.Buffer(20, view=STEPS)
     fbuf.save(tmp_path, buffer, buffer.extend(buffer.init(ROW), steps(0, 5)))
     buffer, state = fbuf.load(tmp_path, cut=True)
@@ -26,7 +60,7 @@ def test_no_transition_leads_across_a_restart(tmp_path: Path) -> None:
     assert seen[2.0] == (4.0, 1.5, 0.25) and seen[3.0] == (4.0, 1.0, 0.5)
 
 
-def test_replay_cuts_after_the_rows_it_has_collected() -> None:
+def test_replay_cuts_after_the_rows_it_has_collected():
     replay = fbuf.Replay(fbuf.Buffer(40, view=Sequence(2, episode_end=()), lanes=2), {"t": 0})
     for t in range(6):
         replay.add({"t": np.array([t, t])})
@@ -41,7 +75,7 @@ def test_replay_cuts_after_the_rows_it_has_collected() -> None:
     assert replay.stats()["drawable"] == 4 + 5
 
 
-def test_cuts_outlive_two_restarts(tmp_path: Path, storage: Any = Memmap) -> None:
+def test_cuts_outlive_two_restarts(tmp_path, storage=Memmap):
     """And changes of the rows that were cut; also where a checkpoint of another storage was loaded into the files."""
     buffer = fbuf.Buffer(100, view=WINDOWS, storage=storage(str(tmp_path / "rows")))
     state = buffer.extend(buffer.init({"t": 0}), counted(0, 4))
@@ -62,60 +96,35 @@ def test_cuts_outlive_two_restarts(tmp_path: Path, storage: Any = Memmap) -> Non
     assert windows(buffer, buffer.extend(state, counted(34, 1))) == expected | {(32, 33, 34)}
 
 
-def test_buffers_without_episodes_have_none_to_cut(tmp_path: Path) -> None:
+def test_buffers_without_episodes_have_none_to_cut(tmp_path):
     replay = fbuf.Replay(fbuf.uniform(9), {"t": 0})
     replay.extend(counted(0, 4))
     before = jax.device_get(replay.state)
     replay.cut()
     assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.device_get(replay.state)))
     buffer, state = fbuf.datasets.from_arrays({"t": np.arange(6)}, path=tmp_path / "set", episode_end=())
-    with pytest.raises(TypeError, match="Buffer.cut"):
-        buffer.cut(state)
+    raises(TypeError, "Buffer.cut", buffer.cut, state)
     stored = fbuf.Replay(buffer, state)
     stored.save(tmp_path / "saved")
     assert len(fbuf.Replay.load(tmp_path / "saved")) == 6
 
 
-@pytest.mark.parametrize(
-    ("lanes", "error", "match"),
-    [
-        (
-            jnp.array([0]),
-            TypeError,
-            r"lanes is int32\[1\]; expected bool\[2\].*zeros\(2, bool\).at\[lanes\].set\(True\)",
-        ),
-        (np.array([True]), ValueError, r"Buffer.cut: .*lanes.*\[1\]; expected.*\[2\]"),
-    ],
-)
-def test_lanes_are_a_mask(lanes: Any, error: Any, match: str) -> None:
+@pytest.mark.parametrize(("lanes", "error", "match"), MASKS)
+def test_lanes_are_a_mask(lanes, error, match):
     buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
-    with pytest.raises(error, match=match):
-        buffer.cut(buffer.init({"t": 0}), lanes)
+    raises(error, match, lambda: buffer.cut(buffer.init({"t": 0}), lanes))
     single = fbuf.Buffer(8, view=WINDOWS)
     with pytest.raises(ValueError, match=r"lanes has shape \[1\]; expected \[\]. Write x.reshape\(\(\)\)"):
         single.cut(single.init({"t": 0}), np.array([True]))
 
 
-@pytest.mark.parametrize(
-    ("view", "row", "error", "match"),
-    [
-        (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "no leaf named 'id'; rows have t"),
-        (
-            Sequence(2, episode_end=(), episode="id"),
-            {"id": 0.5},
-            TypeError,
-            r"'id' is float32\[\]; expected one integer",
-        ),
-        (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"no leaf named 'id'; rows .*or None"),
-    ],
-)
-def test_wrong_ids_are_refused(view: Any, row: Any, error: Any, match: str) -> None:
-    with pytest.raises(error, match=match):
-        fbuf.Buffer(8, view=view).init(row)
+@pytest.mark.parametrize(("view", "row", "error", "match"), WRONG_IDS)
+def test_wrong_ids_are_refused(view, row, error, match):
+    raises(error, match, lambda: fbuf.Buffer(8, view=view).init(row))
 
 
 @pytest.mark.parametrize("autoreset", ["next_step"])
-def test_a_cut_is_a_truncation_without_final_observation(autoreset: str) -> None:
+def test_a_cut_is_a_truncation_without_final_observation(autoreset):
     """Before an end, after an end whose reset row has not arrived, and after one that has."""
     buffer = fbuf.Buffer(20, view=Transition(autoreset=autoreset))
     for number in range(2):  # rows after the end

@@ -4,12 +4,8 @@ A request to a host store may be dropped, fail, or not have begun: the batch is 
 shows that the step ends while the host decodes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +16,14 @@ import fbuf
 from fbuf._host.store.store import Store
 from fbuf.storages import Host
 from tests.support.ownership import store_of
-from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, GATE, Gate, check_batches, errors_at, make, rows_at, settle
+from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, GATE, check_batches, errors_at, make, rows_at, settle
+from tests.support.refusals import raises
 from tests.support.threads import PATIENCE
 from tests.support.trees import same
 
 
 @pytest.fixture(autouse=True)
-def gate() -> Iterator[Gate]:
+def gate():
     GATE.__init__()
     yield GATE
     GATE.open.set()
@@ -34,21 +31,18 @@ def gate() -> Iterator[Gate]:
 
 @pytest.mark.parametrize(
     ("storage", "sampler", "view", "form"),
-    [
-        ("compressed", "prioritized", "row", "donated"),
-        ("host", "epoch", "row", "jit"),
-    ],
+    [("compressed", "prioritized", "row", "donated"), ("host", "epoch", "row", "jit")],
 )
-def test_sample_returns_the_batch_of_the_previous_call(storage: str, sampler: str, view: str, form: str) -> None:
+def test_sample_returns_the_batch_of_the_previous_call(storage, sampler, view, form):
     check_batches(storage, sampler, view, form)
 
 
 @pytest.mark.parametrize("check", CHECKS[:2])
-def test_a_pending_batch_survives(check: Callable[[str], None]) -> None:
+def test_a_pending_batch_survives(check):
     check("compressed")
 
 
-def test_without_prefetch_nothing_changes() -> None:
+def test_without_prefetch_nothing_changes():
     plain, sized = fbuf.Buffer(10), fbuf.Buffer(10, batch_size=4)
     states = [b.extend(b.init({"x": 0.0}), {"x": jnp.arange(5.0)}) for b in (plain, sized)]
     assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
@@ -57,10 +51,9 @@ def test_without_prefetch_nothing_changes() -> None:
     assert sized.sample(states[1], jax.random.key(0), 7)[1].mask.shape == (7,)
 
 
-def test_a_replay_counts_stale_draws() -> None:
+def test_a_replay_counts_stale_draws():
     replay = fbuf.Replay(make("compressed", "prioritized"), EXAMPLE, seed=0)
-    with pytest.raises(ValueError, match="nothing to draw"):
-        replay.sample(to="numpy")
+    raises(ValueError, "nothing to draw", replay.sample, to="numpy")
     for i in range(12):  # evicts every row more than twice
         replay.extend(rows_at(i))
         batch = replay.sample(to="numpy")
@@ -71,15 +64,14 @@ def test_a_replay_counts_stale_draws() -> None:
     assert replay.nbytes()["host"] > 0
 
 
-def test_checked_lets_stale_draws_pass() -> None:
+def test_checked_lets_stale_draws_pass():
     buffer = make("device", "prioritized")
     state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20)), jax.random.key(0))[0]
     state, batch = buffer.sample(buffer.extend(state, rows_at(1, 20)), jax.random.key(1))
     update = fbuf.checked(buffer.update_priority)
     state = update(state, batch.index, np.ones(BATCH, np.float32))
     assert int(buffer.stats(state)["refused_stale"]) == BATCH
-    with pytest.raises(ValueError, match="nonfinite"):
-        update(state, batch.index, np.full(BATCH, np.nan, np.float32))
+    raises(ValueError, "nonfinite", lambda: update(state, batch.index, np.full(BATCH, np.nan, np.float32)))
 
 
 @pytest.mark.parametrize(
@@ -92,12 +84,11 @@ def test_checked_lets_stale_draws_pass() -> None:
         ({"prefetch": 1, "batch_size": 4.0}, TypeError, "batch_size is float"),
     ],
 )
-def test_invalid_settings_are_refused(settings: dict[str, Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        fbuf.Buffer(10, **settings)
+def test_invalid_settings_are_refused(settings, kind, message):
+    raises(kind, message, fbuf.Buffer, 10, **settings)
 
 
-def test_another_batch_size_is_refused() -> None:
+def test_another_batch_size_is_refused():
     buffer = make()
     state = buffer.init(EXAMPLE)
     with pytest.raises(ValueError, match=r"batch_size is 7, but the state holds a batch of 6 .*batch_size=7"):
@@ -108,12 +99,12 @@ def test_another_batch_size_is_refused() -> None:
         fbuf.Buffer(10).sample(fbuf.Buffer(10).init({"x": 0.0}), jax.random.key(0))
 
 
-def filled(buffer: fbuf.Buffer) -> Any:
+def filled(buffer):
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     return jax.block_until_ready(buffer.sample(state, jax.random.key(0))[0])
 
 
-def test_a_donated_step_does_not_wait_for_decoding() -> None:
+def test_a_donated_step_does_not_wait_for_decoding():
     buffer = make("gated")
     step = jax.jit(buffer.sample, donate_argnums=0)
     state = filled(buffer)
@@ -132,7 +123,7 @@ def test_a_donated_step_does_not_wait_for_decoding() -> None:
     assert int(total) >= 0
 
 
-def test_a_failure_in_the_thread_is_retried() -> None:
+def test_a_failure_in_the_thread_is_retried():
     buffer = make("gated")
     state = filled(buffer)
     then = jax.device_get(buffer.peek(state, jax.random.key(1)))
@@ -148,11 +139,11 @@ def test_a_failure_in_the_thread_is_retried() -> None:
     assert buffer.sample(state, jax.random.key(3))[1].mask.all()
 
 
-def test_a_failed_request_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_request_is_read_later(monkeypatch):
     buffer = make("compressed")
     state = filled(buffer)
 
-    def fail(*_: Any) -> int:
+    def fail(*_):
         raise RuntimeError("no requests today")
 
     monkeypatch.setattr(Store, "request", fail)
@@ -164,7 +155,7 @@ def test_a_failed_request_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None
         same(batch, then)
 
 
-def test_rows_that_expire_unread_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_expire_unread_are_masked(monkeypatch):
     buffer = dataclasses.replace(make(), storage=Host(keys=("obs",), slack=0, on_expired="mask"))
     state = filled(buffer)
     monkeypatch.setattr(Store, "request", lambda *_: 0)
@@ -176,7 +167,7 @@ def test_rows_that_expire_unread_are_masked(monkeypatch: pytest.MonkeyPatch) -> 
     assert int(stats["expired_rows"]) == int(stats["stale_draws"]) == BATCH
 
 
-def test_a_closed_store_is_an_error() -> None:
+def test_a_closed_store_is_an_error():
     buffer = make("compressed")
     state = filled(buffer)
     fbuf.stores()[-1].close()

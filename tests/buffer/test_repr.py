@@ -1,9 +1,6 @@
 """States print a table of leaves whatever their leaves are, and printing never raises."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 from xml.etree import ElementTree
 
 import jax
@@ -13,8 +10,6 @@ import numpy as np
 import fbuf
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "next": {"reward": np.float32(0)}}
-
-
 STORAGES = {
     "Device": (fbuf.storages.Device(), "device"),
     "Host": (fbuf.storages.Host(keys=("obs",)), "host"),
@@ -22,8 +17,6 @@ STORAGES = {
     "Deduplicated": (fbuf.storages.Deduplicated(keys=("obs",), blocks=64), "device, blocks"),
     "Memmap": (fbuf.storages.Memmap(keys=("obs",)), "host"),
 }
-
-
 GOLDEN = """\
 BufferState(3 of 1,000 rows)
 
@@ -36,19 +29,19 @@ beside         kept as             bytes
   sampler      PrioritizedState  4.5 KiB"""
 
 
-def shown(state: Any) -> str:
+def shown(state):
     ElementTree.fromstring(state._repr_html_())
     return repr(state)
 
 
-def test_a_state_prints_its_leaves_and_number_of_rows() -> None:
+def test_a_state_prints_its_leaves_and_number_of_rows():
     buffer = fbuf.prioritized(1000)
     example = {"obs": np.zeros((84, 84), np.uint8), "next": {"reward": 0.0}}
     rows = {"obs": np.zeros((3, 84, 84), np.uint8), "next": {"reward": np.zeros(3, np.float32)}}
     assert repr(buffer.extend(buffer.init(example), rows)) == GOLDEN
 
 
-def test_every_storage_names_its_leaves() -> None:
+def test_every_storage_names_its_leaves():
     for storage, place in STORAGES.values():
         state = fbuf.Buffer(32, storage=storage, lanes=2).init(EXAMPLE)
         lines = [line.split(None, 2) for line in shown(state).splitlines()]
@@ -65,12 +58,12 @@ def test_every_storage_names_its_leaves() -> None:
     assert ["(row)", "float32[3]", "device"] in lines
 
 
-def test_traced_states_print() -> None:
+def test_traced_states_print():
     for name in ("Device", "Compressed", "Deduplicated"):
         buffer = fbuf.Buffer(16, storage=STORAGES[name][0])
         state, seen = buffer.init(EXAMPLE), []
 
-        def look(state: Any, seen: list[str] = seen) -> Any:
+        def look(state, seen=seen):
             seen.append(shown(state))
             return state
 
@@ -81,7 +74,7 @@ def test_traced_states_print() -> None:
             jax.eval_shape(jax.vmap(look), jax.tree.map(lambda x: jnp.stack([x, x]), state))
 
 
-def test_donated_and_abstract_states_print() -> None:
+def test_donated_and_abstract_states_print():
     buffer = fbuf.uniform(16)
     state = buffer.init(np.zeros(2, np.float32))
     with jax.transfer_guard("disallow"):
@@ -92,16 +85,16 @@ def test_donated_and_abstract_states_print() -> None:
     assert repr(state).startswith("BufferState(? of 16 rows)") and "obs          uint8[8, 8]" in repr(state)
 
 
-def test_a_buffer_prints_its_settings() -> None:
+def test_a_buffer_prints_its_settings():
     assert repr(fbuf.Buffer(8)) == "Buffer(capacity=8)"
     buffer = fbuf.Buffer(8, lanes=2, sampler=fbuf.samplers.Prioritized(alpha=0.5))
     assert repr(buffer) == "Buffer(capacity=8, sampler=Prioritized(alpha=0.5), lanes=2)"
 
 
-def test_a_part_that_fails_to_describe_itself_is_left_out() -> None:
+def test_a_part_that_fails_to_describe_itself_is_left_out():
     @dataclasses.dataclass
     class Broken:
-        def outline(self) -> Any:
+        def outline(self):
             raise RuntimeError("no")
 
     state = dataclasses.replace(fbuf.uniform(4).init(0.0), rows=Broken())

@@ -1,9 +1,6 @@
 """`Buffer.summary` against plain Python (`tests/support/summary.py`), the hash of rows, and how a summary prints."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 from xml.etree import ElementTree
 
 import jax
@@ -17,10 +14,11 @@ import fbuf
 from fbuf._buffer.summary import collect, statistics
 from fbuf._core import text_table
 from fbuf.samplers import Prioritized
+from tests.support.refusals import raises
 from tests.support.summary import check, check_all, close, history, plain_quantiles
 
 
-def test_every_number_is_that_of_plain_python() -> None:
+def test_every_number_is_that_of_plain_python():
     check_all("Device", "Prioritized", "Transition")
     told = history("Device", "Prioritized", "Transition")
     check(told, told.buffer.summary(told.state, compare=7), 7)
@@ -30,7 +28,7 @@ def test_every_number_is_that_of_plain_python() -> None:
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, before, jax.device_get(told.state))))
 
 
-def test_priorities_are_those_that_were_given() -> None:
+def test_priorities_are_those_that_were_given():
     buffer = fbuf.Buffer(32, sampler=Prioritized(alpha=0.6))
     given = np.arange(1.0, 21.0, dtype=np.float32)
     state = buffer.extend(buffer.init(np.zeros(2, np.float32)), np.zeros((20, 2), np.float32), priority=given)
@@ -39,7 +37,7 @@ def test_priorities_are_those_that_were_given() -> None:
     close(buffer.summary(state).priorities, plain_quantiles(expected), rtol=1e-4)
 
 
-def test_an_empty_buffer_has_a_summary() -> None:
+def test_an_empty_buffer_has_a_summary():
     buffer = fbuf.Buffer(8, sampler=Prioritized(), episode_end=("done",), lanes=2)
     summary = buffer.summary(buffer.init({"x": 0.0, "done": False}))
     assert (summary.size, summary.drawable, summary.compared) == (0, 0, 0)
@@ -49,7 +47,7 @@ def test_an_empty_buffer_has_a_summary() -> None:
 
 
 @given(st.integers(1, 3), st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=40), st.data())
-def test_episode_lengths_of_any_lanes(lanes: int, steps: list[tuple[bool, int]], data: Any) -> None:
+def test_episode_lengths_of_any_lanes(lanes, steps, data):
     length = len(steps)
     shape = (length, lanes)
     held, end = np.zeros(shape, bool), np.zeros(shape, bool)
@@ -77,7 +75,7 @@ def test_episode_lengths_of_any_lanes(lanes: int, steps: list[tuple[bool, int]],
         lambda pairs: any(w for _, w in pairs)
     )
 )
-def test_quantiles_against_counting(pairs: list[tuple[int, int]]) -> None:
+def test_quantiles_against_counting(pairs):
     values, weights = [v for v, _ in pairs], [w for _, w in pairs]
     found = statistics.quantiles(np.array(values), np.array(weights, float))
     close(found, plain_quantiles([float(v) for v in values], [float(w) for w in weights]))
@@ -87,7 +85,7 @@ def test_quantiles_against_counting(pairs: list[tuple[int, int]]) -> None:
     assert found is not None and again is not None and found.median == again.median
 
 
-def test_rows_are_hashed_by_their_bits() -> None:
+def test_rows_are_hashed_by_their_bits():
     for dtype in ("bool", "int16", "uint32", "float32", "bfloat16", "int4"):
         rows = jnp.asarray(np.random.default_rng(0).integers(0, 2, (64, 3)), dtype)
         hashes = np.asarray(jax.jit(collect.hashed)(rows))
@@ -99,7 +97,7 @@ def test_rows_are_hashed_by_their_bits() -> None:
     assert collect.distinct(np.asarray(jax.jit(collect.hashed)(zeros))) == 3
 
 
-def test_hashes_depend_on_positions() -> None:
+def test_hashes_depend_on_positions():
     hashed = jax.jit(collect.hashed)
     rows = jnp.asarray(list(itertools.permutations(range(5))), jnp.uint8)
     assert collect.distinct(np.asarray(hashed(rows))) == 120
@@ -107,7 +105,7 @@ def test_hashes_depend_on_positions() -> None:
     assert collect.distinct(np.asarray(hashed(jnp.eye(50, dtype=jnp.uint8)))) == 50
 
 
-def test_rows_are_equal_only_if_all_leaves_are() -> None:
+def test_rows_are_equal_only_if_all_leaves_are():
     buffer = fbuf.Buffer(8)
     state = buffer.init({"a": jnp.int32(0), "b": jnp.int32(0)})
     state = buffer.extend(state, {"a": jnp.array([1, 1, 2, 2, 1]), "b": jnp.array([1, 2, 1, 2, 1])})
@@ -118,19 +116,15 @@ def test_rows_are_equal_only_if_all_leaves_are() -> None:
     assert buffer.summary(swapped).distinct == 2
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_are_refused():
     buffer = fbuf.uniform(4)
     state = buffer.init(0.0)
-    with pytest.raises(TypeError, match="inside use buffer.stats"):
-        jax.jit(buffer.summary)(state)
+    raises(TypeError, "inside use buffer.stats", lambda: jax.jit(buffer.summary)(state))
     for compare in (-1, True, 1.5, "all"):
-        with pytest.raises(ValueError, match="expected an int >= 0, rows, or None"):
-            buffer.summary(state, compare=compare)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"The order is summary\(state\)"):
-        buffer.summary(3)  # type: ignore[arg-type]
+        raises(ValueError, "expected an int >= 0, rows, or None", buffer.summary, state, compare=compare)
+    raises(TypeError, r"The order is summary\(state\)", buffer.summary, 3)
     jax.jit(buffer.add, donate_argnums=0)(state, 1.0)
-    with pytest.raises(RuntimeError, match="Buffer.summary: the state was donated.*state = step"):
-        buffer.summary(state)
+    raises(RuntimeError, "Buffer.summary: the state was donated.*state = step", buffer.summary, state)
 
 
 GOLDEN = """\
@@ -164,7 +158,7 @@ stats
   max priority       4"""
 
 
-def golden() -> fbuf.Summary:
+def golden():
     sampler = Prioritized(alpha=1.0, eps=0.0)
     buffer = fbuf.Buffer(8, lanes=2, sampler=sampler, episode_end=("done",))
     state = buffer.init({"x": jnp.int32(0), "done": False})
@@ -173,11 +167,11 @@ def golden() -> fbuf.Summary:
     return buffer.summary(state)
 
 
-def test_it_prints_as_a_table() -> None:
+def test_it_prints_as_a_table():
     assert repr(golden()) == str(golden()) == GOLDEN
 
 
-def test_its_html_is_well_formed_and_needs_nothing_else() -> None:
+def test_its_html_is_well_formed_and_needs_nothing_else():
     page = golden()._repr_html_()
     tree = ElementTree.fromstring(page)
     cells = ["".join(cell.itertext()) for cell in tree.iter() if cell.tag in ("td", "th")]
@@ -189,7 +183,7 @@ def test_its_html_is_well_formed_and_needs_nothing_else() -> None:
     assert len(widths) == 1
 
 
-def test_names_are_escaped() -> None:
+def test_names_are_escaped():
     buffer = fbuf.uniform(4)
     state = buffer.init({"a\x00\x1b[31m\nb": np.float32(0), "ünï ☃": 0, "<b>&'\"": 0})
     for made in (buffer.summary(state), state):
@@ -200,7 +194,7 @@ def test_names_are_escaped() -> None:
         assert "&lt;b&gt;&amp;" in page and "<b>" not in page
 
 
-def test_bytes_and_numbers_are_formatted() -> None:
+def test_bytes_and_numbers_are_formatted():
     assert [text_table.human(n) for n in (0, 1023, 1024, 3 * 2**30, 5 * 2**40)] == [
         "0 B",
         "1023 B",
@@ -219,7 +213,7 @@ def test_bytes_and_numbers_are_formatted() -> None:
     ]
 
 
-def test_a_flat_dict_for_loggers() -> None:
+def test_a_flat_dict_for_loggers():
     flat = golden().to_dict()
     assert flat["ages/median"] == 1 and flat["episodes/number"] == 2 and flat["leaves/x/raw"] == 24
     assert (

@@ -1,9 +1,5 @@
 """Rows of windows are written back, priorities are read, and `stats` says where the ring is."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,17 +17,17 @@ WINDOWS = fbuf.Buffer(
 )
 
 
-def rows_of(first: int, number: int, end: int | None = None) -> dict[str, Any]:
+def rows_of(first, number, end=None):
     t = jnp.arange(first, first + number)
     return {"t": t, "carry": jnp.zeros((number, 2)), "terminated": t == (-1 if end is None else end)}
 
 
-def filled() -> Any:
+def filled():
     """Rows 0 to 5, of which row 2 ends an episode."""
     return WINDOWS.extend(WINDOWS.init(jax.tree.map(lambda x: x[0], rows_of(0, 1))), rows_of(0, 6, end=2))
 
 
-def test_late_write_backs_are_refused_row_by_row() -> None:
+def test_late_write_backs_are_refused_row_by_row():
     state = filled()
     index = WINDOWS.rows(state).index
     anchor = fbuf.Index(index.slot[:1], index.ticket[:1])  # its window is rows 0, 1, 2
@@ -52,7 +48,7 @@ def test_late_write_backs_are_refused_row_by_row() -> None:
     assert (int(stats["refused_stale"]), int(stats["refused_out_of_range"])) == (0, 4)
 
 
-def test_priorities_are_read_as_they_were_set() -> None:
+def test_priorities_are_read_as_they_were_set():
     state = filled()
     read = jax.jit(WINDOWS.priorities)
     np.testing.assert_allclose(read(state), [1, 1, 1, *[np.nan] * 5], rtol=1e-5)  # rows 3 to 5 wait for their windows
@@ -74,11 +70,11 @@ def test_priorities_are_read_as_they_were_set() -> None:
     assert not any(int(stats[name]) for name in ("refused_closed", "refused_stale", "refused_out_of_range"))
 
 
-def test_stats_say_where_the_ring_is() -> None:
+def test_stats_say_where_the_ring_is():
     buffer = fbuf.Buffer(6, lanes=2)
     stats = jax.jit(buffer.stats)
 
-    def facts(state: Any) -> tuple[bool, int, int]:
+    def facts(state):
         found = stats(state)
         return bool(found["is_full"]), int(found["cursor"]), int(found["writes"])
 
@@ -94,6 +90,6 @@ def test_stats_say_where_the_ring_is() -> None:
 
 
 @pytest.mark.parametrize(("lap", "writes"), [(2**30, 2**31 - 2), (2**31, 2**32 - 1), (2**32 - 1, 2**32 - 1)])
-def test_writes_do_not_overflow(lap: int, writes: int) -> None:
+def test_writes_do_not_overflow(lap, writes):
     rings = Ring(jnp.array([0]), jnp.array([2]), jnp.array([lap], jnp.uint32))
     assert int(ring.head(rings, Geometry(1, 2))[1]) == writes

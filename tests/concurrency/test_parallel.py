@@ -2,15 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from fbuf._concurrency.parallel import run_parallel
+from tests.support.refusals import raises
 from tests.support.threads import PATIENCE
 
 
-def endless(step: Callable[[int], None]) -> None:
+def endless(step):
     """Report progress until `step` raises."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
@@ -19,18 +19,18 @@ def endless(step: Callable[[int], None]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
-def test_each_task_runs_once_and_reports_alone(workers: int) -> None:
-    ran: list[int] = []
+def test_each_task_runs_once_and_reports_alone(workers):
+    ran = []
     total, inside = 0, 0
 
-    def advance(amount: int) -> None:
+    def advance(amount):
         nonlocal total, inside
         inside += 1
         assert inside == 1
         total += amount
         inside -= 1
 
-    def run(number: int, step: Callable[[int], None]) -> None:
+    def run(number, step):
         for _ in range(200):
             step(number)
         ran.append(number)
@@ -41,11 +41,11 @@ def test_each_task_runs_once_and_reports_alone(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_first_failure_ends_the_others(workers: int) -> None:
-    begun: list[int] = []
+def test_the_first_failure_ends_the_others(workers):
+    begun = []
     failing = threading.Event()
 
-    def run(number: int, step: Callable[[int], None]) -> None:
+    def run(number, step):
         begun.append(number)
         if number == 0:
             failing.set()
@@ -58,9 +58,8 @@ def test_the_first_failure_ends_the_others(workers: int) -> None:
     assert len(begun) <= 2
 
 
-def test_an_interrupt_ends_all_tasks() -> None:
-    def advance(amount: int) -> None:
+def test_an_interrupt_ends_all_tasks():
+    def advance(amount):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run_parallel([1, 2, 3], lambda number, step: endless(step), advance, 2)
+    raises(KeyboardInterrupt, None, lambda: run_parallel([1, 2, 3], lambda number, step: endless(step), advance, 2))

@@ -4,10 +4,6 @@ Invalid structures, dtypes and shapes raise while tracing. Invalid values (empty
 the model of `tests/contracts/test_model.py` checks these.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
@@ -18,24 +14,26 @@ from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.views import Transition
 from tests.support import errors, refusals
 from tests.support.errors import BATCH, BUFFER, CAPACITY, EXAMPLE, KEY, PRIORITIZED, ROW, index, rows, zeros
+from tests.support.refusals import raises
+from tests.support.tables import one_of
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.ROWS))
-def test_invalid_rows_are_refused(case: Any) -> None:
+def test_invalid_rows_are_refused(case):
     refusals.check(case, errors.SCOPE, **errors.states())
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.ARGUMENTS))
-def test_invalid_arguments_are_refused(case: Any) -> None:
+def test_invalid_arguments_are_refused(case):
     refusals.check(case, errors.SCOPE, **errors.states())
 
 
-def test_an_eager_call_names_the_class_of_its_index() -> None:
+def test_an_eager_call_names_the_class_of_its_index():
     with pytest.raises(TypeError, match="Buffer.update_priority: index is ndarray; expected the Index"):
-        PRIORITIZED.update_priority(PRIORITIZED.init(EXAMPLE), zeros(BATCH), zeros(BATCH))  # type: ignore[arg-type]
+        PRIORITIZED.update_priority(PRIORITIZED.init(EXAMPLE), zeros(BATCH), zeros(BATCH))
 
 
-def test_every_method_refuses_other_states() -> None:
+def test_every_method_refuses_other_states():
     no = Uniform()
     for verb, arguments in {
         "extend": (no, rows(1)),
@@ -54,7 +52,7 @@ def test_every_method_refuses_other_states() -> None:
             getattr(PRIORITIZED, verb)(*arguments)
 
 
-def test_a_donated_state_is_named() -> None:
+def test_a_donated_state_is_named():
     state = BUFFER.init(EXAMPLE)
     jax.jit(BUFFER.extend, donate_argnums=0)(state, rows(2))
     for verb in (
@@ -64,36 +62,29 @@ def test_a_donated_state_is_named() -> None:
         BUFFER.rows,
         BUFFER.clear,
     ):
-        with pytest.raises(RuntimeError, match=r"^Buffer\.\w+: the state was donated.*state = step\(state\)"):
-            verb(state)
+        raises(RuntimeError, r"^Buffer\.\w+: the state was donated.*state = step\(state\)", verb, state)
 
 
-def test_errors_leave_the_state_usable() -> None:
+def test_errors_leave_the_state_usable():
     state = BUFFER.extend(BUFFER.init(EXAMPLE), rows(2))
-    with pytest.raises(TypeError):
-        BUFFER.extend(state, rows(5, obs=zeros(5, 2)))
+    raises(TypeError, None, lambda: BUFFER.extend(state, rows(5, obs=zeros(5, 2))))
     assert int(BUFFER.size(BUFFER.extend(state, rows(2)))) == 4
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.CONFIGURATIONS))
-def test_invalid_configurations_are_refused(case: Any) -> None:
+def test_invalid_configurations_are_refused(case):
     refusals.check(case, errors.SCOPE)
 
 
 @pytest.mark.parametrize("case", refusals.cases(errors.EXAMPLES))
-def test_invalid_examples_are_refused(case: Any) -> None:
+def test_invalid_examples_are_refused(case):
     refusals.check(case, errors.SCOPE)
 
 
-@pytest.fixture(
-    params=[Uniform(), Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer")],
-    ids=str,
-)
-def sampler(request: pytest.FixtureRequest) -> Any:
-    return request.param
+sampler = one_of(Uniform(), Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer"))
 
 
-def test_an_empty_sample_is_masked_and_counted(sampler: Any) -> None:
+def test_an_empty_sample_is_masked_and_counted(sampler):
     buffer = fbuf.Buffer(capacity=CAPACITY, sampler=sampler, view=Transition(n_step=2, stack=2, autoreset="same_step"))
     state, batch = buffer.sample(buffer.init(ROW), KEY, BATCH)
     assert not bool(buffer.can_sample(state))

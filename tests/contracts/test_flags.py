@@ -4,8 +4,6 @@ The flags are part of JAX's trace context, so each `with` below traces anew. The
 "raise" (tests/conftest.py). What has to hold before the first import runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +14,7 @@ from tests.support.flags import BUFFERS, EXAMPLE, flags, rows
 from tests.support.processes import run_python
 
 
-def test_init_under_x64_keeps_the_dtypes_it_is_given() -> None:
+def test_init_under_x64_keeps_the_dtypes_it_is_given():
     want = {path: leaf.dtype for path, leaf in jax.tree_util.tree_flatten_with_path(BUFFERS["rich"].init(EXAMPLE))[0]}
     with flags("x64", "strict dtype promotion"):
         state = BUFFERS["rich"].init(EXAMPLE)
@@ -26,7 +24,7 @@ def test_init_under_x64_keeps_the_dtypes_it_is_given() -> None:
         assert wide.rows["x"].dtype == jnp.float64 and wide.rows["n"].dtype == jnp.int64
 
 
-def test_an_error_under_the_leak_checker_is_still_ours() -> None:
+def test_an_error_under_the_leak_checker_is_still_ours():
     buffer = BUFFERS["plain"]
     with jax.checking_leaks(), pytest.raises(TypeError, match="leaf 'obs' is float32"):
         jax.jit(buffer.extend)(buffer.init(EXAMPLE), rows(buffer, 2, 0) | {"obs": jnp.zeros((2, 3), jnp.float32)})
@@ -36,7 +34,7 @@ OPTIONAL = ("torch", "optax", "gymnasium", "ale_py", "matplotlib", "tqdm", "chex
 OPTIONAL += ("torchrl", "tensordict", "hypothesis", "pytest", "ray", "safetensors", "PIL", "cv2", "pandas")
 
 
-def test_import_starts_no_backend_and_imports_no_extra() -> None:
+def test_import_starts_no_backend_and_imports_no_extra():
     run_python(
         "import sys, jax\n"
         "jax.config.update('jax_platforms', 'nowhere')\n"
@@ -54,7 +52,7 @@ def test_import_starts_no_backend_and_imports_no_extra() -> None:
     )
 
 
-def test_import_leaves_jax_as_it_was() -> None:
+def test_import_leaves_jax_as_it_was():
     run_python(
         "import io, os, sys, threading, contextlib, jax\n"
         "config, environment, threads = dict(jax.config.values), dict(os.environ), threading.active_count()\n"

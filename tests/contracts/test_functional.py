@@ -3,8 +3,6 @@
 What methods compute is tested in `tests/contracts/test_model.py`.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -13,7 +11,6 @@ import json
 import pickle
 import subprocess
 import sys
-from typing import Any
 
 import chex
 import jax
@@ -43,14 +40,23 @@ from tests.support.functional import (
     step,
 )
 from tests.support.paths import ROOT
+from tests.support.refusals import raises
 from tests.support.trees import same
 
+SAVED = [
+    *BUFFERS.values(),
+    fbuf.Buffer(capacity=10, storage=Host(keys=("obs", ("next", "obs"))), episode_end=("done",)),
+    fbuf.Buffer(capacity=10, storage=Compressed(keys=("obs",)), sampler=Prioritized(normalize=None, stratified=False)),
+    fbuf.Buffer(capacity=10, storage=Deduplicated(keys=("obs",), block={"obs": (4, 8)}, blocks={"obs": 96})),
+    fbuf.Buffer(capacity=10, storage=Ragged(maximum={"obs": (4, 8)}, codec=Zstd(3))),
+]
 
-def test_no_method_changes_its_arguments() -> None:
+
+def test_no_method_changes_its_arguments():
     check_arguments_unchanged("prioritized-transition")
 
 
-def test_an_eager_method_compiles_one_program() -> None:
+def test_an_eager_method_compiles_one_program():
     buffer = dataclasses.replace(RICH, capacity=26)
     given, one = rows(9), jax.tree.map(lambda x: x[0], rows(1))
     priority, error = jnp.ones((9, LANES), jnp.float32), jnp.ones((11,), jnp.float32)
@@ -83,7 +89,7 @@ def test_an_eager_method_compiles_one_program() -> None:
             assert made.take() == 0
 
 
-def test_a_single_stream_is_one_dispatch_too() -> None:
+def test_a_single_stream_is_one_dispatch_too():
     buffer = fbuf.Buffer(capacity=27)
     state = buffer.init({"x": jnp.zeros((5,), jnp.float32)})
     some, one = {"x": jnp.ones((13, 5), jnp.float32)}, {"x": jnp.ones((5,), jnp.float32)}
@@ -101,29 +107,29 @@ def test_a_single_stream_is_one_dispatch_too() -> None:
 class Compilations:
     event = "/jax/core/compile/backend_compile_duration"
 
-    def __enter__(self) -> Compilations:
+    def __enter__(self):
         self.number = 0
         self.open = True
         jax.monitoring.register_event_duration_secs_listener(self.listen)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_):
         self.open = False  # listeners cannot be taken away one by one
 
-    def listen(self, event: str, seconds: float, **_: Any) -> None:
+    def listen(self, event, seconds, **_):
         if self.open and event == self.event:
             self.number += 1
 
-    def take(self) -> int:
+    def take(self):
         number, self.number = self.number, 0
         return number
 
 
 @pytest.mark.parametrize("how", ["static", "argument", "closure"])
-def test_an_equal_buffer_built_again_does_not_trace_again(how: str) -> None:
+def test_an_equal_buffer_built_again_does_not_trace_again(how):
     chex.clear_trace_counter()
 
-    def run(buffer: fbuf.Buffer, state: Any, key: Any) -> Any:
+    def run(buffer, state, key):
         return step(buffer, state, key, rows(2))
 
     counted = chex.assert_max_traces(run, n=1)
@@ -138,11 +144,11 @@ def test_an_equal_buffer_built_again_does_not_trace_again(how: str) -> None:
         same(results[0], results[2])
 
 
-def test_another_buffer_does_trace_again() -> None:
+def test_another_buffer_does_trace_again():
     traces = []
 
     @functools.partial(jax.jit, static_argnums=0)
-    def run(buffer: fbuf.Buffer, state: Any) -> Any:
+    def run(buffer, state):
         traces.append(buffer)
         return buffer.stats(state)
 
@@ -152,12 +158,12 @@ def test_another_buffer_does_trace_again() -> None:
     assert [b.sampler.alpha for b in traces] == [0.6, 0.7]
 
 
-def test_annealed_numbers_do_not_trace_again() -> None:
+def test_annealed_numbers_do_not_trace_again():
     chex.clear_trace_counter()
 
     @jax.jit
     @chex.assert_max_traces(n=1)
-    def run(state: Any, key: Any, alpha: Any, beta: Any) -> Any:
+    def run(state, key, alpha, beta):
         state, batch = RICH.sample(RICH.set(state, alpha=alpha), key, BATCH, beta=beta)
         return RICH.update_priority(state, batch.index, batch.data["reward"]), batch.weight
 
@@ -171,7 +177,7 @@ def test_annealed_numbers_do_not_trace_again() -> None:
         assert made.take() == 0
 
 
-def test_a_buffer_is_a_value() -> None:
+def test_a_buffer_is_a_value():
     one, two = build(), build()
     other = dataclasses.replace(one, capacity=CAPACITY * 2)
     assert one == two and one is not two and hash(one) == hash(two)
@@ -182,12 +188,12 @@ def test_a_buffer_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(one)) == one
     assert copy.deepcopy(one) == one and copy.copy(one) == one
     with pytest.raises(dataclasses.FrozenInstanceError):
-        one.capacity = 3  # type: ignore[misc]
+        one.capacity = 3
     assert jax.tree.leaves(one) == []
     assert jax.tree.map(lambda x: x, one) == one
 
 
-def test_a_pickled_buffer_hashes_alike_in_another_process() -> None:
+def test_a_pickled_buffer_hashes_alike_in_another_process():
     """String hashes differ between processes: a hash that travelled would break every jit cache it met."""
     code = (
         "import sys, pickle, fbuf\n"
@@ -204,35 +210,21 @@ def test_a_pickled_buffer_hashes_alike_in_another_process() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    "buffer",
-    [
-        *BUFFERS.values(),
-        fbuf.Buffer(capacity=10, storage=Host(keys=("obs", ("next", "obs"))), episode_end=("done",)),
-        fbuf.Buffer(
-            capacity=10, storage=Compressed(keys=("obs",)), sampler=Prioritized(normalize=None, stratified=False)
-        ),
-        fbuf.Buffer(capacity=10, storage=Deduplicated(keys=("obs",), block={"obs": (4, 8)}, blocks={"obs": 96})),
-        fbuf.Buffer(capacity=10, storage=Ragged(maximum={"obs": (4, 8)}, codec=Zstd(3))),
-    ],
-    ids=str,
-)
-def test_a_configuration_survives_json(buffer: fbuf.Buffer) -> None:
+@pytest.mark.parametrize("buffer", SAVED, ids=str)
+def test_a_configuration_survives_json(buffer):
     config = json.loads(json.dumps(to_config(buffer)))
     again = from_config(config)
     assert again == buffer and hash(again) == hash(buffer)
     assert config["type"] == "fbuf.Buffer"
 
 
-def test_a_configuration_builds_only_what_is_ours() -> None:
+def test_a_configuration_builds_only_what_is_ours():
     for name in ("os.system", "builtins.eval", "fbuf.BufferState", "fbuf._core.component.component"):
-        with pytest.raises(ValueError, match="is not a component of this version of fbuf"):
-            from_config({"type": name})
-    with pytest.raises(TypeError, match=r"to_config: .* has no JSON form"):
-        to_config(print)
+        raises(ValueError, "is not a component of this version of fbuf", from_config, {"type": name})
+    raises(TypeError, r"to_config: .* has no JSON form", to_config, print)
 
 
-def test_a_state_is_a_pytree() -> None:
+def test_a_state_is_a_pytree():
     state = filled()
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     same(jax.tree.map(lambda x: x, state), state)
@@ -246,7 +238,7 @@ def test_a_state_is_a_pytree() -> None:
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s)), copy.copy])
-def test_copies_of_a_state(how: Any) -> None:
+def test_copies_of_a_state(how):
     state = filled()
     twin = how(state)
     same(twin, state)
@@ -257,18 +249,18 @@ def test_copies_of_a_state(how: Any) -> None:
         np.asarray(state.rows["obs"])
 
 
-def test_init_shares_no_array_between_leaves() -> None:
+def test_init_shares_no_array_between_leaves():
     state = RICH.init(EXAMPLE)
     pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.size]
     assert len(set(pointers)) == len(pointers)
     jax.jit(RICH.clear, donate_argnums=0)(state)
 
 
-def test_generations_survive_two_to_the_32_laps() -> None:
+def test_generations_survive_two_to_the_32_laps():
     check_laps("prioritized-transition")
 
 
-def test_an_index_from_before_the_wrap_is_stale_after_it() -> None:
+def test_an_index_from_before_the_wrap_is_stale_after_it():
     buffer = RICH
     state = laps(buffer, 2**32 - 1)
     state, batch = buffer.sample(buffer.extend(state, rows(12)), KEY, BATCH)
@@ -278,7 +270,7 @@ def test_an_index_from_before_the_wrap_is_stale_after_it() -> None:
     assert int(buffer.stats(after)["refused_stale"]) == BATCH
 
 
-def test_no_generation_is_zero() -> None:
+def test_no_generation_is_zero():
     state = laps(RICH, 2**32 - 1)
     for _ in range(3):
         state = RICH.extend(state, rows(6))
@@ -287,7 +279,7 @@ def test_no_generation_is_zero() -> None:
     assert np.all(RICH.clear(RICH.extend(laps(RICH, 2**32 - 1), rows(1))).ring.lap == 1)
 
 
-def test_counters_of_refusals_wrap_without_harm() -> None:
+def test_counters_of_refusals_wrap_without_harm():
     state = RICH.init(EXAMPLE)
     state = state.replace(counters=jnp.full_like(state.counters, 2**32 - 1))
     state, batch = RICH.sample(state, KEY, BATCH)
@@ -295,7 +287,7 @@ def test_counters_of_refusals_wrap_without_harm() -> None:
     assert not np.any(batch.mask)
 
 
-def test_every_part_is_a_value() -> None:
+def test_every_part_is_a_value():
     parts = [part for table in (STORAGES, SAMPLERS, VIEWS, WRITERS) for part in table.values()]
     more = (Deduplicated(block={"obs": (12, 12)}, blocks=64), DataSet("/data/set", memory=1), fbuf.writers.Frozen())
     for part in (*parts, *more):
@@ -305,7 +297,7 @@ def test_every_part_is_a_value() -> None:
         assert part != object()
 
 
-def test_masked_rows_take_the_slots_they_would_take_one_by_one() -> None:
+def test_masked_rows_take_the_slots_they_would_take_one_by_one():
     geometry = fbuf._core.geometry.Geometry(lanes=1, length=3)
     ring, keep = fbuf._indexing.ring.init(geometry), jnp.array([True])
     place = jax.jit(fbuf._indexing.ring.place, static_argnums=(1, 2))
@@ -319,12 +311,12 @@ def test_masked_rows_take_the_slots_they_would_take_one_by_one() -> None:
         ring = place(ring, geometry, 1, keep[:, None]).ring
 
 
-def test_rows_that_are_updated_twice_are_written_once() -> None:
-    seen: list[np.ndarray] = []
+def test_rows_that_are_updated_twice_are_written_once():
+    seen = []
 
     @dataclasses.dataclass(frozen=True)
     class Noting(Device):
-        def update(self, rows: Any, slot: Any, leaves: Any, token: Any) -> Any:
+        def update(self, rows, slot, leaves, token):
             seen.append(np.asarray(slot))
             return super().update(rows, slot, leaves, token)
 

@@ -6,11 +6,8 @@ shapes. The capacity is such that the smallest leaf that grows with it (a byte a
 copied leaf fails; `state_of` checks that. Negative controls show that the checks can fail.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,23 +15,9 @@ import pytest
 from jax import lax
 
 from fbuf.testing import assert_inplace
-from tests.support.inplace import (
-    BATCH,
-    CAPACITY,
-    FORMS,
-    LANES,
-    ROW,
-    STEPS,
-    buffer_of,
-    filled,
-    in_scan,
-    inputs,
-    pointers,
-    shape,
-)
+from tests.support import inplace
 
 pytestmark = pytest.mark.optimized
-
 
 # One order a sampler; more of them are in tests/more, all in tests/exhaustive.
 QUICK = [
@@ -48,12 +31,12 @@ QUICK = [
 
 
 @pytest.mark.parametrize(("form", "sampler", "view", "order"), QUICK)
-def test_every_sampler_is_in_place(form: str, sampler: str, view: str, order: str) -> None:
-    FORMS[form](buffer_of(sampler, view), order)
+def test_every_sampler_is_in_place(form, sampler, view, order):
+    inplace.FORMS[form](inplace.buffer_of(sampler, view), order)
 
 
 @pytest.fixture
-def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
+def no_pin(monkeypatch):
     """Replace `order_after_reads` by the identity. Return a capacity that no other test uses, so that nothing is cached."""
     from fbuf._core import ordering
 
@@ -63,66 +46,66 @@ def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
             monkeypatch.setattr(module, "order_after_reads", lambda token, reads: (token, reads))
             found += 1
     assert found >= 2, "no module uses order_after_reads"
-    return CAPACITY + 2 * LANES
+    return inplace.CAPACITY + 2 * inplace.LANES
 
 
-def test_control_without_pin_leaves_are_copied(no_pin: int) -> None:
+def test_control_without_pin_leaves_are_copied(no_pin):
     with pytest.raises(AssertionError, match="temporary bytes"):
-        in_scan(buffer_of("prioritized", "row", capacity=no_pin), "soe")
+        inplace.in_scan(inplace.buffer_of("prioritized", "row", capacity=no_pin), "soe")
 
 
 @pytest.mark.parametrize("form", ["jit", "scan"])
-def test_control_a_dropped_state_copies(form: str) -> None:
-    buffer = buffer_of("uniform", "row")
+def test_control_a_dropped_state_copies(form):
+    buffer = inplace.buffer_of("uniform", "row")
 
-    def step(state: Any, given: Any) -> Any:
-        _, batch = buffer.sample(state, given["key"], BATCH)
+    def step(state, given):
+        _, batch = buffer.sample(state, given["key"], inplace.BATCH)
         return buffer.extend(state, given["rows"]), batch
 
-    state = jax.eval_shape(buffer.init, ROW)
+    state = jax.eval_shape(buffer.init, inplace.ROW)
     with pytest.raises(AssertionError, match="the state `sample` returned was dropped"):
         if form == "jit":
-            assert_inplace(step, state, inputs())
+            assert_inplace(step, state, inplace.inputs())
         else:
-            assert_inplace(lambda s, given: lax.scan(step, s, given), state, inputs((STEPS,)))
+            assert_inplace(lambda s, given: lax.scan(step, s, given), state, inplace.inputs((inplace.STEPS,)))
 
 
-def test_control_a_result_that_reuses_nothing() -> None:
+def test_control_a_result_that_reuses_nothing():
     with warnings.catch_warnings(), pytest.raises(AssertionError, match="donated bytes are not reused"):
         warnings.simplefilter("ignore")  # some releases of JAX say so themselves
-        assert_inplace(lambda x: x.astype(jnp.int8), shape((CAPACITY,), jnp.float32), bound=1024)
+        assert_inplace(lambda x: x.astype(jnp.int8), inplace.shape((inplace.CAPACITY,), jnp.float32), bound=1024)
 
 
-def changed(before: Any, after: Any) -> list[str]:
-    old, new = pointers(before), pointers(after)
+def changed(before, after):
+    old, new = inplace.pointers(before), inplace.pointers(after)
     return sorted(name for name in old if new[name] != old[name])
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_eager_sample_copies_nothing(sampler: str) -> None:
-    buffer = buffer_of(sampler, "transition", capacity=64)
-    state = filled(buffer)
-    after, _ = buffer.sample(state, jax.random.key(1), BATCH)
+def test_eager_sample_copies_nothing(sampler):
+    buffer = inplace.buffer_of(sampler, "transition", capacity=64)
+    state = inplace.filled(buffer)
+    after, _ = buffer.sample(state, jax.random.key(1), inplace.BATCH)
     assert changed(state, after) == [".header"]
 
 
-def test_eager_update_priority_copies_no_rows() -> None:
-    buffer = buffer_of("minimum", "transition", capacity=64)
-    state, batch = buffer.sample(filled(buffer), jax.random.key(1), BATCH)
-    after = buffer.update_priority(state, batch.index, jnp.ones((BATCH,), jnp.float32))
+def test_eager_update_priority_copies_no_rows():
+    buffer = inplace.buffer_of("minimum", "transition", capacity=64)
+    state, batch = buffer.sample(inplace.filled(buffer), jax.random.key(1), inplace.BATCH)
+    after = buffer.update_priority(state, batch.index, jnp.ones((inplace.BATCH,), jnp.float32))
     assert not [name for name in changed(state, after) if name.startswith((".rows", ".anchors"))]
     assert ".sampler.tree" in changed(state, after)
 
 
-def test_eager_update_rows_copies_only_the_leaf_it_names() -> None:
-    buffer = buffer_of("prioritized", "transition", capacity=64)
-    state, batch = buffer.sample(filled(buffer), jax.random.key(1), BATCH)
-    after = buffer.update_rows(state, batch.index, {"reward": jnp.zeros((BATCH,), jnp.float32)})
+def test_eager_update_rows_copies_only_the_leaf_it_names():
+    buffer = inplace.buffer_of("prioritized", "transition", capacity=64)
+    state, batch = buffer.sample(inplace.filled(buffer), jax.random.key(1), inplace.BATCH)
+    after = buffer.update_rows(state, batch.index, {"reward": jnp.zeros((inplace.BATCH,), jnp.float32)})
     assert [name for name in changed(state, after) if name.startswith(".rows")] == [".rows['reward']"]
 
 
-def test_eager_clear_and_set_copy_no_rows() -> None:
-    buffer = buffer_of("prioritized", "transition", capacity=64)
-    state = filled(buffer)
+def test_eager_clear_and_set_copy_no_rows():
+    buffer = inplace.buffer_of("prioritized", "transition", capacity=64)
+    state = inplace.filled(buffer)
     assert not [name for name in changed(state, buffer.clear(state)) if name.startswith(".rows")]
     assert changed(state, buffer.set(state, beta=0.5)) == [".sampler.numbers"]

@@ -1,57 +1,45 @@
 """What goes wrong when buffers, states and numbers are mixed up: refused in words, never silent other data."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import fbuf
+from tests.support.trees import row_with
 
-EXAMPLE = {
-    "obs": np.zeros((4,), np.float32),
-    "action": np.int32(0),
-    "reward": np.float32(0),
-    "terminated": np.bool_(False),
-    "truncated": np.bool_(False),
-}
+EXAMPLE = row_with(np.zeros(4, np.float32))
 BASE = fbuf.Buffer(10, view=fbuf.views.Transition(autoreset="same_step"))
+STRANGERS = [
+    dict(capacity=100),
+    dict(lanes=2),
+    dict(sampler=fbuf.samplers.Prioritized()),
+    dict(view=fbuf.views.Row()),
+    dict(view=fbuf.views.Transition(n_step=2, autoreset="same_step")),
+    dict(view=fbuf.views.Transition(stack=2, autoreset="same_step")),
+    dict(view=fbuf.views.Transition(autoreset="next_step")),
+]
 
 
-def rows(count: int, start: int = 0) -> dict[str, Any]:
+def rows(count, start=0):
     number = np.arange(start, start + count)
-    return {
-        "obs": np.repeat(number[:, None], 4, 1).astype(np.float32),
-        "action": number.astype(np.int32),
-        "reward": number.astype(np.float32),
-        "terminated": np.zeros(count, bool),
-        "truncated": np.zeros(count, bool),
-    }
+    return row_with(
+        np.repeat(number[:, None], 4, 1).astype(np.float32),
+        count,
+        action=number.astype(np.int32),
+        reward=number.astype(np.float32),
+    )
 
 
 @functools.cache
-def full() -> Any:
+def full():
     return BASE.extend(BASE.init(EXAMPLE), rows(10))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        dict(capacity=100),
-        dict(lanes=2),
-        dict(sampler=fbuf.samplers.Prioritized()),
-        dict(view=fbuf.views.Row()),
-        dict(view=fbuf.views.Transition(n_step=2, autoreset="same_step")),
-        dict(view=fbuf.views.Transition(stack=2, autoreset="same_step")),
-        dict(view=fbuf.views.Transition(autoreset="next_step")),
-    ],
-    ids=str,
-)
-def test_the_state_of_another_buffer_is_refused(other: dict[str, Any]) -> None:
+@pytest.mark.parametrize("other", STRANGERS, ids=str)
+def test_the_state_of_another_buffer_is_refused(other):
     stranger = dataclasses.replace(BASE, **other)
     with pytest.raises(ValueError, match=r"made by another buffer.*buffer.convert\(other, state\)"):
         stranger.peek(full(), jax.random.key(0), 4)
@@ -59,12 +47,12 @@ def test_the_state_of_another_buffer_is_refused(other: dict[str, Any]) -> None:
         jax.jit(lambda s: stranger.sample(s, jax.random.key(0), 4))(full())
 
 
-def test_a_view_that_decides_alike_is_welcome() -> None:
+def test_a_view_that_decides_alike_is_welcome():
     other = dataclasses.replace(BASE, view=fbuf.views.Transition(gamma=0.5, autoreset="same_step"))
     assert np.all(other.peek(full(), jax.random.key(0), 4).mask)
 
 
-def test_states_of_storages_do_not_mix() -> None:
+def test_states_of_storages_do_not_mix():
     deduplicated = dataclasses.replace(BASE, storage=fbuf.storages.Deduplicated(keys=("obs",)))
     host = dataclasses.replace(BASE, storage=fbuf.storages.Host(keys=("obs",)))
     for buffer, state, error, said in (
@@ -78,10 +66,10 @@ def test_states_of_storages_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("kind", [fbuf.storages.Compressed, fbuf.storages.Host])
-def test_clear_between_two_writes_keeps_their_order(kind: Any) -> None:
+def test_clear_between_two_writes_keeps_their_order(kind):
     buffer = fbuf.Buffer(64, storage=kind(keys=("obs",), slack=0))
 
-    def both(state: Any, first: Any, second: Any) -> Any:
+    def both(state, first, second):
         return buffer.extend(buffer.clear(buffer.extend(state, first)), second)
 
     step = jax.jit(both, donate_argnums=0)
@@ -96,20 +84,20 @@ def test_clear_between_two_writes_keeps_their_order(kind: Any) -> None:
 class Rounds:
     chunk = 4
 
-    def encode(self, values: np.ndarray) -> bytes:
+    def encode(self, values):
         return bytes((np.asarray(values) & 0xFE).tobytes())
 
-    def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+    def decode(self, data, out):
         out[...] = np.frombuffer(data, np.uint8).reshape(out.shape)
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return 1
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return isinstance(other, Rounds)
 
 
-def test_a_codec_of_ones_own_is_never_dropped() -> None:
+def test_a_codec_of_ones_own_is_never_dropped():
     buffer = fbuf.Buffer(4096, storage=fbuf.storages.Compressed(keys=("obs",), codec=Rounds()))
     state = buffer.init({"obs": np.zeros(64, np.uint8)})
     for _ in range(2):
@@ -117,7 +105,7 @@ def test_a_codec_of_ones_own_is_never_dropped() -> None:
     assert (np.asarray(buffer.rows(state).data["obs"]) == 2).all()
 
 
-def test_numbers_are_converted_if_the_leaf_can_hold_them() -> None:
+def test_numbers_are_converted_if_the_leaf_can_hold_them():
     buffer, example = fbuf.Buffer(8), {"a": np.uint8(0), "r": np.float32(0)}
     with pytest.raises(ValueError, match="leaf 'a' is 300, which uint8 cannot hold"):
         buffer.add(buffer.init(example), {"a": 300, "r": 0.0})
@@ -126,7 +114,7 @@ def test_numbers_are_converted_if_the_leaf_can_hold_them() -> None:
     assert len(replay) == 1
 
 
-def test_torch_tensors_are_named() -> None:
+def test_torch_tensors_are_named():
     torch = pytest.importorskip("torch")
     buffer = fbuf.Buffer(8)
     with pytest.raises(TypeError, match=r"^Buffer.extend: leaf 'a' is a torch tensor.*fbuf.torch.from_torch\(x\)"):

@@ -1,30 +1,20 @@
 """Any sequence of methods does what a plain-Python buffer does: see `tests/support/model_trial.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.model_cases import EXAMPLES, PROGRAMS, WRITES, cases, make
+from tests.support.model_cases import EXAMPLES, PROGRAMS, WRITES, cases, listed, make
 from tests.support.model_trial import Trial
 
-CASES = [
-    ("row", "batch", "device", 3, "donated"),
-    ("one step", "uniform", "device", 3, "jit"),
-    ("final, stack", "uniform", "device", 3, "eager"),
-    ("next step", "none", "device", None, "donated"),
-    ("other ends", "uniform", "device", None, "donated"),
-    ("sequence, stride", "episodes", "device", 3, "donated"),
-    ("episode, cut", "uniform", "device", None, "donated"),
-    ("row", "versions", "device", 3, "donated"),
-]
-CONVERSIONS = [
-    ("row", "uniform", "stack, steps", "batch", "device", 3),
-]
-
+CASES = listed("""
+row/batch/device/3/donated; one step/uniform/device/3/jit; final, stack/uniform/device/3/eager;
+next step/none/device/-/donated; other ends/uniform/device/-/donated; sequence, stride/episodes/device/3/donated;
+episode, cut/uniform/device/-/donated; row/versions/device/3/donated
+""")
+CONVERSIONS = [("row", "uniform", "stack, steps", "batch", "device", 3)]
 case, conversion = cases(CASES), cases(CONVERSIONS)
 
 

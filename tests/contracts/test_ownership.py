@@ -9,8 +9,6 @@ import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +26,7 @@ NOT_OPEN = r"host store \([0-9a-f]{16}\) is not open in this process.*Keep the B
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left():
     gc.collect()
     assert fbuf.stores() == []
     yield
@@ -36,7 +34,7 @@ def nothing_left() -> Iterator[None]:
         handle.close()
 
 
-def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage: str) -> None:
+def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage):
     buffer = make(storage)
     state = filled(buffer)
     ref = weakref.ref(lifetime.find(id_of(state)))
@@ -54,7 +52,7 @@ def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage:
         gc.enable()
 
 
-def test_a_store_that_raised_goes_too() -> None:
+def test_a_store_that_raised_goes_too():
     buffer = make("host", slack=0)
     state = filled(buffer)
     new = buffer.extend(state, rows_of(8, 8))
@@ -73,18 +71,18 @@ def test_a_store_that_raised_goes_too() -> None:
 OPEN = threading.Event()
 
 
-def _wait(zero: Any) -> np.ndarray:
+def _wait(zero):
     OPEN.wait(10)
     return np.zeros((), np.int32)
 
 
 @jax.jit
-def _behind(x: Any, slow: Any) -> Any:
+def _behind(x, slow):
     zero = jax.pure_callback(_wait, jax.ShapeDtypeStruct((), jnp.int32), slow[0])
     return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), x)
 
 
-def behind(x: Any) -> Any:
+def behind(x):
     slow = late(late(np.zeros(1, np.int32)))
     if slow.is_ready() and not OPEN.is_set() and jax.__version_info__ < (0, 10):
         pytest.skip("old jax runs things in the calling thread once a computation has failed: nothing is late")
@@ -92,7 +90,7 @@ def behind(x: Any) -> Any:
 
 
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
+def gate():
     OPEN.set()
     jax.block_until_ready(behind(KEY))  # compiled now, so that `slow` is not done before its turn comes
     OPEN.clear()
@@ -100,7 +98,7 @@ def gate() -> Iterator[threading.Event]:
     OPEN.set()
 
 
-def read_and_drop(storage: str, use: Any = lambda batch: batch) -> Any:
+def read_and_drop(storage, use=lambda batch: batch):
     buffer = make(storage)
     state = filled(buffer)
     jax.block_until_ready(use(buffer.sample(state, KEY, 16)[1]))  # compiles
@@ -113,7 +111,7 @@ def read_and_drop(storage: str, use: Any = lambda batch: batch) -> Any:
 
 
 @pytest.mark.parametrize("sweeps", [0, 3])
-def test_a_pending_read_outlives_every_state(storage: str, sweeps: int, gate: threading.Event) -> None:
+def test_a_pending_read_outlives_every_state(storage, sweeps, gate):
     batch = read_and_drop(storage)
     for _ in range(sweeps):
         assert [store.waiting for store in fbuf.stores()] == [True]
@@ -122,7 +120,7 @@ def test_a_pending_read_outlives_every_state(storage: str, sweeps: int, gate: th
     assert fbuf.stores() == []
 
 
-def test_what_was_made_of_a_pending_read_outlives_it(storage: str, gate: threading.Event) -> None:
+def test_what_was_made_of_a_pending_read_outlives_it(storage, gate):
     add = jax.jit(lambda batch: jnp.sum(batch.data["obs"] - 10 * batch.data["t"][:, None], dtype=jnp.int32))
     total = read_and_drop(storage, add)
     for _ in range(3):
@@ -132,7 +130,7 @@ def test_what_was_made_of_a_pending_read_outlives_it(storage: str, gate: threadi
     assert fbuf.stores() == []
 
 
-def test_what_a_pending_read_was_donated_to_outlives_it(gate: threading.Event) -> None:
+def test_what_a_pending_read_was_donated_to_outlives_it(gate):
     double = jax.jit(lambda data: jax.tree.map(lambda x: x + x, data), donate_argnums=0)
     data = read_and_drop("host", lambda batch: double(batch.data))
     assert len(fbuf.stores()) == 1 or data["obs"].is_ready()  # jax 0.7 waits before it donates
@@ -141,7 +139,7 @@ def test_what_a_pending_read_was_donated_to_outlives_it(gate: threading.Event) -
     assert fbuf.stores() == []
 
 
-def test_without_the_graveyard_the_read_fails(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_graveyard_the_read_fails(gate, monkeypatch):
     monkeypatch.setattr(lifetime, "_bury", lambda id, until: lifetime._drop(id))
     batch = read_and_drop("host")
     gate.set()
@@ -149,7 +147,7 @@ def test_without_the_graveyard_the_read_fails(gate: threading.Event, monkeypatch
         jax.block_until_ready(batch)
 
 
-def test_a_dropped_store_does_not_wait_for_ever(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_store_does_not_wait_for_ever(gate, monkeypatch):
     buffer = make("host")
     state, pending = filled(buffer), behind(KEY)
     del state
@@ -165,17 +163,17 @@ def test_a_dropped_store_does_not_wait_for_ever(gate: threading.Event, monkeypat
     assert fbuf.stores() == [] and not pending.is_ready()
 
 
-def test_single_leaves_do_not_own_the_store(storage: str) -> None:
+def test_single_leaves_do_not_own_the_store(storage):
     buffer = make(storage)
     state = filled(buffer)
     leaves, structure = jax.tree.flatten(state)
     del state
     gc.collect()
     assert fbuf.stores() == []
-    orphan: Any = jax.tree.unflatten(structure, leaves)
+    orphan = jax.tree.unflatten(structure, leaves)
     other = filled(buffer, 900)  # takes the slot
     assert other.rows.slot == orphan.rows.slot
-    again: Any = jax.tree.unflatten(structure, leaves)
+    again = jax.tree.unflatten(structure, leaves)
     assert again.rows.owner is None
     for bad in (orphan, again):
         for form in (lambda f: f, jax.jit):
@@ -186,7 +184,7 @@ def test_single_leaves_do_not_own_the_store(storage: str) -> None:
     np.testing.assert_array_equal(agree(buffer.rows(other)), np.arange(900, 908))
 
 
-def test_leaves_whose_id_is_late_do_not_reach_the_wrong_store() -> None:
+def test_leaves_whose_id_is_late_do_not_reach_the_wrong_store():
     buffer = make("host")
     state = filled(buffer)
     leaves, structure = jax.tree.flatten(late(state))
@@ -195,13 +193,13 @@ def test_leaves_whose_id_is_late_do_not_reach_the_wrong_store() -> None:
     jax.block_until_ready(leaves)
     assert fbuf.stores() == []
     other = filled(buffer, 900)
-    orphan: Any = jax.tree.unflatten(structure, late(leaves))
+    orphan = jax.tree.unflatten(structure, late(leaves))
     with pytest.raises((RuntimeError, ValueError), match=NOT_OPEN):
         jax.block_until_ready(buffer.peek(orphan, KEY, 4))
     assert agree(buffer.rows(other))[0] == 900
 
 
-def test_a_handle_closes_its_store(storage: str) -> None:
+def test_a_handle_closes_its_store(storage):
     buffer = make(storage)
     state = filled(buffer)
     (handle,) = fbuf.stores()
@@ -212,7 +210,7 @@ def test_a_handle_closes_its_store(storage: str) -> None:
         assert entered is handle and agree(buffer.rows(state)).size == 8
     assert fbuf.stores() == [] and repr(handle) == f"StoreHandle({handle.id:016x}, closed)"
     handle.close()
-    attempts: list[Callable[[], Any]] = [
+    attempts = [
         lambda: buffer.sample(state, KEY, 4),
         lambda: buffer.extend(state, rows_of(0, 2)),
         lambda: buffer.update_rows(state, fbuf.Index(jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.uint32)), rows_of(0, 1)),
@@ -227,12 +225,12 @@ def test_a_handle_closes_its_store(storage: str) -> None:
     assert agree(buffer.rows(again))[0] == 50
 
 
-def test_closing_while_others_read() -> None:
+def test_closing_while_others_read():
     buffer = make("compressed")
     state = filled(buffer)
     told = threading.Event()
 
-    def read() -> None:
+    def read():
         for i in range(2000):
             try:
                 assert agree(buffer.peek(state, np.array([0, i], np.uint32), 8)).size == 8
@@ -252,7 +250,7 @@ def test_closing_while_others_read() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-def test_pickling_is_refused_with_what_to_do(protocol: int) -> None:
+def test_pickling_is_refused_with_what_to_do(protocol):
     buffer = make("host")
     state = filled(buffer)
     with pytest.raises(
@@ -265,7 +263,7 @@ def test_pickling_is_refused_with_what_to_do(protocol: int) -> None:
     np.testing.assert_array_equal(agree(buffer.rows(back)), np.arange(8))
 
 
-def test_states_are_pytrees(storage: str) -> None:
+def test_states_are_pytrees(storage):
     buffer = make(storage)
     state = filled(buffer)
     forms = {
@@ -292,13 +290,13 @@ def test_states_are_pytrees(storage: str) -> None:
     assert fbuf.stores() == []
 
 
-def test_init_cannot_be_traced(storage: str) -> None:
+def test_init_cannot_be_traced(storage):
     buffer = make(storage)
 
-    def init(x: Any) -> Any:
+    def init(x):
         return buffer.init(EXAMPLE)
 
-    attempts: dict[str, Callable[[], Any]] = {
+    attempts = {
         "jit": lambda: jax.jit(init)(0),
         "vmap": lambda: jax.vmap(init)(jnp.zeros(3)),
         "vmap in jit": lambda: jax.jit(jax.vmap(init))(jnp.zeros(3)),

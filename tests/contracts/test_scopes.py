@@ -1,25 +1,16 @@
 """Every method and part has a scope in the compiled program, for profiles."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fbuf
 from fbuf._buffer import operations
+from tests.support.trees import row_with
 
-ROW = {
-    "obs": jax.ShapeDtypeStruct((4,), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
-
-
+ROW = row_with(np.zeros(4, np.uint8))
 SCOPES = """
 fbuf.extend/write fbuf.extend/anchors fbuf.extend/follow fbuf.sample/draw fbuf.sample/window fbuf.sample/read
 fbuf.sample/assemble fbuf.update_priority/update fbuf.update_rows/write fbuf.stats
@@ -27,13 +18,13 @@ fbuf.sample/assemble fbuf.update_priority/update fbuf.update_rows/write fbuf.sta
 INLINED = re.compile(r"/jit\(fbuf_\w+\)/")
 
 
-def make(**settings: Any) -> fbuf.Buffer:
+def make(**settings):
     view = fbuf.views.Transition(n_step=2, stack=2, autoreset="same_step")
     return fbuf.Buffer(64, lanes=2, sampler=fbuf.samplers.Prioritized(), view=view, **settings)
 
 
-def step_of(buffer: fbuf.Buffer) -> Any:
-    def step(state: Any, rows: Any, key: Any) -> Any:
+def step_of(buffer):
+    def step(state, rows, key):
         state = buffer.extend(state, rows)
         state, batch = buffer.sample(state, key, 8)
         state = buffer.update_priority(state, batch.index, jnp.ones(8))
@@ -43,27 +34,27 @@ def step_of(buffer: fbuf.Buffer) -> Any:
     return step
 
 
-def lowered(buffer: fbuf.Buffer) -> Any:
+def lowered(buffer):
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, 2, *x.shape), x.dtype), ROW)
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     return jax.jit(step_of(buffer), donate_argnums=0).lower(jax.eval_shape(buffer.init, ROW), rows, key)
 
 
-def test_operations_are_named_by_method_and_part() -> None:
+def test_operations_are_named_by_method_and_part():
     text = lowered(make()).as_text(debug_info=True)
     text = INLINED.sub("/", text)
     assert not [scope for scope in SCOPES if f"jit(step)/{scope}" not in text]
 
 
-def test_a_prefetched_batch_has_scopes() -> None:
+def test_a_prefetched_batch_has_scopes():
     text = lowered(make(prefetch=1, batch_size=8)).as_text(debug_info=True)
     assert not [part for part in ("draw", "read", "assemble") if f"fbuf.sample/{part}" not in text]
 
 
-def test_a_scope_of_the_user_stays_around_them() -> None:
+def test_a_scope_of_the_user_stays_around_them():
     buffer = fbuf.uniform(16)
 
-    def learn_scoped(state: Any, key: Any) -> Any:
+    def learn_scoped(state, key):
         with jax.named_scope("learner"):
             return buffer.sample(state, key, 4)
 
@@ -72,6 +63,6 @@ def test_a_scope_of_the_user_stays_around_them() -> None:
     assert any("learner/fbuf.sample/draw" in INLINED.sub("/", name) for name in names)
 
 
-def test_an_eager_call_is_named_after_its_method() -> None:
+def test_an_eager_call_is_named_after_its_method():
     lowered = operations.stats._jitted.lower(fbuf.uniform(4), (), fbuf.uniform(4).init(0), ())
     assert "jit_fbuf_stats" in lowered.as_text()

@@ -1,9 +1,57 @@
 """A buffer inside `jax.shard_map(check_vma=True)`."""
 
-from __future__ import annotations
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from tests.support.shard_map import check_types
+from tests.support.combinations import BATCH, EXAMPLE, make, rows_of
+from tests.support.trees import same
 
 
-def test_methods_work_inside_shard_map() -> None:
+def step(buffer, state, rows, key):
+    """Call every method that runs in a step."""
+    state = buffer.extend(state, rows)
+    state, batch = buffer.sample(state, key, BATCH)
+    found = [buffer.stats(state), buffer.can_sample(state), buffer.get(state, batch.index), buffer.last(state, 2)]
+    if buffer.sampler.prioritized:
+        state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
+        found.append(jnp.nan_to_num(buffer.priorities(state)))
+        if not getattr(buffer.sampler, "rebuilds", ""):
+            state = buffer.rebuild(state)
+    state = buffer.cut(buffer.update_rows(state, batch.index, {"reward": batch.probability}))
+    return state, (batch, found, buffer.rows(state))
+
+
+def mapped(buffer):
+    """The step on each shard of a mesh of one device: types are checked as on many."""
+
+    def local(*args):
+        one = step(buffer, *jax.tree.map(lambda x: x[0], args))
+        return jax.tree.map(lambda x: x[None], one)
+
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    return jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=True)
+
+
+def arguments(buffer):
+    return buffer.init(EXAMPLE), rows_of(np.random.default_rng(0), 5), jax.random.key(0)
+
+
+def check_types(*combination):
+    buffer = make(*combination)
+    stacked = jax.tree.map(lambda x: jnp.asarray(x)[None], arguments(buffer))
+    jax.eval_shape(mapped(buffer), *stacked)
+
+
+def check_values(*combination):
+    """The methods give the same inside `shard_map`."""
+    buffer = make(*combination)
+    given = arguments(buffer)
+    got = jax.jit(mapped(buffer))(*jax.tree.map(lambda x: jnp.asarray(x)[None], given))
+    same(jax.tree.map(lambda x: x[0], got), jax.jit(lambda *args: step(buffer, *args))(*given))
+
+
+def test_methods_work_inside_shard_map():
     check_types("Deduplicated", "Prioritized", "Transition")

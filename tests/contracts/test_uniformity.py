@@ -7,16 +7,7 @@ import numpy as np
 import fbuf
 from fbuf._algorithms import random_bits
 from fbuf.samplers import Prioritized, Uniform
-from tests.support.uniformity import (
-    DRAWS,
-    check_parts,
-    check_prioritized,
-    check_zero_priorities,
-    chi_square_z,
-    lanes_out_of_step,
-    rows,
-    slots_drawn,
-)
+from tests.support import uniformity
 
 
 def test_uniform_rows():
@@ -26,20 +17,22 @@ def test_uniform_rows():
         chances = np.zeros(1000)
         chances[:arrived] = 1 / min(arrived, 1000)
         for seed in range(3):
-            assert abs(chi_square_z(slots_drawn(buffer, state, seed, DRAWS), chances)) < 4
+            assert (
+                abs(uniformity.chi_square_z(uniformity.slots_drawn(buffer, state, seed, uniformity.DRAWS), chances)) < 4
+            )
 
 
 def test_uniform_transitions_of_lanes_out_of_step():
-    buffer, state, open_slots = lanes_out_of_step(Uniform())
+    buffer, state, open_slots = uniformity.lanes_out_of_step(Uniform())
     lanes = open_slots.reshape(-1, 3).sum(axis=0)
     assert 0 < lanes[0] < lanes[1] < lanes[2] < 301
     for seed in range(3):
-        counts = slots_drawn(buffer, state, seed, DRAWS)
-        assert abs(chi_square_z(counts, open_slots / open_slots.sum())) < 4
+        counts = uniformity.slots_drawn(buffer, state, seed, uniformity.DRAWS)
+        assert abs(uniformity.chi_square_z(counts, open_slots / open_slots.sum())) < 4
 
 
 def test_prioritized_transitions_of_lanes_out_of_step():
-    check_prioritized(stratified=False)
+    uniformity.check_prioritized(stratified=False)
 
 
 def test_strata_leave_counts_next_to_nothing_to_chance():
@@ -47,39 +40,39 @@ def test_strata_leave_counts_next_to_nothing_to_chance():
     chances = np.random.default_rng(0).uniform(0.1, 2.0, 300).astype(np.float32)
     state = buffer.extend(buffer.init(jnp.float32(0)), np.zeros(300, np.float32), priority=chances)
     expected = chances.astype(np.float64) / chances.sum(dtype=np.float64) * 2**14
-    assert np.abs(slots_drawn(buffer, state, 0, 2**14) - expected).max() < 2.1
+    assert np.abs(uniformity.slots_drawn(buffer, state, 0, 2**14) - expected).max() < 2.1
 
 
 def test_a_part_of_a_batch_is_as_good_as_any_other():
     """Strata handed out in order give half a batch of old rows: so flashbax's mixer never drew half of each buffer."""
-    check_parts(32, slice(0, 1), slice(0, 16), slice(31, 32))
+    uniformity.check_parts(32, slice(0, 1), slice(0, 16), slice(31, 32))
 
 
 def test_priorities_all_zero_mean_uniform_over_what_can_be_drawn():
-    check_zero_priorities(transition=False)
+    uniformity.check_zero_priorities(transition=False)
 
 
 def test_integers_below_a_bound():
     below = jax.jit(random_bits.randint_below, static_argnums=1)
     for bound in (1, 2, 3, 1000, 2**24 + 1, 2**30 + 12345, 2**31 - 2**24):
-        got = np.asarray(below(jax.random.key(bound), (DRAWS,), np.int32(bound)))
+        got = np.asarray(below(jax.random.key(bound), (uniformity.DRAWS,), np.int32(bound)))
         assert got.min() >= 0 and got.max() < bound
-        assert abs(got.mean() / bound - (bound - 1) / (2 * bound)) < 5 / np.sqrt(12 * DRAWS)
+        assert abs(got.mean() / bound - (bound - 1) / (2 * bound)) < 5 / np.sqrt(12 * uniformity.DRAWS)
         if 1 < bound <= 1000:
             counts = np.bincount(got, minlength=bound)
-            assert abs(chi_square_z(counts, np.full(bound, 1 / bound))) < 4
+            assert abs(uniformity.chi_square_z(counts, np.full(bound, 1 / bound))) < 4
         else:
             odd = np.mean(got % 2)
-            assert bound == 1 or abs(odd - 0.5) < 5 / np.sqrt(4 * DRAWS)
-    assert not np.asarray(below(jax.random.key(0), (DRAWS,), np.int32(0))).any()
+            assert bound == 1 or abs(odd - 0.5) < 5 / np.sqrt(4 * uniformity.DRAWS)
+    assert not np.asarray(below(jax.random.key(0), (uniformity.DRAWS,), np.int32(0))).any()
 
 
 def test_every_lane_can_be_empty():
     buffer = fbuf.Buffer(18, lanes=3)
-    example = jax.tree.map(lambda x: x[0, 0], rows(np.random.default_rng(0), (1, 3), 0.0))
+    example = jax.tree.map(lambda x: x[0, 0], uniformity.rows(np.random.default_rng(0), (1, 3), 0.0))
     for lane in range(3):
         mask = np.arange(3) == lane
-        given = rows(np.random.default_rng(0), (6, 3), 0.0)
+        given = uniformity.rows(np.random.default_rng(0), (6, 3), 0.0)
         state = buffer.extend(buffer.init(example), given, mask=np.tile(mask, (6, 1)))
-        counts = slots_drawn(buffer, state, lane, 4096)
+        counts = uniformity.slots_drawn(buffer, state, lane, 4096)
         assert set(np.flatnonzero(counts)) == {position * 3 + lane for position in range(6)}

@@ -1,20 +1,17 @@
 """A state stacked by `vmap`: each method refuses it outside `vmap`, and names the call that works."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 
 BUFFER = fbuf.prioritized(20)
 KEY = jax.random.key(0)
-METHODS: dict[str, tuple[Callable[[Any], Any], str]] = {
+METHODS = {
     "can_sample": (BUFFER.can_sample, "jax.vmap(buffer.can_sample)(state)"),
     "size": (BUFFER.size, "jax.vmap(buffer.size)(state)"),
     "stats": (BUFFER.stats, "jax.vmap(buffer.stats)(state)"),
@@ -37,34 +34,30 @@ METHODS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-def stacked(init: Callable[[], Any]) -> Any:
+def stacked(init):
     return jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), init())
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stacked_state_is_refused_with_the_call_that_works(method: str) -> None:
+def test_a_stacked_state_is_refused_with_the_call_that_works(method):
     call, fix = METHODS[method]
     said = re.escape(f"Buffer.{method}: this state has a leading axis of 3: use {fix}.")
-    with pytest.raises(ValueError, match=said):
-        call(stacked(lambda: BUFFER.init({"t": 0})))
+    raises(ValueError, said, lambda: call(stacked(lambda: BUFFER.init({"t": 0}))))
 
 
-def test_a_mixture_refuses_stacked_states_too() -> None:
+def test_a_mixture_refuses_stacked_states_too():
     mixture = fbuf.Mixture({"online": BUFFER, "offline": fbuf.uniform(10)})
     state = stacked(lambda: mixture.init({"online": {"t": 0}, "offline": {"t": 0}}))
-    with pytest.raises(ValueError, match=r"Mixture.size: .* axis of 3: use jax.vmap\(mixture.size\)\(state\)"):
-        mixture.size(state)
+    raises(ValueError, r"Mixture.size: .* axis of 3: use jax.vmap\(mixture.size\)\(state\)", mixture.size, state)
     with pytest.raises(
         ValueError, match=r"jax.vmap\(lambda state, row: mixture.add\(state, name, row\)\)\(state, row\)"
     ):
         mixture.add(state, "online", {"t": 1})
 
 
-def test_sizes_and_a_second_axis_are_counted() -> None:
+def test_sizes_and_a_second_axis_are_counted():
     states = stacked(lambda: BUFFER.init({"t": 0}))
     assert jax.vmap(BUFFER.size)(states).tolist() == [0, 0, 0]
     twice = jax.tree.map(lambda leaf: leaf[None], states)
-    with pytest.raises(ValueError, match="leading axis of 1"):
-        BUFFER.size(twice)
-    with pytest.raises(ValueError, match="leading axis of 3"):
-        jax.vmap(BUFFER.size)(twice)
+    raises(ValueError, "leading axis of 1", BUFFER.size, twice)
+    raises(ValueError, "leading axis of 3", lambda: jax.vmap(BUFFER.size)(twice))

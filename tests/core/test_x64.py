@@ -1,43 +1,39 @@
 """NumPy rows of 64 bits for leaves of 32: values that fit are stored, others raise, wherever rows enter."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf._core.x64 import exact
+from tests.support.refusals import raises
 
 BUFFER = fbuf.uniform(16)
 EXAMPLE = {"id": np.int64(0), "x": np.float64(0)}
 MOST = float(np.finfo(np.float32).max)
 
 
-def rows(id: Any = 0, x: Any = 0.0) -> dict[str, Any]:
+def rows(id=0, x=0.0):
     return {"id": np.full(2, id, np.int64), "x": np.full(2, x, np.float64)}
 
 
-def one(id: Any = 0, x: Any = 0.0) -> dict[str, Any]:
+def one(id=0, x=0.0):
     return {"id": np.int64(id), "x": np.float64(x)}
 
 
-def into_mixture(rows: Any) -> Any:
+def into_mixture(rows):
     mixture = fbuf.Mixture({"a": BUFFER})
     state = mixture.extend(mixture.init({"a": EXAMPLE}), "a", rows)
     return BUFFER.last(state["a"], 2)
 
 
-def into_replay(name: str, rows: Any) -> Any:
+def into_replay(name, rows):
     replay = fbuf.Replay(BUFFER, EXAMPLE)
     getattr(replay, name)(rows)
     return replay.last(2)
 
 
-def updated(rows: Any, replay: bool) -> Any:
+def updated(rows, replay):
     state = BUFFER.extend(BUFFER.init(EXAMPLE), {"id": np.zeros(2, np.int32), "x": np.zeros(2, np.float32)})
     if replay:
         made = fbuf.Replay(BUFFER, EXAMPLE)
@@ -47,7 +43,7 @@ def updated(rows: Any, replay: bool) -> Any:
     return BUFFER.last(BUFFER.update_rows(state, BUFFER.last(state, 2).index, rows), 2)
 
 
-ENTRIES: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
+ENTRIES = {
     "Buffer.add": (lambda r: BUFFER.last(BUFFER.add(BUFFER.init(EXAMPLE), r), 2), one),
     "Buffer.add number": (
         lambda r: BUFFER.last(BUFFER.add(BUFFER.init(EXAMPLE), {n: v.item() for n, v in r.items()}), 2),
@@ -64,7 +60,7 @@ ENTRIES: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_only_values_that_fit_are_stored(entry: str) -> None:
+def test_only_values_that_fit_are_stored(entry):
     write, make = ENTRIES[entry]
     call = entry.partition(" ")[0]
     for wrong in (2**31, -(2**31) - 1, 2**40, 2**63 - 1):
@@ -81,13 +77,12 @@ def test_only_values_that_fit_are_stored(entry: str) -> None:
         np.testing.assert_array_equal(stored["x"][-1], np.float32(x))
 
 
-def test_rows_of_lanes_that_replay_collects_are_checked() -> None:
+def test_rows_of_lanes_that_replay_collects_are_checked():
     replay = fbuf.Replay(fbuf.uniform(16, lanes=2), EXAMPLE)
     replay.add(rows(2**31 - 1, MOST))
     assert replay._block is not None and replay._block.count == 1  # not yet written
     for wrong in (rows(id=2**31), rows(x=1e39)):
-        with pytest.raises(ValueError, match=r"^Replay.add: leaf '(id|x)' is .*, which (int|float)32 cannot hold"):
-            replay.add(wrong)
+        raises(ValueError, r"^Replay.add: leaf '(id|x)' is .*, which (int|float)32 cannot hold", replay.add, wrong)
     replay.add(rows(-(2**31), -np.inf))
     data = replay.last(2).data
     assert data["id"].tolist() == [[2**31 - 1] * 2, [-(2**31)] * 2] and data["x"].tolist() == [
@@ -96,7 +91,7 @@ def test_rows_of_lanes_that_replay_collects_are_checked() -> None:
     ]
 
 
-def test_rows_that_a_view_puts_below_a_name_are_exact() -> None:
+def test_rows_that_a_view_puts_below_a_name_are_exact():
     pairs = np.array([[1, 256]], np.uint32)
     spec = {"id": jax.ShapeDtypeStruct((), np.int64), "row/u": jax.ShapeDtypeStruct((2,), np.uint32)}
     data = exact("call", spec, {"row": {"id": pairs, "u": pairs}, "mask": pairs})
@@ -104,17 +99,15 @@ def test_rows_that_a_view_puts_below_a_name_are_exact() -> None:
     assert exact("call", {"": spec["id"]}, {"row": pairs})["row"].tolist() == [2**40 + 1]
 
 
-def test_an_example_out_of_range_is_refused() -> None:
+def test_an_example_out_of_range_is_refused():
     for wrong in (2**40, np.int64(2**40), np.array([0, -(2**40)]), 1e300):
-        with pytest.raises(ValueError, match=r"leaf 'id' is .*, which (int|float)32 cannot hold"):
-            BUFFER.init({"id": wrong})
+        raises(ValueError, r"leaf 'id' is .*, which (int|float)32 cannot hold", BUFFER.init, {"id": wrong})
 
 
-def test_rows_of_ragged_storage_are_checked_too() -> None:
+def test_rows_of_ragged_storage_are_checked_too():
     buffer = fbuf.Buffer(4, storage=fbuf.storages.Ragged(maximum={"obs": (3,)}))
     state = buffer.init({"n": 0, "x": 0.0, "obs": np.zeros(0, np.int64)})
     for name, wrong in (("n", 2**40), ("n", np.int64(2**40)), ("x", 1e300), ("obs", np.array([2**40]))):
         row = {"n": 1, "x": 1.0, "obs": np.zeros(2, np.int64)} | {name: wrong}
         for write in (lambda row=row: buffer.add(state, row), lambda row=row: buffer.extend(state, [row])):
-            with pytest.raises(ValueError, match=rf"leaf '{name}'.* is .*, which (int|float)32 cannot hold"):
-                write()
+            raises(ValueError, rf"leaf '{name}'.* is .*, which (int|float)32 cannot hold", write)

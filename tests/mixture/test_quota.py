@@ -1,9 +1,6 @@
 """How many rows of a batch come from which buffer, how likely each was and what it counts: against closed forms."""
 
-from __future__ import annotations
-
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +18,7 @@ from tests.support.uniformity import chi_square_z
 PARTS = st.lists(st.integers(0, 64), min_size=1, max_size=5).filter(any)
 
 
-def largest_remainder(parts: list[int], total: int) -> list[int]:
+def largest_remainder(parts, total):
     """By definition: seats one after another to who is furthest below its share."""
     exact = [Fraction(p * total, sum(parts)) for p in parts]
     out = [e.numerator // e.denominator for e in exact]
@@ -32,7 +29,7 @@ def largest_remainder(parts: list[int], total: int) -> list[int]:
 
 
 @given(parts=PARTS, total=st.integers(0, 300))
-def test_quotas_are_those_of_the_largest_remainder(parts: list[int], total: int) -> None:
+def test_quotas_are_those_of_the_largest_remainder(parts, total):
     quotas = _quota.quotas([p / 64 for p in parts], total)
     assert list(quotas) == largest_remainder(parts, total)
     assert sum(quotas) == total
@@ -43,7 +40,7 @@ traced = jax.jit(_quota.traced)
 
 
 @given(data=st.data(), size=st.integers(1, 5), total=st.integers(0, 300))
-def test_traced_quotas_are_the_same(data: Any, size: int, total: int) -> None:
+def test_traced_quotas_are_the_same(data, size, total):
     cuts = sorted(data.draw(st.lists(st.integers(0, 64), min_size=size - 1, max_size=size - 1)))
     parts = np.diff([0, *cuts, 64]).tolist()
     padded = np.zeros(5, np.float32)
@@ -58,13 +55,13 @@ def test_traced_quotas_are_the_same(data: Any, size: int, total: int) -> None:
         assert not got[odd == 0].any()
 
 
-def test_decimals_are_taken_as_they_are_written() -> None:
+def test_decimals_are_taken_as_they_are_written():
     assert _quota.quotas((0.1, 0.2, 0.7), 10) == (1, 2, 7)
     assert _quota.quotas((0.1,) * 10, 30) == (3,) * 10
     assert np.asarray(traced(np.array([0.1, 0.2, 0.7], np.float32), np.int32(10))).tolist() == [1, 2, 7]
 
 
-def test_fractions_that_make_no_sense_count_as_none() -> None:
+def test_fractions_that_make_no_sense_count_as_none():
     for odd, wanted in (
         ([np.nan, 1, 1], [0, 0.5, 0.5]),
         ([-1, 3, 1], [0, 0.75, 0.25]),
@@ -77,7 +74,7 @@ def test_fractions_that_make_no_sense_count_as_none() -> None:
 
 
 @pytest.mark.parametrize("total", [2**24 + 1, 2**30])
-def test_huge_batches_come_to_their_size(total: int) -> None:
+def test_huge_batches_come_to_their_size(total):
     assert int(np.asarray(traced(np.array([0.3, 0.7], np.float32), np.int32(total))).sum()) == total
 
 
@@ -85,7 +82,7 @@ shared = jax.jit(_quota.shared)
 
 
 @given(data=st.data())
-def test_what_is_left_over_goes_to_the_others_by_quotas(data: Any) -> None:
+def test_what_is_left_over_goes_to_the_others_by_quotas(data):
     parts = data.draw(st.lists(st.integers(0, 8), min_size=3, max_size=3).filter(any))
     there = np.array(data.draw(st.lists(st.booleans(), min_size=3, max_size=3)))
     quota = largest_remainder(parts, 16)
@@ -106,7 +103,7 @@ def test_what_is_left_over_goes_to_the_others_by_quotas(data: Any) -> None:
     assert (np.diff(got[over]) >= 0).all()
 
 
-def test_sources_at_random_have_their_chances() -> None:
+def test_sources_at_random_have_their_chances():
     fractions = np.array([0, 0.1, 0, 0.6, 0.3, 0], np.float32)
     source = np.asarray(_quota.at_random(jax.random.key(0), jnp.asarray(fractions), 100_000))
     counts = np.bincount(source, minlength=6)
@@ -115,7 +112,7 @@ def test_sources_at_random_have_their_chances() -> None:
     assert nothing.tolist() == [3] * 5
 
 
-def weights(target: str, beta: float, normalize: str | None) -> tuple[np.ndarray, ...]:
+def weights(target, beta, normalize):
     """Chances and weights of all anchors of three buffers, of 3, 5 and 2."""
     rng = np.random.default_rng(0)
     number = np.array([3, 5, 2], np.int32)
@@ -140,7 +137,7 @@ def weights(target: str, beta: float, normalize: str | None) -> tuple[np.ndarray
 
 @pytest.mark.parametrize("normalize", ["batch", None])
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_weights_are_those_of_the_closed_form(beta: float, normalize: str | None) -> None:
+def test_weights_are_those_of_the_closed_form(beta, normalize):
     for target in ("union", "source"):
         source, chance, share, mask, probability, weight = weights(target, beta, normalize)
         density = share[source] * chance
@@ -152,7 +149,7 @@ def test_weights_are_those_of_the_closed_form(beta: float, normalize: str | None
         np.testing.assert_allclose(weight, wanted, rtol=2e-6)
 
 
-def test_a_weighted_mean_is_the_mean_of_what_is_meant() -> None:
+def test_a_weighted_mean_is_the_mean_of_what_is_meant():
     value = np.random.default_rng(1).normal(size=10)
     source, _, share, mask, probability, weight = weights("union", 1.0, None)
     np.testing.assert_allclose(np.sum(probability * weight * value), value[mask].mean(), rtol=1e-5)
@@ -172,7 +169,7 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_draw_some_equals_a_smaller_draw(name: str) -> None:
+def test_draw_some_equals_a_smaller_draw(name):
     sampler = LIMITED[name]
     assert hasattr(sampler, "draw_some")
     buffer = fbuf.Buffer(30, sampler=sampler)
@@ -183,7 +180,7 @@ def test_draw_some_equals_a_smaller_draw(name: str) -> None:
     held = fbuf._buffer.state_ops.eligible_set(buffer, state)
 
     @jax.jit
-    def some(own: Any, key: Any, wanted: Any) -> Any:
+    def some(own, key, wanted):
         return sampler.draw_some(own, key, 12, wanted, held, {}, state.token)
 
     own, drawn = state.sampler, []
@@ -207,7 +204,7 @@ def test_draw_some_equals_a_smaller_draw(name: str) -> None:
         assert len(drawn) == 27 and len(set(drawn[:20])) == 20
 
 
-def test_a_part_of_a_draw_without_replacement_is_one_of_that_size() -> None:
+def test_a_part_of_a_draw_without_replacement_is_one_of_that_size():
     sampler = Prioritized(replace=False, alpha=1.0, eps=0.0)
     buffer = fbuf.Buffer(6, sampler=sampler)
     priority = jnp.array([1.0, 1, 2, 3, 5, 8])
@@ -215,7 +212,7 @@ def test_a_part_of_a_draw_without_replacement_is_one_of_that_size() -> None:
     held = fbuf._buffer.state_ops.eligible_set(buffer, state)
     keys = jax.random.split(jax.random.key(0), 20_000)
 
-    def part(key: Any, size: int, wanted: int) -> Any:
+    def part(key, size, wanted):
         draw = sampler.draw_some(state.sampler, key, size, jnp.int32(wanted), held, {}, state.token)[1]
         return jnp.where(draw.mask, draw.slot, 6)[:wanted], draw.probability[:wanted]
 
@@ -231,7 +228,7 @@ def test_a_part_of_a_draw_without_replacement_is_one_of_that_size() -> None:
 
 
 @pytest.mark.parametrize("total", [2**27, 2**30])
-def test_what_float32_rounds_away_of_a_huge_batch_is_made_up(total: int) -> None:
+def test_what_float32_rounds_away_of_a_huge_batch_is_made_up(total):
     """A third of 2^30 is 11 rows off in float32, of each buffer."""
     quota = np.asarray(traced(np.full(3, 1 / 3, np.float32), np.int32(total)))
     assert quota.sum() == total and (abs(quota - total / 3) < 64).all()

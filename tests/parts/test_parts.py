@@ -1,9 +1,6 @@
 """Parts of one's own: the examples of the README, with every other part, in jit, saved and loaded."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,25 +11,20 @@ import pytest
 import fbuf
 from fbuf import parts
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, LANES, OWN, make, rows_of
+from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.trees import same
 
-
-@pytest.fixture
-def name() -> str:
-    return "storage, sampler, view"
+name = one_of("storage, sampler, view")
+stored = one_of("storage")
 
 
-@pytest.fixture
-def stored() -> str:
-    return "storage"
-
-
-def test_parts_work_in_jit_and_scan(name: str) -> None:
+def test_parts_work_in_jit_and_scan(name):
     buffer = make(BUFFERS[name])
     chunks = [rows_of(7, buffer.lanes, seed) for seed in range(8)]
     keys = jax.random.split(jax.random.key(0), len(chunks))
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         rows, key = given
         state, batch = buffer.sample(buffer.extend(state, rows), key, BATCH)
         return state, (batch.data, batch.probability, batch.weight, batch.mask)
@@ -47,7 +39,7 @@ def test_parts_work_in_jit_and_scan(name: str) -> None:
     same(buffer.rows(state).data, buffer.rows(after).data)
 
 
-def test_parts_are_saved_and_loaded(name: str, tmp_path: Path) -> None:
+def test_parts_are_saved_and_loaded(name, tmp_path):
     buffer = make(BUFFERS[name])
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(60, buffer.lanes))
     fbuf.save(tmp_path / "replay", buffer, state)
@@ -56,7 +48,7 @@ def test_parts_are_saved_and_loaded(name: str, tmp_path: Path) -> None:
     same(buffer.peek(state, jax.random.key(1), BATCH).data, again.peek(loaded, jax.random.key(1), BATCH).data)
 
 
-def test_a_storage_of_rounded_rows(stored: str) -> None:
+def test_a_storage_of_rounded_rows(stored):
     settings = BUFFERS[stored]
     ours, plain = make(settings), make(settings | {"storage": fbuf.storages.Device()})
     rows, key = rows_of(60, ours.lanes), jax.random.key(2)
@@ -75,18 +67,18 @@ def test_a_storage_of_rounded_rows(stored: str) -> None:
     assert ours.plan(EXAMPLE).device == ours.nbytes(state)["device"]
 
 
-def test_a_sampler_that_returns_one_array_is_named() -> None:
+def test_a_sampler_that_returns_one_array_is_named():
     @parts.component
     class Alone(parts.NthSampler):
         flat: bool = True
 
-        def pick(self, key: jax.Array, batch_size: int, total: jax.Array) -> Any:
+        def pick(self, key, batch_size, total):
             nth = jnp.zeros(batch_size, jnp.int32)
             return nth if self.flat else (nth, jnp.float32(1))
 
     @parts.component
     class Undrawn(Alone):
-        def draw(self, *given: Any) -> Any:
+        def draw(self, *given):
             return given[0]
 
     for sampler, said in (
@@ -99,22 +91,22 @@ def test_a_sampler_that_returns_one_array_is_named() -> None:
             buffer.peek(buffer.init({"t": 0}), jax.random.key(0), 4)
 
 
-def test_other_parts_that_return_too_little_are_named() -> None:
+def test_other_parts_that_return_too_little_are_named():
     @parts.component
     class Fields(parts.FieldsView):
         returned: Any = ()
 
-        def fields(self, spec: Any, eligible: Any, slot: jax.Array) -> Any:
+        def fields(self, spec, eligible, slot):
             return dict(self.returned) if self.returned else ["t"]
 
     @parts.component
     class Alone:
         streams = False
 
-        def init(self, geometry: Any, spec: Any) -> jax.Array:
+        def init(self, geometry, spec):
             return jnp.uint32(0)
 
-        def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: jax.Array) -> Any:
+        def choose(self, own, geometry, held, leaves, keep):
             return jnp.zeros(keep.shape, jnp.int32)
 
     for view in (Fields(), Fields((("t", "t"),))):
@@ -126,7 +118,7 @@ def test_other_parts_that_return_too_little_are_named() -> None:
         buffer.add(buffer.init({"t": 0}), {"t": 1})
 
 
-def test_a_sampler_draws_with_its_probabilities() -> None:
+def test_a_sampler_draws_with_its_probabilities():
     buffer = fbuf.Buffer(10, sampler=OWN["Lately"]())
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(13)})
     batch = buffer.peek(state, jax.random.key(0), 50_000)
@@ -138,7 +130,7 @@ def test_a_sampler_draws_with_its_probabilities() -> None:
     assert not empty.mask.any() and not empty.probability.any() and not empty.weight.any()
 
 
-def test_a_view_looks_back_within_the_episode() -> None:
+def test_a_view_looks_back_within_the_episode():
     buffer = make({"view": OWN["WithLastAction"](), "lanes": LANES})
     state, rows, length = buffer.init(EXAMPLE), rows_of(100, LANES), 40 // LANES
     for start in range(0, 100, 10):
@@ -155,12 +147,12 @@ def test_a_view_looks_back_within_the_episode() -> None:
     assert set(zip(batch.data["action"].tolist(), batch.data["last_action"].tolist(), strict=True)) == expected
 
 
-def test_a_view_looks_ahead_within_the_episode() -> None:
+def test_a_view_looks_ahead_within_the_episode():
     @parts.component
     class Next(parts.FieldsView):
         rule = parts.EligibilityRule("next", ahead=2)
 
-        def fields(self, spec: Any, eligible: Any, slot: Any) -> Any:
+        def fields(self, spec, eligible, slot):
             return {"now": ("t", slot), "later/t": ("t", parts.later(eligible, slot, 2))}
 
     buffer = fbuf.Buffer(12, view=Next(), episode_end=("done",))
@@ -173,7 +165,7 @@ def test_a_view_looks_ahead_within_the_episode() -> None:
     assert pairs == {(t, t + 2) for t in range(19, 29) if (t - 1) // 7 == (t + 1) // 7}
 
 
-def test_a_writer_keeps_every_third() -> None:
+def test_a_writer_keeps_every_third():
     buffer = fbuf.Buffer(4, writer=OWN["EveryNth"](3))
     state = buffer.init({"t": 0})
     for start in range(0, 24, 4):
@@ -181,7 +173,7 @@ def test_a_writer_keeps_every_third() -> None:
     assert sorted(np.asarray(buffer.rows(state).data["t"]).tolist()) == [12, 15, 18, 21]
 
 
-def test_a_codec_and_a_transform() -> None:
+def test_a_codec_and_a_transform():
     rows = rows_of(30, None)
     buffer = make(BUFFERS["codec"])
     state = buffer.extend(buffer.init(EXAMPLE), rows)
@@ -192,7 +184,7 @@ def test_a_codec_and_a_transform() -> None:
     assert np.abs(np.asarray(buffer.peek(state, jax.random.key(0), 64).data["reward"])).max() == 0.5
 
 
-def test_missing_methods_are_named() -> None:
+def test_missing_methods_are_named():
     with pytest.raises(
         NotImplementedError, match=r"allocate, put and take. Write def allocate\(self, capacity, spec\)"
     ):
@@ -206,25 +198,24 @@ def test_missing_methods_are_named() -> None:
 
 
 class Undone(fbuf.samplers.Uniform):
-    draw = None  # type: ignore[assignment]
+    draw = None
 
 
 class PassingOn:
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(fbuf.samplers.Uniform(), name)
 
 
 @pytest.mark.parametrize("own", [Undone(), PassingOn()], ids=["None", "__getattr__"])
-def test_methods_must_be_defined_by_the_class(own: Any) -> None:
+def test_methods_must_be_defined_by_the_class(own):
     if isinstance(own, PassingOn) and sys.version_info < (3, 12):
         pytest.skip("isinstance takes them for methods before Python 3.12")
-    with pytest.raises(TypeError, match="sampler is .*, whose class has no `.*`; see fbuf.parts.Sampler"):
-        fbuf.Buffer(4, sampler=own)
+    raises(TypeError, "sampler is .*, whose class has no `.*`; see fbuf.parts.Sampler", fbuf.Buffer, 4, sampler=own)
 
 
-def test_states_of_one_name_in_two_private_modules_are_exported() -> None:
+def test_states_of_one_name_in_two_private_modules_are_exported():
     for module in ("own._parts.first", "own._parts.second"):
         cls = parts.state(type("Counts", (), {"__module__": module, "__annotations__": {"n": Any}}))
         exported = jax.export.export(jax.jit(lambda s: s))(cls(jnp.int32(1)))
@@ -232,17 +223,17 @@ def test_states_of_one_name_in_two_private_modules_are_exported() -> None:
         assert again.call(cls(jnp.int32(3))).n == 3
 
 
-def test_invalid_results_of_parts_are_refused() -> None:
-    class Wrong(OWN["Rounded"]):  # type: ignore[misc]
-        def take(self, arrays: Any, name: str, slot: Any, leaf: Any) -> Any:
+def test_invalid_results_of_parts_are_refused():
+    class Wrong(OWN["Rounded"]):
+        def take(self, arrays, name, slot, leaf):
             return arrays[name][slot]
 
-    class Unknown(OWN["WithLastAction"]):  # type: ignore[misc]
-        def fields(self, spec: Any, eligible: Any, slot: Any) -> Any:
+    class Unknown(OWN["WithLastAction"]):
+        def fields(self, spec, eligible, slot):
             return {"x": ("y", slot)}
 
     class Blind(parts.FieldsView):
-        def fields(self, spec: Any, eligible: Any, slot: Any) -> Any:
+        def fields(self, spec, eligible, slot):
             return {"x": ("t", parts.earlier(eligible, slot, 1))}
 
     row, key = {"t": np.float32(0)}, jax.random.key(0)
@@ -256,7 +247,7 @@ def test_invalid_results_of_parts_are_refused() -> None:
             buffer.sample(buffer.init(row), key, 2)
 
 
-def test_all_protocols_are_public() -> None:
+def test_all_protocols_are_public():
     import fbuf._interfaces.sampler as words
 
     protocols = {n for n, v in vars(words).items() if isinstance(v, type) and v.__module__ == words.__name__}

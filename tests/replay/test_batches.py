@@ -1,14 +1,10 @@
 """`Replay.batches`: batches drawn ahead by a thread, its errors, and how it ends."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +13,20 @@ import pytest
 
 import fbuf
 from fbuf import limits
-from fbuf._replay.batches import Batches
+from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, at_exit, drawing, make, rows, waiting
 from tests.support.threads import Thread, soon
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def no_thread_is_left():
     yield
     gc.collect()
     soon(lambda: not drawing())
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_batches_are_those_of_sample(prefetch: int) -> None:
+def test_batches_are_those_of_sample(prefetch):
     one, other = make(None), make(None)
     for replay in (one, other):
         replay.extend(rows(0, 20))
@@ -40,7 +36,7 @@ def test_batches_are_those_of_sample(prefetch: int) -> None:
             assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch))
 
 
-def test_prefetch_bounds_the_batches_drawn_ahead() -> None:
+def test_prefetch_bounds_the_batches_drawn_ahead():
     replay = make(limits.min_size(1))
     replay.extend(rows(0, 20))
     with replay.batches(4, prefetch=3) as batches:
@@ -51,7 +47,7 @@ def test_prefetch_bounds_the_batches_drawn_ahead() -> None:
     assert repr(batches) == "Batches(closed)"
 
 
-def test_ragged_batches() -> None:
+def test_ragged_batches():
     replay = fbuf.Replay(fbuf.Buffer(8, storage=fbuf.storages.Ragged()), {"text": "a", "t": 0})
     replay.extend([{"text": "x" * i, "t": i} for i in range(6)])
     with replay.batches(4, device=jax.devices()[0]) as batches:
@@ -59,7 +55,7 @@ def test_ragged_batches() -> None:
         assert [len(text) for text in batch.lazy["text"]] == np.asarray(batch.data["t"]).tolist()
 
 
-def test_closing_the_replay_hands_out_what_was_drawn() -> None:
+def test_closing_the_replay_hands_out_what_was_drawn():
     replay = fbuf.Replay(fbuf.Buffer(32, sampler=fbuf.samplers.Consume()), EXAMPLE, limit=limits.queue(32))
     replay.extend(rows(0, 20))
     batches = replay.batches(4, prefetch=2, to="numpy")
@@ -71,7 +67,7 @@ def test_closing_the_replay_hands_out_what_was_drawn() -> None:
     assert next(batches, None) is None and repr(batches) == "Batches(ended)"
 
 
-def test_closing_the_replay_ends_a_waiting_iterator() -> None:
+def test_closing_the_replay_ends_a_waiting_iterator():
     replay = make()
     batches = replay.batches(10)
     thread = Thread(lambda: list(batches))
@@ -80,7 +76,7 @@ def test_closing_the_replay_ends_a_waiting_iterator() -> None:
     assert thread.ends() == []
 
 
-def test_another_thread_may_close_the_iterator() -> None:
+def test_another_thread_may_close_the_iterator():
     replay = make()
     batches = replay.batches(10)
     thread = Thread(lambda: list(batches))
@@ -92,7 +88,7 @@ def test_another_thread_may_close_the_iterator() -> None:
     assert next(batches, None) is None and replay.pace.drawn == 0
 
 
-def test_threads_share_one_iterator() -> None:
+def test_threads_share_one_iterator():
     replay = fbuf.Replay(fbuf.Buffer(128, sampler=fbuf.samplers.Consume()), EXAMPLE, limit=limits.queue(128))
     replay.extend(rows(0, 120))
     with replay.batches(4, to="numpy") as batches:
@@ -101,7 +97,7 @@ def test_threads_share_one_iterator() -> None:
     assert sorted(drawn.tolist()) == list(range(120))
 
 
-def test_dropping_the_iterator_ends_its_thread() -> None:
+def test_dropping_the_iterator_ends_its_thread():
     replay = make(None)
     replay.extend(rows(0, 20))
     for _ in replay.batches(4):
@@ -113,7 +109,7 @@ def test_dropping_the_iterator_ends_its_thread() -> None:
     soon(lambda: not drawing())
 
 
-def test_a_closed_iterator_keeps_no_replay_alive() -> None:
+def test_a_closed_iterator_keeps_no_replay_alive():
     replay = make(None)
     replay.extend(rows(0, 20))
     gone = weakref.ref(replay)
@@ -129,11 +125,11 @@ def test_a_closed_iterator_keeps_no_replay_alive() -> None:
 class Garbage:
     """A cycle, which only the garbage collector frees, in any thread."""
 
-    def __init__(self, batches: Batches):
+    def __init__(self, batches):
         self.batches, self.own = batches, self
 
 
-def test_the_finalizer_takes_no_lock() -> None:
+def test_the_finalizer_takes_no_lock():
     """The garbage collector may run in a thread that holds the mutex."""
     replay = make()
     Garbage(replay.batches(10))
@@ -148,11 +144,11 @@ def test_the_finalizer_takes_no_lock() -> None:
     soon(lambda: not drawing())
 
 
-def fails(replay: fbuf.Replay, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def fails(replay, monkeypatch, after):
     """Let drawing fail from batch `after` on."""
     draw, calls = replay._sample, itertools.count()
 
-    def failing(*args: Any) -> Any:
+    def failing(*args):
         if next(calls) >= after:
             raise OSError(5, "no disk")
         return draw(*args)
@@ -160,20 +156,19 @@ def fails(replay: fbuf.Replay, monkeypatch: pytest.MonkeyPatch, after: int) -> N
     monkeypatch.setattr(replay, "_sample", failing)
 
 
-def test_an_error_is_raised_after_earlier_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_raised_after_earlier_batches(monkeypatch):
     replay = make(None)
     replay.extend(rows(0, 20))
     fails(replay, monkeypatch, after=2)
     batches = replay.batches(4)
     assert next(batches).mask.all() and next(batches).mask.all()
     for _ in range(2):
-        with pytest.raises(OSError, match="no disk"):
-            next(batches)
+        raises(OSError, "no disk", next, batches)
     batches.close()  # it was raised
     assert next(batches, None) is None
 
 
-def test_close_raises_an_error_not_yet_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_raises_an_error_not_yet_raised(monkeypatch):
     replay = make(None)
     replay.extend(rows(0, 20))
     fails(replay, monkeypatch, after=1)
@@ -190,8 +185,8 @@ def test_close_raises_an_error_not_yet_raised(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_of_a_dropped_iterator_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+def test_an_error_of_a_dropped_iterator_is_printed(monkeypatch):
+    told = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
     replay = make(None)
     replay.extend(rows(0, 20))
@@ -205,7 +200,7 @@ def test_an_error_of_a_dropped_iterator_is_printed(monkeypatch: pytest.MonkeyPat
     assert isinstance(told[0], OSError)
 
 
-def test_an_empty_replay_without_a_limit_is_an_error() -> None:
+def test_an_empty_replay_without_a_limit_is_an_error():
     with (
         make(None).batches(4) as batches,
         pytest.raises(ValueError, match=r"Replay\.batches: there is nothing to draw now"),
@@ -213,18 +208,16 @@ def test_an_empty_replay_without_a_limit_is_an_error() -> None:
         next(batches)
 
 
-def test_next_has_a_timeout() -> None:
+def test_next_has_a_timeout():
     replay = make()
     with replay.batches(10, timeout=0) as batches:
-        with pytest.raises(TimeoutError, match=r"Replay\.batches: no batch in 0 s; 0 rows held, but min_size is 10"):
-            next(batches)
+        raises(TimeoutError, r"Replay\.batches: no batch in 0 s; 0 rows held, but min_size is 10", next, batches)
         replay.extend(rows(0, 10))
         soon(lambda: batches._ahead._ready)
         assert next(batches).mask.all()  # it goes on
         soon(lambda: replay.pace.drawn == 20 and waiting(replay) == 1 and batches._ahead._ready)
         next(batches)
-        with pytest.raises(TimeoutError, match=r"no batch in 0 s; 10 rows added and 20 drawn"):
-            next(batches)
+        raises(TimeoutError, r"no batch in 0 s; 10 rows added and 20 drawn", next, batches)
     with make(None).batches(4, timeout=0) as batches, replay._lock.acquire():
         assert batches._explain() == "one is being drawn"
         batches._ahead.hear()
@@ -232,15 +225,14 @@ def test_next_has_a_timeout() -> None:
         batches._ahead._raised = True
 
 
-def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_is_refused(monkeypatch):
     with make().batches(10) as batches:
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(RuntimeError, match=r"this process was forked, and the thread that draws is not in it"):
-            next(batches)
+        raises(RuntimeError, r"this process was forked, and the thread that draws is not in it", next, batches)
         monkeypatch.undo()
 
 
-def test_stale_indices_are_counted_but_not_raised() -> None:
+def test_stale_indices_are_counted_but_not_raised():
     replay = make(None, capacity=16)
     replay.extend(rows(0, 16))
     with replay.batches(4) as batches:
@@ -248,11 +240,10 @@ def test_stale_indices_are_counted_but_not_raised() -> None:
     replay.extend(rows(16, 16))
     replay.update_priority(batch.index, np.ones(4, np.float32))
     assert replay.stats()["refused_stale"] == 4
-    with pytest.raises(ValueError, match="4 nonfinite"):
-        replay.update_priority(replay.sample(4).index, np.full(4, np.nan))
+    raises(ValueError, "4 nonfinite", lambda: replay.update_priority(replay.sample(4).index, np.full(4, np.nan)))
 
 
-def test_pending_donated_steps_do_not_block_actors() -> None:
+def test_pending_donated_steps_do_not_block_actors():
     replay = fbuf.Replay(
         fbuf.prioritized(256, storage=fbuf.storages.Compressed(keys=("obs",))),
         {"obs": np.zeros((16, 16), np.uint8), "t": np.int32(0)},
@@ -260,12 +251,12 @@ def test_pending_donated_steps_do_not_block_actors() -> None:
     )
 
     @jax.jit
-    def heavy(x: jax.Array) -> jax.Array:
+    def heavy(x):
         return jax.lax.fori_loop(0, 20, lambda _, x: x @ x / jnp.linalg.norm(x), x)
 
     step = jax.jit(lambda p, obs: heavy(p + obs.mean(dtype=jnp.float32)), donate_argnums=0)
 
-    def act() -> int:
+    def act():
         try:
             for i in itertools.count():
                 obs = np.full((8, 16, 16), i % 251, np.uint8)
@@ -285,5 +276,5 @@ def test_pending_donated_steps_do_not_block_actors() -> None:
     assert all(actor.ends() > 0 for actor in actors) and np.isfinite(np.asarray(params)).all()
 
 
-def test_the_interpreter_exits_while_the_thread_waits_for_rows() -> None:
+def test_the_interpreter_exits_while_the_thread_waits_for_rows():
     at_exit("rows")

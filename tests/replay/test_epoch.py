@@ -1,31 +1,28 @@
 """`Replay.epoch`: every row that can be sampled at its start, once, whatever happens meanwhile."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf import samplers, views
+from tests.support.refusals import raises
 
 EXAMPLE = {"t": np.int32(0), "terminated": False}
 
 
-def rows(first: int, count: int, lanes: int | None = None) -> dict[str, Any]:
+def rows(first, count, lanes=None):
     shape = (count,) if lanes is None else (count, lanes)
     t = np.arange(first, first + count * (lanes or 1), dtype=np.int32).reshape(shape)
     return {"t": t, "terminated": np.zeros(shape, bool)}
 
 
-def numbers(batches: Any) -> list[int]:
+def numbers(batches):
     return [int(t) for batch in batches for t in batch.data["t"][np.asarray(batch.mask)].reshape(-1)]
 
 
 @pytest.mark.parametrize("sampler", [samplers.Consume(), samplers.Prioritized()], ids=repr)
-def test_each_row_once_and_nothing_else_changes(sampler: Any) -> None:
+def test_each_row_once_and_nothing_else_changes(sampler):
     """Consumed rows are drawn too; sampler, limit and counts stay as they are; only one key is taken."""
     limit = fbuf.limits.at_most(1)
     one, other = (fbuf.Replay(fbuf.Buffer(16, sampler=sampler), EXAMPLE, limit=limit) for _ in range(2))
@@ -51,7 +48,7 @@ def test_each_row_once_and_nothing_else_changes(sampler: Any) -> None:
 @pytest.mark.parametrize(
     ("count", "drop_last", "sizes"), [(11, True, [4, 4]), (8, False, [4, 4]), (3, True, []), (0, False, [])]
 )
-def test_the_length_is_right(count: int, drop_last: bool, sizes: list[int]) -> None:
+def test_the_length_is_right(count, drop_last, sizes):
     replay = fbuf.Replay(fbuf.Buffer(16, batch_size=4), EXAMPLE)
     replay.extend(rows(0, count))
     epoch = replay.epoch(drop_last=drop_last, shuffle=False)
@@ -59,7 +56,7 @@ def test_the_length_is_right(count: int, drop_last: bool, sizes: list[int]) -> N
     assert numbers(epoch) == list(range(sum(sizes)))
 
 
-def test_rows_written_meanwhile_are_not_in_it_and_overwritten_ones_are_masked() -> None:
+def test_rows_written_meanwhile_are_not_in_it_and_overwritten_ones_are_masked():
     replay = fbuf.Replay(fbuf.Buffer(20, lanes=2), {"t": np.int32(0), "terminated": False})
     replay.extend(rows(0, 10, lanes=2))
     epoch = replay.epoch(6, shuffle=False)
@@ -75,7 +72,7 @@ def test_rows_written_meanwhile_are_not_in_it_and_overwritten_ones_are_masked() 
     assert numbers(epoch) == [] and len(epoch) == 4
 
 
-def test_windows_that_lost_a_row_are_masked() -> None:
+def test_windows_that_lost_a_row_are_masked():
     """The anchor is still held; its stack is not."""
     view = views.Transition(
         observation="t", action=None, reward="t", truncated=None, stack=3, n_step=2, autoreset="same_step"
@@ -91,7 +88,7 @@ def test_windows_that_lost_a_row_are_masked() -> None:
     assert not np.asarray(batch.data["obs"])[:5].any()
 
 
-def test_leaves_of_64_bits_are_exact() -> None:
+def test_leaves_of_64_bits_are_exact():
     replay = fbuf.Replay(fbuf.Buffer(8, storage=fbuf.storages.Host(keys=("id",))), {"id": np.int64(0), "t": 0})
     ids = np.arange(5) + 2**40
     replay.extend({"id": ids, "t": np.arange(5)})
@@ -99,11 +96,8 @@ def test_leaves_of_64_bits_are_exact() -> None:
     assert np.concatenate([batch.data["id"] for batch in batches]).tolist() == ids.tolist()
 
 
-def test_arguments_are_checked() -> None:
+def test_arguments_are_checked():
     replay = fbuf.Replay(fbuf.Buffer(8), EXAMPLE)
-    with pytest.raises(TypeError, match="Replay.epoch: drop_last is 'no'; expected a bool"):
-        replay.epoch(4, drop_last="no")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Replay.epoch: to is 'numpi'"):
-        replay.epoch(4, to="numpi")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Replay.epoch: batch_size is missing. Write epoch\(batch_size\)"):
-        replay.epoch()
+    raises(TypeError, "Replay.epoch: drop_last is 'no'; expected a bool", replay.epoch, 4, drop_last="no")
+    raises(ValueError, "Replay.epoch: to is 'numpi'", replay.epoch, 4, to="numpi")
+    raises(TypeError, r"Replay.epoch: batch_size is missing. Write epoch\(batch_size\)", replay.epoch)

@@ -3,16 +3,12 @@
 Locks and events decide what threads do, never a sleep.
 """
 
-from __future__ import annotations
-
 import dis
 import itertools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +20,15 @@ from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 from fbuf._replay import fair_lock, locked, programs
 from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.state import DeferInterrupts
+from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.threads import PATIENCE, Thread, soon
 
 
-def test_threads_acquire_in_order_of_arrival() -> None:
+def test_threads_acquire_in_order_of_arrival():
     lock, order = FairLock(), []
 
-    def call(number: int) -> None:
+    def call(number):
         with lock.acquire():
             order.append(number)
 
@@ -45,11 +42,11 @@ def test_threads_acquire_in_order_of_arrival() -> None:
     assert order == list(range(8))
 
 
-def test_a_thread_that_released_the_lock_queues_behind_the_others() -> None:
+def test_a_thread_that_released_the_lock_queues_behind_the_others():
     """With a `threading.Lock` one thread may take it again and again."""
     lock, order = FairLock(), []
 
-    def call() -> None:
+    def call():
         with lock.acquire():
             order.append("other")
 
@@ -64,7 +61,7 @@ def test_a_thread_that_released_the_lock_queues_behind_the_others() -> None:
     assert order[0] == "other"
 
 
-def test_acquisitions_nest() -> None:
+def test_acquisitions_nest():
     lock = FairLock()
     with lock.acquire():
         with lock.acquire():
@@ -75,10 +72,10 @@ def test_acquisitions_nest() -> None:
     assert lock.depth() == 0
 
 
-def test_waiting_releases_the_lock_and_takes_it_again() -> None:
+def test_waiting_releases_the_lock_and_takes_it_again():
     lock, seen = FairLock(), []
 
-    def wait() -> None:
+    def wait():
         with lock.acquire(), lock.acquire():
             lock.wait()
             seen.append(lock.depth())
@@ -92,15 +89,15 @@ def test_waiting_releases_the_lock_and_takes_it_again() -> None:
     assert seen == [2] and lock.depth() == 0 and not lock._waiters
 
 
-def test_notified_threads_come_first_and_in_order() -> None:
+def test_notified_threads_come_first_and_in_order():
     lock, order = FairLock(), []
 
-    def wait(number: int) -> None:
+    def wait(number):
         with lock.acquire():
             lock.wait()
             order.append(number)
 
-    def call() -> None:
+    def call():
         with lock.acquire():
             order.append(-1)
 
@@ -117,7 +114,7 @@ def test_notified_threads_come_first_and_in_order() -> None:
     assert order == [0, 1, 2, 3, -1]
 
 
-def test_a_wait_times_out_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_times_out_by_the_clock(monkeypatch):
     times = iter([5.0])
     monkeypatch.setattr(wakeup, "clock", lambda: next(times))
     lock = FairLock()
@@ -126,18 +123,18 @@ def test_a_wait_times_out_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         assert lock.depth() == 1
 
 
-def test_a_wait_times_out_while_another_thread_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_times_out_while_another_thread_holds_the_lock(monkeypatch):
     """A thread that was woken before its time was up waits for the lock without a limit."""
     lock, came, now, waits, wait_for = FairLock(), [], [0.0], [], WakeUp.wait
 
-    def watched(gate: WakeUp, seconds: float | None = None) -> None:
+    def watched(gate, seconds=None):
         waits.append(seconds)
         wait_for(gate, seconds)
 
     monkeypatch.setattr(wakeup, "clock", lambda: now[0])
     monkeypatch.setattr(WakeUp, "wait", watched)
 
-    def wait() -> None:
+    def wait():
         with lock.acquire():
             lock.wait(until=0.05)
             came.append(lock.depth())
@@ -153,19 +150,18 @@ def test_a_wait_times_out_while_another_thread_holds_the_lock(monkeypatch: pytes
     assert came == [1]
 
 
-def test_entering_can_time_out() -> None:
+def test_entering_can_time_out():
     lock = FairLock()
     with lock.acquire():
-        with pytest.raises(Stopped):
-            Thread(lock.enter, None, wakeup.clock()).ends()
+        raises(Stopped, None, lambda: Thread(lock.enter, None, wakeup.clock()).ends())
         assert not lock._waiters
 
 
 @pytest.mark.parametrize("asleep", [False, True])
-def test_stop_ends_a_thread_wherever_it_waits(asleep: bool) -> None:
+def test_stop_ends_a_thread_wherever_it_waits(asleep):
     lock, stop, inside = FairLock(), StopToken(), threading.Event()
 
-    def work() -> None:
+    def work():
         with lock.acquire(stop):
             inside.set()
             lock.wait(stop=stop)
@@ -175,21 +171,19 @@ def test_stop_ends_a_thread_wherever_it_waits(asleep: bool) -> None:
         soon(lambda: lock._waiters)
         if not asleep:
             stop.request_stop()
-            with pytest.raises(Stopped):
-                thread.ends()
+            raises(Stopped, None, thread.ends)
             assert not inside.is_set()
     if asleep:
         soon(lambda: lock._waiters and lock._waiters[0].asleep)
         stop.request_stop()
-        with pytest.raises(Stopped):
-            thread.ends()
+        raises(Stopped, None, thread.ends)
         assert inside.is_set()
     assert not lock._waiters
     with lock.acquire():
         assert lock.depth() == 1
 
 
-def test_a_gate_opens_once_and_takes_no_lock() -> None:
+def test_a_gate_opens_once_and_takes_no_lock():
     gate = WakeUp()
     gate.set()
     gate.set()
@@ -199,17 +193,17 @@ def test_a_gate_opens_once_and_takes_no_lock() -> None:
 
 
 @pytest.mark.parametrize("asleep", [False, True])
-def test_an_interrupt_leaves_nothing_behind(asleep: bool) -> None:
+def test_an_interrupt_leaves_nothing_behind(asleep):
     """The main thread waits for the lock, or for a change."""
     lock, free = FairLock(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with lock.acquire():
             soon(lambda: lock._waiters)
             os.kill(os.getpid(), signal.SIGINT)
             assert free.wait(PATIENCE)
 
-    def interrupt() -> None:
+    def interrupt():
         soon(lambda: lock._waiters and lock._waiters[0].asleep)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -234,7 +228,7 @@ def test_an_interrupt_leaves_nothing_behind(asleep: bool) -> None:
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_an_interrupt_at_any_moment_releases_the_lock(changes: bool) -> None:
+def test_an_interrupt_at_any_moment_releases_the_lock(changes):
     """Python looks for signals where a function begins and after calls: each of these is tried."""
     replay = make(limits.queue(5))
     replay.extend(rows(0))
@@ -242,7 +236,7 @@ def test_an_interrupt_at_any_moment_releases_the_lock(changes: bool) -> None:
     verb = replay.clear if changes else replay.can_add
     left, errors, called = 0, [], {}
 
-    def trace(frame: Any, event: str, argument: Any) -> Any:
+    def trace(frame, event, argument):
         nonlocal left
         if frame.f_code.co_filename not in files:
             return None
@@ -275,20 +269,20 @@ def test_an_interrupt_at_any_moment_releases_the_lock(changes: bool) -> None:
 
 
 @pytest.mark.parametrize("verb", ["add", "extend", "update_priority", "update_rows"])
-def test_an_interrupt_keeps_the_new_state(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_the_new_state(verb, monkeypatch):
     replay = fbuf.Replay(fbuf.prioritized(64), EXAMPLE, seed=1)
     replay.extend(rows(0))
     index = replay.sample(4).index
     real, interrupted = getattr(programs, verb), []
 
-    def interrupt(*args: Any, **options: Any) -> Any:
+    def interrupt(*args, **options):
         made = real(*args, **options)  # the donated state is gone
         os.kill(os.getpid(), signal.SIGINT)
         interrupted.append(verb)
         return made
 
     monkeypatch.setattr(programs, verb, interrupt)
-    calls: dict[str, Callable[[], Any]] = {
+    calls = {
         "add": lambda: replay.add({"t": 5}, priority=1.0),
         "extend": lambda: replay.extend(rows(5)),
         "update_priority": lambda: replay.update_priority(index, np.ones(4, np.float32)),
@@ -296,8 +290,7 @@ def test_an_interrupt_keeps_the_new_state(verb: str, monkeypatch: pytest.MonkeyP
     }
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            calls[verb]()
+        raises(KeyboardInterrupt, None, lambda: calls[verb]())
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
@@ -305,11 +298,11 @@ def test_an_interrupt_keeps_the_new_state(verb: str, monkeypatch: pytest.MonkeyP
     assert replay.sample(4).mask.all()
 
 
-def test_a_deferred_interrupt_reaches_its_handler() -> None:
+def test_a_deferred_interrupt_reaches_its_handler():
     """Ignored signals stay ignored, and other threads change nothing."""
-    came: list[int] = []
+    came = []
 
-    def handler(number: int, frame: Any) -> None:
+    def handler(number, frame):
         came.append(number)
 
     before = signal.signal(signal.SIGINT, handler)
@@ -324,7 +317,7 @@ def test_a_deferred_interrupt_reaches_its_handler() -> None:
         with DeferInterrupts():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
-        def inside() -> Any:
+        def inside():
             with DeferInterrupts():
                 return signal.getsignal(signal.SIGINT)
 
@@ -333,16 +326,16 @@ def test_a_deferred_interrupt_reaches_its_handler() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_handler_may_take_the_lock() -> None:
+def test_a_signal_handler_may_take_the_lock():
     """It runs in the waiting thread, and must not wait for that thread."""
     lock, free, ran = FairLock(), threading.Event(), []
 
-    def handler(*_: Any) -> None:
+    def handler(*_):
         free.set()
         with lock.acquire():
             ran.append("handler")
 
-    def hold() -> None:
+    def hold():
         with lock.acquire():
             soon(lambda: lock._waiters)
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -360,10 +353,10 @@ def test_a_signal_handler_may_take_the_lock() -> None:
     assert sorted(ran) == ["call", "handler"] and not lock._waiters and not lock._owner
 
 
-def test_many_threads_exclude_one_another() -> None:
+def test_many_threads_exclude_one_another():
     lock, inside, most = FairLock(), [0], [0]
 
-    def work(number: int) -> None:
+    def work(number):
         for i in range(200):
             with lock.acquire():
                 inside[0] += 1

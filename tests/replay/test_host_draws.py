@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
+from tests.support.trees import same
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "end": np.bool_(False)}
 
 
-def row(n: int, lanes: tuple[int, ...]) -> dict[str, Any]:
+def row(n, lanes):
     random = np.random.default_rng(n)
     return {
         "x": random.random((*lanes, 2)).astype(np.float32),
@@ -22,25 +24,18 @@ def row(n: int, lanes: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def with_lap(replay: fbuf.Replay, lap: int) -> None:
+def with_lap(replay, lap):
     """Let every lane of an empty replay be in this lap."""
     state = replay.state
     ring = dataclasses.replace(state.ring, lap=jnp.full_like(state.ring.lap, lap))
     replay.state = state.replace(ring=ring)
 
 
-def same(one: Any, other: Any) -> None:
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize(
     ("capacity", "lanes", "lap", "impl"),
     [(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
 )
-def test_batches_in_numpy_are_those_of_jax(capacity: int, lanes: int | None, lap: int, impl: str) -> None:
+def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     buffer, random = fbuf.uniform(capacity, lanes=lanes), np.random.default_rng(0)
     with jax.default_prng_impl(impl):
         ours, theirs = (fbuf.Replay(buffer, EXAMPLE, seed=3) for _ in range(2))
@@ -63,7 +58,7 @@ def test_batches_in_numpy_are_those_of_jax(capacity: int, lanes: int | None, lap
     same(jax.device_get(ours.state), jax.device_get(theirs.state))
 
 
-def test_tensors_are_the_caller_s() -> None:
+def test_tensors_are_the_caller_s():
     torch = pytest.importorskip("torch")
     one, other = (fbuf.Replay(fbuf.uniform(50), EXAMPLE) for _ in range(2))
     for n in range(30):
@@ -76,7 +71,7 @@ def test_tensors_are_the_caller_s() -> None:
         batch.data["x"] += 1  # changes neither rows nor later batches
 
 
-def test_writes_after_draws_are_in_place() -> None:
+def test_writes_after_draws_are_in_place():
     replay = fbuf.Replay(fbuf.uniform(5000), EXAMPLE)
     replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0, ()).items()})
     before = replay.state.rows["x"].unsafe_buffer_pointer()
@@ -86,13 +81,13 @@ def test_writes_after_draws_are_in_place() -> None:
         assert replay.state.rows["x"].unsafe_buffer_pointer() == before and batch.mask.all()
 
 
-def test_rows_may_be_of_a_class_that_checks_its_values() -> None:
+def test_rows_may_be_of_a_class_that_checks_its_values():
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass
     class Step:
         x: Any
 
-        def __post_init__(self) -> None:
+        def __post_init__(self):
             if isinstance(self.x, int):
                 raise TypeError("x is not an array")
 
@@ -101,19 +96,19 @@ def test_rows_may_be_of_a_class_that_checks_its_values() -> None:
     assert replay.sample(3, to="numpy").data.x.tolist() == [[1, 1]] * 3
 
 
-def test_draws_are_clean_under_transfer_guards() -> None:
+def test_draws_are_clean_under_transfer_guards():
     replay = fbuf.Replay(fbuf.uniform(50), EXAMPLE)
     replay.add(row(0, ()))
     with jax.transfer_guard("disallow"):
         for _ in range(2):
-            replay._host_draws._next = iter(())  # type: ignore[union-attr]  # as after the last of the random bits
+            replay._host_draws._next = iter(())  # as after the last of the random bits
             assert replay.sample(3, to="numpy").mask.all()
     replay.stats()  # writes the row
     with jax.transfer_guard("disallow"):
         assert replay.sample(3).mask.shape == (3,)
 
 
-def test_other_buffers_are_drawn_by_jax() -> None:
+def test_other_buffers_are_drawn_by_jax():
     for buffer, example in (
         (fbuf.uniform(50), {"x": jnp.zeros(2, jnp.bfloat16)}),
         (fbuf.uniform(50), {"x": jnp.zeros(2, jnp.float8_e5m2)}),
@@ -122,5 +117,4 @@ def test_other_buffers_are_drawn_by_jax() -> None:
         (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=())), EXAMPLE),
     ):
         assert fbuf.Replay(buffer, example)._host_draws is None
-    with pytest.raises(ValueError, match="nothing to draw"):
-        fbuf.Replay(fbuf.uniform(50), EXAMPLE).sample(4, to="numpy")
+    raises(ValueError, "nothing to draw", lambda: fbuf.Replay(fbuf.uniform(50), EXAMPLE).sample(4, to="numpy"))

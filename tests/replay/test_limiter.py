@@ -1,14 +1,9 @@
 """`Replay` with a limit: who waits for what, timeouts, closing, and saving the limit."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings
-from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,13 +15,14 @@ import fbuf
 from fbuf import limits
 from fbuf._checkpoint import replay as _replay
 from fbuf._concurrency import wakeup
+from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, LIMIT, make, rows, waiting
 from tests.support.threads import Thread, soon
 
 
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([0, 1, 4])), min_size=8, max_size=30))
-def test_a_call_waits_exactly_where_the_limit_says(calls: list[tuple[bool, int]]) -> None:
+def test_a_call_waits_exactly_where_the_limit_says(calls):
     """With timeout=0, a call succeeds where `Limit` allows it."""
     limit = limits.Limit(Fraction(3, 2), 4, -1, 9)
     replay, pace = make(limit, 8), limit.init(host=True)
@@ -57,7 +53,7 @@ def test_a_call_waits_exactly_where_the_limit_says(calls: list[tuple[bool, int]]
 
 
 @pytest.mark.parametrize("lanes", [None, 2])
-def test_masks_and_lanes_count_rows(lanes: int | None) -> None:
+def test_masks_and_lanes_count_rows(lanes):
     limit = limits.min_size(1)
     replay = fbuf.Replay(fbuf.Buffer(64, lanes=lanes), EXAMPLE, limit=limit)
     lead = (5,) if lanes is None else (5, 2)
@@ -69,17 +65,16 @@ def test_masks_and_lanes_count_rows(lanes: int | None) -> None:
     assert replay.pace.added == 8 * (lanes or 1) == len(replay)
 
 
-def test_ragged_rows_count() -> None:
+def test_ragged_rows_count():
     buffer = fbuf.Buffer(4, storage=fbuf.storages.Ragged())
     replay = fbuf.Replay(buffer, {"text": "a", "t": 0}, unlimited=True, limit=limits.queue(6))
     for i in range(6):
         replay.add({"text": "ab" * i, "t": i}, timeout=0)
-    with pytest.raises(TimeoutError, match="6 rows added and 0 drawn"):
-        replay.add({"text": "", "t": 0}, timeout=0)
+    raises(TimeoutError, "6 rows added and 0 drawn", replay.add, {"text": "", "t": 0}, timeout=0)
     assert replay.sample(2, timeout=0).mask.all() and len(replay) == 6
 
 
-def test_an_adder_waits_for_a_sampler() -> None:
+def test_an_adder_waits_for_a_sampler():
     replay = make()
     for start in range(0, 20, 5):
         replay.extend(rows(start), timeout=0)
@@ -91,7 +86,7 @@ def test_an_adder_waits_for_a_sampler() -> None:
     assert len(replay) == 25
 
 
-def test_a_sampler_waits_for_an_adder() -> None:
+def test_a_sampler_waits_for_an_adder():
     replay = make()
     thread = Thread(replay.sample, 10)
     soon(lambda: waiting(replay) == 1)
@@ -101,20 +96,19 @@ def test_a_sampler_waits_for_an_adder() -> None:
     assert thread.ends().mask.all() and replay.pace.drawn == 10
 
 
-def test_a_sampler_waits_for_a_window() -> None:
+def test_a_sampler_waits_for_a_window():
     """Rows are held, but no window of them is complete."""
     buffer = fbuf.Buffer(32, view=fbuf.views.Sequence(4, episode_end=()))
     replay = fbuf.Replay(buffer, EXAMPLE, limit=limits.min_size(1))
     replay.extend(rows(0, 3))
-    with pytest.raises(TimeoutError, match="3 rows held, but too few of them can be sampled yet"):
-        replay.sample(2, timeout=0)
+    raises(TimeoutError, "3 rows held, but too few of them can be sampled yet", replay.sample, 2, timeout=0)
     thread = Thread(replay.sample, 2)
     soon(lambda: waiting(replay) == 1)
     replay.extend(rows(3, 3))
     assert thread.ends().mask.all()
 
 
-def test_clear_wakes_an_adder() -> None:
+def test_clear_wakes_an_adder():
     replay = make()
     for start in range(0, 20, 5):
         replay.extend(rows(start))
@@ -123,21 +117,18 @@ def test_clear_wakes_an_adder() -> None:
     replay.clear()
     thread.ends()
     assert len(replay) == 5
-    with pytest.raises(TimeoutError, match="5 rows held, but min_size is 10"):
-        replay.sample(10, timeout=0)
+    raises(TimeoutError, "5 rows held, but min_size is 10", replay.sample, 10, timeout=0)
 
 
-def test_refused_rows_do_not_count() -> None:
+def test_refused_rows_do_not_count():
     replay = make()
     for bad in ({"x": np.zeros(5, np.int32)}, {"t": np.zeros(5, np.float32)}, {"t": np.zeros((5, 2), np.int32)}):
-        with pytest.raises((TypeError, ValueError), match=r"Replay\.extend"):
-            replay.extend(bad)
-    with pytest.raises(TypeError, match="batch_size"):
-        replay.sample()
+        raises((TypeError, ValueError), r"Replay\.extend", replay.extend, bad)
+    raises(TypeError, "batch_size", replay.sample)
     assert replay.pace == LIMIT.init(host=True)
 
 
-def test_a_timeout_ends_an_adder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_ends_an_adder(monkeypatch):
     replay = make()
     for start in range(0, 20, 5):
         replay.extend(rows(start))
@@ -151,7 +142,7 @@ def test_a_timeout_ends_an_adder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waiting(replay) == 0 and len(replay) == 20
 
 
-def test_a_timeout_ends_a_sampler() -> None:
+def test_a_timeout_ends_a_sampler():
     replay = make()
     with pytest.raises(
         TimeoutError, match=r"Replay\.sample: waited 0 s for 10 draws; 0 rows held, but min_size is 10\. Add rows"
@@ -164,20 +155,18 @@ def test_a_timeout_ends_a_sampler() -> None:
         replay.sample(10, timeout=0.001)
 
 
-def test_calls_that_the_limit_can_never_allow_are_errors() -> None:
+def test_calls_that_the_limit_can_never_allow_are_errors():
     replay = make()
     replay.extend(rows(0, 10))
-    with pytest.raises(ValueError, match=r"a call of 41 draws moves the surplus by 41, .* room for 40: .*draws=41"):
-        replay.sample(41)
+    raises(ValueError, r"a call of 41 draws moves the surplus by 41, .* room for 40: .*draws=41", replay.sample, 41)
     with pytest.raises(ValueError, match=r"a call of 21 rows moves the surplus by 42, .* room for 40: .*rows=21"):
         replay.extend(rows(0, 21))
     replay = make(limits.samples_per_insert(8, min_size=10))
     replay.extend(rows(0, 10))
-    with pytest.raises(ValueError, match=r"it could never be allowed\. Use samples_per_insert\(\.\.\., draws=32\)"):
-        replay.sample(32)
+    raises(ValueError, r"it could never be allowed\. Use samples_per_insert\(\.\.\., draws=32\)", replay.sample, 32)
 
 
-def test_a_deadlock_of_two_calls_is_warned_of_once() -> None:
+def test_a_deadlock_of_two_calls_is_warned_of_once():
     replay = make(limits.Limit(1, 1, 0, 10))
     replay.extend(rows(0, 5))
     thread = Thread(replay.sample, 8)
@@ -186,13 +175,12 @@ def test_a_deadlock_of_two_calls_is_warned_of_once() -> None:
     with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match=message):
         warnings.simplefilter("error")
         replay.extend(rows(5, 6))
-    with pytest.raises(TimeoutError):  # said once
-        replay.extend(rows(5, 6), timeout=0.001)
+    raises(TimeoutError, None, lambda: replay.extend(rows(5, 6), timeout=0.001))
     replay.extend(rows(5, 3))  # a smaller call goes through, and the sampler with it
     assert thread.ends().mask.all()
 
 
-INVALID: list[tuple[Callable[[], Any], type[Exception], str]] = [
+INVALID = [
     (lambda: make(limits.min_size(65)), ValueError, r"min_size is 65, but capacity is 64\. Use .*up to 64"),
     (lambda: make(LIMIT.init()), TypeError, r"limit is LimitState; expected a Limit\. Write limit=fbuf\.limits"),
     (lambda: make(None).sample(4, timeout=1), ValueError, r"Replay\.sample: timeout is 1, but without a limit"),
@@ -201,38 +189,40 @@ INVALID: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: make().sample(4, timeout=-1), ValueError, r"timeout is -1; expected seconds >= 0, or None"),
     (lambda: make().sample(4, timeout=True), ValueError, r"timeout is True; expected seconds"),
     (lambda: make().sample(4, timeout=float("nan")), ValueError, r"timeout is nan; expected seconds"),
-    (lambda: make().batches(4, timeout="1"), ValueError, r"Replay\.batches: timeout is '1'; expected seconds"),  # type: ignore[arg-type]
+    (lambda: make().batches(4, timeout="1"), ValueError, r"Replay\.batches: timeout is '1'; expected seconds"),
     (lambda: make().batches(4, prefetch=0), ValueError, r"prefetch is 0; expected an int >= 1.*replay\.sam"),
     (lambda: make().batches(4, prefetch=True), ValueError, r"prefetch is True; expected an int"),
-    (lambda: make().batches(4, to="tf"), ValueError, r"Replay\.batches: to is 'tf'; expected \"jax\""),  # type: ignore[arg-type]
+    (lambda: make().batches(4, to="tf"), ValueError, r"Replay\.batches: to is 'tf'; expected \"jax\""),
     (lambda: make().batches(4, device="cpu"), TypeError, r"device is 'cpu'; expected a jax\.Device or .*Sharding"),
     (lambda: make().batches(4, to="numpy", device="cpu"), ValueError, r"numpy's arrays are in memory"),
     (lambda: make().batches(), TypeError, "batch_size is missing"),
     (lambda: make().batches(4, gamma=1.0), ValueError, "has no number 'gamma'"),
 ]
+LIMITS = [
+    LIMIT,
+    limits.Limit(Fraction(1, 3), 2, None, Fraction(17, 3)),
+    limits.Limit(0.1, 1, min_diff=-2.5),
+    limits.Limit(np.float32(0.5), 1),
+]
 
 
 @pytest.mark.parametrize("case", range(len(INVALID)))
-def test_invalid_arguments_are_refused(case: int) -> None:
+def test_invalid_arguments_are_refused(case):
     call, kind, message = INVALID[case]
-    with pytest.raises(kind, match=message):
-        call()
+    raises(kind, message, call)
 
 
-def test_close_ends_all_waiting_calls() -> None:
+def test_close_ends_all_waiting_calls():
     replay = make()
     threads = [Thread(replay.sample, 10) for _ in range(3)]
     soon(lambda: waiting(replay) == 3)
     replay.close()
     for thread in threads:
-        with pytest.raises(
-            fbuf.ReplayClosed, match=r"Replay\.sample: the replay was closed; its rows can still be read"
-        ):
-            thread.ends()
+        raises(fbuf.ReplayClosed, r"Replay\.sample: the replay was closed; its rows can still be read", thread.ends)
     replay.close()
 
 
-def test_close_while_the_lock_is_held() -> None:
+def test_close_while_the_lock_is_held():
     """A queued call is refused; `close` returns when the running call is done."""
     replay = make(None)
     with replay._lock.acquire():
@@ -240,21 +230,18 @@ def test_close_while_the_lock_is_held() -> None:
         soon(lambda: len(replay._lock._waiters) == 1)
         closer = Thread(replay.close)
         soon(lambda: len(replay._lock._waiters) == 2)
-    with pytest.raises(fbuf.ReplayClosed):
-        adder.ends()
+    raises(fbuf.ReplayClosed, None, adder.ends)
     closer.ends()
 
 
-def test_a_closed_replay_can_be_read_and_saved(tmp_path: Path) -> None:
+def test_a_closed_replay_can_be_read_and_saved(tmp_path):
     with make(None) as replay:
         replay.extend(rows(0))
         batch = replay.sample(4)
     assert "5 rows, closed" in repr(replay)
     for call in (lambda: replay.add({"t": 0}), lambda: replay.extend(rows(0)), lambda: replay.sample(4)):
-        with pytest.raises(fbuf.ReplayClosed, match=r"Replay\.load\(path\)"):
-            call()
-    with pytest.raises(fbuf.ReplayClosed, match=r"Replay\.batches: the replay was closed"):
-        replay.batches(4)
+        raises(fbuf.ReplayClosed, r"Replay\.load\(path\)", call)
+    raises(fbuf.ReplayClosed, r"Replay\.batches: the replay was closed", replay.batches, 4)
     replay.update_priority(batch.index, np.ones(4, np.float32))
     assert len(replay) == 5 and replay.rows().mask.sum() == 5
     replay.save(tmp_path / "saved")
@@ -264,43 +251,31 @@ def test_a_closed_replay_can_be_read_and_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_replay_is_neither_pickled_nor_copied(how: Callable[[Any], Any]) -> None:
-    with pytest.raises(TypeError, match=r"Replay: it has threads .* Write replay.save\(path\)"):
-        how(make())
+def test_a_replay_is_neither_pickled_nor_copied(how):
+    raises(TypeError, r"Replay: it has threads .* Write replay.save\(path\)", lambda: how(make()))
 
 
-def test_an_error_in_the_block_closes_the_replay() -> None:
+def test_an_error_in_the_block_closes_the_replay():
     with pytest.raises(KeyError), make() as replay:
         thread = Thread(replay.sample, 10)
         raise KeyError
-    with pytest.raises(fbuf.ReplayClosed):
-        thread.ends()
+    raises(fbuf.ReplayClosed, None, thread.ends)
 
 
-def test_a_donated_state_ends_waiting_calls() -> None:
+def test_a_donated_state_ends_waiting_calls():
     replay = make()
     replay.extend(rows(0))
     thread = Thread(replay.sample, 10)
     soon(lambda: waiting(replay) == 1)
     step = jax.jit(lambda state: state, donate_argnums=0)
     jax.block_until_ready(step(replay.state))
-    with pytest.raises(RuntimeError, match=r"its state was donated to a failed write, or to a step"):
-        replay.extend(rows(5))
-    with pytest.raises(RuntimeError, match=r"its state was donated to a failed write"):
-        thread.ends()
+    raises(RuntimeError, r"its state was donated to a failed write, or to a step", lambda: replay.extend(rows(5)))
+    raises(RuntimeError, r"its state was donated to a failed write", thread.ends)
     assert "its state was donated" in repr(replay)
 
 
-@pytest.mark.parametrize(
-    "limit",
-    [
-        LIMIT,
-        limits.Limit(Fraction(1, 3), 2, None, Fraction(17, 3)),
-        limits.Limit(0.1, 1, min_diff=-2.5),
-        limits.Limit(np.float32(0.5), 1),
-    ],
-)
-def test_a_limit_is_saved_and_loaded(limit: limits.Limit, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limit_is_saved_and_loaded(limit, tmp_path):
     replay = make(limit)
     replay.extend(rows(0, 10))
     replay._limiter.pace = limit.init(added=2**60 + 1, drawn=2**59 + 7, host=True)
@@ -309,7 +284,7 @@ def test_a_limit_is_saved_and_loaded(limit: limits.Limit, tmp_path: Path) -> Non
     assert again.limit == limit and again.pace == replay.pace and isinstance(again.pace.surplus, int)
 
 
-def test_a_new_limit_starts_with_no_debt(tmp_path: Path) -> None:
+def test_a_new_limit_starts_with_no_debt(tmp_path):
     replay = make(None)
     replay.extend(rows(0, 40))
     replay.save(tmp_path / "saved")
@@ -324,7 +299,7 @@ def test_a_new_limit_starts_with_no_debt(tmp_path: Path) -> None:
         fbuf.Replay.load(tmp_path / "saved", limit=limits.min_size(100))
 
 
-def test_resumed_rows_start_with_no_debt(tmp_path: Path) -> None:
+def test_resumed_rows_start_with_no_debt(tmp_path):
     buffer = fbuf.Buffer(64, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     replay = fbuf.Replay(buffer, EXAMPLE)
     replay.extend(rows(0, 40))
@@ -334,7 +309,7 @@ def test_resumed_rows_start_with_no_debt(tmp_path: Path) -> None:
     assert (again.pace.added, again.pace.drawn) == (40, 60)
 
 
-def test_an_invalid_saved_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_saved_limit_is_refused(tmp_path, monkeypatch):
     replay = make()
     for part, value in [("samples_per_insert", "1/0"), ("samples_per_insert", "x"), ("added", -1), ("min_size", None)]:
         note = _replay._limit_json(LIMIT, LIMIT.init(host=True))

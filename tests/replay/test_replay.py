@@ -1,29 +1,26 @@
 """`Replay`: the batches of the functional buffer, in place, with errors for refused values."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 from tests.support.replay import FRAME, frame_rows, make_frames, same_batches_as_the_buffer, soak
 
 ONES = np.ones(4, np.float32)
 
 
-def test_batches_are_those_of_the_buffer() -> None:
+def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(fbuf.storages.Device())
 
 
-def test_actors_and_learners_lose_and_double_no_row() -> None:
+def test_actors_and_learners_lose_and_double_no_row():
     soak("consumed", batches=40)
 
 
-def test_writes_are_in_place() -> None:
+def test_writes_are_in_place():
     replay = make_frames()
     before, old = replay.state.rows["obs"].unsafe_buffer_pointer(), replay.state
     replay.extend(frame_rows(0))
@@ -31,45 +28,38 @@ def test_writes_are_in_place() -> None:
     assert old.rows["obs"].is_deleted()
 
 
-def test_an_empty_replay_has_nothing_to_draw() -> None:
+def test_an_empty_replay_has_nothing_to_draw():
     replay = make_frames()
-    with pytest.raises(ValueError, match=r"Replay.sample: there is nothing to draw now. Ask can_sample first"):
-        replay.sample(4)
+    raises(ValueError, r"Replay.sample: there is nothing to draw now. Ask can_sample first", replay.sample, 4)
     assert not replay.can_sample()
     replay.extend(frame_rows(0))
     assert replay.can_sample() and replay.sample(4).mask.all()
-    with pytest.raises(ValueError, match='to is \'tf\'; expected "jax", "numpy" or "torch"'):
-        replay.sample(4, to="tf")  # type: ignore[call-overload]
+    raises(ValueError, 'to is \'tf\'; expected "jax", "numpy" or "torch"', replay.sample, 4, to="tf")
 
 
-def test_refused_priorities_are_errors_that_name_the_reason() -> None:
+def test_refused_priorities_are_errors_that_name_the_reason():
     replay = make_frames()
     replay.extend(frame_rows(0))
     batch = replay.sample(4)
     for bad in (np.nan, np.inf, -np.inf):
         error = ONES.copy()
         error[1] = bad
-        with pytest.raises(ValueError, match="1 nonfinite; the others took effect"):
-            replay.update_priority(batch.index, error)
+        raises(ValueError, "1 nonfinite; the others took effect", replay.update_priority, batch.index, error)
         replay.update_priority(batch.index, ONES)  # counted once
     unwritten = fbuf.Index(jnp.full(4, 10, jnp.int32), jnp.ones(4, jnp.uint32))
-    with pytest.raises(ValueError, match="4 stale"):
-        replay.update_priority(unwritten, ONES)
+    raises(ValueError, "4 stale", replay.update_priority, unwritten, ONES)
     wild = fbuf.Index(jnp.array([99, -5, 99, -5], jnp.int32), jnp.ones(4, jnp.uint32))
-    with pytest.raises(ValueError, match="4 out of range"):
-        replay.update_priority(wild, ONES)
+    raises(ValueError, "4 out of range", replay.update_priority, wild, ONES)
     for start in (8, 16):
         replay.extend(frame_rows(start))
-    with pytest.raises(ValueError, match="4 stale"):
-        replay.update_priority(batch.index, ONES)
-    with pytest.raises(ValueError, match="4 stale"):
-        replay.update_rows(batch.index, {"reward": ONES})
+    raises(ValueError, "4 stale", replay.update_priority, batch.index, ONES)
+    raises(ValueError, "4 stale", replay.update_rows, batch.index, {"reward": ONES})
     with pytest.raises(ValueError, match="Replay.extend: refused one by one: 1 nonfinite"):
         replay.extend(frame_rows(0), priority=np.array([np.inf] + [1.0] * 7, np.float32))
     assert len(replay) == 16 and replay.sample(4).mask.all()
 
 
-def test_a_lenient_replay_only_counts() -> None:
+def test_a_lenient_replay_only_counts():
     replay = make_frames(strict=False)
     assert not replay.sample(4).mask.any()
     replay.extend(frame_rows(0), priority=np.array([np.nan] + [1.0] * 7, np.float32))
@@ -78,8 +68,8 @@ def test_a_lenient_replay_only_counts() -> None:
 
 
 @pytest.mark.parametrize("form", ["jax", "numpy"])
-def test_batches_in_other_forms(form: Any) -> None:
-    kind: Any = {"jax": jax.Array, "numpy": np.ndarray}[form]
+def test_batches_in_other_forms(form):
+    kind = {"jax": jax.Array, "numpy": np.ndarray}[form]
     replay = make_frames()
     replay.extend(frame_rows(0))
     assert np.asarray(replay.rows().data["reward"])[:8].tolist() == list(range(8))
@@ -89,7 +79,7 @@ def test_batches_in_other_forms(form: Any) -> None:
     assert replay.stats()["max_priority"] >= 1.0
 
 
-def test_the_other_methods() -> None:
+def test_the_other_methods():
     replay = make_frames()
     replay.extend(frame_rows(0))
     batch = replay.sample(4)
@@ -102,25 +92,25 @@ def test_the_other_methods() -> None:
     assert len(replay) == 0
 
 
-def test_a_seed_is_an_int() -> None:
+def test_a_seed_is_an_int():
     for wrong in ("x", 1.5, None, np.zeros(2, int), jax.random.key(0)):
         with pytest.raises(TypeError, match=r"Replay: seed is [^;]*; expected an int\. Write Replay\(.*seed=0\)"):
-            fbuf.Replay(fbuf.uniform(4), 0, wrong)  # type: ignore[arg-type]
+            fbuf.Replay(fbuf.uniform(4), 0, wrong)
     for seed in (2, np.int64(2), jnp.int32(2)):
-        assert len(fbuf.Replay(fbuf.uniform(4), 0, seed)) == 0  # type: ignore[arg-type]
+        assert len(fbuf.Replay(fbuf.uniform(4), 0, seed)) == 0
 
 
-def test_presets() -> None:
+def test_presets():
     assert fbuf.uniform(10, lanes=2) == fbuf.Buffer(10, lanes=2)
     assert fbuf.prioritized(10, 0.5, eps=0.0).sampler == fbuf.samplers.Prioritized(alpha=0.5, eps=0.0)
 
 
-def test_checked_raises_for_a_jitted_step() -> None:
+def test_checked_raises_for_a_jitted_step():
     buffer = fbuf.prioritized(16)
     state = buffer.extend(buffer.init(FRAME), frame_rows(0))
 
     @jax.jit
-    def learn(state: fbuf.BufferState, scale: jax.Array) -> fbuf.BufferState:
+    def learn(state, scale):
         state, batch = buffer.sample(state, jax.random.key(0), 4)
         return buffer.update_priority(state, batch.index, batch.data["reward"] * scale)
 

@@ -1,10 +1,7 @@
 """Rows of `Replay.add` in host memory: batches and counts are those of writing each row at once."""
 
-from __future__ import annotations
-
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,40 +10,118 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import limits, storages
+from fbuf import limits, samplers, storages, views
 from fbuf._replay import programs
-from tests.support.row_blocks import ROW, compare, make_pair, same_state
+from tests.support.refusals import raises
 from tests.support.threads import Thread
 
+ROW = {"obs": np.zeros((3, 4), np.uint8), "action": np.int32(0), "reward": np.float32(0), "done": np.bool_(False)}
+STORAGES = {
+    "device": storages.Device(),
+    "host": storages.Host(keys=("obs",)),
+    "compressed": storages.Compressed(keys=("obs",)),
+    "deduplicated": storages.Deduplicated(keys=("obs",)),
+}
+SAMPLERS = {
+    "uniform": samplers.Uniform(),
+    "epoch": samplers.Epoch(),
+    "consume": samplers.Consume(),
+    "prioritized": samplers.Prioritized(),
+    "ranked": samplers.Ranked(),
+    "host priorities": samplers.Prioritized(on="host"),
+}
+VIEWS = {
+    "row": views.Row(),
+    "transition": views.Transition(terminated="done", truncated=None, n_step=3, autoreset="same_step"),
+    "sequence": views.Sequence(4, episode_end=("done",), autoreset="same_step"),
+    "episode": views.Episode(6, episode_end=("done",), autoreset="same_step"),
+}
+
+
+def make_pair(storage, sampler, view, lanes=None, **settings):
+    buffer = fbuf.Buffer(
+        24, storage=STORAGES[storage], sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes, **settings
+    )
+    return [fbuf.Replay(buffer, ROW, seed=5, strict=False) for _ in range(2)]
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def same_state(pair):
+    """Compare all leaves that do not name a store."""
+    leaves = [jax.tree_util.tree_leaves_with_path(replay.state) for replay in pair]
+    for (path, one), (_, other) in zip(*leaves, strict=True):
+        if not jax.tree_util.keystr(path).endswith((".id", ".version")):
+            np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
+
+
+def compare(pair, steps, seed=0):
+    """Call the same methods on both. The second replay writes every row at once."""
+    random, lanes = np.random.default_rng(seed), pair[0].buffer.lanes
+    lead = () if lanes is None else (lanes,)
+    batch = None
+    for _ in range(steps):
+        for _ in range(int(random.integers(1, 14))):
+            row = {
+                "obs": random.integers(0, 4, (*lead, 3, 4)).astype(np.uint8),
+                "action": random.integers(0, 4, lead).astype(np.int32),
+                "reward": random.random(lead).astype(np.float32),
+                "done": random.random(lead) < 0.25,
+            }
+            kind = random.integers(0, 10)
+            options = {}
+            if kind == 0:
+                options["mask"] = random.random(lead) < 0.7
+            if kind == 1 and pair[0].buffer.sampler.prioritized:
+                options["priority"] = random.random(lead).astype(np.float32)
+            for replay in pair:
+                replay.add(row, **options)
+            assert pair[1].state is not None  # writes the row
+        kind = random.integers(0, 8)
+        assert len(pair[0]) == len(pair[1])
+        if kind == 0:
+            same(pair[0].rows().data, pair[1].rows().data)
+        elif kind == 1:
+            assert pair[0].stats() == pair[1].stats()
+        elif kind == 2 and batch is not None and pair[0].buffer.sampler.prioritized:
+            error = random.random(5).astype(np.float32)  # of rows that may be overwritten by now
+            for replay in pair:
+                replay.update_priority(batch.index, error)
+        else:
+            batch, other = (replay.sample(5, to="numpy") for replay in pair)
+            same(batch, other)
+        same_state(pair)
+
+
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}
+PARTS = [
+    ("device", "uniform", "row", None),
+    ("device", "prioritized", "transition", None),
+    ("device", "epoch", "row", None),
+    ("compressed", "prioritized", "transition", 2),
+]
 
 
-def row(n: int) -> dict[str, Any]:
+def row(n):
     return {"x": np.full(2, n, np.float32), "n": np.int32(n), "u": np.uint8(n % 256), "end": np.bool_(n % 5 == 4)}
 
 
-def make(capacity: int = 100, **settings: Any) -> fbuf.Replay:
+def make(capacity=100, **settings):
     return fbuf.Replay(fbuf.uniform(capacity), EXAMPLE, **settings)
 
 
-@pytest.mark.parametrize(
-    ("storage", "sampler", "view", "lanes"),
-    [
-        ("device", "uniform", "row", None),
-        ("device", "prioritized", "transition", None),
-        ("device", "epoch", "row", None),
-        ("compressed", "prioritized", "transition", 2),
-    ],
-)
-def test_batches_are_those_of_writing_each_row(storage: str, sampler: str, view: str, lanes: int | None) -> None:
+@pytest.mark.parametrize(("storage", "sampler", "view", "lanes"), PARTS)
+def test_batches_are_those_of_writing_each_row(storage, sampler, view, lanes):
     compare(make_pair(storage, sampler, view, lanes), steps=12)
 
 
-def test_rows_are_written_by_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_written_by_few_calls(monkeypatch):
     replay, lengths = make(1000), list[int]()
     real = programs.extend_packed
 
-    def extend(buffer: Any, state: Any, packed: Any) -> Any:
+    def extend(buffer, state, packed):
         lengths.append(len(packed))
         return real(buffer, state, packed)
 
@@ -79,14 +154,14 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_every_read_sees_every_row(read: str, tmp_path: Path) -> None:
+def test_every_read_sees_every_row(read, tmp_path):
     replay = make()
     for n in range(3):
         replay.add(row(n))
     assert READS[read](replay, tmp_path) == 3
 
 
-def test_clear_removes_rows_not_yet_written() -> None:
+def test_clear_removes_rows_not_yet_written():
     replay = make()
     replay.add(row(0))
     replay.clear()
@@ -95,14 +170,14 @@ def test_clear_removes_rows_not_yet_written() -> None:
     assert replay.can_sample() and replay.sample(2).data["n"].tolist() == [1, 1]
 
 
-def test_the_length_is_exact_as_rows_are_evicted() -> None:
+def test_the_length_is_exact_as_rows_are_evicted():
     replay = make(20)
     for n in range(50):
         replay.add(row(n), mask=np.bool_(n % 7 != 3) if n > 30 else None)
         assert len(replay) == min(n + 1, 20)
 
 
-def test_added_rows_are_copied() -> None:
+def test_added_rows_are_copied():
     replay, given = make(), row(1)
     replay.add(given)
     given["x"][:] = 99
@@ -112,7 +187,7 @@ def test_added_rows_are_copied() -> None:
     assert replay.last(64).data["n"].tolist() == list(range(64))
 
 
-INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
+INVALID = [
     ({"x": np.zeros(3, np.float32)}, ValueError, r"leaf 'x' has shape \[3\]"),
     ({"x": np.zeros(2, np.float16)}, TypeError, "leaf 'x' is float16"),
     ({"n": 1.5}, TypeError, "leaf 'n' is float"),
@@ -123,16 +198,15 @@ INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("case", range(len(INVALID)))
-def test_invalid_rows_are_errors_at_once(case: int) -> None:
+def test_invalid_rows_are_errors_at_once(case):
     change, kind, message = INVALID[case]
     replay = make()
     replay.add(row(0))
-    with pytest.raises(kind, match=r"Replay\.add: " + message if case else message):
-        replay.add(row(1) | change)
+    raises(kind, r"Replay\.add: " + message if case else message, lambda: replay.add(row(1) | change))
     assert len(replay) == 1 and replay.last(1).data["n"].tolist() == [0]
 
 
-def test_numbers_and_other_arrays() -> None:
+def test_numbers_and_other_arrays():
     replay = make()
     replay.add({"x": np.ones(2, np.float32), "n": 1, "u": True, "end": False})
     replay.add({"x": jnp.ones(2), "n": jnp.int32(2), "u": jnp.uint8(2), "end": jnp.bool_(True)})
@@ -141,7 +215,7 @@ def test_numbers_and_other_arrays() -> None:
     assert replay.rows().data["n"][:3].tolist() == [1, 2, 4] and len(replay) == 3
 
 
-def test_wide_numbers_are_collected() -> None:
+def test_wide_numbers_are_collected():
     replay = make()
     replay.add({"x": np.full(2, 0.1), "n": np.int64(-7), "u": 255, "end": np.bool_(True)})
     assert replay._block is not None and replay._block.count == 1
@@ -149,22 +223,21 @@ def test_wide_numbers_are_collected() -> None:
     assert held["x"].tolist() == [[np.float32(0.1)] * 2] and held["n"].tolist() == [-7] and held["u"].tolist() == [255]
 
 
-def test_numbers_of_half_a_byte_are_written_at_once() -> None:
+def test_numbers_of_half_a_byte_are_written_at_once():
     replay = fbuf.Replay(fbuf.uniform(9), {"x": jnp.zeros(2, jnp.int4)})
     replay.add({"x": np.ones(2, jnp.int4)})
     assert replay.last(1).data["x"].astype(int).tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize("size", [True, 1.0, [1]], ids=str)
-def test_batch_sizes_are_ints_after_a_draw_too(size: Any) -> None:
+def test_batch_sizes_are_ints_after_a_draw_too(size):
     replay = make()
     replay.add(row(0))
     replay.sample(1)
-    with pytest.raises(TypeError, match=r"Replay\.sample: batch_size is \w+; expected a Python int"):
-        replay.sample(size)
+    raises(TypeError, r"Replay\.sample: batch_size is \w+; expected a Python int", replay.sample, size)
 
 
-def test_rows_in_files_are_written_at_once(tmp_path: Path) -> None:
+def test_rows_in_files_are_written_at_once(tmp_path):
     buffer = fbuf.Buffer(64, storage=storages.Memmap(str(tmp_path / "rows")))
     replay = fbuf.Replay(buffer, EXAMPLE)
     replay.add(row(7))
@@ -172,16 +245,15 @@ def test_rows_in_files_are_written_at_once(tmp_path: Path) -> None:
     assert int(replay._state.ring.size[0]) == 1
 
 
-def test_a_limit_counts_each_row() -> None:
+def test_a_limit_counts_each_row():
     replay = make(limit=limits.queue(3))
     for n in range(3):
         replay.add(row(n), timeout=0)
-    with pytest.raises(TimeoutError):
-        replay.add(row(3), timeout=0)
+    raises(TimeoutError, None, lambda: replay.add(row(3), timeout=0))
     assert replay.pace.added == 3
 
 
-def test_an_odd_lane_mask_is_an_error() -> None:
+def test_an_odd_lane_mask_is_an_error():
     pair = make_pair("device", "uniform", "row", lanes=2)
     rows = {name: np.stack([leaf, leaf]) for name, leaf in ROW.items()}
     for mask in (True, np.ones(3, bool), np.ones(2, np.int32)):
@@ -190,7 +262,7 @@ def test_an_odd_lane_mask_is_an_error() -> None:
     same_state(pair)
 
 
-def test_compile_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> None:
+def test_compile_leaves_nothing_to_compile(caplog):
     replay, counted = fbuf.Replay(fbuf.prioritized(77), EXAMPLE), list[tuple[int, int]]()  # 77: of no other test
     replay.compile(4, to="numpy", progress=lambda done, total: counted.append((done, total)))
     assert counted == [(n, 6) for n in range(1, 7)]
@@ -206,20 +278,18 @@ def test_compile_leaves_nothing_to_compile(caplog: pytest.LogCaptureFixture) -> 
         assert "Compiling" in caplog.text
 
 
-def test_a_slow_compilation_is_announced_in_interactive_sessions(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_compilation_is_announced_in_interactive_sessions(monkeypatch, capsys):
     timers = list[Any]()
 
     class Timer:
-        def __init__(self, seconds: float, call: Any, args: Any, options: Any):
+        def __init__(self, seconds, call, args, options):
             self.seconds, self.fire, self.cancelled = seconds, lambda: call(*args, **options), False
             timers.append(self)
 
-        def start(self) -> None:
+        def start(self):
             self.fire()
 
-        def cancel(self) -> None:
+        def cancel(self):
             self.cancelled = True
 
     monkeypatch.setattr(threading, "Timer", Timer)

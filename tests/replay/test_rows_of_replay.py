@@ -1,7 +1,5 @@
 """`Replay` as a sequence of rows, its state as something to set, and the index of the rows that `extend` wrote."""
 
-from __future__ import annotations
-
 import copy
 import gc
 
@@ -14,7 +12,7 @@ import fbuf
 from tests.support.replay import replay_of, rows_of, values
 
 
-def test_rows_by_position_and_by_iteration() -> None:
+def test_rows_by_position_and_by_iteration():
     replay = replay_of()
     replay.extend(rows_of(*range(11)))  # the oldest three are overwritten
     replay.add({"t": np.int32(11)})
@@ -38,11 +36,11 @@ def test_rows_by_position_and_by_iteration() -> None:
         (True, TypeError),
     ):
         with pytest.raises(error):
-            replay[wrong]  # type: ignore[index]
+            replay[wrong]
     assert list(replay_of()) == []
 
 
-def test_the_index_of_written_rows_survives_later_writes() -> None:
+def test_the_index_of_written_rows_survives_later_writes():
     replay = replay_of()
     first = replay.extend(rows_of(0, 1, 2))
     assert isinstance(first, fbuf.Index) and first.slot.tolist() == [0, 1, 2]
@@ -64,7 +62,7 @@ def test_the_index_of_written_rows_survives_later_writes() -> None:
     assert not replay.get(third).mask.any()
 
 
-def test_an_index_without_references_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_without_references_is_never_computed(monkeypatch):
     computed = []
     monkeypatch.setattr("fbuf._replay.replay.newest", lambda *given: computed.append(given))
     replay = replay_of()
@@ -75,7 +73,7 @@ def test_an_index_without_references_is_never_computed(monkeypatch: pytest.Monke
     assert not computed
 
 
-def test_a_state_can_be_set_and_is_checked() -> None:
+def test_a_state_can_be_set_and_is_checked():
     replay = replay_of()
     replay.extend(rows_of(0, 1, 2))
     before = copy.deepcopy(replay.state)
@@ -91,7 +89,7 @@ def test_a_state_can_be_set_and_is_checked() -> None:
     with pytest.raises(RuntimeError, match="Replay.state: the state was donated"):
         replay.state = given
     with pytest.raises(TypeError, match="Replay.state: got dict; expected a BufferState"):
-        replay.state = {}  # type: ignore[assignment]
+        replay.state = {}
     with pytest.raises(TypeError, match="Replay.state: its leaves are ndarray; expected JAX arrays"):
         replay.state = jax.device_get(replay.state)
     with pytest.raises(ValueError, match="made by another buffer"):

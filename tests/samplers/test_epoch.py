@@ -1,10 +1,7 @@
 """`samplers.Epoch`: every anchor once, whatever is written meanwhile."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,21 +11,8 @@ from jax import lax
 import fbuf
 from fbuf._indexing import anchors
 from fbuf.samplers import Epoch
-from tests.support.epoch import (
-    LARGE,
-    SMALL,
-    Oracle,
-    Trial,
-    arrive,
-    buffer_of,
-    check_arriving,
-    check_inplace,
-    check_places,
-    filled,
-    first_batches,
-    is_draw,
-    sample,
-)
+from tests.support import epoch as support
+from tests.support.refusals import raises
 from tests.support.trees import same
 from tests.support.uniformity import chi_square_z
 
@@ -37,11 +21,11 @@ from tests.support.uniformity import chi_square_z
 def test_programs(sampler, view, lanes):
     """Extends of any size, clears, batches of two sizes; lanes out of step."""
     for seed in range(3):
-        Trial(buffer_of(sampler, view, lanes), seed).run(80, (5, 13))
+        support.Trial(support.buffer_of(sampler, view, lanes), seed).run(80, (5, 13))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def twelve(buffer: fbuf.Buffer, state: Any, key: jax.Array) -> Any:
+def twelve(buffer, state, key):
     """Batches of 256 in one scan."""
     return lax.scan(lambda s, k: buffer.sample(s, k, 256), state, jax.random.split(key, 12))
 
@@ -49,9 +33,9 @@ def twelve(buffer: fbuf.Buffer, state: Any, key: jax.Array) -> Any:
 @pytest.mark.parametrize("held", [1, 1000, 1024, 1025, 3000])
 def test_one_epoch_is_everyone_once(held):
     """On both sides of the line between shuffles and keyed orders."""
-    state, oracle, drawn = filled(LARGE, held), Oracle(Epoch()), []
+    state, oracle, drawn = support.filled(support.LARGE, held), support.Oracle(Epoch()), []
     for key in range(2):
-        state, batch = twelve(LARGE, state, jax.random.key(key))
+        state, batch = twelve(support.LARGE, state, jax.random.key(key))
         for data, mask in zip(np.asarray(batch.data), np.asarray(batch.mask), strict=True):
             oracle.sample(range(held), 256, data[mask].tolist())
             drawn += data[mask].tolist()
@@ -59,38 +43,38 @@ def test_one_epoch_is_everyone_once(held):
     assert sorted(first) == sorted(second) == list(range(held))
     assert oracle.begun == -(-24 // -(-held // 256))
     assert held == 1 or first != second != sorted(second)
-    oracle.check_stats(range(held), LARGE.stats(state))
+    oracle.check_stats(range(held), support.LARGE.stats(state))
 
 
 def test_an_epoch_while_rows_arrive_in_one_scan():
-    check_arriving(shuffle=True)
+    support.check_arriving(shuffle=True)
 
 
 def test_many_closed_in_a_row_are_passed_over():
     """With 20 of 3,000 anchors left, one batch draws them all; with none left, a new epoch begins."""
-    state, batch = sample(LARGE, filled(LARGE, 3000), jax.random.key(0), 4)
+    state, batch = support.sample(support.LARGE, support.filled(support.LARGE, 3000), jax.random.key(0), 4)
     first = set(np.asarray(batch.data).tolist())
-    state = arrive(LARGE, state, 3000, 2980)
-    after, batch = sample(LARGE, state, jax.random.key(1), 100)
+    state = support.arrive(support.LARGE, state, 3000, 2980)
+    after, batch = support.sample(support.LARGE, state, jax.random.key(1), 100)
     wanted = set(range(2980, 3000)) - first
     assert set(np.asarray(batch.data)[np.asarray(batch.mask)].tolist()) == wanted
-    is_draw(batch, len(wanted), 3000)
-    assert (int(LARGE.stats(after)["epoch"]), int(LARGE.stats(after)["epoch_left"])) == (1, 0)
-    state = arrive(LARGE, state, 5980, 20)
-    after, batch = sample(LARGE, state, jax.random.key(1), 100)
-    is_draw(batch, 100, 3000)
-    assert (int(LARGE.stats(after)["epoch"]), int(LARGE.stats(after)["epoch_left"])) == (2, 2900)
+    support.is_draw(batch, len(wanted), 3000)
+    assert (int(support.LARGE.stats(after)["epoch"]), int(support.LARGE.stats(after)["epoch_left"])) == (1, 0)
+    state = support.arrive(support.LARGE, state, 5980, 20)
+    after, batch = support.sample(support.LARGE, state, jax.random.key(1), 100)
+    support.is_draw(batch, 100, 3000)
+    assert (int(support.LARGE.stats(after)["epoch"]), int(support.LARGE.stats(after)["epoch_left"])) == (2, 2900)
 
 
 def test_drop_last_leaves_out_what_fills_no_batch():
     buffer = fbuf.Buffer(capacity=10, sampler=Epoch(drop_last=True))
-    state = filled(buffer, 10)
+    state = support.filled(buffer, 10)
     for epoch in (1, 1, 2, 2, 3):
-        state, batch = sample(buffer, state, jax.random.key(epoch), 4)
-        is_draw(batch, 4, 10)
+        state, batch = support.sample(buffer, state, jax.random.key(epoch), 4)
+        support.is_draw(batch, 4, 10)
         assert int(buffer.stats(state)["epoch"]) == epoch
-    few, batch = sample(buffer, arrive(buffer, buffer.init(np.int32(0)), 0, 3), jax.random.key(9), 4)
-    is_draw(batch, 0, 3)
+    few, batch = support.sample(buffer, support.arrive(buffer, buffer.init(np.int32(0)), 0, 3), jax.random.key(9), 4)
+    support.is_draw(batch, 0, 3)
     assert int(buffer.stats(few)["epoch"]) == 0
 
 
@@ -108,43 +92,45 @@ def test_a_loop_until_the_last_batch_is_one_epoch(held, drop_last):
 
         return lax.while_loop(lambda carry: ~carry[1], draw, (state, False, np.zeros(10, np.int32)))
 
-    state, _, times = epoch(filled(buffer, held), jax.random.key(0))
+    state, _, times = epoch(support.filled(buffer, held), jax.random.key(0))
     assert np.asarray(times)[held:].sum() == 0 and times.max() <= 1
     assert times.sum() == (held // 4 * 4 if drop_last else held)
     assert int(buffer.stats(state)["epoch"]) == (held >= (4 if drop_last else 1))
 
 
 def test_an_empty_buffer_gives_nothing():
-    state, batch = sample(SMALL, SMALL.init(np.int32(0)), jax.random.key(0), 4)
-    is_draw(batch, 0, 0)
-    stats = jax.device_get(SMALL.stats(state))
+    state, batch = support.sample(support.SMALL, support.SMALL.init(np.int32(0)), jax.random.key(0), 4)
+    support.is_draw(batch, 0, 0)
+    stats = jax.device_get(support.SMALL.stats(state))
     assert (stats["epoch"], stats["epoch_left"], stats["empty_samples"]) == (0, 0, 1)
     assert stats["epoch"].dtype == np.uint32 and stats["epoch_left"].dtype == np.int32
 
 
 def test_peek_leaves_the_epoch_where_it_is():
-    state, _ = sample(SMALL, filled(SMALL, 10), jax.random.key(0), 4)
-    seen = SMALL.peek(state, jax.random.key(1), 4)
-    after, batch = sample(SMALL, state, jax.random.key(2), 4)  # in the middle of an epoch keys make no difference
+    state, _ = support.sample(support.SMALL, support.filled(support.SMALL, 10), jax.random.key(0), 4)
+    seen = support.SMALL.peek(state, jax.random.key(1), 4)
+    after, batch = support.sample(
+        support.SMALL, state, jax.random.key(2), 4
+    )  # in the middle of an epoch keys make no difference
     same(seen, batch)
-    assert int(SMALL.stats(after)["epoch_left"]) == 2
+    assert int(support.SMALL.stats(after)["epoch_left"]) == 2
 
 
 @pytest.mark.parametrize("held", [50, 3000])
 def test_a_saved_state_goes_on(held):
     """Everything is in the state: also the order, which later keys have no part in."""
-    state, _ = sample(LARGE, filled(LARGE, held), jax.random.key(0), 4)
+    state, _ = support.sample(support.LARGE, support.filled(support.LARGE, held), jax.random.key(0), 4)
     saved = jax.device_get(state)
     later = jax.device_put(jax.tree.map(np.copy, saved))
     for i in range(4):
-        state, here = sample(LARGE, state, jax.random.key(1), 4)
-        later, there = sample(LARGE, later, jax.random.key(1 if i == 0 else 2), 4)
+        state, here = support.sample(support.LARGE, state, jax.random.key(1), 4)
+        later, there = support.sample(support.LARGE, later, jax.random.key(1 if i == 0 else 2), 4)
         same(there, here)
 
 
 def test_everyone_is_as_likely_at_every_place_and_so_is_every_pair():
-    check_places(7, 8_000)
-    got = first_batches(7, 7, 8_000)
+    support.check_places(7, 8_000)
+    got = support.first_batches(7, 7, 8_000)
     for i, j in ((0, 1), (2, 6), (5, 3)):
         counts = np.bincount(got[:, i] * 7 + got[:, j], minlength=49)
         chances = (1 - np.eye(7)).reshape(-1) / 42
@@ -153,7 +139,7 @@ def test_everyone_is_as_likely_at_every_place_and_so_is_every_pair():
 
 @pytest.mark.optimized
 def test_a_scan_copies_nothing():
-    check_inplace("steps", "es")
+    support.check_inplace("steps", "es")
 
 
 def test_counts_do_not_overflow():
@@ -173,22 +159,15 @@ def test_counts_do_not_overflow():
 
 def test_a_small_epoch_in_a_long_run():
     """The ring wraps a thousand times between two draws: the epoch has ended."""
-    state, _ = sample(SMALL, filled(SMALL, 10), jax.random.key(0), 4)
+    state, _ = support.sample(support.SMALL, support.filled(support.SMALL, 10), jax.random.key(0), 4)
     rows = np.arange(10_000, dtype=np.int32).reshape(-1, 10)
-    state = jax.jit(lambda s: lax.scan(lambda s, r: (SMALL.extend(s, r), None), s, rows)[0])(state)
-    state, batch = sample(SMALL, state, jax.random.key(1), 4)
+    state = jax.jit(lambda s: lax.scan(lambda s, r: (support.SMALL.extend(s, r), None), s, rows)[0])(state)
+    state, batch = support.sample(support.SMALL, state, jax.random.key(1), 4)
     assert all(n >= 9_990 for n in np.asarray(batch.data).tolist())
-    assert (int(SMALL.stats(state)["epoch"]), int(SMALL.stats(state)["epoch_left"])) == (2, 6)
+    assert (int(support.SMALL.stats(state)["epoch"]), int(support.SMALL.stats(state)["epoch_left"])) == (2, 6)
 
 
 @pytest.mark.parametrize("name", ["shuffle", "drop_last"])
 def test_arguments_must_be_bools(name):
     for value in ("yes", 1, None):
-        with pytest.raises(TypeError, match=f"Epoch: {name} is {value!r}; expected a bool"):
-            Epoch(**{name: value})
-
-
-def test_it_is_a_value():
-    assert Epoch() == Epoch(shuffle=True) != Epoch(drop_last=True)
-    assert repr(Epoch(drop_last=True)) == "Epoch(drop_last=True)"
-    assert (Epoch().numbers, Epoch().options, Epoch().prioritized) == ({}, {}, False)
+        raises(TypeError, f"Epoch: {name} is {value!r}; expected a bool", Epoch, **{name: value})

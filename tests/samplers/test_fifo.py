@@ -1,6 +1,7 @@
 """`Consume(order="fifo")`: windows in order of arrival, none lost, and new rows refused where there is no room."""
 
-from __future__ import annotations
+import functools
+from collections import deque
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +11,166 @@ from jax import lax
 
 import fbuf
 from fbuf.samplers import Consume
-from fbuf.views import Sequence
-from tests.support.fifo import Trial, buffer_of
+from fbuf.views import Row, Sequence
+from tests.support.refusals import raises
+
+EXAMPLE = {"t": np.int32(0), "terminated": np.bool_(False)}
+ROWS, BATCH = 5, 4
+
+
+class Queue:
+    """Windows of `window` rows, one for every `stride` rows of an episode, in order of their last rows."""
+
+    def __init__(self, length, lanes, times, window, stride):
+        self.length, self.times, self.window, self.stride = length, times, window, stride
+        self.rows = [[] for _ in range(lanes)]  # all that were accepted
+        self.begun = [0] * lanes  # where the running episode begins
+        self.waiting = deque()  # lane, first row, draws left
+        self.refused = 0
+
+    def room(self, lane):
+        """Rows of the lane before the first one that a window needs, or will need, may be overwritten."""
+        count, begun = len(self.rows[lane]), self.begun[lane]
+        later = range(begun, count, self.stride)
+        unfinished = [first for first in later if first + self.window > count]
+        first = min([w[1] for w in self.waiting if w[0] == lane] + unfinished, default=count)
+        return self.length - (count - first)
+
+    def extend(self, t, end, mask):
+        if self.window > 1:  # windows of one call are ordered by their rows without the masked ones
+            order = np.argsort(~mask, axis=0, stable=True)
+            t, end, mask = (np.take_along_axis(x, order, axis=0) for x in (t, end, mask))
+        room, lanes = [self.room(lane) for lane in range(len(self.rows))], len(self.rows)
+        refused = [0] * lanes
+        for n in range(len(t)):
+            for lane in range(lanes):
+                if mask[n, lane] and room[lane] == 0:
+                    refused[lane] += 1
+                elif mask[n, lane]:
+                    room[lane] -= 1
+                    self._add(lane, int(t[n, lane]), bool(end[n, lane]))
+        for lane in range(lanes):
+            if refused[lane]:
+                self.begun[lane] = len(self.rows[lane])  # no window spans the gap
+        self.refused += sum(refused)
+
+    def _add(self, lane, t, end):
+        self.rows[lane].append(t)
+        count = len(self.rows[lane])
+        first = count - self.window
+        if first >= self.begun[lane] and (first - self.begun[lane]) % self.stride == 0:
+            self.waiting.append([lane, first, self.times])
+        if end and self.window > 1:
+            self.begun[lane] = count
+
+    def sample(self, number):
+        drawn = list(self.waiting)[:number]
+        for one in drawn:
+            one[2] -= 1
+        while self.waiting and not self.waiting[0][2]:
+            self.waiting.popleft()
+        return [self.rows[lane][first : first + self.window] for lane, first, _ in drawn]
+
+    def clear(self):
+        self.rows, self.begun = [[] for _ in self.rows], [0] * len(self.rows)
+        self.waiting.clear()
+
+
+def buffer_of(length, lanes, times=1, window=1, stride=1, **own):
+    ends = ("terminated",)
+    view = Row() if window == 1 else Sequence(window, stride=stride, episode_end=ends, autoreset="same_step")
+    return fbuf.Buffer(length * (lanes or 1), lanes=lanes, view=view, sampler=Consume(times, "fifo"), **own)
+
+
+@functools.cache
+def methods(buffer):
+    """Return `extend`, `sample`, a scan of both, and `can_add`, with donated states."""
+
+    def step(state, given):
+        state = buffer.extend(state, given[0], mask=given[1])
+        state, batch = buffer.sample(state, jax.random.key(0), BATCH)
+        return state, (batch, buffer.can_add(state, 2))
+
+    return (
+        jax.jit(lambda state, rows, mask: buffer.extend(state, rows, mask=mask), donate_argnums=0),
+        jax.jit(lambda state: buffer.sample(state, jax.random.key(0), BATCH), donate_argnums=0),
+        jax.jit(lambda state, given: lax.scan(step, state, given), donate_argnums=0),
+        jax.jit(lambda state: jax.vmap(lambda n: buffer.can_add(state, n))(jnp.arange(buffer.geometry.length + 2))),
+    )
+
+
+class Trial:
+    """A buffer and the queue, in step."""
+
+    def __init__(self, buffer, seed):
+        length, lanes, view = buffer.geometry.length, buffer.geometry.lanes, buffer.view
+        window, stride = (view.length, view.stride) if isinstance(view, Sequence) else (1, 1)
+        assert isinstance(buffer.sampler, Consume)
+        self.buffer, self.queue = buffer, Queue(length, lanes, buffer.sampler.times, window, stride)
+        self.state, self.rng, self.next = buffer.init(EXAMPLE), np.random.default_rng(seed), 0
+        self.extend, self.sample, self.scan, self.can_add = methods(buffer)
+
+    def rows(self):
+        shape = (ROWS, len(self.queue.rows))
+        t = np.arange(self.next, self.next + shape[0] * shape[1], dtype=np.int32).reshape(shape)
+        self.next += t.size
+        kept = (np.arange(ROWS) < self.rng.integers(ROWS + 1))[:, None] & (
+            self.rng.random(shape) < self.rng.choice([0.6, 1])
+        )
+        return {"t": t, "terminated": self.rng.random(shape) < 0.15}, kept
+
+    def given(self, tree):
+        return tree if self.buffer.lanes else jax.tree.map(lambda x: x[:, 0], tree)
+
+    def drawn(self, batch):
+        waiting = len(self.queue.waiting)
+        expected = self.queue.sample(BATCH)
+        mask, data = np.asarray(batch.mask), np.asarray(batch.data["t"]).reshape(BATCH, -1)
+        assert mask.tolist() == [i < len(expected) for i in range(BATCH)]
+        assert data[mask].tolist() == expected and not data[~mask].any()
+        assert (np.asarray(batch.probability)[mask] == np.float32(1) / np.float32(max(waiting, 1))).all()
+
+    def check(self):
+        stats = self.buffer.stats(self.state)
+        assert int(stats["anchors_left"]) == len(self.queue.waiting)
+        assert int(stats["refused_rows"]) == self.queue.refused
+        room = min(self.queue.room(lane) for lane in range(len(self.queue.rows)))
+        assert self.can_add(self.state).tolist() == [n <= room for n in range(self.queue.length + 2)]
+        assert bool(self.buffer.can_sample(self.state)) == bool(self.queue.waiting)
+
+    def run(self, steps):
+        for _ in range(steps):
+            kind = self.rng.choice(["extend", "sample", "scan", "clear"], p=[0.4, 0.35, 0.22, 0.03])
+            if kind == "extend":
+                rows, mask = self.rows()
+                self.state = self.extend(self.state, self.given(rows), self.given(mask))
+                self.queue.extend(rows["t"], rows["terminated"], mask)
+            elif kind == "sample":
+                self.state, batch = self.sample(self.state)
+                self.drawn(batch)
+            elif kind == "clear":
+                self.state = self.buffer.clear(self.state)
+                self.queue.clear()
+            else:
+                made = [self.rows() for _ in range(3)]
+                given = jax.tree.map(lambda *x: np.stack(x), *[(self.given(r), self.given(m)) for r, m in made])
+                self.state, (batches, can_add) = self.scan(self.state, given)
+                for i, (rows, mask) in enumerate(made):
+                    self.queue.extend(rows["t"], rows["terminated"], mask)
+                    self.drawn(jax.tree.map(lambda x, i=i: x[i], batches))
+                    room = min(self.queue.room(lane) for lane in range(len(self.queue.rows)))
+                    assert bool(can_add[i]) == (room >= 2)
+            self.check()
 
 
 @pytest.mark.parametrize("settings", [(7, 3, 1), (12, 2, 2, 3, 3)], ids=["rows", "trajectories"])
-def test_programs(settings: tuple[int, ...]) -> None:
+def test_programs(settings):
     buffer = buffer_of(*settings)
     for seed in range(2):
         Trial(buffer, seed).run(60)
 
 
-def test_an_actor_loop_in_jit_asks_first() -> None:
+def test_an_actor_loop_in_jit_asks_first():
     """The program of flashbax's trajectory queue: act while there is room, learn where there is a trajectory."""
     view = Sequence(2, stride=2, episode_end=())
     buffer = fbuf.Buffer(12, lanes=3, view=view, sampler=Consume(order="fifo"))
@@ -46,9 +195,8 @@ def test_an_actor_loop_in_jit_asks_first() -> None:
     assert int(buffer.stats(state)["refused_rows"]) == 0
 
 
-def test_what_it_refuses() -> None:
-    with pytest.raises(ValueError, match='Consume: order is \'lifo\'; expected "random" or "fifo"'):
-        Consume(order="lifo")  # type: ignore[arg-type]
+def test_what_it_refuses():
+    raises(ValueError, 'Consume: order is \'lifo\'; expected "random" or "fifo"', Consume, order="lifo")
     with pytest.raises(ValueError, match="needs rows to be replaced oldest first"):
         fbuf.Buffer(8, sampler=Consume(order="fifo"), writer=fbuf.writers.Reservoir())
     checked = fbuf.checked(fbuf.Buffer(2, sampler=Consume(order="fifo")))

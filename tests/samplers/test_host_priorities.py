@@ -5,14 +5,10 @@ any order of methods, also of old states and of futures that parted. A state tha
 priorities of another.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc
 import pickle
-from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,22 +23,22 @@ from fbuf._host import priorities
 from fbuf._host.priorities import Layout, Priorities, Tree
 from fbuf.samplers import Prioritized
 from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
+from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.trees import same
 
-# ------------------------------------------------------------------------------------------------------ the numpy tree
 
-
-def layout_of(capacity: int) -> Layout:
+def layout_of(capacity):
     return Layout(*sum_tree.layout(capacity), sum_tree.middle(capacity))
 
 
-def some_leaves(rng: np.random.Generator, number: int) -> np.ndarray:
+def some_leaves(rng, number):
     """Of many sizes, some of them 0."""
     leaf = rng.random(number) * 10.0 ** rng.integers(-12, 12, number)
     return np.where(rng.random(number) < 0.2, 0, leaf).astype(np.float32)
 
 
-def sums_of(leaves: np.ndarray) -> list[np.ndarray]:
+def sums_of(leaves):
     """Every level by itself, in the order of additions that the device has."""
     levels = [leaves]
     while len(levels[-1]) > 1 or len(levels) == 1:
@@ -57,7 +53,7 @@ def sums_of(leaves: np.ndarray) -> list[np.ndarray]:
     batches=st.lists(st.integers(1, 700), min_size=1, max_size=6),
     seed=st.integers(0, 2**16),
 )
-def test_a_tree_is_the_sum_of_its_leaves(capacity: int, batches: list[int], seed: int) -> None:
+def test_a_tree_is_the_sum_of_its_leaves(capacity, batches, seed):
     rng, tree, oracle = np.random.default_rng(seed), Tree(layout_of(capacity), True), np.zeros(capacity, np.float32)
     for batch in batches:
         index, leaf, before = rng.integers(0, capacity, batch), some_leaves(rng, batch), oracle.copy()
@@ -75,26 +71,24 @@ def test_a_tree_is_the_sum_of_its_leaves(capacity: int, batches: list[int], seed
     assert not any(pad.any() for pad in padding(tree))
 
 
-def padding(tree: Tree) -> list[np.ndarray]:
+def padding(tree):
     counts, offsets, _ = tree.layout
     return [tree._nodes[offsets[i] + counts[i] : offsets[i + 1]] for i in range(len(counts))]
 
 
 @functools.cache
-def device_draw(capacity: int, stratified: bool) -> Any:
-    def draw(tree: jax.Array, key: jax.Array) -> Any:
+def device_draw(capacity, stratified):
+    def draw(tree, key):
         top, bottom = sum_tree.uniforms(key, 300, stratified=stratified)
         return top, bottom, sum_tree.draw(tree, key, 300, capacity, stratified=stratified)
 
     return jax.jit(draw)
 
 
-@pytest.fixture
-def capacity() -> int:
-    return 600
+capacity = one_of(600)
 
 
-def test_draws_are_those_of_the_device(capacity: int) -> None:
+def test_draws_are_those_of_the_device(capacity):
     """Bit for bit, and in lots."""
     rng, tree = np.random.default_rng(capacity), Tree(layout_of(capacity), False)
     for stratified in (False, True) if capacity > 9 else (False,):
@@ -108,7 +102,7 @@ def test_draws_are_those_of_the_device(capacity: int) -> None:
             assert (leaf > 0).all() or not tree.leaves.any()
 
 
-def test_draws_in_lots_are_those_of_one() -> None:
+def test_draws_in_lots_are_those_of_one():
     rng, tree = np.random.default_rng(0), Tree(layout_of(3000), False)
     tree.fill(some_leaves(rng, 3000))
     top, bottom = rng.random((2, 3 * priorities._LOT + 5), np.float32)
@@ -116,18 +110,15 @@ def test_draws_in_lots_are_those_of_one() -> None:
     assert np.array_equal(tree.draw(top, bottom), np.concatenate(parts))
 
 
-def test_what_processors_take_for_zero_is_zero() -> None:
+def test_what_processors_take_for_zero_is_zero():
     leaf = np.array([np.nan, 1e-45, 2.0**-126, -1.0, -0.0, 1.0], np.float32)
     assert priorities.normal(leaf).tolist() == [0, 0, 2.0**-126, 0, 0, 1]
-
-
-# ------------------------------------------------------------------------------------------------------------ versions
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("wwwwrc"), st.integers(0, 11), st.integers(0, 2**16)), max_size=40)
 
 
-def check(store: Priorities, version: int, expected: np.ndarray) -> None:
+def check(store, version, expected):
     assert np.array_equal(store.leaves(version), expected)
     top = np.random.default_rng(version).random(16, np.float32)
     index, leaf, mass, least = store.draw(version, top, top)
@@ -138,7 +129,7 @@ def check(store: Priorities, version: int, expected: np.ndarray) -> None:
 
 
 @given(steps=STEPS, slack=st.sampled_from([0, 30, 10_000]))
-def test_every_version_is_itself_or_has_expired(steps: list[tuple[str, int, int]], slack: int) -> None:
+def test_every_version_is_itself_or_has_expired(steps, slack):
     """Writes, reads and clearings of versions far back, on a store that keeps much or little."""
     store = Priorities(layout_of(20), True)
     store._most = slack
@@ -178,7 +169,7 @@ def test_every_version_is_itself_or_has_expired(steps: list[tuple[str, int, int]
             check(store, version, expected)
 
 
-def test_who_carries_on_never_expires_and_memory_is_flat() -> None:
+def test_who_carries_on_never_expires_and_memory_is_flat():
     layout = layout_of(40_000)
     store, version, rng = Priorities(layout, True), 1, np.random.default_rng(0)
     for _ in range(600):
@@ -186,8 +177,7 @@ def test_who_carries_on_never_expires_and_memory_is_flat() -> None:
     assert store.nbytes <= priorities.most_bytes(layout, True)
     assert len(store._steps) < 90 and store._kept <= 5000
     check(store, version, store.leaves(version))
-    with pytest.raises(RuntimeError, match=EXPIRED):
-        store.leaves(store.first)
+    raises(RuntimeError, EXPIRED, store.leaves, store.first)
     assert isinstance(store.last_error, RuntimeError)
     for _ in range(600):
         version = store.write(version, np.zeros(1, np.int32), np.ones(1, np.float32))
@@ -197,7 +187,7 @@ def test_who_carries_on_never_expires_and_memory_is_flat() -> None:
     assert store.nbytes <= 5 * store._tree.nbytes
 
 
-def test_a_glance_at_an_old_version_does_not_lose_the_new_ones() -> None:
+def test_a_glance_at_an_old_version_does_not_lose_the_new_ones():
     store = Priorities(layout_of(64), False)
     store._most = 4
     versions = [store.first]
@@ -211,12 +201,11 @@ def test_a_glance_at_an_old_version_does_not_lose_the_new_ones() -> None:
     assert np.array_equal(store.leaves(versions[-1]), newest)  # the glance did not cost it
     for _ in range(6):
         other = store.write(other, *more)
-    with pytest.raises(RuntimeError, match=EXPIRED):  # now the least recently used
-        store.leaves(versions[-1])
+    raises(RuntimeError, EXPIRED, lambda: store.leaves(versions[-1]))
 
 
 @pytest.mark.parametrize(("broken", "nth"), [("_sums", 1), ("_sums", 5), ("_lows", 1), ("_lows", 2)])
-def test_a_write_that_is_cut_short_changes_nothing(monkeypatch: pytest.MonkeyPatch, broken: str, nth: int) -> None:
+def test_a_write_that_is_cut_short_changes_nothing(monkeypatch, broken, nth):
     rng, store = np.random.default_rng(0), Priorities(layout_of(5000), True)
     known = {store.first: np.zeros(5000, np.float32)}
     version = store.first
@@ -225,7 +214,7 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch: pytest.MonkeyPat
         known[version] = store.leaves(version)
     real, calls = getattr(priorities, broken), [0]
 
-    def fails(*args: Any) -> Any:
+    def fails(*args):
         calls[0] += 1
         if calls[0] == nth:
             raise MemoryError("no room")
@@ -236,8 +225,7 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch: pytest.MonkeyPat
         calls[0] = 0
         with monkeypatch.context() as patch:
             patch.setattr(priorities, broken, fails)
-            with pytest.raises(MemoryError):
-                act()
+            raises(MemoryError, None, act)
         for v, expected in known.items():
             check(store, v, expected)
         check(store, version, known[version])  # and here again
@@ -245,12 +233,7 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch: pytest.MonkeyPat
     check(store, made, store.leaves(made))
 
 
-# ------------------------------------------------------------------------------------------------------------- buffers
-
-
-@pytest.fixture
-def storage() -> Any:
-    return fbuf.storages.Device()
+storage = one_of(fbuf.storages.Device())
 
 
 @settings(max_examples=15)
@@ -269,13 +252,13 @@ def test_old_states_and_futures_stay_what_they_are(program):
 
 
 @pytest.fixture
-def nothing_open() -> Iterator[None]:
+def nothing_open():
     gc.collect()
     assert fbuf.stores() == []
     yield
 
 
-def test_a_store_goes_with_its_last_state(nothing_open: None, storage: Any) -> None:
+def test_a_store_goes_with_its_last_state(nothing_open, storage):
     buffer = make("host", storage=storage)
     both = 1 if storage == fbuf.storages.Device() else 2
     state = run(buffer, "jit")("extend", buffer.init(EXAMPLE), 0)[0]
@@ -294,24 +277,23 @@ def test_a_store_goes_with_its_last_state(nothing_open: None, storage: Any) -> N
     assert fbuf.stores() == []
 
 
-def test_closing_by_hand(nothing_open: None) -> None:
+def test_closing_by_hand(nothing_open):
     buffer = make("host")
     state = buffer.init(EXAMPLE)
     (handle,) = fbuf.stores()
     assert "0 rows" in repr(handle) and handle.disk == 0 and handle.stats()["versions"] == 1
-    store: Any = handle._store
+    store = handle._store
     with handle:
         handle.repack()
         state = verb(buffer, "extend", state, jnp.int32(0))[0]
         assert handle.stats()["rows_live"] > 0
     with pytest.raises((RuntimeError, ValueError), match="is not open in this process"):
         jax.block_until_ready(buffer.sample(state, KEY, 4))
-    with pytest.raises(RuntimeError, match="closed"):
-        store.leaves(2)
+    raises(RuntimeError, "closed", store.leaves, 2)
     assert store.nbytes < 1000
 
 
-def test_what_cannot_be_is_said(nothing_open: None) -> None:
+def test_what_cannot_be_is_said(nothing_open):
     buffer = make("host")
     message = r"Buffer\.init: priorities on the host cannot be traced.*outside jit, vmap and scan"
     for attempt in (
@@ -319,26 +301,14 @@ def test_what_cannot_be_is_said(nothing_open: None) -> None:
         lambda: jax.vmap(lambda x: buffer.init(EXAMPLE))(jnp.zeros(3)),
         lambda: jax.eval_shape(buffer.init, EXAMPLE),
     ):
-        with pytest.raises(TypeError, match=message):
-            attempt()
+        raises(TypeError, message, attempt)
     assert fbuf.stores() == []
     state = buffer.init(EXAMPLE)
-    with pytest.raises(TypeError, match='priorities on the host cannot be pickled.*on="device"'):
-        pickle.dumps(state)
+    raises(TypeError, 'priorities on the host cannot be pickled.*on="device"', pickle.dumps, state)
     several = jax.tree.map(lambda x: jnp.stack([x, x]), state)
     for what in ("extend", "learn", "clear"):
         with pytest.raises(TypeError, match=r'priorities live on the host cannot be vmapped.*on="device"'):
             jax.vmap(lambda s, w=what: verb(buffer, w, s, jnp.int32(0)))(several)
-    with pytest.raises(ValueError, match=r'on is "?\'?cuda.*expected "device" or "host"'):
-        Prioritized(on="cuda")
-    with pytest.raises(ValueError, match="made by another buffer"):
-        make("device").sample(state, KEY, 4)
-    with pytest.raises(ValueError, match="made by another buffer"):
-        buffer.sample(make("device").init(EXAMPLE), KEY, 4)
-
-
-def test_it_is_a_value() -> None:
-    one = Prioritized(on="host", alpha=0.5)
-    assert one == pickle.loads(pickle.dumps(one)) != Prioritized(alpha=0.5)
-    assert repr(one) == "Prioritized(alpha=0.5, on='host')"
-    assert fbuf.prioritized(10, on="host").sampler.on_host
+    raises(ValueError, r'on is "?\'?cuda.*expected "device" or "host"', Prioritized, on="cuda")
+    raises(ValueError, "made by another buffer", lambda: make("device").sample(state, KEY, 4))
+    raises(ValueError, "made by another buffer", lambda: buffer.sample(make("device").init(EXAMPLE), KEY, 4))

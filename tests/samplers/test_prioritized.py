@@ -3,11 +3,8 @@ and by chi-square. Sequences of verbs with these options are in `tests/contracts
 `tests/contracts/test_combinations.py`.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +20,13 @@ from fbuf._indexing.importance import uniform_mask
 from fbuf.samplers import Prioritized, Ranked, _priority_leaves
 from tests.support import priorities, refusals
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of, torchrl_weights
+from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.uniformity import chi_square_z
-
-# ------------------------------------------------------------------------------------------- a share of all alike
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_share_of_the_batch_ignores_priorities(share: float) -> None:
+def test_a_share_of_the_batch_ignores_priorities(share):
     """A row of priority 0 is the least likely one, unless the share is 0: then it is not drawn."""
     priority = np.array([1.0, 0.0, 5.0, 100.0])
     buffer, state = filled(Prioritized(1.0, 1.0, 0.0, normalize="buffer", uniform=0.3), priority)
@@ -47,13 +44,13 @@ def test_a_share_of_the_batch_ignores_priorities(share: float) -> None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def shares(number: int, share: jax.Array) -> Any:
+def shares(number, share):
     starts = jax.vmap(lambda key: uniform_mask(key, share, 3, spread=True))(jax.random.split(KEY, 20_000))
     return uniform_mask(KEY, share, number, spread=True), starts, uniform_mask(KEY, share, 2**16, spread=False)
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-3, 0.1, 1 / 3, 0.999, 1.0])
-def test_every_part_of_a_batch_gets_its_share(share: float) -> None:
+def test_every_part_of_a_batch_gets_its_share(share):
     number = 65_537
     chosen, starts, alone = jax.device_get(shares(number, np.float32(share)))
     upto = np.concatenate([[0], np.cumsum(chosen)])
@@ -63,16 +60,10 @@ def test_every_part_of_a_batch_gets_its_share(share: float) -> None:
         assert np.all(np.abs(mean - share) <= 5 * np.sqrt(share * (1 - share) / count))
 
 
-# --------------------------------------------------------------------------------------------------- no row twice
+far_apart = one_of(True)
 
 
-@pytest.fixture
-def far_apart() -> bool:
-    """Leaves beside one another are in tests/exhaustive."""
-    return True
-
-
-def test_sets_are_those_of_drawing_one_after_another(far_apart: bool) -> None:
+def test_sets_are_those_of_drawing_one_after_another(far_apart):
     """Six leaves beside one another, or far apart in a tree of four levels."""
     leaf = np.array([8.0, 1.0, 2.0, 0.25, 4.0, 0.5])
     capacity = 4000 if far_apart else 6
@@ -99,11 +90,11 @@ def test_sets_are_those_of_drawing_one_after_another(far_apart: bool) -> None:
             assert abs(sums.mean() - 1) < 5 * sums.std() / np.sqrt(len(sums))
 
 
-def test_rows_that_are_not_wanted_are_masked() -> None:
+def test_rows_that_are_not_wanted_are_masked():
     buffer, state = filled(Prioritized(0.5, eps=0.25), [1.0, 2.0, 3.0, 4.0], capacity=6)
 
     @jax.jit
-    def some(state: Any) -> Any:
+    def some(state):
         eligible = state_ops.eligible_set(buffer, state)
         return buffer.sampler.draw_some(state.sampler, KEY, 4, jnp.int32(2), eligible, {}, state.token)[1]
 
@@ -113,7 +104,7 @@ def test_rows_that_are_not_wanted_are_masked() -> None:
 
 
 @pytest.mark.parametrize("by", [Prioritized(0.5, eps=0.25), Ranked()], ids=str)
-def test_chances_and_priorities_can_be_inspected(by: Any) -> None:
+def test_chances_and_priorities_can_be_inspected(by):
     buffer, state = filled(by, [1.0, 2.0, 3.0, 4.0, 0.0], capacity=6)
     see = jax.jit(lambda state: by.inspect(state.sampler, state_ops.eligible_set(buffer, state)))
     chance, _ = jax.device_get(see(state))
@@ -124,7 +115,7 @@ def test_chances_and_priorities_can_be_inspected(by: Any) -> None:
     np.testing.assert_allclose(priority[:5], [1, 2, 3, 4, 0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_larger_than_what_there_is() -> None:
+def test_a_batch_larger_than_what_there_is():
     buffer, state = filled(Prioritized(eps=0.0, replace=False), [2.0, 0.0, 7.0, 1e-30], capacity=9)
     batch = jax.device_get(buffer.peek(state, KEY, 6))
     assert batch.mask.tolist() == [True] * 3 + [False] * 3
@@ -138,16 +129,13 @@ def test_a_batch_larger_than_what_there_is() -> None:
     assert sorted(batch.data[:4].tolist()) == [0, 1, 2, 3] and not batch.mask[4:].any()
 
 
-# ------------------------------------------------------------------------------------------- the largest now held
-
-
 @pytest.mark.parametrize("largest", ["seen", "held"])
-def test_new_rows_get_the_largest_priority(largest: str) -> None:
+def test_new_rows_get_the_largest_priority(largest):
     held = largest == "held"
     buffer = fbuf.Buffer(4, sampler=Prioritized(alpha=1.0, eps=0.0, largest=largest))
     state = buffer.init(np.int32(0))
 
-    def add(state: Any, *priority: float | None) -> Any:
+    def add(state, *priority):
         for number in priority:
             given = {} if number is None else {"priority": np.array([number], np.float32)}
             state = buffer.extend(state, np.zeros(1, np.int32), **given)
@@ -168,7 +156,7 @@ def test_new_rows_get_the_largest_priority(largest: str) -> None:
 
 
 @pytest.mark.parametrize("largest", ["seen", "held"])
-def test_new_rows_are_among_the_first_ranks(largest: str) -> None:
+def test_new_rows_are_among_the_first_ranks(largest):
     buffer, state = filled(Ranked(largest=largest), [8.0, 2.0], capacity=4)
     state = buffer.update_priority(state, index_of(buffer, state, [0]), np.array([0.5], np.float32))
     state = buffer.extend(state, np.array([3], np.int32))
@@ -177,10 +165,7 @@ def test_new_rows_are_among_the_first_ranks(largest: str) -> None:
     assert np.where(bucket > 0, rank_buckets.lower_edge(bucket), 0).tolist() == expected
 
 
-# -------------------------------------------------------------------------------------------------------- rebuild
-
-
-def test_a_new_alpha_for_all_rows() -> None:
+def test_a_new_alpha_for_all_rows():
     """Bit for bit what a buffer that had it from the start holds; draws follow; nothing compiles again."""
     capacity = _priority_leaves.BLOCK + 5
     priority = np.random.default_rng(0).exponential(size=capacity - 2).astype(np.float32)
@@ -197,7 +182,7 @@ def test_a_new_alpha_for_all_rows() -> None:
     np.testing.assert_array_equal(one.index.slot, two.index.slot)
 
 
-def test_who_cannot_rebuild_says_so() -> None:
+def test_who_cannot_rebuild_says_so():
     for sampler, text in (
         (Prioritized(), r"stores powers of priorities.*Prioritized\(largest='held'\)"),
         (fbuf.samplers.Uniform(), "has no priorities"),
@@ -205,36 +190,28 @@ def test_who_cannot_rebuild_says_so() -> None:
         buffer = fbuf.Buffer(3, sampler=sampler)
         with pytest.raises(TypeError, match=text):
             buffer.rebuild(buffer.init(np.int32(0)))
-    with pytest.raises(TypeError, match="first argument is int, expected BufferState"):
-        buffer.rebuild(3)
+    raises(TypeError, "first argument is int, expected BufferState", buffer.rebuild, 3)
     ranked = fbuf.Replay(fbuf.Buffer(3, sampler=Ranked()), np.int32(0), seed=0)
     ranked.extend(np.arange(2))
     ranked.rebuild()
     assert len(ranked) == 2
 
 
-# ---------------------------------------------------------------------------------------------------------- ranks
-
-
 @functools.partial(jax.jit, static_argnums=3)
-def put(ranks: Any, slot: jax.Array, bucket: jax.Array, capacity: int) -> Any:
+def put(ranks, slot, bucket, capacity):
     return rank_buckets.set(ranks, slot, bucket, capacity, jnp.zeros((), jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def find(ranks: Any, index: jax.Array, nth: jax.Array, capacity: int) -> jax.Array:
+def find(ranks, index, nth, capacity):
     return rank_buckets.nth_of(ranks, index, nth, capacity)
 
 
 mass_of = jax.jit(rank_buckets.mass_of)
+stratified = one_of(False)
 
 
-@pytest.fixture
-def stratified() -> bool:
-    return False
-
-
-def test_draws_by_rank(stratified: bool) -> None:
+def test_draws_by_rank(stratified):
     """Four orders of magnitude; three outliers weigh no more than their ranks."""
     number, draws = 3000, 2**17
     priority = 10 ** np.random.default_rng(0).uniform(-2, 2, number)
@@ -261,7 +238,7 @@ def test_draws_by_rank(stratified: bool) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 1.0, 1.0001, 2.0, 6.0])
-def test_masses_of_ranks(alpha: float) -> None:
+def test_masses_of_ranks(alpha):
     """Against sums in float64, from one rank to a million, near the first and far from it."""
     terms = np.arange(1, 2_000_001, dtype=np.float64) ** -alpha
     upto = np.concatenate([[0], np.cumsum(terms)])
@@ -273,7 +250,7 @@ def test_masses_of_ranks(alpha: float) -> None:
     np.testing.assert_allclose(got, expected, rtol=2e-6 * max(1, alpha * 5), atol=1e-38)
 
 
-def test_buckets_are_in_order_of_magnitude() -> None:
+def test_buckets_are_in_order_of_magnitude():
     edge = np.asarray(rank_buckets.lower_edge(np.arange(1, 513, dtype=np.int32)))
     assert np.array_equal(rank_buckets.bucket_of(edge), np.arange(1, 513))
     assert np.array_equal(rank_buckets.bucket_of(np.nextafter(edge, np.float32(np.inf))), np.arange(1, 513))
@@ -284,13 +261,11 @@ def test_buckets_are_in_order_of_magnitude() -> None:
     assert np.asarray(rank_buckets.bucket_of(odd)).tolist() == [1, 1, 1, 512, 512]
 
 
-@pytest.fixture
-def capacity() -> int:
-    return 5000
+capacity = one_of(5000)
 
 
 @given(seed=st.integers(0, 2**16))
-def test_ranks_are_kept_and_found(capacity: int, seed: int) -> None:
+def test_ranks_are_kept_and_found(capacity, seed):
     """Random changes against a list: buckets, counts, and every row of every bucket by its number."""
     rng = np.random.default_rng(seed)
     ranks, model = rank_buckets.init(capacity), np.zeros(capacity, int)
@@ -315,11 +290,8 @@ def test_ranks_are_kept_and_found(capacity: int, seed: int) -> None:
         assert np.array_equal(np.asarray(found)[: len(order)], order)
 
 
-# --------------------------------------------------------------------------------------------------------- weights
-
-
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_weights_are_those_of_torchrl(normalize: str) -> None:
+def test_weights_are_those_of_torchrl(normalize):
     """By the smallest leaf of the buffer, as there, or of the batch."""
     np.testing.assert_allclose(torchrl_weights([2.0, 3.0, 1.0], 1.0, 1.0, 0.0), [0.5, 1 / 3, 1.0])  # torchrl 0.14
     np.testing.assert_allclose(torchrl_weights([0.0, 1.0], 0.6, 0.4, 1e-8), [1.0, 0.012], rtol=2e-2)
@@ -332,28 +304,23 @@ def test_weights_are_those_of_torchrl(normalize: str) -> None:
     np.testing.assert_allclose(batch.weight, expected[batch.data] / top, rtol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize("case", refusals.cases(priorities.REFUSED))
-def test_numbers_beyond_their_range_are_refused(case: Any) -> None:
+def test_numbers_beyond_their_range_are_refused(case):
     plain, shared = (jax.eval_shape(buffer.init, np.int32(0)) for buffer in (priorities.PLAIN, priorities.SHARED))
     refusals.check(case, vars(priorities), plain=plain, shared=shared)
 
 
-@pytest.fixture
-def sampler() -> Any:
-    return Prioritized(uniform=0.1, normalize="buffer")
+sampler = one_of(Prioritized(uniform=0.1, normalize="buffer"))
 
 
-def test_traced_numbers_are_brought_into_range(sampler: Any) -> None:
+def test_traced_numbers_are_brought_into_range(sampler):
     """Numbers gone wrong for one step: whatever is drawn then is a row, weights are finite, and the tree lives on."""
     number = 20
     buffer = fbuf.Buffer(65, sampler=sampler)
     start = buffer.extend(buffer.init(np.int32(0)), np.arange(number, dtype=np.int32))
 
     @jax.jit
-    def step(state: Any, numbers: dict[str, jax.Array], beta: jax.Array) -> Any:
+    def step(state, numbers, beta):
         state, batch = buffer.sample(buffer.set(state, **numbers), KEY, 8, beta=beta)
         return buffer.update_priority(state, batch.index, jnp.arange(8.0)), batch
 
@@ -371,7 +338,7 @@ def test_traced_numbers_are_brought_into_range(sampler: Any) -> None:
             assert (batch.weight > 0).all() and (batch.probability > 0).all()
 
 
-def test_rows_that_cannot_be_drawn_take_no_priority() -> None:
+def test_rows_that_cannot_be_drawn_take_no_priority():
     """The newest row waits for its next observation: it is held, but no anchor yet."""
     view = fbuf.views.Transition(observation="t", action=None, reward="r", autoreset="same_step")
     buffer = fbuf.Buffer(4, sampler=Prioritized(eps=0.0, alpha=1.0), view=view)
@@ -385,7 +352,7 @@ def test_rows_that_cannot_be_drawn_take_no_priority() -> None:
     assert int(buffer.stats(state)["refused_closed"]) == 1 and float(state.sampler.max_priority) == 2
 
 
-def test_priorities_of_masked_rows_are_neither_refused_nor_kept() -> None:
+def test_priorities_of_masked_rows_are_neither_refused_nor_kept():
     buffer = fbuf.Buffer(4, sampler=Prioritized(alpha=1.0, eps=0.0))
     priority = np.array([np.nan, -2, np.inf, np.nan], np.float32)
     mask = np.array([False, True, False, True])

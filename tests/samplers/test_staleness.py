@@ -4,11 +4,8 @@ What it does in the company of views, lanes, conversions and other verbs is comp
 `tests/contracts/test_model.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +15,39 @@ from jax import lax
 
 import fbuf
 from fbuf.samplers import Staleness
-from fbuf.views import Sequence, Transition
+from tests.support import same_step
 from tests.support.epoch import FIELDS
 from tests.support.inplace import assert_draw_write_draw
+from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
 DRAWS = 2**17
 INVERSE = [1, 1 / 2, 1 / 3, 1 / 4]
+WRONG = [
+    ({"maximum": -1}, "maximum is -1; expected an int from 0 to 65535."),
+    ({"maximum": 100_000}, "For larger ages use unit=..."),
+    ({"maximum": 2.0}, "maximum is 2.0; expected an int"),
+    ({"maximum": 2, "version": 3}, "version is 3; expected the name of a leaf"),
+    ({"maximum": 2, "decay": "linear"}, "decay is 'linear'; expected \"inverse\""),
+    ({"maximum": 2, "decay": "exponential"}, "half_life is None; expected a number > 0."),
+    ({"maximum": 2, "half_life": 3}, "half_life is for decay='exponential'"),
+    ({"maximum": 2, "unit": 0}, "unit is 0; expected an int >= 1"),
+    ({"maximum": 2, "unit": 2, "version": "v"}, "and 1 with a version"),
+    ({"maximum": 2, "runs": 9}, "expected None, or with a version"),
+    ({"maximum": 9, "runs": 9, "version": "v"}, "an int from 10 to 65536"),
+]
+DECAYS = [
+    (Staleness(3, version="version"), INVERSE),
+    (Staleness(3, version="version", decay="exponential", half_life=2), 2 ** -(np.arange(4) / 2)),
+]
 
 
-def check_chances(buffer: fbuf.Buffer, rows: Any, weights: np.ndarray) -> Any:
+def check_chances(buffer, rows, weights):
     """Write rows `[call, N, ...]`; draw each slot as often as its weight says, and tell its chance; the state."""
     example = jax.tree.map(lambda x: x.reshape(-1)[0], rows)
 
     @jax.jit
-    def run(rows: Any) -> Any:
+    def run(rows):
         state, _ = lax.scan(lambda s, x: (buffer.extend(s, x), None), buffer.init(example), rows)
         batch = buffer.peek(state, jax.random.key(0), DRAWS)
         return state, (batch.mask, batch.weight, batch.probability, batch.index.slot)
@@ -45,7 +60,7 @@ def check_chances(buffer: fbuf.Buffer, rows: Any, weights: np.ndarray) -> Any:
     return state
 
 
-def check_versions(sampler: Staleness, weights: Any) -> None:
+def check_versions(sampler, weights):
     """Two lanes that are not level: what counts is the newest version of all."""
     version = np.stack([np.repeat(np.arange(5), 6), np.repeat(np.arange(5), 6) - 1], axis=1).astype(np.int32)
     held = np.zeros(40, int)
@@ -55,18 +70,12 @@ def check_versions(sampler: Staleness, weights: Any) -> None:
     check_chances(buffer, {"version": version.reshape(10, 3, 2)}, expected)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "weights"),
-    [
-        (Staleness(3, version="version"), INVERSE),
-        (Staleness(3, version="version", decay="exponential", half_life=2), 2 ** -(np.arange(4) / 2)),
-    ],
-)
-def test_chances_by_version(sampler: Staleness, weights: Any) -> None:
+@pytest.mark.parametrize(("sampler", "weights"), DECAYS)
+def test_chances_by_version(sampler, weights):
     check_versions(sampler, weights)
 
 
-def test_chances_by_age() -> None:
+def test_chances_by_age():
     buffer = fbuf.Buffer(15, sampler=Staleness(3, unit=3))
     age = (23 - np.arange(15)) % 15
     expected = np.array([*np.repeat(INVERSE, 3), *[0] * 15])[age]
@@ -74,7 +83,7 @@ def test_chances_by_age() -> None:
     assert int(buffer.stats(state)["anchors_fresh"]) == (expected > 0).sum()
 
 
-def test_a_learner_ahead_of_its_actors() -> None:
+def test_a_learner_ahead_of_its_actors():
     buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
     state = buffer.extend(buffer.init({"version": jnp.int32(0)}), {"version": jnp.arange(5)})
     step = jax.jit(lambda state, version: buffer.sample(buffer.set(state, version=version), jax.random.key(0), 64))
@@ -90,11 +99,9 @@ def test_a_learner_ahead_of_its_actors() -> None:
     assert int(buffer.stats(buffer.clear(state))["version"]) == 9
 
 
-def test_rows_that_are_no_anchors_age_the_others() -> None:
+def test_rows_that_are_no_anchors_age_the_others():
     """The current version is that of the newest policy heard of, whether or not its rows can be drawn already."""
-    buffer = fbuf.Buffer(
-        8, sampler=Staleness(2, version="version"), view=Sequence(4, episode_end=("end",), autoreset="same_step")
-    )
+    buffer = fbuf.Buffer(8, sampler=Staleness(2, version="version"), view=same_step.Sequence(4, episode_end=("end",)))
     state = buffer.init({"version": 0, "end": False})
     for version, current in (([0, 0, 0, 0], 0), ([2], 2), ([9], 9), ([20], 9), ([3, 30, *[3] * 20], 30)):
         rows = {"version": np.resize(np.int32(version), 22), "end": np.zeros(22, bool)}
@@ -103,7 +110,7 @@ def test_rows_that_are_no_anchors_age_the_others() -> None:
         assert int(buffer.stats(state)["version"]) == current
 
 
-def test_counts_do_not_overflow() -> None:
+def test_counts_do_not_overflow():
     """Lots are counted modulo 2^32."""
     buffer = fbuf.Buffer(10, sampler=Staleness(2))
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(8))
@@ -117,49 +124,28 @@ def test_counts_do_not_overflow() -> None:
 
 
 @pytest.mark.optimized
-def test_steps_are_in_place() -> None:
-    view = Transition(n_step=3, stack=4, autoreset="same_step")
+def test_steps_are_in_place():
+    view = same_step.Transition(n_step=3, stack=4)
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=Staleness(8, version="action"), view=view)
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"maximum": -1}, "maximum is -1; expected an int from 0 to 65535."),
-        ({"maximum": 100_000}, "For larger ages use unit=..."),
-        ({"maximum": 2.0}, "maximum is 2.0; expected an int"),
-        ({"maximum": 2, "version": 3}, "version is 3; expected the name of a leaf"),
-        ({"maximum": 2, "decay": "linear"}, "decay is 'linear'; expected \"inverse\""),
-        ({"maximum": 2, "decay": "exponential"}, "half_life is None; expected a number > 0."),
-        ({"maximum": 2, "half_life": 3}, "half_life is for decay='exponential'"),
-        ({"maximum": 2, "unit": 0}, "unit is 0; expected an int >= 1"),
-        ({"maximum": 2, "unit": 2, "version": "v"}, "and 1 with a version"),
-        ({"maximum": 2, "runs": 9}, "expected None, or with a version"),
-        ({"maximum": 9, "runs": 9, "version": "v"}, "an int from 10 to 65536"),
-    ],
-)
-def test_wrong_settings(given: Any, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        Staleness(**given)
+@pytest.mark.parametrize(("given", "message"), WRONG)
+def test_wrong_settings(given, message):
+    raises((ValueError, TypeError), re.escape(message), Staleness, **given)
 
 
-def test_wrong_leaves_and_numbers() -> None:
+def test_wrong_leaves_and_numbers():
     buffer = fbuf.Buffer(10, sampler=Staleness(2, version="version"))
-    with pytest.raises(ValueError, match="reads leaf 'version'; expected one of x"):
-        buffer.init({"x": 0.0})
+    raises(ValueError, "reads leaf 'version'; expected one of x", buffer.init, {"x": 0.0})
     for wrong in (0.0, jnp.zeros(2, jnp.int32), True, np.uint32(0)):
         with pytest.raises(TypeError, match="reads leaf 'version', which is .* expected an integer"):
             buffer.init({"x": 0.0, "version": wrong})
     state = buffer.init({"x": 0.0, "version": 0})
-    with pytest.raises(TypeError, match=r"version is 1.5; expected an integer\. Write int\(x\)"):
-        buffer.set(state, version=1.5)
-    with pytest.raises(TypeError, match="version is '3'; expected a finite number"):
-        buffer.set(state, version="3")
-    with pytest.raises(ValueError, match="less than 2"):
-        buffer.set(state, version=2**31)
-    with pytest.raises(ValueError, match="has no number 'alpha'"):
-        buffer.set(state, alpha=1.0)
+    raises(TypeError, r"version is 1.5; expected an integer\. Write int\(x\)", buffer.set, state, version=1.5)
+    raises(TypeError, "version is '3'; expected a finite number", buffer.set, state, version="3")
+    raises(ValueError, "less than 2", lambda: buffer.set(state, version=2**31))
+    raises(ValueError, "has no number 'alpha'", buffer.set, state, alpha=1.0)
     state = buffer.extend(state, {"x": jnp.zeros(3), "version": jnp.zeros(3, jnp.int32)})
     index = buffer.last(state, 2).index
     with pytest.raises(ValueError, match=r"'version' is read by Staleness\(.*\), and cannot change"):

@@ -4,9 +4,8 @@ bad ones."""
 import contextlib
 import dataclasses
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections import Counter, namedtuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,32 +14,32 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from fbuf._algorithms import block_table
-from fbuf._algorithms.block_table import WAYS, Placed, Table
+from fbuf._algorithms.block_table import WAYS, Table
 
 WORDS, SIZE = 3, 24
 GOOD = block_table.digest
 Digest = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def constant(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
+def constant(blocks):
     """Every block has the same two buckets and the same fingerprint."""
     return jnp.full((blocks.shape[0],), 77, jnp.uint32), jnp.full((blocks.shape[0],), 5, jnp.uint32)
 
 
-def one_fingerprint(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
+def one_fingerprint(blocks):
     return GOOD(blocks)[0], jnp.zeros((blocks.shape[0],), jnp.uint32)
 
 
-def three_bits(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
+def three_bits(blocks):
     first, second = GOOD(blocks)
     return first & jnp.uint32(7), second & jnp.uint32(7)
 
 
-DIGESTS: dict[str, Digest] = {"good": GOOD, "constant": constant, "equal": one_fingerprint, "3 bits": three_bits}
+DIGESTS = {"good": GOOD, "constant": constant, "equal": one_fingerprint, "3 bits": three_bits}
 
 
 @contextlib.contextmanager
-def hashing(name: str) -> Iterator[None]:
+def hashing(name):
     """Another digest; programs traced with one are not left to the next."""
     block_table.rebuild.clear_cache()
     block_table.digest = DIGESTS[name]
@@ -51,27 +50,21 @@ def hashing(name: str) -> Iterator[None]:
         block_table.rebuild.clear_cache()
 
 
-def put(
-    table: Table, blocks: jax.Array, items: jax.Array, number: jax.Array, lot: int, token: Any = None
-) -> tuple[Table, Placed, jax.Array]:
+def put(table, blocks, items, number, lot, token=None):
     """Inserts `blocks[items[:number]]`."""
     token = jnp.zeros((), jnp.int32) if token is None else token
 
-    def fetch(item: jax.Array) -> jax.Array:
+    def fetch(item):
         return blocks.at[item].get(mode="promise_in_bounds")
 
     return block_table.insert(table, fetch, items, number, lot, token)
 
 
-class Calls(NamedTuple):
-    insert: Callable[..., Any]
-    refer: Callable[..., Any]
-    release: Callable[..., Any]
-    buckets: Callable[..., Any]
+Calls = namedtuple("Calls", "insert refer release buckets")
 
 
 @functools.cache
-def _calls(digest: Digest, lot: int) -> Calls:
+def _calls(digest, lot):
     """All in jit; new functions for each digest, as jit caches by function and the digest changes behind its back."""
     return Calls(
         jax.jit(lambda table, blocks, items, number: put(table, blocks, items, number, lot)),
@@ -85,7 +78,7 @@ REFER = jax.jit(lambda table, ids, refers, won: block_table.refer(table, ids, re
 RELEASE = jax.jit(lambda table, ids: block_table.release(table, ids, jnp.int32(0)))
 
 
-def some_blocks(number: int, alphabet: int, seed: int, words: int = WORDS) -> np.ndarray:
+def some_blocks(number, alphabet, seed, words=WORDS):
     """uint32[number, words] of `alphabet` kinds of blocks, one of them zeros; above 2^20: all distinct."""
     draw = np.random.default_rng(seed)
     if alphabet > 2**20:
@@ -97,32 +90,32 @@ def some_blocks(number: int, alphabet: int, seed: int, words: int = WORDS) -> np
     return kinds[draw.integers(0, alphabet, number)]
 
 
-def names(blocks: Any) -> list[bytes]:
+def names(blocks):
     return [block.tobytes() for block in np.asarray(blocks)]
 
 
 class Model:
     """A table beside a dict of blocks and references. Every call checks all that is promised of the table."""
 
-    def __init__(self, places: int, lot: int, words: int = WORDS) -> None:
+    def __init__(self, places, lot, words=WORDS):
         self.table = block_table.init(places, words)
         self.calls = _calls(block_table.digest, lot)
         self.lot = lot
-        self.references: Counter[bytes] = Counter()
-        self.ids: list[int] = []  # one for each reference
+        self.references = Counter()
+        self.ids = []  # one for each reference
         self.refused = 0
 
-    def contents(self) -> dict[bytes, int]:
+    def contents(self):
         """The place of each block in the table, with references or without."""
         places = np.asarray(self.table.names)
         places = places[places != 0]
         return dict(zip(names(np.asarray(self.table.words)[places]), places.tolist(), strict=True))
 
     @property
-    def live(self) -> int:
+    def live(self):
         return int(self.table.live)
 
-    def check(self, held: tuple[int, ...] = ()) -> None:
+    def check(self, held=()):
         """The whole table; `held` are places that `insert` has taken and `refer` has not settled yet."""
         words, count, home, prints, named, tally = (
             np.asarray(getattr(self.table, field.name)) for field in dataclasses.fields(Table)
@@ -147,10 +140,10 @@ class Model:
         mine = slots[:, None] // WAYS == self.buckets(words[named[slots]])
         assert mine.any(axis=1).all(), "a slot is outside its block's buckets"
 
-    def buckets(self, blocks: np.ndarray) -> np.ndarray:
+    def buckets(self, blocks):
         return np.asarray(self.calls.buckets(blocks, self.table.names.shape[0] // WAYS))
 
-    def insert(self, blocks: np.ndarray, items: np.ndarray, number: int) -> Placed:
+    def insert(self, blocks, items, number):
         before, counts = self.contents(), np.asarray(self.table.count)
         self.table, placed, token = self.calls.insert(self.table, blocks, items, np.int32(number))
         way, won = (np.asarray(a) for a in placed)
@@ -160,7 +153,7 @@ class Model:
         self.check(tuple(way[won].tolist()))
         assert len(set(way[won].tolist())) == won.sum(), "two blocks won one place"
         given = blocks[items]
-        met: dict[bytes, int] = {}
+        met = {}
         for block, place, bucket in list(zip(given, way, self.buckets(given), strict=True))[:number]:
             name = block.tobytes()
             assert met.setdefault(name, place) == place, "equal blocks were parted"
@@ -177,7 +170,7 @@ class Model:
         assert set(way[won].tolist()) == {p for p in way.tolist() if p and not counts[p]}
         return placed
 
-    def write(self, blocks: np.ndarray, number: int, seed: int, accepted: float = 1.0) -> Placed:
+    def write(self, blocks, number, seed, accepted=1.0):
         """Inserts the first `number` of `blocks`, in another order, and refers to a share of them and to some others."""
         draw = np.random.default_rng(seed)
         size = len(blocks)
@@ -197,7 +190,7 @@ class Model:
         self.check()
         return placed
 
-    def release(self, share: float, seed: int, size: int) -> None:
+    def release(self, share, seed, size):
         draw = np.random.default_rng(seed)
         number = min(size, round(share * len(self.ids)))
         chosen = draw.permutation(len(self.ids))[:number]
@@ -225,14 +218,14 @@ FULL = [("write", seed, 2**32, SIZE, 1.0) for seed in range(12)]
 CAME_BACK = [("write", 1, 12, SIZE, 1.0), *[("release", s, 1.0) for s in range(3)], ("write", 2, 12, SIZE, 1.0)]
 
 
-def check_sequences(digest: str, places: int, lot: int) -> None:
+def check_sequences(digest, places, lot):
     """Content, counts, living blocks and refusals, after every call of any sequence."""
     refused = []
 
     @given(some.lists(steps, max_size=14))
     @example(FULL + [("release", 0, 0.5), *FULL])
     @example(CAME_BACK)
-    def run(sequence: list[tuple[Any, ...]]) -> None:
+    def run(sequence):
         model = Model(places, lot)
         for kind, seed, *more in sequence:
             if kind == "write":
@@ -247,13 +240,13 @@ def check_sequences(digest: str, places: int, lot: int) -> None:
     assert max(refused) > 0, "no sequence filled the table"
 
 
-def check_rebuild(digest: str, places: int) -> None:
+def check_rebuild(digest, places):
     """Content and counts are kept, blocks of no references are not, and those that find no place are counted."""
     with hashing(digest):
         _check_rebuild(places)
 
 
-def _check_rebuild(places: int) -> None:
+def _check_rebuild(places):
     model, is_good = Model(160, 7), block_table.digest is GOOD
     for seed in range(6):
         model.write(some_blocks(SIZE, 2**32, seed), SIZE, seed, 0.8)
@@ -283,7 +276,7 @@ def _check_rebuild(places: int) -> None:
     model.write(some_blocks(SIZE, 2**32, 1), SIZE, 9)
 
 
-def load_at_first_refusal(places: int, blocks: np.ndarray, batch: int) -> float:
+def load_at_first_refusal(places, blocks, batch):
     """Share of the places taken by distinct blocks before the batch of which the table refuses one first."""
     add = jax.jit(lambda table, blocks, items: put(table, blocks, items, jnp.int32(batch), batch), donate_argnums=0)
     table, items = block_table.init(places, blocks.shape[1]), np.arange(batch, dtype=np.int32)
@@ -294,7 +287,7 @@ def load_at_first_refusal(places: int, blocks: np.ndarray, batch: int) -> float:
     raise AssertionError("nothing was refused")
 
 
-def sprites(number: int, words: int = 36) -> np.ndarray:
+def sprites(number, words=36):
     """12 x 12 pictures, all distinct, of few values: two bars on a plain ground, as games draw them, and a number."""
     at = np.arange(number)
     made = np.zeros((number, 12, 12), np.uint8)
@@ -305,31 +298,31 @@ def sprites(number: int, words: int = 36) -> np.ndarray:
     return made.reshape(number, 144).view(np.uint32)[:, :words]
 
 
-CONTENTS: dict[str, Callable[[int], np.ndarray]] = {
+CONTENTS = {
     "noise": lambda number: some_blocks(number, 2**32, 3),
     "sprites": sprites,
     "counter": lambda number: np.arange(1, number + 1, dtype=np.uint32)[:, None] * np.uint32([[1, 0, 0]]),
 }
 
 
-def check_load(places: int, content: str) -> None:
+def check_load(places, content):
     """A table refuses nothing before every place is taken."""
     batch = places // 128 // 8 * 8
     assert load_at_first_refusal(places, CONTENTS[content](places + 2 * batch), batch) > 1 - batch / places
 
 
-def check_turnover(places: int, lot: int) -> None:
+def check_turnover(places, lot):
     """A table that is always full: as many blocks go as come, and each finds the place of one that went."""
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def turn(table: Table, blocks: jax.Array, old: jax.Array) -> Any:
+    def turn(table, blocks, old):
         table, token = block_table.release(table, old, jnp.int32(0))
         table, placed, token = put(table, blocks, jnp.arange(lot, dtype=jnp.int32), jnp.int32(lot), lot, token)
         table, _ = block_table.refer(table, placed.place, jnp.ones((lot,), bool), placed.won, token)
         return table, placed.place
 
     table, draw = block_table.init(places, 1), np.random.default_rng(0)
-    held: list[np.ndarray] = [np.zeros((lot,), np.int32)] * ((places - 1) // lot)
+    held = [np.zeros((lot,), np.int32)] * ((places - 1) // lot)
     for number in range(40 * places // lot):
         blocks = np.arange(number * lot, (number + 1) * lot, dtype=np.uint32)[:, None]
         table, place = turn(table, blocks, held.pop(draw.integers(len(held))))
@@ -338,15 +331,12 @@ def check_turnover(places: int, lot: int) -> None:
     assert int(table.live) == (places - 1) // lot * lot
 
 
-class Cycle(NamedTuple):
-    """What a step of the loop below needs and leaves."""
-
-    table: Table
-    old: jax.Array  # int32[2, K], what the latest two steps referred to; the older ones are released
-    token: jax.Array
+# What a step of the loop below needs and leaves. `old` is int32[2, K], what the latest two steps referred to; the older ones
+# are released.
+Cycle = namedtuple("Cycle", "table old token")
 
 
-def cycle(now: Cycle, blocks: jax.Array, number: jax.Array, lot: int) -> tuple[Cycle, tuple[jax.Array, ...]]:
+def cycle(now, blocks, number, lot):
     """What a write into a ring of two rows does with the table."""
     size = blocks.shape[0]
     table, token = block_table.release(now.table, now.old[0], now.token)
@@ -358,14 +348,14 @@ def cycle(now: Cycle, blocks: jax.Array, number: jax.Array, lot: int) -> tuple[C
     return Cycle(table, jnp.stack([now.old[1], ids]), token), (table.live, placed.place, placed.won)
 
 
-def start(places: int, size: int, words: int) -> Cycle:
+def start(places, size, words):
     return Cycle(block_table.init(places, words), jnp.zeros((2, size), jnp.int32), jnp.zeros((), jnp.int32))
 
 
-def check_in_place(loop: bool, tables: int | None) -> None:
+def check_in_place(loop, tables):
     """The temporary bytes of a cycle do not depend on the size of the table."""
 
-    def way(now: Cycle, blocks: jax.Array, number: jax.Array) -> Any:
+    def way(now, blocks, number):
         if loop:
             return jax.lax.scan(lambda now, xs: cycle(now, *xs, 64), now, (blocks, number))
         return cycle(now, blocks[0], number[0], 64)

@@ -1,10 +1,6 @@
 """Storages, samplers, views and writers by name, and the batches of their combinations."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +14,7 @@ from tests.support.disk import fresh, somewhere
 from tests.support.trees import example_of
 
 
-def missed(achieved: jax.Array, goal: jax.Array) -> jax.Array:
+def missed(achieved, goal):
     """A reward."""
     return -(achieved != goal).astype(jnp.float32)
 
@@ -56,11 +52,7 @@ VIEWS = {
         Transition(n_step=2, stack=3, autoreset="same_step"), missed, goal="goal", achieved="reached"
     ),
 }
-WRITERS = {
-    "Ring": fbuf.writers.Ring(),
-    "TopK": fbuf.writers.TopK("reward"),
-    "Reservoir": fbuf.writers.Reservoir(),
-}
+WRITERS = {"Ring": fbuf.writers.Ring(), "TopK": fbuf.writers.TopK("reward"), "Reservoir": fbuf.writers.Reservoir()}
 REFUSED = {("Uniform(over='episodes')", "Sequence('cross')"): "its windows cross the ends of episodes"}
 UNORDERED_STORAGES = ("Device", "Deduplicated", "Compressed", "Host")  # for writers that replace any row
 UNORDERED_WRITERS = [w for w in WRITERS if not WRITERS[w].streams]
@@ -68,7 +60,7 @@ UNORDERED = [s for s in SAMPLERS if SAMPLERS[s].by_episode is False and not geta
 LANES, BATCH = 2, 6
 
 
-def rows_of(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+def rows_of(rng, count):
     shape = (count, LANES)
     return {
         "obs": rng.integers(1, 5, (*shape, 1, 1), np.uint8) * np.ones((8, 8), np.uint8),
@@ -84,25 +76,19 @@ def rows_of(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
 EXAMPLE = example_of(rows_of(np.random.default_rng(0), 1))
 
 
-def make(storage: str, sampler: str, view: str, writer: str = "Ring") -> fbuf.Buffer:
-    return fbuf.Buffer(
-        40,
-        lanes=LANES,
-        storage=fresh(STORAGES[storage]),
-        sampler=SAMPLERS[sampler],
-        view=VIEWS[view],
-        writer=WRITERS[writer],
-        episode_end=("terminated", "truncated") if WRITERS[writer].streams else (),
-    )
+def make(storage, sampler, view, writer="Ring"):
+    parts = {"storage": fresh(STORAGES[storage]), "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
+    ends = ("terminated", "truncated") if WRITERS[writer].streams else ()
+    return fbuf.Buffer(40, lanes=LANES, writer=WRITERS[writer], episode_end=ends, **parts)
 
 
 @functools.cache
-def batches(storage: str, sampler: str, view: str, writer: str = "Ring") -> list[Any]:
+def batches(storage, sampler, view, writer="Ring"):
     """What a few steps draw: the ring goes round, priorities change."""
     buffer = make(storage, sampler, view, writer)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: Any, rows: Any, key: Any) -> Any:
+    def step(state, rows, key):
         state, batch = buffer.sample(buffer.extend(state, rows), key, BATCH)
         if buffer.sampler.prioritized:
             state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
@@ -118,7 +104,7 @@ def batches(storage: str, sampler: str, view: str, writer: str = "Ring") -> list
     return out
 
 
-def check_storages_agree(storages: Iterable[str], *combination: str) -> None:
+def check_storages_agree(storages, *combination):
     """Every storage gives the batches of `Device`."""
     reference = batches("Device", *combination)
     assert sum(int(mask.sum()) for _, mask, *_ in reference) > 2 * BATCH

@@ -4,11 +4,7 @@ The oracle follows what is drawn without knowing any order (but for `shuffle=Fal
 from whom it may be.
 """
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Hashable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -37,25 +33,25 @@ SMALL, LARGE = (fbuf.Buffer(capacity=n, sampler=Epoch()) for n in (10, 3000))  #
 class Oracle:
     """Epochs of any things with names."""
 
-    def __init__(self, sampler: Any):
+    def __init__(self, sampler):
         self.sampler = sampler
-        self.members: list[Hashable] = []  # of the epoch, lane after lane in order of arrival
-        self.drawn: set[Hashable] = set()
+        self.members = []  # of the epoch, lane after lane in order of arrival
+        self.drawn = set()
         self.begun = 0
 
-    def clear(self) -> None:
+    def clear(self):
         self.members, self.drawn = [], set()
 
-    def left(self, live: Sequence[Hashable]) -> list[Hashable]:
+    def left(self, live):
         """Who is still to come."""
         here = set(live)
         return [m for m in self.members if m in here and m not in self.drawn]
 
-    def ends(self, live: Sequence[Hashable], batch_size: int) -> bool:
+    def ends(self, live, batch_size):
         """Whether the epoch has no further batch."""
         return len(self.left(live)) < (batch_size if self.sampler.drop_last else 1)
 
-    def sample(self, live: Sequence[Hashable], batch_size: int, got: Sequence[Hashable]) -> None:
+    def sample(self, live, batch_size, got):
         """`got` was drawn while `live` could be."""
         least = batch_size if self.sampler.drop_last else 1
         if len(live) < least:
@@ -72,7 +68,7 @@ class Oracle:
             assert list(got) == left[: len(got)]
         self.drawn |= set(got)
 
-    def check_stats(self, live: Sequence[Hashable], stats: dict[str, Any]) -> None:
+    def check_stats(self, live, stats):
         """What is left may include those who left unnoticed."""
         assert int(stats["epoch"]) == self.begun
         left = len(self.left(live))
@@ -81,7 +77,7 @@ class Oracle:
         assert 0 <= int(stats["epoch_left"]) <= len(self.members)
 
 
-def is_draw(batch: Any, number: int, begun_with: int) -> None:
+def is_draw(batch, number, begun_with):
     """Draws first, the rest masked; the same chance for all."""
     mask = np.asarray(batch.mask)
     assert mask.tolist() == [True] * number + [False] * (len(mask) - number)
@@ -90,15 +86,15 @@ def is_draw(batch: Any, number: int, begun_with: int) -> None:
     np.testing.assert_array_equal(batch.weight, mask.astype(np.float32))
 
 
-def buffer_of(sampler: Epoch, view: str = "row", lanes: int | None = None, length: int = 11) -> fbuf.Buffer:
+def buffer_of(sampler, view="row", lanes=None, length=11):
     return fbuf.Buffer(capacity=length * (lanes or 1), sampler=sampler, view=VIEWS[view], lanes=lanes)
 
 
-def empty(buffer: fbuf.Buffer) -> Any:
+def empty(buffer):
     return buffer.init({n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 
-def rows_of(rng: np.random.Generator, *shape: int) -> dict[str, np.ndarray]:
+def rows_of(rng, *shape):
     values = {
         "action": rng.integers(0, 1000, shape),
         "obs": rng.integers(0, 256, (*shape, 2)),
@@ -112,13 +108,13 @@ def rows_of(rng: np.random.Generator, *shape: int) -> dict[str, np.ndarray]:
 class Trial:
     """A buffer, its model and the oracle, in step."""
 
-    def __init__(self, buffer: fbuf.Buffer, seed: int):
+    def __init__(self, buffer, seed):
         self.buffer, self.model, self.oracle = buffer, Model(buffer, FIELDS), Oracle(buffer.sampler)
         self.state, self.rng, self.arrived = empty(buffer), np.random.default_rng(seed), 0
         self.share = np.ones(self.model.lane_count)
         self.most = 2 * self.model.length + 3
 
-    def extend(self, count: int) -> None:
+    def extend(self, count):
         """At most `count` rows a lane, in a call of one shape; lanes fall out of step."""
         shape = (self.most, self.model.lane_count)
         if self.rng.random() < 0.2:
@@ -131,7 +127,7 @@ class Trial:
         one = slice(None) if self.buffer.lanes else 0
         self.state = extend(self.buffer, self.state, {n: x[:, one] for n, x in rows.items()}, mask=mask[:, one])
 
-    def sample(self, batch_size: int) -> None:
+    def sample(self, batch_size):
         self.state, batch = sample(self.buffer, self.state, jax.random.key(int(self.rng.integers(2**31))), batch_size)
         live = sorted(self.model.anchors(), key=lambda row: (row.lane, row.number))
         by_action = {int(row.fields["action"]): row for row in live}
@@ -147,13 +143,13 @@ class Trial:
         assert bool(batch.last) == self.oracle.ends(names, batch_size)
         self.oracle.check_stats(names, self.buffer.stats(self.state))
 
-    def clear(self) -> None:
+    def clear(self):
         self.model.clear()
         self.oracle.clear()
         self.state = self.buffer.clear(self.state)
         assert int(self.buffer.stats(self.state)["epoch_left"]) == 0
 
-    def run(self, steps: int, sizes: tuple[int, ...]) -> None:
+    def run(self, steps, sizes):
         for _ in range(steps):
             kind = self.rng.choice(["some", "some", "some", "flood", "clear", *["sample"] * 9])
             if kind == "sample":
@@ -165,24 +161,24 @@ class Trial:
         assert self.oracle.begun >= 3
 
 
-def arrive(buffer: fbuf.Buffer, state: Any, first: int, count: int) -> Any:
+def arrive(buffer, state, first, count):
     """Rows `first`, `first + 1`, ...; of one shape however many, so that it compiles once."""
     number = np.arange(buffer.capacity, dtype=np.int32)
     shape = (-1,) if buffer.lanes is None else (-1, buffer.lanes)
     return extend(buffer, state, (first + number).reshape(shape), mask=(number < count).reshape(shape))
 
 
-def filled(buffer: fbuf.Buffer, count: int) -> Any:
+def filled(buffer, count):
     return arrive(buffer, buffer.init(np.int32(0)), 0, count)
 
 
-def check_arriving(shuffle: bool) -> None:
+def check_arriving(shuffle):
     """Everyone drawn who was still there at his turn, nobody twice, in both epochs that one scan holds."""
     capacity, batch_size, steps = 3000, 64, 90
     buffer = fbuf.Buffer(capacity=capacity, lanes=2, sampler=Epoch(shuffle=shuffle))
     state = filled(buffer, capacity)
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         key, rows = given
         state, batch = buffer.sample(buffer.extend(state, rows), key, batch_size)
         return state, (batch.data, batch.mask, batch.last, buffer.stats(state)["epoch"])
@@ -201,7 +197,7 @@ def check_arriving(shuffle: bool) -> None:
 
 
 @functools.cache
-def first_batches(held: int, batch_size: int, number: int) -> np.ndarray:
+def first_batches(held, batch_size, number):
     """Slots of the first batch for `number` keys."""
     buffer = fbuf.Buffer(capacity=held, sampler=Epoch())
     state = filled(buffer, held)
@@ -209,13 +205,13 @@ def first_batches(held: int, batch_size: int, number: int) -> np.ndarray:
     return np.asarray(jax.jit(jax.vmap(lambda key: buffer.peek(state, key, batch_size).data))(keys))
 
 
-def check_places(held: int, number: int) -> None:
+def check_places(held, number):
     """Draw everyone equally often at each of seven places."""
     for column in first_batches(held, 7, number).T:
         assert abs(chi_square_z(np.bincount(column, minlength=held), np.full(held, 1 / held))) < 4
 
 
-def check_inplace(view: str, order: str) -> None:
+def check_inplace(view, order):
     """Run a donated scan with next to no memory of its own: a byte a row would be 400,000."""
     buffer = buffer_of(Epoch(), view, lanes=2, length=200_000)
 

@@ -1,11 +1,7 @@
 """Buffers of all kinds, all their methods in one program, and settings of JAX that this program runs under."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +18,7 @@ STACKS = Transition(n_step=2, stack=2, autoreset="same_step")
 LONG = Transition(n_step=3, stack=2, autoreset="same_step")
 
 
-def make(lanes: int | None = LANES, **settings: Any) -> fbuf.Buffer:
+def make(lanes=LANES, **settings):
     return fbuf.Buffer(16, lanes=lanes, **settings)
 
 
@@ -50,7 +46,7 @@ BUFFERS = {
 }
 
 
-def rows(buffer: fbuf.Buffer, steps: int, seed: int) -> dict[str, Any]:
+def rows(buffer, steps, seed):
     draw = np.random.default_rng(seed)
     axes = (steps,) if buffer.lanes is None else (steps, buffer.lanes)
     return jax.device_put(
@@ -68,7 +64,7 @@ def rows(buffer: fbuf.Buffer, steps: int, seed: int) -> dict[str, Any]:
 EXAMPLE = {name: np.zeros(x.shape[1:], x.dtype) for name, x in rows(BUFFERS["plain"], 1, 0).items()}
 
 
-def given(buffer: fbuf.Buffer) -> dict[str, Any]:
+def given(buffer):
     """Return the arguments of the methods, on the device."""
     axes = (STEPS,) if buffer.lanes is None else (STEPS, buffer.lanes)
     return {
@@ -85,7 +81,7 @@ def given(buffer: fbuf.Buffer) -> dict[str, Any]:
     }
 
 
-def every_method(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
+def every_method(buffer, state, x):
     """Call all methods on `state`, which is empty at first, so that the masked paths run too."""
     prioritized, out = buffer.sampler.prioritized, []
     state, empty = buffer.sample(state, x["key"], BATCH)
@@ -108,7 +104,7 @@ def every_method(buffer: fbuf.Buffer, state: Any, x: dict[str, Any]) -> Any:
     return state, buffer.clear(state), out
 
 
-FLAGS: dict[str, Callable[[], Any]] = {
+FLAGS = {
     "x64": x64,
     "strict dtype promotion": lambda: jax.numpy_dtype_promotion("strict"),
     "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
@@ -120,24 +116,24 @@ FLAGS: dict[str, Callable[[], Any]] = {
 
 
 @contextlib.contextmanager
-def flags(*names: str) -> Iterator[None]:
+def flags(*names):
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(FLAGS[name]())
         yield
 
 
-def plain(tree: Any) -> Any:
+def plain(tree):
     return jax.tree.map(np.asarray, tree)
 
 
 @functools.cache
-def expected(name: str) -> Any:
+def expected(name):
     buffer = BUFFERS[name]
     return plain(jax.jit(functools.partial(every_method, buffer))(buffer.init(EXAMPLE), given(buffer)))
 
 
-def check(name: str, got: Any) -> None:
+def check(name, got):
     got, want = (x[2][:-1] if name == "host" else x for x in (got, expected(name)))  # its states name stores
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -145,7 +141,7 @@ def check(name: str, got: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def check_all_flags(name: str) -> None:
+def check_all_flags(name):
     buffer = BUFFERS[name]
     state, x = buffer.init(EXAMPLE), given(buffer)
     with flags("x64", "strict dtype promotion", "rank promotion", "debug_nans", "tracer leaks"):

@@ -1,10 +1,7 @@
 """Buffers, their methods, and checks that these are pure functions."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +14,7 @@ from fbuf.views import Transition
 from tests.support.trees import example_of, numpy_leaf, same
 
 LANES, CAPACITY, BATCH = 2, 24, 6
-STACKS: dict[str, Any] = {
-    "sampler": Prioritized(),
-    "view": Transition(n_step=2, stack=2, autoreset="same_step"),
-    "lanes": LANES,
-}
+STACKS = {"sampler": Prioritized(), "view": Transition(n_step=2, stack=2, autoreset="same_step"), "lanes": LANES}
 BUFFERS = {
     "uniform-row": fbuf.Buffer(CAPACITY, lanes=LANES),
     "prioritized-transition": fbuf.Buffer(CAPACITY, **STACKS),
@@ -31,7 +24,7 @@ RICH = BUFFERS["prioritized-transition"]
 KEY = jax.random.key(7)
 
 
-def rows(steps: int, seed: int = 0) -> dict[str, jax.Array]:
+def rows(steps, seed=0):
     draw, axes = np.random.default_rng(seed), (steps, LANES)
     return {
         "obs": jnp.asarray(draw.integers(0, 255, (*axes, 3)), jnp.uint8),
@@ -46,7 +39,7 @@ EXAMPLE = example_of(rows(1))
 
 
 @functools.cache
-def filled(name: str = "prioritized-transition") -> fbuf.BufferState:
+def filled(name="prioritized-transition"):
     """A state on its third round, so that every part of it is in use. Shared: nobody may donate it."""
     buffer = BUFFERS[name]
     state = buffer.init(EXAMPLE)
@@ -55,7 +48,7 @@ def filled(name: str = "prioritized-transition") -> fbuf.BufferState:
     return state
 
 
-def step(buffer: fbuf.Buffer, state: fbuf.BufferState, key: jax.Array, new: Any) -> Any:
+def step(buffer, state, key, new):
     """Every verb that changes a state but `clear`."""
     state = buffer.extend(state, new)
     state, batch = buffer.sample(state, key, BATCH)
@@ -65,7 +58,7 @@ def step(buffer: fbuf.Buffer, state: fbuf.BufferState, key: jax.Array, new: Any)
     return state, batch
 
 
-def methods(buffer: fbuf.Buffer) -> dict[str, Any]:
+def methods(buffer):
     index = fbuf.Index(jnp.arange(4, dtype=jnp.int32), jnp.full((4,), 3, jnp.uint32))
     error = jnp.arange(4, dtype=jnp.float32)
     one = jax.tree.map(lambda x: x[0], rows(1))
@@ -91,7 +84,7 @@ def methods(buffer: fbuf.Buffer) -> dict[str, Any]:
     return calls
 
 
-def check_arguments_unchanged(name: str) -> None:
+def check_arguments_unchanged(name):
     buffer, state = BUFFERS[name], filled(name)
     before = jax.tree.map(numpy_leaf, state)
     for verb, call in methods(buffer).items():
@@ -101,16 +94,16 @@ def check_arguments_unchanged(name: str) -> None:
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)), verb
 
 
-def build() -> fbuf.Buffer:
+def build():
     return fbuf.Buffer(CAPACITY, **STACKS)
 
 
-def laps(buffer: fbuf.Buffer, lap: int) -> fbuf.BufferState:
+def laps(buffer, lap):
     state = buffer.init(EXAMPLE)
     return state.replace(ring=dataclasses.replace(state.ring, lap=jnp.full((LANES,), lap, jnp.uint32)))
 
 
-def check_laps(name: str) -> None:
+def check_laps(name):
     buffer = BUFFERS[name]
     run = jax.jit(functools.partial(step, buffer))
     old, young = laps(buffer, 2**32 - 2), buffer.init(EXAMPLE)

@@ -1,8 +1,6 @@
 """Buffers whose priorities are on the host or on the device, their methods with made-up arguments, and what they hold."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +14,18 @@ EXPIRED = "the priorities of this BufferState have expired.*Carry on the state"
 CAPACITY, LANES, BATCH = 60, 3, 16
 EXAMPLE = {"x": jax.ShapeDtypeStruct((), jnp.int32), "done": jax.ShapeDtypeStruct((), jnp.bool_)}
 KEY = np.array([0, 7], np.uint32)
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "default": {},
     "buffer": dict(normalize="buffer", alpha=1.0, beta=1.0, eps=0.0),
     "independent": dict(normalize=None, stratified=False, alpha=0.5),
 }
 
 
-def make(on: str, options: str = "default", **parts: Any) -> fbuf.Buffer:
+def make(on, options="default", **parts):
     return fbuf.Buffer(CAPACITY, sampler=Prioritized(on=on, **OPTIONS[options]), **{"lanes": LANES, **parts})
 
 
-def verb(buffer: fbuf.Buffer, what: str, state: Any, seed: Any) -> Any:
+def verb(buffer, what, state, seed):
     """One verb with made-up arguments; `(state, what it gave)`."""
     key = jax.random.key(seed)
     if what in ("extend", "more"):
@@ -46,7 +44,7 @@ def verb(buffer: fbuf.Buffer, what: str, state: Any, seed: Any) -> Any:
 
 
 VERBS = ("extend", "more", "learn", "set", "clear")
-FORMS: dict[str, Callable[..., Any]] = {
+FORMS = {
     "eager": lambda buffer: functools.partial(verb, buffer),
     "jit": lambda buffer: jax.jit(functools.partial(verb, buffer), static_argnums=0),
     "donated": lambda buffer: jax.jit(functools.partial(verb, buffer), static_argnums=0, donate_argnums=1),
@@ -54,13 +52,13 @@ FORMS: dict[str, Callable[..., Any]] = {
 run = functools.cache(lambda buffer, form: FORMS[form](buffer))
 
 
-def leaves_of(state: Any) -> np.ndarray:
+def leaves_of(state):
     """Of a buffer without lanes that are cut: float32[C]."""
     tree = state.sampler.tree
     return _host_priorities.leaves(tree) if isinstance(tree, _host_priorities.HostTree) else np.asarray(tree)[:CAPACITY]
 
 
-def compare(device: Any, host: Any) -> None:
+def compare(device, host):
     """Everything of two states that can be seen of their priorities."""
     same(leaves_of(device), leaves_of(host))
     same(device.sampler.max_priority, host.sampler.max_priority)

@@ -1,30 +1,22 @@
 """Steps of methods in any order, and the proof that a donated step copies nothing large."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import fbuf
-from fbuf.testing import Memory, assert_inplace
+from fbuf.testing import assert_inplace
+from tests.support.trees import row_with
 
 LANES, ROWS, BATCH, STEPS = 2, 3, 8, 5
 CAPACITY = 400_000
-
 VERBS = "esuort"  # extend, sample, update of the last batch, update from elsewhere, update_rows, stats
-ROW = {
-    "obs": jax.ShapeDtypeStruct((4, 3), jnp.uint8),
-    "action": jax.ShapeDtypeStruct((), jnp.int32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "terminated": jax.ShapeDtypeStruct((), jnp.bool_),
-    "truncated": jax.ShapeDtypeStruct((), jnp.bool_),
-}
+ROW = row_with(np.zeros((4, 3), np.uint8))
 SAMPLERS = {
     "uniform": fbuf.samplers.Uniform(),
     "prioritized": fbuf.samplers.Prioritized(),
@@ -43,21 +35,19 @@ VIEWS = {
 }
 
 
-def shape(leading: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+def shape(leading, dtype):
     return jax.ShapeDtypeStruct(leading, dtype)
 
 
-def leading(tree: Any, *axes: int) -> Any:
+def leading(tree, *axes):
     return jax.tree.map(lambda x: shape((*axes, *x.shape), x.dtype), tree)
 
 
-def buffer_of(
-    sampler: str, view: str, capacity: int = CAPACITY, lanes: int | None = LANES, **settings: Any
-) -> fbuf.Buffer:
+def buffer_of(sampler, view, capacity=CAPACITY, lanes=LANES, **settings):
     return fbuf.Buffer(capacity, sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes, **settings)
 
 
-def inputs(axes: tuple[int, ...] = (), row: Any = ROW, lanes: int | None = LANES, batch: int = BATCH) -> dict[str, Any]:
+def inputs(axes=(), row=ROW, lanes=LANES, batch=BATCH):
     """Return the shapes of what one step takes besides the state."""
     return {
         "rows": leading(row, *axes, ROWS, *(() if lanes is None else (lanes,))),
@@ -68,10 +58,10 @@ def inputs(axes: tuple[int, ...] = (), row: Any = ROW, lanes: int | None = LANES
     }
 
 
-def step_of(buffer: fbuf.Buffer, order: str, batch: int = BATCH) -> Any:
+def step_of(buffer, order, batch=BATCH):
     """Return `(state, inputs) -> (state, results)`: the methods of `order`, one after another."""
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         index, out = given["index"], []
         for method in order:
             if method == "e":
@@ -95,9 +85,7 @@ def step_of(buffer: fbuf.Buffer, order: str, batch: int = BATCH) -> Any:
     return step
 
 
-def assert_order(
-    buffer: fbuf.Buffer, order: str, row: Any, state: Any = None, *, steps: int = 0, batch: int = BATCH
-) -> Memory:
+def assert_order(buffer, order, row, state=None, *, steps=0, batch=BATCH):
     """Run the methods of `order` in one jit, or in a scan of so many steps: nothing large is copied."""
     step, state = step_of(buffer, order, batch), jax.eval_shape(buffer.init, row) if state is None else state
     if not steps:
@@ -105,13 +93,13 @@ def assert_order(
     return assert_inplace(lambda s, x: lax.scan(step, s, x), state, inputs((steps,), row, buffer.lanes, batch))
 
 
-def assert_draw_write_draw(buffer: fbuf.Buffer, row: Any, state: Any = None, *, jit: bool = True) -> None:
+def assert_draw_write_draw(buffer, row, state=None, *, jit=True):
     """Draw, write and draw in a scan, and in one jit."""
     for steps in (0, 4) if jit else (4,):
         assert_order(buffer, "ses", row, state, steps=steps)
 
 
-def state_of(buffer: fbuf.Buffer, bound: int) -> Any:
+def state_of(buffer, bound):
     """The shapes of a state; every leaf that grows with the capacity is larger than `bound`."""
     state = jax.eval_shape(buffer.init, ROW)
     for leaf in jax.tree.leaves(state):
@@ -120,13 +108,13 @@ def state_of(buffer: fbuf.Buffer, bound: int) -> Any:
     return state
 
 
-def in_jit(buffer: fbuf.Buffer, order: str) -> Memory:
+def in_jit(buffer, order):
     memory = assert_order(buffer, order, ROW)
     state_of(buffer, memory.bound)
     return memory
 
 
-def in_scan(buffer: fbuf.Buffer, order: str) -> Memory:
+def in_scan(buffer, order):
     memory = assert_order(buffer, order, ROW, steps=STEPS)
     state_of(buffer, memory.bound)
     return memory
@@ -135,40 +123,40 @@ def in_scan(buffer: fbuf.Buffer, order: str) -> Memory:
 FORMS = {"jit": in_jit, "scan": in_scan}
 
 
-def check_writer(form: str, writer: str, sampler: str, order: str) -> None:
+def check_writer(form, writer, sampler, order):
     FORMS[form](dataclasses.replace(buffer_of(sampler, "row"), writer=WRITERS[writer], episode_end=()), order)
 
 
-def orders(length: int, sampler: str) -> list[str]:
+def orders(length, sampler):
     """Every order of `length` verbs that means something: `u` needs a batch, priorities need a prioritized sampler."""
     verbs = VERBS if sampler != "uniform" else VERBS.replace("u", "").replace("o", "")
     every = ("".join(o) for o in itertools.product(verbs, repeat=length))
     return [o for o in every if "u" not in o or "s" in o[: o.index("u")]]
 
 
-def some(length: int, sampler: str, number: int) -> list[str]:
+def some(length, sampler, number):
     """A fixed sample of orders, different for each length, the same on every machine."""
     return sorted(random.Random(f"{length}{sampler}").sample(orders(length, sampler), number))
 
 
-def rows_at(key: jax.Array) -> Any:
+def rows_at(key):
     """One made-up row a lane."""
-    return {
-        "obs": jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
-        "action": jnp.zeros((1, LANES), jnp.int32),
-        "reward": jax.random.normal(key, (1, LANES), jnp.float32),
-        "terminated": jax.random.uniform(key, (1, LANES), jnp.float32) < jnp.float32(0.1),
-        "truncated": jnp.zeros((1, LANES), jnp.bool_),
-    }
+    return row_with(
+        jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
+        1,
+        LANES,
+        reward=jax.random.normal(key, (1, LANES), jnp.float32),
+        terminated=jax.random.uniform(key, (1, LANES), jnp.float32) < jnp.float32(0.1),
+    )
 
 
-def filled(buffer: fbuf.Buffer) -> Any:
+def filled(buffer):
     state = buffer.init(ROW)
     for key in jax.random.split(jax.random.key(0), 6):
         state = buffer.extend(state, rows_at(key))
     return jax.block_until_ready(state)
 
 
-def pointers(tree: Any) -> dict[str, int]:
+def pointers(tree):
     pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path): leaf.unsafe_buffer_pointer() for path, leaf in pairs if leaf.size}

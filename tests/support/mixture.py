@@ -4,7 +4,6 @@ The number tells the buffer and when the row came. Chances are compared with a c
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,18 +35,18 @@ MODES = {
 }
 
 
-def rows_of(first: int, number: int) -> dict[str, np.ndarray]:
+def rows_of(first, number):
     ids = first + np.arange(number, dtype=np.int32)
     return {"obs": (ids[:, None, None] % 251 * np.ones((8, 8))).astype(np.uint8), "id": ids}
 
 
-def two(one: Any = None, other: Any = None, **settings: Any) -> fbuf.Mixture:
+def two(one=None, other=None, **settings):
     """Rows of a are numbered from 1000, those of b from 2000."""
     buffers = {"a": one or fbuf.uniform(20), "b": other or fbuf.uniform(40)}
     return fbuf.Mixture(buffers, **settings)
 
 
-def filled(mixture: fbuf.Mixture, **counts: int) -> Any:
+def filled(mixture, **counts):
     state = mixture.init(dict.fromkeys(mixture.names, EXAMPLE))
     for i, name in enumerate(mixture.names):
         number = counts.get(name, mixture[name].capacity)
@@ -56,17 +55,17 @@ def filled(mixture: fbuf.Mixture, **counts: int) -> Any:
     return state
 
 
-def size_of(mixture: fbuf.Mixture, size: int = B) -> Any:
+def size_of(mixture, size=B):
     """What to ask for to get `size` rows, a quarter of them of a."""
     return {"a": size // 4, "b": size - size // 4} if mixture.quota == "all" else size
 
 
 @functools.cache
-def sampling(mixture: fbuf.Mixture) -> Any:
+def sampling(mixture):
     return jax.jit(lambda state, key: mixture.sample(state, key, size_of(mixture)), donate_argnums=0)
 
 
-def check(mixture: fbuf.Mixture, batch: Any, held: dict[str, int]) -> None:
+def check(mixture, batch, held):
     """What holds of every batch, over buffers that hold all rows they were given."""
     batch = jax.device_get(batch)
     source, mask, ids = batch.source, batch.mask, batch.data["id"]
@@ -88,24 +87,24 @@ def check(mixture: fbuf.Mixture, batch: Any, held: dict[str, int]) -> None:
 
 
 @functools.cache
-def numbers(mixture: fbuf.Mixture, batch_size: int = B) -> Any:
+def numbers(mixture, batch_size=B):
     """A jitted draw of many batches: numbers, probabilities, sources and weights, flat."""
 
     @jax.jit
-    def run(state: Any, keys: Any) -> Any:
+    def run(state, keys):
         batch = jax.vmap(lambda key: mixture.peek(state, key, size_of(mixture, batch_size)))(keys)
         return tuple(x.reshape(-1) for x in (batch.data["id"], batch.probability, batch.source, batch.weight))
 
     return run
 
 
-def check_sampler(sampler: str, mode: str) -> None:
+def check_sampler(sampler, mode):
     """Nine batches: rows of each buffer as its quota says, and as its sampler draws them."""
 
     one, other = (fbuf.Buffer(c, sampler=SAMPLERS[sampler]) for c in (20, 40))
     mixture = two(one, other, **MODES[mode])
     state, step = filled(mixture), sampling(mixture)
-    drawn: dict[int, list[int]] = {0: [], 1: []}
+    drawn = {0: [], 1: []}
     empty = 0
     for i in range(9):
         state, batch = step(state, jax.random.key(i))
@@ -134,7 +133,7 @@ def check_sampler(sampler: str, mode: str) -> None:
     assert int(stats["empty_samples"]) == empty and (not empty or sampler == "Consume")
 
 
-def density(mixture: fbuf.Mixture, state: Any, share: dict[str, float]) -> dict[int, float]:
+def density(mixture, state, share):
     """Chance of each row by its number, from priorities (alpha = 1, eps = 0)."""
     out = {}
     for i, name in enumerate(mixture.names):
@@ -145,7 +144,7 @@ def density(mixture: fbuf.Mixture, state: Any, share: dict[str, float]) -> dict[
     return out
 
 
-def weighted(mode: dict[str, Any], **settings: Any) -> tuple[fbuf.Mixture, Any]:
+def weighted(mode, **settings):
     sampler = Prioritized(alpha=1.0, eps=0.0)
     mixture = two(fbuf.Buffer(20, sampler=sampler), fbuf.uniform(40), **mode, **settings)
     state = filled(mixture)
@@ -154,7 +153,7 @@ def weighted(mode: dict[str, Any], **settings: Any) -> tuple[fbuf.Mixture, Any]:
     return mixture, mixture.replace(state, {"a": online})
 
 
-def check_weights(mode: str, target: str, beta: float | None) -> None:
+def check_weights(mode, target, beta):
     """Weights are those of the closed form; `beta` of the call replaces that of the mixture, 0.7."""
     mixture, state = weighted(MODES[mode], target=target, normalize=None, beta=0.7)
     more = {} if beta is None else {"beta": jnp.float32(beta)}
@@ -171,13 +170,13 @@ BIG = 400_000
 ROW = {"obs": jax.ShapeDtypeStruct((8,), np.uint8), "id": jax.ShapeDtypeStruct((), np.int32)}
 
 
-def check_in_place(sampler: str, mode: str) -> None:
+def check_in_place(sampler, mode):
     """A step of every method copies neither buffer."""
 
     mixture = two(*(fbuf.Buffer(BIG, sampler=SAMPLERS[sampler]) for _ in "ab"), **MODES[mode])
     state = jax.eval_shape(lambda: mixture.init({"a": ROW, "b": ROW}))
 
-    def step(state: Any, rows: Any, key: Any) -> Any:
+    def step(state, rows, key):
         state, batch = mixture.sample(state, key, size_of(mixture))
         if mixture["a"].sampler.prioritized:
             state = mixture.update_priority(state, batch.index, jnp.ones(B))
@@ -192,22 +191,17 @@ def check_in_place(sampler: str, mode: str) -> None:
 THREE = {"a": 0.25, "b": 0.25, "c": 0.5}
 
 
-def three(**settings: Any) -> fbuf.Mixture:
+def three(**settings):
     return fbuf.Mixture({n: fbuf.Buffer(40, sampler=Epoch()) for n in THREE}, fractions=THREE, **settings)
 
 
-def same(one: Any, two: Any) -> bool:
+def same(one, two):
     return jax.tree.structure(one) == jax.tree.structure(two) and jax.tree.all(
         jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
     )
 
 
-def refused(error: Any, match: str, call: Any) -> None:
-    with pytest.raises(error, match=match):
-        call()
-
-
-def played(mixture: fbuf.Mixture, state: Any, first: int, steps: int) -> tuple[Any, list[Any]]:
+def played(mixture, state, first, steps):
     out = []
     for i in range(first, first + steps):
         state, batch = mixture.sample(state, jax.random.key(i), size_of(mixture, 8))
@@ -226,7 +220,7 @@ HELD = [
 ]
 
 
-def check_empty(annealed: bool) -> None:
+def check_empty(annealed):
     """Other buffers give the rows of one that is empty, by their quotas."""
     mixture = three(annealed=annealed)
     for held, quota, moved in HELD:

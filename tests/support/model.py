@@ -3,17 +3,13 @@
 Priorities and probabilities are float64. Source: the documentation of `Buffer` and of the samplers.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
-from tests.support.model_lanes import Fields, Lanes, Row
+from tests.support.model_lanes import Lanes, Row
 
 COUNTERS = "refused_nonfinite refused_out_of_range refused_stale refused_closed empty_samples expired_rows".split()
 
@@ -21,7 +17,7 @@ COUNTERS = "refused_nonfinite refused_out_of_range refused_stale refused_closed 
 class Model(Lanes):
     """The rows of a buffer, its priorities and its counters."""
 
-    def __init__(self, buffer: Any, fields: Mapping[str, tuple[tuple[int, ...], Any]]):
+    def __init__(self, buffer, fields):
         super().__init__(buffer, fields)
         self.sampler = buffer.sampler
         self.ranked = type(self.sampler).__name__ == "Ranked"
@@ -29,20 +25,20 @@ class Model(Lanes):
         self.ages = type(self.sampler).__name__ == "Staleness"
         # By name of the row: the number of an anchor's run in its lane and its stamp, its leaf (for `Ranked`, its bucket),
         # and its priority. By lane: the run of its newest anchor, and how many anchors have opened in it.
-        self.run: dict[int, tuple[int, int]] = {}
-        self.leaf: dict[int, float] = {}
-        self.magnitude: dict[int, float] = {}
-        self.latest: dict[int, tuple[int, int]] = {}
-        self.came: dict[int, int] = {}
+        self.run = {}
+        self.leaf = {}
+        self.magnitude = {}
+        self.latest = {}
+        self.came = {}
         self.version, self.max_priority = 0, 1.0
         numbers = tuple(self.sampler.numbers) if self.prioritized else ()
         self.numbers = {n: float(getattr(self.sampler, n)) for n in numbers}
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.names = itertools.count()
-        self.by_index: dict[tuple[int, int], int] = {}
-        self.ticket: dict[int, int] = {}
+        self.by_index = {}
+        self.ticket = {}
 
-    def copy(self) -> Model:
+    def copy(self):
         """As it is now, on its own (what indices mean is shared: that never changes)."""
         other = copy.copy(self)
         other.history = [[dataclasses.replace(r) for r in rows] for rows in self.history]
@@ -51,7 +47,7 @@ class Model(Lanes):
         other.run, other.latest, other.came = dict(self.run), dict(self.latest), dict(self.came)
         return other
 
-    def extend(self, rows: Fields, priority: np.ndarray | None = None, mask: np.ndarray | None = None) -> None:
+    def extend(self, rows, priority=None, mask=None):
         """Adds leaves `[N, E, ...]`, one row after the other."""
         drawable = {row.name for row in self.anchors()}
         self._see_versions(rows, mask)
@@ -67,7 +63,7 @@ class Model(Lanes):
                     self._arrive(e, {k: np.array(x[n, e]) for k, x in rows.items()}, given)
         self._follow(drawable)
 
-    def cut(self, lanes: np.ndarray) -> None:
+    def cut(self, lanes):
         """Ends the episodes of lanes bool[E]; where every row is drawn there are none."""
         if self.kind == "Row" and getattr(self.sampler, "over", "") != "episodes":
             return
@@ -77,7 +73,7 @@ class Model(Lanes):
                 self.cut_after(rows[-1])
         self._follow(drawable)
 
-    def _arrive(self, lane: int, fields: Fields, given: float | None) -> None:
+    def _arrive(self, lane, fields, given):
         past = self.history[lane]
         number = past[-1].number + 1 if past else 0
         slot = number % self.length * self.lane_count + lane
@@ -85,7 +81,7 @@ class Model(Lanes):
         self._place_in_episode(row, past[-1] if past else None)
         past.append(row)
 
-    def _follow(self, before: set[int]) -> None:
+    def _follow(self, before):
         """Rows that are drawable now and were not `before` get their first priority."""
         now = self.anchors()
         if self.ages:
@@ -107,17 +103,17 @@ class Model(Lanes):
                 self.max_priority = max(self.max_priority, given)
         self._hold()
 
-    def _hold(self) -> None:
+    def _hold(self):
         """The largest priority, where it is that of the rows there are."""
         if self.prioritized and not self.ranked and self.sampler.largest == "held":
             self.max_priority = max(self.magnitude.values(), default=1.0)
 
-    def _see_versions(self, rows: Fields, mask: np.ndarray | None = None) -> None:
+    def _see_versions(self, rows, mask=None):
         if self.ages and self.sampler.version is not None:
             said = rows[self.sampler.version]
             self.version = max([self.version, *(said if mask is None else said[mask]).reshape(-1).tolist()])
 
-    def _stamp(self, row: Row) -> None:
+    def _stamp(self, row):
         """The run that a new anchor belongs to."""
         run, stamp = self.latest.get(row.lane, (0, 0))
         came = self.came[row.lane] = self.came.get(row.lane, 0) + 1
@@ -128,7 +124,7 @@ class Model(Lanes):
             run, stamp = run + (said != stamp), said
         self.run[row.name] = self.latest[row.lane] = (run, stamp)
 
-    def staleness_weight(self, row: Row) -> float:
+    def staleness_weight(self, row):
         """What an anchor counts for; 0 where it is too stale, or of a run long forgotten."""
         sampler, (run, stamp), (newest, now) = self.sampler, self.run[row.name], self.latest[row.lane]
         staleness = max((now if sampler.version is None else self.version) - stamp, 0)
@@ -139,19 +135,19 @@ class Model(Lanes):
             return 1 / (1 + staleness)
         return 2 ** -(staleness / sampler.half_life) if sampler.decay == "exponential" else 1.0
 
-    def chosen_from(self) -> list[Row]:
+    def chosen_from(self):
         """Anchors that the sampler would draw."""
         anchors = self.anchors()
         return [row for row in anchors if self.staleness_weight(row) > 0] if self.ages else anchors
 
-    def _leaf(self, priority: float) -> float:
+    def _leaf(self, priority):
         if self.ranked:  # eight buckets an octave, those beyond 2^-32 and 2^32 thrown together
             octave = int(np.floor(np.log2(priority))) if priority > 0 else -99
             return float(np.clip((octave + 32) * 8 + int((priority / 2.0**octave - 1) * 8), 0, 511) + 1)
         leaf = (np.float64(priority) + self.numbers["eps"]) ** self.numbers["alpha"]
         return float(min(leaf, 2.0**100))
 
-    def update_priority(self, indices: Iterable[tuple[int, int]], errors: np.ndarray) -> None:
+    def update_priority(self, indices, errors):
         """Indices are (slot, ticket)."""
         drawable = {row.name for row in self.anchors()}
         for (slot, ticket), error in zip(indices, errors, strict=True):
@@ -172,12 +168,12 @@ class Model(Lanes):
                 self.max_priority = max(self.max_priority, abs(float(error)))
         self._hold()
 
-    def rebuild(self) -> None:
+    def rebuild(self):
         """Leaves of all priorities by the numbers of now."""
         if not self.ranked:
             self.leaf = {name: self._leaf(p) for name, p in self.magnitude.items()}
 
-    def update_rows(self, indices: Iterable[tuple[int, int]], fields: Fields) -> None:
+    def update_rows(self, indices, fields):
         """Replaces leaves `[B, ...]` by name."""
         for i, (slot, ticket) in enumerate(indices):
             row = self.row_at(slot, ticket)
@@ -190,20 +186,20 @@ class Model(Lanes):
             else:
                 row.fields = row.fields | {k: np.array(x[i]) for k, x in fields.items()}
 
-    def clear(self) -> None:
+    def clear(self):
         """No rows; annealed numbers and counters stay."""
         self.history = [[] for _ in range(self.lane_count)]
         self.leaf, self.magnitude, self.max_priority = {}, {}, 1.0
         self.run, self.latest, self.came = {}, {}, {}
 
-    def set(self, **numbers: float) -> None:
+    def set(self, **numbers):
         """For leaves written from now on."""
         if self.ages:
             self.version = int(numbers["version"])
             return
         self.numbers.update({n: float(np.float32(x)) for n, x in numbers.items()})
 
-    def convert(self, other: Any) -> Model:
+    def convert(self, other):
         """The rows under another sampler or view; what came before a full lane's oldest row is not known any more."""
         model = Model(other, self.fields)
         model.counters = dict(self.counters)
@@ -226,37 +222,37 @@ class Model(Lanes):
         return model
 
     @property
-    def size(self) -> int:
+    def size(self):
         return sum(len(self.held(lane)) for lane in range(self.lane_count))
 
-    def meet(self, slot: int, ticket: int, row: Row) -> None:
+    def meet(self, slot, ticket, row):
         """A verb named `row` so: it has no other index, and no other row has this one, ever."""
         assert slot == row.slot and ticket != 0
         assert self.ticket.setdefault(row.name, ticket) == ticket, "one row with two indices"
         assert self.by_index.setdefault((slot, ticket), row.name) == row.name, "two rows, one index"
 
-    def row_at(self, slot: int, ticket: int) -> Row | None:
+    def row_at(self, slot, ticket):
         """The row of an index, if it is still held."""
         row = self.in_slot(slot)
         return row if row is not None and self.by_index.get((slot, ticket)) == row.name else None
 
-    def in_slot(self, slot: int) -> Row | None:
+    def in_slot(self, slot):
         """What lies in a slot now."""
         if not 0 <= slot < self.capacity:
             return None
         return next((r for r in self.held(slot % self.lane_count) if r.slot == slot), None)
 
-    def by_age(self) -> list[list[Row | None]]:
+    def by_age(self):
         """`[L][E]`, oldest first, None past the newest."""
         lanes = [self.held(e) for e in range(self.lane_count)]
         return [[rows[i] if i < len(rows) else None for rows in lanes] for i in range(self.length)]
 
-    def newest(self, n: int) -> list[list[Row | None]]:
+    def newest(self, n):
         """`[n][E]`, newest last, None where there are fewer."""
         lanes = [self.held(e) for e in range(self.lane_count)]
         return [[rows[i] if -i <= len(rows) else None for rows in lanes] for i in range(-n, 0)]
 
-    def probability(self, row: Row) -> float:
+    def probability(self, row):
         """Chance of a drawable row in one draw."""
         if getattr(self.sampler, "over", "") == "episodes":
             episodes = [(r.lane, self.episode_of(r)) for r in self.anchors()]
@@ -276,7 +272,7 @@ class Model(Lanes):
             chance = terms[above : above + tied].mean() / terms.sum()
         return float((1 - share) * chance + share / number)
 
-    def weights(self, rows: list[Row], beta: float | None = None) -> list[float]:
+    def weights(self, rows, beta=None):
         """Importance weights of a batch."""
         if not self.prioritized:
             return [1.0] * len(rows)

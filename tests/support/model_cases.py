@@ -1,9 +1,5 @@
 """Buffers for the model of `tests/support/model.py`: views, samplers and storages by name, and programs of methods."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -85,20 +81,20 @@ STORAGES = {
 FORMS = ("eager", "jit", "donated")
 
 
-def make(view: str, sampler: str, storage: str, lanes: int | None) -> fbuf.Buffer:
+def make(view, sampler, storage, lanes):
     """A buffer of few rows, a number that no power of two divides."""
-    length = max(7, VIEWS[view].rule.rows)
-    return fbuf.Buffer(
-        capacity=length * (lanes or 1),
-        storage=fresh(STORAGES[storage]),
-        sampler=SAMPLERS[sampler],
-        view=VIEWS[view],
-        lanes=lanes,
-        episode_end=("truncated",) if view in ("other ends", "row") else (),
-    )
+    parts = {"storage": fresh(STORAGES[storage]), "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
+    ends = ("truncated",) if view in ("other ends", "row") else ()
+    return fbuf.Buffer(max(7, VIEWS[view].rule.rows) * (lanes or 1), lanes=lanes, episode_end=ends, **parts)
 
 
-def cases(chosen: list[tuple[Any, ...]]) -> Any:
+def listed(text):
+    """Return the cases of a text such as `row/uniform/device/-/jit; row/batch/host/3/eager`, where `-` is None."""
+    cases = [case.strip().split("/") for case in text.split(";")]
+    return [tuple(None if part == "-" else int(part) if part.isdigit() else part for part in case) for case in cases]
+
+
+def cases(chosen):
     """Return a fixture of these cases."""
     return pytest.fixture(params=chosen, ids=lambda case: "-".join(map(str, case)))(lambda request: request.param)
 

@@ -1,27 +1,24 @@
 """Comparisons of a buffer's state with what the model of `tests/support/model.py` holds."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import fbuf
 from fbuf._algorithms import rank_buckets, sum_tree
 from fbuf._indexing import anchors
 from fbuf.samplers import _host_priorities
-from tests.support.model_lanes import Fields
 
 
-def host_tree(tree: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def host_tree(tree):
     """Leaves of a version, all its nodes, and the least below each parent."""
     leaves = _host_priorities.leaves(tree)
     held = _host_priorities.store_of(tree)._tree
     return leaves, held._nodes, held._least
 
 
-def compare_fields(got: Fields, expected: Fields) -> None:
+def compare_fields(got, expected):
     """Exact, but for what the model has in float64."""
     assert got.keys() == expected.keys()
     for name, want in expected.items():
@@ -32,16 +29,16 @@ def compare_fields(got: Fields, expected: Fields) -> None:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def rebuilt(leaves: jax.Array, reduce: Any) -> jax.Array:
+def rebuilt(leaves, reduce):
     return sum_tree.rebuild(leaves, reduce=reduce)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def leaves_of(tree: jax.Array, capacity: int) -> jax.Array:
+def leaves_of(tree, capacity):
     return sum_tree.get(tree, jnp.arange(capacity, dtype=jnp.int32))
 
 
-def compare_trees(buffer: fbuf.Buffer, sampler: Any, leaf: np.ndarray, priority: np.ndarray) -> None:
+def compare_trees(buffer, sampler, leaf, priority):
     """Leaves and priorities are those expected, by slot; parents are what all leaves give, bit for bit."""
     near = {"rtol": 2e-5, "atol": 0}
     lowest = buffer.sampler.normalize == "buffer"
@@ -67,13 +64,13 @@ def compare_trees(buffer: fbuf.Buffer, sampler: Any, leaf: np.ndarray, priority:
 
 
 @jax.jit
-def ranks_of(bucket: jax.Array) -> Any:
+def ranks_of(bucket):
     number = bucket.shape[0]
     slot, zero = jnp.arange(number, dtype=jnp.int32), jnp.zeros((), jnp.int32)
     return rank_buckets.set(rank_buckets.init(number), slot, bucket, number, zero)
 
 
-def compare_ranks(buffer: fbuf.Buffer, sampler: Any, bucket: np.ndarray, priority: np.ndarray) -> None:
+def compare_ranks(buffer, sampler, bucket, priority):
     """Buckets are those expected, by slot; counts are what all of them give."""
     del priority
     again = ranks_of(bucket.astype(np.int32))
@@ -81,7 +78,7 @@ def compare_ranks(buffer: fbuf.Buffer, sampler: Any, bucket: np.ndarray, priorit
         assert np.array_equal(one, two)
 
 
-def drawable_slots(buffer: fbuf.Buffer, state: Any) -> set[int] | None:
+def drawable_slots(buffer, state):
     """Slots of anchors by flags and by the sampler's log, which must agree; None where every row is one."""
     if state.anchors is None:
         return None

@@ -4,11 +4,7 @@ Everything is computed from the lists of all rows that ever arrived. Nothing is 
 test does. Source: the documentation of the views.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +39,7 @@ class Lanes:
       fields: Shape and dtype of each leaf of a row, by name.
     """
 
-    def __init__(self, buffer: Any, fields: Mapping[str, tuple[tuple[int, ...], Any]]):
+    def __init__(self, buffer, fields):
         self.buffer, self.fields, self.view = buffer, dict(fields), buffer.view
         self.capacity, self.lane_count = buffer.capacity, buffer.lanes or 1
         self.length = self.capacity // self.lane_count
@@ -56,14 +52,14 @@ class Lanes:
         if self.windows:
             self.ends += self.view.episode_end
         self.episode = getattr(self.view, "episode", None)
-        self.history: list[list[Row]] = [[] for _ in range(self.lane_count)]
+        self.history = [[] for _ in range(self.lane_count)]
 
-    def cut_after(self, row: Row) -> None:
+    def cut_after(self, row):
         """The next row begins an episode, if it does not do so anyway."""
         if not (row.reset and not row.end if self.next_step else row.end):
             row.end = row.cut = True
 
-    def _place_in_episode(self, row: Row, before: Row | None) -> None:
+    def _place_in_episode(self, row, before):
         if self.episode and before is not None and before.fields[self.episode] != row.fields[self.episode]:
             self.cut_after(before)
         row.end = row.cut or any(bool(row.fields[name]) for name in self.ends)
@@ -78,24 +74,24 @@ class Lanes:
             crosses = self.kind == "Sequence" and self.view.boundary == "cross"
             row.step = 0 if row.start and not crosses else before.step + 1
 
-    def held(self, lane: int) -> list[Row]:
+    def held(self, lane):
         """The newest rows of a lane, oldest first."""
         return self.history[lane][-self.length :]
 
-    def anchors(self) -> list[Row]:
+    def anchors(self):
         """Rows a draw may land on."""
         rows = [row for lane in range(self.lane_count) for row in self.held(lane)]
         if self.kind == "Row":
             return rows
         return [row for row in rows if (self._drawable(row) if self.transitions else self._window(row) is not None)]
 
-    def _after(self, row: Row, steps: int) -> Row | None:
+    def _after(self, row, steps):
         """The row `steps` later in the lane, if it has come."""
         past = self.history[row.lane]
         i = row.number + steps - past[0].number
         return past[i] if 0 <= i < len(past) else None
 
-    def _drawable(self, row: Row) -> bool:
+    def _drawable(self, row):
         view = self.view
         if row.reset:
             return False
@@ -123,7 +119,7 @@ class Lanes:
                 return step > 0
         return self._after(row, view.n_step) is not None
 
-    def _window(self, row: Row) -> list[Row | None] | None:
+    def _window(self, row):
         """The rows of the window or episode that a row stands for, None past its ends; None: it cannot be drawn."""
         view = self.view
         if row.unknown:
@@ -158,14 +154,14 @@ class Lanes:
             return None  # nothing comes after a reset row, nor is it a window of its own
         return [rows[offset] for offset in offsets]
 
-    def _is_last(self, row: Row) -> bool:
+    def _is_last(self, row):
         """Whether its episode has no row after it."""
         return row.reset or row.cut if self.next_step else row.end
 
-    def _whole(self, row: Row) -> list[Row | None] | None:
+    def _whole(self, row):
         """An episode from its first row on."""
-        rows: list[Row | None] = []
-        here: Row | None = row
+        rows = []
+        here = row
         while here is not None and len(rows) < self.view.max_length:
             rows.append(here)
             if self._is_last(here):
@@ -173,7 +169,7 @@ class Lanes:
             here = self._after(here, 1)
         return rows if self.view.longer == "cut" and len(rows) == self.view.max_length else None
 
-    def _completed_by(self, row: Row) -> Row:
+    def _completed_by(self, row):
         """The row that brought an anchor's priority."""
         if not self.windows:
             return row
@@ -188,7 +184,7 @@ class Lanes:
             return here
         return [r for r in window if r is not None][-1]
 
-    def _in_window(self, row: Row) -> Fields:
+    def _in_window(self, row):
         """What a sample holds for a window."""
         view, window = self.view, self._window(row)
         assert window is not None
@@ -206,24 +202,24 @@ class Lanes:
         leaves = {n: np.stack([blank[n] if r is None else r.fields[n] for r in window]) for n in self.fields}
         return leaves | {"mask": there, "is_first": first, "learning_mask": learn}
 
-    def episode_of(self, row: Row) -> int:
+    def episode_of(self, row):
         """A name for a row's episode: the oldest number known of it."""
         here = row
         while not here.start and (behind := self._after(here, -1)) is not None:
             here = behind
         return here.number
 
-    def content(self, row: Row) -> Fields:
+    def content(self, row):
         """What a sample holds for this anchor, by name; rewards in float64."""
         if self.windows:
             return self._in_window(row)
         return self.transition(row) if self.transitions else dict(row.fields)
 
-    def transition(self, row: Row) -> Fields:
+    def transition(self, row):
         """The n-step transition with stacks that begins at `row`."""
         view = self.view
         has_final = self.next_step or view.final_observation is not None
-        counted: list[Row] = []  # whose rewards make the return
+        counted = []  # whose rewards make the return
         for step in range(view.n_step):
             here = self._row_after(row, step)
             if not here.end or here.terminated or (has_final and not here.cut):
@@ -251,12 +247,12 @@ class Lanes:
             **{k: x for k, x in row.fields.items() if k not in others},
         }
 
-    def _row_after(self, row: Row, steps: int) -> Row:
+    def _row_after(self, row, steps):
         found = self._after(row, steps)
         assert found is not None, "not drawable"
         return found
 
-    def _stack(self, row: Row, final: np.ndarray | None) -> np.ndarray:
+    def _stack(self, row, final):
         """The newest frames of the episode up to `row`, and `final` after it."""
         view = self.view
         frames, here = [row.fields[view.observation]], row

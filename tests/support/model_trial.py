@@ -5,13 +5,10 @@ compared, and a batch with its probabilities and weights. Values come from a see
 shrinks the order of methods. Shapes are few, because each costs a compilation.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import tempfile
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,17 +18,16 @@ import fbuf
 from tests.support.model import Model
 from tests.support.model_cases import FIELDS
 from tests.support.model_compare import compare_fields, compare_ranks, compare_trees, drawable_slots
-from tests.support.model_lanes import Fields, Row
 
 BATCH = 12
 SOME = 3  # rows a lane of an ordinary write
 
 
 @functools.cache
-def methods_of(buffer: fbuf.Buffer, form: str) -> SimpleNamespace:
+def methods_of(buffer, form):
     """Return the methods of a buffer in one form, compiled once for all programs."""
 
-    def train_step(state: Any, step: Any) -> Any:
+    def train_step(state, step):
         key, rows, priority, errors = step
         state = buffer.extend(state, rows, priority=priority)
         state, batch = buffer.sample(state, key, BATCH)
@@ -39,7 +35,7 @@ def methods_of(buffer: fbuf.Buffer, form: str) -> SimpleNamespace:
             state = buffer.update_priority(state, batch.index, errors)
         return state, batch
 
-    methods: dict[str, Any] = {
+    methods = {
         "extend": lambda state, rows, priority, mask: buffer.extend(state, rows, priority=priority, mask=mask),
         "add": lambda state, row, priority, mask: buffer.add(state, row, priority=priority, mask=mask),
         "sample": lambda state, key, options: buffer.sample(state, key, BATCH, **options),
@@ -51,7 +47,7 @@ def methods_of(buffer: fbuf.Buffer, form: str) -> SimpleNamespace:
     if form != "eager":
         methods = {name: jax.jit(method, donate_argnums=donated) for name, method in methods.items()}
 
-    def observed(state: Any, index: Any) -> Any:
+    def observed(state, index):
         seen = buffer.rows(state), buffer.last(state, 2), buffer.stats(state), buffer.can_sample(state)
         return *seen, buffer.get(state, index), buffer.get(state, index.slot)
 
@@ -59,15 +55,15 @@ def methods_of(buffer: fbuf.Buffer, form: str) -> SimpleNamespace:
     return SimpleNamespace(**methods, scan=scan, observe=observed if form == "eager" else jax.jit(observed))
 
 
-def nest(fields: Fields) -> dict[str, Any]:
+def nest(fields):
     """`{"info/id": x}` as `{"info": {"id": x}}`."""
-    rows: dict[str, Any] = {n: x for n, x in fields.items() if "/" not in n}
+    rows = {n: x for n, x in fields.items() if "/" not in n}
     if "info/id" in fields:
         rows["info"] = {"id": fields["info/id"]}
     return rows
 
 
-def flat(tree: Any) -> Fields:
+def flat(tree):
     """The inverse of `nest`, as numpy arrays."""
     pairs = jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0]
     return {"/".join(part.key for part in path): np.asarray(leaf) for path, leaf in pairs}
@@ -76,7 +72,7 @@ def flat(tree: Any) -> Fields:
 class Trial:
     """A buffer and its model, kept in step and compared."""
 
-    def __init__(self, buffer: fbuf.Buffer, form: str = "eager"):
+    def __init__(self, buffer, form="eager"):
         self.buffer, self.form = buffer, form
         self.methods = methods_of(buffer, form)
         self.model = Model(buffer, FIELDS)
@@ -84,7 +80,7 @@ class Trial:
         self.state = buffer.init(example | {"info": {"id": jax.ShapeDtypeStruct((), np.int32)}})
         self.id = itertools.count(1)
 
-    def rows(self, rng: np.random.Generator, count: int) -> Fields:
+    def rows(self, rng, count):
         """New rows `[N, E, ...]`; how often episodes end varies."""
         shape = (count, self.model.lane_count)
         often = rng.choice([0.0, 0.15, 0.5])
@@ -100,13 +96,13 @@ class Trial:
         }
         return {n: np.asarray(x).astype(FIELDS[n][1]) for n, x in values.items()}
 
-    def magnitudes(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def magnitudes(self, rng, shape):
         """TD errors, a few of them bad."""
         sane = rng.normal(size=shape) * 10 ** rng.integers(-3, 3, shape).astype(float)
         odd = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e6], shape)
         return np.where(rng.random(shape) < 0.25, odd, sane).astype(np.float32)
 
-    def extend(self, rng: np.random.Generator, count: int | None, given: bool) -> None:
+    def extend(self, rng, count, given):
         """`add` (count None) or `extend`; `given`: with mask, and with priority where there are any."""
         rows = self.rows(rng, count or 1)
         shape = (count or 1, self.model.lane_count)
@@ -116,7 +112,7 @@ class Trial:
             priority = self.magnitudes(rng, shape) if self.model.prioritized else None
         self.model.extend(rows, priority, mask)
 
-        def as_given(x: np.ndarray | None) -> Any:
+        def as_given(x):
             if x is None:
                 return None
             x = x if self.buffer.lanes else x[:, 0]
@@ -126,7 +122,7 @@ class Trial:
         method = self.methods.extend if count else self.methods.add
         self.state = method(self.state, nest(rows), as_given(priority), as_given(mask))
 
-    def some_indices(self, rng: np.random.Generator) -> list[tuple[int, int]]:
+    def some_indices(self, rng):
         """Indices of rows held now, of rows long gone, and of none."""
         known = list(self.model.by_index)
         indices = []
@@ -142,13 +138,13 @@ class Trial:
                 indices.append((int(slot), int(rng.choice([0, 2**32 - 1]))))
         return indices
 
-    def update_priority(self, rng: np.random.Generator) -> None:
+    def update_priority(self, rng):
         if self.model.prioritized:
             indices, errors = self.some_indices(rng), self.magnitudes(rng, (BATCH,))
             self.model.update_priority(indices, errors)
             self.state = self.methods.update_priority(self.state, index_of(indices), errors)
 
-    def update_rows(self, rng: np.random.Generator) -> None:
+    def update_rows(self, rng):
         indices = self.some_indices(rng)
         fields = {
             "reward": rng.normal(size=BATCH).astype(np.float32),
@@ -157,23 +153,23 @@ class Trial:
         self.model.update_rows(indices, fields)
         self.state = self.methods.update_rows(self.state, index_of(indices), nest(fields))
 
-    def clear(self, rng: np.random.Generator) -> None:
+    def clear(self, rng):
         del rng
         self.model.clear()
         self.state = self.methods.clear(self.state)
 
-    def cut(self, rng: np.random.Generator) -> None:
+    def cut(self, rng):
         lanes = rng.random(self.model.lane_count) < rng.choice([0.5, 1.0])
         self.model.cut(lanes)
         self.state = self.methods.cut(self.state, lanes if self.buffer.lanes else lanes[0])
 
-    def convert(self, rng: np.random.Generator) -> None:
+    def convert(self, rng):
         """To the buffer itself."""
         del rng
         self.model = self.model.convert(self.buffer)
         self.state = self.buffer.convert(self.buffer, self.state)
 
-    def reload(self, rng: np.random.Generator) -> None:
+    def reload(self, rng):
         """From a checkpoint, at times with a cut."""
         cut = bool(rng.integers(2))
         with tempfile.TemporaryDirectory() as folder:
@@ -182,8 +178,8 @@ class Trial:
         if cut:
             self.model.cut(np.ones(self.model.lane_count, bool))
 
-    def set(self, rng: np.random.Generator) -> None:
-        numbers: dict[str, Any] = {}
+    def set(self, rng):
+        numbers = {}
         if self.model.prioritized:
             names = [n for n in self.buffer.sampler.numbers if n != "eps"]
             numbers = {n: np.float32(rng.uniform()) for n in names}
@@ -193,13 +189,13 @@ class Trial:
             self.model.set(**numbers)
             self.state = self.methods.set(self.state, numbers)
 
-    def rebuild(self, rng: np.random.Generator) -> None:
+    def rebuild(self, rng):
         del rng
         if self.model.prioritized and not self.buffer.sampler.rebuilds:
             self.model.rebuild()
             self.state = self.methods.rebuild(self.state)
 
-    def scan(self, rng: np.random.Generator) -> None:
+    def scan(self, rng):
         """Three training steps in one program."""
         steps = 3
         rows = [self.rows(rng, 2) for _ in range(steps)]
@@ -221,18 +217,18 @@ class Trial:
             if errors is not None:
                 self.model.update_priority(pairs_of(batch.index), errors[i])
 
-    def sample(self, rng: np.random.Generator, options: dict[str, float] | None = None) -> None:
+    def sample(self, rng, options=None):
         key = jax.random.key(int(rng.integers(2**31)))
         values = {n: np.float32(x) for n, x in (options or {}).items()}
         self.state, batch = self.methods.sample(self.state, key, values)
         self.compare_batch(batch, (options or {}).get("beta"))
 
-    def beta(self, rng: np.random.Generator) -> None:
+    def beta(self, rng):
         """A sample with an exponent of its own."""
         if self.model.prioritized:
             self.sample(rng, {"beta": float(np.float32(rng.uniform(0, 1)))})
 
-    def compare_batch(self, batch: Any, beta: float | None = None) -> None:
+    def compare_batch(self, batch, beta=None):
         """Every row of a batch is what its anchor stands for."""
         model = self.model
         data, anchors = flat(batch.data), {row.name for row in model.chosen_from()}
@@ -257,7 +253,7 @@ class Trial:
         np.testing.assert_allclose(probability, [model.probability(row) for row in rows], **near)
         np.testing.assert_allclose(weight, model.weights(rows, beta), **near)
 
-    def compare_rows(self, got: Any, expected: list[Row | None]) -> None:
+    def compare_rows(self, got, expected):
         """`Rows` against rows of the model, None where the mask must be False."""
         data = {n: x.reshape((-1, *x.shape[len(got.mask.shape) :])) for n, x in flat(got.data).items()}
         mask = np.asarray(got.mask).reshape(-1)
@@ -270,7 +266,7 @@ class Trial:
                 self.model.meet(slot, ticket, row)
                 compare_fields({n: x[i] for n, x in data.items()}, row.fields)
 
-    def compare_all(self, rng: np.random.Generator) -> None:
+    def compare_all(self, rng):
         """Rows, also by index (stale ones too) and by slot; anchors, leaves and counters."""
         model, buffer, state = self.model, self.buffer, self.state
         indices = self.some_indices(rng)
@@ -294,7 +290,7 @@ class Trial:
             compare(buffer, state.sampler, expected, priority)
             assert stats["max_priority"] == pytest.approx(model.max_priority, rel=1e-5)
 
-    def run(self, program: list[tuple[str, int]], given: bool) -> None:
+    def run(self, program, given):
         """Steps, each followed by every comparison.
 
         Args:
@@ -317,7 +313,7 @@ class Trial:
             if self.form != "donated":
                 self.compare_old(before, model, rng)
 
-    def compare_old(self, state: Any, model: Model, rng: np.random.Generator) -> None:
+    def compare_old(self, state, model, rng):
         """An earlier state still is what it was."""
         now = self.state, self.model
         self.state, self.model = state, model
@@ -325,11 +321,11 @@ class Trial:
         self.state, self.model = now
 
 
-def index_of(pairs: list[tuple[int, int]]) -> fbuf.Index:
+def index_of(pairs):
     slots, tickets = zip(*pairs, strict=True)
     return fbuf.Index(np.array(slots, np.int32), np.array(tickets, np.uint32))
 
 
-def pairs_of(index: fbuf.Index) -> list[tuple[int, int]]:
+def pairs_of(index):
     slots, tickets = np.asarray(index.slot).reshape(-1), np.asarray(index.ticket).reshape(-1)
     return list(zip(slots.tolist(), tickets.tolist(), strict=True))

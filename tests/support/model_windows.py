@@ -1,26 +1,21 @@
 """`window_index`, `priorities`, updates `[B, T]` and the ring facts of `stats`, compared with the model after every step."""
 
-from __future__ import annotations
-
 import functools
 import itertools
-from typing import Any
 
 import jax
 import numpy as np
 
-import fbuf
-from tests.support.model_lanes import Row
 from tests.support.model_trial import BATCH, Trial, index_of, nest, pairs_of
 
 Pairs = list[tuple[int, int]]
 
 
 @functools.cache
-def methods_of(buffer: fbuf.Buffer) -> Any:
+def methods_of(buffer):
     """Return what looks at a state, compiled once for all programs, and the two updates of windows."""
 
-    def look(state: Any, index: Any) -> Any:
+    def look(state, index):
         known = (
             buffer.priorities(state),
             buffer.priorities(state, index),
@@ -28,10 +23,10 @@ def methods_of(buffer: fbuf.Buffer) -> Any:
         )
         return known, buffer.window_index(state, index), buffer.stats(state)
 
-    def update_rows(state: Any, rows: Any, fields: Any, mask: Any) -> Any:
+    def update_rows(state, rows, fields, mask):
         return buffer.update_rows(state, rows, fields, mask=mask)
 
-    def update_priority(state: Any, rows: Any, errors: Any, mask: Any) -> Any:
+    def update_priority(state, rows, errors, mask):
         return buffer.update_priority(state, rows, errors, mask=mask)
 
     return jax.jit(look), jax.jit(update_rows, donate_argnums=0), jax.jit(update_priority, donate_argnums=0)
@@ -40,29 +35,29 @@ def methods_of(buffer: fbuf.Buffer) -> Any:
 class WindowTrial(Trial):
     """A trial whose steps also write to the rows of windows, found at any earlier step."""
 
-    def __init__(self, buffer: fbuf.Buffer):
+    def __init__(self, buffer):
         super().__init__(buffer, "donated")
         self.look, self.write_rows, self.write_priorities = methods_of(buffer)
-        self.windows: list[Pairs] = []  # B T indices each
+        self.windows = []  # B T indices each
         self.cleared = [0] * self.model.lane_count  # rows of each lane before the last `clear`, rounded up to rounds
 
-    def clear(self, rng: np.random.Generator) -> None:
+    def clear(self, rng):
         length = self.model.length
         self.cleared = [n + -(-self.written(e) // length) * length for e, n in enumerate(self.cleared)]
         super().clear(rng)
 
-    def written(self, lane: int) -> int:
+    def written(self, lane):
         past = self.model.history[lane]
         return past[-1].number + 1 if past else 0
 
-    def some_windows(self, rng: np.random.Generator) -> tuple[Pairs, np.ndarray, Pairs]:
+    def some_windows(self, rng):
         """Return the indices of windows found now or earlier, a mask, and the indices with those left out masked."""
         index = self.windows[rng.integers(max(0, len(self.windows) - 5), len(self.windows))]
         mask = rng.random(len(index)) < rng.choice([0.5, 1.0])
         nowhere = (self.model.capacity, 0)
         return index, mask, [pair if keep else nowhere for pair, keep in zip(index, mask, strict=True)]
 
-    def update_windows(self, rng: np.random.Generator) -> None:
+    def update_windows(self, rng):
         """Write rows, and then priorities."""
         for method in ("rows", "priority") if self.windows else ():
             index, mask, chosen = self.some_windows(rng)
@@ -79,7 +74,7 @@ class WindowTrial(Trial):
                 self.model.update_priority(chosen, errors)
                 self.state = self.write_priorities(self.state, rows, errors.reshape(shape), mask.reshape(shape))
 
-    def compare_all(self, rng: np.random.Generator) -> None:
+    def compare_all(self, rng):
         super().compare_all(rng)
         indices = self.some_indices(rng)
         (all_known, known, again), windows, stats = jax.device_get(self.look(self.state, index_of(indices)))
@@ -90,7 +85,7 @@ class WindowTrial(Trial):
         self.compare_windows(windows, indices)
         self.compare_ring(stats)
 
-    def compare_priorities(self, got: np.ndarray, rows: list[Row | None]) -> None:
+    def compare_priorities(self, got, rows):
         model = self.model
         anchors = {row.name for row in model.anchors()}
         expected = np.full(len(rows), np.nan)
@@ -106,7 +101,7 @@ class WindowTrial(Trial):
             with np.errstate(over="ignore"):
                 np.testing.assert_allclose(got, expected.astype(np.float32), rtol=2e-5 / alpha, atol=1e-9 / alpha)
 
-    def priority(self, row: Row) -> float:
+    def priority(self, row):
         """What is known of the priority of an anchor."""
         model = self.model
         if model.ranked:
@@ -118,7 +113,7 @@ class WindowTrial(Trial):
             power = np.float64(model.leaf[row.name]) ** (1 / model.numbers["alpha"])
         return float(max(power - model.numbers["eps"], 0.0))
 
-    def compare_windows(self, got: fbuf.Index, indices: Pairs) -> None:
+    def compare_windows(self, got, indices):
         """The rows of anchors; a masked index has masked rows, any other no row, but a count for each entry."""
         model, capacity = self.model, self.model.capacity
         anchors = {row.name for row in model.anchors()}
@@ -135,7 +130,7 @@ class WindowTrial(Trial):
                 assert {pair == (capacity, 0) for pair in pairs} == {(slot, ticket) == (capacity, 0)}
         self.windows.append(pairs_of(got))
 
-    def compare_ring(self, stats: dict[str, np.ndarray]) -> None:
+    def compare_ring(self, stats):
         model = self.model
         writes = [base + self.written(e) for e, base in enumerate(self.cleared)]
         cursors = {n % model.length for n in writes}

@@ -1,25 +1,23 @@
 """Parts of one's own: those that their guide defines, buffers that have them, and rows for these."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
 
 import fbuf
 from tests.support.paths import ROOT
+from tests.support.trees import row_with
 
 GUIDE = (ROOT / "fbuf" / "parts" / "README.md").read_text()
 LANES, BATCH = 2, 8
 
 
-def written_in_the_guide() -> dict[str, Any]:
+def written_in_the_guide():
     """Return what the blocks of the guide define."""
     imports, *blocks = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.S)
     longest = max(len([line for line in block.splitlines() if line.strip()]) for block in blocks)
     assert len(blocks) == 6 and longest <= 20, "an example of each part, short"
-    scope: dict[str, Any] = {}
+    scope = {}
     for number, block in enumerate([imports, *blocks]):
         exec(compile(block, f"guide to parts, block {number}", "exec"), scope)
     return scope
@@ -29,7 +27,7 @@ OWN = written_in_the_guide()
 ROUNDED = {"storage": OWN["Rounded"](2.0)}
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
 STACKS = fbuf.views.Transition(n_step=2, stack=3, autoreset="same_step")
-BUFFERS: dict[str, dict[str, Any]] = {
+BUFFERS = {
     "storage": ROUNDED,
     "sampler": {"sampler": OWN["Lately"]()},
     "view": {"view": OWN["WithLastAction"]()},
@@ -42,17 +40,10 @@ BUFFERS: dict[str, dict[str, Any]] = {
     "storage, drawn ahead": ROUNDED | AHEAD,
     "view, drawn ahead": {"view": OWN["WithLastAction"]()} | AHEAD,
 }
-EXAMPLE = {
-    "obs": np.zeros((4, 4), np.uint8),
-    "position": np.zeros(3, np.float32),
-    "action": np.int32(0),
-    "reward": np.float32(0),
-    "terminated": np.bool_(False),
-    "truncated": np.bool_(False),
-}
+EXAMPLE = row_with(np.zeros((4, 4), np.uint8), position=np.zeros(3, np.float32))
 
 
-def rows_of(count: int, lanes: int | None, seed: int = 0) -> dict[str, np.ndarray]:
+def rows_of(count, lanes, seed=0):
     rng, lead = np.random.default_rng(seed), (count,) if lanes is None else (count, lanes)
     return {
         "obs": rng.integers(0, 16, (*lead, 4, 4)).astype(np.uint8) * np.uint8(17),
@@ -64,5 +55,5 @@ def rows_of(count: int, lanes: int | None, seed: int = 0) -> dict[str, np.ndarra
     }
 
 
-def make(settings: dict[str, Any]) -> fbuf.Buffer:
+def make(settings):
     return fbuf.Buffer(40, **({"episode_end": ("terminated", "truncated")} | settings))

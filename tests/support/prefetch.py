@@ -4,13 +4,9 @@ The oracle is a buffer without prefetch on the device. It goes through the same 
 before it is due.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +15,6 @@ from jax import lax
 
 import fbuf
 from fbuf._buffer import prefetch as _prefetch
-from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host
 from fbuf.views import Hindsight, Row, Sequence, Transition
@@ -34,11 +29,11 @@ LANES, ROWS, BATCH, STEPS = 2, 5, 6, 8
 class Gate:
     """What the codec below asks before it decodes; hashes as one value."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.open = threading.Event()
         self.open.set()
         self.entered = threading.Event()
-        self.fails: Callable[[], bool] = lambda: False
+        self.fails = lambda: False
 
 
 GATE = Gate()
@@ -48,7 +43,7 @@ GATE = Gate()
 class Gated(Deflate):
     """A codec that waits at the gate in the thread that reads ahead, and fails when told to."""
 
-    def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+    def decode(self, data, out):
         if threading.current_thread().name == "fbuf-read-ahead":
             GATE.entered.set()
             assert GATE.open.wait(PATIENCE)
@@ -79,7 +74,7 @@ VIEWS = {
 }
 
 
-def rows_at(step: int, count: int = ROWS) -> dict[str, np.ndarray]:
+def rows_at(step, count=ROWS):
     """Return rows numbered by `t`, which is in the observation, too."""
     rng, shape = np.random.default_rng(step), (count, LANES)
     t = (step * count * LANES + np.arange(count * LANES, dtype=np.int32)).reshape(shape)
@@ -96,34 +91,27 @@ def rows_at(step: int, count: int = ROWS) -> dict[str, np.ndarray]:
 EXAMPLE = example_of(rows_at(0))
 
 
-def make(storage: str = "device", sampler: str = "uniform", view: str = "row", prefetch: int = 1) -> fbuf.Buffer:
-    return fbuf.Buffer(
-        40,
-        storage=STORAGES[storage],
-        sampler=SAMPLERS[sampler],
-        view=VIEWS[view],
-        lanes=LANES,
-        prefetch=prefetch,
-        batch_size=BATCH,
-    )
+def make(storage="device", sampler="uniform", view="row", prefetch=1):
+    parts = {"storage": STORAGES[storage], "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
+    return fbuf.Buffer(40, lanes=LANES, prefetch=prefetch, batch_size=BATCH, **parts)
 
 
-def threads() -> list[threading.Thread]:
+def threads():
     """Return the threads that read ahead."""
     return [thread for thread in threading.enumerate() if thread.name == "fbuf-read-ahead"]
 
 
-def settle(store: Store) -> None:
+def settle(store):
     """Wait until every request is done."""
     soon(lambda: all(request.done.is_set() for request in store._ahead._requests.values()))
 
 
-def errors_at(step: int) -> np.ndarray:
+def errors_at(step):
     return np.random.default_rng(1000 + step).random(BATCH).astype(np.float32)
 
 
 @functools.cache
-def expected(sampler: str, view: str) -> list[Any]:
+def expected(sampler, view):
     """Return the batches of each step, drawn one step before; the first step has an empty buffer."""
     buffer = dataclasses.replace(make("device", sampler, view), prefetch=0)
     extend, sample, update = jax.jit(buffer.extend), jax.jit(buffer.sample), jax.jit(buffer.update_priority)
@@ -142,11 +130,11 @@ def expected(sampler: str, view: str) -> list[Any]:
     return out
 
 
-def drawn(storage: str, sampler: str, view: str, form: str) -> list[Any]:
+def drawn(storage, sampler, view, form):
     """Return the batches of a buffer with prefetch; `form` is eager, jit, donated or scan."""
     buffer = make(storage, sampler, view)
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         rows, key, error, first = given
         state = buffer.extend(state, rows, mask=jnp.broadcast_to(~first, (ROWS, LANES)))
         state, batch = buffer.sample(state, key)
@@ -169,14 +157,14 @@ def drawn(storage: str, sampler: str, view: str, form: str) -> list[Any]:
     return out
 
 
-def check_batches(storage: str, sampler: str, view: str, form: str) -> None:
+def check_batches(storage, sampler, view, form):
     wanted = expected(sampler, view)
     assert not wanted[0].mask.any() and sum(int(batch.mask.sum()) for batch in wanted) > 3 * BATCH
     for one, two in zip(wanted, drawn(storage, sampler, view, form), strict=True):
         same(one, two)
 
 
-def check_evicted_rows(storage: str) -> None:
+def check_evicted_rows(storage):
     """Rows evicted after the draw are returned as drawn; their indices are stale."""
     buffer = make(storage, "prioritized")
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20))  # full
@@ -200,7 +188,7 @@ def check_evicted_rows(storage: str) -> None:
     assert (batch.data["t"] >= 40).all() and int(buffer.stats(state)["stale_draws"]) == BATCH
 
 
-def check_changed_rows(storage: str) -> None:
+def check_changed_rows(storage):
     """Rows changed after the draw are returned as drawn."""
     buffer = make(storage)
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
@@ -218,7 +206,7 @@ def check_changed_rows(storage: str) -> None:
     assert int(buffer.stats(state)["stale_draws"]) == 0
 
 
-def check_clear(storage: str) -> None:
+def check_clear(storage):
     """The pending batch is dropped; the next sample draws from the new rows."""
     buffer = make(storage)
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
@@ -235,7 +223,7 @@ def check_clear(storage: str) -> None:
     assert int(buffer.stats(state)["empty_samples"]) == 1 and int(buffer.stats(state)["stale_draws"]) == 0
 
 
-def check_sampled_twice(storage: str) -> None:
+def check_sampled_twice(storage):
     """A state sampled twice gives one batch, also when its request was dropped."""
     buffer = make(storage)
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
@@ -250,17 +238,17 @@ def check_sampled_twice(storage: str) -> None:
     same(buffer.sample(again[0], jax.random.key(9))[1], buffer.sample(two[0], jax.random.key(9))[1])
 
 
-def check_futures(storage: str) -> None:
+def check_futures(storage):
     """Futures of one state, interleaved, are each as if alone."""
     buffer = make(storage)
 
-    def steps(state: Any, name: int) -> Iterator[Any]:
+    def steps(state, name):
         for i in range(4):
             state = buffer.extend(state, rows_at(10 * name + i, 2))
             state, batch = buffer.sample(state, jax.random.key(10 * name + i))
             yield jax.device_get(batch)
 
-    def start() -> Any:
+    def start():
         state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
         return buffer.sample(state, jax.random.key(0))[0]
 
@@ -273,12 +261,10 @@ def check_futures(storage: str) -> None:
 
 
 CHECKS = (check_evicted_rows, check_changed_rows, check_clear, check_sampled_twice, check_futures)
-
-
 LARGE = {**EXAMPLE, "obs": jax.ShapeDtypeStruct((4, 3), np.uint8)}
 
 
-def check_in_place(storage: str, sampler: str, view: str, order: str) -> None:
+def check_in_place(storage, sampler, view, order):
     """A donated step copies nothing; `order` is of extend, sample, update_priority and update_rows."""
     storages = {**STORAGES, "deduplicated": Deduplicated(keys=("obs",), blocks=2**19)}
     buffer = dataclasses.replace(make("device", sampler, view), capacity=400_000, storage=storages[storage])

@@ -5,14 +5,11 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 TREE = Path(__file__).absolute().parents[2]  # not resolved: `benchmarks.mutants` runs tests in a folder of links
 
 
-def run_python(
-    code: str, *arguments: Any, options: tuple[str, ...] = (), **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_python(code, *arguments, options=(), **environment):
     """Run code that imports this repository on CPUs; fail with what it printed unless it ends well."""
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TREE), **environment}
     command = [sys.executable, *options, "-c", textwrap.dedent(code), *map(str, arguments)]
@@ -21,6 +18,6 @@ def run_python(
     return done
 
 
-def devices(count: int) -> dict[str, str]:
+def devices(count):
     """Return the environment in which JAX finds so many CPU devices."""
     return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"}

@@ -1,35 +1,33 @@
-"""Tables of refusals: an expression, and indented below it the error that it raises.
+"""Tables of refusals: an expression and the error that it raises, which may continue indented below it.
 
-    Buffer(capacity=0)
-        ValueError Buffer: capacity is 0 | expected an int >= 1
+    Buffer(capacity=0) => ValueError Buffer: capacity is 0 | expected an int >= 1
 
 The message contains every part between the bars.
 """
 
 import builtins
-from typing import Any
 
 import jax
 import pytest
 
 
-def cases(table: str) -> list[Any]:
+def cases(table):
     """Return one parameter of a test for each expression: `(expression, kind, parts)`."""
-    found: list[list[str]] = []
+    found = []
     for line in table.strip().splitlines():
         if line.startswith(" "):
             found[-1][1] += " " + line.strip()
         else:
-            found.append([line, ""])
+            found.append(line.split(" => "))
     return [pytest.param((call, *_error(said)), id=call) for call, said in found]
 
 
-def _error(said: str) -> tuple[type[Exception], list[str]]:
+def _error(said):
     kind, _, message = said.strip().partition(" ")
     return getattr(builtins, kind), message.split(" | ")
 
 
-def check(case: Any, scope: dict[str, Any], **traced: Any) -> None:
+def check(case, scope, **traced):
     """Evaluate the expression, with these states traced, so that nothing is computed, if there are any."""
     call, kind, parts = case
     with pytest.raises(kind) as caught:
@@ -41,3 +39,9 @@ def check(case: Any, scope: dict[str, Any], **traced: Any) -> None:
     for part in parts:
         assert part in message, f"{part!r} is not in: {message}"
     assert len(message) < 600, message
+
+
+def raises(error, match, call, *args, **options):
+    """Check that the call raises this error, with a message that matches unless `match` is None."""
+    with pytest.raises(error, match=match):
+        call(*args, **options)

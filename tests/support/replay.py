@@ -22,33 +22,33 @@ EXAMPLE = {"t": np.int32(0)}
 LIMIT = limits.samples_per_insert(2, min_size=10, rows=5, draws=10)  # surplus 0 to 40
 
 
-def rows(start: int, count: int = 5) -> dict[str, Any]:
+def rows(start, count=5):
     return {"t": np.arange(start, start + count, dtype=np.int32)}
 
 
-def make(limit: Any = LIMIT, capacity: int = 64, **settings: Any) -> fbuf.Replay:
+def make(limit=LIMIT, capacity=64, **settings):
     return fbuf.Replay(fbuf.prioritized(capacity), EXAMPLE, seed=1, limit=limit, **settings)
 
 
-def replay_of(capacity: int = 8, **parts: Any) -> fbuf.Replay:
+def replay_of(capacity=8, **parts):
     """A replay of rows that are one number."""
     return fbuf.Replay(fbuf.uniform(capacity, **parts), {"t": np.int32(0)})
 
 
-def rows_of(*numbers: int) -> dict[str, np.ndarray]:
+def rows_of(*numbers):
     return {"t": np.array(numbers, np.int32)}
 
 
-def values(rows: Any) -> Any:
+def values(rows):
     return np.asarray(rows.data["t"]).tolist()
 
 
-def waiting(replay: fbuf.Replay) -> int:
+def waiting(replay):
     """Return the number of calls that wait for the limit."""
     return sum(place.asleep for place in list(replay._lock._waiters))
 
 
-def drawing() -> list[threading.Thread]:
+def drawing():
     """Return the threads of `Replay.batches`."""
     return [thread for thread in threading.enumerate() if thread.name == "fbuf.Replay.batches"]
 
@@ -56,17 +56,17 @@ def drawing() -> list[threading.Thread]:
 FRAME = {"obs": np.zeros((8, 8), np.uint8), "reward": np.float32(0)}
 
 
-def frame_rows(start: int, count: int = 8) -> dict[str, Any]:
+def frame_rows(start, count=8):
     number = np.arange(start, start + count)
     obs = np.broadcast_to((number % 256).astype(np.uint8)[:, None, None], (count, 8, 8))
     return {"obs": np.ascontiguousarray(obs), "reward": number.astype(np.float32)}
 
 
-def make_frames(storage: Any = None, **settings: Any) -> fbuf.Replay:
+def make_frames(storage=None, **settings):
     return fbuf.Replay(fbuf.prioritized(16, storage=storage or Device()), FRAME, seed=3, **settings)
 
 
-def same_batches_as_the_buffer(storage: Any) -> None:
+def same_batches_as_the_buffer(storage):
     """Compare a replay with its functional buffer, while rows are evicted."""
     replay, buffer = make_frames(storage), fbuf.prioritized(16, storage=storage)
     state, key = buffer.init(FRAME), jax.random.key(3)
@@ -97,7 +97,7 @@ FRAMES = {
 PACE = limits.samples_per_insert(4, min_size=200, rows=ROWS, draws=BATCH)
 
 
-def _buffer(storage: Any, sampler: Any, **settings: Any) -> fbuf.Buffer:
+def _buffer(storage, sampler, **settings):
     return fbuf.Buffer(CAPACITY, storage=storage, sampler=sampler, **settings)
 
 
@@ -111,7 +111,7 @@ BUFFERS = {
 }
 
 
-def frames(actor: int, ids: np.ndarray) -> np.ndarray:
+def frames(actor, ids):
     """Return observations that differ by actor and number."""
     base = (ids[:, None].astype(np.uint32) * np.uint32(2654435761) + np.uint32(actor)) >> np.arange(
         0, 24, dtype=np.uint32
@@ -119,40 +119,40 @@ def frames(actor: int, ids: np.ndarray) -> np.ndarray:
     return (base[:, :, None] + np.arange(24, dtype=np.uint32) // np.uint32(6)).astype(np.uint8)
 
 
-def numbered(actor: int, start: int) -> dict[str, np.ndarray]:
+def numbered(actor, start):
     ids = np.arange(start, start + ROWS, dtype=np.int32)
     obs = frames(actor, ids)
     crc = np.array([zlib.crc32(frame) for frame in obs], np.uint32)
     return {"obs": obs, "actor": np.full(ROWS, actor, np.int32), "id": ids, "crc": crc, "end": np.zeros(ROWS, bool)}
 
 
-def check(data: dict[str, np.ndarray], mask: np.ndarray) -> None:
+def check(data, mask):
     """Every row is whole, and has the observation of its actor and number."""
     for obs, actor, number, crc in zip(*(data[n][mask] for n in ("obs", "actor", "id", "crc")), strict=True):
         assert zlib.crc32(np.ascontiguousarray(obs)) == crc
         assert np.array_equal(obs, frames(int(actor), np.array([number]))[0])
 
 
-def resident() -> float:
+def resident():
     """Return the resident memory of this process in MiB."""
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def soak(name: str, batches: int) -> None:
+def soak(name, batches):
     """Actors and two learners share a replay until each learner drew `batches`: no row is lost, doubled or torn."""
     buffer, limit = BUFFERS[name]
     replay = fbuf.Replay(buffer, FRAMES, limit=limit)
     threads_before, added, drawn = threading.active_count(), [0] * ACTORS, [list[Any]() for _ in range(2)]
     count, failures = [0, 0], list[BaseException]()
 
-    def act(actor: int) -> None:
+    def act(actor):
         while True:
             replay.extend(numbered(actor, added[actor]))
             added[actor] += ROWS
 
-    def keep(learner: int, batch: Any) -> None:
+    def keep(learner, batch):
         check(batch.data, batch.mask)
         assert batch.mask.all() or name == "consumed"
         if name == "consumed":
@@ -161,16 +161,16 @@ def soak(name: str, batches: int) -> None:
             replay.update_priority(batch.index, batch.data["id"] % 7 + np.float32(1))
         count[learner] += 1
 
-    def learn_ahead() -> None:
+    def learn_ahead():
         with replay.batches(BATCH, prefetch=3, to="numpy") as ahead:
             for batch in ahead:
                 keep(0, batch)
 
-    def learn() -> None:
+    def learn():
         while True:
             keep(1, replay.sample(BATCH, to="numpy"))
 
-    def guarded(function: Any, *args: Any) -> None:
+    def guarded(function, *args):
         try:
             function(*args)
         except fbuf.ReplayClosed:
@@ -212,17 +212,17 @@ def soak(name: str, batches: int) -> None:
     assert max(sizes[10:]) - sizes[10] < 48, sizes
 
 
-def drain(replay: fbuf.Replay, actors: list[Thread]) -> dict[str, np.ndarray]:
+def drain(replay, actors):
     """End the actors between two calls, and draw what is less than a batch."""
 
-    def ends(*_: Any) -> None:
+    def ends(*_):
         raise fbuf.ReplayClosed
 
-    replay._write = ends  # type: ignore[method-assign]
+    replay._write = ends
     for actor in actors:
         actor.ends()
-    soon(lambda: replay.pace.surplus < BATCH)  # type: ignore[union-attr]
-    left = replay.pace.surplus  # type: ignore[union-attr]
+    soon(lambda: replay.pace.surplus < BATCH)
+    left = replay.pace.surplus
     return replay.sample(left, to="numpy").data if left else {"actor": np.zeros(0, int), "id": np.zeros(0, int)}
 
 
@@ -257,7 +257,7 @@ print("end of the script")
 """
 
 
-def at_exit(how: str) -> None:
+def at_exit(how):
     """Let the interpreter exit while the thread waits for rows or room, an actor for a draw, or with an error not raised."""
     done = run_python(_AT_EXIT, how)
     assert done.stdout == "end of the script\n", done.stderr

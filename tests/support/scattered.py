@@ -23,15 +23,15 @@ class Largest:
     leaf: str
     streams: ClassVar[bool] = False
 
-    def init(self, geometry: Any, spec: Any) -> jax.Array:
+    def init(self, geometry, spec):
         if self.leaf not in spec:
             raise ValueError(f"Largest: leaf '{self.leaf}' is not among {', '.join(spec)}. Use one of those.")
         return jnp.full((geometry.capacity,), -jnp.inf, jnp.float32)  # value of the row in each slot
 
-    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+    def choose(self, own, geometry, held, leaves, keep):
         nowhere = jnp.int32(geometry.capacity)
 
-        def one(carry: Any, row: Any) -> Any:
+        def one(carry, row):
             values, held = carry
             value, keep = row
             full = held == nowhere
@@ -52,10 +52,10 @@ class Anywhere:
     seed: int = 0
     streams: ClassVar[bool] = False
 
-    def init(self, geometry: Any, spec: Any) -> jax.Array:
+    def init(self, geometry, spec):
         return jnp.uint32(0)  # calls so far
 
-    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+    def choose(self, own, geometry, held, leaves, keep):
         key = jax.random.fold_in(jax.random.key(self.seed), own)
         rank = jnp.cumsum(keep.reshape(-1), dtype=jnp.int32).reshape(keep.shape) - jnp.int32(1)
         anywhere = jax.random.randint(key, keep.shape, 0, geometry.capacity, jnp.int32)
@@ -94,7 +94,7 @@ EXAMPLE = {
 BATCH = 6
 
 
-def rows_of(first: int, *shape: int) -> dict[str, np.ndarray]:
+def rows_of(first, *shape):
     """Rows that tell their number, with scores in no order."""
     number = first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     return {
@@ -105,25 +105,25 @@ def rows_of(first: int, *shape: int) -> dict[str, np.ndarray]:
     }
 
 
-def make(storage: Any = "Device", writer: Any = "Largest", capacity: int = 12, **more: Any) -> fbuf.Buffer:
+def make(storage="Device", writer="Largest", capacity=12, **more):
     return fbuf.Buffer(capacity, storage=STORAGES.get(storage, storage), writer=WRITERS.get(writer, writer), **more)
 
 
 class Model:
     """Rows by slot, with the order in which they came."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity):
         self.capacity, self.arrived = capacity, 0
-        self.held: dict[int, tuple[int, dict[str, Any]]] = {}  # arrival and row, by slot
+        self.held = {}  # arrival and row, by slot
 
-    def place(self, row: dict[str, Any], slot: int) -> None:
+    def place(self, row, slot):
         self.arrived += 1
         self.held[slot] = self.arrived, row
 
-    def in_order(self) -> list[dict[str, Any]]:
+    def in_order(self):
         return [row for _, row in sorted(self.held.values(), key=lambda pair: pair[0])]
 
-    def largest(self, row: dict[str, Any]) -> None:
+    def largest(self, row):
         if len(self.held) < self.capacity:
             self.place(row, len(self.held))
             return
@@ -135,7 +135,7 @@ class Model:
 MOST = 17  # rows a lane of every call, masked beyond those given, so that it compiles once
 
 
-def check_largest(storage: str, data: st.DataObject, lanes: int | None) -> None:
+def check_largest(storage, data, lanes):
     """Keep the largest, and give them in the order they came in."""
     buffer, model = make(storage, lanes=lanes), Model(12)
     state, first, width = buffer.init(EXAMPLE), 0, lanes or 1
@@ -176,14 +176,10 @@ def check_largest(storage: str, data: st.DataObject, lanes: int | None) -> None:
                     assert np.array_equal(flat.data[name][i], zero if row is None else row[name])
 
 
-def check_inplace(storage: str, sampler: str) -> None:
+def check_inplace(storage, sampler):
     keys = {} if storage == "Device" else {"keys": ("obs",)}
     buffer = fbuf.Buffer(
-        40_000,
-        lanes=2,
-        storage=type(STORAGES[storage])(**keys),
-        sampler=SAMPLERS[sampler],
-        writer=Anywhere(),
+        40_000, lanes=2, storage=type(STORAGES[storage])(**keys), sampler=SAMPLERS[sampler], writer=Anywhere()
     )
     example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8), "score": jax.ShapeDtypeStruct((), np.float32)}
     state = buffer.init(example) if storage != "Device" else None
@@ -197,14 +193,14 @@ class Told:
     change: Any = staticmethod(lambda slots, own: (slots, own))
     streams: ClassVar[bool] = False
 
-    def init(self, geometry: Any, spec: Any) -> Any:
+    def init(self, geometry, spec):
         return jnp.uint32(0)
 
-    def choose(self, own: Any, geometry: Any, held: Any, leaves: Any, keep: Any) -> Any:
+    def choose(self, own, geometry, held, leaves, keep):
         return self.change(leaves["id"], own)
 
 
-def check_refused(storage: str) -> None:
+def check_refused(storage):
     """Refuse a row that would leave a slot empty, and count it."""
     buffer = make(storage, Told())
     checked = fbuf.checked(buffer.extend)

@@ -2,13 +2,10 @@
 else by level."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 from fbuf._algorithms import sum_tree as st
@@ -19,7 +16,7 @@ from tests.support.uniformity import chi_square_z
 REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}
 
 
-def use_path(monkeypatch: pytest.MonkeyPatch, path: str) -> str:
+def use_path(monkeypatch, path):
     """Take the path of CPUs, or that of everything else."""
     if path == "level":
         monkeypatch.setattr(st, "_set_by_loop", st._set_by_level)
@@ -27,16 +24,16 @@ def use_path(monkeypatch: pytest.MonkeyPatch, path: str) -> str:
     return path
 
 
-def setter(capacity: int, reduce: Any = "sum") -> Callable[..., jax.Array]:
+def setter(capacity, reduce="sum"):
     # A new lambda for every test: jit caches by function, and the paths differ behind its back.
     return jax.jit(lambda t, i, v: st.set(t, i, v, capacity, reduce=reduce), donate_argnums=0)
 
 
-def drawer(capacity: int, batch: int, stratified: bool = False) -> Callable[..., Any]:
+def drawer(capacity, batch, stratified=False):
     return jax.jit(lambda t, k: st.draw(t, k, batch, capacity, stratified=stratified))
 
 
-def expected_tree(leaves: np.ndarray, reduce: str = "sum") -> np.ndarray:
+def expected_tree(leaves, reduce="sum"):
     """The whole array, level by level, adding in the documented order."""
     f, identity = REDUCE[reduce]
     level, parts = leaves.astype(np.float32), []
@@ -49,10 +46,10 @@ def expected_tree(leaves: np.ndarray, reduce: str = "sum") -> np.ndarray:
         level = f(f(f(c[0], c[1]), f(c[2], c[3])), f(f(c[4], c[5]), f(c[6], c[7])))
 
 
-def count(tree: Any, capacity: int, batch: int, batches: int, seed: int) -> np.ndarray:
+def count(tree, capacity, batch, batches, seed):
     @jax.jit
-    def run(tree: jax.Array, key: jax.Array) -> jax.Array:
-        def step(counts: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
+    def run(tree, key):
+        def step(counts, key):
             index, _ = st.draw(tree, key, batch, capacity, stratified=False)
             return counts.at[index].add(np.int32(1)), None
 
@@ -61,12 +58,12 @@ def count(tree: Any, capacity: int, batch: int, batches: int, seed: int) -> np.n
     return np.asarray(run(tree, jax.random.key(seed)))
 
 
-def draw_write(tree: jax.Array, key: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
+def draw_write(tree, key, capacity):
     index, leaf = st.draw(tree, key, 64, capacity, stratified=True)
     return st.set(tree, index, leaf * np.float32(0.5), capacity), index
 
 
-def check_set(capacity: int, reduce: str = "sum") -> None:
+def check_set(capacity, reduce="sum"):
     """Duplicates (last wins), dropped indices, several batch sizes: equal to a plain array bit for bit."""
     random = np.random.default_rng(capacity)
     leaves = np.full(capacity, REDUCE[reduce][1], np.float32)
@@ -88,14 +85,14 @@ def check_set(capacity: int, reduce: str = "sum") -> None:
     assert st.root(tree) == expected_tree(leaves, reduce)[-8]
 
 
-def check_rebuild(capacity: int, reduce: Any) -> None:
+def check_rebuild(capacity, reduce):
     leaves = np.random.default_rng(0).lognormal(0, 4, capacity).astype(np.float32)
     tree = jax.jit(functools.partial(st.rebuild, reduce=reduce))(leaves)
     assert tree.shape == (st.nodes(capacity),)
     np.testing.assert_array_equal(np.asarray(tree), expected_tree(leaves, reduce))
 
 
-def check_together(batch: int, capacity: int = 1000) -> None:
+def check_together(batch, capacity=1000):
     """Write a sum, a minimum and a maximum in one call, twice: a parent falls when its largest leaf does."""
     kinds = ("sum", "min", "max")
     random = np.random.default_rng(batch)
@@ -113,13 +110,13 @@ def check_together(batch: int, capacity: int = 1000) -> None:
             np.testing.assert_array_equal(tree, expected_tree(held[kind], kind))
 
 
-def check_many_updates(batch: int) -> None:
+def check_many_updates(batch):
     """Ten million of 22 orders of magnitude, many twice, some zero: every parent is its children, every leaf the last."""
     capacity, steps = 65_537, -(-(10**7) // batch)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def run(trees: Any, key: jax.Array) -> Any:
-        def step(trees: Any, key: jax.Array) -> tuple[Any, None]:
+    def run(trees, key):
+        def step(trees, key):
             first, second = (jax.random.bits(k, (batch,), jnp.uint32) for k in jax.random.split(key))
             index = (first % np.uint32(capacity)).astype(jnp.int32)
             size = (second % np.uint32(73)).astype(jnp.float32) - np.float32(36)
@@ -138,7 +135,7 @@ def check_many_updates(batch: int) -> None:
     np.testing.assert_array_equal(least, expected_tree(np.where(leaves > 0, leaves, np.float32(np.inf)), "min"))
 
 
-def check_zero_leaves(capacity: int) -> None:
+def check_zero_leaves(capacity):
     random = np.random.default_rng(1)
     leaves = random.lognormal(0, 6, capacity).astype(np.float32)  # 1e-11 to 1e11
     leaves[random.random(capacity) < 0.7] = 0
@@ -157,7 +154,7 @@ def check_zero_leaves(capacity: int) -> None:
     assert capacity > 5000 or np.max(np.asarray(index)) >= held - 1 - held / 200
 
 
-def check_every_row(capacity: int) -> None:
+def check_every_row(capacity):
     """For each of 2^24 rows alike there are uniforms of 24 bits that draw it: its block's, and its own in the block."""
     block, part = 8 ** st.middle(capacity), min(2**18, capacity)
     tree = expected_tree(np.ones(capacity, np.float32))
@@ -172,7 +169,7 @@ def check_every_row(capacity: int) -> None:
         assert np.all(np.asarray(leaf) == 1)
 
 
-def check_one_leaf(capacity: int) -> None:
+def check_one_leaf(capacity):
     """Draw the only leaf there is, or none."""
     draw = drawer(capacity, 64, True)
     index, leaf = draw(expected_tree(np.zeros(capacity)), jax.random.key(0))
@@ -184,7 +181,7 @@ def check_one_leaf(capacity: int) -> None:
             assert np.all(np.asarray(index) == only) and np.all(np.asarray(leaf) > 0)
 
 
-def check_paths(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_paths(capacity, batch, monkeypatch):
     """Draw the same by loop and by level."""
     leaves = np.random.default_rng(2).lognormal(0, 3, capacity).astype(np.float32)
     tree, drawn = expected_tree(leaves), []
@@ -198,7 +195,7 @@ def check_paths(capacity: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> N
         np.testing.assert_array_equal(one[1], leaves[one[0]])
 
 
-def check_strata(capacity: int) -> None:
+def check_strata(capacity):
     """Draw each block (where all are small: each leaf) as often as its share says, but for its two edges."""
     leaves = np.random.default_rng(3).random(capacity).astype(np.float32) + 0.1
     index, _ = drawer(capacity, 1024, True)(expected_tree(leaves), jax.random.key(0))
@@ -209,11 +206,11 @@ def check_strata(capacity: int) -> None:
     assert capacity > 512 or np.all(np.diff(np.asarray(index)) >= 0)
 
 
-def z_of(counts: np.ndarray, leaves: np.ndarray) -> float:
+def z_of(counts, leaves):
     return chi_square_z(counts, leaves.astype(np.float64) / leaves.sum(dtype=np.float64))
 
 
-def check_frequencies(capacity: int) -> None:
+def check_frequencies(capacity):
     leaves = np.random.default_rng(4).random(capacity).astype(np.float32) + 0.1
     leaves[::7] = 0
     counts = count(expected_tree(leaves), capacity, 4096, 250, seed=0)
@@ -222,7 +219,7 @@ def check_frequencies(capacity: int) -> None:
     assert z_of(counts, leaves * np.linspace(0.97, 1.03, capacity)) > 4.75  # p < 1e-6
 
 
-def check_inplace(batch: int) -> None:
+def check_inplace(batch):
     """Write without a copy of the tree (4.6 MB): temporaries grow with the batch alone."""
     capacity = 10**6
     tree = jax.ShapeDtypeStruct((st.nodes(capacity),), jnp.float32)
@@ -231,8 +228,8 @@ def check_inplace(batch: int) -> None:
     compiled = setter(capacity).lower(tree, index, leaf).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 64 * batch + 8192
 
-    def loop(state: Any, keys: jax.Array) -> Any:
-        def step(state: Any, key: jax.Array) -> Any:
+    def loop(state, keys):
+        def step(state, key):
             tree, token = state
             drawn = st.draw(tree, key, batch, capacity, stratified=True)
             # As the buffer does: without it XLA may draw again after the write, from a copy.
@@ -248,7 +245,7 @@ def check_inplace(batch: int) -> None:
     assert compiled.memory_analysis().temp_size_in_bytes < 320 * batch + 8192
 
 
-def check_keep_last(batch: int, below: int | None) -> None:
+def check_keep_last(batch, below):
     high = max(1, batch // 3)
     if below is None:
         index = np.random.default_rng(batch).integers(-3, high, batch).astype(np.int32)

@@ -32,12 +32,12 @@ class History:
     priority: dict[tuple[int, int], float]  # the last error given to each
 
     @property
-    def held(self) -> int:
+    def held(self):
         return min(len(self.rows), self.buffer.geometry.length)
 
 
 @functools.cache
-def history(storage: str, sampler: str, view: str, writer: str = "Ring", steps: int = 7) -> History:
+def history(storage, sampler, view, writer="Ring", steps=7):
     """Writes until the ring has gone round, with draws and updates between."""
     buffer = parts.make(storage, sampler, view, writer)
     told = History(buffer, buffer.init(parts.EXAMPLE), [], Counter(), {})
@@ -56,7 +56,7 @@ def history(storage: str, sampler: str, view: str, writer: str = "Ring", steps: 
     return told
 
 
-def plain_quantiles(values: list[float], weights: list[float] | None = None) -> dict[str, float]:
+def plain_quantiles(values, weights=None):
     """By counting, one after another."""
     pairs = sorted(zip(values, weights or [1] * len(values), strict=True))
     pairs = [(value, weight) for value, weight in pairs if weight > 0]
@@ -68,7 +68,7 @@ def plain_quantiles(values: list[float], weights: list[float] | None = None) -> 
     return out
 
 
-def plain_episodes(rows: list[dict[str, np.ndarray]], length: int, exact: bool) -> tuple[list[int], int]:
+def plain_episodes(rows, length, exact):
     """Lengths of whole episodes and the number of others, from all rows ever written."""
     lengths, cut = [], 0
     for lane in range(LANES):
@@ -87,7 +87,7 @@ def plain_episodes(rows: list[dict[str, np.ndarray]], length: int, exact: bool) 
     return sorted(lengths), cut
 
 
-def check(told: History, summary: fbuf.Summary, compare: int = MANY) -> None:
+def check(told, summary, compare=MANY):
     """Everything that can be known of any combination."""
     buffer, state = told.buffer, told.state
     stats = {name: np.asarray(value).item() for name, value in buffer.stats(state).items()}
@@ -125,7 +125,7 @@ def check(told: History, summary: fbuf.Summary, compare: int = MANY) -> None:
         assert summary.episodes is None
 
 
-def close(found: Any, expected: dict[str, float] | None, rtol: float = 1e-5) -> None:
+def close(found, expected, rtol=1e-5):
     if expected is None:
         assert found is None
         return
@@ -133,7 +133,7 @@ def close(found: Any, expected: dict[str, float] | None, rtol: float = 1e-5) -> 
         np.testing.assert_allclose(getattr(found, name), value, rtol=rtol, err_msg=name)
 
 
-def check_chances(told: History) -> None:
+def check_chances(told):
     """Chances are those of the draws, and sum to 1."""
     buffer, state = told.buffer, told.state
     seen, summary = collect.seen(buffer, state, MANY), buffer.summary(state)
@@ -160,13 +160,13 @@ def check_chances(told: History) -> None:
     np.testing.assert_allclose(summary.drawn_ages.mean, np.average(ages, weights=chances), rtol=1e-5)
 
 
-def slots_of(buffer: fbuf.Buffer, state: Any) -> np.ndarray:
+def slots_of(buffer, state):
     """int[L, E], slots in order of arrival; C where none."""
     slot = np.asarray(buffer.rows(state).index.slot)
     return slot.reshape(buffer.geometry.length, buffer.geometry.lanes)
 
 
-def check_draws(told: History) -> None:
+def check_draws(told):
     """How often each anchor was drawn, from what was handed out."""
     seen, summary = collect.seen(told.buffer, told.state, MANY), told.buffer.summary(told.state)
     if not isinstance(told.buffer.sampler, (Consume, Epoch)):
@@ -186,14 +186,14 @@ def check_draws(told: History) -> None:
     assert summary.draws is not None and summary.draws.max == seen.draws[seen.anchor].max()
 
 
-def check_all(storage: str, sampler: str, view: str) -> None:
+def check_all(storage, sampler, view):
     told = history(storage, sampler, view)
     check(told, told.buffer.summary(told.state))
     check_chances(told)
     check_draws(told)
 
 
-def check_unordered(storage: str, writer: str) -> None:
+def check_unordered(storage, writer):
     """Rows in no order have ages, counted in rows that were kept, and no episodes."""
     told = history(storage, "Prioritized", "Row", writer)
     summary = told.buffer.summary(told.state)

@@ -1,7 +1,5 @@
 """Dtypes that torch and JAX share, and the memory of arrays and tensors."""
 
-from typing import Any
-
 import jax
 import numpy as np
 import torch
@@ -14,13 +12,13 @@ WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128"
 """Dtypes that JAX has with `jax_enable_x64` only, and what it narrows them to."""
 
 
-def pointer(x: Any) -> int:
+def pointer(x):
     if isinstance(x, jax.Array):
         return x.unsafe_buffer_pointer()
     return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
 
 
-def payload(x: Any) -> bytes:
+def payload(x):
     """The bytes of an array or a tensor, without either library's help in converting."""
     if isinstance(x, torch.Tensor):
         x = x.contiguous()

@@ -2,13 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 PATIENCE = 120.0  # seconds until a test that hangs fails
 
 
-def soon(condition: Callable[[], Any]) -> None:
+def soon(condition):
     """Poll until the condition holds."""
     end = time.monotonic() + PATIENCE
     while not condition():
@@ -19,20 +17,20 @@ def soon(condition: Callable[[], Any]) -> None:
 class Thread(threading.Thread):
     """A started thread that keeps what its function returns or raises."""
 
-    def __init__(self, function: Callable[..., Any], *args: Any):
+    def __init__(self, function, *args):
         super().__init__(daemon=True)
         self.function, self.args = function, args
-        self.value: Any = None
-        self.error: BaseException | None = None
+        self.value = None
+        self.error = None
         self.start()
 
-    def run(self) -> None:
+    def run(self):
         try:
             self.value = self.function(*self.args)
         except BaseException as error:
             self.error = error
 
-    def ends(self) -> Any:
+    def ends(self):
         """Join the thread; return its value or raise its error."""
         self.join(PATIENCE)
         assert not self.is_alive(), "the thread hangs"

@@ -1,9 +1,6 @@
 """Buffers with transforms of every kind on both sides, and windows that hold values of their own."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +24,7 @@ ON_READ = Chain((NormalizeReward(), Augment("obs", 1), Scale("obs", offset=0.5),
 BATCH, LANES = 6, 2
 
 
-def given_rows(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+def given_rows(rng, count):
     shape = (count, LANES)
     return {
         "observation": rng.integers(1, 5, (*shape, 1, 1), np.uint8) * np.ones((8, 8), np.uint8),
@@ -43,7 +40,7 @@ def given_rows(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
 EXAMPLE = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), given_rows(np.random.default_rng(0), 1))
 
 
-def make(storage: Any, view: Any, on_read: Any = ON_READ, **settings: Any) -> fbuf.Buffer:
+def make(storage, view, on_read=ON_READ, **settings):
     return fbuf.Buffer(40, lanes=LANES, storage=storage, view=view, on_write=ON_WRITE, on_read=on_read, **settings)
 
 
@@ -55,14 +52,14 @@ VIEWS = {
 }
 
 
-def apart(window: Any) -> Any:
+def apart(window):
     """Two vectors and two numbers a window."""
     x, reward = window["x"], window["reward"]
     one = {"sum": x.sum(0), "first": x[0], "least": reward.min(), "most": reward.max()}
     return {**window, **one, "image": jnp.tile(reward.sum(), (5, 5))}
 
 
-def laned_windows(width: int, on_read: Any = None) -> tuple[fbuf.Buffer, Any]:
+def laned_windows(width, on_read=None):
     """Windows of four rows, of which the last may be missing."""
     view = Sequence(4, boundary="mask", episode_end=("done",), autoreset="same_step")
     buffer = fbuf.Buffer(20, view=view, on_read=on_read)

@@ -1,19 +1,16 @@
 """Examples and comparisons of pytrees of arrays, and x64 under the name that this version of JAX has for it."""
 
-import contextlib
-from typing import Any
-
 import jax
 import numpy as np
 
 
-def numpy_leaf(leaf: Any) -> np.ndarray:
+def numpy_leaf(leaf):
     """Return a copy in numpy; of keys, their data."""
     is_key = jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)
     return np.array(jax.random.key_data(leaf) if is_key else leaf)
 
 
-def same(one: Any, two: Any, case: str = "") -> None:
+def same(one, two, case=""):
     """Compare the paths, dtypes, shapes and bits of two pytrees of arrays."""
     pairs, others = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (one, two))
     assert [path for path, _ in pairs] == [path for path, _ in others], case
@@ -24,16 +21,22 @@ def same(one: Any, two: Any, case: str = "") -> None:
         assert a.tobytes() == b.tobytes(), f"{name}: {a} and {b}"
 
 
-def example_of(rows: Any, axes: int = 2) -> Any:
+def example_of(rows, axes=2):
     """Return the shapes and dtypes of one of the rows, which have so many leading axes."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[axes:], x.dtype), rows)
 
 
-def close(one: Any, two: Any, **tolerance: float) -> None:
+def row_with(obs, *axes, **leaves):
+    """Return an observation, an action, a reward and flags that end no episode; the others are zeros of these axes."""
+    zeros = {"action": np.zeros(axes, np.int32), "reward": np.zeros(axes, np.float32)}
+    return {"obs": obs} | zeros | dict.fromkeys(("terminated", "truncated"), np.zeros(axes, bool)) | leaves
+
+
+def close(one, two, **tolerance):
     """Compare the structures and values of two pytrees of arrays."""
     assert jax.tree.structure(one) == jax.tree.structure(two)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(numpy_leaf(a), numpy_leaf(b), **tolerance), one, two)
 
 
-def x64(on: bool = True) -> contextlib.AbstractContextManager[Any]:
+def x64(on=True):
     return jax.enable_x64(on) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(on)

@@ -3,21 +3,19 @@
 A statistic far too small is as suspicious as one far too large (draws that are not independent), so both sides count.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import jax
 import numpy as np
 
 import fbuf
 from fbuf._indexing import anchors
+from tests.support.trees import row_with
 
 DRAWS = 2**18
 
 
-def chi_square_z(counts: np.ndarray, chances: np.ndarray) -> float:
+def chi_square_z(counts, chances):
     """The statistic as a standard normal number (Wilson and Hilferty 1931)."""
     assert not counts[chances == 0].any()
     counts, chances = counts[chances > 0], chances[chances > 0]
@@ -28,26 +26,26 @@ def chi_square_z(counts: np.ndarray, chances: np.ndarray) -> float:
     return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
 
 
-def slots_drawn(buffer: fbuf.Buffer, state: Any, seed: int, draws: int) -> np.ndarray:
+def slots_drawn(buffer, state, seed, draws):
     """Count how often each slot is drawn."""
     batch = buffer.peek(state, jax.random.key(seed), draws)
     assert bool(batch.mask.all())
     return np.bincount(np.asarray(batch.index.slot), minlength=buffer.capacity)
 
 
-def rows(rng: np.random.Generator, shape: tuple[int, ...], often: float) -> dict[str, np.ndarray]:
+def rows(rng, shape, often):
     """Make rows of flags and next to nothing else."""
-    return {
-        "obs": np.zeros(shape, np.uint8),
-        "action": np.zeros(shape, np.int8),
-        "reward": np.zeros(shape, np.float32),
-        "terminated": rng.random(shape) < often,
-        "truncated": rng.random(shape) < often,
-    }
+    return row_with(
+        np.zeros(shape, np.uint8),
+        *shape,
+        action=np.zeros(shape, np.int8),
+        terminated=rng.random(shape) < often,
+        truncated=rng.random(shape) < often,
+    )
 
 
 @functools.cache
-def lanes_out_of_step(sampler: Any, length: int = 301) -> tuple[fbuf.Buffer, Any, np.ndarray]:
+def lanes_out_of_step(sampler, length=301):
     """Fill a fifth of one lane, half of another, and a third several times; also return which slots can be drawn."""
     rng = np.random.default_rng(5)
     view = fbuf.views.Transition(n_step=3, stack=4, autoreset="same_step")
@@ -59,11 +57,11 @@ def lanes_out_of_step(sampler: Any, length: int = 301) -> tuple[fbuf.Buffer, Any
     return buffer, state, drawable(state)
 
 
-def drawable(state: Any) -> np.ndarray:
+def drawable(state):
     return (np.asarray(state.anchors.flags) & anchors.OPEN) != 0
 
 
-def check_retired(sampler: Any, view: Any) -> None:
+def check_retired(sampler, view):
     """Draw everyone of what is left of distinct frames, of which the table holds half, and nobody else."""
     rng = np.random.default_rng(9)
     storage = fbuf.storages.Deduplicated(keys=("obs",), block=(1, 4), blocks=256)
@@ -90,7 +88,7 @@ def check_retired(sampler: Any, view: Any) -> None:
         assert abs(chi_square_z(counts, allowed / allowed.sum())) < 4
 
 
-def check_zero_priorities(transition: bool) -> None:
+def check_zero_priorities(transition):
     """Draw where all priorities are zero, from more rows than one block of the search that this falls back to."""
     sampler = fbuf.samplers.Prioritized(eps=0.0, stratified=False)
     if transition:
@@ -108,7 +106,7 @@ def check_zero_priorities(transition: bool) -> None:
     assert abs(chi_square_z(counts, open_slots / open_slots.sum())) < 4
 
 
-def check_parts(size: int, *places: slice) -> None:
+def check_parts(size, *places):
     """Draw every row equally often in each part of a batch."""
     buffer = fbuf.Buffer(capacity=100, sampler=fbuf.samplers.Prioritized())
     state = buffer.extend(buffer.init(np.float32(0)), np.zeros(100, np.float32))
@@ -119,7 +117,7 @@ def check_parts(size: int, *places: slice) -> None:
         assert chi_square_z(counts, np.full(100, 0.01)) < 4
 
 
-def check_prioritized(stratified: bool) -> None:
+def check_prioritized(stratified):
     """With beta = 1 and no normalisation, E[w f] over draws is besides the mean of f over what can be drawn."""
     sampler = fbuf.samplers.Prioritized(alpha=0.7, beta=1.0, normalize=None, stratified=stratified)
     buffer, state, open_slots = lanes_out_of_step(sampler)

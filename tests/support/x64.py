@@ -1,11 +1,5 @@
 """Rows with 64-bit leaves at the extremes, and buffers that keep them on the host."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 import fbuf
@@ -13,7 +7,7 @@ from fbuf.storages import Compressed, Host, Memmap
 
 KEYS = ("id", "u", "x")
 EXAMPLE = {"id": np.int64(0), "u": np.uint64(0), "x": np.float64(0), "n": np.float32(0)}
-STORAGES: dict[str, Callable[[Path], Any]] = {
+STORAGES = {
     "host": lambda path: Host(keys=KEYS),
     "compressed": lambda path: Compressed(keys=KEYS),
     "memmap": lambda path: Memmap(str(path / "rows"), keys=(*KEYS, "n")),
@@ -25,10 +19,10 @@ _NAN = np.array([0x7FF8DEAD0000BEEF], np.uint64).view(np.float64)  # with a payl
 NUMBERS = np.array([5e-324, 1.7976931348623157e308, -0.0, _NAN[0], -np.inf, 1 / 3, 2.0**-1074 * 3, -1e300])
 
 
-def extremes(count: int, shape: tuple[int, ...] = (), first: int = 0) -> dict[str, Any]:
+def extremes(count, shape=(), first=0):
     """Return `count` rows, all 64-bit leaves of `shape`; `n` numbers them from `first`."""
 
-    def some(values: np.ndarray) -> np.ndarray:
+    def some(values):
         at = np.arange(first, first + count).reshape(-1, *[1] * len(shape)) + np.arange(int(np.prod(shape))).reshape(
             shape
         )
@@ -38,18 +32,18 @@ def extremes(count: int, shape: tuple[int, ...] = (), first: int = 0) -> dict[st
     return {"id": some(IDS), "u": some(UNSIGNED), "x": some(NUMBERS), "n": numbers}
 
 
-def buffer_of(storage: str, path: Path, capacity: int = 16, **settings: Any) -> fbuf.Buffer:
+def buffer_of(storage, path, capacity=16, **settings):
     return fbuf.Buffer(capacity, storage=STORAGES[storage](path), **settings)
 
 
-def same(got: Any, wanted: np.ndarray) -> None:
+def same(got, wanted):
     """Compare dtype, shape and bytes."""
     got = np.asarray(got)
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     assert got.tobytes() == wanted.tobytes()
 
 
-def same_rows(got: Mapping[str, Any], wanted: Mapping[str, np.ndarray]) -> None:
+def same_rows(got, wanted):
     assert got.keys() == wanted.keys()
     for name, column in wanted.items():
         same(got[name], column)

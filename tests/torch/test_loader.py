@@ -1,12 +1,8 @@
 """The loader: the batches of its source in order, none lost, and no thread left behind."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,50 +11,42 @@ import torch
 
 import fbuf
 from fbuf._concurrency.prefetcher import Prefetch
-from fbuf._concurrency.wakeup import StopToken
 from fbuf.torch import Loader
+from tests.support.refusals import raises
+from tests.support.threads import soon
 
 EXAMPLE = {"t": np.float32(0)}
 
 
-def replay(count: int = 40, **settings: Any) -> fbuf.Replay:
+def replay(count=40, **settings):
     made = fbuf.Replay(fbuf.Buffer(64, batch_size=8), EXAMPLE, seed=5, **settings)
     if count:
         made.extend({"t": np.arange(count, dtype=np.float32)})
     return made
 
 
-def drawn(loader: Any) -> list[list[float]]:
+def drawn(loader):
     return [batch.data["t"].tolist() for batch in loader]
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    """Wait for a condition; a minute without it is a failure."""
-    end = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def threads() -> list[threading.Thread]:
+def threads():
     return [thread for thread in threading.enumerate() if thread.name == "fbuf.torch.Loader"]
 
 
-def no_threads() -> bool:
-    return soon(lambda: not threads())
+def no_threads():
+    soon(lambda: not threads())
+    return True
 
 
 EPOCHS = fbuf.Buffer(40, sampler=fbuf.samplers.Epoch(), batch_size=8)
 
 
-def filled_epochs() -> fbuf.BufferState:
+def filled_epochs():
     return EPOCHS.extend(EPOCHS.init(EXAMPLE), {"t": np.arange(40, dtype=np.float32)})
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_batches_equal_those_of_the_replay(prefetch: int) -> None:
+def test_batches_equal_those_of_the_replay(prefetch):
     one, other = replay(), replay()
     expected = [other.sample(to="torch").data["t"].tolist() for _ in range(5)]
     assert drawn(Loader(one, steps=5, prefetch=prefetch)) == expected
@@ -66,7 +54,7 @@ def test_batches_equal_those_of_the_replay(prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_dataloader_iterates_over_it(prefetch: int) -> None:
+def test_a_dataloader_iterates_over_it(prefetch):
     loader = Loader(replay(), 4, steps=3, prefetch=prefetch)
     assert isinstance(loader, torch.utils.data.IterableDataset)
     data = torch.utils.data.DataLoader(loader, batch_size=None)
@@ -78,7 +66,7 @@ def test_a_dataloader_iterates_over_it(prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_it_draws_from_a_buffer_and_its_state(prefetch: int) -> None:
+def test_it_draws_from_a_buffer_and_its_state(prefetch):
     buffer, state = EPOCHS, filled_epochs()
     before = [np.array(x) for x in jax.tree.leaves(state)]
     loader = Loader(buffer, state=state, steps=5, prefetch=prefetch, seed=1)
@@ -92,7 +80,7 @@ def test_it_draws_from_a_buffer_and_its_state(prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_epochs_end_and_have_a_length(prefetch: int) -> None:
+def test_epochs_end_and_have_a_length(prefetch):
     source = replay()
     loader = Loader(source, 12, epochs=1, prefetch=prefetch)
     data = torch.utils.data.DataLoader(loader, batch_size=None)
@@ -111,25 +99,19 @@ def test_epochs_end_and_have_a_length(prefetch: int) -> None:
     assert no_threads()
 
 
-def test_settings_of_epochs_are_checked() -> None:
-    with pytest.raises(ValueError, match="steps is 3 and epochs is 1"):
-        Loader(replay(), 4, steps=3, epochs=1)
+def test_settings_of_epochs_are_checked():
+    raises(ValueError, "steps is 3 and epochs is 1", lambda: Loader(replay(), 4, steps=3, epochs=1))
     with pytest.raises(TypeError, match=r"epochs needs a Replay.*fbuf.Replay\(buffer, row\); replay.state = state"):
         Loader(EPOCHS, 4, state=filled_epochs(), epochs=1)
-    with pytest.raises(ValueError, match="an epoch has no option 'beta'"):
-        Loader(replay(), 4, epochs=1, beta=0.5)
-    with pytest.raises(ValueError, match="no option 'epoch' .* Did you mean 'epochs'"):
-        Loader(replay(), 4, epoch=1)
-    with pytest.raises(ValueError, match="no option 'shuffle' .* Write epochs=1"):
-        Loader(replay(), 4, shuffle=True)
+    raises(ValueError, "an epoch has no option 'beta'", lambda: Loader(replay(), 4, epochs=1, beta=0.5))
+    raises(ValueError, "no option 'epoch' .* Did you mean 'epochs'", lambda: Loader(replay(), 4, epoch=1))
+    raises(ValueError, "no option 'shuffle' .* Write epochs=1", lambda: Loader(replay(), 4, shuffle=True))
     assert "epochs=2," in repr(Loader(replay(), 4, epochs=2))
-    with pytest.raises(ValueError, match="epochs is -1; expected an int >= 0, or None"):
-        Loader(replay(), 4, epochs=-1)
-    with pytest.raises(TypeError, match="shuffle is 1; expected a bool"):
-        len(Loader(replay(), 4, epochs=1, shuffle=1))
+    raises(ValueError, "epochs is -1; expected an int >= 0, or None", lambda: Loader(replay(), 4, epochs=-1))
+    raises(TypeError, "shuffle is 1; expected a bool", lambda: len(Loader(replay(), 4, epochs=1, shuffle=1)))
 
 
-def test_prefetched_batches_are_returned_by_the_next_iteration() -> None:
+def test_prefetched_batches_are_returned_by_the_next_iteration():
     buffer, state = EPOCHS, filled_epochs()
     expected = drawn(Loader(buffer, state=state, steps=5, prefetch=0))
     loader = Loader(buffer, state=state, prefetch=3)
@@ -137,15 +119,14 @@ def test_prefetched_batches_are_returned_by_the_next_iteration() -> None:
     for _ in range(2):  # broken off twice
         batches = iter(loader)
         out += [next(batches).data["t"].tolist() for _ in range(2)]
-        assert soon(lambda batches=batches: len(batches._prefetch) == 3)
+        soon(lambda batches=batches: len(batches._prefetch) == 3)
         batches.close()
-        with pytest.raises(StopIteration):
-            next(batches)
+        raises(StopIteration, None, next, batches)
     loader.steps, loader.prefetch = 1, 0
     assert out + drawn(loader) == expected
 
 
-def test_a_forgotten_iterator_ends_its_thread() -> None:
+def test_a_forgotten_iterator_ends_its_thread():
     batches = iter(Loader(replay(), prefetch=2))
     next(batches)
     del batches
@@ -157,33 +138,32 @@ def test_a_forgotten_iterator_ends_its_thread() -> None:
     assert no_threads()
 
 
-def test_no_more_is_drawn_than_asked_for() -> None:
+def test_no_more_is_drawn_than_asked_for():
     source = replay(8, limit=fbuf.limits.at_most(1000))
     assert len(list(Loader(source, steps=3, prefetch=5))) == 3 and source.pace.drawn == 3 * 8
     batches = iter(Loader(source, prefetch=2))
     next(batches)
     (thread,) = threads()
-    assert soon(lambda: source.pace.drawn == (3 + 1 + 2) * 8) and thread.is_alive()
+    soon(lambda: source.pace.drawn == (3 + 1 + 2) * 8)
+    assert thread.is_alive()
     batches.close()
     assert source.pace.drawn == (3 + 1 + 2) * 8
     assert list(Loader(source, steps=0)) == [] and no_threads()
 
 
-def test_errors_of_the_thread_are_raised_once_and_in_order() -> None:
-    def fails(batch: Any) -> Any:
-        fails.calls += 1  # type: ignore[attr-defined]
-        if fails.calls == 3:  # type: ignore[attr-defined]
+def test_errors_of_the_thread_are_raised_once_and_in_order():
+    def fails(batch):
+        fails.calls += 1
+        if fails.calls == 3:
             raise KeyError("third")
         return batch
 
     for prefetch in (0, 2):
-        fails.calls = 0  # type: ignore[attr-defined]
+        fails.calls = 0
         batches = iter(Loader(replay(), prefetch=prefetch, transform=fails))
         next(batches), next(batches)
-        with pytest.raises(KeyError, match="third"):
-            next(batches)
-        with pytest.raises(StopIteration):
-            next(batches)
+        raises(KeyError, "third", next, batches)
+        raises(StopIteration, None, next, batches)
     empty = EPOCHS.init(EXAMPLE)
     for prefetch in (0, 1):
         with pytest.raises(ValueError, match="nothing to draw"):
@@ -193,34 +173,33 @@ def test_errors_of_the_thread_are_raised_once_and_in_order() -> None:
     assert no_threads()
 
 
-def test_an_error_that_was_not_raised_is_raised_by_close() -> None:
+def test_an_error_that_was_not_raised_is_raised_by_close():
     failed = threading.Event()
 
-    def fails(batch: Any) -> Any:
+    def fails(batch):
         failed.set()
         raise KeyError("first")
 
     batches = iter(Loader(replay(), transform=fails))
     assert failed.wait(60)
-    with pytest.raises(KeyError, match="first"):
-        batches.close()
+    raises(KeyError, "first", batches.close)
     batches.close()
 
 
-def test_two_iterators_share_the_draws() -> None:
+def test_two_iterators_share_the_draws():
     loader = Loader(EPOCHS, state=filled_epochs(), prefetch=1, steps=5)
     one, other = iter(loader), iter(loader)
     rows = [next(batches).data["t"] for _ in range(5) for batches in (one, other)]
     assert sorted(torch.cat(rows).tolist()) == sorted([*range(40)] * 2)
 
 
-def test_another_thread_adds_rows_while_it_draws() -> None:
+def test_another_thread_adds_rows_while_it_draws():
     source = fbuf.Replay(fbuf.prioritized(64, batch_size=8), {"t": np.int32(0), "twice": np.int32(0)})
     rows = np.arange(64, dtype=np.int32)
     source.extend({"t": rows, "twice": 2 * rows})
     done = threading.Event()
 
-    def add() -> None:
+    def add():
         for i in range(1, 20):
             source.extend({"t": torch.from_numpy(rows + i), "twice": torch.from_numpy(2 * (rows + i))})
         done.set()
@@ -234,10 +213,10 @@ def test_another_thread_adds_rows_while_it_draws() -> None:
     assert done.is_set() and no_threads()
 
 
-def test_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_are_refused():
     buffer, source = fbuf.Buffer(8), replay()
     state = buffer.init(EXAMPLE)
-    cases: list[tuple[type[Exception], str, Any]] = [
+    cases = [
         (TypeError, "source is int", lambda: Loader(3)),
         (TypeError, "a Buffer without state", lambda: Loader(buffer)),
         (TypeError, r"source is Mixture; .*to_torch\(batch\)", lambda: Loader(fbuf.Mixture({"a": fbuf.uniform(4)}), 2)),
@@ -256,17 +235,16 @@ def test_invalid_arguments_are_refused() -> None:
         cases.append((ValueError, "finds no GPU. Leave both out", lambda: Loader(source, device="cuda")))
         cases.append((ValueError, "finds no GPU. Leave both out", lambda: Loader(source, pin=True)))
     for error, match, call in cases:
-        with pytest.raises(error, match=match):
-            call()
+        raises(error, match, call)
     assert Loader(source, device="cpu", steps=1).device.type == "cpu" and "prefetch=2" in repr(Loader(source))
     assert next(iter(Loader(source, device="cpu", steps=1))).data["t"].shape == (8,)
 
 
-def test_the_thread_waits_while_there_is_no_room() -> None:
-    made: list[int] = []
+def test_the_thread_waits_while_there_is_no_room():
+    made = []
     gate = threading.Semaphore(0)
 
-    def make(stop: StopToken) -> int:
+    def make(stop):
         made.append(len(made))
         gate.release()
         return made[-1]
@@ -279,18 +257,17 @@ def test_the_thread_waits_while_there_is_no_room() -> None:
     left = ahead.end()
     assert left == list(range(2, 2 + len(left))) and len(left) <= 2
     assert ahead.end() == []
-    with pytest.raises(StopIteration):
-        ahead.take()
+    raises(StopIteration, None, ahead.take)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_threads_share_the_batches_of_an_iterator(prefetch: int) -> None:
+def test_threads_share_the_batches_of_an_iterator(prefetch):
     """Though each of them asks for more while another has not got its own yet."""
     source = replay(8, limit=fbuf.limits.at_most(1000))
     meet, out = threading.Barrier(4), []
     batches = iter(Loader(source, steps=6, prefetch=prefetch, transform=lambda batch: time.sleep(0.02) or batch))
 
-    def take() -> None:
+    def take():
         meet.wait()
         out.extend(batches)
 
@@ -302,17 +279,17 @@ def test_threads_share_the_batches_of_an_iterator(prefetch: int) -> None:
     assert len(out) == 6 and source.pace.drawn == 6 * 8 and no_threads()
 
 
-def test_closing_does_not_wait_for_a_limit() -> None:
+def test_closing_does_not_wait_for_a_limit():
     source = replay(8, limit=fbuf.limits.samples_per_insert(1, 4, 16))
     batches = iter(Loader(source, prefetch=2))
     next(batches)
-    assert soon(lambda: not source.can_sample(8))  # the thread waits for rows
+    soon(lambda: not source.can_sample(8))  # the thread waits for rows
     batches.close()
     assert next(batches, None) is None
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_it_ends_when_the_replay_is_closed(prefetch: int) -> None:
+def test_it_ends_when_the_replay_is_closed(prefetch):
     source = replay(8, limit=fbuf.limits.samples_per_insert(10, 4, 1000))
     taken = 0
     for _ in Loader(source, prefetch=prefetch):

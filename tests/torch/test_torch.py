@@ -1,7 +1,6 @@
 """Arrays and tensors across DLPack: what is shared, what is copied, and what is refused."""
 
 import sys
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,12 @@ import torch
 
 import fbuf
 from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
+from tests.support.refusals import raises
 from tests.support.tensors import NARROW, WIDE, payload, pointer
 from tests.support.trees import x64
 
 
-def check_crossing(x: jax.Array, name: str) -> None:
+def check_crossing(x, name):
     for leaf in (x, np.array(x)):
         for copy in (None, False, True):
             t = to_torch({"x": leaf}, copy=copy)["x"]
@@ -30,7 +30,7 @@ def check_crossing(x: jax.Array, name: str) -> None:
         assert x.size == 0 or (pointer(y) == pointer(t)) is (not copy), name
 
 
-def test_every_dtype_crosses_both_ways_shared_or_copied() -> None:
+def test_every_dtype_crosses_both_ways_shared_or_copied():
     for name in (*NARROW, *WIDE):
         with x64(name in WIDE):
             check_crossing(jax.device_put((np.arange(15) % 2 + 1).astype(name).reshape(3, 5)), name)
@@ -38,7 +38,7 @@ def test_every_dtype_crosses_both_ways_shared_or_copied() -> None:
         check_crossing(jax.device_put(np.ones(shape, np.float32)), "float32")
 
 
-def test_copying_takes_numpy_arrays_that_cannot_be_shared() -> None:
+def test_copying_takes_numpy_arrays_that_cannot_be_shared():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     fields = np.zeros(3, [("flag", "u1"), ("value", "<f4")])
     read_only = x.copy()
@@ -50,7 +50,7 @@ def test_copying_takes_numpy_arrays_that_cannot_be_shared() -> None:
         assert not np.array_equal(t.numpy(), leaf)
 
 
-def test_the_structure_does_not_change() -> None:
+def test_the_structure_does_not_change():
     ones = jax.device_put(np.ones(2, np.float32))
     tree = {"a": [ones, (ones, None)], "b": fbuf.Index(ones, ones)}
     out = to_torch(tree)
@@ -63,20 +63,20 @@ def test_the_structure_does_not_change() -> None:
 
 
 @pytest.fixture(scope="module")
-def sampled() -> tuple[fbuf.BufferState, fbuf.Sample]:
+def sampled():
     buffer = fbuf.Buffer(capacity=32)
     rows = {"obs": np.ones((8, 16), np.float32), "reward": np.arange(8, dtype=np.float32)}
     state = jax.jit(buffer.extend)(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
     return jax.jit(buffer.sample, static_argnums=2)(state, np.array([0, 7], np.uint32), 4)
 
 
-def test_a_sample_is_shared_and_a_state_copied_by_default(sampled: tuple[fbuf.BufferState, fbuf.Sample]) -> None:
+def test_a_sample_is_shared_and_a_state_copied_by_default(sampled):
     state, batch = sampled
     tensors = to_torch(batch)
     assert isinstance(tensors, fbuf.Sample) and isinstance(tensors.index, fbuf.Index)
     assert isinstance(to_torch(state), fbuf.BufferState)
 
-    def shared(tree: Any, **options: Any) -> list[bool]:
+    def shared(tree, **options):
         pairs = zip(jax.tree.leaves(to_torch(tree, **options)), jax.tree.leaves(tree), strict=True)
         return [pointer(t) == pointer(x) for t, x in pairs if x.size]
 
@@ -89,7 +89,7 @@ def test_a_sample_is_shared_and_a_state_copied_by_default(sampled: tuple[fbuf.Bu
     assert shared((batch, state)) == owners[::-1]
 
 
-def test_a_copy_is_complete_on_return() -> None:
+def test_a_copy_is_complete_on_return():
     # A copy queues behind other work: unless from_torch waits for it, it reads the ones.
     busy = jax.jit(lambda a: jax.lax.fori_loop(0, 40, lambda i, b: jnp.tanh(b @ b * 1e-3), a))
     a, cpu = jax.device_put(np.ones((500, 500), np.float32)), jax.devices("cpu")[0]
@@ -103,10 +103,10 @@ def test_a_copy_is_complete_on_return() -> None:
         jax.block_until_ready(working)
 
 
-def test_donation_is_in_place_after_copying_and_copies_while_shared() -> None:
+def test_donation_is_in_place_after_copying_and_copies_while_shared():
     step = jax.jit(lambda v: v.at[0].set(v[1]), donate_argnums=0)
 
-    def overwrites(x: jax.Array) -> bool:
+    def overwrites(x):
         before = pointer(x)
         return pointer(step(x)) == before
 
@@ -118,7 +118,7 @@ def test_donation_is_in_place_after_copying_and_copies_while_shared() -> None:
     assert overwrites(from_torch(source)) and source[0] == 0
 
 
-def test_memory_outlives_either_side() -> None:
+def test_memory_outlives_either_side():
     x = jax.device_put(np.arange(1024, dtype=np.int32)) + 0
     t = to_torch(x)
     del x
@@ -128,7 +128,7 @@ def test_memory_outlives_either_side() -> None:
     assert int(np.asarray(y).sum()) == 1023 * 512
 
 
-def test_any_layout_of_a_tensor_is_copied_and_a_transpose_shared() -> None:
+def test_any_layout_of_a_tensor_is_copied_and_a_transpose_shared():
     t = torch.arange(64, dtype=torch.float32).reshape(8, 8)
     for view in (t[:, ::2], t[::2], t.T, t[:1].expand(4, 8), t.flatten()[1:], t[3, 3]):
         assert np.array_equal(from_torch(view), view.numpy())
@@ -138,15 +138,13 @@ def test_any_layout_of_a_tensor_is_copied_and_a_transpose_shared() -> None:
     assert from_torch(torch.as_strided(t, (1, 8), (3, 1)), copy=False).shape == (1, 8)
 
 
-def refused(call: Any, leaf: Any, error: Any, match: str, **options: Any) -> None:
+def refused(call, leaf, error, match, **options):
     """A bare leaf and one in a tree are refused, the latter by its path."""
-    with pytest.raises(error, match=match):
-        call(leaf, **options)
-    with pytest.raises(error, match=r"leaf 'next/obs' .*" + match):
-        call({"next": {"obs": leaf}}, **options)
+    raises(error, match, call, leaf, **options)
+    raises(error, r"leaf 'next/obs' .*" + match, call, {"next": {"obs": leaf}}, **options)
 
 
-def test_arrays_without_values_are_refused() -> None:
+def test_arrays_without_values_are_refused():
     match = r"leaf 'obs' is a tracer; expected a concrete array\. Convert what the jitted function returns"
     for copy in (None, False, True):
         with pytest.raises(TypeError, match=match):
@@ -159,7 +157,7 @@ def test_arrays_without_values_are_refused() -> None:
     assert to_torch(jax.random.key_data(key)).dtype == torch.uint32
 
 
-def test_dtypes_that_torch_lacks_are_refused() -> None:
+def test_dtypes_that_torch_lacks_are_refused():
     casts = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float32", "float8_e3m4": "float32"}
     for name, cast in casts.items():
         match = rf"is {name}; expected a dtype .*Cast with x\.astype\(jnp\.{cast}\)"
@@ -169,8 +167,8 @@ def test_dtypes_that_torch_lacks_are_refused() -> None:
         assert to_torch(x.astype(cast)).shape == (4,)
 
 
-def test_leaves_that_are_no_arrays_of_numbers_are_refused() -> None:
-    cases: list[tuple[Any, str]] = [
+def test_leaves_that_are_no_arrays_of_numbers_are_refused():
+    cases = [
         (np.zeros(2, "U3"), r"is str96; .*Leave it out"),
         (np.array([None]), r"is object; .*Leave it out"),
         (np.zeros(2, [("a", "u1")]), r"is void8; .*Leave it out"),
@@ -187,7 +185,7 @@ def test_leaves_that_are_no_arrays_of_numbers_are_refused() -> None:
             refused(to_torch, leaf, TypeError, match, copy=copy)
 
 
-def test_numpy_arrays_that_cannot_be_shared_are_refused() -> None:
+def test_numpy_arrays_that_cannot_be_shared_are_refused():
     fix = r".*to share\. Use np\.array\(x\), or to_torch\(tree, copy=True\)"
     x = np.arange(16, dtype=np.float32)
     fields = np.zeros(3, [("flag", "u1"), ("value", "<f4")])
@@ -205,7 +203,7 @@ def test_numpy_arrays_that_cannot_be_shared_are_refused() -> None:
         refused(to_torch, np.asarray(jax.device_put(x)), ValueError, r"is read-only" + fix, copy=copy)
 
 
-def test_devices_that_the_other_library_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_the_other_library_cannot_use_are_refused(monkeypatch):
     assert _to_torch._torch_reaches(torch, "cpu") and not _to_torch._torch_reaches(torch, "tpu")
     assert _from_torch._jax_reaches("cpu") and not _from_torch._jax_reaches("mps")
     with pytest.raises(TypeError, match=r"device is 'cpu'; expected a jax\.Device.*jax\.devices\('cpu'\)\[0\]"):
@@ -223,16 +221,16 @@ def test_devices_that_the_other_library_cannot_use_are_refused(monkeypatch: pyte
 
 
 class Unpackable:
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self):
         return {}
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
-def test_tensors_that_jax_would_misread_are_refused() -> None:
+def test_tensors_that_jax_would_misread_are_refused():
     ones = torch.ones(16)
     negative = torch._neg_view(ones)  # contiguous and aligned: only the bit tells
-    cases: list[tuple[Any, Any, str]] = [
+    cases = [
         (ones.clone().requires_grad_(), ValueError, r"requires grad; .*outside autograd\. Use x\.detach\(\)"),
         (torch.nn.Parameter(ones), ValueError, r"requires grad; .*Use x\.detach\(\)"),
         (torch.ones(16, dtype=torch.complex64).conj(), ValueError, r"conj bit set.*x\.resolve_conj\(\)"),
@@ -254,7 +252,7 @@ def test_tensors_that_jax_would_misread_are_refused() -> None:
         assert np.asarray(from_torch(negative.resolve_neg(), copy=copy))[0] == -1
 
 
-def test_64_bit_tensors_are_refused_while_x64_is_off() -> None:
+def test_64_bit_tensors_are_refused_while_x64_is_off():
     with x64(False):
         for name, cast in WIDE.items():
             t = torch.ones(16, dtype=getattr(torch, name))
@@ -264,7 +262,7 @@ def test_64_bit_tensors_are_refused_while_x64_is_off() -> None:
             assert from_torch(t.to(getattr(torch, cast))).dtype == cast
 
 
-def test_memory_that_jax_would_copy_is_not_shared() -> None:
+def test_memory_that_jax_would_copy_is_not_shared():
     t = torch.arange(64, dtype=torch.float32).reshape(8, 8)
     fix = r".*to share\. Use x\.contiguous\(\), or from_torch\(tree, copy=True\)"
     for view, text in (
@@ -279,7 +277,7 @@ def test_memory_that_jax_would_copy_is_not_shared() -> None:
     assert pointer(from_torch(t.flatten()[16:], copy=False)) == pointer(t) + 64
 
 
-def test_from_torch_inside_jit_is_refused() -> None:
+def test_from_torch_inside_jit_is_refused():
     t = torch.ones(16)
     for copy in (False, True):
         with pytest.raises(TypeError, match=r"called inside jax\.jit; .*step\(from_torch\(tree\)\)"):
@@ -288,8 +286,8 @@ def test_from_torch_inside_jit_is_refused() -> None:
     assert np.asarray(grad)[0] == 1
 
 
-def test_an_error_of_either_library_names_the_leaf() -> None:
-    def inside(x: Any) -> Any:
+def test_an_error_of_either_library_names_the_leaf():
+    def inside(x):
         from_torch({"obs": x})
         return x
 
@@ -297,15 +295,14 @@ def test_an_error_of_either_library_names_the_leaf() -> None:
         torch.vmap(inside)(torch.ones(2, 16))
 
 
-def test_a_missing_torch_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torch_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     for call in (to_torch, from_torch):
-        with pytest.raises(ImportError, match=r'torch is missing .*pip install "fbuf\[torch\]"'):
-            call({})
+        raises(ImportError, r'torch is missing .*pip install "fbuf\[torch\]"', call, {})
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_strict_settings_of_jax_change_nothing(wide: bool) -> None:
+def test_strict_settings_of_jax_change_nothing(wide):
     x = jax.device_put(np.array([1.0, np.nan, np.inf] * 16, np.float32))
     t = torch.full((64,), float("nan"))
     for guard in ("disallow", "disallow_explicit"):

@@ -1,9 +1,6 @@
 """A batch belongs to the learner: writing into it changes no buffer, and holding it costs no copy. Tensors are stored."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +9,8 @@ import torch
 
 import fbuf
 from fbuf.torch import to_torch
+from tests.support.refusals import raises
+from tests.support.tables import one_of
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "reward": np.float32(0)}
 STORAGES = {
@@ -22,39 +21,34 @@ STORAGES = {
     "deduplicated": fbuf.storages.Deduplicated(keys=("obs",), blocks=256),
     "ragged": fbuf.storages.Ragged(maximum={"obs": (8, 8)}),
 }
+case = one_of(("compressed", 1))
 
 
-@pytest.fixture
-def case() -> tuple[str, int]:
-    """A storage, and prefetch. The others are in tests/more and tests/exhaustive."""
-    return "compressed", 1
-
-
-def rows(count: int, seed: int = 0) -> dict[str, Any]:
+def rows(count, seed=0):
     rng = np.random.default_rng(seed)
     obs = rng.integers(0, 255, (count, 8, 8)).astype(np.uint8)
     return {"obs": obs, "reward": np.arange(count, dtype=np.float32)}
 
 
-def replay(case: tuple[str, int], **settings: Any) -> fbuf.Replay:
+def replay(case, **settings):
     storage, prefetch = case
     sampler = fbuf.samplers.Prioritized()
     buffer = fbuf.Buffer(32, storage=STORAGES[storage], sampler=sampler, prefetch=prefetch, batch_size=8)
     return fbuf.Replay(buffer, EXAMPLE, **settings)
 
 
-def held(tree: Any) -> list[np.ndarray]:
+def held(tree):
     return [np.array(x) for x in jax.tree.leaves(tree)]
 
 
-def scribble(tree: Any) -> None:
+def scribble(tree):
     """Overwrites every byte of every tensor."""
     for t in jax.tree.leaves(tree):
         if isinstance(t, torch.Tensor) and t.numel():
             t.reshape(-1).view(torch.uint8).fill_(0xA5)
 
 
-def test_writing_into_a_batch_changes_no_buffer_and_no_other_batch(case: tuple[str, int]) -> None:
+def test_writing_into_a_batch_changes_no_buffer_and_no_other_batch(case):
     buffer = replay(case).buffer
     state = buffer.extend(buffer.init(EXAMPLE), rows(32))
     for turn in range(2):
@@ -73,7 +67,7 @@ def test_writing_into_a_batch_changes_no_buffer_and_no_other_batch(case: tuple[s
             assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
-def as_tensors(way: str, x: np.ndarray) -> Any:
+def as_tensors(way, x):
     """The values of `x` in memory of their own."""
     if way == "strided":
         return torch.from_numpy(np.repeat(x, 2, axis=0))[::2]
@@ -82,7 +76,7 @@ def as_tensors(way: str, x: np.ndarray) -> Any:
     return torch.from_numpy(x.copy())
 
 
-def test_tensors_are_stored_as_numpy_arrays_are(case: tuple[str, int]) -> None:
+def test_tensors_are_stored_as_numpy_arrays_are(case):
     plain, ours = replay(case), replay(case)
     for turn, way in enumerate(("as it is", "strided", "transposed", "beside numpy")):
         new = rows(6, turn)
@@ -105,7 +99,7 @@ def test_tensors_are_stored_as_numpy_arrays_are(case: tuple[str, int]) -> None:
         fbuf.Replay(ours.buffer, example).extend(new)
 
 
-def test_methods_of_a_replay_take_tensors(case: tuple[str, int]) -> None:
+def test_methods_of_a_replay_take_tensors(case):
     made = replay(case)
     made.extend({n: torch.from_numpy(x) for n, x in rows(8).items()}, priority=torch.ones(8))
     made.extend({n: torch.from_numpy(x) for n, x in rows(4).items()}, mask=torch.tensor([True, False, True, False]))
@@ -118,12 +112,12 @@ def test_methods_of_a_replay_take_tensors(case: tuple[str, int]) -> None:
     assert made.get(batch.index.slot).mask.all()
 
 
-def test_tensors_that_cannot_be_stored_are_refused() -> None:
+def test_tensors_that_cannot_be_stored_are_refused():
     made = fbuf.Replay(fbuf.prioritized(16), {"obs": np.zeros(4, np.float32), "action": 0})
     fine = {"obs": torch.zeros(2, 4), "action": torch.zeros(2, dtype=torch.int32)}
     made.extend(fine)
     batch = made.sample(2, to="torch")
-    cases: list[tuple[type[Exception], str, Any]] = [
+    cases = [
         (ValueError, r"leaf 'obs' requires grad; .*x\.detach\(\)", {"obs": torch.zeros(2, 4, requires_grad=True)}),
         (ValueError, r"leaf 'obs' has its neg bit set; .*resolve_neg", {"obs": torch._neg_view(torch.zeros(2, 4))}),
         (ValueError, r"leaf 'action' is 4294967296, which int32 cannot hold", {"action": torch.full((2,), 2**32)}),
@@ -138,7 +132,7 @@ def test_tensors_that_cannot_be_stored_are_refused() -> None:
     integers = {"action": torch.zeros(2, dtype=torch.int32)}
     graph = torch.ones(2, requires_grad=True)
     example = {"action": torch.tensor(0)}
-    calls: list[tuple[type[Exception], str, Any]] = [
+    calls = [
         (ValueError, r"'action' is 4294967296", lambda: made.extend({"obs": np.zeros((2, 4))} | cases[2][2])),
         (ValueError, r"'td_error' requires grad; .*x\.detach\(\)", lambda: made.update_priority(batch.index, graph)),
         (
@@ -154,14 +148,12 @@ def test_tensors_that_cannot_be_stored_are_refused() -> None:
             match = rf"^Replay.{method}: index is \w+; .*Pass batch.index"
             calls.append((TypeError, match, functools.partial(getattr(made, method), no_index, value)))
     for error, match, call in calls:
-        with pytest.raises(error, match=match):
-            call()
+        raises(error, match, call)
     assert len(made) == 2  # nothing was half-written
     made.extend({"obs": torch.full((2, 4), 0.1).double(), "action": torch.tensor([-7, 7])})  # as NumPy's int64
     assert made.last(2).data["action"].tolist() == [-7, 7] and (made.last(2).data["obs"] == np.float32(0.1)).all()
     complex_rows = fbuf.Replay(fbuf.uniform(4), {"z": np.complex64(0)})
     z = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64)
-    with pytest.raises(ValueError, match=r"conj bit set; .*x\.resolve_conj\(\)"):
-        complex_rows.extend({"z": z.conj()})
+    raises(ValueError, r"conj bit set; .*x\.resolve_conj\(\)", lambda: complex_rows.extend({"z": z.conj()}))
     complex_rows.extend({"z": z.conj().resolve_conj()})
     assert np.asarray(complex_rows.rows().data["z"])[:2].tolist() == [1 - 2j, 3 + 1j]

@@ -3,11 +3,8 @@
 The reference is the same buffer without transforms, and numpy on what goes in and comes out of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +18,14 @@ from fbuf._buffer import transforms
 from fbuf.storages import Device
 from fbuf.transforms import Chain, Concatenate, Drop, Map, Normalize, NormalizeReward, Scale, Split, Stack
 from fbuf.views import Sequence
+from tests.support.refusals import raises
 from tests.support.transforms import BATCH, EXAMPLE, LANES, VIEWS, apart, close, given_rows, laned_windows, make
 from tests.support.trees import same
 
 
-def stored_by_hand(state: Any, rows: list[Any]) -> dict[str, np.ndarray]:
-    out: dict[str, list[Any]] = {}
-    speeds: list[Any] = []
+def stored_by_hand(state, rows):
+    out = {}
+    speeds = []
     for call in rows:
         made = {n: x for n, x in call.items() if n not in ("observation", "nothing")}
         made["obs"], made["action"] = call["observation"], call["action"].astype(np.int16)
@@ -45,7 +43,7 @@ def stored_by_hand(state: Any, rows: list[Any]) -> dict[str, np.ndarray]:
     return {name: np.concatenate(x) for name, x in out.items()}
 
 
-def test_what_is_stored_and_what_is_drawn() -> None:
+def test_what_is_stored_and_what_is_drawn():
     buffer = make(Device(), VIEWS["Row"])
     plain = dataclasses.replace(buffer, on_read=None)
     calls = [given_rows(np.random.default_rng(i), 5) for i in range(4)]
@@ -70,7 +68,7 @@ def test_what_is_stored_and_what_is_drawn() -> None:
     same(buffer.get(state, batch.index).data, before.data)
 
 
-def test_missing_rows_of_a_window_are_zeros() -> None:
+def test_missing_rows_of_a_window_are_zeros():
     add = Map(lambda row: {**row, "action": row["action"] + 1, "made": jnp.float32(3)})
     on_read = (Scale("reward", offset=7.0), Normalize("speed", center=True), add)
     buffer = dataclasses.replace(make(Device(), VIEWS["Sequence"], on_read), on_write=None)
@@ -98,14 +96,14 @@ JOINS = [
 ]
 
 
-def test_leaves_of_rows_and_of_windows_are_not_joined() -> None:
+def test_leaves_of_rows_and_of_windows_are_not_joined():
     for stage, message in JOINS:
         with pytest.raises(ValueError, match=message):
             laned_windows(4, (Map(apart), stage))
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5))
-def test_statistics_of_rows_that_were_written(masks: Any) -> None:
+def test_statistics_of_rows_that_were_written(masks):
     buffer, extend = _small()
     state, seen, rng = buffer.init({"reward": 0.0}), [], np.random.default_rng(len(masks))
     for mask in masks:
@@ -120,12 +118,12 @@ def test_statistics_of_rows_that_were_written(masks: Any) -> None:
 
 
 @functools.cache
-def _small() -> Any:
+def _small():
     buffer = fbuf.Buffer(3, on_read={"r": NormalizeReward()})
     return buffer, jax.jit(lambda state, rows, mask: buffer.extend(state, rows, mask=mask))
 
 
-def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
+def test_values_that_are_not_finite_are_counted_and_left_out():
     buffer = fbuf.Buffer(8, on_write={"norm": NormalizeReward()}, on_read={"later": NormalizeReward(clip=5.0)})
     state = buffer.init({"reward": 0.0})
     state = buffer.extend(state, {"reward": jnp.array([1.0, jnp.nan, 3.0, jnp.inf, 1e30])})
@@ -135,7 +133,7 @@ def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     assert np.isfinite(float(buffer.stats(state)["norm_std"])) and np.isfinite(float(buffer.stats(state)["later_std"]))
 
 
-def test_without_transforms_nothing_changes() -> None:
+def test_without_transforms_nothing_changes():
     buffer = fbuf.Buffer(10, prefetch=1, batch_size=2)
     for none in (None, (), {}, Chain()):
         assert fbuf.Buffer(10, prefetch=1, batch_size=2, on_write=none, on_read=none) == buffer
@@ -145,7 +143,7 @@ def test_without_transforms_nothing_changes() -> None:
     assert jax.tree.structure(scaled.init({"x": 0.0})) == jax.tree.structure(state)
 
 
-def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatch):
     monkeypatch.setattr(transforms, "BLOCK_BYTES", 4 * 3)  # several blocks
     buffer = fbuf.Buffer(8, on_read=NormalizeReward(), episode_end=("done",))
     example = {"reward": 0.0, "done": False}
@@ -173,14 +171,14 @@ def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatc
     np.testing.assert_allclose(more.stats(jitted)["own_reward_mean"], held.mean(), rtol=1e-6)
 
 
-def test_convert_refuses_another_on_write() -> None:
+def test_convert_refuses_another_on_write():
     buffer = fbuf.Buffer(8, on_write=Scale("x"))
     state = buffer.init({"x": jnp.uint8(0)})
     with pytest.raises(ValueError, match=r"other.on_write is None; expected Chain\(\(Scale.*add the rows again"):
         buffer.convert(fbuf.Buffer(8), state)
 
 
-def test_states_of_other_transforms_are_refused() -> None:
+def test_states_of_other_transforms_are_refused():
     buffer = fbuf.Buffer(8, on_write=Scale("x"))
     state = buffer.init({"x": jnp.uint8(0)})
     for other in (fbuf.Buffer(8), fbuf.Buffer(8, on_write=Normalize("x")), fbuf.Buffer(8, on_read=Normalize("x"))):
@@ -190,7 +188,7 @@ def test_states_of_other_transforms_are_refused() -> None:
         buffer.sample(fbuf.Buffer(8).init({"x": jnp.uint8(0)}), jax.random.key(0), 2)
 
 
-def test_rows_are_checked_as_they_are_given() -> None:
+def test_rows_are_checked_as_they_are_given():
     buffer = make(Device(), VIEWS["Row"])
     state, rows = buffer.init(EXAMPLE), given_rows(np.random.default_rng(0), 3)
     for broken, message in (
@@ -202,8 +200,7 @@ def test_rows_are_checked_as_they_are_given() -> None:
         ({**rows, "obs": rows["observation"]}, "leaf 'obs' is not in this buffer"),
         ({**rows, "reward": rows["reward"][..., None]}, r"leaf 'reward' has shape \[3, 2, 1\]; expected \[N, E\]"),
     ):
-        with pytest.raises((ValueError, TypeError), match=f"Buffer.extend: {message}"):
-            buffer.extend(state, broken)
+        raises((ValueError, TypeError), f"Buffer.extend: {message}", buffer.extend, state, broken)
     assert buffer.extend(state, {n: x[:0] for n, x in rows.items()}) is state
     one = buffer.add(state, {n: x[0] for n, x in rows.items()})
     close(buffer.last(one, 1).data["obs"][0], rows["observation"][0])

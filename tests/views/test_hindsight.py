@@ -1,53 +1,46 @@
 """`views.Hindsight`: goals of the same episode and of no other, rewards to match, wherever the ring's end is."""
 
-from __future__ import annotations
-
-import dataclasses
+import collections
 import functools
 import re
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import fbuf
-from fbuf.views import Hindsight, Row, Sequence, Transition
+from fbuf.views import Hindsight, Row, Transition
+from tests.support import same_step
+from tests.support.refusals import raises
+from tests.support.trees import row_with
 from tests.support.uniformity import chi_square_z
 
 LENGTH, DRAWS = 31, 2**12
 FINAL = 0.5  # added to a row's number: what its true final observation achieved
 
 
-def reward(achieved: jax.Array, goal: jax.Array) -> jax.Array:
+def reward(achieved, goal):
     return achieved[0] * 1000 + goal[0] + 7 * goal[1]
 
 
 VIEWS = {
-    "one step": Transition(autoreset="same_step"),
-    "steps": Transition(n_step=3, gamma=0.5, stack=2, autoreset="same_step"),
+    "one step": same_step.Transition(),
+    "steps": same_step.Transition(n_step=3, gamma=0.5, stack=2),
     "final": Transition(n_step=2, gamma=0.5, final_observation="last"),
     "next step": Transition(n_step=2, gamma=0.5, autoreset="next_step"),
     "frames": Transition(stack=3, final_observation="last", pad="repeat"),
 }
-
-
-@dataclasses.dataclass
-class Seen:
-    lane: int
-    number: int
-    first: int  # number of its episode's first row
-    end: bool
-    terminated: bool
-    reset: bool
+Seen = collections.namedtuple(
+    "Seen", "lane number first end terminated reset"
+)  # `first`: number of its episode's first row
 
 
 class Oracle:
-    def __init__(self, view: Transition, lanes: int):
+    def __init__(self, view, lanes):
         self.view, self.next_step = view, view.autoreset == "next_step"
-        self.lanes: list[list[Seen]] = [[] for _ in range(lanes)]
+        self.lanes = [[] for _ in range(lanes)]
 
-    def arrive(self, lane: int, terminated: bool, truncated: bool) -> None:
+    def arrive(self, lane, terminated, truncated):
         past = self.lanes[lane]
         before = past[-1] if past else None
         reset = self.resets_next(lane)
@@ -56,23 +49,23 @@ class Oracle:
         first = number if begins else before.first
         past.append(Seen(lane, number, first, terminated or truncated, terminated, reset))
 
-    def resets_next(self, lane: int) -> bool:
+    def resets_next(self, lane):
         past = self.lanes[lane]
         return self.next_step and bool(past) and past[-1].end
 
-    def last(self, row: Seen) -> int:
+    def last(self, row):
         return max(other.number for other in self.lanes[row.lane] if other.first == row.first)
 
-    def newest_state(self, row: Seen) -> float:
+    def newest_state(self, row):
         last = self.lanes[row.lane][self.last(row)]
         return last.number + (FINAL if last.end and self.view.final_observation is not None else 0)
 
-    def led_to(self, row: Seen) -> float | None:
+    def led_to(self, row):
         if row.end and not self.next_step:
             return row.number + FINAL if self.view.final_observation is not None else None
         return row.number + 1 if row.number < self.last(row) else None
 
-    def counted(self, row: Seen) -> list[Seen]:
+    def counted(self, row):
         rows, cut = [], self.next_step or self.view.final_observation is not None
         for step in range(self.view.n_step):
             here = self.lanes[row.lane][row.number + step]
@@ -82,7 +75,7 @@ class Oracle:
                 break
         return rows
 
-    def goals(self, row: Seen, strategy: str) -> list[float]:
+    def goals(self, row, strategy):
         if any(self.led_to(here) is None for here in self.counted(row)):
             return []
         newest, oldest = self.newest_state(row), len(self.lanes[row.lane]) - LENGTH
@@ -94,7 +87,7 @@ class Oracle:
         later = [state for state in states if state > row.number]
         return later[-1:] if strategy == "final" else later
 
-    def returned(self, row: Seen, goal: float | None, rewards: np.ndarray) -> float:
+    def returned(self, row, goal, rewards):
         total = 0.0
         for i, here in enumerate(self.counted(row)):
             own = float(rewards[here.lane, here.number])
@@ -103,20 +96,20 @@ class Oracle:
 
 
 @functools.cache
-def verbs(buffer: fbuf.Buffer) -> tuple[Any, Any]:
+def verbs(buffer):
     return (
         jax.jit(lambda s, rows, mask: buffer.extend(s, rows, mask=mask), donate_argnums=0),
         jax.jit(lambda s, key: buffer.sample(s, key, DRAWS), donate_argnums=0),
     )
 
 
-def observation(number: np.ndarray, lane: np.ndarray, extra: float) -> dict[str, np.ndarray]:
+def observation(number, lane, extra):
     achieved = np.stack([number + extra, lane], axis=-1).astype(np.float32)
     frame = (number[..., None] % 251 + 1).astype(np.uint8)
     return {"achieved_goal": achieved, "desired_goal": -1 - achieved, "frame": frame}
 
 
-def follow(view: str, strategy: str, lanes: int | None, seed: int, fraction: float = 0.7) -> None:
+def follow(view, strategy, lanes, seed, fraction=0.7):
     width = lanes or 1
     buffer = fbuf.Buffer(
         LENGTH * width, lanes=lanes, view=Hindsight(VIEWS[view], reward, strategy=strategy, fraction=fraction)
@@ -124,7 +117,7 @@ def follow(view: str, strategy: str, lanes: int | None, seed: int, fraction: flo
     oracle, rng = Oracle(VIEWS[view], width), np.random.default_rng(seed)
     extend, sample = verbs(buffer)
     rewards = rng.normal(size=(width, 500)).astype(np.float32)
-    state: Any = None
+    state = None
     for turn in range(14):
         often = rng.choice([0.0, 0.1, 0.4])
         terminated, truncated = rng.random((2, 7, width)) < often
@@ -153,10 +146,10 @@ def follow(view: str, strategy: str, lanes: int | None, seed: int, fraction: flo
         compare(oracle, jax.device_get(batch), strategy, fraction, rewards)
 
 
-def compare(oracle: Oracle, batch: Any, strategy: str, fraction: float, rewards: np.ndarray) -> None:
+def compare(oracle, batch, strategy, fraction, rewards):
     data, lanes = batch.data, len(oracle.lanes)
     assert batch.mask.all() or not batch.mask.any()
-    drawn: dict[tuple[int, int], list[int]] = {}
+    drawn = {}
     for i in np.flatnonzero(batch.mask):
         lane = int(batch.index.slot[i]) % lanes
         drawn.setdefault((lane, int(data["action"][i])), []).append(i)
@@ -188,25 +181,19 @@ def compare(oracle: Oracle, batch: Any, strategy: str, fraction: float, rewards:
 
 
 GOAL = np.zeros(2, np.float32)
-ROWS = {
-    "obs": {"achieved_goal": GOAL, "desired_goal": GOAL},
-    "action": np.int32(0),
-    "reward": np.float32(0),
-    "terminated": np.bool_(False),
-    "truncated": np.bool_(False),
-}
+ROWS = row_with({"achieved_goal": GOAL, "desired_goal": GOAL})
 
 
-def test_goals_are_of_the_same_episode() -> None:
+def test_goals_are_of_the_same_episode():
     follow("final", "future", 3, seed=0)
 
 
-def drawn(view: Hindsight, rows: dict[str, Any], capacity: int, first: int) -> Any:
+def drawn(view, rows, capacity, first):
     buffer = fbuf.Buffer(capacity, view=view)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
 
     @jax.jit
-    def run(rows: Any) -> Any:
+    def run(rows):
         state = buffer.extend(buffer.init(example), jax.tree.map(lambda x: x[:first], rows))
         state = buffer.extend(state, jax.tree.map(lambda x: x[first:], rows))
         return buffer.peek(state, jax.random.key(0), 512).data
@@ -214,60 +201,37 @@ def drawn(view: Hindsight, rows: dict[str, Any], capacity: int, first: int) -> A
     return jax.device_get(run(rows))
 
 
-def test_final_goals_over_the_end_of_the_ring() -> None:
+def test_final_goals_over_the_end_of_the_ring():
     """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
-    view = Hindsight(
-        Transition(autoreset="same_step"), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0
-    )
+    view = Hindsight(same_step.Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
     number = np.arange(14, dtype=np.int32)
-    rows = {
-        "obs": {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
-        "action": number,
-        "reward": np.zeros(14, np.float32),
-        "terminated": number == 8,
-        "truncated": np.zeros(14, bool),
-    }
+    rows = row_with(
+        {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
+        14,
+        action=number,
+        terminated=number == 8,
+    )
     data = drawn(view, rows, 10, 8)
     goals = {(int(a), float(g)) for a, g in zip(data["action"], data["obs"]["desired_goal"], strict=True)}
     assert goals == {(t, 8.0) for t in range(4, 8)} | {(8, -1.0)} | {(t, 13.0) for t in range(9, 13)}
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected a view of transitions"),
-        (lambda: Hindsight(Sequence(3, autoreset="same_step"), reward), TypeError, "expected a view of transitions"),
-        (lambda: Hindsight(Transition, reward), TypeError, "expected a view of transitions"),
-        (
-            lambda: Hindsight(Transition(autoreset="same_step"), reward, goal=5),
-            TypeError,
-            "goal is 5; expected the name of a leaf",
-        ),
-        (
-            lambda: Hindsight(Transition(autoreset="same_step"), reward, "obs", "obs"),
-            ValueError,
-            "goal and achieved are both 'obs'",
-        ),
-        (
-            lambda: Hindsight(Transition(autoreset="same_step"), "reward"),
-            TypeError,
-            "expected a function reward(achieved_goal, goal)",
-        ),
-        (
-            lambda: Hindsight(Transition(autoreset="same_step"), reward, strategy="past"),
-            ValueError,
-            "strategy is 'past'; expected \"future\"",
-        ),
-        (
-            lambda: Hindsight(Transition(autoreset="same_step"), reward, fraction=4),
-            ValueError,
-            "fraction is 4; expected a number in [0, 1]",
-        ),
-    ],
-)
-def test_wrong_settings(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        make()
+STEPS = same_step.Transition()
+WRONG = [
+    (lambda: Hindsight(Row(), reward), "view is Row(); expected a view of transitions"),
+    (lambda: Hindsight(same_step.Sequence(3), reward), "expected a view of transitions"),
+    (lambda: Hindsight(Transition, reward), "expected a view of transitions"),
+    (lambda: Hindsight(STEPS, reward, goal=5), "goal is 5; expected the name of a leaf"),
+    (lambda: Hindsight(STEPS, reward, "obs", "obs"), "goal and achieved are both 'obs'"),
+    (lambda: Hindsight(STEPS, "reward"), "expected a function reward(achieved_goal, goal)"),
+    (lambda: Hindsight(STEPS, reward, strategy="past"), "strategy is 'past'; expected \"future\""),
+    (lambda: Hindsight(STEPS, reward, fraction=4), "fraction is 4; expected a number in [0, 1]"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_wrong_settings(make, message):
+    raises((TypeError, ValueError), re.escape(message), make)
 
 
 @pytest.mark.parametrize(
@@ -278,15 +242,15 @@ def test_wrong_settings(make: Any, error: type[Exception], message: str) -> None
         ({"achieved_goal": np.zeros(2, np.int32)}, "is float32[2], but 'obs/achieved_goal' is int32[2]"),
     ],
 )
-def test_wrong_leaves(change: Any, message: str) -> None:
+def test_wrong_leaves(change, message):
     obs = {n: x for n, x in (ROWS["obs"] | change).items() if x is not None}
     with pytest.raises(ValueError, match=re.escape(message)):
-        fbuf.Buffer(10, view=Hindsight(Transition(autoreset="same_step"), reward)).init(ROWS | {"obs": obs})
+        fbuf.Buffer(10, view=Hindsight(same_step.Transition(), reward)).init(ROWS | {"obs": obs})
 
 
-def test_wrong_rewards() -> None:
-    def init(reward: Any, rows: Any = ROWS, name: str = "reward") -> None:
-        fbuf.Buffer(10, view=Hindsight(Transition(reward=name, autoreset="same_step"), reward)).init(rows)
+def test_wrong_rewards():
+    def init(reward, rows=ROWS, name="reward"):
+        fbuf.Buffer(10, view=Hindsight(same_step.Transition(reward=name), reward)).init(rows)
 
     with pytest.raises(ValueError, match=r"returns float32\[2\]; expected real numbers of shape \[\]"):
         init(lambda achieved, goal: achieved - goal)
@@ -298,13 +262,13 @@ def test_wrong_rewards() -> None:
         init(reward, {n: x for n, x in rows.items() if n != "reward"}, "obs/reward")
 
 
-def test_the_episode_around_a_row_is_found_wherever_the_ring_stands() -> None:
+def test_the_episode_around_a_row_is_found_wherever_the_ring_stands():
     goal, rng = np.zeros(2, np.float32), np.random.default_rng(0)
     example = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
-    buffer = fbuf.Buffer(11, view=Hindsight(Transition(autoreset="same_step"), reward))
+    buffer = fbuf.Buffer(11, view=Hindsight(same_step.Transition(), reward))
     state = buffer.init(example | {"terminated": False, "truncated": False})
     around = jax.jit(fbuf._indexing.anchors.episode_around, static_argnums=2)
-    ends: list[bool] = []
+    ends = []
     for _ in range(20):
         new = rng.random(3) < 0.4
         rows = jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (3, *np.shape(x))), example)

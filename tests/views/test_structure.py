@@ -1,8 +1,6 @@
 """The structure of batches, as shapes; `tests/more/views/test_structure.py` looks at values."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+import collections
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +8,18 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 
-
-class Step(NamedTuple):
-    obs: Any
-    done: Any
-
-
+Step = collections.namedtuple("Step", "obs done")
 ROW = Step(np.zeros(2, np.float32), np.bool_(False))
 
 
-def batch_of(view: Any, row: Any) -> Any:
+def batch_of(view, row):
     buffer = fbuf.Buffer(20, view=view)
     return jax.eval_shape(lambda: buffer.peek(buffer.init(row), jax.random.key(0), 5).data)
 
 
-def test_rows_keep_their_structure_where_the_view_adds_nothing() -> None:
+def test_rows_keep_their_structure_where_the_view_adds_nothing():
     assert jax.tree.structure(batch_of(fbuf.views.Row(), ROW)) == jax.tree.structure(ROW)
     for row in (ROW, ROW._asdict(), np.zeros(2, np.float32)):
         windows = batch_of(fbuf.views.Sequence(4, episode_end=()), row)
@@ -33,7 +27,7 @@ def test_rows_keep_their_structure_where_the_view_adds_nothing() -> None:
         assert jax.tree.leaves(windows)[0].shape[:2] == (5, 4)
 
 
-def test_a_view_that_adds_fields_puts_rows_that_are_not_dicts_under_row() -> None:
+def test_a_view_that_adds_fields_puts_rows_that_are_not_dicts_under_row():
     view = fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step")
     windows = batch_of(view, ROW)
     assert set(windows) == {"row", "mask", "is_first", "learning_mask"} and windows["row"].obs.shape == (5, 4, 2)
@@ -43,16 +37,15 @@ def test_a_view_that_adds_fields_puts_rows_that_are_not_dicts_under_row() -> Non
 
 
 @pytest.mark.parametrize("name", ["mask", "is_first", "learning_mask"])
-def test_a_name_that_the_view_adds_is_refused_with_a_fix(name: str) -> None:
+def test_a_name_that_the_view_adds_is_refused_with_a_fix(name):
     buffer = fbuf.Buffer(20, view=fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step"))
     row = {name: np.float32(0), "done": np.bool_(False)}
-    with pytest.raises(ValueError, match=rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows"):
-        buffer.init(row)
+    raises(ValueError, rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows", buffer.init, row)
     view = fbuf.views.Sequence(4, episode_end=("step/done",), autoreset="same_step")
     assert fbuf.Buffer(20, view=view).init({"step": row}).rows["step"].keys() == row.keys()
 
 
-def test_one_array_has_no_flag_that_could_end_an_episode() -> None:
+def test_one_array_has_no_flag_that_could_end_an_episode():
     with pytest.raises(TypeError, match=r"'done', but rows are one unnamed array. Write episode_end=\(\)"):
         view = fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step")
         fbuf.Buffer(20, view=view).init(jnp.float32(0))

@@ -1,10 +1,7 @@
 """`Transition` in cases small enough to check by hand, and against returns and stacks accumulated before storing."""
 
-from __future__ import annotations
-
 import collections
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,34 +13,15 @@ from fbuf.views import Transition
 
 CASES = [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")]  # n_step, stack, pad
 LAYOUTS = ["final", "none", "next_step"]
+Step = collections.namedtuple("Step", "obs action reward next_obs terminated ended number")  # `number`: in its episode
+Emitted = collections.namedtuple("Emitted", "obs reward discount next_obs frames")  # `frames` of its episode before it
+
+# Frames [T + 1, 3], the last one seen after the last action; actions [T], each another number; rewards [T]; and `end`, which is
+# "terminated", "truncated" or "open" (still running).
+Episode = collections.namedtuple("Episode", "frames actions rewards end")
 
 
-class Step(NamedTuple):
-    obs: np.ndarray  # stack
-    action: int
-    reward: float
-    next_obs: np.ndarray
-    terminated: bool
-    ended: bool
-    number: int  # within the episode
-
-
-class Emitted(NamedTuple):
-    obs: np.ndarray
-    reward: float
-    discount: float
-    next_obs: np.ndarray
-    frames: int  # frames of this episode before the anchor's own
-
-
-class Episode(NamedTuple):
-    frames: np.ndarray  # [T + 1, 3], the last one is seen after the last action
-    actions: np.ndarray  # [T], a number no other step has
-    rewards: np.ndarray  # [T]
-    end: str  # "terminated", "truncated", or "open": still running
-
-
-def play(rng: np.random.Generator, steps: int) -> list[Episode]:
+def play(rng, steps):
     """Episodes of 1 to 9 steps, `steps` in all; the last one is still running."""
     episodes, total = [], 0
     while total < steps:
@@ -60,12 +38,12 @@ def play(rng: np.random.Generator, steps: int) -> list[Episode]:
     return [*episodes[:-1], episodes[-1]._replace(end="open")]
 
 
-def accumulate(episode: Episode, n: int, gamma: float, stack: int, pad: str) -> dict[int, Emitted]:
+def accumulate(episode, n, gamma, stack, pad):
     """What a frame-stack wrapper and an n-step deque make of an episode, by action."""
-    emitted: dict[int, Emitted] = {}
-    waiting: collections.deque[Step] = collections.deque()
+    emitted = {}
+    waiting = collections.deque()
 
-    def emit() -> None:
+    def emit():
         first, last = waiting[0], waiting[-1]
         total = sum(gamma**i * step.reward for i, step in enumerate(waiting))
         discount = 0.0 if last.terminated else gamma ** len(waiting)
@@ -88,9 +66,9 @@ def accumulate(episode: Episode, n: int, gamma: float, stack: int, pad: str) -> 
     return emitted
 
 
-def store(episodes: list[Episode], layout: str) -> dict[str, np.ndarray]:
+def store(episodes, layout):
     """Rows in arrival order, as an environment of this kind would give them."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for episode in episodes:
         for t, action in enumerate(episode.actions):
             last = t + 1 == len(episode.actions) and episode.end != "open"
@@ -111,7 +89,7 @@ def store(episodes: list[Episode], layout: str) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def check_accumulated(layout: str, n: int, stack: int | None, pad: str) -> None:
+def check_accumulated(layout, n, stack, pad):
     """Compare every transition of 150 steps with what the accumulator emits, as the ring turns."""
     gamma, capacity, piece = 0.9, 48, 7
     episodes = play(np.random.default_rng([n, len(layout)]), 150)
@@ -124,17 +102,14 @@ def check_accumulated(layout: str, n: int, stack: int | None, pad: str) -> None:
         autoreset="next_step" if layout == "next_step" else "same_step",
     )
     rows = store(episodes, layout)
-    expected: dict[int, Emitted] = {}
+    expected = {}
     for episode in episodes:
         made = accumulate(episode, n, gamma, stack or 1, pad)
         if layout == "none" and episode.end == "truncated":
             # all that is known: an episode cut off one step earlier
             known = len(episode.actions) - 1
             shorter = Episode(
-                episode.frames[: known + 1],
-                episode.actions[:known],
-                episode.rewards[:known],
-                "truncated",
+                episode.frames[: known + 1], episode.actions[:known], episode.rewards[:known], "truncated"
             )
             made = accumulate(shorter, n, gamma, stack or 1, pad)
         expected |= made
@@ -168,7 +143,7 @@ def check_accumulated(layout: str, n: int, stack: int | None, pad: str) -> None:
     assert seen > 300
 
 
-def stack_before_end(episodes: list[Episode], action: int, stack: int, pad: str) -> np.ndarray:
+def stack_before_end(episodes, action, stack, pad):
     episode = next(e for e in episodes if action in e.actions)
     last = int(episode.actions[-1])
     return accumulate(episode, 1, 1.0, stack, pad)[last].obs
@@ -181,7 +156,7 @@ PIECE = 8  # rows of every call, masked beyond those given, so that a view compi
 QUICK = [("final", CASES[1]), ("next_step", CASES[2])]
 
 
-def rows_of(obs: list[int], ends: str, **more: Any) -> dict[str, Any]:
+def rows_of(obs, ends, **more):
     """Rows with action 10 o_t and reward o_t; `ends` has a letter per row: `-`, (t)erminated or truncated (c)."""
     return {
         "obs": np.asarray(obs, np.float32),
@@ -194,13 +169,13 @@ def rows_of(obs: list[int], ends: str, **more: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def verbs(buffer: fbuf.Buffer) -> tuple[Any, Any]:
+def verbs(buffer):
     return jax.jit(lambda s, rows, mask: buffer.extend(s, rows, mask=mask)), jax.jit(
         lambda s: buffer.peek(s, jax.random.key(0), 512)  # 8 anchors at most: none is missed
     )
 
 
-def drawn(view: Transition, rows: dict[str, Any], capacity: int = 8, times: int = 1) -> Any:
+def drawn(view, rows, capacity=8, times=1):
     buffer = fbuf.Buffer(capacity=capacity, view=view)
     extend, peek = verbs(buffer)
     state = buffer.init({name: x[0] for name, x in rows.items()})
@@ -219,28 +194,32 @@ def drawn(view: Transition, rows: dict[str, Any], capacity: int = 8, times: int 
     return dict(sorted(found.items()))
 
 
-def test_one_step():
-    assert drawn(ONE, rows_of([1, 2, 3], "---")) == {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 3)}
+BY_HAND = {
+    "one step": (ONE, [1, 2, 3], "---", {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 3)}),
+    "one row, truncated": (ONE, [1, 2, 4], "cc-", {}),
+    "two steps": (TWO, [1, 2, 4, 8], "----", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0.25, 8)}),
+    "terminated": (TWO, [1, 2, 4, 8], "--t-", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0, 4), 4: (4, 4, 0, 4)}),
+    "truncated": (TWO, [1, 2, 4, 8], "--c-", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2, 0.5, 4)}),
+    "reset row": (
+        NEXT_STEP,
+        [1, 2, 4, 8, 16, 32],
+        "-c----",
+        {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]), 2: ([1, 2], 2, 0.5, [2, 4]), 8: ([0, 8], 8 + 16 / 2, 0.25, [16, 32])},
+    ),
+    "no reset row yet": (NEXT_STEP, [1, 2, 4], "--c", {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4])}),
+    "terminated, no reset row": (
+        NEXT_STEP,
+        [1, 2, 4],
+        "--t",
+        {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]), 2: ([1, 2], 2 + 4 / 2, 0, [2, 4]), 4: ([2, 4], 4, 0, [2, 4])},
+    ),
+}
 
 
-def test_n_steps_need_the_row_n_later():
-    assert drawn(TWO, rows_of([1, 2, 4, 8], "----")) == {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0.25, 8)}
-
-
-def test_termination_shortens_the_return_and_ends_bootstrapping():
-    assert drawn(TWO, rows_of([1, 2, 4, 8], "--t-")) == {
-        1: (1, 1 + 2 / 2, 0.25, 4),
-        2: (2, 2 + 4 / 2, 0, 4),
-        4: (4, 4, 0, 4),
-    }
-
-
-def test_truncation_without_a_final_observation_bootstraps_from_the_last_one():
-    assert drawn(TWO, rows_of([1, 2, 4, 8], "--c-")) == {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2, 0.5, 4)}
-
-
-def test_an_episode_of_one_truncated_row_is_not_drawn():
-    assert drawn(ONE, rows_of([1, 2, 4], "cc-")) == {}
+@pytest.mark.parametrize("case", BY_HAND)
+def test_cases_by_hand(case):
+    view, obs, ends, expected = BY_HAND[case]
+    assert drawn(view, rows_of(obs, ends)) == expected
 
 
 @pytest.mark.parametrize("ends", ["--c-", "--t-"])
@@ -252,23 +231,6 @@ def test_final_observation_is_what_follows_the_last_row(ends):
         1: (1, 1 + 2 / 2, 0.25, 4),
         2: (2, 2 + 4 / 2, discount, 93),
         4: (4, 4, discount * 2, 93),
-    }
-
-
-def test_next_step_autoreset_takes_the_final_observation_from_the_row_after():
-    assert drawn(NEXT_STEP, rows_of([1, 2, 4, 8, 16, 32], "-c----")) == {
-        1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]),
-        2: ([1, 2], 2, 0.5, [2, 4]),
-        8: ([0, 8], 8 + 16 / 2, 0.25, [16, 32]),
-    }
-
-
-def test_next_step_truncation_waits_for_its_final_observation():
-    assert drawn(NEXT_STEP, rows_of([1, 2, 4], "--c")) == {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4])}
-    assert drawn(NEXT_STEP, rows_of([1, 2, 4], "--t")) == {
-        1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]),
-        2: ([1, 2], 2 + 4 / 2, 0, [2, 4]),
-        4: ([2, 4], 4, 0, [2, 4]),
     }
 
 

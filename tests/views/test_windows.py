@@ -3,10 +3,7 @@
 Every window is compared with an independent model in `tests/contracts/test_model.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +15,23 @@ import fbuf
 from fbuf._algorithms import sum_tree
 from fbuf._indexing import anchors as _anchors
 from fbuf.samplers import Prioritized, Uniform
-from fbuf.testing import assert_inplace
-from fbuf.views import Episode, Row, Sequence, Transition
+from fbuf.views import Episode, Row, Sequence
+from tests.support import same_step
+from tests.support.refusals import raises
 from tests.support.uniformity import DRAWS, chi_square_z, drawable
 
 ENDS = ("terminated", "truncated")
 WINDOWS = [
-    Sequence(5, autoreset="same_step"),
-    Sequence(4, stride=3, autoreset="same_step"),
-    Sequence(6, boundary="mask", autoreset="same_step"),
-    Sequence(6, boundary="mask", at=5, autoreset="same_step"),
-    Sequence(9, boundary="cross", autoreset="same_step"),
-    Episode(20, autoreset="same_step"),
+    same_step.Sequence(5),
+    same_step.Sequence(4, stride=3),
+    same_step.Sequence(6, boundary="mask"),
+    same_step.Sequence(6, boundary="mask", at=5),
+    same_step.Sequence(9, boundary="cross"),
+    same_step.Episode(20),
 ]
 
 
-def rows_of(lengths: list[int], first: int = 0) -> dict[str, np.ndarray]:
+def rows_of(lengths, first=0):
     """One lane of whole episodes; `id` counts rows, `episode` episodes."""
     count = sum(lengths)
     end = np.zeros(count, bool)
@@ -49,12 +47,12 @@ def rows_of(lengths: list[int], first: int = 0) -> dict[str, np.ndarray]:
 EXAMPLE = jax.tree.map(lambda x: x[0], rows_of([1]))
 
 
-def filled(view: Any, lengths: list[int], capacity: int, sampler: Any = None) -> tuple[fbuf.Buffer, Any]:
+def filled(view, lengths, capacity, sampler=None):
     buffer = fbuf.Buffer(capacity, view=view, sampler=sampler or Uniform())
     return buffer, buffer.extend(buffer.init(EXAMPLE), rows_of(lengths))
 
 
-def check_windows(data: Any, apart: int = 1) -> None:
+def check_windows(data, apart=1):
     """Rows of a window follow one another within one episode, and an end is its last row."""
     there, ids = np.asarray(data["mask"]), np.asarray(data["id"])
     last = np.asarray(data["terminated"]) | np.asarray(data["truncated"])
@@ -65,7 +63,7 @@ def check_windows(data: Any, apart: int = 1) -> None:
         assert not last[b, at[:-1]].any()
 
 
-def check_chances(view: Any, sampler: Uniform) -> None:
+def check_chances(view, sampler):
     """Draw from three lanes: one fills a fifth of its ring, one half, one wraps several times."""
     rng = np.random.default_rng(3)
     buffer = fbuf.Buffer(3 * 301, lanes=3, view=view, sampler=sampler)
@@ -80,7 +78,7 @@ def check_chances(view: Any, sampler: Uniform) -> None:
     }
 
     @jax.jit
-    def run(rows: Any, mask: Any, key: Any) -> Any:
+    def run(rows, mask, key):
         state, _ = lax.scan(lambda s, x: (buffer.extend(s, x[0], mask=x[1]), None), buffer.init(EXAMPLE), (rows, mask))
         batch = buffer.peek(state, key, DRAWS)
         return state.anchors.flags, state.rows["episode"], batch.index.slot, batch.probability, batch.mask
@@ -101,7 +99,7 @@ def check_chances(view: Any, sampler: Uniform) -> None:
     np.testing.assert_allclose(probability, chances[slots], rtol=1e-6)
 
 
-def check_late_priorities(view: Any) -> None:
+def check_late_priorities(view):
     """Change priorities of windows that have been overwritten since (flashbax: 240 of 1,280 windows were broken)."""
     buffer = fbuf.Buffer(64, view=view, sampler=Prioritized(alpha=1.0))
     rng = np.random.default_rng(0)
@@ -120,9 +118,9 @@ def check_late_priorities(view: Any) -> None:
     assert int(buffer.stats(state)["refused_stale"]) + int(buffer.stats(state)["refused_closed"]) > 100
 
 
-def check_cuts(at: int) -> None:
+def check_cuts(at):
     """Cut windows at ends: never shorter than `at` says (torchrl's right spans can be empty, and crash)."""
-    buffer, state = filled(Sequence(5, boundary="mask", at=at, autoreset="same_step"), [30, 40], 70)
+    buffer, state = filled(same_step.Sequence(5, boundary="mask", at=at), [30, 40], 70)
     data = jax.device_get(buffer.peek(state, jax.random.key(0), 2000).data)
     check_windows(data)
     there = data["mask"]
@@ -132,50 +130,22 @@ def check_cuts(at: int) -> None:
     assert there[:, at].all()
 
 
-ROW = {
-    "obs": jax.ShapeDtypeStruct((4, 3), np.uint8),
-    "terminated": jax.ShapeDtypeStruct((), np.bool_),
-    "truncated": jax.ShapeDtypeStruct((), np.bool_),
-}
-
-
-def check_inplace(view: Any, sampler: Any, first: str) -> None:
-    """Extend (or sample) first, then the other, and update priorities: alone and in a scan."""
-    buffer = fbuf.Buffer(400_000, lanes=2, view=view, sampler=sampler, episode_end=ENDS)
-
-    def step(state: Any, given: Any) -> Any:
-        key, rows, error = given
-        if first == "extend":
-            state = buffer.extend(state, rows)
-        state, batch = buffer.sample(state, key, 8)
-        if sampler.prioritized:
-            state = buffer.update_priority(state, batch.index, error)
-        if first == "sample":
-            state = buffer.extend(state, rows)
-        return state, batch
-
-    def shaped(*axes: int) -> Any:
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), ROW)
-        return jax.ShapeDtypeStruct((*axes, 2), np.uint32), rows, jax.ShapeDtypeStruct((*axes, 8), np.float32)
-
-    state = jax.eval_shape(buffer.init, ROW)
-    assert_inplace(step, state, shaped())
-    assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+ROW = {"obs": np.zeros((4, 3), np.uint8), "terminated": np.bool_(False), "truncated": np.bool_(False)}
 
 
 @pytest.mark.parametrize("view", WINDOWS, ids=repr)
-def test_every_window_is_as_likely_as_every_other(view: Any) -> None:
+def test_every_window_is_as_likely_as_every_other(view):
     check_chances(view, Uniform())
 
 
 @pytest.mark.parametrize("view", [WINDOWS[1], WINDOWS[2], WINDOWS[3], WINDOWS[5]], ids=repr)
-def test_every_episode_is_as_likely_as_every_other(view: Any) -> None:
+def test_every_episode_is_as_likely_as_every_other(view):
     check_chances(view, Uniform(over="episodes"))
 
 
-def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step() -> None:
+def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step():
     """torchrl numbers episodes so that each ends before its terminal row; ours end with it."""
-    buffer = fbuf.Buffer(50, view=Sequence(4, autoreset="same_step"))
+    buffer = fbuf.Buffer(50, view=same_step.Sequence(4))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of([33, 30, 20, 10]))
     data = jax.device_get(buffer.peek(state, jax.random.key(0), 500).data)
     check_windows(data)
@@ -184,20 +154,16 @@ def test_windows_over_the_wrap_of_the_ring_keep_their_terminal_step() -> None:
     assert set(data["id"][:, -1][data["terminated"][:, -1]].tolist()) == {62, 82, 92}
 
 
-def test_long_windows_cost_no_more_to_add_to() -> None:
+def test_long_windows_cost_no_more_to_add_to():
     sizes = []
-    for view in (
-        Sequence(10, autoreset="same_step"),
-        Sequence(1000, autoreset="same_step"),
-        Episode(1000, autoreset="same_step"),
-    ):
+    for view in (same_step.Sequence(10), same_step.Sequence(1000), same_step.Episode(1000)):
         buffer = fbuf.Buffer(4000, view=view)
         anchors = jax.eval_shape(buffer.init, ROW).anchors
         sizes.append(sum(x.size for x in jax.tree.leaves(dataclasses.replace(anchors, flags=None))))
     assert len(set(sizes)) == 1 and sizes[0] < 10
 
 
-def test_episodes_that_never_end_are_counted_by_remainders() -> None:
+def test_episodes_that_never_end_are_counted_by_remainders():
     buffer = fbuf.Buffer(60, view=Sequence(4, stride=3, episode_end=()))
     state = buffer.extend(buffer.init(EXAMPLE), rows_of([60]))
     late = dataclasses.replace(state.anchors, step=state.anchors.step + jnp.int32(2**30 - 100 - 2**30 % 3))
@@ -210,8 +176,8 @@ def test_episodes_that_never_end_are_counted_by_remainders() -> None:
     assert set(np.unique((ids[:, 0] + step) % 3)) == {0} and len(np.unique(ids[:, 0])) in (19, 18)
 
 
-def test_a_window_takes_a_mixture_of_its_errors() -> None:
-    buffer, state = filled(Sequence(4, autoreset="same_step"), [20], 20, Prioritized(alpha=1.0, eps=0.0))
+def test_a_window_takes_a_mixture_of_its_errors():
+    buffer, state = filled(same_step.Sequence(4), [20], 20, Prioritized(alpha=1.0, eps=0.0))
     state, batch = buffer.sample(state, jax.random.key(0), 8)
     rng = np.random.default_rng(0)
     error, mask = rng.normal(size=(8, 4)).astype(np.float32), rng.random((8, 4)) < 0.7
@@ -231,14 +197,11 @@ def test_a_window_takes_a_mixture_of_its_errors() -> None:
     assert int(buffer.stats(plain)["refused_nonfinite"]) == 1
 
 
-def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() -> None:
+def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows():
     given = np.arange(1.0, 11.0, dtype=np.float32)
     for view, anchors in (
-        (
-            Sequence(3, boundary="mask", autoreset="same_step"),
-            {0: 3, 1: 4, 2: 5, 3: 6, 4: 6, 5: 6, 6: 9, 7: 10, 8: 10, 9: 10},
-        ),
-        (Episode(6, autoreset="same_step"), {0: 6, 6: 10}),
+        (same_step.Sequence(3, boundary="mask"), {0: 3, 1: 4, 2: 5, 3: 6, 4: 6, 5: 6, 6: 9, 7: 10, 8: 10, 9: 10}),
+        (same_step.Episode(6), {0: 6, 6: 10}),
     ):
         buffer = fbuf.Buffer(10, view=view, sampler=Prioritized(alpha=1.0, eps=0.0))
         state = buffer.init(EXAMPLE)
@@ -250,61 +213,45 @@ def test_a_priority_given_with_the_row_that_completes_a_window_is_the_windows() 
 
 
 CROSSING, DONE, FIRST = (
-    Sequence(2, boundary="cross", autoreset="same_step"),
-    Sequence(2, episode_end=("done",), autoreset="same_step"),
+    same_step.Sequence(2, boundary="cross"),
+    same_step.Sequence(2, episode_end=("done",)),
     {**EXAMPLE, "is_first": False},
 )
 WRONG = [
-    (lambda: Sequence(0, autoreset="same_step"), ValueError, r"length is 0; expected an int >= 1"),
-    (lambda: Sequence(4, stride=0, autoreset="same_step"), ValueError, r"stride is 0; expected an int >= 1"),
-    (lambda: Sequence(4, dilation=-1, autoreset="same_step"), ValueError, r"dilation is -1"),
+    (lambda: same_step.Sequence(0), ValueError, r"length is 0; expected an int >= 1"),
+    (lambda: same_step.Sequence(4, stride=0), ValueError, r"stride is 0; expected an int >= 1"),
+    (lambda: same_step.Sequence(4, dilation=-1), ValueError, r"dilation is -1"),
     (
-        lambda: Sequence(4, burn_in=4, autoreset="same_step"),
+        lambda: same_step.Sequence(4, burn_in=4),
         ValueError,
         r"burn_in=4 and bootstrap=0 leave no row .* Use length=5 or more",
     ),
-    (lambda: Sequence(4, burn_in=2, bootstrap=2, autoreset="same_step"), ValueError, r"Use length=5"),
+    (lambda: same_step.Sequence(4, burn_in=2, bootstrap=2), ValueError, r"Use length=5"),
     (
-        lambda: Sequence(4, boundary="stay", autoreset="same_step"),
+        lambda: same_step.Sequence(4, boundary="stay"),
         ValueError,
         r'boundary is \'stay\'; expected "stop", "mask" or "cross"',
     ),
-    (
-        lambda: Sequence(4, at=2, autoreset="same_step"),
-        ValueError,
-        r"at is 2; expected 0, or less than 4 with boundary='mask'",
-    ),
-    (lambda: Sequence(4, boundary="mask", at=4, autoreset="same_step"), ValueError, r"at is 4"),
+    (lambda: same_step.Sequence(4, at=2), ValueError, r"at is 2; expected 0, or less than 4 with boundary='mask'"),
+    (lambda: same_step.Sequence(4, boundary="mask", at=4), ValueError, r"at is 4"),
     (lambda: Sequence(4, autoreset="never"), ValueError, r"autoreset is 'never'"),
-    (lambda: Sequence(4, episode_end="done", autoreset="same_step"), TypeError, r"Write episode_end=\('done',\)"),
-    (
-        lambda: Sequence(4, stride=2**29, autoreset="same_step"),
-        ValueError,
-        r"stride is 536870912; expected less than 2\^29",
-    ),
-    (
-        lambda: Sequence(4, episode_end=None, autoreset="same_step"),
-        TypeError,
-        r"episode_end is None; expected a tuple of names",
-    ),
+    (lambda: same_step.Sequence(4, episode_end="done"), TypeError, r"Write episode_end=\('done',\)"),
+    (lambda: same_step.Sequence(4, stride=2**29), ValueError, r"stride is 536870912; expected less than 2\^29"),
+    (lambda: same_step.Sequence(4, episode_end=None), TypeError, r"episode_end is None; expected a tuple of names"),
     (lambda: fbuf.Buffer(8, view=DONE).init(0.0), TypeError, r"one unnamed array. Write episode_end=\(\)"),
-    (lambda: Sequence(4.0, autoreset="same_step"), ValueError, r"length is 4.0; expected an int"),
-    (lambda: Episode(0, autoreset="same_step"), ValueError, r"max_length is 0"),
-    (
-        lambda: Episode(4, longer="stop", autoreset="same_step"),
-        ValueError,
-        r'longer is \'stop\'; expected "skip" or "cut"',
-    ),
+    (lambda: same_step.Sequence(4.0), ValueError, r"length is 4.0; expected an int"),
+    (lambda: same_step.Episode(0), ValueError, r"max_length is 0"),
+    (lambda: same_step.Episode(4, longer="stop"), ValueError, r'longer is \'stop\'; expected "skip" or "cut"'),
     (lambda: Episode(4, episode_end=()), ValueError, r"episode_end is \(\); expected at least one name"),
-    (lambda: Episode(4, episode_end="done", autoreset="same_step"), TypeError, r"expected a tuple"),
+    (lambda: same_step.Episode(4, episode_end="done"), TypeError, r"expected a tuple"),
     (lambda: Episode(4, autoreset="x"), ValueError, r"autoreset is 'x'"),
     (lambda: Uniform("rows"), ValueError, r'over is \'rows\'; expected "anchors" or "episodes"'),
     (
-        lambda: fbuf.Buffer(100, lanes=10, view=Sequence(11, autoreset="same_step")),
+        lambda: fbuf.Buffer(100, lanes=10, view=same_step.Sequence(11)),
         ValueError,
         r"reads 11 rows .* Use capacity=110 or more",
     ),
-    (lambda: fbuf.Buffer(8, view=Episode(9, autoreset="same_step")), ValueError, r"Use capacity=9 or more"),
+    (lambda: fbuf.Buffer(8, view=same_step.Episode(9)), ValueError, r"Use capacity=9 or more"),
     (lambda: fbuf.Buffer(8, sampler=Uniform("episodes")), ValueError, r"nothing ends an episode. Name what does"),
     (
         lambda: fbuf.Buffer(8, sampler=Uniform("episodes"), view=CROSSING),
@@ -312,7 +259,7 @@ WRONG = [
         r"its windows cross .* boundary='stop'",
     ),
     (
-        lambda: fbuf.Buffer(8, view=Sequence(2, autoreset="same_step")).init({"obs": 0.0}),
+        lambda: fbuf.Buffer(8, view=same_step.Sequence(2)).init({"obs": 0.0}),
         ValueError,
         r"no leaf named 'terminated'; rows have obs",
     ),
@@ -322,7 +269,7 @@ WRONG = [
         r"'done' is float32\[\]; expected bool\[\] a row. Cast",
     ),
     (
-        lambda: fbuf.Buffer(8, view=Episode(2, autoreset="same_step")).init(FIRST),
+        lambda: fbuf.Buffer(8, view=same_step.Episode(2)).init(FIRST),
         ValueError,
         r"a leaf 'is_first', but the view adds .* Rename",
     ),
@@ -331,13 +278,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "kind", "message"), WRONG)
-def test_invalid_settings_are_refused(make: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        make()
+def test_invalid_settings_are_refused(make, kind, message):
+    raises(kind, message, make)
 
 
-def test_invalid_errors_of_windows_and_other_states_are_refused() -> None:
-    buffer, state = filled(Sequence(4, autoreset="same_step"), [20], 20, Prioritized())
+def test_invalid_errors_of_windows_and_other_states_are_refused():
+    buffer, state = filled(same_step.Sequence(4), [20], 20, Prioritized())
     index = buffer.peek(state, jax.random.key(0), 8).index
     one = np.ones(8, bool)
     for shape, mask, message in (
@@ -355,16 +301,12 @@ def test_invalid_errors_of_windows_and_other_states_are_refused() -> None:
     row, held = filled(Row(), [20], 20, Prioritized())
     with pytest.raises(ValueError, match=r"expected \[B\] without mask: Row\(\) makes no windows"):
         row.update_priority(held, index, np.ones((8, 4)), mask=np.ones((8, 4), bool))
-    for view in (
-        Sequence(4, episode_end=("truncated",), autoreset="same_step"),
-        Sequence(5, autoreset="same_step"),
-        Transition(autoreset="same_step"),
-    ):
+    for view in (same_step.Sequence(4, episode_end=("truncated",)), same_step.Sequence(5), same_step.Transition()):
         with pytest.raises(ValueError, match="made by another buffer"):
             dataclasses.replace(buffer, view=view).peek(state, jax.random.key(0), 8)
 
 
-def learnt(view: Any, ends: str) -> list[bool]:
+def learnt(view, ends):
     count = len(ends)
     end = np.array([letter == "t" for letter in ends])
     buffer = fbuf.Buffer(count, view=view)
@@ -374,24 +316,18 @@ def learnt(view: Any, ends: str) -> list[bool]:
     return np.asarray(batch.data["learning_mask"])[newest].tolist()
 
 
-def test_burn_in_and_bootstrap_rows_are_not_learnt_from() -> None:
-    assert learnt(Sequence(5, burn_in=1, bootstrap=2, autoreset="same_step"), "-----") == [
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
+def test_burn_in_and_bootstrap_rows_are_not_learnt_from():
+    assert learnt(same_step.Sequence(5, burn_in=1, bootstrap=2), "-----") == [False, True, True, False, False]
 
 
-def test_reset_rows_are_not_learnt_from() -> None:
+def test_reset_rows_are_not_learnt_from():
     assert learnt(Sequence(3, autoreset="next_step"), "-t-") == [True, True, False]
     crossing = Sequence(4, boundary="cross", autoreset="next_step")
     assert learnt(crossing, "-t--") == [True, True, False, True]
 
 
-def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before() -> None:
-    view = Transition(stack=2, observation="id", action=None, reward="episode", autoreset="same_step")
+def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before():
+    view = same_step.Transition(stack=2, observation="id", action=None, reward="episode")
     rows, stacked = fbuf.Buffer(8), fbuf.Buffer(8, view=view)
     state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})
     state = state.replace(ring=fbuf._indexing.ring.evict(state.ring, jnp.array([2], jnp.int32)))

@@ -1,14 +1,9 @@
 """Frozen buffers: the batches of a `Device` buffer that holds the same rows, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc
 import pickle
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +22,22 @@ from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
 from tests.support import pieces
 from tests.support.combinations import SAMPLERS, VIEWS
-from tests.support.trees import same
+from tests.support.refusals import raises
+from tests.support.trees import same, x64
 
 BATCH = 6
 STACKS = Transition(stack=3, n_step=2, autoreset="same_step")
 
 
-def device(rows: pieces.Rows, **settings: Any) -> tuple[fbuf.Buffer, Any]:
+def device(rows, **settings):
     buffer = fbuf.Buffer(len(rows["action"]), **settings)
     return buffer, buffer.extend(buffer.init({name: array[0] for name, array in rows.items()}), rows)
 
 
 @functools.cache
-def stepping(buffer: fbuf.Buffer) -> Any:
+def stepping(buffer):
     @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: Any, key: Any) -> Any:
+    def step(state, key):
         state, batch = buffer.sample(state, key, BATCH)
         if buffer.sampler.prioritized:
             state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
@@ -50,9 +46,9 @@ def stepping(buffer: fbuf.Buffer) -> Any:
     return step
 
 
-def check_batches(path: Path, rows: pieces.Rows, sampler: str, view: str) -> None:
+def check_batches(path, rows, sampler, view):
     """Draw and update as a buffer on the device does, bit for bit."""
-    settings: Any = {"view": VIEWS[view], "sampler": SAMPLERS[sampler], "episode_end": ("terminated", "truncated")}
+    settings = {"view": VIEWS[view], "sampler": SAMPLERS[sampler], "episode_end": ("terminated", "truncated")}
     one, two = fbuf.datasets.open(path, **settings), device(rows, **settings)
     if one[1].anchors is not None:
         same((one[1].anchors.flags, one[1].anchors.count), (two[1].anchors.flags, two[1].anchors.count))
@@ -68,7 +64,7 @@ def check_batches(path: Path, rows: pieces.Rows, sampler: str, view: str) -> Non
     assert drawn > BATCH
 
 
-def frozen(capacity: int, sampler: Any, view: Any) -> tuple[fbuf.Buffer, Any]:
+def frozen(capacity, sampler, view):
     buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
     spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
     rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
@@ -76,27 +72,27 @@ def frozen(capacity: int, sampler: Any, view: Any) -> tuple[fbuf.Buffer, Any]:
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     monkeypatch.setattr(convert, "BLOCK", 8)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pieces.Rows]:
+def made(tmp_path_factory):
     path = tmp_path_factory.mktemp("frozen")
     return path, pieces.make(path)
 
 
 @pytest.fixture
-def opened(made: tuple[Path, pieces.Rows]) -> Iterator[tuple[fbuf.Buffer, Any]]:
+def opened(made):
     yield fbuf.datasets.open(made[0], view=STACKS, sampler=Prioritized())
     gc.collect()
 
 
-def test_the_batches_of_device(made: tuple[Path, pieces.Rows]) -> None:
+def test_the_batches_of_device(made):
     check_batches(*made, "Uniform", "Transition")
 
 
-def test_what_is_read(made: tuple[Path, pieces.Rows]) -> None:
+def test_what_is_read(made):
     path, rows = made
     buffer, state = fbuf.datasets.open(path)
     for got, want in (
@@ -116,7 +112,7 @@ def test_what_is_read(made: tuple[Path, pieces.Rows]) -> None:
     assert plan.device == sum(x.nbytes for x in jax.tree.leaves(state)) and plan.peak_extend == 0
 
 
-def test_writes_are_refused_when_they_are_traced(made: tuple[Path, pieces.Rows], opened: Any) -> None:
+def test_writes_are_refused_when_they_are_traced(made, opened):
     (_, rows), (buffer, state) = made, opened
     row = {name: array[0] for name, array in rows.items()}
     index = buffer.peek(state, jax.random.key(0), BATCH).index
@@ -130,12 +126,11 @@ def test_writes_are_refused_when_they_are_traced(made: tuple[Path, pieces.Rows],
         lambda state: fbuf.checked(buffer).extend(state, rows),
     ):
         for call in (verb, lambda state, verb=verb: jax.eval_shape(verb, state)):
-            with pytest.raises(TypeError, match=r"expected a writer that accepts rows.*preprocess"):
-                call(state)
+            raises(TypeError, r"expected a writer that accepts rows.*preprocess", call, state)
 
 
-def test_memory_of_a_row(made: tuple[Path, pieces.Rows]) -> None:
-    def leaves(capacity: int, sampler: Any, view: Any) -> int:
+def test_memory_of_a_row(made):
+    def leaves(capacity, sampler, view):
         state = frozen(capacity, sampler, view)[1]
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
@@ -149,13 +144,13 @@ def test_memory_of_a_row(made: tuple[Path, pieces.Rows]) -> None:
     assert spare < 1 + 4 / anchor_log.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
 
 
-def test_a_sampler_that_does_not_count_keeps_no_counts() -> None:
+def test_a_sampler_that_does_not_count_keeps_no_counts():
     buffer, state = frozen(8, Consume(), Transition(autoreset="same_step"))
     assert not buffer.counted and buffer.geometry == fbuf.Buffer(8).geometry and state.anchors.before is None
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=700), st.integers(0, 2**31 - 1))
-def test_the_nth_open_row(is_open: list[bool], seed: int) -> None:
+def test_the_nth_open_row(is_open, seed):
     rng = np.random.default_rng(seed)
     capacity = 700  # of one shape, so that it compiles once
     flags = rng.integers(0, 256, capacity).astype(np.uint8) & 0xF7
@@ -173,12 +168,12 @@ def test_the_nth_open_row(is_open: list[bool], seed: int) -> None:
 _counted, _nth = jax.jit(anchor_log.count_open_before), jax.jit(anchor_log.nth_by_count)
 
 
-def _before(flags: np.ndarray) -> np.ndarray:
+def _before(flags):
     starts = range(0, len(flags), anchor_log.BLOCK)
     return np.array([np.count_nonzero(flags[:start] & 8) for start in starts], np.int32)
 
 
-def test_a_state_keeps_its_data_set_open(made: tuple[Path, pieces.Rows]) -> None:
+def test_a_state_keeps_its_data_set_open(made):
     path = str(made[0])
     gc.collect()
     before = len(fbuf.stores())
@@ -189,8 +184,7 @@ def test_a_state_keeps_its_data_set_open(made: tuple[Path, pieces.Rows]) -> None
     gc.collect()
     assert int(buffer.size(twin)) == 34
     buffer.peek(twin, jax.random.key(0), 3)
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(twin)
+    raises(TypeError, "cannot be pickled", pickle.dumps, twin)
     with pytest.raises(TypeError, match="cannot be vmapped"):
         jax.vmap(lambda state: buffer.sample(state, jax.random.key(0), 2))(
             jax.tree.map(lambda x: jnp.stack([x, x]), twin)
@@ -203,12 +197,11 @@ def test_a_state_keeps_its_data_set_open(made: tuple[Path, pieces.Rows]) -> None
     assert len(fbuf.stores()) == before and not dataset.is_open(path)
 
 
-def test_parts_that_do_not_go_together(made: tuple[Path, pieces.Rows]) -> None:
+def test_parts_that_do_not_go_together(made):
     path = str(made[0])
     example = fbuf.datasets._open.example(pieces.SCHEMA)
     for parts in ({"storage": DataSet(path)}, {"storage": Device(), "writer": Frozen()}):
-        with pytest.raises(ValueError, match="expected both for a data set, or neither"):
-            fbuf.Buffer(34, **parts)
+        raises(ValueError, "expected both for a data set, or neither", fbuf.Buffer, 34, **parts)
     for capacity, lanes, reward, message in (
         (33, None, 0.0, "capacity 33 in 1 lanes; expected 34 in one"),
         (34, 2, 0.0, "in 2 lanes"),
@@ -217,17 +210,16 @@ def test_parts_that_do_not_go_together(made: tuple[Path, pieces.Rows]) -> None:
         with pytest.raises(ValueError, match=message):
             fbuf.Buffer(capacity, DataSet(path), writer=Frozen(), lanes=lanes).init({**example, "reward": reward})
     for settings in ({"path": ""}, {"path": path, "memory": -1}, {"path": path, "cache": 1.5}):
-        with pytest.raises((TypeError, ValueError), match="DataSet: "):
-            DataSet(**settings)
+        raises((TypeError, ValueError), "DataSet: ", DataSet, **settings)
     buffer = fbuf.Buffer(34, storage=DataSet(path), writer=Frozen())
     assert pickle.loads(pickle.dumps(buffer)) == buffer and "Frozen()" in repr(buffer)
     with pytest.raises(TypeError, match="another storage made this state"):
         buffer.sample(fbuf.Buffer(34).init(example), jax.random.key(0), 2)
 
 
-def test_any_structure(tmp_path: Path) -> None:
+def test_any_structure(tmp_path):
     numbers = np.arange(6, dtype=np.int32)
-    cases: list[Any] = [
+    cases = [
         ({"a/b": ((), "int32"), "a/c": ((2,), "float32")}, None, {"a": {"b": 0, "c": 0}}),
         ({"": ((), "int32")}, None, 0),
         ({"0": ((), "int32"), "1/x": ((), "bool")}, {"tuple": [0, {"dict": [["x", 1]]}]}, (0, {"x": 0})),
@@ -244,17 +236,16 @@ def test_any_structure(tmp_path: Path) -> None:
         np.testing.assert_array_equal(jax.tree.leaves(data)[0], numbers)
 
 
-def test_64_bits_need_x64(tmp_path: Path) -> None:
+def test_64_bits_need_x64(tmp_path):
     pieces.write(tmp_path, 0, dataset.Schema({"t": ((), "float64")}), {"t": np.arange(3.0)})
     dataset.finish(tmp_path, [dataset.SegmentRows(0)])
-    with pytest.raises(ValueError, match="leaf 't' is float64, but x64 is off.*float32"):
-        fbuf.datasets.open(tmp_path)
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+    raises(ValueError, "leaf 't' is float64, but x64 is off.*float32", fbuf.datasets.open, tmp_path)
+    with x64():
         buffer, state = fbuf.datasets.open(tmp_path)
         assert buffer.last(state, 1).data["t"].dtype == np.float64
 
 
-def test_the_nth_open_row_is_found_across_blocks() -> None:
+def test_the_nth_open_row_is_found_across_blocks():
     nth = jnp.arange(12, dtype=jnp.int32)
     find = jax.jit(functools.partial(anchor_log.nth_by_scan, block=4))
     for bits in (0b11111111111, 0b10001100110, 0b01110011001, 0b00000010000, 0):

@@ -1,11 +1,7 @@
 """`writers.Reservoir`: each set of C of the rows that came is equally likely to be held, whatever calls they came in."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,23 +14,24 @@ import fbuf
 from fbuf._algorithms import random_bits, uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf.writers import Reservoir
+from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
 CAPACITY, AT_ONCE = 12, 40
 EXAMPLE = {"id": jax.ShapeDtypeStruct((), np.int32)}
 
 
-def buffer_of(seed: int = 0, capacity: int = CAPACITY, **parts: Any) -> fbuf.Buffer:
+def buffer_of(seed=0, capacity=CAPACITY, **parts):
     return fbuf.Buffer(capacity, writer=Reservoir(seed), **parts)
 
 
-def put(buffer: fbuf.Buffer, state: Any, first: int, number: int, mask: Any = None) -> Any:
+def put(buffer, state, first, number, mask=None):
     mask = np.ones(number, bool) if mask is None else mask
     rows = {"id": first + np.arange(AT_ONCE, dtype=np.int32)}
     return buffer.extend(state, rows, mask=np.pad(mask, (0, AT_ONCE - number)))
 
 
-def by_slot(buffer: fbuf.Buffer, state: Any) -> list[int]:
+def by_slot(buffer, state):
     got = jax.device_get(buffer.get(state, jnp.arange(buffer.capacity, dtype=jnp.int32)))
     return np.where(got.mask, got.data["id"], -1).tolist()
 
@@ -43,11 +40,11 @@ words_at = jax.jit(random_bits.at)
 
 
 class Model:
-    def __init__(self, key: Any, capacity: int, seen: int = 0):
+    def __init__(self, key, capacity, seen=0):
         self.key, self.capacity, self.seen = jnp.asarray(key), capacity, seen
-        self.slots: list[int] = [-1] * capacity
+        self.slots = [-1] * capacity
 
-    def add(self, row: int) -> None:
+    def add(self, row):
         self.seen += 1
         high, low = divmod(self.seen, 2**32)
         one, other = words_at(self.key, np.uint32([high]), np.uint32([low]))
@@ -57,11 +54,11 @@ class Model:
             self.slots[slot] = row
 
 
-def held_sets(rows: int, calls: int, capacity: int, runs: int) -> np.ndarray:
+def held_sets(rows, calls, capacity, runs):
     buffer = buffer_of(capacity=capacity)
 
-    def one(key: jax.Array) -> jax.Array:
-        state = buffer.writer.rekeyed(buffer.init(EXAMPLE), key)  # type: ignore[attr-defined]
+    def one(key):
+        state = buffer.writer.rekeyed(buffer.init(EXAMPLE), key)
         for ids in np.array_split(np.arange(rows, dtype=np.int32), calls):
             state = buffer.extend(state, {"id": ids})
         held = buffer.get(state, jnp.arange(capacity, dtype=jnp.int32)).data["id"]
@@ -70,7 +67,7 @@ def held_sets(rows: int, calls: int, capacity: int, runs: int) -> np.ndarray:
     return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(7), runs)))
 
 
-def check_sets(calls: int) -> None:
+def check_sets(calls):
     """Hold each set of three of eight rows equally often."""
     runs = 40_000
     held = held_sets(rows=8, calls=calls, capacity=3, runs=runs)
@@ -80,7 +77,7 @@ def check_sets(calls: int) -> None:
     assert counts.sum() == runs and abs(chi_square_z(counts, np.full(len(sets), 1 / len(sets)))) < 4
 
 
-def check_beyond(seen: int) -> None:
+def check_beyond(seen):
     """Go on as algorithm R does after so many rows."""
     buffer = buffer_of()
     state = put(buffer, buffer.init(EXAMPLE), 0, 12)
@@ -97,10 +94,10 @@ def check_beyond(seen: int) -> None:
     assert float(buffer.stats(state)["seen"]) == pytest.approx(seen + 80, rel=1e-6)
 
 
-def check_inplace(number: int) -> None:
+def check_inplace(number):
     buffer = buffer_of(capacity=200_000)
 
-    def step(state: Any, rows: Any, key: Any) -> Any:
+    def step(state, rows, key):
         state, batch = buffer.sample(state, key, 8)
         return buffer.extend(state, rows), batch
 
@@ -114,7 +111,7 @@ LONG = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 99), st.sampled_from(
 
 @settings(max_examples=max(settings.default.max_examples // 3, 1))
 @given(program=st.lists(st.tuples(st.integers(1, AT_ONCE), st.integers(0, 2**16), st.booleans()), max_size=4))
-def test_rows_are_where_algorithm_r_puts_them(program: list[tuple[int, int, bool]]) -> None:
+def test_rows_are_where_algorithm_r_puts_them(program):
     buffer = buffer_of()
     state, came = buffer.init(EXAMPLE), 0
     model = Model(state.scatter.own.key, CAPACITY)
@@ -129,28 +126,28 @@ def test_rows_are_where_algorithm_r_puts_them(program: list[tuple[int, int, bool
         assert float(stats["seen"]) == model.seen and int(stats["refused_rows"]) == 0
 
 
-def test_beyond_2_to_32_rows() -> None:
+def test_beyond_2_to_32_rows():
     check_beyond(2**32 - 7)
 
 
 @jax.jit
-def numbers(a: Wide, b: Wide, c: jax.Array, d: jax.Array) -> tuple[Wide, ...]:
+def numbers(a, b, c, d):
     return uint64.add(a, b), uint64.negative(a), uint64.multiply(c, d), uint64.product_high(a, b), uint64.at_most(a, b)
 
 
-def pair(number: int) -> Wide:
+def pair(number):
     return Wide(np.uint32(number >> 32), np.uint32(number & 0xFFFFFFFF))
 
 
-def whole(number: Wide) -> int:
+def whole(number):
     return (int(number.high) << 32) + int(number.low)
 
 
 @given(a=LONG, b=LONG, c=WORD, d=WORD)
-def test_numbers_of_64_bits(a: int, b: int, c: int, d: int) -> None:
+def test_numbers_of_64_bits(a, b, c, d):
     modulus = 2**64
 
-    def signed(x: int) -> int:
+    def signed(x):
         return x - modulus if x >= 2**63 else x
 
     total, negative, product, high, at_most = numbers(pair(a), pair(b), np.uint32(c), np.uint32(d))
@@ -160,16 +157,16 @@ def test_numbers_of_64_bits(a: int, b: int, c: int, d: int) -> None:
     assert bool(at_most) == (signed(a) <= signed(b))
 
 
-def test_every_set_of_rows_is_equally_likely() -> None:
+def test_every_set_of_rows_is_equally_likely():
     check_sets(calls=1)
 
 
-def test_seeds_keys_and_clear() -> None:
-    def filled(seed: int, key: int | None = None) -> Any:
+def test_seeds_keys_and_clear():
+    def filled(seed, key=None):
         buffer = buffer_of(seed)
         state = buffer.init(EXAMPLE)
         if key is not None:
-            state = buffer.writer.rekeyed(state, jax.random.key(key))  # type: ignore[attr-defined]
+            state = buffer.writer.rekeyed(state, jax.random.key(key))
         return buffer, put(buffer, put(buffer, state, 0, 40), 40, 40)
 
     (buffer, state), (_, again), (other, another) = filled(0), filled(0), filled(1)
@@ -182,21 +179,19 @@ def test_seeds_keys_and_clear() -> None:
     assert by_slot(buffer, cleared) != by_slot(buffer, state)  # other draws
 
 
-def test_it_is_saved_and_goes_on(tmp_path: Path) -> None:
+def test_it_is_saved_and_goes_on(tmp_path):
     buffer = buffer_of()
     state = put(buffer, buffer.init(EXAMPLE), 0, 40)
     fbuf.save(tmp_path, buffer, state)
     again, loaded = fbuf.load(tmp_path)
     assert again == buffer
     assert by_slot(again, put(again, loaded, 40, 40)) == by_slot(buffer, put(buffer, state, 40, 40))
-    with pytest.raises(fbuf.SchemaError, match=r"writer\.seed: found 0, expected 1"):
-        fbuf.load(tmp_path, buffer_of(1))
+    raises(fbuf.SchemaError, r"writer\.seed: found 0, expected 1", lambda: fbuf.load(tmp_path, buffer_of(1)))
 
 
-def test_what_it_refuses() -> None:
+def test_what_it_refuses():
     for seed in (-1, 2**32, 1.0, True):
-        with pytest.raises(ValueError, match=r"Reservoir: seed is .*; expected an int from 0 to 2\^32 - 1"):
-            Reservoir(seed)  # type: ignore[arg-type]
+        raises(ValueError, r"Reservoir: seed is .*; expected an int from 0 to 2\^32 - 1", Reservoir, seed)
     ring = fbuf.Buffer(4)
     with pytest.raises(TypeError, match=r"rekeyed: state is of a buffer with another writer"):
         Reservoir().rekeyed(ring.init(EXAMPLE), jax.random.key(0))
@@ -212,5 +207,5 @@ def test_what_it_refuses() -> None:
 
 
 @pytest.mark.optimized
-def test_a_step_copies_nothing() -> None:
+def test_a_step_copies_nothing():
     check_inplace(1)

@@ -3,10 +3,7 @@
 What the host store promises by itself is in tests/host/test_slot_map.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +15,18 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._interfaces import writer
 from fbuf.samplers import Epoch, Prioritized, Staleness, Uniform
-from fbuf.views import Episode, Hindsight, Sequence, Transition
+from fbuf.views import Hindsight
+from tests.support import same_step
+from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, Largest, Told, check_largest, check_refused, make, rows_of
 
 
 @given(data=st.data())
-def test_the_largest_stay_and_come_out_in_order(data: st.DataObject) -> None:
+def test_the_largest_stay_and_come_out_in_order(data):
     check_largest("Device", data, lanes=3)
 
 
-def test_of_several_rows_for_one_slot_the_last_is_written() -> None:
+def test_of_several_rows_for_one_slot_the_last_is_written():
     buffer = make("Device", "Anywhere", capacity=4)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 200))
     got = jax.device_get(buffer.rows(state))
@@ -38,7 +37,7 @@ def test_of_several_rows_for_one_slot_the_last_is_written() -> None:
     assert np.array_equal(got.data["obs"], rows_of(0, 200)["obs"][last])
 
 
-def test_an_index_is_stale_once_its_row_is_replaced() -> None:
+def test_an_index_is_stale_once_its_row_is_replaced():
     buffer = make("Device", "Largest", sampler=Prioritized())
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
     index = buffer.rows(state).index
@@ -56,7 +55,7 @@ def test_an_index_is_stale_once_its_row_is_replaced() -> None:
     assert not np.asarray(buffer.get(again, index).mask).any()
 
 
-def test_the_order_of_arrival_outlives_2_to_32_rows() -> None:
+def test_the_order_of_arrival_outlives_2_to_32_rows():
     buffer = make("Device", "Largest", capacity=4)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 2) | {"score": np.float32([1000, 2000])})
     late = dataclasses.replace(state.scatter, newest=jnp.array([2**32 - 3, 0], jnp.uint32))
@@ -72,14 +71,11 @@ def test_the_order_of_arrival_outlives_2_to_32_rows() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
+        ({"view": same_step.Transition(n_step=2)}, "reads neighbouring rows, but Largest.* may replace any. Use view="),
+        ({"view": same_step.Sequence(4)}, "reads neighbouring rows"),
+        ({"view": same_step.Episode(4)}, "reads neighbouring rows"),
         (
-            {"view": Transition(n_step=2, autoreset="same_step")},
-            "reads neighbouring rows, but Largest.* may replace any. Use view=",
-        ),
-        ({"view": Sequence(4, autoreset="same_step")}, "reads neighbouring rows"),
-        ({"view": Episode(4, autoreset="same_step")}, "reads neighbouring rows"),
-        (
-            {"view": Hindsight(Transition(autoreset="same_step"), lambda a, g: a, goal="g", achieved="a")},
+            {"view": Hindsight(same_step.Transition(), lambda a, g: a, goal="g", achieved="a")},
             "reads neighbouring rows",
         ),
         ({"sampler": Uniform(over="episodes"), "episode_end": ("done",)}, "draws episodes, but .* Use sampler="),
@@ -88,25 +84,22 @@ def test_the_order_of_arrival_outlives_2_to_32_rows() -> None:
     ],
     ids=["transition", "sequence", "episode", "hindsight", "by episode", "epoch", "staleness"],
 )
-def test_what_needs_rows_in_order_is_refused(parts: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**parts)
+def test_what_needs_rows_in_order_is_refused(parts, message):
+    raises(ValueError, message, make, **parts)
 
 
-def test_a_writer_without_a_method_is_named() -> None:
+def test_a_writer_without_a_method_is_named():
     class Half:
         streams = False
 
-        def init(self, geometry: Any, spec: Any) -> None: ...
+        def init(self, geometry, spec): ...
 
-    with pytest.raises(TypeError, match=r"has no `choose`; see fbuf.parts.Scattering"):
-        fbuf.Buffer(10, writer=Half())  # type: ignore[arg-type]
+    raises(TypeError, r"has no `choose`; see fbuf.parts.Scattering", lambda: fbuf.Buffer(10, writer=Half()))
     with pytest.raises(TypeError, match=r"writer is 3; expected a part of fbuf.writers. Write .*writers.Ring\(\)"):
-        fbuf.Buffer(10, writer=3)  # type: ignore[arg-type]
+        fbuf.Buffer(10, writer=3)
     with pytest.raises(TypeError, match=r"writer is the class Ring; expected a value. Write Ring\(\)"):
-        fbuf.Buffer(10, writer=fbuf.writers.Ring)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="leaf 'rank' is not among"):
-        fbuf.Buffer(10, writer=Largest("rank")).init(EXAMPLE)
+        fbuf.Buffer(10, writer=fbuf.writers.Ring)
+    raises(ValueError, "leaf 'rank' is not among", lambda: fbuf.Buffer(10, writer=Largest("rank")).init(EXAMPLE))
     assert isinstance(fbuf.writers.Ring(), writer.Streaming) and isinstance(Largest("score"), writer.Scattering)
 
 
@@ -118,18 +111,16 @@ def test_a_writer_without_a_method_is_named() -> None:
         (lambda slots, own: (slots, (own, own)), "choose returned a state of"),
     ],
 )
-def test_slots_and_states_of_another_kind_are_refused(change: Any, message: str) -> None:
+def test_slots_and_states_of_another_kind_are_refused(change, message):
     buffer = make("Device", Told(change))
-    with pytest.raises(TypeError, match=message):
-        buffer.extend(buffer.init(EXAMPLE), rows_of(0, 3))
+    raises(TypeError, message, lambda: buffer.extend(buffer.init(EXAMPLE), rows_of(0, 3)))
 
 
-def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted() -> None:
+def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted():
     check_refused("Device")
 
 
-def test_a_state_of_another_writer_is_refused() -> None:
+def test_a_state_of_another_writer_is_refused():
     one, other = make("Device", "Largest"), make("Device", writer=fbuf.writers.Ring())
     state = one.init(EXAMPLE)
-    with pytest.raises(ValueError, match="this state was made by another buffer"):
-        other.extend(state, rows_of(0, 3))
+    raises(ValueError, "this state was made by another buffer", lambda: other.extend(state, rows_of(0, 3)))

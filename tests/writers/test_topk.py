@@ -3,14 +3,10 @@
 How such a writer goes together with storages, samplers and verbs is in tests/writers/test_scattered.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax import lax
 
 import fbuf
 from fbuf._algorithms import top_k_tree
 from fbuf.testing import assert_inplace
 from fbuf.writers import TopK
+from tests.support import inplace
+from tests.support.refusals import raises
 
 CAPACITY, AT_ONCE = 12, 40
 KINDS = {
@@ -38,26 +35,25 @@ KINDS = {
     "bool": np.bool_,
 }
 NAN = float("nan")
-wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 
-def order_of(rank: Any) -> tuple[bool, Any]:
+def order_of(rank):
     rank = Fraction(int(rank)) if isinstance(rank, (np.integer, np.bool_, bool, int)) else float(rank)
     return (False, 0) if isinstance(rank, float) and math.isnan(rank) else (True, rank)
 
 
-def best(ranks: list[Any], capacity: int = CAPACITY) -> list[int]:
+def best(ranks, capacity=CAPACITY):
     by_rank = sorted(
         range(len(ranks)), key=lambda i: order_of(ranks[i]), reverse=True
     )  # stable: of equal ones the first
     return sorted(by_rank[:capacity])
 
 
-def buffer_of(rank: Any = "rank", capacity: int = CAPACITY, **parts: Any) -> fbuf.Buffer:
+def buffer_of(rank="rank", capacity=CAPACITY, **parts):
     return fbuf.Buffer(capacity, writer=TopK(rank), **parts)
 
 
-def put(buffer: fbuf.Buffer, state: Any, ranks: Any, first: int = 0, mask: Any = None) -> Any:
+def put(buffer, state, ranks, first=0, mask=None):
     ranks, mask = np.asarray(ranks), np.ones(len(ranks), bool) if mask is None else mask
     for i in range(0, len(ranks), AT_ONCE):
         short = (0, max(i + AT_ONCE - len(ranks), 0))
@@ -67,20 +63,20 @@ def put(buffer: fbuf.Buffer, state: Any, ranks: Any, first: int = 0, mask: Any =
     return state
 
 
-def example_of(dtype: Any) -> dict[str, Any]:
+def example_of(dtype):
     return {"rank": jax.ShapeDtypeStruct((), dtype), "id": jax.ShapeDtypeStruct((), np.int32)}
 
 
-def ids(buffer: fbuf.Buffer, state: Any) -> list[int]:
+def ids(buffer, state):
     rows = jax.device_get(buffer.rows(state))
     return rows.data["id"][rows.mask].tolist()
 
 
-def held(state: Any) -> list[int]:
+def held(state):
     return np.sort(np.asarray(state.rows["id"]), axis=-1).tolist()
 
 
-def ranks_of(rng: np.random.Generator, dtype: Any, count: int) -> np.ndarray:
+def ranks_of(rng, dtype, count):
     if dtype == np.bool_:
         return rng.random(count) < 0.5
     if np.issubdtype(dtype, np.integer):
@@ -92,7 +88,7 @@ def ranks_of(rng: np.random.Generator, dtype: Any, count: int) -> np.ndarray:
         return np.asarray([edges[i] for i in rng.integers(len(edges), size=count)]).astype(dtype)
 
 
-def check_program(kind: str, program: list[tuple[int, int, bool]]) -> None:
+def check_program(kind, program):
     """Keep what sorting would leave, of rows given as number, seed and whether some are masked."""
     dtype, buffer = KINDS[kind], buffer_of()
     state, ranks, names, came = buffer.init(example_of(dtype)), [], [], 0
@@ -115,11 +111,11 @@ def check_program(kind: str, program: list[tuple[int, int, bool]]) -> None:
     assert stats["lowest_rank"].dtype == dtype and stats["lowest_rank"].item() == expected
 
 
-def check_ways(capacity: int, number: int) -> None:
+def check_ways(capacity, number):
     """Keep the same rows one by one, as CPUs put them in, and all at once, as accelerators do."""
 
     @functools.partial(jax.jit, static_argnums=0)
-    def by(way: Any, tree: Any, rows: Any, keep: Any, held: Any) -> Any:
+    def by(way, tree, rows, keep, held):
         return way(tree, rows, keep, held, capacity=capacity)
 
     ways = {
@@ -148,30 +144,16 @@ def check_ways(capacity: int, number: int) -> None:
             ways[way] = [tree, held]
 
 
-def check_inplace(form: str) -> None:
-    buffer = buffer_of(capacity=200_000, lanes=2)
-    example = example_of(np.float32)
-
-    def step(state: Any, given: Any) -> Any:
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        return state, (batch, buffer.stats(state))
-
-    def shaped(*axes: int) -> Any:
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, 3, 2, *x.shape), x.dtype), example)
-        return rows, jax.ShapeDtypeStruct((*axes, 2), jnp.uint32)
-
-    state = jax.eval_shape(buffer.init, example)
+def check_inplace(form):
+    buffer, row = buffer_of(capacity=200_000, lanes=2), example_of(np.float32)
     if form == "vmap":
-        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), state)
-        assert_inplace(jax.vmap(step), state, shaped(3))
-    elif form == "scan":
-        assert_inplace(lambda state, given: lax.scan(step, state, given), state, shaped(4))
+        state = inplace.leading(jax.eval_shape(buffer.init, row), 3)
+        assert_inplace(jax.vmap(inplace.step_of(buffer, "set")), state, inplace.inputs((3,), row))
     else:
-        assert_inplace(step, state, shaped())
+        inplace.assert_order(buffer, "set", row, steps=4 if form == "scan" else 0)
 
 
-def check_capacity(capacity: int) -> None:
+def check_capacity(capacity):
     """Keep the best however many there is room for."""
     buffer, rng, ranks = buffer_of(capacity=capacity), np.random.default_rng(capacity), []
     state = buffer.init(example_of(np.float32))
@@ -184,14 +166,26 @@ def check_capacity(capacity: int) -> None:
 
 
 PROGRAM = st.lists(st.tuples(st.sampled_from([1, 7, 40]), st.integers(0, 2**16), st.booleans()), max_size=6)
+UNRANKED = [
+    ("score", ValueError, r"rank is 'score'; expected one of the leaves pair, rank, z\."),
+    (
+        "pair",
+        TypeError,
+        r"'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
+    ),
+    ("z", TypeError, r"leaf 'z' is complex64\[\]"),
+    (lambda row: row["pair"], TypeError, r"the result of .* is float32\[2\]; expected one real number"),
+    (lambda row: None, TypeError, r"TopK: .* returns NoneType; expected one real number a row"),
+    (lambda row: {"rank": row["rank"]}, TypeError, r"TopK: .* returns dict; expected one real number a row"),
+]
 
 
 @given(program=PROGRAM)
-def test_what_sorting_all_rows_would_leave_stays(program: list[tuple[int, int, bool]]) -> None:
+def test_what_sorting_all_rows_would_leave_stays(program):
     check_program("float32", program)
 
 
-def test_ranks_of_four_bits() -> None:
+def test_ranks_of_four_bits():
     buffer, dtype = buffer_of(capacity=3), jnp.dtype("int4")
     state = buffer.init(example_of(dtype))
     assert int(buffer.stats(state)["lowest_rank"]) == -8
@@ -199,11 +193,11 @@ def test_ranks_of_four_bits() -> None:
     assert held(state) == [0, 2, 4] and int(buffer.stats(state)["lowest_rank"]) == 3
 
 
-def test_one_slot() -> None:
+def test_one_slot():
     check_capacity(1)
 
 
-def test_arrivals_beyond_2_to_32() -> None:
+def test_arrivals_beyond_2_to_32():
     buffer = buffer_of()
     state = buffer.init(example_of(np.float32))
     own = dataclasses.replace(state.scatter.own, arrived=jnp.array([0, 2**32 - 5], jnp.uint32))
@@ -214,13 +208,13 @@ def test_arrivals_beyond_2_to_32() -> None:
     assert ids(buffer, state) == [*range(9), 40, 41, 42]
 
 
-def test_one_by_one_and_at_once_keep_the_same_rows() -> None:
+def test_one_by_one_and_at_once_keep_the_same_rows():
     check_ways(70, 9)
 
 
-def test_words_are_in_the_order_of_the_ranks() -> None:
+def test_words_are_in_the_order_of_the_ranks():
     @jax.jit
-    def there_and_back(ranks: Any) -> Any:
+    def there_and_back(ranks):
         words = [top_k_tree.encode(rank) for rank in ranks]
         return words, [top_k_tree.decode(w, r.dtype, jnp.zeros((), r.dtype)) for w, r in zip(words, ranks, strict=True)]
 
@@ -232,7 +226,7 @@ def test_words_are_in_the_order_of_the_ranks() -> None:
         assert all(b == r or order_of(r) == (False, 0) for b, r in zip(back, ranks, strict=True))
 
 
-def test_a_function_of_a_row_ranks_it() -> None:
+def test_a_function_of_a_row_ranks_it():
     pairs = np.arange(80, dtype=np.float32).reshape(40, 2) % 7
     rows = {"next": {"reward": pairs}, "id": np.arange(40, dtype=np.int32)}
     buffer = buffer_of(lambda row: row["next"]["reward"].sum() - row["id"] * jnp.float32(0.5))
@@ -244,7 +238,7 @@ def test_a_function_of_a_row_ranks_it() -> None:
     assert sorted(np.asarray(state.rows)[:, 0].tolist()) == [1, 2]
 
 
-def test_update_rows_does_not_change_a_rank_and_clear_begins_anew() -> None:
+def test_update_rows_does_not_change_a_rank_and_clear_begins_anew():
     buffer = buffer_of()
     state = put(buffer, buffer.init(example_of(np.float32)), np.arange(5, 17, dtype=np.float32))
     state = buffer.update_rows(state, buffer.rows(state).index, {"rank": np.zeros(12, np.float32)})
@@ -254,7 +248,7 @@ def test_update_rows_does_not_change_a_rank_and_clear_begins_anew() -> None:
     assert ids(buffer, put(buffer, state, np.float32([5, 1, 5.5]), 40)) == [40, 41, 42]
 
 
-def test_it_is_saved_with_its_ranks(tmp_path: Path) -> None:
+def test_it_is_saved_with_its_ranks(tmp_path):
     buffer = buffer_of()
     ranks = np.random.default_rng(0).integers(0, 99, 80).astype(np.float32)
     state = put(buffer, buffer.init(example_of(np.float32)), ranks[:40])
@@ -263,54 +257,35 @@ def test_it_is_saved_with_its_ranks(tmp_path: Path) -> None:
     assert again == buffer
     loaded, state = (put(buffer, s, ranks[40:], 40) for s in (loaded, state))
     assert ids(again, loaded) == ids(buffer, state) == best(ranks.tolist())
-    with pytest.raises(fbuf.SchemaError, match="chooses slots itself"):
-        fbuf.load(tmp_path, resize=5)
+    raises(fbuf.SchemaError, "chooses slots itself", fbuf.load, tmp_path, resize=5)
     with pytest.raises(fbuf.SchemaError, match=r"the writer of .* is another"):
         fbuf.load(tmp_path, fbuf.Buffer(CAPACITY, storage=buffer.storage))
 
 
-def _by_id(row: Any) -> Any:
+def _by_id(row):
     return row["id"]
 
 
-def test_a_function_is_saved_by_name(tmp_path: Path) -> None:
+def test_a_function_is_saved_by_name(tmp_path):
     buffer = buffer_of(_by_id)
     state = buffer.init(example_of(np.float32))
     fbuf.save(tmp_path, buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=r"with the function .*_by_id, which load\(\) cannot construct"):
-        fbuf.load(tmp_path)
+    raises(fbuf.SchemaError, r"with the function .*_by_id, which load\(\) cannot construct", fbuf.load, tmp_path)
     assert fbuf.load(tmp_path, buffer)[0] == buffer
 
 
-@pytest.mark.parametrize(
-    ("rank", "error", "message"),
-    [
-        ("score", ValueError, r"rank is 'score'; expected one of the leaves pair, rank, z\."),
-        (
-            "pair",
-            TypeError,
-            r"'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
-        ),
-        ("z", TypeError, r"leaf 'z' is complex64\[\]"),
-        (lambda row: row["pair"], TypeError, r"the result of .* is float32\[2\]; expected one real number"),
-        (lambda row: None, TypeError, r"TopK: .* returns NoneType; expected one real number a row"),
-        (lambda row: {"rank": row["rank"]}, TypeError, r"TopK: .* returns dict; expected one real number a row"),
-    ],
-)
-def test_what_cannot_rank_is_named(rank: Any, error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("rank", "error", "message"), UNRANKED)
+def test_what_cannot_rank_is_named(rank, error, message):
     example = {"rank": jnp.float32(0), "pair": jnp.zeros(2), "z": jnp.complex64(0)}
-    with pytest.raises(error, match=message):
-        buffer_of(rank).init(example)
+    raises(error, message, lambda: buffer_of(rank).init(example))
 
 
-def test_a_rank_is_a_name_or_a_function() -> None:
+def test_a_rank_is_a_name_or_a_function():
     for wrong in (3, None, ["rank"]):
-        with pytest.raises(TypeError, match=r"TopK: rank is .*; expected the name of a leaf, or a function of a row"):
-            TopK(wrong)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"writer is the class TopK; expected a value. Write TopK\(\.\.\.\)"):
-        fbuf.Buffer(10, writer=TopK)  # type: ignore[arg-type]
+        raises(TypeError, r"TopK: rank is .*; expected the name of a leaf, or a function of a row", TopK, wrong)
+    raises(TypeError, r"writer is the class TopK; expected a value. Write TopK\(\.\.\.\)", fbuf.Buffer, 10, writer=TopK)
 
 
 @pytest.mark.optimized
-def test_a_step_copies_nothing() -> None:
+def test_a_step_copies_nothing():
     check_inplace("scan")

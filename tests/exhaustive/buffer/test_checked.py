@@ -1,10 +1,5 @@
-"""Slow cases of checked: see `tests/buffer/test_checked.py`."""
-
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,36 +10,17 @@ from jax.experimental import checkify
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
-from tests.support.checked import (
-    CASES,
-    FEW,
-    FIRST,
-    INF,
-    KEY,
-    STORAGES,
-    buffer_of,
-    check_eager,
-    check_jitted,
-    filled,
-    rows_of,
-    updated,
-    updated_late,
-)
+from tests.buffer import test_checked as support
+from tests.support.refusals import raises
+from tests.support.tables import checks
 
-OTHERS = [(name, storage) for name, case in CASES.items() for storage in case.storages if (name, storage) not in FIRST]
-
-
-@pytest.mark.parametrize(("name", "storage"), OTHERS)
-def test_an_eager_call_raises_at_once_with_other_storages(name: str, storage: str) -> None:
-    check_eager(name, storage)
-
-
-@pytest.mark.parametrize(("name", "storage"), FIRST + OTHERS)
-def test_every_jitted_step_raises_through_checkify(name: str, storage: str) -> None:
-    check_jitted(name, storage)
-
-
-SAMPLERS: dict[str, Any] = {
+OTHERS = [
+    (name, storage)
+    for name, case in support.CASES.items()
+    for storage in case.storages
+    if (name, storage) not in support.FIRST
+]
+SAMPLERS = {
     "Uniform": Uniform(),
     "Prioritized": Prioritized(),
     "Prioritized(on='host')": Prioritized(on="host"),
@@ -55,14 +31,14 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", support.STORAGES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_over_every_storage_is_checked(storage: str, sampler: str) -> None:
-    buffer = buffer_of(storage, sampler=SAMPLERS[sampler])
+def test_every_sampler_over_every_storage_is_checked(storage, sampler):
+    buffer = support.buffer_of(storage, sampler=SAMPLERS[sampler])
     checked = fbuf.checked(buffer)
 
-    def run(buffer: Any, state: Any, keys: Any) -> Any:
-        def step(state: Any, key: Any) -> Any:
+    def run(buffer, state, keys):
+        def step(state, key):
             state, batch = buffer.sample(state, key, 4)
             if buffer.sampler.prioritized:
                 state = buffer.update_priority(state, batch.index, batch.data["reward"])
@@ -70,11 +46,11 @@ def test_every_sampler_over_every_storage_is_checked(storage: str, sampler: str)
 
         return lax.scan(step, state, keys)
 
-    keys = jax.random.split(KEY, 3)
+    keys = jax.random.split(support.KEY, 3)
     jitted = jax.jit(checkify.checkify(partial(run, checked)))
-    error, (state, batches) = jitted(filled(checked), keys)
+    error, (state, batches) = jitted(support.filled(checked), keys)
     assert error.get() is None, error.get()
-    other, expected = jax.jit(partial(run, buffer))(filled(buffer), keys)
+    other, expected = jax.jit(partial(run, buffer))(support.filled(buffer), keys)
     for a, b in zip(jax.tree.leaves(batches), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(state.counters, other.counters)
@@ -83,21 +59,22 @@ def test_every_sampler_over_every_storage_is_checked(storage: str, sampler: str)
 
 
 @pytest.mark.parametrize("storage", ["Device", "Compressed"])
-def test_prefetch_allows_only_stale_indices(storage: str) -> None:
-    checked = fbuf.checked(buffer_of(storage, prefetch=1, batch_size=4))
-    state = filled(checked)
-    error, _ = jax.jit(checkify.checkify(partial(updated_late, checked)))(state, jnp.ones(8, bool))
+def test_prefetch_allows_only_stale_indices(storage):
+    checked = fbuf.checked(support.buffer_of(storage, prefetch=1, batch_size=4))
+    state = support.filled(checked)
+    error, _ = jax.jit(checkify.checkify(partial(support.updated_late, checked)))(state, jnp.ones(8, bool))
     assert error.get() is None, error.get()
-    state = filled(checked)  # the rows of the other may have expired
-    error, _ = jax.jit(checkify.checkify(partial(updated, checked)))(state, jnp.full(4, INF))
+    state = support.filled(checked)  # the rows of the other may have expired
+    error, _ = jax.jit(checkify.checkify(partial(support.updated, checked)))(state, jnp.full(4, support.INF))
     assert "4 priorities are NaN or infinite" in str(error.get())
-    with pytest.raises(ValueError, match="there is nothing to draw"):
-        checked.sample(checked.clear(state), KEY)
+    raises(ValueError, "there is nothing to draw", lambda: checked.sample(checked.clear(state), support.KEY))
 
 
-def test_allowed_counts_do_not_raise() -> None:
-    few = dataclasses.replace(buffer_of(), **FEW)
-    state = fbuf.checked(few, allow=("retired_rows", "refused_rows")).extend(filled(few, 45), rows_of(50, 30))
+def test_allowed_counts_do_not_raise():
+    few = dataclasses.replace(support.buffer_of(), **support.FEW)
+    state = fbuf.checked(few, allow=("retired_rows", "refused_rows")).extend(
+        support.filled(few, 45), support.rows_of(50, 30)
+    )
     assert int(few.stats(state)["retired_rows"]) > 0
     checked = fbuf.checked(few, allow=("retired_rows",))
     assert fbuf.checked(checked) == fbuf.checked(checked, allow=("retired_rows",)) == checked
@@ -106,3 +83,6 @@ def test_allowed_counts_do_not_raise() -> None:
     assert isinstance(grown, type(checked)) and grown.allow == checked.allow and grown.buffer != few
     other = dataclasses.replace(grown.buffer, sampler=Prioritized())
     assert int(grown.convert(fbuf.checked(other), state).ring.size[0]) == int(grown.size(state))
+
+
+test_checks = checks((support.check_eager, OTHERS), (support.check_jitted, support.FIRST + OTHERS))

@@ -1,32 +1,15 @@
-"""Slow cases of plan: see `tests/buffer/test_plan.py`."""
-
-from __future__ import annotations
+import itertools
 
 import jax
 import pytest
 
 import fbuf
-from tests.buffer.test_plan import (
-    EXAMPLE,
-    SAMPLERS,
-    STORAGES,
-    VIEWS,
-    check_fixed,
-    deduplicated,
-    distinct_rows,
-)
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("view", VIEWS)
-def test_fixed_sizes_are_exact(view: str, sampler: str, storage: str) -> None:
-    check_fixed(view, sampler, storage)
+from tests.buffer.test_plan import EXAMPLE, SAMPLERS, STORAGES, VIEWS, check_fixed, deduplicated, distinct_rows
+from tests.support.tables import checks
 
 
 @pytest.mark.parametrize("on_full", ["retire", "refuse"])
-def test_plan_predicts_a_table_that_is_too_small(on_full: str) -> None:
+def test_plan_predicts_a_table_that_is_too_small(on_full):
     buffer = deduplicated(1024, on_full)
     given = distinct_rows(2000)
     plan = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given))
@@ -48,14 +31,14 @@ def test_plan_predicts_a_table_that_is_too_small(on_full: str) -> None:
     assert larger is not None and larger.gives_way == "" and larger.rows == 2000
 
 
-def test_plan_counts_rows_of_all_lanes() -> None:
+def test_plan_counts_rows_of_all_lanes():
     storage = fbuf.storages.Deduplicated(keys=("obs",), block=(7, 8), blocks=4096)
     one = fbuf.Buffer(2000, storage=storage).plan(EXAMPLE, rows=distinct_rows(400)).table
     lanes = jax.tree.map(lambda x: x.reshape(100, 4, *x.shape[1:]), distinct_rows(400))
     assert fbuf.Buffer(2000, storage=storage, lanes=4).plan(EXAMPLE, rows=lanes).table == one
 
 
-def test_plan_predicts_the_table_of_blocks() -> None:
+def test_plan_predicts_the_table_of_blocks():
     buffer = deduplicated(4096)
     given = distinct_rows(2000)
     table = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given)).table
@@ -69,3 +52,6 @@ def test_plan_predicts_the_table_of_blocks() -> None:
     assert table.load == pytest.approx(float(stats["blocks_load"]), rel=0.05)
     assert (table.places, table.rows, table.gives_way) == (4096, 2000, "")
     assert table.known == "sample of 500 rows"
+
+
+test_optimized_checks = pytest.mark.optimized(checks((check_fixed, itertools.product(VIEWS, SAMPLERS, STORAGES))))

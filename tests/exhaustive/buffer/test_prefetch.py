@@ -1,9 +1,4 @@
-"""Slow cases of prefetch: see `tests/buffer/test_prefetch.py`."""
-
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,59 +6,47 @@ import numpy as np
 import pytest
 from jax import export
 
+from tests.support import prefetch
 from tests.support.ownership import store_of
-from tests.support.prefetch import (
-    BATCH,
-    CHECKS,
-    EXAMPLE,
-    SAMPLERS,
-    VIEWS,
-    check_batches,
-    check_in_place,
-    make,
-    rows_at,
-    settle,
-)
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 STORAGES = ("device", "deduplicated", "host", "compressed")
+ORDERS = [
+    ("device", "prioritized", "transition", "sesu"),
+    ("compressed", "consume", "row", "ses"),
+    ("deduplicated", "epoch", "sequence", "esr"),
+    ("device", "consume", "row", "esr"),
+    ("device", "uniform", "transition", "se"),
+    ("compressed", "prioritized", "transition", "sesu"),
+]
 
 
 @pytest.mark.parametrize(
     ("sampler", "view", "storage", "form"),
-    list(itertools.product(SAMPLERS, VIEWS, STORAGES, ("eager", "jit", "donated", "scan"))),
+    list(itertools.product(prefetch.SAMPLERS, prefetch.VIEWS, STORAGES, ("eager", "jit", "donated", "scan"))),
 )
-def test_sample_returns_the_batch_of_the_previous_call(sampler: str, view: str, storage: str, form: str) -> None:
-    check_batches(storage, sampler, view, form)
+def test_sample_returns_the_batch_of_the_previous_call(sampler, view, storage, form):
+    prefetch.check_batches(storage, sampler, view, form)
 
 
 @pytest.mark.parametrize("storage", ["compressed", "deduplicated"])
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_pending_batch_survives(check: Callable[[str], None], storage: str) -> None:
+@pytest.mark.parametrize("check", prefetch.CHECKS)
+def test_a_pending_batch_survives(check, storage):
     check(storage)
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("storage", "sampler", "view", "order"),
-    [
-        ("device", "prioritized", "transition", "sesu"),
-        ("compressed", "consume", "row", "ses"),
-        ("deduplicated", "epoch", "sequence", "esr"),
-        ("device", "consume", "row", "esr"),
-        ("device", "uniform", "transition", "se"),
-        ("compressed", "prioritized", "transition", "sesu"),
-    ],
-)
-def test_a_donated_step_copies_nothing(storage: str, sampler: str, view: str, order: str) -> None:
-    check_in_place(storage, sampler, view, order)
+@pytest.mark.parametrize(("storage", "sampler", "view", "order"), ORDERS)
+def test_a_donated_step_copies_nothing(storage, sampler, view, order):
+    prefetch.check_in_place(storage, sampler, view, order)
 
 
-def test_states_under_vmap_draw_independently() -> None:
+def test_states_under_vmap_draw_independently():
     for sampler in ("prioritized", "consume"):
-        buffer = make("device", sampler)
-        new = buffer.init(EXAMPLE)
-        filled = buffer.extend(new, rows_at(0))
+        buffer = prefetch.make("device", sampler)
+        new = buffer.init(prefetch.EXAMPLE)
+        filled = buffer.extend(new, prefetch.rows_at(0))
         ahead_of = buffer.sample(filled, jax.random.key(7))[0]
         states = [ahead_of, filled, new]
         keys = jax.random.split(jax.random.key(1), 3)
@@ -72,32 +55,31 @@ def test_states_under_vmap_draw_independently() -> None:
             same(buffer.sample(state, keys[i]), jax.tree.map(lambda x, i=i: x[i], together))
 
 
-def test_many_keys_of_one_state() -> None:
-    buffer = make("device", "consume")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+def test_many_keys_of_one_state():
+    buffer = prefetch.make("device", "consume")
+    state = buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0))
     keys = jax.random.split(jax.random.key(1), 3)
     together = jax.vmap(lambda key: buffer.sample(state, key))(keys)
     for i, key in enumerate(keys):
         same(buffer.sample(state, key), jax.tree.map(lambda x, i=i: x[i], together))
-    buffer = make("compressed")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    buffer = prefetch.make("compressed")
+    state = buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0))
     assert jax.vmap(lambda key: buffer.peek(state, key).mask)(keys).all()
-    with pytest.raises(TypeError, match="cannot be vmapped"):
-        jax.vmap(lambda key: buffer.sample(state, key)[1])(keys)
+    raises(TypeError, "cannot be vmapped", lambda: jax.vmap(lambda key: buffer.sample(state, key)[1])(keys))
 
 
-def test_no_two_leaves_share_an_array() -> None:
+def test_no_two_leaves_share_an_array():
     for storage in ("deduplicated", "compressed"):
-        buffer = make(storage, view="sequence")
-        state = buffer.init(EXAMPLE)
-        for state_now in (state, buffer.sample(buffer.extend(state, rows_at(0)), jax.random.key(0))[0]):
+        buffer = prefetch.make(storage, view="sequence")
+        state = buffer.init(prefetch.EXAMPLE)
+        for state_now in (state, buffer.sample(buffer.extend(state, prefetch.rows_at(0)), jax.random.key(0))[0]):
             pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state_now) if leaf.size]
             assert len(set(pointers)) == len(pointers)
 
 
-def test_grow_and_set_keep_the_pending_batch() -> None:
-    buffer = make("deduplicated", "prioritized")
-    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+def test_grow_and_set_keep_the_pending_batch():
+    buffer = prefetch.make("deduplicated", "prioritized")
+    state = buffer.sample(buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0)), jax.random.key(0))[0]
     then = buffer.peek(state, jax.random.key(0))
     larger, state = buffer.grow(buffer.set(state, alpha=0.9))
     state, batch = larger.sample(state, jax.random.key(1))
@@ -105,11 +87,11 @@ def test_grow_and_set_keep_the_pending_batch() -> None:
 
 
 @pytest.mark.parametrize("storage", ["device", "host"])
-def test_plan_and_nbytes_count_the_pending_batch(storage: str) -> None:
-    buffer, plain = make(storage, view="transition"), make(storage, view="transition", prefetch=0)
-    stacks = 2 * BATCH * 4 * 64
-    state = buffer.init(EXAMPLE)
-    plan, before = buffer.plan(EXAMPLE), plain.plan(EXAMPLE)
+def test_plan_and_nbytes_count_the_pending_batch(storage):
+    buffer, plain = prefetch.make(storage, view="transition"), prefetch.make(storage, view="transition", prefetch=0)
+    stacks = 2 * prefetch.BATCH * 4 * 64
+    state = buffer.init(prefetch.EXAMPLE)
+    plan, before = buffer.plan(prefetch.EXAMPLE), plain.plan(prefetch.EXAMPLE)
     assert plan.device == buffer.nbytes(state)["device"]
     if storage == "device":
         assert plan.device - before.device > stacks and plan.host == 0
@@ -117,28 +99,28 @@ def test_plan_and_nbytes_count_the_pending_batch(storage: str) -> None:
     assert plan.host - before.host == 2 * stacks
     empty = buffer.nbytes(state)["host"]
     for i in range(4):
-        state = buffer.extend(state, rows_at(i))
+        state = buffer.extend(state, prefetch.rows_at(i))
         state, batch = buffer.sample(state, jax.random.key(i))
     jax.block_until_ready(batch)
-    settle(store_of(state))
+    prefetch.settle(store_of(state))
     grown = buffer.nbytes(state)["host"] - empty
     assert 2 * stacks < grown <= 2 * stacks + 40 * 64
 
 
-def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_platforms(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
     jax.clear_caches()
     try:
-        check_batches("compressed", "epoch", "row", "donated")
+        prefetch.check_batches("compressed", "epoch", "row", "donated")
     finally:
         monkeypatch.undo()
         jax.clear_caches()
 
 
 @pytest.mark.optimized
-def test_a_step_can_be_exported() -> None:
-    buffer = make("device")
-    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+def test_a_step_can_be_exported():
+    buffer = prefetch.make("device")
+    state = buffer.sample(buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0)), jax.random.key(0))[0]
     key = np.array([0, 1], np.uint32)
     exported = export.export(jax.jit(buffer.sample))(state, key)
     again = export.deserialize(exported.serialize())

@@ -5,103 +5,47 @@ from tests.contracts.test_model import (  # noqa: F401
     test_every_method_does_what_the_model_does,
 )
 from tests.more.contracts.test_model import test_nothing_crosses_a_cut  # noqa: F401
-from tests.support.model_cases import cases
+from tests.support.model_cases import cases, listed
 
-CASES = [
-    ("mask, stride", "episodes", "device", 3, "eager"),
-    ("row", "ranks, all", "device", 3, "donated"),
-    ("final, stack", "batch", "memmap", 3, "donated"),
-    ("sequence, dilation", "uniform", "deduplicated", 3, "donated"),
-    ("stack, steps", "buffer", "compressed", None, "donated"),
-    ("mask, both", "batch", "device", 3, "jit"),
-    ("stack, steps", "batch", "deduplicated", 3, "donated"),
-    ("episode", "versions, all", "host", 3, "jit"),
-    ("sequence, 1", "uniform", "device", None, "jit"),
-    ("cross, dilation", "none", "device", 3, "jit"),
-    ("mask, left", "batch", "device", 3, "donated"),
-    ("final, repeat", "buffer", "host", 3, "jit"),
-    ("stack, steps", "buffer", "files", None, "donated"),
-    ("row", "mixed, held", "device", 3, "donated"),
-    ("stack, steps", "held", "device", 3, "donated"),
-    ("cross", "batch", "device", None, "donated"),
-    ("row", "ages, lots", "device", 3, "jit"),
-    ("stack, steps", "versions, all", "device", 3, "donated"),
-    ("next step, stack", "versions", "compressed", None, "donated"),
-    ("sequence, stride", "ages", "device", 3, "eager"),
-    ("mask, both", "versions", "device", None, "donated"),
-    ("row", "episodes", "device", 3, "donated"),
-    ("sequence", "batch", "compressed", 3, "donated"),
-    ("sequence, stride", "buffer", "host", None, "eager"),
-    ("mask", "episodes", "device", None, "donated"),
-    ("mask, stride", "uniform", "compressed", 3, "jit"),
-    ("episode", "episodes", "deduplicated", 3, "jit"),
-    ("episode, next step", "batch", "device", 3, "donated"),
-    ("stack, steps", "episodes", "device", 3, "donated"),
-    ("row", "uniform", "device", None, "eager"),
-    ("row", "none", "compressed", None, "jit"),
-    ("row", "uniform", "host", 3, "donated"),
-    ("one step", "batch", "host", None, "eager"),
-    ("one frame", "buffer", "device", 3, "eager"),
-    ("three steps", "uniform", "compressed", 3, "jit"),
-    ("three steps", "none", "device", None, "donated"),
-    ("stack", "batch", "device", 3, "jit"),
-    ("stack, steps", "uniform", "device", 3, "donated"),
-    ("final", "none", "compressed", 3, "eager"),
-    ("final, stack", "batch", "compressed", None, "donated"),
-    ("next step", "uniform", "compressed", 3, "eager"),
-    ("next step, stack", "uniform", "device", None, "jit"),
-    ("other ends", "buffer", "device", 3, "donated"),
-    ("row", "uniform", "deduplicated", None, "eager"),
-    ("final, repeat", "buffer", "deduplicated", 3, "jit"),
-    ("next step, stack", "none", "deduplicated", None, "donated"),
-    ("mask, stride", "uniform", "memmap", None, "eager"),
-    ("episode", "versions, all", "files", 3, "jit"),
-    ("row", "batch, host", "device", 3, "eager"),
-    ("sequence, stride", "batch, host", "deduplicated", None, "jit"),
-    ("stack, steps", "mixed, held", "compressed", None, "jit"),
-    ("mask, both", "mixed, held", "device", 3, "donated"),
-    ("row", "held", "device", None, "donated"),
-    ("next step, stack", "held", "host", 3, "donated"),
-    ("sequence, stride", "held", "host", None, "jit"),
-    ("episode, next step", "held", "deduplicated", 3, "donated"),
-    ("row", "ranks", "memmap", None, "donated"),
-    ("final, stack", "ranks", "device", 3, "jit"),
-    ("mask, stride", "ranks, all", "compressed", 3, "donated"),
-]
-CONVERSIONS = [
-    ("next step", "uniform", "row", "buffer", "compressed", 3),
-    ("stack, steps", "batch", "next step, stack", "uniform", "device", None),
-    ("final", "uniform", "next step", "uniform", "device", None),
-    ("final", "buffer", "stack, steps", "uniform", "deduplicated", 3),
-    ("row", "uniform", "sequence, stride", "episodes", "device", 3),
-    ("sequence", "uniform", "episode, next step", "uniform", "device", None),
-    ("episode", "uniform", "mask, both", "batch", "device", 3),
-    ("mask", "batch", "cross", "uniform", "compressed", None),
-    ("episode", "uniform", "stack, steps", "versions", "device", 3),
-    ("row", "batch", "row", "versions, all", "host", None),
-    ("row", "batch", "stack, steps", "held", "device", 3),
-    ("stack, steps", "held", "row", "ranks", "device", None),
-    ("mask", "batch", "ids", "uniform", "compressed", None),
-    ("ids, next step", "uniform", "stack, steps", "versions", "device", 3),
-]
-CUT = [
-    ("mask, stride", "episodes", "device", 3, "eager"),
-    ("episode", "versions, all", "host", 3, "jit"),
-    ("mask, both", "versions", "device", None, "donated"),
-    ("final, repeat", "buffer", "deduplicated", 3, "jit"),
-    ("row", "episodes", "device", 3, "donated"),
-    ("row", "batch", "compressed", 3, "donated"),
-    ("cross, dilation", "none", "device", 3, "jit"),
-    ("mask, left", "held", "device", 3, "donated"),
-    ("sequence, stride", "ages", "device", 3, "eager"),
-    ("episode, cut", "ranks", "deduplicated", None, "donated"),
-    ("ids, flags", "batch", "device", 3, "donated"),
-    ("ids, next step", "uniform", "device", 3, "jit"),
-    ("ids, stop", "episodes", "device", 3, "donated"),
-    ("ids, mask", "batch", "compressed", None, "jit"),
-    ("ids, cross", "uniform", "device", 3, "donated"),
-    ("ids, episode", "versions, all", "device", 3, "donated"),
-]
-
-
+CASES = listed("""
+mask, stride/episodes/device/3/eager; row/ranks, all/device/3/donated; final, stack/batch/memmap/3/donated;
+sequence, dilation/uniform/deduplicated/3/donated; stack, steps/buffer/compressed/-/donated;
+mask, both/batch/device/3/jit; stack, steps/batch/deduplicated/3/donated; episode/versions, all/host/3/jit;
+sequence, 1/uniform/device/-/jit; cross, dilation/none/device/3/jit; mask, left/batch/device/3/donated;
+final, repeat/buffer/host/3/jit; stack, steps/buffer/files/-/donated; row/mixed, held/device/3/donated;
+stack, steps/held/device/3/donated; cross/batch/device/-/donated; row/ages, lots/device/3/jit;
+stack, steps/versions, all/device/3/donated; next step, stack/versions/compressed/-/donated;
+sequence, stride/ages/device/3/eager; mask, both/versions/device/-/donated; row/episodes/device/3/donated;
+sequence/batch/compressed/3/donated; sequence, stride/buffer/host/-/eager; mask/episodes/device/-/donated;
+mask, stride/uniform/compressed/3/jit; episode/episodes/deduplicated/3/jit;
+episode, next step/batch/device/3/donated; stack, steps/episodes/device/3/donated; row/uniform/device/-/eager;
+row/none/compressed/-/jit; row/uniform/host/3/donated; one step/batch/host/-/eager; one frame/buffer/device/3/eager;
+three steps/uniform/compressed/3/jit; three steps/none/device/-/donated; stack/batch/device/3/jit;
+stack, steps/uniform/device/3/donated; final/none/compressed/3/eager; final, stack/batch/compressed/-/donated;
+next step/uniform/compressed/3/eager; next step, stack/uniform/device/-/jit; other ends/buffer/device/3/donated;
+row/uniform/deduplicated/-/eager; final, repeat/buffer/deduplicated/3/jit;
+next step, stack/none/deduplicated/-/donated; mask, stride/uniform/memmap/-/eager;
+episode/versions, all/files/3/jit; row/batch, host/device/3/eager; sequence, stride/batch, host/deduplicated/-/jit;
+stack, steps/mixed, held/compressed/-/jit; mask, both/mixed, held/device/3/donated; row/held/device/-/donated;
+next step, stack/held/host/3/donated; sequence, stride/held/host/-/jit;
+episode, next step/held/deduplicated/3/donated; row/ranks/memmap/-/donated; final, stack/ranks/device/3/jit;
+mask, stride/ranks, all/compressed/3/donated
+""")
+CONVERSIONS = listed("""
+next step/uniform/row/buffer/compressed/3; stack, steps/batch/next step, stack/uniform/device/-;
+final/uniform/next step/uniform/device/-; final/buffer/stack, steps/uniform/deduplicated/3;
+row/uniform/sequence, stride/episodes/device/3; sequence/uniform/episode, next step/uniform/device/-;
+episode/uniform/mask, both/batch/device/3; mask/batch/cross/uniform/compressed/-;
+episode/uniform/stack, steps/versions/device/3; row/batch/row/versions, all/host/-;
+row/batch/stack, steps/held/device/3; stack, steps/held/row/ranks/device/-; mask/batch/ids/uniform/compressed/-;
+ids, next step/uniform/stack, steps/versions/device/3
+""")
+CUT = listed("""
+mask, stride/episodes/device/3/eager; episode/versions, all/host/3/jit; mask, both/versions/device/-/donated;
+final, repeat/buffer/deduplicated/3/jit; row/episodes/device/3/donated; row/batch/compressed/3/donated;
+cross, dilation/none/device/3/jit; mask, left/held/device/3/donated; sequence, stride/ages/device/3/eager;
+episode, cut/ranks/deduplicated/-/donated; ids, flags/batch/device/3/donated; ids, next step/uniform/device/3/jit;
+ids, stop/episodes/device/3/donated; ids, mask/batch/compressed/-/jit; ids, cross/uniform/device/3/donated;
+ids, episode/versions, all/device/3/donated
+""")
 case, conversion, cut_case = cases(CASES), cases(CONVERSIONS), cases(CUT)

@@ -1,8 +1,4 @@
-"""The tests of ownership with the other host storages."""
-
 import gc
-
-import pytest
 
 import fbuf
 from tests.contracts.test_ownership import (  # noqa: F401
@@ -24,13 +20,14 @@ from tests.more.contracts.test_ownership import (  # noqa: F401
     test_twenty_notebook_cells,
 )
 from tests.support.ownership import agree, filled, make
+from tests.support.tables import one_of
 from tests.support.threads import Thread
 
 
-def test_opening_and_dropping_in_threads() -> None:
+def test_opening_and_dropping_in_threads():
     buffer = make("host")
 
-    def work(first: int) -> None:
+    def work(first):
         for i in range(20):
             assert agree(buffer.rows(filled(buffer, first + i)))[0] == first + i
 
@@ -40,6 +37,4 @@ def test_opening_and_dropping_in_threads() -> None:
     assert fbuf.stores() == []
 
 
-@pytest.fixture(params=["host", "memmap"])
-def storage(request: pytest.FixtureRequest) -> str:
-    return request.param
+storage = one_of("host", "memmap")

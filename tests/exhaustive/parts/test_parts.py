@@ -1,7 +1,3 @@
-"""The tests of parts with every buffer that has one."""
-
-import pytest
-
 from tests.more.parts.test_parts import test_is_in_place  # noqa: F401
 from tests.parts.test_parts import (  # noqa: F401
     test_a_storage_of_rounded_rows,
@@ -9,20 +5,9 @@ from tests.parts.test_parts import (  # noqa: F401
     test_parts_work_in_jit_and_scan,
 )
 from tests.support.parts import BUFFERS
+from tests.support.tables import one_of
 
 ON_THE_DEVICE = [name for name in BUFFERS if name not in ("codec", "storage, sampler, view")]
-
-
-@pytest.fixture(params=ON_THE_DEVICE)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=ON_THE_DEVICE)
-def large(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def stored() -> str:
-    return "storage with priorities, stacks"
+name = one_of(*ON_THE_DEVICE)
+large = one_of(*ON_THE_DEVICE)
+stored = one_of("storage with priorities, stacks")

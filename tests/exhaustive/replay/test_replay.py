@@ -1,30 +1,19 @@
 """`Replay` between threads for minutes: no row is lost, doubled or torn, and memory stays constant."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 
 from fbuf.storages import Compressed
 from tests.more.replay.test_replay import CASES, test_collected_rows_give_the_batches_of_rows_written_at_once  # noqa: F401
+from tests.replay.test_row_block import SAMPLERS, STORAGES, VIEWS
 from tests.support.replay import BUFFERS, at_exit, same_batches_as_the_buffer, soak
-from tests.support.row_blocks import SAMPLERS, STORAGES, VIEWS
+from tests.support.tables import checks, one_of
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_actors_and_learners_share_a_replay_for_long(name: str) -> None:
+def test_actors_and_learners_share_a_replay_for_long(name):
     soak(name, batches=4000)
-
-
-@pytest.mark.parametrize("how", ["room", "error"])
-def test_the_interpreter_exits(how: str) -> None:
-    at_exit(how)
-
-
-def test_batches_are_those_of_the_buffer() -> None:
-    same_batches_as_the_buffer(Compressed(keys=("obs",)))
 
 
 # Samplers and views do not depend on the storage, and windows are not consumed.
@@ -32,8 +21,5 @@ PARTS = [
     *(("device", *parts) for parts in itertools.product(SAMPLERS, VIEWS) if parts != ("consume", "sequence")),
     *((s, sampler, "transition") for s in STORAGES if s != "device" for sampler in ("uniform", "prioritized")),
 ]
-
-
-@pytest.fixture(params=[c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES], ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
-    return request.param
+case = one_of(*[c for c in ((*p, n) for p in PARTS for n in (None, 2)) if c not in CASES])
+test_checks = checks((at_exit, ["room", "error"]), (same_batches_as_the_buffer, [(Compressed(keys=("obs",)),)]))

@@ -1,8 +1,5 @@
-"""The tests of priorities on the host with other forms of calling, parts and sizes."""
-
 import dataclasses
 import gc
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,38 +15,24 @@ from tests.samplers.test_host_priorities import (  # noqa: F401
     test_draws_are_those_of_the_device,
 )
 from tests.support.host_priorities import BATCH, EXAMPLE, compare, make, run, verb
+from tests.support.tables import one_of
 from tests.support.threads import Thread
 from tests.support.trees import same
 
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
-
-
-@pytest.fixture(
-    params=[
-        ("donated", "default", {}),
-        ("eager", "default", {"view": WINDOWS}),
-        ("eager", "buffer", {}),
-        ("jit", "independent", {"view": WINDOWS}),
-        ("jit", "default", AHEAD),
-        ("jit", "default", AHEAD | {"storage": fbuf.storages.Host()}),
-    ],
-    ids=str,
+way = one_of(
+    ("donated", "default", {}),
+    ("eager", "default", {"view": WINDOWS}),
+    ("eager", "buffer", {}),
+    ("jit", "independent", {"view": WINDOWS}),
+    ("jit", "default", AHEAD),
+    ("jit", "default", AHEAD | {"storage": fbuf.storages.Host()}),
 )
-def way(request: pytest.FixtureRequest) -> Any:
-    return request.param
+capacity = one_of(1, 9, 70_000)
+storage = one_of(fbuf.storages.Host())
 
 
-@pytest.fixture(params=[1, 9, 70_000])
-def capacity(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
-@pytest.fixture
-def storage() -> Any:
-    return fbuf.storages.Host()
-
-
-def test_convert_and_resume(tmp_path: Any) -> None:
+def test_convert_and_resume(tmp_path):
     memmap = fbuf.storages.Memmap(str(tmp_path / "rows"))
     plain = fbuf.Buffer(20, storage=memmap)
     host = dataclasses.replace(plain, sampler=Prioritized(on="host"))
@@ -71,7 +54,7 @@ def test_convert_and_resume(tmp_path: Any) -> None:
         jax.jit(lambda s: host.convert(host, s))(state)
 
 
-def test_growing() -> None:
+def test_growing():
     grown = []
     for on in ("device", "host"):
         ragged = fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=Prioritized(on=on, normalize="buffer"))
@@ -85,12 +68,12 @@ def test_growing() -> None:
     same(*grown)
 
 
-def test_threads_that_share_states() -> None:
+def test_threads_that_share_states():
     """Each goes its own way from the same states, all at once."""
     device, host = make("device"), make("host")
     start = [run(b, "jit")("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
 
-    def work(number: int) -> None:
+    def work(number):
         one, two = start
         for i in range(12):
             what, seed = ("learn", "extend", "learn", "more")[i % 4], np.int32(100 * number + i)
@@ -103,10 +86,10 @@ def test_threads_that_share_states() -> None:
         thread.ends()
 
 
-def test_order_within_a_jit_is_the_order_written() -> None:
+def test_order_within_a_jit_is_the_order_written():
     """Many writes and draws of one program, on several branches."""
 
-    def tangle(verb: Any, state: Any) -> Any:
+    def tangle(verb, state):
         out = []
         state, _ = verb("extend", state, 1)
         left = right = state

@@ -1,8 +1,7 @@
 """The other storages, with and without prefetch: see `tests/torch/test_torch_safety.py`."""
 
-import pytest
-
 from tests.more.torch.test_torch_safety import test_writes_are_in_place_while_batches_are_held  # noqa: F401
+from tests.support.tables import one_of
 from tests.torch.test_torch_safety import (  # noqa: F401
     STORAGES,
     test_methods_of_a_replay_take_tensors,
@@ -10,7 +9,4 @@ from tests.torch.test_torch_safety import (  # noqa: F401
     test_writing_into_a_batch_changes_no_buffer_and_no_other_batch,
 )
 
-
-@pytest.fixture(params=[(name, prefetch) for name in STORAGES for prefetch in (0, 1)], ids=str)
-def case(request: pytest.FixtureRequest) -> tuple[str, int]:
-    return request.param
+case = one_of(*[(name, prefetch) for name in STORAGES for prefetch in (0, 1)])

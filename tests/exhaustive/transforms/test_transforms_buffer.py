@@ -1,10 +1,4 @@
-"""Further cases of transforms buffer, which take long: see `tests/more/transforms/test_transforms_buffer.py`."""
-
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,37 +8,26 @@ from jax import lax
 import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device
-from fbuf.transforms import (
-    Augment,
-    Chain,
-    Concatenate,
-    Map,
-    Normalize,
-    Rename,
-    Scale,
-    Stack,
-)
+from fbuf.transforms import Augment, Chain, Concatenate, Map, Normalize, Rename, Scale, Stack
 from fbuf.views import Sequence
 from tests.more.transforms.test_transforms_buffer import test_steps_are_in_place  # noqa: F401
+from tests.support.tables import one_of
 from tests.support.transforms import BATCH, EXAMPLE, VIEWS, apart, close, given_rows, laned_windows, make
 from tests.support.trees import same
 
-
-@pytest.fixture(params=[{}], ids=["plain"])
-def settings(request: pytest.FixtureRequest) -> Any:
-    return request.param
+settings = one_of({})
 
 
-def test_eager_jitted_scanned_and_donated() -> None:
+def test_eager_jitted_scanned_and_donated():
     buffer = make(Device(), VIEWS["Sequence"], prefetch=1, batch_size=BATCH, sampler=Prioritized())
-    rows: list[Any] = [given_rows(np.random.default_rng(i), 5) for i in range(5)]
+    rows = [given_rows(np.random.default_rng(i), 5) for i in range(5)]
     keys = jax.random.split(jax.random.key(0), 5)
 
-    def one(state: Any, given: Any) -> Any:
+    def one(state, given):
         state, batch = buffer.sample(buffer.extend(state, given[0]), given[1])
         return state, (batch.data, batch.mask)
 
-    def several(run: Any) -> Any:
+    def several(run):
         state, out = buffer.init(EXAMPLE), []
         for pair in zip(rows, keys, strict=True):
             state, batch = run(state, pair)
@@ -59,15 +42,15 @@ def test_eager_jitted_scanned_and_donated() -> None:
 
 
 @pytest.mark.parametrize("storage", [Device(), Compressed(keys=("obs",))])
-def test_a_loaded_buffer_continues_with_the_same_batches(storage: Any, tmp_path: Path) -> None:
+def test_a_loaded_buffer_continues_with_the_same_batches(storage, tmp_path):
     buffer = make(storage, VIEWS["Transition"], prefetch=1, batch_size=BATCH)
 
     @jax.jit
-    def step(state: Any, rows: Any, key: Any) -> Any:
+    def step(state, rows, key):
         state, batch = buffer.sample(buffer.extend(state, rows), key)
         return state, (batch.data, batch.index, batch.weight)
 
-    def steps(state: Any, first: int) -> Any:
+    def steps(state, first):
         out = []
         for i in range(first, first + 4):
             state, batch = step(state, given_rows(np.random.default_rng(i), 5), jax.random.key(i))
@@ -82,21 +65,17 @@ def test_a_loaded_buffer_continues_with_the_same_batches(storage: Any, tmp_path:
     same(steps(again, 4)[1], steps(state, 4)[1])
 
 
-def collapsed(window: Any) -> Any:
+def collapsed(window):
     """One value a window beside its rows: a number, a vector as wide as rows are, and the state it begins with."""
     total = {"total": window["reward"].sum(), "wide": window["x"].sum(0), "begins": window["x"][0]}
     return {**window, **total}
 
 
-def test_one_value_a_window_is_not_taken_for_its_rows() -> None:
+def test_one_value_a_window_is_not_taken_for_its_rows():
     """Though it is as long as the window, and rows are missing there."""
     width = 4
     names = ("total", "wide", "begins", "reward")
-    later: Any = (
-        Scale(names, 2.0, 1.0),
-        Rename({"wide": "x/wide", "x": "x/rows"}),
-        Normalize(("x/wide", "x/rows"), of="x"),
-    )
+    later = (Scale(names, 2.0, 1.0), Rename({"wide": "x/wide", "x": "x/rows"}), Normalize(("x/wide", "x/rows"), of="x"))
     on_read = (Map(collapsed), Chain(later))
     view = Sequence(4, boundary="mask", at=1, episode_end=("done",), autoreset="same_step")
     buffer = fbuf.Buffer(20, view=view, on_read=on_read)
@@ -118,7 +97,7 @@ def test_one_value_a_window_is_not_taken_for_its_rows() -> None:
     close(batch["x"]["rows"], np.where(there[..., None], (before - mean) / std, 0))
 
 
-def test_axes_of_values_of_a_window_are_their_own() -> None:
+def test_axes_of_values_of_a_window_are_their_own():
     width = 4
     join = Concatenate(("sum", "first"), into="both", sizes=(width, width))
     stack = Stack(("least", "most"), into="range")

@@ -1,31 +1,20 @@
-"""Further cases of checked: see `tests/buffer/test_checked.py`."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import checkify
 
 import fbuf
-from tests.support.checked import (
-    EXAMPLE,
-    KEY,
-    check_jitted,
-    filled,
-)
+from tests.buffer.test_checked import EXAMPLE, KEY, check_jitted, filled
 
 
-def test_a_jitted_step_raises_through_checkify() -> None:
+def test_a_jitted_step_raises_through_checkify():
     check_jitted("stale indices", "Compressed")
 
 
-def test_under_cond_and_vmap() -> None:
+def test_under_cond_and_vmap():
     buffer = fbuf.checked(fbuf.prioritized(8))
 
-    def maybe(state: Any, wanted: Any) -> Any:
+    def maybe(state, wanted):
         return lax.cond(wanted, lambda s: buffer.sample(s, KEY, 4)[0], lambda s: s, state)
 
     jitted = jax.jit(checkify.checkify(maybe))

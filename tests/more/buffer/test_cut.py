@@ -1,10 +1,6 @@
 """Cuts in other views, storages and programs, and episodes by ids: see `tests/buffer/test_cut.py`."""
 
-from __future__ import annotations
-
 import gc
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +10,12 @@ import pytest
 import fbuf
 from fbuf.storages import Compressed, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Sequence, Transition
+from tests.buffer.test_cut import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
 from tests.buffer.test_cut import test_a_cut_is_a_truncation_without_final_observation as _truncation
 from tests.buffer.test_cut import test_cuts_outlive_two_restarts as _restarts
-from tests.support.cuts import ROW, STEPS, WINDOWS, counted, pairs, steps, windows
 
 
-def test_replay_load_cuts_unless_told_otherwise(tmp_path: Path) -> None:
+def test_replay_load_cuts_unless_told_otherwise(tmp_path):
     replay = fbuf.Replay(fbuf.Buffer(20, view=STEPS), ROW)
     replay.extend(steps(0, 5))
     replay.save(tmp_path)
@@ -31,7 +27,7 @@ def test_replay_load_cuts_unless_told_otherwise(tmp_path: Path) -> None:
     assert set(restarted.sample(64, to="numpy").data["obs"]) == {0.0, 1.0, 2.0, 3.0}
 
 
-def test_an_episode_is_whole_when_it_is_cut() -> None:
+def test_an_episode_is_whole_when_it_is_cut():
     for longer in ("skip", "cut"):
         buffer = fbuf.Buffer(20, view=Episode(4, longer=longer, episode_end=(), episode="id"))
         state = buffer.init({"t": 0, "id": 0})
@@ -44,8 +40,8 @@ def test_an_episode_is_whole_when_it_is_cut() -> None:
         assert int(buffer.stats(state)["drawable"]) == len(expected)
 
 
-def test_hindsight_takes_no_goal_from_beyond_a_cut() -> None:
-    def reward(achieved: Any, goal: Any) -> Any:
+def test_hindsight_takes_no_goal_from_beyond_a_cut():
+    def reward(achieved, goal):
         return (achieved == goal).astype(jnp.float32)
 
     for final in (None, "final"):
@@ -53,7 +49,7 @@ def test_hindsight_takes_no_goal_from_beyond_a_cut() -> None:
         view = Hindsight(inner, reward, goal="obs/goal", achieved="obs/at", strategy="final", fraction=1.0)
         buffer = fbuf.Buffer(20, view=view)
 
-        def rows(first: int) -> dict[str, Any]:
+        def rows(first):
             made = steps(first, 4)
             seen = {"at": made["obs"], "goal": np.full(4, -1.0, np.float32)}
             return made | {"obs": seen, "final": jax.tree.map(lambda x: x * 0 + 77, seen)}
@@ -65,7 +61,7 @@ def test_hindsight_takes_no_goal_from_beyond_a_cut() -> None:
             assert goal == (3 if at < 3 else 103), at
 
 
-def test_cuts_of_a_checkpoint_are_in_the_files_it_is_loaded_into(tmp_path: Path) -> None:
+def test_cuts_of_a_checkpoint_are_in_the_files_it_is_loaded_into(tmp_path):
     for name, storage in {"device": Device(), "host": Host(), "memmap": Memmap()}.items():
         buffer = fbuf.Buffer(20, view=WINDOWS, storage=storage)
         state = buffer.cut(buffer.extend(buffer.init({"t": 0}), counted(0, 4)))
@@ -78,7 +74,7 @@ def test_cuts_of_a_checkpoint_are_in_the_files_it_is_loaded_into(tmp_path: Path)
         assert windows(files, state) == {(0, 1, 2), (1, 2, 3), (10, 11, 12)}
 
 
-def test_a_lost_cut_is_reported(tmp_path: Path) -> None:
+def test_a_lost_cut_is_reported(tmp_path):
     buffer = fbuf.Buffer(20, view=WINDOWS, storage=Memmap(str(tmp_path)))
     state = buffer.extend(buffer.cut(buffer.extend(buffer.init({"t": 0}), counted(0, 4))), counted(10, 4))
     jax.block_until_ready(state)
@@ -89,10 +85,10 @@ def test_a_lost_cut_is_reported(tmp_path: Path) -> None:
         buffer.resume({"t": 0})
 
 
-def test_grow_resize_and_convert_keep_cuts(tmp_path: Path) -> None:
+def test_grow_resize_and_convert_keep_cuts(tmp_path):
     example = {"t": 0, "text": ""}
 
-    def texts(first: int) -> dict[str, Any]:
+    def texts(first):
         return {"t": np.arange(first, first + 4), "text": ["a"] * 4}
 
     expected = {(0, 1, 2), (1, 2, 3), (10, 11, 12), (11, 12, 13)}
@@ -114,10 +110,10 @@ def test_grow_resize_and_convert_keep_cuts(tmp_path: Path) -> None:
     assert windows(short, larger.convert(short, larger.cut(state))) == found | {(13, 0)}
 
 
-def test_in_one_program_and_for_many_states_at_once() -> None:
+def test_in_one_program_and_for_many_states_at_once():
     buffer = fbuf.Buffer(20, view=WINDOWS, lanes=2)
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         t, lanes = given
         return buffer.cut(buffer.add(state, {"t": jnp.stack([t, t])}), lanes), None
 
@@ -131,7 +127,7 @@ def test_in_one_program_and_for_many_states_at_once() -> None:
     assert fbuf.checked(buffer).cut(state) is not None
 
 
-def test_a_mixture_cuts_one_buffer(tmp_path: Path) -> None:
+def test_a_mixture_cuts_one_buffer(tmp_path):
     mixture = fbuf.Mixture({name: fbuf.Buffer(9, view=WINDOWS) for name in ("online", "other")})
     state = mixture.init({"online": {"t": 0}, "other": {"t": 0}})
     for name in mixture.names:
@@ -151,7 +147,7 @@ IDS = jnp.array([7, 7, 7, 3, 3, 3, 3, 7, 7])
 
 
 @pytest.mark.parametrize("piece", [1, 2, 9])
-def test_rows_of_one_id_are_an_episode(piece: int) -> None:
+def test_rows_of_one_id_are_an_episode(piece):
     """However many rows one call adds."""
     views = {
         "windows": Sequence(3, episode_end=(), episode="id"),
@@ -175,7 +171,7 @@ def test_rows_of_one_id_are_an_episode(piece: int) -> None:
     assert seen["steps"] == {(0, 2, 1.5), (1, 2, 1.0), (3, 6, 1.75), (4, 6, 1.5), (5, 6, 1.0)}
 
 
-def test_ids_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_a_data_set(tmp_path, monkeypatch):
     """Also where an episode begins with a block of rows that are read at once."""
     arrays = {"t": np.arange(9), "id": np.asarray(IDS)}
     view = Sequence(3, episode_end=(), episode="id")
@@ -183,7 +179,7 @@ def test_ids_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert windows(buffer, state) == {(0, 1, 2), (3, 4, 5), (4, 5, 6)}
 
 
-def test_ids_cannot_change_afterwards() -> None:
+def test_ids_cannot_change_afterwards():
     buffer = fbuf.Buffer(8, view=Sequence(1, episode_end=(), episode="id"))
     state = buffer.add(buffer.init({"id": 0}), {"id": 4})
     with pytest.raises(ValueError, match="'id' ends episodes"):
@@ -191,7 +187,7 @@ def test_ids_cannot_change_afterwards() -> None:
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_exports_know_of_cuts(autoreset: str, tmp_path: Path) -> None:
+def test_exports_know_of_cuts(autoreset, tmp_path):
     """The step before a cut has no next observation, so it is left out, and the one before it is truncated."""
     buffer = fbuf.Buffer(20, view=Transition(n_step=2, autoreset=autoreset))
     state = buffer.extend(buffer.cut(buffer.extend(buffer.init(ROW), steps(0, 3))), steps(100, 2))
@@ -204,11 +200,11 @@ def test_exports_know_of_cuts(autoreset: str, tmp_path: Path) -> None:
         assert file["id"].tolist() == [0, 0, 0, 1, 1]
 
 
-def test_a_cut_in_same_step_mode_is_a_truncation() -> None:
+def test_a_cut_in_same_step_mode_is_a_truncation():
     _truncation("same_step")
 
 
-def test_ids_of_masked_rows_do_not_count() -> None:
+def test_ids_of_masked_rows_do_not_count():
     buffer = fbuf.Buffer(20, view=Sequence(2, episode_end=(), episode="id"))
     state = buffer.init({"t": 0, "id": 0})
     mask = jnp.arange(5) % 2 == 0
@@ -217,11 +213,11 @@ def test_ids_of_masked_rows_do_not_count() -> None:
     assert windows(buffer, state) == {(0, 2), (2, 4), (4, 10), (10, 12), (12, 14)}
 
 
-def test_cuts_of_compressed_rows_outlive_two_restarts(tmp_path: Path) -> None:
+def test_cuts_of_compressed_rows_outlive_two_restarts(tmp_path):
     _restarts(tmp_path, lambda path: Compressed(path=path, keys=("t",)))
 
 
-def test_a_cut_row_does_not_bootstrap_from_its_final_observation() -> None:
+def test_a_cut_row_does_not_bootstrap_from_its_final_observation():
     view = Transition(n_step=2, gamma=0.5, stack=2, final_observation="final")
     buffer = fbuf.Buffer(20, view=view)
     rows = steps(1, 3, final=np.full(3, 77.0, np.float32))
@@ -233,7 +229,7 @@ def test_a_cut_row_does_not_bootstrap_from_its_final_observation() -> None:
     assert found == {(0, 1, 2, 3), (1, 2, 2, 3), (0, 11, 12, 13), (11, 12, 13, 77), (12, 13, 13, 77)}
 
 
-def test_rows_before_a_cut_are_drawn_at_once() -> None:
+def test_rows_before_a_cut_are_drawn_at_once():
     """They wait for no reset row, whether the data or the cut ends their episode."""
     buffer = fbuf.Buffer(20, view=Transition(3, autoreset="next_step"))
     for end in (False, True):

@@ -1,7 +1,5 @@
 """More plans: sizes of every storage, of compressed rows, of tables of blocks."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import fbuf
 from tests.buffer.test_plan import EXAMPLE, TRANSITION, deduplicated, rows
 
 
-def test_compressed_reports_the_source_of_its_estimate() -> None:
+def test_compressed_reports_the_source_of_its_estimate():
     buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
     raw = buffer.plan(EXAMPLE)
     assert raw.host_from == "raw upper bound" and raw.host == raw.host_raw
@@ -27,7 +25,7 @@ def test_compressed_reports_the_source_of_its_estimate() -> None:
     assert sampled.host == pytest.approx(host, rel=0.25)
 
 
-def test_without_rows_the_load_of_a_table_is_unknown() -> None:
+def test_without_rows_the_load_of_a_table_is_unknown():
     plan = deduplicated(4096).plan(EXAMPLE)
     assert plan.table is not None and plan.table.blocks is None and plan.table.places == 4096
     assert "places for blocks" in str(plan) and "give rows" in str(plan)
@@ -36,7 +34,7 @@ def test_without_rows_the_load_of_a_table_is_unknown() -> None:
     assert fbuf.Buffer(100).plan(EXAMPLE, rows=rows(100)).table is None
 
 
-def test_incompressible_rows_are_planned_raw() -> None:
+def test_incompressible_rows_are_planned_raw():
     buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
     noise = rows(2000) | {"obs": np.random.default_rng(0).integers(0, 255, (2000, 28, 28), np.uint8)}
     plan = buffer.plan(EXAMPLE, rows=noise)

@@ -1,12 +1,9 @@
 """`Buffer(prefetch=1)`: further storages and forms, vmap, export, in place, exits of the interpreter."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -14,26 +11,12 @@ import pytest
 
 from fbuf.samplers import Prioritized
 from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, check_batches, make, rows_at
+from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.support.trees import same
 
 
-@pytest.mark.parametrize(
-    ("storage", "sampler", "view", "form"),
-    [
-        ("host", "consume", "sequence", "eager"),
-        ("compressed", "uniform", "hindsight", "scan"),
-    ],
-)
-def test_sample_returns_the_batch_of_the_previous_call(storage: str, sampler: str, view: str, form: str) -> None:
-    check_batches(storage, sampler, view, form)
-
-
-@pytest.mark.parametrize("check", CHECKS[2::3])
-def test_a_pending_batch_survives(check: Callable[[str], None]) -> None:
-    check("compressed")
-
-
-def test_the_batch_equals_peek_at_the_draw() -> None:
+def test_the_batch_equals_peek_at_the_draw():
     buffer = make("compressed", "prioritized")
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     key, other = jax.random.split(jax.random.key(0))
@@ -46,7 +29,7 @@ def test_the_batch_equals_peek_at_the_draw() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_reads_its_own_rows() -> None:
+def test_a_forked_child_reads_its_own_rows():
     script = """
 import os, sys, warnings
 import numpy as np
@@ -69,7 +52,7 @@ if pid:
 
 
 @pytest.mark.parametrize("pending", [False, True])
-def test_the_interpreter_exits_during_reads(pending: bool) -> None:
+def test_the_interpreter_exits_during_reads(pending):
     script = f"""
 import fbuf, jax, numpy as np
 buffer = fbuf.Buffer(64, storage=fbuf.storages.Compressed(keys=("x",)), prefetch=1, batch_size=2000)
@@ -87,7 +70,7 @@ print("done")
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_an_eager_sample_copies_no_rows(sampler: str) -> None:
+def test_an_eager_sample_copies_no_rows(sampler):
     buffer = make("device", sampler)
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     after, _ = buffer.sample(state, jax.random.key(0))
@@ -99,7 +82,7 @@ def test_an_eager_sample_copies_no_rows(sampler: str) -> None:
     assert all(jax.tree.leaves(kept))
 
 
-def test_convert_to_and_from_prefetch() -> None:
+def test_convert_to_and_from_prefetch():
     buffer = make("compressed", "uniform")
     other = dataclasses.replace(buffer, sampler=Prioritized(), batch_size=3)
     state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
@@ -111,7 +94,12 @@ def test_convert_to_and_from_prefetch() -> None:
     assert other.convert(plain, converted).ahead is None
     with pytest.raises(ValueError, match=r"prefetch or batch_size.*buffer\.convert\(other, state\)"):
         plain.sample(converted, jax.random.key(0))
-    with pytest.raises(ValueError, match="made by another buffer"):
-        buffer.sample(converted, jax.random.key(0))
+    raises(ValueError, "made by another buffer", lambda: buffer.sample(converted, jax.random.key(0)))
     with pytest.raises(ValueError, match="made by another buffer"):
         dataclasses.replace(other, batch_size=4).sample(converted, jax.random.key(0))
+
+
+test_checks = checks(
+    (check_batches, [("host", "consume", "sequence", "eager"), ("compressed", "uniform", "hindsight", "scan")]),
+    *((check, ["compressed"]) for check in CHECKS[2::3]),
+)

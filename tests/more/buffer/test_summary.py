@@ -1,29 +1,18 @@
 """`Buffer.summary` of other samplers, writers, storages and custom parts."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf._buffer.summary import collect
 from fbuf.samplers import Prioritized, Ranked
 from tests.support.summary import check, check_all, check_unordered, close, history, plain_quantiles
+from tests.support.tables import checks
+from tests.support.trees import x64
 
 
-def test_every_number_is_that_of_plain_python() -> None:
-    check_all("Compressed", "Consume", "Row")
-
-
-def test_rows_of_scattering_writers() -> None:
-    check_unordered("Device", "TopK")
-
-
-def test_rows_are_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_compared_in_blocks(monkeypatch):
     monkeypatch.setattr(collect, "BLOCK_BYTES", 300)  # three rows at a time
     collect.look._jitted.clear_cache()
     told = history("Device", "Prioritized", "Transition")
@@ -31,7 +20,7 @@ def test_rows_are_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     collect.look._jitted.clear_cache()
 
 
-def test_priorities_of_ranks_and_of_zero() -> None:
+def test_priorities_of_ranks_and_of_zero():
     for sampler, loose in (
         (Prioritized(alpha=0.5, largest="held", eps=0.0), 1e-4),
         (Prioritized(on="host"), 1e-4),
@@ -48,7 +37,7 @@ def test_priorities_of_ranks_and_of_zero() -> None:
     assert summary.effective_size == 4 and summary.priorities is not None and summary.priorities.max == 0
 
 
-def test_a_reset_row_is_not_a_step_of_an_episode() -> None:
+def test_a_reset_row_is_not_a_step_of_an_episode():
     view = fbuf.views.Transition(autoreset="next_step", truncated=None)
     buffer = fbuf.Buffer(16, view=view)
     example = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False}
@@ -60,13 +49,13 @@ def test_a_reset_row_is_not_a_step_of_an_episode() -> None:
     assert (summary.episodes.lengths.min, summary.episodes.lengths.max) == (2, 3)
 
 
-def test_rows_of_eight_bytes_are_hashed_whole() -> None:
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+def test_rows_of_eight_bytes_are_hashed_whole():
+    with x64():
         rows = jnp.asarray([[1], [1 + 2**32], [1], [2**40]], jnp.int64)
         assert collect.distinct(np.asarray(collect.hashed(rows))) == 3
 
 
-def test_ragged_leaves_have_bytes_but_no_raw_size() -> None:
+def test_ragged_leaves_have_bytes_but_no_raw_size():
     buffer = fbuf.Buffer(100, storage=fbuf.storages.Ragged(maximum={"obs": (4,)}))
     state = buffer.init({"obs": np.zeros(3, np.float32), "text": "", "reward": 0.0})
     rows = [{"obs": np.zeros(n % 4 + 1, np.float32), "text": "x" * n, "reward": 1.0} for n in range(20)]
@@ -78,7 +67,7 @@ def test_ragged_leaves_have_bytes_but_no_raw_size() -> None:
     assert text.stored.host >= sum(range(20)) and summary.leaves["reward"].distinct == 1
 
 
-def test_a_table_that_leaves_share_is_divided_among_them() -> None:
+def test_a_table_that_leaves_share_is_divided_among_them():
     storage = fbuf.storages.Deduplicated(keys=("a", "b"), block=(4, 4), blocks=64)
     buffer = fbuf.Buffer(16, storage=storage)
     example = {"a": np.zeros((8, 8), np.uint8), "b": np.zeros((8, 8), np.uint8), "c": 0}
@@ -87,7 +76,7 @@ def test_a_table_that_leaves_share_is_divided_among_them() -> None:
     assert a is not None and b is not None and abs(a.device - b.device) <= 1 and a.device > 16 * 4
 
 
-def test_files_count_as_disk(tmp_path: Any) -> None:
+def test_files_count_as_disk(tmp_path):
     buffer = fbuf.Buffer(64, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     state = buffer.extend(buffer.init({"x": np.zeros(100, np.uint8)}), {"x": np.ones((64, 100), np.uint8)})
     jax.block_until_ready(state)
@@ -97,16 +86,13 @@ def test_files_count_as_disk(tmp_path: Any) -> None:
     del state
 
 
-def without(kind: type[Any], *names: str) -> Any:
+def without(kind, *names):
     body = {name: item for name, item in vars(kind).items() if name not in (*names, "__dict__", "__weakref__")}
     return jax.tree_util.register_static(type(f"Own{kind.__name__}", kind.__bases__, body))()
 
 
-def test_custom_parts_need_not_report_bytes() -> None:
-    storage, sampler = (
-        without(fbuf.storages.Device, "bytes_per_leaf"),
-        without(fbuf.samplers.Uniform, "inspect"),
-    )
+def test_custom_parts_need_not_report_bytes():
+    storage, sampler = (without(fbuf.storages.Device, "bytes_per_leaf"), without(fbuf.samplers.Uniform, "inspect"))
     buffer = fbuf.Buffer(9, storage=storage, sampler=sampler)
     state = buffer.extend(buffer.init({"x": 0.0}), {"x": jnp.arange(4.0)})
     summary = buffer.summary(state)
@@ -116,9 +102,12 @@ def test_custom_parts_need_not_report_bytes() -> None:
     assert summary.ages is not None
 
 
-def test_a_replay_and_a_checked_buffer_have_a_summary() -> None:
+def test_a_replay_and_a_checked_buffer_have_a_summary():
     replay = fbuf.Replay(fbuf.prioritized(16), {"x": 0.0})
     replay.extend({"x": np.arange(5.0, dtype=np.float32)})
     assert replay.summary().size == 5 and replay.summary(compare=0).compared == 0
     checked = fbuf.checked(replay.buffer)
     assert repr(checked.summary(replay.state)) == repr(replay.summary())
+
+
+test_checks = checks((check_all, [("Compressed", "Consume", "Row")]), (check_unordered, [("Device", "TopK")]))

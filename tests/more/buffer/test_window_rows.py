@@ -3,10 +3,7 @@
 `tests/support/model_windows.py` compares them, priorities and ring facts with the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +18,7 @@ from fbuf.testing import assert_inplace
 from tests.buffer.test_window_rows import WINDOWS, filled, rows_of
 from tests.support.model_cases import EXAMPLES, STEPS, cases, make
 from tests.support.model_windows import WindowTrial
+from tests.support.refusals import raises
 
 PROGRAMS = st.lists(
     st.tuples(st.sampled_from((*STEPS, *("update_windows",) * 6)), st.integers(0, 2**16)), min_size=1, max_size=12
@@ -32,20 +30,19 @@ CASES = [
     ("episode, cut", "ranks, all", "device", 3),
     ("cross, dilation", "none", "device", None),
 ]
-
 case = cases(CASES)
 
 
 @settings(max_examples=EXAMPLES)
 @given(program=PROGRAMS)
-def test_rows_of_windows_are_those_of_the_model(case: Any, program: Any) -> None:
+def test_rows_of_windows_are_those_of_the_model(case, program):
     view, sampler, storage, lanes = case
     WindowTrial(make(view, sampler, storage, lanes)).run(program, given=len(view) % 2 == 0)
 
 
-def test_recurrent_states_are_written_back_to_their_rows() -> None:
+def test_recurrent_states_are_written_back_to_their_rows():
     @jax.jit
-    def step(state: Any, key: Any) -> Any:
+    def step(state, key):
         state, batch = WINDOWS.sample(state, key, 8)
         carries = jnp.stack([batch.data["t"] * 1.0, jnp.ones((8, 4))], axis=-1)  # in truth from a network
         rows = WINDOWS.window_index(state, batch.index)
@@ -62,7 +59,7 @@ def test_recurrent_states_are_written_back_to_their_rows() -> None:
     assert int(WINDOWS.stats(state)["refused_stale"]) == int(WINDOWS.stats(state)["refused_out_of_range"]) == 0
 
 
-def test_the_later_of_two_windows_wins_and_masked_rows_keep_theirs() -> None:
+def test_the_later_of_two_windows_wins_and_masked_rows_keep_theirs():
     state = filled()
     anchors = WINDOWS.rows(state).index
     rows = WINDOWS.window_index(state, fbuf.Index(anchors.slot[:2], anchors.ticket[:2]))  # rows 0, 1, 2 and 1, 2
@@ -73,7 +70,7 @@ def test_the_later_of_two_windows_wins_and_masked_rows_keep_theirs() -> None:
     assert some.rows["carry"][:4, 0].tolist() == [1, 1, 1, 0]
 
 
-def test_replay_writes_states_back_and_counts_late_ones() -> None:
+def test_replay_writes_states_back_and_counts_late_ones():
     replay = fbuf.Replay(WINDOWS, jax.tree.map(lambda x: x[0], rows_of(0, 1)), seed=0)
     replay.extend(rows_of(0, 6, end=2))
     batch = replay.sample(16, to="numpy")
@@ -84,12 +81,11 @@ def test_replay_writes_states_back_and_counts_late_ones() -> None:
     np.testing.assert_allclose(replay.priorities()[:3], 7, rtol=1e-5)
     np.testing.assert_allclose(replay.priorities(batch.index), 7, rtol=1e-5)
     replay.extend(rows_of(6, 4))
-    with pytest.raises(ValueError, match="stale"):
-        replay.update_rows(rows, {"carry": np.zeros((16, 4, 2), np.float32)})
+    raises(ValueError, "stale", lambda: replay.update_rows(rows, {"carry": np.zeros((16, 4, 2), np.float32)}))
     assert replay.stats()["refused_stale"] > 0 == replay.stats()["refused_out_of_range"]
 
 
-def test_torch_states_are_written_back() -> None:
+def test_torch_states_are_written_back():
     torch = pytest.importorskip("torch")
     replay = fbuf.Replay(WINDOWS, jax.tree.map(lambda x: x[0], rows_of(0, 1)), seed=0)
     replay.extend(rows_of(0, 6, end=2))
@@ -98,19 +94,18 @@ def test_torch_states_are_written_back() -> None:
     assert replay.rows().data["carry"][:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
-def test_a_checked_buffer_raises_for_late_write_backs() -> None:
+def test_a_checked_buffer_raises_for_late_write_backs():
     checked, state = fbuf.checked(WINDOWS), filled()
     state, batch = checked.sample(state, jax.random.key(0), 4)
     rows = checked.window_index(state, batch.index)
     state = checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))})
     state = checked.extend(state, rows_of(6, 5))
-    with pytest.raises(ValueError, match="stale"):
-        checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))})
+    raises(ValueError, "stale", lambda: checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))}))
     with pytest.raises(ValueError, match="stale"):
         checked.update_priority(state, checked.window_index(state, batch.index), jnp.ones((4, 4)))
 
 
-def test_rows_of_a_mixture_return_to_their_buffers() -> None:
+def test_rows_of_a_mixture_return_to_their_buffers():
     other = dataclasses.replace(WINDOWS, capacity=9)
     mixture = fbuf.Mixture({"online": WINDOWS, "offline": other}, fractions={"online": 0.5, "offline": 0.5})
     example = jax.tree.map(lambda x: x[0], rows_of(0, 1))
@@ -139,7 +134,7 @@ def test_rows_of_a_mixture_return_to_their_buffers() -> None:
     assert int(mixture.stats(state)["refused_out_of_range"]) == 32 * 4
 
 
-def test_states_of_vmap_have_windows_of_their_own() -> None:
+def test_states_of_vmap_have_windows_of_their_own():
     states = jax.tree.map(lambda *x: jnp.stack(x), filled(), WINDOWS.extend(filled(), rows_of(6, 4)))
     index = jax.vmap(lambda state: WINDOWS.sample(state, jax.random.key(0), 4)[1].index)(states)
     together = jax.vmap(WINDOWS.window_index)(states, index)
@@ -151,10 +146,10 @@ def test_states_of_vmap_have_windows_of_their_own() -> None:
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("steps", [0, 4])
-def test_a_step_that_writes_states_back_copies_nothing(steps: int) -> None:
+def test_a_step_that_writes_states_back_copies_nothing(steps):
     buffer = dataclasses.replace(WINDOWS, capacity=400_000)
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         key, rows, carries, errors = given
         state, batch = buffer.sample(state, key, 8)
         index = buffer.window_index(state, batch.index)

@@ -1,9 +1,5 @@
-"""Further cases of functional: see `tests/contracts/test_functional.py`."""
-
 import dataclasses
 import functools
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,35 +8,22 @@ import pytest
 from jax import export
 
 import fbuf
-from tests.support.functional import (
-    BATCH,
-    BUFFERS,
-    CAPACITY,
-    EXAMPLE,
-    KEY,
-    RICH,
-    build,
-    filled,
-    methods,
-    rows,
-    step,
-)
+from tests.support.functional import BATCH, BUFFERS, CAPACITY, EXAMPLE, KEY, RICH, build, filled, methods, rows, step
 from tests.support.processes import run_python
+from tests.support.tables import one_of
 from tests.support.trees import close, same
 
 
-def loss(weight: jax.Array, state: Any, key: Any) -> Any:
+def loss(weight, state, key):
     state, batch = RICH.sample(state, key, BATCH)
     error = weight * batch.data["obs"].astype(jnp.float32).mean(axis=(1, 2)) - batch.data["reward"]
     return jnp.mean(batch.weight * error**2), (state, batch, error)
 
 
-@pytest.fixture(params=[jax.checkpoint])
-def wrap(request: pytest.FixtureRequest) -> Any:
-    return request.param
+wrap = one_of(jax.checkpoint)
 
 
-def test_grad_around_sample(wrap: Any) -> None:
+def test_grad_around_sample(wrap):
     weight = jnp.float32(0.5)
     gradient = jax.jit(jax.grad(wrap(loss), has_aux=True))
     slope, (state, batch, error) = gradient(weight, filled(), KEY)
@@ -55,7 +38,7 @@ def test_grad_around_sample(wrap: Any) -> None:
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("crossing", ["state", "buffer"])
-def test_export_round_trip(crossing: str) -> None:
+def test_export_round_trip(crossing):
     raw = jax.random.key_data(KEY)
     if crossing == "state":
         exported = export.export(jax.jit(functools.partial(step, RICH)))(filled(), raw, rows(2))
@@ -90,8 +73,8 @@ print(sum(hits))
 
 
 @pytest.mark.optimized
-def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
-    def run() -> tuple[int, set[str]]:
+def test_the_persistent_cache_works_for_device_steps(tmp_path):
+    def run():
         hits = int(run_python(_CACHED, tmp_path).stdout)
         return hits, {p.name for p in tmp_path.iterdir() if p.name.endswith("-cache")}
 
@@ -101,12 +84,10 @@ def test_the_persistent_cache_works_for_device_steps(tmp_path: Path) -> None:
     assert hits >= 2 and second == first
 
 
-@pytest.fixture(params=["deduplicated"])
-def name(request: pytest.FixtureRequest) -> Any:
-    return request.param
+name = one_of("deduplicated")
 
 
-def test_no_method_calls_back_to_the_host(name: str) -> None:
+def test_no_method_calls_back_to_the_host(name):
     state = jax.eval_shape(BUFFERS[name].init, EXAMPLE)
     for method, call in methods(BUFFERS[name]).items():
         text = jax.jit(call).lower(state).as_text()

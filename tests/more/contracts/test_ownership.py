@@ -1,11 +1,7 @@
-"""Further cases of ownership: see `tests/contracts/test_ownership.py`."""
-
 import copy
 import gc
 import threading
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +16,7 @@ from tests.support.processes import run_python
 storage = _support.storage
 
 
-def test_a_pending_write_without_a_reader_raises_no_error(storage: str) -> None:
+def test_a_pending_write_without_a_reader_raises_no_error(storage):
     script = f"""
 import gc, jax, jax.numpy as jnp, fbuf
 from tests.support.ownership import EXAMPLE, filled, late, make, rows_of
@@ -39,7 +35,7 @@ print("done")
     assert done.stdout.strip() == "done" and done.stderr.strip() == ""
 
 
-def test_the_garbage_collector_may_come_inside_a_callback() -> None:
+def test_the_garbage_collector_may_come_inside_a_callback():
     buffer = make("host")
     state = filled(buffer)
     store = lifetime.find(id_of(state))
@@ -47,7 +43,7 @@ def test_the_garbage_collector_may_come_inside_a_callback() -> None:
     box.append(box)  # only the collector can free it
     del state
 
-    def collect() -> None:
+    def collect():
         with store._writing, store._lock:
             box.clear()
             gc.collect()
@@ -60,11 +56,11 @@ def test_the_garbage_collector_may_come_inside_a_callback() -> None:
     assert fbuf.stores() == []
 
 
-def test_twenty_notebook_cells(storage: str) -> None:
+def test_twenty_notebook_cells(storage):
     traces, most = [], 0
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def step(buffer: fbuf.Buffer, state: Any, key: Any, rows: Any) -> Any:
+    def step(buffer, state, key, rows):
         traces.append(state.rows.slot)
         state = buffer.extend(state, rows)
         return buffer.sample(state, key, 4)
@@ -83,12 +79,12 @@ def test_twenty_notebook_cells(storage: str) -> None:
     assert fbuf.stores() == []
 
 
-def test_one_trace_for_each_store_open_at_the_same_time() -> None:
+def test_one_trace_for_each_store_open_at_the_same_time():
     buffer = make("host")
-    traces: list[int] = []
+    traces = []
 
     @jax.jit
-    def step(state: Any) -> Any:
+    def step(state):
         traces.append(state.rows.slot)
         return buffer.extend(state, rows_of(0, 2))
 
@@ -110,7 +106,7 @@ def test_one_trace_for_each_store_open_at_the_same_time() -> None:
     assert len(traces) == 2
 
 
-def test_jit_caches_keep_no_store_open() -> None:
+def test_jit_caches_keep_no_store_open():
     buffer = make("host")
     state = filled(buffer)
     step = jax.jit(lambda s: buffer.extend(s, rows_of(0, 2)))
@@ -121,7 +117,7 @@ def test_jit_caches_keep_no_store_open() -> None:
     assert fbuf.stores() == []
 
 
-def test_a_state_of_another_process_is_refused(storage: str, tmp_path: Path) -> None:
+def test_a_state_of_another_process_is_refused(storage, tmp_path):
     buffer = make(storage)
     state = filled(buffer)
     path = tmp_path / "leaves.npz"
@@ -141,7 +137,7 @@ except (RuntimeError, ValueError) as error:
     assert run_python(script).stdout.strip() == "refused"
 
 
-def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage: str) -> None:
+def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage):
     buffer = make(storage)
     state = filled(buffer)
     for other in (copy.deepcopy(state), copy.copy(state)):
@@ -161,11 +157,11 @@ def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage: str) -> None
     assert fbuf.stores() == []
 
 
-def test_shapes_and_compilation_ahead_of_time(storage: str) -> None:
+def test_shapes_and_compilation_ahead_of_time(storage):
     buffer = make(storage)
     state = filled(buffer)
     before = fbuf.stores()[0].stats()
-    shapes: Any = jax.eval_shape(lambda s, r: buffer.sample(buffer.extend(s, r), KEY, 4), state, rows_of(0, 3))
+    shapes = jax.eval_shape(lambda s, r: buffer.sample(buffer.extend(s, r), KEY, 4), state, rows_of(0, 3))
     assert shapes[1].data["obs"].shape == (4, 6) and shapes[0].rows.owner is None
     assert jax.tree.structure(shapes[0]) == jax.tree.structure(state)
     step = jax.jit(lambda s, r: buffer.sample(buffer.extend(s, r), KEY, 4), donate_argnums=0)

@@ -1,9 +1,6 @@
 """`jax.vmap` of every method: three stacked states give what each gives alone."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +16,18 @@ NOT_TRACED = {"init", "resume", "flush", "plan", "summary", "nbytes", "grow", "r
 N = 12
 
 
-def buffer_of(storage: str) -> fbuf.Buffer:
+def buffer_of(storage):
     sampler = fbuf.samplers.Prioritized(largest="held") if storage == "device" else fbuf.samplers.Uniform()
     return fbuf.Buffer(20, storage=STORAGES[storage], sampler=sampler)
 
 
-def rows_of(seed: jax.Array, count: int = N) -> dict[str, jax.Array]:
+def rows_of(seed, count=N):
     number = seed * 100 + jnp.arange(count)
     obs = jnp.broadcast_to((number % 256).astype(jnp.uint8)[:, None, None], (count, 8, 8))
     return {"obs": obs, "t": number}
 
 
-def every_method(buffer: fbuf.Buffer, state: Any, seed: jax.Array) -> dict[str, Any]:
+def every_method(buffer, state, seed):
     """Call every traceable method on one state, or those that call the storage; return what each returned."""
     key = jax.random.fold_in(jax.random.key(0), seed)
     state = buffer.extend(state, rows_of(seed), priority=jnp.arange(N) + 1.0 if buffer.sampler.prioritized else None)
@@ -67,7 +64,7 @@ def every_method(buffer: fbuf.Buffer, state: Any, seed: jax.Array) -> dict[str, 
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_vmap_of_every_method(storage: str) -> None:
+def test_vmap_of_every_method(storage):
     buffer = buffer_of(storage)
     empty, seeds = buffer.init({"obs": np.zeros((8, 8), np.uint8), "t": 0}), jnp.arange(3)
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), empty)

@@ -1,9 +1,4 @@
-"""Mixtures: every sampler and mode once, windows, data sets, loops, and steps in place."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+"""Mixtures with further samplers, storages and data sets, saved and loaded."""
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +7,18 @@ import pytest
 
 import fbuf
 from fbuf._host.store.store import Store
-from fbuf.samplers import Prioritized
+from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Compressed
 from fbuf.views import Transition
 from tests.support import pieces
-from tests.support.mixture import (
-    check_in_place,
-    check_sampler,
-    filled,
-)
+from tests.support.mixture import MODES, check_in_place, check_sampler, filled, played, same, two
+from tests.support.refusals import raises
+from tests.support.tables import checks
 
-CASES = [
-    ("Prioritized(on='host')", "random"),
-]
+CASES = [("Prioritized(on='host')", "random")]
 
 
-@pytest.mark.parametrize(("sampler", "mode"), CASES)
-def test_batches_hold_rows_of_each_buffer(sampler: str, mode: str) -> None:
-    check_sampler(sampler, mode)
-
-
-def test_data_sets_are_mixed(tmp_path: Path) -> None:
+def test_data_sets_are_mixed(tmp_path):
     rows = pieces.make(tmp_path)
     buffer, held = fbuf.datasets.open(tmp_path, view=Transition(autoreset="same_step"))
     sets = fbuf.Mixture({"one": buffer, "two": buffer}, fractions={"one": 0.3, "two": 0.7})
@@ -53,23 +39,16 @@ def test_data_sets_are_mixed(tmp_path: Path) -> None:
     state = mixture.update_priority(state, batch.index, jnp.ones(8))
     after = mixture.update_rows(state, batch.index, {"action": batch.data["action"]})
     assert int(mixture.stats(after)["refused_read_only"]) == 4
-    with pytest.raises(TypeError):
-        mixture.extend(state, "offline", {name: array[:1] for name, array in rows.items()})
-    with pytest.raises(TypeError):
-        mixture.clear(state)
+    raises(TypeError, None, lambda: mixture.extend(state, "offline", {name: array[:1] for name, array in rows.items()}))
+    raises(TypeError, None, mixture.clear, state)
     assert int(mixture["online"].size(mixture.clear(state, "online")["online"])) == 0
 
 
-@pytest.mark.optimized
-def test_steps_are_in_place() -> None:
-    check_in_place("Prioritized", "annealed")
-
-
-def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+def test_a_host_reads_only_the_rows_it_returns(monkeypatch):
+    asked = []
     real = Store.read
 
-    def read(self: Store, requests: Any) -> Any:
+    def read(self, requests):
         asked.extend((np.count_nonzero(tickets), len(tickets)) for _, tickets, *_ in requests)
         return real(self, requests)
 
@@ -80,3 +59,20 @@ def test_a_host_reads_only_the_rows_it_returns(monkeypatch: pytest.MonkeyPatch) 
     assert batch.source.tolist() == [0] * 4 + [1] * 12
     jax.block_until_ready(batch)
     assert sorted(asked) == [(4, 16), (12, 16)]
+
+
+test_checks = checks((check_sampler, CASES))
+test_optimized_checks = pytest.mark.optimized(checks((check_in_place, [("Prioritized", "annealed")])))
+
+
+def test_a_loaded_mixture_continues_with_the_same_batches(tmp_path):
+    one = fbuf.Buffer(20, sampler=Prioritized(normalize="buffer"))
+    other = fbuf.Buffer(40, storage=Compressed(keys=("obs",)), sampler=Epoch())
+    mixture = two(one, other, **MODES["annealed"])
+    state, _ = played(mixture, filled(mixture), 0, 2)
+    state = mixture.set(state, fractions={"a": 0.5}, beta=0.6)
+    fbuf.save(tmp_path, mixture, state, extra={"step": 7})
+    loaded, again, extra = fbuf.load(tmp_path, extra=True)
+    assert loaded == mixture and extra == {"step": 7}
+    assert same((again.fractions, again.beta, again.counters), (state.fractions, state.beta, state.counters))
+    assert same(played(mixture, state, 2, 3)[1], played(loaded, again, 2, 3)[1])

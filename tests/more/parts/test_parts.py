@@ -1,42 +1,27 @@
 """Further parts of one's own, alone, in place and vmapped; see `tests/parts/test_parts.py`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
-from fbuf.testing import assert_inplace
 from tests.parts.test_parts import test_parts_work_in_jit_and_scan  # noqa: F401
+from tests.support.inplace import assert_order
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, make, rows_of
+from tests.support.tables import one_of
 
-
-@pytest.fixture(params=["writer", "codec", "transforms"])
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def large() -> str:
-    return "storage, sampler, view"
+name = one_of("writer", "codec", "transforms")
+large = one_of("storage, sampler, view")
 
 
 @pytest.mark.optimized
-def test_is_in_place(large: str) -> None:
-    buffer = fbuf.Buffer(20_000, **({"episode_end": ("terminated", "truncated")} | BUFFERS[large]))
-    state, rows = buffer.init(EXAMPLE), rows_of(4, buffer.lanes)
-
-    def step(state: Any, rows: Any, key: Any) -> Any:
-        return buffer.sample(buffer.extend(state, rows), key, BATCH)
-
-    assert_inplace(step, state, rows, jax.random.key(0))
+def test_is_in_place(large):
+    settings = {"episode_end": ("terminated", "truncated")} | BUFFERS[large]
+    assert_order(fbuf.Buffer(20_000, **settings), "es", EXAMPLE)
 
 
-def test_a_storage_updates_rows_and_maps() -> None:
+def test_a_storage_updates_rows_and_maps():
     buffer = make(BUFFERS["storage"])
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(30, None))
     state, batch = buffer.sample(state, jax.random.key(0), BATCH)

@@ -1,30 +1,55 @@
-"""`Replay`: further storages between threads, exits of the interpreter, and another device."""
-
-from __future__ import annotations
+"""`Replay`: further storages between threads, epochs, rows by index, exits of the interpreter, and another device."""
 
 import os
 import subprocess
 import sys
-from typing import Any
+import threading
 
 import jax
 import numpy as np
 import pytest
 
+import fbuf
 from fbuf.storages import Host
-from tests.support.replay import ROOT, at_exit, frame_rows, make_frames, same_batches_as_the_buffer, soak
-from tests.support.row_blocks import compare, make_pair
+from tests.replay.test_epoch import EXAMPLE, numbers, rows
+from tests.replay.test_row_block import compare, make_pair
+from tests.support.replay import (
+    ROOT,
+    at_exit,
+    frame_rows,
+    make_frames,
+    replay_of,
+    rows_of,
+    same_batches_as_the_buffer,
+    soak,
+    values,
+)
+from tests.support.tables import one_of
 
 
-def test_actors_and_learners_share_a_replay() -> None:
+@pytest.mark.parametrize("storage", [fbuf.storages.Compressed(keys=("t",)), fbuf.storages.Ragged()], ids=repr)
+def test_rows_on_the_host(storage):
+    replay = fbuf.Replay(fbuf.Buffer(10, storage=storage), EXAMPLE)
+    replay.extend(rows(0, 14))
+    assert sorted(numbers(replay.epoch(3))) == list(range(4, 14))
+
+
+def test_it_works_for_every_writer_and_after_close():
+    replay = fbuf.Replay(fbuf.Buffer(8, writer=fbuf.writers.TopK("t")), EXAMPLE)
+    replay.extend(rows(0, 30))
+    replay.close()
+    assert sorted(numbers(replay.epoch(3))) == list(range(22, 30))
+
+
+def test_actors_and_learners_share_a_replay():
     soak("prefetch", batches=60)
 
 
-def test_batches_are_those_of_the_buffer() -> None:
+def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(Host(keys=("obs",)))
 
 
-def test_rows_and_batches_of_torch() -> None:
+def test_rows_and_batches_of_torch():
     torch = pytest.importorskip("torch")
     replay = make_frames()
     replay.extend({name: torch.from_numpy(leaf) for name, leaf in frame_rows(0).items()})
@@ -37,7 +62,7 @@ def test_rows_and_batches_of_torch() -> None:
     assert replay.stats()["max_priority"] >= 1.0
 
 
-def test_the_interpreter_exits() -> None:
+def test_the_interpreter_exits():
     at_exit("actor")
 
 
@@ -72,7 +97,7 @@ print("well")
 """
 
 
-def test_batches_go_to_another_device_and_return() -> None:
+def test_batches_go_to_another_device_and_return():
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     done = subprocess.run([sys.executable, "-c", _DEVICES], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.stdout == "well\n", done.stderr
@@ -84,14 +109,69 @@ CASES = [
     ("compressed", "prioritized", "transition", 2),
     ("deduplicated", "uniform", "transition", None),
 ]
+case = one_of(*CASES)
 
 
-@pytest.fixture(params=CASES, ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
-    """Storage, sampler, view and lanes."""
-    return request.param
-
-
-def test_collected_rows_give_the_batches_of_rows_written_at_once(case: tuple[str, str, str, int | None]) -> None:
+def test_collected_rows_give_the_batches_of_rows_written_at_once(case):
     storage, sampler, view, lanes = case
     compare(make_pair(storage, sampler, view, lanes), steps=16, seed=1)
+
+
+def test_rows_of_lanes_step_by_step():
+    replay = replay_of(8, lanes=2)
+    t = np.arange(10, dtype=np.int32).reshape(5, 2)
+    replay.extend({"t": t})
+    assert values(replay[:]) == t.reshape(-1)[2:].tolist()
+    uneven = replay_of(8, lanes=2)
+    uneven.extend({"t": t[:3]}, mask=np.array([[True, False], [True, True], [False, True]]))
+    uneven.extend({"t": t[3:4]}, mask=np.array([[True, False]]))
+    assert values(uneven[:]) == [0, 3, 2, 5, 6]  # lane 0 holds 0, 2, 6, lane 1 holds 3, 5
+    assert [int(row.data["t"]) for row in uneven] == values(uneven[:])
+
+
+def test_rows_of_a_writer_that_replaces_any_row_are_in_order_of_arrival():
+    replay = replay_of(4, writer=fbuf.writers.TopK("t"))
+    index = replay.extend(rows_of(5, 1, 9, 3, 7, 2))
+    assert values(replay[:]) == [5, 9, 3, 7] and index.slot.shape == (6,)
+    got = replay.get(index)
+    assert values(got) == [5, 0, 9, 3, 7, 0] and got.mask.tolist() == [True, False, True, True, True, False]
+
+
+def test_the_index_of_more_rows_than_fit_masks_the_overwritten():
+    replay = replay_of(4, lanes=2)
+    index = replay.extend({"t": np.arange(6, dtype=np.int32).reshape(3, 2)})
+    got = replay.get(index)
+    assert values(got) == [[0, 0], [2, 3], [4, 5]] and got.mask.tolist() == [[False] * 2, [True] * 2, [True] * 2]
+    doubled = jax.jit(lambda index: jax.tree.map(lambda leaf: leaf * 2, index))(index)  # a pytree, as any Index
+    assert type(doubled) is fbuf.Index and doubled.slot.shape == (3, 2)
+    replay.update_rows(fbuf.Index(index.slot[2], index.ticket[2]), {"t": np.array([-4, -5], np.int32)})
+    assert values(replay[:]) == [2, 3, -4, -5]
+
+
+def test_priorities_of_the_rows_just_written():
+    replay = fbuf.Replay(fbuf.prioritized(8, alpha=1.0, eps=0.0), {"t": np.int32(0)})
+    replay.update_priority(replay.extend(rows_of(0, 1, 2)), np.array([0.0, 5.0, 0.0], np.float32))
+    assert (np.asarray(replay.sample(16).data["t"]) == 1).all()
+
+
+def test_an_index_read_by_threads_is_that_of_its_own_rows():
+    replay, kept = replay_of(4096), []
+
+    def act(lane):
+        for i in range(20):
+            number = 1000 * lane + 10 * i
+            kept.append((replay.extend(rows_of(number, number + 1)), number))
+
+    threads = [threading.Thread(target=act, args=(lane,)) for lane in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(values(replay.get(index)) == [number, number + 1] for index, number in kept)
+
+
+def test_ragged_rows_are_a_sequence_too():
+    replay = fbuf.Replay(fbuf.Buffer(8, storage=fbuf.storages.Ragged()), {"text": "", "t": 0})
+    index = replay.extend([{"text": "ab", "t": 1}, {"text": "c", "t": 2}])
+    assert replay[1:].lazy["text"] == ["c"] and [int(row.data["t"]) for row in replay] == [1, 2]
+    assert replay.get(index).lazy["text"] == ["ab", "c"]

@@ -1,9 +1,6 @@
 """More of `Consume(order="fifo")`: other windows, views, storages, saved and converted states, in place."""
 
-from __future__ import annotations
-
 import collections
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,8 +9,8 @@ import pytest
 import fbuf
 from fbuf.samplers import Consume
 from fbuf.views import Episode, Row, Sequence, Transition
+from tests.samplers.test_fifo import Trial, buffer_of
 from tests.support.epoch import FIELDS, rows_of
-from tests.support.fifo import Trial, buffer_of
 from tests.support.inplace import assert_draw_write_draw
 
 FIFO = Consume(order="fifo")
@@ -22,22 +19,22 @@ FIFO = Consume(order="fifo")
 @pytest.mark.parametrize(
     "settings", [(6, None, 3), (12, 2, 1, 4, 2), (12, None, 1, 3, 1), (9, 3, 1, 2, 5), (5, 2, 1, 5, 5)], ids=str
 )
-def test_programs(settings: Any) -> None:
+def test_programs(settings):
     """Overlapping windows, windows with gaps between them, and one that fills a lane."""
     buffer = buffer_of(*settings)
     for seed in range(3):
         Trial(buffer, seed).run(60)
 
 
-def test_rows_on_the_host() -> None:
+def test_rows_on_the_host():
     Trial(buffer_of(7, None, storage=fbuf.storages.Compressed(keys=("t",))), 0).run(40)
 
 
-def test_text_that_is_refused_takes_no_room() -> None:
+def test_text_that_is_refused_takes_no_room():
     """Prompts in a queue: those without room are not stored, and evict none of those that wait."""
     replay = fbuf.Replay(fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=FIFO), {"text": ""})
     buffer, state = replay.buffer, replay.state
-    waiting: list[str] = []
+    waiting = []
     for step in range(40):
         texts = [f"{step}/{i}" for i in range(3)]
         state = buffer.extend(state, {"text": texts})
@@ -48,7 +45,7 @@ def test_text_that_is_refused_takes_no_room() -> None:
     assert int(buffer.stats(state)["expired_rows"]) == 0 < int(buffer.stats(state)["refused_rows"])
 
 
-def test_blocks_of_consumed_rows_make_room() -> None:
+def test_blocks_of_consumed_rows_make_room():
     """A table of blocks with room for fewer rows than the capacity: what waits is kept, what is consumed is dropped."""
     example = {"obs": np.zeros((12, 12), np.uint8)}
     storage = fbuf.storages.Deduplicated(keys=("obs",), blocks=64)
@@ -74,7 +71,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_lost_through_any_view(view: str) -> None:
+def test_nothing_is_lost_through_any_view(view):
     """Rows are added where there is room: each anchor of the whole stream is drawn once, those of a lane in order."""
     small = fbuf.Buffer(2 * 12, lanes=2, view=VIEWS[view], sampler=FIFO)
     whole = fbuf.Buffer(2 * 1200, lanes=2, view=VIEWS[view])
@@ -107,7 +104,7 @@ def test_nothing_is_lost_through_any_view(view: str) -> None:
     assert int(small.stats(state)["refused_rows"]) == 0 and len(drawn) > 100
 
 
-def test_a_saved_queue_goes_on(tmp_path: Any) -> None:
+def test_a_saved_queue_goes_on(tmp_path):
     trial = Trial(buffer_of(12, 2, 2, 3, 3), 0)
     trial.run(20)
     fbuf.save(tmp_path / "queue", trial.buffer, trial.state)
@@ -117,14 +114,14 @@ def test_a_saved_queue_goes_on(tmp_path: Any) -> None:
         fbuf.load(tmp_path / "queue", buffer_of(13, 2, 2, 3, 3), resize=True)
 
 
-def test_rows_of_another_buffer_are_queued_in_order() -> None:
+def test_rows_of_another_buffer_are_queued_in_order():
     uniform, queue = fbuf.Buffer(8), fbuf.Buffer(8, sampler=FIFO)
     state = uniform.extend(uniform.init(np.int32(0)), np.arange(11, dtype=np.int32))
     state = uniform.convert(queue, state)
     assert queue.sample(state, jax.random.key(0), 8)[1].data.tolist() == list(range(3, 11))
 
 
-def test_a_data_set_is_read_once(tmp_path: Any) -> None:
+def test_a_data_set_is_read_once(tmp_path):
     rows = {"t": np.arange(6, dtype=np.int32)}
     buffer, state = fbuf.datasets.from_arrays(rows, path=tmp_path / "six", episode_end=(), view=Row(), sampler=FIFO)
     replay = fbuf.Replay(buffer, state)
@@ -133,7 +130,7 @@ def test_a_data_set_is_read_once(tmp_path: Any) -> None:
     assert replay.sample(4).data["t"].tolist() == [4, 5, 0, 0]
 
 
-def test_many_queues_at_once() -> None:
+def test_many_queues_at_once():
     buffer = fbuf.Buffer(5, sampler=FIFO)
     states = jax.vmap(lambda t: buffer.extend(buffer.init(np.int32(0)), t + np.arange(7, dtype=np.int32)))(
         np.array([0, 100], np.int32)
@@ -143,7 +140,7 @@ def test_many_queues_at_once() -> None:
     assert jax.vmap(buffer.can_add)(states, np.array([3, 4])).tolist() == [True, False]
 
 
-def test_a_mixture_draws_from_its_queue_in_order() -> None:
+def test_a_mixture_draws_from_its_queue_in_order():
     queue = fbuf.Buffer(8, sampler=FIFO)
     mixture = fbuf.Mixture({"fresh": queue, "old": fbuf.Buffer(8)}, fractions={"fresh": 0.5, "old": 0.5})
     state = mixture.init({"fresh": {"t": np.int32(0)}, "old": {"t": np.int32(0)}})
@@ -157,6 +154,6 @@ def test_a_mixture_draws_from_its_queue_in_order() -> None:
 
 
 @pytest.mark.optimized
-def test_steps_are_in_place() -> None:
+def test_steps_are_in_place():
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(2, "fifo"), view=Sequence(3, stride=3, episode_end=()))
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)

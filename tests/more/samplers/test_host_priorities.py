@@ -1,10 +1,7 @@
 """Priorities on the host in every form of calling, threads, and with other parts; see
 `tests/samplers/test_host_priorities.py`."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +15,14 @@ import fbuf
 from fbuf.samplers import Prioritized
 from tests.support.host import use_other_callbacks
 from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, verb
+from tests.support.tables import one_of
 from tests.support.trees import same
 
 WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
 PROGRAMS = st.lists(
     st.tuples(st.sampled_from(("extend",) * 3 + ("learn",) * 4 + VERBS), st.integers(0, 2**16)), min_size=2, max_size=14
 )
-
-
-@pytest.fixture
-def way() -> tuple[str, str, dict[str, Any]]:
-    """How methods are called, by which options, and the other parts of the buffer."""
-    return "donated", "buffer", {"view": WINDOWS}
+way = one_of(("donated", "buffer", {"view": WINDOWS}))
 
 
 @settings(max_examples=25)
@@ -47,7 +40,7 @@ def test_any_sequence_of_methods_is_that_of_the_device(way, program):
         compare(*states)
 
 
-def test_a_state_that_is_too_old_says_so() -> None:
+def test_a_state_that_is_too_old_says_so():
     buffer = fbuf.Buffer(CAPACITY, sampler=Prioritized(on="host"))
     old = buffer.extend(buffer.init({"x": 0}), {"x": jnp.arange(CAPACITY)})
     new = old
@@ -66,7 +59,7 @@ def test_a_state_that_is_too_old_says_so() -> None:
     assert np.asarray(buffer.sample(new, jax.random.key(0), 4)[1].mask).all()  # who carries on does not notice
 
 
-def test_bytes_are_counted() -> None:
+def test_bytes_are_counted():
     example, capacity = {"x": jnp.zeros(4)}, 50_000
     for storage in (fbuf.storages.Device(), fbuf.storages.Host()):
         device, host = (
@@ -86,11 +79,11 @@ def test_bytes_are_counted() -> None:
         del state, other
 
 
-def test_the_callbacks_for_accelerators_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callbacks_for_accelerators_agree(monkeypatch):
     plain = make("host")
     buffer = dataclasses.replace(plain, sampler=Prioritized(on="host", beta=0.5))  # `verb` gives beta; traced anew
 
-    def step(state: Any, seed: jax.Array) -> Any:
+    def step(state, seed):
         return verb(buffer, "learn", verb(buffer, "extend", state, seed)[0], seed)
 
     expected, single = plain.init(EXAMPLE), []

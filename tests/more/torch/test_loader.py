@@ -1,7 +1,3 @@
-"""Further cases of the loader: processes, TensorDicts and GPUs. See `tests/torch/test_loader.py`."""
-
-from __future__ import annotations
-
 import textwrap
 
 import jax
@@ -26,7 +22,7 @@ def make():
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_are_refused_and_nothing_hangs(method: str) -> None:
+def test_worker_processes_are_refused_and_nothing_hangs(method):
     code = f"""
         if __name__ == "__main__":
             loader = make()
@@ -40,7 +36,7 @@ def test_worker_processes_are_refused_and_nothing_hangs(method: str) -> None:
     assert run_python(MAKE + textwrap.dedent(code)).stdout.splitlines() == ["refused True", "4"]
 
 
-def test_a_forked_iterator_is_refused() -> None:
+def test_a_forked_iterator_is_refused():
     code = """
         import os
         batches = iter(make())
@@ -57,7 +53,7 @@ def test_a_forked_iterator_is_refused() -> None:
     assert run_python(MAKE + textwrap.dedent(code)).stdout.splitlines() == ["7 3"]
 
 
-def test_the_process_ends_while_a_thread_draws() -> None:
+def test_the_process_ends_while_a_thread_draws():
     code = """
         loader = make()
         loader.steps = None
@@ -68,7 +64,7 @@ def test_the_process_ends_while_a_thread_draws() -> None:
     assert run_python(MAKE + textwrap.dedent(code)).stdout.splitlines() == ["end"]
 
 
-def test_batches_are_tensordicts_on_request() -> None:
+def test_batches_are_tensordicts_on_request():
     row = {"obs": np.zeros(2, np.float32), "reward": 0.0, "terminated": False, "truncated": False}
     source = fbuf.Replay(
         fbuf.Buffer(16, view=fbuf.views.Transition(action=None, autoreset="same_step"), batch_size=4), row
@@ -81,7 +77,7 @@ def test_batches_are_tensordicts_on_request() -> None:
 
 
 @pytest.mark.gpu
-def test_batches_on_a_gpu_are_right_and_complete() -> None:
+def test_batches_on_a_gpu_are_right_and_complete():
     if not torch.cuda.is_available():
         pytest.skip("this torch has no CUDA")
     rows = {"t": np.arange(40, dtype=np.float32)}

@@ -1,9 +1,5 @@
 """Batches as TensorDicts and back, and torchrl's own loss of them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
@@ -12,6 +8,7 @@ import torch
 
 import fbuf
 from fbuf.torch import from_tensordict, index_of, to_tensordict
+from tests.support.refusals import raises
 from tests.torch.test_nested import ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -19,7 +16,7 @@ GAMMA = 0.9
 ROW = {"obs": np.zeros(2, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
 
 
-def played(view: Any, steps: int = 40, **fields: Any) -> fbuf.Replay:
+def played(view, steps=40, **fields):
     """Episodes of 7 steps; every second one is cut off. A row's number is in its observation."""
     t = np.arange(steps)
     end = t % 7 == 6
@@ -37,7 +34,7 @@ def played(view: Any, steps: int = 40, **fields: Any) -> fbuf.Replay:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("form", ["jax", "numpy", "torch"])
-def test_transitions_follow_torchrl_conventions(n: int, form: str) -> None:
+def test_transitions_follow_torchrl_conventions(n, form):
     final = np.stack([np.arange(1, 41), -np.arange(1, 41)], axis=1).astype(np.float32)
     view = fbuf.views.Transition(n_step=n, gamma=GAMMA, final_observation="final")
     replay = played(view, final=final)
@@ -66,7 +63,7 @@ def test_transitions_follow_torchrl_conventions(n: int, form: str) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_steps_are_counted_where_gamma_tells_nothing(gamma: float) -> None:
+def test_steps_are_counted_where_gamma_tells_nothing(gamma):
     view = fbuf.views.Transition(n_step=3, gamma=gamma, autoreset="same_step")
     td = to_tensordict(played(view).sample(), view)
     assert (td["steps_to_next_obs"] == 3).all()
@@ -75,7 +72,7 @@ def test_steps_are_counted_where_gamma_tells_nothing(gamma: float) -> None:
     assert torch.equal(td["next", "terminated"].flatten(), first if gamma == 0 else within)
 
 
-def test_indices_address_the_rows_again() -> None:
+def test_indices_address_the_rows_again():
     view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
     sampler = fbuf.samplers.Prioritized(alpha=1.0, eps=0.0)
     replay = fbuf.Replay(fbuf.Buffer(64, view=view, sampler=sampler, batch_size=8), ROW)
@@ -85,11 +82,10 @@ def test_indices_address_the_rows_again() -> None:
     replay.update_priority(index_of(td), torch.full((8,), 0.5))
     replay.update_rows(index_of(td), {"reward": torch.full((8,), 9.0)})
     assert (np.asarray(replay.get(index_of(td)).data["reward"]) == 9).all()
-    with pytest.raises(ValueError, match="expected index and index_generation"):
-        index_of(td.select("observation"))
+    raises(ValueError, "expected index and index_generation", lambda: index_of(td.select("observation")))
 
 
-def test_windows_are_batches_of_two_axes() -> None:
+def test_windows_are_batches_of_two_axes():
     replay = played(fbuf.views.Sequence(4, boundary="mask", autoreset="same_step"))
     sample = replay.sample(to="torch")
     td = to_tensordict(sample)
@@ -99,7 +95,7 @@ def test_windows_are_batches_of_two_axes() -> None:
     assert np.array_equal(np.asarray(index_of(td).ticket), sample.index.ticket.numpy())
 
 
-def test_leaves_are_renamed() -> None:
+def test_leaves_are_renamed():
     replay = played(fbuf.views.Row())
     td = to_tensordict(replay.last(40), names={"obs": ("agent", "pixels"), "action": None})
     assert td.batch_size == (40,) and "action" not in td.keys() and "probability" not in td.keys()
@@ -109,10 +105,10 @@ def test_leaves_are_renamed() -> None:
     assert {"pixels", ("next", "pixels")} <= set(td.keys(True))
 
 
-def test_invalid_batches_and_names_are_refused() -> None:
+def test_invalid_batches_and_names_are_refused():
     view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
     sample = played(view).sample()
-    cases: list[tuple[type[Exception], str, Any]] = [
+    cases = [
         (TypeError, "batch is dict; expected a Sample or Rows", lambda: to_tensordict(sample.data)),
         (ValueError, "which has n_step and gamma. Write to_tensordict", lambda: to_tensordict(sample)),
         (
@@ -125,19 +121,14 @@ def test_invalid_batches_and_names_are_refused() -> None:
             "two leaves get the name 'x'",
             lambda: to_tensordict(sample, view, names={"obs": "x", "action": "x"}),
         ),
-        (
-            ValueError,
-            "leaf 'mask' has a reserved name",
-            lambda: to_tensordict(sample, view, names={"action": "mask"}),
-        ),
+        (ValueError, "leaf 'mask' has a reserved name", lambda: to_tensordict(sample, view, names={"action": "mask"})),
         (TypeError, "batch is dict; expected a TensorDict", lambda: from_tensordict({})),
     ]
     for error, match, call in cases:
-        with pytest.raises(error, match=match):
-            call()
+        raises(error, match, call)
 
 
-def rollout(*batch: int) -> Any:
+def rollout(*batch):
     """Rows numbered lane by lane, time last, as a collector hands them out."""
     number = torch.arange(int(np.prod(batch))).reshape(batch)
     obs = torch.stack([number, -number], dim=-1).float()
@@ -146,7 +137,7 @@ def rollout(*batch: int) -> Any:
     return tensordict.TensorDict({"observation": obs, "action": number, "next": after}, batch_size=batch)
 
 
-def test_rollouts_are_converted_to_rows() -> None:
+def test_rollouts_are_converted_to_rows():
     rows = from_tensordict(rollout(6))
     assert {n: (x.shape, x.dtype.name) for n, x in rows.items()} == {
         "obs": ((6, 2), "float32"),
@@ -169,7 +160,7 @@ def test_rollouts_are_converted_to_rows() -> None:
     assert int(buffer.size(buffer.extend(state, lanes))) == 12
 
 
-def test_chosen_fields_are_converted() -> None:
+def test_chosen_fields_are_converted():
     td = rollout(5)
     assert set(from_tensordict(td, None)) == {"observation", "action", "next"}
     some = from_tensordict(td, {("next", "reward"): "r", "observation": ("agent", "seen")})
@@ -178,7 +169,7 @@ def test_chosen_fields_are_converted() -> None:
     whole = from_tensordict(td, {"next": "after"})
     assert set(whole["after"]) == {"observation", "reward", "done", "terminated", "truncated"}
     assert "action" not in from_tensordict(td.exclude("action", ("next", "truncated")))
-    cases: list[tuple[type[Exception], str, Any, Any]] = [
+    cases = [
         (ValueError, "fields has 'pixels', but the TensorDict has", td, {"pixels": "obs"}),
         (ValueError, "fields has 'next/reward', but", td.exclude(("next", "reward")), "ted"),
         (ValueError, "fields is 'all'; expected", td, "all"),
@@ -187,14 +178,12 @@ def test_chosen_fields_are_converted() -> None:
         (ValueError, "leaf 'action' is int64 with values that int32", td.set("action", td["action"] + 2**40), "ted"),
     ]
     for error, match, given, fields in cases:
-        with pytest.raises(error, match=match):
-            from_tensordict(given, fields)
+        raises(error, match, from_tensordict, given, fields)
     double = rollout(5).double()
-    with pytest.raises(TypeError, match=r"leaf 'action' is float64; expected float32"):
-        from_tensordict(double)
+    raises(TypeError, r"leaf 'action' is float64; expected float32", from_tensordict, double)
 
 
-def test_a_tensorclass_is_refused_as_an_example() -> None:
+def test_a_tensorclass_is_refused_as_an_example():
     @tensordict.tensorclass
     class Step:
         obs: torch.Tensor
@@ -202,12 +191,11 @@ def test_a_tensorclass_is_refused_as_an_example() -> None:
 
     step = Step(obs=torch.zeros(3), reward=torch.zeros(()), batch_size=[])
     for make in (fbuf.Buffer(8).init, lambda example: fbuf.Replay(fbuf.Buffer(8), example)):
-        with pytest.raises(TypeError, match=r"a Step.*; expected dicts .* fbuf.torch.from_torch\(\w+.to_dict"):
-            make(step)
+        raises(TypeError, r"a Step.*; expected dicts .* fbuf.torch.from_torch\(\w+.to_dict", make, step)
     assert fbuf.Buffer(8).init(fbuf.torch.from_torch(step.to_dict())).rows["obs"].shape == (8, 3)
 
 
-def test_a_tensordict_is_refused_where_rows_are_expected() -> None:
+def test_a_tensordict_is_refused_where_rows_are_expected():
     with pytest.raises(TypeError, match=r"rows are a TensorDict; .*from_tensordict\(rows\)"):
         fbuf.Replay(fbuf.Buffer(8), ROW).extend(rollout(3))
     with pytest.raises(TypeError, match=r"is a TensorDict; .*fbuf\.torch\.from_tensordict\(x\)"):
@@ -215,7 +203,7 @@ def test_a_tensordict_is_refused_where_rows_are_expected() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_the_loss_of_torchrl_equals_the_formula(n: int) -> None:
+def test_the_loss_of_torchrl_equals_the_formula(n):
     """The TD error that torchrl's DQNLoss computes from the TensorDict, against the formula on the Sample."""
     from tensordict.nn import TensorDictModule
     from torchrl.modules import QValueActor
@@ -238,7 +226,7 @@ def test_the_loss_of_torchrl_equals_the_formula(n: int) -> None:
     torch.testing.assert_close(td["td_error"].flatten(), expected.square(), rtol=1e-4, atol=1e-4)  # which it squares
 
 
-def test_ragged_rows_are_nested_tensors() -> None:
+def test_ragged_rows_are_nested_tensors():
     replay = ragged()
     tokens = [np.arange(n, dtype=np.int32) for n in (2, 5)]
     grids = [np.ones((1, 3), np.float32), np.ones((2, 3), np.float32)]

@@ -1,8 +1,5 @@
-"""Further cases of torch: processes of their own, the page's code, GPUs. See `tests/torch/test_torch.py`."""
-
 import re
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +10,10 @@ import fbuf
 from fbuf.torch import to_torch
 from tests.support.paths import ROOT
 from tests.support.processes import devices, run_python
+from tests.support.refusals import raises
 
 
-def test_torch_is_imported_when_it_is_needed() -> None:
+def test_torch_is_imported_when_it_is_needed():
     code = """
         import sys, fbuf, fbuf.torch
         print("torch" in sys.modules)
@@ -26,7 +24,7 @@ def test_torch_is_imported_when_it_is_needed() -> None:
     assert run_python(code, options=("-W", "error")).stdout.splitlines() == ["False", "True"]
 
 
-def test_one_of_several_devices_is_named() -> None:
+def test_one_of_several_devices_is_named():
     code = """
         import jax, jax.numpy as jnp, numpy as np, torch
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -123,7 +121,7 @@ CRASHES = """
 """
 
 
-def test_no_array_and_no_tensor_ends_the_process() -> None:
+def test_no_array_and_no_tensor_ends_the_process():
     """Run apart: what crashes here ends with a signal, not with an exception."""
     lines = run_python(CRASHES).stdout.splitlines()
     assert lines[-1] == "end" and len(lines) > 90
@@ -135,11 +133,11 @@ def test_no_array_and_no_tensor_ends_the_process() -> None:
     assert {"negative", "expanded", "strided", "flipped", "offset"} <= worked  # negative: with copy=True
 
 
-def test_every_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_block_of_the_page_runs(capsys):
     page = (ROOT / "fbuf" / "TORCH.md").read_text()
     found = re.findall(r"^```python[^\n]*\n(.*?)^```$", page, flags=re.S | re.M)
     assert len(found) >= 5
-    scope: dict[str, Any] = {}
+    scope = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
         for number, block in enumerate(found):
@@ -148,11 +146,10 @@ def test_every_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.gpu
-def test_arrays_on_a_gpu_are_shared() -> None:
+def test_arrays_on_a_gpu_are_shared():
     gpu = jax.device_put(jnp.arange(16.0), jax.devices("gpu")[0])
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="expected a device that this torch can use"):
-            to_torch(gpu)
+        raises(ValueError, "expected a device that this torch can use", to_torch, gpu)
         return
     shared = to_torch(gpu)
     assert shared.is_cuda and shared.data_ptr() == gpu.unsafe_buffer_pointer()

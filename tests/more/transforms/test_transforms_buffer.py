@@ -1,11 +1,7 @@
 """Buffers with transforms: loops, storages, memory, data sets, files and export."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,49 +11,26 @@ import pytest
 import fbuf
 from fbuf.samplers import Epoch, Prioritized
 from fbuf.storages import Memmap, Ragged
-from fbuf.testing import assert_inplace, measure
-from fbuf.transforms import (
-    Augment,
-    NormalizeReward,
-    Rename,
-    RewardToGo,
-    Scale,
-)
+from fbuf.testing import measure
+from fbuf.transforms import Augment, NormalizeReward, Rename, RewardToGo, Scale
 from fbuf.views import Episode, Transition
 from tests.support import pieces
+from tests.support.inplace import assert_order
+from tests.support.tables import one_of
 from tests.support.transforms import EXAMPLE, ON_READ, ON_WRITE
 from tests.support.trees import same
 
-
-@pytest.fixture(params=[{"prefetch": 1, "batch_size": 8}], ids=["prefetch"])
-def settings(request: pytest.FixtureRequest) -> Any:
-    return request.param
+settings = one_of({"prefetch": 1, "batch_size": 8})
 
 
 @pytest.mark.optimized
-def test_steps_are_in_place(settings: dict[str, int]) -> None:
-    buffer = fbuf.Buffer(
-        200_000,
-        lanes=2,
-        view=Transition(autoreset="same_step"),
-        on_write=ON_WRITE,
-        on_read=ON_READ,
-        sampler=Prioritized(),
-        **settings,  # type: ignore[arg-type]
-    )
-    state = jax.eval_shape(buffer.init, EXAMPLE)
-
-    def step(state: Any, given: Any) -> Any:
-        state, batch = buffer.sample(state, given[1], 8)
-        state = buffer.extend(state, given[0])
-        state, other = buffer.sample(state, given[1], 8)
-        return state, (batch, other)
-
-    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, 2, *x.shape), x.dtype), EXAMPLE)
-    assert_inplace(step, state, (rows, jax.ShapeDtypeStruct((2,), jnp.uint32)))
+def test_steps_are_in_place(settings):
+    parts = {"on_write": ON_WRITE, "on_read": ON_READ, "sampler": Prioritized()}
+    view = Transition(autoreset="same_step")
+    assert_order(fbuf.Buffer(200_000, lanes=2, view=view, **parts, **settings), "ses", EXAMPLE)
 
 
-def frames(on_read: Any, batch: int) -> tuple[Any, Any]:
+def frames(on_read, batch):
     buffer = fbuf.Buffer(1000, on_read=on_read)
     state = jax.eval_shape(buffer.init, {"obs": jax.ShapeDtypeStruct((84, 84), np.uint8)})
     return (lambda state, key: buffer.sample(state, key, batch)), (state, jax.ShapeDtypeStruct((2,), jnp.uint32))
@@ -65,7 +38,7 @@ def frames(on_read: Any, batch: int) -> tuple[Any, Any]:
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("scale", [Scale("obs"), Scale("obs", 2 / 255, -1.0)], ids=["factor", "offset"])
-def test_scale_costs_no_copy(scale: Scale) -> None:
+def test_scale_costs_no_copy(scale):
     batch = 64
     (fn, args), (plain_fn, plain_args) = frames(scale, batch), frames(None, batch)
     plain = measure(plain_fn, *plain_args)
@@ -84,7 +57,7 @@ def test_scale_costs_no_copy(scale: Scale) -> None:
     assert len(made) == 1 and re.search(own + r"fusion\(", made[0]), made
 
 
-def test_windows_to_the_end_of_episodes() -> None:
+def test_windows_to_the_end_of_episodes():
     buffer = fbuf.Buffer(
         20,
         view=Episode(4, episode_end=("done",), autoreset="same_step"),
@@ -97,7 +70,7 @@ def test_windows_to_the_end_of_episodes() -> None:
     np.testing.assert_array_equal(batch.data["all"], batch.data["mask"])
 
 
-def test_ragged_rows_are_transformed_after_they_are_read() -> None:
+def test_ragged_rows_are_transformed_after_they_are_read():
     buffer = fbuf.Buffer(8, storage=Ragged(), on_read=(Scale("reward", 2.0), NormalizeReward()))
     state = buffer.init({"text": "", "reward": 0.0})
     state = buffer.extend(state, [{"text": "a", "reward": 1.0}, {"text": "b", "reward": 3.0}])
@@ -109,7 +82,7 @@ def test_ragged_rows_are_transformed_after_they_are_read() -> None:
     assert float(larger.stats(grown)["normalize_reward_std"]) == 1.0
 
 
-def test_statistics_of_data_sets_are_taken_when_opened(tmp_path: Path) -> None:
+def test_statistics_of_data_sets_are_taken_when_opened(tmp_path):
     rows = pieces.make(tmp_path)
     buffer, state = fbuf.datasets.open(tmp_path, on_read=NormalizeReward())
     reward = np.asarray(rows["reward"], np.float64)
@@ -119,7 +92,7 @@ def test_statistics_of_data_sets_are_taken_when_opened(tmp_path: Path) -> None:
         dataclasses.replace(buffer, on_write=Scale("reward"))
 
 
-def test_files_are_resumed(tmp_path: Path) -> None:
+def test_files_are_resumed(tmp_path):
     buffer = fbuf.Buffer(
         4, storage=Memmap(str(tmp_path / "rows")), on_write=Rename({"r": "reward"}), on_read=NormalizeReward()
     )
@@ -132,7 +105,7 @@ def test_files_are_resumed(tmp_path: Path) -> None:
     assert float(buffer.last(state, 1).data["reward"][0]) == 9.0
 
 
-def test_a_prefetched_batch_is_the_one_peek_gave() -> None:
+def test_a_prefetched_batch_is_the_one_peek_gave():
     buffer = fbuf.Buffer(10, on_read=(NormalizeReward(), Augment("x", 1)), prefetch=1, batch_size=4)
     rng = np.random.default_rng(0)
     rows = {"x": rng.normal(size=(5, 3, 3)).astype(np.float32), "reward": rng.normal(size=5).astype(np.float32)}
@@ -149,23 +122,23 @@ def test_a_prefetched_batch_is_the_one_peek_gave() -> None:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Largest:
-    def watches(self, spec: Any) -> tuple[str, ...]:
+    def watches(self, spec):
         return ("reward",)
 
-    def init(self, spec: Any) -> Any:
+    def init(self, spec):
         return jnp.float32(0)
 
-    def observe(self, memory: Any, leaves: Any, mask: Any) -> Any:
+    def observe(self, memory, leaves, mask):
         return jnp.maximum(memory, jnp.max(jnp.where(mask, jnp.abs(leaves["reward"]), jnp.float32(0))))
 
-    def stats(self, memory: Any) -> dict[str, jax.Array]:
+    def stats(self, memory):
         return {"is": memory}
 
-    def apply(self, data: Any, context: Any) -> Any:
+    def apply(self, data, context):
         return {**data, "reward": data["reward"] / context.memory}
 
 
-def test_custom_transforms() -> None:
+def test_custom_transforms():
     rows = {"reward": jnp.array([-9.0, 1.0, 4.0])}
     for settings in ({"on_read": Largest()}, {"on_write": Largest()}):
         buffer = fbuf.Buffer(4, sampler=Epoch(shuffle=False), **settings)

@@ -1,8 +1,7 @@
 """The structure of rows in batches: what was added comes back as it was, where the view adds nothing."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+import collections
+from typing import Any
 
 import chex
 import jax
@@ -11,19 +10,8 @@ import numpy as np
 import fbuf
 
 KEY = jax.random.key(0)
-
-
-class Info(NamedTuple):
-    step: Any
-    mask: Any
-
-
-class Step(NamedTuple):
-    obs: Any
-    action: Any
-    reward: Any
-    terminated: Any
-    info: Info
+Info = collections.namedtuple("Info", "step mask")
+Step = collections.namedtuple("Step", "obs action reward terminated info")
 
 
 @chex.dataclass(frozen=True)
@@ -32,19 +20,19 @@ class ChexStep:
     done: Any
 
 
-def steps(n: int) -> Step:
+def steps(n):
     number = np.arange(n, dtype=np.int32)
     obs, zeros = np.stack([number, -number], 1).astype(np.float32), np.zeros(n, bool)
     return Step(obs, number % 3, number.astype(np.float32), zeros, Info(number, zeros))
 
 
-def batch_of(view: Any, rows: Any, **options: Any) -> Any:
+def batch_of(view, rows, **options):
     buffer = fbuf.Buffer(20, view=view, **options)
     state = buffer.init(jax.tree.map(lambda leaf: leaf[0], rows))
     return jax.tree.map(np.asarray, buffer.peek(buffer.extend(state, rows), KEY, 5).data)
 
 
-def test_a_view_that_adds_nothing_returns_the_rows_own_structure() -> None:
+def test_a_view_that_adds_nothing_returns_the_rows_own_structure():
     rows = steps(12)
     assert jax.tree.structure(batch_of(fbuf.views.Row(), rows)) == jax.tree.structure(rows)
     windows = batch_of(fbuf.views.Sequence(4, episode_end=()), rows)
@@ -54,7 +42,7 @@ def test_a_view_that_adds_nothing_returns_the_rows_own_structure() -> None:
     assert batch_of(fbuf.views.Sequence(4, episode_end=()), plain)["mask"].tolist() == [[1] * 4] * 5
 
 
-def test_a_chex_dataclass_and_one_array_come_back_from_windows() -> None:
+def test_a_chex_dataclass_and_one_array_come_back_from_windows():
     rows = ChexStep(obs=np.arange(12, dtype=np.float32), done=np.zeros(12, bool))
     windows = batch_of(fbuf.views.Sequence(4, episode_end=()), rows)
     assert isinstance(windows, ChexStep) and windows.obs.shape == (5, 4)
@@ -64,7 +52,7 @@ def test_a_chex_dataclass_and_one_array_come_back_from_windows() -> None:
     assert isinstance(with_ends["row"], ChexStep)
 
 
-def test_a_view_that_adds_fields_keeps_other_structures_under_row() -> None:
+def test_a_view_that_adds_fields_keeps_other_structures_under_row():
     rows = steps(12)
     for boundary in ("stop", "mask"):
         view = fbuf.views.Sequence(4, episode_end=("terminated",), boundary=boundary, autoreset="same_step")
@@ -77,7 +65,7 @@ def test_a_view_that_adds_fields_keeps_other_structures_under_row() -> None:
     assert set(flat) == {*Step._fields, "mask", "is_first", "learning_mask"} and isinstance(flat["info"], Info)
 
 
-def test_transitions_keep_the_structure_of_the_leaves_they_pass_on() -> None:
+def test_transitions_keep_the_structure_of_the_leaves_they_pass_on():
     view = fbuf.views.Transition(truncated=None, autoreset="same_step")
     data = batch_of(view, steps(12))
     assert set(data) == {"obs", "action", "reward", "discount", "next_obs", "terminated", "info"}
@@ -89,14 +77,14 @@ def test_transitions_keep_the_structure_of_the_leaves_they_pass_on() -> None:
     assert set(data["now"]) == {"terminated", "info"} and data["now"]["info"]["step"].shape == (5,)
 
 
-def test_any_pytree_is_an_observation() -> None:
+def test_any_pytree_is_an_observation():
     rows = steps(12)._asdict() | {"obs": {0: np.zeros(12), 1: ChexStep(obs=np.zeros((12, 2)), done=np.zeros(12))}}
     rows |= {"info": jax.tree_util.Partial(max, np.zeros(12))}  # of a class whose leaves have no names
     data = batch_of(fbuf.views.Transition(truncated=None, autoreset="same_step"), rows)
     assert data["next_obs"][1].obs.shape == (5, 2) and data["info"].args[0].shape == (5,)
 
 
-def test_transforms_see_the_rows_of_a_view_that_adds_nothing() -> None:
+def test_transforms_see_the_rows_of_a_view_that_adds_nothing():
     rows = {"x": np.arange(12, dtype=np.float32), "mask": np.zeros(12, bool)}
     center = fbuf.transforms.Normalize("x")
     view = fbuf.views.Sequence(4, episode_end=())

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F401, F811
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -22,30 +20,28 @@ from fbuf.storages import DataSet
 from fbuf.testing import assert_inplace
 from fbuf.views import Transition
 from tests.support import pieces
+from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.trees import same
 from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
 
-CASES = [
-    ("Epoch", "Sequence('mask')"),
-]
+CASES = [("Epoch", "Sequence('mask')")]
 
 
 @pytest.mark.parametrize(("sampler", "view"), CASES)
-def test_the_batches_of_device(made: tuple[Path, pieces.Rows], sampler: str, view: str) -> None:
+def test_the_batches_of_device(made, sampler, view):
     check_batches(*made, sampler, view)
 
 
-@pytest.fixture(params=[Prioritized()])
-def sampler(request: pytest.FixtureRequest) -> Any:
-    return request.param
+sampler = one_of(Prioritized())
 
 
 @pytest.mark.optimized
-def test_eager_jitted_scanned_and_donated(made: tuple[Path, pieces.Rows], sampler: Any) -> None:
+def test_eager_jitted_scanned_and_donated(made, sampler):
     buffer, state = fbuf.datasets.open(made[0], view=STACKS, sampler=sampler)
     keys = jax.random.split(jax.random.key(0), 3)
 
-    def step(state: Any, key: Any) -> Any:
+    def step(state, key):
         state, batch = buffer.sample(state, key, BATCH)
         if sampler.prioritized:
             state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
@@ -65,14 +61,14 @@ def test_eager_jitted_scanned_and_donated(made: tuple[Path, pieces.Rows], sample
 
 
 @pytest.mark.optimized
-def test_a_step_copies_nothing(made: tuple[Path, pieces.Rows]) -> None:
+def test_a_step_copies_nothing(made):
     buffer, state = fbuf.datasets.open(made[0], view=Transition(stack=3, autoreset="same_step"), sampler=Prioritized())
     large = dataclasses.replace(buffer, capacity=4_000_000)
     spec, structure = buffer.storage.spec(state.rows)
     rows = large.storage.abstract(large.geometry, spec, structure)
     abstract = jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, large), rows)
 
-    def step(state: Any, key: Any) -> Any:
+    def step(state, key):
         state, batch = large.sample(state, key, 8)
         state = large.update_priority(state, batch.index, jnp.ones(8))
         return large.sample(state, key, 8)
@@ -84,7 +80,7 @@ def test_a_step_copies_nothing(made: tuple[Path, pieces.Rows]) -> None:
     assert made_of.temp_size_in_bytes < 500_000
 
 
-def test_prefetch(made: tuple[Path, pieces.Rows]) -> None:
+def test_prefetch(made):
     buffer, state = fbuf.datasets.open(made[0], prefetch=1, batch_size=BATCH)
     state, batch = buffer.sample(state, jax.random.key(0))
     same(batch, buffer.peek(state, jax.random.fold_in(jax.random.key(0), 1)))
@@ -94,7 +90,7 @@ def test_prefetch(made: tuple[Path, pieces.Rows]) -> None:
     assert fbuf.stores()[-1].nbytes > 2 * BATCH * 36  # rows that were read ahead
 
 
-def test_save_and_load(made: tuple[Path, pieces.Rows], opened: Any, tmp_path: Path) -> None:
+def test_save_and_load(made, opened, tmp_path):
     buffer, state = opened
     step = stepping(buffer)
     state, _ = step(state, jax.random.key(0))
@@ -107,7 +103,7 @@ def test_save_and_load(made: tuple[Path, pieces.Rows], opened: Any, tmp_path: Pa
         same(batch, wanted)
 
 
-def test_load_where_it_moved(tmp_path: Path) -> None:
+def test_load_where_it_moved(tmp_path):
     was, now = tmp_path / "was", tmp_path / "now"
     pieces.make(was)
     buffer, state = fbuf.datasets.open(was, sampler=Epoch())
@@ -122,13 +118,12 @@ def test_load_where_it_moved(tmp_path: Path) -> None:
     assert other == there
     same(other.peek(state, jax.random.key(1), 5), want)
     pieces.make(was, seed=1)  # the same shapes, other rows
-    with pytest.raises(fbuf.SchemaError, match="has identity .* were rewritten"):
-        fbuf.load(tmp_path / "saved")
+    raises(fbuf.SchemaError, "has identity .* were rewritten", lambda: fbuf.load(tmp_path / "saved"))
     with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
         fbuf.load(tmp_path / "saved", resize=50)
 
 
-def test_many_keys_at_once(made: tuple[Path, pieces.Rows]) -> None:
+def test_many_keys_at_once(made):
     buffer, state = fbuf.datasets.open(made[0])
     keys = jax.random.split(jax.random.key(1), 3)
     many = jax.vmap(lambda key: buffer.peek(state, key, 4))(keys)

@@ -1,7 +1,5 @@
 """More of `writers.Reservoir`: calls of other sizes, long streams, strict modes."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 from jax import lax
@@ -9,7 +7,7 @@ from jax import lax
 from tests.writers.test_reservoir import EXAMPLE, buffer_of, by_slot, check_beyond, check_sets, put
 
 
-def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
+def test_it_makes_no_difference_which_rows_come_in_one_call():
     buffer, laned = buffer_of(seed=3), buffer_of(seed=3, lanes=4)
     rows = {"id": np.arange(96, dtype=np.int32)}
     one = buffer.init(EXAMPLE)
@@ -22,9 +20,9 @@ def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
     assert np.asarray(buffer.rows(one).data["id"]).tolist() == sorted(by_slot(buffer, one))
 
 
-def test_beyond_2_to_40_rows() -> None:
+def test_beyond_2_to_40_rows():
     check_beyond(2**40 - 7)
 
 
-def test_every_set_of_rows_of_several_calls_is_equally_likely() -> None:
+def test_every_set_of_rows_of_several_calls_is_equally_likely():
     check_sets(calls=3)

@@ -1,9 +1,6 @@
 """More of writers that replace any row: storages, futures of a state, in place, strict modes, conversions."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +13,20 @@ import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Zstd
 from fbuf.testing import assert_inplace
-from tests.support.scattered import (
-    EXAMPLE,
-    STORAGES,
-    Anywhere,
-    check_largest,
-    check_refused,
-    make,
-    rows_of,
-)
+from tests.support.refusals import raises
+from tests.support.scattered import EXAMPLE, STORAGES, Anywhere, check_largest, check_refused, make, rows_of
+from tests.support.tables import checks, one_of
 
 
 @given(data=st.data())
-def test_the_largest_stay_and_come_out_in_order(data: st.DataObject) -> None:
+def test_the_largest_stay_and_come_out_in_order(data):
     check_largest("Compressed, small", data, lanes=None)
 
 
-@pytest.fixture(params=["Compressed, small"])
-def storage(request: pytest.FixtureRequest) -> Any:
-    return request.param
+storage = one_of("Compressed, small")
 
 
-def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage: str) -> None:
+def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage):
     kind = dataclasses.replace(STORAGES[storage], slack=10, on_expired="mask")
     buffer = make(kind, "Anywhere")
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
@@ -51,11 +40,10 @@ def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage: str)
         assert got.mask.all() if i < 2 else not got.mask.all() or i < 4
         assert np.asarray(buffer.rows(state).mask).all()
     strict = make(dataclasses.replace(kind, on_expired="raise"), "Anywhere")
-    with pytest.raises(Exception, match="expired"):
-        jax.block_until_ready(strict.rows(old))
+    raises(Exception, "expired", lambda: jax.block_until_ready(strict.rows(old)))
 
 
-def test_two_futures_of_a_state_keep_apart() -> None:
+def test_two_futures_of_a_state_keep_apart():
     buffer = make("Compressed", "Anywhere")
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12))
     one, two = buffer.extend(state, rows_of(100, 5)), buffer.extend(state, rows_of(200, 5))
@@ -67,7 +55,7 @@ def test_two_futures_of_a_state_keep_apart() -> None:
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere the store cannot look at the state's tickets")
-def test_steps_that_are_tried_and_dropped_cost_nothing() -> None:
+def test_steps_that_are_tried_and_dropped_cost_nothing():
     buffer = make(dataclasses.replace(STORAGES["Host"], slack=8), "Largest")
     extend = jax.jit(buffer.extend)
     state = extend(buffer.init(EXAMPLE), rows_of(0, 12) | {"score": np.arange(12, dtype=np.float32)})
@@ -83,11 +71,11 @@ def test_steps_that_are_tried_and_dropped_cost_nothing() -> None:
 
 
 @pytest.mark.optimized
-def test_update_and_write_in_one_step_copy_nothing() -> None:
+def test_update_and_write_in_one_step_copy_nothing():
     buffer = fbuf.Buffer(80_000, sampler=Prioritized(), writer=Anywhere())
     example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8)}
 
-    def step(state: Any, rows: Any, key: Any) -> Any:
+    def step(state, rows, key):
         state, batch = buffer.sample(state, key, 8)
         state = buffer.extend(state, rows)
         state = buffer.update_priority(state, batch.index, jnp.ones(8))
@@ -98,7 +86,7 @@ def test_update_and_write_in_one_step_copy_nothing() -> None:
     assert_inplace(step, jax.eval_shape(buffer.init, example), rows, jax.random.key(0))
 
 
-def test_a_shuffled_data_set_is_a_stream_of_chunks_of_one() -> None:
+def test_a_shuffled_data_set_is_a_stream_of_chunks_of_one():
     order = np.random.default_rng(0).permutation(2000)
     game = np.repeat(np.random.default_rng(1).integers(0, 255, (1, 40, 40), np.uint8), 2000, 0)
     game[np.arange(2000), np.arange(2000) % 40] = 7
@@ -116,5 +104,4 @@ def test_a_shuffled_data_set_is_a_stream_of_chunks_of_one() -> None:
     assert sizes[1] < game.nbytes / 4, sizes
 
 
-def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted() -> None:
-    check_refused("Compressed")
+test_checks = checks((check_refused, [("Compressed",)]))

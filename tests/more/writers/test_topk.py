@@ -1,9 +1,5 @@
 """More of `writers.TopK`: ranks of other kinds, other capacities, lanes and scans, a replay, conversions."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +10,8 @@ from jax import lax
 import fbuf
 from fbuf._algorithms import top_k_tree
 from fbuf.testing import assert_inplace
+from tests.support.tables import checks
+from tests.support.trees import x64
 from tests.writers.test_topk import (
     CAPACITY,
     PROGRAM,
@@ -27,25 +25,24 @@ from tests.writers.test_topk import (
     ids,
     put,
     ranks_of,
-    wide,
 )
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "uint32"])
 @given(program=PROGRAM)
-def test_what_sorting_all_rows_would_leave_stays(kind: str, program: list[tuple[int, int, bool]]) -> None:
+def test_what_sorting_all_rows_would_leave_stays(kind, program):
     check_program(kind, program)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64])
-def test_ranks_of_64_bits(dtype: Any) -> None:
+def test_ranks_of_64_bits(dtype):
     rng = np.random.default_rng(0)
     if dtype == np.float64:
         new = np.concatenate([ranks_of(rng, dtype, 40), 1 + rng.integers(0, 20, 40) * 2.0**-50]).astype(dtype)
     else:
         new = (np.uint64(2**32 - 3) + rng.integers(0, 6, 80, np.uint64)).astype(dtype)
         new = np.concatenate([new, -new if dtype == np.int64 else new[:5], np.asarray([np.iinfo(dtype).max], dtype)])
-    with wide(True):
+    with x64():
         buffer = buffer_of()
         state = buffer.init(example_of(dtype))
         state = put(buffer, state, new)
@@ -53,12 +50,7 @@ def test_ranks_of_64_bits(dtype: Any) -> None:
         assert state.scatter.own.lowest.item() == min(new[i] for i in best(list(new)))
 
 
-@pytest.mark.parametrize("capacity", [2, 65])
-def test_any_capacity(capacity: int) -> None:
-    check_capacity(capacity)
-
-
-def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
+def test_it_makes_no_difference_which_rows_come_in_one_call():
     rng, buffer, laned = np.random.default_rng(0), buffer_of(), buffer_of(lanes=4)
     ranks = rng.integers(0, 30, 96).astype(np.float32)
     ranks[rng.random(96) < 0.1] = np.nan
@@ -68,7 +60,7 @@ def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
         few = put(buffer, few, ranks[i : i + 7], i)
     many = laned.extend(laned.init(example_of(np.float32)), {n: x.reshape(24, 4) for n, x in rows.items()})
 
-    def step(state: Any, given: Any) -> Any:
+    def step(state, given):
         return buffer.add(state, given), None
 
     run = jax.jit(lambda state: lax.scan(step, state, rows)[0], donate_argnums=0)
@@ -76,18 +68,13 @@ def test_it_makes_no_difference_which_rows_come_in_one_call() -> None:
     assert ids(buffer, few) == ids(buffer, scanned) == held(many) == best(ranks.tolist())
 
 
-@pytest.mark.parametrize(("capacity", "number"), [(5, 9), (70, 3)])
-def test_one_by_one_and_at_once_keep_the_same_rows(capacity: int, number: int) -> None:
-    check_ways(capacity, number)
-
-
 @pytest.mark.optimized
 @pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="how programs say what is one kernel differs")
 @pytest.mark.parametrize("words", [1, 2])
-def test_a_row_is_put_in_by_one_kernel(words: int) -> None:
+def test_a_row_is_put_in_by_one_kernel(words):
     """Loops that XLA thinks too large for one take several times as long, and look the same in every other way."""
 
-    def insert(tree: Any, rows: Any) -> Any:
+    def insert(tree, rows):
         return top_k_tree._insert_one_by_one(tree, rows, jnp.ones(100, bool), jnp.int32(70), capacity=70)
 
     tree = jax.eval_shape(lambda: top_k_tree.init(70, words))
@@ -95,7 +82,7 @@ def test_a_row_is_put_in_by_one_kernel(words: int) -> None:
     assert compiled.as_text().count("xla_cpu_small_call") == 2
 
 
-def test_vmapped_buffers_keep_their_own() -> None:
+def test_vmapped_buffers_keep_their_own():
     buffer, ranks = buffer_of(), np.random.default_rng(0).integers(0, 50, (3, 40)).astype(np.float32)
     ranks[1] = 0
     numbers = np.tile(np.arange(40, dtype=np.int32), (3, 1))
@@ -107,7 +94,7 @@ def test_vmapped_buffers_keep_their_own() -> None:
         assert held(states)[i] == best([*ranks[i].tolist(), *(ranks[i] + (i == 1)).tolist()])
 
 
-def test_a_replay_draws_ahead_from_it() -> None:
+def test_a_replay_draws_ahead_from_it():
     rows = {"rank": np.arange(40, dtype=np.float32), "id": np.arange(40, dtype=np.int32)}
     rows["rank"][3] = np.nan
     replay = fbuf.Replay(buffer_of(prefetch=1, batch_size=4), example_of(np.float32))
@@ -118,9 +105,12 @@ def test_a_replay_draws_ahead_from_it() -> None:
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("number", [1, 100])
-def test_a_write_alone_copies_nothing(number: int) -> None:
+def test_a_write_alone_copies_nothing(number):
     buffer = buffer_of(capacity=200_000)
     example = example_of(np.float32)
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape), x.dtype), example)
     memory = assert_inplace(buffer.extend, jax.eval_shape(buffer.init, example), rows)
     assert memory.bound < 200_000
+
+
+test_checks = checks((check_capacity, [2, 65]), (check_ways, [(5, 9), (70, 3)]))

@@ -1,0 +1,84 @@
+"""Components and their options, progress bars, and numbers in text."""
+
+from __future__ import annotations  # options are checked where annotations are text
+
+import dataclasses
+import pickle
+import sys
+from typing import Literal
+
+import numpy as np
+
+import fbuf
+from fbuf._core.progress import Bar
+from fbuf._core.text_table import counted
+from tests.support.refusals import raises
+
+
+@fbuf.parts.component
+class Clip:
+    side: Literal["left", "right"] = "left"
+    kind: Literal["soft", "hard"] | None = None
+    width: Literal[1, 2] = 1  # of numbers: not checked
+
+    def apply(self, data, context):
+        return data
+
+
+@fbuf.parts.component
+class Made:
+    total: int
+
+    def __init__(self, *terms, **others):
+        object.__setattr__(self, "total", sum(terms) + sum(others.values()))
+
+
+def test_options_of_ones_own_component_are_checked():
+    assert Clip("right", kind="hard", width=2) == Clip(side="right", kind="hard", width=2)
+    raises(ValueError, "Clip: side is 'lefft'; expected \"left\" or \"right\". Did you mean 'left'?", Clip, "lefft")
+    raises(ValueError, 'Clip: kind is \'sot\'; expected "soft" or "hard".', Clip, kind="sot")
+    raises(ValueError, "Clip: side is None", Clip, side=None)
+    raises(TypeError, "Clip: there is no option 'with'. Did you mean 'width'?", Clip, **{"with": 1})
+    raises(TypeError, "Clip: there is no option 'sides'", lambda: dataclasses.replace(Clip(), sides="left"))
+
+
+def test_a_component_may_have_its_own_constructor():
+    assert Made(1, 2, more=3).total == 6
+
+
+def test_checked_components_are_values():
+    buffer = fbuf.prioritized(8, lanes=2)
+    assert pickle.loads(pickle.dumps(buffer)) == buffer and hash(buffer) == hash(fbuf.prioritized(8, lanes=2))
+
+
+def shown(capsys, progress, total, unit="B"):
+    bar = Bar(progress, "Pong/1", total, unit)
+    bar(600)
+    bar(400)
+    bar.close()
+    return capsys.readouterr().err
+
+
+def test_bars(capsys, monkeypatch):
+    assert "Pong/1: 100%" in (text := shown(capsys, True, 1000)) and "1.00k/1.00k" in text
+    assert "1000 rows" in shown(capsys, True, 0, " rows")
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    assert shown(capsys, True, 2000) == "\rPong/1: 30 %\rPong/1: 50 %\n"
+    assert shown(capsys, True, 0, " rows") == "\rPong/1: 600 rows\rPong/1: 1000 rows\n"
+    assert shown(capsys, False, 1000) == ""
+
+
+def test_a_callable_gets_what_is_done_and_the_total():
+    seen = []
+    bar = Bar(lambda done, total: seen.append((done, total)), "Pong/1", 1000)
+    bar(600)
+    bar(400)
+    bar.close()
+    assert seen == [(600, 1000), (1000, 1000)]
+
+
+def test_a_noun_is_in_the_number_of_its_count():
+    assert [counted(n, "row") for n in (0, 1, 2, 2000)] == ["0 rows", "1 row", "2 rows", "2,000 rows"]
+    replay = fbuf.Replay(fbuf.uniform(4), {"t": np.int32(0)})
+    replay.add({"t": np.int32(1)})
+    assert repr(replay) == "Replay(Buffer(capacity=4), 1 row)"

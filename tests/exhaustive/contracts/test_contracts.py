@@ -1,0 +1,88 @@
+"""Contracts with the remaining storages, samplers, flags and keys."""
+
+# ruff: noqa: F401, F811
+
+import gc
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
+from fbuf.views import Row, Transition
+from tests.contracts.test_errors import test_an_empty_sample_is_masked_and_counted
+from tests.contracts.test_faults import CONSUMED, check_key_reuse, check_many_keys
+from tests.support import combinations
+from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_method, flags, given, plain
+from tests.support.tables import checks, one_of
+from tests.support.uniformity import check_parts, check_retired, check_zero_priorities, chi_square_z, slots_drawn
+
+
+@pytest.mark.parametrize(
+    ("sampler", "view"),
+    [
+        (s, v)
+        for s in combinations.SAMPLERS
+        for v in combinations.VIEWS
+        if (s, v) not in {*combinations.REFUSED, *combinations.SOME}
+    ],
+)
+def test_storages_give_the_same_batches_in_every_combination(sampler, view):
+    combinations.check_storages_agree(combinations.STORAGES, sampler, view)
+
+
+@pytest.mark.parametrize("sampler", combinations.UNORDERED)
+@pytest.mark.parametrize("writer", combinations.UNORDERED_WRITERS)
+def test_storages_give_writers_the_same_batches_with_every_sampler(writer, sampler):
+    combinations.check_storages_agree(combinations.UNORDERED_STORAGES, sampler, "Row", writer)
+
+
+@pytest.mark.parametrize("view", combinations.VIEWS)
+def test_where_priorities_live_does_not_matter(view):
+    for one, two in zip(
+        combinations.batches("Device", "Prioritized", view),
+        combinations.batches("Device", "Prioritized(on='host')", view),
+        strict=True,
+    ):
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two)))
+
+
+sampler = one_of(Uniform(over="episodes"), Epoch(), Consume(2), Prioritized(), Prioritized(on="host"), Staleness(4))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("name", BUFFERS)
+def test_every_method_under_each_flag(name, flag):
+    if flag == "debug_infs" and name == "rich":
+        pytest.skip("an empty tree of minima holds infinity")
+    buffer = BUFFERS[name]
+    state, x = buffer.init(EXAMPLE), given(buffer)
+    with flags(flag):
+        got = every_method(buffer, state, x)
+    check(name, plain(got))
+
+
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(alpha=1.0, eps=0.0, stratified=False)])
+def test_a_million_draws_of_many_rows(sampler):
+    capacity, chances = 50_021, np.ones(50_021)
+    buffer = fbuf.Buffer(capacity=capacity, sampler=sampler)
+    given = {}
+    if sampler.prioritized:
+        given["priority"] = np.random.default_rng(0).uniform(0.5, 2.0, capacity).astype(np.float32)
+        chances = given["priority"].astype(np.float64)
+    state = buffer.extend(buffer.init(np.float32(0)), np.zeros(capacity, np.float32), **given)
+    for seed in range(3):
+        assert abs(chi_square_z(slots_drawn(buffer, state, seed, 2**20), chances / chances.sum())) < 4
+
+
+RETIRED = [Uniform(), Prioritized(stratified=False), Consume(), Epoch(), Staleness(500)]
+test_checks = checks(
+    (check_key_reuse, itertools.product([*CONSUMED, Epoch(), Prioritized(), Prioritized(on="host")], [0, 1])),
+    (check_many_keys, [Prioritized(), Prioritized(replace=False), Ranked()]),
+    (check_all_flags, sorted(BUFFERS.keys() - {"rich", "host"})),
+    (check_retired, itertools.product(RETIRED, [Row(), Transition(n_step=3, stack=4, autoreset="same_step")])),
+    (check_parts, [(5, slice(0, 1), slice(2, 5)), (40, slice(0, 9))]),
+    (check_zero_priorities, [True]),  # of transitions
+)

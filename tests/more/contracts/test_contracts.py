@@ -1,0 +1,89 @@
+"""Contracts with more storages, samplers, flags and keys."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from jax import lax
+
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
+from tests.contracts import test_faults as faults
+from tests.contracts.test_shard_map import check_types, check_values
+from tests.support import flags
+from tests.support.combinations import SAMPLERS, SOME, VIEWS, check_storages_agree
+from tests.support.tables import checks
+from tests.support.uniformity import check_prioritized
+
+
+@pytest.mark.parametrize(("sampler", "view"), SOME)
+def test_storages_give_the_same_batches(sampler, view):
+    check_storages_agree(["Deduplicated", "Compressed", "Host", "Ragged"], sampler, view)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_memory_during_extend():
+    faults.check_no_memory("compressed")
+
+
+@pytest.mark.parametrize(("verb", "donated"), [("write", False), ("read", False), ("read", True)])
+def test_a_callback_that_raises_at_any_call(verb, donated, monkeypatch):
+    faults.check_raising(verb, donated, monkeypatch)
+
+
+@given(**faults.PRIORITIES)
+def test_any_priorities_leave_a_buffer_that_draws(errors, alpha):
+    faults.check_priorities(Ranked(), errors, alpha)
+
+
+@pytest.mark.parametrize("sampler", [Consume(2), Prioritized(on="host")], ids=repr)
+def test_a_key_used_twice_is_found(sampler):
+    faults.check_key_reuse(sampler, prefetch=1)
+
+
+def test_eager_methods_move_nothing_to_or_from_the_device():
+    name = "prioritized"
+    buffer = flags.BUFFERS[name]
+    state, x = buffer.init(flags.EXAMPLE), flags.given(buffer)
+    with flags.flags("transfer_guard"):
+        got = flags.every_method(buffer, state, x)
+    flags.check(name, flags.plain(got))
+
+
+def test_nothing_leaks_from_scan_vmap_and_grad():
+    buffer = flags.BUFFERS["rich"]
+    x = flags.given(buffer)
+
+    def run(weight, key):
+        def step(state, key):
+            state, batch = buffer.sample(buffer.extend(state, x["rows"]), key, flags.BATCH)
+            return buffer.update_priority(state, batch.index, batch.data["reward"] * weight), batch.data["reward"]
+
+        return jnp.sum(weight * lax.scan(step, buffer.init(flags.EXAMPLE), jax.random.split(key, 3))[1])
+
+    with jax.checking_leaks():
+        slopes = jax.jit(jax.vmap(jax.grad(run), in_axes=(0, None)))(jnp.ones((2,), jnp.float32), jax.random.key(0))
+    assert np.all(np.isfinite(slopes))
+
+
+_HERE = [name for name in SAMPLERS if "host" not in name]
+_VIEWS = list(VIEWS)
+
+
+@pytest.mark.parametrize("sampler", _HERE)
+def test_samplers_keep_the_types_of_their_arrays(sampler):
+    number = _HERE.index(sampler)
+    view = "Episode" if "episodes" in sampler else _VIEWS[number % len(_VIEWS)]
+    check_types(("Device", "Deduplicated")[number % 2], sampler, view)
+
+
+test_checks = checks(
+    (faults.check_many_keys, [Epoch()]),
+    (flags.check_all_flags, ["rich", "host"]),
+    (check_types, [("Device", "Prioritized", "Row", "TopK"), ("Device", "Prioritized", "Row", "Reservoir")]),
+    (check_values, [("Device", "Epoch", "Transition"), ("Device", "Prioritized(replace=False)", "Transition")]),
+    (check_values, [("Deduplicated", "Prioritized", "Transition")]),
+    (check_prioritized, [True]),  # stratified
+)

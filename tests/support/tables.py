@@ -1,0 +1,32 @@
+"""Tests and fixtures from tables of their cases."""
+
+import pytest
+
+
+def _name(value):
+    return getattr(value, "__name__", str(value))
+
+
+def checks(*rows):
+    """Return a test that calls each check with each of its arguments, given as `(check, [arguments, ...])`."""
+    cases = []
+    for check, every in rows:
+        for args in every:
+            args = args if isinstance(args, tuple) else (args,)
+            cases.append(pytest.param(check, args, id="-".join(map(_name, (check, *args)))))
+
+    @pytest.mark.parametrize(("check", "args"), cases)
+    def test(check, args):
+        check(*args)
+
+    return test
+
+
+def one_of(*values):
+    """Return a fixture that takes each value in turn."""
+
+    @pytest.fixture(params=values, ids=_name)
+    def value(request):
+        return request.param
+
+    return value
