@@ -14,7 +14,8 @@ import importlib
 import itertools
 import json
 import re
-from typing import Any, dataclass_transform
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin
 
 import jax
 from jax import export
@@ -34,6 +35,18 @@ def _qualified(cls: type[Any]) -> str:
     if module[0] == "fbuf":
         module = list(itertools.takewhile(lambda part: not part.startswith("_"), module))
     return ".".join((*module, cls.__qualname__))
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """Return the strings (and None) of `Literal[...]` or `Literal[...] | None`, a type or its text; else `()`."""
+    if isinstance(annotation, str):
+        found = _LITERAL.fullmatch(annotation)
+        return ast.literal_eval(f"({found[1]},{'None' * annotation.endswith(' | None')})") if found else ()
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if not all(kind is NoneType or get_origin(kind) is Literal for kind in kinds):
+        return ()
+    values = tuple(value for kind in kinds for value in get_args(kind) or (None,))
+    return values if all(isinstance(value, str | None) for value in values) else ()
 
 
 def allow(cls: type[Any], name: str) -> None:
@@ -58,8 +71,8 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 
     def __post_init__(self: Any) -> None:
         for name, known in choices.items():
-            if getattr(self, name) is not None or not fields[name].endswith(" | None"):
-                check_choice(type(self).__name__, name, getattr(self, name), known)
+            if getattr(self, name) is not None or None not in known:
+                check_choice(type(self).__name__, name, getattr(self, name), [x for x in known if x is not None])
         if checks is not None:
             checks(self)
         for field in dataclasses.fields(self):
@@ -75,9 +88,8 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     cls.__post_init__ = __post_init__
     made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
     by_fields, by_name = made.__hash__, made.__init__
-    fields = {f.name: str(f.type) for f in dataclasses.fields(made)}
-    literals = {name: _LITERAL.fullmatch(kind) for name, kind in fields.items()}
-    choices = {name: ast.literal_eval(f"({found[1]},)") for name, found in literals.items() if found}
+    fields = {f.name: f.type for f in dataclasses.fields(made)}
+    choices = {name: known for name, kind in fields.items() if (known := _choices(kind))}
 
     @functools.wraps(by_name)
     def __init__(self: Any, *args: Any, **given: Any) -> None:

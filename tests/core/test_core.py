@@ -1,13 +1,12 @@
 """Components and their options, progress bars, and numbers in text."""
 
-from __future__ import annotations  # options are checked where annotations are text
-
 import dataclasses
 import pickle
 import sys
 from typing import Literal
 
 import numpy as np
+import pytest
 
 import fbuf
 from fbuf._core.progress import Bar
@@ -26,6 +25,15 @@ class Clip:
 
 
 @fbuf.parts.component
+class Text:
+    """The same with annotations as text, as in modules with `from __future__ import annotations`."""
+
+    side: 'Literal["left", "right"]' = "left"
+    kind: 'Literal["soft", "hard"] | None' = None
+    width: "Literal[1, 2]" = 1
+
+
+@fbuf.parts.component
 class Made:
     total: int
 
@@ -33,13 +41,15 @@ class Made:
         object.__setattr__(self, "total", sum(terms) + sum(others.values()))
 
 
-def test_options_of_ones_own_component_are_checked():
-    assert Clip("right", kind="hard", width=2) == Clip(side="right", kind="hard", width=2)
-    raises(ValueError, "Clip: side is 'lefft'; expected \"left\" or \"right\". Did you mean 'left'?", Clip, "lefft")
-    raises(ValueError, 'Clip: kind is \'sot\'; expected "soft" or "hard".', Clip, kind="sot")
-    raises(ValueError, "Clip: side is None", Clip, side=None)
-    raises(TypeError, "Clip: there is no option 'with'. Did you mean 'width'?", Clip, **{"with": 1})
-    raises(TypeError, "Clip: there is no option 'sides'", lambda: dataclasses.replace(Clip(), sides="left"))
+@pytest.mark.parametrize("part", [Clip, Text])
+def test_options_of_ones_own_component_are_checked(part):
+    name = part.__name__
+    assert part("right", kind="hard", width=2) == part(side="right", kind="hard", width=2)
+    raises(ValueError, f"{name}: side is 'lefft'; expected \"left\" or \"right\". Did you mean 'left'?", part, "lefft")
+    raises(ValueError, f'{name}: kind is \'sot\'; expected "soft" or "hard".', part, kind="sot")
+    raises(ValueError, f"{name}: side is None", part, side=None)
+    raises(TypeError, f"{name}: there is no option 'with'. Did you mean 'width'?", part, **{"with": 1})
+    raises(TypeError, f"{name}: there is no option 'sides'", lambda: dataclasses.replace(part(), sides="left"))
 
 
 def test_a_component_may_have_its_own_constructor():
