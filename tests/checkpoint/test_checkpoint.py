@@ -162,8 +162,7 @@ def test_text_returns_and_objects_are_refused(tmp_path: Path) -> None:
     assert loaded.last(again, 1).lazy["text"] == [""]
     objects = buffer.init({"any": None, "n": 0})
     objects = buffer.add(objects, {"any": object(), "n": 1})
-    with pytest.raises(TypeError, match="holds Python objects"):
-        fbuf.save(tmp_path / "saved", buffer, objects)
+    pytest.raises(TypeError, lambda: fbuf.save(tmp_path / "saved", buffer, objects)).match("holds Python objects")
     assert fbuf.load(tmp_path / "saved")[0] == buffer  # unchanged
 
 

@@ -1,7 +1,5 @@
 """Metadata of a checkpoint is data: nothing is imported or run, and errors name what is invalid."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

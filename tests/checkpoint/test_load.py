@@ -1,7 +1,5 @@
 """`fbuf.load` into other buffers: what may differ, what is refused, and another capacity."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -52,8 +50,7 @@ def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
     refused(buffer, r"obs: found uint8\[8, 8\], expected float32\[8, 8\]", example=example)
     example = {n: x for n, x in combinations.EXAMPLE.items() if n != "goal"} | {"new": 0}
     refused(buffer, r"goal: found int32\[\], expected nothing\n.*new: found nothing, expected int32", example=example)
-    with pytest.raises(TypeError, match="buffer is str; expected a Buffer"):
-        fbuf.load(path, "buffer")  # type: ignore[arg-type]
+    pytest.raises(TypeError, fbuf.load, path, "buffer").match("buffer is str; expected a Buffer")
 
 
 def test_functions_are_named_and_not_imported(tmp_path: Path) -> None:
@@ -70,8 +67,7 @@ def test_rows_in_files_go_to_the_path_of_the_buffer(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     state = numbered(buffer, buffer.init({"t": 0.0}), 0, 15)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(BlockingIOError, match="another path"):
-        fbuf.load(tmp_path / "saved")
+    pytest.raises(BlockingIOError, lambda: fbuf.load(tmp_path / "saved")).match("another path")
     other = elsewhere(buffer, tmp_path / "others")
     loaded, again = fbuf.load(tmp_path / "saved", other)
     same(loaded.rows(again), buffer.rows(state))
@@ -89,8 +85,7 @@ def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.M
         fbuf.load(tmp_path / "saved", other, extra={"b": 1})
     with monkeypatch.context() as patch:
         patch.setattr(fbuf.Buffer, "check_state", lambda *_: 1 // 0)  # the last step of a load
-        with pytest.raises(ZeroDivisionError):
-            fbuf.load(tmp_path / "saved", other)
+        pytest.raises(ZeroDivisionError, lambda: fbuf.load(tmp_path / "saved", other))
     assert not (tmp_path / "rows").exists()
     loaded, again = fbuf.load(tmp_path / "saved", other)
     held = jax.device_get(loaded.rows(again).data["t"])

@@ -130,16 +130,13 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "write", fail)
 
 
-def test_an_error_in_the_background_is_raised_by_result_or_the_next_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_background_is_raised_by_result_or_the_next_save(tmp_path: Path, monkeypatch: Any) -> None:
     state, path = filled(BUFFER, 5), tmp_path / "saved"
     with monkeypatch.context() as broken:
         failing(broken)
         saving = fbuf.save(path, BUFFER, state, wait=False)
         for _ in range(2):
-            with pytest.raises(OSError, match="No space left"):
-                saving.result()
+            pytest.raises(OSError, saving.result).match("No space left")
         assert saving.done() and "failed" in repr(saving)
     fbuf.save(path, BUFFER, state)  # the error was raised: the next save works
     with monkeypatch.context() as broken:
@@ -156,8 +153,7 @@ def test_a_save_waits_for_the_one_under_way(tmp_path: Path, monkeypatch: pytest.
     state = filled(BUFFER, 5)
     go = held_up(monkeypatch)
     one = fbuf.save(tmp_path / "saved", BUFFER, state, wait=False)
-    with pytest.raises(TimeoutError, match="has not ended after 0.01 seconds"):
-        one.result(0.01)
+    pytest.raises(TimeoutError, one.result, 0.01).match("has not ended after 0.01 seconds")
     assert not one.done() and "under way" in repr(one)
     threading.Timer(0.05, go.set).start()
     two = fbuf.save(tmp_path / "saved", BUFFER, state)
@@ -176,9 +172,7 @@ def test_threads_that_save_to_one_path_take_turns(wait: bool, tmp_path: Path) ->
     assert fbuf.save(tmp_path / "saved", BUFFER, states[0], sync=False).result().generation == 5
 
 
-def test_a_thread_that_cannot_start_does_not_block_the_next_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_start_does_not_block_the_next_save(tmp_path: Path, monkeypatch: Any) -> None:
     def fail(self: Any) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -263,30 +257,25 @@ def test_invalid_arguments_of_save_are_refused(tmp_path: Path) -> None:
         ("path is None; expected a folder", (None, BUFFER, state)),
     ]
     for message, arguments in refused:
-        with pytest.raises(TypeError, match=message):
-            fbuf.save(*arguments)
+        pytest.raises(TypeError, fbuf.save, *arguments).match(message)
     with pytest.raises(ValueError, match="made by another buffer"):
         fbuf.save(path, fbuf.Buffer(20_000), state)
     _extend_in_place(state, rows_of(0, 30))
-    with pytest.raises(RuntimeError, match="the state was donated. Save the state that"):
-        fbuf.save(path, BUFFER, state)
+    pytest.raises(RuntimeError, fbuf.save, path, BUFFER, state).match("the state was donated. Save the state that")
     assert not os.path.exists(path)
 
 
 def test_invalid_arguments_of_load_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(fbuf.CheckpointNotFound, match="there is no checkpoint at"):
-        fbuf.load(tmp_path / "none")
+    pytest.raises(fbuf.CheckpointNotFound, lambda: fbuf.load(tmp_path / "none")).match("there is no checkpoint at")
     checkpoint.write(str(tmp_path / "arrays"), {"x": np.zeros(3)}, {})
-    with pytest.raises(fbuf.SchemaError, match="holds no buffer"):
-        fbuf.load(tmp_path / "arrays")
+    pytest.raises(fbuf.SchemaError, lambda: fbuf.load(tmp_path / "arrays")).match("holds no buffer")
     fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 3))
     with pytest.raises(TypeError, match="fbuf.load: the call is traced"):
         jax.jit(lambda x: fbuf.load(tmp_path / "saved")[1].token + x)(0)
     for resize in (0, -1, True, 2.5, "10"):
         with pytest.raises(ValueError, match="resize is .*; expected a capacity"):
             fbuf.load(tmp_path / "saved", resize=resize)
-    with pytest.raises(ValueError, match="verify is 'all'"):
-        fbuf.load(tmp_path / "saved", verify="all")
+    pytest.raises(ValueError, lambda: fbuf.load(tmp_path / "saved", verify="all")).match("verify is 'all'")
 
 
 def test_damage_is_an_error_or_loads_the_generation_before(tmp_path: Path) -> None:
@@ -341,8 +330,7 @@ def test_extra_returns(tmp_path: Path) -> None:
     with pytest.raises(fbuf.SchemaError, match="name: found str, expected nothing"):
         fbuf.load(tmp_path / "saved", extra={n: x for n, x in extra.items() if n != "name"})
     fbuf.save(tmp_path / "saved", BUFFER, state)
-    with pytest.raises(fbuf.SchemaError, match="was saved without extra"):
-        fbuf.load(tmp_path / "saved", extra=True)
+    pytest.raises(fbuf.SchemaError, lambda: fbuf.load(tmp_path / "saved", extra=True)).match("was saved without extra")
     for wrong in ({"x": object()}, {"x": np.array(["text"])}, {"x": np.ma.array([1, 2], mask=[0, 1])}):
         with pytest.raises(TypeError, match="extra 'x' is .*; expected arrays, PRNG keys, numbers or text"):
             fbuf.save(tmp_path / "saved", BUFFER, state, extra=wrong)
@@ -377,5 +365,4 @@ def test_progress_counts_bytes(tmp_path: Path) -> None:
         assert (
             told[-1] == (total, total) and len(told) > 2
         )  # while arrays are read, and not only while they are verified
-    with pytest.raises(ZeroDivisionError):
-        fbuf.load(tmp_path / "saved", progress=lambda *at: 1 // 0)
+    pytest.raises(ZeroDivisionError, lambda: fbuf.load(tmp_path / "saved", progress=lambda *at: 1 // 0))

@@ -264,9 +264,7 @@ def peak(work: Callable[[], Any]) -> tuple[int, Any]:
 
 @pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
 @pytest.mark.parametrize("codec", [None, Deflate(chunk=8)], ids=["ring", "chunks"])
-def test_a_save_and_a_load_hold_little(
-    codec: Any, files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_and_a_load_hold_little(codec: Any, files: bool, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.undo()  # real sizes
     columns, sizes = columns_of(codec, shape=(64, 64)), {"lanes": 1, "length": 6000, "slack": 0}
     store = make(tmp_path / "a", columns, **sizes) if files else Store(columns, **sizes)

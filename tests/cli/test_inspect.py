@@ -39,8 +39,7 @@ def test_an_error_in_progress_ends_the_save_and_leaves_nothing() -> None:
         if done > total // 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        save(PATH, 2, disk, progress=stop)
+    pytest.raises(KeyboardInterrupt, save, PATH, 2, disk, progress=stop)
     assert disk.contents() == before
 
 

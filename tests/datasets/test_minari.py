@@ -16,8 +16,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
 
 def test_missing_data_sets_are_named(tmp_path: Path) -> None:
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
-    with pytest.raises(FileNotFoundError, match="Pass download=True"):
-        fbuf.datasets.minari("D4RL/door/human-v2", **where)
+    pytest.raises(FileNotFoundError, fbuf.datasets.minari, "D4RL/door/human-v2", **where).match("Pass download=True")
     with pytest.raises(FileNotFoundError, match="expected data/metadata.json"):
         fbuf.datasets.minari(tmp_path / "nothing", root=tmp_path / "ours")
     with pytest.raises(ValueError, match="download is \"yes\"|download is 'yes'"):

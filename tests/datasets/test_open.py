@@ -34,8 +34,7 @@ def test_info_describes_a_data_set(tmp_path: Path) -> None:
 
 
 def test_info_describes_an_unfinished_data_set(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no data set"):
-        datasets.info(tmp_path)
+    pytest.raises(FileNotFoundError, datasets.info, tmp_path).match("there is no data set")
     rng = np.random.default_rng(0)
     pieces.write(tmp_path, 4, pieces.SCHEMA, pieces.rows_of(rng, 6))
     info = datasets.info(tmp_path)
@@ -67,10 +66,8 @@ def test_verify_names_the_damaged_segment(tmp_path: Path) -> None:
     data.write_bytes(text)
     with pytest.raises(fbuf.StoreCorrupted, match=r"segment 1 of .* is damaged.*or remove .*pieces/1"):
         datasets.verify(tmp_path)
-    with pytest.raises(fbuf.StoreCorrupted, match="segment 1"):
-        datasets.open(tmp_path, verify="full")
-    with pytest.raises(ValueError, match='expected "full" or "lazy"'):
-        datasets.open(tmp_path, verify="no")
+    pytest.raises(fbuf.StoreCorrupted, datasets.open, tmp_path, verify="full").match("segment 1")
+    pytest.raises(ValueError, datasets.open, tmp_path, verify="no").match('expected "full" or "lazy"')
 
 
 def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path: Path) -> None:
@@ -115,22 +112,18 @@ def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:
 
 def test_delete_removes_only_a_closed_data_set(tmp_path: Path) -> None:
     path = tmp_path / "set"
-    with pytest.raises(FileNotFoundError, match="nothing was removed"):
-        datasets.delete(path)
+    pytest.raises(FileNotFoundError, datasets.delete, path).match("nothing was removed")
     path.mkdir()
     (path / "notes.txt").write_text("mine")
-    with pytest.raises(FileNotFoundError, match="nothing was removed"):
-        datasets.delete(path)
+    pytest.raises(FileNotFoundError, datasets.delete, path).match("nothing was removed")
     pieces.make(path)
     buffer, state = datasets.open(path)
-    with pytest.raises(BlockingIOError, match="is open in this process"):
-        datasets.delete(path)
+    pytest.raises(BlockingIOError, datasets.delete, path).match("is open in this process")
     jax.block_until_ready(state)
     del state
     datasets.delete(path)
     assert [file.name for file in path.iterdir()] == ["notes.txt"]
-    with pytest.raises(FileNotFoundError):
-        datasets.delete(path)
+    pytest.raises(FileNotFoundError, datasets.delete, path)
     (path / "notes.txt").unlink()
     pieces.make(path)
     (path / "dataset.json").write_bytes(b"damaged")
@@ -149,5 +142,4 @@ def test_leaf_names_without_a_structure_are_refused(tmp_path: Path) -> None:
         path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
         pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
         _dataset.finish(path, [_dataset.SegmentRows(0)])
-        with pytest.raises(StoreCorrupted, match="leaves a, .* do not fit the structure"):
-            fbuf.datasets.open(path)
+        pytest.raises(StoreCorrupted, fbuf.datasets.open, path).match("leaves a, .* do not fit the structure")

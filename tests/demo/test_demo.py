@@ -1,7 +1,5 @@
 """The demo's parts that need no games, and its command line."""
 
-from __future__ import annotations
-
 import re
 
 import jax
@@ -24,8 +22,7 @@ def test_newest_returns_the_rows_that_are_stored() -> None:
 
 
 def test_help_shows_every_option_as_optional(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["demo", "--help"])
+    pytest.raises(SystemExit, main, ["demo", "--help"])
     shown = " ".join(capsys.readouterr().out.partition("options:")[0].split())
     usage = shown[shown.index("fbuf demo ") : shown.index("Trains")]
     assert usage.replace(" [", "[").rstrip().endswith("]") and "..." not in usage and "--storage" in usage

@@ -196,8 +196,7 @@ def test_the_depth_of_any_text_is_that_of_a_plain_loop(text: bytes, piece: int) 
         for most in range(max(deepest - 1, 0), deepest + 1):
             patch.setattr("fbuf._formats.checkpoint.manifest.MAX_DEPTH", most)
             if deepest > most and text:
-                with pytest.raises(ValueError, match="nested"):
-                    check_json(text)
+                pytest.raises(ValueError, check_json, text).match("nested")
             else:
                 check_json(text)
 
@@ -218,8 +217,7 @@ def test_random_bytes_in_place_of_any_file_are_damage() -> None:
         for size in (0, 1, 7, 8, 60, 300, 5000):
             disk = base()
             disk.put(name, chance.randbytes(size))
-            with pytest.raises(checkpoint.StoreCorrupted):
-                checkpoint.read(PATH, disk=disk)
+            pytest.raises(checkpoint.StoreCorrupted, checkpoint.read, PATH, disk=disk)
 
 
 def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:

@@ -49,8 +49,7 @@ def test_invalid_arrays_are_refused_before_anything_is_written(
     disk = Memory()
     save(PATH, 1, disk)
     before = disk.contents()
-    with pytest.raises(error, match=message):
-        checkpoint.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)
+    pytest.raises(error, lambda: checkpoint.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)).match(message)
     assert disk.contents() == before
 
 
@@ -119,8 +118,7 @@ def test_one_thread_saves_to_a_path_at_a_time(tmp_path: Path) -> None:
     first = threading.Thread(target=save, args=(str(tmp_path), 1), kwargs={"progress": slowly})
     first.start()
     assert inside.wait(60)
-    with pytest.raises(BlockingIOError, match="in use by this process"):
-        save(str(tmp_path), 2)
+    pytest.raises(BlockingIOError, lambda: save(str(tmp_path), 2)).match("in use by this process")
     go.set()
     first.join()
     assert load(str(tmp_path)) == 1
@@ -185,8 +183,7 @@ def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path: Path) -> None:
 def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
-    with pytest.raises(FileExistsError, match="holds the files of a live store"):
-        save(str(tmp_path / "store"), 1)
+    pytest.raises(FileExistsError, lambda: save(str(tmp_path / "store"), 1)).match("holds the files of a live store")
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OSError, match="Use the path of a folder"):
@@ -223,8 +220,7 @@ def test_a_later_version_is_neither_damage_nor_overwritten() -> None:
     before = disk.contents()
     with pytest.raises(checkpoint.VersionError, match=f"{name} is of version 2; expected 1 or less. Use the release"):
         load(PATH, disk)
-    with pytest.raises(checkpoint.VersionError):
-        save(PATH, 3, disk)
+    pytest.raises(checkpoint.VersionError, save, PATH, 3, disk)
     assert disk.contents() == before
 
 

@@ -140,8 +140,7 @@ def test_folders_that_cannot_be_synced(number: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(disk, "fsync", fsync)
     if number == errno.EIO:
-        with pytest.raises(OSError, match="cannot sync"):
-            save(PATH, 1, disk)
+        pytest.raises(OSError, save, PATH, 1, disk).match("cannot sync")
         assert not disk.contents()
     else:
         save(PATH, 1, disk)
@@ -192,8 +191,7 @@ def test_writes_dropped_by_a_failed_sync_are_written_again() -> None:
     disk = Dropping()
     save(PATH, 1, disk, sync=False)
     disk.fails = True
-    with pytest.raises(OSError, match="cannot sync"):
-        save(PATH, 1, disk)
+    pytest.raises(OSError, save, PATH, 1, disk).match("cannot sync")
     disk.fails = False
     again = save(PATH, 1, disk)
     assert again.bytes_written > again.bytes_total

@@ -4,8 +4,6 @@ Run once for each version of the format, by the release that first writes it; wh
 is in them is worked out from numbers, so that a test needs nothing else to know it.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

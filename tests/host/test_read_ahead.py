@@ -181,8 +181,7 @@ def test_a_failed_decoding_is_retried() -> None:
             if times == 1 or n > 2:  # three chunks; after those nothing is decoded again
                 check(requests, s.collect(number, requests), 0)
             else:
-                with pytest.raises(OSError, match="no such luck"):
-                    s.collect(number, requests)
+                pytest.raises(OSError, s.collect, number, requests).match("no such luck")
             GATE.fails = lambda: False
             check(requests, s.read(requests), 0)
         assert before == {name: np.asarray(array).tobytes() for name, array in s.to_arrays().items()}
@@ -211,8 +210,7 @@ def test_a_closed_store_is_an_error() -> None:
     s.close()
     with pytest.raises(StoreClosed):
         s.collect(number, wanted(tickets))
-    with pytest.raises(StoreClosed):
-        ask(s, tickets)
+    pytest.raises(StoreClosed, ask, s, tickets)
     soon(lambda: not own_thread(s).is_alive())
 
 

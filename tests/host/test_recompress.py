@@ -228,8 +228,7 @@ def test_a_closed_store_raises() -> None:
     write(store, frames(512, SIZE))
     store.repack_some(least=1)
     store.close()
-    with pytest.raises(StoreClosed):
-        store.repack()
+    pytest.raises(StoreClosed, store.repack)
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -256,8 +255,7 @@ def test_other_codecs_are_not_recompressed() -> None:
         before = store.stats()
         store.repack()
         assert store.stats() == before and store._thread is None
-    with pytest.raises(ValueError, match="repack is 3; expected True or False"):
-        Zstd(repack=3)  # type: ignore[arg-type]
+    pytest.raises(ValueError, Zstd, repack=3).match("repack is 3; expected True or False")
 
 
 @pytest.mark.usefixtures("by_hand")

@@ -58,8 +58,7 @@ def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match=r"cannot flush .*Input/output error.*Check the disk under"):
-        store.flush()
+    pytest.raises(OSError, store.flush).match(r"cannot flush .*Input/output error.*Check the disk under")
     monkeypatch.undo()
     check(store)
 

@@ -207,8 +207,7 @@ def test_damage_before_conversion_keeps_plain_rows(watching: bool) -> None:
         more = write(store, rows[12:])
         assert isinstance(part(store), ChunkedColumn)
         assert same(fetch(store, more)[0], rows[12:])
-    with pytest.raises(StoreCorrupted):
-        fetch(store, tickets)
+    pytest.raises(StoreCorrupted, fetch, store, tickets)
 
 
 @pytest.mark.parametrize("count", [5, 17, 60])

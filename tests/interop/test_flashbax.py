@@ -103,8 +103,7 @@ def test_invalid_states_are_refused():
         (state | {"sum_tree_state": nodes | {"capacity": 3}}, ValueError, "expected those of 1 lanes of 8 rows"),
         (state | {"sum_tree_state": nodes | {"nodes": np.ones(14)}}, ValueError, "the tree has 14 nodes"),
     ):
-        with pytest.raises(error, match=match):
-            from_flashbax(wrong, priority_exponent=ALPHA)
+        pytest.raises(error, from_flashbax, wrong, priority_exponent=ALPHA).match(match)
     with pytest.raises(ValueError, match="priority_exponent is None, but the state has priorities"):
         from_flashbax(state | {"sum_tree_state": nodes})
 

@@ -1,7 +1,5 @@
 """Every program of `tests/programs` runs, as a user would run it; some check what they learn."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What users of JAX, optax, numpy and torch expect, one test a line of the table in DESIGN.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A module imports only from its own folder and from floors below it, inside functions and under TYPE_CHECKING too.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -5,8 +5,6 @@ What they share with every host storage is shown where those are (`tests/storage
 what is said when it does not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 from pathlib import Path
@@ -103,8 +101,7 @@ def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) ->
         with pytest.raises(BlockingIOError, match="in use by this process; expected no other user. Drop every state"):
             verb(EXAMPLE)
     del state
-    with pytest.raises(FileExistsError, match=r"Go on with its rows: buffer.resume\(example\)"):
-        buffer.init(EXAMPLE)
+    pytest.raises(FileExistsError, buffer.init, EXAMPLE).match(r"Go on with its rows: buffer.resume\(example\)")
     assert int(buffer.size(buffer.resume(EXAMPLE))) == 10
     with pytest.raises(ValueError, match="Buffer.resume: the store at .* has length 12; expected 13"):
         make(storage, tmp_path, 26).resume(EXAMPLE)
@@ -126,8 +123,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"Device\(\) keeps no files; .*storage=fbuf.storages.Memmap\(path="):
         resume(Device())
     for storage in (Host(), Compressed()):
-        with pytest.raises(ValueError, match=r"keeps its rows in memory, which is freed .*Write \w+\(path="):
-            resume(storage)
+        pytest.raises(ValueError, resume, storage).match(r"keeps its rows in memory, which is freed .*Write \w+\(path=")
     with pytest.raises(ValueError, match=r"keeps its rows in a temporary folder, .*Write Memmap\(path="):
         resume(Memmap())
     for storage in (Memmap(str(tmp_path), keys=("obs",)), Compressed(path=str(tmp_path), keys=("obs",))):
@@ -137,8 +133,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         resume(Memmap(str(tmp_path)))
     with pytest.raises(TypeError, match="Memmap: `resume` of a host storage cannot be traced"):
         jax.jit(lambda: resume(Memmap(str(tmp_path))))()
-    with pytest.raises(TypeError, match="Memmap: path is 3; expected the path of a folder, or None"):
-        Memmap(3)  # type: ignore[arg-type]
+    pytest.raises(TypeError, Memmap, 3).match("Memmap: path is 3; expected the path of a folder, or None")
     assert Memmap(tmp_path) == Memmap(str(tmp_path))  # type: ignore[arg-type]
     (tmp_path / "taken").write_bytes(b"")
     with pytest.raises(OSError, match=r"cannot make .*taken/lock.*Use the path of a folder; .*taken is a file"):

@@ -1,7 +1,5 @@
 """Checks of checkpoints shared by tiers: saved and loaded buffers draw the same batches, bit for bit."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

@@ -186,8 +186,7 @@ class Machine(RuleBasedStateMachine):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if not self.saved:
-                with pytest.raises(checkpoint.CheckpointNotFound):
-                    checkpoint.read(PATH, disk=self.disk)
+                pytest.raises(checkpoint.CheckpointNotFound, lambda: checkpoint.read(PATH, disk=self.disk))
                 return
             with checkpoint.read(PATH, disk=self.disk) as found:
                 number, arrays = self.saved[-1]

@@ -1,7 +1,5 @@
 """Episodes in plain Python, and what each view is to make of the rows of a data set that holds them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

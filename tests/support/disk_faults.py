@@ -1,7 +1,5 @@
 """Stores in files whose calls of the file system fail, and what is left for the next process."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

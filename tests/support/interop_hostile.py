@@ -33,8 +33,7 @@ def check_truncations(file: bytes, folder: Path, every: int) -> None:
     path = folder / "cut.npz"
     for size in range(0, len(file), every):
         path.write_bytes(file[:size])
-        with pytest.raises(ValueError):
-            read_file(path)
+        pytest.raises(ValueError, read_file, path)
 
 
 def check_flips(file: bytes, folder: Path, every: int) -> None:

@@ -1,7 +1,5 @@
 """Small environments of Gymnasium, and the transitions that `fbuf.gymnasium.Recorder` must record of any environment."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable

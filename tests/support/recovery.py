@@ -4,8 +4,6 @@ Rows say which they are (`numbered`), so one rule serves throughout: a store tha
 was written, or says which are gone; never another one.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows with 64-bit leaves at the extremes, and buffers that keep them on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training to the end, and with every storage: see `tests/more/demo/test_catch.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -2,13 +2,7 @@
 
 import pytest
 
-from tests.support.checkpoint_faults import (
-    any_sequence,
-    cuts,
-    damaged_outcomes,
-    flips,
-    power_failures,
-)
+from tests.support.checkpoint_faults import any_sequence, cuts, damaged_outcomes, flips, power_failures
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

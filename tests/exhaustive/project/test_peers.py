@@ -23,11 +23,9 @@ def test_trees_are_not_built_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(metadata, "version", lambda name: "0.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delitem(sys.modules, "torchrl._torchrl", raising=False)
-    with pytest.raises(ImportError, match="no extension; its wheel brings no sources"):
-        _torchrl_tree.ensure(build=False)
+    pytest.raises(ImportError, _torchrl_tree.ensure, build=False).match("no extension; its wheel brings no sources")
     (tmp_path / "_torchrl.cpython.so").write_bytes(b"no library")
     (tmp_path / "csrc").mkdir()
     for name in ("pybind.cpp", "utils.cpp"):
         (tmp_path / "csrc" / name).write_text("")
-    with pytest.raises(ImportError, match="does not load: .*; not built yet"):
-        _torchrl_tree.ensure(build=False)
+    pytest.raises(ImportError, _torchrl_tree.ensure, build=False).match("does not load: .*; not built yet")

@@ -1,7 +1,5 @@
 """`storages.Deduplicated`: leaves of every kind, full tables, real games, growth, and in-place writes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`storages.Ragged`: any history of lanes and sizes, growth with every sampler and view, and unlimited replays."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

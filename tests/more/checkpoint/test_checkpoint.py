@@ -1,7 +1,5 @@
 """Checkpoints: further storages, samplers and views, other buffers and capacities, kills."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,22 +14,12 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Host
 from fbuf.views import Transition
 from tests.support import combinations
-from tests.support.checkpoint import (
-    ROOT,
-    check_goes_on,
-    check_golden,
-    steps,
-)
+from tests.support.checkpoint import ROOT, check_goes_on, check_golden, steps
 from tests.support.checkpoint_saving import check_mangled_meta, check_second_save, check_store_in_use
 from tests.support.trees import same
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("Device", "Staleness", "Sequence('mask')", 1),
-    ],
-)
+@pytest.mark.parametrize("pair", [("Device", "Staleness", "Sequence('mask')", 1)])
 def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
     check_goes_on(pair, 8, tmp_path)
 

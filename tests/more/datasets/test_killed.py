@@ -61,8 +61,7 @@ def test_killed_work_is_resumed(write: Callable[..., None], tmp_path: Path) -> N
                 if int(line) >= wait:
                     break
             os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(FileNotFoundError, match="not finished"):
-            fbuf.datasets.open(path)
+        pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
     done = sum(piece.rows for piece in _dataset.committed(path).values())
     assert done >= 1000
     seen: list[int] = []

@@ -1,7 +1,5 @@
 """Episodes of data sets and buffers that `preprocess` reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

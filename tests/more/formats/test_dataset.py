@@ -47,8 +47,7 @@ def test_a_killed_process_leaves_whole_segments(tmp_path: Path) -> None:
         if not killed_at(path, call):
             break
         there = dataset.committed(path)
-        with pytest.raises(FileNotFoundError):
-            dataset.DataSet.open(path)
+        pytest.raises(FileNotFoundError, dataset.DataSet.open, path)
         for number in rows.keys() - there.keys():
             pieces.write(path, number, pieces.SCHEMA, rows[number])
         dataset.finish(path, pieces.USED)

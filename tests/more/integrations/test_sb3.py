@@ -212,8 +212,7 @@ def test_invalid_indices_and_assignments_are_refused() -> None:
     with pytest.raises(IndexError, match="before observations"):
         other.next_observations[5] = 0
     nested = spaces.Dict({"image": spaces.Box(0, 255, (4, 20, 20), np.uint8)})
-    with pytest.raises(ValueError, match="CompressedDictReplayBuffer"):
-        sb3.CompressedReplayBuffer(10, nested, ACTIONS)
+    pytest.raises(ValueError, sb3.CompressedReplayBuffer, 10, nested, ACTIONS).match("CompressedDictReplayBuffer")
     with pytest.raises(ValueError, match="Use CompressedReplayBuffer"):
         sb3.CompressedDictReplayBuffer(10, nested["image"], ACTIONS)
 

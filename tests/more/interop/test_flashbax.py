@@ -155,22 +155,16 @@ def test_damaged_vaults_are_refused(tmp_path):
         ({"structure_dtype": {}}, "names no leaves"),
     ]:
         says(**entries)
-        with pytest.raises(ValueError, match=match):
-            from_vault(path)
+        pytest.raises(ValueError, from_vault, path).match(match)
     (path / "metadata.json").write_text("{" * 100)
-    with pytest.raises(ValueError, match="is not valid JSON"):
-        from_vault(path)
+    pytest.raises(ValueError, from_vault, path).match("is not valid JSON")
     says()
     base = {"driver": "ocdbt", "base": f"file://{path}", "path": "vault_index"}
     index = tensorstore.open({"driver": "zarr", "kvstore": base}, open=True).result()
     index.write(np.array([10**9], np.int32)).result()
-    with pytest.raises(ValueError, match="are missing, though its index counts them"):
-        from_vault(path, newest=4)
+    pytest.raises(ValueError, from_vault, path, newest=4).match("are missing, though its index counts them")
     index.write(np.array([-1], np.int32)).result()
-    with pytest.raises(ValueError, match="and -1 rows"):
-        from_vault(path)
+    pytest.raises(ValueError, from_vault, path).match("and -1 rows")
     shutil.rmtree(path / "d")
-    with pytest.raises((ValueError, FileNotFoundError)):
-        from_vault(path)
-    with pytest.raises(FileNotFoundError, match="expected a flashbax Vault"):
-        from_vault(tmp_path)
+    pytest.raises((ValueError, FileNotFoundError), from_vault, path)
+    pytest.raises(FileNotFoundError, from_vault, tmp_path).match("expected a flashbax Vault")

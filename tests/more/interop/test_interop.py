@@ -1,7 +1,5 @@
 """Storages that make room, full disks and bounded memory; torchrl reads the files that `to_ted` writes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

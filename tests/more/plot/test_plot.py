@@ -1,7 +1,5 @@
 """Plots: words beside their frames, themes, and axes of any values."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

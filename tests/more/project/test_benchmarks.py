@@ -103,13 +103,11 @@ def test_copies_are_counted_and_need_a_control(monkeypatch: pytest.MonkeyPatch) 
     buffer, state = bench_dispatch.filled(256, **bench_dispatch.KINDS["Device, Prioritized/Transition"])
     assert set(bench_dispatch.moved(buffer, state).values()) == {0}
     monkeypatch.setattr(fbuf.Buffer, "extend", lambda self, state, rows: state)
-    with pytest.raises(AssertionError, match="the pointers prove nothing"):
-        bench_dispatch.find_copies(256)
+    pytest.raises(AssertionError, bench_dispatch.find_copies, 256).match("the pointers prove nothing")
 
 
 def test_epoch_notices_rows_drawn_twice() -> None:
-    with pytest.raises(AssertionError, match="not every slot once"):
-        bench_epoch.check(np.array([0, 1, 1, 3]), 4)
+    pytest.raises(AssertionError, lambda: bench_epoch.check(np.array([0, 1, 1, 3]), 4)).match("not every slot once")
 
 
 @pytest.mark.parametrize("section", ["torch", "deduplicated"])

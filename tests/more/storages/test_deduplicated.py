@@ -9,13 +9,7 @@ from fbuf._algorithms import block_table
 from fbuf.storages import Deduplicated
 from fbuf.testing import assert_inplace
 from tests.support.deduplicated import check, check_leaves, same_bits
-from tests.support.deduplicated_device import (
-    BATCH_BYTES,
-    OBS,
-    SIZES,
-    atari,
-    noise_rows,
-)
+from tests.support.deduplicated_device import BATCH_BYTES, OBS, SIZES, atari, noise_rows
 from tests.support.trees import same
 
 

@@ -61,9 +61,7 @@ def test_without_the_token_a_write_does(storage: str, untied: None) -> None:
 
 
 @pytest.mark.parametrize(("verbs", "want"), [("re", [*range(8, 14), 100, 101]), ("er", [*range(100, 108)])])
-def test_changes_and_writes_of_one_jit_keep_their_order(
-    verbs: str, want: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_and_writes_of_one_jit_keep_their_order(verbs: str, want: list[int], monkeypatch: Any) -> None:
     calls, rows = order_of_writes("host", monkeypatch, verbs, 16)
     assert calls[1::2] == ["1000", "2000"]
     first = agree(rows)

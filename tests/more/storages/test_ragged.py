@@ -1,7 +1,5 @@
 """`storages.Ragged` against torchrl's example, in any form, in threads, windows and scans, and its memory."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -37,8 +35,7 @@ def test_the_example_of_lazy_stack_storage() -> None:
     assert sample.data["b"].shape == (10, 4)
     assert set(sample.lazy["c"]) == {"a string!", "another string!"}
     assert sorted({x.shape for x in sample.lazy["a"]}) == [(10,), (11,)]
-    with pytest.raises(ValueError, match=r"2 shapes \(float32\[1[01]\]: rows"):
-        sample.lazy.stack("a", axis=-1)
+    pytest.raises(ValueError, sample.lazy.stack, "a", axis=-1).match(r"2 shapes \(float32\[1[01]\]: rows")
     by_text = {"a string!": data0, "another string!": data1}
     for text, a, b in zip(sample.lazy["c"], sample.lazy["a"], sample.data["b"], strict=True):
         assert torch.equal(torch.from_numpy(a), by_text[text]["a"])
