@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -31,10 +29,10 @@ from tests.support.checkpoint_saving import (
     held_up,
     rows_of,
 )
+from tests.support.processes import run_python
 from tests.support.threads import Thread
 from tests.support.trees import same
 
-ROOT = Path(fbuf.__file__).parent.parent
 _extend_in_place = jax.jit(BUFFER.extend, donate_argnums=0)
 
 
@@ -71,7 +69,6 @@ def test_marks_made_on_the_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("rows", [0, 1, 3000, 70_001])
 def test_blocks_read_from_a_device(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks are read in any order."""
     monkeypatch.setattr(device_arrays, "SMALL_BYTES", 0)
     monkeypatch.setattr(device_arrays, "_platform", lambda array: "gpu")
     values = np.arange(3 * rows, dtype=np.int32).reshape(rows, 3) + 1
@@ -202,9 +199,7 @@ if sys.argv[2] == "fail":
 
 @pytest.mark.parametrize("how", ["well", "fail"])
 def test_a_process_waits_for_its_saves_at_exit_and_prints_errors(how: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _EXITS, str(tmp_path / "saved"), how]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0
+    done = run_python(_EXITS, tmp_path / "saved", how)
     buffer, state = fbuf.load(tmp_path / "saved")
     assert int(buffer.size(state)) == 500
     told = "its result() was never called" in done.stderr and "No space left on device" in done.stderr
@@ -362,7 +357,5 @@ def test_progress_counts_bytes(tmp_path: Path) -> None:
         total = told[-1][1]
         told.clear()
         fbuf.load(tmp_path / "saved", verify=verify, progress=lambda *at: told.append(at))
-        assert (
-            told[-1] == (total, total) and len(told) > 2
-        )  # while arrays are read, and not only while they are verified
+        assert told[-1] == (total, total) and len(told) > 2  # while arrays are read, not only verified
     pytest.raises(ZeroDivisionError, lambda: fbuf.load(tmp_path / "saved", progress=lambda *at: 1 // 0))

@@ -139,7 +139,6 @@ def test_files_load_into_memory_and_back(case: Case, tmp_path: Path) -> None:
 
 @EVERY
 def test_little_of_what_was_saved_changes(case: Case, tmp_path: Path) -> None:
-    """Of a store that goes on by a few rows most marks stay."""
     life = Life(dataclasses.replace(case, length=500), tmp_path / "a", 7)
     for _ in range(3):
         life.write(200, 1)

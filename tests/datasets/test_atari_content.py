@@ -81,7 +81,6 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
 def read(
     run: made.Run, numbers: list[int], change: Any = None, partial: str = "keep"
 ) -> tuple[dict[str, np.ndarray], list[Seam], list[Use]]:
-    """What the reader makes of some pieces."""
     Writer.kept = {}
     metas = {}
     for piece in run.pieces:
@@ -109,7 +108,6 @@ def read(
 
 
 def check(run: made.Run, numbers: list[int]) -> list[Seam]:
-    """The reader's rows are those of the log."""
     rows, found, _ = read(run, numbers)
     want, cut = run.expected(numbers)
     assert made.number_of(rows["obs"]).tolist() == want.tolist()
@@ -252,7 +250,6 @@ def test_counters_of_one_cycle_only_prove_nothing(writer):
 
 
 def test_frames_contradict_counters(writer):
-    """A mirror that mixed two runs: the counters go on, the picture does not."""
     log, other = made.synthetic(300, episode=10**9), made.synthetic(300, seed=9, episode=10**9)
     run = made.record(made.swap(log, 196, other), 100, final=False)
     rows, found, _ = read(run, [0, 1])

@@ -30,7 +30,6 @@ def made(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[oracle.Episo
 
 
 def flat(episodes: list[oracle.Episode], following: bool = False) -> dict[str, np.ndarray]:
-    """As D4RL has it."""
     rows = oracle.rows_of(episodes, final=False)
     out = {
         "observations": rows["obs"],

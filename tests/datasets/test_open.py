@@ -93,7 +93,6 @@ def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path: Path) ->
 
 
 def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:
-    """Never other data: the step fails, and says why."""
     rows = pieces.make(tmp_path)
     with _dataset.DataSet.open(tmp_path) as dataset:
         column: object = dataset.store._columns[0]

@@ -22,7 +22,6 @@ EPISODES = oracle.episodes(0, LENGTHS, OBS, ACTION)
 
 @pytest.fixture(scope="module")
 def maze(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of 19 rows in 5 pieces, with final observations."""
     path = tmp_path_factory.mktemp("maze") / "maze"
     rows = oracle.rows_of(EPISODES, final=False)
     rows |= {"next_" + name: np.concatenate([e.obs[name][1:] for e in EPISODES]) for name in OBS}

@@ -39,7 +39,6 @@ def listed(source: Any, name: str = NAME) -> File:
 
 
 def got(file: File, path: Path) -> tuple[bytes, int]:
-    """The bytes that are downloaded, and how many were reported."""
     reports: list[int] = []
     fetch(file, path / "file.gz", reports.append)
     return (path / "file.gz").read_bytes(), sum(reports)

@@ -43,7 +43,6 @@ def test_streams_whose_rows_change_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_read_once_and_released(tmp_path: Path) -> None:
-    """At most two dicts are alive at a time."""
     alive: list[weakref.ref[Any]] = []
 
     class Watched(np.ndarray):

@@ -14,6 +14,7 @@ import pytest
 
 from fbuf._formats import checkpoint
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
+from tests.support.processes import run_python
 from tests.support.threads import Thread
 
 
@@ -176,8 +177,7 @@ sys.modules["kept"] = [one, two]
 
 def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path: Path) -> None:
     save(str(tmp_path), 0)
-    done = subprocess.run([sys.executable, "-c", _OPEN_AT_EXIT, str(tmp_path)], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_python(_OPEN_AT_EXIT, tmp_path).stderr == ""
 
 
 def test_files_of_others_stay(tmp_path: Path) -> None:

@@ -83,7 +83,6 @@ def test_a_save_that_cannot_remove_old_files_warns() -> None:
 
 
 def test_an_unreadable_disk_is_damage() -> None:
-    """The generation before loads, or the error names the place."""
     disk = Memory()
     save(PATH, 1, disk)
     save(PATH, 2, disk)

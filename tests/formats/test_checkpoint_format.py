@@ -68,8 +68,7 @@ def test_meta_returns() -> None:
     disk = Memory()
     meta = {
         "text": 'ä\ud800\n"#[{',
-        "number": -(2**70),
-        "half": 0.1,
+        "numbers": [-(2**70), 0.1],
         "list": [None, True, {"": []}],
         "deep": {"a": {"b": {}}},
     }

@@ -23,7 +23,6 @@ def files_of(path: Path) -> list[Path]:
 
 
 def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
-    """Bytes of every file, one at a time."""
     want = pieces.make(tmp_path)
     number, opened = len(want["action"]), 0
     for file in files_of(tmp_path):
@@ -72,7 +71,6 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def leaf(name: str, **changes: Any) -> Any:
-    """Changes a leaf of the schema."""
 
     def altered(value: Any) -> Any:
         (found,) = (one for one in value["schema"]["leaves"] if one[0] == name)
@@ -84,7 +82,6 @@ def leaf(name: str, **changes: Any) -> Any:
 
 
 def used(*ends: Any, **fields: Any) -> Any:
-    """Uses one segment only, of other rows or by another name."""
 
     def altered(value: Any) -> Any:
         number, save, *rows = value["pieces"][1]
@@ -125,7 +122,6 @@ def test_a_hostile_data_set_is_refused(tmp_path: Path, case: str) -> None:
 
 
 def index(name: str, change: Any) -> Any:
-    """Changes an array of the index of `obs`."""
 
     def altered(arrays: dict[str, Any]) -> None:
         arrays[f"rows/obs/{name}"] = change(np.array(arrays[f"rows/obs/{name}"]))

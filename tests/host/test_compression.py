@@ -103,9 +103,7 @@ def test_a_digest_has_the_size_that_nbytes_counts(level: int, monkeypatch: pytes
     shared, own = (Dictionary(rows[:16].tobytes()) for _ in range(2))
     packer = compressor(level, rows[16:].nbytes, shared)
     encoded = packer.compress(rows[16:].tobytes())
-    monkeypatch.setattr(
-        Dictionary, "digested", lambda dictionary, _: dictionary.data
-    )  # zstd digests it with the context
+    monkeypatch.setattr(Dictionary, "digested", lambda dictionary, _: dictionary.data)  # the context digests it
     alone = compressor(level, rows[16:].nbytes, own)
     assert alone.compress(rows[16:].tobytes()) == encoded
     assert alone.memory_size() - packer.memory_size() == shared.digest > 0 == own.digest

@@ -152,7 +152,6 @@ def test_a_large_batch_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_readers_never_see_other_rows(tmp_path: Path) -> None:
-    """A reader holds tickets while the ring goes round, in files that are written before rows count."""
     columns = columns_of(None, Zstd(chunk=2), shape=(256,))
     store = make(tmp_path, columns, length=32, slack=8)
     done, newest = threading.Event(), np.zeros(1, np.uint64)

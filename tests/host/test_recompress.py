@@ -26,12 +26,10 @@ def make(lanes: int = 1, length: int = 4096, slack: int = 0, **settings: Any) ->
 
 
 def write(store: Store, rows: np.ndarray) -> np.ndarray:
-    """Return the tickets of rows written to a store of one lane."""
     return store.write([rows[:, None]], None)[:, 0]
 
 
 def check(store: Store, tickets: Any, rows: np.ndarray) -> None:
-    """Compare every row with what is stored."""
     out, ok = fetch(store, tickets)
     assert ok.all() and np.array_equal(out, rows)
 

@@ -45,8 +45,6 @@ def test_unused_slots_cost_little() -> None:
 
 
 class Moody(Plain):
-    """A codec that fails when it is told to."""
-
     left = 1 << 30
 
     def encode(self, rows: np.ndarray) -> bytes:

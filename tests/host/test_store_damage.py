@@ -42,7 +42,6 @@ def with_dictionaries() -> tuple[Store, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("column", [0, 1], ids=["zstd", "own"])
 @pytest.mark.parametrize("name", ["payload", "checksum", "dictionary", "length", "address"])
 def test_a_changed_byte_of_a_checkpoint_gives_no_wrong_row(column: int, name: str) -> None:
-    """What is read is the row or an error, and the error comes for the changed chunk."""
     store, rows, tickets = with_dictionaries()
     arrays, rng = store.to_arrays(), np.random.default_rng(0)
     for _ in range(8):

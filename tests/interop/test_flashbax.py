@@ -29,7 +29,6 @@ def ring(lanes: int, number: int) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def tree(powers: np.ndarray, largest: float) -> dict[str, Any]:
-    """Return the sum tree over `powers`, one for each window."""
     levels = [np.asarray(powers, np.float32).reshape(-1)]
     while len(levels[0]) > 1:
         levels.insert(0, levels[0].reshape(-1, 2).sum(axis=1))

@@ -22,7 +22,6 @@ SUFFIXES = (".npz", ".h5")
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Many blocks, the last of them short."""
     monkeypatch.setattr(_columns, "BLOCK_BYTES", 100)
     monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 100)
 

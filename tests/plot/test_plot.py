@@ -46,7 +46,6 @@ def filled(sampler: Any = None, **settings: Any) -> tuple[fbuf.Buffer, Any]:
 
 
 def stairs(made: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Values and edges of histograms, in the order they were drawn."""
     return [(patch.get_data().values, patch.get_data().edges) for patch in made.patches]
 
 

@@ -231,8 +231,6 @@ def test_outputs_are_always_filled_and_inputs_never_written() -> None:
 
 
 class Vandal:
-    """A codec that fails on demand."""
-
     chunk = 2
     broken = False
 

@@ -35,7 +35,6 @@ def way() -> tuple[Any, ...]:
 
 
 def test_a_resumed_state_is_the_state_it_was(way: Any, tmp_path: Path) -> None:
-    """The same rows in the same slots, drawn as from `convert`, which starts samplers again too; then it goes on."""
     storage, view, sampler, lanes, rows = way
     buffer = make(storage, tmp_path, 12 * (lanes or 1), view=view, sampler=sampler, lanes=lanes)
     buffer = dataclasses.replace(buffer, episode_end=("terminated", "truncated"))

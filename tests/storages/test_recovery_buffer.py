@@ -61,7 +61,6 @@ def damage(path: Path, first: int, count: int) -> None:
 
 
 def resumed_silently(buffer: fbuf.Buffer, rows: int) -> list[int]:
-    """Return `t` of the first rows of a buffer that is resumed without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state = buffer.resume(EXAMPLE)
@@ -70,7 +69,6 @@ def resumed_silently(buffer: fbuf.Buffer, rows: int) -> list[int]:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Path) -> None:
-    """And says so once; the next time there is nothing to say."""
     buffer = fbuf.Buffer(100, storage=STORAGES[storage](str(tmp_path)), sampler=fbuf.samplers.Prioritized())
     state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 60)))
     del state

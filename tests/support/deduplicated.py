@@ -92,7 +92,6 @@ class Trial:
         return np.asarray(self.state.ring.size).astype(np.int64)
 
     def counters(self) -> np.ndarray:
-        """Rows refused and rows retired."""
         return np.asarray(self.state.counters)[[COUNTERS.index("refused_rows"), COUNTERS.index("retired_rows")]]
 
     def number_rows(self, rows: Fields) -> tuple[dict[str, Any], np.ndarray]:
@@ -165,7 +164,6 @@ class Trial:
         check(self.state)
 
     def index_of(self, numbers: list[int]) -> fbuf.Index:
-        """Indices of rows that can be read."""
         indices = self._indices()
         return fbuf.Index(*(jnp.asarray(np.array(x)) for x in zip(*(indices[n] for n in numbers), strict=True)))
 
@@ -206,7 +204,6 @@ class Trial:
         self.arrived, self.refused = [[] for _ in range(self.lanes)], set()
 
     def sample(self, seed: int, batch_size: int) -> Any:
-        """A batch of `Row`s, each of which is one that is held."""
         which = COUNTERS.index("draws_refused")
         expired = int(self.state.counters[which])
         self.state, batch = self.methods.sample(self.state, jax.random.key(seed), batch_size)
@@ -313,7 +310,6 @@ SMALL = {"a": ((8, 8), np.uint8), "b": ((4, 12), np.uint8)}
 
 
 def small(on_full: str, **more: Any) -> fbuf.Buffer:
-    """Two leaves that share a table of hardly any room."""
     storage = Deduplicated(keys=("a", "b"), block=(4, 4), blocks=96, on_full=on_full)
     return fbuf.Buffer(**{"capacity": 36, "lanes": 3, "storage": storage} | more)
 

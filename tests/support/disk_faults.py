@@ -71,7 +71,6 @@ STILL = np.repeat(np.arange(400, dtype=np.uint8)[:, None, None], 2, 1) * np.ones
 
 
 def segments(store: Store) -> set[int]:
-    """Return the numbers of the segments of the second column."""
     part = store._parts[1]
     return set(part.arena.segments) if isinstance(part, ChunkedFileColumn) else set()
 

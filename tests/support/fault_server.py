@@ -26,8 +26,6 @@ LISTING = "listing"
 
 @dataclass
 class Status:
-    """An answer without a file."""
-
     code: int
 
 
@@ -40,8 +38,6 @@ class Cut:
 
 @dataclass
 class Damage:
-    """One byte of the file is another one."""
-
     at: int
 
 

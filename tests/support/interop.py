@@ -34,7 +34,6 @@ def held(buffer: fbuf.Buffer, state: fbuf.BufferState) -> dict[str, np.ndarray]:
 
 
 def check_equal(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    """Compare leaves bit for bit."""
     assert list(got) == list(wanted)
     for name, leaf in wanted.items():
         assert got[name].dtype == leaf.dtype and got[name].shape == leaf.shape, name

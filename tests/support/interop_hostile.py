@@ -54,7 +54,6 @@ def check_flips(file: bytes, folder: Path, every: int) -> None:
 
 
 def packed(path: Path, members: dict[str, bytes], **settings: Any) -> Path:
-    """Write a zip of these members."""
     with zipfile.ZipFile(path, "w", **settings) as out:
         for name, text in members.items():
             out.writestr(name, text)
@@ -62,7 +61,6 @@ def packed(path: Path, members: dict[str, bytes], **settings: Any) -> Path:
 
 
 def npy(array: np.ndarray) -> bytes:
-    """Return the array as a npy file."""
     text = io.BytesIO()
     np.save(text, array, allow_pickle=True)
     return text.getvalue()

@@ -57,8 +57,6 @@ class Blocks(Source):
 
 
 class Keyed(Source):
-    """A source in named parts of uneven length."""
-
     def __init__(self, parts: Mapping[str, np.ndarray], marked: bool = True) -> None:
         array = np.concatenate([*parts.values(), np.zeros(0, np.uint8)]).astype(np.uint8)
         super().__init__(array, list(parts) if marked else None)
@@ -87,21 +85,18 @@ class Memory(Disk):
         self._next = 1 << 40
 
     def copy(self) -> Memory:
-        """The same files, all durable."""
         other = Memory(self.path)
         for name, file in self.names.items():
             other.put(name, bytes(file.data))
         return other
 
     def put(self, name: str, data: bytes) -> None:
-        """Store a durable file."""
         file = File()
         file.data[:] = data
         file.durable = data
         self.names[name] = self.durable[name] = file
 
     def contents(self) -> dict[str, bytes]:
-        """Return the bytes of all files but the lock."""
         return {name: bytes(file.data) for name, file in self.names.items() if name != "lock"}
 
     def open(self, path: str, flags: int) -> int:
@@ -299,7 +294,6 @@ def sources(k: int, rows: int = 40) -> dict[str, Any]:
 
 
 def save(path: str, k: int, disk: Disk = DISK, **how: Any) -> checkpoint.Written:
-    """Write save number `k`."""
     return checkpoint.write(path, sources(k), {"k": k}, disk=disk, **how)
 
 

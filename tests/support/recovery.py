@@ -214,7 +214,6 @@ def flipped(text: bytes, bit: int) -> bytes:
 
 
 def check_damages(kind: str, verify: bool, exhaustive: bool, path: Path) -> None:
-    """No cut and no flipped bit shows another row."""
     small(kind, path / "0", 6)
     rows = rows_there(kind, path / "0")
     said: dict[str, int] = {}

@@ -32,7 +32,6 @@ def part(store: Store, column: int = 0) -> ChunkedColumn | FrameStream:
 
 
 def stream(store: Store, column: int = 0) -> FrameStream:
-    """A column that was recognised."""
     own = part(store, column)
     assert isinstance(own, FrameStream)
     return own

@@ -17,8 +17,6 @@ DTYPES += [getattr(ml_dtypes, n) for n in dir(ml_dtypes) if n.startswith(("float
 
 @dataclasses.dataclass(frozen=True)
 class Deflate:
-    """A codec of the user's own."""
-
     chunk: int = 4
 
     def encode(self, rows: np.ndarray) -> bytes:
@@ -30,8 +28,6 @@ class Deflate:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """A codec that takes any damage for data (and does not compress: for few rows)."""
-
     chunk: int = 4
 
     def encode(self, rows: np.ndarray) -> bytes:

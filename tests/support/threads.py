@@ -9,7 +9,6 @@ PATIENCE = 120.0  # seconds until a test that hangs fails
 
 
 def soon(condition: Callable[[], Any]) -> None:
-    """Poll until the condition holds."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it never became true"

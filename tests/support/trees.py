@@ -8,7 +8,6 @@ import numpy as np
 
 
 def numpy_leaf(leaf: Any) -> np.ndarray:
-    """Return a copy in numpy; of keys, their data."""
     is_key = jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)
     return np.array(jax.random.key_data(leaf) if is_key else leaf)
 
@@ -30,7 +29,6 @@ def example_of(rows: Any, axes: int = 2) -> Any:
 
 
 def close(one: Any, two: Any, **tolerance: float) -> None:
-    """Compare the structures and values of two pytrees of arrays."""
     assert jax.tree.structure(one) == jax.tree.structure(two)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(numpy_leaf(a), numpy_leaf(b), **tolerance), one, two)
 

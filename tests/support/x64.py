@@ -41,7 +41,6 @@ def buffer_of(storage: str, path: Path, capacity: int = 16, **settings: Any) -> 
 
 
 def same(got: Any, wanted: np.ndarray) -> None:
-    """Compare dtype, shape and bytes."""
     got = np.asarray(got)
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     assert got.tobytes() == wanted.tobytes()

@@ -12,7 +12,6 @@ from tests.support.processes import run_python
 
 
 def test_memory_stays_bounded(tmp_path):
-    """282 MB of rows pass through a compressed buffer in both directions; less than a third is ever in memory."""
     more, kept = map(int, run_python(MEMORY, tmp_path).stdout.split()[-2:])
     assert more < 100 + kept, (more, kept)
 

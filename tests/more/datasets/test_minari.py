@@ -39,7 +39,6 @@ def made(kind: str, seed: int = 0) -> list[oracle.Episode]:
 
 
 def spaces_of(kind: str) -> tuple[Any, Any]:
-    """Of observations and actions."""
     if kind == "plain":
         return spaces.Box(-np.inf, np.inf, (4,), np.float64), spaces.Discrete(200)
     pair = spaces.Tuple((spaces.Discrete(200), spaces.MultiBinary(5)))
@@ -93,7 +92,6 @@ def write(
 
 
 def plain(root: Path, **settings: Any) -> Path:
-    """Write the usual data set, as HDF5."""
     return write(root, "test/plain-v0", made("plain"), "plain", "hdf5", **settings)
 
 

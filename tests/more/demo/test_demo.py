@@ -20,7 +20,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def names():
-    """All of them are in tests/exhaustive."""
     return ("device",)
 
 
@@ -31,7 +30,6 @@ def runs(names):
 
 @pytest.fixture(scope="module")
 def columns(names):
-    """The comparison of the storages on the same rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_compare_storages, "READS", 3)
         patch.setattr(_compare_storages, "_GROUP", 2)

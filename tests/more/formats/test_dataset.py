@@ -38,7 +38,6 @@ def killed_at(path: Path, call: int) -> bool:
 
 
 def test_a_killed_process_leaves_whole_segments(tmp_path: Path) -> None:
-    """They are listed as committed, and the rest can be written."""
     rng = np.random.default_rng(0)
     rows = {number: pieces.rows_of(rng, size) for number, size in pieces.SIZES.items()}
     for call in range(1, 1000):

@@ -57,7 +57,6 @@ def pair(kind: Any, space: spaces.Space, size: int, n_envs: int = 1, **settings:
 
 
 def stacks(n_envs: int, ends: float, seed: int, side: int = 20) -> Any:
-    """Yield the arguments of `add`: stacks of four frames, with terminal observations and timeouts."""
     rng = np.random.default_rng(seed)
     stack = np.zeros((n_envs, 4, side, side), np.uint8)
     for t in itertools.count():

@@ -20,7 +20,6 @@ SOURCE = os.environ.get("FBUF_SB3", "")
 
 
 def failures(folder: Path, name: str, *options: str) -> tuple[set[str], int]:
-    """Return the cases of a file that fail, and how many pass."""
     shutil.copy(Path(SOURCE) / "tests" / f"test_{name}.py", folder)  # out of a package that is called as ours
     done = subprocess.run(
         [

@@ -28,7 +28,6 @@ def flashbax_allowed(monkeypatch):
 
 
 def rows(first: int, lanes: int, n: int) -> dict:
-    """`[E, n, ...]`, as flashbax has them."""
     t = first + np.arange(n)[None, :] + 1000 * np.arange(lanes)[:, None]
     return {"obs": jnp.asarray(np.repeat(t[..., None], 3, -1), jnp.float32), "step": {"t": jnp.asarray(t, jnp.int32)}}
 

@@ -49,7 +49,6 @@ def rollout(n: int, first: int = 0):
 
 
 def flat(td) -> dict[str, np.ndarray]:
-    """Leaves of a tensordict by name, as numpy; bfloat16 as float32."""
     out = {}
     for key, leaf in td.items(True, True):
         name = key if isinstance(key, str) else "/".join(key)

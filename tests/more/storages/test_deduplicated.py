@@ -36,7 +36,6 @@ def test_rows_of_very_many_blocks_keep_the_count_of_blocks() -> None:
 
 @pytest.mark.optimized
 def test_a_write_needs_less_than_four_times_its_frames() -> None:
-    """Temporary bytes, at a hundred times the rows and 16 times the blocks the same."""
     needed = []
     for capacity, blocks in SIZES:
         buffer, state, rows = atari(capacity, blocks)
