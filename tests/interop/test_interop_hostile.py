@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf.interop import from_arrays, from_file, to_file
 from fbuf.interop._columns import check_name, check_shape, read_json
-from tests.support.interop import read_file
-from tests.support.interop_hostile import ROWS, check_flips, check_truncations, npy, packed, written
+from tests.support.interop import ROWS, check_flips, check_truncations, npy, packed, read_file, written
 
 
 @pytest.mark.parametrize("compress", [False, True])

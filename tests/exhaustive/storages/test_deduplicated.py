@@ -127,10 +127,6 @@ def test_vmapped_writes_are_in_place() -> None:
     assert max(needed) < 1.02 * min(needed) + 64 * 1024
 
 
-def test_draws_of_refused_rows_are_masked() -> None:
-    check_masked_draws("prioritized", "transition")
-
-
 @pytest.mark.parametrize("on_full", ["refuse", "retire"])
 def test_counters_wrap_at_2_to_the_32(on_full: str) -> None:
     """Nothing but noise, in a table far too small: some row can always be read."""

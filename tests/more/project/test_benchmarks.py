@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import fbuf
-from benchmarks import bench_compression, bench_deduplicated, bench_dispatch, bench_epoch, bench_gpu, bench_sample
+from benchmarks import bench_compression, bench_deduplicated, bench_dispatch, bench_epoch, bench_gpu, bench_sample, hops
 from benchmarks._harness import Absent
+from fbuf._bridge import callbacks
+from fbuf._core import pytree
 
 
 def moving_square(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -114,3 +116,27 @@ def test_epoch_notices_rows_drawn_twice() -> None:
 def test_accelerator_sections_run_on_a_cpu(section: str) -> None:
     rows = bench_gpu.SECTIONS[section](True)
     assert rows and all(row["ratio"] is not None and row["met"] is not False for row in rows)
+
+
+def test_counts_files_and_moves() -> None:
+    spec = {"a": {"b": jax.ShapeDtypeStruct((), jnp.float32)}}
+    one = hops.Counter().count(lambda: pytree.named_leaves(spec))
+    assert one == hops.Hops(("_core/pytree.py",), 1)
+    assert hops.Counter().count(lambda: None) == hops.Hops((), 0)
+
+
+def test_compressed_sample_goes_through_few_files() -> None:
+    real = callbacks.call
+    traced, warm = hops.compressed_sample(hops.Counter())
+    assert callbacks.call is real
+    for counted in (traced, warm):
+        assert "_host/codecs/encoder.py" in counted.files, "what callbacks run is not counted"
+    assert len(warm.files) <= 25
+    assert warm.moves <= 60
+
+
+def test_device_extend_goes_through_few_files() -> None:
+    traced, warm = hops.device_extend(hops.Counter())
+    assert "storages/_device.py" in traced.files
+    assert len(warm.files) <= 16
+    assert fbuf.stores() == []
