@@ -70,7 +70,7 @@ def test_checkpoints_of_other_releases_are_named(tmp_path: Path) -> None:
         change(arrays, meta["buffer"])
         path = tmp_path / str(number)
         checkpoint.write(str(path), arrays, meta)
-        for given in ((), (buffers.BUFFERS[name],)):
+        for given in ((), (buffers.BUFFERS[name],))[: 1 + (name == "compressed")]:
             pytest.raises(fbuf.VersionError, fbuf.load, path, *given).match(words)
 
 
