@@ -11,16 +11,8 @@ import pytest
 
 import fbuf
 from fbuf.storages import Device, Ragged
+from tests.support import checkpoint as support
 from tests.support import combinations
-from tests.support.checkpoint import (
-    GOLDEN,
-    check_every_number_of_rows,
-    check_goes_on,
-    check_golden,
-    check_killed,
-    check_old_state,
-    golden,
-)
 from tests.support.trees import same
 
 
@@ -33,7 +25,7 @@ from tests.support.trees import same
     ],
 )
 def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
-    check_goes_on(pair, 8, tmp_path)
+    support.check_goes_on(pair, 8, tmp_path)
 
 
 @pytest.mark.parametrize("storage", ["Deduplicated", "Host", "Ragged"])
@@ -52,29 +44,29 @@ def test_the_rows_of_further_storages_return(storage: str, tmp_path: Path) -> No
 
 
 def test_a_kill_leaves_the_old_or_the_new_save(tmp_path: Path) -> None:
-    check_killed("Compressed", 0, tmp_path)
+    support.check_killed("Compressed", 0, tmp_path)
 
 
 def test_golden_checkpoints_load() -> None:
-    for name in golden.BUFFERS:
-        check_golden(name, draw=False)
-    assert {path.name for path in GOLDEN.iterdir()} == {*golden.BUFFERS, "replay"}
+    for name in support.golden.BUFFERS:
+        support.check_golden(name, draw=False)
+    assert {path.name for path in support.GOLDEN.iterdir()} == {*support.golden.BUFFERS, "replay"}
 
 
 def test_a_golden_replay_loads() -> None:
-    replay = fbuf.Replay.load(GOLDEN / "replay")
+    replay = fbuf.Replay.load(support.GOLDEN / "replay")
     assert len(replay) == 16
-    same(replay.last(8).data["obs"], golden.rows(golden.STEPS - 8, 8)["obs"])
+    same(replay.last(8).data["obs"], support.golden.rows(support.golden.STEPS - 8, 8)["obs"])
     _, key = jax.random.split(jax.random.key(5))  # its seed
     same(replay.buffer.peek(replay.state, key, 4).data, replay.sample(4).data)
 
 
 def test_every_number_of_rows(tmp_path: Path) -> None:
-    check_every_number_of_rows(Device(), tmp_path)
+    support.check_every_number_of_rows(Device(), tmp_path)
 
 
 def test_an_old_state_is_saved_as_it_was(tmp_path: Path) -> None:
-    check_old_state("Compressed", tmp_path)
+    support.check_old_state("Compressed", tmp_path)
 
 
 BITS = (

@@ -1,8 +1,4 @@
-"""What a store hands out to be saved: it stays what it was, its marks tell the truth, and it is never all in memory.
-
-Every kind of column is gone through the same calls. What a snapshot gives after them must be what it gave before; a block with
-the mark that it had in an earlier snapshot must have its bytes; and what is loaded from it, block by block, must be the store.
-"""
+"""What a store hands out to be saved: it stays what it was, its marks tell the truth, and it is never all in memory."""
 
 import dataclasses
 import gc

@@ -1,7 +1,4 @@
-"""What the files of the Atari DQN replay data set mean: rings, rows of zeros, seams; against the log they were made from.
-
-The generator runs the writer of these files over a log and knows which rows each dump holds; the reader sees the arrays only.
-"""
+"""What the files of the Atari DQN replay data set mean: rings, rows of zeros, seams; against the log they were made from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Hostile checkpoints: nothing is executed, nothing outside the folder is touched, memory is bounded.
-
-Every checksum in them is valid; only fbuf's own errors may follow from any bytes.
-"""
+"""Hostile checkpoints: nothing is executed, nothing outside the folder is touched, memory is bounded."""
 
 import copy
 import random

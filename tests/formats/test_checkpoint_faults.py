@@ -1,7 +1,4 @@
-"""Checkpoints survive killed processes, failing and full disks, power failures and damaged bytes.
-
-Whatever happens during a save, the old or the new save loads whole afterwards, and no damaged byte is loaded.
-"""
+"""Checkpoints survive killed processes, failing and full disks, power failures and damaged bytes."""
 
 import contextlib
 import errno
@@ -15,14 +12,7 @@ import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
-from tests.support.checkpoint_faults import (
-    any_sequence,
-    cuts,
-    damaged_outcomes,
-    flips,
-    flips_of_a_large_file,
-    power_failures,
-)
+from tests.support import checkpoint_faults as support
 from tests.support.memory_disk import PATH, Faulty, File, Killed, Memory, load, same, save
 
 
@@ -103,7 +93,7 @@ def test_an_unreadable_disk_is_damage() -> None:
 
 
 def test_power_failures_leave_the_old_or_the_new_save() -> None:
-    assert power_failures(each=6, seed=0) > 400
+    assert support.power_failures(each=6, seed=0) > 400
 
 
 def test_the_manifest_is_renamed_after_everything_else_is_synced(tmp_path: Path) -> None:
@@ -219,16 +209,16 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verify", ["full", "lazy"])
-@pytest.mark.parametrize("change", [flips, cuts])
+@pytest.mark.parametrize("change", [support.flips, support.cuts])
 def test_every_flipped_bit_and_every_cut_is_an_error(change: object, verify: str) -> None:
-    seen = damaged_outcomes(1, change, verify=verify)
+    seen = support.damaged_outcomes(1, change, verify=verify)
     assert len(seen) > 800 and {k for k, _ in seen} == {None}
 
 
 @pytest.mark.parametrize("verify", ["full", "lazy"])
 def test_flipped_bits_of_a_large_file_are_errors(verify: str, tmp_path: Path) -> None:
-    flips_of_a_large_file(tmp_path, 1 << 20, 30, verify, seed=0)
+    support.flips_of_a_large_file(tmp_path, 1 << 20, 30, verify, seed=0)
 
 
 def test_any_sequence_of_saves_kills_and_damage() -> None:
-    any_sequence(examples=40)
+    support.any_sequence(examples=40)

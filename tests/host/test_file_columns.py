@@ -1,8 +1,4 @@
-"""Rows in files: the store against a dict of every row, whatever call fails, and damage that is found.
-
-Fault injection makes the n-th of `os.pwrite`, `os.open`, `os.ftruncate` and `os.replace` fail, for every n, half-way through
-where it writes: the store is then as before, here and for the process that resumes it.
-"""
+"""Rows in files: the store against a dict of every row, whatever call fails, and damage that is found."""
 
 import itertools
 import shutil

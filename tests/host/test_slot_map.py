@@ -16,8 +16,6 @@ from tests.support.slot_map import CODECS, Scattered, churn, make, reload
 from tests.support.store import Deflate, Plain, fetch, frames, same
 from tests.support.store_model import Drawn
 
-KINDS = pytest.mark.parametrize("codec", [None, Zstd(), Deflate(1)], ids=["raw", "zstd", "own"])
-
 
 @given(data=st.data())
 def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
@@ -42,38 +40,6 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
         elif call == "reload":
             model.store = reload(model.store)
         model.check(rng)
-
-
-@KINDS
-def test_a_replaced_row_stays_for_slack_more(codec: Codec | None) -> None:
-    store = make(codec, length=3, slack=2)
-
-    def put(slot: int, value: int) -> int:
-        return int(store.write([np.full((1, 1, 5), value, np.uint8)], None, np.array([[slot]], np.int32))[0, 0])
-
-    tickets = [put(slot, 10 + slot) for slot in range(3)]
-    replaced = tickets[1]
-    tickets[1] = put(1, 20)
-    for value in (21, 22):
-        assert (fetch(store, [replaced])[0] == 11).all()
-        tickets[0] = put(0, value)
-    got, ok = fetch(store, [replaced])
-    assert not ok.any() and not got.any()
-    assert [int(r[0]) for r in fetch(store, tickets)[0]] == [22, 20, 12]
-
-
-@KINDS
-def test_futures_of_one_state_are_separate_and_bounded(codec: Codec | None) -> None:
-    """Each of 200 futures replaces the same rows of the same state, and is dropped."""
-    store, rng = make(codec, length=8, slack=3), np.random.default_rng(0)
-    model = Scattered(store)
-    model.write_at([rng.integers(0, 9, (8, 1, 5), np.uint8)], np.arange(8, dtype=np.int32)[:, None])
-    for _ in range(200):
-        slots = rng.choice(3, 2, replace=False).astype(np.int32)[:, None]
-        model.write_at([rng.integers(0, 9, (2, 1, 5), np.uint8)], slots)
-        model.check(rng)
-    old = [t for t in model.rows if t in model.alive][:5]
-    assert fetch(store, old)[1].all()  # slots 3 to 7, which no future touched
 
 
 @given(data=st.data())

@@ -1,7 +1,4 @@
-"""Check which folders may import which, what the package never contains, and that everything public is documented.
-
-A module imports only from its own folder and from floors below it, inside functions and under TYPE_CHECKING too.
-"""
+"""Check which folders may import which, what the package never contains, and that everything public is documented."""
 
 import ast
 import functools

@@ -1,8 +1,4 @@
-"""Buffers whose rows lie on the host, through JAX: order, expiry, transformations, callbacks.
-
-`obs` (on the host) of row i starts with 10 i and `t` (on the device) is i, so any mix-up of rows shows in one batch. What
-is late is late because of `late`, a computation of some tenths of a second; tests of order have controls in tests/more.
-"""
+"""Buffers whose rows lie on the host, through JAX: order, expiry, transformations, callbacks."""
 
 from functools import partial
 from typing import Any
@@ -18,25 +14,16 @@ from fbuf._bridge import callbacks
 from fbuf._host.store.store import Store
 from fbuf.storages import _host_storage
 from tests.support import ownership as _support
+from tests.support.fixtures import fixed
 from tests.support.host import history, order_of_writes, overtaken, use_other_callbacks
 from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of, store_of
 
 storage = _support.storage
 
 
-@pytest.fixture
-def form() -> str:
-    return "jit"
-
-
-@pytest.fixture
-def calls() -> str:
-    return "scan"
-
-
-@pytest.fixture
-def lanes() -> int | None:
-    return 3
+form = fixed("jit")
+calls = fixed("scan")
+lanes = fixed(3)
 
 
 def test_no_write_overtakes_a_late_read(storage: str, form: str) -> None:

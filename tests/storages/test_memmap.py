@@ -1,9 +1,4 @@
-"""Buffers whose rows lie in files, through JAX: `Memmap`, `Compressed(path=...)` and `Buffer.resume`.
-
-What they share with every host storage is shown where those are (`tests/storages/test_host.py`,
-`tests/contracts/test_model.py`), what the files hold in `tests/host/test_file_columns.py`; here that a state comes back, and
-what is said when it does not.
-"""
+"""Buffers whose rows lie in files, through JAX: `Memmap`, `Compressed(path=...)` and `Buffer.resume`."""
 
 import dataclasses
 import gc
@@ -18,20 +13,12 @@ import pytest
 import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Host, Memmap
+from tests.support.fixtures import fixed
 from tests.support.memmap import EXAMPLE, PLAIN, TRANSITION, make, rows_of
 from tests.support.trees import same
 
-
-@pytest.fixture
-def storage() -> str:
-    """`Compressed(path=...)` is in the other tiers."""
-    return "memmap"
-
-
-@pytest.fixture
-def way() -> tuple[Any, ...]:
-    """The storage, view, sampler and lanes, and how many rows are written."""
-    return "memmap", TRANSITION, Prioritized(), 2, 31
+storage = fixed("memmap")  # `Compressed(path=...)` is in the other tiers
+way = fixed(("memmap", TRANSITION, Prioritized(), 2, 31))  # storage, view, sampler, lanes, and rows written
 
 
 def test_a_resumed_state_is_the_state_it_was(way: Any, tmp_path: Path) -> None:

@@ -1,9 +1,4 @@
-"""Runs of real or made-up games in the file format of the DQN replay data set, and the rows that a reader must return.
-
-The public files are a ring of `capacity` rows with `blanks` rows of zeros before each episode, dumped whole whenever a
-step leaves the write head on the last row. `record` does this with row numbers in place of rows, so that rows around the
-write head, counters, lost cycles and the final dump are as in the public files. Rows never written hold noise.
-"""
+"""Runs of real or made-up games in the file format of the DQN replay data set, and the rows that a reader must return."""
 
 import dataclasses
 import gzip

@@ -1,9 +1,4 @@
-"""What the tests of `storages.Deduplicated` share: a trial that keeps every row it gave, and contents of all kinds.
-
-Rows carry a number, and a `Trial` keeps what was given under each. After a write all rows that should be held are read and
-compared to the bit; the others were overwritten, retired or refused, and the counters say how many. `check` counts
-references, distinct blocks and fingerprints again from the ids. Tables are small: one with room to spare hides mistakes.
-"""
+"""What the tests of `storages.Deduplicated` share: a trial that keeps every row it gave, and contents of all kinds."""
 
 import functools
 from typing import Any

@@ -1,8 +1,4 @@
-"""Arrays that change from save to save, and disks for them: in memory, or failing at the n-th call.
-
-`Memory` keeps files in a dictionary that tests can damage; `Memory.crashes` yields what a power failure may leave.
-`Faulty` passes calls on to another disk and makes one of them fail.
-"""
+"""Arrays that change from save to save, and disks for them: in memory, or failing at the n-th call."""
 
 from __future__ import annotations
 
@@ -217,7 +213,6 @@ class Faulty(Disk):
       kinds: Calls that count.
       dead: Whether all later calls fail too, so that nothing can be cleaned up.
       short: Whether a failing write writes half and reports so, in place of raising.
-      act: Called before the error is raised.
     """
 
     def __init__(
@@ -228,10 +223,9 @@ class Faulty(Disk):
         kinds: tuple[str, ...] = CALLS,
         dead: bool = False,
         short: bool = False,
-        act: Callable[[], None] | None = None,
     ) -> None:
         self.disk, self.at, self.error, self.kinds = disk, at, error, kinds
-        self.dead, self.short, self.act = dead, short, act
+        self.dead, self.short = dead, short
         self.count, self.failed = 0, False
         for kind in CALLS:
             setattr(self, kind, self._call(kind))
@@ -258,8 +252,6 @@ class Faulty(Disk):
         return call
 
     def _fail(self) -> None:
-        if self.act is not None:
-            self.act()
         if self.error is None:
             raise Killed
         raise OSError(self.error, os.strerror(self.error))

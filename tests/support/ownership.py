@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs.codec import Zstd
 from fbuf._host.store.store import Store
+from tests.support.fixtures import fixed
 
 STORAGES: dict[str, Callable[..., Any]] = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
@@ -55,10 +55,7 @@ def store_of(state: Any) -> Store:
     return lifetime.find(id_of(state))
 
 
-@pytest.fixture
-def storage() -> str:
-    """The other storages are in tests/exhaustive."""
-    return "compressed"
+storage = fixed("compressed")  # the other storages are in tests/exhaustive
 
 
 _MATRIX = np.full((256, 256), 0.01, np.float32)

@@ -1,8 +1,4 @@
-"""Stores in files that something happened to: processes killed, power that failed, bytes cut off or flipped.
-
-Rows say which they are (`numbered`), so one rule serves throughout: a store that opens serves each row that it counts as it
-was written, or says which are gone; never another one.
-"""
+"""Stores in files that something happened to: processes killed, power that failed, bytes cut off or flipped."""
 
 import shutil
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
-from tests.support.store import DTYPES, fetch, frames, same
+from tests.support.store import DTYPES, fetch, frames, load, same
 from tests.support.store_model import Model
 
 SIZE = 12  # pixels of a line of a small frame
@@ -150,12 +150,6 @@ def check_calls(data: st.DataObject) -> None:
                 store = model.store = load(store)
             model.check(rng)
             check_frames(store)
-
-
-def load(store: Store, arrays: dict[str, np.ndarray] | None = None) -> Store:
-    arrays = {n: np.array(a) for n, a in store.to_arrays().items()} if arrays is None else arrays
-    assert all(a.dtype.kind in "iu" for a in arrays.values())
-    return Store.from_arrays(store.columns, arrays, lanes=store.lanes, length=store.length, slack=store.slack)
 
 
 def check_recognised(dtype: Any, axis: int, depth: int) -> None:

@@ -1,12 +1,10 @@
 """Further cases of `tests/more/interop`: priorities of windows, bounded memory, and every bit of an npz."""
 
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf.interop import from_flashbax
@@ -23,22 +21,12 @@ from tests.more.interop.test_interop import (  # noqa: F401
     test_a_storage_filled_by_an_import_keeps_every_row_or_raises,
     test_every_truncation_and_flipped_bit_is_noticed,
 )
+from tests.support.fixtures import fixed
 from tests.support.processes import run_python
 
-
-@pytest.fixture(params=[("flat", 6), ("item", 19)], ids=str)
-def buffer_kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture
-def on_full() -> str:
-    return "refuse"
-
-
-@pytest.fixture
-def compress() -> bool:
-    return False
+buffer_kind = fixed(("flat", 6), ("item", 19))
+on_full = fixed("refuse")
+compress = fixed(False)
 
 
 def test_priorities_of_windows_are_kept():

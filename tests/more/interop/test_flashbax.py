@@ -11,6 +11,7 @@ import pytest
 
 import fbuf
 from fbuf.interop import _columns, from_flashbax, from_vault
+from tests.support.fixtures import fixed
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -75,9 +76,7 @@ def leaves_of(state, lanes: int) -> np.ndarray:
     return np.asarray(fbx.buffers.sum_tree.get_batch(tree, jnp.arange(tree.capacity))).reshape(lanes, -1)
 
 
-@pytest.fixture(params=[("trajectory", 19)], ids=str)
-def buffer_kind(request):
-    return request.param
+buffer_kind = fixed(("trajectory", 19))
 
 
 def test_priorities_are_those_of_flashbax(buffer_kind):

@@ -1,19 +1,15 @@
 """Storages that make room, full disks and bounded memory; torchrl reads the files that `to_ted` writes."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf.interop import from_arrays, to_file, to_ted
+from tests.support.fixtures import fixed
 from tests.support.interop import check_flips, check_truncations, written
 from tests.support.processes import run_python
 
-
-@pytest.fixture(params=["retire"])
-def on_full(request: pytest.FixtureRequest) -> Any:
-    return request.param
+on_full = fixed("retire")
 
 
 def test_a_storage_filled_by_an_import_keeps_every_row_or_raises(on_full):
@@ -107,9 +103,7 @@ def test_torchrl_slices_ted_within_episodes(tmp_path):
     assert step.any() and (after[:-1][step] == obs[1:][step]).all()
 
 
-@pytest.fixture(params=[True])
-def compress(request):
-    return request.param
+compress = fixed(True)
 
 
 def test_every_truncation_and_flipped_bit_is_noticed(compress, tmp_path):

@@ -13,6 +13,7 @@ from benchmarks._compare import Field
 from benchmarks._harness import Absent
 from benchmarks.peers import EXAMPLE, FBUF, PEERS, Library
 from benchmarks.peers._versions import versions
+from tests.support.fixtures import fixed
 
 LIST = next(library for library in PEERS if library.name == "NumPy list")
 NOWHERE = Library("nowhere", "_nowhere", ("no-such-library",), "nothing", 1)
@@ -29,9 +30,7 @@ def rewards(batch: Any) -> np.ndarray:
     return np.ravel(np.asarray(batch["reward"]))
 
 
-@pytest.fixture(params=[FBUF, LIST], ids=lambda library: library.name)
-def library(request: pytest.FixtureRequest) -> Library:
-    return request.param
+library = fixed(FBUF, LIST)
 
 
 @pytest.mark.parametrize("kind", ["Uniform", "Prioritized"])

@@ -22,6 +22,7 @@ from tests.storages.test_host import (  # noqa: F401
     test_no_write_overtakes_a_late_read,
 )
 from tests.support import ownership as _support
+from tests.support.fixtures import fixed
 from tests.support.flags import flags
 from tests.support.host import order_of_writes, overtaken
 from tests.support.inplace import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
@@ -32,14 +33,8 @@ from tests.support.threads import Thread
 storage = _support.storage
 
 
-@pytest.fixture(params=["eager", "donated"])
-def form(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=["eager", "jit", "donated"])
-def calls(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+form = fixed("eager", "donated")
+calls = fixed("eager", "jit", "donated")
 
 
 @pytest.fixture
@@ -156,9 +151,7 @@ def test_leaves_of_64_bits_are_kept(storage: str) -> None:
             assert np.asarray(got[name]).tobytes() == want.tobytes()
 
 
-@pytest.fixture(params=[Prioritized(on="host", normalize="buffer")], ids=str)
-def sampler(request: pytest.FixtureRequest) -> Any:
-    return request.param
+sampler = fixed(Prioritized(on="host", normalize="buffer"))
 
 
 @pytest.mark.optimized

@@ -16,6 +16,7 @@ import fbuf
 from fbuf.samplers import Uniform
 from fbuf.views import Sequence
 from tests.storages.test_memmap import test_a_resumed_state_is_the_state_it_was  # noqa: F401
+from tests.support.fixtures import fixed
 from tests.support.memmap import EXAMPLE, PLAIN, make, rows_of
 from tests.support.paths import ROOT
 from tests.support.trees import same
@@ -23,19 +24,9 @@ from tests.support.trees import same
 FRAMES = {"obs": EXAMPLE["obs"]}
 
 
-@pytest.fixture
-def way() -> tuple[Any, ...]:
-    return "files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31
-
-
-@pytest.fixture
-def storage() -> str:
-    return "memmap"
-
-
-@pytest.fixture
-def end() -> str:
-    return "pass"
+way = fixed(("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31))
+storage = fixed("memmap")
+end = fixed("pass")
 
 
 def test_sizes_are_those_of_the_disk(storage: str, tmp_path: Path) -> None:

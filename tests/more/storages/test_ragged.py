@@ -16,6 +16,7 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged
 from fbuf.testing import assert_inplace
 from fbuf.views import Sequence
+from tests.support.fixtures import fixed
 from tests.support.ownership import store_of
 from tests.support.ragged import Thing
 from tests.support.threads import Thread
@@ -142,9 +143,7 @@ def test_eager_and_jitted_rows_mix() -> None:
     assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
 
 
-@pytest.fixture(params=[Sequence(3, autoreset="same_step")], ids=str)
-def view(request: pytest.FixtureRequest) -> Any:
-    return request.param
+view = fixed(Sequence(3, autoreset="same_step"))
 
 
 @pytest.mark.optimized
@@ -165,9 +164,7 @@ def test_a_donated_step_copies_nothing(view: Any) -> None:
         assert leaf.nbytes < 1024 or leaf.nbytes > memory.bound, f"a copy of {leaf.shape} would go unnoticed"
 
 
-@pytest.fixture(params=[(Prioritized(), 2)], ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
-    return request.param
+case = fixed((Prioritized(), 2))
 
 
 def test_batches_are_those_of_device(case: tuple[Any, int | None]) -> None:
