@@ -1,6 +1,5 @@
 """The benchmarks' instruments: reports, tables of defects and mutants are what happened, judged by their targets."""
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -187,22 +186,6 @@ LINE = Line(
 
 def cells(line, report):
     return list(_figures._cells(line, report))
-
-
-def test_a_line_is_read_from_its_row():
-    games = (row("Bytes, 20,000 frames", f"G{n}", ratio=float(n)) for n in (100, 1600))
-    mean = row("Bytes, 20,000 frames", "mean", ratio=400.0, target=">= 500")
-    shown = cells(LINE, report_of(b=run_of(*games, mean, quick=True)))
-    assert shown[:3] == ["bytes of 20,000, 2 games", "raw", "400x (100 to 1,600)"]
-    assert shown[3:] == [">= 500: **missed**", "quick, 2026-11-22", "`b`"]
-
-
-def test_a_line_shows_quartiles_and_the_last_row_that_fits():
-    line = dataclasses.replace(
-        LINE, among=None, case=r"mean N=(?P<size>\d+)", what="{size}", shows="{ratio} ({spread})"
-    )
-    rows = [row("Bytes, 1 frames", f"mean N={n}", ratio=Spread(n + 0.51, n, n + 1)) for n in (10, 1000)]
-    assert cells(line, report_of(b=run_of(*rows)))[:3] == ["1000", "raw", "1,001 (1,000 to 1,001)"]
 
 
 def test_a_line_without_its_row_says_why():

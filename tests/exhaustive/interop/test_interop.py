@@ -47,6 +47,5 @@ def test_priorities_of_windows_are_kept():
 
 
 def test_memory_stays_bounded(tmp_path):
-    """282 MB of rows pass through a compressed buffer in both directions; less than a third is ever in memory."""
     more, kept = map(int, run_python(MEMORY, tmp_path).stdout.split()[-2:])
     assert more < 100 + kept, (more, kept)

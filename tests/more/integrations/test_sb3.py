@@ -273,8 +273,7 @@ def test_damaged_pickles_are_noticed() -> None:
     state["store"][name] = state["store"][name].copy()
     state["store"][name][state["store"][name].size // 2] ^= 1
     buffer.observations._shared.pairs.__setstate__(state)
-    with pytest.raises(StoreCorrupted):
-        buffer.observations[:]
+    pytest.raises(StoreCorrupted, lambda: buffer.observations[:])
 
 
 def test_no_backend_of_jax_is_started_and_nothing_is_printed() -> None:
