@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
-from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
+from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, disk_of, load, same, save, sources, state
 from tests.support.processes import run_python
 from tests.support.threads import Thread
 
@@ -47,8 +47,7 @@ class Odd:
 def test_invalid_arrays_are_refused_before_anything_is_written(
     arrays: dict, error: type[Exception], message: str
 ) -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
+    disk = disk_of(1)
     before = disk.contents()
     pytest.raises(error, lambda: checkpoint.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)).match(message)
     assert disk.contents() == before
@@ -209,9 +208,7 @@ def test_after_the_last_number_nothing_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_later_version_is_neither_damage_nor_overwritten() -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
-    save(PATH, 2, disk)
+    disk = disk_of(1, 2)
     name = "manifest-000000000002.json"
     body = disk.contents()[name].split(b"\n")[1].replace(b'{"version":1,', b'{"version":2,')
     head = b'{"format":"fbuf checkpoint","version":2,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
@@ -224,9 +221,7 @@ def test_a_later_version_is_neither_damage_nor_overwritten() -> None:
 
 
 def test_files_that_cannot_be_opened_are_not_removed() -> None:
-    disk = Memory()
-    for k in (1, 2, 3):
-        save(PATH, k, disk, keep=3)
+    disk = disk_of(1, 2, 3, keep=3)
     counter = Faulty(disk.copy(), kinds=("open",))
     save(PATH, 4, counter, keep=3)
     kept = 0
@@ -246,9 +241,7 @@ def test_files_that_cannot_be_opened_are_not_removed() -> None:
 
 
 def test_the_generation_before_is_loaded_with_a_warning() -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
-    save(PATH, 2, disk)
+    disk = disk_of(1, 2)
     whole = disk.copy()
     disk.names["data-000000000002.safetensors"].data[-3] ^= 4
     for _ in range(2):

@@ -13,16 +13,14 @@ import pytest
 
 from fbuf._formats import checkpoint
 from tests.support import checkpoint_faults as support
-from tests.support.memory_disk import PATH, Faulty, File, Killed, Memory, load, same, save
+from tests.support.memory_disk import PATH, Faulty, File, Killed, Memory, disk_of, load, same, save
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, None], ids=["EIO", "ENOSPC", "killed"])
 def test_every_call_fails_once(number: int | None, dead: bool) -> None:
     """The n-th call fails, for every n: alone, so that cleaning up works, or with all calls after it."""
-    base = Memory()
-    save(PATH, 1, base)
-    save(PATH, 2, base)
+    base = disk_of(1, 2)
     for at in range(1000):
         disk = base.copy()
         faulty = Faulty(disk, at, number, dead=dead)
@@ -52,8 +50,7 @@ def test_every_call_fails_once(number: int | None, dead: bool) -> None:
 
 @pytest.mark.parametrize("at", range(8))
 def test_short_writes_are_continued(at: int) -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
+    disk = disk_of(1)
     save(PATH, 2, Faulty(disk, at, kinds=("pwrite",), short=True))
     assert load(PATH, disk) == 2
     with pytest.raises(OSError, match="cannot write"):
@@ -62,9 +59,7 @@ def test_short_writes_are_continued(at: int) -> None:
 
 
 def test_a_save_that_cannot_remove_old_files_warns() -> None:
-    disk = Memory()
-    for k in (1, 2):
-        save(PATH, k, disk)
+    disk = disk_of(1, 2)
     with pytest.warns(RuntimeWarning, match="cannot remove .*The next save tries again"):
         save(PATH, 3, Faulty(disk, 0, errno.EACCES, kinds=("unlink",), dead=True))
     assert load(PATH, disk) == 3
@@ -73,9 +68,7 @@ def test_a_save_that_cannot_remove_old_files_warns() -> None:
 
 
 def test_an_unreadable_disk_is_damage() -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
-    save(PATH, 2, disk)
+    disk = disk_of(1, 2)
     good = Faulty(disk)
     load(PATH, good)
     fell_back = 0
@@ -141,8 +134,7 @@ def test_power_failures_in_a_save_of_nothing_new(sync: bool) -> None:
     """It syncs what the save before it did not sync, and its name."""
     chance = random.Random(0)
     for at in range(1000):
-        disk = Memory()
-        save(PATH, 1, disk)
+        disk = disk_of(1)
         save(PATH, 2, disk, sync=sync)
         faulty = Faulty(disk, at, None, dead=True)
         with contextlib.suppress(Killed):

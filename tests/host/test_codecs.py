@@ -21,7 +21,7 @@ from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
-from tests.support.store import DTYPES, Deflate, fetch, frames, same
+from tests.support.store import DTYPES, Deflate, check_rows, fetch, frames, same
 from tests.support.threads import Thread
 
 
@@ -102,8 +102,7 @@ def test_boards_are_packed_before_they_are_compressed(dtype: str, least: int) ->
     plain.repack()
     assert packed.stats()["payload_bytes"] < plain.stats()["payload_bytes"]
     assert rows.nbytes > least * packed.stats()["payload_bytes"]
-    out, ok = fetch(packed, tickets)
-    assert ok.all() and same(out, rows)
+    check_rows(packed, tickets, rows)
 
 
 @given(st.data())
@@ -119,15 +118,12 @@ def test_columns_may_change_between_bits_and_numbers(data: st.DataObject) -> Non
     if data.draw(st.booleans()):
         store.repack()
     all_rows = np.concatenate(rows)
-    out, ok = fetch(store, tickets)
-    assert ok.all() and same(out, all_rows)
+    check_rows(store, tickets, all_rows)
     loaded = Store.from_arrays(store.columns, store.to_arrays(), lanes=1, length=4000, slack=0)
-    out, ok = fetch(loaded, tickets)
-    assert ok.all() and same(out, all_rows)
+    check_rows(loaded, tickets, all_rows)
     more = rng.integers(0, 2, (900, 30)).astype(dtype)
     tickets = loaded.write([more[:, None]], None)[:, 0]
-    out, ok = fetch(loaded, tickets)
-    assert ok.all() and same(out, more)
+    check_rows(loaded, tickets, more)
 
 
 def test_raw_makes_a_raw_column() -> None:
@@ -198,8 +194,7 @@ def test_cached_chunks_are_decoded_once(codec: Any, bits: bool) -> None:
     tickets = store.write([rows[:1000, None]], None)[:, 0]
     pick = np.random.default_rng(0).integers(0, 1000, 300)
     for turn in range(3):
-        out, ok = fetch(store, tickets[pick])
-        assert ok.all() and same(out, rows[pick])
+        check_rows(store, tickets[pick], rows[pick])
         chunks = len(np.unique(pick // codec.chunk))
         assert (cache_of(store).hits, cache_of(store).misses) == (turn * chunks, chunks)
     store.write([rows[1000:, None]], None)  # expired rows are not served from the cache
@@ -232,8 +227,7 @@ def test_threads_share_the_cache() -> None:
 
     def reader(seed: int) -> None:
         for pick in np.random.default_rng(seed).integers(0, 1000, (60, 50)):
-            out, ok = fetch(store, tickets[pick])
-            assert ok.all() and same(out, rows[pick])
+            check_rows(store, tickets[pick], rows[pick])
 
     for thread in [Thread(reader, i) for i in range(4)]:
         thread.ends()

@@ -18,7 +18,7 @@ from fbuf._host.store import serialize
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
 from tests.support import stacks as support
-from tests.support.store import Deflate, fetch, frames, same
+from tests.support.store import Deflate, check_rows, fetch, frames, same
 
 
 @given(data=st.data())
@@ -55,8 +55,7 @@ def test_frames_of_several_channels_side_by_side() -> None:
         (support.stacked(np.moveaxis(seen, -1, 1), support.episodes(90)).reshape(90, 12, 10, 10), Stacking(1, 4, 300)),
     ):
         store = support.make(rows.shape[1:])
-        got, ok = fetch(store, support.write(store, rows[:, None]))
-        assert ok.all() and same(got, rows[:, None])
+        check_rows(store, support.write(store, rows[:, None]), rows[:, None])
         assert support.stream(store).stacking == stacking and support.stream(store).count[0] == 90 + 2 * 3
 
 
@@ -84,8 +83,8 @@ def test_other_rows_are_soon_not_compared(at_once: int) -> None:
 def test_noise_becomes_a_raw_column_not_a_stack() -> None:
     store = support.make((4, 60, 60))
     rows = np.random.default_rng(0).integers(0, 256, (60, 1, 4, 60, 60), np.uint8)
-    got, ok = fetch(store, support.write(store, rows))
-    assert ok.all() and same(got, rows) and not isinstance(store._parts[0], StackedColumn)
+    check_rows(store, support.write(store, rows), rows)
+    assert not isinstance(store._parts[0], StackedColumn)
 
 
 def test_stackings_of_shapes() -> None:
@@ -121,8 +120,7 @@ def test_shuffled_stacks_take_little_more_than_plain_rows() -> None:
     support.write(store, rows[:40, None]), support.write(plain, rows[:40, None])
     tickets = support.write(store, rows[order][:, None])
     support.write(plain, rows[order][:, None])
-    got, ok = fetch(store, tickets)
-    assert ok.all() and same(got, rows[order][:, None])
+    check_rows(store, tickets, rows[order][:, None])
     assert support.stream(store).count[0] > 4 * 2900 and support.stream(store).plane.ring > 3000 * 4 // 8
     assert store.nbytes <= 1.6 * plain.nbytes
 

@@ -12,7 +12,7 @@ from fbuf._host.codecs import zstd_frames as zstd
 from fbuf._host.codecs.codec import Codec, Zstd
 from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted
-from tests.support.store import Deflate, Plain, compressible, fetch, frames, load, make, same
+from tests.support.store import Deflate, Plain, check_rows, compressible, fetch, frames, load, make
 
 
 @pytest.mark.parametrize("own", [Zstd(), Deflate(8), Plain(8)], ids=["zstd", "deflate", "plain"])
@@ -27,8 +27,7 @@ def test_every_flipped_bit_of_a_loaded_chunk_is_found(own: Codec) -> None:
             fetch(store, tickets[:8])
         segment.array[bit // 8] ^= 1 << bit % 8
     assert isinstance(store.last_error, StoreCorrupted)
-    got, ok = fetch(store, tickets)
-    assert ok.all() and same(got, rows)
+    check_rows(store, tickets, rows)
 
 
 def with_dictionaries() -> tuple[Store, np.ndarray, np.ndarray]:
@@ -57,8 +56,7 @@ def test_a_changed_byte_of_a_checkpoint_gives_no_wrong_row(column: int, name: st
         k = store.columns[column].codec.chunk
         for i in range(0, 800, k):
             try:
-                got, ok = fetch(damaged, tickets[i : i + k], column)
-                assert ok.all() and same(got, rows[i : i + k])
+                check_rows(damaged, tickets[i : i + k], rows[i : i + k], column)
             except StoreCorrupted as error:
                 assert "damaged" in str(error)
                 failed += 1
@@ -87,8 +85,7 @@ def test_chunks_find_a_replaced_dictionary() -> None:
     damaged = load(store, arrays | {f"column0:{n}": a for n, a in changed.items()})
     uses = np.repeat(arrays["column0:dictionary"] > 0, 8)
     assert 0 < uses.sum() < 800
-    got, ok = fetch(damaged, tickets[~uses])
-    assert ok.all() and same(got, rows[~uses])
+    check_rows(damaged, tickets[~uses], rows[~uses])
     for i in np.flatnonzero(uses)[::8]:
         with pytest.raises(StoreCorrupted, match="damaged"):
             fetch(damaged, tickets[i])
@@ -114,8 +111,7 @@ def test_a_dictionary_is_not_made_of_damaged_rows() -> None:
     store._parts[0].arena.segments[0].array[: store._parts[0].arena.live] ^= 1
     tickets = store.write([rows[504:520]], None)  # who writes need not hear of it; who reads does
     assert store.stats()["dictionaries"] == 0
-    got, ok = fetch(store, tickets)
-    assert ok.all() and same(got, rows[504:520])
+    check_rows(store, tickets, rows[504:520])
 
 
 def test_a_frame_of_another_size_is_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:

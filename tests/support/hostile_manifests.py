@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
-from tests.support.memory_disk import PATH, Memory, save
+from tests.support.memory_disk import PATH, Memory, disk_of, save
 
 NAME = "manifest-000000000002.json"
 
@@ -29,8 +29,7 @@ def dumps(value: Any) -> bytes:
 
 @functools.cache
 def _saved() -> Memory:
-    disk = Memory()
-    save(PATH, 3, disk)
+    disk = disk_of(3)
     save(PATH, 4, disk, keep=1)
     return disk
 

@@ -289,6 +289,14 @@ def save(path: str, k: int, disk: Disk = DISK, **how: Any) -> checkpoint.Written
     return checkpoint.write(path, sources(k), {"k": k}, disk=disk, **how)
 
 
+def disk_of(*numbers: int, **how: Any) -> Memory:
+    """Return a disk in memory after these saves."""
+    disk = Memory()
+    for k in numbers:
+        save(PATH, k, disk, **how)
+    return disk
+
+
 def load(path: str, disk: Disk = DISK, **how: Any) -> int:
     """Return the number of the save found, after comparing all of its arrays."""
     with checkpoint.read(path, disk=disk, **how) as saved:

@@ -12,7 +12,7 @@ from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
-from tests.support.store import DTYPES, fetch, frames, load, same
+from tests.support.store import DTYPES, check_rows, frames, load, same
 from tests.support.store_model import Model
 
 SIZE = 12  # pixels of a line of a small frame
@@ -157,8 +157,7 @@ def check_recognised(dtype: Any, axis: int, depth: int) -> None:
     seen = np.random.default_rng(0).integers(0, 99, (200, 13, 11)).astype(dtype)
     rows = np.stack([stacked(seen[e::2], episodes(100), depth, axis) for e in range(2)], 1)
     store = make(rows.shape[2:], lanes=2, dtype=dtype)
-    got, ok = fetch(store, write(store, rows))
-    assert ok.all() and same(got, rows)
+    check_rows(store, write(store, rows), rows)
     assert stream(store).stacking.frames == depth
     assert stream(store).count.tolist() == [100 + 2 * (depth - 1)] * 2
 
@@ -182,8 +181,7 @@ def check_goes_on(count: int) -> None:
         assert same(stream(two).last, stream(one).last) and stream(two).known.all()
     for store in (one, two):
         tickets = np.concatenate([tickets, write(store, rows[count:])])
-        got, ok = fetch(store, tickets[-150:])
-        assert ok.all() and same(got, rows[-150:])
+        check_rows(store, tickets[-150:], rows[-150:])
         tickets = tickets[:count]
         assert stream(store).stacking == Stacking(1, 4, 24 * 24)
     if isinstance(part(load(one)), FrameStream) and count > 20:

@@ -69,6 +69,12 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
+def check_rows(store: Store, tickets: Any, rows: np.ndarray, column: int = 0) -> None:
+    """Read rows that are all there."""
+    got, ok = fetch(store, tickets, column)
+    assert ok.all() and same(got, rows)
+
+
 def frames(count: int, size: int = 24, seed: int = 0) -> np.ndarray:
     """A fixed background and a few moving squares: as repetitive as a game."""
     rng = np.random.default_rng(seed)
