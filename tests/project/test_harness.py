@@ -173,25 +173,11 @@ def test_markdown_says_how_it_was_run():
     assert "| 2 rows |  | absent |  | >= 1.0 |  | peer: undefined symbol |" in text
 
 
-LINE = Line(
-    "b",
-    r"Bytes, (?P<frames>[\d,]+) frames",
-    r"mean$",
-    "bytes of {frames}, {games} games",
-    "raw",
-    "{ratio}x ({spread})",
-    r"G",
-)
-
-
-def cells(line, report):
-    return list(_figures._cells(line, report))
-
-
 def test_a_line_without_its_row_says_why():
-    assert cells(LINE, report_of())[2] == "not in this report"
+    line = Line("b", r"Bytes, (?P<frames>[\d,]+) frames", r"mean$", "bytes of {frames}", "raw", "{ratio}x", r"G")
     gone = absent_row("Bytes, 1 frames", "all", Absent("peer", "no such module"))
-    assert cells(LINE, report_of(b=run_of(gone)))[2] == "absent: peer: no such module"
+    said = [_figures._cells(line, report)[2] for report in (report_of(), report_of(b=run_of(gone)))]
+    assert said == ["not in this report", "absent: peer: no such module"]
 
 
 def test_marked_parts_are_replaced():
