@@ -7,8 +7,6 @@ Tests compile without XLA's expensive optimisations. Those marked `optimized` (i
 tests) compile as users do. Programs are kept in an ignored folder, so that a second run compiles nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

@@ -1,7 +1,5 @@
 """`fbuf.gymnasium`: rows of vector environments, in each autoreset mode."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,8 +79,7 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(kind, match=message):
             fbuf.gymnasium.Recorder(*make())
     recorder = fbuf.gymnasium.Recorder(envs, replay())
-    with pytest.raises(RuntimeError, match=r"not running. Call reset\(\)"):
-        recorder.step(np.zeros(3, int))
+    pytest.raises(RuntimeError, lambda: recorder.step(np.zeros(3, int))).match(r"not running. Call reset\(\)")
     with pytest.raises(RuntimeError, match=r"not running. Call reset\(\)"):
         recorder.reset(options={"reset_mask": np.array([True, False, True])})
     with pytest.raises(AttributeError, match="would bypass the replay"):

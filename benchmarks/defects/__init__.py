@@ -4,7 +4,7 @@
 
 A row is two small programs that do the same with two libraries, and say in words what happened. Nothing is assumed of a
 peer: a defect that does not show in the installed version is reported as not shown, a peer that is absent as absent. fbuf's
-side of every row is a test (`tests/project/test_defects.py`).
+side of every row is a test (`tests/exhaustive/project/test_benchmarks.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """`fbuf.load` into other buffers: what may differ, what is refused, and another capacity."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged
 from fbuf.views import Transition
 from tests.support import combinations
-from tests.support.checkpoint import GOLDEN, check_resize, elsewhere, golden, numbered, saved_transitions, steps
-from tests.support.checkpoint_saving import BUFFER, filled
+from tests.support.checkpoint import check_resize, elsewhere, golden, numbered, saved_transitions, steps
+from tests.support.checkpoint_saving import BUFFER, filled, golden_parts
 from tests.support.trees import same
 
 
@@ -52,8 +50,7 @@ def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
     refused(buffer, r"obs: found uint8\[8, 8\], expected float32\[8, 8\]", example=example)
     example = {n: x for n, x in combinations.EXAMPLE.items() if n != "goal"} | {"new": 0}
     refused(buffer, r"goal: found int32\[\], expected nothing\n.*new: found nothing, expected int32", example=example)
-    with pytest.raises(TypeError, match="buffer is str; expected a Buffer"):
-        fbuf.load(path, "buffer")  # type: ignore[arg-type]
+    pytest.raises(TypeError, fbuf.load, path, "buffer").match("buffer is str; expected a Buffer")
 
 
 def test_functions_are_named_and_not_imported(tmp_path: Path) -> None:
@@ -70,8 +67,7 @@ def test_rows_in_files_go_to_the_path_of_the_buffer(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     state = numbered(buffer, buffer.init({"t": 0.0}), 0, 15)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(BlockingIOError, match="another path"):
-        fbuf.load(tmp_path / "saved")
+    pytest.raises(BlockingIOError, lambda: fbuf.load(tmp_path / "saved")).match("another path")
     other = elsewhere(buffer, tmp_path / "others")
     loaded, again = fbuf.load(tmp_path / "saved", other)
     same(loaded.rows(again), buffer.rows(state))
@@ -89,8 +85,7 @@ def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.M
         fbuf.load(tmp_path / "saved", other, extra={"b": 1})
     with monkeypatch.context() as patch:
         patch.setattr(fbuf.Buffer, "check_state", lambda *_: 1 // 0)  # the last step of a load
-        with pytest.raises(ZeroDivisionError):
-            fbuf.load(tmp_path / "saved", other)
+        pytest.raises(ZeroDivisionError, lambda: fbuf.load(tmp_path / "saved", other))
     assert not (tmp_path / "rows").exists()
     loaded, again = fbuf.load(tmp_path / "saved", other)
     held = jax.device_get(loaded.rows(again).data["t"])
@@ -100,35 +95,21 @@ def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.M
     same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data["t"]), held)
 
 
-def changed(tmp_path: Path, name: str, **fields: Any) -> Path:
-    """Copy a golden checkpoint whose sampler has other fields."""
-    with checkpoint.read(str(GOLDEN / name)) as saved:
-        arrays, meta = {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
-    meta["buffer"]["sampler"] |= fields
-    path = tmp_path / "-".join((name, *fields))
-    checkpoint.write(str(path), arrays, meta)
-    return path
-
-
-def test_settings_that_were_removed_are_ignored_where_they_did_nothing(tmp_path: Path) -> None:
-    for name in ("device", "ranked"):
-        path = changed(tmp_path, name, spread=0, rho=0.9)
-        assert fbuf.load(path)[0] == fbuf.load(path, golden.BUFFERS[name])[0] == golden.BUFFERS[name]
-
-
-def test_settings_that_were_removed_and_in_use_are_named(tmp_path: Path) -> None:
-    cases: list[tuple[str, str, Any]] = [
-        ("device", "decay", 0.9),
-        ("device", "keep", 0.0),
-        ("device", "spread", 2),
-        ("ranked", "spread", 2),
-    ]
-    for name, field, value in cases:
-        path = changed(tmp_path, name, **{field: value})
-        kind = type(golden.BUFFERS[name].sampler).__name__
-        for buffer in (None, golden.BUFFERS[name]):
-            with pytest.raises(fbuf.VersionError, match=rf"with {kind}\({field}={value}\), but {field} was removed"):
-                fbuf.load(path, buffer)
+def test_settings_that_were_removed_are_named_where_they_did_something(tmp_path: Path) -> None:
+    unused, spread = {"spread": 0, "rho": 0.9}, {"spread": 2}
+    used = (("device", {"decay": 0.9}), ("device", {"keep": 0.0}), ("device", spread), ("ranked", spread))
+    for name, fields in (("device", unused), ("ranked", unused), *used):
+        arrays, meta = golden_parts(name)
+        meta["buffer"]["sampler"] |= fields
+        path, buffer = tmp_path / "-".join((name, *fields)), golden.BUFFERS[name]
+        checkpoint.write(str(path), arrays, meta)
+        if fields is unused:
+            assert fbuf.load(path)[0] == fbuf.load(path, buffer)[0] == buffer
+            continue
+        (field, value), kind = *fields.items(), type(buffer.sampler).__name__
+        words = rf"with {kind}\({field}={value}\), but {field} was removed"
+        for given in ((), (buffer,)):
+            pytest.raises(fbuf.VersionError, fbuf.load, path, *given).match(words)
 
 
 def test_64_bits_need_x64(tmp_path: Path) -> None:

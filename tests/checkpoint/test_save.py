@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -31,10 +29,10 @@ from tests.support.checkpoint_saving import (
     held_up,
     rows_of,
 )
+from tests.support.processes import run_python
 from tests.support.threads import Thread
 from tests.support.trees import same
 
-ROOT = Path(fbuf.__file__).parent.parent
 _extend_in_place = jax.jit(BUFFER.extend, donate_argnums=0)
 
 
@@ -71,7 +69,6 @@ def test_marks_made_on_the_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("rows", [0, 1, 3000, 70_001])
 def test_blocks_read_from_a_device(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks are read in any order."""
     monkeypatch.setattr(device_arrays, "SMALL_BYTES", 0)
     monkeypatch.setattr(device_arrays, "_platform", lambda array: "gpu")
     values = np.arange(3 * rows, dtype=np.int32).reshape(rows, 3) + 1
@@ -130,16 +127,13 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "write", fail)
 
 
-def test_an_error_in_the_background_is_raised_by_result_or_the_next_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_background_is_raised_by_result_or_the_next_save(tmp_path: Path, monkeypatch: Any) -> None:
     state, path = filled(BUFFER, 5), tmp_path / "saved"
     with monkeypatch.context() as broken:
         failing(broken)
         saving = fbuf.save(path, BUFFER, state, wait=False)
         for _ in range(2):
-            with pytest.raises(OSError, match="No space left"):
-                saving.result()
+            pytest.raises(OSError, saving.result).match("No space left")
         assert saving.done() and "failed" in repr(saving)
     fbuf.save(path, BUFFER, state)  # the error was raised: the next save works
     with monkeypatch.context() as broken:
@@ -156,8 +150,7 @@ def test_a_save_waits_for_the_one_under_way(tmp_path: Path, monkeypatch: pytest.
     state = filled(BUFFER, 5)
     go = held_up(monkeypatch)
     one = fbuf.save(tmp_path / "saved", BUFFER, state, wait=False)
-    with pytest.raises(TimeoutError, match="has not ended after 0.01 seconds"):
-        one.result(0.01)
+    pytest.raises(TimeoutError, one.result, 0.01).match("has not ended after 0.01 seconds")
     assert not one.done() and "under way" in repr(one)
     threading.Timer(0.05, go.set).start()
     two = fbuf.save(tmp_path / "saved", BUFFER, state)
@@ -176,9 +169,7 @@ def test_threads_that_save_to_one_path_take_turns(wait: bool, tmp_path: Path) ->
     assert fbuf.save(tmp_path / "saved", BUFFER, states[0], sync=False).result().generation == 5
 
 
-def test_a_thread_that_cannot_start_does_not_block_the_next_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_start_does_not_block_the_next_save(tmp_path: Path, monkeypatch: Any) -> None:
     def fail(self: Any) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -208,9 +199,7 @@ if sys.argv[2] == "fail":
 
 @pytest.mark.parametrize("how", ["well", "fail"])
 def test_a_process_waits_for_its_saves_at_exit_and_prints_errors(how: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _EXITS, str(tmp_path / "saved"), how]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0
+    done = run_python(_EXITS, tmp_path / "saved", how)
     buffer, state = fbuf.load(tmp_path / "saved")
     assert int(buffer.size(state)) == 500
     told = "its result() was never called" in done.stderr and "No space left on device" in done.stderr
@@ -263,30 +252,25 @@ def test_invalid_arguments_of_save_are_refused(tmp_path: Path) -> None:
         ("path is None; expected a folder", (None, BUFFER, state)),
     ]
     for message, arguments in refused:
-        with pytest.raises(TypeError, match=message):
-            fbuf.save(*arguments)
+        pytest.raises(TypeError, fbuf.save, *arguments).match(message)
     with pytest.raises(ValueError, match="made by another buffer"):
         fbuf.save(path, fbuf.Buffer(20_000), state)
     _extend_in_place(state, rows_of(0, 30))
-    with pytest.raises(RuntimeError, match="the state was donated. Save the state that"):
-        fbuf.save(path, BUFFER, state)
+    pytest.raises(RuntimeError, fbuf.save, path, BUFFER, state).match("the state was donated. Save the state that")
     assert not os.path.exists(path)
 
 
 def test_invalid_arguments_of_load_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(fbuf.CheckpointNotFound, match="there is no checkpoint at"):
-        fbuf.load(tmp_path / "none")
+    pytest.raises(fbuf.CheckpointNotFound, lambda: fbuf.load(tmp_path / "none")).match("there is no checkpoint at")
     checkpoint.write(str(tmp_path / "arrays"), {"x": np.zeros(3)}, {})
-    with pytest.raises(fbuf.SchemaError, match="holds no buffer"):
-        fbuf.load(tmp_path / "arrays")
+    pytest.raises(fbuf.SchemaError, lambda: fbuf.load(tmp_path / "arrays")).match("holds no buffer")
     fbuf.save(tmp_path / "saved", BUFFER, filled(BUFFER, 3))
     with pytest.raises(TypeError, match="fbuf.load: the call is traced"):
         jax.jit(lambda x: fbuf.load(tmp_path / "saved")[1].token + x)(0)
     for resize in (0, -1, True, 2.5, "10"):
         with pytest.raises(ValueError, match="resize is .*; expected a capacity"):
             fbuf.load(tmp_path / "saved", resize=resize)
-    with pytest.raises(ValueError, match="verify is 'all'"):
-        fbuf.load(tmp_path / "saved", verify="all")
+    pytest.raises(ValueError, lambda: fbuf.load(tmp_path / "saved", verify="all")).match("verify is 'all'")
 
 
 def test_damage_is_an_error_or_loads_the_generation_before(tmp_path: Path) -> None:
@@ -341,8 +325,7 @@ def test_extra_returns(tmp_path: Path) -> None:
     with pytest.raises(fbuf.SchemaError, match="name: found str, expected nothing"):
         fbuf.load(tmp_path / "saved", extra={n: x for n, x in extra.items() if n != "name"})
     fbuf.save(tmp_path / "saved", BUFFER, state)
-    with pytest.raises(fbuf.SchemaError, match="was saved without extra"):
-        fbuf.load(tmp_path / "saved", extra=True)
+    pytest.raises(fbuf.SchemaError, lambda: fbuf.load(tmp_path / "saved", extra=True)).match("was saved without extra")
     for wrong in ({"x": object()}, {"x": np.array(["text"])}, {"x": np.ma.array([1, 2], mask=[0, 1])}):
         with pytest.raises(TypeError, match="extra 'x' is .*; expected arrays, PRNG keys, numbers or text"):
             fbuf.save(tmp_path / "saved", BUFFER, state, extra=wrong)
@@ -374,8 +357,5 @@ def test_progress_counts_bytes(tmp_path: Path) -> None:
         total = told[-1][1]
         told.clear()
         fbuf.load(tmp_path / "saved", verify=verify, progress=lambda *at: told.append(at))
-        assert (
-            told[-1] == (total, total) and len(told) > 2
-        )  # while arrays are read, and not only while they are verified
-    with pytest.raises(ZeroDivisionError):
-        fbuf.load(tmp_path / "saved", progress=lambda *at: 1 // 0)
+        assert told[-1] == (total, total) and len(told) > 2  # while arrays are read, not only verified
+    pytest.raises(ZeroDivisionError, lambda: fbuf.load(tmp_path / "saved", progress=lambda *at: 1 // 0))

@@ -103,9 +103,7 @@ def test_delete_asks_first(root: Path, capsys: pytest.CaptureFixture[str], monke
     assert run(capsys, "delete", str(root / "notes"), "--yes")[0] == 1 and (root / "notes/file.txt").exists()
 
 
-def test_download_passes_its_options(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_passes_its_options(root: Path, capsys: Any, monkeypatch: Any) -> None:
     calls: list[Any] = []
 
     def atari_dqn(name: str, **settings: Any) -> Any:
@@ -142,9 +140,7 @@ def test_download_passes_its_options(
         assert stop.value.code == 2 and "names no pieces" in capsys.readouterr().err
 
 
-def test_help_is_printed_and_an_interrupt_is_130(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_is_printed_and_an_interrupt_is_130(capsys: Any, monkeypatch: Any) -> None:
     assert main(["datasets"]) == 0
     assert "download" in capsys.readouterr().out
 
@@ -156,9 +152,7 @@ def test_help_is_printed_and_an_interrupt_is_130(
 
 
 @pytest.mark.parametrize("called", ["fbuf", "python -m fbuf"])
-def test_help_names_the_command_as_called(
-    called: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_names_the_command_as_called(called: str, capsys: Any, monkeypatch: Any) -> None:
     (command,) = importlib.metadata.entry_points(group="console_scripts", name="fbuf")
     assert command.load() is main
     monkeypatch.setattr(sys, "argv", [f"/here/{called}" if called == "fbuf" else "/there/fbuf/__main__.py"])

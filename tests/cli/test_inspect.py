@@ -9,7 +9,7 @@ import pytest
 
 from fbuf.__main__ import main
 from fbuf._formats import checkpoint
-from tests.support.memory_disk import PATH, Memory, save, sources, state
+from tests.support.memory_disk import PATH, Memory, disk_of, save, sources, state
 
 
 def test_progress_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,16 +31,14 @@ def test_progress_counts_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_in_progress_ends_the_save_and_leaves_nothing() -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
+    disk = disk_of(1)
     before = disk.contents()
 
     def stop(done: int, total: int) -> None:
         if done > total // 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        save(PATH, 2, disk, progress=stop)
+    pytest.raises(KeyboardInterrupt, save, PATH, 2, disk, progress=stop)
     assert disk.contents() == before
 
 

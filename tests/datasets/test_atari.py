@@ -1,7 +1,5 @@
 """`fbuf.datasets.atari_dqn`: rows converted from the public files, against the log of the player that wrote them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
@@ -110,25 +108,20 @@ def test_an_error_of_the_progress_function_is_raised(files: Path, tmp_path: Path
             assert not dataset.committed(tmp_path / "Pong/1")
 
 
-def test_nothing_is_left_of_a_damaged_segment(
-    files: Path, run: made.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_of_a_damaged_segment(files: Path, run: made.Run, tmp_path: Path, monkeypatch: Any) -> None:
     """What was committed early, where a segment takes much memory, is removed; a killed process's remains are, too."""
     monkeypatch.setattr(segment, "MOST_BYTES", 1)
     monkeypatch.setattr(workers, "_BLOCK_ROWS", 100)
     path, file = tmp_path / "Pong" / "1", file_of(files, "$store$_observation", 1)
     data = file.read_bytes()
     file.write_bytes(data[:-8] + bytes(4) + data[-4:])  # the checksum at its end
-    with pytest.raises(FileCorrupted, match="piece 1 of Pong/1"):
-        get(tmp_path, files, pieces=[1])
+    pytest.raises(FileCorrupted, get, tmp_path, files, pieces=[1]).match("piece 1 of Pong/1")
     assert dataset.committed(path) == {} and not list(path.glob("**/data*"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "discard", lambda path, number: None)
-        with pytest.raises(FileCorrupted, match="piece 1 of Pong/1"):
-            get(tmp_path, files, pieces=[1])
+        pytest.raises(FileCorrupted, get, tmp_path, files, pieces=[1]).match("piece 1 of Pong/1")
     assert dataset.committed(path)  # as if killed
-    with pytest.raises(FileNotFoundError, match="not at"):
-        get(tmp_path, files, pieces=[1], download=False)
+    pytest.raises(FileNotFoundError, get, tmp_path, files, pieces=[1], download=False).match("not at")
     file.write_bytes(data)
     same(get(tmp_path, files, pieces=[1]), run, [1])
     assert len(dataset.committed(path)) == 4
@@ -188,17 +181,14 @@ def test_partial_episodes_are_dropped_on_request(files: Path, run: made.Run, tmp
 
 
 def test_missing_segments_are_named_when_nothing_is_downloaded(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="Pong/1 is not at .*download=True"):
-        get(tmp_path, files, download=False)
+    pytest.raises(FileNotFoundError, get, tmp_path, files, download=False).match("Pong/1 is not at .*download=True")
     assert not (tmp_path / "Pong").exists()
     get(tmp_path, files, pieces=[0])
     with pytest.raises(FileNotFoundError, match=r"pieces \[3\] of Pong/1 are not at"):
         get(tmp_path, files, pieces=[0, 3], download=False)
 
 
-def test_a_download_that_never_begins_leaves_nothing(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_never_begins_leaves_nothing(files: Path, tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(SourceError, match="Pong/1 has no piece 50 at .*; pieces= may have .0, 1, 2, 3, 4"):
         get(tmp_path, files, pieces=[0, 50])
     other = shutil.copytree(files / RUN, tmp_path / "Breakout/1/replay_logs")
@@ -222,14 +212,12 @@ def test_rows_of_other_files_are_not_mixed_in(server: FaultServer, files: Path, 
     other = made.record(made.synthetic(1000, seed=8), 250)
     made.write(files, "Pong/1", other, level=1)
     server.files = FaultServer.of(files, listing="").files
-    with pytest.raises(ValueError, match="made from other files .*download='force'"):
-        get(tmp_path, server.base)
+    pytest.raises(ValueError, lambda: get(tmp_path, server.base)).match("made from other files .*download='force'")
     same(get(tmp_path, server.base, download="force"), other)
     with dataset.SegmentWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as piece:
         piece.append({"t": np.arange(3, dtype=np.int32)})
         piece.commit()
-    with pytest.raises(ValueError, match="a data set of another kind"):
-        get(tmp_path / "kind", files)
+    pytest.raises(ValueError, lambda: get(tmp_path / "kind", files)).match("a data set of another kind")
 
 
 def test_later_segments_have_the_codec_of_the_first(files: Path, run: made.Run, tmp_path: Path) -> None:
@@ -237,8 +225,7 @@ def test_later_segments_have_the_codec_of_the_first(files: Path, run: made.Run, 
     same(get(tmp_path, files, pieces=[0], codec=quick), run, [0])
     same(get(tmp_path, files, pieces=[0, 1]), run, [0, 1])
     assert all(dataset.committed(tmp_path / "Pong/1")[number].schema["obs"].codec == quick for number in (0, 1))
-    with pytest.raises(ValueError, match="download='force'"):
-        get(tmp_path, files, codec=fbuf.storages.Zstd())
+    pytest.raises(ValueError, lambda: get(tmp_path, files, codec=fbuf.storages.Zstd())).match("download='force'")
 
 
 def test_all_runs_are_listed() -> None:
@@ -257,8 +244,7 @@ def test_an_unknown_id_names_near_ones() -> None:
         7: "Pong/1",
     }
     for wrong, right in near.items():
-        with pytest.raises(ValueError, match=f"Near: .*{right}"):
-            fbuf.datasets.atari_dqn(wrong)
+        pytest.raises(ValueError, fbuf.datasets.atari_dqn, wrong).match(f"Near: .*{right}")
 
 
 def test_invalid_options_are_refused_before_anything_is_downloaded(tmp_path: Path) -> None:
@@ -304,9 +290,7 @@ def test_the_default_root_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch
     assert default_root() == tmp_path / "here"
 
 
-def test_a_locked_data_set_is_opened_and_not_written(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_data_set_is_opened_and_not_written(files: Path, tmp_path: Path, monkeypatch: Any) -> None:
     root = tmp_path / "root"
 
     def opened(**options: Any) -> int:
@@ -317,8 +301,7 @@ def test_a_locked_data_set_is_opened_and_not_written(
         assert opened() == opened(download=False) == rows
         monkeypatch.setattr("fbuf.datasets._lock._PATIENCE", 0.0)
         for option in ({"pieces": [0, 1]}, {"download": "force"}):
-            with pytest.raises(BlockingIOError, match="in use by this process"):
-                opened(**option)
+            pytest.raises(BlockingIOError, opened, **option).match("in use by this process")
     fbuf.datasets.delete(root / "Pong" / "1")
     assert os.listdir(root / "Pong") == []
 

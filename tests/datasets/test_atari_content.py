@@ -1,7 +1,4 @@
-"""What the files of the Atari DQN replay data set mean: rings, rows of zeros, seams; against the log they were made from.
-
-The generator runs the writer of these files over a log and knows which rows each dump holds; the reader sees the arrays only.
-"""
+"""What the files of the Atari DQN replay data set mean: rings, rows of zeros, seams; against the log they were made from."""
 
 from __future__ import annotations
 
@@ -81,7 +78,6 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
 def read(
     run: made.Run, numbers: list[int], change: Any = None, partial: str = "keep"
 ) -> tuple[dict[str, np.ndarray], list[Seam], list[Use]]:
-    """What the reader makes of some pieces."""
     Writer.kept = {}
     metas = {}
     for piece in run.pieces:
@@ -109,7 +105,6 @@ def read(
 
 
 def check(run: made.Run, numbers: list[int]) -> list[Seam]:
-    """The reader's rows are those of the log."""
     rows, found, _ = read(run, numbers)
     want, cut = run.expected(numbers)
     assert made.number_of(rows["obs"]).tolist() == want.tolist()
@@ -252,7 +247,6 @@ def test_counters_of_one_cycle_only_prove_nothing(writer):
 
 
 def test_frames_contradict_counters(writer):
-    """A mirror that mixed two runs: the counters go on, the picture does not."""
     log, other = made.synthetic(300, episode=10**9), made.synthetic(300, seed=9, episode=10**9)
     run = made.record(made.swap(log, 196, other), 100, final=False)
     rows, found, _ = read(run, [0, 1])
@@ -333,5 +327,4 @@ def test_frames_as_text():
     for shape in ((80, 80), (85, 85)):
         with pytest.raises(ValueError, match="bytes; expected"):
             unpack(pack(frame), shape)
-    with pytest.raises(ValueError, match="damaged"):
-        unpack("0000000000", (84, 84))
+    pytest.raises(ValueError, unpack, "0000000000", (84, 84)).match("damaged")

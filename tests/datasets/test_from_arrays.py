@@ -1,7 +1,5 @@
 """Data sets from flat arrays, as D4RL and others have them, from streams and from files, against plain-Python episodes."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,6 @@ def made(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[oracle.Episo
 
 
 def flat(episodes: list[oracle.Episode], following: bool = False) -> dict[str, np.ndarray]:
-    """As D4RL has it."""
     rows = oracle.rows_of(episodes, final=False)
     out = {
         "observations": rows["obs"],
@@ -244,8 +241,7 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
         for data in (bad(), iter([bad()])):
             with pytest.raises(kind, match=words):
                 fbuf.datasets.from_arrays(data, **{"path": tmp_path / "a", **settings})
-    with pytest.raises(TypeError, match="data is a int"):
-        fbuf.datasets.from_arrays(3, path=tmp_path / "a")
+    pytest.raises(TypeError, lambda: fbuf.datasets.from_arrays(3, path=tmp_path / "a")).match("data is a int")
     assert files(tmp_path) == []
 
 

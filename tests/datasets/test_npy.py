@@ -71,7 +71,6 @@ def refused(path: Path, data: bytes, **expected: Any) -> str:
     st.integers(0, 200),
 )
 def test_arrays_read_as_written(path, dtype, shape, version, rows, cut) -> None:
-    """In one gzip member or two."""
     count = math.prod(shape)
     array = np.arange(count).astype(dtype).reshape(shape)
     plain = npy_bytes(array, version)

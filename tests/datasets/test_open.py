@@ -13,6 +13,7 @@ import fbuf
 from fbuf import datasets
 from fbuf._formats import dataset as _dataset
 from fbuf._host.types import StoreCorrupted
+from fbuf.datasets import _minari
 from tests.support import pieces
 
 
@@ -34,8 +35,7 @@ def test_info_describes_a_data_set(tmp_path: Path) -> None:
 
 
 def test_info_describes_an_unfinished_data_set(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no data set"):
-        datasets.info(tmp_path)
+    pytest.raises(FileNotFoundError, datasets.info, tmp_path).match("there is no data set")
     rng = np.random.default_rng(0)
     pieces.write(tmp_path, 4, pieces.SCHEMA, pieces.rows_of(rng, 6))
     info = datasets.info(tmp_path)
@@ -67,10 +67,8 @@ def test_verify_names_the_damaged_segment(tmp_path: Path) -> None:
     data.write_bytes(text)
     with pytest.raises(fbuf.StoreCorrupted, match=r"segment 1 of .* is damaged.*or remove .*pieces/1"):
         datasets.verify(tmp_path)
-    with pytest.raises(fbuf.StoreCorrupted, match="segment 1"):
-        datasets.open(tmp_path, verify="full")
-    with pytest.raises(ValueError, match='expected "full" or "lazy"'):
-        datasets.open(tmp_path, verify="no")
+    pytest.raises(fbuf.StoreCorrupted, datasets.open, tmp_path, verify="full").match("segment 1")
+    pytest.raises(ValueError, datasets.open, tmp_path, verify="no").match('expected "full" or "lazy"')
 
 
 def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path: Path) -> None:
@@ -96,7 +94,6 @@ def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path: Path) ->
 
 
 def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:
-    """Never other data: the step fails, and says why."""
     rows = pieces.make(tmp_path)
     with _dataset.DataSet.open(tmp_path) as dataset:
         column: object = dataset.store._columns[0]
@@ -115,22 +112,18 @@ def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path: Path) -> None:
 
 def test_delete_removes_only_a_closed_data_set(tmp_path: Path) -> None:
     path = tmp_path / "set"
-    with pytest.raises(FileNotFoundError, match="nothing was removed"):
-        datasets.delete(path)
+    pytest.raises(FileNotFoundError, datasets.delete, path).match("nothing was removed")
     path.mkdir()
     (path / "notes.txt").write_text("mine")
-    with pytest.raises(FileNotFoundError, match="nothing was removed"):
-        datasets.delete(path)
+    pytest.raises(FileNotFoundError, datasets.delete, path).match("nothing was removed")
     pieces.make(path)
     buffer, state = datasets.open(path)
-    with pytest.raises(BlockingIOError, match="is open in this process"):
-        datasets.delete(path)
+    pytest.raises(BlockingIOError, datasets.delete, path).match("is open in this process")
     jax.block_until_ready(state)
     del state
     datasets.delete(path)
     assert [file.name for file in path.iterdir()] == ["notes.txt"]
-    with pytest.raises(FileNotFoundError):
-        datasets.delete(path)
+    pytest.raises(FileNotFoundError, datasets.delete, path)
     (path / "notes.txt").unlink()
     pieces.make(path)
     (path / "dataset.json").write_bytes(b"damaged")
@@ -149,5 +142,26 @@ def test_leaf_names_without_a_structure_are_refused(tmp_path: Path) -> None:
         path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
         pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
         _dataset.finish(path, [_dataset.SegmentRows(0)])
-        with pytest.raises(StoreCorrupted, match="leaves a, .* do not fit the structure"):
-            fbuf.datasets.open(path)
+        pytest.raises(StoreCorrupted, fbuf.datasets.open, path).match("leaves a, .* do not fit the structure")
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    for name in ("a/../../b", "a//b", "a\\b"):
+        with pytest.raises(ValueError, match="has an invalid name|expected a name"):
+            fbuf.datasets.minari(name, root=tmp_path, source=tmp_path)
+
+
+def test_missing_data_sets_are_named(tmp_path: Path) -> None:
+    where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
+    pytest.raises(FileNotFoundError, fbuf.datasets.minari, "D4RL/door/human-v2", **where).match("Pass download=True")
+    with pytest.raises(FileNotFoundError, match="expected data/metadata.json"):
+        fbuf.datasets.minari(tmp_path / "nothing", root=tmp_path / "ours")
+    with pytest.raises(ValueError, match="download is \"yes\"|download is 'yes'"):
+        fbuf.datasets.minari("D4RL/door/human-v2", download="yes", **where)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_segments_hold_whole_episodes() -> None:
+    runs = _minari._whole_episodes([5, 1, 7, 2, 6], 6)
+    assert [list(run) for run in runs] == [[0, 1], [2], [3, 4]]
+    assert [list(run) for run in _minari._whole_episodes([5, 1, 7, 2], 6)] == [[0, 1], [2], [3]]

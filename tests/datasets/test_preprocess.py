@@ -1,7 +1,5 @@
 """Functions over rows and windows of data sets give what a loop in numpy gives, in order, also after an interruption."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ EPISODES = oracle.episodes(0, LENGTHS, OBS, ACTION)
 
 @pytest.fixture(scope="module")
 def maze(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of 19 rows in 5 pieces, with final observations."""
     path = tmp_path_factory.mktemp("maze") / "maze"
     rows = oracle.rows_of(EPISODES, final=False)
     rows |= {"next_" + name: np.concatenate([e.obs[name][1:] for e in EPISODES]) for name in OBS}
@@ -192,8 +189,7 @@ def test_invalid_functions_are_refused_and_leave_nothing(
     maze: Path, tmp_path: Path, fn: Any, kind: type[Exception], words: str
 ) -> None:
     LEAKED.clear()
-    with pytest.raises(kind, match=words):
-        fbuf.datasets.preprocess(maze, fn, dest=tmp_path / "a")
+    pytest.raises(kind, lambda: fbuf.datasets.preprocess(maze, fn, dest=tmp_path / "a")).match(words)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,8 +200,7 @@ def test_invalid_destinations_are_refused(maze: Path, tmp_path: Path) -> None:
         (maze.parent, "expected neither within the other"),
         (maze / ".." / "maze", "the source itself"),
     ):
-        with pytest.raises(ValueError, match=words):
-            fbuf.datasets.preprocess(maze, same, dest=dest)
+        pytest.raises(ValueError, fbuf.datasets.preprocess, maze, same, dest=dest).match(words)
     (tmp_path / "link").symlink_to(maze)
     with pytest.raises(ValueError, match="the source itself"):
         fbuf.datasets.preprocess(fbuf.datasets.open(maze), same, dest=tmp_path / "link")

@@ -39,7 +39,6 @@ def listed(source: Any, name: str = NAME) -> File:
 
 
 def got(file: File, path: Path) -> tuple[bytes, int]:
-    """The bytes that are downloaded, and how many were reported."""
     reports: list[int] = []
     fetch(file, path / "file.gz", reports.append)
     return (path / "file.gz").read_bytes(), sum(reports)
@@ -79,8 +78,7 @@ def test_files_of_a_folder_and_of_fsspec_are_listed(tmp_path: Path) -> None:
 
 def test_the_default_source_is_the_public_bucket() -> None:
     assert address_of("get", None) == _remote.BUCKET == "https://storage.googleapis.com/atari-replay-datasets"
-    with pytest.raises(TypeError, match="get: source is a int; expected an address, a folder or None"):
-        address_of("get", 3)  # type: ignore[arg-type]
+    pytest.raises(TypeError, address_of, "get", 3).match("get: source is a int; expected an address, a folder or None")
 
 
 def test_an_invalid_index_is_refused(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,21 +105,17 @@ def test_listings_are_retried(listing: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_unavailable_listing_names_its_address(server: FaultServer) -> None:
     server.faults[LISTING] = [Status(503)] * 3
-    with pytest.raises(SourceError, match=f"{server.base}.*503 Service Unavailable"):
-        listed(server.base)
-    with pytest.raises(SourceError, match=r"http://127.0.0.1:9/dqn.*Cannot connect to host"):
-        listed("http://127.0.0.1:9")
+    pytest.raises(SourceError, lambda: listed(server.base)).match(f"{server.base}.*503 Service Unavailable")
+    pytest.raises(SourceError, listed, "http://127.0.0.1:9").match(r"http://127.0.0.1:9/dqn.*Cannot connect to host")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "gcsfs", None)
-        with pytest.raises(ImportError, match=r'gs://bucket.*gcsfs.*Run pip install "fsspec\[gs\]"'):
-            listed("gs://bucket")
+        pytest.raises(ImportError, listed, "gs://bucket").match(r'gs://bucket.*gcsfs.*Run pip install "fsspec\[gs\]"')
     for package, source in (("aiohttp", "http://x"), ("fsspec.core", "memory://x")):
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ImportError, match=r'Run pip install "fbuf\[datasets\]"'):
-            listed(source)
+        pytest.raises(ImportError, listed, source).match(r'Run pip install "fbuf\[datasets\]"')
 
 
 def test_a_folder_is_listed_without_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

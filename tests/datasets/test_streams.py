@@ -43,7 +43,6 @@ def test_streams_whose_rows_change_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_read_once_and_released(tmp_path: Path) -> None:
-    """At most two dicts are alive at a time."""
     alive: list[weakref.ref[Any]] = []
 
     class Watched(np.ndarray):
@@ -78,11 +77,9 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
         if done >= 12:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        fbuf.datasets.from_arrays(data, path=path, piece_rows=4, progress=stop)
+    pytest.raises(KeyboardInterrupt, fbuf.datasets.from_arrays, data, path=path, piece_rows=4, progress=stop)
     assert sorted(_dataset.committed(path)) == [0, 1]
-    with pytest.raises(FileNotFoundError, match="not finished"):
-        fbuf.datasets.open(path)
+    pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
     other = data | {"rewards": data["rewards"] + (np.arange(19) == 1).astype(np.float32)}
     for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, {"codec": {"obs": fbuf.storages.Zstd()}})):
         with pytest.raises(FileExistsError, match="segments of other rows or settings"):
@@ -135,8 +132,7 @@ def test_a_failure_in_one_thread_ends_the_others(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="a bad sector"):
         fbuf.datasets.from_arrays(data, path=tmp_path / "a", piece_rows=10, workers=3)
     assert len(_dataset.committed(tmp_path / "a")) <= 55  # later segments are not begun
-    with pytest.raises(FileNotFoundError, match="not finished"):
-        fbuf.datasets.open(tmp_path / "a")
+    pytest.raises(FileNotFoundError, lambda: fbuf.datasets.open(tmp_path / "a")).match("not finished")
 
 
 def test_blocks_are_of_8_mebibytes(tmp_path: Path) -> None:

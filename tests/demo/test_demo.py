@@ -1,6 +1,4 @@
-"""The demo's parts that need no games, and its command line."""
-
-from __future__ import annotations
+"""The demo's parts that need no games, its command line, and the game of `fbuf.demo.catch`."""
 
 import re
 
@@ -10,7 +8,7 @@ import pytest
 
 import fbuf
 from fbuf.__main__ import main
-from fbuf.demo import _command, _compare_storages, _dqn, _run
+from fbuf.demo import _command, _compare_storages, _dqn, _run, catch
 from tests.support.demo import some_rows
 
 
@@ -24,8 +22,7 @@ def test_newest_returns_the_rows_that_are_stored() -> None:
 
 
 def test_help_shows_every_option_as_optional(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["demo", "--help"])
+    pytest.raises(SystemExit, main, ["demo", "--help"])
     shown = " ".join(capsys.readouterr().out.partition("options:")[0].split())
     usage = shown[shown.index("fbuf demo ") : shown.index("Trains")]
     assert usage.replace(" [", "[").rstrip().endswith("]") and "..." not in usage and "--storage" in usage
@@ -70,3 +67,49 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.setattr(_command, "main", interrupt)
     assert main(["demo"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def played(ball: int, drift: int, paddle: int, actions: list[int]) -> tuple[list[tuple[int, int, int]], float]:
+    """The oracle: (row, column, paddle) after each step until the ball is down, and the reward."""
+    row, column = 0, ball
+    seen = []
+    for action in actions:
+        paddle = min(max(paddle + action - 1, 0), catch.SIZE - 1)
+        if not 0 <= column + drift < catch.SIZE:
+            drift = -drift
+        row, column = row + 1, column + drift
+        seen.append((row, column, paddle))
+    return seen, 1.0 if column == paddle else -1.0
+
+
+def test_a_game_follows_its_rules() -> None:
+    random, key = np.random.default_rng(0), jax.random.key(0)
+    step, draw = jax.jit(catch.step), jax.jit(catch.draw)
+    for _ in range(20):
+        ball, paddle = (int(n) for n in random.integers(0, catch.SIZE, 2))
+        drift, actions = int(random.integers(-1, 2)), random.integers(0, 3, catch.SIZE - 1).tolist()
+        seen, reward = played(ball, drift, paddle, actions)
+        game = catch.Game(*(np.int32(n) for n in (0, ball, drift, paddle)))
+        for number, (action, there) in enumerate(zip(actions, seen, strict=True)):
+            game, got, down = step(game, np.int32(action), key)
+            if number < catch.SIZE - 2:
+                assert (int(game.row), int(game.column), int(game.paddle)) == there
+                assert float(got) == 0 and not bool(down)
+                frame = np.array(draw(game))
+                assert frame.dtype == np.uint8 and frame.sum() == 255 * 2
+                assert frame[there[0], there[1]] == frame[-1, there[2]] == 255
+        assert float(got) == reward and bool(down) and int(game.row) == 0  # and the next one begins
+
+
+def test_rows_and_stacks_are_of_one_episode() -> None:
+    key = jax.random.key(0)
+    actors, play, draw = catch.first_actors(key, 4), jax.jit(catch.play), jax.jit(jax.vmap(catch.draw))
+    for number in range(2 * catch.SIZE):
+        before = np.asarray(actors.stacks)
+        actors, rows = play(actors, np.full(4, number % 3, np.int32), key)
+        np.testing.assert_array_equal(rows["obs"], before[:, -1])
+        fresh = np.asarray(rows["terminated"])
+        after = np.asarray(actors.stacks)
+        assert (after[fresh, 0] == 0).all()
+        np.testing.assert_array_equal(after[~fresh, 0], before[~fresh, 1])
+        np.testing.assert_array_equal(after[:, 1], draw(actors.games))

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
-from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, load, same, save, sources, state
+from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, disk_of, load, same, save, sources, state
+from tests.support.processes import run_python
 from tests.support.threads import Thread
 
 
@@ -46,11 +47,9 @@ class Odd:
 def test_invalid_arrays_are_refused_before_anything_is_written(
     arrays: dict, error: type[Exception], message: str
 ) -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
+    disk = disk_of(1)
     before = disk.contents()
-    with pytest.raises(error, match=message):
-        checkpoint.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)
+    pytest.raises(error, lambda: checkpoint.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)).match(message)
     assert disk.contents() == before
 
 
@@ -119,8 +118,7 @@ def test_one_thread_saves_to_a_path_at_a_time(tmp_path: Path) -> None:
     first = threading.Thread(target=save, args=(str(tmp_path), 1), kwargs={"progress": slowly})
     first.start()
     assert inside.wait(60)
-    with pytest.raises(BlockingIOError, match="in use by this process"):
-        save(str(tmp_path), 2)
+    pytest.raises(BlockingIOError, lambda: save(str(tmp_path), 2)).match("in use by this process")
     go.set()
     first.join()
     assert load(str(tmp_path)) == 1
@@ -163,8 +161,7 @@ def test_an_open_reader_keeps_its_generation(tmp_path: Path) -> None:
     same(saved, state(1))
     saved.close()
     saved.close()
-    with pytest.raises(ValueError, match="closed"):
-        saved.arrays["log"][:]
+    pytest.raises(ValueError, lambda: saved.arrays["log"][:]).match("closed")
 
 
 _OPEN_AT_EXIT = """
@@ -178,15 +175,13 @@ sys.modules["kept"] = [one, two]
 
 def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path: Path) -> None:
     save(str(tmp_path), 0)
-    done = subprocess.run([sys.executable, "-c", _OPEN_AT_EXIT, str(tmp_path)], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_python(_OPEN_AT_EXIT, tmp_path).stderr == ""
 
 
 def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
-    with pytest.raises(FileExistsError, match="holds the files of a live store"):
-        save(str(tmp_path / "store"), 1)
+    pytest.raises(FileExistsError, lambda: save(str(tmp_path / "store"), 1)).match("holds the files of a live store")
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OSError, match="Use the path of a folder"):
@@ -213,9 +208,7 @@ def test_after_the_last_number_nothing_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_later_version_is_neither_damage_nor_overwritten() -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
-    save(PATH, 2, disk)
+    disk = disk_of(1, 2)
     name = "manifest-000000000002.json"
     body = disk.contents()[name].split(b"\n")[1].replace(b'{"version":1,', b'{"version":2,')
     head = b'{"format":"fbuf checkpoint","version":2,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
@@ -223,15 +216,12 @@ def test_a_later_version_is_neither_damage_nor_overwritten() -> None:
     before = disk.contents()
     with pytest.raises(checkpoint.VersionError, match=f"{name} is of version 2; expected 1 or less. Use the release"):
         load(PATH, disk)
-    with pytest.raises(checkpoint.VersionError):
-        save(PATH, 3, disk)
+    pytest.raises(checkpoint.VersionError, save, PATH, 3, disk)
     assert disk.contents() == before
 
 
 def test_files_that_cannot_be_opened_are_not_removed() -> None:
-    disk = Memory()
-    for k in (1, 2, 3):
-        save(PATH, k, disk, keep=3)
+    disk = disk_of(1, 2, 3, keep=3)
     counter = Faulty(disk.copy(), kinds=("open",))
     save(PATH, 4, counter, keep=3)
     kept = 0
@@ -251,9 +241,7 @@ def test_files_that_cannot_be_opened_are_not_removed() -> None:
 
 
 def test_the_generation_before_is_loaded_with_a_warning() -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
-    save(PATH, 2, disk)
+    disk = disk_of(1, 2)
     whole = disk.copy()
     disk.names["data-000000000002.safetensors"].data[-3] ^= 4
     for _ in range(2):

@@ -1,7 +1,4 @@
-"""Checkpoints survive killed processes, failing and full disks, power failures and damaged bytes.
-
-Whatever happens during a save, the old or the new save loads whole afterwards, and no damaged byte is loaded.
-"""
+"""Checkpoints survive killed processes, failing and full disks, power failures and damaged bytes."""
 
 import contextlib
 import errno
@@ -15,24 +12,15 @@ import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
-from tests.support.checkpoint_faults import (
-    any_sequence,
-    cuts,
-    damaged_outcomes,
-    flips,
-    flips_of_a_large_file,
-    power_failures,
-)
-from tests.support.memory_disk import PATH, Faulty, File, Killed, Memory, load, same, save
+from tests.support import checkpoint_faults as support
+from tests.support.memory_disk import PATH, Faulty, File, Killed, Memory, disk_of, load, same, save
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, None], ids=["EIO", "ENOSPC", "killed"])
 def test_every_call_fails_once(number: int | None, dead: bool) -> None:
     """The n-th call fails, for every n: alone, so that cleaning up works, or with all calls after it."""
-    base = Memory()
-    save(PATH, 1, base)
-    save(PATH, 2, base)
+    base = disk_of(1, 2)
     for at in range(1000):
         disk = base.copy()
         faulty = Faulty(disk, at, number, dead=dead)
@@ -62,8 +50,7 @@ def test_every_call_fails_once(number: int | None, dead: bool) -> None:
 
 @pytest.mark.parametrize("at", range(8))
 def test_short_writes_are_continued(at: int) -> None:
-    disk = Memory()
-    save(PATH, 1, disk)
+    disk = disk_of(1)
     save(PATH, 2, Faulty(disk, at, kinds=("pwrite",), short=True))
     assert load(PATH, disk) == 2
     with pytest.raises(OSError, match="cannot write"):
@@ -72,9 +59,7 @@ def test_short_writes_are_continued(at: int) -> None:
 
 
 def test_a_save_that_cannot_remove_old_files_warns() -> None:
-    disk = Memory()
-    for k in (1, 2):
-        save(PATH, k, disk)
+    disk = disk_of(1, 2)
     with pytest.warns(RuntimeWarning, match="cannot remove .*The next save tries again"):
         save(PATH, 3, Faulty(disk, 0, errno.EACCES, kinds=("unlink",), dead=True))
     assert load(PATH, disk) == 3
@@ -83,10 +68,7 @@ def test_a_save_that_cannot_remove_old_files_warns() -> None:
 
 
 def test_an_unreadable_disk_is_damage() -> None:
-    """The generation before loads, or the error names the place."""
-    disk = Memory()
-    save(PATH, 1, disk)
-    save(PATH, 2, disk)
+    disk = disk_of(1, 2)
     good = Faulty(disk)
     load(PATH, good)
     fell_back = 0
@@ -104,7 +86,7 @@ def test_an_unreadable_disk_is_damage() -> None:
 
 
 def test_power_failures_leave_the_old_or_the_new_save() -> None:
-    assert power_failures(each=6, seed=0) > 400
+    assert support.power_failures(each=6, seed=0) > 400
 
 
 def test_the_manifest_is_renamed_after_everything_else_is_synced(tmp_path: Path) -> None:
@@ -140,8 +122,7 @@ def test_folders_that_cannot_be_synced(number: int, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(disk, "fsync", fsync)
     if number == errno.EIO:
-        with pytest.raises(OSError, match="cannot sync"):
-            save(PATH, 1, disk)
+        pytest.raises(OSError, save, PATH, 1, disk).match("cannot sync")
         assert not disk.contents()
     else:
         save(PATH, 1, disk)
@@ -153,8 +134,7 @@ def test_power_failures_in_a_save_of_nothing_new(sync: bool) -> None:
     """It syncs what the save before it did not sync, and its name."""
     chance = random.Random(0)
     for at in range(1000):
-        disk = Memory()
-        save(PATH, 1, disk)
+        disk = disk_of(1)
         save(PATH, 2, disk, sync=sync)
         faulty = Faulty(disk, at, None, dead=True)
         with contextlib.suppress(Killed):
@@ -192,8 +172,7 @@ def test_writes_dropped_by_a_failed_sync_are_written_again() -> None:
     disk = Dropping()
     save(PATH, 1, disk, sync=False)
     disk.fails = True
-    with pytest.raises(OSError, match="cannot sync"):
-        save(PATH, 1, disk)
+    pytest.raises(OSError, save, PATH, 1, disk).match("cannot sync")
     disk.fails = False
     again = save(PATH, 1, disk)
     assert again.bytes_written > again.bytes_total
@@ -222,16 +201,16 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verify", ["full", "lazy"])
-@pytest.mark.parametrize("change", [flips, cuts])
+@pytest.mark.parametrize("change", [support.flips, support.cuts])
 def test_every_flipped_bit_and_every_cut_is_an_error(change: object, verify: str) -> None:
-    seen = damaged_outcomes(1, change, verify=verify)
+    seen = support.damaged_outcomes(1, change, verify=verify)
     assert len(seen) > 800 and {k for k, _ in seen} == {None}
 
 
 @pytest.mark.parametrize("verify", ["full", "lazy"])
 def test_flipped_bits_of_a_large_file_are_errors(verify: str, tmp_path: Path) -> None:
-    flips_of_a_large_file(tmp_path, 1 << 20, 30, verify, seed=0)
+    support.flips_of_a_large_file(tmp_path, 1 << 20, 30, verify, seed=0)
 
 
 def test_any_sequence_of_saves_kills_and_damage() -> None:
-    any_sequence(examples=40)
+    support.any_sequence(examples=40)

@@ -118,19 +118,17 @@ def test_memory_holds_an_index_and_codes(tmp_path: Path) -> None:
 
 
 def test_many_threads_read_at_once(tmp_path: Path) -> None:
-    want, wrong = pieces.make(tmp_path), []
+    want = pieces.make(tmp_path)
     with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
 
         def read(seed: int) -> None:
             rng = np.random.default_rng(seed)
             for _ in range(30):
                 at = rng.integers(0, dataset.rows, 16)
-                got = dataset.read(dict.fromkeys(want, at))
-                wrong.extend(name for name in want if (got[name] != want[name][at]).any())
+                same(dataset.read(dict.fromkeys(want, at)), {name: array[at] for name, array in want.items()})
 
         for thread in [Thread(read, seed) for seed in range(4)]:
             thread.ends()
-    assert not wrong
 
 
 def test_reads_that_wait_for_the_disk_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,25 +150,18 @@ def test_reads_that_wait_for_the_disk_are_announced(tmp_path: Path, monkeypatch:
 def test_invalid_reads_and_writes_are_refused(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     dataset = _dataset.DataSet.open(tmp_path)
-    with pytest.raises(IndexError, match="there are 34"):
-        dataset.read({"action": np.array([34])})
-    with pytest.raises(IndexError, match="there are 34"):
-        dataset.read_rows(-1, 3)
-    with pytest.raises(KeyError, match="no_such"):
-        dataset.read({"no_such": np.array([0])})
-    with pytest.raises(TypeError, match="float64; expected integers"):
-        dataset.read({"action": np.array([0.0])})
+    pytest.raises(IndexError, lambda: dataset.read({"action": np.array([34])})).match("there are 34")
+    pytest.raises(IndexError, dataset.read_rows, -1, 3).match("there are 34")
+    pytest.raises(KeyError, lambda: dataset.read({"no_such": np.array([0])})).match("no_such")
+    pytest.raises(TypeError, lambda: dataset.read({"action": np.array([0.0])})).match("float64; expected integers")
     assert dataset.read({"action": np.zeros((0, 3), int)})["action"].shape == (0, 3)
     assert dataset.read({"action": 3})["action"] == dataset.read_rows(3, 4)["action"][0]
-    with pytest.raises(TypeError, match="read-only"):
-        dataset.store.write([], None)
-    with pytest.raises(TypeError, match="read-only"):
-        dataset.store.patch(np.zeros(0), np.zeros(0), {})
+    pytest.raises(TypeError, dataset.store.write, [], None).match("read-only")
+    pytest.raises(TypeError, lambda: dataset.store.patch(np.zeros(0), np.zeros(0), {})).match("read-only")
     assert dataset.store.to_arrays() == {}
     dataset.close()
     dataset.close()
-    with pytest.raises(StoreClosed):
-        dataset.read_rows(0, 1)
+    pytest.raises(StoreClosed, dataset.read_rows, 0, 1)
 
 
 def test_a_segment_is_there_once_committed(tmp_path: Path) -> None:
@@ -200,8 +191,7 @@ def test_of_two_writers_of_a_segment_one_commits(tmp_path: Path) -> None:
         one.append(rows)
         two.append(rows)
         one.commit()
-        with pytest.raises(FileExistsError, match="has a segment 0"):
-            two.commit()
+        pytest.raises(FileExistsError, two.commit).match("has a segment 0")
 
 
 def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
@@ -212,13 +202,10 @@ def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
             ({"action": rows["action"][:2]}, r"'action' is int32\[2\]"),
             ({"obs": rows["obs"][:, :3]}, r"'obs' is uint8\[4, 3, 6\]; expected"),
         ):
-            with pytest.raises(ValueError, match=match):
-                piece.append({**rows, **change})
+            pytest.raises(ValueError, piece.append, {**rows, **change}).match(match)
         assert piece.rows == 0
-        with pytest.raises(ValueError, match="has no rows"):
-            piece.commit()
-    with pytest.raises(ValueError, match="is closed"):
-        piece.append(rows)
+        pytest.raises(ValueError, piece.commit).match("has no rows")
+    pytest.raises(ValueError, piece.append, rows).match("is closed")
     with pytest.raises(ValueError, match="expected an int from 0"):
         _dataset.SegmentWriter(tmp_path, -1, pieces.SCHEMA)
     leaves = {name: ((3,), "uint8") for name in "abc"}
@@ -239,8 +226,7 @@ def test_invalid_schemas_are_refused() -> None:
         ({"x": ((), "int32")}, {"structure": {"own": "os:system"}}, "dicts, lists and tuples"),
     ]
     for leaves, settings, match in cases:
-        with pytest.raises((ValueError, TypeError), match=match):
-            _dataset.Schema(leaves, **settings)
+        pytest.raises((ValueError, TypeError), _dataset.Schema, leaves, **settings).match(match)
 
 
 def test_a_schema_is_stored_as_json() -> None:
@@ -256,16 +242,13 @@ def test_a_schema_is_stored_as_json() -> None:
 
 
 def test_a_data_set_is_finished_with_whole_segments(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no data set at"):
-        _dataset.DataSet.open(tmp_path)
+    pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("there is no data set at")
     rng = np.random.default_rng(0)
     pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(rng, 3))
-    with pytest.raises(FileNotFoundError, match="not finished: 1 segments are there"):
-        _dataset.DataSet.open(tmp_path)
+    pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("not finished: 1 segments are there")
     with pytest.raises(ValueError, match="segment 1 is not at"):
         _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)])
-    with pytest.raises(ValueError, match="each once"):
-        _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(0)])
+    pytest.raises(ValueError, lambda: _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(0)])).match("each once")
     assert not (tmp_path / "dataset.json").exists()
 
 
@@ -286,11 +269,9 @@ def test_segments_are_added_later(tmp_path: Path) -> None:
 def test_a_data_set_with_a_segment_written_again_is_unfinished(tmp_path: Path) -> None:
     pieces.make(tmp_path)
     _dataset.discard(tmp_path, 1)
-    with pytest.raises(FileNotFoundError, match="segment 1 of .* is missing"):
-        _dataset.DataSet.open(tmp_path)
+    pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("segment 1 of .* is missing")
     pieces.write(tmp_path, 1, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(5), pieces.SIZES[1]))
-    with pytest.raises(FileNotFoundError, match="was rewritten"):
-        _dataset.DataSet.open(tmp_path)
+    pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("was rewritten")
 
 
 def test_the_format_page_names_every_key_and_array(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ def files_of(path: Path) -> list[Path]:
 
 
 def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
-    """Bytes of every file, one at a time."""
     want = pieces.make(tmp_path)
     number, opened = len(want["action"]), 0
     for file in files_of(tmp_path):
@@ -53,8 +52,7 @@ def test_a_file_truncated_while_open_is_an_error(tmp_path: Path) -> None:
         for file in files_of(tmp_path / "pieces"):
             os.truncate(file, 64)
         for leaf in ("obs", "vector"):
-            with pytest.raises(fbuf.StoreCorrupted, match="cut short"):
-                dataset.read_rows(0, 5, [leaf])
+            pytest.raises(fbuf.StoreCorrupted, dataset.read_rows, 0, 5, [leaf]).match("cut short")
         assert isinstance(dataset.store.last_error, fbuf.StoreCorrupted)
 
 
@@ -64,19 +62,15 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
     body = file.read_bytes().splitlines()[1].replace(b'"version":1', b'"version":9', 1)
     head = b'{"format":"fbuf data set","version":9,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
     file.write_bytes(head + b"\n" + body + b"\n")
-    with pytest.raises(fbuf.VersionError, match="version 9"):
-        _dataset.DataSet.open(tmp_path)
+    pytest.raises(fbuf.VersionError, _dataset.DataSet.open, tmp_path).match("version 9")
     os.truncate(file, 10)
-    with pytest.raises(fbuf.StoreCorrupted, match="first line"):
-        _dataset.DataSet.open(tmp_path)
+    pytest.raises(fbuf.StoreCorrupted, _dataset.DataSet.open, tmp_path).match("first line")
     file.unlink()
     file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(fbuf.StoreCorrupted, match="is a link"):
-        _dataset.DataSet.open(tmp_path)
+    pytest.raises(fbuf.StoreCorrupted, _dataset.DataSet.open, tmp_path).match("is a link")
 
 
 def leaf(name: str, **changes: Any) -> Any:
-    """Changes a leaf of the schema."""
 
     def altered(value: Any) -> Any:
         (found,) = (one for one in value["schema"]["leaves"] if one[0] == name)
@@ -88,7 +82,6 @@ def leaf(name: str, **changes: Any) -> Any:
 
 
 def used(*ends: Any, **fields: Any) -> Any:
-    """Uses one segment only, of other rows or by another name."""
 
     def altered(value: Any) -> Any:
         number, save, *rows = value["pieces"][1]
@@ -125,12 +118,10 @@ def test_a_hostile_data_set_is_refused(tmp_path: Path, case: str) -> None:
     body = json.dumps(value, separators=(",", ":")).encode()
     head = {"format": "fbuf data set", "version": 1, "bytes": len(body), "crc32": zlib.crc32(body)}
     file.write_bytes(json.dumps(head, separators=(",", ":")).encode() + b"\n" + body + b"\n")
-    with pytest.raises((fbuf.StoreCorrupted, FileNotFoundError)):
-        _dataset.DataSet.open(tmp_path).read_rows(0, 1)
+    pytest.raises((fbuf.StoreCorrupted, FileNotFoundError), lambda: _dataset.DataSet.open(tmp_path).read_rows(0, 1))
 
 
 def index(name: str, change: Any) -> Any:
-    """Changes an array of the index of `obs`."""
 
     def altered(arrays: dict[str, Any]) -> None:
         arrays[f"rows/obs/{name}"] = change(np.array(arrays[f"rows/obs/{name}"]))
@@ -185,5 +176,4 @@ def test_a_hostile_segment_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(checkpoint, "write", altered)
     pieces.write(tmp_path, 0, schema, rows)
     _dataset.finish(tmp_path, [SegmentRows(0)])
-    with pytest.raises(fbuf.StoreCorrupted):
-        _dataset.DataSet.open(tmp_path).read_rows(0, 9)
+    pytest.raises(fbuf.StoreCorrupted, lambda: _dataset.DataSet.open(tmp_path).read_rows(0, 9))

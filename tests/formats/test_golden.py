@@ -45,9 +45,7 @@ def test_a_save_builds_on_golden_files(tmp_path: Path) -> None:
     arrays = plain_arrays(2) | {"scalar": np.array(9)}
     assert checkpoint.write(path, arrays, {}).bytes_written < 8000
     with checkpoint.read(path) as saved:
-        assert {name: bits(np.asarray(a)) for name, a in saved.arrays.items()} == {
-            n: bits(a) for n, a in arrays.items()
-        }
+        assert {n: bits(np.asarray(a)) for n, a in saved.arrays.items()} == {n: bits(a) for n, a in arrays.items()}
 
 
 def test_the_page_reads_golden_files(tmp_path: Path) -> None:

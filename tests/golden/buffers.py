@@ -4,8 +4,6 @@ Run once for each version of the format, by the release that first writes it; wh
 is in them is worked out from numbers, so that a test needs nothing else to know it.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path
@@ -56,7 +54,6 @@ def rows(first: int, number: int) -> dict[str, np.ndarray]:
 
 
 def example() -> dict[str, np.ndarray]:
-    """One row."""
     return {name: leaf[0, 0] for name, leaf in rows(0, 1).items()}
 
 
@@ -72,7 +69,6 @@ def state_of(buffer: fbuf.Buffer) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Writes all of them, and a `Replay`."""
     for name, buffer in BUFFERS.items():
         fbuf.save(folder / name, buffer, state_of(buffer), extra={"step": 7, "key": jax.random.key(3)})
     replay = fbuf.Replay(BUFFERS["compressed"], example(), seed=5)

@@ -50,12 +50,10 @@ def plain_arrays(k: int) -> dict[str, np.ndarray]:
 
 
 def plain_meta(k: int) -> dict:
-    """The meta of save `k`."""
     return {"k": k, "text": 'ä " \n', "numbers": [1, -(2**70), 0.1, None, True], "deep": {"a": [{"b": {}}]}}
 
 
 def make_plain(path: str) -> None:
-    """Three saves, two kept; blocks by place and by key, with marks and without."""
     for k in range(3):
         arrays: dict = plain_arrays(k)
         arrays["rows"] = Blocks(arrays["rows"], 4, [f"{k if b <= k // 2 else 0}" for b in range(5)] if k else None)
@@ -64,7 +62,6 @@ def make_plain(path: str) -> None:
 
 
 def check_plain(path: str) -> None:
-    """The third save."""
     with checkpoint.read(path) as saved:
         assert saved.meta == plain_meta(2) and saved.generation == 3
         wanted = plain_arrays(2)

@@ -1,9 +1,10 @@
-"""Test that codecs return every bit, and pack zeros and ones."""
+"""Codecs return every bit, pack zeros and ones, and their decoded chunks are cached."""
 
 import dataclasses
 import zlib
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs.codec import is_packable
+from fbuf._host.columns.chunk_reader import ChunkCache
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.raw import RawColumn
+from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
-from tests.support.store import DTYPES, fetch, same
+from tests.support.store import DTYPES, Deflate, check_rows, fetch, frames, same
+from tests.support.threads import Thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +102,7 @@ def test_boards_are_packed_before_they_are_compressed(dtype: str, least: int) ->
     plain.repack()
     assert packed.stats()["payload_bytes"] < plain.stats()["payload_bytes"]
     assert rows.nbytes > least * packed.stats()["payload_bytes"]
-    out, ok = fetch(packed, tickets)
-    assert ok.all() and same(out, rows)
+    check_rows(packed, tickets, rows)
 
 
 @given(st.data())
@@ -115,15 +118,12 @@ def test_columns_may_change_between_bits_and_numbers(data: st.DataObject) -> Non
     if data.draw(st.booleans()):
         store.repack()
     all_rows = np.concatenate(rows)
-    out, ok = fetch(store, tickets)
-    assert ok.all() and same(out, all_rows)
+    check_rows(store, tickets, all_rows)
     loaded = Store.from_arrays(store.columns, store.to_arrays(), lanes=1, length=4000, slack=0)
-    out, ok = fetch(loaded, tickets)
-    assert ok.all() and same(out, all_rows)
+    check_rows(loaded, tickets, all_rows)
     more = rng.integers(0, 2, (900, 30)).astype(dtype)
     tickets = loaded.write([more[:, None]], None)[:, 0]
-    out, ok = fetch(loaded, tickets)
-    assert ok.all() and same(out, more)
+    check_rows(loaded, tickets, more)
 
 
 def test_raw_makes_a_raw_column() -> None:
@@ -172,5 +172,80 @@ def test_a_lossy_user_codec() -> None:
 
 def test_bitpack_refuses_invalid_chunks() -> None:
     for chunk in (0, 65, True, 1.5):
-        with pytest.raises(ValueError, match="BitPack: chunk is"):
-            BitPack(chunk=chunk)  # type: ignore[arg-type]
+        pytest.raises(ValueError, BitPack, chunk=chunk).match("BitPack: chunk is")
+
+
+def make(codec: Any, cache: int, shape: tuple[int, ...] = (24, 24), dtype: str = "uint8") -> Store:
+    return Store((Column("x", shape, np.dtype(dtype), codec),), lanes=1, length=1000, slack=0, cache=cache)
+
+
+def cache_of(store: Store) -> ChunkCache:
+    part = store._parts[0]
+    part = part.inner if isinstance(part, StackedColumn) else part
+    assert isinstance(part, ChunkedColumn) and part.cache is not None
+    return part.cache
+
+
+@pytest.mark.parametrize("codec", [Zstd(), Deflate(), Zstd(chunk=4)])
+@pytest.mark.parametrize("bits", [False, True])
+def test_cached_chunks_are_decoded_once(codec: Any, bits: bool) -> None:
+    rows = boards(1500, "float32").reshape(1500, -1) if bits else frames(1500)
+    store = make(codec, 1 << 30, rows.shape[1:], str(rows.dtype))
+    tickets = store.write([rows[:1000, None]], None)[:, 0]
+    pick = np.random.default_rng(0).integers(0, 1000, 300)
+    for turn in range(3):
+        check_rows(store, tickets[pick], rows[pick])
+        chunks = len(np.unique(pick // codec.chunk))
+        assert (cache_of(store).hits, cache_of(store).misses) == (turn * chunks, chunks)
+    store.write([rows[1000:, None]], None)  # expired rows are not served from the cache
+    out, ok = fetch(store, tickets[:500])
+    assert not ok.any() and not out.any()
+
+
+def test_the_least_recently_used_chunk_is_evicted() -> None:
+    cache = ChunkCache(30)
+    for address in range(4):
+        cache.put(address, memoryview(bytes([address]) * 10))
+        assert cache.get(0) is not None or address == 3
+    assert cache.nbytes == 30
+    assert [cache.get(address) is not None for address in range(4)] == [True, False, True, True]
+    cache.put(9, memoryview(bytes(31)))  # larger than the cache
+    assert cache.get(9) is None and cache.nbytes == 30
+
+
+def test_nbytes_counts_the_cache() -> None:
+    rows = frames(1000)
+    plain, kept = make(Zstd(), 0), make(Zstd(), 100_000)
+    for store in (plain, kept):
+        fetch(store, store.write([rows[:, None]], None)[:, 0])
+    assert 0 < kept.nbytes - plain.nbytes == cache_of(kept).nbytes <= 100_000
+
+
+def test_threads_share_the_cache() -> None:
+    rows, store = frames(1000), make(Zstd(), 40_000)
+    tickets = store.write([rows[:, None]], None)[:, 0]
+
+    def reader(seed: int) -> None:
+        for pick in np.random.default_rng(seed).integers(0, 1000, (60, 50)):
+            check_rows(store, tickets[pick], rows[pick])
+
+    for thread in [Thread(reader, i) for i in range(4)]:
+        thread.ends()
+    cache = cache_of(store)
+    assert cache.nbytes == sum(map(len, cache._rows.values())) <= 40_000
+
+
+def test_a_buffer_reads_through_its_cache() -> None:
+    rows = {"obs": frames(300), "t": np.arange(300)}
+    buffer = fbuf.Buffer(300, storage=Compressed(keys=("obs",), cache=1 << 20))
+    state = buffer.extend(buffer.init({"obs": rows["obs"][0], "t": 0}), rows)
+    for _ in range(2):
+        batch = buffer.peek(state, jax.random.key(0), 50)
+        np.testing.assert_array_equal(batch.data["obs"], rows["obs"][np.asarray(batch.data["t"])])
+    cache = cache_of(lifetime.find(lifetime.join_id(np.asarray(state.rows.id))))
+    assert cache.hits == cache.misses > 0
+
+
+def test_invalid_sizes_are_refused() -> None:
+    for cache in (-1, True, 1.5):
+        pytest.raises(ValueError, Compressed, cache=cache).match("Compressed: cache is")

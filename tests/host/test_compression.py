@@ -15,7 +15,7 @@ from fbuf._host.codecs.zstd_frames import Dictionary, compressor
 from fbuf._host.columns import chunked
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.raw import RawColumn
-from tests.support.store import compressible, fetch, frames, make, same
+from tests.support.store import check_rows, compressible, fetch, frames, make, same
 from tests.support.threads import PATIENCE, Thread
 
 
@@ -25,8 +25,7 @@ def test_dictionaries_shrink_repetitive_frames() -> None:
     for dictionary in (0, 16):
         store = make(Zstd(dictionary=dictionary), shape=(24, 24), length=6000)
         tickets = np.concatenate([store.write([rows[i : i + 100]], None) for i in range(0, 6000, 100)])
-        got, ok = fetch(store, tickets)
-        assert ok.all() and same(got, rows)
+        check_rows(store, tickets, rows)
         sizes[dictionary] = store.stats()["payload_bytes"]
     assert store.stats()["dictionaries"] >= 1
     assert sizes[16] * 1.5 < sizes[0] < rows.nbytes / 4
@@ -39,8 +38,7 @@ def test_a_dictionary_is_freed_with_its_last_chunk_and_renewed_on_drift() -> Non
         rows = frames(7000, seed=seed)[:, None]
         for i in range(0, 7000, 70):
             tickets = store.write([rows[i : i + 70]], None)
-        got, ok = fetch(store, tickets)
-        assert ok.all() and same(got, rows[i : i + 70])
+        check_rows(store, tickets, rows[i : i + 70])
         seen.append(store._parts[0].coder.current)
         assert store.stats()["dictionaries"] <= 2
     assert len(set(map(id, seen))) == 4
@@ -103,9 +101,7 @@ def test_a_digest_has_the_size_that_nbytes_counts(level: int, monkeypatch: pytes
     shared, own = (Dictionary(rows[:16].tobytes()) for _ in range(2))
     packer = compressor(level, rows[16:].nbytes, shared)
     encoded = packer.compress(rows[16:].tobytes())
-    monkeypatch.setattr(
-        Dictionary, "digested", lambda dictionary, _: dictionary.data
-    )  # zstd digests it with the context
+    monkeypatch.setattr(Dictionary, "digested", lambda dictionary, _: dictionary.data)  # the context digests it
     alone = compressor(level, rows[16:].nbytes, own)
     assert alone.compress(rows[16:].tobytes()) == encoded
     assert alone.memory_size() - packer.memory_size() == shared.digest > 0 == own.digest
@@ -149,8 +145,7 @@ def test_a_slow_lane_does_not_keep_segments_alive() -> None:
         slow.append((store.write([rows], keep)[0, 1], rows[0, 1]))
     part = store._parts[0].arena
     assert part.capacity < 1.5 * part.live + 5 * 32 * 1024
-    got, ok = fetch(store, [t for t, _ in slow])
-    assert ok.all() and same(got, np.stack([r for _, r in slow]))
+    check_rows(store, [t for t, _ in slow], np.stack([r for _, r in slow]))
 
 
 @pytest.mark.parametrize("codec", [None, Zstd()], ids=["raw", "zstd"])

@@ -16,6 +16,7 @@ from fbuf._host.codecs.codec import Zstd
 from fbuf._host.memory import file_arena
 from tests.support.disk import environment, make
 from tests.support.disk_faults import Faults, resumed
+from tests.support.processes import run_python
 from tests.support.store import columns_of, fetch
 from tests.support.store_model import Model
 
@@ -176,12 +177,6 @@ fill(sys.argv[1], Zstd(chunk=2))
 """
 
 
-def run(code: str, *args: Any, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python in another process."""
-    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment() | more)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system of 4 MB."""
@@ -197,8 +192,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_raises_an_error(small_disk: Path) -> None:
-    done = run(FULL, small_disk)
-    assert done.returncode == 0, done.stderr
+    run_python(FULL, small_disk, options=("-W", "ignore"))
 
 
 LIMITED = """
@@ -223,8 +217,7 @@ else:
 
 def test_file_limits_and_locked_directories_are_reported(tmp_path: Path) -> None:
     store = make(tmp_path / "used", columns_of(None))
-    done = run(LIMITED, tmp_path, tmp_path / "used", os.getpid())
-    assert done.returncode == 0, done.stderr
+    run_python(LIMITED, tmp_path, tmp_path / "used", os.getpid(), options=("-W", "ignore"))
     store.close()
 
 
@@ -242,6 +235,7 @@ raise KeyError("an error")
 
 
 def test_a_temporary_directory_outlives_forks_and_ends_with_its_process(tmp_path: Path) -> None:
-    done = run(FORKS, TMPDIR=str(tmp_path))
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment() | {"TMPDIR": str(tmp_path)})
     assert done.stdout == "True\n" and "KeyError: 'an error'" in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == []

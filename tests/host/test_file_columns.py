@@ -1,8 +1,4 @@
-"""Rows in files: the store against a dict of every row, whatever call fails, and damage that is found.
-
-Fault injection makes the n-th of `os.pwrite`, `os.open`, `os.ftruncate` and `os.replace` fail, for every n, half-way through
-where it writes: the store is then as before, here and for the process that resumes it.
-"""
+"""Rows in files: the store against a dict of every row, whatever call fails, and damage that is found."""
 
 import itertools
 import shutil
@@ -152,7 +148,6 @@ def test_a_large_batch_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_readers_never_see_other_rows(tmp_path: Path) -> None:
-    """A reader holds tickets while the ring goes round, in files that are written before rows count."""
     columns = columns_of(None, Zstd(chunk=2), shape=(256,))
     store = make(tmp_path, columns, length=32, slack=8)
     done, newest = threading.Event(), np.zeros(1, np.uint64)
@@ -233,8 +228,7 @@ def test_shared_damage_is_found_at_open(name: str, tmp_path: Path) -> None:
     with pytest.raises((StoreCorrupted, ValueError), match="damaged|bytes were"):
         make(tmp_path, columns, length=800, resume=True, verify=False)
     path.write_bytes(text[: len(text) // 3])
-    with pytest.raises((StoreCorrupted, ValueError, OSError)):
-        make(tmp_path, columns, length=800, resume=True, verify=False)
+    pytest.raises((StoreCorrupted, ValueError, OSError), make, tmp_path, columns, length=800, resume=True, verify=False)
 
 
 def test_rows_of_no_bytes_are_resumed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from fbuf._host.codecs.codec import BitPack, Zstd
 from fbuf._host.pairs import ObservationPairs
 from tests.support.processes import run_python
 from tests.support.store import DTYPES
+from tests.support.threads import Thread
 
 
 class Model:
@@ -141,20 +142,18 @@ def test_a_failed_write_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     step = np.arange(4, dtype=np.int16)[None]
     for t in range(8):
         model.add(step + t, step + t + 1)
-    with pytest.raises(ValueError, match="broadcast"):
-        model.pairs.add(step, np.zeros((1, 5), np.int16))
+    pytest.raises(ValueError, lambda: model.pairs.add(step, np.zeros((1, 5), np.int16))).match("broadcast")
     with monkeypatch.context() as patch:
         patch.setattr(model.pairs._store, "write", lambda *_: exec("raise MemoryError"))
         for _ in range(30):
-            with pytest.raises(MemoryError):
-                model.pairs.add(step, step)
+            pytest.raises(MemoryError, model.pairs.add, step, step)
     for t in range(8, 30):
         model.add(step + t, step + t + 1)
     model.check_all()
 
 
 def test_readers_see_whole_steps_while_another_thread_adds() -> None:
-    pairs, stop, wrong = ObservationPairs(64, 2, (300,), np.int32, Zstd()), threading.Event(), list[Any]()
+    pairs, stop = ObservationPairs(64, 2, (300,), np.int32, Zstd()), threading.Event()
 
     def read() -> None:
         rng = np.random.default_rng()
@@ -162,19 +161,15 @@ def test_readers_see_whole_steps_while_another_thread_adds() -> None:
             position, lane = rng.integers(0, 64, 16), rng.integers(0, 2, 16)
             one, other = pairs.read(position, lane)
             there = one[:, 0] > 0
-            if ((other - one)[there] != 1).any() or ((one[:, 0] % 64)[there] != (position + 1)[there] % 64).any():
-                wrong.append((one[:, 0], other[:, 0], position))
+            assert ((other - one)[there] == 1).all() and ((one[:, 0] % 64)[there] == (position + 1)[there] % 64).all()
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads = [Thread(read) for _ in range(2)]
     for t in range(1, 1500):
         step = np.full((2, 300), t, np.int32)
         pairs.add(step, step + 1)
     stop.set()
     for thread in threads:
-        thread.join()
-    assert not wrong
+        thread.ends()
 
 
 def test_no_backend_of_jax_is_started() -> None:

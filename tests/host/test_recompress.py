@@ -26,12 +26,10 @@ def make(lanes: int = 1, length: int = 4096, slack: int = 0, **settings: Any) ->
 
 
 def write(store: Store, rows: np.ndarray) -> np.ndarray:
-    """Return the tickets of rows written to a store of one lane."""
     return store.write([rows[:, None]], None)[:, 0]
 
 
 def check(store: Store, tickets: Any, rows: np.ndarray) -> None:
-    """Compare every row with what is stored."""
     out, ok = fetch(store, tickets)
     assert ok.all() and np.array_equal(out, rows)
 
@@ -228,8 +226,7 @@ def test_a_closed_store_raises() -> None:
     write(store, frames(512, SIZE))
     store.repack_some(least=1)
     store.close()
-    with pytest.raises(StoreClosed):
-        store.repack()
+    pytest.raises(StoreClosed, store.repack)
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -256,8 +253,7 @@ def test_other_codecs_are_not_recompressed() -> None:
         before = store.stats()
         store.repack()
         assert store.stats() == before and store._thread is None
-    with pytest.raises(ValueError, match="repack is 3; expected True or False"):
-        Zstd(repack=3)  # type: ignore[arg-type]
+    pytest.raises(ValueError, Zstd, repack=3).match("repack is 3; expected True or False")
 
 
 @pytest.mark.usefixtures("by_hand")

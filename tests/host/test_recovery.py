@@ -13,18 +13,7 @@ from fbuf._host.columns.raw_file import RowChecksums
 from fbuf._host.memory import file_arena
 from fbuf._host.store.recovery import longest_valid_run
 from fbuf._host.types import StoreCorrupted
-from tests.support.recovery import (
-    SMALL,
-    check,
-    check_damages,
-    check_killed,
-    check_power_failed,
-    opened,
-    rows_there,
-    small,
-    survives,
-    write,
-)
+from tests.support import recovery as support
 
 KIND = pytest.mark.parametrize("kind", ["memmap", "files"])
 
@@ -35,19 +24,19 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
-    check_killed("files", tmp_path / "store", 12)
+    support.check_killed("files", tmp_path / "store", 12)
 
 
 @KIND
 def test_flushed_rows_survive_a_power_failure(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_arena.FileArena, "small", 8192)
     for seed in range(8):
-        check_power_failed(kind, seed, tmp_path / str(seed))
+        support.check_power_failed(kind, seed, tmp_path / str(seed))
 
 
 def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = opened("files", tmp_path / "0")
-    write(store, np.random.default_rng(0))
+    store = support.opened("files", tmp_path / "0")
+    support.write(store, np.random.default_rng(0))
     waited, real = list[str](), os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: waited.append(os.readlink(f"/proc/self/fd/{fd}")) or real(fd))
     store.flush()
@@ -58,17 +47,16 @@ def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match=r"cannot flush .*Input/output error.*Check the disk under"):
-        store.flush()
+    pytest.raises(OSError, store.flush).match(r"cannot flush .*Input/output error.*Check the disk under")
     monkeypatch.undo()
-    check(store)
+    support.check(store)
 
 
 @pytest.mark.usefixtures("small_segments")
 @KIND
 @pytest.mark.parametrize("verify", [True, False], ids=["full", "lazy"])
 def test_truncated_and_flipped_files_show_no_wrong_row(kind: str, verify: bool, tmp_path: Path) -> None:
-    check_damages(kind, verify, False, tmp_path)
+    support.check_damages(kind, verify, False, tmp_path)
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -76,11 +64,11 @@ def test_truncated_and_flipped_files_show_no_wrong_row(kind: str, verify: bool, 
 def test_files_of_two_moments_show_no_wrong_row(kind: str, tmp_path: Path) -> None:
     """Every choice of files from an older and a newer copy of one folder."""
     path = tmp_path / "0"
-    small(kind, path, 3)
+    support.small(kind, path, 3)
     shutil.copytree(path, tmp_path / "old")
-    small(kind, path, 2, seed=1)
+    support.small(kind, path, 2, seed=1)
     shutil.copytree(path, tmp_path / "new")
-    rows = rows_there(kind, path)
+    rows = support.rows_there(kind, path)
     names = sorted({p.name for m in ("old", "new") for p in (tmp_path / m).iterdir()} - {"lock", "manifest.json"})
     said: dict[str, int] = {}
     rng = np.random.default_rng(0)
@@ -94,8 +82,8 @@ def test_files_of_two_moments_show_no_wrong_row(kind: str, tmp_path: Path) -> No
                     shutil.copy(tmp_path / "old" / name, mixed / name)
         whole = choice in (0, 2 ** len(names) - 1)
         verify = bool(rng.integers(2))
-        expected = rows_there(kind, tmp_path / "old") if whole and choice else rows
-        what = survives(kind, mixed, expected, **SMALL, verify=verify)
+        expected = support.rows_there(kind, tmp_path / "old") if whole and choice else rows
+        what = support.survives(kind, mixed, expected, **support.SMALL, verify=verify)
         assert not whole or what == ""
         said[what] = said.get(what, 0) + 1
         shutil.rmtree(mixed)
@@ -106,8 +94,8 @@ def test_files_of_two_moments_show_no_wrong_row(kind: str, tmp_path: Path) -> No
 @KIND
 def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
     for seed, name in enumerate(("mine", "other")):
-        small(kind, tmp_path / name, 4, seed)
-    rows = rows_there(kind, tmp_path / "mine")
+        support.small(kind, tmp_path / name, 4, seed)
+    rows = support.rows_there(kind, tmp_path / "mine")
     for file in sorted(p.name for p in (tmp_path / "mine").iterdir() if p.name != "lock"):
         for foreign in (True, False):
             path = tmp_path / "mixed"
@@ -115,11 +103,11 @@ def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
             (path / file).unlink()
             if foreign and (tmp_path / "other" / file).exists():
                 shutil.copy(tmp_path / "other" / file, path / file)
-            said = survives(kind, path, rows, **SMALL)
+            said = support.survives(kind, path, rows, **support.SMALL)
             assert said, f"{file} {'of another store' if foreign else 'missing'} went unnoticed"
             if not foreign and file == "column1.sums":
                 with pytest.raises(StoreCorrupted, match="column1.sums is missing; expected every file of the store"):
-                    opened(kind, path, **SMALL, resume=True)
+                    support.opened(kind, path, **support.SMALL, resume=True)
             shutil.rmtree(path)
 
 

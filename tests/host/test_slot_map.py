@@ -1,18 +1,20 @@
 """Compare a store whose rows replace any slot with a plain-Python model."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.codec import Codec, Zstd
+from fbuf._host.codecs.codec import BitPack, Codec, Zstd
+from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.slot_map import SlotMap
 from fbuf._host.store.store import UPDATE_BIT, Store
-from tests.support.slot_map import CODECS, Scattered, make, reload
-from tests.support.store import Deflate, fetch
+from tests.support.slot_map import CODECS, Scattered, churn, make, reload
+from tests.support.store import Deflate, Plain, fetch, frames, same
 from tests.support.store_model import Drawn
-
-KINDS = pytest.mark.parametrize("codec", [None, Zstd(), Deflate(1)], ids=["raw", "zstd", "own"])
 
 
 @given(data=st.data())
@@ -38,38 +40,6 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
         elif call == "reload":
             model.store = reload(model.store)
         model.check(rng)
-
-
-@KINDS
-def test_a_replaced_row_stays_for_slack_more(codec: Codec | None) -> None:
-    store = make(codec, length=3, slack=2)
-
-    def put(slot: int, value: int) -> int:
-        return int(store.write([np.full((1, 1, 5), value, np.uint8)], None, np.array([[slot]], np.int32))[0, 0])
-
-    tickets = [put(slot, 10 + slot) for slot in range(3)]
-    replaced = tickets[1]
-    tickets[1] = put(1, 20)
-    for value in (21, 22):
-        assert (fetch(store, [replaced])[0] == 11).all()
-        tickets[0] = put(0, value)
-    got, ok = fetch(store, [replaced])
-    assert not ok.any() and not got.any()
-    assert [int(r[0]) for r in fetch(store, tickets)[0]] == [22, 20, 12]
-
-
-@KINDS
-def test_futures_of_one_state_are_separate_and_bounded(codec: Codec | None) -> None:
-    """Each of 200 futures replaces the same rows of the same state, and is dropped."""
-    store, rng = make(codec, length=8, slack=3), np.random.default_rng(0)
-    model = Scattered(store)
-    model.write_at([rng.integers(0, 9, (8, 1, 5), np.uint8)], np.arange(8, dtype=np.int32)[:, None])
-    for _ in range(200):
-        slots = rng.choice(3, 2, replace=False).astype(np.int32)[:, None]
-        model.write_at([rng.integers(0, 9, (2, 1, 5), np.uint8)], slots)
-        model.check(rng)
-    old = [t for t in model.rows if t in model.alive][:5]
-    assert fetch(store, old)[1].all()  # slots 3 to 7, which no future touched
 
 
 @given(data=st.data())
@@ -123,3 +93,137 @@ def test_tickets_differ_and_every_place_has_one_owner() -> None:
             held = [int(p) - 1 for p in places._of_slot if p]
             assert sorted(waiting + held) == list(range(places.used))
         assert len(seen) == number == places.accepted and first * 14 < min(seen) and max(seen) < UPDATE_BIT
+
+
+@pytest.mark.parametrize("codec", [Zstd(), Deflate(1)], ids=["zstd", "own"])
+def test_random_replacement_takes_constant_memory(codec: Codec) -> None:
+    store = make(codec, shape=(24, 24), length=2000, slack=50)
+    sizes = churn(store, frames(3000), 12_000)
+    part = store._parts[0]
+    assert isinstance(part, ChunkedColumn) and part.arena.capacity < 1.6 * part.arena.live + 5 * 32 * 1024
+    assert max(sizes[2:]) < 1.25 * min(sizes[2:])
+    assert store.stats()["chunks"] == 2050
+    assert store.nbytes < 2050 * 576 / 2 or not isinstance(codec, Zstd)  # the dictionary knows the background
+
+
+def test_noise_becomes_raw_in_place() -> None:
+    store, rng = make(Zstd(), None, shape=(50, 50), length=60, slack=4), np.random.default_rng(0)
+    model = Scattered(store)
+    for i in range(30):
+        slots = np.arange(i * 2, i * 2 + 2) if i < 20 else rng.permutation(60)[:9]
+        rows = rng.integers(0, 256, (len(slots), 1, 50, 50)).astype(np.uint8)
+        model.write_at([rows, rows], slots[:, None].astype(np.int32))
+    assert isinstance(store._parts[0], RawColumn) and store.stats()["chunks"] == 0
+    model.check(rng)
+    model.store = store = reload(store)
+    assert isinstance(store._parts[0], RawColumn)
+    model.check(rng)
+
+
+def test_unused_slots_cost_little() -> None:
+    store = make(Zstd(), None, shape=(84, 84), length=1_000_000, slack=10)
+    store.write([np.zeros((1, 1, 84, 84), np.uint8)] * 2, None, np.array([[999_999]], np.int32))
+    assert store.nbytes < 500_000
+
+
+class Moody(Plain):
+    left = 1 << 30
+
+    def encode(self, rows: np.ndarray) -> bytes:
+        Moody.left -= 1
+        if Moody.left < 0:
+            raise OSError("full")
+        return super().encode(rows)
+
+
+@pytest.mark.parametrize("nth", range(5))
+def test_a_failing_codec_leaves_the_slots_unchanged(nth: int) -> None:
+    rng = np.random.default_rng(0)
+    store = make(None, Zstd(), Moody(1), length=8, slack=2)
+    model = Scattered(store)
+    model.write_at([rng.integers(0, 9, (8, 1, 5), np.uint8)] * 3, rng.permutation(8).astype(np.int32)[:, None])
+    before = store.to_arrays()
+    slots = rng.permutation(8)[:5].astype(np.int32)[:, None]
+    with mock.patch.object(Moody, "left", nth), pytest.raises(OSError, match="full"):
+        store.write([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 3, None, slots)
+    after = store.to_arrays()
+    assert all(same(before[n], after[n]) for n in before if n.startswith(("places", "count", "patch")))
+    model.check(rng)
+    model.write_at([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 3, slots)
+    model.check(rng)
+
+
+def test_rows_replaced_during_a_read_are_missing() -> None:
+    class Writes(Deflate):
+        def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+            if store.stats()["rows_accepted"] == 8:
+                store.write([np.full((4, 1, 5), 99, np.uint8)] * 2, None, np.arange(4, dtype=np.int32)[:, None])
+            super().decode(data, out)
+
+    store, rows = make(Writes(1), None, length=8, slack=2), np.arange(40, dtype=np.uint8).reshape(8, 1, 5)
+    tickets = store.write([rows] * 2, None, np.arange(8, dtype=np.int32)[:, None])[:, 0]
+    outs = [np.empty((8, 5), np.uint8) for _ in range(2)]
+    ok = store.read([(c, tickets, out) for c, out in enumerate(outs)]).reshape(2, 8)
+    assert ok[1].tolist() == [False] * 2 + [True] * 6  # two of four are within the slack
+    for column in range(2):
+        assert same(outs[column], rows[:, 0] * ok[column, :, None])
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    store, rng = make(None, Zstd(), length=8, slack=2), np.random.default_rng(0)
+    for _ in range(5):
+        slots = rng.permutation(8)[:5].astype(np.int32)[:, None]
+        store.write([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 2, None, slots)
+    arrays, fits = store.to_arrays(), {"lanes": 1, "length": 8, "slack": 2}
+    Store.from_arrays(store.columns, arrays, **fits, streams=False)
+    with pytest.raises(ValueError, match="rows were saved in any order; expected streams"):
+        Store.from_arrays(store.columns, arrays, **fits)
+    stream = Store(store.columns, **fits)
+    with pytest.raises(ValueError, match="rows were saved streams; expected in any order"):
+        Store.from_arrays(store.columns, stream.to_arrays(), **fits, streams=False)
+    for name in (n for n in arrays if n.startswith("places:")):
+        for wrong in (None, arrays[name].astype(np.float32), arrays[name][:-1]):
+            changed = {n: a for n, a in arrays.items() if n != name} | ({} if wrong is None else {name: wrong})
+            with pytest.raises(ValueError, match="Store.from_arrays"):
+                Store.from_arrays(store.columns, changed, **fits, streams=False)
+    for name in ("places:slot", "places:retired", "places:ticket"):
+        wrong = arrays[name].copy()
+        wrong[0] = wrong[1]
+        with pytest.raises(ValueError, match="Store.from_arrays: places:"):
+            Store.from_arrays(store.columns, arrays | {name: wrong}, **fits, streams=False)
+    with pytest.raises(ValueError, match="Store.from_arrays: count is"):
+        Store.from_arrays(store.columns, arrays | {"count": np.array([3])}, **fits, streams=False)
+
+
+def test_equal_slots_are_refused() -> None:
+    store, rows = make(None, length=4), np.zeros((2, 1, 5), np.uint8)
+    with pytest.raises(ValueError, match="from 3 to 3, 1 of 2 different; expected different ones from 0 to 3"):
+        store.write([rows], None, np.full((2, 1), 3, np.int32))
+    assert store.stats()["rows_accepted"] == 0
+
+
+def test_codecs_of_several_rows_encode_one_or_are_refused() -> None:
+    store = make(Zstd(chunk=8), BitPack(chunk=8), Zstd(level=3, chunk=1))
+    assert [(type(c.codec), c.codec.chunk) for c in store.columns] == [(Zstd, 1), (BitPack, 1), (Zstd, 1)]
+    assert store.columns[2].codec.level == 3
+    with pytest.raises(ValueError, match=r"codec of 'c0' has chunk 4, .* expected 1. Use Deflate\(chunk=1\)"):
+        make(Deflate(4))
+
+
+def test_a_failed_write_on_an_old_state_keeps_the_newest_rows() -> None:
+    store = make(Moody(1), length=4)
+
+    def write(values: list[int], slots: list[int], state: tuple[int, np.ndarray] | None) -> np.ndarray:
+        rows = np.array(values, np.uint8)[:, None, None].repeat(5, 2)
+        return store.write([rows], None, np.array(slots, np.int32)[:, None], state)[:, 0]
+
+    old = write([0, 1, 2, 3], [0, 1, 2, 3], None)
+    new = write([10, 11, 12, 13], [0, 1, 2, 3], (int(old[0]), old))
+    with mock.patch.object(Moody, "left", 0), pytest.raises(OSError, match="full"):
+        write([99], [0], (int(old[0]), old))
+    last, table = int(new[0]), new
+    for i in range(4):
+        ticket = write([20 + i], [0], (last, table))
+        last, table = int(ticket[0]), np.concatenate([ticket, table[1:]])
+        got, ok = fetch(store, table)
+        assert ok.all() and got[:, 0].tolist() == [20 + i, 11, 12, 13]

@@ -17,34 +17,22 @@ from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store import serialize
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
-from tests.support.stacks import (
-    DTYPES,
-    check_calls,
-    check_goes_on,
-    check_recognised,
-    episodes,
-    filled,
-    game,
-    load,
-    make,
-    part,
-    stacked,
-    stream,
-    write,
-)
-from tests.support.store import Deflate, fetch, frames, same
+from tests.support import stacks as support
+from tests.support.store import Deflate, check_rows, fetch, frames, same
 
 
 @given(data=st.data())
 def test_any_sequence_of_calls_agrees_with_a_dict(data: st.DataObject) -> None:
-    check_calls(data)
+    support.check_calls(data)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "axis", "depth"), [("uint8", 1, 4), ("float32", -1, 3), ("bool", 1, 2), (DTYPES[-3], -1, 4)], ids=str
+    ("dtype", "axis", "depth"),
+    [("uint8", 1, 4), ("float32", -1, 3), ("bool", 1, 2), (support.DTYPES[-3], -1, 4)],
+    ids=str,
 )
 def test_stacks_are_recognised_and_round_trip(dtype: Any, axis: int, depth: int) -> None:
-    check_recognised(dtype, axis, depth)
+    support.check_recognised(dtype, axis, depth)
 
 
 def test_values_are_compared_as_bytes() -> None:
@@ -53,23 +41,22 @@ def test_values_are_compared_as_bytes() -> None:
     seen[::3] = np.nan
     seen[1::3] = -0.0
     seen[2::6] = 0.0
-    rows = stacked(seen, episodes(80))[:, None]
-    store = make(rows.shape[2:], dtype="float32")
-    got, ok = fetch(store, write(store, rows))
-    assert ok.all() and same(got, rows) and stream(store).count[0] == 80 + 3 * 2
+    rows = support.stacked(seen, support.episodes(80))[:, None]
+    store = support.make(rows.shape[2:], dtype="float32")
+    got, ok = fetch(store, support.write(store, rows))
+    assert ok.all() and same(got, rows) and support.stream(store).count[0] == 80 + 3 * 2
 
 
 def test_frames_of_several_channels_side_by_side() -> None:
     seen = np.random.default_rng(0).integers(0, 9, (90, 10, 10, 3), np.uint8)
     for rows, stacking in (
-        (stacked(seen, episodes(90), axis=-1), Stacking(100, 4, 3)),  # (10, 10, 12)
-        (stacked(seen, episodes(90), axis=1), Stacking(1, 4, 300)),  # (4, 10, 10, 3)
-        (stacked(np.moveaxis(seen, -1, 1), episodes(90)).reshape(90, 12, 10, 10), Stacking(1, 4, 300)),
+        (support.stacked(seen, support.episodes(90), axis=-1), Stacking(100, 4, 3)),  # (10, 10, 12)
+        (support.stacked(seen, support.episodes(90), axis=1), Stacking(1, 4, 300)),  # (4, 10, 10, 3)
+        (support.stacked(np.moveaxis(seen, -1, 1), support.episodes(90)).reshape(90, 12, 10, 10), Stacking(1, 4, 300)),
     ):
-        store = make(rows.shape[1:])
-        got, ok = fetch(store, write(store, rows[:, None]))
-        assert ok.all() and same(got, rows[:, None])
-        assert stream(store).stacking == stacking and stream(store).count[0] == 90 + 2 * 3
+        store = support.make(rows.shape[1:])
+        check_rows(store, support.write(store, rows[:, None]), rows[:, None])
+        assert support.stream(store).stacking == stacking and support.stream(store).count[0] == 90 + 2 * 3
 
 
 def test_colours_are_not_a_stack() -> None:
@@ -77,27 +64,27 @@ def test_colours_are_not_a_stack() -> None:
     colour = grey // np.array([1, 2, 3], np.uint8)
     still = grey[np.repeat(np.arange(10), 20)]  # a grey picture that stands still looks shifted
     for rows in (grey, colour, still, np.moveaxis(grey, -1, 1), np.zeros_like(grey)):
-        store = make(rows.shape[1:], length=200)
-        got, ok = fetch(store, write(store, rows[:, None]))
-        assert ok.all() and same(got, rows[:, None]) and isinstance(part(store), ChunkedColumn)
+        store = support.make(rows.shape[1:], length=200)
+        got, ok = fetch(store, support.write(store, rows[:, None]))
+        assert ok.all() and same(got, rows[:, None]) and isinstance(support.part(store), ChunkedColumn)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 500])
 def test_other_rows_are_soon_not_compared(at_once: int) -> None:
     rows = np.random.default_rng(0).integers(0, 2, (60, 1, 4, 20, 20), np.uint8)
-    store = make((4, 20, 20))
+    store = support.make((4, 20, 20))
     with mock.patch.object(StackedColumn, "_look", autospec=True, side_effect=StackedColumn._look) as look:
-        got, ok = fetch(store, write(store, rows, at_once=at_once))
-    assert ok.all() and same(got, rows) and isinstance(part(store), ChunkedColumn)
+        got, ok = fetch(store, support.write(store, rows, at_once=at_once))
+    assert ok.all() and same(got, rows) and isinstance(support.part(store), ChunkedColumn)
     assert look.call_count == {1: 17, 7: 3, 500: 1}[at_once]
     assert not store._parts[0]._last.size
 
 
 def test_noise_becomes_a_raw_column_not_a_stack() -> None:
-    store = make((4, 60, 60))
+    store = support.make((4, 60, 60))
     rows = np.random.default_rng(0).integers(0, 256, (60, 1, 4, 60, 60), np.uint8)
-    got, ok = fetch(store, write(store, rows))
-    assert ok.all() and same(got, rows) and not isinstance(store._parts[0], StackedColumn)
+    check_rows(store, support.write(store, rows), rows)
+    assert not isinstance(store._parts[0], StackedColumn)
 
 
 def test_stackings_of_shapes() -> None:
@@ -126,28 +113,27 @@ def test_one_byte_decides_whether_a_stack_follows(stacking: Stacking, shared: in
 
 
 def test_shuffled_stacks_take_little_more_than_plain_rows() -> None:
-    rows = game(3000)
+    rows = support.game(3000)
     order = np.random.default_rng(0).permutation(3000)
     plain = Store((Column("o", (4, 24, 24), np.dtype(np.uint8), Zstd()),), lanes=1, length=3000, slack=0)
-    store = make((4, 24, 24), length=3000, slack=0, codec=Zstd())
-    write(store, rows[:40, None]), write(plain, rows[:40, None])
-    tickets = write(store, rows[order][:, None])
-    write(plain, rows[order][:, None])
-    got, ok = fetch(store, tickets)
-    assert ok.all() and same(got, rows[order][:, None])
-    assert stream(store).count[0] > 4 * 2900 and stream(store).plane.ring > 3000 * 4 // 8
+    store = support.make((4, 24, 24), length=3000, slack=0, codec=Zstd())
+    support.write(store, rows[:40, None]), support.write(plain, rows[:40, None])
+    tickets = support.write(store, rows[order][:, None])
+    support.write(plain, rows[order][:, None])
+    check_rows(store, tickets, rows[order][:, None])
+    assert support.stream(store).count[0] > 4 * 2900 and support.stream(store).plane.ring > 3000 * 4 // 8
     assert store.nbytes <= 1.6 * plain.nbytes
 
 
 def test_rows_add_only_new_frames() -> None:
-    rows = game(60, every=1000)
-    store = make((4, 24, 24))
-    write(store, rows[:30, None])
-    assert stream(store).count[0] == 30 + 3
-    write(store, np.repeat(rows[29:30], 20, 0)[:, None])
-    assert stream(store).count[0] == 30 + 3
-    write(store, rows[31::2][:10, None])  # every second
-    assert stream(store).count[0] == 33 + 20
+    rows = support.game(60, every=1000)
+    store = support.make((4, 24, 24))
+    support.write(store, rows[:30, None])
+    assert support.stream(store).count[0] == 30 + 3
+    support.write(store, np.repeat(rows[29:30], 20, 0)[:, None])
+    assert support.stream(store).count[0] == 30 + 3
+    support.write(store, rows[31::2][:10, None])  # every second
+    assert support.stream(store).count[0] == 33 + 20
 
 
 @given(data=st.data())
@@ -175,9 +161,9 @@ def test_row_ends_are_sums_of_added_frames(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("axis", [1])
 def test_a_damaged_chunk_is_found_by_its_rows(axis: int) -> None:
-    store, rows, tickets = filled(axis=axis)
-    plane = stream(store).plane
-    lane, chunk = plane.live(stream(store).count, stream(store).low)
+    store, rows, tickets = support.filled(axis=axis)
+    plane = support.stream(store).plane
+    lane, chunk = plane.live(support.stream(store).count, support.stream(store).low)
     noticed = 0
     for i in range(0, len(lane), 5):
         at = chunk[i] % plane.ring, lane[i]
@@ -197,49 +183,48 @@ def test_a_damaged_chunk_is_found_by_its_rows(axis: int) -> None:
 
 @pytest.mark.parametrize("watching", [True, False])
 def test_damage_before_conversion_keeps_plain_rows(watching: bool) -> None:
-    rows = game(60)[:, None]
-    store = make((4, 24, 24))
-    tickets = write(store, rows[:12], at_once=1)
-    own = part(store)
+    rows = support.game(60)[:, None]
+    store = support.make((4, 24, 24))
+    tickets = support.write(store, rows[:12], at_once=1)
+    own = support.part(store)
     assert isinstance(own, ChunkedColumn) and own.closed == 3
     own.arena.view(int(own.address[0, 0]), int(own.length[0, 0]))[3] ^= 1
     if watching:
-        more = write(store, rows[12:])
-        assert isinstance(part(store), ChunkedColumn)
+        more = support.write(store, rows[12:])
+        assert isinstance(support.part(store), ChunkedColumn)
         assert same(fetch(store, more)[0], rows[12:])
-    with pytest.raises(StoreCorrupted):
-        fetch(store, tickets)
+    pytest.raises(StoreCorrupted, fetch, store, tickets)
 
 
 @pytest.mark.parametrize("count", [5, 17, 60])
 def test_a_store_resumes_from_a_checkpoint(count: int) -> None:
-    check_goes_on(count)
+    support.check_goes_on(count)
 
 
 def test_checkpoints_load_under_either_setting() -> None:
-    rows = game(100)[:, None]
-    on = make(rows.shape[2:])
+    rows = support.game(100)[:, None]
+    on = support.make(rows.shape[2:])
     off = tuple(dataclasses.replace(c, stacks=False) for c in on.columns)
     fixed = {"lanes": 1, "length": 100, "slack": 4}
-    tickets = write(on, rows)
+    tickets = support.write(on, rows)
     plain = Store(off, **fixed)
-    write(plain, rows)
+    support.write(plain, rows)
     one = Store.from_arrays(off, on.to_arrays(), **fixed)  # type: ignore[arg-type]
     two = Store.from_arrays(on.columns, plain.to_arrays(), **fixed)  # type: ignore[arg-type]
-    assert isinstance(part(one), FrameStream) and isinstance(part(two), ChunkedColumn)
+    assert isinstance(support.part(one), FrameStream) and isinstance(support.part(two), ChunkedColumn)
     for store in (one, two):
         assert same(fetch(store, tickets)[0], rows)
-        assert same(fetch(store, write(store, rows))[0], rows)
+        assert same(fetch(store, support.write(store, rows))[0], rows)
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    store, _, _ = filled(100)
+    store, _, _ = support.filled(100)
     arrays = store.to_arrays()
     for wrong in (arrays["column0:frames"] * 2, arrays["column0:frames"] << np.array([[0], [50]])):
         crc = serialize._checksum(wrong, arrays["column0:added"])
         own = {"column0:frames": wrong, "column0:added_checksum": np.array([crc], np.uint32)}
         with pytest.raises(ValueError, match="Store.from_arrays: rows show .* frames; expected"):
-            load(store, arrays | own)
+            support.load(store, arrays | own)
     for name, change in {
         "column0:stacking": lambda a: a + 1,
         "column0:frames": lambda a: a[:, :1],
@@ -247,12 +232,12 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         "column0:frame:length": lambda a: a[1:],
     }.items():
         with pytest.raises(ValueError, match="Store.from_arrays: .*expected"):
-            load(store, arrays | {name: np.ascontiguousarray(change(arrays[name]))})
+            support.load(store, arrays | {name: np.ascontiguousarray(change(arrays[name]))})
         with pytest.raises(ValueError, match="missing"):
-            load(store, {n: a for n, a in arrays.items() if n != name})
+            support.load(store, {n: a for n, a in arrays.items() if n != name})
 
 
 def test_only_zstd_recognises_stacks() -> None:
-    assert not isinstance(make((4, 24, 24), codec=Deflate())._parts[0], StackedColumn)
+    assert not isinstance(support.make((4, 24, 24), codec=Deflate())._parts[0], StackedColumn)
     with pytest.raises(TypeError, match="Compressed: stacks is 4; expected True or False"):
         fbuf.storages.Compressed(stacks=4)  # type: ignore[arg-type]

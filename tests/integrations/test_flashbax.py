@@ -12,8 +12,6 @@ import fbuf.integrations.flashbax as fbx
 
 
 class Step(NamedTuple):
-    """A row."""
-
     obs: jax.Array
     t: jax.Array
 

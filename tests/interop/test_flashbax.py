@@ -29,7 +29,6 @@ def ring(lanes: int, number: int) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def tree(powers: np.ndarray, largest: float) -> dict[str, Any]:
-    """Return the sum tree over `powers`, one for each window."""
     levels = [np.asarray(powers, np.float32).reshape(-1)]
     while len(levels[0]) > 1:
         levels.insert(0, levels[0].reshape(-1, 2).sum(axis=1))
@@ -103,8 +102,7 @@ def test_invalid_states_are_refused():
         (state | {"sum_tree_state": nodes | {"capacity": 3}}, ValueError, "expected those of 1 lanes of 8 rows"),
         (state | {"sum_tree_state": nodes | {"nodes": np.ones(14)}}, ValueError, "the tree has 14 nodes"),
     ):
-        with pytest.raises(error, match=match):
-            from_flashbax(wrong, priority_exponent=ALPHA)
+        pytest.raises(error, from_flashbax, wrong, priority_exponent=ALPHA).match(match)
     with pytest.raises(ValueError, match="priority_exponent is None, but the state has priorities"):
         from_flashbax(state | {"sum_tree_state": nodes})
 

@@ -1,7 +1,5 @@
 """Rows from plain arrays and files and back: every row, dtype and storage, in blocks; files are whole or absent."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import namedtuple
@@ -24,7 +22,6 @@ SUFFIXES = (".npz", ".h5")
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Many blocks, the last of them short."""
     monkeypatch.setattr(_columns, "BLOCK_BYTES", 100)
     monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 100)
 
@@ -122,8 +119,7 @@ def test_an_import_that_fails_leaves_no_store(storage: type, small_blocks: None,
                 raise OSError("the network went away")
             return np.zeros((rows.stop - rows.start, 4096), np.uint8)
 
-    with pytest.raises(OSError, match="the network went away"):
-        from_arrays({"x": Torn()}, buffer=buffer)
+    pytest.raises(OSError, lambda: from_arrays({"x": Torn()}, buffer=buffer)).match("the network went away")
     assert not (tmp_path / "rows").exists()
     _, state = from_arrays({"x": np.ones((30, 4096), np.uint8)}, buffer=buffer)
     assert int(buffer.size(state)) == 30
@@ -245,8 +241,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         with pytest.raises(error, match=match):
             to_file(**given | {"path": tmp_path / given["path"]})
     (tmp_path / "a.npz").write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        to_file(tmp_path / "a.npz", buffer, state)
+    pytest.raises(FileExistsError, lambda: to_file(tmp_path / "a.npz", buffer, state)).match("overwrite=True")
     assert (tmp_path / "a.npz").read_bytes() == b"mine" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -254,8 +249,7 @@ def test_a_state_whose_rows_expired_is_refused(tmp_path):
     buffer = fbuf.Buffer(4, storage=Host(slack=0, on_expired="mask"))
     old = buffer.extend(buffer.init({"t": 0}), {"t": np.arange(4, dtype=np.int32)})
     new = buffer.extend(old, {"t": np.arange(4, 8, dtype=np.int32)})
-    with pytest.raises(RuntimeError, match="expired"):
-        to_file(tmp_path / "a.npz", buffer, old)
+    pytest.raises(RuntimeError, lambda: to_file(tmp_path / "a.npz", buffer, old)).match("expired")
     assert not list(tmp_path.iterdir()) and to_file(tmp_path / "a.npz", buffer, new).rows == 4
 
 

@@ -1,7 +1,5 @@
 """Rows as transitions in torchrl's layout: the documentation's words as plain Python, over any episodes."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest
@@ -143,13 +141,7 @@ def test_full_rings_of_compressed_rows_are_written(monkeypatch, tmp_path):
     monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 100)
     view = fbuf.views.Transition(truncated=None, stack=2, autoreset="same_step")
     buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("obs",)), view=view)
-    example = {
-        "obs": np.zeros((2, 2), np.uint8),
-        "action": 0,
-        "reward": 0.0,
-        "terminated": False,
-        "extra": {"v": 0.0},
-    }
+    example = {"obs": np.zeros((2, 2), np.uint8), "action": 0, "reward": 0.0, "terminated": False, "extra": {"v": 0.0}}
     t = np.arange(13)
     rows = {
         "obs": np.broadcast_to(t[:, None, None], (13, 2, 2)).astype(np.uint8),

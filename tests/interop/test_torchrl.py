@@ -74,8 +74,7 @@ def test_the_folder_of_a_memmap_storage_is_read(tmp_path):
     folder = tmp_path / "scratch"
     shutil.copytree(path / "storage", folder)
     (folder / "storage_metadata.json").unlink()
-    with pytest.raises(ValueError, match="does not state its number of rows; expected rows="):
-        from_torchrl(folder)
+    pytest.raises(ValueError, from_torchrl, folder).match("does not state its number of rows; expected rows=")
     buffer, state = from_torchrl(folder, rows=8, cursor=5, fields=["action"])
     assert buffer.rows(state).data["action"].tolist() == held.tolist()
 
@@ -116,8 +115,7 @@ def test_false_descriptions_are_refused(file, entries, match, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     path, _ = write_ring(tmp_path / "d")
     edit(path / file, **entries)
-    with pytest.raises(ValueError, match=match):
-        from_torchrl(path)
+    pytest.raises(ValueError, from_torchrl, path).match(match)
     assert not (tmp_path / "ran").exists()
 
 
@@ -170,8 +168,7 @@ def test_every_truncation_is_noticed(tmp_path):
         text = file.read_bytes()
         for size in range(0, len(text), 7):
             file.write_bytes(text[:size])
-            with pytest.raises(ValueError, match="bytes; expected|not valid JSON"):
-                from_torchrl(path)
+            pytest.raises(ValueError, from_torchrl, path).match("bytes; expected|not valid JSON")
         file.write_bytes(text)
     from_torchrl(path)
 
@@ -179,10 +176,8 @@ def test_every_truncation_is_noticed(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     path, _ = write_ring(tmp_path / "d")
     (path / "storage" / "next" / "reward.memmap").unlink()
-    with pytest.raises(FileNotFoundError, match="reward.memmap"):
-        from_torchrl(path)
-    with pytest.raises(FileNotFoundError, match="is no folder"):
-        from_torchrl(tmp_path / "nothing")
+    pytest.raises(FileNotFoundError, from_torchrl, path).match("reward.memmap")
+    pytest.raises(FileNotFoundError, lambda: from_torchrl(tmp_path / "nothing")).match("is no folder")
 
 
 def test_links_are_not_followed(tmp_path):
@@ -192,26 +187,22 @@ def test_links_are_not_followed(tmp_path):
     leaf = path / "storage" / "action.memmap"
     leaf.unlink()
     leaf.symlink_to(secret)
-    with pytest.raises(ValueError, match="action.memmap: is a link"):
-        from_torchrl(path)
+    pytest.raises(ValueError, from_torchrl, path).match("action.memmap: is a link")
     leaf.unlink()
     leaf.write_bytes(bytes(64))
     shutil.move(path / "storage" / "next", tmp_path / "next")
     (path / "storage" / "next").symlink_to(tmp_path / "next")
-    with pytest.raises(ValueError, match="next: is a link"):
-        from_torchrl(path)
+    pytest.raises(ValueError, from_torchrl, path).match("next: is a link")
 
 
 def test_deep_and_large_descriptions_are_refused(tmp_path):
     path, _ = write_ring(tmp_path / "d")
     described = path / "storage" / "meta.json"
     described.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is not valid JSON"):
-        from_torchrl(path)
+    pytest.raises(ValueError, from_torchrl, path).match("is not valid JSON")
     with open(described, "wb") as file:
         file.truncate(2**27)
-    with pytest.raises(ValueError, match="expected at most 67108864"):
-        from_torchrl(path)
+    pytest.raises(ValueError, from_torchrl, path).match("expected at most 67108864")
 
 
 def test_text_and_ragged_leaves_can_be_left_out(tmp_path):
@@ -222,8 +213,7 @@ def test_text_and_ragged_leaves_can_be_left_out(tmp_path):
     (folder / "other.pickle").write_bytes(pickle.dumps("x"))
     with pytest.raises(ValueError, match=r"leaf 'name' is a NonTensorData, in .*name/other.pickle, which is a pickle"):
         from_torchrl(path)
-    with pytest.raises(ValueError, match="leaf 'ragged' is a nested tensor"):
-        from_torchrl(path, fields=["ragged"])
+    pytest.raises(ValueError, from_torchrl, path, fields=["ragged"]).match("leaf 'ragged' is a nested tensor")
     buffer, state = from_torchrl(path, fields=["action"])
     assert buffer.rows(state).data["action"].tolist() == held.tolist()
 
@@ -239,16 +229,14 @@ def test_invalid_priorities_are_refused(tmp_path):
         ({}, -np.ones(8), "not finite or below 0"),
     ):
         write_sampler(path, leaves, 0.6, 1e-8, **more)
-        with pytest.raises(ValueError, match=match):
-            from_torchrl(path)
+        pytest.raises(ValueError, from_torchrl, path).match(match)
     from_torchrl(path, priorities=False)
 
 
 def test_other_kinds_of_dumps_are_named(tmp_path):
     (tmp_path / "storage").mkdir()
     (tmp_path / "storage" / "data_indices.json").write_text("[0]")
-    with pytest.raises(ValueError, match="has data_indices.json, of another kind of storage"):
-        from_torchrl(tmp_path)
+    pytest.raises(ValueError, from_torchrl, tmp_path).match("has data_indices.json, of another kind of storage")
 
 
 AUDIT = """

@@ -1,7 +1,5 @@
 """`fbuf.gymnasium` with CartPole, Atari, structured spaces, processes, single environments, limits and interrupts."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from typing import Any
@@ -122,8 +120,7 @@ def test_one_environment() -> None:
         _, _, terminated, truncated, _ = env.step(int(action_at(env.action_space, 0, episode, time)))
         time += 1
         if terminated or truncated:
-            with pytest.raises(RuntimeError, match=r"were not reset. Call reset\(\)"):
-                env.step(0)
+            pytest.raises(RuntimeError, env.step, 0).match(r"were not reset. Call reset\(\)")
             env.reset()
             episode, time = episode + 1, 0
     assert drawn(replay, example) == by_hand(Lander, example, [count])
@@ -165,8 +162,7 @@ def test_no_transition_crosses_a_step_that_failed(mode: AutoresetMode, written: 
     expected = by_hand(Lander, example, [0])
     for seed in range(8):
         allowed[0] = 3 * seed
-        with pytest.raises(KeyboardInterrupt):
-            play(envs, 100, seed=seed)
+        pytest.raises(KeyboardInterrupt, play, envs, 100, seed=seed)
         with pytest.raises(RuntimeError, match="not running"):
             envs.step(np.zeros(3, int))
         expected += by_hand(Lander, example, [100] * 3, seed=seed)
@@ -189,8 +185,7 @@ def test_same_step_without_final_observations_is_refused() -> None:
             return *super().step(actions)[:4], {}
 
     envs, _, _ = recorded(Forgetful(vectorise(Lander, 3, AutoresetMode.SAME_STEP)))
-    with pytest.raises(ValueError, match="info has no 'final_obs'. Use AutoresetMode.NEXT_STEP"):
-        play(envs, 30)
+    pytest.raises(ValueError, play, envs, 30).match("info has no 'final_obs'. Use AutoresetMode.NEXT_STEP")
 
 
 def test_leaves_of_the_caller() -> None:

@@ -1,7 +1,5 @@
 """Buffers and mixtures as items of an orbax CheckpointManager: saved as of `save`, restored bit for bit, never cast."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time
@@ -149,8 +147,7 @@ def test_flipped_bits_raise(manager, tmp_path):
         damaged = bytearray(whole)
         damaged[at] ^= 1 << (at % 8)
         path.write_bytes(damaged)
-        with pytest.raises(fbuf.StoreCorrupted):
-            restore(manager, 0)
+        pytest.raises(fbuf.StoreCorrupted, restore, manager, 0)
     path.write_bytes(whole)
     restore(manager, 0)
 
@@ -161,8 +158,7 @@ def test_invalid_arguments_are_refused(manager, tmp_path):
     manager.wait_until_finished()
     examples = ({"x": np.int8(0)}, {"x": np.zeros(2, np.float32)}, {"y": np.float32(0)})
     for wrong in (*({"example": example} for example in examples), {"buffer": fbuf.Buffer(4)}):
-        with pytest.raises(fbuf.SchemaError):
-            restore(manager, 0, **wrong)
+        pytest.raises(fbuf.SchemaError, restore, manager, 0, **wrong)
     for args in ((buffer, {"x": 0}), (None, state)):
         with pytest.raises(TypeError, match="expected a Buffer"):
             replay.SaveArgs(*args)  # before orbax writes other items

@@ -1,7 +1,5 @@
 """Plots: what their artists hold is what the numbers say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,10 +31,7 @@ def axes() -> Any:
 def filled(sampler: Any = None, **settings: Any) -> tuple[fbuf.Buffer, Any]:
     """Episodes of 3 and 5 rows, priorities 1 to 30, frames that count."""
     buffer = fbuf.Buffer(
-        64,
-        sampler=sampler or fbuf.samplers.Prioritized(alpha=1.0, eps=0.0),
-        episode_end=("done",),
-        **settings,
+        64, sampler=sampler or fbuf.samplers.Prioritized(alpha=1.0, eps=0.0), episode_end=("done",), **settings
     )
     ends = np.zeros(30, bool)
     ends[[2, 7, 10, 15, 20]] = True
@@ -51,7 +46,6 @@ def filled(sampler: Any = None, **settings: Any) -> tuple[fbuf.Buffer, Any]:
 
 
 def stairs(made: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Values and edges of histograms, in the order they were drawn."""
     return [(patch.get_data().values, patch.get_data().edges) for patch in made.patches]
 
 
@@ -215,6 +209,5 @@ def test_invalid_arguments_are_refused() -> None:
         (ValueError, "does not know where episodes end", plot.episode_lengths, (plain, held), {}),
     ]
     for error, match, call, arguments, options in cases:
-        with pytest.raises(error, match=match):
-            call(*arguments, **options)
+        pytest.raises(error, call, *arguments, **options).match(match)
     plot.ages(mixture["old"], mixed["old"], ax=axes())

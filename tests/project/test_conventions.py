@@ -1,7 +1,5 @@
 """What users of JAX, optax, numpy and torch expect, one test a line of the table in DESIGN.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -14,23 +12,8 @@ import pytest
 import fbuf
 from tests.support.paths import ROOT
 
-PAGES = (
-    "README.md",
-    "benchmarks/README.md",
-    *(
-        f"fbuf/{p}"
-        for p in (
-            "DESIGN.md",
-            "GUIDE.md",
-            "storages/README.md",
-            "datasets/README.md",
-            "parts/README.md",
-            "MIGRATING.md",
-            "TORCH.md",
-            "FORMAT.md",
-        )
-    ),
-)
+FOLDER = "DESIGN GUIDE storages/README datasets/README parts/README MIGRATING TORCH FORMAT".split()
+PAGES = ("README.md", "benchmarks/README.md", *(f"fbuf/{name}.md" for name in FOLDER))
 ROW = {"obs": np.zeros((4, 4), np.uint8), "reward": np.float32(0)}
 
 

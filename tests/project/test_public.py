@@ -23,6 +23,7 @@ def public(value: Any) -> list[str]:
 def test_completion_offers_what_is_public() -> None:
     submodules = {"demo", "orbax"}  # there once imported
     assert set(public(fbuf)) - submodules == {*fbuf.__all__, "gymnasium", "torch"}
+    assert len(set(fbuf.__all__)) == len(fbuf.__all__) and all(inspect.getdoc(getattr(fbuf, n)) for n in fbuf.__all__)
     for name, module in MODULES.items():
         assert sorted(module.__all__) == sorted(set(module.__all__)), name
         assert set(public(module)) == set(module.__all__), f"fbuf.{name}"

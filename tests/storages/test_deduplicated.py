@@ -56,23 +56,18 @@ def test_states_of_other_storages_and_settings_are_refused() -> None:
     ours, device = fbuf.Buffer(64, storage=Deduplicated()), fbuf.Buffer(64)
     with pytest.raises(TypeError, match="Deduplicated: another storage made this state"):
         ours.peek(device.init(PICTURE), KEY, 4)
-    with pytest.raises((TypeError, ValueError), match="this state"):
-        device.peek(ours.init(PICTURE), KEY, 4)
+    pytest.raises((TypeError, ValueError), lambda: device.peek(ours.init(PICTURE), KEY, 4)).match("this state")
     other = dataclasses.replace(ours, storage=Deduplicated(blocks=4096))
-    with pytest.raises(ValueError, match="made by another buffer"):
-        other.peek(ours.init(PICTURE), KEY, 4)
-    with pytest.raises(ValueError, match="other.storage"):
-        ours.convert(other, ours.init(PICTURE))
+    pytest.raises(ValueError, lambda: other.peek(ours.init(PICTURE), KEY, 4)).match("made by another buffer")
+    pytest.raises(ValueError, lambda: ours.convert(other, ours.init(PICTURE))).match("other.storage")
 
 
 def test_growing_asks_for_more_places_and_a_concrete_state() -> None:
     both = fbuf.Buffer(36, lanes=3, storage=Deduplicated(keys=("a", "b"), block=(4, 4), blocks=96))
     example = {n: np.zeros(*x) for n, x in SMALL.items()}
     empty = both.init(example)
-    with pytest.raises(ValueError, match=r"blocks is 64; expected at least the present 96"):
-        both.grow(empty, 64)
-    with pytest.raises(ValueError, match="expected a multiple of 32"):
-        both.grow(empty, 100)
+    pytest.raises(ValueError, both.grow, empty, 64).match(r"blocks is 64; expected at least the present 96")
+    pytest.raises(ValueError, both.grow, empty, 100).match("expected a multiple of 32")
     with pytest.raises(TypeError, match=r"the state is traced.*outside jit"):
         jax.jit(lambda s: both.grow(s)[1])(empty)
     with pytest.raises(TypeError, match="has nothing to grow"):

@@ -1,10 +1,4 @@
-"""Buffers whose rows lie on the host, through JAX: order, expiry, transformations, callbacks.
-
-`obs` (on the host) of row i starts with 10 i and `t` (on the device) is i, so any mix-up of rows shows in one batch. What
-is late is late because of `late`, a computation of some tenths of a second; tests of order have controls in tests/more.
-"""
-
-from __future__ import annotations
+"""Buffers whose rows lie on the host, through JAX: order, expiry, transformations, callbacks."""
 
 from functools import partial
 from typing import Any
@@ -20,25 +14,16 @@ from fbuf._bridge import callbacks
 from fbuf._host.store.store import Store
 from fbuf.storages import _host_storage
 from tests.support import ownership as _support
+from tests.support.fixtures import fixed
 from tests.support.host import history, order_of_writes, overtaken, use_other_callbacks
 from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of, store_of
 
 storage = _support.storage
 
 
-@pytest.fixture
-def form() -> str:
-    return "jit"
-
-
-@pytest.fixture
-def calls() -> str:
-    return "scan"
-
-
-@pytest.fixture
-def lanes() -> int | None:
-    return 3
+form = fixed("jit")
+calls = fixed("scan")
+lanes = fixed(3)
 
 
 def test_no_write_overtakes_a_late_read(storage: str, form: str) -> None:
@@ -233,8 +218,6 @@ def test_outputs_are_always_filled_and_inputs_never_written() -> None:
 
 
 class Vandal:
-    """A codec that fails on demand."""
-
     chunk = 2
     broken = False
 
@@ -258,8 +241,7 @@ def test_an_exception_in_a_codec_surfaces_and_changes_nothing(monkeypatch: pytes
     with pytest.raises((RuntimeError, ValueError), match="out of ink"):
         jax.block_until_ready(extend(state, rows_of(8, 4)))
     assert isinstance(store_of(state).last_error, OverflowError)
-    with pytest.raises((RuntimeError, ValueError), match="cannot read"):
-        jax.block_until_ready(buffer.rows(state))
+    pytest.raises((RuntimeError, ValueError), lambda: jax.block_until_ready(buffer.rows(state))).match("cannot read")
     monkeypatch.setattr(Vandal, "broken", False)
     assert store_of(state).stats() == before
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(8))

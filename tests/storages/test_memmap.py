@@ -1,11 +1,4 @@
-"""Buffers whose rows lie in files, through JAX: `Memmap`, `Compressed(path=...)` and `Buffer.resume`.
-
-What they share with every host storage is shown where those are (`tests/storages/test_host.py`,
-`tests/contracts/test_model.py`), what the files hold in `tests/host/test_file_columns.py`; here that a state comes back, and
-what is said when it does not.
-"""
-
-from __future__ import annotations
+"""Buffers whose rows lie in files, through JAX: `Memmap`, `Compressed(path=...)` and `Buffer.resume`."""
 
 import dataclasses
 import gc
@@ -20,24 +13,15 @@ import pytest
 import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Host, Memmap
+from tests.support.fixtures import fixed
 from tests.support.memmap import EXAMPLE, PLAIN, TRANSITION, make, rows_of
 from tests.support.trees import same
 
-
-@pytest.fixture
-def storage() -> str:
-    """`Compressed(path=...)` is in the other tiers."""
-    return "memmap"
-
-
-@pytest.fixture
-def way() -> tuple[Any, ...]:
-    """The storage, view, sampler and lanes, and how many rows are written."""
-    return "memmap", TRANSITION, Prioritized(), 2, 31
+storage = fixed("memmap")  # `Compressed(path=...)` is in the other tiers
+way = fixed(("memmap", TRANSITION, Prioritized(), 2, 31))  # storage, view, sampler, lanes, and rows written
 
 
 def test_a_resumed_state_is_the_state_it_was(way: Any, tmp_path: Path) -> None:
-    """The same rows in the same slots, drawn as from `convert`, which starts samplers again too; then it goes on."""
     storage, view, sampler, lanes, rows = way
     buffer = make(storage, tmp_path, 12 * (lanes or 1), view=view, sampler=sampler, lanes=lanes)
     buffer = dataclasses.replace(buffer, episode_end=("terminated", "truncated"))
@@ -103,8 +87,7 @@ def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) ->
         with pytest.raises(BlockingIOError, match="in use by this process; expected no other user. Drop every state"):
             verb(EXAMPLE)
     del state
-    with pytest.raises(FileExistsError, match=r"Go on with its rows: buffer.resume\(example\)"):
-        buffer.init(EXAMPLE)
+    pytest.raises(FileExistsError, buffer.init, EXAMPLE).match(r"Go on with its rows: buffer.resume\(example\)")
     assert int(buffer.size(buffer.resume(EXAMPLE))) == 10
     with pytest.raises(ValueError, match="Buffer.resume: the store at .* has length 12; expected 13"):
         make(storage, tmp_path, 26).resume(EXAMPLE)
@@ -126,8 +109,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"Device\(\) keeps no files; .*storage=fbuf.storages.Memmap\(path="):
         resume(Device())
     for storage in (Host(), Compressed()):
-        with pytest.raises(ValueError, match=r"keeps its rows in memory, which is freed .*Write \w+\(path="):
-            resume(storage)
+        pytest.raises(ValueError, resume, storage).match(r"keeps its rows in memory, which is freed .*Write \w+\(path=")
     with pytest.raises(ValueError, match=r"keeps its rows in a temporary folder, .*Write Memmap\(path="):
         resume(Memmap())
     for storage in (Memmap(str(tmp_path), keys=("obs",)), Compressed(path=str(tmp_path), keys=("obs",))):
@@ -137,8 +119,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         resume(Memmap(str(tmp_path)))
     with pytest.raises(TypeError, match="Memmap: `resume` of a host storage cannot be traced"):
         jax.jit(lambda: resume(Memmap(str(tmp_path))))()
-    with pytest.raises(TypeError, match="Memmap: path is 3; expected the path of a folder, or None"):
-        Memmap(3)  # type: ignore[arg-type]
+    pytest.raises(TypeError, Memmap, 3).match("Memmap: path is 3; expected the path of a folder, or None")
     assert Memmap(tmp_path) == Memmap(str(tmp_path))  # type: ignore[arg-type]
     (tmp_path / "taken").write_bytes(b"")
     with pytest.raises(OSError, match=r"cannot make .*taken/lock.*Use the path of a folder; .*taken is a file"):

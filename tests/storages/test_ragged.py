@@ -1,7 +1,5 @@
 """`storages.Ragged`: rows of any shape, text and objects, against plain Python lists."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any
@@ -52,21 +50,17 @@ def test_leaves_in_all_forms() -> None:
     assert lazy.present.tolist() == got.mask.tolist() == [False, True, True]
     assert lazy.missing == {"info/any": [2], "text": [2]}
     assert lazy["obs"][0] is None and [len(x) for x in lazy["obs"][1:]] == [3, 4]
-    with pytest.raises(KeyError, match=r"1 of 3 rows lack leaf 'text' \(2\).*get\('text', default\)"):
-        lazy["text"]
+    pytest.raises(KeyError, lambda: lazy["text"]).match(r"1 of 3 rows lack leaf 'text' \(2\).*get\('text', default\)")
     assert lazy.get("text", "?") == [None, "a", "?"]
     assert lazy.get(("info", "any")) == [None, [1], None]
     objects = lazy.objects("obs")
     assert objects.dtype == object and objects.shape == (3,) and objects[1].shape == (3,)
     out = lazy.rows()
     assert out[0] is None and same(out[1], rows[0]) and same(out[2], rows[1])
-    with pytest.raises(ValueError, match=r"1 places of this batch have no row \(0\)"):
-        lazy.stack("obs")
-    with pytest.raises(KeyError, match="no ragged leaf 'reward'.*batch.data has it"):
-        lazy["reward"]
+    pytest.raises(ValueError, lazy.stack, "obs").match(r"1 places of this batch have no row \(0\)")
+    pytest.raises(KeyError, lambda: lazy["reward"]).match("no ragged leaf 'reward'.*batch.data has it")
     text = buffer.get(state, jnp.zeros(2, jnp.int32)).lazy
-    with pytest.raises(ValueError, match="leaf 'text' of row 0 is str; expected a number"):
-        text.stack("text")
+    pytest.raises(ValueError, text.stack, "text").match("leaf 'text' of row 0 is str; expected a number")
     assert text.stack("obs", -1).shape == (3, 2)
     copies = text["obs"]
     copies[0][:] = 7
@@ -110,8 +104,7 @@ def test_old_states_and_batches_read_their_own_rows_or_raise() -> None:
     buffer.extend(two, rows[8:16])
     with pytest.raises(RuntimeError, match=r"4 of 4 rows have expired \(0, 1, 2, 3\).*Ragged\(slack="):
         buffer.rows(old).lazy["text"]
-    with pytest.raises(RuntimeError, match="3 of 3 rows have expired"):
-        print(batch.lazy.missing)
+    pytest.raises(RuntimeError, lambda: print(batch.lazy.missing)).match("3 of 3 rows have expired")
     masking = fbuf.Buffer(capacity=4, storage=Ragged(slack=0, on_expired="mask"))
     old = masking.extend(masking.init({"text": ""}), rows[:4])
     masking.extend(old, rows[4:6])
@@ -134,20 +127,16 @@ TEXT = {"x": 1.0, "text": "a"}
 def test_growth_that_is_impossible_is_refused() -> None:
     buffer = fbuf.Buffer(capacity=4, storage=Ragged())
     state = buffer.extend(buffer.init({"text": ""}), [{"text": str(i)} for i in range(5)])
-    with pytest.raises(ValueError, match="rows have been overwritten"):
-        buffer.grow(state)
+    pytest.raises(ValueError, buffer.grow, state).match("rows have been overwritten")
     fresh = buffer.init({"text": ""})
-    with pytest.raises(ValueError, match="capacity is 4; expected an int > 4"):
-        buffer.grow(fresh, capacity=4)
-    with pytest.raises(TypeError, match="state is traced"):
-        jax.jit(lambda s: buffer.grow(s)[1])(fresh)
+    pytest.raises(ValueError, buffer.grow, fresh, capacity=4).match("capacity is 4; expected an int > 4")
+    pytest.raises(TypeError, lambda: jax.jit(lambda s: buffer.grow(s)[1])(fresh)).match("state is traced")
     with pytest.raises(TypeError, match="nothing to grow"):
         fbuf.uniform(4).grow(fbuf.uniform(4).init(0.0), capacity=8)
     with pytest.raises(TypeError, match="unlimited needs storages.Ragged"):
         fbuf.Replay(fbuf.uniform(4), {"x": 0.0}, unlimited=True)
     replay = fbuf.Replay(fbuf.Buffer(2, storage=Ragged()), TEXT, unlimited=True)
-    with pytest.raises(TypeError, match="has no priorities"):
-        replay.extend([TEXT] * 5, priority=np.ones(5))
+    pytest.raises(TypeError, lambda: replay.extend([TEXT] * 5, priority=np.ones(5))).match("has no priorities")
     assert replay.buffer.capacity == 2
 
 
@@ -280,8 +269,7 @@ def test_damaged_bytes_are_never_returned() -> None:
     column = store._columns[0]
     segment = store._arena.segments[int(column.address[0, 0]) >> 24]
     segment.array[(int(column.address[0, 0]) & 0xFFFFFF) + int(column.size[0, 0]) - 1] ^= 4
-    with pytest.raises(StoreCorrupted, match="leaf 'obs' has another checksum"):
-        rows.lazy["obs"]
+    pytest.raises(StoreCorrupted, lambda: rows.lazy["obs"]).match("leaf 'obs' has another checksum")
     with pytest.raises(Exception, match="another checksum"):
         jax.block_until_ready(buffer.rows(state))
     assert rows.lazy["text"][0] == "a"
@@ -317,15 +305,11 @@ def test_mistakes_are_named_and_nothing_is_stored() -> None:
     buffer = fbuf.Buffer(capacity=4, storage=Ragged())
     state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "reward": 0.0})
     for rows, kind, message in MISTAKES:
-        with pytest.raises(kind, match=message):
-            buffer.extend(state, rows)
-    with pytest.raises(TypeError, match="rows are list; storages.Ragged takes a dict"):
-        buffer.add(state, [ROW])
+        pytest.raises(kind, buffer.extend, state, rows).match(message)
+    pytest.raises(TypeError, buffer.add, state, [ROW]).match("rows are list; storages.Ragged takes a dict")
     assert store_of(state).stats()["rows_accepted"] == 0
-    with pytest.raises(ValueError, match="the example has no leaves"):
-        buffer.init({})
-    with pytest.raises(TypeError, match="keeps its rows in memory"):
-        buffer.resume({"x": 1.0})
+    pytest.raises(ValueError, buffer.init, {}).match("the example has no leaves")
+    pytest.raises(TypeError, buffer.resume, {"x": 1.0}).match("keeps its rows in memory")
 
 
 def test_mistakes_inside_jit_and_elsewhere() -> None:
@@ -346,8 +330,7 @@ def test_mistakes_inside_jit_and_elsewhere() -> None:
         print(fbuf.uniform(3).peek(fbuf.uniform(3).init(0.0), jax.random.key(0), 1).lazy)
     with pytest.raises(TypeError, match="takes one dict of arrays.*Ragged"):
         fbuf.uniform(3).extend(fbuf.uniform(3).init({"x": 0.0}), [{"x": 1.0}, {"x": 2.0}])
-    with pytest.raises(TypeError, match=r"leaf 't' is <U1.*Ragged"):
-        fbuf.uniform(3).init({"t": "a"})
+    pytest.raises(TypeError, lambda: fbuf.uniform(3).init({"t": "a"})).match(r"leaf 't' is <U1.*Ragged")
     state = buffer.add(state, row)
     index = buffer.last(state, 1).index
     with pytest.raises(TypeError, match="leaf 'text' is ragged, and cannot change"):
@@ -362,8 +345,7 @@ def test_mistakes_inside_jit_and_elsewhere() -> None:
         ({"codec": Zstd}, "codec is the class"),
         ({"codec": 3}, "codec is 3"),
     ):
-        with pytest.raises((TypeError, ValueError), match=words):
-            Ragged(**settings_)
+        pytest.raises((TypeError, ValueError), Ragged, **settings_).match(words)
     for settings_, example, words in (
         ({"maximum": {"no": 3}}, row, "maximum names 'no'"),
         ({"keys": ("no",)}, row, "keys names 'no'"),
@@ -378,5 +360,4 @@ def test_mistakes_inside_jit_and_elsewhere() -> None:
         fbuf.Buffer(capacity=4, storage=Ragged(), view=Transition(autoreset="same_step")).init(
             row | {"action": 0, "terminated": False, "truncated": False}
         )
-    with pytest.raises(TypeError, match="cannot be traced"):
-        jax.jit(buffer.init)({"x": 0.0})
+    pytest.raises(TypeError, lambda: jax.jit(buffer.init)({"x": 0.0})).match("cannot be traced")

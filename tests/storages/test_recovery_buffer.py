@@ -41,10 +41,8 @@ def test_what_flush_and_sync_take(tmp_path: Path) -> None:
     ):
         buffer.flush(buffer.init({"t": 0}))
     for sync in (-1, float("inf"), float("nan"), "60", True):
-        with pytest.raises(ValueError, match=r"sync is .*; expected seconds >= 0 .*Write sync=60"):
-            Memmap(sync=sync)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Compressed: sync is -1"):
-        Compressed(path=str(tmp_path), sync=-1)
+        pytest.raises(ValueError, Memmap, sync=sync).match(r"sync is .*; expected seconds >= 0 .*Write sync=60")
+    pytest.raises(ValueError, lambda: Compressed(path=str(tmp_path), sync=-1)).match("Compressed: sync is -1")
 
 
 def rows_of(first: int, count: int) -> dict[str, Any]:
@@ -63,7 +61,6 @@ def damage(path: Path, first: int, count: int) -> None:
 
 
 def resumed_silently(buffer: fbuf.Buffer, rows: int) -> list[int]:
-    """Return `t` of the first rows of a buffer that is resumed without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state = buffer.resume(EXAMPLE)
@@ -72,7 +69,6 @@ def resumed_silently(buffer: fbuf.Buffer, rows: int) -> list[int]:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Path) -> None:
-    """And says so once; the next time there is nothing to say."""
     buffer = fbuf.Buffer(100, storage=STORAGES[storage](str(tmp_path)), sampler=fbuf.samplers.Prioritized())
     state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 60)))
     del state
@@ -145,8 +141,7 @@ def test_nothing_whole_is_an_error_and_leaves_the_files_alone(tmp_path: Path) ->
     del state
     damage(tmp_path, 0, 5)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "lock"}
-    with pytest.raises(StoreCorrupted, match=r"no row at .* is intact; .*fbuf.load\(path\)"):
-        buffer.resume(EXAMPLE)
+    pytest.raises(StoreCorrupted, buffer.resume, EXAMPLE).match(r"no row at .* is intact; .*fbuf.load\(path\)")
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "lock"} == before
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert len(manifest["id"]) == 16 and manifest["version"] == 2

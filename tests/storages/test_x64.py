@@ -1,7 +1,5 @@
 """64-bit leaves on the host without x64 mode: written and read exactly, refused inside jit with the reason."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

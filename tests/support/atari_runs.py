@@ -1,9 +1,4 @@
-"""Runs of real or made-up games in the file format of the DQN replay data set, and the rows that a reader must return.
-
-The public files are a ring of `capacity` rows with `blanks` rows of zeros before each episode, dumped whole whenever a
-step leaves the write head on the last row. `record` does this with row numbers in place of rows, so that rows around the
-write head, counters, lost cycles and the final dump are as in the public files. Rows never written hold noise.
-"""
+"""Runs of real or made-up games in the file format of the DQN replay data set, and the rows that a reader must return."""
 
 import dataclasses
 import gzip
@@ -100,8 +95,6 @@ def number_of(obs: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """One dump: what its files say, and what they mean."""
-
     number: int
     rows: np.ndarray  # int64[capacity], row of the log in each place of the files, or BLANK or NOISE
     add_count: int
@@ -113,8 +106,6 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A whole run."""
-
     log: Log
     capacity: int
     added: np.ndarray  # int64[A], rows of the log and BLANKs, as they were added
@@ -188,7 +179,6 @@ def record(log: Log, capacity: int, *, blanks: int = STACK - 1, final: bool = Tr
 
 
 def arrays(run: Run, piece: Piece) -> dict[str, np.ndarray]:
-    """The six arrays of a piece, with the dtypes of the files."""
     rows = run.log.take(piece.rows)
     return {
         "$store$_observation": rows["obs"],
@@ -201,19 +191,16 @@ def arrays(run: Run, piece: Piece) -> dict[str, np.ndarray]:
 
 
 def npy(array: np.ndarray) -> bytes:
-    """What `numpy.save` writes."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
 def file_of(folder: Path, kind: str, number: int) -> Path:
-    """`$store$_action_ckpt.7.gz`"""
     return folder / f"{kind}_ckpt.{number}.gz"
 
 
 def write(root: Path, name: str, run: Run, numbers: list[int] | None = None, level: int = 6) -> Path:
-    """Writes pieces under `root/dqn/<Game>/<run>/replay_logs`; returns that folder."""
     folder = root / "dqn" / name / "replay_logs"
     folder.mkdir(parents=True, exist_ok=True)
     for piece in run.pieces:
@@ -224,7 +211,6 @@ def write(root: Path, name: str, run: Run, numbers: list[int] | None = None, lev
 
 
 def cut_short(file: Path, share: float = 0.5) -> None:
-    """Leaves the beginning of a file."""
     data = file.read_bytes()
     file.write_bytes(data[: int(len(data) * share)])
 
@@ -244,7 +230,6 @@ def _header(shape: tuple[int, ...], descr: str) -> bytes:
 
 
 def lie(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
-    """Replace the header of a file by one of another shape or dtype than its bytes have."""
     data = gzip.decompress(file.read_bytes())
     body = data[10 + int.from_bytes(data[8:10], "little") :]
     file.write_bytes(gzip.compress(_header(shape, descr) + body, 1, mtime=0))
@@ -265,7 +250,6 @@ def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
 
 
 def same(rows: dict[str, Any], run: Run, numbers: list[int] | None = None) -> None:
-    """Rows are those of the log."""
     want, cut = run.expected(numbers)
     assert len(rows["obs"]) == len(want)
     log = run.log.take(want)

@@ -46,7 +46,6 @@ def power_failures(each: int, seed: int) -> int:
 
 
 def small(disk: Memory, k: int) -> None:
-    """Write save `k`, of about one kilobyte."""
     arrays = {"a": Blocks(np.arange(12, dtype=np.uint8) + k // 2, 8), "b": np.array([k], np.int16)}
     checkpoint.write(PATH, arrays, {"k": k}, disk=disk)
 
@@ -186,8 +185,7 @@ class Machine(RuleBasedStateMachine):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if not self.saved:
-                with pytest.raises(checkpoint.CheckpointNotFound):
-                    checkpoint.read(PATH, disk=self.disk)
+                pytest.raises(checkpoint.CheckpointNotFound, lambda: checkpoint.read(PATH, disk=self.disk))
                 return
             with checkpoint.read(PATH, disk=self.disk) as found:
                 number, arrays = self.saved[-1]
@@ -196,5 +194,4 @@ class Machine(RuleBasedStateMachine):
 
 
 def any_sequence(examples: int) -> None:
-    """Run the model."""
     run_state_machine_as_test(Machine, settings=settings(stateful_step_count=20, max_examples=examples))

@@ -49,7 +49,6 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def check_second_save(storage: Any, wait: bool, tmp_path: Path) -> None:
-    """A second save writes only new rows."""
     buffer = BUFFER if storage is None else fbuf.Buffer(20_000, sampler=Prioritized(), storage=storage)
     state = filled(buffer, 10_000)
     first = fbuf.save(tmp_path / "saved", buffer, state, wait=wait).result()

@@ -1,7 +1,5 @@
 """Episodes in plain Python, and what each view is to make of the rows of a data set that holds them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -27,7 +25,6 @@ class Episode:
 
 
 def episodes(seed: int, lengths: tuple[int, ...], obs: dict[str, Any], action: dict[str, Any]) -> list[Episode]:
-    """Random ones; every third terminated."""
     rng = np.random.default_rng(seed)
 
     def leaf(shape: tuple[int, ...], dtype: Any, rows: int) -> np.ndarray:
@@ -47,7 +44,6 @@ def episodes(seed: int, lengths: tuple[int, ...], obs: dict[str, Any], action: d
 
 
 def rows_of(all_of: list[Episode], final: bool = True) -> dict[str, np.ndarray]:
-    """Every leaf of the rows, as they are to be stored (but for dtypes)."""
     out: dict[str, np.ndarray] = {}
     for name in all_of[0].obs:
         out[name] = np.concatenate([e.obs[name][:-1] for e in all_of])

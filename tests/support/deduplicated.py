@@ -1,9 +1,4 @@
-"""What the tests of `storages.Deduplicated` share: a trial that keeps every row it gave, and contents of all kinds.
-
-Rows carry a number, and a `Trial` keeps what was given under each. After a write all rows that should be held are read and
-compared to the bit; the others were overwritten, retired or refused, and the counters say how many. `check` counts
-references, distinct blocks and fingerprints again from the ids. Tables are small: one with room to spare hides mistakes.
-"""
+"""What the tests of `storages.Deduplicated` share: a trial that keeps every row it gave, and contents of all kinds."""
 
 import functools
 from typing import Any
@@ -92,7 +87,6 @@ class Trial:
         return np.asarray(self.state.ring.size).astype(np.int64)
 
     def counters(self) -> np.ndarray:
-        """Rows refused and rows retired."""
         return np.asarray(self.state.counters)[[COUNTERS.index("refused_rows"), COUNTERS.index("retired_rows")]]
 
     def number_rows(self, rows: Fields) -> tuple[dict[str, Any], np.ndarray]:
@@ -165,7 +159,6 @@ class Trial:
         check(self.state)
 
     def index_of(self, numbers: list[int]) -> fbuf.Index:
-        """Indices of rows that can be read."""
         indices = self._indices()
         return fbuf.Index(*(jnp.asarray(np.array(x)) for x in zip(*(indices[n] for n in numbers), strict=True)))
 
@@ -206,7 +199,6 @@ class Trial:
         self.arrived, self.refused = [[] for _ in range(self.lanes)], set()
 
     def sample(self, seed: int, batch_size: int) -> Any:
-        """A batch of `Row`s, each of which is one that is held."""
         which = COUNTERS.index("draws_refused")
         expired = int(self.state.counters[which])
         self.state, batch = self.methods.sample(self.state, jax.random.key(seed), batch_size)
@@ -313,7 +305,6 @@ SMALL = {"a": ((8, 8), np.uint8), "b": ((4, 12), np.uint8)}
 
 
 def small(on_full: str, **more: Any) -> fbuf.Buffer:
-    """Two leaves that share a table of hardly any room."""
     storage = Deduplicated(keys=("a", "b"), block=(4, 4), blocks=96, on_full=on_full)
     return fbuf.Buffer(**{"capacity": 36, "lanes": 3, "storage": storage} | more)
 

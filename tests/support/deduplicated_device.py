@@ -1,7 +1,5 @@
 """`storages.Deduplicated` beside a `Device` of the same rows: full tables, retired rows and batches."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

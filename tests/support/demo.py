@@ -53,7 +53,6 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
 
 
 def run_all(names: tuple[str, ...]) -> dict[str, _run.Result]:
-    """One short run of each storage, on the same seed."""
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
         settings = _run.Settings("blocks", seed=3, steps=8)

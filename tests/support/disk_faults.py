@@ -1,7 +1,5 @@
 """Stores in files whose calls of the file system fail, and what is left for the next process."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
@@ -73,7 +71,6 @@ STILL = np.repeat(np.arange(400, dtype=np.uint8)[:, None, None], 2, 1) * np.ones
 
 
 def segments(store: Store) -> set[int]:
-    """Return the numbers of the segments of the second column."""
     part = store._parts[1]
     return set(part.arena.segments) if isinstance(part, ChunkedFileColumn) else set()
 

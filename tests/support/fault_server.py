@@ -14,42 +14,29 @@ import json
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 LISTING = "listing"
 """The name whose faults requests for a listing take."""
 
 
-@dataclass
-class Status:
-    """An answer without a file."""
-
+class Status(NamedTuple):
     code: int
 
 
-@dataclass
-class Cut:
-    """The connection ends after some bytes of the file."""
-
-    after: int
+class Cut(NamedTuple):
+    after: int  # the connection ends after some bytes of the file
 
 
-@dataclass
-class Damage:
-    """One byte of the file is another one."""
-
+class Damage(NamedTuple):
     at: int
 
 
-@dataclass
-class Stall:
-    """Nothing comes after some bytes, until the server is closed."""
-
-    after: int
+class Stall(NamedTuple):
+    after: int  # nothing comes after some bytes, until the server is closed
 
 
 class FaultServer:

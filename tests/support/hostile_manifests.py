@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
-from tests.support.memory_disk import PATH, Memory, save
+from tests.support.memory_disk import PATH, Memory, disk_of, save
 
 NAME = "manifest-000000000002.json"
 
@@ -29,8 +29,7 @@ def dumps(value: Any) -> bytes:
 
 @functools.cache
 def _saved() -> Memory:
-    disk = Memory()
-    save(PATH, 3, disk)
+    disk = disk_of(3)
     save(PATH, 4, disk, keep=1)
     return disk
 
@@ -63,14 +62,12 @@ def at_path(value: Any, path: Any) -> Any:
 
 
 def put(value: Any, path: Any, new: Any) -> Any:
-    """Return a copy with another value at a path."""
     value = copy.deepcopy(value)
     at_path(value, path[:-1])[path[-1]] = new
     return value
 
 
 def nodes(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """Yield the paths of all values in JSON."""
     if path:
         yield path
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -86,7 +83,6 @@ NASTY = [
 
 
 def any_values(data: st.DataObject) -> None:
-    """Read a manifest with any JSON at one to three places."""
     leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
     json_values = st.recursive(
         leaves | st.sampled_from(NASTY),

@@ -1,7 +1,5 @@
 """Small environments of Gymnasium, and the transitions that `fbuf.gymnasium.Recorder` must record of any environment."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable
@@ -136,7 +134,6 @@ def drawn(replay: fbuf.Replay, example: Any, most: int = 512) -> Transitions:
 
 
 def _key(example: Any, obs: Any, action: Any, reward: Any, discount: Any, following: Any) -> tuple[bytes, ...]:
-    """Bytes of the leaves in the dtypes of the row."""
     like = [example["obs"], example["action"], example["reward"], np.float32(0), example["obs"]]
     cast = jax.tree.map(lambda leaf, x: np.asarray(x, leaf.dtype), like, [obs, action, reward, discount, following])
     return tuple(leaf.tobytes() for leaf in jax.tree.leaves(cast))

@@ -1,7 +1,5 @@
 """Buffers whose rows lie in files, and rows for them."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -14,10 +12,7 @@ from fbuf.storages import Compressed, Memmap, Zstd
 from fbuf.views import Row, Transition
 from tests.support.trees import example_of
 
-STORAGES = {
-    "memmap": Memmap,
-    "files": partial(Compressed, codec=Zstd(chunk=4)),
-}
+STORAGES = {"memmap": Memmap, "files": partial(Compressed, codec=Zstd(chunk=4))}
 PLAIN: dict[str, Any] = {"view": Row(), "sampler": Uniform()}
 TRANSITION = Transition(n_step=2, stack=3, observation="obs", autoreset="same_step")
 

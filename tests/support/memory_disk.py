@@ -1,8 +1,4 @@
-"""Arrays that change from save to save, and disks for them: in memory, or failing at the n-th call.
-
-`Memory` keeps files in a dictionary that tests can damage; `Memory.crashes` yields what a power failure may leave.
-`Faulty` passes calls on to another disk and makes one of them fail.
-"""
+"""Arrays that change from save to save, and disks for them: in memory, or failing at the n-th call."""
 
 from __future__ import annotations
 
@@ -57,8 +53,6 @@ class Blocks(Source):
 
 
 class Keyed(Source):
-    """A source in named parts of uneven length."""
-
     def __init__(self, parts: Mapping[str, np.ndarray], marked: bool = True) -> None:
         array = np.concatenate([*parts.values(), np.zeros(0, np.uint8)]).astype(np.uint8)
         super().__init__(array, list(parts) if marked else None)
@@ -87,21 +81,18 @@ class Memory(Disk):
         self._next = 1 << 40
 
     def copy(self) -> Memory:
-        """The same files, all durable."""
         other = Memory(self.path)
         for name, file in self.names.items():
             other.put(name, bytes(file.data))
         return other
 
     def put(self, name: str, data: bytes) -> None:
-        """Store a durable file."""
         file = File()
         file.data[:] = data
         file.durable = data
         self.names[name] = self.durable[name] = file
 
     def contents(self) -> dict[str, bytes]:
-        """Return the bytes of all files but the lock."""
         return {name: bytes(file.data) for name, file in self.names.items() if name != "lock"}
 
     def open(self, path: str, flags: int) -> int:
@@ -222,7 +213,6 @@ class Faulty(Disk):
       kinds: Calls that count.
       dead: Whether all later calls fail too, so that nothing can be cleaned up.
       short: Whether a failing write writes half and reports so, in place of raising.
-      act: Called before the error is raised.
     """
 
     def __init__(
@@ -233,10 +223,9 @@ class Faulty(Disk):
         kinds: tuple[str, ...] = CALLS,
         dead: bool = False,
         short: bool = False,
-        act: Callable[[], None] | None = None,
     ) -> None:
         self.disk, self.at, self.error, self.kinds = disk, at, error, kinds
-        self.dead, self.short, self.act = dead, short, act
+        self.dead, self.short = dead, short
         self.count, self.failed = 0, False
         for kind in CALLS:
             setattr(self, kind, self._call(kind))
@@ -263,8 +252,6 @@ class Faulty(Disk):
         return call
 
     def _fail(self) -> None:
-        if self.act is not None:
-            self.act()
         if self.error is None:
             raise Killed
         raise OSError(self.error, os.strerror(self.error))
@@ -299,8 +286,15 @@ def sources(k: int, rows: int = 40) -> dict[str, Any]:
 
 
 def save(path: str, k: int, disk: Disk = DISK, **how: Any) -> checkpoint.Written:
-    """Write save number `k`."""
     return checkpoint.write(path, sources(k), {"k": k}, disk=disk, **how)
+
+
+def disk_of(*numbers: int, **how: Any) -> Memory:
+    """Return a disk in memory after these saves."""
+    disk = Memory()
+    for k in numbers:
+        save(PATH, k, disk, **how)
+    return disk
 
 
 def load(path: str, disk: Disk = DISK, **how: Any) -> int:

@@ -5,12 +5,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs.codec import Zstd
+from tests.support.fixtures import fixed
 
 STORAGES = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
@@ -52,10 +52,7 @@ def store_of(state):
     return lifetime.find(id_of(state))
 
 
-@pytest.fixture
-def storage():
-    """The other storages are in tests/exhaustive."""
-    return "compressed"
+storage = fixed("compressed")  # the other storages are in tests/exhaustive
 
 
 _MATRIX = np.full((256, 256), 0.01, np.float32)

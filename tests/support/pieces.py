@@ -33,7 +33,6 @@ Rows = dict[str, np.ndarray]
 
 
 def rows_of(rng: np.random.Generator, count: int) -> Rows:
-    """Random rows, in episodes."""
     return {
         "obs": rng.integers(1, 255, (count, 1, 1), np.uint8) * np.ones((6, 6), np.uint8),
         "action": rng.integers(0, 9, count).astype(np.int32),
@@ -46,7 +45,6 @@ def rows_of(rng: np.random.Generator, count: int) -> Rows:
 
 
 def write(path: Path, number: int, schema: _dataset.Schema, rows: Rows, step: int = 5, meta: Any = None) -> None:
-    """One piece."""
     with _dataset.SegmentWriter(path, number, schema, sync=False) as piece:
         for start in range(0, len(next(iter(rows.values()))), step):
             piece.append({name: array[start : start + step] for name, array in rows.items()})
@@ -54,7 +52,6 @@ def write(path: Path, number: int, schema: _dataset.Schema, rows: Rows, step: in
 
 
 def used_of(pieces: dict[int, Rows], used: tuple[_dataset.SegmentRows, ...]) -> Rows:
-    """What a data set of these rows must read as."""
     parts = []
     for part in used:
         mine = {name: array[part.begin : part.stop].copy() for name, array in pieces[part.number].items()}
@@ -65,7 +62,6 @@ def used_of(pieces: dict[int, Rows], used: tuple[_dataset.SegmentRows, ...]) -> 
 
 
 def make(path: Path, *, seed: int = 0, schema: _dataset.Schema = SCHEMA) -> Rows:
-    """A data set of four pieces; its rows."""
     rng = np.random.default_rng(seed)
     pieces = {number: rows_of(rng, size) for number, size in SIZES.items()}
     for number, rows in pieces.items():
@@ -82,7 +78,6 @@ def same(got: Rows, want: Rows) -> None:
 
 
 def check(path: Path, want: Rows, **settings: Any) -> None:
-    """Every leaf of all rows in order, and of some in no order."""
     with _dataset.DataSet.open(path, **settings) as dataset:
         number = len(next(iter(want.values())))
         assert dataset.rows == number

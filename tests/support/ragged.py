@@ -143,7 +143,6 @@ def stream(rng: np.random.Generator, count: int, lanes: int) -> list[list[dict[s
 
 
 def check_growth(sampler: Any, view: Any) -> None:
-    """A buffer that grew is one that was larger from the start."""
     ends = ("terminated",)
     small = fbuf.Buffer(capacity=12, lanes=2, storage=Ragged(), sampler=sampler, view=view, episode_end=ends)
     large = fbuf.Buffer(capacity=24, lanes=2, storage=Ragged(), sampler=sampler, view=view, episode_end=ends)

@@ -1,10 +1,4 @@
-"""Stores in files that something happened to: processes killed, power that failed, bytes cut off or flipped.
-
-Rows say which they are (`numbered`), so one rule serves throughout: a store that opens serves each row that it counts as it
-was written, or says which are gone; never another one.
-"""
-
-from __future__ import annotations
+"""Stores in files that something happened to: processes killed, power that failed, bytes cut off or flipped."""
 
 import shutil
 from collections.abc import Callable
@@ -216,7 +210,6 @@ def flipped(text: bytes, bit: int) -> bytes:
 
 
 def check_damages(kind: str, verify: bool, exhaustive: bool, path: Path) -> None:
-    """No cut and no flipped bit shows another row."""
     small(kind, path / "0", 6)
     rows = rows_there(kind, path / "0")
     said: dict[str, int] = {}

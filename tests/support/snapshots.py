@@ -17,8 +17,6 @@ from tests.support.store import Deflate
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A kind of column."""
-
     name: str
     codec: Any
     shape: tuple[int, ...] = (24, 24)

@@ -12,7 +12,7 @@ from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
-from tests.support.store import DTYPES, fetch, frames, same
+from tests.support.store import DTYPES, check_rows, frames, load, same
 from tests.support.store_model import Model
 
 SIZE = 12  # pixels of a line of a small frame
@@ -32,7 +32,6 @@ def part(store: Store, column: int = 0) -> ChunkedColumn | FrameStream:
 
 
 def stream(store: Store, column: int = 0) -> FrameStream:
-    """A column that was recognised."""
     own = part(store, column)
     assert isinstance(own, FrameStream)
     return own
@@ -153,19 +152,12 @@ def check_calls(data: st.DataObject) -> None:
             check_frames(store)
 
 
-def load(store: Store, arrays: dict[str, np.ndarray] | None = None) -> Store:
-    arrays = {n: np.array(a) for n, a in store.to_arrays().items()} if arrays is None else arrays
-    assert all(a.dtype.kind in "iu" for a in arrays.values())
-    return Store.from_arrays(store.columns, arrays, lanes=store.lanes, length=store.length, slack=store.slack)
-
-
 def check_recognised(dtype: Any, axis: int, depth: int) -> None:
     """Read stacks back, and keep a frame a row."""
     seen = np.random.default_rng(0).integers(0, 99, (200, 13, 11)).astype(dtype)
     rows = np.stack([stacked(seen[e::2], episodes(100), depth, axis) for e in range(2)], 1)
     store = make(rows.shape[2:], lanes=2, dtype=dtype)
-    got, ok = fetch(store, write(store, rows))
-    assert ok.all() and same(got, rows)
+    check_rows(store, write(store, rows), rows)
     assert stream(store).stacking.frames == depth
     assert stream(store).count.tolist() == [100 + 2 * (depth - 1)] * 2
 
@@ -189,8 +181,7 @@ def check_goes_on(count: int) -> None:
         assert same(stream(two).last, stream(one).last) and stream(two).known.all()
     for store in (one, two):
         tickets = np.concatenate([tickets, write(store, rows[count:])])
-        got, ok = fetch(store, tickets[-150:])
-        assert ok.all() and same(got, rows[-150:])
+        check_rows(store, tickets[-150:], rows[-150:])
         tickets = tickets[:count]
         assert stream(store).stacking == Stacking(1, 4, 24 * 24)
     if isinstance(part(load(one)), FrameStream) and count > 20:

@@ -17,8 +17,6 @@ DTYPES += [getattr(ml_dtypes, n) for n in dir(ml_dtypes) if n.startswith(("float
 
 @dataclasses.dataclass(frozen=True)
 class Deflate:
-    """A codec of the user's own."""
-
     chunk: int = 4
 
     def encode(self, rows: np.ndarray) -> bytes:
@@ -30,8 +28,6 @@ class Deflate:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """A codec that takes any damage for data (and does not compress: for few rows)."""
-
     chunk: int = 4
 
     def encode(self, rows: np.ndarray) -> bytes:
@@ -71,6 +67,12 @@ def fetch(store: Store, tickets: Any, column: int = 0) -> tuple[np.ndarray, np.n
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def check_rows(store: Store, tickets: Any, rows: np.ndarray, column: int = 0) -> None:
+    """Read rows that are all there."""
+    got, ok = fetch(store, tickets, column)
+    assert ok.all() and same(got, rows)
 
 
 def frames(count: int, size: int = 24, seed: int = 0) -> np.ndarray:

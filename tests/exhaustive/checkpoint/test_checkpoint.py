@@ -11,25 +11,8 @@ import pytest
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
 from fbuf.storages import Compressed, Deduplicated, Ragged
+from tests.support import checkpoint as support
 from tests.support import combinations
-from tests.support.checkpoint import (
-    OTHERS,
-    at_rest,
-    check_custom_writer,
-    check_every_number_of_rows,
-    check_goes_on,
-    check_golden,
-    check_grown,
-    check_killed,
-    check_old_state,
-    check_other_buffer,
-    check_resize,
-    golden,
-    newest_rows,
-    resized,
-    saved_transitions,
-    steps,
-)
 from tests.support.checkpoint_saving import check_mangled_meta, check_marks
 from tests.support.scattered import Anywhere, Largest
 from tests.support.trees import same
@@ -53,43 +36,43 @@ GROWN = [s for s in combinations.SAMPLERS if s not in ("Prioritized(on='host')",
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
 def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
-    check_goes_on(pair, 40, tmp_path)
+    support.check_goes_on(pair, 40, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_the_newest_rows_stay(case: tuple[str, str, str, int, int], tmp_path: Path) -> None:
-    check_resize(case, tmp_path)
+    support.check_resize(case, tmp_path)
 
 
 @pytest.mark.parametrize("view", ["Row", "Transition", "Episode", "Hindsight"])
 @pytest.mark.parametrize("sampler", GROWN)
 def test_a_grown_buffer_draws_the_batches_of_a_larger_one(sampler: str, view: str, tmp_path: Path) -> None:
-    check_grown(sampler, view, tmp_path)
+    support.check_grown(sampler, view, tmp_path)
 
 
 @pytest.mark.parametrize("storage", ["Device", "Deduplicated"])
 def test_an_old_state_is_saved_as_it_was(storage: str, tmp_path: Path) -> None:
-    check_old_state(storage, tmp_path)
+    support.check_old_state(storage, tmp_path)
 
 
 def test_every_number_of_rows(tmp_path: Path) -> None:
-    check_every_number_of_rows(Compressed(keys=("t",)), tmp_path)
+    support.check_every_number_of_rows(Compressed(keys=("t",)), tmp_path)
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("what", support.OTHERS)
 def test_another_buffer(what: str, tmp_path: Path) -> None:
-    check_other_buffer(what, tmp_path)
+    support.check_other_buffer(what, tmp_path)
 
 
-@pytest.mark.parametrize("name", golden.BUFFERS)
+@pytest.mark.parametrize("name", support.golden.BUFFERS)
 def test_golden_checkpoints_go_on(name: str) -> None:
-    check_golden(name, draw=True)
+    support.check_golden(name, draw=True)
 
 
 @pytest.mark.parametrize("seed", range(1, 21))
 @pytest.mark.parametrize("storage", combinations.STORAGES)
 def test_a_kill_leaves_the_old_or_the_new_save(storage: str, seed: int, tmp_path: Path) -> None:
-    check_killed(storage, seed, tmp_path)
+    support.check_killed(storage, seed, tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(2, 20))
@@ -100,12 +83,12 @@ def test_mangled_metadata_is_refused(name: str, seed: int, tmp_path: Path) -> No
 
 def test_cleared_rows_stay_cleared(tmp_path: Path) -> None:
     buffer = combinations.make("Device", "Ranked", "Transition")
-    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 12)
+    state, _ = support.steps(buffer, buffer.init(combinations.EXAMPLE), 0, 12)
     index = buffer.last(state, 1).index
-    state, _ = steps(buffer, buffer.clear(state), 20, 2)
+    state, _ = support.steps(buffer, buffer.clear(state), 20, 2)
     fbuf.save(tmp_path / "saved", buffer, state)
     loaded, again = fbuf.load(tmp_path / "saved")
-    same(steps(loaded, again, 100, 9)[1], steps(buffer, state, 100, 9)[1])
+    same(support.steps(loaded, again, 100, 9)[1], support.steps(buffer, state, 100, 9)[1])
     assert not np.asarray(loaded.get(again, index).mask).any()
 
 
@@ -135,11 +118,11 @@ def test_a_resized_epoch_goes_on_or_starts_again(tmp_path: Path) -> None:
 
 
 def test_another_storage_and_capacity_at_once(tmp_path: Path) -> None:
-    buffer = resized("Device", "Prioritized", "Row", 40)
-    state = at_rest(buffer, 9, tmp_path)
+    buffer = support.resized("Device", "Prioritized", "Row", 40)
+    state = support.at_rest(buffer, 9, tmp_path)
     other = dataclasses.replace(buffer, capacity=24, storage=Compressed(keys=("obs",)))
     loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
-    same(newest_rows(loaded, again, 12), newest_rows(buffer, state, 12))
+    same(support.newest_rows(loaded, again, 12), support.newest_rows(buffer, state, 12))
     same(again.sampler.max_priority, state.sampler.max_priority)
     tight = dataclasses.replace(buffer, storage=Deduplicated(keys=("obs",), blocks=64, block=(1, 4), on_full="refuse"))
     noise = np.random.default_rng(0).integers(0, 256, (20, 2, 8, 8), np.uint8)
@@ -152,8 +135,8 @@ def test_another_storage_and_capacity_at_once(tmp_path: Path) -> None:
 
 
 def test_custom_writers_are_named(tmp_path: Path) -> None:
-    check_custom_writer(Largest("reward"), "Device", tmp_path / "one")
-    check_custom_writer(Anywhere(3), "Compressed", tmp_path / "two")
+    support.check_custom_writer(Largest("reward"), "Device", tmp_path / "one")
+    support.check_custom_writer(Anywhere(3), "Compressed", tmp_path / "two")
 
 
 def test_samplers_with_another_state_are_refused(tmp_path: Path) -> None:
@@ -162,7 +145,7 @@ def test_samplers_with_another_state_are_refused(tmp_path: Path) -> None:
         (Epoch(), Epoch(shuffle=False), "sampler.shuffle: found True, expected False"),
         (Ranked(), Prioritized(), "sampler: found Ranked"),
     ):
-        buffer, _ = saved_transitions(tmp_path, sampler=sampler)
+        buffer, _ = support.saved_transitions(tmp_path, sampler=sampler)
         with pytest.raises(fbuf.SchemaError, match=match):
             fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, sampler=other))
 

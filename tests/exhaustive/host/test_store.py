@@ -1,4 +1,4 @@
-"""Test that host stores used for long take constant memory."""
+"""Host stores used for long, after more kills, power failures and damage, and writes that fail at each call."""
 
 import gc
 import os
@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from fbuf._host.codecs.codec import Zstd
+from fbuf._host.memory import file_arena
 from tests.support import slot_map
+from tests.support.disk_faults import check_failing_writes
+from tests.support.recovery import KINDS, check_damages, check_killed, check_power_failed
 from tests.support.store import fetch, frames, make
 
 STATM = Path("/proc/self/statm")
@@ -54,3 +57,36 @@ def test_memory_stays_flat_over_100_000_replacements() -> None:
     sizes = slot_map.churn(store, rows, 100_000)
     assert resident() - before < 4 << 20
     assert max(sizes) < 1.3 * size and store.stats()["dictionaries"] <= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_killed_process_loses_no_row(kind: str, seed: int, tmp_path: Path) -> None:
+    check_killed(kind, tmp_path / "store", 20, seed)
+
+
+@pytest.mark.parametrize("kind", ["memmap", "files"])
+@pytest.mark.parametrize("first", range(8, 200, 16))
+def test_flushed_rows_survive_a_power_failure(
+    kind: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_arena.FileArena, "small", 8192)
+    for seed in range(first, first + 16):
+        check_power_failed(kind, seed, tmp_path / str(seed))
+
+
+@pytest.mark.parametrize("kind", ["memmap", "files"])
+@pytest.mark.parametrize("verify", [True, False], ids=["full", "lazy"])
+def test_truncated_and_flipped_files_show_no_wrong_row(
+    kind: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_arena.FileArena, "small", 1024)
+    check_damages(kind, verify, True, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rows", ["noise", "still"])
+def test_a_failed_write_leaves_the_store_unchanged(
+    rows: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_failing_writes(rows, seed, 40, tmp_path, monkeypatch)

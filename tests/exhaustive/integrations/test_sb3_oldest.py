@@ -22,18 +22,9 @@ def test_the_oldest_release(tmp_path: Path) -> None:
     done = subprocess.run([*command, f"stable-baselines3=={version}", "pandas"], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"stable-baselines3 {version} could not be installed: {done.stderr.strip().splitlines()[-1]}")
+    run = [sys.executable, *"-m pytest -q -n 0 -p no:cacheprovider tests/more/integrations/test_sb3.py".split()]
     tests = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "0",
-            "-p",
-            "no:cacheprovider",
-            "tests/more/integrations/test_sb3.py",
-        ],
+        run,
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
         capture_output=True,

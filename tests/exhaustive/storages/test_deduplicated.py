@@ -1,7 +1,5 @@
 """`storages.Deduplicated`: leaves of every kind, full tables, real games, growth, and in-place writes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -18,6 +16,7 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Deduplicated, _block_rows
 from fbuf.testing import assert_inplace
 from fbuf.views import Row, Transition
+from tests.support import deduplicated_device as support
 from tests.support.deduplicated import (
     KEY,
     LEAVES,
@@ -31,20 +30,6 @@ from tests.support.deduplicated import (
     methods_of,
     small,
     values,
-)
-from tests.support.deduplicated_device import (
-    BATCH_BYTES,
-    OBS,
-    SAMPLERS,
-    SIZES,
-    VIEWS,
-    atari,
-    check_full_table,
-    check_masked_draws,
-    check_retirement,
-    noise_rows,
-    play,
-    shapes,
 )
 from tests.support.trees import same
 
@@ -66,9 +51,9 @@ def test_64_bit_leaves_are_exact() -> None:
     assert trial.compared > 15
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("check", [check_masked_draws, check_retirement])
+@pytest.mark.parametrize("view", support.VIEWS)
+@pytest.mark.parametrize("sampler", support.SAMPLERS)
+@pytest.mark.parametrize("check", [support.check_masked_draws, support.check_retirement])
 def test_full_tables_are_exact(check: Any, sampler: str, view: str) -> None:
     check(sampler, view)
 
@@ -89,10 +74,10 @@ def test_frames_of_real_games_are_exact(game: str, form: str) -> None:
     frames, _ = _atari.frames(game, 20_000)
     if form == "stream":
         trial = Trial(STREAM, FRAME)
-        play(trial, frames, 250)
+        support.play(trial, frames, 250)
     else:
         trial = Trial(SIXTEEN, FRAME)
-        play(trial, frames, 25, masked=True)
+        support.play(trial, frames, 25, masked=True)
     stats = jax.device_get(STREAM.stats(trial.state) if form == "stream" else SIXTEEN.stats(trial.state))
     assert form == "stream" or stats["retired_rows"] == 0
     if game in ("Breakout", "MsPacman"):
@@ -104,33 +89,34 @@ def test_frames_of_real_games_are_exact(game: str, form: str) -> None:
 @pytest.mark.optimized
 def test_a_scan_of_steps_is_in_place() -> None:
     needed = []
-    for capacity, blocks in SIZES:
-        buffer, state, rows = atari(capacity, blocks, sampler=Prioritized())
+    for capacity, blocks in support.SIZES:
+        buffer, state, rows = support.atari(capacity, blocks, sampler=Prioritized())
 
         def one(state: Any, given: Any, buffer: fbuf.Buffer = buffer) -> Any:
             rows, key = given
             state, batch = buffer.sample(buffer.extend(state, rows), key, 8)
             return buffer.update_priority(state, batch.index, batch.data["reward"]), batch.weight
 
-        given = (shapes(rows, 3), jax.ShapeDtypeStruct((3, 2), jnp.uint32))
+        given = (support.shapes(rows, 3), jax.ShapeDtypeStruct((3, 2), jnp.uint32))
         scan = lambda s, g, one=one: lax.scan(one, s, g)  # noqa: E731
         # The slice of the rows that a turn takes is one more batch.
-        needed.append(assert_inplace(scan, state, given, bound=5 * BATCH_BYTES).temporary)
+        needed.append(assert_inplace(scan, state, given, bound=5 * support.BATCH_BYTES).temporary)
     assert max(needed) < 1.02 * min(needed) + 64 * 1024
 
 
 @pytest.mark.optimized
 def test_vmapped_writes_are_in_place() -> None:
     needed = []
-    for capacity, blocks in SIZES:
-        buffer, state, rows = atari(capacity, blocks)
-        memory = assert_inplace(jax.vmap(buffer.extend), shapes(state, 3), shapes(rows, 3), bound=3 * 4 * BATCH_BYTES)
+    for capacity, blocks in support.SIZES:
+        buffer, state, rows = support.atari(capacity, blocks)
+        memory = assert_inplace(
+            jax.vmap(buffer.extend),
+            support.shapes(state, 3),
+            support.shapes(rows, 3),
+            bound=3 * 4 * support.BATCH_BYTES,
+        )
         needed.append(memory.temporary)
     assert max(needed) < 1.02 * min(needed) + 64 * 1024
-
-
-def test_draws_of_refused_rows_are_masked() -> None:
-    check_masked_draws("prioritized", "transition")
 
 
 @pytest.mark.parametrize("on_full", ["refuse", "retire"])
@@ -196,7 +182,7 @@ def test_growing_keeps_rows_indices_priorities_and_batches() -> None:
 
 @pytest.mark.parametrize(("number", "view"), [(60, Row()), (300, Transition(autoreset="same_step"))])
 def test_a_table_with_room_for_all_rows_gives_up_none(number: int, view: Any) -> None:
-    check_full_table(number, view)
+    support.check_full_table(number, view)
 
 
 def test_masked_writes_do_not_change_the_forecast() -> None:
@@ -204,11 +190,11 @@ def test_masked_writes_do_not_change_the_forecast() -> None:
     buffer = fbuf.Buffer(2000, storage=Deduplicated(keys=("obs",), block=(8, 8), blocks=2048))
     extend = jax.jit(buffer.extend, donate_argnums=0)
     for number, brought, between in ((160, 160, True), (512, 8, False)):
-        state = buffer.init(OBS)
+        state = buffer.init(support.OBS)
         for i in range(30 if between else 200):
-            state = extend(state, noise_rows(number, seed=i), mask=np.arange(number) < brought)
+            state = extend(state, support.noise_rows(number, seed=i), mask=np.arange(number) < brought)
             if between:
-                state = extend(state, noise_rows(number), mask=np.zeros(number, bool))
+                state = extend(state, support.noise_rows(number), mask=np.zeros(number, bool))
         stats = buffer.stats(state)
         assert int(stats["refused_rows"]) == 0 and int(stats["retired_rows"]) > 0
         assert 0.55 < float(stats["blocks_load"]) < 0.96, (number, stats)
@@ -228,7 +214,7 @@ def test_more_lanes_than_a_chunk_holds() -> None:
 def test_rows_before_a_clear_do_not_count_after_convert() -> None:
     """The first two rows are the first of all: no stack reaches across the clear."""
     fields = {"reward": 0.0, "action": 0, "terminated": False, "truncated": False}
-    rows = noise_rows(20) | {
+    rows = support.noise_rows(20) | {
         "reward": np.arange(20, dtype=np.float32),
         "action": np.zeros(20, np.int32),
         "terminated": np.zeros(20, bool),
@@ -236,7 +222,7 @@ def test_rows_before_a_clear_do_not_count_after_convert() -> None:
     }
     buffer = fbuf.Buffer(64, storage=Deduplicated(keys=("obs",), blocks=1024))
     other = dataclasses.replace(buffer, view=Transition(stack=4, n_step=2, autoreset="same_step"))
-    state = buffer.extend(buffer.clear(buffer.extend(buffer.init(OBS | fields), rows)), rows)
+    state = buffer.extend(buffer.clear(buffer.extend(buffer.init(support.OBS | fields), rows)), rows)
     converted = buffer.convert(other, state)
     assert int(other.stats(converted)["drawable"]) == 18
     check(converted)

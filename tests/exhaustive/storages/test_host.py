@@ -1,9 +1,5 @@
 """The tests of buffers on the host with every storage and form of calling."""
 
-from typing import Any
-
-import pytest
-
 from fbuf.samplers import Prioritized
 from tests.more.storages.test_host import (  # noqa: F401
     test_any_one_device_is_served_and_several_are_refused,
@@ -31,28 +27,10 @@ from tests.storages.test_host import (  # noqa: F401
     test_what_cannot_be_vmapped_says_so,
     test_writes_of_one_jit_reach_the_store_in_order,
 )
+from tests.support.fixtures import fixed
 
-
-@pytest.fixture(params=["host", "memmap"])
-def storage(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=["eager", "jit", "donated"])
-def form(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=["eager", "jit", "donated", "scan"])
-def calls(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=[None, 3])
-def lanes(request: pytest.FixtureRequest) -> int | None:
-    return request.param
-
-
-@pytest.fixture(params=[Prioritized()], ids=str)
-def sampler(request: pytest.FixtureRequest) -> Any:
-    return request.param
+storage = fixed("host", "memmap")
+form = fixed("eager", "jit", "donated")
+calls = fixed("eager", "jit", "donated", "scan")
+lanes = fixed(None, 3)
+sampler = fixed(Prioritized())

@@ -16,6 +16,7 @@ from tests.storages.test_memmap import (  # noqa: F401
     test_a_resumed_state_is_the_state_it_was,
     test_masked_lanes_and_changed_rows_come_back,
 )
+from tests.support.fixtures import fixed
 from tests.support.memmap import TRANSITION
 
 PARTS = [
@@ -31,11 +32,5 @@ def way(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-@pytest.fixture
-def storage() -> str:
-    return "files"
-
-
-@pytest.fixture(params=["pass", "raise KeyError"])
-def end(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+storage = fixed("files")
+end = fixed("pass", "raise KeyError")

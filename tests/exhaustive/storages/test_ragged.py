@@ -1,7 +1,5 @@
 """`storages.Ragged`: any history of lanes and sizes, growth with every sampler and view, and unlimited replays."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -22,17 +20,11 @@ from tests.more.storages.test_ragged import (  # noqa: F401
     test_a_donated_step_copies_nothing,
     test_batches_are_those_of_device,
 )
+from tests.support.fixtures import fixed
 from tests.support.ragged import check_growth, check_history, same
 
-
-@pytest.fixture(params=[Row()], ids=str)
-def view(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture(params=[(Epoch(), 2), (Prioritized(), None)], ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
-    return request.param
+view = fixed(Row())
+case = fixed((Epoch(), 2), (Prioritized(), None))
 
 
 @given(

@@ -1,10 +1,5 @@
 """Checkpoints: further storages, samplers and views, other buffers and capacities, kills."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,29 +11,18 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Host
 from fbuf.views import Transition
 from tests.support import combinations
-from tests.support.checkpoint import (
-    ROOT,
-    check_goes_on,
-    check_golden,
-    steps,
-)
+from tests.support.checkpoint import check_goes_on, check_golden, steps
 from tests.support.checkpoint_saving import check_mangled_meta, check_second_save, check_store_in_use
+from tests.support.processes import devices, run_python
 from tests.support.trees import same
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("Device", "Staleness", "Sequence('mask')", 1),
-    ],
-)
-def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
-    check_goes_on(pair, 8, tmp_path)
+def test_batches_go_on_bit_for_bit(tmp_path: Path) -> None:
+    check_goes_on(("Device", "Staleness", "Sequence('mask')", 1), 8, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["ragged"])
-def test_golden_checkpoints_go_on(name: str) -> None:
-    check_golden(name, draw=True)
+def test_golden_checkpoints_go_on() -> None:
+    check_golden("ragged", draw=True)
 
 
 def test_annealed_numbers_and_indices_return(tmp_path: Path) -> None:
@@ -93,10 +77,7 @@ fbuf.save(sys.argv[2], buffer, state, extra=[rows, columns], wait=False)
 
 
 def test_arrays_spread_over_devices(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _SHARDED, str(tmp_path / "one"), str(tmp_path / "two")]
-    flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=flags)
-    assert done.returncode == 0, done.stderr
+    run_python(_SHARDED, tmp_path / "one", tmp_path / "two", **devices(4))
     buffer = fbuf.Buffer(40, lanes=4)
     want = buffer.extend(buffer.init({"t": jnp.zeros(3)}), {"t": jnp.arange(60.0).reshape(5, 4, 3)})
     same(fbuf.load(tmp_path / "one")[1], want)

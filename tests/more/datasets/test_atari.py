@@ -83,7 +83,6 @@ def test_processes_download_and_convert(server: FaultServer, run: made.Run, tmp_
 
 
 def start(tmp_path: Path, server: FaultServer, workers: int) -> subprocess.Popen[str]:
-    """A program without a guard against being imported again, in a file."""
     (tmp_path / "program.py").write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
     arguments = [sys.executable, str(tmp_path / "program.py"), str(tmp_path), server.base, str(workers)]

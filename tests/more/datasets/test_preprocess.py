@@ -1,15 +1,22 @@
 """Episodes of data sets and buffers that `preprocess` reads."""
 
-from __future__ import annotations
-
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fbuf
+from fbuf._formats import dataset as _dataset
 from tests.datasets.test_preprocess import EPISODES, LENGTHS, maze
+from tests.support.paths import ROOT
 
 __all__ = ["maze"]  # a fixture
 
@@ -47,3 +54,58 @@ def test_windows_may_be_episodes(maze: Path, tmp_path: Path) -> None:
     rows = buffer.rows(state).data
     assert rows["steps"].tolist() == list(LENGTHS)
     assert np.allclose(rows["return"], [e.reward.sum() for e in EPISODES], rtol=1e-5)
+
+
+N = 3000
+ROWS = np.arange(N * 300, dtype=np.float32).reshape(N, 300)
+
+
+def from_arrays(folder: Path, path: Path, progress: Callable[[int, int], None]) -> None:
+    data = {"observations": ROWS, "terminals": np.arange(N) % 7 == 0}
+    fbuf.datasets.from_arrays(data, path=path, piece_rows=100, workers=2, view=fbuf.views.Row(), progress=progress)
+
+
+def preprocess(folder: Path, path: Path, progress: Callable[[int, int], None]) -> None:
+    def same(row: Any) -> Any:
+        return {"obs": row["obs"] + 0}
+
+    if not (folder / "source").exists():
+        fbuf.datasets.from_arrays({"obs": ROWS}, path=folder / "source", episode_end=(), piece_rows=700)
+    fbuf.datasets.preprocess(
+        folder / "source", same, dest=path, piece_rows=100, batch_size=25, workers=2, progress=progress
+    )
+
+
+def tell(done: int, total: int) -> None:
+    print(done, flush=True)
+    time.sleep(0.02)  # the process is killed before it ends
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.more.datasets import test_preprocess as module
+folder = Path(sys.argv[2])
+getattr(module, sys.argv[1])(folder, folder / "made", module.tell)
+"""
+
+
+@pytest.mark.parametrize("write", [from_arrays, preprocess])
+def test_killed_work_is_resumed(write: Callable[..., None], tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    for wait in (400, 1700):
+        command = [sys.executable, "-c", PROGRAM, write.__name__, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if int(line) >= wait:
+                    break
+            os.kill(process.pid, signal.SIGKILL)
+        pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
+    done = sum(piece.rows for piece in _dataset.committed(path).values())
+    assert done >= 1000
+    seen: list[int] = []
+    write(tmp_path, path, lambda now, total: seen.append(now))
+    assert seen[0] == done
+    with _dataset.DataSet.open(path) as dataset:
+        assert np.array_equal(dataset.read_rows(0, N)["obs"], ROWS)

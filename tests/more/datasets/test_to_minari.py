@@ -160,8 +160,7 @@ def test_what_minari_cannot_hold_is_refused(home: Path) -> None:
             write(other, other.add(other.add(other.init(one), one), one), "a-v0", **plain)
     assert not list(home.iterdir())
     write(buffer, state, "a-v0", **SPACES)
-    with pytest.raises(FileExistsError, match="a-v0 exists, and was not changed"):
-        write(buffer, state, "a-v0", **SPACES)
+    pytest.raises(FileExistsError, write, buffer, state, "a-v0", **SPACES).match("a-v0 exists, and was not changed")
 
 
 def test_an_interrupted_write_leaves_nothing(home: Path) -> None:
@@ -171,8 +170,7 @@ def test_an_interrupted_write_leaves_nothing(home: Path) -> None:
         if done:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        fbuf.datasets.to_minari(buffer, state, "a-v0", **SPACES, progress=stop)
+    pytest.raises(KeyboardInterrupt, fbuf.datasets.to_minari, buffer, state, "a-v0", **SPACES, progress=stop)
     assert not list(home.iterdir())
 
 

@@ -111,8 +111,7 @@ def test_invalid_arguments_are_refused():
         (lambda: env.step(np.array([-1, 0], np.int32)), ValueError, r"lie in \[-1, 0\]"),
     ]
     for call, error, message in cases:
-        with pytest.raises(error, match=message):
-            call()
+        pytest.raises(error, call).match(message)
     assert all(VectorAtari(name, 1, seed=0).game == "ms_pacman" for name in ("MsPacman", "ms_pacman"))
 
 

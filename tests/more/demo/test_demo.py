@@ -1,8 +1,9 @@
-"""The demo: storages train alike, rows are those played, and mistakes on the command line are described."""
+"""The demo: storages train alike, rows are those played, mistakes are described, and Double DQN learns to catch."""
 
 import dataclasses
 import re
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 import fbuf
 import fbuf.testing
 from fbuf.__main__ import main
-from fbuf.demo import _actor, _compare_storages, _dqn, _report, _run
+from fbuf.demo import _actor, _compare_storages, _dqn, _report, _run, catch
 from tests.support.demo import Blocks, run_all, some_rows
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -20,7 +21,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def names():
-    """All of them are in tests/exhaustive."""
     return ("device",)
 
 
@@ -31,7 +31,6 @@ def runs(names):
 
 @pytest.fixture(scope="module")
 def columns(names):
-    """The comparison of the storages on the same rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_compare_storages, "READS", 3)
         patch.setattr(_compare_storages, "_GROUP", 2)
@@ -136,3 +135,16 @@ def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optax", None)
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == 'error: optax is missing. Run: pip install "fbuf[demo]"\n'
+
+
+SHORT = catch.Config(iterations=120, points=4)
+
+
+def test_the_command_trains_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catch, "Config", lambda: SHORT)
+    assert catch.main(["--storage", "compressed", "--out", str(tmp_path / "curve.png")]) == 0
+    out = capsys.readouterr().out
+    assert "greedy" in out and "jax, compressed" in out
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

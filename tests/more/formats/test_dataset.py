@@ -38,7 +38,6 @@ def killed_at(path: Path, call: int) -> bool:
 
 
 def test_a_killed_process_leaves_whole_segments(tmp_path: Path) -> None:
-    """They are listed as committed, and the rest can be written."""
     rng = np.random.default_rng(0)
     rows = {number: pieces.rows_of(rng, size) for number, size in pieces.SIZES.items()}
     for call in range(1, 1000):
@@ -47,8 +46,7 @@ def test_a_killed_process_leaves_whole_segments(tmp_path: Path) -> None:
         if not killed_at(path, call):
             break
         there = dataset.committed(path)
-        with pytest.raises(FileNotFoundError):
-            dataset.DataSet.open(path)
+        pytest.raises(FileNotFoundError, dataset.DataSet.open, path)
         for number in rows.keys() - there.keys():
             pieces.write(path, number, pieces.SCHEMA, rows[number])
         dataset.finish(path, pieces.USED)

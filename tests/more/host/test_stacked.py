@@ -18,60 +18,48 @@ from fbuf._host.columns.frame_stream import FrameStream
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import StoreCorrupted
-from tests.support.stacks import (
-    DTYPES,
-    check_frames,
-    check_goes_on,
-    check_recognised,
-    episodes,
-    filled,
-    game,
-    load,
-    make,
-    part,
-    stacked,
-    stream,
-    write,
-)
+from tests.support import stacks as support
 from tests.support.store import fetch, frames, same
 from tests.support.store_model import Model
 from tests.support.threads import Thread
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
 def test_stacks_of_every_dtype_are_recognised(dtype: Any) -> None:
     for axis, depth in ((1, 4), (-1, 3)):
-        check_recognised(dtype, axis, depth)
+        support.check_recognised(dtype, axis, depth)
 
 
 def test_a_still_picture_is_not_compared_forever() -> None:
-    store = make((4, 20, 20), length=3000)
+    store = support.make((4, 20, 20), length=3000)
     rows = np.ones((1500, 1, 4, 20, 20), np.uint8)
-    got, ok = fetch(store, write(store, rows, at_once=100))
-    assert ok.all() and same(got, rows) and isinstance(part(store), ChunkedColumn) and not store._parts[0].watching
+    got, ok = fetch(store, support.write(store, rows, at_once=100))
+    assert (
+        ok.all() and same(got, rows) and isinstance(support.part(store), ChunkedColumn) and not store._parts[0].watching
+    )
 
 
 def test_noisy_stacks_take_a_frame_a_row() -> None:
     seen = np.random.default_rng(0).integers(0, 256, (400, 40, 40), np.uint8)
-    store = make((4, 40, 40), length=400)
-    rows = stacked(seen, episodes(400, 1000))[:, None]
-    got, ok = fetch(store, write(store, rows))
+    store = support.make((4, 40, 40), length=400)
+    rows = support.stacked(seen, support.episodes(400, 1000))[:, None]
+    got, ok = fetch(store, support.write(store, rows))
     assert ok.all() and same(got, rows) and store.stats()["payload_bytes"] <= 1.01 * seen.nbytes
 
 
 def test_short_episodes_are_recognised() -> None:
-    rows = game(90, every=3)
-    store = make(rows.shape[1:])
-    write(store, rows[:, None])
-    assert stream(store).count[0] == 30 * (4 + 2)
+    rows = support.game(90, every=3)
+    store = support.make(rows.shape[1:])
+    support.write(store, rows[:, None])
+    assert support.stream(store).count[0] == 30 * (4 + 2)
 
 
 def test_a_stack_takes_as_much_as_its_frame() -> None:
-    rows = game(4000, every=200)
+    rows = support.game(4000, every=200)
     single = Store((Column("o", (24, 24), np.dtype(np.uint8), Zstd()),), lanes=1, length=4000, slack=0)
-    write(single, frames(4000)[:, None])
-    store = make((4, 24, 24), length=4000, codec=Zstd())
-    tickets = write(store, rows[:, None])
+    support.write(single, frames(4000)[:, None])
+    store = support.make((4, 24, 24), length=4000, codec=Zstd())
+    tickets = support.write(store, rows[:, None])
     got, ok = fetch(store, tickets)
     assert ok.all() and same(got, rows[:, None])
     assert store.stats()["payload_bytes"] <= 1.1 * single.stats()["payload_bytes"]
@@ -79,24 +67,24 @@ def test_a_stack_takes_as_much_as_its_frame() -> None:
 
 
 def test_nbytes_matches_the_memory() -> None:
-    rows = game(3000)[:, None]
+    rows = support.game(3000)[:, None]
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    store = make((4, 24, 24), lanes=1, length=2000, codec=Zstd())
+    store = support.make((4, 24, 24), lanes=1, length=2000, codec=Zstd())
     for i in range(0, 3000, 50):
         store.write([rows[i : i + 50]], None)
     gc.collect()
     held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     # numpy's empty pages are counted here but never touched; zstd's contexts and digests are not counted here.
-    coder = stream(store).plane.coder
+    coder = support.stream(store).plane.coder
     assert coder.current is not None and coder.nbytes == 0
     assert 0.7 * held <= store.nbytes - coder.current.digest <= 1.3 * held + 4096
 
 
 def test_a_changed_byte_of_a_checkpoint_gives_no_wrong_row() -> None:
-    store, rows, tickets = filled(100)
+    store, rows, tickets = support.filled(100)
     rows, tickets = rows[-40:], tickets[-40:]
     arrays = store.to_arrays()
     rng = np.random.default_rng(0)
@@ -108,35 +96,35 @@ def test_a_changed_byte_of_a_checkpoint_gives_no_wrong_row() -> None:
             flat = damaged[name].reshape(-1).view(np.uint8)
             flat[rng.integers(len(flat))] ^= 1 << rng.integers(8)
             try:
-                got, ok = fetch(load(store, damaged), tickets)
+                got, ok = fetch(support.load(store, damaged), tickets)
             except (StoreCorrupted, ValueError):
                 continue
             assert same(got[ok.reshape(tickets.shape)], rows[ok.reshape(tickets.shape)]), name
-    assert same(fetch(load(store), tickets)[0], rows)
+    assert same(fetch(support.load(store), tickets)[0], rows)
 
 
 def test_a_damaged_last_row_costs_frames_only() -> None:
-    store, rows, tickets = filled(100)
+    store, rows, tickets = support.filled(100)
     arrays = {n: np.array(a) for n, a in store.to_arrays().items()}
-    k, count = stream(store).plane.k, stream(store).count
+    k, count = support.stream(store).plane.k, support.stream(store).count
     payload = arrays["column0:frame:payload"]
     payload[-int(arrays["column0:frame:length"][-2:].sum()) :] ^= 1  # the newest closed chunks
-    again = load(store, arrays)
-    assert (count % k < 4).any() and not stream(again).known.all()
-    more = np.stack([game(140, seed=e, every=37)[100:] for e in range(2)], 1)
-    assert same(fetch(again, write(again, more))[0], more)
+    again = support.load(store, arrays)
+    assert (count % k < 4).any() and not support.stream(again).known.all()
+    more = np.stack([support.game(140, seed=e, every=37)[100:] for e in range(2)], 1)
+    assert same(fetch(again, support.write(again, more))[0], more)
 
 
 @pytest.mark.parametrize("count", [1, 16, 18, 250])
 def test_a_store_resumes_from_a_checkpoint(count: int) -> None:
-    check_goes_on(count)
+    support.check_goes_on(count)
 
 
 @pytest.mark.parametrize("place", ["append", "widen", "encode"])
 def test_a_failed_allocation_leaves_the_store_unchanged(place: str) -> None:
-    store = make((4, 24, 24), (4, 24, 24), length=60)
+    store = support.make((4, 24, 24), (4, 24, 24), length=60)
     model, rng = Model(store), np.random.default_rng(0)
-    rows = game(400)
+    rows = support.game(400)
     order = rng.permutation(400)
     kind = {
         "append": "fbuf._host.memory.arena.Arena.append",
@@ -162,12 +150,12 @@ def test_a_failed_allocation_leaves_the_store_unchanged(place: str) -> None:
             if not failed:
                 break
             model.check(rng)
-            check_frames(store)
+            support.check_frames(store)
         else:
             model.write([new[:, None]] * 2, None)
         model.check(rng)
-        check_frames(store)
-    stream(store, 0), stream(store, 1)
+        support.check_frames(store)
+    support.stream(store, 0), support.stream(store, 1)
 
 
 @pytest.mark.parametrize("axis", [1, -1])
@@ -175,7 +163,7 @@ def test_two_threads_read_while_one_writes(axis: int) -> None:
     """Rows tell their own tickets, two lanes: readers see them, or zeros, never a mixture."""
     ago = np.arange(6, -2, -2).reshape((4, 1) if axis == 1 else (1, 4))
     shape = (4, 9) if axis == 1 else (9, 4)
-    store = make(shape, lanes=2, length=300, slack=20, dtype="int64")
+    store = support.make(shape, lanes=2, length=300, slack=20, dtype="int64")
     top, stop = [0], threading.Event()
 
     def rows_of(tickets: np.ndarray) -> np.ndarray:
@@ -201,12 +189,15 @@ def test_two_threads_read_while_one_writes(axis: int) -> None:
     stop.set()
     assert (
         sum(reader.ends() for reader in readers)
-        and stream(store).count[0] == stream(store).count[1] == store._count[0] + 3
+        and support.stream(store).count[0] == support.stream(store).count[1] == store._count[0] + 3
     )
 
 
 def test_batches_equal_those_of_a_device_buffer() -> None:
-    rows = {"obs": np.stack([game(90, seed=e, every=17) for e in range(2)], 1), "id": np.arange(180).reshape(90, 2)}
+    rows = {
+        "obs": np.stack([support.game(90, seed=e, every=17) for e in range(2)], 1),
+        "id": np.arange(180).reshape(90, 2),
+    }
     batches: list[list[Any]] = []
     storages: list[Any] = [
         fbuf.storages.Device(),
@@ -230,7 +221,7 @@ def test_batches_equal_those_of_a_device_buffer() -> None:
 
 
 def test_a_plan_counts_frames() -> None:
-    rows = {"obs": game(400, every=200)}
+    rows = {"obs": support.game(400, every=200)}
     hosts = {}
     for on in (True, False):
         buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",), stacks=on))

@@ -44,7 +44,6 @@ def flashbax_allowed() -> Any:
 
 
 def rows(number: int, lead: tuple[int, ...]) -> Any:
-    """Distinct rows, successive along the last axis."""
     t = 100 * number + jnp.arange(np.prod(lead, dtype=int), dtype=jnp.int32).reshape(lead)
     return {"t": t, "x": t[..., None] * jnp.ones(3)}
 

@@ -57,7 +57,6 @@ def pair(kind: Any, space: spaces.Space, size: int, n_envs: int = 1, **settings:
 
 
 def stacks(n_envs: int, ends: float, seed: int, side: int = 20) -> Any:
-    """Yield the arguments of `add`: stacks of four frames, with terminal observations and timeouts."""
     rng = np.random.default_rng(seed)
     stack = np.zeros((n_envs, 4, side, side), np.uint8)
     for t in itertools.count():
@@ -212,8 +211,7 @@ def test_invalid_indices_and_assignments_are_refused() -> None:
     with pytest.raises(IndexError, match="before observations"):
         other.next_observations[5] = 0
     nested = spaces.Dict({"image": spaces.Box(0, 255, (4, 20, 20), np.uint8)})
-    with pytest.raises(ValueError, match="CompressedDictReplayBuffer"):
-        sb3.CompressedReplayBuffer(10, nested, ACTIONS)
+    pytest.raises(ValueError, sb3.CompressedReplayBuffer, 10, nested, ACTIONS).match("CompressedDictReplayBuffer")
     with pytest.raises(ValueError, match="Use CompressedReplayBuffer"):
         sb3.CompressedDictReplayBuffer(10, nested["image"], ACTIONS)
 
@@ -275,8 +273,7 @@ def test_damaged_pickles_are_noticed() -> None:
     state["store"][name] = state["store"][name].copy()
     state["store"][name][state["store"][name].size // 2] ^= 1
     buffer.observations._shared.pairs.__setstate__(state)
-    with pytest.raises(StoreCorrupted):
-        buffer.observations[:]
+    pytest.raises(StoreCorrupted, lambda: buffer.observations[:])
 
 
 def test_no_backend_of_jax_is_started_and_nothing_is_printed() -> None:

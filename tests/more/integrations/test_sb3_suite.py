@@ -20,21 +20,10 @@ SOURCE = os.environ.get("FBUF_SB3", "")
 
 
 def failures(folder: Path, name: str, *options: str) -> tuple[set[str], int]:
-    """Return the cases of a file that fail, and how many pass."""
     shutil.copy(Path(SOURCE) / "tests" / f"test_{name}.py", folder)  # out of a package that is called as ours
+    run = [sys.executable, *"-m pytest -q -rfE --tb=no -p no:cacheprovider".split(), *options, f"test_{name}.py"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-rfE",
-            "--tb=no",
-            "-p",
-            "no:cacheprovider",
-            *options,
-            f"test_{name}.py",
-        ],
+        run,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,

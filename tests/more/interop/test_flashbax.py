@@ -11,6 +11,7 @@ import pytest
 
 import fbuf
 from fbuf.interop import _columns, from_flashbax, from_vault
+from tests.support.fixtures import fixed
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -28,7 +29,6 @@ def flashbax_allowed(monkeypatch):
 
 
 def rows(first: int, lanes: int, n: int) -> dict:
-    """`[E, n, ...]`, as flashbax has them."""
     t = first + np.arange(n)[None, :] + 1000 * np.arange(lanes)[:, None]
     return {"obs": jnp.asarray(np.repeat(t[..., None], 3, -1), jnp.float32), "step": {"t": jnp.asarray(t, jnp.int32)}}
 
@@ -76,9 +76,7 @@ def leaves_of(state, lanes: int) -> np.ndarray:
     return np.asarray(fbx.buffers.sum_tree.get_batch(tree, jnp.arange(tree.capacity))).reshape(lanes, -1)
 
 
-@pytest.fixture(params=[("trajectory", 19)], ids=str)
-def buffer_kind(request):
-    return request.param
+buffer_kind = fixed(("trajectory", 19))
 
 
 def test_priorities_are_those_of_flashbax(buffer_kind):
@@ -155,22 +153,16 @@ def test_damaged_vaults_are_refused(tmp_path):
         ({"structure_dtype": {}}, "names no leaves"),
     ]:
         says(**entries)
-        with pytest.raises(ValueError, match=match):
-            from_vault(path)
+        pytest.raises(ValueError, from_vault, path).match(match)
     (path / "metadata.json").write_text("{" * 100)
-    with pytest.raises(ValueError, match="is not valid JSON"):
-        from_vault(path)
+    pytest.raises(ValueError, from_vault, path).match("is not valid JSON")
     says()
     base = {"driver": "ocdbt", "base": f"file://{path}", "path": "vault_index"}
     index = tensorstore.open({"driver": "zarr", "kvstore": base}, open=True).result()
     index.write(np.array([10**9], np.int32)).result()
-    with pytest.raises(ValueError, match="are missing, though its index counts them"):
-        from_vault(path, newest=4)
+    pytest.raises(ValueError, from_vault, path, newest=4).match("are missing, though its index counts them")
     index.write(np.array([-1], np.int32)).result()
-    with pytest.raises(ValueError, match="and -1 rows"):
-        from_vault(path)
+    pytest.raises(ValueError, from_vault, path).match("and -1 rows")
     shutil.rmtree(path / "d")
-    with pytest.raises((ValueError, FileNotFoundError)):
-        from_vault(path)
-    with pytest.raises(FileNotFoundError, match="expected a flashbax Vault"):
-        from_vault(tmp_path)
+    pytest.raises((ValueError, FileNotFoundError), from_vault, path)
+    pytest.raises(FileNotFoundError, from_vault, tmp_path).match("expected a flashbax Vault")

@@ -1,20 +1,15 @@
 """Storages that make room, full disks and bounded memory; torchrl reads the files that `to_ted` writes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import from_arrays, to_ted
+from fbuf.interop import from_arrays, to_file, to_ted
+from tests.support.fixtures import fixed
+from tests.support.interop import check_flips, check_truncations, written
 from tests.support.processes import run_python
 
-
-@pytest.fixture(params=["retire"])
-def on_full(request: pytest.FixtureRequest) -> Any:
-    return request.param
+on_full = fixed("retire")
 
 
 def test_a_storage_filled_by_an_import_keeps_every_row_or_raises(on_full):
@@ -106,3 +101,42 @@ def test_torchrl_slices_ted_within_episodes(tmp_path):
     assert (((after - obs) == 2) | over).all()
     step = (ids[1:] == ids[:-1]) & (obs[1:] - obs[:-1] == 2)
     assert step.any() and (after[:-1][step] == obs[1:][step]).all()
+
+
+compress = fixed(True)
+
+
+def test_every_truncation_and_flipped_bit_is_noticed(compress, tmp_path):
+    file = written(tmp_path, compress)
+    check_truncations(file, tmp_path, every=1)
+    check_flips(file, tmp_path, every=1)
+
+
+FLIPS = """
+import sys
+from pathlib import Path
+import numpy as np
+from tests.support.interop import read_file
+path = Path(sys.argv[1])
+whole, other = path.read_bytes(), path.with_name("b.h5")
+wanted, noticed = read_file(path), 0
+generator = np.random.default_rng(0)
+for at in generator.integers(0, len(whole), 400):
+    damaged = bytearray(whole)
+    damaged[at] ^= 1 << int(generator.integers(8))
+    other.write_bytes(damaged)
+    try:
+        got = read_file(other)
+    except (ValueError, KeyError, RuntimeError, OSError):
+        noticed += 1
+    else:
+        assert got.keys() == wanted.keys() and all(np.array_equal(got[n], wanted[n]) for n in got), at
+print("noticed", noticed)
+"""
+
+
+def test_flipped_bits_of_a_compressed_h5_are_noticed(tmp_path):
+    """Its data have checksums; without `compress` HDF5 has none, where npz has them always."""
+    rows = {"x": np.random.default_rng(1).integers(0, 4, (600, 16)).astype(np.uint8)}
+    to_file(tmp_path / "a.h5", *from_arrays(rows), compress=True)
+    assert int(run_python(FLIPS, tmp_path / "a.h5").stdout.split()[-1]) > 100

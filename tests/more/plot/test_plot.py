@@ -1,9 +1,5 @@
 """Plots: words beside their frames, themes, and axes of any values."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -12,6 +8,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support.processes import run_python
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -72,8 +69,7 @@ def test_without_matplotlib_the_extra_is_named() -> None:
         "    else:\n"
         "        raise SystemExit('no error')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(code)
 
 
 @pytest.mark.parametrize("theme", ["default", "dark_background"])

@@ -1,7 +1,5 @@
 """mypy and pyright understand the programs of users: see `tests/project/test_public.py`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -9,13 +9,7 @@ from fbuf._algorithms import block_table
 from fbuf.storages import Deduplicated
 from fbuf.testing import assert_inplace
 from tests.support.deduplicated import check, check_leaves, same_bits
-from tests.support.deduplicated_device import (
-    BATCH_BYTES,
-    OBS,
-    SIZES,
-    atari,
-    noise_rows,
-)
+from tests.support.deduplicated_device import BATCH_BYTES, OBS, SIZES, atari, noise_rows
 from tests.support.trees import same
 
 
@@ -42,7 +36,6 @@ def test_rows_of_very_many_blocks_keep_the_count_of_blocks() -> None:
 
 @pytest.mark.optimized
 def test_a_write_needs_less_than_four_times_its_frames() -> None:
-    """Temporary bytes, at a hundred times the rows and 16 times the blocks the same."""
     needed = []
     for capacity, blocks in SIZES:
         buffer, state, rows = atari(capacity, blocks)

@@ -22,6 +22,7 @@ from tests.storages.test_host import (  # noqa: F401
     test_no_write_overtakes_a_late_read,
 )
 from tests.support import ownership as _support
+from tests.support.fixtures import fixed
 from tests.support.flags import flags
 from tests.support.host import order_of_writes, overtaken
 from tests.support.inplace import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
@@ -32,14 +33,8 @@ from tests.support.threads import Thread
 storage = _support.storage
 
 
-@pytest.fixture(params=["eager", "donated"])
-def form(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=["eager", "jit", "donated"])
-def calls(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+form = fixed("eager", "donated")
+calls = fixed("eager", "jit", "donated")
 
 
 @pytest.fixture
@@ -61,9 +56,7 @@ def test_without_the_token_a_write_does(storage: str, untied: None) -> None:
 
 
 @pytest.mark.parametrize(("verbs", "want"), [("re", [*range(8, 14), 100, 101]), ("er", [*range(100, 108)])])
-def test_changes_and_writes_of_one_jit_keep_their_order(
-    verbs: str, want: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_and_writes_of_one_jit_keep_their_order(verbs: str, want: list[int], monkeypatch: Any) -> None:
     calls, rows = order_of_writes("host", monkeypatch, verbs, 16)
     assert calls[1::2] == ["1000", "2000"]
     first = agree(rows)
@@ -158,9 +151,7 @@ def test_leaves_of_64_bits_are_kept(storage: str) -> None:
             assert np.asarray(got[name]).tobytes() == want.tobytes()
 
 
-@pytest.fixture(params=[Prioritized(on="host", normalize="buffer")], ids=str)
-def sampler(request: pytest.FixtureRequest) -> Any:
-    return request.param
+sampler = fixed(Prioritized(on="host", normalize="buffer"))
 
 
 @pytest.mark.optimized

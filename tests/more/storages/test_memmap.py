@@ -1,7 +1,5 @@
 """Rows in files: their size, checkpoints, failed writes and other processes; see `tests/storages/test_memmap.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import os
@@ -18,6 +16,7 @@ import fbuf
 from fbuf.samplers import Uniform
 from fbuf.views import Sequence
 from tests.storages.test_memmap import test_a_resumed_state_is_the_state_it_was  # noqa: F401
+from tests.support.fixtures import fixed
 from tests.support.memmap import EXAMPLE, PLAIN, make, rows_of
 from tests.support.paths import ROOT
 from tests.support.trees import same
@@ -25,19 +24,9 @@ from tests.support.trees import same
 FRAMES = {"obs": EXAMPLE["obs"]}
 
 
-@pytest.fixture
-def way() -> tuple[Any, ...]:
-    return "files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31
-
-
-@pytest.fixture
-def storage() -> str:
-    return "memmap"
-
-
-@pytest.fixture
-def end() -> str:
-    return "pass"
+way = fixed(("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31))
+storage = fixed("memmap")
+end = fixed("pass")
 
 
 def test_sizes_are_those_of_the_disk(storage: str, tmp_path: Path) -> None:
@@ -63,8 +52,7 @@ def test_sizes_are_those_of_the_disk(storage: str, tmp_path: Path) -> None:
         assert blocks < 1000 * 1600 / 10
     with pytest.raises(OSError), fbuf.stores()[-1]:
         buffer.init(FRAMES)
-    with pytest.raises(RuntimeError, match="not open in this process"):
-        buffer.nbytes(state)
+    pytest.raises(RuntimeError, buffer.nbytes, state).match("not open in this process")
 
 
 def test_a_checkpoint_of_one_loads_at_another_path(storage: str, tmp_path: Path) -> None:
@@ -142,9 +130,7 @@ def test_another_process_goes_on(storage: str, end: str, tmp_path: Path) -> None
     assert int(np.asarray(buffer.rows(state).data["action"]).sum()) == int(done.stdout) == np.arange(24).sum()
 
 
-def test_replay_goes_on_with_rows_in_files_after_a_failed_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_goes_on_with_rows_in_files_after_a_failed_write(tmp_path: Path, monkeypatch: Any) -> None:
     buffer = fbuf.Buffer(100, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     replay = fbuf.Replay(buffer, {"t": 0})
     replay.extend({"t": np.arange(5, dtype=np.int32)})

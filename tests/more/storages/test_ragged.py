@@ -1,7 +1,5 @@
 """`storages.Ragged` against torchrl's example, in any form, in threads, windows and scans, and its memory."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -18,6 +16,7 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged
 from fbuf.testing import assert_inplace
 from fbuf.views import Sequence
+from tests.support.fixtures import fixed
 from tests.support.ownership import store_of
 from tests.support.ragged import Thing
 from tests.support.threads import Thread
@@ -37,8 +36,7 @@ def test_the_example_of_lazy_stack_storage() -> None:
     assert sample.data["b"].shape == (10, 4)
     assert set(sample.lazy["c"]) == {"a string!", "another string!"}
     assert sorted({x.shape for x in sample.lazy["a"]}) == [(10,), (11,)]
-    with pytest.raises(ValueError, match=r"2 shapes \(float32\[1[01]\]: rows"):
-        sample.lazy.stack("a", axis=-1)
+    pytest.raises(ValueError, sample.lazy.stack, "a", axis=-1).match(r"2 shapes \(float32\[1[01]\]: rows")
     by_text = {"a string!": data0, "another string!": data1}
     for text, a, b in zip(sample.lazy["c"], sample.lazy["a"], sample.data["b"], strict=True):
         assert torch.equal(torch.from_numpy(a), by_text[text]["a"])
@@ -145,9 +143,7 @@ def test_eager_and_jitted_rows_mix() -> None:
     assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
 
 
-@pytest.fixture(params=[Sequence(3, autoreset="same_step")], ids=str)
-def view(request: pytest.FixtureRequest) -> Any:
-    return request.param
+view = fixed(Sequence(3, autoreset="same_step"))
 
 
 @pytest.mark.optimized
@@ -168,9 +164,7 @@ def test_a_donated_step_copies_nothing(view: Any) -> None:
         assert leaf.nbytes < 1024 or leaf.nbytes > memory.bound, f"a copy of {leaf.shape} would go unnoticed"
 
 
-@pytest.fixture(params=[(Prioritized(), 2)], ids=str)
-def case(request: pytest.FixtureRequest) -> Any:
-    return request.param
+case = fixed((Prioritized(), 2))
 
 
 def test_batches_are_those_of_device(case: tuple[Any, int | None]) -> None:

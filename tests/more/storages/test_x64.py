@@ -1,7 +1,5 @@
 """64-bit leaves on the host, without x64 mode: every storage, way of writing and way of reading, against the rows given."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any
