@@ -41,10 +41,7 @@ def draw(
     held = eligible_set(buffer, state)
     result = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Draw):
-        raise TypeError(
-            f"{type(buffer.sampler).__name__}.draw returned a {type(result).__name__}; expected a tuple of its state and a "
-            f"fbuf.parts.Draw."
-        )
+        raise TypeError(f"{type(buffer.sampler).__name__}.draw gave {type(result).__name__}; expected (state, Draw).")
     sampler, drawn = result
     return sampler, drawn, window_of(buffer, state, key, drawn, held)
 

@@ -188,10 +188,7 @@ def refuse_donated(call: str, state: BufferState) -> None:
     """Raise if the arrays of a state were donated."""
     header = state.header
     if not isinstance(header, jax.core.Tracer) and hasattr(header, "is_deleted") and header.is_deleted():
-        raise RuntimeError(
-            f"{call}: the state was donated, and its arrays are gone. Use the state that the step "
-            f"returned: state = step(state)."
-        )
+        raise RuntimeError(f"{call}: the state was donated. Use the state that the step returned: state = step(state).")
 
 
 def given_of(state: BufferState) -> RowFormat | None:

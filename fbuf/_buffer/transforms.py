@@ -62,10 +62,7 @@ def check_parts(buffer: BufferConfig) -> None:
         both = set(buffer.on_write.remembers) & set(buffer.on_read.remembers)
         if both:
             name = min(both)
-            raise ValueError(
-                f"Buffer: on_write and on_read both have a stage '{name}' with memory; expected two names, for `stats`. "
-                f"Write on_read={{'{name}_read': ...}}."
-            )
+            raise ValueError(f"Buffer: on_write and on_read both have a stage '{name}' with memory. Rename one.")
 
 
 def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, RowFormat | None]:

@@ -83,9 +83,7 @@ def faults(path: str) -> Iterator[str]:
 def _generations(folder: Folder) -> list[int]:
     found = folder.generations()
     if not found:
-        raise CheckpointNotFound(
-            2, f"there is no checkpoint at {folder.path}; expected the path that fbuf.save was given."
-        )
+        raise CheckpointNotFound(2, f"no checkpoint at {folder.path}; expected the path that fbuf.save was given.")
     return found
 
 

@@ -90,14 +90,9 @@ def check_spec(call: str, spec: Spec) -> None:
         raise ValueError(f"{call}: the example has no leaves; expected one row, such as {{'obs': obs}}.")
     for name, leaf in spec.items():
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise TypeError(
-                f"{call}: {_text(name)} is a typed PRNG key; expected a plain array. Store jax.random.key_data(key)."
-            )
+            raise TypeError(f"{call}: {_text(name)} is a typed PRNG key. Store jax.random.key_data(key).")
         if np.dtype(leaf.dtype).kind in "OSUmM":
-            raise TypeError(
-                f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans. For text and objects use "
-                f"Buffer(storage=fbuf.storages.Ragged())."
-            )
+            raise TypeError(f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or bools. Use storages.Ragged().")
 
 
 def check_key(call: str, key: Any, many: str) -> None:
@@ -106,9 +101,7 @@ def check_key(call: str, key: Any, many: str) -> None:
         raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
-        raise TypeError(
-            f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), {many}."
-        )
+        raise TypeError(f"{call}: key is {key.dtype}{list(key.shape)}; expected one. Use jax.random.key(0), {many}.")
 
 
 def check_names(call: str, got: Any, expected: Any) -> None:
@@ -159,9 +152,7 @@ def check_rows(
         )
     check_names(call, list(leaves), list(spec))
     if jax.tree.structure(rows) != structure:
-        raise ValueError(
-            f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, the structure of the example given to `init`."
-        )
+        raise ValueError(f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, as in `init`.")
     length: dict[int, tuple[int, str]] = {}
     out = {}
     for name, leaf in leaves.items():
@@ -175,10 +166,7 @@ def check_rows(
             leaf = to_pairs(where, leaf, want.dtype)
             got = jax.ShapeDtypeStruct(leaf.shape[:-1], want.dtype)
         if got.dtype != want.dtype:
-            raise TypeError(
-                f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
-                f"{cast_or_init(got.dtype, want.dtype)}"
-            )
+            raise wrong_dtype(where, got.dtype, want.dtype)
         if isinstance(leaf, (np.ndarray, np.generic)) and not pairs:
             leaf = narrow(where, name, leaf, want.dtype)
         cut = len(leading)
@@ -196,9 +184,7 @@ def check_rows(
                 fix = "All leaves need the same leading axes."
                 if axes == "N, E" and axis == 1 and head[0] == first[0]:
                     fix = "Time comes first: x.swapaxes(0, 1)."
-                raise ValueError(
-                    f"{call}: {_text(name)} has {have} entries on axis {axis} of [{axes}, ...], but {other}. {fix}"
-                )
+                raise ValueError(f"{call}: {_text(name)} has {have} on axis {axis} of [{axes}], but {other}. {fix}")
         out[name] = jnp.asarray(leaf)
     return out
 
@@ -239,11 +225,12 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
     return ""
 
 
-def cast_or_init(got: Any, want: Any) -> str:
-    """Return the fix for a leaf of another dtype: a cast, unless integers would lose the fractions of images in [0, 1]."""
+def wrong_dtype(where: str, got: Any, want: Any) -> TypeError:
+    """Return the error for a leaf of another dtype. A cast must not lose the fractions of images in [0, 1]."""
+    fix = f"Initialise with {got}, or convert the rows before."
     if want == np.bool_ or _kind(got) <= _kind(want):
-        return f"Cast with x.astype(jnp.{want})."
-    return f"Initialise with {got}, or convert the rows before."
+        fix = f"Cast with x.astype(jnp.{want})."
+    return TypeError(f"{where} is {got}; this buffer was initialised with {want}. {fix}")
 
 
 def _kind(dtype: Any) -> int:
@@ -259,10 +246,7 @@ def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds:
         want = " or ".join(names[k] for k in kinds)
         cast = {"f": "jnp.float32", "i": "jnp.int32", "b": "bool"}[kinds[0]]
         article = "an" if want[0] == "i" else "a"
-        raise TypeError(
-            f"{call}: {what} is {got.dtype}; expected {article} {want} array of shape {list(shape)}. Cast with "
-            f"x.astype({cast})."
-        )
+        raise TypeError(f"{call}: {what} is {got.dtype}; expected {article} {want} array {list(shape)}. Use {cast}.")
     if got.shape != shape:
         fix = f" Write x.reshape({shape})." if math.prod(got.shape) == math.prod(shape) else ""
         raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.{fix}")

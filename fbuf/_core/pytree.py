@@ -39,9 +39,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     try:
         pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
     except (TypeError, ValueError) as error:  # JAX sorts the keys of dicts
-        raise TypeError(
-            "fbuf: a dict has keys that cannot be sorted, such as 'a' and 0; expected strings. Use {'a': x, '0': y}."
-        ) from error
+        raise TypeError("fbuf: a dict has keys of several types; expected strings, {'a': x, '0': y}.") from error
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
     if len(leaves) < len(pairs):
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs]
@@ -80,14 +78,9 @@ def is_under(name: str, keys: Iterable[str]) -> bool:
 def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
     """Return shape and canonical dtype of an array or a number, without device memory; errors begin with `where`."""
     if type(leaf).__module__.split(".")[0] == "torch":
-        raise TypeError(
-            f"{where} is a torch tensor; expected JAX or numpy arrays. Convert with fbuf.torch.from_torch(x)."
-        )
+        raise TypeError(f"{where} is a torch tensor; expected arrays. Convert with fbuf.torch.from_torch(x).")
     if hasattr(leaf, "to_tensordict"):  # of tensordict, or a tensorclass of the user's
-        raise TypeError(
-            f"{where} is a {type(leaf).__name__} of torch tensors; expected dicts of JAX or numpy arrays. Convert with "
-            f"fbuf.torch.from_torch(x.to_dict())."
-        )
+        raise TypeError(f"{where} is a {type(leaf).__name__}; expected dicts. Use fbuf.torch.from_torch(x.to_dict()).")
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         shape, dtype = tuple(leaf.shape), leaf.dtype
     else:

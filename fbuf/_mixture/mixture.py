@@ -390,14 +390,11 @@ class Mixture(MixtureConfig):
         if numbers:
             first = next(iter(numbers))
             raise ValueError(
-                f"{call}: a mixture has no number '{first}' (it has: fractions, beta). For a sampler write "
-                f"set(state, '{self.names[0]}', {first}=...)."
+                f"{call}: no number '{first}' in fractions, beta. Write set(state, '{self.names[0]}', {first}=...)."
             )
         if fractions is not None:
             if not self.annealed:
-                raise ValueError(
-                    f"{call}: annealed is False. Write Mixture(..., annealed=True), or sample(..., fractions=...) for one call."
-                )
+                raise ValueError(f"{call}: annealed is False. Use Mixture(annealed=True), or sample(fractions=...).")
             new = quota.normalized(checks.traced_fractions(call, fractions, self.names, self.shares))
             state = dataclasses.replace(state, fractions=new)
         given = checks.checked_beta(call, beta)
@@ -466,10 +463,7 @@ class Mixture(MixtureConfig):
         else:
             sizes, total = None, batch_size
             if isinstance(batch_size, Mapping):
-                raise TypeError(
-                    f"{call}: batch_size is a dict; expected an int with quota={self.quota!r}. Or use "
-                    'Mixture(..., quota="all").'
-                )
+                raise TypeError(f'{call}: batch_size is a dict; expected an int, or quota="all".')
         total, _ = _buffer_checks.check_draw(call, form, self.members[0][1], key, total, {})
         if sizes is not None:
             return None, given, sizes, total
@@ -612,10 +606,7 @@ class Mixture(MixtureConfig):
             raise TypeError(f"{call}: state is {type(state).__name__}; expected MixtureState. The order is {form}.")
         if set(state.buffers) != set(self.names) or (state.fractions is None) == self.annealed:
             had = f"{', '.join(state.buffers)}{'' if state.fractions is None else ', annealed'}"
-            raise ValueError(
-                f"{call}: state was made by another mixture, of {had}; expected {', '.join(self.names)}"
-                f"{', annealed' if self.annealed else ''}."
-            )
+            raise ValueError(f"{call}: state of {had}; expected {', '.join(self.names)}{', annealed' * self.annealed}.")
         for own in state.buffers.values():
             refuse_donated(call, own)
             _buffer_checks.refuse_stacked(call, type(self), own)

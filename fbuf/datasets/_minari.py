@@ -113,9 +113,7 @@ def minari(
             _check_same(path, asked, None)
             return opened(path, view, sampler)
         if not download:
-            raise FileNotFoundError(
-                f"{_CALL}: there is no data set '{name}' at {folder}. Pass download=True, or name Minari's folder: source=."
-            )
+            raise FileNotFoundError(f"{_CALL}: no data set '{name}' at {folder}. Pass download=True, or source=.")
         _download(name, folder, source, force=False)
     if there:
         _check_same(path, asked, _mark(folder))
@@ -197,19 +195,14 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
     about, mark = read_json(folder / "metadata.json"), _mark(folder)
     for name in ("observation_space", "action_space"):
         if name not in about:  # minari would make the environment, and import what the description names
-            raise ValueError(
-                f"{_CALL}: {folder}/metadata.json has no {name}; expected one, as of a later Minari. Use from_arrays."
-            )
+            raise ValueError(f"{_CALL}: {folder}/metadata.json has no {name}; expected one. Use from_arrays.")
     package = import_minari(_CALL)
     with _reading(f"{folder}"):
         dataset = package.MinariDataset(folder)
         number, total = dataset.total_episodes, dataset.total_steps
         steps = [int(meta["total_steps"]) for meta in dataset.storage.get_episode_metadata(range(number))]
     if sum(steps) != total or not total:
-        raise ValueError(
-            f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'} by metadata.json. "
-            f"It is unfinished or damaged."
-        )
+        raise ValueError(f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'}.")
 
     def read(episode: int) -> dict[str, Column]:
         with _reading(f"episode {episode} in {folder}"):

@@ -52,10 +52,7 @@ def origin_of(data: Any, view: View | None) -> Stored | Windows:
         stored = Stored(source)
         if stored.identity != _identity(state):
             stored.close()
-            raise ValueError(
-                f"{CALL}: the data set at {source} has changed since this state was made. Open it again: "
-                f"fbuf.datasets.open({str(source)!r})."
-            )
+            raise ValueError(f"{CALL}: the data set at {source} has changed since this state was made. Open it again.")
         return stored
     if buffer.lanes not in (None, 1):
         raise ValueError(f"{CALL}: the buffer has lanes={buffer.lanes}; expected one stream.")
@@ -132,9 +129,7 @@ class Windows:
             slot = jnp.asarray(_padded(self._slots[start:stop], batch))
             out, ok = run(self._state, slot, _key(start))
             if not np.asarray(ok).all():
-                raise RuntimeError(
-                    f"{CALL}: rows of this state have expired; expected the state that the last method returned."
-                )
+                raise RuntimeError(f"{CALL}: rows of this state have expired. Use the newest state.")
             return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
 
         return apply

@@ -155,14 +155,10 @@ def _check_leaves(reader: Reader, leaves: Mapping[str, Sequence[str]]) -> None:
     """Raise unless HDF5 can hold every leaf, and rewards are single numbers."""
     for name, leaf in reader.spec.items():
         if np.dtype(leaf.dtype).kind not in "biuf":
-            raise TypeError(
-                f"{_CALL}: leaf '{name}' is {leaf.dtype}, which HDF5 lacks; expected a dtype of NumPy. Convert it."
-            )
+            raise TypeError(f"{_CALL}: leaf '{name}' is {leaf.dtype}, which HDF5 lacks. Convert it.")
     name = leaves["reward"][0]
     if reader.spec[name].shape:
-        raise ValueError(
-            f"{_CALL}: reward is '{name}' with shape {reader.spec[name].shape}; expected one number a row."
-        )
+        raise ValueError(f"{_CALL}: reward is '{name}' of shape {reader.spec[name].shape}; expected one number a row.")
 
 
 def _parts(space: Any) -> dict[str, Any] | None:

@@ -197,8 +197,7 @@ def choose_leaves(
         for other, name in chosen.items():
             if under(here, [name]) or under(name, [here]):
                 raise ValueError(
-                    f"{call}: '{other}' and '{there}' would be the leaves '{name}' and '{here}'; expected other names. "
-                    f"Rename one, or leave it out: fields={chosen}."
+                    f"{call}: '{other}' and '{there}' would be '{name}' and '{here}'. Leave one out: fields={chosen}."
                 )
         chosen[there] = here if here == there else check_name(call, here)
     return chosen

@@ -89,9 +89,7 @@ def to_file(
     columns = _atomic_file.rename_leaves(call, reader.spec, names)
     _atomic_file.check_names(call, [*columns.values(), *([episode] if episode else [])])
     if episode and not ((buffer.ends or buffer.view.rule.episode) and buffer.geometry.streams):
-        raise ValueError(
-            f"{call}: episode is '{episode}', but the buffer has no episode ends. Use Buffer(episode_end=)."
-        )
+        raise ValueError(f"{call}: episode is '{episode}', but rows have no ends. Use Buffer(episode_end=).")
     lanes = () if reader.lanes is None else (reader.lanes,)
     steps, number = reader.steps, int(reader.sizes.sum())
     episodes = None

@@ -159,9 +159,7 @@ def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capaci
         raise ValueError(f"{call}: both buffer and capacity are given; expected one of them. Drop capacity={capacity}.")
     if buffer.lanes != source.lanes:
         there, here = ("one stream (lanes=None)" if n is None else f"{n} lanes" for n in (source.lanes, buffer.lanes))
-        raise ValueError(
-            f"{call}: rows come in {there}, but the buffer has {here}. Use Buffer(..., lanes={source.lanes})."
-        )
+        raise ValueError(f"{call}: rows are in {there}, but buffer has {here}. Use Buffer(..., lanes={source.lanes}).")
     if steps > buffer.geometry.length:
         raise ValueError(
             f"{call}: there are {steps * lanes} rows, but the buffer holds {buffer.capacity}. Use capacity={steps * lanes}, "
@@ -175,10 +173,7 @@ def _set_priorities(
 ) -> BufferState:
     """Set the priorities of rows that a view samples; warn of those it does not."""
     if not buffer.geometry.streams:
-        raise TypeError(
-            f"{call}: {buffer.writer!r} stores rows in no order, so {buffer.view!r} cannot get their priorities. "
-            f"Use priorities=False, or view=fbuf.views.Row()."
-        )
+        raise TypeError(f"{call}: {buffer.writer!r} stores rows unordered. Use priorities=False, or view=views.Row().")
     lanes, length, _ = buffer.geometry
     capacity = buffer.capacity
     priority = priority.reshape(len(priority), lanes).astype(np.float32)

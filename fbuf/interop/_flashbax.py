@@ -130,10 +130,7 @@ _take = jax.jit(lambda leaf, at: leaf.at[:, at].get(mode="promise_in_bounds"))
 def _priorities(tree: Any, lanes: int, length: int, exponent: float | None, at: np.ndarray) -> tuple[np.ndarray, float]:
     """Return |p| float64[T, E] of rows at these places, NaN where no window begins; and the largest recorded."""
     if exponent is None or not 0 <= exponent < float("inf"):
-        raise ValueError(
-            f"{_CALL}: priority_exponent is {exponent!r}, but the state has priorities, as powers. Pass flashbax's exponent "
-            f"(default 0.6), or priorities=False."
-        )
+        raise ValueError(f"{_CALL}: priority_exponent is {exponent!r}. Pass flashbax's, or priorities=False.")
     nodes = np.asarray(_field(tree, "nodes")).reshape(-1)
     depth = (nodes.size + 1).bit_length() - 2
     capacity = _field(tree, "capacity")
@@ -141,16 +138,12 @@ def _priorities(tree: Any, lanes: int, length: int, exponent: float | None, at: 
     period = length * lanes // number if number else 0
     if nodes.size != 2 ** (depth + 1) - 1 or number > 2**depth or period < 1 or number != lanes * (length // period):
         raise ValueError(
-            f"{_CALL}: the tree has {nodes.size} nodes for {number} windows; expected those of {lanes} lanes of {length} rows. "
-            f"Pass priorities=False."
+            f"{_CALL}: the tree has {nodes.size} nodes for {number} windows, {lanes} lanes, {length} rows."
         )
     leaves = nodes[2**depth - 1 :][:number].astype(np.float64).reshape(lanes, length // period)
     most = float(np.asarray(_field(tree, "max_recorded_priority")))
     if not (np.isfinite(leaves).all() and (leaves >= 0).all() and np.isfinite(most) and most >= 0):
-        raise ValueError(
-            f"{_CALL}: the tree has negative or non-finite nodes: a TD error was NaN, and flashbax spread it. "
-            f"Pass priorities=False."
-        )
+        raise ValueError(f"{_CALL}: nodes are negative or not finite: a TD error was NaN. Pass priorities=False.")
     starts = np.zeros((lanes, length), bool)
     starts[:, : number // lanes * period : period] = True
     powers = np.full((lanes, length), np.nan)

@@ -37,10 +37,7 @@ class Reader:
 
     def __init__(self, call: str, buffer: Buffer, state: BufferState) -> None:
         if not isinstance(buffer, Buffer) or not isinstance(state, BufferState):
-            raise TypeError(
-                f"{call}: got {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and its state. The order "
-                f"is {call}(path, buffer, state)."
-            )
+            raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and state.")
         if isinstance(buffer.storage, Ragged):
             raise TypeError(f"{call}: {buffer.storage!r} has rows of several shapes. Use fbuf.save.")
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
@@ -88,9 +85,7 @@ class Reader:
         padded[: len(slot)] = slot
         rows, ok = _gather(self.buffer, name, self.state, jnp.asarray(padded))
         if ok is not None and not np.asarray(ok)[: len(slot)][slot < nowhere].all():
-            raise RuntimeError(
-                f"{self.call}: rows of this state have expired; expected the state that the last method returned."
-            )
+            raise RuntimeError(f"{self.call}: rows of this state have expired. Use the newest state.")
         return np.asarray(exact(self.call, self.spec, {name: rows})[name])[: len(slot)]
 
     def steps_of(self, name: str) -> Iterator[np.ndarray]:

@@ -70,16 +70,12 @@ def plan_steps(
 def _check(reader: Reader, leaves: Mapping[str, list[str]], roles: Roles) -> None:
     """Raise unless every role has its leaves, flags are bool, and next and final observations are like observations."""
     if not reader.buffer.geometry.streams:
-        raise TypeError(
-            f"{reader.call}: {reader.buffer.writer!r} keeps rows in no order; expected writers.Ring(). Use to_file."
-        )
+        raise TypeError(f"{reader.call}: {reader.buffer.writer!r} keeps rows in no order. Use to_file.")
     spec = reader.spec
     for role, found in leaves.items():
         if not found:
             known = ", ".join(spec)
-            raise ValueError(
-                f"{reader.call}: {role} is '{roles[role]}', but rows have {known}. Name the leaf: {role}='...'."
-            )
+            raise ValueError(f"{reader.call}: {role} is '{roles[role]}', but rows have {known}. Pass {role}=.")
     for role in ("terminated", "truncated"):
         for name in leaves.get(role, []):
             leaf = spec[name]
@@ -94,9 +90,7 @@ def _check(reader: Reader, leaves: Mapping[str, list[str]], roles: Roles) -> Non
             for r in ("observation", role)
         )
         if expected != other:
-            raise ValueError(
-                f"{reader.call}: {role} is '{roles[role]}' with {other}; expected {expected}, as observation."
-            )
+            raise ValueError(f"{reader.call}: {role} is '{roles[role]}' with {other}; expected {expected}.")
 
 
 def _plan(reader: Reader, roles: Roles, resets: bool) -> Plan:

@@ -31,9 +31,7 @@ def leaf_of(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -
     check_inside(root, file)
     size, expected = file.stat().st_size, math.prod(shape) * dtype.itemsize
     if size != expected:
-        raise ValueError(
-            f"{file}: has {size} bytes; expected {expected} of {dtype.name}{list(shape)} by {described}. It is truncated."
-        )
+        raise ValueError(f"{file}: has {size} bytes; expected {expected} of {dtype.name}{list(shape)} by {described}.")
     return file, dtype, shape
 
 

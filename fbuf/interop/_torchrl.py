@@ -98,10 +98,7 @@ def _source(
     if about is None and not (storage / "meta.json").exists():
         others = [n for n in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / n).exists()]
         what = f"has {others[0]}, of another kind of storage" if others else "has neither"
-        raise ValueError(
-            f"{_CALL}: {storage} {what}; expected storage_metadata.json or meta.json. Dump it from a LazyTensorStorage, "
-            f"without an H5, Flat or Nested checkpointer."
-        )
+        raise ValueError(f"{_CALL}: {storage} {what}; expected the dump of a LazyTensorStorage.")
     leaves: dict[str, Leaf | str] = {}
     batch: tuple[int, ...] = ()
     if about is not None and about.get("is_pytree"):
@@ -137,10 +134,7 @@ def _lane_length(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ..
     lead = batch or next(iter(arrays.values()))[2][: 1 if lanes is None else 2]
     for name, (_, _, shape) in arrays.items():
         if not lead or shape[: len(lead)] != lead:
-            raise ValueError(
-                f"{_CALL}: leaf '{name}' in {storage} has shape {list(shape)}; expected {[*lead, '...']} as the others. "
-                f"The dump is incomplete."
-            )
+            raise ValueError(f"{_CALL}: leaf '{name}' in {storage} has shape {list(shape)}; expected {[*lead, '...']}.")
     return lead[0]
 
 
@@ -173,10 +167,7 @@ def _counts(
     steps = rows if rows is not None else (stated or 0) // (lanes or 1)
     if (rows is None and (stated or 0) % (lanes or 1)) or not 0 <= steps <= room:
         number = stated if rows is None else rows
-        raise ValueError(
-            f"{_CALL}: {storage} states {number} rows; expected {lanes or 1} lanes of at most {room}. "
-            f"The dump is incomplete, or lanes= or rows= is wrong."
-        )
+        raise ValueError(f"{_CALL}: {storage} states {number} rows; expected {lanes or 1} lanes of at most {room}.")
     return lanes, steps
 
 

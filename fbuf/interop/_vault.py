@@ -86,9 +86,7 @@ def _source(path: Path) -> Source:
     for name, array in arrays.items():
         dtype = DTYPES.get(array.dtype.name)
         if dtype is None or dtype != DTYPES.get(names[name]):
-            raise ValueError(
-                f"{described}: leaf '{name}' is {names[name]!r}, but its array {array.dtype.name!r}. The Vault is damaged."
-            )
+            raise ValueError(f"{described}: leaf '{name}' is {names[name]!r}, but its array {array.dtype.name!r}.")
         columns[name] = Column(tuple(array.shape[2:]), dtype, _reader(path, name, array, single))
     return Source(columns, steps, None if single else number)
 
@@ -127,8 +125,7 @@ def _reader(path: Path, name: str, array: Any, single: bool) -> Any:
         stored = getattr(part, "storage_statistics", None)  # of tensorstore 0.1.50 or later
         if stored is not None and not _result(path, stored(query_fully_stored=True)).fully_stored:
             raise ValueError(
-                f"{_CALL}: rows {first} to {last - 1} of leaf '{name}' in {path} are missing, though its index counts them. "
-                f"Take the rows after them: newest=."
+                f"{_CALL}: rows {first} to {last - 1} of leaf '{name}' in {path} are missing. Take later ones: newest=."
             )
         rows = np.asarray(_result(path, part.read()))
         return rows[0] if single else rows.swapaxes(0, 1)

@@ -84,10 +84,7 @@ class NthSampler(BaseSampler):
         picked = self.pick(key, batch_size, total)
         if not isinstance(picked, tuple) or [jnp.shape(x) for x in picked] != [(batch_size,)] * 2:
             got = ", ".join(str(list(jnp.shape(x))) for x in jax.tree.leaves(picked))
-            raise TypeError(
-                f"{type(self).__name__}.pick returned arrays of shapes {got}; expected two of [{batch_size}]. Write return "
-                f"nth, probability."
-            )
+            raise TypeError(f"{type(self).__name__}.pick returned {got}; expected two of [{batch_size}].")
         return picked
 
     def clear(self, sampler: AnchorQueue, geometry: Geometry, dense: bool) -> AnchorQueue:
@@ -289,14 +286,10 @@ class FieldsView:
         fields = self.fields(spec, eligible, jnp.where(mask, slot, nowhere))
         pairs = list(fields.values()) if isinstance(fields, Mapping) else [fields]
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-            raise TypeError(
-                f"{type(self).__name__}.fields returned {fields!r}; expected a dict of pairs. Return {{name: (name, slot)}}."
-            )
+            raise TypeError(f"{type(self).__name__}.fields returned {fields!r}; expected a dict of pairs.")
         unknown = [name for name, _ in pairs if name not in spec]
         if unknown:
-            raise ValueError(
-                f"{type(self).__name__}.fields: names leaf '{unknown[0]}', but rows have {', '.join(spec)}. Use one of those."
-            )
+            raise ValueError(f"{type(self).__name__}.fields names '{unknown[0]}', but rows have {', '.join(spec)}.")
         return Window(tuple(Read(name, at) for name, at in fields.values()), _Names(tuple(fields)))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:

@@ -111,9 +111,7 @@ def _chosen(call: str, data: dict[str, np.ndarray], observation: str | None) -> 
         return observation
     if not like:
         shapes = ", ".join(f"'{name}' {list(leaf.shape[1:])}" for name, leaf in data.items())
-        raise ValueError(
-            f"{call}: no leaf of the batch looks like frames ({shapes}); expected [H, W] of 4 by 4 or more."
-        )
+        raise ValueError(f"{call}: no leaf looks like frames ({shapes}); expected [H, W] of 4 by 4 or more.")
     return "obs" if "obs" in like else like[0]
 
 

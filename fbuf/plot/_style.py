@@ -47,9 +47,7 @@ def new_axes(call: str, ax: Any, size: tuple[float, float]) -> Any:
     if ax is None:
         return import_pyplot(call).subplots(figsize=size, layout="constrained")[1]
     if not hasattr(ax, "plot"):
-        raise TypeError(
-            f"{call}: ax is {type(ax).__name__}; expected the axes of matplotlib, or None. Write ax=plt.subplots()[1]."
-        )
+        raise TypeError(f"{call}: ax is {type(ax).__name__}; expected the axes of matplotlib, or None.")
     return ax
 
 
@@ -69,9 +67,7 @@ def check(call: str, buffer: Any, state: Any) -> None:
         if type(buffer).__name__ == "Mixture":
             name = buffer.names[0]
             fix = f"Plot its buffers: {call}(mixture[{name!r}], state[{name!r}])."
-        raise TypeError(
-            f"{call}: got {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and its BufferState. {fix}"
-        )
+        raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected Buffer and state. {fix}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")
 

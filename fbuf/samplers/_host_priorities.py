@@ -41,10 +41,7 @@ class HostTree(OnHost):
         return HostTree(copy.deepcopy(self.id, memo), copy.deepcopy(self.version, memo), self.slot)
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "fbuf: priorities on the host cannot be pickled. Use fbuf.save(path, buffer, state) and fbuf.load(path), or "
-            'samplers.Prioritized(on="device").'
-        )
+        raise TypeError('fbuf: priorities on the host cannot be pickled. Use fbuf.save, or Prioritized(on="device").')
 
     def __repr__(self) -> str:
         return "HostTree()"
@@ -83,10 +80,7 @@ def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None
       TypeError: under a trace.
     """
     if lifetime.traced():
-        raise TypeError(
-            f"{call}: priorities on the host cannot be traced. Call it outside jit, vmap and scan, or use "
-            f'samplers.Prioritized(on="device").'
-        )
+        raise TypeError(f'{call}: priorities on the host cannot be traced. Call it outside jit, or use on="device".')
     store = Priorities(_layout(capacity), least)
     if leaves is not None:
         store.fill(leaves)

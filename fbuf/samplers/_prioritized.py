@@ -105,13 +105,9 @@ class Prioritized(PrioritySampler, LimitedSampler):
         for name in ("replace", "uniform", "largest") if self.on == "host" else ():
             value, default = getattr(self, name), getattr(type(self), name)
             if value != default:
-                raise ValueError(
-                    f'Prioritized: {name} is {value!r}; expected {default!r} with on="host". Leave it out, or use on="device".'
-                )
+                raise ValueError(f'Prioritized: {name} is {value!r}; expected {default!r}, or on="device".')
         if self.uniform is not None and not self.replace:
-            raise ValueError(
-                f"Prioritized: uniform is {self.uniform!r}; expected None with replace=False. Drop one of them."
-            )
+            raise ValueError(f"Prioritized: uniform is {self.uniform!r}; expected None with replace=False.")
 
     @property
     def rebuilds(self) -> str:

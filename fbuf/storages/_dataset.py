@@ -53,16 +53,12 @@ class DataSet:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, os.PathLike)) or not os.fspath(self.path):
-            raise TypeError(
-                f"DataSet: path is {self.path!r}; expected the folder of a data set. Write DataSet('/data/Pong/1')."
-            )
+            raise TypeError(f"DataSet: path is {self.path!r}; expected the folder of a data set.")
         object.__setattr__(self, "path", os.path.expanduser(os.fspath(self.path)))
         for name in ("memory", "cache"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(
-                    f"DataSet: {name} is {value!r}; expected bytes, an int >= 0. 64 MiB are {name}=1 << 26."
-                )
+                raise ValueError(f"DataSet: {name} is {value!r}; expected bytes, an int >= 0.")
 
     @property
     def masks_expired(self) -> bool:

@@ -298,6 +298,4 @@ def load_store(rows: SideRows, arrays: Mapping[str, Any]) -> SideRows:
 def check_slack(call: str, slack: int | None) -> None:
     """Raise unless it is an int >= 0, or None."""
     if slack is not None and (isinstance(slack, bool) or not isinstance(slack, int) or slack < 0):
-        raise ValueError(
-            f"{call}: slack is {slack!r}; expected an int >= 0, rows to keep beyond the capacity, or None."
-        )
+        raise ValueError(f"{call}: slack is {slack!r}; expected an int >= 0 rows beyond the capacity, or None.")

@@ -184,10 +184,7 @@ class HostStorage:
             )
         missing = [leaf for leaf in spec if leaf not in keys]
         if missing:
-            raise ValueError(
-                f"Buffer.resume: leaf '{missing[0]}' is on the device, not in the files of {self!r}. Leave keys out, also "
-                f"of the buffer that writes."
-            )
+            raise ValueError(f"Buffer.resume: leaf '{missing[0]}' of {self!r} is on the device. Leave out keys.")
         store = self._open(geometry, spec, resume=verify)
         rows, count, cuts = _host_rows.resume(store, geometry, spec, structure, keys)
         return rows, count, store.held, cuts

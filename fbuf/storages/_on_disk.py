@@ -66,9 +66,7 @@ def folder(
 def check_sync(call: str, sync: Any) -> None:
     """Raise ValueError unless it is a number of seconds >= 0, or None."""
     if sync is not None and (isinstance(sync, bool) or not isinstance(sync, (int, float)) or not 0 <= sync < math.inf):
-        raise ValueError(
-            f"{call}: sync is {sync!r}; expected seconds >= 0 until a write waits for the disk, or None. Write sync=60."
-        )
+        raise ValueError(f"{call}: sync is {sync!r}; expected seconds >= 0 between waits for the disk, or None.")
 
 
 def _codec_json(column: Column) -> Any:

@@ -66,9 +66,7 @@ def to_tensordict(
     call = "to_tensordict"
     torch, tensordict = import_torch(call), import_torch(call, "tensordict", "0.8", "tensordict")
     if not isinstance(batch, (Sample, Rows)):
-        raise TypeError(
-            f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Give it whole: {call}(batch), not batch.data."
-        )
+        raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Pass it whole.")
     leaves = as_tensors(torch, named_leaves(batch.data))
     index: dict[str, Any] = {name: getattr(batch.index, of) for name, of in _INDEX.items()} | {"mask": batch.mask}
     if isinstance(batch, Sample):
@@ -125,10 +123,7 @@ def index_of(batch: Any) -> Index:
 def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask: Any) -> dict[str, Any]:
     """Replace the first step's flags by those of all n steps."""
     if not hasattr(view, "n_step"):
-        raise ValueError(
-            f"{call}: view is {view!r}; expected the view that made the transitions, which has n_step and gamma. "
-            f"Write {call}(batch, buffer.view)."
-        )
+        raise ValueError(f"{call}: view is {view!r}; expected that of the batch. Write {call}(batch, buffer.view).")
     n, gamma, discount = view.n_step, view.gamma, leaves["discount"]
     if n == 1:
         return leaves
@@ -230,9 +225,7 @@ def from_tensordict(
     call = "from_tensordict"
     torch = import_torch(call)
     if not (hasattr(batch, "batch_size") and hasattr(batch, "keys")):
-        raise TypeError(
-            f"{call}: batch is {type(batch).__name__}; expected a TensorDict. Convert dicts by from_torch(tree)."
-        )
+        raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a TensorDict. Convert dicts by from_torch.")
     lead = len(batch.batch_size)
     if lead == 0:
         raise ValueError(f"{call}: batch_size is []; expected [N] or [E, N]. Convert one row as batch.unsqueeze(0).")
@@ -244,9 +237,7 @@ def from_tensordict(
     for here, (name, squeeze) in chosen.items():
         value = found[name]
         if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"{call}: leaf '{name}' is {type(value).__name__}; expected a tensor. Leave it out: fields={{...}}."
-            )
+            raise TypeError(f"{call}: leaf '{name}' is {type(value).__name__}; expected a tensor. Leave it out.")
         if squeeze and value.ndim == lead + 1 and value.shape[-1] == 1:
             value = value.squeeze(-1)
         value = value.detach().movedim(time, 0)
@@ -300,7 +291,6 @@ def _narrow(torch: Any, call: str, name: str, value: Any) -> Any:
     narrow = value.to(getattr(torch, NARROW[dtype]))
     if not bool((narrow.to(value.dtype) == value).all()):
         raise ValueError(
-            f"{call}: leaf '{name}' is {dtype} with values that {NARROW[dtype]} cannot hold. Enable jax_enable_x64, or leave "
-            f"it out of fields."
+            f"{call}: leaf '{name}' is {dtype} with values that {NARROW[dtype]} cannot hold. Enable jax_enable_x64."
         )
     return narrow

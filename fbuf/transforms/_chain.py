@@ -115,10 +115,7 @@ class Chain:
         for name, transform in reversed(self.stages):
             inverse = getattr(transform, "inverse", None)
             if inverse is None:
-                raise ValueError(
-                    f"Chain.inverse: stage '{name}', {transform!r}, has no inverse. Leave it out: "
-                    f"chain.remove({name!r}).inverse()."
-                )
+                raise ValueError(f"Chain: stage '{name}', {transform!r}, has no inverse. Use chain.remove({name!r}).")
             stages.append((name, inverse()))
         return Chain(tuple(stages))
 
@@ -285,9 +282,7 @@ def _is_pair(stage: Any) -> bool:
 
 def _check(transform: Any) -> None:
     if isinstance(transform, type):
-        raise TypeError(
-            f"Chain: stage is the class {transform.__name__}; expected an instance. Write {transform.__name__}(...)."
-        )
+        raise TypeError(f"Chain: stage is the class {transform.__name__}; expected an instance.")
     if not isinstance(transform, Transform):
         fix = f" Write Map({getattr(transform, '__name__', 'fn')})." if callable(transform) else ""
         raise TypeError(f"Chain: stage is {transform!r}, without `apply`; expected a fbuf.parts.Transform.{fix}")

@@ -226,9 +226,7 @@ def _watched(call: str, names: Any, spec: Spec) -> tuple[str, ...]:
     unique = tuple(dict.fromkeys(names))
     for name in unique:
         if name not in spec:
-            raise ValueError(
-                f"{call}: of names leaf '{name}', but rows have {', '.join(spec)}. Write {call}(..., of='{next(iter(spec))}')."
-            )
+            raise ValueError(f"{call}: of is '{name}', but rows have {', '.join(spec)}. Use of='{next(iter(spec))}'.")
         dtype = spec[name].dtype
         if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
             raise TypeError(f"{call}: leaf '{name}' is {dtype}; expected real numbers. Use Cast before.")

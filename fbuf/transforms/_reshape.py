@@ -47,10 +47,7 @@ def _pieces(call: str, keys: str | tuple[str, ...], leaves: dict[str, jax.Array]
     parts = [leaves[key] for key in keys]
     for key, part in zip(keys, parts, strict=True):
         if part.dtype != parts[0].dtype:
-            raise TypeError(
-                f"{call}: leaf '{key}' is {part.dtype}, but '{keys[0]}' is {parts[0].dtype}; expected one dtype. Use "
-                f"Cast({key!r}, '{parts[0].dtype}') before."
-            )
+            raise TypeError(f"{call}: leaf '{key}' is {part.dtype}, but '{keys[0]}' is {parts[0].dtype}. Cast first.")
         if lead_of(key, part, context) != lead_of(keys[0], parts[0], context):
             raise ValueError(
                 f"{call}: leaf '{key}' is {_shape(key, part, context)}, but '{keys[0]}' is "
@@ -124,8 +121,7 @@ class Concatenate:
                 )
             if self.sizes is not None and part.shape[axis] != self.sizes[i]:
                 raise ValueError(
-                    f"Concatenate: leaf '{key}' is {shape}; expected {self.sizes[i]} along axis {self.axis}. Write "
-                    f"sizes={tuple(p.shape[axis] for p in parts)}."
+                    f"Concatenate: leaf '{key}' is {shape}; expected {self.sizes[i]} along axis {self.axis}, as sizes."
                 )
         return _exchange("Concatenate", self.keys, leaves, {self.into: jnp.concatenate(parts, axis=axis)})
 

@@ -21,14 +21,9 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
     """Raise unless every leaf that ends an episode exists and is boolean."""
     for name in names:
         if list(spec) == [""]:
-            raise TypeError(
-                f"{view}: episode_end names '{name}', but rows are one unnamed array. Write episode_end=(), or add dicts: "
-                f"{{'obs': x, '{name}': end}}."
-            )
+            raise TypeError(f"{view}: episode_end names '{name}', but rows are one unnamed array. Add dicts.")
         if name not in spec:
-            raise ValueError(
-                f"{view}: no leaf named '{name}'; rows have {listed(spec)}. Write episode_end=(...) with the names of flags."
-            )
+            raise ValueError(f"{view}: no leaf named '{name}'; rows have {listed(spec)}. Name flags: episode_end=.")
         check_flag(view, name, spec)
 
 

@@ -101,10 +101,7 @@ class Transition:
             object.__setattr__(self, "autoreset", "same_step")
         check_autoreset("Transition", self.autoreset, self.episode_fields()[0])
         if self.autoreset == "next_step" and self.final_observation is not None:
-            raise ValueError(
-                f"Transition: final_observation is {self.final_observation!r}; expected None with autoreset='next_step', "
-                f"where the row after an end holds it."
-            )
+            raise ValueError(f"Transition: final_observation={self.final_observation!r}; expected None for next_step.")
 
     @property
     def back(self) -> int:
@@ -133,10 +130,7 @@ class Transition:
             single = field in ("reward", "terminated", "truncated", "episode")  # no subtree
             if name is not None and not (name in spec if single else under(name, spec)):
                 optional = "" if field in ("observation", "reward") else ", or None"
-                raise ValueError(
-                    f"Transition: no leaf named '{name}'; rows have {listed(spec)}. Write "
-                    f"Transition({field}=...) with the name of a leaf{optional}."
-                )
+                raise ValueError(f"Transition: no leaf '{name}'; rows have {listed(spec)}. Use {field}=...{optional}.")
         for name in self.episode_fields()[0]:
             check_flag("Transition", name, spec)
         check_id("Transition", self.episode, spec)
@@ -145,9 +139,7 @@ class Transition:
             now = {n.removeprefix(self.observation): spec[n] for n in under(self.observation, spec)}
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
             if now != last:
-                raise ValueError(
-                    f"Transition: '{self.final_observation}' is {last}; expected what '{self.observation}' is: {now}."
-                )
+                raise ValueError(f"Transition: '{self.final_observation}' is {last}; '{self.observation}' is {now}.")
         check_free("Transition", MADE, self._others(spec), nest=False)
 
     def decide(

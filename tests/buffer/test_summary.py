@@ -121,7 +121,7 @@ def test_rows_are_equal_only_if_all_leaves_are() -> None:
 def test_invalid_arguments_are_refused() -> None:
     buffer = fbuf.uniform(4)
     state = buffer.init(0.0)
-    with pytest.raises(TypeError, match="inside use buffer.stats"):
+    with pytest.raises(TypeError, match="inside, use buffer.stats"):
         jax.jit(buffer.summary)(state)
     for compare in (-1, True, 1.5, "all"):
         with pytest.raises(ValueError, match="expected an int >= 0, rows, or None"):

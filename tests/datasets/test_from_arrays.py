@@ -200,7 +200,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (bad(terminals=np.zeros((19, 1), bool)), ValueError, r"leaf 'terminated' has shape .*; expected \[N\]"),
     (bad(terminated=np.zeros(19, bool)), ValueError, "'terminals' and 'terminated' would be the leaves"),
     (bad(observation={"a": np.zeros(19, np.float32)}), ValueError, "would be the leaves 'obs' and 'obs/a'"),
-    (bad(next_observations=np.zeros((19, 4), np.float32)), ValueError, "expected next observations like the obs"),
+    (bad(next_observations=np.zeros((19, 4), np.float32)), ValueError, "expected the observations' "),
     (bad(terminals=None, timeouts=None), ValueError, "no leaf says where episodes end"),
     ({"a": {"b": np.zeros(3)}, "a/b": np.ones(3)}, ValueError, "two leaves have the name 'a/b'"),
     (bad(gamma=0.99), ValueError, "leaf 'gamma' is a scalar"),
@@ -265,7 +265,7 @@ def test_existing_files_are_not_modified(tmp_path: Path) -> None:
     fbuf.datasets.from_arrays(bad(), path=tmp_path / "b", view=ROW)
     before = files(tmp_path)
     for data in (bad(), iter([bad()])):
-        with pytest.raises(FileExistsError, match=r"is a data set already. Call fbuf.datasets.open\("):
+        with pytest.raises(FileExistsError, match=r"is a data set already. Open it, or call fbuf"):
             fbuf.datasets.from_arrays(data, path=tmp_path / "b")
     assert files(tmp_path) == before
 

@@ -99,7 +99,7 @@ def test_invalid_states_are_refused():
         ({"x": 1}, TypeError, "leaves of no experience; expected a state of flashbax"),
         ({"experience": {"a": np.zeros((1, 4)), "b": np.zeros((1, 5))}}, TypeError, "whose experience has leaves"),
         (state | {"current_index": 9}, ValueError, "the index is 9; expected one below 8"),
-        (state | {"sum_tree_state": broken}, ValueError, "a TD error was NaN, and flashbax spread it"),
+        (state | {"sum_tree_state": broken}, ValueError, "a TD error was NaN"),
         (state | {"sum_tree_state": nodes | {"capacity": 3}}, ValueError, "expected those of 1 lanes of 8 rows"),
         (state | {"sum_tree_state": nodes | {"nodes": np.ones(14)}}, ValueError, "the tree has 14 nodes"),
     ):

@@ -237,7 +237,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         ({"names": {"x": "next"}}, ValueError, "'next' would be a column and a group"),
         ({"names": {"x": "__mask__"}}, ValueError, "'__mask__' is reserved"),
         ({"names": {"x": "../x"}}, ValueError, "leaf '../x' has an invalid name"),
-        ({"episode": "episode"}, ValueError, "the buffer has no episode ends"),
+        ({"episode": "episode"}, ValueError, "rows have no ends"),
         ({"state": 3}, TypeError, r"The order is to_file\(path, buffer, state\)"),
         ({"buffer": ragged, "state": ragged.init({"text": "hello"})}, TypeError, "Use fbuf.save"),
     ):

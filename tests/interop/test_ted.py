@@ -190,7 +190,7 @@ def test_invalid_arguments_are_refused(tmp_path):
     for settings, match in (
         ({"observation": "o"}, "observation is 'o', but rows have .* Name the leaf: observation='...'"),
         ({"terminated": "reward"}, r"terminated is 'reward', float32\[\]; expected one bool per row"),
-        ({"next_observation": "reward"}, "as observation"),
+        ({"next_observation": "reward"}, "next_observation is 'reward' with"),
         ({"episode": "action"}, "'action' would be two columns"),
         ({"names": {"action": "next"}}, "'next' would be a column and a group"),
     ):

@@ -189,7 +189,7 @@ def test_same_step_without_final_observations_is_refused() -> None:
             return *super().step(actions)[:4], {}
 
     envs, _, _ = recorded(Forgetful(vectorise(Lander, 3, AutoresetMode.SAME_STEP)))
-    with pytest.raises(ValueError, match="info has no 'final_obs'. Use AutoresetMode.NEXT_STEP"):
+    with pytest.raises(ValueError, match="no 'final_obs' in info. Use AutoresetMode.NEXT_STEP"):
         play(envs, 30)
 
 

@@ -235,9 +235,9 @@ def test_final_goals_over_the_end_of_the_ring() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected a view of transitions"),
-        (lambda: Hindsight(Sequence(3, autoreset="same_step"), reward), TypeError, "expected a view of transitions"),
-        (lambda: Hindsight(Transition, reward), TypeError, "expected a view of transitions"),
+        (lambda: Hindsight(Row(), reward), TypeError, "view is Row(); expected a views.Transition"),
+        (lambda: Hindsight(Sequence(3, autoreset="same_step"), reward), TypeError, "expected a views.Transition"),
+        (lambda: Hindsight(Transition, reward), TypeError, "expected a views.Transition"),
         (
             lambda: Hindsight(Transition(autoreset="same_step"), reward, goal=5),
             TypeError,

@@ -287,7 +287,7 @@ WRONG = [
         TypeError,
         r"episode_end is None; expected a tuple of names",
     ),
-    (lambda: fbuf.Buffer(8, view=DONE).init(0.0), TypeError, r"one unnamed array. Write episode_end=\(\)"),
+    (lambda: fbuf.Buffer(8, view=DONE).init(0.0), TypeError, r"one unnamed array. Add dicts"),
     (lambda: Sequence(4.0, autoreset="same_step"), ValueError, r"length is 4.0; expected an int"),
     (lambda: Episode(0, autoreset="same_step"), ValueError, r"max_length is 0"),
     (

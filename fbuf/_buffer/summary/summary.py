@@ -213,10 +213,7 @@ def summary(buffer: BufferConfig, state: BufferState, compare: int | None) -> Su
     """Return the summary of a state: see `Buffer.summary`."""
     call = "Buffer.summary"
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
-        raise TypeError(
-            f"{call}: the state is traced; expected arrays, as a summary has Python numbers. Call it outside jit; inside use "
-            f"buffer.stats(state)."
-        )
+        raise TypeError(f"{call}: the state is traced. Call it outside jit; inside, use buffer.stats(state).")
     if compare is not None and (not is_int(compare) or compare < 0):
         raise ValueError(f"{call}: compare is {compare!r}; expected an int >= 0, rows, or None for all of them.")
     return _summary_of(buffer, state, seen(buffer, state, buffer.capacity if compare is None else int(compare)))

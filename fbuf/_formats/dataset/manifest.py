@@ -115,9 +115,7 @@ def finish(
             with directory.open_segment(base, used.number) as saved:
                 info = directory.info_of(saved)
         except checkpoint.CheckpointNotFound:
-            raise ValueError(
-                f"finish: segment {used.number} is not at {base}. Leave it out, or write and commit it."
-            ) from None
+            raise ValueError(f"finish: segment {used.number} is not at {base}. Write and commit it.") from None
         schema = info.schema if schema is None else schema
         stop = info.rows if used.stop is None else used.stop
         segments.append(SegmentEntry(used.number, info.save, used.begin, stop, bool(used.cut)))
@@ -171,10 +169,7 @@ def load(path: Path, disk: Disk = DISK) -> Manifest:
     except VersionError as error:
         raise VersionError(f"fbuf.datasets: {where} {error}.") from None
     except INVALID as error:
-        raise StoreCorrupted(
-            f"{where} is damaged: {type(error).__name__}: {str(error)[:300]}. Finish the data set again, or restore the file "
-            f"from a copy."
-        ) from None
+        raise StoreCorrupted(f"{where} is damaged: {type(error).__name__}: {str(error)[:300]}. Restore it.") from None
 
 
 def is_dataset(path: Path) -> bool:

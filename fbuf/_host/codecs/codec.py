@@ -78,10 +78,7 @@ class Zstd:
         for name, low, high in (("level", 1, 22), ("chunk", 1, 64), ("dictionary", 0, 256)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ValueError(
-                    f"Zstd: {name} is {value!r}; expected an integer from {low} to {high}. "
-                    f"The default is Zstd({name}={getattr(type(self), name)})."
-                )
+                raise ValueError(f"Zstd: {name} is {value!r}; expected an integer from {low} to {high}.")
         if not isinstance(self.repack, bool):
             raise ValueError(f"Zstd: repack is {self.repack!r}; expected True or False. The default is True.")
 
@@ -184,9 +181,7 @@ class BitPack:
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or not 1 <= self.chunk <= 64:
-            raise ValueError(
-                f"BitPack: chunk is {self.chunk!r}; expected an integer from 1 to 64. The default is BitPack(chunk=16)."
-            )
+            raise ValueError(f"BitPack: chunk is {self.chunk!r}; expected an integer from 1 to 64.")
 
     def encode(self, rows: Array) -> bytes:
         """Return one byte that says which, then bits, or the rows as they are."""

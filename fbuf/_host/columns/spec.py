@@ -27,14 +27,9 @@ class Column:
         if isinstance(self.codec, Raw):
             object.__setattr__(self, "codec", None)
         if self.codec is not None and not isinstance(self.codec, Codec):
-            raise TypeError(
-                f"Column: codec of '{self.name}' is {self.codec!r}; expected a value with chunk, encode and decode. "
-                f"Use Zstd()."
-            )
+            raise TypeError(f"codec of '{self.name}' is {self.codec!r}; expected chunk, encode and decode. Use Zstd().")
         if self.codec is not None and self.codec.chunk < 1:
-            raise ValueError(
-                f"Column: codec of '{self.name}' has chunk {self.codec.chunk}; expected 1 or more. Use Zstd(chunk=8)."
-            )
+            raise ValueError(f"Column: codec of '{self.name}' has chunk {self.codec.chunk}; expected 1 or more.")
 
     @property
     def nbytes(self) -> int:

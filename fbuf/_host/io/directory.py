@@ -221,9 +221,7 @@ class Folder:
                 f"Buffer.resume: {path} is damaged ({error}); expected a manifest. Start a new store at another path."
             ) from error
         if version != VERSION:
-            raise ValueError(
-                f"Buffer.resume: {path} is of version {version}; expected {VERSION}. Use the release of fbuf that wrote it."
-            )
+            raise ValueError(f"Buffer.resume: {path} is of version {version}, not {VERSION}. Use that release of fbuf.")
         expected = json.loads(json.dumps(self.identity))
         wanted = {column["name"]: column for column in expected.pop("columns")}
         settings = [("the store", key, found[key], value) for key, value in expected.items()]

@@ -388,10 +388,7 @@ class Records(RowStore):
         wanted = [FORMAT, lanes, length, slack]
         geometry = expect(arrays, "geometry", np.int64, (4,)).tolist()
         if geometry != wanted:
-            raise ValueError(
-                f"Records.from_arrays: format, lanes, length and slack are {geometry}; expected {wanted}. "
-                f"Load with the buffer that was saved."
-            )
+            raise ValueError(f"the records have format, lanes, length, slack {geometry}; expected {wanted}.")
         head = json.loads(bytes(expect(arrays, "leaves", np.uint8, (None,))).decode())
         leaves = tuple(
             RaggedLeaf(n, kind, dtype, None if most is None else tuple(most)) for n, kind, dtype, most in head

@@ -33,10 +33,7 @@ def reopen(
         chunks = [part.k for part in files if isinstance(part, ChunkedFileColumn)]
         count, held = longest_valid_run(low, total, length, [part.damaged(low, total) for part in files], chunks)
         if total.any() and not held.any():
-            raise StoreCorrupted(
-                f"Buffer.resume: no row at {folder.path} is intact; expected some. Load the last checkpoint with "
-                f"fbuf.load(path)."
-            )
+            raise StoreCorrupted(f"Buffer.resume: no row at {folder.path} is intact. Load the last checkpoint.")
         first, before = count - held, np.maximum(total - length, low)
         lost = int((total - count + np.maximum(first - before, 0)).clip(max=total - before).sum())
         folder.first = np.where((count < total) | (first > before), first, folder.first)

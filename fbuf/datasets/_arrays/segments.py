@@ -76,18 +76,14 @@ def check_free(call: str, path: Path, *, unfinished: bool) -> None:
     """Raise FileExistsError if `path` exists; an empty folder may, and `unfinished` segments on request."""
     delete = f"fbuf.datasets.delete({str(path)!r})"
     if (path / NAME).exists():
-        raise FileExistsError(
-            f"{call}: {path} is a data set already. Call fbuf.datasets.open({str(path)!r}), or {delete}."
-        )
+        raise FileExistsError(f"{call}: {path} is a data set already. Open it, or call {delete}.")
     if not path.exists():
         return
     names = set(os.listdir(path)) - {LOCK, NAME + ".new"} if path.is_dir() else {"."}
     if names - {"pieces"}:
         raise FileExistsError(f"{call}: {path} already exists and is not a data set. Choose another path.")
     if names and not unfinished:
-        raise FileExistsError(
-            f"{call}: {path} has segments of an interrupted call; a stream cannot be resumed. Call {delete}."
-        )
+        raise FileExistsError(f"{call}: {path} has segments of a stream, which cannot be resumed. Call {delete}.")
 
 
 @contextlib.contextmanager
@@ -187,8 +183,7 @@ def _committed(call: str, path: Path, work: Work) -> set[int]:
         same = number < len(work.rows) and piece.rows == work.rows[number] and piece.schema == work.schema
         if not same or piece.meta.get("mark") != work.mark(number):
             raise FileExistsError(
-                f"{call}: {path} has segments of other rows or settings (piece {number}). Choose another path, or call "
-                f"fbuf.datasets.delete({str(path)!r})."
+                f"{call}: {path} has segments of other rows or settings (piece {number}). Delete it, or choose another."
             )
         done.add(number)
     return done

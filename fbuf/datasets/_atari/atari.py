@@ -171,6 +171,5 @@ def split(call: str, dataset_id: str) -> tuple[str, int]:
     near = difflib.get_close_matches(game.lower(), folded, n=3) or ["pong", "breakout"]
     hints = [f"{folded[name]}/{run if run in '12345' and run else 1}" for name in near]
     raise ValueError(
-        f"{call}: id is {dataset_id!r}; expected '<Game>/<run>' with a run from 1 to {RUNS}. Near: {', '.join(hints)}. "
-        f"All: fbuf.datasets.available()."
+        f"{call}: id is {dataset_id!r}; expected one of available(), '<Game>/<1 to {RUNS}>'. Near: {', '.join(hints)}."
     )

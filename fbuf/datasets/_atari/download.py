@@ -87,8 +87,7 @@ def _check_codec(ask: plan.Request, there: dataset.Schema | None) -> dataset.Sch
     if ask.codec is None:
         return there
     raise ValueError(
-        f"{ask.call}: codec is {ask.codec!r}, but the segments at {ask.path} have {there['obs'].codec!r}. Leave codec= out, or "
-        f"pass download='force'."
+        f"{ask.call}: {ask.path} has codec {there['obs'].codec!r}, not {ask.codec!r}. Pass download='force'."
     )
 
 
@@ -100,9 +99,7 @@ def _bring(ask: plan.Request) -> plan.Whole:
     listing = _list(ask, address)
     wanted = sorted(listing) if ask.pieces is None else ask.pieces
     if unlisted := [number for number in wanted if number not in listing]:
-        raise SourceError(
-            f"{ask.call}: {ask.id} has no piece {unlisted[0]} at {address}; pieces= may have {sorted(listing)}."
-        )
+        raise SourceError(f"{ask.call}: {ask.id} at {address} has no piece {unlisted[0]}; it has {sorted(listing)}.")
     for number in wanted:
         if number in now.pieces:
             _check_same(ask, number, now.pieces[number], listing[number])
@@ -156,10 +153,7 @@ def _list(ask: plan.Request, address: str) -> _Listing:
             if found:
                 return dict(sorted(found.items()))
     except SourceError as error:
-        raise SourceError(
-            f"{ask.call}: the files of {ask.id} cannot be listed: {error} Name a copy by source='https://host/...' or "
-            f"source='folder'."
-        ) from error
+        raise SourceError(f"{ask.call}: files of {ask.id} cannot be listed: {error} Name a copy: source=.") from error
     here, inner = (form.format(id=ask.id) for form in FOLDERS)
     hint = "" if is_local(address) else " A web server must list its folders, or have an index.json."
     raise SourceError(

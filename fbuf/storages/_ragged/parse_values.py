@@ -51,9 +51,7 @@ def as_numpy(call: str, what: str, value: Any) -> Any:
         try:
             return tensor.numpy()
         except TypeError:
-            raise TypeError(
-                f"{call}: {what} is a {value.dtype} tensor, which numpy lacks. Convert with fbuf.torch.from_torch(x)."
-            ) from None
+            raise TypeError(f"{call}: {what} is {value.dtype}, which numpy lacks. Use fbuf.torch.from_torch.") from None
     return value
 
 
@@ -84,10 +82,7 @@ def dense_value(call: str, name: str, value: Any, want: jax.ShapeDtypeStruct, ro
         )
     got = leaf_spec(value)
     if got.dtype != want.dtype:
-        raise TypeError(
-            f"{call}: leaf '{name}'{where} is {got.dtype}; this buffer was initialised with {want.dtype}. "
-            f"{arguments.cast_or_init(got.dtype, want.dtype)}"
-        )
+        raise arguments.wrong_dtype(f"{call}: leaf '{name}'{where}", got.dtype, want.dtype)
     if got.shape != want.shape:
         raise ValueError(
             f"{call}: leaf '{name}'{where} has shape {list(got.shape)}; expected {list(want.shape)}. If its shape differs "
@@ -125,10 +120,7 @@ def value_of(call: str, leaf: RaggedLeaf, given: Any, row: int | None) -> Any:
     if leaf.maximum is not None and value.dtype != dtype and leaf_spec(value).dtype == dtype:
         value = narrow(f"{call}: {where}", "", value, dtype)
     if value.dtype != dtype:
-        raise TypeError(
-            f"{call}: {where} is {value.dtype}; this buffer was initialised with {dtype}. "
-            f"{arguments.cast_or_init(value.dtype, dtype)}"
-        )
+        raise arguments.wrong_dtype(f"{call}: {where}", value.dtype, dtype)
     if leaf.maximum is not None and (
         value.ndim != len(leaf.maximum) or any(a > b for a, b in zip(value.shape, leaf.maximum, strict=True))
     ):

@@ -27,9 +27,7 @@ def flatten(call: str, row: Any, names: Sequence[str] = ()) -> dict[str, Any]:
       TypeError: the row is not a dict, or has invalid keys.
     """
     if not isinstance(row, Mapping):
-        raise TypeError(
-            f"{call}: a row is {type(row).__name__}; storages.Ragged takes dicts. Name the leaf: {{'x': row}}."
-        )
+        raise TypeError(f"{call}: a row is {type(row).__name__}; expected a dict. Name the leaf: {{'x': row}}.")
     found: dict[str, Any] = {}
 
     def walk(at: Mapping[Any, Any], path: str) -> None:
@@ -112,8 +110,7 @@ def _check_maximum(call: str, leaf: RaggedLeaf, value: Any) -> None:
     assert leaf.maximum is not None
     if leaf.kind != "array" or dtype_of(leaf.dtype).kind in "mM":
         raise TypeError(
-            f"{call}: leaf '{leaf.name}' is {type(value).__name__}, but has a maximum; expected an array of numbers. Leave it "
-            f"out of maximum."
+            f"{call}: leaf '{leaf.name}' is {type(value).__name__}, and maximum names it. Leave it out of maximum."
         )
     if len(value.shape) != len(leaf.maximum) or any(a > b for a, b in zip(value.shape, leaf.maximum, strict=True)):
         raise ValueError(
