@@ -23,7 +23,7 @@ from jax import lax
 from fbuf._algorithms.sum_tree import FAN_OUT, layout
 from fbuf._algorithms.uint64 import Wide
 from fbuf._core import control_flow
-from fbuf._core.ordering import any_unbatched, order_after_reads
+from fbuf._core.control_flow import any_unbatched, order_after_reads
 
 _SIGN = np.uint32(0x80000000)
 _NONE = np.uint32(0xFFFFFFFF)  # every word of an empty slot: higher than any row

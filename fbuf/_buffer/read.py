@@ -23,8 +23,8 @@ from fbuf._buffer.state_ops import (
     index_of,
     room,
 )
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import scoped
-from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import zero_unless
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._indexing import ring, scatter

@@ -41,7 +41,7 @@ class Header(NamedTuple):
 
     ring: Ring  # where each lane writes next; with a Scattering writer, how many rows are held
     counters: jax.Array  # uint32[9], see `COUNTERS`
-    token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._core.ordering`)
+    token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._core.control_flow`)
 
     def pack(self) -> jax.Array:
         """Return int32[10 + 3 E]: token, counters, cursors, sizes and laps."""

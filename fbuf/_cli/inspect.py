@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.directory import Folder
-from fbuf._formats.checkpoint.errors import CheckpointNotFound, VersionError
 from fbuf._formats.checkpoint.filesystem import DISK, is_checkpoint_name, is_data_name
+from fbuf._formats.checkpoint.manifest import CheckpointNotFound, VersionError
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._host.types import StoreCorrupted
 

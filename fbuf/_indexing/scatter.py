@@ -19,8 +19,8 @@ from jax import lax
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core import control_flow
 from fbuf._core.component import state
+from fbuf._core.control_flow import any_unbatched
 from fbuf._core.geometry import Geometry, Ring
-from fbuf._core.ordering import any_unbatched
 from fbuf._core.pytree import Spec
 from fbuf._indexing.ring import next_lap
 from fbuf._interfaces.writer import Scattering

@@ -17,7 +17,7 @@ from fbuf._core.component import component
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
-from fbuf._mixture import checks, draw, feedback, quota
+from fbuf._mixture import checks, draw, quota
 from fbuf._mixture.checks import check_same_leaves
 from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 
@@ -313,7 +313,7 @@ class Mixture(MixtureConfig):
         """
         call = "Mixture.route"
         name = self._known(call, name)
-        return feedback.of(checks.checked_index(call, index, (1, 2)), self.names.index(name), self[name])
+        return draw.of(checks.checked_index(call, index, (1, 2)), self.names.index(name), self[name])
 
     def cut(self, state: MixtureState, name: str, lanes: Any = None) -> MixtureState:
         """End the running episodes of buffer `name`; see `Buffer.cut`.
@@ -656,8 +656,8 @@ def _stats_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureSta
 
 
 _sample = Operation(draw.sample)
-_update_priority = Operation(feedback.update_priority)
-_update_rows = Operation(feedback.update_rows)
-_window_index = Operation(feedback.window_index)
+_update_priority = Operation(draw.update_priority)
+_update_rows = Operation(draw.update_rows)
+_window_index = Operation(draw.window_index)
 _can_sample = Operation(_can_sample_core)
 _stats = Operation(_stats_core)

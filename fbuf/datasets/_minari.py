@@ -26,8 +26,7 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import NEXT
-from fbuf.datasets._arrays.from_arrays import opened
-from fbuf.datasets._arrays.rows import Settings, choose_columns, columns_of, plan_rows
+from fbuf.datasets._arrays.from_arrays import Settings, choose_columns, columns_of, opened, plan_rows
 from fbuf.datasets._arrays.segments import Work, check_workers, rows_per_segment, write
 from fbuf.datasets._info import delete
 from fbuf.datasets._open import root_of

@@ -18,8 +18,7 @@ from fbuf._core.pytree import nested
 from fbuf.datasets._minari import VARIABLE, import_minari
 from fbuf.interop._columns import check_name
 from fbuf.interop._export import Exported
-from fbuf.interop._row_reader import Reader
-from fbuf.interop._steps import Plan, plan_steps
+from fbuf.interop._row_reader import Plan, Reader, plan_steps
 
 _CALL = "to_minari"
 _BLOCK = 256  # rows of a read: one program a leaf, for episodes of every length

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from fbuf._algorithms import slot_pool
 from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._core.component import component, state
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import order_after_reads
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
 from fbuf.samplers import _fifo
 from fbuf.samplers._base import LimitedSampler, masked_draw

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from fbuf._algorithms import slot_pool
 from fbuf._core.component import state
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import order_after_reads
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.ring import modulo, zeros

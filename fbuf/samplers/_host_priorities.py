@@ -98,7 +98,7 @@ def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> H
 def draw(
     tree: HostTree, key: jax.Array, batch_size: int, stratified: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Draw leaves in proportion; see `fbuf.samplers._priority_leaves.draw`. One callback."""
+    """Draw leaves in proportion; see `fbuf.samplers._prioritized.draw_leaves`. One callback."""
     top, bottom = sum_tree.uniforms(key, batch_size, stratified=stratified)
     slot, leaf, mass, least = draw_priorities(tree.id, tree.version, top, bottom)
     return slot, leaf, mass, least

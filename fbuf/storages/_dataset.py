@@ -20,10 +20,9 @@ from fbuf._core.pytree import Spec
 from fbuf._formats import dataset as dataset_files
 from fbuf._formats.checkpoint import SchemaError
 from fbuf._interfaces.storage import Read
-from fbuf.storages import _host_reads, _host_rows
+from fbuf.storages import _host_rows
 from fbuf.storages._array_rows import HostPlan, Leaves
-from fbuf.storages._host_reads import SideHeld
-from fbuf.storages._host_rows import Layout, SideRows
+from fbuf.storages._host_rows import Layout, SideHeld, SideRows
 
 
 @component
@@ -120,7 +119,7 @@ class DataSet:
         self.refuse("Buffer.clear")
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)[0], None
+        return _host_rows.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)[0], None
 
     def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
         capacity = jnp.int32(rows.layout.rows)
@@ -136,13 +135,13 @@ class DataSet:
             sources.append((read.name, at))
         return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), (), tuple(sources))
 
-    start_read = staticmethod(_host_reads.start_read)
-    held_bytes = staticmethod(_host_reads.host_bytes)
+    start_read = staticmethod(_host_rows.start_read)
+    held_bytes = staticmethod(_host_rows.host_bytes)
     nbytes = staticmethod(_host_rows.nbytes)
     bytes_per_leaf = staticmethod(_host_rows.bytes_per_leaf)
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.finish_read(rows, held, strict=True)[0], None  # no row expires
+        return _host_rows.finish_read(rows, held, strict=True)[0], None  # no row expires
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         """Return path and identity of the data set as JSON: the rows stay in their files."""

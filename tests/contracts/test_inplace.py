@@ -55,9 +55,9 @@ def test_every_sampler_is_in_place(form: str, sampler: str, view: str, order: st
 @pytest.fixture
 def no_pin(monkeypatch: pytest.MonkeyPatch) -> int:
     """Replace `order_after_reads` by the identity. Return a capacity that no other test uses, so that nothing is cached."""
-    from fbuf._core import ordering
+    from fbuf._core import control_flow
 
-    real, found = ordering.order_after_reads, 0
+    real, found = control_flow.order_after_reads, 0
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "fbuf" and getattr(module, "order_after_reads", None) is real:
             monkeypatch.setattr(module, "order_after_reads", lambda token, reads: (token, reads))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._formats import dataset as _dataset
-from fbuf.datasets._arrays.rows import Settings, write_columns
+from fbuf.datasets._arrays.from_arrays import Settings, write_columns
 from fbuf.interop._columns import Column
 from tests.support import datasets_oracle as oracle
 

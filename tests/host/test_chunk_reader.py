@@ -9,8 +9,7 @@ import pytest
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs.codec import Zstd
-from fbuf._host.columns.chunk_reader import ChunkCache
-from fbuf._host.columns.chunked import ChunkedColumn
+from fbuf._host.columns.chunked import ChunkCache, ChunkedColumn
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
 from fbuf.storages import Compressed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fbuf._host.store import read_ahead
+from fbuf._host.store import reads
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf.storages import Zstd
 from tests.support.prefetch import GATE, Gate, Gated, settle
@@ -108,7 +108,7 @@ def test_a_write_waits_for_rows_that_it_overwrites(codec: Any, monkeypatch: pyte
     s = store(codec, slack=0)
     for begun in (True, False):
         if not begun:
-            monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
+            monkeypatch.setattr(reads.ReadAhead, "_runs", lambda self: False)
         tickets = write(s, 0, 16)
         number = ask(s, tickets)
         write(s, 100, 16)
@@ -156,7 +156,7 @@ def test_a_thread_that_cannot_start_is_no_error(monkeypatch: pytest.MonkeyPatch)
 
     s = store()
     tickets = write(s, 0, 12)
-    monkeypatch.setattr(read_ahead.threading.Thread, "start", fail)
+    monkeypatch.setattr(reads.threading.Thread, "start", fail)
     number = ask(s, tickets)
     requests = wanted(tickets)
     check(requests, s.collect(number, requests), 0)
@@ -195,7 +195,7 @@ def test_a_failed_allocation_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
     s = store()
     tickets = write(s, 0, 12)
-    monkeypatch.setattr(read_ahead.np, "empty", fail)
+    monkeypatch.setattr(reads.np, "empty", fail)
     number = ask(s, tickets)
     settle(s)
     monkeypatch.undo()
@@ -270,7 +270,7 @@ def test_collect_returns_the_rows_at_the_request(codec: Any, program: list[tuple
 
 
 def test_a_write_of_one_row_finishes_requests_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
+    monkeypatch.setattr(reads.ReadAhead, "_runs", lambda self: False)
     s = store(slack=0)
     tickets = write(s, 0, 16)
     number = ask(s, tickets[:3])

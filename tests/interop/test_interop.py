@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import _atomic_file, _columns, _row_reader, from_arrays, from_file, to_file
+from fbuf.interop import _columns, _export, _row_reader, from_arrays, from_file, to_file
 from fbuf.interop._columns import DTYPES
 from fbuf.storages import Compressed, Host, Memmap
 from tests.support.interop import check_equal, every_kind, held, read_file
@@ -175,7 +175,7 @@ def test_every_dtype_comes_back(suffix, tmp_path):
     for name, dtype in DTYPES.items():
         values = generator.integers(0, 2 if name == "bool" else 8, (5, 3))
         wanted[name] = values.astype(np.float32).astype(dtype)
-    with _atomic_file.open_sink("test", path, False, False) as sink:
+    with _export.open_sink("test", path, False, False) as sink:
         for name, leaf in wanted.items():
             sink.column(name, leaf.shape, leaf.dtype, iter([leaf[:2], leaf[2:]]))
         sink.finish({"format": "fbuf rows", "version": 1, "layout": "rows", "lanes": None, "steps": 5})
@@ -279,7 +279,7 @@ def test_an_error_at_any_call_leaves_the_old_file(suffix, monkeypatch, tmp_path)
         return call
 
     monkeypatch.setattr(_row_reader.Reader, "leaf", failing(_row_reader.Reader.leaf))
-    monkeypatch.setattr(_atomic_file, "_sync", failing(_atomic_file._sync))
+    monkeypatch.setattr(_export, "_sync", failing(_export._sync))
     monkeypatch.setattr(os, "replace", failing(os.replace))
     for n in range(1, 100):
         calls["left"] = n

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator
 
 from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
-from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import (
     LOCK,
     MAX_GENERATION,
@@ -31,7 +30,7 @@ from fbuf._formats.checkpoint.filesystem import (
     sync_folder,
     write_partial,
 )
-from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, decode
+from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, VersionError, decode
 from fbuf._host.io.file import annotate_os_error, lock_file, sign_lock, unlock_file
 from fbuf._host.types import StoreCorrupted
 

@@ -18,10 +18,22 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.dtypes import dtype_named
-from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import is_data_name
 from fbuf._formats.checkpoint.layout import MAX_AXES, Layout
 from fbuf._host.types import Array
+
+
+class CheckpointNotFound(FileNotFoundError):
+    """There is no checkpoint at that path."""
+
+
+class VersionError(ValueError):
+    """Another release of fbuf wrote the checkpoint, with features that this release lacks."""
+
+
+class SchemaError(ValueError):
+    """The checkpoint holds other leaves, shapes, dtypes or settings than requested."""
+
 
 VERSION = 1
 MAX_BYTES = 1 << 26

@@ -17,9 +17,15 @@ from typing import Any
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.data_file import open_plain
-from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, read_into, sync_folder, write_partial
-from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, check_save_id, decode_lines, encode_lines
+from fbuf._formats.checkpoint.manifest import (
+    INVALID,
+    MAX_BYTES,
+    VersionError,
+    check_save_id,
+    decode_lines,
+    encode_lines,
+)
 from fbuf._formats.checkpoint.write import check_meta
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset.schema import TRUNCATED, Schema

@@ -12,8 +12,20 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from fbuf._host.codecs.codec import Codec, Zstd, is_packable, pack_bits, packed_bytes, unpack_bits
-from fbuf._host.codecs.zstd_frames import Dictionary, Unpack, checksum, compressor, damaged, unpacker
+from fbuf._host.codecs.codec import (
+    Codec,
+    Dictionary,
+    Unpack,
+    Zstd,
+    checksum,
+    compressor,
+    damaged,
+    is_packable,
+    pack_bits,
+    packed_bytes,
+    unpack_bits,
+    unpacker,
+)
 from fbuf._host.types import Array, flat
 
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]

@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec
+from fbuf._host.codecs.codec import Codec, Dictionary, checksum
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS
-from fbuf._host.codecs.zstd_frames import Dictionary, checksum
 from fbuf._host.columns.chunked import ChunkedColumn, Staged
 from fbuf._host.columns.raw_file import RowChecksums
 from fbuf._host.interfaces import Batch, InvalidRows, ranges

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.zstd_frames import Dictionary, check_size, compressor, damaged, unpacker
+from fbuf._host.codecs.codec import Dictionary, check_size, compressor, damaged, unpacker
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.chunked_file import ChunkedFileColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking

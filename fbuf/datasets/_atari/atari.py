@@ -2,7 +2,7 @@
 
 A run is 50 dumps of one agent's replay buffer, a million steps each. They are downloaded and converted to compressed segments
 in parallel, in bounded memory, and finished segments survive an interruption. `download.py` fetches missing dumps
-(`workers.py` in processes), `dopamine_log.py` interprets a dump's counters, `segment.py` converts it, `continuity.py` decides
+(`workers.py` in processes), `segment.py` interprets and converts one, `continuity.py` decides
 which dumps follow one another, and `plan.py` assembles the data set.
 
 Source: Agarwal et al. 2020, "An Optimistic Perspective on Offline Reinforcement Learning";

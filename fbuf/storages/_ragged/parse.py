@@ -20,8 +20,7 @@ from fbuf._core.sample import TICKET
 from fbuf._core.x64 import narrow
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING
-from fbuf.storages._ragged.parse_values import as_numpy, dense_value, numbers, shortened, value_of
-from fbuf.storages._ragged.schema import flatten
+from fbuf.storages._ragged.schema import as_numpy, dense_value, flatten, numbers, shortened, value_of
 
 Shape = tuple[int, ...]
 Lead = tuple[int | None, ...]
