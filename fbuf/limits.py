@@ -18,7 +18,6 @@ import numbers
 from fractions import Fraction
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -163,8 +162,8 @@ class Limit:
             return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / parts}
         added, drawn, surplus = (Wide(*words) for words in (pace.added, pace.drawn, pace.surplus))
         negative = (surplus.high >> jnp.uint32(31)) != jnp.uint32(0)
-        size = jnp.where(negative, -_float(uint64.negative(surplus)), _float(surplus))
-        return {"added": _float(added), "drawn": _float(drawn), "surplus": size / jnp.float32(parts)}
+        size = jnp.where(negative, -uint64.as_float(uint64.negative(surplus)), uint64.as_float(surplus))
+        return {"added": uint64.as_float(added), "drawn": uint64.as_float(drawn), "surplus": size / jnp.float32(parts)}
 
     def check_steps(self, rows: int, draws: int) -> None:
         """Raise if calls of `rows` rows and of `draws` draws could deadlock.
@@ -379,7 +378,3 @@ def _at_most(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return uint64.at_most(*(uint64.of(x) if isinstance(x, int) else Wide(*x) for x in (a, b)))
-
-
-def _float(words: Wide) -> jax.Array:
-    return words.high.astype(jnp.float32) * jnp.float32(2**32) + words.low.astype(jnp.float32)

@@ -228,7 +228,9 @@ def check_state_type(call: str, owner: type, kind: type, state: Any) -> None:
         name = call.rpartition(".")[2]
         parameters = list(inspect.signature(getattr(owner, name)).parameters.values())[1:]
         order = ", ".join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-        raise TypeError(f"{call}: state is {type(state).__name__}; expected {kind.__name__}. Write {name}({order}).")
+        raise TypeError(
+            f"{call}: first argument is {type(state).__name__}, expected {kind.__name__}. The order is {name}({order})."
+        )
 
 
 _STATIC = ("batch_size", "n", "name", "other", "numbers")
@@ -372,7 +374,9 @@ def check_numbers(
     for name, value in numbers.items():
         if name not in known:
             hint = arguments.did_you_mean(name, known)
-            raise ValueError(f"{call}: {sampler!r} has no '{name}' (has: {', '.join(known) or 'none'}).{hint}")
+            raise ValueError(
+                f"{call}: {sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'}).{hint}"
+            )
         check_number(call, name, value, getattr(sampler, "most", {}).get(name, np.inf))
         if np.issubdtype(known[name], np.integer):
             if not jnp.issubdtype(jnp.result_type(value), jnp.integer):

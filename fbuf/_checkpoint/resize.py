@@ -299,9 +299,7 @@ def _check_movable(call: str, reader: Buffer, target: Buffer) -> None:
             f"Leave resize out, or add the rows again: other.extend(other.init(example), rows)."
         )
     if not can_remap(reader):
-        raise checkpoint.SchemaError(
-            f"{call}: the state of {reader.sampler!r} cannot be resized; expected one of fbuf's samplers. Leave resize out."
-        )
+        raise checkpoint.SchemaError(f"{call}: the state of {reader.sampler!r} cannot be resized. Leave resize out.")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -41,8 +41,8 @@ def is_int(value: Any) -> bool:
 
 
 def check_int(call: str, name: str, value: Any, least: int = 1, hint: str = "") -> None:
-    """Raise unless it is a Python int from `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    """Raise unless it is an int from `least`."""
+    if not is_int(value) or value < least:
         raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.")
 
 
@@ -92,7 +92,9 @@ def check_spec(call: str, spec: Spec) -> None:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise TypeError(f"{call}: {_text(name)} is a typed PRNG key. Store jax.random.key_data(key).")
         if np.dtype(leaf.dtype).kind in "OSUmM":
-            raise TypeError(f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or bools. Use storages.Ragged().")
+            raise TypeError(
+                f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans. Use storages.Ragged()."
+            )
 
 
 def check_key(call: str, key: Any, many: str) -> None:
@@ -101,7 +103,9 @@ def check_key(call: str, key: Any, many: str) -> None:
         raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
-        raise TypeError(f"{call}: key is {key.dtype}{list(key.shape)}; expected one. Use jax.random.key(0), {many}.")
+        raise TypeError(
+            f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), {many}."
+        )
 
 
 def check_names(call: str, got: Any, expected: Any) -> None:
@@ -184,7 +188,9 @@ def check_rows(
                 fix = "All leaves need the same leading axes."
                 if axes == "N, E" and axis == 1 and head[0] == first[0]:
                     fix = "Time comes first: x.swapaxes(0, 1)."
-                raise ValueError(f"{call}: {_text(name)} has {have} on axis {axis} of [{axes}], but {other}. {fix}")
+                raise ValueError(
+                    f"{call}: {_text(name)} has {have} entries on axis {axis} of [{axes}, ...], but {other}. {fix}"
+                )
         out[name] = jnp.asarray(leaf)
     return out
 
@@ -246,7 +252,9 @@ def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds:
         want = " or ".join(names[k] for k in kinds)
         cast = {"f": "jnp.float32", "i": "jnp.int32", "b": "bool"}[kinds[0]]
         article = "an" if want[0] == "i" else "a"
-        raise TypeError(f"{call}: {what} is {got.dtype}; expected {article} {want} array {list(shape)}. Use {cast}.")
+        raise TypeError(
+            f"{call}: {what} is {got.dtype}; expected {article} {want} array of shape {list(shape)}. Use x.astype({cast})."
+        )
     if got.shape != shape:
         fix = f" Write x.reshape({shape})." if math.prod(got.shape) == math.prod(shape) else ""
         raise ValueError(f"{call}: {what} has shape {list(got.shape)}; expected {list(shape)}.{fix}")

@@ -36,6 +36,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def printable(text: str) -> str:
+    """Return text as it is, or its repr if parts of it cannot be printed."""
+    return text if text.isprintable() else repr(text)
+
+
 def number(value: float | None) -> str:
     """Return a number with all digits before the point, or four digits; "" for None."""
     if value is None:

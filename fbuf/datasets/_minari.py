@@ -19,7 +19,9 @@ from typing import Any
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
+from fbuf._core.pytree import under
 from fbuf._formats.dataset.manifest import NAME, is_dataset, load
 from fbuf._host.codecs.codec import Codec
 from fbuf._interfaces.sampler import Sampler
@@ -27,12 +29,11 @@ from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import NEXT
 from fbuf.datasets._arrays.from_arrays import Settings, choose_columns, columns_of, opened, plan_rows
-from fbuf.datasets._arrays.segments import Work, check_workers, rows_per_segment, write
+from fbuf.datasets._arrays.segments import Work, rows_per_segment, write
 from fbuf.datasets._info import delete
 from fbuf.datasets._open import root_of
 from fbuf.interop._columns import Block, Column, blocks, check_name, read_json
 from fbuf.torch._dtypes import NARROW
-from fbuf.torch._tensordict import under
 
 _CALL = "minari"
 VARIABLE = "MINARI_DATASETS_PATH"
@@ -96,7 +97,7 @@ def minari(
     for argument, value in {"skip": skip, "infos": infos}.items():
         if isinstance(value, str):
             raise TypeError(f"{_CALL}: {argument} is {value!r}; expected names. Write {argument}=({value!r},).")
-    check_workers(_CALL, workers)
+    check_int(_CALL, "workers", workers, 0)
     _open.check(".", view, sampler)
     name, folder = _found(id, source)
     path = root_of(_CALL, root) / "minari" / name
@@ -184,8 +185,7 @@ def _reading(what: str) -> Iterator[None]:
         raise ImportError(f'{_CALL}: {what} needs more ({error}). Run pip install "fbuf[minari]".') from None
     except Exception as error:  # of h5py, pyarrow, Pillow, JSON, and what minari asserts
         raise ValueError(
-            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged, unfinished, or of another "
-            f"version of Minari."
+            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged."
         ) from error
 
 

@@ -25,6 +25,7 @@ from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import row_schema
+from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import PyTree, named_leaves, tree_bytes
 from fbuf._formats import dataset
@@ -35,7 +36,7 @@ from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import Work, check_free, check_workers, rows_per_segment, to_path, write
+from fbuf.datasets._arrays.segments import Work, check_free, rows_per_segment, to_path, write
 from fbuf.datasets._lock import exclusive
 from fbuf.interop._columns import BLOCK_BYTES, DTYPES, Block
 from fbuf.interop._row_reader import Reader
@@ -351,9 +352,10 @@ def preprocess(
       ...     del state
       ['action', 'obs', 'reward', 'terminated', 'truncated'] (6, 5)
     """
-    check_workers(CALL, workers)
-    _check_count("limit", limit)
-    _check_count("batch_size", batch_size)
+    check_int(CALL, "workers", workers, 0)
+    for name, value in (("limit", limit), ("batch_size", batch_size)):
+        if value is not None:
+            check_int(CALL, name, value, hint=", or None")
     path = to_path(CALL, "dest", dest)
     _open.check(path, None, sampler)
     origin = origin_of(data, view)
@@ -402,11 +404,6 @@ def _kept(keep: Sequence[str] | None, origin: Stored | Windows) -> tuple[str, ..
     if missing := [name for name in keep if name not in origin.names]:
         raise ValueError(f"{CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'none'}.")
     return tuple(keep)
-
-
-def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
-        raise ValueError(f"{CALL}: {name} is {value!r}; expected an int >= 1, or None.")
 
 
 def _check_apart(source: Path, dest: Path) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
+from fbuf._core.pytree import under
 from fbuf.interop import _hdf5, _npz
 from fbuf.interop._columns import check_name
 from fbuf.interop._row_reader import Reader
-from fbuf.torch._tensordict import under
 
 H5 = (".h5", ".hdf5")
 MASK = "__mask__"  # which rows there are, where lanes hold different numbers

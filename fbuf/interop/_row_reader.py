@@ -20,14 +20,13 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.pytree import Spec
+from fbuf._core.pytree import Spec, under
 from fbuf._core.x64 import exact
 from fbuf._indexing import scatter
 from fbuf._indexing.anchors import CUT
 from fbuf._interfaces.storage import Read
 from fbuf.interop._columns import BLOCK_BYTES
 from fbuf.storages import Ragged
-from fbuf.torch._tensordict import under
 
 
 class Reader:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import check_int
 from fbuf._core.pytree import named_leaves
 from fbuf._core.sample import Sample
 from fbuf.plot import _style
@@ -70,7 +71,7 @@ def frames(
       (1, 3)
     """
     call = "plot.frames"
-    _style.check_count(call, "number", number)
+    check_int(call, "number", number)
     if isinstance(buffer, Sample):
         return draw_batch(call, buffer, observation, next_observation, int(number), ax)
     _style.check(call, buffer, state)

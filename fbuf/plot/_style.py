@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from fbuf._buffer.state import BufferState
 
@@ -70,12 +69,6 @@ def check(call: str, buffer: Any, state: Any) -> None:
         raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected Buffer and state. {fix}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")
-
-
-def check_count(call: str, name: str, value: Any) -> None:
-    """Raise ValueError unless it is an int >= 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{call}: {name} is {value!r}; expected an int >= 1.")
 
 
 def dress(axes: Any, title: str, x: str, y: str) -> None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._core.arguments import check_int
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec
@@ -55,9 +56,7 @@ class DataSet:
             raise TypeError(f"DataSet: path is {self.path!r}; expected the folder of a data set.")
         object.__setattr__(self, "path", os.path.expanduser(os.fspath(self.path)))
         for name in ("memory", "cache"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"DataSet: {name} is {value!r}; expected bytes, an int >= 0.")
+            check_int("DataSet", name, getattr(self, name), 0, " of bytes")
 
     @property
     def masks_expired(self) -> bool:

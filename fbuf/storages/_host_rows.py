@@ -300,12 +300,6 @@ def load_store(rows: SideRows, arrays: Mapping[str, Any]) -> SideRows:
     return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device, last)
 
 
-def check_slack(call: str, slack: int | None) -> None:
-    """Raise unless it is an int >= 0, or None."""
-    if slack is not None and (isinstance(slack, bool) or not isinstance(slack, int) or slack < 0):
-        raise ValueError(f"{call}: slack is {slack!r}; expected an int >= 0 rows beyond the capacity, or None.")
-
-
 COPIES = 2
 """Copies of prefetched rows in the store: the next to be collected, and the last."""
 

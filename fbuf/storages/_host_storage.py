@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from fbuf._bridge import lifetime
+from fbuf._core.arguments import check_int
 from fbuf._core.component import component, to_config
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, name_of
@@ -155,7 +156,8 @@ class HostStorage:
             raise TypeError(f"{name}: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},).")
         if self.keys is not None:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
-        _host_rows.check_slack(name, self.slack)
+        if self.slack is not None:
+            check_int(name, "slack", self.slack, 0, " of rows beyond the capacity, or None")
         if self.path is not None:
             object.__setattr__(self, "path", checked_path(name, self.path))
         check_sync(name, self.sync)

@@ -10,12 +10,12 @@ Source: torchrl's documentation, "TED-format"; `objectives/value/advantages.py` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from fbuf._core.pytree import PyTree, name_of, named_leaves, nested
+from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, under
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf.torch._dtypes import NARROW, import_torch
 from fbuf.torch._from_torch import from_torch
@@ -276,11 +276,6 @@ def _choose(
                 raise ValueError(f"{call}: two leaves get the name '{to}'. Rename one: fields={{'{leaf}': ...}}.")
             out[to] = (leaf, ted and here in ("reward", "terminated", "truncated"))
     return out
-
-
-def under(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that are `name`, or in the subtree of that name."""
-    return [leaf for leaf in names if leaf == name or leaf.startswith(name + "/")]
 
 
 def _narrow(torch: Any, call: str, name: str, value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fbuf._core.arguments import check_bool
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, named_leaves
 from fbuf._interfaces.transform import Context
@@ -58,8 +59,7 @@ class Normalize:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not isinstance(self.center, bool):
-            raise TypeError(f"Normalize: center is {self.center!r}; expected a bool. Write center=False.")
+        check_bool("Normalize", "center", self.center)
         clip, eps = _number("Normalize", "clip", self.clip), _number("Normalize", "eps", self.eps)
         convert(self, clip=clip, eps=eps, keys=checked_keys("Normalize", self.keys))
         if self.of is not None:

@@ -23,7 +23,7 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
         if list(spec) == [""]:
             raise TypeError(f"{view}: episode_end names '{name}', but rows are one unnamed array. Add dicts.")
         if name not in spec:
-            raise ValueError(f"{view}: no leaf named '{name}'; rows have {listed(spec)}. Name flags: episode_end=.")
+            raise ValueError(f"{view}: no leaf named '{name}'; rows have {listed(spec)}. Write episode_end=(...).")
         check_flag(view, name, spec)
 
 

@@ -101,7 +101,9 @@ class Transition:
             object.__setattr__(self, "autoreset", "same_step")
         check_autoreset("Transition", self.autoreset, self.episode_fields()[0])
         if self.autoreset == "next_step" and self.final_observation is not None:
-            raise ValueError(f"Transition: final_observation={self.final_observation!r}; expected None for next_step.")
+            raise ValueError(
+                f"Transition: final_observation is {self.final_observation!r}; expected None with autoreset='next_step'."
+            )
 
     @property
     def back(self) -> int:
@@ -130,7 +132,9 @@ class Transition:
             single = field in ("reward", "terminated", "truncated", "episode")  # no subtree
             if name is not None and not (name in spec if single else under(name, spec)):
                 optional = "" if field in ("observation", "reward") else ", or None"
-                raise ValueError(f"Transition: no leaf '{name}'; rows have {listed(spec)}. Use {field}=...{optional}.")
+                raise ValueError(
+                    f"Transition: no leaf named '{name}'; rows have {listed(spec)}. Write Transition({field}=...){optional}."
+                )
         for name in self.episode_fields()[0]:
             check_flag("Transition", name, spec)
         check_id("Transition", self.episode, spec)

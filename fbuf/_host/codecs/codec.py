@@ -191,6 +191,13 @@ class Codec(Protocol):
         """Fill `out`, `[k, *shape]`. The store has compared `data` with its checksum if it comes from a file."""
 
 
+def _check_range(codec: Any, name: str, low: int, high: int) -> None:
+    """Raise unless a field is an int from `low` to `high`."""
+    value = getattr(codec, name)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{type(codec).__name__}: {name} is {value!r}; expected an integer from {low} to {high}.")
+
+
 @dataclass(frozen=True)
 class Zstd:
     """Zstandard. On its own (`encode`, `decode`) without dictionaries; in a store with them.
@@ -219,9 +226,7 @@ class Zstd:
 
     def __post_init__(self) -> None:
         for name, low, high in (("level", 1, 22), ("chunk", 1, 64), ("dictionary", 0, 256)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ValueError(f"Zstd: {name} is {value!r}; expected an integer from {low} to {high}.")
+            _check_range(self, name, low, high)
         if not isinstance(self.repack, bool):
             raise ValueError(f"Zstd: repack is {self.repack!r}; expected True or False. The default is True.")
 
@@ -323,8 +328,7 @@ class BitPack:
     chunk: int = 16
 
     def __post_init__(self) -> None:
-        if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or not 1 <= self.chunk <= 64:
-            raise ValueError(f"BitPack: chunk is {self.chunk!r}; expected an integer from 1 to 64.")
+        _check_range(self, "chunk", 1, 64)
 
     def encode(self, rows: Array) -> bytes:
         """Return one byte that says which, then bits, or the rows as they are."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.pytree import under
 from fbuf._host.codecs.codec import Codec, Raw, Zstd
 from fbuf._interfaces.view import View
 from fbuf.interop._columns import Block
-from fbuf.torch._tensordict import under
 from fbuf.views import Row, Transition
 
 _LARGE = 1024  # bytes a row

@@ -21,6 +21,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import load
@@ -42,7 +43,6 @@ from fbuf.datasets._arrays.episodes import (
 from fbuf.datasets._arrays.segments import (
     Work,
     check_free,
-    check_workers,
     rows_per_segment,
     to_path,
     write,
@@ -330,7 +330,7 @@ def from_arrays(
       6 [2. 3.] [False False  True False False False]
     """
     path = to_path(CALL, "path", path)
-    check_workers(CALL, workers)
+    check_int(CALL, "workers", workers, 0)
     _open.check(path, view, sampler)
     for name, value in {"fields": fields, "episode_end": episode_end}.items():
         if isinstance(value, str):

@@ -66,12 +66,6 @@ def to_path(call: str, name: str, value: Any, other: str = "") -> Path:
     return Path(value).expanduser()
 
 
-def check_workers(call: str, workers: int) -> None:
-    """Raise ValueError unless it is an int >= 0."""
-    if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
-        raise ValueError(f"{call}: workers is {workers!r}; expected an int >= 0.")
-
-
 def check_free(call: str, path: Path, *, unfinished: bool) -> None:
     """Raise FileExistsError if `path` exists; an empty folder may, and `unfinished` segments on request."""
     delete = f"fbuf.datasets.delete({str(path)!r})"

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.arguments import check_choice
+from fbuf._core.arguments import check_choice, check_int
 from fbuf._core.progress import Progress
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
@@ -118,8 +118,8 @@ def atari_dqn(
     check_choice(_CALL, "on_corrupt", on_corrupt, ("raise", "skip"))
     check_choice(_CALL, "partial", partial, ("keep", "drop"))
     check_choice(_CALL, "verify", verify, ("lazy", "full"))
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
-        raise ValueError(f"{_CALL}: workers is {workers!r}; expected a number of processes, 0 for none, or None.")
+    if workers is not None:
+        check_int(_CALL, "workers", workers, 0, ", or None")
     numbers = plan.selected(_CALL, pieces)
     path = root_of(_CALL, root) / game / str(run)
     given: dict[str, Any] = {
