@@ -107,10 +107,7 @@ def build_component(call: str, path: str, config: Any) -> Any:
     try:
         return from_config(config)
     except (TypeError, ValueError) as error:
-        raise checkpoint.VersionError(
-            f"{call}: {path} was saved with {config_text(config)}, unknown to this release of fbuf ({error}). Load it with the "
-            f"release that saved it."
-        ) from None
+        raise checkpoint.VersionError(f"{call}: {path} was saved by another release of fbuf ({error}).") from None
 
 
 def _same_stages(saved: Any, target: Buffer) -> Any:

@@ -49,10 +49,7 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
             about |= {"kind": "numpy" if isinstance(leaf, np.ndarray) else "scalar", "shape": list(leaf.shape)}
             arrays[f"{_PREFIX}{i}"] = np.atleast_1d(np.array(leaf))
         else:
-            raise TypeError(
-                f"{call}: extra '{name}' is {_kind(leaf)}; expected arrays, PRNG keys, numbers or text. Leave it out, or "
-                f"convert it with np.asarray(x), bytes with np.frombuffer(x, np.uint8)."
-            )
+            raise TypeError(f"{call}: extra '{name}' is {_kind(leaf)}; expected arrays, PRNG keys, numbers or text.")
         leaves.append(about)
     return arrays, {"structure": row_schema.encode(jax.tree.structure(extra)), "leaves": leaves}
 
@@ -105,8 +102,5 @@ def _leaf(call: str, path: str, saved: Any, i: int, about: Any) -> Any:
     if kind == "key":
         return jax.random.wrap_key_data(jnp.array(array), impl=about["impl"])
     if kind == "jax" and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-        raise checkpoint.SchemaError(
-            f"{call}: extra '{about['name']}' of {path} is {array.dtype}, but x64 is off. Write "
-            f"jax.config.update('jax_enable_x64', True), or save a numpy array."
-        )
+        raise checkpoint.SchemaError(f"{call}: extra '{about['name']}' of {path} is {array.dtype}, but x64 is off.")
     return jnp.array(array) if kind == "jax" else array[()] if kind == "scalar" else np.array(array)

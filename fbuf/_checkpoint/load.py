@@ -189,10 +189,7 @@ def _read(
     wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in state_arrays.to_saved_arrays(reader, abstract).items()}
     there = {n for n in saved.arrays if n.startswith("state/")}
     if "state/token" in there:
-        raise checkpoint.VersionError(
-            f"{call}: {saved.path} was saved by a development version of fbuf, whose state had other arrays. Convert it with "
-            f"the version that saved it."
-        )
+        raise checkpoint.VersionError(f"{call}: {saved.path} was saved by a development version of fbuf.")
     if not reader.prefetch:
         there = {n for n in there if not n.startswith("state/ahead/")}
     there = {n for n in there if not n.startswith(_STAGES) or n.removeprefix(_STAGES).split("/")[0] in stages}

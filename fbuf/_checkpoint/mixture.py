@@ -143,17 +143,12 @@ def _build_mixture(call: str, saved: checkpoint.Saved, buffers: dict[str, Buffer
     try:
         return Mixture(buffers, **{key: from_config(value) for key, value in settings.items()})
     except (TypeError, ValueError) as error:
-        raise checkpoint.VersionError(
-            f"{call}: {saved.path} was saved by a mixture with {settings}, unknown to this release of fbuf ({error}). Use a "
-            f"later one."
-        ) from None
+        raise checkpoint.VersionError(f"{call}: {saved.path} was saved by a later release of fbuf ({error}).") from None
 
 
 def _load_number(saved: checkpoint.Saved, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     found = saved.arrays[f"mixture/{name}"]
     if found.dtype != dtype or found.shape != (shape or (1,)):
-        raise checkpoint.SchemaError(
-            f"fbuf.load: {saved.path}: 'mixture/{name}' is {found.dtype}{list(found.shape)}; expected "
-            f"{np.dtype(dtype)}{list(shape)}. Load another checkpoint."
-        )
+        found, want = f"{found.dtype}{list(found.shape)}", f"{np.dtype(dtype)}{list(shape)}"
+        raise checkpoint.SchemaError(f"fbuf.load: {saved.path}: 'mixture/{name}' is {found}; expected {want}.")
     return jnp.array(np.asarray(found).reshape(shape))

@@ -56,10 +56,7 @@ class NthSampler(BaseSampler):
 
         Anchors are numbered lane by lane, oldest first. If there are none, `total` is 1 and the result is ignored.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__}: a sampler that derives from NthSampler needs a method pick. Write "
-            f"def pick(self, key, batch_size, total): return nth, probability."
-        )
+        raise NotImplementedError(f"{type(self).__name__}: write def pick(self, key, batch_size, total).")
 
     def init(self, geometry: Geometry, dense: bool) -> AnchorQueue:
         return anchor_log.init(geometry, dense)
@@ -266,10 +263,7 @@ class FieldsView:
 
         `slot` int32[B] was drawn. Slot C reads zeros; `earlier` and `later` return it if there is no such row.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__}: a view that derives from FieldsView needs a method fields. Write "
-            f"def fields(self, spec, eligible, slot): return {{name: (name, slot) for name in spec}}."
-        )
+        raise NotImplementedError(f"{type(self).__name__}: write def fields(self, spec, eligible, slot).")
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return (), None

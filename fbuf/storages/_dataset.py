@@ -157,10 +157,8 @@ class DataSet:
         try:
             dataset = self._open(geometry, spec)
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                error.errno,
-                f"fbuf.load: the saved rows are those of the data set at {self.path}. {error.strerror} {fix}",
-            ) from error
+            what = f"fbuf.load: {self.path} should hold the saved rows. {error.strerror} {fix}"
+            raise FileNotFoundError(error.errno, what) from error
         except ValueError as error:
             raise SchemaError(f"fbuf.load: the data set at {self.path} is not the saved one: {error} {fix}") from error
         if about["identity"] != dataset.identity:

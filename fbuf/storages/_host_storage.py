@@ -182,10 +182,7 @@ class HostStorage:
         if not self.in_files:
             return Store(columns, **settings)
         if not geometry.streams:
-            raise ValueError(
-                f"{type(self).__name__}: the writer replaces any row; rows in files need one that replaces the oldest. Use "
-                f"writers.Ring(), or a storage without a path."
-            )
+            raise ValueError(f"{type(self).__name__}: the writer replaces any row. Use writers.Ring(), or no path.")
         with open_folder(self, geometry, settings["slack"], columns, resume) as folder:
             return Store(columns, **settings, folder=folder)
 

@@ -57,10 +57,7 @@ def from_torch(tree: PyTree, *, copy: bool = True, device: jax.Device | jax.shar
     # Without a copy, an empty array tells whether this is inside jit; transfer guards would refuse a constant.
     probe = out[0] if out and copy else jnp.array(jnp.from_dlpack(torch.empty(0)), copy=True) if out else None
     if isinstance(probe, jax.core.Tracer):
-        raise TypeError(
-            f"{call}: called inside jax.jit; expected an eager call, since the values would become constants of the program. "
-            f"Pass them as arguments: step(from_torch(tree))."
-        )
+        raise TypeError(f"{call}: called inside jax.jit. Pass tensors as arguments: step(from_torch(tree)).")
     # Copies queue behind other work, on CPU too: without waiting, one reads later writes.
     return jax.tree.unflatten(structure, jax.block_until_ready(out) if copy else out)
 

@@ -111,10 +111,7 @@ def index_of(batch: Any) -> Index:
     """
     torch = import_torch("index_of")
     if any(key not in batch.keys() for key in _INDEX):
-        raise ValueError(
-            f"index_of: the TensorDict has {', '.join(map(str, batch.keys()))}; expected index and index_generation of "
-            f"to_tensordict. Keep them, or keep the Sample: replay.update_priority(sample.index, td_error)."
-        )
+        raise ValueError("index_of: the TensorDict lacks index or index_generation. Keep those of to_tensordict.")
     slot, ticket = (batch[key] if batch[key].ndim < 2 else batch[key][:, 0] for key in _INDEX)
     arrays = from_torch({"slot": slot.to(torch.int32), "ticket": ticket.to(torch.uint32)})
     return Index(arrays["slot"], arrays["ticket"])

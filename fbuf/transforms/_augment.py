@@ -71,10 +71,7 @@ class Augment:
         sizes = {name: self._size(name, leaves[name], context) for name in names}
         if self.together and len(set(sizes.values())) > 1:
             other = next(n for n in names if sizes[n] != sizes[names[0]])
-            raise ValueError(
-                f"Augment: images of '{other}' are {sizes[other]}, of '{names[0]}' {sizes[names[0]]}; expected one size. Write "
-                f"together=False, or two Augments."
-            )
+            raise ValueError(f"Augment: sizes are {sizes[names[0]]} and {sizes[other]}. Write together=False.")
         assert context.key is not None
         new = {}
         for i, name in enumerate(names):

@@ -363,10 +363,7 @@ def apply(
     shapes = [jnp.shape(leaf)[:lead] for leaf in leaves.values()]
     if not shapes or len(shapes[0]) < lead or any(shape != shapes[0] for shape in shapes):
         found = ", ".join(f"'{n}' {list(jnp.shape(x))}" for n, x in leaves.items())
-        raise ValueError(
-            f"transforms.apply: leaves are {found or 'missing'}; expected {lead} equal leading axes. Write lead=..., the axes "
-            f"before those of one row: 0 for one row."
-        )
+        raise ValueError(f"transforms.apply: leaves are {found or 'missing'}; expected {lead} equal axes. Set lead.")
     if getattr(transform, "keyed", False) and key is None:
         raise ValueError(f"transforms.apply: {transform!r} needs a key. Write apply(..., key=jax.random.key(0)).")
     if lead == 0:

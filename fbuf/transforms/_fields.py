@@ -68,10 +68,7 @@ def as_dict(call: str, data: PyTree) -> dict[str, jax.Array]:
     leaves = named_leaves(data)
     wanted: Any = jax.tree.structure(nested(leaves) if "" not in leaves else None)
     if wanted != jax.tree.structure(data):
-        raise TypeError(
-            f"{call}: rows are {jax.tree.structure(data)}; expected (nested) dicts of arrays. Convert them first: "
-            f"transforms.Map(lambda row: {{'obs': row.obs, ...}})."
-        )
+        raise TypeError(f"{call}: rows are {jax.tree.structure(data)}; expected dicts. Use transforms.Map.")
     return leaves
 
 

@@ -99,10 +99,7 @@ class Normalize:
 
     def _changed(self, call: str, data: PyTree, context: Context, undo: bool) -> PyTree:
         if not isinstance(context.memory, Mapping):
-            raise ValueError(
-                f"{call}: memory is missing; expected the statistics of a buffer's state. Use Buffer(on_read=...), or "
-                f"transforms.apply(..., memory=state.transforms.read)."
-            )
+            raise ValueError(f"{call}: memory is missing. Write transforms.apply(..., memory=state.transforms.read).")
         leaves, new = named_leaves(data), {}
         for name, source in self.sources.items():
             if name not in leaves:

@@ -282,7 +282,7 @@ def test_memory_that_jax_would_copy_is_not_shared() -> None:
 def test_from_torch_inside_jit_is_refused() -> None:
     t = torch.ones(16)
     for copy in (False, True):
-        with pytest.raises(TypeError, match=r"called inside jax\.jit; .*step\(from_torch\(tree\)\)"):
+        with pytest.raises(TypeError, match=r"called inside jax\.jit\. .*step\(from_torch\(tree\)\)"):
             jax.jit(lambda x, copy=copy: x + from_torch(t, copy=copy))(np.ones(16, np.float32))
     grad = jax.grad(lambda x: (x * from_torch(t)).sum())(np.ones(16, np.float32))  # eager, though traced by grad
     assert np.asarray(grad)[0] == 1

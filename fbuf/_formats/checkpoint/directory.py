@@ -145,11 +145,7 @@ class Folder:
                     stacklevel=2,
                 )
             if "manifest.json" in self.names():
-                raise FileExistsError(
-                    errno.EEXIST,
-                    f"fbuf.save: {self.path} holds the files of a live store; expected a checkpoint or nothing. Save to a "
-                    f"separate folder.",
-                )
+                raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} holds a live store. Use another.")
             yield
         finally:
             if held:
@@ -160,11 +156,7 @@ class Folder:
         """Return the next generation. Raises FileExistsError: a foreign file has the largest number."""
         number = largest_number(self.names()) + 1
         if number > MAX_GENERATION:  # its name would not be recognised
-            raise FileExistsError(
-                errno.EEXIST,
-                f"fbuf.save: a file in {self.path} has the number {MAX_GENERATION}, which is the last there is. Save to "
-                f"another path, or remove that file.",
-            )
+            raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} has no number left. Use another.")
         return number
 
     def publish(self, generation: int, text: bytes, sync: bool, named: bool) -> None:

@@ -177,10 +177,7 @@ def _check_cuts(name: str, layout: Layout) -> None:
     cuts, keys = layout.cuts or (), layout.keys or ()
     rise = all(a <= b for a, b in itertools.pairwise(cuts))
     if not layout.shape or len(cuts) != len(keys) + 1 or cuts[0] != 0 or cuts[-1] != layout.rows or not rise:
-        raise ValueError(
-            f"fbuf.save: array '{name}' of shape {list(layout.shape)} has {len(cuts)} cuts and {len(keys)} keys; expected cuts "
-            f"that rise from 0 to its length, one more than keys."
-        )
+        raise ValueError(f"fbuf.save: array '{name}', {list(layout.shape)}, has cuts {cuts} for {len(keys)} keys.")
     if len(set(keys)) != len(keys) or not all(type(k) is str and k.isprintable() and k and "#" not in k for k in keys):
         raise ValueError(f"fbuf.save: array '{name}' has keys that repeat or contain '#'; expected distinct texts.")
 

@@ -61,11 +61,7 @@ class SegmentWriter:
 
     def _check_absent(self) -> None:
         if directory.is_committed(self.path, self.number):
-            raise FileExistsError(
-                errno.EEXIST,
-                f"SegmentWriter: {self.path} has a segment {self.number}. Remove it first: "
-                f"dataset.discard(path, {self.number}).",
-            )
+            raise FileExistsError(errno.EEXIST, f"SegmentWriter: {self.path} has a segment {self.number}.")
 
     def __enter__(self) -> SegmentWriter:
         return self

@@ -49,8 +49,5 @@ def one_by_one(column: Column) -> Column:
     if codec is None or codec.chunk == 1:
         return column
     if not isinstance(codec, BitPack):
-        raise ValueError(
-            f"Column: codec of '{column.name}' has chunk {codec.chunk}, but with a writer that replaces any row no rows stay "
-            f"together; expected 1. Use {type(codec).__name__}(chunk=1)."
-        )
+        raise ValueError(f"Column: '{column.name}' needs {type(codec).__name__}(chunk=1), as any row is replaced.")
     return replace(column, codec=replace(codec, chunk=1))

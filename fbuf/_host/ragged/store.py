@@ -232,10 +232,7 @@ class Records(RowStore):
 
     def _unpack(self, leaf: RaggedLeaf, view: memoryview, checksum: int) -> memoryview:
         if zlib.crc32(view) != checksum or not len(view):
-            raise StoreCorrupted(
-                f"Records.read: a row's leaf '{leaf.name}' has another checksum than it was stored with; expected the same. "
-                f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-            )
+            raise StoreCorrupted(f"Records.read: a row's leaf '{leaf.name}' is damaged. Load the last checkpoint.")
         if view[:1] == _PLAIN:
             return view[1:]
         if self._codec is None or len(view) < 9:

@@ -112,17 +112,11 @@ def value_of(call: str, leaf: RaggedLeaf, given: Any, row: int | None) -> Any:
         if not fits:
             want = "str" if leaf.kind == "text" else "bytes"
             fix = "Leave it out of the row" if value is None else f"Convert it with {want}(x)"
-            raise TypeError(
-                f"{call}: {where} is {type(value).__name__}; expected {want}, as the example. {fix}, or make the example "
-                f"None, to allow anything."
-            )
+            raise TypeError(f"{call}: {where} is {type(value).__name__}; expected {want}, as the example. {fix}.")
         return str.__str__(value) if leaf.kind == "text" else bytes(value)
     dtype = dtype_of(leaf.dtype)
     if not isinstance(value, (np.ndarray, np.generic)):
-        raise TypeError(
-            f"{call}: {where} is {type(value).__name__}; expected an array of {dtype}, as the example. Convert it with "
-            f"np.asarray(x, '{dtype}'), or make the example None, to allow anything."
-        )
+        raise TypeError(f"{call}: {where} is {type(value).__name__}; expected an array of {dtype}, as the example.")
     if leaf.maximum is not None and value.dtype != dtype and leaf_spec(value).dtype == dtype:
         value = narrow(f"{call}: {where}", "", value, dtype)
     if value.dtype != dtype:
@@ -140,17 +134,12 @@ def value_of(call: str, leaf: RaggedLeaf, given: Any, row: int | None) -> Any:
 def shortened(call: str, name: str, items: list[Any], lengths: Any) -> list[Any]:
     """Return padded values cut to their lengths; -1: the row lacks the leaf."""
     if lengths.dtype.kind not in "iu" or lengths.shape[-1:] != (np.ndim(items[0]) if items else lengths.shape[-1],):
-        raise TypeError(
-            f"{call}: leaf '{length_name(name)}' is {lengths.dtype}{list(lengths.shape)}; expected integers, one for each axis "
-            f"of a row of '{name}'. Leave it out if nothing is padded."
-        )
+        got = f"{lengths.dtype}{list(lengths.shape)}"
+        raise TypeError(f"{call}: leaf '{length_name(name)}' is {got}; expected integers, one per axis.")
     each = lengths.reshape(len(items), -1).tolist()
     for i, (item, cut) in enumerate(zip(items, each, strict=True)):
         if any(n > m or (n < 0 and cut[0] != -1) for n, m in zip(cut, np.shape(item), strict=True)):
-            raise ValueError(
-                f"{call}: leaf '{name}' of row {i} has shape {list(np.shape(item))} but lengths {cut}; expected at most its "
-                f"shape, or -1 for a row that lacks the leaf."
-            )
+            raise ValueError(f"{call}: leaf '{name}' of row {i} has shape {list(np.shape(item))} but lengths {cut}.")
     return [MISSING if cut[0] == -1 else x[tuple(slice(n) for n in cut)] for x, cut in zip(items, each, strict=True)]
 
 
