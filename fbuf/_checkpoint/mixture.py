@@ -149,6 +149,6 @@ def _build_mixture(call: str, saved: checkpoint.Saved, buffers: dict[str, Buffer
 def _load_number(saved: checkpoint.Saved, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     found = saved.arrays[f"mixture/{name}"]
     if found.dtype != dtype or found.shape != (shape or (1,)):
-        found, want = f"{found.dtype}{list(found.shape)}", f"{np.dtype(dtype)}{list(shape)}"
-        raise checkpoint.SchemaError(f"fbuf.load: {saved.path}: 'mixture/{name}' is {found}; expected {want}.")
+        got, want = f"{found.dtype}{list(found.shape)}", f"{np.dtype(dtype)}{list(shape)}"
+        raise checkpoint.SchemaError(f"fbuf.load: {saved.path}: 'mixture/{name}' is {got}; expected {want}.")
     return jnp.array(np.asarray(found).reshape(shape))

@@ -6,7 +6,7 @@ also be a tuple: `("next", "obs")`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -67,12 +67,17 @@ def listed(names: Iterable[str]) -> str:
 
 def under(name: str, names: Iterable[str]) -> list[str]:
     """Return the leaf `name`, or the leaves below it."""
-    return [n for n in names if n == name or n.startswith(name + "/")]
+    return [n for n in names if is_under(n, (name,))]
 
 
 def is_under(name: str, keys: Iterable[str]) -> bool:
     """Return whether a leaf is one of `keys`, or below one."""
-    return any(under(key, [name]) for key in keys)
+    return any(name == key or name.startswith(key + "/") for key in keys)
+
+
+def outside(keys: Collection[str], names: Iterable[str]) -> list[str]:
+    """Return the leaves that are neither one of `keys` nor below one."""
+    return [n for n in names if not is_under(n, keys)]
 
 
 def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:

@@ -21,7 +21,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
-from fbuf._core.pytree import under
+from fbuf._core.pytree import is_under, under
 from fbuf._formats.dataset.manifest import NAME, is_dataset, load
 from fbuf._host.codecs.codec import Codec
 from fbuf._interfaces.sampler import Sampler
@@ -241,7 +241,7 @@ def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: S
     found = columns_of(where, _dicts({"obs": episode.observations, "action": episode.actions}))
     if unknown := [name for name in skip if not under(name, found)]:
         raise ValueError(f"{where}: skip has '{unknown[0]}', but leaves are {', '.join(found)}.")
-    found = {name: column for name, column in found.items() if not any(under(out, [name]) for out in skip)}
+    found = {name: column for name, column in found.items() if not is_under(name, skip)}
     if refused := [name for name, column in found.items() if column.refused]:
         raise ValueError(f"{where}: {found[refused[0]].refused} Leave it out: skip={tuple(sorted({*skip, *refused}))}.")
     if not under("obs", found):

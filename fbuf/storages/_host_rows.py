@@ -55,6 +55,11 @@ class Layout(NamedTuple):
         rows = zip(self.names, self.shapes, self.dtypes, strict=True)
         return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, shape, dtype in rows}
 
+    @property
+    def in_store(self) -> frozenset[str]:
+        """Leaves whose reads need the store; tickets of ragged leaves do not."""
+        return frozenset(self.columns) - {TICKET}
+
 
 class SideRows(OnHost):
     """The rows of a host storage: a pytree node that keeps its store open."""
@@ -316,19 +321,14 @@ class SideHeld:
     """Of each read, its leaf and its index in `device` or `tickets`."""
 
 
-def _from_store(rows: SideRows, name: str) -> bool:
-    """Return whether a read needs the store; tickets of ragged leaves do not."""
-    return name in rows.layout.columns and name != TICKET
-
-
 def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
     """Gather what later writes may change."""
     device: list[Array] = []
     tickets: list[Array] = []
     known: dict[int, int] = {}
-    sources = []
+    sources, hosted = [], rows.layout.in_store
     for r in reads:
-        if not _from_store(rows, r.name):
+        if r.name not in hosted:
             sources.append((r.name, len(device)))
             device.append(_array_rows.read(rows.ticket if r.name == TICKET else rows.device[r.name], r.slot))
         else:
@@ -342,7 +342,7 @@ def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
 def start_read(rows: SideRows, held: SideHeld) -> SideHeld:
     """Start prefetching the host leaves."""
     columns = rows.layout.columns
-    wanted = [(columns.index(name), held.tickets[at]) for name, at in held.sources if _from_store(rows, name)]
+    wanted = [(columns.index(name), held.tickets[at]) for name, at in held.sources if name in rows.layout.in_store]
     if not wanted:
         return held
     return dataclasses.replace(held, number=callbacks.request(rows.id, wanted))
@@ -354,8 +354,8 @@ def finish_read(rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True
     `ahead`: they may have been prefetched.
     """
     columns, spec = rows.layout.columns, rows.layout.spec
-    out: list[Array | None] = [None if _from_store(rows, name) else held.device[at] for name, at in held.sources]
-    side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if _from_store(rows, name)]
+    out: list[Array | None] = [None if name in rows.layout.in_store else held.device[at] for name, at in held.sources]
+    side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if name in rows.layout.in_store]
     if not side:
         return [a for a in out if a is not None], None
     items = {name: in_jax(spec[name]) for _, name, _ in side}
@@ -375,5 +375,5 @@ def finish_read(rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True
 def host_bytes(rows: SideRows, held: SideHeld) -> int:
     """Return the bytes that a store keeps for prefetched rows."""
     spec = rows.layout.spec
-    host = [(name, held.tickets[at].shape[:-1]) for name, at in held.sources if _from_store(rows, name)]
+    host = [(name, held.tickets[at].shape[:-1]) for name, at in held.sources if name in rows.layout.in_store]
     return COPIES * sum(item_bytes(spec[name]) * int(np.prod(shape, dtype=np.int64)) for name, shape in host)

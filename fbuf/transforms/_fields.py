@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._core.arguments import is_int
-from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, under, zero_unless
+from fbuf._core.pytree import PyTree, is_under, name_of, named_leaves, nested, under, zero_unless
 from fbuf._interfaces.transform import Context
 
 
@@ -50,7 +50,7 @@ def chosen(call: str, keys: str | tuple[str, ...], names: Iterable[str]) -> list
     for key in keys:
         if not under(key, there):
             raise ValueError(f"{call}: leaf '{key}' is missing; expected one of {', '.join(there)}.")
-    return [n for n in there if any(n in under(key, there) for key in keys)]
+    return [n for n in there if is_under(n, keys)]
 
 
 def replaced(data: PyTree, new: Mapping[str, jax.Array]) -> PyTree:

@@ -23,7 +23,7 @@ from jax import lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, listed, name_of, under
+from fbuf._core.pytree import PyTree, Spec, expand, listed, name_of, outside, under
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
@@ -268,4 +268,4 @@ class Transition:
         """Return the leaves of the row that are passed on unchanged."""
         used = [self.observation, self.reward]
         used += [n for n in (self.action, self.final_observation) if n is not None]
-        return [n for n in spec if not any(under(u, [n]) for u in used)]
+        return outside(used, spec)

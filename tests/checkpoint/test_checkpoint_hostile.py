@@ -71,7 +71,7 @@ def test_a_component_of_a_later_release_is_named(tmp_path: Path) -> None:
     later = copy.deepcopy(meta)
     later["buffer"]["sampler"]["foresight"] = 3
     checkpoint.write(str(tmp_path / "two"), arrays, later)
-    with pytest.raises(fbuf.VersionError, match="foresight=3.*unknown to this release of fbuf"):
+    with pytest.raises(fbuf.VersionError, match="another release of fbuf .*no option 'foresight'"):
         fbuf.load(tmp_path / "two")
 
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_an_earlier_state_layout_is_refused(tmp_path: Path) -> N
     arrays, meta = golden_parts("device")
     arrays["state/token"] = np.zeros((), np.int32)
     checkpoint.write(str(tmp_path / "one"), arrays, meta)
-    with pytest.raises(fbuf.VersionError, match="a development version of fbuf, whose state had other arrays"):
+    with pytest.raises(fbuf.VersionError, match="a development version of fbuf"):
         fbuf.load(tmp_path / "one")
 
 
@@ -89,7 +89,7 @@ def test_a_checkpoint_with_a_removed_codec_is_refused(tmp_path: Path) -> None:
     meta["buffer"]["storage"]["codec"] = {"type": "fbuf.storages.Blocks", "block": None, "chunk": 1}
     checkpoint.write(str(tmp_path / "saved"), arrays, meta)
     for given in ((), (buffers.BUFFERS["compressed"],)):
-        with pytest.raises(fbuf.VersionError, match=r"codec=Blocks\(.*'fbuf.storages.Blocks' is not a component"):
+        with pytest.raises(fbuf.VersionError, match=r"'fbuf.storages.Blocks' is not a component"):
             fbuf.load(tmp_path / "saved", *given)
 
 

@@ -188,7 +188,7 @@ def bad(**change: Any) -> dict[str, Any]:
 
 NAN = np.where(np.arange(19) == 7, np.nan, 1).astype(np.float32)
 WRONG: list[tuple[Any, type[Exception], str]] = [
-    (bad(rewards=np.ones(18, np.float32)), ValueError, "'rewards' has 18 rows, but 'observations' has 19.*fields="),
+    (bad(rewards=np.ones(18, np.float32)), ValueError, "'rewards' has 18 rows; expected 19.*fields="),
     (bad(rewards=NAN), ValueError, "leaf 'reward' is nan in row 7"),
     (bad(rewards=np.ones(19)), TypeError, r"leaf 'reward' is float64.*dtypes=\{'reward': 'float32'\}"),
     (bad(words=np.array(["a"] * 19)), ValueError, "leaf 'words' is <U1; expected plain numbers"),

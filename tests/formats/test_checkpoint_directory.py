@@ -39,7 +39,7 @@ class Odd:
         ({"a": Odd()}, ValueError, r"float32\[4, 3\] for rows 0 to 4; expected float32\[4, 2\]"),
         ({"a": np.zeros((1,) * 33)}, ValueError, "33 axes; expected at most 32"),
         ({"a": Blocks(np.zeros(9), 0)}, ValueError, "blocks of 0 rows"),
-        ({"a": Blocks(np.zeros(9), 4, ["a"])}, ValueError, "1 marks; expected one for each of its 3 blocks"),
+        ({"a": Blocks(np.zeros(9), 4, ["a"])}, ValueError, "1 marks; expected 3"),
         ({"a": Blocks(np.zeros(1 << 20), 1)}, ValueError, "1048577 blocks; expected at most .* larger blocks"),
     ],
 )
@@ -58,7 +58,7 @@ def test_invalid_cuts_keys_and_meta_are_refused() -> None:
     source = Keyed({"a": np.zeros(3, np.uint8), "b": np.zeros(6, np.uint8)})
     for cuts in ([0], [0, 3], [1, 3, 9], [0, 5, 3, 9], [0, 3, 8]):
         source.cuts = np.array(cuts)
-        with pytest.raises(ValueError, match="expected cuts that rise from 0 to its length"):
+        with pytest.raises(ValueError, match="has cuts"):
             checkpoint.write(PATH, {"a": source}, {}, disk=Memory())
     source.cuts, source.keys = np.array([0, 3, 9]), ["a", "a"]
     with pytest.raises(ValueError, match="keys that repeat"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fbuf._host.columns.raw_file import RowChecksums
 from fbuf._host.memory import file_arena
-from fbuf._host.store.recovery import longest_valid_run
+from fbuf._host.store.factory import longest_valid_run
 from fbuf._host.types import StoreCorrupted
 from tests.support.recovery import (
     SMALL,
