@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._core import state_repr
+from fbuf._core import text_table
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Ring
 from fbuf._core.row_format import RowFormat
@@ -163,10 +163,10 @@ class BufferState:
         return dataclasses.replace(self, **fields)
 
     def __repr__(self) -> str:
-        return state_repr.as_text(self)
+        return text_table.as_text(self)
 
     def _repr_html_(self) -> str:
-        return state_repr.as_html(self)
+        return text_table.as_html(self)
 
 
 def on_open(core: Callable[..., tuple[BufferState, Any]]) -> Callable[..., tuple[BufferState, Any]]:

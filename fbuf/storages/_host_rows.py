@@ -26,7 +26,7 @@ from fbuf._core.control_flow import order_after_reads
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
-from fbuf._core.state_repr import WHOLE, spec_text
+from fbuf._core.text_table import WHOLE, spec_text
 from fbuf._core.x64 import in_jax
 from fbuf._host import OnHost
 from fbuf._host.columns.spec import one_by_one

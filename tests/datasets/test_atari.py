@@ -17,7 +17,7 @@ import fbuf
 import fbuf.datasets
 from fbuf._formats import dataset
 from fbuf.datasets import _remote
-from fbuf.datasets._atari import atari, download, plan, segment, workers
+from fbuf.datasets._atari import atari, plan, segment, workers
 from fbuf.datasets._atari.segment import BEFORE
 from fbuf.datasets._open import default_root
 from fbuf.datasets._remote import FileCorrupted, SourceError, SpaceError
@@ -313,7 +313,7 @@ def test_a_locked_data_set_is_opened_and_not_written(
         return fbuf.datasets.atari_dqn("Pong/1", root=root, source=files, workers=0, **options)[0].capacity
 
     rows = opened()
-    with download.exclusive("a test", root / "Pong" / "1"):
+    with atari.exclusive("a test", root / "Pong" / "1"):
         assert opened() == opened(download=False) == rows
         monkeypatch.setattr("fbuf.datasets._lock._PATIENCE", 0.0)
         for option in ({"pieces": [0, 1]}, {"download": "force"}):
@@ -335,7 +335,7 @@ def test_a_data_set_written_again_by_another_process_is_opened_as_it_is_then(fil
             raise FileNotFoundError
         return len(dataset.committed(path))
 
-    assert download.get(plan.Request("get", "Pong/1", path, files, workers=0), then) == whole
+    assert atari.get(plan.Request("get", "Pong/1", path, files, workers=0), then) == whole
     again = get(tmp_path, files, download=False)
     assert all(np.array_equal(again[name], want[name]) for name in ("obs", "action", "truncated"))
 

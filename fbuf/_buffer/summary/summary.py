@@ -16,8 +16,7 @@ from fbuf._core import text_table
 from fbuf._core.arguments import is_int
 from fbuf._core.pytree import item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
-from fbuf._core.state_repr import WHOLE, spec_text
-from fbuf._core.text_table import Section, human, number
+from fbuf._core.text_table import WHOLE, Section, human, number, spec_text
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import LeafBytes
 
