@@ -122,7 +122,7 @@ WHOLE = "(row)"
 
 
 def outline(state: Any) -> tuple[str, list[Section]]:
-    """Return title and tables of a state."""
+    """Return title and tables of a state, of shapes only: it must not fail or compute, also for tracers and donated arrays."""
     capacity, leaves = _leaves(state.rows)
     title = f"BufferState({_held(state, capacity)})"
     beside = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state) if f.name != "rows"]

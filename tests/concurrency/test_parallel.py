@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fbuf.datasets._arrays.segments import run_parallel
+from fbuf._concurrency.parallel import run_parallel
 from tests.support.threads import PATIENCE
 
 

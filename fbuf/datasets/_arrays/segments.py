@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fbuf._concurrency.parallel import run_parallel
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
@@ -182,49 +181,3 @@ def _committed(call: str, path: Path, work: Work) -> set[int]:
             )
         done.add(number)
     return done
-
-
-Advance = Callable[[int], None]
-
-
-class Cancelled(Exception):
-    """Raised in a task that is ended by the failure of another, or by an interrupt."""
-
-
-def run_parallel(numbers: Sequence[int], run: Callable[[int, Advance], None], advance: Advance, workers: int) -> None:
-    """Run `run(number, step)` for each number, `workers` at a time; with 0 or 1, one after another in this thread.
-
-    Args:
-      run: Calls `step(amount)` now and then.
-      advance: Called with these amounts, by one thread at a time.
-      workers: Threads.
-    Raises:
-      What the first task to fail raised, once all have ended.
-    """
-    if workers <= 1 or len(numbers) <= 1:
-        for number in numbers:
-            run(number, advance)
-        return
-    lock, stop = threading.Lock(), threading.Event()
-
-    def step(amount: int) -> None:
-        if stop.is_set():
-            raise Cancelled
-        with lock:
-            advance(amount)
-
-    def task(number: int) -> None:
-        if not stop.is_set():
-            run(number, step)
-
-    with ThreadPoolExecutor(min(workers, len(numbers)), thread_name_prefix="fbuf-together") as pool:
-        tasks = [pool.submit(task, number) for number in numbers]
-        try:
-            wait(tasks, return_when=FIRST_EXCEPTION)
-        finally:  # an interrupt comes here, too
-            if not all(task.done() and task.exception() is None for task in tasks):
-                stop.set()
-    errors = [error for task in tasks if (error := task.exception()) is not None]
-    for error in errors:
-        if not isinstance(error, Cancelled):
-            raise error
