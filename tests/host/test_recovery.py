@@ -118,7 +118,7 @@ def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
             said = survives(kind, path, rows, **SMALL)
             assert said, f"{file} {'of another store' if foreign else 'missing'} went unnoticed"
             if not foreign and file == "column1.sums":
-                with pytest.raises(StoreCorrupted, match="column1.sums is missing; expected every file of the store"):
+                with pytest.raises(StoreCorrupted, match="column1.sums is missing; expected every file"):
                     opened(kind, path, **SMALL, resume=True)
             shutil.rmtree(path)
 

@@ -186,7 +186,7 @@ def test_invalid_arguments_are_refused() -> None:
     refused(ValueError, "Mixture.plan: examples is a; expected one row for each", lambda: mixture.plan({"a": EXAMPLE}))
     for odd in (jnp.array(True), jnp.complex64(0.5)):
         refused(TypeError, "a number from 0 to 1", lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}))
-    refused(ValueError, "made by another mixture, of a, b", lambda: fbuf.Mixture({"a": mixture["a"]}).size(state))
+    refused(ValueError, "state of a, b; expected a", lambda: fbuf.Mixture({"a": mixture["a"]}).size(state))
     refused(ValueError, "expected a, b, annealed", lambda: two(annealed=True).size(state))
     refused(ValueError, "another buffer", lambda: two(fbuf.uniform(21)).sample(state, key, 4))
     refused(TypeError, "batch_size is traced", lambda: jax.jit(lambda n: mixture.sample(state, key, n))(4))

@@ -44,7 +44,7 @@ def test_other_mixtures_and_buffers_are_refused(tmp_path: Path) -> None:
     fbuf.save(tmp_path / "m", mixture, state)
     fbuf.save(tmp_path / "b", mixture["a"], state["a"])
     path = str(tmp_path / "m")
-    refused(fbuf.SchemaError, "holds a mixture of a, b; buffer is Buffer", lambda: fbuf.load(path, mixture["a"]))
+    refused(fbuf.SchemaError, "holds a mixture of a, b, not a Buffer", lambda: fbuf.load(path, mixture["a"]))
     other = fbuf.Mixture({"b": mixture["b"], "a": mixture["a"]})
     refused(fbuf.SchemaError, "expected b, a. Use the same names", lambda: fbuf.load(path, other))
     refused(TypeError, "expected a dict", lambda: fbuf.load(path, resize=7))

@@ -274,7 +274,7 @@ def _open_segment(base: str, manifest: Manifest, part: SegmentEntry) -> Saved:
         raise StoreCorrupted(_damage(base, part, text)) from error
     if saved.manifest.save != part.save:
         saved.close()
-        raise FileNotFoundError(errno.ENOENT, f"fbuf.datasets: {name} is another. Remove {_repair(base)}")
+        raise FileNotFoundError(errno.ENOENT, f"fbuf.datasets: {name} was rewritten. Remove {_repair(base)}")
     return saved
 
 

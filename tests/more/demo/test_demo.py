@@ -115,7 +115,7 @@ def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_run, "run", None)
     cases = {
-        "--game Brekout": r"--game is 'Brekout'; .* Near: breakout",
+        "--game Brekout": r"--game 'Brekout' is none of .* Try breakout",
         "--steps 0": r"--steps is 0; expected 1 or more\. Use --steps 2000",
         "--seed -1": r"--seed is -1; .* Use --seed 0",
         "--out .": r"--out \. does not end in \.png",
