@@ -40,14 +40,7 @@ from fbuf.datasets._arrays.episodes import (
     final_codec,
     final_name,
 )
-from fbuf.datasets._arrays.segments import (
-    Work,
-    check_free,
-    rows_per_segment,
-    to_path,
-    write,
-    write_stream,
-)
+from fbuf.datasets._arrays.segments import Work, check_free, rows_per_segment, to_path, write, write_stream
 from fbuf.interop import _load
 from fbuf.interop._columns import (
     Block,

@@ -119,8 +119,7 @@ def whole(
     metas = {number: meta for number, meta in now.pieces.items() if number in wanted}
     if not metas:
         raise FileNotFoundError(
-            errno.ENOENT,
-            f"{ask.call}: no piece of {ask.id} is whole at {ask.path}. See the warnings before",
+            errno.ENOENT, f"{ask.call}: no piece of {ask.id} is whole at {ask.path}. See the warnings before"
         )
     uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], ask.partial)
     if not uses:
