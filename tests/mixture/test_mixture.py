@@ -191,7 +191,7 @@ def test_invalid_arguments_are_refused() -> None:
     refused(ValueError, "another buffer", lambda: two(fbuf.uniform(21)).sample(state, key, 4))
     refused(TypeError, "batch_size is traced", lambda: jax.jit(lambda n: mixture.sample(state, key, n))(4))
     refused(ValueError, "Mixture.sample: batch_size is 0", lambda: mixture.sample(state, key, 0))
-    refused(TypeError, "is a dict; expected an int with quota='exact'", lambda: mixture.sample(state, key, {"a": 4}))
+    refused(TypeError, "batch_size is a dict; expected an int", lambda: mixture.sample(state, key, {"a": 4}))
     refused(TypeError, "batch_size is 4; expected a dict", lambda: every.sample(state, key, 4))
     refused(ValueError, "batch_size lacks 'b'", lambda: every.sample(state, key, {"a": 4}))
     refused(ValueError, "'b': batch_size is 0", lambda: every.sample(state, key, {"a": 4, "b": 0}))

@@ -46,7 +46,7 @@ def test_other_mixtures_and_buffers_are_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "m")
     refused(fbuf.SchemaError, "holds a mixture of a, b, not a Buffer", lambda: fbuf.load(path, mixture["a"]))
     other = fbuf.Mixture({"b": mixture["b"], "a": mixture["a"]})
-    refused(fbuf.SchemaError, "expected b, a. Use the same names", lambda: fbuf.load(path, other))
+    refused(fbuf.SchemaError, "expected b, a", lambda: fbuf.load(path, other))
     refused(TypeError, "expected a dict", lambda: fbuf.load(path, resize=7))
     refused(ValueError, "resize names 'c'", lambda: fbuf.load(path, resize={"c": 7}))
     larger = two(fbuf.uniform(21))

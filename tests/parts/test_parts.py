@@ -198,10 +198,10 @@ def test_missing_methods_are_named() -> None:
     ):
         fbuf.Buffer(4, storage=parts.component(type("Half", (parts.ArrayStorage,), {}))()).init({"t": 0})
     half = fbuf.Buffer(4, sampler=parts.component(type("Half", (parts.NthSampler,), {}))())
-    with pytest.raises(NotImplementedError, match=r"Half: .* needs a method pick"):
+    with pytest.raises(NotImplementedError, match=r"Half: write def pick"):
         half.sample(half.init({"t": 0}), jax.random.key(0), 2)
     half = fbuf.Buffer(4, view=parts.component(type("Half", (parts.FieldsView,), {}))())
-    with pytest.raises(NotImplementedError, match=r"Half: .* needs a method fields"):
+    with pytest.raises(NotImplementedError, match=r"Half: write def fields"):
         half.sample(half.init({"t": 0}), jax.random.key(0), 2)
 
 

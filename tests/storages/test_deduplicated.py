@@ -23,7 +23,7 @@ SETTINGS = [
     (lambda: Deduplicated(keys="obs"), TypeError, r"keys is 'obs'; .* Write keys=\('obs',\)"),
     (lambda: Deduplicated(keys=("pixels",)), ValueError, r"keys names 'pixels', but rows have obs, small"),
     (lambda: Deduplicated(keys=()), ValueError, r"keys is empty; expected names of leaves \(obs, small\)"),
-    (lambda: Deduplicated(block=(12, 3)), ValueError, r"block=\(12, 3\) .*Write block=\(12, 4\)"),
+    (lambda: Deduplicated(block=(12, 3)), ValueError, r"has 3 bytes; .*Write block=\(12, 4\)"),
     (lambda: Deduplicated(block=12), ValueError, r"block is 12; expected \(rows, pixels\)"),
     (lambda: Deduplicated(block=(0, 4)), ValueError, r"expected \(rows, pixels\), two ints >= 1"),
     (lambda: Deduplicated(blocks=100), ValueError, r"blocks is 100; .*Write blocks=128"),

@@ -124,7 +124,7 @@ def test_load_where_it_moved(tmp_path: Path) -> None:
     pieces.make(was, seed=1)  # the same shapes, other rows
     with pytest.raises(fbuf.SchemaError, match="has identity .* were rewritten"):
         fbuf.load(tmp_path / "saved")
-    with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
+    with pytest.raises(ValueError, match="resize is 50, but rows are of DataSet"):
         fbuf.load(tmp_path / "saved", resize=50)
 
 
