@@ -92,7 +92,7 @@ def test_a_sampler_that_returns_one_array_is_named() -> None:
     for sampler, said in (
         (Alone(), r"Alone.pick returned \[4\]; expected two of \[4\]"),
         (Alone(flat=False), r"Alone.pick returned \[4\], \[\]"),
-        (Undrawn(), r"Undrawn.draw returned a \w+; expected a tuple of its state and a fbuf.parts.Draw"),
+        (Undrawn(), r"Undrawn.draw gave \w+; expected \(state, Draw\)"),
     ):
         buffer = fbuf.Buffer(8, sampler=sampler)
         with pytest.raises(TypeError, match=said):
