@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf.demo._actor import Actor
 from fbuf.demo._atari import VectorAtari
 from fbuf.demo._dqn import LANES, init_params
+from fbuf.demo._run import Actor
 
 OUT = Path(__file__).parent / "results" / "picture.png"
 STEPS, LOT, STACK, SHOWN = 1000, 100, 4, 2

@@ -102,9 +102,7 @@ class Recorder:
 
     def __init__(self, envs: Any, replay: Replay):
         if not isinstance(replay, Replay):
-            raise TypeError(
-                f"Recorder: replay is {type(replay).__name__}; expected a Replay. Write Recorder(envs, replay)."
-            )
+            raise TypeError(f"Recorder: replay is {type(replay).__name__}; expected a Replay.")
         buffer = replay.buffer
         lanes = envs.num_envs if hasattr(envs, "single_action_space") else None
         if buffer.lanes != lanes:
@@ -119,8 +117,7 @@ class Recorder:
         missing = [name for name in named_leaves(spec(envs)) if name not in rows]
         if missing:
             raise ValueError(
-                f"Recorder: rows of the replay have no leaf '{missing[0]}' (they have: {', '.join(rows)}). Write "
-                f"Replay(buffer, fbuf.gymnasium.spec(envs))."
+                f"Recorder: rows have no leaf '{missing[0]}'. Write Replay(buffer, fbuf.gymnasium.spec(envs))."
             )
         self.envs, self.replay = envs, replay
         self._mode = _mode(envs)
@@ -221,9 +218,7 @@ class Recorder:
         from gymnasium.vector.utils import concatenate, create_empty_array
 
         if "final_obs" not in info:
-            raise ValueError(
-                "Recorder.step: autoreset_mode is SAME_STEP, but info has no 'final_obs'. Use AutoresetMode.NEXT_STEP."
-            )
+            raise ValueError("Recorder.step: SAME_STEP, but no 'final_obs' in info. Use AutoresetMode.NEXT_STEP.")
         final, space = info["final_obs"], self.envs.single_observation_space
         if not isinstance(final, np.ndarray) or final.dtype.kind != "O":
             return final
@@ -240,8 +235,7 @@ def _mode(envs: Any) -> str:
         mode = getattr(mode, "value", mode)
     if mode not in ("NextStep", "SameStep", "Disabled"):
         raise ValueError(
-            f"fbuf.gymnasium: envs.metadata['autoreset_mode'] is {mode!r}; expected a gymnasium.vector.AutoresetMode. Set "
-            f"it to how {envs} reset."
+            f"fbuf.gymnasium: envs.metadata['autoreset_mode'] is {mode!r}; expected an AutoresetMode. Set it."
         )
     return mode
 

@@ -18,7 +18,6 @@ import numbers
 from fractions import Fraction
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -78,10 +77,7 @@ class Limit:
         _check_count("min_size", self.min_size, 1)
         ratio = _fraction("samples_per_insert", self.samples_per_insert)
         if ratio <= 0:
-            raise ValueError(
-                f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected rows drawn per row added, > 0. "
-                f"Use 1 for one draw per row."
-            )
+            raise ValueError(f"Limit: samples_per_insert is {self.samples_per_insert!r}; expected a number > 0.")
         if max(ratio.numerator, ratio.denominator) > _MOST:
             raise ValueError(
                 f"Limit: samples_per_insert is {self.samples_per_insert!r}, which is {ratio}; expected a fraction of "
@@ -90,14 +86,9 @@ class Limit:
         for name in ("min_diff", "max_diff"):
             value = getattr(self, name)
             if value is not None and abs(_fraction(name, value)) * ratio.denominator >= 2**62:
-                raise ValueError(
-                    f"Limit: {name} is {value!r}; expected less than 2^62 / {ratio.denominator}. Use None."
-                )
+                raise ValueError(f"Limit: {name} is {value!r}; expected less than 2^62 / {ratio.denominator}.")
         if None not in (self.min_diff, self.max_diff) and _fraction("", self.min_diff) > _fraction("", self.max_diff):
-            raise ValueError(
-                f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}. Swap them: "
-                f"min_diff={self.max_diff!r}, max_diff={self.min_diff!r}."
-            )
+            raise ValueError(f"Limit: min_diff is {self.min_diff!r}, above max_diff={self.max_diff!r}. Swap them.")
         if self.min_diff is not None and _fraction("min_diff", self.min_diff) > ratio * self.min_size:
             raise ValueError(
                 f"Limit: min_diff is {self.min_diff!r}; expected at most samples_per_insert * min_size = "
@@ -171,8 +162,8 @@ class Limit:
             return {"added": pace.added, "drawn": pace.drawn, "surplus": pace.surplus / parts}
         added, drawn, surplus = (Wide(*words) for words in (pace.added, pace.drawn, pace.surplus))
         negative = (surplus.high >> jnp.uint32(31)) != jnp.uint32(0)
-        size = jnp.where(negative, -_float(uint64.negative(surplus)), _float(surplus))
-        return {"added": _float(added), "drawn": _float(drawn), "surplus": size / jnp.float32(parts)}
+        size = jnp.where(negative, -uint64.as_float(uint64.negative(surplus)), uint64.as_float(surplus))
+        return {"added": uint64.as_float(added), "drawn": uint64.as_float(drawn), "surplus": size / jnp.float32(parts)}
 
     def check_steps(self, rows: int, draws: int) -> None:
         """Raise if calls of `rows` rows and of `draws` draws could deadlock.
@@ -267,9 +258,7 @@ def samples_per_insert(
     each = _fraction("samples_per_insert", ratio)
     if isinstance(error_buffer, (tuple, list)):
         if len(error_buffer) != 2:
-            raise ValueError(
-                f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected a number, or (min_diff, max_diff)."
-            )
+            raise ValueError(f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected a number or two.")
         low, high = (_fraction("error_buffer", bound) for bound in error_buffer)
     else:
         apart = each * rows + draws if error_buffer is None else _fraction("error_buffer", error_buffer)
@@ -277,9 +266,7 @@ def samples_per_insert(
     limit = Limit(ratio, min_size, _plain(low), _plain(high))
     least = max(Fraction(1), each)
     if high - low < 2 * least:
-        raise ValueError(
-            f"limits.samples_per_insert: error_buffer is {error_buffer!r}; expected {float(least):g} or more. Leave it out."
-        )
+        raise ValueError(f"samples_per_insert: error_buffer is {error_buffer!r}; expected {float(least):g} or more.")
     limit.check_steps(rows, draws)
     return limit
 
@@ -391,7 +378,3 @@ def _at_most(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return uint64.at_most(*(uint64.of(x) if isinstance(x, int) else Wide(*x) for x in (a, b)))
-
-
-def _float(words: Wide) -> jax.Array:
-    return words.high.astype(jnp.float32) * jnp.float32(2**32) + words.low.astype(jnp.float32)

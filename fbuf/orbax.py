@@ -178,9 +178,6 @@ def _place_state(state: BufferState, wanted: Any) -> BufferState:
     for name, leaf in named_leaves(state).items():
         place = places.get(name)
         if not isinstance(place, (jax.sharding.Sharding, jax.Device)):
-            raise ValueError(
-                f"fbuf.orbax.RestoreArgs: sharding has {type(place).__name__} for leaf '{name}'; expected a sharding. Write "
-                f"sharding=jax.tree.map(lambda x: x.sharding, state)."
-            )
+            raise ValueError(f"fbuf.orbax.RestoreArgs: sharding has {type(place).__name__} for leaf '{name}'.")
         out.append(jax.device_put(leaf, place))
     return jax.tree.unflatten(jax.tree.structure(state), out)

@@ -88,10 +88,8 @@ def assert_inplace(
     donated = (donate,) if isinstance(donate, int) else donate
     buffer_bytes = sum(tree_bytes(args[i]) for i in donated)
     if buffer_bytes - memory.reused > 64 * 1024:
-        raise AssertionError(
-            f"assert_inplace: {buffer_bytes - memory.reused} of the {buffer_bytes} donated bytes are not reused. Return "
-            f"the new state, every leaf of the shape and dtype it came with."
-        )
+        rest = buffer_bytes - memory.reused
+        raise AssertionError(f"assert_inplace: {rest} of {buffer_bytes} bytes are not reused. Return the new state.")
     most = memory.bound if bound is None else bound
     if memory.temporary > most:
         raise AssertionError(

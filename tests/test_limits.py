@@ -255,7 +255,7 @@ def test_threads_keep_the_ratio() -> None:
 
 
 REFUSALS = [
-    (lambda: Limit(0), r"samples_per_insert is 0; .* Use 1 for"),
+    (lambda: Limit(0), r"samples_per_insert is 0; expected a number > 0"),
     (lambda: Limit(1, 4.0), r"min_size is 4\.0; .* Write 4\."),
     (lambda: Limit(1, 1, 1, 0), r"min_diff is 1, above max_diff=0\. Swap them: min_diff=0, max_diff=1"),
     (lambda: Limit(1, 1, 0, float("inf")), r"max_diff is inf; .* Write None"),

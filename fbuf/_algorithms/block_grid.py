@@ -97,8 +97,7 @@ def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
     if wide % 4:
         fine = next(p for p in range(pixels, pixels + 5) if p * channels * size % 4 == 0)
         raise ValueError(
-            f"Deduplicated: block=({rows}, {pixels}) covers {wide} bytes of a line of {leaf.dtype}{list(leaf.shape)}; "
-            f"expected a multiple of 4. Write block=({rows}, {fine})."
+            f"Deduplicated: a line of a block has {wide} bytes; expected a multiple of 4. Write block=({rows}, {fine})."
         )
     words = wide // 4
     return Grid(frames, height, line, rows, words, size, last)

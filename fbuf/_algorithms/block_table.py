@@ -24,7 +24,7 @@ from jax import lax
 
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.ordering import any_unbatched, order_after_reads
+from fbuf._core.control_flow import any_unbatched, order_after_reads
 
 WAYS = 32
 """Slots of a bucket, whose free slots are the bits of one word."""
@@ -459,7 +459,7 @@ def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
         return table.words.at[item].get(mode="promise_in_bounds")
 
     number = rank[-1] + jnp.int32(1)
-    token = jnp.minimum(number, jnp.int32(0))  # 0, hidden from XLA (`fbuf._core.ordering`)
+    token = jnp.minimum(number, jnp.int32(0))  # 0, hidden from XLA (`fbuf._core.control_flow`)
     made, placed, _ = insert(init(places, table.words.shape[1]), fetch, items, number, lot_of(total, places), token)
     inside = jnp.where(iota < number, items, jnp.int32(total) + iota)
     moved = jnp.zeros((total,), jnp.int32).at[inside].set(placed.place, mode="drop", unique_indices=True)

@@ -21,7 +21,7 @@ from jax import lax
 
 from fbuf._algorithms import random_bits
 from fbuf._core import control_flow
-from fbuf._core.ordering import any_unbatched
+from fbuf._core.control_flow import any_unbatched
 
 ROUNDS = 6
 SHUFFLED = 1024

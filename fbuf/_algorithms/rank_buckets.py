@@ -21,7 +21,7 @@ from jax import lax
 from fbuf._algorithms import random_bits, sum_tree
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core.component import state
-from fbuf._core.ordering import order_after_reads
+from fbuf._core.control_flow import order_after_reads
 
 BUCKETS = 512
 _LOWEST = (127 - 32) * 8  # 2^-32: exponent and three bits of mantissa of a float32

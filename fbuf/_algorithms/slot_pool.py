@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf._algorithms import permutation
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.ordering import order_after_reads
+from fbuf._core.control_flow import order_after_reads
 
 
 @state(name="fbuf.Roster")

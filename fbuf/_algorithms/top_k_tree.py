@@ -23,7 +23,7 @@ from jax import lax
 from fbuf._algorithms.sum_tree import FAN_OUT, layout
 from fbuf._algorithms.uint64 import Wide
 from fbuf._core import control_flow
-from fbuf._core.ordering import any_unbatched, order_after_reads
+from fbuf._core.control_flow import any_unbatched, order_after_reads
 
 _SIGN = np.uint32(0x80000000)
 _NONE = np.uint32(0xFFFFFFFF)  # every word of an empty slot: higher than any row
@@ -168,10 +168,7 @@ def _put_all(
     counts, offsets = layout(capacity)
     (members, number), width, words = keep.shape, trees.shape[2], rows.shape[2] - 2
     if members * offsets[-1] >= 2**31:
-        raise ValueError(
-            f"TopK: vmap is over {members} buffers of capacity {capacity}; expected fewer than 2**31 tree nodes. Use "
-            f"jax.lax.map over groups of buffers."
-        )
+        raise ValueError(f"TopK: vmap of {members} times {capacity} rows exceeds 2**31 nodes. Use jax.lax.map.")
     if number == 1:  # XLA copies the tree in a loop over one row
         rows, keep = jnp.concatenate([rows, rows], axis=1), jnp.pad(keep, ((0, 0), (0, 1)))
     # The roots are read before the loop writes them.

@@ -26,6 +26,11 @@ def of(number: int) -> Wide:
     return Wide(jnp.uint32(number >> 32 & 0xFFFFFFFF), jnp.uint32(number & 0xFFFFFFFF))
 
 
+def as_float(a: Wide) -> jax.Array:
+    """Return the nearest float32, of an unsigned number."""
+    return a.high.astype(jnp.float32) * jnp.float32(2**32) + a.low.astype(jnp.float32)
+
+
 def add(a: Wide, b: Wide) -> Wide:
     """Return a + b.
 

@@ -48,9 +48,7 @@ class Tickets:
             )
         ids = np.unique(np.asarray(_array(self.id)).reshape(-1, 2), axis=0)
         if len(ids) != 1:
-            raise ValueError(
-                f"lazy: this batch has rows of {len(ids)} buffers; expected one. Read batch.lazy before batches are joined."
-            )
+            raise ValueError(f"lazy: rows are of {len(ids)} buffers; expected one. Read lazy before joining them.")
         store = cast(Records, lifetime.find(lifetime.join_id(ids[0])))
         pairs = np.ascontiguousarray(np.asarray(_array(self.ticket)), np.uint32)
         return Lazy(store, pairs.view(np.uint64)[..., 0], data, self.strict, self.dense)
@@ -61,10 +59,7 @@ class Tickets:
         )
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "fbuf: a batch of ragged rows cannot be pickled, because its rows live in this process's store. Hand over "
-            "the rows: batch.lazy.rows()."
-        )
+        raise TypeError("fbuf: ragged batches cannot be pickled, as rows are in this process. Pass batch.lazy.rows().")
 
     def __repr__(self) -> str:
         return f"Tickets({getattr(self.ticket, 'shape', '?')})"
@@ -176,9 +171,7 @@ class Lazy:
     def _values(self, name: str, default: Any) -> list[Any]:
         if name not in self.names:
             hint = "It is an array: batch.data has it. " if name in self._dense else ""
-            raise KeyError(
-                f"lazy: there is no ragged leaf '{name}' (there are: {', '.join(self.names) or 'none'}). {hint}"
-            )
+            raise KeyError(f"lazy: no ragged leaf '{name}' (there are: {', '.join(self.names) or 'none'}). {hint}")
         found, there = self._store.values(self._store.index(name), self._ticket)
         self._raise_if_expired(there.reshape(self.shape))
         lacking = [i for i, value in enumerate(found) if value is MISSING and there[i]]
@@ -238,10 +231,7 @@ class Lazy:
                 np.asarray(value) if isinstance(value, (bool, int, float, complex, np.generic, np.ndarray)) else None
             )
             if array is None or array.dtype.kind in "OSU":
-                raise ValueError(
-                    f"lazy.{call}: leaf '{name}' of row {i} is {type(value).__name__}; expected a number or an array of "
-                    f"numbers. Use batch.lazy['{name}']."
-                )
+                raise ValueError(f"lazy.{call}: leaf '{name}' of row {i} is {type(value).__name__}, no number.")
             found[i] = array
         return found
 
@@ -265,9 +255,7 @@ class Lazy:
         try:
             import torch
         except ImportError as error:
-            raise ImportError(
-                f'lazy.nested: torch is missing ({error}); expected torch 2.6 or later. Run pip install "fbuf[torch]".'
-            ) from error
+            raise ImportError(f'lazy.nested: torch is missing ({error}). Run pip install "fbuf[torch]".') from error
         arrays = self._numbers("nested", name_of(name))
         if layout is None:
             alike = all(a.ndim > 0 and a.shape[1:] == arrays[0].shape[1:] for a in arrays)

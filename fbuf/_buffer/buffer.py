@@ -6,7 +6,7 @@
                 -> view.assemble -> on_read -> Sample
 
 A buffer is a frozen dataclass of values, and its state is a pytree of arrays. Each method is one jitted operation: an eager
-call is one dispatch, and a call inside jit is inlined. `fbuf._core.ordering` orders reads before later writes.
+call is one dispatch, and a call inside jit is inlined. `fbuf._core.control_flow` orders reads before later writes.
 """
 
 from __future__ import annotations

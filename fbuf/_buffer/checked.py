@@ -249,9 +249,7 @@ def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str, ahead
     for name in (*BY_DESIGN, *(("refused_stale",) if ahead else ())):
         del new[name]
     if new.pop("empty_samples"):
-        raise ValueError(
-            f"{call}: there is nothing to draw now. Ask can_sample first, or learn only where the mask is True."
-        )
+        raise ValueError(f"{call}: there is nothing to draw. Ask can_sample first, or learn only where mask is True.")
     if any(new.values()):
         names = {name: name.removeprefix("refused_").replace("_", " ") for name in new}
         what = ", ".join(f"{n} {names[name]}" for name, n in new.items() if n)

@@ -64,9 +64,7 @@ def check_parts(buffer: BufferConfig) -> None:
             names = (name for name in vars(protocol) if not name.startswith("_"))
             # Before Python 3.12 `isinstance` calls `__getattr__`; later it looks members up in the class.
             missing = next((name for name in names if inspect.getattr_static(value, name, None) is None), "")
-            raise TypeError(
-                f"Buffer: {role} is {value!r}, whose class has no `{missing}`; see fbuf.parts.{protocol.__name__}."
-            )
+            raise TypeError(f"Buffer: {role} is {value!r} without `{missing}`; see fbuf.parts.{protocol.__name__}.")
     needed = "opens" if buffer.view.rule.prompt else "decide"
     if not hasattr(buffer.view, needed):
         raise TypeError(f"Buffer: view is {buffer.view!r}, which has no `{needed}`; see fbuf.parts.View.")
@@ -99,10 +97,7 @@ def _refuse_other(role: str, value: Any) -> None:
     if isinstance(value, (str, int, float)) or value is None:
         meant = [n for n in members[role].__all__ if n.lower() == str(value).lower()]
         name = meant[0] if meant else {"storage": "Device", "sampler": "Uniform", "view": "Row", "writer": "Ring"}[role]
-        raise TypeError(
-            f"Buffer: {role} is {value!r}; expected a part of fbuf.{role}s. "
-            f"Write Buffer(..., {role}=fbuf.{role}s.{_made(getattr(members[role], name))})."
-        )
+        raise TypeError(f"Buffer: {role} is {value!r}. Use fbuf.{role}s.{_made(getattr(members[role], name))}.")
     roles: dict[str, Any] = {"storage": Storage, "sampler": Sampler, "view": View, "writer": Writer}
     for other, protocol in roles.items():
         if other != role and isinstance(value, protocol):
@@ -283,10 +278,7 @@ def check_rows(
     shape = next(iter(leaves.values())).shape[: len(lead)]
     if priority is not None:
         if not buffer.sampler.prioritized:
-            raise TypeError(
-                f"{call}: priority is given, but {buffer.sampler!r} has no priorities. "
-                f"Use sampler=fbuf.samplers.Prioritized(), or leave it out."
-            )
+            raise TypeError(f"{call}: {buffer.sampler!r} takes no priority. Use samplers.Prioritized(), or omit it.")
         priority = arguments.check_array(call, "priority", priority, shape, "fi")
     if mask is not None:
         mask = arguments.check_array(call, "mask", mask, shape, "b")
@@ -324,10 +316,7 @@ def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array | None
         return None
     lanes = lanes if hasattr(lanes, "dtype") else np.asarray(lanes)
     if lanes.dtype != np.bool_:
-        raise TypeError(
-            f"{call}: lanes is {lanes.dtype}{list(lanes.shape)}; expected bool{list(shape)}. From indices write "
-            f"jnp.zeros({buffer.geometry.lanes}, bool).at[lanes].set(True)."
-        )
+        raise TypeError(f"{call}: lanes is {lanes.dtype}{list(lanes.shape)}; expected bool{list(shape)}.")
     return arguments.check_array(call, "lanes", lanes, shape, "b")
 
 
@@ -437,10 +426,7 @@ def check_prioritized(call: str, sampler: Sampler, member: str = "update") -> No
 def check_windows(call: str, view: View) -> None:
     """Raise unless the view makes windows."""
     if not view.rule.window:
-        raise TypeError(
-            f"{call}: {view!r} makes no windows, and batch.index names its rows. Use batch.index, or "
-            f"view=fbuf.views.Sequence(...)."
-        )
+        raise TypeError(f"{call}: {view!r} makes no windows. Use batch.index, or views.Sequence(...).")
 
 
 def check_eta(call: str, eta: Any) -> None:
@@ -476,9 +462,7 @@ def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,)) -> Index:
     slot = arguments.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
     if slot.ndim not in axes:
         expected = " or ".join(("", "[B]", "[B, T]")[number] for number in axes)
-        raise ValueError(
-            f"{call}: index has shape {list(slot.shape)}; expected {expected}. Flatten it with x.reshape(-1)."
-        )
+        raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected {expected}. Flatten it.")
     ticket = arguments.check_array(call, "index.ticket", index.ticket, slot.shape, "i")
     return Index(slot.astype(jnp.int32), ticket.astype(jnp.uint32))
 
@@ -486,9 +470,7 @@ def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,)) -> Index:
 def check_slots(call: str, index: Any) -> jax.Array:
     """Return slots int32[...] of `get`."""
     if isinstance(index, slice):
-        raise TypeError(
-            f"{call}: index is {index}; expected an Index or int32 slots. Write jnp.arange(start, stop), or use last or rows."
-        )
+        raise TypeError(f"{call}: index is {index}; expected an Index or int32 slots. Use last or rows for ranges.")
     if hasattr(index, "source"):
         check_is_index(call, index)
     slots = jnp.asarray(index)

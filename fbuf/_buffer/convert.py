@@ -119,11 +119,7 @@ def _convert_core(
             keep = keep.at[0].set(keep[0] & ~full)
             first = first + full.astype(jnp.int32)
             unknown, cut = new[0] & jnp.uint8(_anchors.END), was_cut[0] & full
-        before = Ring(
-            cursor=first % jnp.int32(length),
-            size=jnp.zeros_like(state.ring.size),
-            lap=state.ring.lap,
-        )
+        before = Ring(cursor=first % jnp.int32(length), size=jnp.zeros_like(state.ring.size), lap=state.ring.lap)
         nothing = dataclasses.replace(empty.anchors, tail_flags=tail.at[-1].set(jnp.where(full, unknown, tail[-1])))
         if nothing.step is not None:
             nothing = dataclasses.replace(nothing, step=jnp.where(full, _anchors.unknown_step(nothing), nothing.step))

@@ -31,16 +31,10 @@ def grow(buffer: B, state: BufferState, blocks: Any, capacity: Any) -> tuple[B, 
     call, storage = "Buffer.grow", buffer.storage
     if isinstance(storage, RaggedStorage):
         if blocks is not None:
-            raise TypeError(
-                f"{call}: blocks is {blocks!r}, but {storage!r} has none; expected capacity. Write "
-                f"grow(state, capacity={blocks!r})."
-            )
+            raise TypeError(f"{call}: blocks is {blocks!r}, but {storage!r} has none. Use capacity=.")
         return _grow_rows(call, buffer, storage, state, capacity)
     if capacity is not None or not isinstance(storage, Growable):
-        raise TypeError(
-            f"{call}: {storage!r} has nothing to grow. Make a buffer of a larger capacity and add the rows: "
-            f"other.extend(other.init(example), rows)."
-        )
+        raise TypeError(f"{call}: {storage!r} cannot grow. Add the rows to a larger buffer.")
     larger, rows = storage.grow(state.rows, blocks)
     return dataclasses.replace(buffer, storage=larger), dataclasses.replace(state, rows=rows)
 
@@ -53,9 +47,7 @@ def _grow_rows(
         raise TypeError(f"{call}: the state is traced, but shapes change. Call grow outside jit.")
     capacity = 2 * buffer.capacity if capacity is None else capacity
     if not isinstance(capacity, (int, np.integer)) or isinstance(capacity, bool) or capacity <= buffer.capacity:
-        raise ValueError(
-            f"{call}: capacity is {capacity!r}; expected an int > {buffer.capacity}, the present capacity."
-        )
+        raise ValueError(f"{call}: capacity is {capacity!r}; expected an int > {buffer.capacity}.")
     length = buffer.geometry.length
     cursor, size = np.asarray(state.ring.cursor), np.asarray(state.ring.size)
     if ((cursor - size) % length).any():

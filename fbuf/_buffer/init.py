@@ -83,14 +83,9 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
     example, row_format = transforms.stored(call, buffer, example)
     spec = checked_spec(buffer, call, example)
     if not isinstance(buffer.storage, Resumable):
-        raise TypeError(
-            f"{call}: {buffer.storage!r} keeps no files; expected a storage with a path. "
-            f'Use storage=fbuf.storages.Memmap(path="/data/replay").'
-        )
+        raise TypeError(f'{call}: {buffer.storage!r} keeps no files. Use storages.Memmap(path="/data/replay").')
     if not isinstance(writer, Streaming):
-        raise TypeError(
-            f"{call}: {writer!r} chooses slots that no file records; expected writers.Ring(). Use fbuf.save and fbuf.load."
-        )
+        raise TypeError(f"{call}: {writer!r} chooses slots, which files lack. Use writers.Ring(), or fbuf.save.")
     arguments.check_choice(call, "verify", verify, ("full", "lazy"))
     rows, count, held, cuts = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
     ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))

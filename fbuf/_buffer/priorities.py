@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.state_ops import _classify_indices, _count_up, arrival_order, drawable, flat_index
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import scoped
-from fbuf._core.ordering import order_after_reads
 from fbuf._core.sample import Index
 
 

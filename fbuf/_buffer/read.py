@@ -23,8 +23,8 @@ from fbuf._buffer.state_ops import (
     index_of,
     room,
 )
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import scoped
-from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import zero_unless
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._indexing import ring, scatter
@@ -41,10 +41,7 @@ def draw(
     held = eligible_set(buffer, state)
     result = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Draw):
-        raise TypeError(
-            f"{type(buffer.sampler).__name__}.draw returned a {type(result).__name__}; expected a tuple of its state and a "
-            f"fbuf.parts.Draw."
-        )
+        raise TypeError(f"{type(buffer.sampler).__name__}.draw gave {type(result).__name__}; expected (state, Draw).")
     sampler, drawn = result
     return sampler, drawn, window_of(buffer, state, key, drawn, held)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._core import state_repr
+from fbuf._core import text_table
 from fbuf._core.component import component, state
 from fbuf._core.geometry import Ring
 from fbuf._core.row_format import RowFormat
@@ -41,7 +41,7 @@ class Header(NamedTuple):
 
     ring: Ring  # where each lane writes next; with a Scattering writer, how many rows are held
     counters: jax.Array  # uint32[9], see `COUNTERS`
-    token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._core.ordering`)
+    token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._core.control_flow`)
 
     def pack(self) -> jax.Array:
         """Return int32[10 + 3 E]: token, counters, cursors, sizes and laps."""
@@ -163,10 +163,10 @@ class BufferState:
         return dataclasses.replace(self, **fields)
 
     def __repr__(self) -> str:
-        return state_repr.as_text(self)
+        return text_table.as_text(self)
 
     def _repr_html_(self) -> str:
-        return state_repr.as_html(self)
+        return text_table.as_html(self)
 
 
 def on_open(core: Callable[..., tuple[BufferState, Any]]) -> Callable[..., tuple[BufferState, Any]]:
@@ -188,10 +188,7 @@ def refuse_donated(call: str, state: BufferState) -> None:
     """Raise if the arrays of a state were donated."""
     header = state.header
     if not isinstance(header, jax.core.Tracer) and hasattr(header, "is_deleted") and header.is_deleted():
-        raise RuntimeError(
-            f"{call}: the state was donated, and its arrays are gone. Use the state that the step "
-            f"returned: state = step(state)."
-        )
+        raise RuntimeError(f"{call}: the state was donated. Use the state that the step returned: state = step(state).")
 
 
 def given_of(state: BufferState) -> RowFormat | None:

@@ -11,7 +11,7 @@ import numpy as np
 from fbuf._buffer.config import BufferConfig
 from fbuf._buffer.state import COUNTERS, BufferState, Header, Transforms
 from fbuf._core import control_flow
-from fbuf._core.ordering import any_unbatched, order_after_reads
+from fbuf._core.control_flow import any_unbatched, order_after_reads
 from fbuf._core.pytree import Spec, zero_unless
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index

@@ -43,29 +43,17 @@ def check_parts(buffer: BufferConfig) -> None:
     if buffer.on_write is None:
         return
     if isinstance(buffer.writer, ReadOnly):
-        raise ValueError(
-            f"Buffer: on_write is {buffer.on_write!r}, but the rows of {buffer.storage!r} are already stored; expected None. "
-            f"Use on_read, or preprocess the data set with fbuf.datasets.preprocess(...)."
-        )
+        raise ValueError(f"Buffer: on_write is {buffer.on_write!r} of a stored data set. Use on_read.")
     if isinstance(buffer.storage, RaggedStorage):
-        raise ValueError(
-            f"Buffer: on_write is {buffer.on_write!r}, but rows of {buffer.storage!r} may not be arrays; expected None. "
-            f"Use on_read, or change the rows before `extend`."
-        )
+        raise ValueError(f"Buffer: on_write is {buffer.on_write!r}, but {buffer.storage!r} holds objects. Use on_read.")
     if buffer.on_write.keyed:
         name = next(n for n, stage in buffer.on_write if getattr(stage, "keyed", False))
-        raise ValueError(
-            f"Buffer: stage '{name}' of on_write, {buffer.on_write[name]!r}, needs a key, but `extend` has none. "
-            f"Move it to on_read, which has a fresh key for each batch."
-        )
+        raise ValueError(f"Buffer: stage '{name}' of on_write, {buffer.on_write[name]!r}, needs a key. Use on_read.")
     if buffer.on_read is not None:
         both = set(buffer.on_write.remembers) & set(buffer.on_read.remembers)
         if both:
             name = min(both)
-            raise ValueError(
-                f"Buffer: on_write and on_read both have a stage '{name}' with memory; expected two names, for `stats`. "
-                f"Write on_read={{'{name}_read': ...}}."
-            )
+            raise ValueError(f"Buffer: on_write and on_read both have a stage '{name}' with memory. Rename one.")
 
 
 def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, RowFormat | None]:

@@ -25,9 +25,9 @@ from fbuf._buffer.state_ops import (
     stamp_of,
 )
 from fbuf._core import control_flow
+from fbuf._core.control_flow import any_unbatched, order_after_reads
 from fbuf._core.dispatch import scoped
 from fbuf._core.geometry import Ring
-from fbuf._core.ordering import any_unbatched, order_after_reads
 from fbuf._core.sample import TICKET, Index
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import ring as _ring

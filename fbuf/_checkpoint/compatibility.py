@@ -75,8 +75,7 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
         )
     if (config["lanes"] or 1) != (target.lanes or 1):
         raise checkpoint.SchemaError(
-            f"{call}: lanes of {path} is {config['lanes']}; expected {target.lanes}, the buffer's. Use "
-            f"lanes={config['lanes']}."
+            f"{call}: lanes of {path} is {config['lanes']}; expected {target.lanes}, the buffer's."
         )
     _check_same(call, path, "writer", config, given, ())
     _check_same(call, path, "sampler", config, given, _FLEXIBLE_SAMPLER.get(config["sampler"].get("type"), ()))
@@ -100,9 +99,7 @@ def _without_removed(call: str, path: str, config: Any) -> Any:
     try:
         return config_json.without_removed(config)
     except ValueError as error:
-        raise checkpoint.VersionError(
-            f"{call}: {path} was saved with {error}. Convert it with the version that saved it."
-        ) from None
+        raise checkpoint.VersionError(f"{call}: {path} was saved with {error}. Convert it there.") from None
 
 
 def build_component(call: str, path: str, config: Any) -> Any:
@@ -110,10 +107,7 @@ def build_component(call: str, path: str, config: Any) -> Any:
     try:
         return from_config(config)
     except (TypeError, ValueError) as error:
-        raise checkpoint.VersionError(
-            f"{call}: {path} was saved with {config_text(config)}, unknown to this release of fbuf ({error}). Load it with the "
-            f"release that saved it."
-        ) from None
+        raise checkpoint.VersionError(f"{call}: {path} was saved by another release of fbuf ({error}).") from None
 
 
 def _same_stages(saved: Any, target: Buffer) -> Any:
@@ -153,15 +147,12 @@ def _rows_of(call: str, path: str, rows: Mapping[str, Any], reader: Buffer, exam
         kept = needs_x64(leaf.dtype) and is_under(name, exact)
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype and not kept:
             raise checkpoint.SchemaError(
-                f"{call}: {path}: leaf '{name}' is {leaf.dtype}, but x64 is off. Write "
-                f"jax.config.update('jax_enable_x64', True)."
+                f"{call}: {path}: leaf '{name}' is {leaf.dtype}, but x64 is off. Enable jax_enable_x64."
             )
     if example is None:
         own = row_schema.custom_node(encoded)
         if own is not None:
-            raise checkpoint.SchemaError(
-                f"{call}: the rows of {path} contain a {own}, which load() cannot construct. Write {call}(path, example=row)."
-            )
+            raise checkpoint.SchemaError(f"{call}: rows of {path} contain a {own}. Write {call}(path, example=row).")
         return spec, row_schema.decode(encoded)
     arrays = reader.storage.describe(call, example)[0] if isinstance(reader.storage, Ragged) else example
     difference = row_schema.difference(row_schema.texts(spec), row_schema.texts(spec_of(arrays, exact)))
@@ -191,13 +182,9 @@ def _resized(call: str, buffer: Buffer, resize: Any) -> Buffer:
     if resize is None:
         return buffer
     if isinstance(buffer.writer, ReadOnly):
-        raise ValueError(
-            f"{call}: resize is {resize!r}, but the rows are those of a data set, {buffer.storage!r}. Leave resize out."
-        )
+        raise ValueError(f"{call}: resize is {resize!r}, but rows are of {buffer.storage!r}. Leave resize out.")
     if isinstance(resize, bool) or not isinstance(resize, (int, np.integer)) or resize < 1:
-        raise ValueError(
-            f"{call}: resize is {resize!r}; expected a capacity, an int >= 1, or True for the given buffer's."
-        )
+        raise ValueError(f"{call}: resize is {resize!r}; expected a capacity >= 1, or True for the given buffer's.")
     return dataclasses.replace(buffer, capacity=int(resize))
 
 
@@ -244,7 +231,6 @@ def _saved_storage(call: str, path: str, config: Any) -> Any:
     lacking = config_json.custom_part(config["storage"])
     if lacking is not None:
         raise checkpoint.SchemaError(
-            f"{call}: the rows of {path} are in {config_text(config['storage'])}, with {lacking}. Load it into a buffer with "
-            f"that storage."
+            f"{call}: the rows of {path} are in {config_text(config['storage'])}, with {lacking}. Use that storage."
         )
     return build_component(call, path, config["storage"])

@@ -49,10 +49,7 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
             about |= {"kind": "numpy" if isinstance(leaf, np.ndarray) else "scalar", "shape": list(leaf.shape)}
             arrays[f"{_PREFIX}{i}"] = np.atleast_1d(np.array(leaf))
         else:
-            raise TypeError(
-                f"{call}: extra '{name}' is {_kind(leaf)}; expected arrays, PRNG keys, numbers or text. Leave it out, or "
-                f"convert it with np.asarray(x), bytes with np.frombuffer(x, np.uint8)."
-            )
+            raise TypeError(f"{call}: extra '{name}' is {_kind(leaf)}; expected arrays, PRNG keys, numbers or text.")
         leaves.append(about)
     return arrays, {"structure": row_schema.encode(jax.tree.structure(extra)), "leaves": leaves}
 
@@ -69,16 +66,12 @@ def unpack(call: str, path: str, saved: Any, meta: Any, example: Any) -> Any:
         bits, and x64 is off.
     """
     if meta is None:
-        raise checkpoint.SchemaError(
-            f"{call}: {path} was saved without extra. Leave extra out, or save it: fbuf.save(path, buffer, state, extra=...)."
-        )
+        raise checkpoint.SchemaError(f"{call}: {path} was saved without extra. Leave extra out.")
     values = [_leaf(call, path, saved, i, about) for i, about in enumerate(meta["leaves"])]
     if example is True:
         own = row_schema.custom_node(meta["structure"])
         if own is not None:
-            raise checkpoint.SchemaError(
-                f"{call}: the extra of {path} contains a {own}, which load() cannot construct. Pass extra=<example>."
-            )
+            raise checkpoint.SchemaError(f"{call}: the extra of {path} contains a {own}. Pass extra=<example>.")
         return row_schema.decode(meta["structure"]).unflatten(values)
     wanted = named_leaves(example)
     found = {about["name"]: _text(value) for about, value in zip(meta["leaves"], values, strict=True)}
@@ -109,8 +102,5 @@ def _leaf(call: str, path: str, saved: Any, i: int, about: Any) -> Any:
     if kind == "key":
         return jax.random.wrap_key_data(jnp.array(array), impl=about["impl"])
     if kind == "jax" and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-        raise checkpoint.SchemaError(
-            f"{call}: extra '{about['name']}' of {path} is {array.dtype}, but x64 is off. Write "
-            f"jax.config.update('jax_enable_x64', True), or save a numpy array."
-        )
+        raise checkpoint.SchemaError(f"{call}: extra '{about['name']}' of {path} is {array.dtype}, but x64 is off.")
     return jnp.array(array) if kind == "jax" else array[()] if kind == "scalar" else np.array(array)

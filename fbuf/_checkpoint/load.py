@@ -123,9 +123,7 @@ def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
       TypeError: the call is traced.
     """
     if lifetime.traced():
-        raise TypeError(
-            f"{call}: the call is traced; expected an eager call. Call it outside jit, scan and vmap, and pass the state in."
-        )
+        raise TypeError(f"{call}: the call is traced. Call it outside jit, and pass the state in.")
 
     def checked(saved: checkpoint.Saved) -> Any:
         one = saved.meta.keys() >= {"buffer", "rows", "rule", "placed", "extra", "replay"}
@@ -135,7 +133,7 @@ def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
             return build(saved)
         except (KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
             raise checkpoint.SchemaError(
-                f"{call}: the description of the buffer in {saved.path} is invalid ({error!r}). Load another checkpoint."
+                f"{call}: the buffer's description in {saved.path} is invalid ({error!r})."
             ) from error
 
     return checkpoint.restore(checked_path(call, path), checked, verify=verify, progress=progress)
@@ -191,10 +189,7 @@ def _read(
     wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in state_arrays.to_saved_arrays(reader, abstract).items()}
     there = {n for n in saved.arrays if n.startswith("state/")}
     if "state/token" in there:
-        raise checkpoint.VersionError(
-            f"{call}: {saved.path} was saved by a development version of fbuf, whose state had other arrays. Convert it with "
-            f"the version that saved it."
-        )
+        raise checkpoint.VersionError(f"{call}: {saved.path} was saved by a development version of fbuf.")
     if not reader.prefetch:
         there = {n for n in there if not n.startswith("state/ahead/")}
     there = {n for n in there if not n.startswith(_STAGES) or n.removeprefix(_STAGES).split("/")[0] in stages}
@@ -218,8 +213,7 @@ def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any
     expected = nbytes((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows))
     if claimed > expected and type(reader.storage).__module__.split(".")[0] == "fbuf":
         raise checkpoint.SchemaError(
-            f"{call}: {saved.path}: rows take {claimed:,} bytes; expected {expected:,}, as of {reader!r}. Load another "
-            f"checkpoint."
+            f"{call}: {saved.path}: rows take {claimed:,} bytes; expected {expected:,}, as of {reader!r}."
         )
     if not given:
         needed = nbytes((leaf.shape, leaf.dtype) for leaf in wanted.values())
@@ -241,8 +235,7 @@ def _device_array(saved: Any, name: str) -> Any:
     shape = _whole_shape(saved, name)
     if (shape[1:] if shape else ()) != source.shape[1:] or (shape or (1,))[0] < source.shape[0]:
         raise checkpoint.SchemaError(
-            f"fbuf.load: {saved.path}: '{name}' has shape {list(shape)}, but {list(source.shape)} is stored. Load another "
-            f"checkpoint."
+            f"fbuf.load: {saved.path}: '{name}' has shape {list(shape)}, but {list(source.shape)} is stored."
         )
     return to_device(source, shape, source.dtype, fill)
 

@@ -46,10 +46,7 @@ def check_state(call: str, mixture: Mixture, state: Any, of_buffer: Callable[[st
         usage = f"{call}(mixture, state)" if call.endswith("SaveArgs") else f"{call}(path, mixture, state)"
         raise TypeError(f"{call}: state is {type(state).__name__}; expected a MixtureState. Write {usage}.")
     if set(state.buffers) != set(mixture.names):
-        raise ValueError(
-            f"{call}: the state is of {', '.join(state.buffers)}; expected {', '.join(mixture.names)}. Use the mixture that "
-            f"made it."
-        )
+        raise ValueError(f"{call}: the state is of {', '.join(state.buffers)}; expected {', '.join(mixture.names)}.")
     for name, buffer in mixture.members:
         of_buffer(call, buffer, state[name])
 
@@ -98,25 +95,20 @@ def restore(
     path, names = saved.path, list(saved.meta["names"])
     if mixture is not None and not isinstance(mixture, Mixture):
         raise checkpoint.SchemaError(
-            f"{call}: {path} holds a mixture of {', '.join(names)}; buffer is {type(mixture).__name__}. Pass a Mixture, or "
-            f"write {call}(path)."
+            f"{call}: {path} holds a mixture of {', '.join(names)}, not a {type(mixture).__name__}. Write {call}(path)."
         )
     if mixture is not None and list(mixture.names) != names:
         raise checkpoint.SchemaError(
-            f"{call}: {path} holds a mixture of {', '.join(names)}; expected {', '.join(mixture.names)}. Use the same names "
-            f"in the same order."
+            f"{call}: {path} holds a mixture of {', '.join(names)}; expected {', '.join(mixture.names)}."
         )
     for what, given in (("example", examples), ("resize", resize)):
         if given is not None and given is not True and not isinstance(given, Mapping):
             raise TypeError(
-                f"{call}: {what} is {type(given).__name__}, but {path} holds a mixture; expected a dict by name. Write "
-                f"{what}={{{names[0]!r}: ...}}."
+                f"{call}: {what} is {type(given).__name__}; expected a dict. Write {what}={{{names[0]!r}: ...}}."
             )
         for name in given if isinstance(given, Mapping) else ():
             if name not in names:
-                raise ValueError(
-                    f"{call}: {what} names '{name}', but the buffers are {', '.join(names)}. Use one of those."
-                )
+                raise ValueError(f"{call}: {what} names '{name}', but the buffers are {', '.join(names)}.")
     buffers: dict[str, Buffer] = {}
     states: dict[str, BufferState] = {}
     with contextlib.ExitStack() as stack:
@@ -151,17 +143,12 @@ def _build_mixture(call: str, saved: checkpoint.Saved, buffers: dict[str, Buffer
     try:
         return Mixture(buffers, **{key: from_config(value) for key, value in settings.items()})
     except (TypeError, ValueError) as error:
-        raise checkpoint.VersionError(
-            f"{call}: {saved.path} was saved by a mixture with {settings}, unknown to this release of fbuf ({error}). Use a "
-            f"later one."
-        ) from None
+        raise checkpoint.VersionError(f"{call}: {saved.path} was saved by a later release of fbuf ({error}).") from None
 
 
 def _load_number(saved: checkpoint.Saved, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     found = saved.arrays[f"mixture/{name}"]
     if found.dtype != dtype or found.shape != (shape or (1,)):
-        raise checkpoint.SchemaError(
-            f"fbuf.load: {saved.path}: 'mixture/{name}' is {found.dtype}{list(found.shape)}; expected "
-            f"{np.dtype(dtype)}{list(shape)}. Load another checkpoint."
-        )
+        got, want = f"{found.dtype}{list(found.shape)}", f"{np.dtype(dtype)}{list(shape)}"
+        raise checkpoint.SchemaError(f"fbuf.load: {saved.path}: 'mixture/{name}' is {got}; expected {want}.")
     return jnp.array(np.asarray(found).reshape(shape))

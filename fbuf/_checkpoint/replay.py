@@ -63,9 +63,7 @@ def load(
     def build(file: checkpoint.Saved) -> tuple[ReplayMetadata, Any]:
         note = file.meta["replay"]
         if note is None:
-            raise checkpoint.SchemaError(
-                f"{call}: {file.path} was saved by fbuf.save, without a key. Load it with fbuf.load(path)."
-            )
+            raise checkpoint.SchemaError(f"{call}: {file.path} was saved without a key. Load it with fbuf.load(path).")
         limit, pace = _limit(call, file.path, note.get("limit"))
         beside = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
         loaded, state = _load.restore_buffer(call, file, buffer, example, resize, verify)
@@ -99,6 +97,4 @@ def _limit(call: str, path: Any, note: Any) -> tuple[Limit | None, LimitState | 
         limit = Limit(min_size=note["min_size"], **numbers)
         return limit, limit.init(added=note["added"], drawn=note["drawn"], host=True)
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise checkpoint.SchemaError(
-            f"{call}: the limit saved in {path} is invalid ({error}). Load another checkpoint."
-        ) from error
+        raise checkpoint.SchemaError(f"{call}: the limit saved in {path} is invalid ({error}).") from error

@@ -287,10 +287,7 @@ def resize_state(call: str, reader: Buffer, target: Buffer, state: BufferState) 
 
 def _check_movable(call: str, reader: Buffer, target: Buffer) -> None:
     if isinstance(reader.storage, Ragged) != isinstance(target.storage, Ragged):
-        raise checkpoint.SchemaError(
-            f"{call}: rows of {reader.storage!r} cannot be stored in {target.storage!r}; ragged rows need Ragged, and only "
-            f"they. Use the storage that was saved."
-        )
+        raise checkpoint.SchemaError(f"{call}: {target.storage!r} cannot hold rows of {reader.storage!r}.")
     if reader.geometry == target.geometry:
         return
     if not reader.writer.streams:
@@ -299,9 +296,7 @@ def _check_movable(call: str, reader: Buffer, target: Buffer) -> None:
             f"Leave resize out, or add the rows again: other.extend(other.init(example), rows)."
         )
     if not can_remap(reader):
-        raise checkpoint.SchemaError(
-            f"{call}: the state of {reader.sampler!r} cannot be resized; expected one of fbuf's samplers. Leave resize out."
-        )
+        raise checkpoint.SchemaError(f"{call}: the state of {reader.sampler!r} cannot be resized. Leave resize out.")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -330,10 +325,7 @@ def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, re
         flags = None if state.anchors is None else state.anchors.flags
         rows, wrong = _copy_rows(reader, target, rows, state.rows, old, new, keep, more, flags)
         if int(wrong):
-            raise checkpoint.SchemaError(
-                f"{call}: {int(wrong)} rows do not fit in {target.storage!r}, or had expired. Use a larger "
-                f"Deduplicated(blocks=...), or another storage."
-            )
+            raise checkpoint.SchemaError(f"{call}: {int(wrong)} rows do not fit in {target.storage!r}, or had expired.")
     return rows
 
 

@@ -150,28 +150,17 @@ def check_state(call: str, buffer: Any, state: Any) -> None:
         raise TypeError(f"{call}: state is {type(state).__name__}; expected a BufferState. Write {usage}.")
     leaves = jax.tree.leaves(state)
     if lifetime.traced() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise TypeError(
-            f"{call}: the call or the state is traced; expected arrays. Call it outside jit, scan and vmap, with the state "
-            f"that they return."
-        )
+        raise TypeError(f"{call}: the call or the state is traced. Call it outside jit, with the returned state.")
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise TypeError(f"{call}: the state contains shapes; expected arrays. Save a state that a method returned.")
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     if any(leaf.is_deleted() for leaf in arrays):
-        raise RuntimeError(
-            f"{call}: the state was donated. Save the state that the step returned: state = step(state); {usage}."
-        )
+        raise RuntimeError(f"{call}: the state was donated. Save what the the step returned; {usage}.")
     if not all(leaf.is_fully_addressable for leaf in arrays):
-        raise TypeError(
-            f"{call}: the state is spread over several processes. Gather it: "
-            f"jax.experimental.multihost_utils.process_allgather(state, tiled=True)."
-        )
+        raise TypeError(f"{call}: the state is spread over several processes. Gather it with process_allgather.")
     buffer.check_state(state)
     if state_arrays.has_custom_host_state(buffer):
-        raise TypeError(
-            f"{call}: {buffer.sampler!r} keeps state on the host, which cannot be saved. Use a sampler of fbuf, or one whose "
-            f"state is arrays."
-        )
+        raise TypeError(f"{call}: {buffer.sampler!r} keeps state on the host. Use one whose state is arrays.")
 
 
 def gather(call: str, buffer: Any, state: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,7 +25,7 @@ from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Prefetchable
 from fbuf.samplers import Prioritized, PrioritizedState, _host_priorities
 from fbuf.samplers._host_priorities import HostTree
-from fbuf.storages._host_reads import SideHeld
+from fbuf.storages._host_rows import SideHeld
 
 _REDUCE: dict[str, sum_tree.Reduce] = {"tree": "sum", "low": "min", "top": "max"}
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.text_table import printable
 from fbuf._formats.checkpoint.directory import Folder
-from fbuf._formats.checkpoint.errors import CheckpointNotFound, VersionError
 from fbuf._formats.checkpoint.filesystem import DISK, is_checkpoint_name, is_data_name
+from fbuf._formats.checkpoint.manifest import CheckpointNotFound, VersionError
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._host.types import StoreCorrupted
 
@@ -59,7 +60,7 @@ def describe(path: str) -> Iterator[str]:
         raise last
     others = [name for name in names if not is_checkpoint_name(name)]
     if others:
-        yield f"other files, which are not looked at: {', '.join(map(_plain, others))}"
+        yield f"other files, which are not looked at: {', '.join(map(printable, others))}"
 
 
 def faults(path: str) -> Iterator[str]:
@@ -83,17 +84,15 @@ def faults(path: str) -> Iterator[str]:
 def _generations(folder: Folder) -> list[int]:
     found = folder.generations()
     if not found:
-        raise CheckpointNotFound(
-            2, f"there is no checkpoint at {folder.path}; expected the path that fbuf.save was given."
-        )
+        raise CheckpointNotFound(2, f"no checkpoint at {folder.path}; expected the path that fbuf.save was given.")
     return found
 
 
 def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
     for key, value in saved.meta.items():
-        text = _plain(value) if isinstance(value, str) else json.dumps(value)
+        text = printable(value) if isinstance(value, str) else json.dumps(value)
         text += _date(value) if key == "time" else ""
-        yield f"  {_plain(key)}: {text if len(text) <= _META else text[:_META] + f'... ({len(text)} characters)'}"
+        yield f"  {printable(key)}: {text if len(text) <= _META else text[:_META] + f'... ({len(text)} characters)'}"
     rows: list[tuple[str, ...]] = [("array", "dtype", "shape", "bytes", "blocks")]
     live: dict[str, int] = {entry.name: 0 for entry in saved.manifest.files}
     for name, entry in saved.manifest.arrays.items():
@@ -119,11 +118,6 @@ def _date(seconds: Any) -> str:
         return datetime.fromtimestamp(seconds, UTC).strftime(" (%Y-%m-%d %H:%M:%S UTC)")
     except (OverflowError, OSError, ValueError):
         return ""
-
-
-def _plain(text: str) -> str:
-    """Return text without control characters."""
-    return text if text.isprintable() else repr(text)
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:

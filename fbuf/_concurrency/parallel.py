@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 Advance = Callable[[int], None]
 
@@ -47,13 +47,9 @@ def run_parallel(numbers: Sequence[int], run: Callable[[int, Advance], None], ad
         try:
             wait(tasks, return_when=FIRST_EXCEPTION)
         finally:  # an interrupt comes here, too
-            if not all(_is_well(task) for task in tasks):
+            if not all(task.done() and task.exception() is None for task in tasks):
                 stop.set()
     errors = [error for task in tasks if (error := task.exception()) is not None]
     for error in errors:
         if not isinstance(error, Cancelled):
             raise error
-
-
-def _is_well(task: Future[None]) -> bool:
-    return task.done() and task.exception() is None

@@ -41,8 +41,8 @@ def is_int(value: Any) -> bool:
 
 
 def check_int(call: str, name: str, value: Any, least: int = 1, hint: str = "") -> None:
-    """Raise unless it is a Python int from `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    """Raise unless it is an int from `least`."""
+    if not is_int(value) or value < least:
         raise ValueError(f"{call}: {name} is {value!r}; expected an int >= {least}{hint}.")
 
 
@@ -90,13 +90,10 @@ def check_spec(call: str, spec: Spec) -> None:
         raise ValueError(f"{call}: the example has no leaves; expected one row, such as {{'obs': obs}}.")
     for name, leaf in spec.items():
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise TypeError(
-                f"{call}: {_text(name)} is a typed PRNG key; expected a plain array. Store jax.random.key_data(key)."
-            )
+            raise TypeError(f"{call}: {_text(name)} is a typed PRNG key. Store jax.random.key_data(key).")
         if np.dtype(leaf.dtype).kind in "OSUmM":
             raise TypeError(
-                f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans. For text and objects use "
-                f"Buffer(storage=fbuf.storages.Ragged())."
+                f"{call}: {_text(name)} is {leaf.dtype}; expected numbers or booleans. Use storages.Ragged()."
             )
 
 
@@ -159,9 +156,7 @@ def check_rows(
         )
     check_names(call, list(leaves), list(spec))
     if jax.tree.structure(rows) != structure:
-        raise ValueError(
-            f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, the structure of the example given to `init`."
-        )
+        raise ValueError(f"{call}: rows are {jax.tree.structure(rows)}; expected {structure}, as in `init`.")
     length: dict[int, tuple[int, str]] = {}
     out = {}
     for name, leaf in leaves.items():
@@ -175,10 +170,7 @@ def check_rows(
             leaf = to_pairs(where, leaf, want.dtype)
             got = jax.ShapeDtypeStruct(leaf.shape[:-1], want.dtype)
         if got.dtype != want.dtype:
-            raise TypeError(
-                f"{call}: {_text(name)} is {got.dtype}; this buffer was initialised with {want.dtype}. "
-                f"{cast_or_init(got.dtype, want.dtype)}"
-            )
+            raise wrong_dtype(where, got.dtype, want.dtype)
         if isinstance(leaf, (np.ndarray, np.generic)) and not pairs:
             leaf = narrow(where, name, leaf, want.dtype)
         cut = len(leading)
@@ -239,11 +231,12 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
     return ""
 
 
-def cast_or_init(got: Any, want: Any) -> str:
-    """Return the fix for a leaf of another dtype: a cast, unless integers would lose the fractions of images in [0, 1]."""
+def wrong_dtype(where: str, got: Any, want: Any) -> TypeError:
+    """Return the error for a leaf of another dtype. A cast must not lose the fractions of images in [0, 1]."""
+    fix = f"Initialise with {got}, or convert the rows before."
     if want == np.bool_ or _kind(got) <= _kind(want):
-        return f"Cast with x.astype(jnp.{want})."
-    return f"Initialise with {got}, or convert the rows before."
+        fix = f"Cast with x.astype(jnp.{want})."
+    return TypeError(f"{where} is {got}; this buffer was initialised with {want}. {fix}")
 
 
 def _kind(dtype: Any) -> int:
@@ -260,8 +253,7 @@ def check_array(call: str, what: str, value: Any, shape: tuple[int, ...], kinds:
         cast = {"f": "jnp.float32", "i": "jnp.int32", "b": "bool"}[kinds[0]]
         article = "an" if want[0] == "i" else "a"
         raise TypeError(
-            f"{call}: {what} is {got.dtype}; expected {article} {want} array of shape {list(shape)}. Cast with "
-            f"x.astype({cast})."
+            f"{call}: {what} is {got.dtype}; expected {article} {want} array of shape {list(shape)}. Use x.astype({cast})."
         )
     if got.shape != shape:
         fix = f" Write x.reshape({shape})." if math.prod(got.shape) == math.prod(shape) else ""

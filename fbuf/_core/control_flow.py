@@ -3,13 +3,18 @@
 There the type of an array names the mesh axes over which it varies. A loop must keep the types of its carry, and branches must
 return equal types, but constants vary over no axis. These functions cast carries and results to the axes of the arguments of
 the operation that is being traced (`varying_as`). Elsewhere they are those of `jax.lax`.
+
+`order_after_reads` finishes reads before later writes, without ordered effects and without copies. XLA often copies an array
+that a step reads and then writes in place, but not values that went through a conditional: so it is the identity as a
+conditional whose other branch never runs. Its token is the old one plus a zero that XLA cannot fold; every write adds the
+token to its indices. Under `vmap` the predicate is reduced over the batch, because a batched conditional becomes a `select`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -86,3 +91,53 @@ def cond(predicate: jax.Array, if_true: Callable[..., Any], if_false: Callable[.
 def platform_dependent(*args: Any, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
     """`jax.lax.platform_dependent` for a CPU and anything else."""
     return lax.platform_dependent(*args, cpu=_casting(cpu), default=_casting(default))
+
+
+T = TypeVar("T")
+
+
+@jax.custom_batching.custom_vmap
+def _is_never(token: jax.Array) -> jax.Array:
+    """Return False, bool[], which XLA cannot fold; unbatched under any number of `vmap`s."""
+    return token < jnp.int32(-1)
+
+
+@_is_never.def_vmap
+def _is_never_of_all(axis_size: int, in_batched: Sequence[bool], token: jax.Array) -> tuple[jax.Array, bool]:
+    del axis_size, in_batched
+    return _is_never(jnp.min(token)), False
+
+
+def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
+    """Return `(token, reads)`, equal in value; operations that use the new token run after `reads`.
+
+    Args:
+      token: int32[], 0 in every state; signed, because `uint32 < -1` is true in JAX.
+      reads: Arrays read from the state, as a pytree. Use the returned ones.
+    Cost: none; the arrays are not copied.
+    """
+
+    def keep(values: T) -> tuple[T, jax.Array]:
+        return values, jnp.zeros((), jnp.int32)
+
+    def never(values: T) -> tuple[T, jax.Array]:
+        return jax.tree.map(jnp.zeros_like, values), jnp.ones((), jnp.int32)
+
+    reads, zero = cond(_is_never(token), never, keep, reads)
+    return token + zero, reads
+
+
+@jax.custom_batching.custom_vmap
+def any_unbatched(flags: jax.Array) -> jax.Array:
+    """Return bool[], whether any of `flags` holds in any member of a `vmap`: never batched.
+
+    As the condition of a loop or a branch, it keeps `vmap` from selecting between old and new arrays, which would copy
+    them. Members that are done run the body too, which must not change them.
+    """
+    return jnp.any(flags)
+
+
+@any_unbatched.def_vmap
+def _any_of_all(axis_size: int, in_batched: Sequence[bool], flags: jax.Array) -> tuple[jax.Array, bool]:
+    del axis_size, in_batched
+    return any_unbatched(flags), False

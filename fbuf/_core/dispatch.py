@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._core import control_flow
-from fbuf._core.ordering import any_unbatched
+from fbuf._core.control_flow import any_unbatched
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S")

@@ -6,7 +6,7 @@ also be a tuple: `("next", "obs")`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,9 +39,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     try:
         pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
     except (TypeError, ValueError) as error:  # JAX sorts the keys of dicts
-        raise TypeError(
-            "fbuf: a dict has keys that cannot be sorted, such as 'a' and 0; expected strings. Use {'a': x, '0': y}."
-        ) from error
+        raise TypeError("fbuf: a dict has keys of several types; expected strings, {'a': x, '0': y}.") from error
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
     if len(leaves) < len(pairs):
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs]
@@ -69,25 +67,25 @@ def listed(names: Iterable[str]) -> str:
 
 def under(name: str, names: Iterable[str]) -> list[str]:
     """Return the leaf `name`, or the leaves below it."""
-    return [n for n in names if n == name or n.startswith(name + "/")]
+    return [n for n in names if is_under(n, (name,))]
 
 
 def is_under(name: str, keys: Iterable[str]) -> bool:
     """Return whether a leaf is one of `keys`, or below one."""
-    return any(under(key, [name]) for key in keys)
+    return any(name == key or name.startswith(key + "/") for key in keys)
+
+
+def outside(keys: Collection[str], names: Iterable[str]) -> list[str]:
+    """Return the leaves that are neither one of `keys` nor below one."""
+    return [n for n in names if not is_under(n, keys)]
 
 
 def leaf_spec(leaf: Any, where: str = "fbuf: a leaf") -> jax.ShapeDtypeStruct:
     """Return shape and canonical dtype of an array or a number, without device memory; errors begin with `where`."""
     if type(leaf).__module__.split(".")[0] == "torch":
-        raise TypeError(
-            f"{where} is a torch tensor; expected JAX or numpy arrays. Convert with fbuf.torch.from_torch(x)."
-        )
+        raise TypeError(f"{where} is a torch tensor; expected arrays. Convert with fbuf.torch.from_torch(x).")
     if hasattr(leaf, "to_tensordict"):  # of tensordict, or a tensorclass of the user's
-        raise TypeError(
-            f"{where} is a {type(leaf).__name__} of torch tensors; expected dicts of JAX or numpy arrays. Convert with "
-            f"fbuf.torch.from_torch(x.to_dict())."
-        )
+        raise TypeError(f"{where} is a {type(leaf).__name__}; expected dicts. Use fbuf.torch.from_torch(x.to_dict()).")
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         shape, dtype = tuple(leaf.shape), leaf.dtype
     else:

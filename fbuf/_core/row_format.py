@@ -56,9 +56,7 @@ def _encoded(tree: Any) -> Any:
         return {"dict": {key: _encoded(child) for key, child in tree.items()}}
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [_encoded(child) for child in tree]}
-    raise TypeError(
-        f"Buffer: rows contain {type(tree).__name__}, which jax.export cannot store; expected dicts, lists or tuples."
-    )
+    raise TypeError(f"Buffer: rows contain {type(tree).__name__}, not exportable; expected dicts, lists or tuples.")
 
 
 def _decoded(tree: Any) -> Any:

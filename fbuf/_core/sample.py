@@ -56,10 +56,7 @@ class _Ragged:
     def lazy(self) -> _Lazy:
         """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         if self.ragged is None:
-            raise AttributeError(
-                "lazy: this buffer keeps arrays only, in `data`. For leaves whose shapes differ, text or objects use "
-                "Buffer(storage=fbuf.storages.Ragged())."
-            )
+            raise AttributeError("lazy: all rows are arrays, in `data`. For text or objects use storages.Ragged().")
         opened: _Lazy = self.ragged.open(self.data)
         return opened
 

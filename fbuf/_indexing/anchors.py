@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf._core.component import state
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.geometry import Geometry, Ring
-from fbuf._core.ordering import order_after_reads
 from fbuf._core.pytree import Spec
 from fbuf._indexing.ring import by_age, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler

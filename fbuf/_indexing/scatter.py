@@ -19,8 +19,8 @@ from jax import lax
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core import control_flow
 from fbuf._core.component import state
+from fbuf._core.control_flow import any_unbatched
 from fbuf._core.geometry import Geometry, Ring
-from fbuf._core.ordering import any_unbatched
 from fbuf._core.pytree import Spec
 from fbuf._indexing.ring import next_lap
 from fbuf._interfaces.writer import Scattering
@@ -80,9 +80,7 @@ def place(
     before, capacity = held(ring), jnp.int32(geometry.capacity)
     chosen: Any = writer.choose(scatter.own, geometry, before, leaves, keep)
     if not isinstance(chosen, tuple) or len(chosen) != 2:
-        raise TypeError(
-            f"{type(writer).__name__}.choose returned a {type(chosen).__name__}; expected two values. Write return slot, own."
-        )
+        raise TypeError(f"{type(writer).__name__}.choose returned a {type(chosen).__name__}; expected slot, own.")
     given, own = chosen
     _check_choice(writer, given, shape, scatter.own, own)
     inside = keep & (given >= jnp.int32(0)) & (given < capacity)
@@ -132,10 +130,7 @@ def _check_choice(writer: Scattering, slot: Any, shape: tuple[int, ...], before:
         return jax.tree.structure(tree), [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
 
     if spec(before) != spec(after):
-        raise TypeError(
-            f"Buffer.extend: {writer!r}.choose returned a state of {spec(after)[1]}; expected {spec(before)[1]}. Keep the "
-            f"structure, shapes and dtypes of `init`."
-        )
+        raise TypeError(f"{writer!r}.choose returned a state of {spec(after)[1]}; expected {spec(before)[1]}.")
 
 
 def _next_numbers(newest: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:

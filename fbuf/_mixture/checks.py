@@ -35,14 +35,9 @@ def checked_buffers(buffers: Any) -> tuple[tuple[str, Buffer], ...]:
         if not isinstance(buffer, Buffer):
             raise TypeError(f"Mixture: '{name}' is {type(buffer).__name__}; expected a Buffer. States go to `init`.")
         if buffer.prefetch:
-            raise ValueError(
-                f"Mixture: '{name}' has prefetch={buffer.prefetch}; expected 0. Write dataclasses.replace(buffer, prefetch=0)."
-            )
+            raise ValueError(f"Mixture: '{name}' has prefetch={buffer.prefetch}; expected 0.")
         if isinstance(buffer.storage, RaggedStorage):
-            raise TypeError(
-                f"Mixture: '{name}' has {buffer.storage!r}, whose leaves are not all arrays. Use storages.Compressed(), "
-                f"Host() or Device()."
-            )
+            raise TypeError(f"Mixture: '{name}' has {buffer.storage!r}, not all arrays. Use another storage.")
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

@@ -17,7 +17,7 @@ from fbuf._core.component import component
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
-from fbuf._mixture import checks, draw, feedback, quota
+from fbuf._mixture import checks, draw, quota
 from fbuf._mixture.checks import check_same_leaves
 from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 
@@ -313,7 +313,7 @@ class Mixture(MixtureConfig):
         """
         call = "Mixture.route"
         name = self._known(call, name)
-        return feedback.of(checks.checked_index(call, index, (1, 2)), self.names.index(name), self[name])
+        return draw.of(checks.checked_index(call, index, (1, 2)), self.names.index(name), self[name])
 
     def cut(self, state: MixtureState, name: str, lanes: Any = None) -> MixtureState:
         """End the running episodes of buffer `name`; see `Buffer.cut`.
@@ -390,14 +390,11 @@ class Mixture(MixtureConfig):
         if numbers:
             first = next(iter(numbers))
             raise ValueError(
-                f"{call}: a mixture has no number '{first}' (it has: fractions, beta). For a sampler write "
-                f"set(state, '{self.names[0]}', {first}=...)."
+                f"{call}: no number '{first}' in fractions, beta. Write set(state, '{self.names[0]}', {first}=...)."
             )
         if fractions is not None:
             if not self.annealed:
-                raise ValueError(
-                    f"{call}: annealed is False. Write Mixture(..., annealed=True), or sample(..., fractions=...) for one call."
-                )
+                raise ValueError(f"{call}: annealed is False. Use Mixture(annealed=True), or sample(fractions=...).")
             new = quota.normalized(checks.traced_fractions(call, fractions, self.names, self.shares))
             state = dataclasses.replace(state, fractions=new)
         given = checks.checked_beta(call, beta)
@@ -466,10 +463,7 @@ class Mixture(MixtureConfig):
         else:
             sizes, total = None, batch_size
             if isinstance(batch_size, Mapping):
-                raise TypeError(
-                    f"{call}: batch_size is a dict; expected an int with quota={self.quota!r}. Or use "
-                    'Mixture(..., quota="all").'
-                )
+                raise TypeError(f'{call}: batch_size is a dict; expected an int, or quota="all".')
         total, _ = _buffer_checks.check_draw(call, form, self.members[0][1], key, total, {})
         if sizes is not None:
             return None, given, sizes, total
@@ -612,10 +606,7 @@ class Mixture(MixtureConfig):
             raise TypeError(f"{call}: state is {type(state).__name__}; expected MixtureState. The order is {form}.")
         if set(state.buffers) != set(self.names) or (state.fractions is None) == self.annealed:
             had = f"{', '.join(state.buffers)}{'' if state.fractions is None else ', annealed'}"
-            raise ValueError(
-                f"{call}: state was made by another mixture, of {had}; expected {', '.join(self.names)}"
-                f"{', annealed' if self.annealed else ''}."
-            )
+            raise ValueError(f"{call}: state of {had}; expected {', '.join(self.names)}{', annealed' * self.annealed}.")
         for own in state.buffers.values():
             refuse_donated(call, own)
             _buffer_checks.refuse_stacked(call, type(self), own)
@@ -665,8 +656,8 @@ def _stats_core(mixture: MixtureConfig, state: MixtureState) -> tuple[MixtureSta
 
 
 _sample = Operation(draw.sample)
-_update_priority = Operation(feedback.update_priority)
-_update_rows = Operation(feedback.update_rows)
-_window_index = Operation(feedback.window_index)
+_update_priority = Operation(draw.update_priority)
+_update_rows = Operation(draw.update_rows)
+_window_index = Operation(draw.window_index)
 _can_sample = Operation(_can_sample_core)
 _stats = Operation(_stats_core)

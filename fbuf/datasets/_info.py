@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf._bridge import lifetime
-from fbuf._core.text_table import counted
+from fbuf._core.text_table import counted, printable
 from fbuf._formats import dataset
 from fbuf.datasets._atari.workers import DOWNLOADS
 from fbuf.datasets._lock import exclusive
@@ -64,7 +64,7 @@ class Info:
         ]
         if self.beside:
             lines.append(f"  not used    segments {', '.join(map(str, self.beside))}")
-        lines += [f"  {_printable(key):<11} {_short(key, value)}" for key, value in self.meta.items()]
+        lines += [f"  {printable(key):<11} {_short(key, value)}" for key, value in self.meta.items()]
         return "\n".join(lines)
 
 
@@ -171,12 +171,7 @@ def delete(path: str | os.PathLike[str]) -> None:
 
 def _short(key: str, value: Any) -> str:
     """Return a value as one line."""
-    text = _printable(str(value))
+    text = printable(str(value))
     if len(text) <= _LINE:
         return text
     return f"{len(value)} entries: .meta[{key!r}]" if isinstance(value, (list, dict)) else text[: _LINE - 3] + "..."
-
-
-def _printable(text: str) -> str:
-    """Escape control characters, which a terminal would obey."""
-    return text if text.isprintable() else repr(text)

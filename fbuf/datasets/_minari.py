@@ -19,21 +19,21 @@ from typing import Any
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
+from fbuf._core.pytree import is_under, under
 from fbuf._formats.dataset.manifest import NAME, is_dataset, load
 from fbuf._host.codecs.codec import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import NEXT
-from fbuf.datasets._arrays.from_arrays import opened
-from fbuf.datasets._arrays.rows import Settings, choose_columns, columns_of, plan_rows
-from fbuf.datasets._arrays.segments import Work, check_workers, rows_per_segment, write
+from fbuf.datasets._arrays.from_arrays import Settings, choose_columns, columns_of, opened, plan_rows
+from fbuf.datasets._arrays.segments import Work, rows_per_segment, write
 from fbuf.datasets._info import delete
 from fbuf.datasets._open import root_of
 from fbuf.interop._columns import Block, Column, blocks, check_name, read_json
 from fbuf.torch._dtypes import NARROW
-from fbuf.torch._tensordict import under
 
 _CALL = "minari"
 VARIABLE = "MINARI_DATASETS_PATH"
@@ -97,7 +97,7 @@ def minari(
     for argument, value in {"skip": skip, "infos": infos}.items():
         if isinstance(value, str):
             raise TypeError(f"{_CALL}: {argument} is {value!r}; expected names. Write {argument}=({value!r},).")
-    check_workers(_CALL, workers)
+    check_int(_CALL, "workers", workers, 0)
     _open.check(".", view, sampler)
     name, folder = _found(id, source)
     path = root_of(_CALL, root) / "minari" / name
@@ -113,9 +113,7 @@ def minari(
             _check_same(path, asked, None)
             return opened(path, view, sampler)
         if not download:
-            raise FileNotFoundError(
-                f"{_CALL}: there is no data set '{name}' at {folder}. Pass download=True, or name Minari's folder: source=."
-            )
+            raise FileNotFoundError(f"{_CALL}: no data set '{name}' at {folder}. Pass download=True, or source=.")
         _download(name, folder, source, force=False)
     if there:
         _check_same(path, asked, _mark(folder))
@@ -187,8 +185,7 @@ def _reading(what: str) -> Iterator[None]:
         raise ImportError(f'{_CALL}: {what} needs more ({error}). Run pip install "fbuf[minari]".') from None
     except Exception as error:  # of h5py, pyarrow, Pillow, JSON, and what minari asserts
         raise ValueError(
-            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged, unfinished, or of another "
-            f"version of Minari."
+            f"{_CALL}: minari cannot read {what} ({type(error).__name__}: {error}). It is damaged."
         ) from error
 
 
@@ -197,19 +194,14 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
     about, mark = read_json(folder / "metadata.json"), _mark(folder)
     for name in ("observation_space", "action_space"):
         if name not in about:  # minari would make the environment, and import what the description names
-            raise ValueError(
-                f"{_CALL}: {folder}/metadata.json has no {name}; expected one, as of a later Minari. Use from_arrays."
-            )
+            raise ValueError(f"{_CALL}: {folder}/metadata.json has no {name}; expected one. Use from_arrays.")
     package = import_minari(_CALL)
     with _reading(f"{folder}"):
         dataset = package.MinariDataset(folder)
         number, total = dataset.total_episodes, dataset.total_steps
         steps = [int(meta["total_steps"]) for meta in dataset.storage.get_episode_metadata(range(number))]
     if sum(steps) != total or not total:
-        raise ValueError(
-            f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'} by metadata.json. "
-            f"It is unfinished or damaged."
-        )
+        raise ValueError(f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'}.")
 
     def read(episode: int) -> dict[str, Column]:
         with _reading(f"episode {episode} in {folder}"):
@@ -249,7 +241,7 @@ def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: S
     found = columns_of(where, _dicts({"obs": episode.observations, "action": episode.actions}))
     if unknown := [name for name in skip if not under(name, found)]:
         raise ValueError(f"{where}: skip has '{unknown[0]}', but leaves are {', '.join(found)}.")
-    found = {name: column for name, column in found.items() if not any(under(out, [name]) for out in skip)}
+    found = {name: column for name, column in found.items() if not is_under(name, skip)}
     if refused := [name for name, column in found.items() if column.refused]:
         raise ValueError(f"{where}: {found[refused[0]].refused} Leave it out: skip={tuple(sorted({*skip, *refused}))}.")
     if not under("obs", found):

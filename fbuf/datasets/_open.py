@@ -128,10 +128,7 @@ def example(schema: dataset.Schema) -> PyTree:
             return row
     except (ValueError, TypeError):
         pass
-    raise StoreCorrupted(
-        f"fbuf.datasets: leaves {', '.join(leaves)} do not fit the structure {str(schema.structure)[:200]}. "
-        f"The data set is damaged: make it again."
-    )
+    raise StoreCorrupted(f"fbuf.datasets: leaves {', '.join(leaves)} do not fit {str(schema.structure)[:200]}.")
 
 
 def default_root() -> Path:

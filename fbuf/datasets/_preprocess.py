@@ -6,30 +6,284 @@ loses at most one per worker.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import os
+import re
+import secrets
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._checkpoint import row_schema
+from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
-from fbuf._core.pytree import PyTree, tree_bytes
+from fbuf._core.pytree import PyTree, named_leaves, tree_bytes
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
 from fbuf._host.codecs.codec import Codec
+from fbuf._indexing.anchors import OPEN
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
-from fbuf.datasets._arrays.segments import Work, check_free, check_workers, rows_per_segment, to_path, write
+from fbuf.datasets._arrays.segments import Work, check_free, rows_per_segment, to_path, write
 from fbuf.datasets._lock import exclusive
-from fbuf.datasets._preprocess_source import Stored, Windows, origin_of
-from fbuf.datasets._preprocess_trace import CALL, Program
-from fbuf.interop._columns import BLOCK_BYTES, Block
+from fbuf.interop._columns import BLOCK_BYTES, DTYPES, Block
+from fbuf.interop._row_reader import Reader
+from fbuf.storages import DataSet, _host_rows
 from fbuf.views import Row
+
+CALL = "preprocess"
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_CALLBACK = re.compile(r"callback\[")  # what Python does then no text says
+
+
+class Program:
+    """`fn`, with the leaves of a row to keep.
+
+    Attributes:
+      schema: Of its result.
+      mark: A text that only equal programs share; unique for one that calls back into Python.
+    """
+
+    def __init__(
+        self, fn: Callable[[PyTree], PyTree], row: PyTree, keep: Sequence[str], codec: Mapping[str, Codec] | None
+    ) -> None:
+        """Trace `fn` for a row of `jax.ShapeDtypeStruct`s. Raises ValueError or TypeError for an invalid function."""
+        if not callable(fn):
+            raise TypeError(f"{CALL}: fn is a {type(fn).__name__}; expected a function of one row.")
+        self._fn = fn
+        out, text = self._trace(row)
+        if text != self._trace(row)[1]:
+            raise ValueError(
+                f"{CALL}: fn differs when traced again; expected a pure function of its row without the clock or numpy's "
+                f"random numbers. Use jax.random with a key made from the row."
+            )
+        self._kept = [name for name in keep if name not in named_leaves(out)]
+        checksum = f"{zlib.crc32(repr((text, self._kept)).encode()):08x}"
+        self.mark = secrets.token_hex(16) if _CALLBACK.search(text) else checksum
+        out = jax.eval_shape(self, row)
+        leaves = named_leaves(out)
+        for name, leaf in leaves.items():
+            if DTYPES.get(np.dtype(leaf.dtype).name if _is_plain(leaf) else "") is None:
+                raise TypeError(f"{CALL}: fn returns leaf '{name}' as {leaf.dtype}; expected numbers or booleans.")
+        shapes = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in leaves.items()}
+        structure = None if _only_dicts(out) else row_schema.encode(jax.tree.structure(out))
+        if (own := row_schema.custom_node(structure)) is not None:
+            raise TypeError(f"{CALL}: fn returns a {own}; expected dicts, lists and tuples of arrays.")
+        self.schema = dataset.Schema(shapes, structure, codec)
+
+    def __call__(self, row: PyTree) -> PyTree:
+        """Return the result of `fn` for a row, and the leaves to keep."""
+        out = self._fn(row)
+        if not self._kept:
+            return out
+        leaves = named_leaves(row)
+        return {**out, **{name: leaves[name] for name in self._kept}}
+
+    def _trace(self, row: PyTree) -> tuple[PyTree, str]:
+        """Return the result of `fn`, as shapes, and the text of its program."""
+
+        def checked(row: PyTree) -> PyTree:
+            out = self._fn(row)
+            self._check(out)
+            return out
+
+        try:
+            with jax.checking_leaks():
+                closed, out = jax.make_jaxpr(checked, return_shape=True)(row)
+        except Exception as error:
+            if "Leaked" not in str(error):
+                raise
+            raise ValueError(
+                f"{CALL}: fn leaks a traced value; expected a pure function. Return what it stores in a list, "
+                f"an attribute or a global. ({str(error).splitlines()[0]:.200})"
+            ) from None
+        return out, f"{_ADDRESS.sub('', str(closed))} {_constants(closed)}"
+
+    def _check(self, out: PyTree) -> None:
+        leaves = named_leaves(out)
+        for name, leaf in leaves.items():
+            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+                kind = type(leaf).__name__
+                raise TypeError(f"{CALL}: fn returns '{name}' as a {kind}; expected arrays. Leave it out.")
+        if not isinstance(out, dict) or not leaves:
+            what = f"a {type(out).__name__}" if leaves or out is None else "no leaves"
+            raise TypeError(f"{CALL}: fn returns {what} for a row; expected a dict of arrays. No row can be dropped.")
+
+
+def _constants(part: Any) -> list[int]:
+    """Return checksums of the arrays in a program, inner functions included, which its text leaves out."""
+    if hasattr(part, "eqns"):
+        inner = [value for eqn in part.eqns for value in (*eqn.invars, *eqn.params.values())]
+        part = [*getattr(part, "consts", ()), *inner]
+    if isinstance(part, (list, tuple)):
+        return [number for inner in part for number in _constants(inner)]
+    array = getattr(part, "val", part)  # of a literal
+    if hasattr(array, "__array__") and hasattr(array, "dtype") and _is_plain(array):
+        return [zlib.crc32(np.ascontiguousarray(np.asarray(array)).tobytes())]
+    return []
+
+
+def _is_plain(leaf: Any) -> bool:
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+def _only_dicts(tree: PyTree) -> bool:
+    return all(map(_only_dicts, tree.values())) if type(tree) is dict else jax.tree_util.all_leaves([tree])
+
+
+def origin_of(data: Any, view: View | None) -> Stored | Windows:
+    """Return the source for a path, an open data set, or a buffer and its state."""
+    if isinstance(data, dataset.DataSet):
+        data = data.path
+    if not isinstance(data, tuple):
+        path = to_path(CALL, "data", data, "or (buffer, state)")
+        if view is None:
+            return Stored(path)
+        buffer, state = _open.open(path, view=view)
+        return Windows(buffer, state, path)
+    if len(data) != 2 or not isinstance(data[0], Buffer) or not isinstance(data[1], BufferState):
+        names = tuple(type(x).__name__ for x in data)
+        raise TypeError(f"{CALL}: data is {names}; expected (buffer, state), or a path.")
+    buffer, state = data
+    buffer.storage.spec(state.rows)  # raises for the state of another buffer
+    source = Path(buffer.storage.path) if isinstance(buffer.storage, DataSet) else None
+    if view is None and source is not None:
+        stored = Stored(source)
+        if stored.identity != _identity(state):
+            stored.close()
+            raise ValueError(f"{CALL}: the data set at {source} has changed since this state was made. Open it again.")
+        return stored
+    if buffer.lanes not in (None, 1):
+        raise ValueError(f"{CALL}: the buffer has lanes={buffer.lanes}; expected one stream.")
+    new_view = Row() if view is None else view
+    if new_view != buffer.view:
+        other = dataclasses.replace(buffer, view=new_view, episode_end=buffer.ends)
+        buffer, state = other, buffer.convert(other, state)
+    return Windows(buffer, state, source, rows=view is None)
+
+
+class Stored:
+    """Rows of a data set.
+
+    Attributes:
+      rows: Number of rows.
+      row: One row, as `jax.ShapeDtypeStruct`s.
+      names: Its leaves; () for windows.
+      steps: Whether rows are consecutive, so that episode ends apply.
+      mark: Identifies the rows.
+      path: Of the files; None: no files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._dataset = dataset.DataSet.open(path)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._dataset.close)
+            self.row = _open.example(self._dataset.schema)
+            on_failure.pop_all()
+        self.rows, self.names, self.steps = self._dataset.rows, self._dataset.schema.names, True
+        self.path: Path | None = path
+        self._structure: Any = jax.tree.structure(self.row)
+        self._order = list(named_leaves(self.row))
+        self.identity = self._dataset.identity
+        self.mark = f"rows {self.identity}"
+
+    def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
+        """Return a function of rows `start` to `stop - 1`, at most `batch`: the program's results by leaf."""
+        run = jax.jit(lambda rows: named_leaves(jax.vmap(program)(rows)))
+
+        def apply(start: int, stop: int) -> dict[str, np.ndarray]:
+            rows = self._dataset.read_rows(start, stop)
+            padded = [_padded(rows[name], batch) for name in self._order]
+            out = run(self._structure.unflatten(padded))
+            return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
+
+        return apply
+
+    def close(self) -> None:
+        """Close the files."""
+        self._dataset.close()
+
+
+class Windows:
+    """The view's result for each anchor of a buffer, as `Stored`, oldest first; `rows`: these are its rows."""
+
+    def __init__(self, buffer: Buffer, state: BufferState, path: Path | None, rows: bool = False) -> None:
+        self._buffer, self._state = buffer, state
+        self._slots = _anchors_by_age(buffer, state)
+        self.rows, self.path = len(self._slots), path
+        one = jax.eval_shape(functools.partial(_windows, buffer), state, jax.ShapeDtypeStruct((1,), np.int32), _key(0))
+        self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one[0])
+        self.names = tuple(named_leaves(self.row)) if rows else ()
+        self.steps = rows and buffer.writer.streams
+        identity = _identity(state) if isinstance(buffer.storage, DataSet) else secrets.token_hex(16)
+        self.mark = f"windows {identity} {buffer.view!r} {buffer.ends!r}"
+
+    def runner(self, program: Program, batch: int) -> Callable[[int, int], dict[str, np.ndarray]]:
+        @jax.jit
+        def run(state: BufferState, slot: jax.Array, key: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+            data, ok = _windows(self._buffer, state, slot, key)
+            return named_leaves(jax.vmap(program)(data)), ok
+
+        def apply(start: int, stop: int) -> dict[str, np.ndarray]:
+            slot = jnp.asarray(_padded(self._slots[start:stop], batch))
+            out, ok = run(self._state, slot, _key(start))
+            if not np.asarray(ok).all():
+                raise RuntimeError(f"{CALL}: rows of this state have expired. Use the newest state.")
+            return {name: np.asarray(leaf)[: stop - start] for name, leaf in out.items()}
+
+        return apply
+
+    def close(self) -> None:
+        """Do nothing: the state keeps its files open."""
+
+
+def _identity(state: BufferState) -> str:
+    """Return the identity of the data set that a state was made of."""
+    store: Any = _host_rows.store_of(state.rows)
+    return str(store.identity)
+
+
+def _key(number: int) -> jax.Array:
+    """Return the key for views that draw at random: the same for the same anchors."""
+    return jax.random.fold_in(jax.random.key(0), number)
+
+
+def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array) -> tuple[PyTree, jax.Array]:
+    """Return the view's result for anchors, and which of them are valid."""
+    spec, structure = buffer.storage.spec(state.rows)
+    mask = jnp.ones(slot.shape, bool)
+    window = buffer.view.window(spec, state_ops.eligible_set(buffer, state), slot, mask, key)
+    arrays, ok = buffer.storage.read(state.rows, window.reads)
+    return buffer.view.assemble(spec, structure, arrays, window), mask if ok is None else ok
+
+
+def _anchors_by_age(buffer: Buffer, state: BufferState) -> np.ndarray:
+    """Return int32, the slots that can be sampled, in order of arrival."""
+    reader = Reader(CALL, buffer, state)
+    age = np.arange(int(reader.sizes[0]), dtype=np.int64)
+    slots = reader.slots(age, np.zeros_like(age)).astype(np.int32)
+    if state.anchors is None:
+        return slots
+    return slots[(np.asarray(state.anchors.flags)[slots] & OPEN) != 0]
+
+
+def _padded(rows: np.ndarray, batch: int) -> np.ndarray:
+    """Return `batch` rows, with the last repeated."""
+    missing = batch - len(rows)
+    return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
+
 
 _ENDS = ("terminated", "truncated")
 _MOST_BATCH, _MOST_WINDOWS = 4096, 256
@@ -98,9 +352,10 @@ def preprocess(
       ...     del state
       ['action', 'obs', 'reward', 'terminated', 'truncated'] (6, 5)
     """
-    check_workers(CALL, workers)
-    _check_count("limit", limit)
-    _check_count("batch_size", batch_size)
+    check_int(CALL, "workers", workers, 0)
+    for name, value in (("limit", limit), ("batch_size", batch_size)):
+        if value is not None:
+            check_int(CALL, name, value, hint=", or None")
     path = to_path(CALL, "dest", dest)
     _open.check(path, None, sampler)
     origin = origin_of(data, view)
@@ -149,11 +404,6 @@ def _kept(keep: Sequence[str] | None, origin: Stored | Windows) -> tuple[str, ..
     if missing := [name for name in keep if name not in origin.names]:
         raise ValueError(f"{CALL}: keep has '{missing[0]}', but rows have {', '.join(origin.names) or 'none'}.")
     return tuple(keep)
-
-
-def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
-        raise ValueError(f"{CALL}: {name} is {value!r}; expected an int >= 1, or None.")
 
 
 def _check_apart(source: Path, dest: Path) -> None:

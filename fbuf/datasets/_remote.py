@@ -219,9 +219,7 @@ def _read_index(address: str) -> list[File] | None:
     try:
         return [_index_entry(address, **entry) for entry in json.loads(text)["files"]]
     except (ValueError, TypeError, KeyError) as error:
-        raise SourceError(
-            f'{url}: is not an index of files; expected {{"files": [{{"name": ..., "size": ..., "md5": ...}}]}}.'
-        ) from error
+        raise SourceError(f'{url}: is no index; expected {{"files": [{{"name": ..., "size": ...}}]}}.') from error
 
 
 def _index_entry(address: str, name: Any, size: Any = None, md5: Any = None, **_: Any) -> File:

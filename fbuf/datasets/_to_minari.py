@@ -18,8 +18,7 @@ from fbuf._core.pytree import nested
 from fbuf.datasets._minari import VARIABLE, import_minari
 from fbuf.interop._columns import check_name
 from fbuf.interop._export import Exported
-from fbuf.interop._row_reader import Reader
-from fbuf.interop._steps import Plan, plan_steps
+from fbuf.interop._row_reader import Plan, Reader, plan_steps
 
 _CALL = "to_minari"
 _BLOCK = 256  # rows of a read: one program a leaf, for episodes of every length
@@ -155,14 +154,10 @@ def _check_leaves(reader: Reader, leaves: Mapping[str, Sequence[str]]) -> None:
     """Raise unless HDF5 can hold every leaf, and rewards are single numbers."""
     for name, leaf in reader.spec.items():
         if np.dtype(leaf.dtype).kind not in "biuf":
-            raise TypeError(
-                f"{_CALL}: leaf '{name}' is {leaf.dtype}, which HDF5 lacks; expected a dtype of NumPy. Convert it."
-            )
+            raise TypeError(f"{_CALL}: leaf '{name}' is {leaf.dtype}, which HDF5 lacks. Convert it.")
     name = leaves["reward"][0]
     if reader.spec[name].shape:
-        raise ValueError(
-            f"{_CALL}: reward is '{name}' with shape {reader.spec[name].shape}; expected one number a row."
-        )
+        raise ValueError(f"{_CALL}: reward is '{name}' of shape {reader.spec[name].shape}; expected one number a row.")
 
 
 def _parts(space: Any) -> dict[str, Any] | None:

@@ -79,10 +79,7 @@ class VectorAtari:
         try:
             from ale_py.vector_env import AtariVectorEnv
         except ImportError as error:
-            raise ImportError(
-                "VectorAtari: ale-py and gymnasium are missing; expected both. "
-                'Install them with: pip install "fbuf[demo]".'
-            ) from error
+            raise ImportError('VectorAtari: ale-py and gymnasium are missing. Run pip install "fbuf[demo]".') from error
         for name, value in (("lanes", lanes), ("max_steps", max_steps)):
             if value < 1:
                 raise ValueError(f"VectorAtari: {name} is {value}; expected >= 1. Pass {name}=1.")
@@ -143,8 +140,7 @@ class VectorAtari:
         actions = np.asarray(actions)
         if actions.shape != (self.lanes,) or actions.dtype.kind not in "iu":
             raise ValueError(
-                f"VectorAtari.step: actions is {actions.dtype}{list(actions.shape)}; "
-                f"expected int32[{self.lanes}]. Pass np.asarray(actions, np.int32)."
+                f"VectorAtari.step: actions is {actions.dtype}{list(actions.shape)}; expected int32[{self.lanes}]."
             )
         # A wrong action ends a thread of the emulator, and the step waits for it for ever.
         if actions.min() < 0 or actions.max() >= self.num_actions:
@@ -174,7 +170,5 @@ def _known_name(game: str) -> str:
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3) or ["breakout", "pong"]
-        raise ValueError(
-            f"VectorAtari: game is {game!r}; expected one of ale_py.roms.get_all_rom_ids(). Near: {', '.join(near)}."
-        )
+        raise ValueError(f"VectorAtari: game {game!r} is none of ale_py.roms.get_all_rom_ids(). Try {', '.join(near)}.")
     return name

@@ -117,11 +117,7 @@ def q_values(params: Params, stacks: jax.Array) -> jax.Array:
     for name, (_, stride) in CONVOLUTIONS.items():
         layer = params[name]
         x = lax.conv_general_dilated(
-            x,
-            layer["kernel"],
-            (stride, stride),
-            "VALID",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            x, layer["kernel"], (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
         x = jax.nn.relu(x + layer["bias"].reshape(1, 1, 1, -1))
     x = x.reshape(x.shape[0], -1)
@@ -141,10 +137,7 @@ def act(params: Params, stacks: jax.Array, key: jax.Array, time: jax.Array, epsi
 
 
 def _optimizer(config: Config) -> Any:
-    return optax.chain(
-        optax.clip_by_global_norm(config.max_gradient),
-        optax.adam(config.learning_rate, eps=1.5e-4),
-    )
+    return optax.chain(optax.clip_by_global_norm(config.max_gradient), optax.adam(config.learning_rate, eps=1.5e-4))
 
 
 def init_learner(key: jax.Array, config: Config) -> Learner:

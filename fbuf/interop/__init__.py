@@ -5,11 +5,10 @@ names, shapes and sizes in a file are checked against the file. h5py and tensors
 """
 
 from fbuf.interop._export import Exported, to_file
-from fbuf.interop._flashbax import from_flashbax
+from fbuf.interop._flashbax import from_flashbax, from_vault
 from fbuf.interop._load import from_arrays, from_file
 from fbuf.interop._ted import to_ted
 from fbuf.interop._torchrl import from_torchrl
-from fbuf.interop._vault import from_vault
 from fbuf.torch._tensordict import TED
 
 __all__ = [

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._core.pytree import is_under, name_of
+from fbuf._core.pytree import is_under, name_of, under
 from fbuf.torch._dtypes import NARROW
-from fbuf.torch._tensordict import TED, under
+from fbuf.torch._tensordict import TED
 
 MOST_JSON = 64 * 2**20  # bytes
 MOST_DEPTH = 64  # folders
@@ -197,8 +197,7 @@ def choose_leaves(
         for other, name in chosen.items():
             if under(here, [name]) or under(name, [here]):
                 raise ValueError(
-                    f"{call}: '{other}' and '{there}' would be the leaves '{name}' and '{here}'; expected other names. "
-                    f"Rename one, or leave it out: fields={chosen}."
+                    f"{call}: '{other}' and '{there}' would be '{name}' and '{here}'. Leave one out: fields={chosen}."
                 )
         chosen[there] = here if here == there else check_name(call, here)
     return chosen
@@ -217,8 +216,7 @@ def row_count(call: str, columns: Mapping[str, Column]) -> int:
     for name, number in lengths.items():
         if number != rows:
             raise ValueError(
-                f"{call}: leaf '{name}' has {number} rows, but '{fitting[0]}' has {rows}. Cut them to the same length, or "
-                f"leave it out: fields={fitting}."
+                f"{call}: leaf '{name}' has {number} rows; expected {rows}. Leave it out: fields={fitting}."
             )
     return rows
 
@@ -250,8 +248,7 @@ def _cast(call: str, name: str, column: Column, wanted: str | None, x64: bool) -
         wanted = NARROW[dtype.name]
         if dtype.kind in "fc":
             raise TypeError(
-                f"{call}: leaf '{name}' is {dtype.name}; expected {wanted} while jax_enable_x64 is off. "
-                f"Allow rounding: dtypes={{'{name}': '{wanted}'}}."
+                f"{call}: leaf '{name}' is {dtype.name}. Enable x64, or round: dtypes={{'{name}': '{wanted}'}}."
             )
     to = DTYPES.get(wanted if isinstance(wanted, str) else np.dtype(wanted).name)
     if to is None or (to.name in NARROW and not x64):

@@ -20,6 +20,7 @@ from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import exact_leaves
 from fbuf._buffer.state import COUNTERS, BufferState
+from fbuf._core.arguments import check_int
 from fbuf._core.progress import Bar, Progress
 from fbuf._core.pytree import nested
 from fbuf._core.sample import Index
@@ -61,8 +62,8 @@ def fill(
     columns = {here: source.columns[there] for there, here in taken.items()}
     exact = () if buffer is None else exact_leaves(buffer)
     columns = cast_columns(call, squeeze_scalars(columns) if fields == "ted" else columns, dtypes, exact)
-    if newest is not None and (not isinstance(newest, (int, np.integer)) or newest < 0):
-        raise ValueError(f"{call}: newest is {newest!r}; expected an int >= 0, or None for all.")
+    if newest is not None:
+        check_int(call, "newest", newest, 0, ", or None for all")
     steps = source.steps if newest is None else min(int(newest), source.steps)
     buffer = _buffer(call, source, steps, buffer, capacity)
     example = {name: jax.ShapeDtypeStruct(c.shape, c.dtype) for name, c in columns.items()}
@@ -126,8 +127,7 @@ def _write_rows(
     stored = int(buffer.size(state)) - int(np.asarray(state.counters[_REFUSED]))
     if buffer.geometry.streams and stored < total:
         raise ValueError(
-            f"{call}: {buffer.storage!r} had room for {stored} of {total} rows only. Use a larger one, or take fewer: "
-            f"newest={stored // buffer.geometry.lanes}."
+            f"{call}: {buffer.storage!r} held {stored} of {total} rows. Use newest={stored // buffer.geometry.lanes}."
         )
     if priorities is not None and not buffer.dense:
         state = _set_priorities(call, buffer, state, source, priorities[first:], block)
@@ -159,9 +159,7 @@ def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capaci
         raise ValueError(f"{call}: both buffer and capacity are given; expected one of them. Drop capacity={capacity}.")
     if buffer.lanes != source.lanes:
         there, here = ("one stream (lanes=None)" if n is None else f"{n} lanes" for n in (source.lanes, buffer.lanes))
-        raise ValueError(
-            f"{call}: rows come in {there}, but the buffer has {here}. Use Buffer(..., lanes={source.lanes})."
-        )
+        raise ValueError(f"{call}: rows are in {there}, but buffer has {here}. Use Buffer(..., lanes={source.lanes}).")
     if steps > buffer.geometry.length:
         raise ValueError(
             f"{call}: there are {steps * lanes} rows, but the buffer holds {buffer.capacity}. Use capacity={steps * lanes}, "
@@ -175,10 +173,7 @@ def _set_priorities(
 ) -> BufferState:
     """Set the priorities of rows that a view samples; warn of those it does not."""
     if not buffer.geometry.streams:
-        raise TypeError(
-            f"{call}: {buffer.writer!r} stores rows in no order, so {buffer.view!r} cannot get their priorities. "
-            f"Use priorities=False, or view=fbuf.views.Row()."
-        )
+        raise TypeError(f"{call}: {buffer.writer!r} stores rows unordered. Use priorities=False, or view=views.Row().")
     lanes, length, _ = buffer.geometry
     capacity = buffer.capacity
     priority = priority.reshape(len(priority), lanes).astype(np.float32)

@@ -80,9 +80,7 @@ class Reader:
         for key in group:
             name = check_name(str(self.path), prefix + key)
             if not isinstance(group.get(key, getlink=True), self._h5.HardLink):
-                raise ValueError(
-                    f"{self.path}: '{name}' is a link; expected a data set. Copy its target into the file."
-                )
+                raise ValueError(f"{self.path}: '{name}' is a link; expected a data set. Copy its target.")
             item = group[key]
             if isinstance(item, self._h5.Group):
                 self._walk(item, name + "/", depth + 1)

@@ -17,7 +17,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import named_leaves
-from fbuf.interop import _atomic_file, _hdf5, _npz
+from fbuf.interop import _export, _hdf5, _npz
 from fbuf.interop._columns import DTYPES, Column, Fields, Source, check_count, choose_leaves, column_of, row_count
 from fbuf.interop._export import FORMAT, VERSION
 from fbuf.interop._fill import fill
@@ -72,7 +72,7 @@ def from_file(
 
 def opened(call: str, path: Path) -> contextlib.closing[Reader]:
     """Open the arrays of a file, by its ending."""
-    if path.suffix not in (".npz", *_atomic_file.H5):
+    if path.suffix not in (".npz", *_export.H5):
         raise ValueError(f"{call}: {path} ends in {path.suffix!r}; expected .npz, .h5 or .hdf5.")
     reader: Reader = _npz.Reader(path) if path.suffix == ".npz" else _hdf5.Reader(path, call)
     return contextlib.closing(reader)
@@ -103,7 +103,7 @@ def _source(path: Path, reader: Reader, lanes: int | None, fields: Fields) -> So
     if about is None:
         steps = row_count(_CALL, {name: columns[name] for name in choose_leaves(_CALL, columns, fields)})
         return Source(columns, steps, lanes)
-    mask = columns.pop(_atomic_file.MASK, None)
+    mask = columns.pop(_export.MASK, None)
     return Source(columns, about["steps"], about["lanes"], None if mask is None else mask.read)
 
 

@@ -83,10 +83,7 @@ class Reader:
                 raise ValueError(f"{path}: member {name!r} is compressed by another method. Use numpy.savez.")
             most = entry.compress_size * (_MOST_RATIO if entry.compress_type == zipfile.ZIP_DEFLATED else 1)
             if entry.file_size > most or entry.header_offset + entry.compress_size > size:
-                raise ValueError(
-                    f"{path}: member {name!r} claims {entry.file_size} bytes, {entry.compress_size} in a zip of {size}. "
-                    f"The file is damaged."
-                )
+                raise ValueError(f"{path}: member {name!r} claims {entry.file_size} bytes in a zip of {size}: damaged.")
             self.columns[name] = _column(self._zip, f"{path}: member {name!r}", entry)
 
     def about(self) -> bytes | None:

@@ -22,10 +22,9 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
-from fbuf.interop import _atomic_file
+from fbuf.interop import _export
 from fbuf.interop._export import FORMAT, VERSION, Exported
-from fbuf.interop._row_reader import Reader
-from fbuf.interop._steps import Plan, plan_steps
+from fbuf.interop._row_reader import Plan, Reader, plan_steps
 
 _CALL = "to_ted"
 
@@ -93,9 +92,9 @@ def to_ted(
     columns: list[_Column] = list(_columns(reader, plan, roles, leaves, names))
     if episode is not None:
         columns.append((episode, (rows,), np.dtype(np.int64), plan.episodes()))
-    _atomic_file.check_names(_CALL, [name for name, *_ in columns])
+    _export.check_names(_CALL, [name for name, *_ in columns])
     bar, path = Bar(progress, _CALL, len(columns), " leaves"), Path(path)
-    with contextlib.closing(bar), _atomic_file.open_sink(_CALL, path, compress, overwrite) as sink:
+    with contextlib.closing(bar), _export.open_sink(_CALL, path, compress, overwrite) as sink:
         for name, shape, dtype, blocks in columns:
             sink.column(name, shape, dtype, blocks)
             bar(1)
@@ -139,7 +138,7 @@ def _columns(
     other = ("terminated", "truncated", "next_observation", "final_observation")
     used = {name for role in other for name in leaves.get(role, [])}
     stored = [name for name in reader.spec if name not in used]
-    for leaf, name in _atomic_file.rename_leaves(_CALL, stored, {**defaults, **(names or {})}).items():
+    for leaf, name in _export.rename_leaves(_CALL, stored, {**defaults, **(names or {})}).items():
         spec = reader.spec[leaf]
         shape, dtype = (rows, *spec.shape), np.dtype(spec.dtype)
         if leaf in leaves["reward"]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,116 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.presets import prioritized
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf.interop._columns import Column, Fields, Source, check_count, read_json, refused
+from fbuf.interop._columns import (
+    DTYPES,
+    MOST_DEPTH,
+    Column,
+    Fields,
+    Source,
+    check_count,
+    check_name,
+    check_shape,
+    read_json,
+    refused,
+)
 from fbuf.interop._fill import fill
-from fbuf.interop._tensordict_dumps import Leaf, batch_of, check_inside, pytree, ring_reader, tensordict
+
+Leaf = tuple[Path, np.dtype[Any], tuple[int, ...]]
+"""File, dtype and shape of an array."""
+_SINGLE = "_-single-tensor-_"  # what torchrl calls the leaf of rows that are one tensor
+_FOLDERS = ("<class 'tensordict._td.TensorDict'>", "<class 'tensordict.TensorDict'>")
+
+
+def leaf_of(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -> Leaf:
+    """Return the file, dtype and shape of an array. Raises ValueError unless the file has exactly this size."""
+    shape = check_shape(str(described), entry.get("shape"))
+    name = entry.get("dtype")
+    dtype = DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) and name.startswith("torch.") else None
+    if dtype is None:
+        raise ValueError(f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one as 'torch.float32'.")
+    check_inside(root, file)
+    size, expected = file.stat().st_size, math.prod(shape) * dtype.itemsize
+    if size != expected:
+        raise ValueError(f"{file}: has {size} bytes; expected {expected} of {dtype.name}{list(shape)} by {described}.")
+    return file, dtype, shape
+
+
+def check_inside(root: Path, file: Path) -> None:
+    """Raise ValueError if a link is on the way from `root` to `file`."""
+    at = file
+    while at != root:
+        if at.is_symlink():
+            raise ValueError(f"{at}: is a link; expected a file or folder of the dump. Copy its target there.")
+        at = at.parent
+
+
+def pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, Leaf]]:
+    """Yield the leaves by name of rows that are a pytree of tensors, or one tensor (`row`)."""
+    if not isinstance(entries, dict):
+        raise ValueError(f"{described}: metadata is a {type(entries).__name__}; expected an object.")
+    for dotted, entry in entries.items():
+        name = check_name(str(described), dotted.replace(".", "/"))
+        if not isinstance(entry, dict):
+            raise ValueError(f"{described}: '{name}' is a {type(entry).__name__}; expected an object.")
+        file = storage / f"{name}.memmap"
+        yield ("row" if name == _SINGLE else name), leaf_of(storage, file, described, entry)
+
+
+def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Leaf | str]]:
+    """Yield the leaves by name; in place of one that is not an array, a text that says what it is."""
+    described = folder / "meta.json"
+    check_inside(root, folder)
+    if depth > MOST_DEPTH:
+        raise ValueError(f"{folder}: is nested more than {MOST_DEPTH} deep.")
+    about = read_json(described)
+    if about.get("_type") not in _FOLDERS:
+        kind = str(about.get("_type"))[:80]
+        raise ValueError(f"{described}: is a {kind!r}; expected a TensorDict. Dump td.to_tensordict().")
+    for name, entry in about.items():
+        if not isinstance(entry, dict):  # of the tensordict itself: shape, device, _type
+            continue
+        if "/" in name:
+            raise ValueError(f"{described}: leaf {name[:80]!r} has an invalid name; expected no slash.")
+        full = check_name(str(described), prefix + name)
+        if entry.get("type") == "TensorDict":
+            yield from tensordict(root, folder / name, full + "/", depth + 1)
+        elif "type" in entry:
+            kind = str(entry["type"])[:80]
+            pickles = [f for f in ("other.pickle", "other.pkl") if (folder / name / f).exists()]
+            where = folder / name / (pickles[0] if pickles else "meta.json")
+            pickled = ", which is a pickle" if pickles else ""
+            yield full, f"leaf '{full}' is a {kind}, in {where}{pickled}; expected an array."
+        elif entry.get("is_nested"):
+            yield full, f"leaf '{full}' is a nested tensor, in {folder / name}; expected one of one shape."
+        else:
+            yield full, leaf_of(root, folder / f"{name}.memmap", described, entry)
+
+
+def batch_of(storage: Path) -> tuple[int, ...]:
+    """Return the leading axes of all leaves of a tensordict."""
+    described = storage / "meta.json"
+    return check_shape(str(described), read_json(described).get("shape"))
+
+
+def ring_reader(
+    file: Path, dtype: np.dtype[Any], room: int, oldest: int, item: tuple[int, ...]
+) -> Callable[[int, int], np.ndarray]:
+    """Return a function that reads rows of shape `item` by age from a file that is a ring."""
+    row = math.prod(item) * dtype.itemsize
+
+    def read(first: int, last: int) -> np.ndarray:
+        at = (oldest + first) % max(room, 1)
+        head = min(last - first, room - at)
+        spans = (at, head), (0, last - first - head)
+        data = np.concatenate([np.fromfile(file, np.uint8, n * row, offset=start * row) for start, n in spans])
+        if len(data) != (last - first) * row:
+            raise ValueError(f"{file}: has fewer than {room} rows of {row} bytes. It was truncated meanwhile.")
+        if dtype == np.bool_ and (data > 1).any():
+            raise ValueError(f"{file}: rows {first} to {last - 1} have bytes above 1; expected booleans.")
+        return data.view(dtype).reshape(last - first, *item)
+
+    return read
+
 
 _CALL = "from_torchrl"
 
@@ -98,10 +205,7 @@ def _source(
     if about is None and not (storage / "meta.json").exists():
         others = [n for n in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / n).exists()]
         what = f"has {others[0]}, of another kind of storage" if others else "has neither"
-        raise ValueError(
-            f"{_CALL}: {storage} {what}; expected storage_metadata.json or meta.json. Dump it from a LazyTensorStorage, "
-            f"without an H5, Flat or Nested checkpointer."
-        )
+        raise ValueError(f"{_CALL}: {storage} {what}; expected the dump of a LazyTensorStorage.")
     leaves: dict[str, Leaf | str] = {}
     batch: tuple[int, ...] = ()
     if about is not None and about.get("is_pytree"):
@@ -137,10 +241,7 @@ def _lane_length(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ..
     lead = batch or next(iter(arrays.values()))[2][: 1 if lanes is None else 2]
     for name, (_, _, shape) in arrays.items():
         if not lead or shape[: len(lead)] != lead:
-            raise ValueError(
-                f"{_CALL}: leaf '{name}' in {storage} has shape {list(shape)}; expected {[*lead, '...']} as the others. "
-                f"The dump is incomplete."
-            )
+            raise ValueError(f"{_CALL}: leaf '{name}' in {storage} has shape {list(shape)}; expected {[*lead, '...']}.")
     return lead[0]
 
 
@@ -173,10 +274,7 @@ def _counts(
     steps = rows if rows is not None else (stated or 0) // (lanes or 1)
     if (rows is None and (stated or 0) % (lanes or 1)) or not 0 <= steps <= room:
         number = stated if rows is None else rows
-        raise ValueError(
-            f"{_CALL}: {storage} states {number} rows; expected {lanes or 1} lanes of at most {room}. "
-            f"The dump is incomplete, or lanes= or rows= is wrong."
-        )
+        raise ValueError(f"{_CALL}: {storage} states {number} rows; expected {lanes or 1} lanes of at most {room}.")
     return lanes, steps
 
 

@@ -56,10 +56,7 @@ class NthSampler(BaseSampler):
 
         Anchors are numbered lane by lane, oldest first. If there are none, `total` is 1 and the result is ignored.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__}: a sampler that derives from NthSampler needs a method pick. Write "
-            f"def pick(self, key, batch_size, total): return nth, probability."
-        )
+        raise NotImplementedError(f"{type(self).__name__}: write def pick(self, key, batch_size, total).")
 
     def init(self, geometry: Geometry, dense: bool) -> AnchorQueue:
         return anchor_log.init(geometry, dense)
@@ -84,10 +81,7 @@ class NthSampler(BaseSampler):
         picked = self.pick(key, batch_size, total)
         if not isinstance(picked, tuple) or [jnp.shape(x) for x in picked] != [(batch_size,)] * 2:
             got = ", ".join(str(list(jnp.shape(x))) for x in jax.tree.leaves(picked))
-            raise TypeError(
-                f"{type(self).__name__}.pick returned arrays of shapes {got}; expected two of [{batch_size}]. Write return "
-                f"nth, probability."
-            )
+            raise TypeError(f"{type(self).__name__}.pick returned {got}; expected two of [{batch_size}].")
         return picked
 
     def clear(self, sampler: AnchorQueue, geometry: Geometry, dense: bool) -> AnchorQueue:
@@ -269,10 +263,7 @@ class FieldsView:
 
         `slot` int32[B] was drawn. Slot C reads zeros; `earlier` and `later` return it if there is no such row.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__}: a view that derives from FieldsView needs a method fields. Write "
-            f"def fields(self, spec, eligible, slot): return {{name: (name, slot) for name in spec}}."
-        )
+        raise NotImplementedError(f"{type(self).__name__}: write def fields(self, spec, eligible, slot).")
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return (), None
@@ -289,14 +280,10 @@ class FieldsView:
         fields = self.fields(spec, eligible, jnp.where(mask, slot, nowhere))
         pairs = list(fields.values()) if isinstance(fields, Mapping) else [fields]
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-            raise TypeError(
-                f"{type(self).__name__}.fields returned {fields!r}; expected a dict of pairs. Return {{name: (name, slot)}}."
-            )
+            raise TypeError(f"{type(self).__name__}.fields returned {fields!r}; expected a dict of pairs.")
         unknown = [name for name, _ in pairs if name not in spec]
         if unknown:
-            raise ValueError(
-                f"{type(self).__name__}.fields: names leaf '{unknown[0]}', but rows have {', '.join(spec)}. Use one of those."
-            )
+            raise ValueError(f"{type(self).__name__}.fields names '{unknown[0]}', but rows have {', '.join(spec)}.")
         return Window(tuple(Read(name, at) for name, at in fields.values()), _Names(tuple(fields)))
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fbuf._buffer.state import BufferState
+from fbuf._core.arguments import check_int
 from fbuf._core.pytree import named_leaves
 from fbuf._core.sample import Sample
 from fbuf.plot import _style
@@ -70,7 +71,7 @@ def frames(
       (1, 3)
     """
     call = "plot.frames"
-    _style.check_count(call, "number", number)
+    check_int(call, "number", number)
     if isinstance(buffer, Sample):
         return draw_batch(call, buffer, observation, next_observation, int(number), ax)
     _style.check(call, buffer, state)
@@ -111,9 +112,7 @@ def _chosen(call: str, data: dict[str, np.ndarray], observation: str | None) -> 
         return observation
     if not like:
         shapes = ", ".join(f"'{name}' {list(leaf.shape[1:])}" for name, leaf in data.items())
-        raise ValueError(
-            f"{call}: no leaf of the batch looks like frames ({shapes}); expected [H, W] of 4 by 4 or more."
-        )
+        raise ValueError(f"{call}: no leaf looks like frames ({shapes}); expected [H, W] of 4 by 4 or more.")
     return "obs" if "obs" in like else like[0]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary import Quantiles, Seen, seen
 from fbuf._buffer.summary.statistics import episode_lengths as lengths_of
-from fbuf._core.arguments import check_choice
+from fbuf._core.arguments import check_choice, check_int
 from fbuf.plot import _style
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
 def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
     """Check the arguments, and return the anchors."""
     _style.check(call, buffer, state)
-    _style.check_count(call, "bins", bins)
+    check_int(call, "bins", bins)
     return seen(buffer, state)
 
 

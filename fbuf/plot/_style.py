@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from fbuf._buffer.state import BufferState
 
@@ -47,9 +46,7 @@ def new_axes(call: str, ax: Any, size: tuple[float, float]) -> Any:
     if ax is None:
         return import_pyplot(call).subplots(figsize=size, layout="constrained")[1]
     if not hasattr(ax, "plot"):
-        raise TypeError(
-            f"{call}: ax is {type(ax).__name__}; expected the axes of matplotlib, or None. Write ax=plt.subplots()[1]."
-        )
+        raise TypeError(f"{call}: ax is {type(ax).__name__}; expected the axes of matplotlib, or None.")
     return ax
 
 
@@ -69,17 +66,9 @@ def check(call: str, buffer: Any, state: Any) -> None:
         if type(buffer).__name__ == "Mixture":
             name = buffer.names[0]
             fix = f"Plot its buffers: {call}(mixture[{name!r}], state[{name!r}])."
-        raise TypeError(
-            f"{call}: got {type(buffer).__name__} and {type(state).__name__}; expected a Buffer and its BufferState. {fix}"
-        )
+        raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected Buffer and state. {fix}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")
-
-
-def check_count(call: str, name: str, value: Any) -> None:
-    """Raise ValueError unless it is an int >= 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{call}: {name} is {value!r}; expected an int >= 1.")
 
 
 def dress(axes: Any, title: str, x: str, y: str) -> None:

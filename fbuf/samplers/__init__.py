@@ -2,8 +2,7 @@
 
 from fbuf.samplers._consume import Consume, ConsumeState
 from fbuf.samplers._epoch import Epoch, EpochState
-from fbuf.samplers._prioritized import Prioritized
-from fbuf.samplers._priority_leaves import PrioritizedState
+from fbuf.samplers._prioritized import Prioritized, PrioritizedState
 from fbuf.samplers._ranked import Ranked, RankedState
 from fbuf.samplers._staleness import Staleness, StalenessState
 from fbuf.samplers._uniform import Uniform

@@ -130,9 +130,7 @@ class PrioritySampler(BaseSampler):
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not (number and 0 <= value <= most and value < float("inf")):
                 what = "finite Python number >= 0" if most > 1 else "Python number from 0 to 1"
-                raise ValueError(
-                    f"{kind}: {name} is {value!r}; expected a {what}. Anneal it with buffer.set(state, {name}=...)."
-                )
+                raise ValueError(f"{kind}: {name} is {value!r}; expected a {what}. Anneal it with buffer.set.")
             object.__setattr__(self, name, float(value))
 
     def set(self, sampler: Any, **numbers: Any) -> Any:

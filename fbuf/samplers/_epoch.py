@@ -20,8 +20,8 @@ from fbuf._algorithms.random_bits import fresh_key
 from fbuf._core import control_flow
 from fbuf._core.arguments import check_bool
 from fbuf._core.component import component, state
+from fbuf._core.control_flow import any_unbatched
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import any_unbatched
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.ring import zeros

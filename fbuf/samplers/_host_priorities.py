@@ -41,10 +41,7 @@ class HostTree(OnHost):
         return HostTree(copy.deepcopy(self.id, memo), copy.deepcopy(self.version, memo), self.slot)
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "fbuf: priorities on the host cannot be pickled. Use fbuf.save(path, buffer, state) and fbuf.load(path), or "
-            'samplers.Prioritized(on="device").'
-        )
+        raise TypeError('fbuf: priorities on the host cannot be pickled. Use fbuf.save, or Prioritized(on="device").')
 
     def __repr__(self) -> str:
         return "HostTree()"
@@ -83,10 +80,7 @@ def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None
       TypeError: under a trace.
     """
     if lifetime.traced():
-        raise TypeError(
-            f"{call}: priorities on the host cannot be traced. Call it outside jit, vmap and scan, or use "
-            f'samplers.Prioritized(on="device").'
-        )
+        raise TypeError(f'{call}: priorities on the host cannot be traced. Call it outside jit, or use on="device".')
     store = Priorities(_layout(capacity), least)
     if leaves is not None:
         store.fill(leaves)
@@ -104,7 +98,7 @@ def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> H
 def draw(
     tree: HostTree, key: jax.Array, batch_size: int, stratified: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Draw leaves in proportion; see `fbuf.samplers._priority_leaves.draw`. One callback."""
+    """Draw leaves in proportion; see `fbuf.samplers._prioritized.draw_leaves`. One callback."""
     top, bottom = sum_tree.uniforms(key, batch_size, stratified=stratified)
     slot, leaf, mass, least = draw_priorities(tree.id, tree.version, top, bottom)
     return slot, leaf, mass, least

@@ -2,8 +2,9 @@ r"""Draw anchors in proportion to their priority, with importance weights.
 
 A leaf is :math:`(|p| + \epsilon)^\alpha`, the probability of an anchor :math:`P(i) = leaf_i / \sum_k leaf_k`, its weight
 :math:`(n P(i))^{-\beta}` for n anchors. Leaves are in a sum tree (`fbuf._algorithms.sum_tree`); a row that is no anchor has
-leaf 0 and cannot be drawn. `fbuf._buffer.priorities` refuses NaN and infinite errors. `fbuf.samplers._priority_leaves` converts
-and writes leaves; `fbuf._indexing.importance` computes weights.
+leaf 0 and cannot be drawn. `fbuf._buffer.priorities` refuses NaN and infinite errors. On request a tree of
+minima holds the leaves too, for weights by the buffer, and a tree of maxima the priorities, for the largest one held.
+`fbuf._indexing.importance` computes weights.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.4.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +23,140 @@ from jax import lax
 from fbuf._algorithms import draw_without_replacement, permutation, sum_tree
 from fbuf._algorithms.random_bits import fresh_key
 from fbuf._core import control_flow
-from fbuf._core.component import component
+from fbuf._core.component import component, state
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
+from fbuf._host import OnHost
 from fbuf._indexing import anchor_log
-from fbuf._indexing.importance import clip_unit, draw_uniform, importance_weights, mix_uniform, mixed_probability
+from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._indexing.importance import (
+    clip_unit,
+    draw_uniform,
+    finite_exponent,
+    importance_weights,
+    mix_uniform,
+    mixed_probability,
+)
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
-from fbuf.samplers import _priority_leaves
-from fbuf.samplers._base import LimitedSampler, PrioritySampler, masked_draw, written_slots
-from fbuf.samplers._priority_leaves import PrioritizedState
+from fbuf.samplers._base import (
+    LimitedSampler,
+    Number,
+    PrioritySampler,
+    largest_written,
+    masked_draw,
+    with_numbers,
+    written_slots,
+)
 
 if TYPE_CHECKING:
     from fbuf.samplers import _host_priorities
 else:
     _host_priorities = Later("fbuf.samplers._host_priorities")
+
+MAX_LEAF = 2.0**96  # 2^30 of them have a finite float32 sum, whose inverse is normal
+BLOCK = 1024  # leaves of one iteration of `rebuild`
+
+
+@state
+class PrioritizedState:
+    """Hold the leaves, and the numbers that `buffer.set` anneals. Optional parts are None."""
+
+    tree: Any  # float32[nodes], sums; on the host a `HostTree`
+    low: jax.Array | None  # float32[nodes], minima of the drawable leaves; with normalize="buffer", not on the host
+    top: jax.Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
+    log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
+    numbers: jax.Array  # float32[4 or 5]
+
+    max_priority = Number(0)  # largest |p| seen, or held; 1 at first
+    alpha = Number(1)
+    beta = Number(2)
+    eps = Number(3)
+    uniform = Number(4)
+
+
+def init_trees(capacity: int, least: bool, on_host: bool) -> tuple[Any, jax.Array | None]:
+    """Return zero leaves as a tree of sums, and a tree of minima if the least leaf must be known."""
+    if on_host:
+        return _host_priorities.init(), None
+    return sum_tree.init(capacity), sum_tree.init(capacity, jnp.inf) if least else None
+
+
+def draw_leaves(
+    sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Draw leaves in proportion, bitwise equal on device and host; see `fbuf._algorithms.sum_tree.draw`.
+
+    Returns:
+      Slots int32[B], leaves float32[B], the sum of all leaves float32[], and the least leaf above 0, float32[]: infinite if
+      there is none, 0 if it is not tracked.
+    """
+    if isinstance(sampler.tree, OnHost):
+        return _host_priorities.draw(cast(Any, sampler.tree), key, batch_size, stratified)
+    slot, leaf = sum_tree.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
+    least = jnp.zeros((), jnp.float32) if sampler.low is None else sum_tree.root(sampler.low)
+    return slot, leaf, sum_tree.root(sampler.tree), least
+
+
+def leaf_of(sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
+    """Return (|p| + eps)^alpha, finite and >= 0 for any annealed numbers."""
+    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), finite_exponent(sampler.alpha))
+    return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(MAX_LEAF)), jnp.float32(0))
+
+
+def get_leaf(sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
+    """Return the leaves float32[...] in slots int32[...], each in [0, C)."""
+    if isinstance(sampler.tree, OnHost):
+        return _host_priorities.get(cast(Any, sampler.tree), slot)
+    return sum_tree.get(sampler.tree, slot)
+
+
+def write_leaves(
+    sampler: PrioritizedState,
+    slot: jax.Array,
+    leaf: jax.Array,
+    priority: jax.Array,
+    geometry: Geometry,
+    token: jax.Array,
+) -> PrioritizedState:
+    """Write leaves and priorities [A] (-inf: not an anchor); slot C is skipped, the last of equal slots wins."""
+    if isinstance(sampler.tree, OnHost):
+        return dataclasses.replace(sampler, tree=_host_priorities.set(cast(Any, sampler.tree), slot, leaf, token))
+    capacity, slot = geometry.capacity, slot + token
+    trees, leaves, reduce = [sampler.tree], [leaf], list[sum_tree.Reduce](["sum"])
+    if sampler.low is not None:
+        trees.append(sampler.low)
+        leaves.append(_lowest(sampler, leaf, priority >= jnp.float32(0)))
+        reduce.append("min")
+    if sampler.top is not None:
+        trees.append(sampler.top)
+        leaves.append(priority)
+        reduce.append("max")
+    written = dict(zip(reduce, sum_tree.set_all(trees, slot, leaves, capacity, reduce=reduce), strict=True))
+    return dataclasses.replace(sampler, tree=written["sum"], low=written.get("min"), top=written.get("max"))
+
+
+def seen(sampler: PrioritizedState, largest: jax.Array, token: jax.Array) -> PrioritizedState:
+    """Update `max_priority` after a write whose largest priority is `largest` float32[]."""
+    if sampler.top is None:
+        return with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
+    # Ordered, because a later write in the same step would otherwise copy the tree to keep its root.
+    _, held = order_after_reads(token, sum_tree.root(sampler.top))
+    return with_numbers(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
+
+
+def after(sampler: PrioritizedState, token: jax.Array) -> jax.Array:
+    """Return the token, ordered after the read of `max_priority` from the tree of maxima.
+
+    The added term is always 0, which XLA cannot know; it drops an `order_after_reads` whose result is unused.
+    """
+    return token if sampler.top is None else token + (sampler.max_priority < jnp.float32(0)).astype(jnp.int32)
+
+
+def _lowest(sampler: PrioritizedState, leaf: jax.Array, is_anchor: jax.Array) -> jax.Array:
+    """Return leaves for the tree of minima: infinite unless drawable. A leaf of 0 is drawable by uniform draws only."""
+    drawable = is_anchor if sampler.uniform is not None else is_anchor & (leaf > jnp.float32(0))
+    return jnp.where(drawable, leaf, jnp.float32(jnp.inf))
 
 
 @component
@@ -105,13 +226,9 @@ class Prioritized(PrioritySampler, LimitedSampler):
         for name in ("replace", "uniform", "largest") if self.on == "host" else ():
             value, default = getattr(self, name), getattr(type(self), name)
             if value != default:
-                raise ValueError(
-                    f'Prioritized: {name} is {value!r}; expected {default!r} with on="host". Leave it out, or use on="device".'
-                )
+                raise ValueError(f'Prioritized: {name} is {value!r}; expected {default!r}, or on="device".')
         if self.uniform is not None and not self.replace:
-            raise ValueError(
-                f"Prioritized: uniform is {self.uniform!r}; expected None with replace=False. Drop one of them."
-            )
+            raise ValueError(f"Prioritized: uniform is {self.uniform!r}; expected None with replace=False.")
 
     @property
     def rebuilds(self) -> str:
@@ -128,7 +245,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
 
     def init(self, geometry: Geometry, dense: bool) -> PrioritizedState:
         capacity = geometry.capacity
-        tree, low = _priority_leaves.init(capacity, self._least, self.on_host)
+        tree, low = init_trees(capacity, self._least, self.on_host)
         return PrioritizedState(
             tree=tree,
             low=low,
@@ -140,16 +257,16 @@ class Prioritized(PrioritySampler, LimitedSampler):
     def change(
         self, sampler: PrioritizedState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
-        token = _priority_leaves.after(sampler, token)
+        token = after(sampler, token)
         slot, given, largest = written_slots(change, geometry.capacity)
         priority = jnp.where(given, change.priority.reshape(-1), sampler.max_priority)
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
-        leaf = jnp.concatenate([closed, _priority_leaves.leaf_of(sampler, priority)])
+        leaf = jnp.concatenate([closed, leaf_of(sampler, priority)])
         stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), priority])
-        sampler = _priority_leaves.write(sampler, slot, leaf, stored, geometry, token)
+        sampler = write_leaves(sampler, slot, leaf, stored, geometry, token)
         if sampler.log is not None:
             sampler = dataclasses.replace(sampler, log=anchor_log.apply(sampler.log, change, geometry, token))
-        return _priority_leaves.seen(sampler, largest, token)
+        return seen(sampler, largest, token)
 
     def draw_some(
         self,
@@ -178,10 +295,35 @@ class Prioritized(PrioritySampler, LimitedSampler):
     def update(
         self, sampler: PrioritizedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
     ) -> PrioritizedState:
-        return _priority_leaves.update(sampler, slot, error, geometry, token)
+        token, priority = after(sampler, token), jnp.abs(error)
+        largest = largest_written(slot, priority, geometry.capacity)
+        sampler = write_leaves(sampler, slot, leaf_of(sampler, priority), priority, geometry, token)
+        return seen(sampler, largest, token)
 
     def rebuild(self, sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> PrioritizedState:
-        return _priority_leaves.rebuild(sampler, geometry, token)
+        """Recompute all leaves from the stored priorities by the current numbers.
+
+        It works in place, block by block; `sum_tree.rebuild` would need a second copy of the trees.
+        """
+        token, capacity, held = after(sampler, token), geometry.capacity, sampler.top
+        assert held is not None
+        block = min(BLOCK, capacity)
+
+        def again(i: jax.Array, trees: tuple[jax.Array, jax.Array | None]) -> tuple[jax.Array, jax.Array | None]:
+            tree, low = trees
+            slot = jnp.minimum(i * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32), jnp.int32(capacity))
+            priority = sum_tree.get(held, jnp.minimum(slot, jnp.int32(capacity - 1)))
+            some = priority >= jnp.float32(0)
+            leaf = jnp.where(some, leaf_of(sampler, jnp.where(some, priority, jnp.float32(0))), jnp.float32(0))
+            tree = sum_tree.set(tree, slot + token, leaf, capacity)
+            if low is not None:
+                low = sum_tree.set(low, slot + token, _lowest(sampler, leaf, some), capacity, reduce="min")
+            return tree, low
+
+        tree, low = control_flow.fori_loop(
+            jnp.int32(0), jnp.int32(-(-capacity // block)), again, (sampler.tree, sampler.low)
+        )
+        return dataclasses.replace(sampler, tree=tree, low=low)
 
     def clear(self, sampler: PrioritizedState, geometry: Geometry, dense: bool) -> PrioritizedState:
         empty: PrioritizedState = super().clear(sampler, geometry, dense)
@@ -202,14 +344,24 @@ class Prioritized(PrioritySampler, LimitedSampler):
         return _host_priorities.store_of(sampler.tree).nbytes
 
     def priority(self, sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
-        return _priority_leaves.priority_of(sampler, slot)
+        """Return |p| float32[...] in slots int32[...]: as stored with largest="held", else by the current alpha and eps.
+
+        -1 if the current alpha is 0 and no priorities are stored, because all leaves are 1.
+        """
+        if sampler.top is not None:
+            return sum_tree.get(sampler.top, slot)
+        leaf = get_leaf(sampler, slot)
+        alpha = finite_exponent(sampler.alpha)
+        power = jnp.power(leaf, jnp.float32(1) / jnp.where(alpha > jnp.float32(0), alpha, jnp.float32(1)))
+        known = jnp.maximum(power - jnp.maximum(sampler.eps, jnp.float32(0)), jnp.float32(0))
+        return jnp.where(alpha > jnp.float32(0), known, jnp.float32(-1))
 
     def mass(self, sampler: PrioritizedState, eligible: EligibleSet) -> Mass:
         zero = jnp.zeros((), jnp.float32)
         return Mass(sum_tree.root(sampler.tree), zero, zero if sampler.low is None else sum_tree.root(sampler.low))
 
     def inspect(self, sampler: PrioritizedState, eligible: EligibleSet) -> Inspected:
-        leaf = _priority_leaves.get(sampler, jnp.arange(eligible.geometry.capacity, dtype=jnp.int32))
+        leaf = get_leaf(sampler, jnp.arange(eligible.geometry.capacity, dtype=jnp.int32))
         number = jnp.maximum(jnp.sum(eligible.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
         mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
@@ -238,7 +390,7 @@ def with_replacement(
     """Draw each row in proportion to its leaf; a `share` float32[] (or None) of them uniformly."""
     capacity = eligible.geometry.capacity
     some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
-    slot, leaf, mass, low = _priority_leaves.draw(sampler, key, batch_size, capacity, stratified)
+    slot, leaf, mass, low = draw_leaves(sampler, key, batch_size, capacity, stratified)
     flat = mass <= jnp.float32(0)  # every leaf is 0: draw uniformly
     if stratified:  # strata are in slot order
         order = permutation.random_permutation(key, batch_size)

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from fbuf._algorithms import permutation, rank_buckets
 from fbuf._algorithms.rank_buckets import Ranks
 from fbuf._core.component import component, state
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import order_after_reads
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.importance import clip_unit, finite_exponent, importance_weights, mix_uniform, mixed_probability

@@ -97,19 +97,14 @@ class Staleness(BaseSampler):
 
     def __post_init__(self) -> None:
         if not _is_int(self.maximum) or not 0 <= self.maximum < _MAX_RUNS:
-            raise ValueError(
-                f"Staleness: maximum is {self.maximum!r}; expected an int from 0 to {_MAX_RUNS - 1}. For larger "
-                "ages use unit=..."
-            )
+            raise ValueError(f"Staleness: maximum is {self.maximum!r}; expected 0 to {_MAX_RUNS - 1}. Or use unit=.")
         if self.version is not None:
             if not isinstance(self.version, (str, tuple)):
                 raise TypeError(f"Staleness: version is {self.version!r}; expected the name of a leaf, or None.")
             object.__setattr__(self, "version", name_of(self.version))
         if self.decay == "exponential":
             if not isinstance(self.half_life, (int, float)) or not 1e-30 < self.half_life < 1e30:
-                raise ValueError(
-                    f"Staleness: half_life is {self.half_life!r}; expected a number > 0. Write half_life=8."
-                )
+                raise ValueError(f"Staleness: half_life is {self.half_life!r}; expected a number > 0.")
             object.__setattr__(self, "half_life", float(self.half_life))
         elif self.half_life is not None:
             raise ValueError(f"Staleness: half_life is for decay='exponential', but decay is {self.decay!r}. Drop one.")
@@ -119,8 +114,7 @@ class Staleness(BaseSampler):
             return
         if self.version is None or not _is_int(self.runs) or not self.maximum < self.runs <= _MAX_RUNS:
             raise ValueError(
-                f"Staleness: runs is {self.runs!r}; expected None, or with a version an int from {self.maximum + 1} to "
-                f"{_MAX_RUNS}."
+                f"Staleness: runs is {self.runs!r}; expected None, or {self.maximum + 1} to {_MAX_RUNS} with a version."
             )
 
     @property

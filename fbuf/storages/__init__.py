@@ -15,8 +15,7 @@ from fbuf.storages._device import Device
 if TYPE_CHECKING:
     from fbuf.storages._compressed import BitPack, Codec, Compressed, Raw, Zstd
     from fbuf.storages._dataset import DataSet
-    from fbuf.storages._host_storage import Host
-    from fbuf.storages._memmap import Memmap
+    from fbuf.storages._host_storage import Host, Memmap
     from fbuf.storages._ragged.storage import Ragged
 
 __all__ = [
@@ -38,8 +37,7 @@ __getattr__, __dir__ = later(
     {
         "fbuf.storages._compressed": ["BitPack", "Codec", "Compressed", "Raw", "Zstd"],
         "fbuf.storages._dataset": ["DataSet"],
-        "fbuf.storages._host_storage": ["Host"],
-        "fbuf.storages._memmap": ["Memmap"],
+        "fbuf.storages._host_storage": ["Host", "Memmap"],
         "fbuf.storages._ragged.storage": ["Ragged"],
     },
     __all__,

@@ -73,10 +73,7 @@ def select_leaves(call: str, keys: tuple[str, ...] | None, spec: Spec, least: in
     if keys is None:
         chosen = tuple(name for name, leaf in spec.items() if item_bytes(leaf) >= least)
         if not chosen:
-            raise ValueError(
-                f"{call}: no leaf has {least} bytes a row or more (leaves: {', '.join(spec)}). Name leaves with keys=(...), "
-                f"or use storages.Device()."
-            )
+            raise ValueError(f"{call}: no leaf of {', '.join(spec)} has {least} bytes a row. Name some: keys=(...).")
         return chosen
     if not keys:
         raise ValueError(f"{call}: keys is empty; expected names of leaves ({', '.join(spec)}). Use storages.Device().")

@@ -55,14 +55,9 @@ def sample(rows: PyTree, capacity: Any, lanes: int | None) -> tuple[Spec, dict[s
             raise TypeError(f"{call}: leaf '{name}' is traced; expected an array. Call it outside jit.")
         got = leaf_spec(leaf)
         if len(got.shape) < lead or (lanes is not None and got.shape[1] != lanes):
-            raise ValueError(
-                f"{call}: leaf '{name}' has shape {list(got.shape)}; expected [{axes}, ...], lanes={lanes}."
-            )
+            raise ValueError(f"{call}: leaf '{name}' has shape {list(got.shape)}; expected [{axes}, ...].")
         if head is not None and got.shape[:lead] != head:
-            raise ValueError(
-                f"{call}: leaf '{name}' has leading axes {list(got.shape[:lead])}; expected {list(head)}, those of "
-                f"'{next(iter(spec))}'."
-            )
+            raise ValueError(f"{call}: leaf '{name}' has leading axes {list(got.shape[:lead])}; expected {list(head)}.")
         head = got.shape[:lead]
         spec[name] = jax.ShapeDtypeStruct(got.shape[lead:], got.dtype)
     arguments.check_spec(call, spec)
@@ -73,10 +68,7 @@ def _sample_arrays(leaves: Leaves, spec: Spec, names: list[str]) -> dict[str, An
     """Return the first rows of the named leaves, as numpy arrays."""
     number = len(leaves[names[0]])
     if number < block_stats.LEAST_ROWS:
-        raise ValueError(
-            f"Deduplicated.fit: there are {number} rows; expected {block_stats.LEAST_ROWS} or more, better 2,000. Give more "
-            f"rows, or write block= and blocks=."
-        )
+        raise ValueError(f"Deduplicated.fit: there are {number} rows; expected {block_stats.LEAST_ROWS}, better 2,000.")
     number = block_stats.rows_looked_at(number, sum(item_bytes(spec[name]) for name in names))
     return {name: np.asarray(leaves[name][:number]).astype(spec[name].dtype, copy=False) for name in names}
 

@@ -20,9 +20,9 @@ from fbuf._algorithms.block_grid import Grid
 from fbuf._algorithms.block_table import Table
 from fbuf._core import control_flow
 from fbuf._core.component import component, state
-from fbuf._core.ordering import order_after_reads
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.pytree import PyTree, named_leaves
-from fbuf._core.state_repr import WHOLE, spec_text
+from fbuf._core.text_table import WHOLE, spec_text
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows
 from fbuf.storages._array_rows import Leaves

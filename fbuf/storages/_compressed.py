@@ -13,6 +13,7 @@ from typing import Literal, cast
 
 import jax
 
+from fbuf._core.arguments import check_int
 from fbuf._core.component import allow, component
 from fbuf._core.pytree import Spec, item_bytes, name_of
 from fbuf._host.codecs.codec import BitPack, Codec, Raw, Zstd
@@ -74,10 +75,7 @@ class Compressed(HostStorage):
 
     def __post_init__(self) -> None:
         self._check()
-        if isinstance(self.cache, bool) or not isinstance(self.cache, int) or self.cache < 0:
-            raise ValueError(
-                f"Compressed: cache is {self.cache!r}; expected bytes, an int >= 0. 64 MiB are cache=1 << 26."
-            )
+        check_int("Compressed", "cache", self.cache, 0, " of bytes")
         if not isinstance(self.stacks, bool):
             raise TypeError(f"Compressed: stacks is {self.stacks!r}; expected True or False. Write stacks=False.")
         if isinstance(self.codec, (Mapping, tuple)):  # a mapping does not hash; its items do
@@ -109,8 +107,5 @@ class Compressed(HostStorage):
         keys = super().host_keys(spec)
         for name in self._codecs_by_leaf():
             if name not in keys:
-                raise ValueError(
-                    f"Compressed: codec names '{name}', but the leaves on the host are {', '.join(keys)}. Use one of those, or "
-                    f"add it to keys=(...)."
-                )
+                raise ValueError(f"Compressed: codec names '{name}', but the host has {', '.join(keys)}. Extend keys.")
         return keys

@@ -14,16 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._core.arguments import check_int
 from fbuf._core.component import component
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec
 from fbuf._formats import dataset as dataset_files
 from fbuf._formats.checkpoint import SchemaError
 from fbuf._interfaces.storage import Read
-from fbuf.storages import _host_reads, _host_rows
+from fbuf.storages import _host_rows
 from fbuf.storages._array_rows import HostPlan, Leaves
-from fbuf.storages._host_reads import SideHeld
-from fbuf.storages._host_rows import Layout, SideRows
+from fbuf.storages._host_rows import Layout, SideHeld, SideRows
 
 
 @component
@@ -53,16 +53,10 @@ class DataSet:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, os.PathLike)) or not os.fspath(self.path):
-            raise TypeError(
-                f"DataSet: path is {self.path!r}; expected the folder of a data set. Write DataSet('/data/Pong/1')."
-            )
+            raise TypeError(f"DataSet: path is {self.path!r}; expected the folder of a data set.")
         object.__setattr__(self, "path", os.path.expanduser(os.fspath(self.path)))
         for name in ("memory", "cache"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(
-                    f"DataSet: {name} is {value!r}; expected bytes, an int >= 0. 64 MiB are {name}=1 << 26."
-                )
+            check_int("DataSet", name, getattr(self, name), 0, " of bytes")
 
     @property
     def masks_expired(self) -> bool:
@@ -124,7 +118,7 @@ class DataSet:
         self.refuse("Buffer.clear")
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)[0], None
+        return _host_rows.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)[0], None
 
     def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> SideHeld:
         capacity = jnp.int32(rows.layout.rows)
@@ -140,13 +134,13 @@ class DataSet:
             sources.append((read.name, at))
         return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), (), tuple(sources))
 
-    start_read = staticmethod(_host_reads.start_read)
-    held_bytes = staticmethod(_host_reads.host_bytes)
+    start_read = staticmethod(_host_rows.start_read)
+    held_bytes = staticmethod(_host_rows.host_bytes)
     nbytes = staticmethod(_host_rows.nbytes)
     bytes_per_leaf = staticmethod(_host_rows.bytes_per_leaf)
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.finish_read(rows, held, strict=True)[0], None  # no row expires
+        return _host_rows.finish_read(rows, held, strict=True)[0], None  # no row expires
 
     def to_arrays(self, rows: SideRows) -> dict[str, Any]:
         """Return path and identity of the data set as JSON: the rows stay in their files."""
@@ -163,10 +157,8 @@ class DataSet:
         try:
             dataset = self._open(geometry, spec)
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                error.errno,
-                f"fbuf.load: the saved rows are those of the data set at {self.path}. {error.strerror} {fix}",
-            ) from error
+            what = f"fbuf.load: {self.path} should hold the saved rows. {error.strerror} {fix}"
+            raise FileNotFoundError(error.errno, what) from error
         except ValueError as error:
             raise SchemaError(f"fbuf.load: the data set at {self.path} is not the saved one: {error} {fix}") from error
         if about["identity"] != dataset.identity:

@@ -68,9 +68,7 @@ class Deduplicated:
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, str):
-            raise TypeError(
-                f"Deduplicated: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},)."
-            )
+            raise TypeError(f"Deduplicated: keys is {self.keys!r}; expected a tuple. Write keys=({self.keys!r},).")
         if self.keys is not None:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
         object.__setattr__(self, "block", _by_leaf(self.block, _checked_block))
@@ -98,8 +96,7 @@ class Deduplicated:
             grid = block_grid.grid(leaf, _of_leaf(self.block, name))
             if grid.blocks > block_table.CHUNK_ITEMS:
                 raise ValueError(
-                    f"Deduplicated: leaf '{name}' has {grid.blocks} blocks a row; expected at most "
-                    f"{block_table.CHUNK_ITEMS}. Use larger blocks: block=(h, w)."
+                    f"Deduplicated: leaf '{name}' has {grid.blocks} blocks. Use larger ones: block=(h, w)."
                 )
             if grid.block_words not in sizes:
                 sizes.append(grid.block_words)
@@ -247,9 +244,7 @@ class Deduplicated:
             else:
                 made, moved, lost = block_table.rebuild(table, wanted)
             if int(lost):
-                raise ValueError(
-                    f"Deduplicated.grow: {int(lost)} blocks do not fit in {wanted} entries. Write blocks={2 * wanted}."
-                )
+                raise ValueError(f"grow: {int(lost)} blocks do not fit in {wanted} entries. Use blocks={2 * wanted}.")
             tables.append(made)
             share = [wanted // len(members[i]) // UNIT * UNIT for _ in members[i]]
             share[0] += wanted - sum(share)
@@ -297,10 +292,7 @@ class Deduplicated:
     ) -> DeduplicatedRows:
         made = self.abstract(geometry, spec, structure)
         if not np.array_equal(arrays["cuts"], _as_bytes(made.cuts)):
-            raise ValueError(
-                f"Deduplicated: the arrays have blocks {bytes(np.asarray(arrays['cuts'])).decode()}; expected "
-                f"{bytes(_as_bytes(made.cuts)).decode()}. Load them with the buffer that saved them."
-            )
+            raise ValueError("Deduplicated: blocks differ. Load the arrays with the buffer that saved them.")
         for name, leaf in {**_by_name(made), "growth": made.growth}.items():
             came = arrays[name]
             if came.shape != leaf.shape or came.dtype != leaf.dtype:
@@ -350,9 +342,7 @@ def _id_dtype(places: int) -> Any:
 def _checked_block(block: Any) -> tuple[int, int]:
     is_pair = isinstance(block, (tuple, list)) and len(block) == 2
     if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in block):
-        raise ValueError(
-            f"Deduplicated: block is {block!r}; expected (rows, pixels), two ints >= 1. Write block=(12, 12)."
-        )
+        raise ValueError(f"Deduplicated: block is {block!r}; expected (rows, pixels), two ints >= 1, as (12, 12).")
     return (int(block[0]), int(block[1]))
 
 
@@ -362,9 +352,7 @@ def _checked_blocks(number: Any) -> int:
         raise ValueError(f"Deduplicated: blocks is {number!r}; expected an int >= {least}. Write blocks={least}.")
     if number % UNIT or number >= 2**30:
         near = min(-(-int(number) // UNIT) * UNIT, 2**30 - 2**20)
-        raise ValueError(
-            f"Deduplicated: blocks is {number}; expected a multiple of {UNIT} below 2^30. Write blocks={near}."
-        )
+        raise ValueError(f"Deduplicated: blocks is {number}; expected a multiple of {UNIT} below 2^30. Use {near}.")
     return int(number)
 
 
@@ -388,9 +376,7 @@ def _check_names(field: str, value: Any, cuts: Sequence[Cut]) -> None:
     names = [cut.name for cut in cuts]
     for name, _ in value if _is_by_leaf(value) else ():
         if name not in names:
-            raise ValueError(
-                f"Deduplicated: {field} names '{name}', but the deduplicated leaves are {', '.join(names)}. Use one of those."
-            )
+            raise ValueError(f"Deduplicated: {field} names '{name}', but leaves are {', '.join(names)}.")
 
 
 def _of_leaf(value: Any, name: str) -> Any:

@@ -3,32 +3,37 @@
 The state holds the ticket of the row in each slot (uint64 as a pair, 0 for none), the store's id, and the leaves on the
 device. The store never overwrites a ticket's row, so an old state reads its own rows or learns that they have expired, and
 two successors of one state cannot read each other's rows. The state is not pickled, and `init` is not traced.
+
+A read has two steps. Device leaves and tickets are gathered at once, since later writes change them. A ticket's row never
+changes, so host leaves are fetched on demand, or prefetched (`fbuf._host.store.reads`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from fbuf._bridge import callbacks, lifetime
 from fbuf._bridge.lazy_rows import length_name
+from fbuf._core.control_flow import order_after_reads
 from fbuf._core.geometry import Geometry
-from fbuf._core.ordering import order_after_reads
-from fbuf._core.pytree import Spec, tree_bytes
+from fbuf._core.pytree import Spec, item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
-from fbuf._core.state_repr import WHOLE, spec_text
+from fbuf._core.text_table import WHOLE, spec_text
+from fbuf._core.x64 import in_jax
 from fbuf._host import OnHost
 from fbuf._host.columns.spec import one_by_one
 from fbuf._host.interfaces import RowStore
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
-from fbuf._interfaces.storage import LeafBytes
+from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _array_rows
 from fbuf.storages._array_rows import Leaves
 
@@ -49,6 +54,11 @@ class Layout(NamedTuple):
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         rows = zip(self.names, self.shapes, self.dtypes, strict=True)
         return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, shape, dtype in rows}
+
+    @property
+    def in_store(self) -> frozenset[str]:
+        """Leaves whose reads need the store; tickets of ragged leaves do not."""
+        return frozenset(self.columns) - {TICKET}
 
 
 class SideRows(OnHost):
@@ -295,9 +305,75 @@ def load_store(rows: SideRows, arrays: Mapping[str, Any]) -> SideRows:
     return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device, last)
 
 
-def check_slack(call: str, slack: int | None) -> None:
-    """Raise unless it is an int >= 0, or None."""
-    if slack is not None and (isinstance(slack, bool) or not isinstance(slack, int) or slack < 0):
-        raise ValueError(
-            f"{call}: slack is {slack!r}; expected an int >= 0, rows to keep beyond the capacity, or None."
-        )
+COPIES = 2
+"""Copies of prefetched rows in the store: the next to be collected, and the last."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SideHeld:
+    """Some reads, as far as they can be done on the device."""
+
+    number: Array  # uint32[], the number of the store's request; 0: none
+    tickets: tuple[Array, ...]  # uint32[B, ..., 2]
+    device: tuple[Array, ...]  # device leaves, [B, ..., item]
+    sources: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
+    """Of each read, its leaf and its index in `device` or `tickets`."""
+
+
+def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
+    """Gather what later writes may change."""
+    device: list[Array] = []
+    tickets: list[Array] = []
+    known: dict[int, int] = {}
+    sources, hosted = [], rows.layout.in_store
+    for r in reads:
+        if r.name not in hosted:
+            sources.append((r.name, len(device)))
+            device.append(_array_rows.read(rows.ticket if r.name == TICKET else rows.device[r.name], r.slot))
+        else:
+            if id(r.slot) not in known:
+                known[id(r.slot)] = len(tickets)
+                tickets.append(_array_rows.read(rows.ticket, r.slot))
+            sources.append((r.name, known[id(r.slot)]))
+    return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), tuple(device), tuple(sources))
+
+
+def start_read(rows: SideRows, held: SideHeld) -> SideHeld:
+    """Start prefetching the host leaves."""
+    columns = rows.layout.columns
+    wanted = [(columns.index(name), held.tickets[at]) for name, at in held.sources if name in rows.layout.in_store]
+    if not wanted:
+        return held
+    return dataclasses.replace(held, number=callbacks.request(rows.id, wanted))
+
+
+def finish_read(rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True) -> tuple[list[Array], Array | None]:
+    """Fetch all host leaves in one callback, and return them with the others; see `Storage.read`.
+
+    `ahead`: they may have been prefetched.
+    """
+    columns, spec = rows.layout.columns, rows.layout.spec
+    out: list[Array | None] = [None if name in rows.layout.in_store else held.device[at] for name, at in held.sources]
+    side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if name in rows.layout.in_store]
+    if not side:
+        return [a for a in out if a is not None], None
+    items = {name: in_jax(spec[name]) for _, name, _ in side}
+    requests = [
+        (columns.index(name), held.tickets[at], (tuple(items[name].shape), items[name].dtype)) for _, name, at in side
+    ]
+    arrays, present = callbacks.read(rows.id, requests, strict=strict, number=held.number if ahead else None)
+    ok = jnp.ones((), bool)
+    for (i, *_), array, there in zip(side, arrays, present, strict=True):
+        out[i] = array
+        if there.ndim:
+            there = jnp.all(there, axis=tuple(range(1, there.ndim)))
+        ok = ok & there
+    return [a for a in out if a is not None], ok
+
+
+def host_bytes(rows: SideRows, held: SideHeld) -> int:
+    """Return the bytes that a store keeps for prefetched rows."""
+    spec = rows.layout.spec
+    host = [(name, held.tickets[at].shape[:-1]) for name, at in held.sources if name in rows.layout.in_store]
+    return COPIES * sum(item_bytes(spec[name]) * int(np.prod(shape, dtype=np.int64)) for name, shape in host)

@@ -1,30 +1,122 @@
-"""`Host`, and the methods shared by all storages that keep leaves in a host store.
+"""`Host`, `Memmap`, and the methods shared by all storages that keep leaves in a host store.
 
-A storage says which leaves are stored there and how (`_columns`) and opens the store (`_open`). The rest is in `_host_rows`
-and `_host_reads`.
+A storage says which leaves are stored there and how (`_columns`) and opens the store (`_open`), with rows in files in a
+folder (`open_folder`). The rest is in `_host_rows`. Files are written with `pwrite`, so that a full disk raises OSError; a
+mapping would end the process with SIGBUS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import gc
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import jax
 import numpy as np
 
-from fbuf._core.component import component
+from fbuf._bridge import lifetime
+from fbuf._core.arguments import check_int
+from fbuf._core.component import component, to_config
 from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, name_of
 from fbuf._host.codecs.codec import Codec
+from fbuf._host.columns.raw_file import SUM, spare
 from fbuf._host.columns.spec import Column
 from fbuf._host.io.directory import Folder
+from fbuf._host.memory.file_arena import HEADER
 from fbuf._host.memory.lazy_array import within
 from fbuf._host.store.store import Store
 from fbuf._interfaces.storage import Read
-from fbuf.storages import _array_rows, _host_reads, _host_rows, _on_disk
+from fbuf.storages import _array_rows, _host_rows
 from fbuf.storages._array_rows import HostPlan, Leaves
-from fbuf.storages._host_reads import SideHeld
-from fbuf.storages._host_rows import SideRows
+from fbuf.storages._host_rows import SideHeld, SideRows
+
+_INDEX_BYTES = 18  # a chunk
+
+
+def checked_path(call: str, path: Any) -> str:
+    """Return a path as text."""
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise TypeError(f"{call}: path is {path!r}; expected the path of a folder, or None. Write path='/data/replay'.")
+    return os.path.expanduser(os.fspath(path))
+
+
+@contextlib.contextmanager
+def open_folder(
+    storage: Any, geometry: Geometry, slack: int, columns: Sequence[Column], resume: str = ""
+) -> Iterator[Folder]:
+    """Open the folder of a storage for a store; publish it afterwards, or release it on failure.
+
+    `resume`: "" for a new store; "full" or "lazy" to continue the store in the folder.
+    """
+    identity = {
+        "lanes": geometry.lanes,
+        "length": geometry.length,
+        "slack": slack,
+        "columns": [
+            {"name": c.name, "shape": list(c.shape), "dtype": str(c.dtype), "codec": _codec_json(c)} for c in columns
+        ],
+    }
+    settings: dict[str, Any] = {"resume": bool(resume), "verify": resume != "lazy", "sync": storage.sync}
+    call, path = type(storage).__name__, storage.path
+    lifetime.sweep()
+    try:
+        held = Folder(call, path, identity, **settings)
+    except BlockingIOError:  # perhaps held by unreachable states
+        gc.collect()
+        lifetime.sweep()
+        held = Folder(call, path, identity, **settings)
+    try:
+        yield held
+        if not resume:
+            held.publish()
+    except BaseException:
+        held.close()
+        raise
+
+
+def check_sync(call: str, sync: Any) -> None:
+    """Raise ValueError unless it is a number of seconds >= 0, or None."""
+    if sync is not None and (isinstance(sync, bool) or not isinstance(sync, (int, float)) or not 0 <= sync < math.inf):
+        raise ValueError(f"{call}: sync is {sync!r}; expected seconds >= 0 between waits for the disk, or None.")
+
+
+def _codec_json(column: Column) -> Any:
+    """Return a codec as JSON, to be compared; a custom codec by its repr."""
+    try:
+        return to_config(column.codec)
+    except TypeError:
+        kind = type(column.codec)
+        return {"own": f"{kind.__module__}.{kind.__qualname__}", "value": repr(column.codec)}
+
+
+def plan_memory(geometry: Geometry, columns: Sequence[Column], slack: int) -> tuple[int, str, int]:
+    """Return the bytes of memory of a full store: index and open chunks of encoded columns, without dictionaries."""
+    depth, total = geometry.length + slack, 0
+    for column in columns:
+        if column.codec is not None and column.nbytes:
+            k = column.codec.chunk
+            total += geometry.lanes * ((depth // k + 2) * _INDEX_BYTES + k * column.nbytes)
+    return total, "the rest is on disk", total
+
+
+def plan_disk(
+    geometry: Geometry, columns: tuple[Column, ...], slack: int, trial: Leaves | None, ratio: float | None
+) -> int:
+    """Return an estimate of the bytes of a full store's files."""
+    depth = geometry.length + slack
+    plain = (
+        sum(c.nbytes + SUM for c in columns if c.codec is None and c.nbytes) * geometry.lanes * (depth + spare(depth))
+    )
+    encoded = tuple(c for c in columns if c.codec is not None and c.nbytes)
+    if not encoded:
+        return plain
+    payload = _host_rows.plan_host(geometry, encoded, slack, trial, ratio)[0]
+    headers = sum(HEADER * geometry.lanes * (depth // c.codec.chunk) for c in encoded if c.codec is not None)
+    return plain + payload + headers
 
 
 class HostStorage:
@@ -64,10 +156,11 @@ class HostStorage:
             raise TypeError(f"{name}: keys is {self.keys!r}; expected a tuple of names. Write keys=({self.keys!r},).")
         if self.keys is not None:
             object.__setattr__(self, "keys", tuple(name_of(key) for key in self.keys))
-        _host_rows.check_slack(name, self.slack)
+        if self.slack is not None:
+            check_int(name, "slack", self.slack, 0, " of rows beyond the capacity, or None")
         if self.path is not None:
-            object.__setattr__(self, "path", _on_disk.checked_path(name, self.path))
-        _on_disk.check_sync(name, self.sync)
+            object.__setattr__(self, "path", checked_path(name, self.path))
+        check_sync(name, self.sync)
 
     def _codec(self, name: str, leaf: jax.ShapeDtypeStruct) -> Codec | None:
         """Return how rows of a leaf are encoded; None: as they are."""
@@ -89,11 +182,8 @@ class HostStorage:
         if not self.in_files:
             return Store(columns, **settings)
         if not geometry.streams:
-            raise ValueError(
-                f"{type(self).__name__}: the writer replaces any row; rows in files need one that replaces the oldest. Use "
-                f"writers.Ring(), or a storage without a path."
-            )
-        with _on_disk.folder(self, geometry, settings["slack"], columns, resume) as folder:
+            raise ValueError(f"{type(self).__name__}: the writer replaces any row. Use writers.Ring(), or no path.")
+        with open_folder(self, geometry, settings["slack"], columns, resume) as folder:
             return Store(columns, **settings, folder=folder)
 
     def _settings(self, geometry: Geometry) -> dict[str, Any]:
@@ -117,13 +207,13 @@ class HostStorage:
 
     def plan_host(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> HostPlan:
         if self.in_files:
-            return _on_disk.plan_memory(geometry, self._columns(spec), self._slack(geometry))
+            return plan_memory(geometry, self._columns(spec), self._slack(geometry))
         return _host_rows.plan_host(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
 
     def plan_disk(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> int:
         if not self.in_files:
             return 0
-        return _on_disk.plan_disk(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
+        return plan_disk(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
 
     def spec(self, rows: SideRows) -> tuple[Spec, Any]:
         if not isinstance(rows, SideRows):
@@ -134,19 +224,19 @@ class HostStorage:
     write = staticmethod(_host_rows.write)
     update = staticmethod(_host_rows.update)
     cut = staticmethod(_host_rows.cut)
-    prepare_read = staticmethod(_host_reads.prepare_read)
-    start_read = staticmethod(_host_reads.start_read)
-    held_bytes = staticmethod(_host_reads.host_bytes)
+    prepare_read = staticmethod(_host_rows.prepare_read)
+    start_read = staticmethod(_host_rows.start_read)
+    held_bytes = staticmethod(_host_rows.host_bytes)
     nbytes = staticmethod(_host_rows.nbytes)
     bytes_per_leaf = staticmethod(_host_rows.bytes_per_leaf)
     to_arrays = staticmethod(_host_rows.to_arrays)
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        held = _host_reads.prepare_read(rows, reads)
-        return _host_reads.finish_read(rows, held, strict=not self.masks_expired, ahead=False)
+        held = _host_rows.prepare_read(rows, reads)
+        return _host_rows.finish_read(rows, held, strict=not self.masks_expired, ahead=False)
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_reads.finish_read(rows, held, strict=not self.masks_expired)
+        return _host_rows.finish_read(rows, held, strict=not self.masks_expired)
 
     def clear(self, rows: SideRows) -> SideRows:
         return rows  # slots outside the ring are never read, and the tickets still order later writes
@@ -162,7 +252,7 @@ class HostStorage:
         if not self.in_files:
             return loaded(None)
         try:
-            with _on_disk.folder(self, geometry, settings["slack"], columns) as folder:
+            with open_folder(self, geometry, settings["slack"], columns) as folder:
                 return loaded(folder)
         except (FileExistsError, BlockingIOError) as error:
             raise type(error)(
@@ -184,10 +274,7 @@ class HostStorage:
             )
         missing = [leaf for leaf in spec if leaf not in keys]
         if missing:
-            raise ValueError(
-                f"Buffer.resume: leaf '{missing[0]}' is on the device, not in the files of {self!r}. Leave keys out, also "
-                f"of the buffer that writes."
-            )
+            raise ValueError(f"Buffer.resume: leaf '{missing[0]}' of {self!r} is on the device. Leave out keys.")
         store = self._open(geometry, spec, resume=verify)
         rows, count, cuts = _host_rows.resume(store, geometry, spec, structure, keys)
         return rows, count, store.held, cuts
@@ -228,3 +315,52 @@ class Host(HostStorage):
 
     def __post_init__(self) -> None:
         self._check()
+
+
+@component
+class Memmap(HostStorage):
+    """Rows whose leaves are in files.
+
+    A write that fails (full or broken disk) raises and leaves the rows unchanged. A killed process loses no row whose write
+    returned: `Buffer.resume` finds them. After a power failure the rows synced by `Buffer.flush`, or by a write every `sync`
+    seconds, are safe, as long as fewer rows than the slack came later (of encoded leaves without the newest `chunk - 1` a
+    lane). `resume` checks which later rows are complete: each has a checksum of its contents and identity, so damaged,
+    missing, older and foreign bytes are detected. Files are sparse and grow with the rows. A folder serves one store at a time,
+    and holds nothing else.
+
+    Attributes:
+      path: The folder, created if missing; it must not hold a store yet (`Buffer.resume` continues one). None: a temporary
+        folder (in `tempfile.gettempdir()`), removed with the last state, and at exit.
+      keys: Leaves (or subtrees) in files; None: all. With leaves on the device the rows cannot be resumed. Leaves named here
+        may have 64 bits, as in `Host`.
+      slack: Rows kept beyond the capacity, so that a slightly old state still reads its own rows; None: a sixteenth of the
+        capacity, at most 4096 a lane.
+      on_expired: A read of a row evicted since raises ("raise"), or returns zeros with `mask` False ("mask").
+      sync: Seconds after which a write waits until everything is on the disk; 0: each write; None: only `Buffer.flush`.
+    Raises:
+      TypeError, ValueError: a setting is invalid. `init` raises FileExistsError (the folder is not empty), BlockingIOError
+        (another store holds it), OSError (it cannot be created).
+
+    Cost: a write or read is one callback and one copy of its rows, if the pages are in memory; a write adds a checksum, at
+      some 8 GB/s and a few microseconds a leaf. On disk a sixteenth more rows than capacity and slack (16 to 1024 a lane), so
+      that writes never touch readable rows, and 8 bytes a row and leaf.
+
+    Example:
+      >>> import fbuf
+      >>> fbuf.storages.Memmap("/data/replay").path
+      '/data/replay'
+    """
+
+    path: str | None = None
+    keys: tuple[str, ...] | None = None
+    slack: int | None = None
+    on_expired: Literal["raise", "mask"] = "raise"
+    sync: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    @property
+    def in_files(self) -> bool:
+        """Return True."""
+        return True

@@ -26,9 +26,7 @@ def import_torch(call: str, name: str = "torch", version: str = "2.6", package: 
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(
-            f"{call}: {name} is missing ({error}); expected {version} or later. Run pip install {package}."
-        ) from error
+        raise ImportError(f"{call}: {name} is missing ({error}). Run pip install {package}.") from error
 
 
 def name_leaf(call: str, path: Any, bare: str) -> str:

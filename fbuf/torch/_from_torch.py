@@ -42,10 +42,7 @@ def from_torch(tree: PyTree, *, copy: bool = True, device: jax.Device | jax.shar
     call = "from_torch"
     torch = import_torch(call)
     if device is not None and not isinstance(device, (jax.Device, jax.sharding.Sharding)):
-        raise TypeError(
-            f"{call}: device is {device!r}; expected a jax.Device or jax.sharding.Sharding. "
-            f"Use device=jax.devices('cpu')[0]."
-        )
+        raise TypeError(f"{call}: device is {device!r}; expected a Device or Sharding, as jax.devices('cpu')[0].")
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     leaves = [(name_leaf(call, path, "the tensor"), leaf) for path, leaf in paths]
     for where, leaf in leaves:
@@ -56,17 +53,11 @@ def from_torch(tree: PyTree, *, copy: bool = True, device: jax.Device | jax.shar
     wanted = {device} if isinstance(device, jax.Device) else device and device.device_set
     for (where, _), array in zip(leaves, out, strict=True) if wanted and not copy else ():
         if wanted != array.sharding.device_set:
-            raise ValueError(
-                f"{where} is on {array.device}; expected {device} to share memory there. "
-                f"Use from_torch(tree, copy=True, device=device)."
-            )
+            raise ValueError(f"{where} is on {array.device}; expected {device} to share memory. Use copy=True.")
     # Without a copy, an empty array tells whether this is inside jit; transfer guards would refuse a constant.
     probe = out[0] if out and copy else jnp.array(jnp.from_dlpack(torch.empty(0)), copy=True) if out else None
     if isinstance(probe, jax.core.Tracer):
-        raise TypeError(
-            f"{call}: called inside jax.jit; expected an eager call, since the values would become constants of the program. "
-            f"Pass them as arguments: step(from_torch(tree))."
-        )
+        raise TypeError(f"{call}: called inside jax.jit. Pass tensors as arguments: step(from_torch(tree)).")
     # Copies queue behind other work, on CPU too: without waiting, one reads later writes.
     return jax.tree.unflatten(structure, jax.block_until_ready(out) if copy else out)
 
@@ -84,10 +75,7 @@ def _check_tensor(where: str, x: Any, torch: Any, copy: bool) -> None:
         cast = "complex64" if x.dtype.is_complex else "float32"
         raise TypeError(f"{where} is {name}; expected a dtype that JAX and DLPack know. Cast with x.to(torch.{cast}).")
     if name in NARROW and jax.dtypes.canonicalize_dtype(name) != name:
-        raise TypeError(
-            f"{where} is {name}; expected {NARROW[name]}, since JAX narrows it silently while "
-            f"jax_enable_x64 is off. Cast with x.to(torch.{NARROW[name]})."
-        )
+        raise TypeError(f"{where} is {name}, and jax_enable_x64 is off. Cast with x.to(torch.{NARROW[name]}).")
     if x.requires_grad:
         raise ValueError(f"{where} requires grad; expected a tensor outside autograd. Use x.detach().")
     if not _has_memory(x):
@@ -108,10 +96,7 @@ def _check_tensor(where: str, x: Any, torch: Any, copy: bool) -> None:
             f"memory to share. Use x.contiguous(), {copying}."
         )
     if x.device.type == "cpu" and x.data_ptr() % _ALIGNMENT:
-        raise ValueError(
-            f"{where} starts {x.data_ptr() % _ALIGNMENT} bytes past a multiple of {_ALIGNMENT}; "
-            f"expected aligned memory to share. Use x.clone(), {copying}."
-        )
+        raise ValueError(f"{where} is not aligned to {_ALIGNMENT} bytes. Use x.clone(), {copying}.")
 
 
 def _has_memory(x: Any) -> bool:

@@ -312,9 +312,7 @@ def _check(source: Any, state: Any, steps: Any, epochs: Any, prefetch: Any, to: 
     if not hasattr(source, "sample"):
         raise TypeError(f"Loader: source is {type(source).__name__}; expected a Replay or a Buffer.")
     if type(source).__name__ == "Mixture":
-        raise TypeError(
-            "Loader: source is Mixture; expected a Replay or a Buffer. Convert its batches: fbuf.torch.to_torch(batch)."
-        )
+        raise TypeError("Loader: source is Mixture; expected a Replay or a Buffer. Use fbuf.torch.to_torch.")
     if (state is None) is not hasattr(source, "buffer"):
         what = "a Buffer without state" if state is None else "a Replay, which has its own state, and state"
         raise TypeError(f"Loader: got {what}; expected Loader(replay, 256), or Loader(buffer, 256, state=state).")

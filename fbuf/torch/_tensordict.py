@@ -10,12 +10,12 @@ Source: torchrl's documentation, "TED-format"; `objectives/value/advantages.py` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from fbuf._core.pytree import PyTree, name_of, named_leaves, nested
+from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, under
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf.torch._dtypes import NARROW, import_torch
 from fbuf.torch._from_torch import from_torch
@@ -66,9 +66,7 @@ def to_tensordict(
     call = "to_tensordict"
     torch, tensordict = import_torch(call), import_torch(call, "tensordict", "0.8", "tensordict")
     if not isinstance(batch, (Sample, Rows)):
-        raise TypeError(
-            f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Give it whole: {call}(batch), not batch.data."
-        )
+        raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Pass it whole.")
     leaves = as_tensors(torch, named_leaves(batch.data))
     index: dict[str, Any] = {name: getattr(batch.index, of) for name, of in _INDEX.items()} | {"mask": batch.mask}
     if isinstance(batch, Sample):
@@ -113,10 +111,7 @@ def index_of(batch: Any) -> Index:
     """
     torch = import_torch("index_of")
     if any(key not in batch.keys() for key in _INDEX):
-        raise ValueError(
-            f"index_of: the TensorDict has {', '.join(map(str, batch.keys()))}; expected index and index_generation of "
-            f"to_tensordict. Keep them, or keep the Sample: replay.update_priority(sample.index, td_error)."
-        )
+        raise ValueError("index_of: the TensorDict lacks index or index_generation. Keep those of to_tensordict.")
     slot, ticket = (batch[key] if batch[key].ndim < 2 else batch[key][:, 0] for key in _INDEX)
     arrays = from_torch({"slot": slot.to(torch.int32), "ticket": ticket.to(torch.uint32)})
     return Index(arrays["slot"], arrays["ticket"])
@@ -125,10 +120,7 @@ def index_of(batch: Any) -> Index:
 def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask: Any) -> dict[str, Any]:
     """Replace the first step's flags by those of all n steps."""
     if not hasattr(view, "n_step"):
-        raise ValueError(
-            f"{call}: view is {view!r}; expected the view that made the transitions, which has n_step and gamma. "
-            f"Write {call}(batch, buffer.view)."
-        )
+        raise ValueError(f"{call}: view is {view!r}; expected that of the batch. Write {call}(batch, buffer.view).")
     n, gamma, discount = view.n_step, view.gamma, leaves["discount"]
     if n == 1:
         return leaves
@@ -230,9 +222,7 @@ def from_tensordict(
     call = "from_tensordict"
     torch = import_torch(call)
     if not (hasattr(batch, "batch_size") and hasattr(batch, "keys")):
-        raise TypeError(
-            f"{call}: batch is {type(batch).__name__}; expected a TensorDict. Convert dicts by from_torch(tree)."
-        )
+        raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a TensorDict. Convert dicts by from_torch.")
     lead = len(batch.batch_size)
     if lead == 0:
         raise ValueError(f"{call}: batch_size is []; expected [N] or [E, N]. Convert one row as batch.unsqueeze(0).")
@@ -244,9 +234,7 @@ def from_tensordict(
     for here, (name, squeeze) in chosen.items():
         value = found[name]
         if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"{call}: leaf '{name}' is {type(value).__name__}; expected a tensor. Leave it out: fields={{...}}."
-            )
+            raise TypeError(f"{call}: leaf '{name}' is {type(value).__name__}; expected a tensor. Leave it out.")
         if squeeze and value.ndim == lead + 1 and value.shape[-1] == 1:
             value = value.squeeze(-1)
         value = value.detach().movedim(time, 0)
@@ -287,11 +275,6 @@ def _choose(
     return out
 
 
-def under(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that are `name`, or in the subtree of that name."""
-    return [leaf for leaf in names if leaf == name or leaf.startswith(name + "/")]
-
-
 def _narrow(torch: Any, call: str, name: str, value: Any) -> Any:
     """Return integers as wide as JAX holds them. Raises ValueError if a value would change."""
     dtype = str(value.dtype).removeprefix("torch.")
@@ -300,7 +283,6 @@ def _narrow(torch: Any, call: str, name: str, value: Any) -> Any:
     narrow = value.to(getattr(torch, NARROW[dtype]))
     if not bool((narrow.to(value.dtype) == value).all()):
         raise ValueError(
-            f"{call}: leaf '{name}' is {dtype} with values that {NARROW[dtype]} cannot hold. Enable jax_enable_x64, or leave "
-            f"it out of fields."
+            f"{call}: leaf '{name}' is {dtype} with values that {NARROW[dtype]} cannot hold. Enable jax_enable_x64."
         )
     return narrow

@@ -105,22 +105,13 @@ def _check_jax(where: str, x: jax.Array, torch: Any) -> None:
         raise TypeError(f"{where} is a typed PRNG key; expected a plain array. Use jax.random.key_data(key).")
     _check_dtype(where, np.dtype(x.dtype), torch)
     if x.is_deleted():
-        raise ValueError(
-            f"{where} is deleted (donated to a jitted call?); expected a live array. "
-            f"Use what that call returned: state = step(state)."
-        )
+        raise ValueError(f"{where} is deleted (donated?); expected a live array. Use what the jitted call returned.")
     devices: set[Any] = x.sharding.device_set
     if len(devices) > 1:
-        raise ValueError(
-            f"{where} is spread over {len(devices)} devices; expected one. "
-            f"Gather it with jax.device_put(x, jax.devices()[0])."
-        )
+        raise ValueError(f"{where} is on {len(devices)} devices; expected one. Gather it with jax.device_put.")
     platform = next(iter(devices)).platform
     if not _torch_reaches(torch, platform):
-        raise ValueError(
-            f"{where} is on '{platform}'; expected a device that this torch can use. "
-            f"Move it with jax.device_put(x, jax.devices('cpu')[0])."
-        )
+        raise ValueError(f"{where} is on '{platform}'; expected a device of this torch. Move it with jax.device_put.")
 
 
 def _torch_reaches(torch: Any, platform: str) -> bool:
@@ -132,10 +123,7 @@ def _check_numpy(where: str, x: np.ndarray[Any, Any], torch: Any, copy: bool) ->
         raise TypeError(f"{where} is a masked array; expected one without a mask. Use x.filled(0).")
     _check_dtype(where, x.dtype, torch)
     if not x.dtype.isnative:
-        raise TypeError(
-            f"{where} has dtype '{x.dtype.str}'; expected this machine's byte order. "
-            f"Cast with x.astype(x.dtype.newbyteorder('='))."
-        )
+        raise TypeError(f"{where} has dtype '{x.dtype.str}'; expected native byte order. Cast with x.astype.")
     if copy:
         return
     if any(stride < 0 or stride % x.itemsize for stride in x.strides):
@@ -197,8 +185,7 @@ def nested(batch: Sample | Rows, name: str | tuple[str, ...]) -> Any:
     padded, lengths = as_tensors(torch, {n: leaves[n] for n in (name, length_name(name))}).values()
     if lengths.ndim != 2 or padded.ndim < 2:
         raise ValueError(
-            f"{call}: leaf '{name}' has shape {list(padded.shape)}; expected a batch of rows [B, maximum, ...]. Convert the "
-            f"steps of a window one by one."
+            f"{call}: leaf '{name}' has shape {list(padded.shape)}; expected a batch of rows [B, maximum, ...]."
         )
     kept = lengths[:, 0].clamp(min=0).to(torch.int64)
     present = kept > 0
@@ -206,8 +193,7 @@ def nested(batch: Sample | Rows, name: str | tuple[str, ...]) -> Any:
         size = padded.shape[axis + 1]
         if bool((present & (lengths[:, axis] != size)).any()):
             raise ValueError(
-                f"{call}: rows of leaf '{name}' differ in axis {axis} too; expected {size} in all. "
-                f"Use batch.lazy.nested('{name}', torch.strided)."
+                f"{call}: rows of leaf '{name}' differ in axis {axis}. Use batch.lazy.nested('{name}', torch.strided)."
             )
     steps = torch.arange(padded.shape[1], device=padded.device)
     values = padded[steps < kept[:, None]]

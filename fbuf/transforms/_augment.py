@@ -62,10 +62,7 @@ class Augment:
         crop = None if self.crop is None else _pair("crop", self.crop, least=1, write="(76, 76)")
         axes = _pair("axes", self.axes, least=None, write="(-3, -2)")
         if max(axes) >= 0 or axes[0] == axes[1]:
-            raise ValueError(
-                f"Augment: axes is {self.axes!r}; expected two different negative ints. Write (-2, -1), or with channels last "
-                f"(-3, -2)."
-            )
+            raise ValueError(f"Augment: axes is {self.axes!r}; expected two negative ints, as (-3, -2) for HWC.")
         convert(self, keys=checked_keys("Augment", self.keys), shift=int(self.shift), crop=crop, axes=axes)
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
@@ -74,10 +71,7 @@ class Augment:
         sizes = {name: self._size(name, leaves[name], context) for name in names}
         if self.together and len(set(sizes.values())) > 1:
             other = next(n for n in names if sizes[n] != sizes[names[0]])
-            raise ValueError(
-                f"Augment: images of '{other}' are {sizes[other]}, of '{names[0]}' {sizes[names[0]]}; expected one size. Write "
-                f"together=False, or two Augments."
-            )
+            raise ValueError(f"Augment: sizes are {sizes[names[0]]} and {sizes[other]}. Write together=False.")
         assert context.key is not None
         new = {}
         for i, name in enumerate(names):
@@ -88,17 +82,12 @@ class Augment:
     def _size(self, name: str, leaf: jax.Array, context: Context) -> tuple[int, int]:
         own = leaf.shape[lead_of(name, leaf, context) :]
         if len(own) < -min(self.axes):
-            raise ValueError(
-                f"Augment: leaf '{name}' is {leaf.dtype}{list(own)} a row, without axes {self.axes}. Name images, or write "
-                f"axes=(-3, -2)."
-            )
+            raise ValueError(f"Augment: leaf '{name}' is {leaf.dtype}{list(own)} a row, without axes {self.axes}.")
         height, width = (leaf.shape[axis] for axis in self.axes)
         if self.crop is not None:
             most = (height + 2 * self.shift, width + 2 * self.shift)
             if self.crop[0] > most[0] or self.crop[1] > most[1]:
-                raise ValueError(
-                    f"Augment: crop is {self.crop}, but images of '{name}' with shifts are {most[0]} by {most[1]}."
-                )
+                raise ValueError(f"Augment: crop is {self.crop}, but images of '{name}' are {most[0]} by {most[1]}.")
         return height, width
 
     def _moved(self, leaf: jax.Array, size: tuple[int, int], key: jax.Array) -> jax.Array:

@@ -115,10 +115,7 @@ class Chain:
         for name, transform in reversed(self.stages):
             inverse = getattr(transform, "inverse", None)
             if inverse is None:
-                raise ValueError(
-                    f"Chain.inverse: stage '{name}', {transform!r}, has no inverse. Leave it out: "
-                    f"chain.remove({name!r}).inverse()."
-                )
+                raise ValueError(f"Chain: stage '{name}', {transform!r}, has no inverse. Use chain.remove({name!r}).")
             stages.append((name, inverse()))
         return Chain(tuple(stages))
 
@@ -285,9 +282,7 @@ def _is_pair(stage: Any) -> bool:
 
 def _check(transform: Any) -> None:
     if isinstance(transform, type):
-        raise TypeError(
-            f"Chain: stage is the class {transform.__name__}; expected an instance. Write {transform.__name__}(...)."
-        )
+        raise TypeError(f"Chain: stage is the class {transform.__name__}; expected an instance.")
     if not isinstance(transform, Transform):
         fix = f" Write Map({getattr(transform, '__name__', 'fn')})." if callable(transform) else ""
         raise TypeError(f"Chain: stage is {transform!r}, without `apply`; expected a fbuf.parts.Transform.{fix}")
@@ -368,10 +363,7 @@ def apply(
     shapes = [jnp.shape(leaf)[:lead] for leaf in leaves.values()]
     if not shapes or len(shapes[0]) < lead or any(shape != shapes[0] for shape in shapes):
         found = ", ".join(f"'{n}' {list(jnp.shape(x))}" for n, x in leaves.items())
-        raise ValueError(
-            f"transforms.apply: leaves are {found or 'missing'}; expected {lead} equal leading axes. Write lead=..., the axes "
-            f"before those of one row: 0 for one row."
-        )
+        raise ValueError(f"transforms.apply: leaves are {found or 'missing'}; expected {lead} equal axes. Set lead.")
     if getattr(transform, "keyed", False) and key is None:
         raise ValueError(f"transforms.apply: {transform!r} needs a key. Write apply(..., key=jax.random.key(0)).")
     if lead == 0:

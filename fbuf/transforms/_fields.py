@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._core.arguments import is_int
-from fbuf._core.pytree import PyTree, name_of, named_leaves, nested, under, zero_unless
+from fbuf._core.pytree import PyTree, is_under, name_of, named_leaves, nested, under, zero_unless
 from fbuf._interfaces.transform import Context
 
 
@@ -50,7 +50,7 @@ def chosen(call: str, keys: str | tuple[str, ...], names: Iterable[str]) -> list
     for key in keys:
         if not under(key, there):
             raise ValueError(f"{call}: leaf '{key}' is missing; expected one of {', '.join(there)}.")
-    return [n for n in there if any(n in under(key, there) for key in keys)]
+    return [n for n in there if is_under(n, keys)]
 
 
 def replaced(data: PyTree, new: Mapping[str, jax.Array]) -> PyTree:
@@ -68,10 +68,7 @@ def as_dict(call: str, data: PyTree) -> dict[str, jax.Array]:
     leaves = named_leaves(data)
     wanted: Any = jax.tree.structure(nested(leaves) if "" not in leaves else None)
     if wanted != jax.tree.structure(data):
-        raise TypeError(
-            f"{call}: rows are {jax.tree.structure(data)}; expected (nested) dicts of arrays. Convert them first: "
-            f"transforms.Map(lambda row: {{'obs': row.obs, ...}})."
-        )
+        raise TypeError(f"{call}: rows are {jax.tree.structure(data)}; expected dicts. Use transforms.Map.")
     return leaves
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from fbuf._core.arguments import check_bool
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._interfaces.transform import Context, Transform
@@ -42,8 +43,7 @@ class Map:
             fn = getattr(self, field)
             if not callable(fn) and not (field == "inverse_fn" and fn is None):
                 raise TypeError(f"Map: {field} is {fn!r}; expected a function of a row. Write Map(lambda row: ...).")
-        if not isinstance(self.keyed, bool):
-            raise TypeError(f"Map: keyed is {self.keyed!r}; expected a bool. Write keyed=True.")
+        check_bool("Map", "keyed", self.keyed)
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         fn: Callable[..., Any] = self.fn

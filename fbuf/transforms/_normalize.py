@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fbuf._core.arguments import check_bool
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, named_leaves
 from fbuf._interfaces.transform import Context
@@ -58,8 +59,7 @@ class Normalize:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not isinstance(self.center, bool):
-            raise TypeError(f"Normalize: center is {self.center!r}; expected a bool. Write center=False.")
+        check_bool("Normalize", "center", self.center)
         clip, eps = _number("Normalize", "clip", self.clip), _number("Normalize", "eps", self.eps)
         convert(self, clip=clip, eps=eps, keys=checked_keys("Normalize", self.keys))
         if self.of is not None:
@@ -99,10 +99,7 @@ class Normalize:
 
     def _changed(self, call: str, data: PyTree, context: Context, undo: bool) -> PyTree:
         if not isinstance(context.memory, Mapping):
-            raise ValueError(
-                f"{call}: memory is missing; expected the statistics of a buffer's state. Use Buffer(on_read=...), or "
-                f"transforms.apply(..., memory=state.transforms.read)."
-            )
+            raise ValueError(f"{call}: memory is missing. Write transforms.apply(..., memory=state.transforms.read).")
         leaves, new = named_leaves(data), {}
         for name, source in self.sources.items():
             if name not in leaves:
@@ -226,9 +223,7 @@ def _watched(call: str, names: Any, spec: Spec) -> tuple[str, ...]:
     unique = tuple(dict.fromkeys(names))
     for name in unique:
         if name not in spec:
-            raise ValueError(
-                f"{call}: of names leaf '{name}', but rows have {', '.join(spec)}. Write {call}(..., of='{next(iter(spec))}')."
-            )
+            raise ValueError(f"{call}: of is '{name}', but rows have {', '.join(spec)}. Use of='{next(iter(spec))}'.")
         dtype = spec[name].dtype
         if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
             raise TypeError(f"{call}: leaf '{name}' is {dtype}; expected real numbers. Use Cast before.")

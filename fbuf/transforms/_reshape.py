@@ -47,10 +47,7 @@ def _pieces(call: str, keys: str | tuple[str, ...], leaves: dict[str, jax.Array]
     parts = [leaves[key] for key in keys]
     for key, part in zip(keys, parts, strict=True):
         if part.dtype != parts[0].dtype:
-            raise TypeError(
-                f"{call}: leaf '{key}' is {part.dtype}, but '{keys[0]}' is {parts[0].dtype}; expected one dtype. Use "
-                f"Cast({key!r}, '{parts[0].dtype}') before."
-            )
+            raise TypeError(f"{call}: leaf '{key}' is {part.dtype}, but '{keys[0]}' is {parts[0].dtype}. Cast first.")
         if lead_of(key, part, context) != lead_of(keys[0], parts[0], context):
             raise ValueError(
                 f"{call}: leaf '{key}' is {_shape(key, part, context)}, but '{keys[0]}' is "
@@ -124,8 +121,7 @@ class Concatenate:
                 )
             if self.sizes is not None and part.shape[axis] != self.sizes[i]:
                 raise ValueError(
-                    f"Concatenate: leaf '{key}' is {shape}; expected {self.sizes[i]} along axis {self.axis}. Write "
-                    f"sizes={tuple(p.shape[axis] for p in parts)}."
+                    f"Concatenate: leaf '{key}' is {shape}; expected {self.sizes[i]} along axis {self.axis}, as sizes."
                 )
         return _exchange("Concatenate", self.keys, leaves, {self.into: jnp.concatenate(parts, axis=axis)})
 
@@ -171,10 +167,7 @@ class Split:
         (leaf,) = _pieces("Split", (self.key,), leaves, context)
         axis = _axis("Split", self.key, leaf, self.axis, context)
         if leaf.shape[axis] != sum(self.sizes):
-            raise ValueError(
-                f"Split: leaf '{self.key}' is {_shape(self.key, leaf, context)}, but the sum of sizes={self.sizes} is "
-                f"{sum(self.sizes)}; expected {leaf.shape[axis]}."
-            )
+            raise ValueError(f"Split: leaf is {_shape(self.key, leaf, context)}; expected the sum of {self.sizes}.")
         parts = jnp.split(leaf, np.cumsum(self.sizes)[:-1].tolist(), axis=axis)
         return _exchange("Split", (self.key,), leaves, dict(zip(self.into, parts, strict=True)))
 
@@ -253,8 +246,7 @@ class Unstack:
         axis = _axis("Unstack", self.key, leaf, self.axis, context)
         if leaf.shape[axis] != len(self.into):
             raise ValueError(
-                f"Unstack: leaf '{self.key}' is {_shape(self.key, leaf, context)}; expected {len(self.into)} along axis "
-                f"{self.axis}, as many as names in into."
+                f"Unstack: leaf is {_shape(self.key, leaf, context)}; expected {len(self.into)} on the axis."
             )
         parts = [jax.lax.index_in_dim(leaf, i, axis, keepdims=False) for i in range(len(self.into))]
         return _exchange("Unstack", (self.key,), leaves, dict(zip(self.into, parts, strict=True)))

@@ -54,9 +54,7 @@ class RewardToGo:
         if not is_number(self.gamma) or not 0 <= self.gamma <= 1:
             raise ValueError(f"{call}: gamma is {self.gamma!r}; expected a number in [0, 1].")
         if isinstance(self.episode_end, str):
-            raise TypeError(
-                f"{call}: episode_end is {self.episode_end!r}; expected a tuple. Write episode_end=({self.episode_end!r},)."
-            )
+            raise TypeError(f"{call}: episode_end is {self.episode_end!r}; expected ({self.episode_end!r},).")
         complete = None if self.complete is None else checked_name(call, self.complete)
         ends = checked_keys(call, self.episode_end) if self.episode_end else ()
         convert(self, gamma=float(self.gamma), complete=complete, episode_end=ends)
@@ -66,8 +64,7 @@ class RewardToGo:
         time = context.time
         if time is None:
             raise ValueError(
-                "RewardToGo: data are single rows; expected windows. Use views.Sequence, views.Episode or Buffer(on_write=...)"
-                "; with transforms.apply write time=1."
+                "RewardToGo: data are single rows; expected windows, of views.Sequence, on_write= or apply(time=1)."
             )
         leaves = as_dict("RewardToGo", data)
         for name in (self.reward, *self.episode_end):
@@ -96,9 +93,7 @@ class RewardToGo:
             new[self.complete] = seen & there
         for name in new:
             if name in leaves and name != self.reward:
-                raise ValueError(
-                    f"RewardToGo: leaf '{name}' already exists. Use another name, or '{self.reward}' to replace the rewards."
-                )
+                raise ValueError(f"RewardToGo: leaf '{name}' already exists. Use another name, or '{self.reward}'.")
         return rebuilt("RewardToGo", {**leaves, **new})
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fbuf._algorithms import uint64
 from fbuf._algorithms.uint64 import Wide
@@ -61,8 +60,8 @@ def merge(moments: Moments, values: jax.Array, there: jax.Array) -> Moments:
     squares = jnp.maximum(jnp.sum(rest * rest, axis=axes) - number * correction * correction, zero)
     delta = delta + correction
     seen = uint64.add(Wide(moments.seen[0], moments.seen[1]), Wide(jnp.zeros_like(count), count))
-    share = count.astype(jnp.float32) / jnp.maximum(_float(seen), jnp.float32(1))
-    before = _float(Wide(moments.seen[0], moments.seen[1]))
+    share = count.astype(jnp.float32) / jnp.maximum(uint64.as_float(seen), jnp.float32(1))
+    before = uint64.as_float(Wide(moments.seen[0], moments.seen[1]))
     return Moments(
         seen=jnp.stack(seen),
         mean=_add(moments.mean, delta * share),
@@ -84,11 +83,7 @@ def variance(moments: Moments) -> jax.Array:
 
 def count(moments: Moments) -> jax.Array:
     """Return the count, float32[*item]."""
-    return _float(Wide(moments.seen[0], moments.seen[1]))
-
-
-def _float(words: Wide) -> jax.Array:
-    return words.high.astype(jnp.float32) * jnp.float32(np.float32(2**32)) + words.low.astype(jnp.float32)
+    return uint64.as_float(Wide(moments.seen[0], moments.seen[1]))
 
 
 def _add(pair: jax.Array, more: jax.Array) -> jax.Array:

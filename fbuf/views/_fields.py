@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._core.pytree import PyTree, Spec, listed, name_of, nested, under
+from fbuf._core.pytree import PyTree, Spec, listed, name_of, nested
 from fbuf._indexing.anchors import CUT, END, RESET
 
 ONE_ROW = "The example is one row of one lane: jax.tree.map(lambda x: x[0], example)."
@@ -21,14 +21,9 @@ def check_ends(view: str, names: tuple[str, ...], spec: Spec) -> None:
     """Raise unless every leaf that ends an episode exists and is boolean."""
     for name in names:
         if list(spec) == [""]:
-            raise TypeError(
-                f"{view}: episode_end names '{name}', but rows are one unnamed array. Write episode_end=(), or add dicts: "
-                f"{{'obs': x, '{name}': end}}."
-            )
+            raise TypeError(f"{view}: episode_end names '{name}', but rows are one unnamed array. Add dicts.")
         if name not in spec:
-            raise ValueError(
-                f"{view}: no leaf named '{name}'; rows have {listed(spec)}. Write episode_end=(...) with the names of flags."
-            )
+            raise ValueError(f"{view}: no leaf named '{name}'; rows have {listed(spec)}. Write episode_end=(...).")
         check_flag(view, name, spec)
 
 
@@ -94,8 +89,8 @@ def with_masks(rows: PyTree, masks: Several[jax.Array]) -> dict[str, Any]:
 def beside(structure: Any, spec: Spec, leaves: dict[str, jax.Array]) -> dict[str, Any]:
     """Return some leaves of rows under their top names, in their structure if all leaves below the name are given."""
     rows = _children(structure.unflatten([leaves.get(n) for n in spec]))
-    whole = {top: all(name in leaves for name in under(top, spec)) for top in rows}
-    return {top: rows[top] if whole[top] else part for top, part in nested(leaves).items()}
+    lacking = nested({n: None for n in spec if n not in leaves})
+    return {top: part if top in lacking else rows[top] for top, part in nested(leaves).items()}
 
 
 def check_free(view: str, made: tuple[str, ...], names: Iterable[str], nest: bool = True) -> None:

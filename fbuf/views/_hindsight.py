@@ -79,10 +79,7 @@ class Hindsight:
 
     def __post_init__(self) -> None:
         if isinstance(self.view, type) or not hasattr(self.view, "decide") or not hasattr(self.view, "n_step"):
-            raise TypeError(
-                f"Hindsight: view is {self.view!r}; expected a view of transitions. Write "
-                f"Hindsight(fbuf.views.Transition(...), reward)."
-            )
+            raise TypeError(f"Hindsight: view is {self.view!r}; expected a views.Transition(...).")
         if not callable(self.reward):
             raise TypeError(f"Hindsight: reward is {self.reward!r}; expected a function reward(achieved_goal, goal).")
         for field in ("goal", "achieved"):
@@ -127,8 +124,7 @@ class Hindsight:
         inner: Any = self.view
         if under(inner.observation, [inner.reward]):
             raise ValueError(
-                f"Hindsight: the reward '{inner.reward}' is part of the observation '{inner.observation}'; expected a leaf "
-                f"of its own. Write Transition(reward=...)."
+                f"Hindsight: the reward '{inner.reward}' is part of '{inner.observation}'; expected a leaf of its own."
             )
         try:
             made, wanted = jax.eval_shape(self.reward, achieved, goal), spec[inner.reward]

@@ -114,10 +114,8 @@ class Sequence(_WindowView):
         if self.stride >= 2**29:
             raise ValueError(f"Sequence: stride is {self.stride}; expected less than 2^29.")
         if self.burn_in + self.bootstrap >= self.length:
-            raise ValueError(
-                f"Sequence: burn_in={self.burn_in} and bootstrap={self.bootstrap} leave no row of length={self.length} to "
-                f"learn from. Use length={self.burn_in + self.bootstrap + 1} or more."
-            )
+            least = self.burn_in + self.bootstrap + 1
+            raise ValueError(f"Sequence: length={self.length} has no row to learn from. Use length={least} or more.")
         if self.at and (self.boundary != "mask" or self.at >= self.length):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))

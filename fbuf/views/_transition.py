@@ -23,7 +23,7 @@ from jax import lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, listed, name_of, under
+from fbuf._core.pytree import PyTree, Spec, expand, listed, name_of, outside, under
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
@@ -102,8 +102,7 @@ class Transition:
         check_autoreset("Transition", self.autoreset, self.episode_fields()[0])
         if self.autoreset == "next_step" and self.final_observation is not None:
             raise ValueError(
-                f"Transition: final_observation is {self.final_observation!r}; expected None with autoreset='next_step', "
-                f"where the row after an end holds it."
+                f"Transition: final_observation is {self.final_observation!r}; expected None with autoreset='next_step'."
             )
 
     @property
@@ -134,8 +133,7 @@ class Transition:
             if name is not None and not (name in spec if single else under(name, spec)):
                 optional = "" if field in ("observation", "reward") else ", or None"
                 raise ValueError(
-                    f"Transition: no leaf named '{name}'; rows have {listed(spec)}. Write "
-                    f"Transition({field}=...) with the name of a leaf{optional}."
+                    f"Transition: no leaf named '{name}'; rows have {listed(spec)}. Write Transition({field}=...){optional}."
                 )
         for name in self.episode_fields()[0]:
             check_flag("Transition", name, spec)
@@ -145,9 +143,7 @@ class Transition:
             now = {n.removeprefix(self.observation): spec[n] for n in under(self.observation, spec)}
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
             if now != last:
-                raise ValueError(
-                    f"Transition: '{self.final_observation}' is {last}; expected what '{self.observation}' is: {now}."
-                )
+                raise ValueError(f"Transition: '{self.final_observation}' is {last}; '{self.observation}' is {now}.")
         check_free("Transition", MADE, self._others(spec), nest=False)
 
     def decide(
@@ -272,4 +268,4 @@ class Transition:
         """Return the leaves of the row that are passed on unchanged."""
         used = [self.observation, self.reward]
         used += [n for n in (self.action, self.final_observation) if n is not None]
-        return [n for n in spec if not any(under(u, [n]) for u in used)]
+        return outside(used, spec)

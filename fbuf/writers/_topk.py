@@ -128,9 +128,7 @@ class TopK:
             what, found, fix = f"the result of {self.rank!r}", shape, "lambda row: row['reward'].sum()"
         real = any(jnp.issubdtype(found.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
         if found.shape != () or not real:
-            raise TypeError(
-                f"TopK: {what} is {found.dtype}{list(found.shape)}; expected one real number a row. Write TopK({fix})."
-            )
+            raise TypeError(f"TopK: {what} is {found.dtype}{list(found.shape)}; expected a number. Write TopK({fix}).")
         return found.dtype
 
 

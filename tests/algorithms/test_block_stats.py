@@ -236,7 +236,7 @@ REFUSALS = [
     ({"obs": (64, 3, 84, 84)}, {"capacity": 12, "lanes": 4}, ValueError, r"\[64, 3, 84, 84\]; expected \[N, E"),
     ({"obs": ()}, {"capacity": 10}, ValueError, r"has shape \[\]; expected \[N"),
     ({"a": (64, 84, 84), "b": (65,)}, {"capacity": 10}, ValueError, r"'b' has leading axes \[65\]; expected \[64\]"),
-    ({"obs": (64, 8)}, {"capacity": 10}, ValueError, "no leaf has 1024 bytes"),
+    ({"obs": (64, 8)}, {"capacity": 10}, ValueError, "no leaf of obs has 1024 bytes"),
     ({}, {"capacity": 10}, ValueError, "no leaves"),
 ]
 

@@ -119,7 +119,7 @@ def test_rows_are_equal_only_if_all_leaves_are():
 def test_invalid_arguments_are_refused():
     buffer = fbuf.uniform(4)
     state = buffer.init(0.0)
-    raises(TypeError, "inside use buffer.stats", lambda: jax.jit(buffer.summary)(state))
+    raises(TypeError, "inside, use buffer.stats", lambda: jax.jit(buffer.summary)(state))
     for compare in (-1, True, 1.5, "all"):
         raises(ValueError, "expected an int >= 0, rows, or None", buffer.summary, state, compare=compare)
     raises(TypeError, r"The order is summary\(state\)", buffer.summary, 3)

@@ -122,7 +122,7 @@ def test_rows_of_custom_nodes_need_an_example(tmp_path: Path) -> None:
     buffer = fbuf.Buffer(4)
     state = buffer.add(buffer.init(example), example)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=r"a \S*test_checkpoint:Pair, .* Write fbuf.load\(path, example=row\)"):
+    with pytest.raises(fbuf.SchemaError, match=r"a \S*test_checkpoint:Pair\. Write fbuf.load\(path, example=row\)"):
         fbuf.load(tmp_path / "saved")
     again = fbuf.load(tmp_path / "saved", example=example)[1]
     assert isinstance(again.rows["both"], Pair)

@@ -38,9 +38,9 @@ def test_every_sampler_is_in_place(form, sampler, view, order):
 @pytest.fixture
 def no_pin(monkeypatch):
     """Replace `order_after_reads` by the identity. Return a capacity that no other test uses, so that nothing is cached."""
-    from fbuf._core import ordering
+    from fbuf._core import control_flow
 
-    real, found = ordering.order_after_reads, 0
+    real, found = control_flow.order_after_reads, 0
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "fbuf" and getattr(module, "order_after_reads", None) is real:
             monkeypatch.setattr(module, "order_after_reads", lambda token, reads: (token, reads))
@@ -71,7 +71,7 @@ def test_control_a_dropped_state_copies(form):
 
 
 def test_control_a_result_that_reuses_nothing():
-    with warnings.catch_warnings(), pytest.raises(AssertionError, match="donated bytes are not reused"):
+    with warnings.catch_warnings(), pytest.raises(AssertionError, match="bytes are not reused"):
         warnings.simplefilter("ignore")  # some releases of JAX say so themselves
         assert_inplace(lambda x: x.astype(jnp.int8), inplace.shape((inplace.CAPACITY,), jnp.float32), bound=1024)
 

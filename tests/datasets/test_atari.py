@@ -15,7 +15,7 @@ import fbuf
 import fbuf.datasets
 from fbuf._formats import dataset
 from fbuf.datasets import _remote
-from fbuf.datasets._atari import atari, download, plan, segment, workers
+from fbuf.datasets._atari import atari, plan, segment, workers
 from fbuf.datasets._atari.segment import BEFORE
 from fbuf.datasets._open import default_root
 from fbuf.datasets._remote import FileCorrupted, SourceError, SpaceError
@@ -67,7 +67,7 @@ def test_the_public_bucket_is_read(files: Path, run: made.Run, tmp_path: Path, m
         file = piece["files"]["$store$_observation"]
         assert file["size"] == len(server.files[FRAMES.format(1)]) and len(file["md5"]) == 32
         server.faults[LISTING] = [Status(401)]
-        with pytest.raises(SourceError, match="get: the files of Pong/1 cannot be listed: .*401.*source='https://"):
+        with pytest.raises(SourceError, match="get: files of Pong/1 cannot be listed: .*401.*source="):
             get(tmp_path, None, download="force")
 
 
@@ -189,7 +189,7 @@ def test_missing_segments_are_named_when_nothing_is_downloaded(files: Path, tmp_
 
 
 def test_a_download_that_never_begins_leaves_nothing(files: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    with pytest.raises(SourceError, match="Pong/1 has no piece 50 at .*; pieces= may have .0, 1, 2, 3, 4"):
+    with pytest.raises(SourceError, match="Pong/1 at .* has no piece 50; it has .0, 1, 2, 3, 4"):
         get(tmp_path, files, pieces=[0, 50])
     other = shutil.copytree(files / RUN, tmp_path / "Breakout/1/replay_logs")
     for nowhere in (tmp_path, other, tmp_path / "nowhere"):
@@ -217,7 +217,7 @@ def test_rows_of_other_files_are_not_mixed_in(server: FaultServer, files: Path, 
     with dataset.SegmentWriter(tmp_path / "kind/Pong/1", 0, dataset.Schema({"t": ((), "int32")})) as piece:
         piece.append({"t": np.arange(3, dtype=np.int32)})
         piece.commit()
-    pytest.raises(ValueError, lambda: get(tmp_path / "kind", files)).match("a data set of another kind")
+    pytest.raises(ValueError, lambda: get(tmp_path / "kind", files)).match("is of another kind")
 
 
 def test_later_segments_have_the_codec_of_the_first(files: Path, run: made.Run, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_locked_data_set_is_opened_and_not_written(files: Path, tmp_path: Path
         return fbuf.datasets.atari_dqn("Pong/1", root=root, source=files, workers=0, **options)[0].capacity
 
     rows = opened()
-    with download.exclusive("a test", root / "Pong" / "1"):
+    with atari.exclusive("a test", root / "Pong" / "1"):
         assert opened() == opened(download=False) == rows
         monkeypatch.setattr("fbuf.datasets._lock._PATIENCE", 0.0)
         for option in ({"pieces": [0, 1]}, {"download": "force"}):
@@ -318,7 +318,7 @@ def test_a_data_set_written_again_by_another_process_is_opened_as_it_is_then(fil
             raise FileNotFoundError
         return len(dataset.committed(path))
 
-    assert download.get(plan.Request("get", "Pong/1", path, files, workers=0), then) == whole
+    assert atari.get(plan.Request("get", "Pong/1", path, files, workers=0), then) == whole
     again = get(tmp_path, files, download=False)
     assert all(np.array_equal(again[name], want[name]) for name in ("obs", "action", "truncated"))
 

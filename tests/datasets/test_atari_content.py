@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from fbuf.datasets._atari import plan, segment
 from fbuf.datasets._atari.continuity import Seam, Use, pack, seams, unpack
-from fbuf.datasets._atari.dopamine_log import ring
 from fbuf.datasets._atari.plan import stretches
-from fbuf.datasets._atari.segment import BEFORE, RUNS, convert, schema
+from fbuf.datasets._atari.segment import BEFORE, RUNS, convert, ring, schema
 from fbuf.datasets._remote import FileCorrupted
 from tests.support import atari_runs as made
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._formats import dataset as _dataset
-from fbuf.datasets._arrays.rows import Settings, write_columns
+from fbuf.datasets._arrays.from_arrays import Settings, write_columns
 from fbuf.interop._columns import Column
 from tests.support import datasets_oracle as oracle
 
@@ -185,7 +185,7 @@ def bad(**change: Any) -> dict[str, Any]:
 
 NAN = np.where(np.arange(19) == 7, np.nan, 1).astype(np.float32)
 WRONG: list[tuple[Any, type[Exception], str]] = [
-    (bad(rewards=np.ones(18, np.float32)), ValueError, "'rewards' has 18 rows, but 'observations' has 19.*fields="),
+    (bad(rewards=np.ones(18, np.float32)), ValueError, "'rewards' has 18 rows; expected 19.*fields="),
     (bad(rewards=NAN), ValueError, "leaf 'reward' is nan in row 7"),
     (bad(rewards=np.ones(19)), TypeError, r"leaf 'reward' is float64.*dtypes=\{'reward': 'float32'\}"),
     (bad(words=np.array(["a"] * 19)), ValueError, "leaf 'words' is <U1; expected plain numbers"),
@@ -197,7 +197,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (bad(terminals=np.zeros((19, 1), bool)), ValueError, r"leaf 'terminated' has shape .*; expected \[N\]"),
     (bad(terminated=np.zeros(19, bool)), ValueError, "'terminals' and 'terminated' would be the leaves"),
     (bad(observation={"a": np.zeros(19, np.float32)}), ValueError, "would be the leaves 'obs' and 'obs/a'"),
-    (bad(next_observations=np.zeros((19, 4), np.float32)), ValueError, "expected next observations like the obs"),
+    (bad(next_observations=np.zeros((19, 4), np.float32)), ValueError, "expected the observations' "),
     (bad(terminals=None, timeouts=None), ValueError, "no leaf says where episodes end"),
     ({"a": {"b": np.zeros(3)}, "a/b": np.ones(3)}, ValueError, "two leaves have the name 'a/b'"),
     (bad(gamma=0.99), ValueError, "leaf 'gamma' is a scalar"),
@@ -261,7 +261,7 @@ def test_existing_files_are_not_modified(tmp_path: Path) -> None:
     fbuf.datasets.from_arrays(bad(), path=tmp_path / "b", view=ROW)
     before = files(tmp_path)
     for data in (bad(), iter([bad()])):
-        with pytest.raises(FileExistsError, match=r"is a data set already. Call fbuf.datasets.open\("):
+        with pytest.raises(FileExistsError, match=r"is a data set already. Open it, or call fbuf"):
             fbuf.datasets.from_arrays(data, path=tmp_path / "b")
     assert files(tmp_path) == before
 

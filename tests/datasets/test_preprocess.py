@@ -11,7 +11,7 @@ import pytest
 
 import fbuf
 from fbuf._formats import dataset as _dataset
-from fbuf.datasets._preprocess_trace import Program
+from fbuf.datasets._preprocess import Program
 from tests.support import datasets_oracle as oracle
 
 OBS = {"obs/place": ((3,), np.float32), "obs/goal": ((2,), np.float32), "obs/frame": ((20, 20), np.uint8)}

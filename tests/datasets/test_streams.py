@@ -84,7 +84,7 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
     for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, {"codec": {"obs": fbuf.storages.Zstd()}})):
         with pytest.raises(FileExistsError, match="segments of other rows or settings"):
             fbuf.datasets.from_arrays(wrong, path=path, **({"piece_rows": 4} | settings))
-    with pytest.raises(FileExistsError, match="a stream cannot be resumed"):
+    with pytest.raises(FileExistsError, match="a stream, which cannot be resumed"):
         fbuf.datasets.from_arrays(iter([data]), path=path, piece_rows=4)
     seen: list[tuple[int, int]] = []
     fbuf.datasets.from_arrays(

@@ -40,7 +40,7 @@ class Odd:
         ({"a": Odd()}, ValueError, r"float32\[4, 3\] for rows 0 to 4; expected float32\[4, 2\]"),
         ({"a": np.zeros((1,) * 33)}, ValueError, "33 axes; expected at most 32"),
         ({"a": Blocks(np.zeros(9), 0)}, ValueError, "blocks of 0 rows"),
-        ({"a": Blocks(np.zeros(9), 4, ["a"])}, ValueError, "1 marks; expected one for each of its 3 blocks"),
+        ({"a": Blocks(np.zeros(9), 4, ["a"])}, ValueError, "1 marks; expected 3"),
         ({"a": Blocks(np.zeros(1 << 20), 1)}, ValueError, "1048577 blocks; expected at most .* larger blocks"),
     ],
 )
@@ -57,7 +57,7 @@ def test_invalid_cuts_keys_and_meta_are_refused() -> None:
     source = Keyed({"a": np.zeros(3, np.uint8), "b": np.zeros(6, np.uint8)})
     for cuts in ([0], [0, 3], [1, 3, 9], [0, 5, 3, 9], [0, 3, 8]):
         source.cuts = np.array(cuts)
-        with pytest.raises(ValueError, match="expected cuts that rise from 0 to its length"):
+        with pytest.raises(ValueError, match="has cuts"):
             checkpoint.write(PATH, {"a": source}, {}, disk=Memory())
     source.cuts, source.keys = np.array([0, 3, 9]), ["a", "a"]
     with pytest.raises(ValueError, match="keys that repeat"):
@@ -181,7 +181,7 @@ def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path: Path) -> None:
 def test_files_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
-    pytest.raises(FileExistsError, lambda: save(str(tmp_path / "store"), 1)).match("holds the files of a live store")
+    pytest.raises(FileExistsError, lambda: save(str(tmp_path / "store"), 1)).match("holds a live store")
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OSError, match="Use the path of a folder"):
@@ -201,7 +201,7 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
 def test_after_the_last_number_nothing_is_saved(tmp_path: Path) -> None:
     save(str(tmp_path), 0)
     (tmp_path / "manifest-999999999999.json").touch()
-    with pytest.raises(FileExistsError, match="has the number 999999999999, which is the last there is"):
+    with pytest.raises(FileExistsError, match="has no number left"):
         save(str(tmp_path), 1)
     with pytest.warns(RuntimeWarning, match="generation 1 of"):
         assert load(str(tmp_path)) == 0

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from fbuf._host.codecs import zstd_frames as zstd
-from fbuf._host.codecs.codec import Zstd
-from fbuf._host.codecs.zstd_frames import Dictionary, compressor
+from fbuf._host.codecs import codec as zstd
+from fbuf._host.codecs.codec import Dictionary, Zstd, compressor
 from fbuf._host.columns import chunked
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.raw import RawColumn

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fbuf._host.store import read_ahead
+from fbuf._host.store import reads
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf.storages import Zstd
 from tests.support.prefetch import GATE, Gate, Gated, settle
@@ -113,7 +113,7 @@ def test_a_write_waits_for_rows_that_it_overwrites(codec: Any, monkeypatch: pyte
     s = store(codec, slack=0)
     for begun in (True, False):
         if not begun:
-            monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
+            monkeypatch.setattr(reads.ReadAhead, "_runs", lambda self: False)
         tickets = write(s, 0, 16)
         number = ask(s, tickets)
         write(s, 100, 16)
@@ -154,7 +154,7 @@ def test_a_thread_that_cannot_start_is_no_error(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("can't start new thread")
 
     s, tickets = filled()
-    monkeypatch.setattr(read_ahead.threading.Thread, "start", fail)
+    monkeypatch.setattr(reads.threading.Thread, "start", fail)
     collected(s, ask(s, tickets), tickets)
     monkeypatch.undo()
     ask(s, tickets)
@@ -187,7 +187,7 @@ def test_a_failed_allocation_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
         raise MemoryError
 
     s, tickets = filled()
-    monkeypatch.setattr(read_ahead.np, "empty", fail)
+    monkeypatch.setattr(reads.np, "empty", fail)
     number = ask(s, tickets)
     settle(s)
     monkeypatch.undo()
@@ -257,7 +257,7 @@ def test_collect_returns_the_rows_at_the_request(codec: Any, program: list[tuple
 
 
 def test_a_write_of_one_row_finishes_requests_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
+    monkeypatch.setattr(reads.ReadAhead, "_runs", lambda self: False)
     s, tickets = filled(16, slack=0)
     number = ask(s, tickets[:3])
     write(s, 100, 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fbuf._host.columns.raw_file import RowChecksums
 from fbuf._host.memory import file_arena
-from fbuf._host.store.recovery import longest_valid_run
+from fbuf._host.store.factory import longest_valid_run
 from fbuf._host.types import StoreCorrupted
 from tests.support import recovery as support
 
@@ -106,7 +106,7 @@ def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
             said = support.survives(kind, path, rows, **support.SMALL)
             assert said, f"{file} {'of another store' if foreign else 'missing'} went unnoticed"
             if not foreign and file == "column1.sums":
-                with pytest.raises(StoreCorrupted, match="column1.sums is missing; expected every file of the store"):
+                with pytest.raises(StoreCorrupted, match="column1.sums is missing; expected every file"):
                     support.opened(kind, path, **support.SMALL, resume=True)
             shutil.rmtree(path)
 

@@ -189,7 +189,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     for name in ("places:slot", "places:retired", "places:ticket"):
         wrong = arrays[name].copy()
         wrong[0] = wrong[1]
-        with pytest.raises(ValueError, match="Store.from_arrays: places:"):
+        with pytest.raises(ValueError, match="Store.from_arrays: .*places"):
             Store.from_arrays(store.columns, arrays | {name: wrong}, **fits, streams=False)
     with pytest.raises(ValueError, match="Store.from_arrays: count is"):
         Store.from_arrays(store.columns, arrays | {"count": np.array([3])}, **fits, streams=False)
@@ -206,7 +206,7 @@ def test_codecs_of_several_rows_encode_one_or_are_refused() -> None:
     store = make(Zstd(chunk=8), BitPack(chunk=8), Zstd(level=3, chunk=1))
     assert [(type(c.codec), c.codec.chunk) for c in store.columns] == [(Zstd, 1), (BitPack, 1), (Zstd, 1)]
     assert store.columns[2].codec.level == 3
-    with pytest.raises(ValueError, match=r"codec of 'c0' has chunk 4, .* expected 1. Use Deflate\(chunk=1\)"):
+    with pytest.raises(ValueError, match=r"'c0' needs Deflate\(chunk=1\)"):
         make(Deflate(4))
 
 

@@ -236,7 +236,7 @@ def test_codecs_check_their_settings() -> None:
 
 
 def test_a_codec_has_chunk_encode_and_decode() -> None:
-    with pytest.raises(TypeError, match="expected a value with chunk, encode and decode"):
+    with pytest.raises(TypeError, match="expected chunk, encode and decode"):
         Column("x", (), np.dtype("uint8"), "zstd")  # type: ignore[arg-type]
 
 

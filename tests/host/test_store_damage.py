@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from fbuf._host.codecs import zstd_frames as zstd
+from fbuf._host.codecs import codec as zstd
 from fbuf._host.codecs.codec import Codec, Zstd
 from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted

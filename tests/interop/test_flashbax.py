@@ -52,7 +52,7 @@ def test_the_caller_chooses_buffer_names_and_rows():
     compressed = fbuf.Buffer(40, lanes=2, storage=fbuf.storages.Compressed(keys=("frame",)))
     buffer, ours = from_flashbax(state, buffer=compressed, fields={"obs": "frame"}, newest=4)
     assert buffer is compressed and np.array_equal(buffer.last(ours, 4).data["frame"][..., 0], held[-4:])
-    with pytest.raises(ValueError, match=r"rows come in 2 lanes, but the buffer has one stream .* lanes=2"):
+    with pytest.raises(ValueError, match=r"rows are in 2 lanes, but buffer has one stream .* lanes=2"):
         from_flashbax(state, buffer=fbuf.Buffer(40))
     single, held = ring(1, 5)
     buffer, ours = from_flashbax(single, buffer=fbuf.Buffer(40, lanes=1), fields=["step/t"])
@@ -98,12 +98,12 @@ def test_invalid_states_are_refused():
         ({"x": 1}, TypeError, "leaves of no experience; expected a state of flashbax"),
         ({"experience": {"a": np.zeros((1, 4)), "b": np.zeros((1, 5))}}, TypeError, "whose experience has leaves"),
         (state | {"current_index": 9}, ValueError, "the index is 9; expected one below 8"),
-        (state | {"sum_tree_state": broken}, ValueError, "a TD error was NaN, and flashbax spread it"),
-        (state | {"sum_tree_state": nodes | {"capacity": 3}}, ValueError, "expected those of 1 lanes of 8 rows"),
+        (state | {"sum_tree_state": broken}, ValueError, "a TD error was NaN"),
+        (state | {"sum_tree_state": nodes | {"capacity": 3}}, ValueError, "for 3 windows, 1 lanes, 8 rows"),
         (state | {"sum_tree_state": nodes | {"nodes": np.ones(14)}}, ValueError, "the tree has 14 nodes"),
     ):
         pytest.raises(error, from_flashbax, wrong, priority_exponent=ALPHA).match(match)
-    with pytest.raises(ValueError, match="priority_exponent is None, but the state has priorities"):
+    with pytest.raises(ValueError, match="priority_exponent is None"):
         from_flashbax(state | {"sum_tree_state": nodes})
 
 

@@ -70,7 +70,7 @@ def test_any_header_is_refused_or_describes_the_bytes(header, version, body, tmp
         ({"x.npy": npy(np.zeros(3)) + b"more"}, "has 28 bytes; expected 24"),
         ({"x.npy": npy(np.zeros(3))[:-1]}, "has 23 bytes; expected 24"),
         ({"x.npy": b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little")}, "expected 2147483648 bytes"),
-        ({"x.npy": npy(np.zeros(3)), "y.npy": npy(np.zeros(4))}, "'y' has 4 rows, but 'x' has 3"),
+        ({"x.npy": npy(np.zeros(3)), "y.npy": npy(np.zeros(4))}, "'y' has 4 rows; expected 3"),
         ({"b.npy": npy(np.array([2, 1], np.uint8)).replace(b"|u1", b"|b1")}, "has bytes above 1"),
         ({"__fbuf__.npy": npy(np.frombuffer(b"{}", np.uint8))}, "does not describe rows"),
         ({"__fbuf__.npy": npy(np.frombuffer(b"[" * 9999, np.uint8))}, "does not describe rows"),

@@ -180,9 +180,9 @@ def test_invalid_arguments_are_refused(tmp_path):
     rows = {"obs": np.zeros((3, 2), np.float32), "action": np.zeros(3, np.int32), "reward": np.zeros(3, np.float32)}
     buffer, state = from_arrays(rows | {"terminated": np.zeros(3, bool)})
     for settings, match in (
-        ({"observation": "o"}, "observation is 'o', but rows have .* Name the leaf: observation='...'"),
+        ({"observation": "o"}, "observation is 'o', but rows have .* Pass observation="),
         ({"terminated": "reward"}, r"terminated is 'reward', float32\[\]; expected one bool per row"),
-        ({"next_observation": "reward"}, "as observation"),
+        ({"next_observation": "reward"}, "next_observation is 'reward' with"),
         ({"episode": "action"}, "'action' would be two columns"),
         ({"names": {"action": "next"}}, "'next' would be a column and a group"),
     ):

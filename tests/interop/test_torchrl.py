@@ -88,7 +88,7 @@ def test_the_folder_of_a_memmap_storage_is_read(tmp_path):
         ("storage/meta.json", {"action__shape": [2**40]}, "has 64 bytes; expected 8796093022208"),
         ("storage/meta.json", {"action__shape": [2**40, 2**40]}, "expected fewer than 2\\^62 entries"),
         ("storage/meta.json", {"action__shape": [-8]}, "an axis is '-8'"),
-        ("storage/meta.json", {"action__shape": [4, 2]}, "expected \\[8, '...'\\] as the others"),
+        ("storage/meta.json", {"action__shape": [4, 2]}, "expected \\[8, '...'\\]"),
         (
             "storage/meta.json",
             {"../evil": {"dtype": "torch.int64", "shape": [8]}},

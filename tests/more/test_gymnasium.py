@@ -185,7 +185,7 @@ def test_same_step_without_final_observations_is_refused() -> None:
             return *super().step(actions)[:4], {}
 
     envs, _, _ = recorded(Forgetful(vectorise(Lander, 3, AutoresetMode.SAME_STEP)))
-    pytest.raises(ValueError, play, envs, 30).match("info has no 'final_obs'. Use AutoresetMode.NEXT_STEP")
+    pytest.raises(ValueError, play, envs, 30).match("no 'final_obs' in info. Use AutoresetMode.NEXT_STEP")
 
 
 def test_leaves_of_the_caller() -> None:

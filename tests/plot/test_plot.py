@@ -201,7 +201,7 @@ def test_invalid_arguments_are_refused() -> None:
         (TypeError, "Write plot.ages", plot.ages, (state, buffer), {}),
         (TypeError, "ax is int; expected the axes of matplotlib", plot.ages, (buffer, state), {"ax": 3}),
         (TypeError, "figure is int; expected a matplotlib Figure", plot.overview, (buffer, state), {"figure": 3}),
-        (TypeError, "got dict and NoneType; expected a Buffer and its BufferState", plot.frames, ({},), {}),
+        (TypeError, "dict and NoneType; expected Buffer and state", plot.frames, ({},), {}),
         (TypeError, "batch is int; expected a Sample", plot.frames, (buffer, state), {"batch": 6}),
         (TypeError, both, plot.ages, (mixture, mixed), {}),
         (TypeError, "the state is traced", jax.jit(lambda state: plot.ages(buffer, state)), (state,), {}),

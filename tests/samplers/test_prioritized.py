@@ -17,7 +17,7 @@ import fbuf
 from fbuf._algorithms import rank_buckets, sum_tree
 from fbuf._buffer import state_ops
 from fbuf._indexing.importance import uniform_mask
-from fbuf.samplers import Prioritized, Ranked, _priority_leaves
+from fbuf.samplers import Prioritized, Ranked, _prioritized
 from tests.support import priorities, refusals
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of, torchrl_weights
 from tests.support.refusals import raises
@@ -167,7 +167,7 @@ def test_new_rows_are_among_the_first_ranks(largest):
 
 def test_a_new_alpha_for_all_rows():
     """Bit for bit what a buffer that had it from the start holds; draws follow; nothing compiles again."""
-    capacity = _priority_leaves.BLOCK + 5
+    capacity = _prioritized.BLOCK + 5
     priority = np.random.default_rng(0).exponential(size=capacity - 2).astype(np.float32)
     sampler = Prioritized(0.9, largest="held", normalize="buffer")
     buffer, state = filled(sampler, priority, capacity=capacity)

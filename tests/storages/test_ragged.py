@@ -131,7 +131,7 @@ def test_growth_that_is_impossible_is_refused() -> None:
     fresh = buffer.init({"text": ""})
     pytest.raises(ValueError, buffer.grow, fresh, capacity=4).match("capacity is 4; expected an int > 4")
     pytest.raises(TypeError, lambda: jax.jit(lambda s: buffer.grow(s)[1])(fresh)).match("state is traced")
-    with pytest.raises(TypeError, match="nothing to grow"):
+    with pytest.raises(TypeError, match="cannot grow"):
         fbuf.uniform(4).grow(fbuf.uniform(4).init(0.0), capacity=8)
     with pytest.raises(TypeError, match="unlimited needs storages.Ragged"):
         fbuf.Replay(fbuf.uniform(4), {"x": 0.0}, unlimited=True)
@@ -309,7 +309,7 @@ def test_mistakes_are_named_and_nothing_is_stored() -> None:
     pytest.raises(TypeError, buffer.add, state, [ROW]).match("rows are list; storages.Ragged takes a dict")
     assert store_of(state).stats()["rows_accepted"] == 0
     pytest.raises(ValueError, buffer.init, {}).match("the example has no leaves")
-    pytest.raises(TypeError, buffer.resume, {"x": 1.0}).match("keeps its rows in memory")
+    pytest.raises(TypeError, buffer.resume, {"x": 1.0}).match("keeps rows in memory")
 
 
 def test_mistakes_inside_jit_and_elsewhere() -> None:
@@ -326,7 +326,7 @@ def test_mistakes_inside_jit_and_elsewhere() -> None:
         jax.jit(lambda s, x: buffer.extend(s, [{"reward": x}]))(state, jnp.zeros(()))
     with pytest.raises(TypeError, match="this batch is traced"):
         jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 2)[1].lazy["text"])(state)
-    with pytest.raises(AttributeError, match="keeps arrays only.*Ragged"):
+    with pytest.raises(AttributeError, match="all rows are arrays.*Ragged"):
         print(fbuf.uniform(3).peek(fbuf.uniform(3).init(0.0), jax.random.key(0), 1).lazy)
     with pytest.raises(TypeError, match="takes one dict of arrays.*Ragged"):
         fbuf.uniform(3).extend(fbuf.uniform(3).init({"x": 0.0}), [{"x": 1.0}, {"x": 2.0}])

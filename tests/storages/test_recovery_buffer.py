@@ -41,7 +41,7 @@ def test_what_flush_and_sync_take(tmp_path: Path) -> None:
     ):
         buffer.flush(buffer.init({"t": 0}))
     for sync in (-1, float("inf"), float("nan"), "60", True):
-        pytest.raises(ValueError, Memmap, sync=sync).match(r"sync is .*; expected seconds >= 0 .*Write sync=60")
+        pytest.raises(ValueError, Memmap, sync=sync).match(r"sync is .*; expected seconds >= 0 between waits")
     pytest.raises(ValueError, lambda: Compressed(path=str(tmp_path), sync=-1)).match("Compressed: sync is -1")
 
 
@@ -141,7 +141,7 @@ def test_nothing_whole_is_an_error_and_leaves_the_files_alone(tmp_path: Path) ->
     del state
     damage(tmp_path, 0, 5)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "lock"}
-    pytest.raises(StoreCorrupted, buffer.resume, EXAMPLE).match(r"no row at .* is intact; .*fbuf.load\(path\)")
+    pytest.raises(StoreCorrupted, buffer.resume, EXAMPLE).match(r"no row at .* is intact. Load the last")
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "lock"} == before
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert len(manifest["id"]) == 16 and manifest["version"] == 2

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats import dataset as _dataset
-from fbuf.datasets._atari import download, plan
+from fbuf.datasets._atari import atari, plan
 
 RUN = "dqn/Pong/1/replay_logs/"
 FRAMES = RUN + "$store$_observation_ckpt.{}.gz"
@@ -245,7 +245,7 @@ def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
     path = root / "Pong" / "1"
     options["pieces"] = plan.selected("get", options.get("pieces"))
     ask = plan.Request("get", "Pong/1", path, source, **{"workers": 0} | options)
-    with download.get(ask, lambda: _dataset.DataSet.open(path)) as dataset:
+    with atari.get(ask, lambda: _dataset.DataSet.open(path)) as dataset:
         return {**dataset.read_rows(0, dataset.rows), "meta": dataset.meta}
 
 

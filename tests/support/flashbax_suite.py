@@ -21,7 +21,7 @@ from flashbax.buffers import (
 
 import fbuf.integrations.flashbax as fbx
 from fbuf._core.component import state
-from fbuf.samplers import _priority_leaves
+from fbuf.samplers import _prioritized
 
 QUEUED = 4  # `sample_sequence_length` of trajectory_queue_test.py, which its calls of `init` and `add` lack
 
@@ -98,7 +98,7 @@ REPLACED = {
         "can_sample": lambda current, length, rows: queue(current).can_sample(current),
         "can_add": lambda current, number, rows: queue(current, number).can_add(current),
     },
-    sum_tree: {"get": lambda tree, index: _priority_leaves.get(tree.sampler, index.slot)},
+    sum_tree: {"get": lambda tree, index: _prioritized.get_leaf(tree.sampler, index.slot)},
     fbx.TrajectoryBufferState: {
         "sum_tree_state": property(lambda current: Tree(current.state.sampler)),
         "running_index": property(

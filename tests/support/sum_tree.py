@@ -10,7 +10,7 @@ from jax import lax
 
 from fbuf._algorithms import sum_tree as st
 from fbuf._algorithms.sum_tree import keep_last
-from fbuf._core.ordering import order_after_reads
+from fbuf._core.control_flow import order_after_reads
 from tests.support.uniformity import chi_square_z
 
 REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}

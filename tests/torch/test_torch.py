@@ -151,7 +151,7 @@ def test_arrays_without_values_are_refused():
             jax.jit(lambda x, copy=copy: to_torch({"obs": x}, copy=copy) and x)(np.ones(2))
     x = jax.device_put(np.ones(4))
     x.delete()
-    refused(to_torch, x, ValueError, r"is deleted .*Use what that call returned: state = step\(state\)")
+    refused(to_torch, x, ValueError, r"is deleted .*Use what the jitted call returned")
     key = jax.random.key(0)
     refused(to_torch, key, TypeError, r"typed PRNG key.*jax\.random\.key_data\(key\)")
     assert to_torch(jax.random.key_data(key)).dtype == torch.uint32
@@ -173,7 +173,7 @@ def test_leaves_that_are_no_arrays_of_numbers_are_refused():
         (np.array([None]), r"is object; .*Leave it out"),
         (np.zeros(2, [("a", "u1")]), r"is void8; .*Leave it out"),
         (np.zeros(2, np.clongdouble), r"Cast with x\.astype\(jnp\.complex64\)"),
-        (np.zeros(2, ">f4"), r"dtype '>f4'; expected this machine's byte order.*newbyteorder"),
+        (np.zeros(2, ">f4"), r"dtype '>f4'; expected native byte order"),
         (np.ma.masked_array([1.0, 2.0], [True, False]), r"masked array; .*x\.filled\(0\)"),
         (1.5, r"is a float; expected a jax\.Array or numpy\.ndarray\. Wrap it: jnp\.asarray\(x\)"),
         (np.float32(1), r"is a float32; expected a jax\.Array.*Wrap it: jnp\.asarray\(x\)"),
@@ -213,7 +213,7 @@ def test_devices_that_the_other_library_cannot_use_are_refused(monkeypatch):
         patch.setattr(jax, "devices", lambda kind: (_ for _ in ()).throw(RuntimeError("none")))
         assert not _from_torch._jax_reaches("cuda")
     monkeypatch.setattr(_to_torch, "_torch_reaches", lambda torch, platform: False)
-    match = r"expected a device that this torch can use\. Move it with jax\.device_put\(x, "
+    match = r"expected a device of this torch. Move it with jax.device_put"
     refused(to_torch, x, ValueError, match)
     monkeypatch.setattr(_from_torch, "_jax_reaches", lambda kind: False)
     match = r"is on 'cpu'; expected a device that this JAX can use\. Move it with x\.cpu\(\)"
@@ -280,7 +280,7 @@ def test_memory_that_jax_would_copy_is_not_shared():
 def test_from_torch_inside_jit_is_refused():
     t = torch.ones(16)
     for copy in (False, True):
-        with pytest.raises(TypeError, match=r"called inside jax\.jit; .*step\(from_torch\(tree\)\)"):
+        with pytest.raises(TypeError, match=r"called inside jax\.jit\. .*step\(from_torch\(tree\)\)"):
             jax.jit(lambda x, copy=copy: x + from_torch(t, copy=copy))(np.ones(16, np.float32))
     grad = jax.grad(lambda x: (x * from_torch(t)).sum())(np.ones(16, np.float32))  # eager, though traced by grad
     assert np.asarray(grad)[0] == 1

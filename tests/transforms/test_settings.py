@@ -18,7 +18,7 @@ EXAMPLES = [
     ({"on_write": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
     ({"on_read": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
     ({"on_read": NormalizeReward()}, {"x": 0.0}, "of names leaf 'reward', but rows have x"),
-    ({"on_read": RewardToGo()}, {"reward": 0.0}, "data are single rows.*views.Sequence, views.Episode"),
+    ({"on_read": RewardToGo()}, {"reward": 0.0}, "data are single rows; expected windows, of views.Sequence"),
     ({"on_write": Map(lambda row: row["x"].sum())}, {"x": np.zeros(3)}, None),
     ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
     ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "no leaf named 'x'; rows have y"),

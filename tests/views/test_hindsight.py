@@ -218,9 +218,9 @@ def test_final_goals_over_the_end_of_the_ring():
 
 STEPS = same_step.Transition()
 WRONG = [
-    (lambda: Hindsight(Row(), reward), "view is Row(); expected a view of transitions"),
-    (lambda: Hindsight(same_step.Sequence(3), reward), "expected a view of transitions"),
-    (lambda: Hindsight(Transition, reward), "expected a view of transitions"),
+    (lambda: Hindsight(Row(), reward), "view is Row(); expected a views.Transition"),
+    (lambda: Hindsight(same_step.Sequence(3), reward), "expected a views.Transition"),
+    (lambda: Hindsight(Transition, reward), "expected a views.Transition"),
     (lambda: Hindsight(STEPS, reward, goal=5), "goal is 5; expected the name of a leaf"),
     (lambda: Hindsight(STEPS, reward, "obs", "obs"), "goal and achieved are both 'obs'"),
     (lambda: Hindsight(STEPS, "reward"), "expected a function reward(achieved_goal, goal)"),

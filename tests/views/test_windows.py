@@ -238,7 +238,7 @@ WRONG = [
     (lambda: same_step.Sequence(4, episode_end="done"), TypeError, r"Write episode_end=\('done',\)"),
     (lambda: same_step.Sequence(4, stride=2**29), ValueError, r"stride is 536870912; expected less than 2\^29"),
     (lambda: same_step.Sequence(4, episode_end=None), TypeError, r"episode_end is None; expected a tuple of names"),
-    (lambda: fbuf.Buffer(8, view=DONE).init(0.0), TypeError, r"one unnamed array. Write episode_end=\(\)"),
+    (lambda: fbuf.Buffer(8, view=DONE).init(0.0), TypeError, r"one unnamed array. Add dicts"),
     (lambda: same_step.Sequence(4.0), ValueError, r"length is 4.0; expected an int"),
     (lambda: same_step.Episode(0), ValueError, r"max_length is 0"),
     (lambda: same_step.Episode(4, longer="stop"), ValueError, r'longer is \'stop\'; expected "skip" or "cut"'),

@@ -16,8 +16,7 @@ from fbuf._core import text_table
 from fbuf._core.arguments import is_int
 from fbuf._core.pytree import item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
-from fbuf._core.state_repr import WHOLE, spec_text
-from fbuf._core.text_table import Section, human, number
+from fbuf._core.text_table import WHOLE, Section, human, number, spec_text
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import LeafBytes
 
@@ -213,10 +212,7 @@ def summary(buffer: BufferConfig, state: BufferState, compare: int | None) -> Su
     """Return the summary of a state: see `Buffer.summary`."""
     call = "Buffer.summary"
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
-        raise TypeError(
-            f"{call}: the state is traced; expected arrays, as a summary has Python numbers. Call it outside jit; inside use "
-            f"buffer.stats(state)."
-        )
+        raise TypeError(f"{call}: the state is traced. Call it outside jit; inside, use buffer.stats(state).")
     if compare is not None and (not is_int(compare) or compare < 0):
         raise ValueError(f"{call}: compare is {compare!r}; expected an int >= 0, rows, or None for all of them.")
     return _summary_of(buffer, state, seen(buffer, state, buffer.capacity if compare is None else int(compare)))

@@ -13,11 +13,10 @@ Example:
   (1, [[2, 3], [4, 5]])
 """
 
-from fbuf._formats.checkpoint.errors import CheckpointNotFound, SchemaError, VersionError
 from fbuf._formats.checkpoint.filesystem import Disk
+from fbuf._formats.checkpoint.manifest import CheckpointNotFound, SchemaError, VersionError
 from fbuf._formats.checkpoint.read import Saved, SavedArray, read, restore
 from fbuf._formats.checkpoint.write import Written, write
-from fbuf._host.memory.lazy_array import Source
 from fbuf._host.types import StoreCorrupted
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "Saved",
     "SavedArray",
     "SchemaError",
-    "Source",
     "StoreCorrupted",
     "VersionError",
     "Written",

@@ -62,10 +62,7 @@ class DataFile:
         self._tensors: dict[str, Any] = {"__metadata__": {"format": "fbuf data", "version": "1", "save": save}}
         self._data_start = -(-(8 + header + len(_dumps(self._tensors))) // 8) * 8
         if self._data_start > MAX_HEADER:
-            raise ValueError(
-                f"fbuf.save: the header of {path} would have {self._data_start} bytes; expected at most {MAX_HEADER}. Use "
-                f"larger blocks."
-            )
+            raise ValueError(f"{path} has a header of {self._data_start} bytes > {MAX_HEADER}. Use larger blocks.")
         with annotate_os_error("make", path, SAVE_ELSEWHERE):
             self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._at = self._written_back = self._data_start

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator
 
 from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
-from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import (
     LOCK,
     MAX_GENERATION,
@@ -31,7 +30,7 @@ from fbuf._formats.checkpoint.filesystem import (
     sync_folder,
     write_partial,
 )
-from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, decode
+from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, VersionError, decode
 from fbuf._host.io.file import annotate_os_error, lock_file, sign_lock, unlock_file
 from fbuf._host.types import StoreCorrupted
 
@@ -146,11 +145,7 @@ class Folder:
                     stacklevel=2,
                 )
             if "manifest.json" in self.names():
-                raise FileExistsError(
-                    errno.EEXIST,
-                    f"fbuf.save: {self.path} holds the files of a live store; expected a checkpoint or nothing. Save to a "
-                    f"separate folder.",
-                )
+                raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} holds a live store. Use another.")
             yield
         finally:
             if held:
@@ -161,11 +156,7 @@ class Folder:
         """Return the next generation. Raises FileExistsError: a foreign file has the largest number."""
         number = largest_number(self.names()) + 1
         if number > MAX_GENERATION:  # its name would not be recognised
-            raise FileExistsError(
-                errno.EEXIST,
-                f"fbuf.save: a file in {self.path} has the number {MAX_GENERATION}, which is the last there is. Save to "
-                f"another path, or remove that file.",
-            )
+            raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} has no number left. Use another.")
         return number
 
     def publish(self, generation: int, text: bytes, sync: bool, named: bool) -> None:

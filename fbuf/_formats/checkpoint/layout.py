@@ -145,9 +145,7 @@ def plan(arrays: Mapping[str, Source]) -> list[Plan]:
     plans = [_plan(name, source) for name, source in arrays.items()]
     blocks = sum(plan.layout.num_blocks for plan in plans)
     if blocks > MAX_TOTAL_BLOCKS:
-        raise ValueError(
-            f"fbuf.save: there are {blocks} blocks; expected at most {MAX_TOTAL_BLOCKS}. Use larger blocks."
-        )
+        raise ValueError(f"fbuf.save: {blocks} blocks; expected at most {MAX_TOTAL_BLOCKS}. Use larger blocks.")
     return plans
 
 
@@ -155,9 +153,7 @@ def _plan(name: str, source: Source) -> Plan:
     if type(name) is not str or not name.isprintable():
         raise ValueError(f"fbuf.save: an array has the name {name!r}; expected printable text.")
     if not hasattr(source, "shape") or not hasattr(source, "dtype"):
-        raise TypeError(
-            f"fbuf.save: array '{name}' is {type(source).__name__}; expected an array. Convert it: numpy.asarray(value)."
-        )
+        raise TypeError(f"fbuf.save: array '{name}' is {type(source).__name__}; expected an array. Use numpy.asarray.")
     shape, dtype = tuple(int(n) for n in source.shape), _checked_dtype(name, np.dtype(source.dtype))
     if len(shape) > MAX_AXES:
         raise ValueError(f"fbuf.save: array '{name}' has {len(shape)} axes; expected at most {MAX_AXES}. Reshape it.")
@@ -173,9 +169,7 @@ def _plan(name: str, source: Source) -> Plan:
         layout = Layout(shape, dtype, None, tuple(map(int, cuts)), tuple(getattr(source, "keys", None) or ()))
         _check_cuts(name, layout)
     if marks is not None and len(marks) != layout.num_blocks:
-        raise ValueError(
-            f"fbuf.save: array '{name}' has {len(marks)} marks; expected one for each of its {layout.num_blocks} blocks."
-        )
+        raise ValueError(f"fbuf.save: array '{name}' has {len(marks)} marks; expected {layout.num_blocks}.")
     return Plan(name, source, layout, marks)
 
 
@@ -183,10 +177,7 @@ def _check_cuts(name: str, layout: Layout) -> None:
     cuts, keys = layout.cuts or (), layout.keys or ()
     rise = all(a <= b for a, b in itertools.pairwise(cuts))
     if not layout.shape or len(cuts) != len(keys) + 1 or cuts[0] != 0 or cuts[-1] != layout.rows or not rise:
-        raise ValueError(
-            f"fbuf.save: array '{name}' of shape {list(layout.shape)} has {len(cuts)} cuts and {len(keys)} keys; expected cuts "
-            f"that rise from 0 to its length, one more than keys."
-        )
+        raise ValueError(f"fbuf.save: array '{name}', {list(layout.shape)}, has cuts {cuts} for {len(keys)} keys.")
     if len(set(keys)) != len(keys) or not all(type(k) is str and k.isprintable() and k and "#" not in k for k in keys):
         raise ValueError(f"fbuf.save: array '{name}' has keys that repeat or contain '#'; expected distinct texts.")
 
@@ -195,6 +186,4 @@ def _checked_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     try:
         return canonical(dtype)
     except TypeError:
-        raise TypeError(
-            f"fbuf.save: array '{name}' is {dtype}; expected numbers or booleans. Encode text and objects as uint8."
-        ) from None
+        raise TypeError(f"fbuf.save: array '{name}' is {dtype}; expected numbers or booleans.") from None

@@ -18,10 +18,22 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.dtypes import dtype_named
-from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import is_data_name
 from fbuf._formats.checkpoint.layout import MAX_AXES, Layout
 from fbuf._host.types import Array
+
+
+class CheckpointNotFound(FileNotFoundError):
+    """There is no checkpoint at that path."""
+
+
+class VersionError(ValueError):
+    """Another release of fbuf wrote the checkpoint, with features that this release lacks."""
+
+
+class SchemaError(ValueError):
+    """The checkpoint holds other leaves, shapes, dtypes or settings than requested."""
+
 
 VERSION = 1
 MAX_BYTES = 1 << 26
@@ -95,10 +107,7 @@ def encode_lines(call: str, form: str, version: int, value: Any) -> bytes:
     head = _dumps({"format": f"fbuf {form}", "version": version, "bytes": len(body), "crc32": zlib.crc32(body)})
     text = head + b"\n" + body + b"\n"
     if len(text) > MAX_BYTES:
-        raise ValueError(
-            f"{call}: the manifest would have {len(text)} bytes; expected at most {MAX_BYTES}. Save larger blocks, or "
-            f"less meta."
-        )
+        raise ValueError(f"{call}: the manifest has {len(text)} bytes; expected {MAX_BYTES}. Use larger blocks.")
     return text
 
 
@@ -132,9 +141,7 @@ def decode_lines(form: str, version: int, text: bytes) -> Any:
     if zlib.crc32(body) != crc:
         raise ValueError(f"its second line has crc32 {zlib.crc32(body)}; its first says {crc}")
     if written > version and f'"version":{version},'.encode() not in body[:64]:
-        raise VersionError(
-            f"is of version {written}; expected {version} or less. Use the release of fbuf that wrote it"
-        )
+        raise VersionError(f"is of version {written}; expected {version} or less. Use the release that wrote it")
     check_json(body)
     value = json.loads(
         body.decode("ascii"), parse_constant=_refuse_constant

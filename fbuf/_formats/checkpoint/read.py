@@ -20,9 +20,8 @@ from fbuf._core.arguments import check_choice
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, Folder
-from fbuf._formats.checkpoint.errors import CheckpointNotFound
 from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path
-from fbuf._formats.checkpoint.manifest import ArrayEntry, Manifest
+from fbuf._formats.checkpoint.manifest import ArrayEntry, CheckpointNotFound, Manifest
 from fbuf._host.types import Array, StoreCorrupted, flat, without_traceback
 
 _STEP_BYTES = 1 << 20

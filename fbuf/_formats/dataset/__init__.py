@@ -22,17 +22,13 @@ Example:
 """
 
 from fbuf._formats.dataset.dataset import DataSet, is_open
-from fbuf._formats.dataset.directory import SegmentInfo, committed, discard, root
-from fbuf._formats.dataset.manifest import Manifest, SegmentEntry, SegmentRows, finish, is_dataset, load, remove
-from fbuf._formats.dataset.schema import Leaf, Schema
+from fbuf._formats.dataset.directory import committed, discard, root
+from fbuf._formats.dataset.manifest import SegmentRows, finish, is_dataset, load, remove
+from fbuf._formats.dataset.schema import Schema
 from fbuf._formats.dataset.segment_writer import SegmentWriter
 
 __all__ = [
     "DataSet",
-    "Leaf",
-    "Manifest",
-    "SegmentEntry",
-    "SegmentInfo",
     "SegmentWriter",
     "Schema",
     "SegmentRows",

@@ -1,6 +1,6 @@
 """An encoded leaf of all segments as one column: the index in memory, the chunks in files.
 
-It has the interface of a live store's column with one lane, so `fbuf._host.columns.chunk_reader` plans and decodes its
+It has the interface of a live store's column with one lane, so `fbuf._host.columns.chunked` plans and decodes its
 batches. `FileChunks` reads with `pread`, one call per run of adjacent chunks. The index takes 18 bytes a chunk. Dictionaries
 (some 140 KB per 30,000 frames) are read when first needed, and kept.
 """
@@ -18,9 +18,9 @@ import numpy as np
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
+from fbuf._host.codecs.codec import Dictionary
 from fbuf._host.codecs.encoder import coder_of
-from fbuf._host.codecs.zstd_frames import Dictionary
-from fbuf._host.columns.chunk_reader import ChunkCache, ChunkFetch, fetch_chunks
+from fbuf._host.columns.chunked import ChunkCache, ChunkFetch, fetch_chunks
 from fbuf._host.memory.arena import Spans
 from fbuf._host.memory.lazy_array import expect, lazily, within
 from fbuf._host.types import Array, StoreCorrupted

@@ -26,8 +26,7 @@ from fbuf._formats.dataset.manifest import Manifest, SegmentEntry
 from fbuf._formats.dataset.plain_leaf import PlainLeaf
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
 from fbuf._host.columns.spec import Column
-from fbuf._host.store.read_ahead import PendingRows
-from fbuf._host.store.reads import Found, TicketReads
+from fbuf._host.store.reads import Found, PendingRows, TicketReads
 from fbuf._host.types import Array, StoreClosed, StoreCorrupted
 
 Leaf = ChunkedLeaf | PlainLeaf
@@ -275,11 +274,7 @@ def _open_segment(base: str, manifest: Manifest, part: SegmentEntry) -> Saved:
         raise StoreCorrupted(_damage(base, part, text)) from error
     if saved.manifest.save != part.save:
         saved.close()
-        raise FileNotFoundError(
-            errno.ENOENT,
-            f"fbuf.datasets: {name} was rewritten after the data set was finished. Restore the old one, or remove "
-            f"{_repair(base)}",
-        )
+        raise FileNotFoundError(errno.ENOENT, f"fbuf.datasets: {name} was rewritten. Remove {_repair(base)}")
     return saved
 
 

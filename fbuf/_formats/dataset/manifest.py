@@ -17,9 +17,15 @@ from typing import Any
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.data_file import open_plain
-from fbuf._formats.checkpoint.errors import VersionError
 from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, read_into, sync_folder, write_partial
-from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, check_save_id, decode_lines, encode_lines
+from fbuf._formats.checkpoint.manifest import (
+    INVALID,
+    MAX_BYTES,
+    VersionError,
+    check_save_id,
+    decode_lines,
+    encode_lines,
+)
 from fbuf._formats.checkpoint.write import check_meta
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
@@ -115,9 +121,7 @@ def finish(
             with directory.open_segment(base, used.number) as saved:
                 info = directory.info_of(saved)
         except checkpoint.CheckpointNotFound:
-            raise ValueError(
-                f"finish: segment {used.number} is not at {base}. Leave it out, or write and commit it."
-            ) from None
+            raise ValueError(f"finish: segment {used.number} is not at {base}. Write and commit it.") from None
         schema = info.schema if schema is None else schema
         stop = info.rows if used.stop is None else used.stop
         segments.append(SegmentEntry(used.number, info.save, used.begin, stop, bool(used.cut)))
@@ -171,10 +175,7 @@ def load(path: Path, disk: Disk = DISK) -> Manifest:
     except VersionError as error:
         raise VersionError(f"fbuf.datasets: {where} {error}.") from None
     except INVALID as error:
-        raise StoreCorrupted(
-            f"{where} is damaged: {type(error).__name__}: {str(error)[:300]}. Finish the data set again, or restore the file "
-            f"from a copy."
-        ) from None
+        raise StoreCorrupted(f"{where} is damaged: {type(error).__name__}: {str(error)[:300]}. Restore it.") from None
 
 
 def is_dataset(path: Path) -> bool:

@@ -70,9 +70,7 @@ class Schema:
         made = [_leaf(name, shape, dtype, given.get(name)) for name, (shape, dtype) in leaves.items()]
         object.__setattr__(self, "leaves", tuple(made))
         if structure is not None and sorted(_numbers(structure)) != list(range(len(made))):
-            raise ValueError(
-                f"Schema: structure is {str(structure)[:200]}; expected each of {len(made)} leaves once, by its number."
-            )
+            raise ValueError(f"Schema: structure is {str(structure)[:200]}; expected each of {len(made)} leaves once.")
         object.__setattr__(self, "structure", structure)
 
     def __hash__(self) -> int:
@@ -143,9 +141,7 @@ def _leaf(name: Any, shape: Any, dtype: Any, codec: Any) -> Leaf:
     try:
         kind = canonical(np.dtype(dtype))
     except TypeError:
-        raise TypeError(
-            f"Schema: leaf '{name}' is {dtype}; expected numbers or booleans. Encode text and objects as uint8."
-        ) from None
+        raise TypeError(f"Schema: leaf '{name}' is {dtype}; expected numbers or booleans.") from None
     row = math.prod(sizes) * kind.itemsize
     if len(sizes) > MAX_AXES or any(n < 0 for n in sizes) or row > MAX_ROW_BYTES:
         raise ValueError(f"Schema: leaf '{name}' has shape {list(sizes)}; expected at most 1 GiB a row, and 32 axes.")
@@ -154,10 +150,7 @@ def _leaf(name: Any, shape: Any, dtype: Any, codec: Any) -> Leaf:
     if codec is None:
         codec = Zstd() if row >= CHUNKED_BYTES else Raw()
     if not isinstance(codec, Zstd | BitPack | Raw):
-        raise TypeError(
-            f"Schema: codec of '{name}' is {codec!r}; expected Zstd(...), BitPack() or Raw(). Write "
-            f"codec={{'{name}': fbuf.storages.Zstd()}}."
-        )
+        raise TypeError(f"Schema: codec of '{name}' is {codec!r}; expected Zstd(...), BitPack() or Raw().")
     return Leaf(name, sizes, kind, None if isinstance(codec, Raw) or not row else codec)
 
 

@@ -61,11 +61,7 @@ class SegmentWriter:
 
     def _check_absent(self) -> None:
         if directory.is_committed(self.path, self.number):
-            raise FileExistsError(
-                errno.EEXIST,
-                f"SegmentWriter: {self.path} has a segment {self.number}. Remove it first: "
-                f"dataset.discard(path, {self.number}).",
-            )
+            raise FileExistsError(errno.EEXIST, f"SegmentWriter: {self.path} has a segment {self.number}.")
 
     def __enter__(self) -> SegmentWriter:
         return self
@@ -88,10 +84,7 @@ class SegmentWriter:
         self._check_open("append")
         arrays, number = self._checked_rows(rows)
         if self.rows + number > MAX_ROWS:
-            raise ValueError(
-                f"SegmentWriter.append: segment {self.number} would have {self.rows + number} rows; expected at most "
-                f"{MAX_ROWS}. Begin another segment."
-            )
+            raise ValueError(f"SegmentWriter: {self.rows + number} rows; expected at most {MAX_ROWS}. Begin another.")
         for start in range(0, number, self._step):
             part = {name: array[start : start + self._step] for name, array in arrays.items()}
             if self._store is not None:
@@ -109,8 +102,7 @@ class SegmentWriter:
             array, shape = arrays[leaf.name], (number, *leaf.shape)
             if array.dtype != leaf.dtype or array.shape != shape:
                 raise ValueError(
-                    f"SegmentWriter.append: leaf '{leaf.name}' is {array.dtype}{list(array.shape)}; expected "
-                    f"{leaf.dtype}{list(shape)}."
+                    f"SegmentWriter: '{leaf.name}' is {array.dtype}{list(array.shape)}; expected {leaf.dtype}{list(shape)}."
                 )
         return arrays, number
 

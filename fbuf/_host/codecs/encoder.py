@@ -12,8 +12,20 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from fbuf._host.codecs.codec import Codec, Zstd, is_packable, pack_bits, packed_bytes, unpack_bits
-from fbuf._host.codecs.zstd_frames import Dictionary, Unpack, checksum, compressor, damaged, unpacker
+from fbuf._host.codecs.codec import (
+    Codec,
+    Dictionary,
+    Unpack,
+    Zstd,
+    checksum,
+    compressor,
+    damaged,
+    is_packable,
+    pack_bits,
+    packed_bytes,
+    unpack_bits,
+    unpacker,
+)
 from fbuf._host.types import Array, flat
 
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
@@ -55,14 +67,9 @@ class Coder:
         """Return one chunk `[k, *shape]` as bytes, against `current`."""
         data = self.codec.encode(rows)
         if not isinstance(data, bytes):
-            raise TypeError(
-                f"Store.write: {self.codec!r}.encode gave {type(data).__name__}; expected bytes. Return bytes(data)."
-            )
+            raise TypeError(f"Store.write: {self.codec!r}.encode gave {type(data).__name__}; expected bytes.")
         if len(data) >= 1 << 32:
-            raise ValueError(
-                f"Store.write: {self.codec!r}.encode gave {len(data)} bytes; expected less than 4 GiB a chunk. "
-                f"Use a smaller chunk."
-            )
+            raise ValueError(f"{self.codec!r}.encode gave {len(data)} bytes; expected < 4 GiB. Use smaller chunks.")
         return data
 
     def decoder(self) -> Decode:

@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec
+from fbuf._host.codecs.codec import Codec, Dictionary, checksum
 from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS
-from fbuf._host.codecs.zstd_frames import Dictionary, checksum
 from fbuf._host.columns.chunked import ChunkedColumn, Staged
 from fbuf._host.columns.raw_file import RowChecksums
 from fbuf._host.interfaces import Batch, InvalidRows, ranges
@@ -235,10 +234,8 @@ class ChunkedFileColumn(ChunkedColumn):
             if book is None:
                 if self._folder.verify:
                     continue  # rows that need it were given up
-                raise StoreCorrupted(
-                    f"Buffer.resume: {self._dictionary(number)} is not what it was; expected a dictionary of that hash. Its "
-                    f'bytes were damaged: go on with the rows that do not need it, buffer.resume(example, verify="full").'
-                )
+                name = self._dictionary(number)
+                raise StoreCorrupted(f'Buffer.resume: {name} is damaged. Write buffer.resume(example, verify="full").')
             books[book] = number
         self._books = {}
         return books
@@ -265,10 +262,8 @@ class ChunkedFileColumn(ChunkedColumn):
         lanes = self.lanes
         lane, row, right, self.half, table = self._look_open(count)
         if not right.all():
-            raise StoreCorrupted(
-                f"Buffer.resume: {self._open.path} does not hold the newest rows of lane {int(lane[~right][0])}; expected "
-                f'them. Its bytes were damaged: go back to rows that are there, buffer.resume(example, verify="full").'
-            )
+            where = f"lane {int(lane[~right][0])} of {self._open.path}"
+            raise StoreCorrupted(f'Buffer.resume: {where} is damaged. Write buffer.resume(example, verify="full").')
         rows = table[self.half, :, np.arange(lanes)]
         if self.open.nbytes:
             flat(self.open)[:] = flat(np.ascontiguousarray(rows))

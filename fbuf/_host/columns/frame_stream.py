@@ -439,7 +439,5 @@ class RowEnds:
             then = np.where(left[:, 0] > _BLOCK, self.base[(block + 1) % self.blocks, lane], frames[lane])
             total = base + np.where(position < left, added, 0).sum(axis=1, dtype=np.int64)
             if (total != then).any():
-                raise corrupted(
-                    f"rows of a lane end at frame {int(total[total != then][0])}", f"{int(then[total != then][0])}"
-                )
+                raise corrupted(f"rows end at frame {int(total[total != then][0])}", f"{int(then[total != then][0])}")
         return np.asarray(base + np.where(position <= at[:, None], added, 0).sum(axis=1, dtype=np.int64))

@@ -49,9 +49,7 @@ class _Snapshot:
             first, end = at * self._block, min((at + 1) * self._block, stop)
             with self._lock:  # a write waits for as long as it takes to copy a block
                 if isinstance(self._failed, MemoryError):
-                    raise MemoryError(
-                        "fbuf: no memory to keep rows that were written over while they were saved; save again."
-                    )
+                    raise MemoryError("fbuf: no memory to keep rows that were replaced during a save; save again.")
                 if self._failed is not None:
                     raise self._failed
                 kept = self._kept.get(at)

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs.codec import Dictionary, Zstd, checksum, compressor
 from fbuf._host.codecs.encoder import ZstdCoder
-from fbuf._host.codecs.zstd_frames import Dictionary, checksum, compressor
 from fbuf._host.types import Array, StoreCorrupted
 
 JOB_BYTES = 1 << 28

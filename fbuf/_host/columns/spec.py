@@ -27,14 +27,9 @@ class Column:
         if isinstance(self.codec, Raw):
             object.__setattr__(self, "codec", None)
         if self.codec is not None and not isinstance(self.codec, Codec):
-            raise TypeError(
-                f"Column: codec of '{self.name}' is {self.codec!r}; expected a value with chunk, encode and decode. "
-                f"Use Zstd()."
-            )
+            raise TypeError(f"codec of '{self.name}' is {self.codec!r}; expected chunk, encode and decode. Use Zstd().")
         if self.codec is not None and self.codec.chunk < 1:
-            raise ValueError(
-                f"Column: codec of '{self.name}' has chunk {self.codec.chunk}; expected 1 or more. Use Zstd(chunk=8)."
-            )
+            raise ValueError(f"Column: codec of '{self.name}' has chunk {self.codec.chunk}; expected 1 or more.")
 
     @property
     def nbytes(self) -> int:
@@ -54,8 +49,5 @@ def one_by_one(column: Column) -> Column:
     if codec is None or codec.chunk == 1:
         return column
     if not isinstance(codec, BitPack):
-        raise ValueError(
-            f"Column: codec of '{column.name}' has chunk {codec.chunk}, but with a writer that replaces any row no rows stay "
-            f"together; expected 1. Use {type(codec).__name__}(chunk=1)."
-        )
+        raise ValueError(f"Column: '{column.name}' needs {type(codec).__name__}(chunk=1), as any row is replaced.")
     return replace(column, codec=replace(codec, chunk=1))

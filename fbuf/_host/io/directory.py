@@ -85,11 +85,7 @@ class Folder:
                 path = tempfile.mkdtemp(prefix="fbuf-")
         self.path = os.path.abspath(path)
         if resume and not os.path.exists(self.file("manifest.json")):
-            raise FileNotFoundError(
-                errno.ENOENT,
-                f"Buffer.resume: there is no store at {self.path}; expected one. Make one with buffer.init(example), or give "
-                f"the path it was made with.",
-            )
+            raise FileNotFoundError(errno.ENOENT, f"Buffer.resume: no store at {self.path}. Use buffer.init.")
         try:
             with annotate_os_error("make", self.file("lock")):
                 os.makedirs(self.path, exist_ok=True)
@@ -221,9 +217,7 @@ class Folder:
                 f"Buffer.resume: {path} is damaged ({error}); expected a manifest. Start a new store at another path."
             ) from error
         if version != VERSION:
-            raise ValueError(
-                f"Buffer.resume: {path} is of version {version}; expected {VERSION}. Use the release of fbuf that wrote it."
-            )
+            raise ValueError(f"Buffer.resume: {path} is of version {version}, not {VERSION}. Use that release of fbuf.")
         expected = json.loads(json.dumps(self.identity))
         wanted = {column["name"]: column for column in expected.pop("columns")}
         settings = [("the store", key, found[key], value) for key, value in expected.items()]
@@ -233,20 +227,13 @@ class Folder:
             settings += [(f"leaf '{name}' of the store", key, old.get(key), value) for key, value in column.items()]
         for what, key, old, new in settings:
             if old != new:
-                raise ValueError(
-                    f"Buffer.resume: {what} at {self.path} has {key} {old}; expected {new}. Use the buffer and the example "
-                    f"that it was made with, or another path."
-                )
+                raise ValueError(f"Buffer.resume: {what} at {self.path} has {key} {old}; expected {new}.")
 
     def _clean(self, call: str) -> None:
         """Remove what an unfinished store left behind. Raises FileExistsError if there is anything else."""
         names = self.files("")
         if "manifest.json" in names:
-            raise FileExistsError(
-                errno.EEXIST,
-                f"{call}: there is a store at {self.path} already; expected none. Go on with its rows: "
-                f"buffer.resume(example); or give another path.",
-            )
+            raise FileExistsError(errno.EEXIST, f"{call}: {self.path} has a store. Use buffer.resume(example).")
         others = [name for name in names if not _OURS.fullmatch(name)]
         if others:
             raise FileExistsError(

@@ -128,10 +128,7 @@ class File:
 def existing(path: str) -> File:
     """Open a file of an existing store. Raises StoreCorrupted if it is missing."""
     if not os.path.exists(path):
-        raise StoreCorrupted(
-            f"Buffer.resume: {path} is missing; expected every file of the store. Put it back, or start a new store at "
-            f"another path."
-        )
+        raise StoreCorrupted(f"Buffer.resume: {path} is missing; expected every file. Restore it, or use another path.")
     return File(path)
 
 

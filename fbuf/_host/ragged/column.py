@@ -164,9 +164,7 @@ def stage(leaf: RaggedLeaf, given: Sequence[Any], own: values.Encode | None, pac
             objects.append(value)
             continue
         if len(data) >= 2**32:
-            raise ValueError(
-                f"Ragged: leaf '{leaf.name}' of row {i} takes {len(data)} bytes; expected less than 2^32. Split it."
-            )
+            raise ValueError(f"Ragged: leaf '{leaf.name}' of row {i} takes {len(data)} bytes; expected less than 2^32.")
         kind[i] = STRING
         strings.append(data)
         checksums.append(zlib.crc32(data))

@@ -232,10 +232,7 @@ class Records(RowStore):
 
     def _unpack(self, leaf: RaggedLeaf, view: memoryview, checksum: int) -> memoryview:
         if zlib.crc32(view) != checksum or not len(view):
-            raise StoreCorrupted(
-                f"Records.read: a row's leaf '{leaf.name}' has another checksum than it was stored with; expected the same. "
-                f"Its bytes were damaged: load the last checkpoint with fbuf.load(path)."
-            )
+            raise StoreCorrupted(f"Records.read: a row's leaf '{leaf.name}' is damaged. Load the last checkpoint.")
         if view[:1] == _PLAIN:
             return view[1:]
         if self._codec is None or len(view) < 9:
@@ -388,10 +385,7 @@ class Records(RowStore):
         wanted = [FORMAT, lanes, length, slack]
         geometry = expect(arrays, "geometry", np.int64, (4,)).tolist()
         if geometry != wanted:
-            raise ValueError(
-                f"Records.from_arrays: format, lanes, length and slack are {geometry}; expected {wanted}. "
-                f"Load with the buffer that was saved."
-            )
+            raise ValueError(f"the records have format, lanes, length, slack {geometry}; expected {wanted}.")
         head = json.loads(bytes(expect(arrays, "leaves", np.uint8, (None,))).decode())
         leaves = tuple(
             RaggedLeaf(n, kind, dtype, None if most is None else tuple(most)) for n, kind, dtype, most in head

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.zstd_frames import Dictionary, check_size, compressor, damaged, unpacker
+from fbuf._host.codecs.codec import Dictionary, check_size, compressor, damaged, unpacker
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.chunked_file import ChunkedFileColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking
@@ -131,9 +131,7 @@ def _load_stacks(part: StackedColumn, arrays: Sources, count: Array) -> None:
         return
     stacking = Stacking(*sizes)
     if stacking not in part.candidates:
-        raise unfit(
-            f"rows are stacks of {sizes}", f"one of {list(part.candidates)}", "Load with the buffer that was saved."
-        )
+        raise unfit(f"rows are stacks of {sizes}", f"{list(part.candidates)}", "Load with the buffer that was saved.")
     stream = part.stream(stacking)
     low, frames = stream.low, stream.count = expect(arrays, "frames", np.int64, (2, part.lanes)).copy()
     added = expect(arrays, "added", np.uint8, (stream.ends.used(count), part.lanes, None))
@@ -368,9 +366,7 @@ def _load_dictionaries(part: ChunkedColumn, arrays: Sources, used: Array, curren
     named = slots[slots > 0]
     strange = np.setdiff1d(known, np.append(named, 0))
     if (sizes < 1).any() or len(strange) or len(np.unique(named)) < len(named) or not 0 <= current <= len(sizes):
-        raise unfit(
-            f"chunks name dictionaries {known.tolist()}, of which {current} is the newest", f"some of {slots.tolist()}"
-        )
+        raise unfit(f"chunks use dictionaries {known.tolist()}, newest {current}", f"some of {slots.tolist()}")
     contents = lazily(arrays, "dictionaries", np.uint8, (int(sizes.sum()),))
     uses = dict(zip(known.tolist(), counts.tolist(), strict=True))
     stops = np.cumsum(sizes)

@@ -156,9 +156,7 @@ class SlotMap:
                 for part in (ticket[at : at + _LOT],)
             )
         if not whole:
-            raise unfit(
-                f"places:slot and places:retired name {named} places", f"each of the {used} of places:ticket once"
-            )
+            raise unfit(f"slot and retired name {named} places", f"each of the {used} of places:ticket once")
         places.ticket[:used] = ticket
         places._of_slot[:] = slot
         places._queue[: len(retired)] = retired

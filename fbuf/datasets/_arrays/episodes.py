@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._core.pytree import under
 from fbuf._host.codecs.codec import Codec, Raw, Zstd
 from fbuf._interfaces.view import View
 from fbuf.interop._columns import Block
-from fbuf.torch._tensordict import under
 from fbuf.views import Row, Transition
 
 _LARGE = 1024  # bytes a row
@@ -109,8 +109,7 @@ def ends_of(
         odd = next((n for n in nexts if leaves.get("obs" + n[len(NEXT) :]) != leaves[n]), nexts[0])
         expected = ", ".join(f"{n} {_text(leaves[n])}" for n in now) or "none"
         raise ValueError(
-            f"{call}: '{odd}' is {_text(leaves[odd])}; expected next observations like the observations: {expected}. "
-            f"Rename them, or leave them out: fields=."
+            f"{call}: '{odd}' is {_text(leaves[odd])}; expected the observations' {expected}. Leave it out: fields=."
         )
     clash = next((final_name(here) for here in follows if final_name(here) in leaves), None)
     if clash is not None:
@@ -163,9 +162,7 @@ def check_rewards(call: str, first: int, rows: Mapping[str, np.ndarray]) -> None
     wrong = np.flatnonzero(~fine.reshape(len(reward), -1).all(axis=1))
     if wrong.size:
         at = wrong[0]
-        raise ValueError(
-            f"{call}: leaf 'reward' is {reward[at]} in row {first + at}; expected finite numbers. Correct or remove the rows."
-        )
+        raise ValueError(f"{call}: leaf 'reward' is {reward[at]} in row {first + at}; expected finite numbers.")
 
 
 def _rows_equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -66,28 +66,18 @@ def to_path(call: str, name: str, value: Any, other: str = "") -> Path:
     return Path(value).expanduser()
 
 
-def check_workers(call: str, workers: int) -> None:
-    """Raise ValueError unless it is an int >= 0."""
-    if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
-        raise ValueError(f"{call}: workers is {workers!r}; expected an int >= 0.")
-
-
 def check_free(call: str, path: Path, *, unfinished: bool) -> None:
     """Raise FileExistsError if `path` exists; an empty folder may, and `unfinished` segments on request."""
     delete = f"fbuf.datasets.delete({str(path)!r})"
     if (path / NAME).exists():
-        raise FileExistsError(
-            f"{call}: {path} is a data set already. Call fbuf.datasets.open({str(path)!r}), or {delete}."
-        )
+        raise FileExistsError(f"{call}: {path} is a data set already. Open it, or call {delete}.")
     if not path.exists():
         return
     names = set(os.listdir(path)) - {LOCK, NAME + ".new"} if path.is_dir() else {"."}
     if names - {"pieces"}:
         raise FileExistsError(f"{call}: {path} already exists and is not a data set. Choose another path.")
     if names and not unfinished:
-        raise FileExistsError(
-            f"{call}: {path} has segments of an interrupted call; a stream cannot be resumed. Call {delete}."
-        )
+        raise FileExistsError(f"{call}: {path} has segments of a stream, which cannot be resumed. Call {delete}.")
 
 
 @contextlib.contextmanager
@@ -187,8 +177,7 @@ def _committed(call: str, path: Path, work: Work) -> set[int]:
         same = number < len(work.rows) and piece.rows == work.rows[number] and piece.schema == work.schema
         if not same or piece.meta.get("mark") != work.mark(number):
             raise FileExistsError(
-                f"{call}: {path} has segments of other rows or settings (piece {number}). Choose another path, or call "
-                f"fbuf.datasets.delete({str(path)!r})."
+                f"{call}: {path} has segments of other rows or settings (piece {number}). Delete it, or choose another."
             )
         done.add(number)
     return done

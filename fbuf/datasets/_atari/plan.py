@@ -64,10 +64,7 @@ def there(call: str, path: Path) -> There:
     committed = dataset.committed(path)
     for info in committed.values():
         if not {"piece", "made"} <= set(info.meta):
-            raise ValueError(
-                f"{call}: {path} holds a data set of another kind; expected one made by this function, or nothing. Give "
-                f"another root=."
-            )
+            raise ValueError(f"{call}: {path} is of another kind; expected atari_dqn. Give another root=.")
         if "parts" in info.meta:  # the last of its dump
             wanted = {number: rows for part in info.meta["parts"] for number, rows in part["pieces"]}
             got = {n: committed[n] for n in wanted if n in committed}
@@ -122,14 +119,11 @@ def whole(
     metas = {number: meta for number, meta in now.pieces.items() if number in wanted}
     if not metas:
         raise FileNotFoundError(
-            errno.ENOENT,
-            f"{ask.call}: no piece of {ask.id} is whole at {ask.path}; expected one or more. See the warnings before",
+            errno.ENOENT, f"{ask.call}: no piece of {ask.id} is whole at {ask.path}. See the warnings before"
         )
     uses, found = seams([stretch for number in sorted(metas) for stretch in stretches(metas[number])], ask.partial)
     if not uses:
-        raise ValueError(
-            f"{ask.call}: pieces {sorted(metas)} of {ask.id} have no row that can be used; expected steps."
-        )
+        raise ValueError(f"{ask.call}: pieces {sorted(metas)} of {ask.id} have no row that can be used.")
     game, _, run = ask.id.partition("/")
     parts = {part["pieces"][0][0]: part for m in metas.values() for part in m["parts"] if part["pieces"]}
     meta = {

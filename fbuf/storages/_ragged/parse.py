@@ -20,8 +20,7 @@ from fbuf._core.sample import TICKET
 from fbuf._core.x64 import narrow
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING
-from fbuf.storages._ragged.parse_values import as_numpy, dense_value, numbers, shortened, value_of
-from fbuf.storages._ragged.schema import flatten
+from fbuf.storages._ragged.schema import as_numpy, dense_value, flatten, numbers, shortened, value_of
 
 Shape = tuple[int, ...]
 Lead = tuple[int | None, ...]
@@ -39,10 +38,7 @@ def parse_traced(call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf,
     """Parse rows inside jit: columns of dense leaves, and of leaves with a maximum."""
     padded = {leaf.name: leaf for leaf in leaves if leaf.maximum is not None}
     if not isinstance(given, Mapping):
-        raise TypeError(
-            f"{call}: rows are {type(given).__name__}; inside jit expected a dict of arrays [{axes}, ...]. Stack the rows, "
-            f"or call it outside jit."
-        )
+        raise TypeError(f"{call}: rows are {type(given).__name__}; expected a dict of arrays [{axes}, ...] inside jit.")
     flat = flatten(call, given, [leaf.name for leaf in leaves])
     for leaf in leaves:
         if leaf.name in flat and leaf.maximum is None and TICKET not in flat:
@@ -91,10 +87,7 @@ def _pad_leaf(
     want, got, cut = spec[leaf.name], leaf_spec(value), len(lead)
     assert leaf.maximum is not None
     if got.dtype != want.dtype:
-        raise TypeError(
-            f"{call}: leaf '{leaf.name}' is {got.dtype}; this buffer was initialised with {want.dtype}. "
-            f"{arguments.cast_or_init(got.dtype, want.dtype)}"
-        )
+        raise arguments.wrong_dtype(f"{call}: leaf '{leaf.name}'", got.dtype, want.dtype)
     item, found = got.shape[cut:], got.shape[:cut]
     fits = len(item) == len(want.shape) and all(a <= b for a, b in zip(item, want.shape, strict=True))
     expected = tuple(lead) if head is None else head
@@ -147,9 +140,7 @@ def parse_eager(call: str, given: PyTree, spec: Spec, leaves: tuple[RaggedLeaf, 
     if len(lead) == 2:
         for step, several in enumerate(rows):
             if not isinstance(several, (list, tuple)):
-                raise TypeError(
-                    f"{call}: row {step} is {type(several).__name__}; expected a list of {lead[1]} dicts, one per lane."
-                )
+                raise TypeError(f"{call}: row {step} is {type(several).__name__}; expected a list of {lead[1]} dicts.")
             _check_count(call, f"row {step}", len(several), lead[1])
         shape = (len(rows), int(lead[1] or 0))
         rows = [row for several in rows for row in several]
@@ -247,10 +238,7 @@ def _split_column(
             items = [x for several in items for x in several] if have[1] >= 0 else []
     else:
         what = f"shape {list(column.shape)}" if isinstance(column, np.ndarray) else f"type {type(column).__name__}"
-        raise TypeError(
-            f"{call}: leaf '{name}' has {what}; expected an array [{axes}, ...], or a list of {axes} values. For single rows "
-            f"use a list of dicts."
-        )
+        raise TypeError(f"{call}: leaf '{name}' has {what}; expected an array [{axes}, ...], or {axes} values.")
     if any(n not in (None, m) for n, m in zip(want, have, strict=True)):
         raise ValueError(
             f"{call}: leaf '{name}' has leading axes {list(have)}; expected [{axes}] = "

@@ -206,10 +206,7 @@ class Ragged(HostStorage):
         for name in names:
             ragged = next((n for n in host if name == n or name.startswith(f"{n}/")), None)
             if ragged is not None and name not in rows.device:
-                raise TypeError(
-                    f"{call}: leaf '{ragged}' is ragged, and cannot change. Add the row again, or use a separate leaf for "
-                    f"the changing number."
-                )
+                raise TypeError(f"{call}: leaf '{ragged}' is ragged, and cannot change. Add the row again.")
         return {n: leaf for n, leaf in rows.layout.spec.items() if n in rows.device}
 
     def prepare_read(self, rows: SideRows, reads: Sequence[Read]) -> Any:
@@ -238,10 +235,7 @@ class Ragged(HostStorage):
     def resume(
         self, geometry: Geometry, spec: Spec, structure: Any, verify: str
     ) -> tuple[SideRows, np.ndarray, np.ndarray, np.ndarray]:
-        raise TypeError(
-            f"Buffer.resume: {self!r} keeps its rows in memory, which is freed with its states. For arrays of one shape use "
-            f'storages.Memmap(path="/data/replay").'
-        )
+        raise TypeError(f"Buffer.resume: {self!r} keeps rows in memory. For arrays of one shape use Memmap.")
 
     def cut(self, rows: SideRows, slot: jax.Array, token: jax.Array) -> SideRows:
         return rows  # there are no files
@@ -278,7 +272,5 @@ def _sorted_shapes(maximum: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
     for name, shape in found.items():
         wrong = [n for n in shape if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1]
         if not shape or wrong:
-            raise ValueError(
-                f"Ragged: maximum of '{name}' is {shape!r}; expected one or more sizes >= 1. Write {example}."
-            )
+            raise ValueError(f"Ragged: maximum of '{name}' is {shape!r}; expected one or more sizes >= 1.")
     return tuple(sorted((n, tuple(map(int, shape))) for n, shape in found.items()))

@@ -217,7 +217,7 @@ def test_damaged_data_sets_are_refused(tmp_path: Path, form: str) -> None:
     folder = write(tmp_path, "test/plain-v0", episodes, "plain", form)
     about = json.loads((folder / "data/metadata.json").read_text())
     for other, words in (
-        ({"total_episodes": 6}, "minari cannot read .*unfinished"),
+        ({"total_episodes": 6}, "minari cannot read .*damaged"),
         ({"total_steps": 22}, "has 21 steps in 5 episodes; expected 22"),
         ({"total_episodes": -1}, "has 0 steps in 0 episodes; expected 21"),
         ({"total_steps": 0, "total_episodes": 0}, "has 0 steps in 0 episodes; expected some"),

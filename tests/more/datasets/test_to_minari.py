@@ -152,7 +152,7 @@ def test_what_minari_cannot_hold_is_refused(home: Path) -> None:
     row = {"obs": jnp.float32(0), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
     for change, error, words in (
         ({"extra": jnp.bfloat16(0)}, TypeError, "leaf 'extra' is bfloat16"),
-        ({"reward": jnp.zeros(2)}, ValueError, r"reward is 'reward' with shape \(2,\)"),
+        ({"reward": jnp.zeros(2)}, ValueError, r"reward is 'reward' of shape \(2,\)"),
     ):
         other = fbuf.Buffer(4, view=fbuf.views.Row())
         one = jax.tree.map(jnp.asarray, row | change)

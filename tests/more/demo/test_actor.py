@@ -100,7 +100,7 @@ def test_a_lost_game_terminates_and_does_not_truncate():
 def test_invalid_arguments_are_refused():
     env = VectorAtari("Pong", 2, seed=0)
     cases = [
-        (lambda: VectorAtari("Brekout", 1, 0), ValueError, r"'Brekout'; expected .* Near: breakout"),
+        (lambda: VectorAtari("Brekout", 1, 0), ValueError, r"'Brekout' is none of .* Try breakout"),
         (lambda: VectorAtari("Pong", 0, 0), ValueError, r"lanes is 0; expected >= 1"),
         (lambda: VectorAtari("Pong", 1, 0, max_steps=0), ValueError, r"max_steps is 0"),
         (lambda: VectorAtari("Pong", 1, -1), ValueError, r"seed is -1"),

@@ -13,7 +13,7 @@ import pytest
 import fbuf
 import fbuf.testing
 from fbuf.__main__ import main
-from fbuf.demo import _actor, _compare_storages, _dqn, _report, _run, catch
+from fbuf.demo import _compare_storages, _dqn, _report, _run, catch
 from tests.support.demo import Blocks, run_all, some_rows
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -68,7 +68,7 @@ def test_the_comparison_reports_a_single_bit(monkeypatch):
 
 
 def test_the_network_acts_on_the_stacks_it_learns_from():
-    actor = _actor.Actor(Blocks("blocks", 4, 0), jax.random.key(0))
+    actor = _run.Actor(Blocks("blocks", 4, 0), jax.random.key(0))
     params = _dqn.init_params(jax.random.key(1), 3)
     buffer = _dqn.make_buffer(fbuf.storages.Device(), 4 * 40, lanes=4)
     replay, seen = buffer.init(_dqn.example_row()), []
@@ -114,7 +114,7 @@ def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_run, "run", None)
     cases = {
-        "--game Brekout": r"--game is 'Brekout'; .* Near: breakout",
+        "--game Brekout": r"--game 'Brekout' is none of .* Try breakout",
         "--steps 0": r"--steps is 0; expected 1 or more\. Use --steps 600",
         "--long --steps -1": r"--steps is -1",
         "--seed -1": r"--seed is -1; .* Use --seed 0",

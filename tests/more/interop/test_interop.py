@@ -15,7 +15,7 @@ on_full = fixed("retire")
 def test_a_storage_filled_by_an_import_keeps_every_row_or_raises(on_full):
     frames = np.random.default_rng(0).integers(0, 255, (300, 12, 12), np.uint8)
     storage = fbuf.storages.Deduplicated(keys=("x",), block=(12, 12), blocks=160, on_full=on_full)
-    with pytest.raises(ValueError, match=r"had room for 1\d\d of 300 rows only"):
+    with pytest.raises(ValueError, match=r"held 1\d\d of 300 rows"):
         from_arrays({"x": frames}, buffer=fbuf.Buffer(400, storage=storage))
     if on_full == "retire":
         buffer, state = from_arrays({"x": frames[:100]}, buffer=fbuf.Buffer(400, storage=storage))

@@ -67,7 +67,7 @@ def test_one_of_several_devices_is_named():
         assert "to_torch: leaf 'obs' is spread over 2 devices; expected one. Gather it with" in line
     for line in lines[4:]:
         assert "from_torch: leaf 'obs' is on" in line
-        assert "Use from_torch(tree, copy=True, device=device)." in line
+        assert "Use copy=True." in line
 
 
 CRASHES = """
@@ -149,7 +149,7 @@ def test_every_block_of_the_page_runs(capsys):
 def test_arrays_on_a_gpu_are_shared():
     gpu = jax.device_put(jnp.arange(16.0), jax.devices("gpu")[0])
     if not torch.cuda.is_available():
-        raises(ValueError, "expected a device that this torch can use", to_torch, gpu)
+        raises(ValueError, "expected a device of this torch", to_torch, gpu)
         return
     shared = to_torch(gpu)
     assert shared.is_cuda and shared.data_ptr() == gpu.unsafe_buffer_pointer()

@@ -88,7 +88,7 @@ def test_statistics_of_data_sets_are_taken_when_opened(tmp_path):
     reward = np.asarray(rows["reward"], np.float64)
     np.testing.assert_allclose(buffer.stats(state)["normalize_reward_mean"], reward.mean(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(buffer.stats(state)["normalize_reward_std"], reward.std(), rtol=1e-5)
-    with pytest.raises(ValueError, match="on_write is .* are already stored.*fbuf.datasets.preprocess"):
+    with pytest.raises(ValueError, match="on_write is .* of a stored data set"):
         dataclasses.replace(buffer, on_write=Scale("reward"))
 
 

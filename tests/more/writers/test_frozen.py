@@ -119,7 +119,7 @@ def test_load_where_it_moved(tmp_path):
     same(other.peek(state, jax.random.key(1), 5), want)
     pieces.make(was, seed=1)  # the same shapes, other rows
     raises(fbuf.SchemaError, "has identity .* were rewritten", lambda: fbuf.load(tmp_path / "saved"))
-    with pytest.raises(ValueError, match="resize is 50, but the rows are those of a data set"):
+    with pytest.raises(ValueError, match="resize is 50, but rows are of DataSet"):
         fbuf.load(tmp_path / "saved", resize=50)
 
 
