@@ -445,7 +445,7 @@ def check_windows(call: str, view: View) -> None:
 
 def check_eta(call: str, eta: Any) -> None:
     """Raise unless `eta` is a number from 0 to 1, as far as its value is known."""
-    if isinstance(eta, jax.core.Tracer) and eta.shape == ():
+    if type(eta) is float and 0 <= eta <= 1 or isinstance(eta, jax.core.Tracer) and eta.shape == ():
         return
     number = isinstance(eta, (int, float, np.generic, np.ndarray, jax.Array)) and np.shape(eta) == ()
     if not number or not 0 <= float(eta) <= 1:

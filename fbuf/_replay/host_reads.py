@@ -73,13 +73,12 @@ def pack(batch: Sample) -> jax.Array:
     )
 
 
-def read(packed: jax.Array, rows: PyTree, structure: Any) -> HostBatch:
-    """Return the packed batch with its rows."""
-    drawn = np.array(packed)
+def read(drawn: np.ndarray[Any, Any], rows: PyTree, structure: Any) -> tuple[HostBatch, bool]:
+    """Return the packed batch with its rows, and whether it is without masked entries."""
     mask = drawn[4] != 0
-    leaves = take(rows, drawn[0])
-    if not mask.all():
+    leaves, full = take(rows, drawn[0]), bool(mask.all())
+    if not full:
         for leaf in leaves:
             leaf[~mask] = 0
     fields = (part.view(dtype) for part, dtype in zip(drawn, _DTYPES, strict=False))
-    return HostBatch([*leaves, *fields, mask], structure)
+    return HostBatch([*leaves, *fields, mask], structure), full

@@ -197,8 +197,11 @@ class ReplayState:
                     update.packed = None
         self._programs[kind] = draw
         if form == "drawn":
-            batch = host_reads.read(batch, self._state.rows, self._structure)
-            return batch, None if batch.leaves[-1][0] else counts  # the mask: an empty buffer is all that is counted
+            slots = np.array(batch)
+            batch, full = host_reads.read(slots, self._state.rows, self._structure)
+            if full and update is not None:
+                update.drawn(self._state.header, slots[:2])
+            return batch, None if full else counts  # only an empty buffer counts
         return batch, counts
 
     def _check_draw(
