@@ -56,8 +56,7 @@ class Operation:
 
     def __call__(self, buffer: Any, state: Any, *args: Any, static: tuple[Any, ...] = ()) -> tuple[Any, Any]:
         changes, result = self._jitted(buffer, static, state, args)
-        before = jax.tree.leaves(state)
-        structure: Any = jax.tree.structure(state)
+        before, structure = jax.tree.flatten(state)
         leaves = [b if a is _UNCHANGED else a for a, b in zip(changes, before, strict=True)]
         return structure.unflatten(leaves), result
 
