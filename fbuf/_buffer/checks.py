@@ -209,14 +209,14 @@ def check_state(call: str, buffer: BufferConfig, state: Any) -> None:
 def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
     header: Any = getattr(state, "header", None)
-    if not _is_concrete(type(header)) or header.is_deleted() or header.ndim != 1 or hasattr(buffer.storage, "parse"):
+    if not _is_concrete(header.__class__) or header.is_deleted() or header.ndim != 1 or hasattr(buffer.storage, "parse"):
         return False
     try:
         leaves = jax.tree.leaves(arguments)
     except (TypeError, ValueError):  # dicts with keys of several types
         return False
     for leaf in leaves:
-        if not _is_concrete(type(leaf)):
+        if not _is_concrete(leaf.__class__):
             if (
                 not isinstance(leaf, (np.ndarray, np.generic))
                 or leaf.dtype.kind not in "biufc"
@@ -229,7 +229,7 @@ def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
 
 
 @functools.cache
-def _is_concrete(kind: type) -> bool:
+def _is_concrete(kind: Any) -> bool:
     """Return whether it is the type of JAX arrays with values. (`isinstance` with `jax.Array` costs a microsecond.)"""
     return issubclass(kind, jax.Array) and not issubclass(kind, jax.core.Tracer)
 

@@ -54,12 +54,9 @@ def test_every_read_sees_new_priorities(read: str, tmp_path: Path) -> None:
 def test_what_is_refused_raises_at_once() -> None:
     replay = filled()
     index = replay.sample(4, to="numpy").index
-    for changed, message in (
-        (np.array([1, np.nan, 1, 1], np.float32), "1 nonfinite"),
-        (np.array([1, 1e300, 1, 1]), "1 nonfinite"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            replay.update_priority(index, changed)
+    for bad in (np.float32(np.nan), np.float64(np.inf)):
+        with pytest.raises(ValueError, match="1 nonfinite"):
+            replay.update_priority(index, np.array([1, bad, 1, 1], bad.dtype))
     with pytest.raises(ValueError, match="out of range"):
         replay.update_priority(fbuf.Index(index.slot + np.int32(24), index.ticket), np.ones(4, np.float32))
     with pytest.raises(ValueError, match="stale"):
