@@ -209,7 +209,12 @@ def check_state(call: str, buffer: BufferConfig, state: Any) -> None:
 def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
     header: Any = getattr(state, "header", None)
-    if not _is_concrete(header.__class__) or header.is_deleted() or header.ndim != 1 or hasattr(buffer.storage, "parse"):
+    if (
+        not _is_concrete(header.__class__)
+        or header.is_deleted()
+        or header.ndim != 1
+        or hasattr(buffer.storage, "parse")
+    ):
         return False
     try:
         leaves = jax.tree.leaves(arguments)

@@ -19,7 +19,7 @@ def filled(**settings: Any) -> fbuf.Replay:
     return replay
 
 
-@pytest.mark.parametrize(("sampler", "lanes"), [("proportional", None), ("held", 2)])
+@pytest.mark.parametrize(("sampler", "lanes"), [("proportional", None), ("without replacement", 2)])
 def test_batches_and_states_are_those_of_setting_at_once(sampler: str, lanes: int | None) -> None:
     compare(sampler, lanes)
 

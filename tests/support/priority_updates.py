@@ -36,6 +36,12 @@ def compare(sampler: str, lanes: int | None, steps: int = 70) -> None:
     theirs._update, theirs._form = None, "packed"
     random, axes, batch, kept = np.random.default_rng(0), () if lanes is None else (lanes,), None, 0
     for step in range(steps):
+        if step == steps // 2:  # batches are now larger than the buffer
+            row = rows(random, *axes)
+            for replay in pair:
+                replay.clear()
+                replay.add(row)
+            same(*(replay.sample(5, to="numpy") for replay in pair))
         kind = int(random.integers(0, 12))
         if kind < 4 or not len(ours):
             for _ in range(int(random.integers(1, 4 if step % 9 else 22))):

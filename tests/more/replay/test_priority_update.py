@@ -5,6 +5,6 @@ import pytest
 from tests.support.priority_updates import compare
 
 
-@pytest.mark.parametrize("sampler", ["without replacement", "ranked"])
-def test_batches_and_states_are_those_of_setting_at_once(sampler: str) -> None:
-    compare(sampler, None)
+@pytest.mark.parametrize(("sampler", "lanes"), [("held", 2), ("ranked", None)])
+def test_batches_and_states_are_those_of_setting_at_once(sampler: str, lanes: int | None) -> None:
+    compare(sampler, lanes)
