@@ -1,11 +1,11 @@
 """What does `fbuf.Replay` cost in a plain Python loop, as most RL code is written: one row added, one batch drawn?
 
 Every library is called as its users call it, from NumPy rows to torch tensors: `Replay.add`, `Replay.sample` and the
-prioritized step (batch, new priorities), beside Stable-Baselines3, cpprb, torchrl and flashbax under the user's own jit. Then
-donated jitted calls beside flashbax's, in wall time, and whole runs of one DQN script (torch, CartPole, after cleanrl's
-dqn.py), which differ in their buffer alone. All other figures are CPU seconds of all threads, interleaved. Expected: `add` at
-most 4 times SB3's time, `sample` at most twice, the run at most 1.1 times; the prioritized step at least as fast as cpprb's
-and torchrl's; jitted calls, and those of `fbuf.integrations.flashbax`, at least as fast as flashbax's.
+prioritized step (a row, a batch, its priorities), beside Stable-Baselines3, cpprb, torchrl and flashbax under the user's
+own jit. Then donated jitted calls beside flashbax's, in wall time, and whole runs of one DQN script (torch, CartPole, after
+cleanrl's dqn.py), which differ in their buffer alone. All other figures are CPU seconds of all threads, interleaved.
+Expected: `add` at most 4 times SB3's time, `sample` at most twice, the run at most 1.1 times; the prioritized step at least
+as fast as cpprb's and torchrl's; jitted calls, and those of `fbuf.integrations.flashbax`, at least as fast as flashbax's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from benchmarks._harness import Absent, absent_row, interleave, load_peer, ratio
 
 ADD = "`Replay.add` of one row of five NumPy leaves: its time over the peer's"
 SAMPLE = "`Replay.sample(256, to='torch')` of such rows: its time over the peer's"
-STEP = "Prioritized step at B = 256 of 10^5 rows, in a Python loop: the peer's time over ours"
+STEP = (
+    "Prioritized step in a Python loop (add 1 row, draw 256 of 10^5, set their priorities): the peer's time over ours"
+)
 JITTED = "A jitted method, the state donated: flashbax's time over ours"
 SHIM = "`fbuf.integrations.flashbax`, a jitted call, the state donated: flashbax's time over its"
 RUN = "A DQN script (torch, CartPole), its time over that with the peer's buffer"
@@ -329,10 +331,15 @@ def _methods(state: Any, add: Any, extend: Any, sample: Any, step: Any) -> dict[
 
 
 def _thunk(side: Any, method: str, rows: list[dict[str, np.ndarray]]) -> Callable[[], Any]:
-    if method != "add":
+    if method == "sample":
         return getattr(side, method)
-    number = iter(range(10**9))
-    return lambda: side.add(rows[next(number) % len(rows)])
+    number, after = iter(range(10**9)), (lambda: None) if method == "add" else side.step
+
+    def call() -> Any:
+        side.add(rows[next(number) % len(rows)])
+        return after()
+
+    return call
 
 
 def runs(rounds: int, steps: int) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ They look at structure, dtypes and shapes, so they run once, at trace time. Each
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -203,23 +204,34 @@ def check_state(call: str, buffer: BufferConfig, state: Any) -> None:
 def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
     header: Any = getattr(state, "header", None)
-    if not isinstance(header, jax.Array) or isinstance(header, jax.core.Tracer):
-        return False
-    if header.is_deleted() or header.ndim != 1 or hasattr(buffer.storage, "parse"):
+    if (
+        not _is_concrete(header.__class__)
+        or header.is_deleted()
+        or header.ndim != 1
+        or hasattr(buffer.storage, "parse")
+    ):
         return False
     try:
         leaves = jax.tree.leaves(arguments)
     except (TypeError, ValueError):  # dicts with keys of several types
         return False
     for leaf in leaves:
-        if isinstance(leaf, (np.ndarray, np.generic)):
-            if leaf.dtype.kind not in "biufc" or needs_x64(leaf.dtype):
+        if not _is_concrete(leaf.__class__):
+            if (
+                not isinstance(leaf, (np.ndarray, np.generic))
+                or leaf.dtype.kind not in "biufc"
+                or needs_x64(leaf.dtype)
+            ):
                 return False
-        elif not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
-            return False
-        if not leaf.size:  # no rows: the state stays as it is
+        if 0 in leaf.shape:  # no rows: the state stays as it is
             return False
     return True
+
+
+@functools.cache
+def _is_concrete(kind: Any) -> bool:
+    """Return whether it is the type of JAX arrays with values. (`isinstance` with `jax.Array` costs a microsecond.)"""
+    return issubclass(kind, jax.Array) and not issubclass(kind, jax.core.Tracer)
 
 
 def check_state_type(call: str, owner: type, kind: type, state: Any) -> None:
@@ -431,7 +443,7 @@ def check_windows(call: str, view: View) -> None:
 
 def check_eta(call: str, eta: Any) -> None:
     """Raise unless `eta` is a number from 0 to 1, as far as its value is known."""
-    if isinstance(eta, jax.core.Tracer) and eta.shape == ():
+    if type(eta) is float and 0 <= eta <= 1 or isinstance(eta, jax.core.Tracer) and eta.shape == ():
         return
     number = isinstance(eta, (int, float, np.generic, np.ndarray, jax.Array)) and np.shape(eta) == ()
     if not number or not 0 <= float(eta) <= 1:

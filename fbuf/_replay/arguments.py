@@ -16,7 +16,7 @@ from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.sample import Index, Sample
 from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.writer import ReadOnly
-from fbuf._replay.host_draws import HostBatch
+from fbuf._replay.host_reads import HostBatch
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
 

@@ -8,42 +8,21 @@ Batches equal those of `Buffer.sample` bit for bit.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from fbuf._algorithms import random_bits
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, host_ring
-from fbuf._core.sample import Index, Sample
+from fbuf._buffer.state import BufferState
+from fbuf._replay import host_reads
+from fbuf._replay.host_reads import HostBatch
+from fbuf._replay.host_rings import HostRings, generation
 from fbuf._replay.row_block import RowBlock
 from fbuf.samplers import Uniform
-from fbuf.storages import Device
-from fbuf.views import Row
-from fbuf.writers import Ring
 
 _AHEAD = 1 << 13  # rows whose random bits one call computes
-
-
-class HostBatch(NamedTuple):
-    """Leaves of a `Sample` as NumPy arrays that nothing else refers to."""
-
-    leaves: list[np.ndarray[Any, Any]]
-    structure: Any
-
-    def to_numpy(self) -> Sample:
-        """Return a batch of arrays."""
-        batch: Sample = self.structure.unflatten(self.leaves)
-        return batch
-
-    def to_torch(self) -> Sample:
-        """Return a batch of tensors."""
-        from fbuf.torch._dtypes import import_torch
-
-        torch = import_torch("Replay.sample")
-        batch: Sample = self.structure.unflatten([torch.from_numpy(leaf) for leaf in self.leaves])
-        return batch
 
 
 @functools.lru_cache(maxsize=64)
@@ -72,18 +51,17 @@ class HostDraws:
 
     def __init__(self, buffer: Buffer, state: BufferState, impl: str):
         self._geometry, self._lanes, self._impl = buffer.geometry, buffer.lanes, impl
-        self._header: Any = None  # that `_ring` was read from
-        self._ring: list[Any] = []
+        self._rings = HostRings(buffer.geometry)
         self._size = 0  # of the last draw
         self._key: Any = None  # after it
         self._next: Any = iter(())  # keys and random bits of the next draws
-        self._structure = jax.tree.structure(Sample(state.rows, Index(0, 0), 0, 0, 0))  # type: ignore[arg-type]
+        self._structure = host_reads.structure_of(state.rows)
 
     def draw(self, state: BufferState, block: RowBlock | None, key: Any, size: int) -> tuple[Any, HostBatch] | None:
         """Return the data of the next key and a batch of the state with the rows of `block`; None if there are none."""
         lanes, length, _ = self._geometry
         count = 0 if block is None else block.count
-        cursor, held, lap = self._rings(state.header, count)
+        cursor, held, lap = self._rings.read(state.header, count)
         total = int(held.sum())
         if not total:
             return None
@@ -98,11 +76,9 @@ class HostDraws:
             lane = np.searchsorted(ends, rank, side="right")
             rank -= (ends - held)[lane]
         position = (rank + (cursor - held)[lane]) % length
-        ticket = lap[lane] - (position >= cursor[lane])  # written in the previous lap
-        ticket -= ticket == 0  # 0 is no lap
+        ticket = generation(position, cursor[lane], lap[lane])
         slot = position * lanes + lane if lanes > 1 else position
-        # A view that outlives the call would make the next write copy the rows.
-        leaves = [np.asarray(memoryview(leaf)).take(slot, 0) for leaf in jax.tree.leaves(state.rows)]
+        leaves = host_reads.take(state.rows, slot)
         if block is not None and count:
             step = rank - held[lane] + count  # in the block, negative for rows that are written
             (new,) = (step >= 0).nonzero()
@@ -120,18 +96,6 @@ class HostDraws:
         ]
         return self._key, HostBatch(leaves, self._structure)
 
-    def _rings(self, header: jax.Array, count: int) -> tuple[Any, ...]:
-        """Return cursors, sizes and laps int64[E] after `count` more rows."""
-        if header is not self._header:
-            self._header, self._ring = header, [part.astype(np.int64) for part in host_ring(header)]
-        cursor, held, lap = self._ring
-        if not count:
-            return cursor, held, lap
-        length = self._geometry.length
-        lap = lap + (cursor + count >= length)  # a block is not longer than a lane
-        lap = (lap & 0xFFFFFFFF) + (lap >> 32)  # 0 is no lap
-        return (cursor + count) % length, np.minimum(held + count, length), lap
-
     def _bits(self, key: Any, size: int) -> Any:
         """Return the data of the next key and the random bits of a draw."""
         if key is not self._key or size != self._size:
@@ -145,11 +109,6 @@ class HostDraws:
 
 
 def host_draws(buffer: Buffer, state: BufferState, impl: str) -> HostDraws | None:
-    """Return the draws of a buffer whose sampler, view and storage they compute alike; None for others."""
-    parts = type(buffer.storage), type(buffer.view), type(buffer.writer)
-    equal = type(buffer.sampler) is Uniform and buffer.dense and parts == (Device, Row, Ring)
-    if not equal or buffer.prefetch or buffer.on_read is not None:
-        return None
-    if any(np.dtype(leaf.dtype).isbuiltin != 1 for leaf in jax.tree.leaves(state.rows)):
-        return None  # Python's buffers have no bfloat16 or float8
-    return HostDraws(buffer, state, impl)
+    """Return the draws of a uniform buffer whose rows NumPy can read; None for others."""
+    equal = type(buffer.sampler) is Uniform and host_reads.can_read(buffer, state)
+    return HostDraws(buffer, state, impl) if equal else None

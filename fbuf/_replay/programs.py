@@ -11,14 +11,16 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Index, Sample
-from fbuf._replay.packed import PackedBatch, pack
+from fbuf._replay import host_reads
+from fbuf._replay.packed import pack
+from fbuf._replay.priority_update import set_packed
 from fbuf._replay.row_block import unpack
 
 
@@ -52,27 +54,34 @@ update_priority = _in_place(Buffer.update_priority)
 update_rows = _in_place(Buffer.update_rows)
 
 
+Form = Literal["whole", "packed", "drawn"]
+FORMS: dict[Form, Callable[[Sample], Any]] = {"whole": lambda batch: batch, "packed": pack, "drawn": host_reads.pack}
+"""Forms of a drawn batch: a `Sample`, a `PackedBatch`, or what `host_reads.read` takes."""
+
+
 @functools.lru_cache(maxsize=256)
-def sampler(buffer: Buffer, size: int, impl: str, packed: bool, writes: bool) -> Any:
+def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> Any:
     """Return the jitted draw of one batch. (As static arguments, these five would cost 15 us a call.)
 
-    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock`, writes
-    them first, and donates the state. It returns the leaves of the state, None where unchanged, the next key, the batch
-    (`packed`: a `PackedBatch`), and what was counted.
+    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock` and
+    perhaps a `PriorityUpdate`, applies the update and then writes the rows, and donates the state. It returns the state (else
+    the leaves that changed, None for the others), the next key, the batch in a form of `FORMS`, and what was counted.
     """
 
     def draw(
-        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], packed_rows: Any = None
-    ) -> tuple[list[Any], jax.Array, Sample | PackedBatch, jax.Array]:
+        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None, update: Any = None
+    ) -> tuple[Any, jax.Array, Any, jax.Array]:
         before, leaves = state.counters, jax.tree.leaves(state)
+        if update is not None:
+            state = set_packed(buffer, state, update)
         if writes:
-            state = _extend_packed(buffer, state, packed_rows)
+            state = _extend_packed(buffer, state, rows)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
         state, batch = buffer.drawn(state, now, size, **numbers)
         after = jax.tree.leaves(state)
-        if not writes:
-            after = [None if new is old else new for old, new in zip(leaves, after, strict=True)]
-        return after, jax.random.key_data(key), pack(batch) if packed else batch, state.counters - before
+        changes = [None if new is old else new for old, new in zip(leaves, after, strict=True)]
+        counts = state.counters - before
+        return state if writes else changes, jax.random.key_data(key), FORMS[form](batch), counts
 
     return jax.jit(draw, donate_argnums=0 if writes else ())
 

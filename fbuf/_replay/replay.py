@@ -77,7 +77,9 @@ class Replay(ReplayRows):
 
     Plain Python loops are cheap: `add` copies NumPy rows into host memory, and one `extend` writes them when there are 64, or
     before anything reads the state. In a uniform buffer in CPU memory `sample(to="numpy")` and `to="torch"` draw with NumPy,
-    from the state and from up to 256 collected rows. Batches, counts and errors are those of writing each row at once.
+    from the state and from up to 256 collected rows. In a prioritized one it draws with one program, which also sets the
+    priorities of the last `update_priority` (NumPy and torch arrays) and writes the rows. Batches, counts and errors are
+    those of writing each row and priority at once.
     Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
     for a sampler that keeps their order (lanes of `Epoch` and `Consume`, `Uniform` over windows) are written at once.
 
@@ -208,8 +210,10 @@ class Replay(ReplayRows):
             self._state, self._sizes = state, None
             if moved:
                 self._choose_paths()
-            elif self._block is not None:
+            if self._block is not None:
                 self._block.clear()
+            if self._update is not None:
+                self._update.packed = None
             self._lock.notify()
 
     @restores_lock

@@ -46,8 +46,10 @@ class ReplayRows(LockedState):
         index, td_error, mask = to_index(call, index), to_array(td_error, "td_error"), to_array(mask, "mask")
         with self._acquire():
             self._flush()
+            if self._update is not None and self._update.keep(self._state.header, index, td_error, mask):
+                return
             index, td_error, mask = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, td_error, mask))
-            counts = self._donate(programs.update_priority, index, td_error, mask=mask, eta=eta)
+            counts = self._set_priorities(index, td_error, mask=mask, eta=eta)
         self._raise(call, counts)
 
     @restores_lock

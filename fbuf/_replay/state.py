@@ -29,8 +29,9 @@ from fbuf._core.sample import Index, Sample
 from fbuf._core.x64 import exact, has_64_bits, needs_x64
 from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import host_sampler
-from fbuf._replay import programs
+from fbuf._replay import host_reads, programs
 from fbuf._replay.host_draws import HostDraws, host_draws, random_draws
+from fbuf._replay.priority_update import PriorityUpdate
 from fbuf._replay.row_block import RowBlock, row_block
 from fbuf._replay.written import WrittenIndex
 from fbuf.samplers import Prioritized, Ranked, Uniform
@@ -48,7 +49,7 @@ class ReplayState:
         self._queue = state_ops.room(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
         self._written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
-        self._programs: dict[tuple[int, bool, bool], Any] = {}
+        self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
         self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_sampler(
             self.buffer.sampler
         )
@@ -64,6 +65,11 @@ class ReplayState:
         self._host_draws: HostDraws | None = host_draws(self.buffer, self._state, self._impl) if self._packs else None
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
         self._block: RowBlock | None = row_block(self.buffer, self._state, 64 if self._host_draws is None else 256)
+        self._form: programs.Form = "packed"  # of batches for NumPy and torch
+        if self._packs and host_reads.can_read(self.buffer, self._state):
+            self._form, self._structure = "drawn", host_reads.structure_of(self._state.rows)
+        checks = self._packs and self._on_device and self.buffer.dense and self.buffer.sampler.prioritized
+        self._update = PriorityUpdate(self.buffer) if checks and self._block is not None else None
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
@@ -74,8 +80,18 @@ class ReplayState:
             self._flush()
         return True
 
+    def _set_priorities(self, *args: Any, **options: Any) -> Any:
+        """Call `Buffer.update_priority`. Return what was counted."""
+        sizes = self._sizes
+        counts = self._donate(programs.update_priority, *args, **options)
+        self._sizes = sizes
+        return counts
+
     def _flush(self) -> None:
-        """Write the collected rows."""
+        """Set the deferred priorities and write the collected rows."""
+        update = None if self._update is None else self._update.take()
+        if update is not None:
+            self._set_priorities(*update, mask=None, eta=0.9)
         block = self._block
         if block is not None and block.count:
             packed, sizes = block.packed(), self._sizes_after()
@@ -152,27 +168,40 @@ class ReplayState:
                 return drawn[1], None
         if isinstance(self._key, np.ndarray):  # from `HostDraws`
             self._key = jax.device_put(self._key)
+        form: programs.Form = self._form if packed else "whole"
+        update, block = self._update, self._block
         rows: tuple[Any, ...] = ()
         sizes = None
-        if self._on_device and self._block is not None and self._block.count:
-            rows, sizes = (self._block.packed(),), self._sizes_after()
+        if update is not None and block is not None and block.count > block.lengths[0]:
+            self._flush()  # seldom: one program fewer to compile
+        kept = None if update is None else update.packed
+        if self._on_device and block is not None and (block.count or kept is not None):
+            rows, sizes = (block.packed(), kept), self._sizes_after()
             self._keep_written()
         else:
             self._flush()
-        kind = size, packed, bool(rows)
+        kind = size, form, bool(rows)
         draw = self._programs.get(kind)
         first = draw is None
         if draw is None:
-            draw = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))
+            draw = programs.sampler(self.buffer, size, self._impl, form, bool(rows))
         # An interrupt inside a callback would become another error; one after a donation would lose the state.
         guard = contextlib.nullcontext() if self._on_device and not rows else DeferInterrupts()
         with guard, programs.announce(call) if first else contextlib.nullcontext():
-            changes, key, batch, counts = draw(self._state, self._key, numbers, *rows)
-            self._state, self._key = programs.with_changes(self._state, changes), key
-            if rows and self._block is not None:
-                self._block.clear()
+            state, key, batch, counts = draw(self._state, self._key, numbers, *rows)
+            self._state, self._key = state if rows else programs.with_changes(self._state, state), key
+            if rows and block is not None:
+                block.clear()
                 self._sizes = sizes
+                if update is not None:
+                    update.packed = None
         self._programs[kind] = draw
+        if form == "drawn":
+            slots = np.array(batch)
+            batch, full = host_reads.read(slots, self._state.rows, self._structure)
+            if full and update is not None:
+                update.drawn(self._state.header, slots[:2])
+            return batch, None if full else counts  # only an empty buffer counts
         return batch, counts
 
     def _check_draw(
@@ -208,8 +237,11 @@ class ReplayState:
         """Return functions that lower the programs of `add`, of such draws, and of their `update_priority`."""
         size, numbers = self._check_draw("Replay.compile", batch_size, {})
 
+        form: programs.Form = self._form if packed else "whole"
+        errors = jax.ShapeDtypeStruct((3, size), np.int32)  # of a `PriorityUpdate`
+
         def draw(*rows: Any) -> Any:
-            program = programs.sampler(self.buffer, size, self._impl, packed, bool(rows))
+            program = programs.sampler(self.buffer, size, self._impl, form, bool(rows))
             return program.lower(self._state, self._key, numbers, *rows)
 
         on_host = packed and self._host_draws is not None
@@ -219,7 +251,8 @@ class ReplayState:
             rows = self._block.packed(length)  # type: ignore[union-attr]
             jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
             if self._on_device and not on_host:
-                jobs.append(partial(draw, rows))
+                updates = [None] if self._update is None or length != self._block.lengths[0] else [None, errors]  # type: ignore[union-attr]
+                jobs += [partial(draw, rows, update) for update in updates]
         if self.buffer.sampler.prioritized:
             words: list[Any] = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
             update: Any = partial(programs.update_priority.lower, self.buffer, self._state, Index(*words[:2]), words[2])

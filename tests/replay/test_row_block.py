@@ -265,7 +265,7 @@ def test_an_odd_lane_mask_is_an_error():
 def test_compile_leaves_nothing_to_compile(caplog):
     replay, counted = fbuf.Replay(fbuf.prioritized(77), EXAMPLE), list[tuple[int, int]]()  # 77: of no other test
     replay.compile(4, to="numpy", progress=lambda done, total: counted.append((done, total)))
-    assert counted == [(n, 6) for n in range(1, 7)]
+    assert counted == [(n, 7) for n in range(1, 8)]
     with jax.log_compiles():
         for n in range(70):
             replay.add(row(n))

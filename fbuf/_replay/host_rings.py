@@ -1,0 +1,57 @@
+"""`HostRings`: the rings of a state in CPU memory, in NumPy; `fbuf._indexing.ring` has the same arithmetic in JAX."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fbuf._buffer.state import host_ring
+from fbuf._core.geometry import Geometry
+
+
+class Rings(NamedTuple):
+    """Where each lane writes next, and how many rows it holds: int64[E]."""
+
+    cursor: np.ndarray[Any, Any]
+    size: np.ndarray[Any, Any]
+    lap: np.ndarray[Any, Any]
+
+
+class HostRings:
+    """The rings of the states of one buffer; of each header they are read once."""
+
+    def __init__(self, geometry: Geometry):
+        self._geometry = geometry
+        self._header: Any = None
+        self._rings: Any = None
+
+    def read(self, header: jax.Array, more: int = 0) -> Rings:
+        """Return the rings of a header after `more` rows in each lane, at most as many as a lane holds."""
+        if header is not self._header:
+            self._header, self._rings = header, Rings(*(part.astype(np.int64) for part in host_ring(header)))
+        cursor, size, lap = self._rings
+        if not more:
+            return Rings(cursor, size, lap)
+        length = self._geometry.length
+        lap = lap + (cursor + more >= length)
+        lap = (lap & 0xFFFFFFFF) + (lap >> 32)  # 0 is no lap
+        return Rings((cursor + more) % length, np.minimum(size + more, length), lap)
+
+    def holds(self, header: jax.Array, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any]) -> bool:
+        """Return whether every row int32[B], uint32[B] is held."""
+        lanes, length, _ = self._geometry
+        if slot.min() < 0 or slot.max() >= lanes * length:
+            return False
+        position, lane = (slot, 0) if lanes == 1 else np.divmod(slot, lanes)
+        cursor, size, lap = (part[lane] for part in self.read(header))
+        age = (cursor - 1 - position) % length  # 0 the newest
+        return bool(((age < size) & (generation(position, cursor, lap) == ticket)).all())
+
+
+def generation(position: Any, cursor: Any, lap: Any) -> Any:
+    """Return int64, the generations of rows that are held."""
+    ticket = lap - (position >= cursor)  # written in the previous lap
+    ticket -= ticket == 0  # 0 is no lap
+    return ticket & 0xFFFFFFFF

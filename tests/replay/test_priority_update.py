@@ -1,0 +1,88 @@
+"""Priorities that `Replay` sets with the next draw: batches, states and errors are those of setting them at once."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import samplers
+from fbuf._replay import programs
+from tests.support.priority_updates import EXAMPLE, compare, make, rows
+
+
+def filled(**settings: Any) -> fbuf.Replay:
+    replay = make(**settings)
+    replay.extend(rows(np.random.default_rng(1), 9))
+    return replay
+
+
+@pytest.mark.parametrize(("sampler", "lanes"), [("proportional", None), ("without replacement", 2)])
+def test_batches_and_states_are_those_of_setting_at_once(sampler: str, lanes: int | None) -> None:
+    compare(sampler, lanes)
+
+
+def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "update_priority", None)
+    monkeypatch.setattr(programs, "extend_packed", None)
+    replay, random = filled(), np.random.default_rng(0)
+    for _ in range(3):
+        replay.add(rows(random))
+        batch = replay.sample(4, to="numpy")
+        replay.update_priority(batch.index, np.ones(4, np.float32))
+
+
+READS = {
+    "state": lambda replay, _: replay.state.sampler.max_priority,
+    "stats": lambda replay, _: replay.stats()["max_priority"],
+    "priorities": lambda replay, _: np.nanmax(replay.priorities()),
+    "load": lambda replay, path: (replay.save(path / "r"), fbuf.Replay.load(path / "r").stats()["max_priority"])[1],
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_every_read_sees_new_priorities(read: str, tmp_path: Path) -> None:
+    replay = filled()
+    error = np.full(4, 7, np.float32)
+    replay.update_priority(replay.sample(4, to="numpy").index, error)
+    error[:] = 99  # the caller's array is copied
+    assert READS[read](replay, tmp_path) == pytest.approx(7, rel=1e-4)
+
+
+def test_what_is_refused_raises_at_once() -> None:
+    replay = filled()
+    index = replay.sample(4, to="numpy").index
+    for bad in (np.float32(np.nan), np.float64(np.inf)):
+        with pytest.raises(ValueError, match="1 nonfinite"):
+            replay.update_priority(index, np.array([1, bad, 1, 1], bad.dtype))
+    with pytest.raises(ValueError, match="out of range"):
+        replay.update_priority(fbuf.Index(index.slot + np.int32(24), index.ticket), np.ones(4, np.float32))
+    with pytest.raises(ValueError, match="stale"):
+        replay.update_priority(fbuf.Index(index.slot, index.ticket + np.uint32(1)), np.ones(4, np.float32))
+    with pytest.raises(ValueError, match="td_error has shape"):
+        replay.update_priority(index, np.ones(3, np.float32))
+    for n in range(24):
+        replay.add({"x": np.zeros(2, np.float32), "n": np.int32(n)})
+    with pytest.raises(ValueError, match="stale"):
+        replay.update_priority(index, np.ones(4, np.float32))
+
+
+def test_another_state_drops_new_priorities() -> None:
+    replay = filled()
+    before = copy.deepcopy(replay.state)
+    replay.update_priority(replay.sample(4, to="numpy").index, np.full(4, 7, np.float32))
+    replay.state = before
+    assert replay.stats()["max_priority"] == 1
+
+
+def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
+    replay = filled()
+    batch = replay.sample(4)
+    replay.update_priority(batch.index, np.ones(4, np.float32))
+    assert replay._update is not None and replay._update.packed is None
+    view = fbuf.views.Sequence(2, episode_end=())
+    assert fbuf.Replay(fbuf.Buffer(24, sampler=samplers.Prioritized(), view=view), EXAMPLE)._update is None
+    with pytest.raises(ValueError, match="nothing to draw"):
+        make().sample(4, to="numpy")
