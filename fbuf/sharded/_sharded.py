@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Literal, Unpack
 
@@ -21,8 +20,8 @@ from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
 from fbuf.sharded import _checks, _draw, _exchange, _feedback
 from fbuf.sharded._operation import ShardedOperation, is_local
+from fbuf.sharded._split import shard_of
 from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState, block_of, split_specs
-from fbuf.storages import Deduplicated
 
 
 @component
@@ -92,14 +91,7 @@ class Sharded:
     @functools.cached_property
     def shard(self) -> Buffer:
         """The buffer of one shard."""
-        shards, buffer = self.shards, self.buffer
-        storage = buffer.storage
-        if isinstance(storage, Deduplicated) and storage.blocks is not None:
-            storage = dataclasses.replace(storage, blocks=_split_blocks(storage.blocks, shards))
-        lanes = None if buffer.lanes is None else buffer.lanes // shards
-        return dataclasses.replace(
-            buffer, capacity=buffer.capacity // shards, lanes=lanes, batch_size=None, storage=storage
-        )
+        return shard_of(self.buffer, self.shards)
 
     def check_state(self, state: ShardedState) -> None:
         """Raise ValueError if another buffer made the state, or it is on another mesh."""
@@ -317,17 +309,6 @@ class Sharded:
         _checks.check_state("Sharded.stats", self, state)
         found: dict[str, jax.Array] = _stats(self, state)[1]
         return found
-
-
-def _split_blocks(blocks: Any, shards: int) -> Any:
-    """Return the entries of one shard's table, a multiple of 32."""
-
-    def one(number: int | None) -> int | None:
-        return None if number is None else -(-number // (32 * shards)) * 32
-
-    return (
-        one(blocks) if isinstance(blocks, int) else tuple((name, one(number)) for name, number in dict(blocks).items())
-    )
 
 
 def _specs_of_batch(sharded: Sharded) -> ShardedSample:

@@ -15,6 +15,7 @@ Example:
 
 from fbuf._formats.checkpoint.errors import CheckpointNotFound, SchemaError, VersionError
 from fbuf._formats.checkpoint.filesystem import Disk
+from fbuf._formats.checkpoint.joint import Group, write_jointly
 from fbuf._formats.checkpoint.read import Saved, SavedArray, read, restore
 from fbuf._formats.checkpoint.write import Written, write
 from fbuf._host.memory.lazy_array import Source
@@ -23,6 +24,7 @@ from fbuf._host.types import StoreCorrupted
 __all__ = [
     "CheckpointNotFound",
     "Disk",
+    "Group",
     "Saved",
     "SavedArray",
     "SchemaError",
@@ -33,4 +35,5 @@ __all__ = [
     "read",
     "restore",
     "write",
+    "write_jointly",
 ]
