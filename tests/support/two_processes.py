@@ -2,16 +2,21 @@
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import fbuf
 from tests.support.processes import TREE, devices
+from tests.support.trees import same
 
 HEAD = """
 import sys
@@ -64,12 +69,42 @@ def run_processes(code: str, *arguments: Any, processes: int = 2) -> None:
             assert each.returncode == 0, out[-6000:]
 
 
+def check_two_processes(draw: str, path: Path) -> None:
+    """All methods, save and load return in two processes what they do in one."""
+    found = []
+    for processes in (1, 2):
+        folder = path / str(processes)
+        folder.mkdir()
+        run_processes("everything(*sys.argv[4:])", folder, draw, processes=processes)
+        with np.load(folder / "found.npz") as arrays:
+            found.append([arrays[name] for name in arrays])
+    same(found[0], found[1])
+    (_, one), (_, two) = (fbuf.load(path / name / "saved") for name in "12")
+    same(one.rows, two.rows)
+
+
+def check_killed(seed: int, path: Path) -> None:
+    """One of two processes is killed at a random instant of a save: the save before it loads, or that one."""
+    chance = random.Random(seed)
+    with started("save_for_ever(sys.argv[4])", path) as running:
+        lines = [each.stdout for each in running]
+        while (said := lines[0].readline()) != f"done {chance.randrange(2)}\n":
+            if not said:
+                pytest.fail("the processes ended early")
+        time.sleep(chance.uniform(0, 0.3))
+        running[chance.randrange(2)].kill()
+        time.sleep(chance.choice((0, 0, 0.05)))
+        for each in running:
+            each.kill()
+        out = [said, *lines[0].read().splitlines()]
+    done = max(int(line.split()[1]) for line in out if line.startswith("done"))
+    begun = max((int(line.split()[1]) for line in out if line.startswith("start")), default=done)
+    number = saved_number(path)
+    assert done <= number <= max(begun, done + 1), f"seed {seed}: {number} of {out[-4:]}"
+
+
 def saved_number(path: Path) -> int:
     """Return the number of the save that loads, of those of `two_processes_cases.save_for_ever`; -1: there is none."""
-    import numpy as np
-
-    import fbuf
-
     try:
         buffer, state, extra = fbuf.load(path, extra=True)
     except fbuf.CheckpointNotFound:

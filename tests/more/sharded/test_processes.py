@@ -2,21 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
-
-import fbuf
-from tests.support.trees import same
-from tests.support.two_processes import run_processes
+from tests.support.two_processes import check_killed, check_two_processes
 
 
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    found = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        folder.mkdir()
-        run_processes("everything(sys.argv[4])", folder, processes=processes)
-        with np.load(folder / "found.npz") as arrays:
-            found.append([arrays[name] for name in arrays])
-    same(found[0], found[1])
-    (_, one), (_, two) = (fbuf.load(tmp_path / name / "saved") for name in "12")
-    same(one.rows, two.rows)
+    check_two_processes("global", tmp_path)
+
+
+def test_a_killed_save_leaves_the_one_before_or_its_own(tmp_path: Path) -> None:
+    check_killed(1, tmp_path)
