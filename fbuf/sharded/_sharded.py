@@ -20,7 +20,7 @@ from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
 from fbuf.sharded import _checks, _draw, _exchange, _feedback
 from fbuf.sharded._operation import ShardedOperation, is_local
-from fbuf.sharded._split import shard_of
+from fbuf.sharded._split import init_each, keeps_rows_on_host, shard_of
 from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState, block_of, split_specs
 
 
@@ -123,6 +123,8 @@ class Sharded:
         if is_local(self.axis):
             _checks.check_axis("Sharded.init", self)
             return vary(local(), frozenset({self.axis}))
+        if keeps_rows_on_host(self.buffer):
+            return init_each(self, example)
         split = PartitionSpec(self.axis)
         made: ShardedState = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=(), out_specs=split))()
         return made

@@ -11,8 +11,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._core.pytree import PyTree
 from fbuf.sharded._state import ShardedState, block_of
-from fbuf.storages import Deduplicated
+from fbuf.storages import Compressed, Deduplicated, Host, _host_rows
+from fbuf.storages._host_rows import SideRows
+
+
+def keeps_rows_on_host(buffer: Buffer) -> bool:
+    """Return whether each shard has a store on the host."""
+    return isinstance(buffer.storage, (Compressed, Host)) and not buffer.storage.in_files
 
 
 def shard_of(buffer: Buffer, shards: int) -> Buffer:
@@ -60,9 +67,21 @@ def numbers_here(sharded: Any) -> dict[int, list[Any]]:
     return found
 
 
+def init_each(sharded: Any, example: PyTree) -> ShardedState:
+    """Return the state of an empty buffer whose shards open a store each. Eager."""
+    states = {}
+    for number, devices in numbers_here(sharded).items():
+        with jax.default_device(devices[0]):
+            states[number] = sharded.shard.init(example)
+    return join(sharded, states)
+
+
 def join(sharded: Any, states: Mapping[int, BufferState]) -> ShardedState:
     """Return the state of all shards, from those of the shards in this process. Eager."""
     here = numbers_here(sharded)
+    if all(isinstance(state.rows, SideRows) for state in states.values()):
+        pairs = zip(states, _host_rows.grouped([state.rows for state in states.values()]), strict=True)
+        states = {number: dataclasses.replace(states[number], rows=rows) for number, rows in pairs}
     blocks = [jax.device_put(block_of(sharded.shards, states[n]), d) for n, devices in here.items() for d in devices]
     place = NamedSharding(sharded.mesh, PartitionSpec(sharded.axis))
 

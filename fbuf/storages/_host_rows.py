@@ -8,7 +8,7 @@ two successors of one state cannot read each other's rows. The state is not pick
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -138,6 +138,15 @@ def open_rows(store: RowStore, ticket: Any, device: Any, last: Any, layout: Layo
     rows = SideRows(jnp.asarray(lifetime.split_id(owned.id)), ticket, device, last, owned.slot, layout)
     rows.owner = owned
     return rows
+
+
+def grouped(parts: Sequence[SideRows]) -> list[SideRows]:
+    """Return the same rows, whose nodes keep the stores of all parts open, so that they can be joined."""
+    group = lifetime.open_group([part.owner for part in parts if part.owner is not None])
+    made = [SideRows(part.id, part.ticket, part.device, part.last, group.slot, part.layout) for part in parts]
+    for rows in made:
+        rows.owner = group
+    return made
 
 
 def resume(

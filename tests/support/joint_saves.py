@@ -64,5 +64,3 @@ def save_together(k: int, disks: tuple[Disk, Disk], **how: Any) -> list[Any]:
     for thread in threads:
         thread.join(PATIENCE)
     return out
-
-

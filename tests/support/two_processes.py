@@ -49,7 +49,9 @@ def started(code: str, *arguments: Any, processes: int = 2, count: int = 8) -> I
         for number in range(processes):
             command = [sys.executable, "-c", HEAD + code, *map(str, (number, processes, port, *arguments))]
             running.append(
-                subprocess.Popen(command, cwd=TREE, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                subprocess.Popen(
+                    command, cwd=TREE, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
             )
         yield running
     finally:

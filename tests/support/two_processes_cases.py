@@ -81,7 +81,9 @@ def check_failures(path: str, sharded: Sharded, fewer: Sharded, moved: Any) -> N
             DataFile.add = lambda *args: (_ for _ in ()).throw(OSError("the disk is full"))  # type: ignore[method-assign]
         said = raised(lambda: fbuf.save(f"{path}/saved", fewer, moved))
         mine = "OSError: the disk is full"
-        assert said.startswith(mine if jax.process_index() == failing else f"RuntimeError: fbuf.save: process {failing}")
+        assert said.startswith(
+            mine if jax.process_index() == failing else f"RuntimeError: fbuf.save: process {failing}"
+        )
         DataFile.add = add  # type: ignore[method-assign]
     assert "wait is False" in raised(lambda: fbuf.save(f"{path}/saved", fewer, moved, wait=False))
     split = moved.shards.header
