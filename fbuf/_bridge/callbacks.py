@@ -79,6 +79,11 @@ def _lower_guard(context: Any, *operands: Any, what: str, shards: int) -> Any:
     devices = getattr(axes, "num_devices", None)
     if devices is None:
         devices = getattr(mesh, "size", 1)
+    if shards > 1:
+        raise ValueError(
+            f"fbuf: each of {shards} shards has a store on the host, but this shard_map is over {devices} devices, or leaves "
+            f"an axis automatic. Use the mesh of the Sharded, with all axes manual."
+        )
     if devices is not None and devices > 1:
         raise ValueError(
             f"fbuf: a host store serves one device, but this computation spans {devices} (an input is sharded or "

@@ -61,7 +61,7 @@ def load(
 
     Args:
       path: The folder. For a saved `Mixture`, `buffer` is a mixture with the same names, `example` and `resize` are dicts by
-        name, and the following holds for each of its buffers.
+        name, and the following holds for each of its buffers. For a `sharded.Sharded` see below.
       buffer: None: the saved one. Otherwise the buffer to load into; it may differ in settings that the state does not depend
         on: the view's output (`gamma`, ...), `prefetch` and `batch_size` (the prefetched batch is then dropped), settings of
         draws (`stratified`, `replace`, `drop_last`, ...), where priorities are (`on`), and the path of its files. Annealed
@@ -86,6 +86,13 @@ def load(
       TypeError: the call is traced.
       MemoryError: the state needs more memory than is free (on a CPU; not checked if buffer and example are given).
       FileExistsError, BlockingIOError: the path of the buffer's files is in use: use another path.
+
+    A sharded buffer loads on any number of shards and processes, `fbuf.load(path, Sharded(buffer, mesh))`, and as a plain
+    buffer on one device, `fbuf.load(path)`; a plain one loads as a `Sharded`. On the saved number of shards the state is the
+    same bit for bit. On another all rows are kept, with their lanes, order and priorities; indices become stale, and an epoch
+    restarts. Without lanes, rows of several shards are merged by age. Each process calls `load`; it makes its own shards, and
+    checks every byte with "full".
+
     Cost: each byte is read once; twice with "full" if rows are stored in files. Memory: the state, and a few blocks; twice the
       state if it is resized.
 

@@ -51,24 +51,30 @@ def save(
 
     Args:
       path: A folder; created if missing. Save repeatedly to one path.
-      buffer: The buffer, or a `Mixture`; its configuration is saved too. Custom functions (`views.Hindsight`,
-        `storages.Ragged(encode=...)`) and parts are saved by name; `load` then needs the buffer.
+      buffer: The buffer, a `Mixture`, or a `sharded.Sharded`; its configuration is saved too. Custom functions
+        (`views.Hindsight`, `storages.Ragged(encode=...)`) and parts are saved by name; `load` then needs the buffer.
       state: Its state: concrete, and not donated. Of an old state, rows that have expired on the host are missing.
       keep: Number of generations to keep, this one included.
       extra: A pytree of arrays, PRNG keys, numbers and text to save with it, as in `{"key": key, "step": 1000}`.
       wait: False: return once the changes since the last save are copied, so that the state may be donated, and write in a
         thread. An error is raised by `Saving.result`, else by the next save to that path, else printed when the process ends,
         which waits for its saves. A save waits for a running save to the same path, of any thread.
+        Not if the state is spread over processes.
       sync: Wait for the disk. False: safe if the process is killed, not if power fails.
       progress: True for a bar, or a callable of (bytes done, bytes in all).
     Returns:
       A handle: `result()` returns how much was written.
     Raises:
-      TypeError: the call or the state is traced, or spread over processes; or holds objects without bytes (in
-        `storages.Ragged`).
+      TypeError: the call or the state is traced, or a plain state is spread over processes; or it holds objects without
+        bytes (in `storages.Ragged`).
       RuntimeError: the state was donated.
       ValueError: another buffer made it.
       OSError: the disk is full or fails; the checkpoint before is intact. BlockingIOError: another process saves there.
+      RuntimeError: the save failed in another process; the checkpoint before is intact.
+
+    If a `Sharded` is spread over processes, each of them calls `save` with the same path, in a folder that all see. Each writes
+    its shards, and one checkpoint of all is complete when the call returns. `extra` is that of process 0.
+
     Cost: new blocks are written once. Arrays on a CPU and of host stores without versions are read and compared; those on an
       accelerator are hashed there, and only changed blocks are fetched. Memory: a block; with `wait=False` all changes.
 

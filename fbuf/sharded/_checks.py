@@ -123,8 +123,8 @@ def check_state(call: str, sharded: Any, state: Any) -> None:
     check_axis(call, sharded)
     if state.layout.shards != sharded.shards:
         raise ValueError(
-            f"{call}: the state has {state.layout.shards} shards; expected {sharded.shards}, of axis '{sharded.axis}'. Use the "
-            f"Sharded that made it."
+            f"{call}: the state has {state.layout.shards} shards; expected {sharded.shards}, of axis '{sharded.axis}'. Save "
+            f"it, and write fbuf.load(path, sharded)."
         )
     header = state.shards.header
     place = None if isinstance(header, jax.core.Tracer) else header.sharding
@@ -133,7 +133,8 @@ def check_state(call: str, sharded: Any, state: Any) -> None:
             f"{mesh} of devices {[device.id for device in mesh.devices.flat]}" for mesh in (place.mesh, sharded.mesh)
         )
         raise ValueError(
-            f"{call}: the state is on another mesh: {one}; expected {other}. Use the Sharded that made it."
+            f"{call}: the state is on another mesh: {one}; expected {other}. Save it, and write "
+            f"fbuf.load(path, sharded)."
         )
 
 

@@ -49,9 +49,13 @@ class Sharded:
     `Prioritized(replace=False)`. For Epoch a shard whose rows are all drawn waits, with `mask` False, until every shard has
     finished the epoch. With one shard everything equals the unsharded buffer, bit for bit.
 
+    Storages: `Device`, `Deduplicated`, and on a mesh of this axis alone `Host` and `Compressed` in memory: each shard has a
+    store in its process, which `init` opens outside jit. The mesh may span the processes of `jax.distributed`; each calls every
+    method. `fbuf.save(path, sharded, state)` saves all shards, and `fbuf.load(path, sharded)` loads them on any mesh.
+
     Raises:
-      ValueError: sizes are not multiples of D; the view reads neighbouring rows, but there are no lanes; a part keeps rows or
-        priorities on the host.
+      ValueError: sizes are not multiples of D; the view reads neighbouring rows, but there are no lanes; a part keeps
+        priorities on the host, or rows in files.
       TypeError: a part needs all rows in one place, such as `samplers.Ranked` and `writers.TopK`.
 
     Example:

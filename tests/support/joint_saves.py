@@ -6,7 +6,7 @@ from typing import Any
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import Disk
-from tests.support.memory_disk import PATH, Killed, Memory, sources
+from tests.support.memory_disk import PATH, Killed, sources
 from tests.support.threads import PATIENCE
 
 

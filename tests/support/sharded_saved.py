@@ -1,11 +1,14 @@
 """Saved sharded buffers: what a load on another number of shards must draw."""
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import fbuf
 from fbuf.sharded import Sharded
@@ -49,3 +52,65 @@ def check_moved(buffer: fbuf.Buffer, before: int, after: int, path: Path) -> Non
         more = {name: leaf[:7] for name, leaf in rows.items()} | {"id": rows["id"][:7] + 1000 * (turn + 1)}
         state, own = target.extend(state, more), target.extend(own, more)
     assert int(target.size(state)) == int(target.size(own))
+
+
+def check_on_host(storage: Any, check_vma: bool, path: Path) -> None:
+    """Rows on the host, in a store of each shard, are those that a device would hold; also saved and loaded."""
+    mesh = support.mesh_of(2, axis_types=(AxisType.Auto,))
+    one, other = (Sharded(support.buffer_of("prioritized", storage=s), mesh) for s in (storage, fbuf.storages.Device()))
+    specs = {"in_specs": (P("data"), P(None, "data"), P()), "out_specs": (P("data"), (P("data"), P(), P(), P()))}
+    rows, _, _ = support.rows_and_masks()
+    rows = {name: leaf[:2] for name, leaf in rows.items()}
+    step = support.step_of(one, 32)
+    local = jax.jit(jax.shard_map(step, mesh=mesh, check_vma=check_vma, **specs), donate_argnums=0)
+    states, steps = (
+        [support.fill(one), support.fill(other)],
+        [local, jax.jit(support.step_of(other, 32), donate_argnums=0)],
+    )
+    assert len(fbuf.stores()) == 2
+    for turn in range(3):
+        found = []
+        for i in range(2):
+            states[i], (batch, *_) = steps[i](states[i], rows, jax.random.key(turn))
+            found.append(jax.device_get(batch))
+        same(*found)
+    assert len(fbuf.stores()) == 2 and local._cache_size() == 1
+    wanted = jax.device_get(other.peek(states[1], jax.random.key(9), 32))
+    fbuf.save(path, one, states[0])
+    for target in (one, other):
+        same(jax.device_get(target.peek(fbuf.load(path, target)[1], jax.random.key(9), 32)), wanted)
+    plain, state = fbuf.load(path)
+    same(jax.device_get(plain.rows(state).data), jax.device_get(plain_rows(other, states[1], path)))
+    states.clear()
+    del state
+    gc.collect()
+    assert not fbuf.stores()
+
+
+def plain_rows(sharded: Sharded, state: Any, path: Path) -> Any:
+    fbuf.save(path / "device", sharded, state)
+    buffer, state = fbuf.load(path / "device")
+    return buffer.rows(state).data
+
+
+def check_no_lanes(buffer: fbuf.Buffer, before: int, after: int, path: Path) -> None:
+    """Without lanes all rows are kept, with their probabilities, and new ones replace the oldest."""
+    source, target = on(buffer, before), on(buffer, after)
+    given = {"priority": np.arange(1, 601, dtype=np.float32)} if buffer.sampler.prioritized else {}
+    rows = {"id": np.arange(600, dtype=np.int32), "version": np.arange(600, dtype=np.int32) // 40}
+    state = source.extend(source.init({"id": np.int32(0), "version": np.int32(0)}), rows, **given)
+    fbuf.save(path, source, state)
+    loaded, moved = fbuf.load(path, target)
+    held = seen(source, state)
+    assert held and seen(target, moved) == held
+    more = {"id": np.arange(1000, 1000 + buffer.capacity // 2, dtype=np.int32)}
+    more["version"] = np.full(more["id"].shape, 15, np.int32)
+    after_more = seen(target, target.extend(moved, more))
+    assert len(after_more) <= buffer.capacity and after_more >= {(row, None) for row in more["id"].tolist()}
+
+
+def seen(buffer: Any, state: Any) -> set[Any]:
+    """Return the ids of all rows drawn, with their probabilities unless they were never saved."""
+    batch = jax.device_get(buffer.peek(state, jax.random.key(0), 2**14))
+    pairs = zip(batch.data["id"][batch.mask].tolist(), batch.probability[batch.mask].tolist(), strict=True)
+    return {(row, None if row >= 1000 else f"{chance:.4g}") for row, chance in pairs}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -71,18 +72,18 @@ def run_processes(code: str, *arguments: Any, processes: int = 2) -> None:
             assert each.returncode == 0, out[-6000:]
 
 
-def check_two_processes(draw: str, path: Path) -> None:
+def check_two_processes(draw: str, storage: str, path: Path) -> None:
     """All methods, save and load return in two processes what they do in one."""
     found = []
     for processes in (1, 2):
         folder = path / str(processes)
         folder.mkdir()
-        run_processes("everything(*sys.argv[4:])", folder, draw, processes=processes)
+        run_processes("everything(*sys.argv[4:])", folder, draw, storage, processes=processes)
         with np.load(folder / "found.npz") as arrays:
             found.append([arrays[name] for name in arrays])
     same(found[0], found[1])
-    (_, one), (_, two) = (fbuf.load(path / name / "saved") for name in "12")
-    same(one.rows, two.rows)
+    one, two = (buffer.rows(state) for buffer, state in (fbuf.load(path / name / "saved") for name in "12"))
+    same(jax.device_get(one.data), jax.device_get(two.data))
 
 
 def check_killed(seed: int, path: Path) -> None:

@@ -8,7 +8,7 @@ from tests.support.two_processes import check_killed, check_two_processes
 
 
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    check_two_processes("local", tmp_path)
+    check_two_processes("local", "Device", tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(100))
