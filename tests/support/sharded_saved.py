@@ -96,15 +96,17 @@ def plain_rows(sharded: Sharded, state: Any, path: Path) -> Any:
 def check_no_lanes(buffer: fbuf.Buffer, before: int, after: int, path: Path) -> None:
     """Without lanes all rows are kept, with their probabilities, and new ones replace the oldest."""
     source, target = on(buffer, before), on(buffer, after)
-    given = {"priority": np.arange(1, 601, dtype=np.float32)} if buffer.sampler.prioritized else {}
-    rows = {"id": np.arange(600, dtype=np.int32), "version": np.arange(600, dtype=np.int32) // 40}
-    state = source.extend(source.init({"id": np.int32(0), "version": np.int32(0)}), rows, **given)
+    state = source.init({"id": np.int32(0), "version": np.int32(0)})
+    for version in range(5):
+        ids = np.arange(120 * version, 120 * (version + 1), dtype=np.int32)
+        given = {"priority": ids.astype(np.float32) + 1} if buffer.sampler.prioritized else {}
+        state = source.extend(state, {"id": ids, "version": np.full(120, version, np.int32)}, **given)
     fbuf.save(path, source, state)
     loaded, moved = fbuf.load(path, target)
     held = seen(source, state)
     assert held and seen(target, moved) == held
     more = {"id": np.arange(1000, 1000 + buffer.capacity // 2, dtype=np.int32)}
-    more["version"] = np.full(more["id"].shape, 15, np.int32)
+    more["version"] = np.full(more["id"].shape, 5, np.int32)
     after_more = seen(target, target.extend(moved, more))
     assert len(after_more) <= buffer.capacity and after_more >= {(row, None) for row in more["id"].tolist()}
 

@@ -26,7 +26,7 @@ def test_another_number_of_shards_draws_the_same(sampler: str, shards: Any, tmp_
 
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
 @pytest.mark.parametrize(
-    "sampler", [Uniform(), Prioritized(normalize="buffer"), Staleness(9, version="version")], ids=str
+    "sampler", [Uniform(), Prioritized(normalize="buffer"), Staleness(2, version="version")], ids=str
 )
 def test_rows_without_lanes_are_all_kept(sampler: Any, shards: Any, tmp_path: Path) -> None:
     check_no_lanes(fbuf.Buffer(480, sampler=sampler), *shards, tmp_path)
