@@ -188,8 +188,9 @@ def check_state(call: str, buffer: Any, state: Any) -> None:
         return
     usage = f"{call}(buffer, state)" if call.endswith("SaveArgs") else f"{call}(path, buffer, state)"
     if isinstance(buffer, Sharded):
-        if isinstance(state, ShardedState):
-            _check_leaves(call, usage, state)
+        if not isinstance(state, ShardedState):
+            raise TypeError(f"{call}: state is {type(state).__name__}; expected a ShardedState. Write {usage}.")
+        _check_leaves(call, usage, state)
         buffer.check_state(state)
         return
     if not isinstance(buffer, Buffer):

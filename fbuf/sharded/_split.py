@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import PyTree
+from fbuf._core.x64 import needs_x64
 from fbuf.sharded._state import ShardedState, block_of
 from fbuf.storages import Compressed, Deduplicated, Host, _host_rows
 from fbuf.storages._host_rows import SideRows
@@ -80,6 +81,12 @@ def join(sharded: Any, states: Mapping[int, BufferState]) -> ShardedState:
     """Return the state of all shards, from those of the shards in this process. Eager."""
     here = numbers_here(sharded)
     if all(isinstance(state.rows, SideRows) for state in states.values()):
+        for name, leaf in sharded.shard.storage.spec(next(iter(states.values())).rows)[0].items():
+            if needs_x64(leaf.dtype):
+                raise ValueError(
+                    f"Sharded: leaf '{name}' is {leaf.dtype}, which shards do not keep without x64. Use 32 bits, or "
+                    f"jax.config.update('jax_enable_x64', True)."
+                )
         pairs = zip(states, _host_rows.grouped([state.rows for state in states.values()]), strict=True)
         states = {number: dataclasses.replace(states[number], rows=rows) for number, rows in pairs}
     blocks = [jax.device_put(block_of(sharded.shards, states[n]), d) for n, devices in here.items() for d in devices]
