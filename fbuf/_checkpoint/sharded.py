@@ -68,7 +68,7 @@ def restore(
         target = Sharded(whole, target.mesh, target.axis, target.draw)
     states = {}
     for number, devices in _split.numbers_here(target).items():
-        with jax.default_device(devices[0]):
+        with _split.making_arrays_for(devices[0]):
             states[number] = sources.state(number, target.shards)
     return target, _split.join(target, states)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fbuf._buffer.buffer import Buffer
@@ -54,7 +56,7 @@ def states_here(sharded: Any, state: ShardedState) -> dict[int, BufferState]:
         for block in leaf.addressable_shards:
             if block.replica_id == 0:
                 number = (block.index[0].start or 0) * sharded.shards // leaf.shape[0]
-                found.setdefault(number, []).append(block.data[0] if scalar else block.data)
+                found.setdefault(number, []).append(np.asarray(block.data)[0] if scalar else block.data)
     structure: Any = jax.tree.structure(state.shards)
     return {number: structure.unflatten(leaves) for number, leaves in sorted(found.items())}
 
@@ -68,11 +70,16 @@ def numbers_here(sharded: Any) -> dict[int, list[Any]]:
     return found
 
 
+def making_arrays_for(device: Any) -> contextlib.AbstractContextManager[Any]:
+    """Make arrays on a device; for CPUs, which share memory, on the first, so that programs compile once."""
+    return jax.default_device(jax.local_devices(backend="cpu")[0] if device.platform == "cpu" else device)
+
+
 def init_each(sharded: Any, example: PyTree) -> ShardedState:
     """Return the state of an empty buffer whose shards open a store each. Eager."""
     states = {}
     for number, devices in numbers_here(sharded).items():
-        with jax.default_device(devices[0]):
+        with making_arrays_for(devices[0]):
             states[number] = sharded.shard.init(example)
     return join(sharded, states)
 
@@ -89,6 +96,7 @@ def join(sharded: Any, states: Mapping[int, BufferState]) -> ShardedState:
                 )
         pairs = zip(states, _host_rows.grouped([state.rows for state in states.values()]), strict=True)
         states = {number: dataclasses.replace(states[number], rows=rows) for number, rows in pairs}
+    states = {n: jax.tree.map(lambda x: x if x.ndim else np.asarray(x), state) for n, state in states.items()}
     blocks = [jax.device_put(block_of(sharded.shards, states[n]), d) for n, devices in here.items() for d in devices]
     place = NamedSharding(sharded.mesh, PartitionSpec(sharded.axis))
 
