@@ -1,8 +1,10 @@
-"""Two processes that save together, as threads which take turns, on a disk in memory."""
+"""Processes that save together, as threads which take turns, on a disk in memory."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import Disk
@@ -11,12 +13,10 @@ from tests.support.threads import PATIENCE
 
 
 class Together:
-    """One of two processes."""
-
-    count = 2
+    """One of several processes."""
 
     def __init__(self, index: int, barrier: threading.Barrier, said: list[Any]) -> None:
-        self.index, self._barrier, self._said = index, barrier, said
+        self.index, self.count, self._barrier, self._said = index, len(said), barrier, said
 
     def first(self, work: Callable[[], str]) -> str:
         return str(self._turn(work if self.index == 0 else lambda: self._said[0])[0])
@@ -28,7 +28,7 @@ class Together:
         error: Exception | None = None
         self._said[self.index] = None
         self._barrier.wait(PATIENCE)
-        for turn in range(2):
+        for turn in range(self.count):
             if turn == self.index:
                 try:
                     self._said[turn] = work()
@@ -42,11 +42,12 @@ class Together:
         return found
 
 
-def save_together(k: int, disks: tuple[Disk, Disk], **how: Any) -> list[Any]:
+def save_together(k: int, disks: Sequence[Disk], **how: Any) -> list[Any]:
     """Write save `k`, each process its arrays; return what the processes returned, raised, or Killed."""
-    barrier, said, out = threading.Barrier(2), [None, None], [None, None]
+    count = len(disks)
+    barrier, said, out = threading.Barrier(count), [None] * count, [None] * count
     arrays = sources(k)
-    mine = [dict(list(arrays.items())[:2]), dict(list(arrays.items())[2:])]
+    mine = [{str(name): arrays[name] for name in names} for names in np.array_split(list(arrays), count)]
 
     def run(index: int) -> None:
         group, meta = Together(index, barrier, said), {"k": k, "process": index}
@@ -58,7 +59,7 @@ def save_together(k: int, disks: tuple[Disk, Disk], **how: Any) -> list[Any]:
             out[index] = raised
             barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -92,7 +92,7 @@ def write_jointly(
             parts = [own, *(_part(folder, id, number) for number in numbers[1:])]
             whole = _joined(parts, numbers[-1], join_meta)
             save.written += folder.publish(whole, sync, named=False)
-            for number in numbers[1:]:
+            for number in numbers[1:-1]:  # the last was renamed
                 folder.remove_partial(number)
             prune(folder, whole, previous, keep)
             return str(sum(entry.layout.nbytes for entry in whole.arrays.values()))

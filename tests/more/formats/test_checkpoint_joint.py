@@ -1,4 +1,4 @@
-"""A save by two processes is atomic: every call of either may fail, or be its last."""
+"""A save by several processes is atomic: every call of each may fail, or be its last."""
 
 import errno
 import random
@@ -25,7 +25,7 @@ def test_saves_build_on_one_another_with_any_number_of_processes() -> None:
     assert found(disk) == 1 and sum(each.bytes_written for each in second) < sum(w.bytes_written for w in first) + 600
     save(PATH, 2, disk)
     assert found(disk) == 2
-    save_together(3, (disk, disk), keep=1)
+    save_together(3, (disk, disk, disk), keep=1)
     assert found(disk) == 3
     assert not [name for name in disk.contents() if name.endswith(".new")]
     assert len([name for name in disk.contents() if name.startswith("manifest")]) == 1
