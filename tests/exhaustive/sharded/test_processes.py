@@ -1,4 +1,4 @@
-"""A sharded buffer over two processes: rows drawn locally, and kills at a hundred instants."""
+"""A sharded buffer over two processes: rows moved between processes, and kills at a hundred instants."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.support.two_processes import check_killed, check_two_processes
 
 
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    check_two_processes("local", "Device", tmp_path)
+    check_two_processes("global", "Device", tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(100))

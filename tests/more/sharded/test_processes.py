@@ -6,7 +6,7 @@ from tests.support.two_processes import check_killed, check_two_processes
 
 
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    check_two_processes("global", "Host", tmp_path)
+    check_two_processes("local", "Host", tmp_path)
 
 
 def test_a_killed_save_leaves_the_one_before_or_its_own(tmp_path: Path) -> None:
