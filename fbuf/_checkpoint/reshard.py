@@ -109,7 +109,7 @@ def reshard(call: str, reader: Buffer, parts: Sequence[BufferState], target: Buf
     kept = [dataclasses.replace(part, rows=None, header=None) for part in parts]
     fresh = dataclasses.replace(empty, rows=None, header=None)
     made = jax.tree.map(lambda *nodes: _join(moved, *nodes), fresh, *kept, is_leaf=_is_known)
-    made = dataclasses.replace(made, rows=stored, header=empty.header, transforms=parts[0].transforms)
+    made = dataclasses.replace(made, rows=stored, header=empty.header)
     state: BufferState = made.replace(ring=ring, counters=jnp.asarray(counters)).pack()
     if reader.lanes is None and isinstance(state.sampler, StalenessState):
         version = state.sampler.version
