@@ -12,8 +12,9 @@ Priorities are ordered by versions alone: a write takes and returns one, a draw 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -24,6 +25,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fbuf._bridge.lifetime import find, join_id, split_id
+from fbuf._core import control_flow
 from fbuf._core.x64 import DTYPES
 from fbuf._host.interfaces import RowStore
 from fbuf._host.priorities import Priorities
@@ -37,8 +39,8 @@ Item = tuple[Shape, Any]
 
 _guard_p = Primitive("fbuf_host_store")
 _guard_p.multiple_results = True
-_guard_p.def_impl(lambda *operands, what: list(operands))
-_guard_p.def_abstract_eval(lambda *operands, what: list(operands))
+_guard_p.def_impl(lambda *operands, what, shards: list(operands))
+_guard_p.def_abstract_eval(lambda *operands, what, shards: list(operands))
 
 
 _KEPT = {
@@ -48,7 +50,20 @@ _KEPT = {
 """What may be on the host, why there is one of it, and what to use instead."""
 
 
-def _refuse_vmap(operands: Any, dims: Any, *, what: str) -> Any:
+_SHARDS: contextvars.ContextVar[int] = contextvars.ContextVar("shards", default=1)
+
+
+@contextlib.contextmanager
+def store_on_each_device(shards: int) -> Iterator[None]:
+    """Let callbacks that are traced inside run on so many devices, each with a store of its own."""
+    before = _SHARDS.set(shards)
+    try:
+        yield
+    finally:
+        _SHARDS.reset(before)
+
+
+def _refuse_vmap(operands: Any, dims: Any, *, what: str, shards: int) -> Any:
     lives, why, instead = _KEPT[what]
     raise TypeError(
         f"fbuf: a buffer whose {lives} on the host cannot be vmapped: {why}. For parallel "
@@ -56,11 +71,19 @@ def _refuse_vmap(operands: Any, dims: Any, *, what: str) -> Any:
     )
 
 
-def _lower_guard(context: Any, *operands: Any, what: str) -> Any:
+def _lower_guard(context: Any, *operands: Any, what: str, shards: int) -> Any:
     axes = getattr(context.module_context, "axis_context", None)
+    mesh = getattr(axes, "mesh", None)
+    if mesh is not None and mesh.size == shards and getattr(axes, "manual_axes", ()) == frozenset(mesh.axis_names):
+        return operands
     devices = getattr(axes, "num_devices", None)
     if devices is None:
-        devices = getattr(getattr(axes, "mesh", None), "size", 1)
+        devices = getattr(mesh, "size", 1)
+    if shards > 1:
+        raise ValueError(
+            f"fbuf: each of {shards} shards has a store on the host, but this shard_map is over {devices} devices, or leaves "
+            f"an axis automatic. Use the mesh of the Sharded, with all axes manual."
+        )
     if devices is not None and devices > 1:
         raise ValueError(
             f"fbuf: a host store serves one device, but this computation spans {devices} (an input is sharded or "
@@ -72,7 +95,7 @@ def _lower_guard(context: Any, *operands: Any, what: str) -> Any:
 
 batching.primitive_batchers[_guard_p] = _refuse_vmap
 mlir.register_lowering(_guard_p, _lower_guard)
-ad.primitive_jvps[_guard_p] = lambda primals, tangents, what: (_guard_p.bind(*primals, what=what), list(tangents))
+ad.primitive_jvps[_guard_p] = lambda primals, tangents, **how: (_guard_p.bind(*primals, **how), list(tangents))
 
 
 def guard(*operands: Array, what: str = "rows") -> list[Array]:
@@ -80,7 +103,7 @@ def guard(*operands: Array, what: str = "rows") -> list[Array]:
 
     `what` is on the host: "rows" or "priorities".
     """
-    return list(_guard_p.bind(*operands, what=what))
+    return list(_guard_p.bind(*operands, what=what, shards=_SHARDS.get()))
 
 
 # ------------------------------------------------------------------------------------------- host functions
@@ -194,6 +217,10 @@ def _bind(function: Callable[..., None], *static: Any) -> Callable[..., None]:
 
 def call(function: Callable[..., None], shapes: Any, operands: Sequence[Array], effect: bool) -> Any:
     """Run `function(context, out, *operands)` on the host; `out` are arrays to fill."""
+    return control_flow.vary_like(_call(function, shapes, operands, effect), operands)
+
+
+def _call(function: Callable[..., None], shapes: Any, operands: Sequence[Array], effect: bool) -> Any:
     vmap_method = None if effect else "broadcast_all"
     if jax.default_backend() == "cpu":
         from jax.experimental.buffer_callback import buffer_callback

@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -42,12 +43,17 @@ _graveyard: dict[int, _Grave] = {}
 
 
 class Owner:
-    """Keep one store open while nodes of states refer to this."""
+    """Keep one store open, or those of `parts`, while nodes of states refer to this."""
 
-    __slots__ = ("__weakref__", "id", "slot", "store")
+    __slots__ = ("__weakref__", "ids", "parts", "slot")
 
-    def __init__(self, slot: int, id: int, store: HostObject):
-        self.slot, self.id, self.store = slot, id, store
+    def __init__(self, slot: int, ids: frozenset[int], parts: tuple[Owner, ...] = ()):
+        self.slot, self.ids, self.parts = slot, ids, parts
+
+    @property
+    def id(self) -> int:
+        """The id of the store; of one of several."""
+        return next(iter(self.ids))
 
 
 class StoreHandle:
@@ -127,14 +133,26 @@ def open_store(store: HostObject) -> Owner:
         id = 0
         while id == 0 or id in _stores:
             id = secrets.randbits(64)
-        slot = next((i for i, ref in enumerate(_slots) if ref is None or ref() is None), len(_slots))
-        owner = Owner(slot, id, store)
-        if slot == len(_slots):
-            _slots.append(None)
-        _slots[slot] = weakref.ref(owner)
+        owner = _placed(frozenset((id,)))
         _stores[id] = store
         weakref.finalize(owner, _retire, id).atexit = False
         return owner
+
+
+def open_group(owners: Sequence[Owner]) -> Owner:
+    """Return the owner of the stores of several devices, for a node whose id leaf has a block on each."""
+    with _lock:
+        return _placed(frozenset().union(*(owner.ids for owner in owners)), tuple(owners))
+
+
+def _placed(ids: frozenset[int], parts: tuple[Owner, ...] = ()) -> Owner:
+    """Return an owner in the lowest free slot; `_lock` is held."""
+    slot = next((i for i, ref in enumerate(_slots) if ref is None or ref() is None), len(_slots))
+    owner = Owner(slot, ids, parts)
+    if slot == len(_slots):
+        _slots.append(None)
+    _slots[slot] = weakref.ref(owner)
+    return owner
 
 
 def owner_of(slot: int, id_leaf: Any) -> Owner | None:
@@ -154,7 +172,7 @@ def owner_of(slot: int, id_leaf: Any) -> Owner | None:
             leaf: Any = id_leaf  # `is_ready` is not in the type
             if not leaf.is_ready():  # waiting here would make every jitted step synchronous
                 return owner
-            value = np.asarray(id_leaf)
+            value = np.asarray(leaf.addressable_shards[0].data)
         except (RuntimeError, ValueError):  # deleted or poisoned: the node cannot be used anyway
             return owner
     elif isinstance(id_leaf, np.ndarray):
@@ -162,7 +180,7 @@ def owner_of(slot: int, id_leaf: Any) -> Owner | None:
     else:
         return None
     named = value.dtype == np.uint32 and value.shape[-1:] == (2,) and value.size  # a batch has one for each place
-    return owner if named and join_id(value) == owner.id else None
+    return owner if named and join_id(value) in owner.ids else None
 
 
 def split_id(id: int) -> np.ndarray:

@@ -38,7 +38,7 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
         elif isinstance(leaf, jax.Array):
             key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             about |= {"kind": "key", "impl": str(jax.random.key_impl(leaf))} if key else {"kind": "jax"}
-            data = jax.random.key_data(leaf) if key else leaf
+            data = _here(call, name, jax.random.key_data(leaf) if key else leaf)
             about["shape"] = list(data.shape)
             arrays[f"{_PREFIX}{i}"] = DeviceLeaf(data, whole=True)
         elif (
@@ -52,6 +52,18 @@ def pack(call: str, extra: Any) -> tuple[dict[str, Any], Any]:
             raise TypeError(f"{call}: extra '{name}' is {_kind(leaf)}; expected arrays, PRNG keys, numbers or text.")
         leaves.append(about)
     return arrays, {"structure": row_schema.encode(jax.tree.structure(extra)), "leaves": leaves}
+
+
+def _here(call: str, name: str, array: jax.Array) -> jax.Array:
+    """Return an array of this process."""
+    if array.is_fully_addressable:
+        return array
+    if not array.is_fully_replicated:
+        raise TypeError(
+            f"{call}: extra '{name}' is split over processes; expected the same array in each. Gather it: "
+            f"jax.experimental.multihost_utils.process_allgather(x, tiled=True)."
+        )
+    return array.addressable_data(0)
 
 
 def _kind(leaf: Any) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +24,10 @@ from fbuf._bridge import lifetime
 from fbuf._buffer import checks, prefetch, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._checkpoint import compatibility, mixture, state_arrays
+from fbuf._checkpoint import compatibility, mixture, processes, sharded, state_arrays
 from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint import resize as _resize
-from fbuf._checkpoint.device_arrays import to_device
+from fbuf._checkpoint.parts import device_array, whole_shape
 from fbuf._checkpoint.save import Progress, checked_path
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
@@ -34,6 +35,7 @@ from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._mixture import Mixture
+from fbuf.sharded import Sharded
 from fbuf.storages import _array_rows
 
 _STAGES = "state/transforms/read/"
@@ -42,7 +44,7 @@ _STAGES = "state/transforms/read/"
 
 def load(
     path: str | os.PathLike[str],
-    buffer: Buffer | Mixture | None = None,
+    buffer: Buffer | Mixture | Sharded | None = None,
     *,
     example: Any = None,
     verify: Literal["full", "lazy"] = "full",
@@ -59,7 +61,7 @@ def load(
 
     Args:
       path: The folder. For a saved `Mixture`, `buffer` is a mixture with the same names, `example` and `resize` are dicts by
-        name, and the following holds for each of its buffers.
+        name, and the following holds for each of its buffers. For a `sharded.Sharded` see below.
       buffer: None: the saved one. Otherwise the buffer to load into; it may differ in settings that the state does not depend
         on: the view's output (`gamma`, ...), `prefetch` and `batch_size` (the prefetched batch is then dropped), settings of
         draws (`stratified`, `replace`, `drop_last`, ...), where priorities are (`on`), and the path of its files. Annealed
@@ -84,6 +86,13 @@ def load(
       TypeError: the call is traced.
       MemoryError: the state needs more memory than is free (on a CPU; not checked if buffer and example are given).
       FileExistsError, BlockingIOError: the path of the buffer's files is in use: use another path.
+
+    A sharded buffer loads on any number of shards and processes, `fbuf.load(path, Sharded(buffer, mesh))`, and as a plain
+    buffer on one device, `fbuf.load(path)`; a plain one loads as a `Sharded`. On the saved number of shards the state is the
+    same bit for bit. On another all rows are kept, with their lanes, order and priorities; indices become stale, and an epoch
+    restarts. Without lanes, rows of several shards are merged by age. Each process calls `load`; it makes its own shards, and
+    checks every byte with "full".
+
     Cost: each byte is read once; twice with "full" if rows are stored in files. Memory: the state, and a few blocks; twice the
       state if it is resized.
 
@@ -99,8 +108,9 @@ def load(
     """
     call = "fbuf.load"
 
-    def restarted(buffer: Buffer, state: BufferState) -> tuple[Buffer, BufferState]:
-        return buffer, buffer.cut(state) if cut and not isinstance(buffer.writer, ReadOnly) else state
+    def restarted(buffer: Any, state: Any) -> tuple[Any, Any]:
+        fixed = isinstance(getattr(buffer, "writer", None), ReadOnly)
+        return buffer, buffer.cut(state) if cut and not fixed else state
 
     def build(saved: checkpoint.Saved) -> Any:
         beside = () if extra is None else (_extra.unpack(call, saved.path, saved, saved.meta["extra"], extra),)
@@ -110,9 +120,38 @@ def load(
                 return restarted(*restore_buffer(call, part, buffer, example, size, verify))
 
             return *mixture.restore(call, saved, buffer, example, resize, one), *beside
+        if isinstance(buffer, Sharded) or "shards" in saved.meta:
+
+            def shard(part: Any, buffer: Buffer, example: Any, size: Any) -> tuple[Buffer, BufferState]:
+                return restore_buffer(call, part, buffer, example, size, verify)
+
+            return *restarted(*sharded.restore(call, saved, buffer, example, resize, shard)), *beside
         return *restarted(*restore_buffer(call, saved, buffer, example, resize, verify)), *beside
 
-    return load_newest(call, path, verify, progress, build)
+    def here(build: Any = build) -> Any:
+        return load_newest(call, path, verify, progress, build)
+
+    if isinstance(buffer, Sharded) and processes.spans_processes(buffer.mesh):
+        return _load_jointly(call, here, build)
+    return here()
+
+
+def _load_jointly(call: str, load: Callable[..., Any], build: Callable[[checkpoint.Saved], Any]) -> Any:
+    """Load in all processes; raise in each if one fails, or finds another generation than the others."""
+    group, found = processes.Processes(call), list[checkpoint.Saved]()
+
+    def noted(saved: checkpoint.Saved) -> Any:
+        found.append(saved)
+        return build(saved)
+
+    made = group.each(lambda: load(noted))
+    id = zlib.crc32(found[-1].manifest.save.encode()) & 0x7FFFFFFF
+    if (group.gather(id) != id).any():
+        raise checkpoint.StoreCorrupted(
+            f"{call}: processes loaded different generations of {found[-1].path}, since some found damage. Remove the damaged "
+            f"manifest, or use verify='full'."
+        )
+    return made
 
 
 def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callable[[checkpoint.Saved], Any]) -> Any:
@@ -127,7 +166,7 @@ def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
 
     def checked(saved: checkpoint.Saved) -> Any:
         one = saved.meta.keys() >= {"buffer", "rows", "rule", "placed", "extra", "replay"}
-        if not one and not saved.meta.keys() >= mixture.KEYS:
+        if not one and not any(saved.meta.keys() >= keys for keys in (mixture.KEYS, sharded.KEYS)):
             raise checkpoint.SchemaError(f"{call}: {saved.path} holds no buffer. Give a path that fbuf.save wrote.")
         try:
             return build(saved)
@@ -193,23 +232,23 @@ def _read(
     if not reader.prefetch:
         there = {n for n in there if not n.startswith("state/ahead/")}
     there = {n for n in there if not n.startswith(_STAGES) or n.removeprefix(_STAGES).split("/")[0] in stages}
-    found = {n: jax.ShapeDtypeStruct(_whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
+    found = {n: jax.ShapeDtypeStruct(whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
     compatibility.check_leaves(call, saved.path, found, wanted)
     _check_sizes(call, saved, reader, wanted, abstract.rows, given)
     rows = {
-        name.removeprefix("rows/"): _array_rows.OwnedArray(_device_array(saved, name)) if name in placed else array
+        name.removeprefix("rows/"): _array_rows.OwnedArray(device_array(saved, name)) if name in placed else array
         for name, array in saved.arrays.items()
         if name.startswith("rows/")
     }
     made = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
-    leaves = {n: _device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
+    leaves = {n: device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
     return state_arrays.from_saved_arrays(reader, abstract, leaves, made)
 
 
 def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool) -> None:
     """Raise if arrays are larger than this buffer's, or do not fit into memory."""
     there = [n for n in saved.arrays if n.startswith("rows/") and n in saved.meta["placed"]]
-    claimed = nbytes((_whole_shape(saved, n), saved.arrays[n].dtype) for n in there)
+    claimed = nbytes((whole_shape(saved, n), saved.arrays[n].dtype) for n in there)
     expected = nbytes((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows))
     if claimed > expected and type(reader.storage).__module__.split(".")[0] == "fbuf":
         raise checkpoint.SchemaError(
@@ -222,22 +261,6 @@ def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any
 
 def _shape_of(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct((leaf.rows,), leaf.array.dtype) if isinstance(leaf, state_arrays.Prefix) else leaf
-
-
-def _whole_shape(saved: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of a leaf in the state."""
-    placed: Mapping[str, Any] = saved.meta["placed"]
-    return tuple(placed[name][0]) if name in placed else tuple(saved.arrays[name].shape)
-
-
-def _device_array(saved: Any, name: str) -> Any:
-    source, fill = saved.arrays[name], bytes.fromhex(saved.meta["placed"][name][1])
-    shape = _whole_shape(saved, name)
-    if (shape[1:] if shape else ()) != source.shape[1:] or (shape or (1,))[0] < source.shape[0]:
-        raise checkpoint.SchemaError(
-            f"fbuf.load: {saved.path}: '{name}' has shape {list(shape)}, but {list(source.shape)} is stored."
-        )
-    return to_device(source, shape, source.dtype, fill)
 
 
 _MEMORY = Path("/proc/meminfo")

@@ -18,6 +18,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import config_json
 from fbuf._checkpoint.device_arrays import DeviceLeaf
+from fbuf._checkpoint.parts import SavedPart
 from fbuf._core.component import from_config
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
@@ -73,21 +74,6 @@ def _numbers(state: MixtureState) -> dict[str, jax.Array]:
     return found if state.fractions is None else found | {"fractions": state.fractions}
 
 
-class SavedMember:
-    """The part of a checkpoint that belongs to one buffer, with the interface of `Saved`."""
-
-    def __init__(self, saved: checkpoint.Saved, number: int):
-        begin = prefix(number)
-        self.path, self.verify = saved.path, saved.verify
-        self.meta = saved.meta["buffers"][number] | {"extra": None, "replay": None}
-        self.arrays = {name[len(begin) :]: a for name, a in saved.arrays.items() if name.startswith(begin)}
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of its arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
-
-
 def restore(
     call: str, saved: checkpoint.Saved, mixture: Any, examples: Any, resize: Any, of_buffer: Callable[..., Any]
 ) -> tuple[Mixture, MixtureState]:
@@ -113,7 +99,8 @@ def restore(
     states: dict[str, BufferState] = {}
     with contextlib.ExitStack() as stack:
         for number, name in enumerate(names):
-            part, buffer = SavedMember(saved, number), None if mixture is None else mixture[name]
+            part = SavedPart(saved, prefix(number), saved.meta["buffers"][number])
+            buffer = None if mixture is None else mixture[name]
             saved_path = part.meta["buffer"]["storage"].get("path")
             storage = saved_path if buffer is None else getattr(buffer.storage, "path", None)
             stack.enter_context(rollback(storage if isinstance(storage, str) else None))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -87,7 +88,8 @@ class SlotRemap(NamedTuple):
         return out
 
 
-def _slots_by_age(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def slots_by_age(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return slots int32[N, E] from the oldest on, C where there is no row; which are rows; and the rows of each lane."""
     size, cursor = np.asarray(ring.size), np.asarray(ring.cursor)
     age = np.arange(int(size.max(initial=0)), dtype=np.int32)[:, None]
     there = age < size[None, :]
@@ -98,7 +100,7 @@ def _slots_by_age(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarra
 
 def identity_remap(ring: Ring, geometry: Geometry) -> SlotRemap:
     """Return the remap in which all rows keep their slots."""
-    old = _slots_by_age(ring, geometry)[0]
+    old = slots_by_age(ring, geometry)[0]
     if not geometry.streams:  # the rings hold the number of rows, not their order
         held = int(np.asarray(ring.size).sum())
         number = -(-held // geometry.lanes)
@@ -112,7 +114,7 @@ def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarra
 
     A lane that lost rows and is not full starts at its second position, so that its first row does not count as the first ever.
     """
-    old, there, size = _slots_by_age(ring, before)
+    old, there, size = slots_by_age(ring, before)
     first = (lost & (size < after.length)).astype(np.int32)
     age = np.arange(old.shape[0], dtype=np.int32)[:, None]
     lane = np.arange(after.lanes, dtype=np.int32)
@@ -272,7 +274,7 @@ def resize_state(call: str, reader: Buffer, target: Buffer, state: BufferState) 
     state = dataclasses.replace(state, ahead=None)
     if reader.geometry == target.geometry:
         remap = identity_remap(state.ring, reader.geometry)
-        return dataclasses.replace(state, rows=_move_rows(call, reader, target, state, remap))
+        return dataclasses.replace(state, rows=move_rows(call, reader, target, [(state, remap)]))
     lost = np.asarray(convert._may_have_lost_rows(reader, state))
     size = np.asarray(state.ring.size)
     excess = np.maximum(size - target.geometry.length, 0)
@@ -281,7 +283,7 @@ def resize_state(call: str, reader: Buffer, target: Buffer, state: BufferState) 
         anchors, sampler, ring = _evict_oldest(reader, most, state, jnp.asarray(excess, jnp.int32))
         state = state.replace(anchors=anchors, sampler=sampler, ring=ring)
     remap = compact_remap(state.ring, reader.geometry, target.geometry, lost | (excess > 0))
-    rows = _move_rows(call, reader, target, state, remap)
+    rows = move_rows(call, reader, target, [(state, remap)])
     return remap_state(target, state, remap, rows)
 
 
@@ -307,8 +309,12 @@ def _evict_oldest(buffer: Buffer, most: int, state: BufferState, count: jax.Arra
     return anchors, sampler, _ring.evict(state.ring, count)
 
 
-def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, remap: SlotRemap) -> Any:
-    """Write the rows to the target's storage, those of each lane in order of age."""
+def move_rows(call: str, reader: Buffer, target: Buffer, moves: Sequence[tuple[BufferState, SlotRemap]]) -> Any:
+    """Write the rows of states of `reader` to the target's storage, those of each lane in order of age.
+
+    The remaps have the same shape, and no new slot is in two of them.
+    """
+    state, remap = moves[0]
     spec, structure = reader.storage.spec(state.rows)
     geometry = target.geometry
     if isinstance(target.storage, Ragged):
@@ -318,14 +324,19 @@ def _move_rows(call: str, reader: Buffer, target: Buffer, state: BufferState, re
     step = max(_CHUNK_BYTES // max(geometry.lanes * sum(map(item_bytes, spec.values())), 1), 1)
     step = min(1 << (step.bit_length() - 1), max(remap.number, 1))
     for start in range(0, remap.number, step):
-        old, new, keep = remap.chunk(start, step)
-        more = (
-            {TICKET: _move_ragged(reader, target, state, rows, old, keep)} if isinstance(target.storage, Ragged) else {}
-        )
-        flags = None if state.anchors is None else state.anchors.flags
-        rows, wrong = _copy_rows(reader, target, rows, state.rows, old, new, keep, more, flags)
-        if int(wrong):
-            raise checkpoint.SchemaError(f"{call}: {int(wrong)} rows do not fit in {target.storage!r}, or had expired.")
+        for state, remap in moves:
+            old, new, keep = remap.chunk(start, step)
+            if not keep.any():
+                continue
+            more = {}
+            if isinstance(target.storage, Ragged):
+                more = {TICKET: _move_ragged(reader, target, state, rows, old, keep)}
+            flags = None if state.anchors is None else state.anchors.flags
+            rows, wrong = _copy_rows(reader, target, rows, state.rows, old, new, keep, more, flags)
+            if int(wrong):
+                raise checkpoint.SchemaError(
+                    f"{call}: {int(wrong)} rows do not fit in {target.storage!r}, or had expired."
+                )
     return rows
 
 

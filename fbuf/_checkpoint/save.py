@@ -20,12 +20,13 @@ import numpy as np
 from fbuf._bridge import lifetime
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._checkpoint import async_save, config_json, mixture, row_schema, state_arrays
+from fbuf._checkpoint import async_save, config_json, mixture, processes, row_schema, sharded, state_arrays
 from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint.async_save import Saving, Snapshot
 from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._formats import checkpoint
 from fbuf._mixture import Mixture, MixtureState
+from fbuf.sharded import Sharded, ShardedState
 
 Progress = Callable[[int, int], None]
 _USAGE = {"Replay": "replay.save(path)", "Checked": "fbuf.save(path, checked.buffer, state)"}
@@ -34,8 +35,8 @@ _USAGE = {"Replay": "replay.save(path)", "Checked": "fbuf.save(path, checked.buf
 
 def save(
     path: str | os.PathLike[str],
-    buffer: Buffer | Mixture,
-    state: BufferState | MixtureState,
+    buffer: Buffer | Mixture | Sharded,
+    state: BufferState | MixtureState | ShardedState,
     *,
     keep: int = 2,
     extra: Any = None,
@@ -50,24 +51,30 @@ def save(
 
     Args:
       path: A folder; created if missing. Save repeatedly to one path.
-      buffer: The buffer, or a `Mixture`; its configuration is saved too. Custom functions (`views.Hindsight`,
-        `storages.Ragged(encode=...)`) and parts are saved by name; `load` then needs the buffer.
+      buffer: The buffer, a `Mixture`, or a `sharded.Sharded`; its configuration is saved too. Custom functions
+        (`views.Hindsight`, `storages.Ragged(encode=...)`) and parts are saved by name; `load` then needs the buffer.
       state: Its state: concrete, and not donated. Of an old state, rows that have expired on the host are missing.
       keep: Number of generations to keep, this one included.
       extra: A pytree of arrays, PRNG keys, numbers and text to save with it, as in `{"key": key, "step": 1000}`.
       wait: False: return once the changes since the last save are copied, so that the state may be donated, and write in a
         thread. An error is raised by `Saving.result`, else by the next save to that path, else printed when the process ends,
         which waits for its saves. A save waits for a running save to the same path, of any thread.
+        Not if the state is spread over processes.
       sync: Wait for the disk. False: safe if the process is killed, not if power fails.
       progress: True for a bar, or a callable of (bytes done, bytes in all).
     Returns:
       A handle: `result()` returns how much was written.
     Raises:
-      TypeError: the call or the state is traced, or spread over processes; or holds objects without bytes (in
-        `storages.Ragged`).
+      TypeError: the call or the state is traced, or a plain state is spread over processes; or it holds objects without
+        bytes (in `storages.Ragged`).
       RuntimeError: the state was donated.
       ValueError: another buffer made it.
       OSError: the disk is full or fails; the checkpoint before is intact. BlockingIOError: another process saves there.
+      RuntimeError: the save failed in another process; the checkpoint before is intact.
+
+    If a `Sharded` is spread over processes, each of them calls `save` with the same path, in a folder that all see. Each writes
+    its shards, and one checkpoint of all is complete when the call returns. `extra` is that of process 0.
+
     Cost: new blocks are written once. Arrays on a CPU and of host stores without versions are read and compared; those on an
       accelerator are hashed there, and only changed blocks are fetched. Memory: a block; with `wait=False` all changes.
 
@@ -104,13 +111,50 @@ def start_save(
         beside, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
         mine, meta["replay"] = ({}, None) if own is None else own
         arrays |= beside | mine
+        if isinstance(buffer, Sharded) and processes.spans_processes(buffer.mesh):
+            return _save_jointly(call, folder, arrays, meta, keep, wait, sync, progress)
         sources = arrays if wait else _snapshots(folder, arrays, _custom_row_prefixes(buffer))
         work = functools.partial(checkpoint.write, folder, sources, meta, keep=keep, sync=sync, progress=progress)
         return Saving(folder, work, wait=wait)
 
 
-def _custom_row_prefixes(buffer: Buffer | Mixture) -> tuple[str, ...]:
+def _save_jointly(
+    call: str,
+    folder: str,
+    arrays: dict[str, Any],
+    meta: dict[str, Any],
+    keep: int,
+    wait: bool,
+    sync: bool,
+    progress: Any,
+) -> Saving:
+    """Save the shards of this process, and those of all others."""
+    if not wait:
+        raise ValueError(
+            f"{call}: wait is False, but the state is spread over {jax.process_count()} processes, which write together. Use "
+            f"wait=True."
+        )
+    group = processes.Processes(call)
+    if group.index:  # the first process saves what all have
+        arrays = {name: source for name, source in arrays.items() if name.startswith("shards/")}
+    work = functools.partial(
+        checkpoint.write_jointly,
+        folder,
+        arrays,
+        meta,
+        group,
+        sharded.join_meta,
+        keep=keep,
+        sync=sync,
+        progress=progress,
+    )
+    return Saving(folder, work, wait=True)
+
+
+def _custom_row_prefixes(buffer: Buffer | Mixture | Sharded) -> tuple[str, ...]:
     """Return the prefixes of arrays of custom storages."""
+    if isinstance(buffer, Sharded):
+        return ()  # its storages are fbuf's
     members = {"": buffer} if isinstance(buffer, Buffer) else mixture.buffers_by_prefix(buffer)
     return tuple(f"{begin}rows/" for begin, b in members.items() if type(b.storage).__module__.split(".")[0] != "fbuf")
 
@@ -143,11 +187,27 @@ def check_state(call: str, buffer: Any, state: Any) -> None:
         mixture.check_state(call, buffer, state, check_state)
         return
     usage = f"{call}(buffer, state)" if call.endswith("SaveArgs") else f"{call}(path, buffer, state)"
+    if isinstance(buffer, Sharded):
+        if not isinstance(state, ShardedState):
+            raise TypeError(f"{call}: state is {type(state).__name__}; expected a ShardedState. Write {usage}.")
+        _check_leaves(call, usage, state)
+        buffer.check_state(state)
+        return
     if not isinstance(buffer, Buffer):
         write = _USAGE.get(type(buffer).__name__, usage)
         raise TypeError(f"{call}: buffer is {type(buffer).__name__}; expected a Buffer. Write {write}.")
     if not isinstance(state, BufferState):
         raise TypeError(f"{call}: state is {type(state).__name__}; expected a BufferState. Write {usage}.")
+    _check_leaves(call, usage, state)
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
+        raise TypeError(f"{call}: the state is spread over several processes. Gather it with process_allgather.")
+    buffer.check_state(state)
+    if state_arrays.has_custom_host_state(buffer):
+        raise TypeError(f"{call}: {buffer.sampler!r} keeps state on the host. Use one whose state is arrays.")
+
+
+def _check_leaves(call: str, usage: str, state: Any) -> None:
+    """Raise if leaves are not arrays that can be read."""
     leaves = jax.tree.leaves(state)
     if lifetime.traced() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(f"{call}: the call or the state is traced. Call it outside jit, with the returned state.")
@@ -155,18 +215,15 @@ def check_state(call: str, buffer: Any, state: Any) -> None:
         raise TypeError(f"{call}: the state contains shapes; expected arrays. Save a state that a method returned.")
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     if any(leaf.is_deleted() for leaf in arrays):
-        raise RuntimeError(f"{call}: the state was donated. Save what the the step returned; {usage}.")
-    if not all(leaf.is_fully_addressable for leaf in arrays):
-        raise TypeError(f"{call}: the state is spread over several processes. Gather it with process_allgather.")
-    buffer.check_state(state)
-    if state_arrays.has_custom_host_state(buffer):
-        raise TypeError(f"{call}: {buffer.sampler!r} keeps state on the host. Use one whose state is arrays.")
+        raise RuntimeError(f"{call}: the state was donated. Save what the step returned; {usage}.")
 
 
 def gather(call: str, buffer: Any, state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return sources by name, and their description for the manifest."""
     if isinstance(buffer, Mixture):
         return mixture.gather(buffer, state, _gather)
+    if isinstance(buffer, Sharded):
+        return sharded.gather(buffer, state, _gather)
     return _gather(buffer, state)
 
 

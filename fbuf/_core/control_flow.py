@@ -60,6 +60,11 @@ def vary(tree: C, axes: frozenset[str]) -> C:
     return result
 
 
+def vary_like(tree: C, *others: Any) -> C:
+    """Return the arrays typed as varying over the axes of the leaves of `others` too."""
+    return vary(tree, axes_of(others)) if jax.sharding.get_abstract_mesh().manual_axes else tree
+
+
 def _casting(fn: Callable[..., Any]) -> Callable[..., Any]:
     axes = _AXES.get()
     return (lambda *args: vary(fn(*args), axes)) if axes else fn

@@ -15,6 +15,7 @@ from fbuf._core.sample import Index
 from fbuf._interfaces.view import EligibilityRule
 from fbuf.samplers import Prioritized
 from fbuf.sharded._operation import is_local
+from fbuf.sharded._split import keeps_rows_on_host
 from fbuf.sharded._state import ShardedIndex, ShardedState
 from fbuf.storages import Deduplicated, Device
 
@@ -33,10 +34,15 @@ def check_parts(buffer: Any, mesh: Any, axis: Any) -> None:
         value = getattr(buffer, name)
         if value is not None:
             check_multiple("Sharded", name, value, shards, axis)
-    if not isinstance(buffer.storage, (Device, Deduplicated)):
+    if not isinstance(buffer.storage, (Device, Deduplicated)) and not keeps_rows_on_host(buffer):
         raise ValueError(
-            f"Sharded: storage is {buffer.storage!r}; expected Device() or Deduplicated(...), which keep rows on the devices "
-            f"of the mesh."
+            f"Sharded: storage is {buffer.storage!r}; expected Device(), Deduplicated(...), or Host(...) or Compressed(...) "
+            f"in memory."
+        )
+    if keeps_rows_on_host(buffer) and mesh.size != shards:
+        raise ValueError(
+            f"Sharded: {buffer.storage!r} keeps rows on the host, but {mesh.size // shards} devices would have each shard, and "
+            f"would write each row as often. Use a mesh of axis '{axis}' alone, or storages.Deduplicated()."
         )
     if getattr(buffer.sampler, "on_host", False):
         raise ValueError(
@@ -117,8 +123,8 @@ def check_state(call: str, sharded: Any, state: Any) -> None:
     check_axis(call, sharded)
     if state.layout.shards != sharded.shards:
         raise ValueError(
-            f"{call}: the state has {state.layout.shards} shards; expected {sharded.shards}, of axis '{sharded.axis}'. Use the "
-            f"Sharded that made it."
+            f"{call}: the state has {state.layout.shards} shards; expected {sharded.shards}, of axis '{sharded.axis}'. Save "
+            f"it, and write fbuf.load(path, sharded)."
         )
     header = state.shards.header
     place = None if isinstance(header, jax.core.Tracer) else header.sharding
@@ -127,7 +133,8 @@ def check_state(call: str, sharded: Any, state: Any) -> None:
             f"{mesh} of devices {[device.id for device in mesh.devices.flat]}" for mesh in (place.mesh, sharded.mesh)
         )
         raise ValueError(
-            f"{call}: the state is on another mesh: {one}; expected {other}. Use the Sharded that made it."
+            f"{call}: the state is on another mesh: {one}; expected {other}. Save it, and write "
+            f"fbuf.load(path, sharded)."
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from fbuf._bridge import callbacks
 from fbuf._buffer import init
 from fbuf._core import control_flow
 from fbuf._core.dispatch import _UNCHANGED, scoped
@@ -39,7 +40,7 @@ class ShardedOperation:
                         f"Sharded: this state was made by another buffer than {sharded.buffer!r}, of another "
                         f"capacity, number of lanes, sampler, view or storage. Use the Sharded that made it."
                     )
-                with control_flow.varying_as(state, args):
+                with control_flow.varying_as(state, args), callbacks.store_on_each_device(sharded.shards):
                     new, result = core(sharded, own, *args, *static)
                 leaves = zip(jax.tree.leaves(own), jax.tree.leaves(new), state.layout.scalars, strict=True)
                 return [_UNCHANGED if a is b else b[None] if scalar else b for a, b, scalar in leaves], result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Literal, Unpack
 
@@ -21,8 +20,8 @@ from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
 from fbuf.sharded import _checks, _draw, _exchange, _feedback
 from fbuf.sharded._operation import ShardedOperation, is_local
+from fbuf.sharded._split import init_each, keeps_rows_on_host, shard_of
 from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState, block_of, split_specs
-from fbuf.storages import Deduplicated
 
 
 @component
@@ -50,9 +49,13 @@ class Sharded:
     `Prioritized(replace=False)`. For Epoch a shard whose rows are all drawn waits, with `mask` False, until every shard has
     finished the epoch. With one shard everything equals the unsharded buffer, bit for bit.
 
+    Storages: `Device`, `Deduplicated`, and on a mesh of this axis alone `Host` and `Compressed` in memory: each shard has a
+    store in its process, which `init` opens outside jit. The mesh may span the processes of `jax.distributed`; each calls every
+    method. `fbuf.save(path, sharded, state)` saves all shards, and `fbuf.load(path, sharded)` loads them on any mesh.
+
     Raises:
-      ValueError: sizes are not multiples of D; the view reads neighbouring rows, but there are no lanes; a part keeps rows or
-        priorities on the host.
+      ValueError: sizes are not multiples of D; the view reads neighbouring rows, but there are no lanes; a part keeps
+        priorities on the host, or rows in files.
       TypeError: a part needs all rows in one place, such as `samplers.Ranked` and `writers.TopK`.
 
     Example:
@@ -92,14 +95,7 @@ class Sharded:
     @functools.cached_property
     def shard(self) -> Buffer:
         """The buffer of one shard."""
-        shards, buffer = self.shards, self.buffer
-        storage = buffer.storage
-        if isinstance(storage, Deduplicated) and storage.blocks is not None:
-            storage = dataclasses.replace(storage, blocks=_split_blocks(storage.blocks, shards))
-        lanes = None if buffer.lanes is None else buffer.lanes // shards
-        return dataclasses.replace(
-            buffer, capacity=buffer.capacity // shards, lanes=lanes, batch_size=None, storage=storage
-        )
+        return shard_of(self.buffer, self.shards)
 
     def check_state(self, state: ShardedState) -> None:
         """Raise ValueError if another buffer made the state, or it is on another mesh."""
@@ -131,6 +127,8 @@ class Sharded:
         if is_local(self.axis):
             _checks.check_axis("Sharded.init", self)
             return vary(local(), frozenset({self.axis}))
+        if keeps_rows_on_host(self.buffer):
+            return init_each(self, example)
         split = PartitionSpec(self.axis)
         made: ShardedState = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=(), out_specs=split))()
         return made
@@ -317,17 +315,6 @@ class Sharded:
         _checks.check_state("Sharded.stats", self, state)
         found: dict[str, jax.Array] = _stats(self, state)[1]
         return found
-
-
-def _split_blocks(blocks: Any, shards: int) -> Any:
-    """Return the entries of one shard's table, a multiple of 32."""
-
-    def one(number: int | None) -> int | None:
-        return None if number is None else -(-number // (32 * shards)) * 32
-
-    return (
-        one(blocks) if isinstance(blocks, int) else tuple((name, one(number)) for name, number in dict(blocks).items())
-    )
 
 
 def _specs_of_batch(sharded: Sharded) -> ShardedSample:

@@ -150,6 +150,15 @@ def open_rows(store: RowStore, ticket: Any, device: Any, last: Any, layout: Layo
     return rows
 
 
+def grouped(parts: Sequence[SideRows]) -> list[SideRows]:
+    """Return the same rows, whose nodes keep the stores of all parts open, so that they can be joined."""
+    group = lifetime.open_group([part.owner for part in parts if part.owner is not None])
+    made = [SideRows(part.id, part.ticket, part.device, part.last, group.slot, part.layout) for part in parts]
+    for rows in made:
+        rows.owner = group
+    return made
+
+
 def resume(
     store: Store, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]
 ) -> tuple[SideRows, np.ndarray, np.ndarray]:

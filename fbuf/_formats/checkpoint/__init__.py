@@ -14,6 +14,7 @@ Example:
 """
 
 from fbuf._formats.checkpoint.filesystem import Disk
+from fbuf._formats.checkpoint.joint import Group, write_jointly
 from fbuf._formats.checkpoint.manifest import CheckpointNotFound, SchemaError, VersionError
 from fbuf._formats.checkpoint.read import Saved, SavedArray, read, restore
 from fbuf._formats.checkpoint.write import Written, write
@@ -22,6 +23,7 @@ from fbuf._host.types import StoreCorrupted
 __all__ = [
     "CheckpointNotFound",
     "Disk",
+    "Group",
     "Saved",
     "SavedArray",
     "SchemaError",
@@ -31,4 +33,5 @@ __all__ = [
     "read",
     "restore",
     "write",
+    "write_jointly",
 ]

@@ -30,7 +30,7 @@ from fbuf._formats.checkpoint.filesystem import (
     sync_folder,
     write_partial,
 )
-from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, VersionError, decode
+from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, VersionError, decode, encode
 from fbuf._host.io.file import annotate_os_error, lock_file, sign_lock, unlock_file
 from fbuf._host.types import StoreCorrupted
 
@@ -67,7 +67,7 @@ class Folder:
         """Return the generations that have a manifest, newest first."""
         return find_generations(self.names())
 
-    def remember(self, text: bytes, manifest: Manifest) -> None:
+    def _remember(self, text: bytes, manifest: Manifest) -> None:
         """Cache a manifest that is about to be written, so that the next save need not parse it."""
         _manifest_cache.pop(self.path, None)
         if len(text) <= _MAX_CACHED_BYTES:
@@ -76,9 +76,9 @@ class Folder:
             with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread did
                 del _manifest_cache[next(iter(_manifest_cache))]
 
-    def manifest(self, generation: int, known: bool = False) -> Manifest:
+    def manifest(self, generation: int, known: bool = False, partial: bool = False) -> Manifest:
         """Read a manifest; `known` allows the cached one. Raises StoreCorrupted, VersionError, OSError."""
-        path = self.file(manifest_name(generation))
+        path = self.file((partial_name if partial else manifest_name)(generation))
         fd, size = open_plain(self.disk, path)
         try:
             if size > MAX_BYTES:
@@ -152,19 +152,27 @@ class Folder:
                 unlock_file(fd)
             self.disk.close(fd)
 
-    def next_number(self) -> int:
-        """Return the next generation. Raises FileExistsError: a foreign file has the largest number."""
+    def next_number(self, many: int = 1) -> int:
+        """Return the first of the next `many` numbers. Raises FileExistsError: a foreign file has the largest number."""
         number = largest_number(self.names()) + 1
-        if number > MAX_GENERATION:  # its name would not be recognised
+        if number > MAX_GENERATION - many + 1:  # its name would not be recognised
             raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} has no number left. Use another.")
         return number
 
-    def publish(self, generation: int, text: bytes, sync: bool, named: bool) -> None:
-        """Write and rename a manifest: from then on its generation is the newest.
+    def write_partial(self, manifest: Manifest) -> int:
+        """Write a manifest that is a part of another; return its bytes."""
+        text = encode(manifest)
+        write_partial(self.disk, self.file(partial_name(manifest.generation)), text, False, SAVE_ELSEWHERE)
+        return len(text)
+
+    def publish(self, manifest: Manifest, sync: bool, named: bool) -> int:
+        """Write and rename a manifest: from then on its generation is the newest. Return its bytes.
 
         Args:
           named: Whether the names of all its data files are already synced.
         """
+        generation, text = manifest.generation, encode(manifest)
+        self._remember(text, manifest)
         new, path = self.file(partial_name(generation)), self.file(manifest_name(generation))
         write_partial(self.disk, new, text, sync, SAVE_ELSEWHERE)
         if sync and not named:
@@ -173,6 +181,12 @@ class Folder:
             self.disk.rename(new, path)
         if sync:
             sync_folder(self.disk, self.path)
+        return len(text)
+
+    def remove_partial(self, generation: int) -> None:
+        """Remove an unfinished manifest."""
+        with contextlib.suppress(OSError):
+            self.disk.unlink(self.file(partial_name(generation)))
 
     def remove_generation(self, generation: int) -> None:
         """Remove the files of a failed save, the manifest first."""

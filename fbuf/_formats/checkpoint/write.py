@@ -23,7 +23,7 @@ from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, max_header_by
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, UNSYNCED_SAVES, Folder
 from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, data_name
 from fbuf._formats.checkpoint.layout import Plan, plan
-from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, VersionError, encode
+from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, VersionError
 from fbuf._host.io.file import annotate_os_error
 from fbuf._host.memory.lazy_array import Source
 from fbuf._host.types import Array, StoreCorrupted, flat
@@ -123,12 +123,19 @@ _STEP_BYTES = 1 << 19
 """Bytes compared at once."""
 
 
+class SaveName(NamedTuple):
+    """The id of a save, and the number of its files."""
+
+    id: str
+    number: int
+
+
 class Save:
     """A save in progress."""
 
-    def __init__(self, folder: Folder, previous: PreviousSave, plans: list[Plan], sync: bool) -> None:
+    def __init__(self, folder: Folder, previous: PreviousSave, plans: list[Plan], sync: bool, name: SaveName) -> None:
         self._folder, self._previous, self._sync = folder, previous, sync
-        self._id, self._generation = secrets.token_hex(16), folder.next_number()
+        self._id, self._generation = name
         self._columns = [PendingArray(plan, previous) for plan in plans]
         self._data: DataFile | None = None
         self._buffer = memoryview(bytearray(_STEP_BYTES))
@@ -136,11 +143,19 @@ class Save:
 
     def run(self, meta: dict[str, Any], progress: Progress) -> Manifest:
         """Write and publish."""
+        manifest = self.write(meta, progress)
+        before = self._previous.manifest
+        named = self._data is None and before is not None and all(f.synced for f in before.files)
+        self.written += self._folder.publish(manifest, self._sync, named)
+        return manifest
+
+    def write(self, meta: dict[str, Any], progress: Progress) -> Manifest:
+        """Write the data file."""
         total = sum(column.plan.layout.nbytes for column in self._columns)
         with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar:
-            return self._run(meta, bar)
+            return self._write_blocks(meta, bar)
 
-    def _run(self, meta: dict[str, Any], bar: Bar) -> Manifest:
+    def _write_blocks(self, meta: dict[str, Any], bar: Bar) -> Manifest:
         self._header = self._max_header()
         for column in self._columns:
             for i, size in enumerate(column.plan.layout.sizes.tolist()):
@@ -153,19 +168,16 @@ class Save:
             files.append(self._data.finish())
             self.written += files[0].size
             self._data.wait()
-        manifest = self._manifest(meta, files)
-        text = encode(manifest)
-        self._folder.remember(text, manifest)
-        before = self._previous.manifest
-        named = self._data is None and before is not None and all(f.synced for f in before.files)
-        self._folder.publish(self._generation, text, self._sync, named)
-        self.written += len(text)
-        return manifest
+        return self._manifest(meta, files)
+
+    def close(self) -> None:
+        """Close the data file."""
+        if self._data is not None:
+            self._data.close()
 
     def rollback(self) -> None:
         """Remove what was written."""
-        if self._data is not None:
-            self._data.close()
+        self.close()
         self._folder.remove_generation(self._generation)
 
     def _max_header(self) -> int:
@@ -308,16 +320,14 @@ def write(
     Cost: each block with a new mark or none is read once, and compared with the bytes on the disk; new blocks are written once.
       Memory: one block, some 300 bytes per block, and a megabyte.
     """
-    if isinstance(keep, bool) or not hasattr(keep, "__index__") or keep < 1:
-        raise ValueError(f"fbuf.save: keep is {keep!r}; expected an int, 1 or more.")
-    check_meta(meta)
+    check_settings(meta, keep)
     plans, folder = plan(arrays), Folder(path, disk)
     folder.create(sync)
     with folder.locked():
         folder.remove_leftovers()
         previous = PreviousSave(folder)
         try:
-            save = Save(folder, previous, plans, sync)
+            save = Save(folder, previous, plans, sync, SaveName(secrets.token_hex(16), folder.next_number()))
             try:
                 manifest = save.run(meta, progress)
             except BaseException:
@@ -325,13 +335,23 @@ def write(
                 raise
         finally:
             previous.close()
-        try:
-            folder.prune(manifest, previous.complete_manifest, keep)
-        except (OSError, VersionError) as error:
-            warnings.warn(
-                f"{error} The checkpoint is saved; older ones were not removed.", RuntimeWarning, stacklevel=2
-            )
+        prune(folder, manifest, previous, keep)
     return Written(manifest.generation, save.written, sum(p.layout.nbytes for p in plans))
+
+
+def check_settings(meta: Any, keep: Any) -> None:
+    """Raise TypeError or ValueError for invalid arguments of a save."""
+    if isinstance(keep, bool) or not hasattr(keep, "__index__") or keep < 1:
+        raise ValueError(f"fbuf.save: keep is {keep!r}; expected an int, 1 or more.")
+    check_meta(meta)
+
+
+def prune(folder: Folder, manifest: Manifest, previous: PreviousSave, keep: int) -> None:
+    """Remove older generations than the newest `keep`; warn if that fails."""
+    try:
+        folder.prune(manifest, previous.complete_manifest, keep)
+    except (OSError, VersionError) as error:
+        warnings.warn(f"{error} The checkpoint is saved; older ones were not removed.", RuntimeWarning, stacklevel=3)
 
 
 def check_meta(meta: Any, where: str = "meta", depth: int = 2) -> None:

@@ -244,7 +244,7 @@ def test_refusals() -> None:
         (fbuf.Buffer(64, sampler=Consume(order="fifo")), TypeError, "one queue"),
         (fbuf.Buffer(64, sampler=Prioritized(uniform=0.1)), ValueError, "uniform=None"),
         (fbuf.Buffer(64, sampler=Prioritized(on="host")), ValueError, "host"),
-        (fbuf.Buffer(64, storage=fbuf.storages.Host()), ValueError, "Device"),
+        (fbuf.Buffer(64, storage=fbuf.storages.Memmap("rows")), ValueError, "in memory"),
         (fbuf.Buffer(64, prefetch=1, batch_size=8), ValueError, "prefetch=0"),
         (fbuf.Buffer(64, on_read=fbuf.transforms.Normalize("id")), TypeError, "statistics of one shard"),
     ):
@@ -254,6 +254,7 @@ def test_refusals() -> None:
         with pytest.raises(ValueError, match="Use draw='local'"):
             Sharded(fbuf.Buffer(64, sampler=sampler), mesh, draw="global")
     sharded = Sharded(fbuf.prioritized(64), mesh)
+    four = Sharded(fbuf.prioritized(64), support.mesh_of(4))
     state = sharded.init({"id": np.int32(0)})
     index = ShardedIndex(*(jnp.zeros((12,), kind) for kind in (jnp.int32, jnp.int32, jnp.uint32)))
     calls = {
@@ -261,7 +262,7 @@ def test_refusals() -> None:
         "the number of rows is 4": lambda: sharded.extend(state, {"id": np.arange(4)}),
         "one row cannot be split": lambda: sharded.add(state, {"id": np.int32(1)}),
         "the length of index is 12": lambda: sharded.update_priority(state, index, jnp.ones(12)),
-        "the state has 8 shards; expected 4": lambda: Sharded(fbuf.prioritized(64), support.mesh_of(4)).size(state),
+        "the state has 8 shards; expected 4, of axis 'data'. Save it, and write fbuf.load": lambda: four.size(state),
     }
     for said, call in calls.items():
         with pytest.raises(ValueError, match=said):
@@ -269,7 +270,6 @@ def test_refusals() -> None:
     reversed_mesh = jax.make_mesh((8,), ("data",), devices=jax.devices()[::-1])
     with pytest.raises(ValueError, match=r"devices \[0, 1, .*; expected .* of devices \[7, 6, "):
         Sharded(fbuf.prioritized(64), reversed_mesh).size(state)
-    four = Sharded(fbuf.prioritized(64), support.mesh_of(4))
     for local in (lambda: four.init({"id": np.int32(0)}), lambda: four.size(four.init({"id": np.int32(0)}))):
         with pytest.raises(ValueError, match="has 8 devices; expected 4"):
             jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=P("data"))()

@@ -1,0 +1,223 @@
+"""Distribute the rows of some shards to another number of them.
+
+With lanes, a new shard takes lanes of old ones, whose rows keep their positions: a lane has as many rows in any number of
+shards. Without lanes it takes rows of old shards by age, every k-th from the newest on where old shards are divided, so that
+each new shard has recent ones; they are ordered by age. Generations begin beyond all old ones, so old indices are stale. An
+epoch of `samplers.Epoch` restarts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._algorithms import sum_tree
+from fbuf._algorithms.slot_pool import SlotPool
+from fbuf._buffer import operations, state_ops
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState, given_of
+from fbuf._checkpoint import resize
+from fbuf._checkpoint.resize import SlotRemap
+from fbuf._core.geometry import Geometry, Ring
+from fbuf._formats import checkpoint
+from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._indexing.ring import next_lap
+from fbuf.samplers import EpochState, PrioritizedState, StalenessState
+
+Array = np.ndarray[Any, Any]
+
+
+class Rows(NamedTuple):
+    """The rows of a new shard, by age from the oldest: part and slot they come from, and their new slot, `[N, E]`."""
+
+    part: Array  # -1: none
+    old: Array
+    new: Array
+    cursor: Array
+    size: Array
+
+
+class Moved(NamedTuple):
+    """Where the entries of a new shard come from, in the joined arrays of the parts."""
+
+    before: Geometry  # of one part
+    after: Geometry
+    source: Array  # int64[C], by slot; -1: none
+    lane: Array  # int64[E]
+    place: Array  # int64[parts * C], the new slot of each old one; -1: none
+    ring: Ring
+    begun: int
+
+    def slots(self, arrays: Sequence[Any], fill: Any = 0) -> Array:
+        """Return an array [C, ...] by slot, or by place in the lanes' queues."""
+        joined = np.concatenate([np.asarray(array)[: self.before.capacity] for array in arrays])
+        out = joined[self.source]
+        out[self.source < 0] = fill
+        return out
+
+    def lanes(self, arrays: Sequence[Any]) -> Array:
+        """Return an array [..., E] by lane."""
+        return np.concatenate([np.asarray(array) for array in arrays], axis=-1)[..., self.lane]
+
+    def names(self, arrays: Sequence[Any]) -> list[Array]:
+        """Return old slots as places in the joined arrays."""
+        return [np.asarray(array) + part * self.before.capacity for part, array in enumerate(arrays)]
+
+
+class Moves(NamedTuple):
+    """Which shard is made of which."""
+
+    first: int  # old shard of the first part
+    number: int  # of old shards
+    at: int  # the new shard
+    shards: int  # of new shards
+    lap: int  # the latest of all old shards
+    begun: int  # the most epochs begun in an old shard
+
+
+def reshard(call: str, reader: Buffer, parts: Sequence[BufferState], target: Buffer, moves: Moves) -> BufferState:
+    """Return the state of a new shard, from the states of successive old ones, of `reader`. Eager.
+
+    Raises:
+      SchemaError: the sampler is custom; or a table of blocks has no room for the rows.
+    """
+    if not resize.can_remap(reader) or reader.writer != target.writer or not reader.writer.streams:
+        raise checkpoint.SchemaError(
+            f"{call}: the state of {reader.sampler!r} and {reader.writer!r} cannot be distributed to {moves.shards} shards; "
+            f"expected a sampler of fbuf and writers.Ring(). Use {moves.number} shards."
+        )
+    parts = [dataclasses.replace(part, ahead=None).open() for part in parts]
+    before, after = reader.geometry, target.geometry
+    take = _by_age if reader.lanes is None else _by_lane
+    rows, source, lane = take(parts, before, after, moves)
+    place = np.full(len(parts) * before.capacity, -1, np.int64)
+    place[source[source >= 0]] = np.flatnonzero(source >= 0)
+    laps = next_lap(jnp.full((after.lanes,), moves.lap, jnp.uint32), jnp.uint32(2))
+    ring = Ring(jnp.asarray(rows.cursor, jnp.int32), jnp.asarray(rows.size, jnp.int32), laps)
+    moved = Moved(before, after, source, lane, place, ring, moves.begun)
+
+    stored = _write(call, reader, target, parts, rows)
+    empty = state_ops.empty_state(target, stored, given_of(parts[0])).open()
+    mine = [part for i, part in enumerate(parts) if (moves.first + i) * moves.shards // moves.number == moves.at]
+    counters = sum((np.asarray(part.counters) for part in mine), np.zeros_like(np.asarray(empty.counters)))
+    kept = [dataclasses.replace(part, rows=None, header=None) for part in parts]
+    fresh = dataclasses.replace(empty, rows=None, header=None)
+    made = jax.tree.map(lambda *nodes: _join(moved, *nodes), fresh, *kept, is_leaf=_is_known)
+    made = dataclasses.replace(made, rows=stored, header=empty.header)
+    state: BufferState = made.replace(ring=ring, counters=jnp.asarray(counters)).pack()
+    if reader.lanes is None and isinstance(state.sampler, StalenessState):
+        version = state.sampler.version
+        sampler = operations.convert(target, state, None, static=(target,))[1][1]
+        state = dataclasses.replace(state, sampler=dataclasses.replace(sampler, version=version))
+    return state
+
+
+def _by_lane(
+    parts: Sequence[BufferState], before: Geometry, after: Geometry, moves: Moves
+) -> tuple[Rows, Array, Array]:
+    lane = (moves.at * after.lanes - moves.first * before.lanes + np.arange(after.lanes)).astype(np.int64)
+    part, column = lane // before.lanes, lane % before.lanes
+    position = np.arange(after.length)[:, None]
+    source = part * before.capacity + position * before.lanes + column
+    cursor, size = (np.concatenate([np.asarray(getattr(p.ring, n)) for p in parts])[lane] for n in ("cursor", "size"))
+    age = np.arange(size.max(initial=0))[:, None]
+    there, place = age < size, (cursor - size + age) % after.length
+    rows = Rows(
+        np.where(there, part, -1),
+        place * before.lanes + column,
+        place * after.lanes + np.arange(after.lanes),
+        cursor,
+        size,
+    )
+    return rows, source.reshape(-1), lane
+
+
+def _by_age(parts: Sequence[BufferState], before: Geometry, after: Geometry, moves: Moves) -> tuple[Rows, Array, Array]:
+    groups = math.lcm(moves.number, moves.shards)
+    each, taken = groups // moves.number, groups // moves.shards
+    found = []
+    for i, state in enumerate(parts):
+        slot = resize.slots_by_age(state.ring, before)[0].reshape(-1)
+        age = np.arange(slot.size)[::-1]  # 0: the newest
+        group = (moves.first + i) * each + age % each
+        keep = group // taken == moves.at
+        found.append(np.stack([-age, group, np.full_like(group, i), slot])[:, keep])
+    every = np.concatenate(found, axis=1)
+    _, _, part, old = every[:, np.lexsort((every[1], every[0]))]
+    size = part.size
+    lost = any(int(s.ring.size[0]) == before.length or int(s.ring.size[0]) != int(s.ring.cursor[0]) for s in parts)
+    start = int(lost and size < after.length)  # as `resize.compact_remap`
+    new = (start + np.arange(size)) % after.length
+    source = np.full(after.capacity, -1, np.int64)
+    source[new] = part.astype(np.int64) * before.capacity + old
+    rows = Rows(part[:, None], old[:, None], new[:, None], np.array([(start + size) % after.length]), np.array([size]))
+    return rows, source, np.zeros(1, np.int64)
+
+
+def _write(call: str, reader: Buffer, target: Buffer, parts: Sequence[BufferState], rows: Rows) -> Any:
+    """Write the rows to the target's storage."""
+    nowhere = target.capacity + np.arange(rows.new.size).reshape(rows.new.shape)
+    pairs = []
+    for i, part in enumerate(parts):
+        mine = rows.part == i
+        old, new = np.where(mine, rows.old, reader.capacity), np.where(mine, rows.new, nowhere)
+        pairs.append(
+            (part, SlotRemap(reader.geometry, target.geometry, old.astype(np.int32), new.astype(np.int32), None))
+        )
+    return resize.move_rows(call, reader, target, pairs)
+
+
+def _is_known(node: Any) -> bool:
+    return isinstance(node, (AnchorQueue, PrioritizedState, EpochState, SlotPool))
+
+
+def _join(moved: Moved, fresh: Any, *parts: Any) -> Any:
+    """Return a node of the new state."""
+    if isinstance(fresh, AnchorQueue):
+        return fresh if fresh.dense else _queue(moved, parts)
+    if isinstance(fresh, PrioritizedState):
+        return _priorities(moved, parts)
+    if isinstance(fresh, EpochState):
+        turn = dataclasses.replace(fresh.turn, begun=jnp.uint32(moved.begun))
+        held = moved.ring.size if fresh.log.dense else jnp.asarray(moved.lanes([part.held for part in parts]))
+        return EpochState(_join(moved, fresh.log, *(part.log for part in parts)), held, turn)
+    if isinstance(fresh, SlotPool):
+        return _pool(moved, parts)
+    lanes, number = moved.before.lanes, moved.before.capacity
+    if parts[0].shape[:1] == (number,) and fresh.shape[:1] == (moved.after.capacity,):
+        return jnp.asarray(moved.slots(parts))
+    if parts[0].shape[-1:] == (lanes,) and fresh.shape[-1:] == (moved.after.lanes,):
+        return jnp.asarray(moved.lanes(parts))
+    return parts[0]
+
+
+def _queue(moved: Moved, parts: Sequence[AnchorQueue]) -> AnchorQueue:
+    slot = moved.place[moved.slots(moved.names([part.slot for part in parts]))]
+    head, count = (jnp.asarray(moved.lanes([getattr(part, name) for part in parts])) for name in ("head", "count"))
+    return AnchorQueue(jnp.asarray(np.maximum(slot, 0), jnp.int32), head, count)
+
+
+def _priorities(moved: Moved, parts: Sequence[PrioritizedState]) -> PrioritizedState:
+    def tree(name: str, fill: float, reduce: sum_tree.Reduce) -> Any:
+        if getattr(parts[0], name) is None:
+            return None
+        return sum_tree.rebuild(jnp.asarray(moved.slots([getattr(p, name) for p in parts], fill)), reduce=reduce)
+
+    return dataclasses.replace(
+        parts[0], tree=tree("tree", 0, "sum"), low=tree("low", np.inf, "min"), top=tree("top", -np.inf, "max")
+    )
+
+
+def _pool(moved: Moved, parts: Sequence[SlotPool]) -> SlotPool:
+    listed = np.concatenate(moved.names([part.slot[: int(part.number)] for part in parts]))
+    kept = moved.place[listed]
+    kept = kept[kept >= 0].astype(np.int32)
+    slot, place = np.zeros(moved.after.capacity, np.int32), np.full(moved.after.capacity, -1, np.int32)
+    slot[: kept.size], place[kept] = kept, np.arange(kept.size)
+    return SlotPool(jnp.asarray(slot), jnp.asarray(place), jnp.int32(kept.size))

@@ -1,0 +1,76 @@
+"""Saved sharded buffers on eight devices. `test_saved.py` runs these in processes of their own."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
+from fbuf.sharded import Sharded
+from tests.support import sharded as support
+from tests.support.sharded_saved import check_moved, check_no_lanes, check_on_host
+from tests.support.trees import same
+
+SHARDS = [(8, 4), (8, 0), (0, 8), (2, 8)]
+BLOCKS = fbuf.storages.Deduplicated(keys=("obs",), blocks=4096)
+
+
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
+@pytest.mark.parametrize("sampler", support.SAMPLERS)
+def test_another_number_of_shards_draws_the_same(sampler: str, shards: Any, tmp_path: Path) -> None:
+    check_moved(support.buffer_of(sampler), *shards, tmp_path)
+
+
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
+@pytest.mark.parametrize(
+    "sampler", [Uniform(), Prioritized(normalize="buffer"), Staleness(2, version="version")], ids=str
+)
+def test_rows_without_lanes_are_all_kept(sampler: Any, shards: Any, tmp_path: Path) -> None:
+    check_no_lanes(fbuf.Buffer(480, sampler=sampler), *shards, tmp_path)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("storage", [fbuf.storages.Host(), fbuf.storages.Compressed(keys=("id", "version"))], ids=str)
+def test_rows_on_the_host_of_each_shard(storage: Any, check_vma: bool, tmp_path: Path) -> None:
+    check_on_host(storage, check_vma, tmp_path)
+
+
+@pytest.mark.parametrize("sampler", [Epoch(), Consume(2)], ids=str)
+def test_rows_that_were_drawn_stay_drawn(sampler: Any, tmp_path: Path) -> None:
+    """On the same shards bit for bit. On others an epoch restarts, and draws of Consume are kept."""
+    buffer = fbuf.Buffer(64, lanes=8, sampler=sampler)
+    eight, four = (Sharded(buffer, support.mesh_of(number)) for number in (8, 4))
+    state = eight.extend(eight.init({"id": np.int32(0)}), {"id": np.arange(48, dtype=np.int32).reshape(6, 8)})
+    state, drawn = eight.sample(state, jax.random.key(0), 32)
+    fbuf.save(tmp_path, eight, state)
+    again, moved = fbuf.load(tmp_path, eight)[1], fbuf.load(tmp_path, four)[1]
+    same(jax.device_get(again), jax.device_get(state))
+    counts = np.bincount(support.ids(jax.device_get(drawn)), minlength=48) * isinstance(sampler, Consume)
+    for turn in range(5):
+        moved, batch = four.sample(moved, jax.random.key(turn), 32)
+        counts += np.bincount(support.ids(jax.device_get(batch))[np.asarray(batch.mask)], minlength=48)
+        if batch.last is not None and batch.last:
+            break
+    assert set(counts) == {2 if isinstance(sampler, Consume) else 1}
+
+
+def test_leaves_of_64_bits_are_refused() -> None:
+    buffer = fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Host(keys=("id",)))
+    with pytest.raises(ValueError, match="leaf 'id' is int64"):
+        Sharded(buffer, support.mesh_of(2)).init({"id": np.int64(0)})
+
+
+def test_shared_blocks_are_moved(tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(64, lanes=8, storage=BLOCKS)
+    eight = Sharded(buffer, support.mesh_of())
+    rng = np.random.default_rng(0)
+    rows = {"id": np.arange(48, dtype=np.int32).reshape(6, 8), "obs": rng.integers(0, 9, (6, 8, 16, 84), np.uint8)}
+    state = eight.extend(eight.init(jax.tree.map(lambda x: x[0, 0], rows)), rows)
+    fbuf.save(tmp_path, eight, state)
+    plain, loaded = fbuf.load(tmp_path)
+    held = plain.rows(loaded)
+    assert np.asarray(held.mask).sum() == 48
+    same(jax.tree.map(lambda x: np.asarray(x[:6]), held.data), rows)
