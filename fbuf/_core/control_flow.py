@@ -2,7 +2,8 @@
 
 There the type of an array names the mesh axes over which it varies. A loop must keep the types of its carry, and branches must
 return equal types, but constants vary over no axis. These functions cast carries and results to the axes of the arguments of
-the operation that is being traced (`varying_as`). Elsewhere they are those of `jax.lax`.
+the operation that is being traced (`varying_as`). Elsewhere they are those of `jax.lax`. `sum_of_shards` sums statistics of rows
+over the shards of a sharded buffer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from jax import lax
 
 C = TypeVar("C")
 _AXES: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("axes", default=frozenset())
+
+_SUM: contextvars.ContextVar[str | None] = contextvars.ContextVar("sum", default=None)
 
 
 def axes_of(*trees: Any) -> frozenset[str]:
@@ -38,6 +41,23 @@ def varying_as(*trees: Any) -> Iterator[None]:
         yield
     finally:
         _AXES.reset(before)
+
+
+@contextlib.contextmanager
+def summing_over(axis: str) -> Iterator[None]:
+    """Let `sum_of_shards` sum over a mesh axis."""
+    before = _SUM.set(axis)
+    try:
+        yield
+    finally:
+        _SUM.reset(before)
+
+
+def sum_of_shards(tree: C) -> C:
+    """Return the sums of arrays over all shards of a sharded buffer; outside of one the arrays."""
+    axis = _SUM.get()
+    summed: C = tree if axis is None else lax.psum(tree, axis)
+    return summed
 
 
 def vary(tree: C, axes: frozenset[str]) -> C:

@@ -28,10 +28,6 @@ def update_priority_core(
     """Set the priorities of this shard's rows among those of all devices."""
     buffer, shards = sharded.shard, sharded.shards
     me, nowhere = lax.axis_index(sharded.axis).astype(jnp.int32), jnp.int32(buffer.capacity)
-    if shards == 1:
-        foreign = (index.shard != jnp.int32(0)) & ((index.slot != nowhere) | (index.ticket != jnp.uint32(0)))
-        slots = Index(jnp.where(foreign, jnp.int32(-1), index.slot), index.ticket)
-        return priorities._update_priority_core(buffer, own, slots, td_error, mask, eta)
     error = td_error.astype(jnp.float32)
     slots = Index(index.slot, index.ticket)
     if mask is not None and eta is not None:
@@ -39,16 +35,13 @@ def update_priority_core(
         error = jnp.where(is_finite, error, jnp.float32(jnp.nan))
     else:
         error, slots = error.reshape(-1), state_ops.flat_index(slots, mask, buffer.capacity)
-    shard = index.shard.reshape(-1)
-    is_masked = (slots.slot == nowhere) & (slots.ticket == jnp.uint32(0))
-    foreign = (shard < jnp.int32(0)) | (shard >= jnp.int32(shards))
-    # The first shard counts rows of no shard. No shard takes masked ones.
-    slot = jnp.where(foreign, jnp.int32(-1), slots.slot)
-    shard = jnp.where(is_masked, jnp.int32(shards), jnp.where(foreign, jnp.int32(0), shard))
-    slots = Index(slot, slots.ticket)
+    shard, slots, is_masked = homes(sharded, index.shard.reshape(-1), slots)
+    if shards == 1:
+        return priorities._update_priority_core(buffer, own, slots, error, None, None)
     if sharded.draw == "global":
         return _send(sharded, own, shard, slots, error), None
     after, slot, error_here = priorities.accept(buffer, own, slots, error, None, None)
+    # For its largest priority only: XLA drops the rest.
     updated = buffer.sampler.update(own.sampler, slot, error_here, buffer.geometry, after.token)
     elsewhere = jnp.any((shard != me) & ~is_masked).astype(jnp.float32)
     elsewhere, largest = lax.pmax(jnp.stack([elsewhere, updated.max_priority]), sharded.axis)
@@ -65,6 +58,18 @@ def update_priority_core(
         return _send(sharded, own, shard, slots, error), error
 
     return update_if(some, send, after, error)[0], None
+
+
+def homes(sharded: Any, shard: jax.Array, index: Index) -> tuple[jax.Array, Index, jax.Array]:
+    """Return the shard that takes each row, D for none, its index there, and which rows are masked.
+
+    The first shard counts rows of no shard, whose slots are -1.
+    """
+    shards, nowhere = jnp.int32(sharded.shards), jnp.int32(sharded.shard.capacity)
+    is_masked = (index.slot == nowhere) & (index.ticket == jnp.uint32(0))
+    foreign = ((shard < jnp.int32(0)) | (shard >= shards)) & ~is_masked
+    index = Index(jnp.where(foreign, jnp.int32(-1), index.slot), index.ticket)
+    return jnp.where(is_masked, shards, jnp.where(foreign, jnp.int32(0), shard)), index, is_masked
 
 
 def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error: jax.Array) -> BufferState:
