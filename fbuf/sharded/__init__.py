@@ -16,10 +16,11 @@ Example:
   True
 """
 
+from fbuf.sharded._mixture import ShardedMixture
 from fbuf.sharded._sharded import Sharded
 from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState
 
-__all__ = ["Sharded", "ShardedIndex", "ShardedSample", "ShardedState"]
+__all__ = ["Sharded", "ShardedIndex", "ShardedMixture", "ShardedSample", "ShardedState"]
 
 
 def __dir__() -> list[str]:

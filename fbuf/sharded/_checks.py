@@ -94,12 +94,12 @@ def _of_one_shard(stages: Chain | None) -> list[str]:
     return found
 
 
-def check_draw_mode(buffer: Buffer, shards: int) -> None:
-    """Raise for samplers whose draws depend on one another, with draw="global"."""
+def check_draw_mode(call: str, buffer: Buffer, shards: int, fix: str) -> None:
+    """Raise for samplers whose draws depend on one another."""
     sampler = buffer.sampler
     alone = getattr(sampler, "covers", False) or not getattr(sampler, "replace", True)
     if alone and shards > 1:
-        raise ValueError(f"Sharded: {sampler!r} draws without replacement, but draw is 'global'. Use draw='local'.")
+        raise ValueError(f"{call}: {sampler!r} draws without replacement, {fix}")
 
 
 def check_multiple(call: str, name: str, value: int, shards: int, axis: str) -> None:

@@ -84,7 +84,8 @@ class Sharded:
     def __post_init__(self) -> None:
         _checks.check_parts(self.buffer, self.mesh, self.axis)
         if self.draw == "global":
-            _checks.check_draw_mode(self.buffer, self.shards)
+            fix = "but draw is 'global'. Use draw='local'."
+            _checks.check_draw_mode("Sharded", self.buffer, self.shards, fix)
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that says what to do instead of calling a method that only a `Buffer` has."""

@@ -149,3 +149,32 @@ def test_statistics_of_transforms_are_those_of_all_rows(draw: Any) -> None:
     scale = np.float32(got["normalize_reward_std"])
     stored = jax.device_get(sharded.get(state, batch.index)).data["reward"]
     np.testing.assert_allclose(batch.data["reward"][batch.mask], stored[batch.mask] / scale, rtol=1e-5)
+
+
+def test_summaries_plans_and_plots_are_of_the_whole() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    view = fbuf.views.Transition(observation="id", reward="version", action="id", autoreset="same_step")
+    buffer = support.buffer_of("prioritized", view=view)
+    sharded = Sharded(buffer, support.mesh_of())
+    state, one = support.fill(sharded), support.fill(buffer)
+    chance = support.chances(buffer, one)
+    found, want = sharded.summary(state), buffer.summary(one).to_dict()
+    got = found.to_dict()
+    share = np.bincount(support.shard_of(np.arange(chance.size)), weights=chance, minlength=8)
+    assert got.pop("stats/balance") == pytest.approx(1 / (8 * np.sum(share**2)), rel=1e-5)
+    bytes_of = {name for name in got if name.startswith(("nbytes", "parts"))}  # a table and counters for each shard
+    assert {n: v for n, v in got.items() if n not in bytes_of} == pytest.approx(
+        {n: v for n, v in want.items() if n not in bytes_of}, rel=1e-5
+    )
+    assert found.nbytes == sharded.nbytes(state)
+    plan, whole = sharded.plan(support.example(), batch_size=64), buffer.plan(support.example(), batch_size=64)
+    assert plan.device == sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
+    assert plan.peak_sample < whole.peak_sample / 3
+    axes = fbuf.plot.overview(sharded, state, figure=Figure(figsize=(13, 6.4))).figure.axes
+    assert [ax.get_label() for ax in axes] == ["ages", "priorities", "episode_lengths", "shards", "memory"]
+    assert axes[3].get_title("left") == f"8 shards, balance {found.stats['balance']:.2f}"
+    drawn = axes[3].patches[1].get_data().values
+    np.testing.assert_allclose(drawn, share, rtol=1e-5)
