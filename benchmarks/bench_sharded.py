@@ -1,12 +1,12 @@
 """What does one buffer over a mesh cost, beside a buffer on one device?
 
-A step adds 4 rows to each of 16 lanes, draws B rows, and sets their priorities; all sides have 2^17 slots in all, and 16 floats a
-row. At D = 1 the peer is the unsharded step. At D = 8 it is the unsharded step and a program of as many equal collectives that
-do nothing else: what must be done, and what it must cost to tell the devices. The last rows have another peer: the same steps of
-eight buffers that know nothing of one another, in one program, with the same empty collectives.
+A step adds 4 rows to each of 16 lanes, draws B rows, and sets their priorities. All sides have 2^17 slots, and 16 floats a row.
+At D = 1 the peer is the unsharded step; at D = 8 it is the unsharded step and a program of as many collectives that do nothing
+else. The last rows have another peer: the same steps of eight buffers that know nothing of one another, in one program, and the
+same empty collectives.
 
-Eight devices are fake: threads of one CPU that share its cores. Each device's fixed cost is then paid eight times on few cores, and
-a collective is a rendezvous of threads. Ratios of D = 8 say how much the sharded program does, not how it scales.
+Eight devices are fake: threads of one CPU, which share its cores. They pay the fixed cost of a step eight times, and a
+collective is a rendezvous of threads. Ratios at D = 8 say how much the program does, not how it scales.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def measure(quick: bool) -> list[dict[str, Any]]:
                     peer=spread(peer),
                     ratio=ratio(ours, peer),
                     target=bound,
-                    note="" if question == ONE else f"CPU time; devices share cores; collectives {spread(times['empty'])}",
+                    note=""
+                    if question == ONE
+                    else f"CPU time; devices share cores; collectives {spread(times['empty'])}",
                 )
             )
     return report

@@ -2,8 +2,9 @@
 
 There the type of an array names the mesh axes over which it varies. A loop must keep the types of its carry, and branches must
 return equal types, but constants vary over no axis. These functions cast carries and results to the axes of the arguments of
-the operation that is being traced (`varying_as`). Elsewhere they are those of `jax.lax`. `sum_of_shards` sums statistics of rows
-over the shards of a sharded buffer.
+the operation that is being traced (`varying_as`). Elsewhere they are those of `jax.lax`.
+
+`sum_of_shards` sums statistics of rows over the shards of a sharded buffer.
 """
 
 from __future__ import annotations

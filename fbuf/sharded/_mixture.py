@@ -159,7 +159,9 @@ class ShardedMixture:
         """Replace some leaves of drawn rows, each in its buffer: as `Mixture.update_rows`."""
         states: Any = dict(state.buffers)
         for number, name in enumerate(self.mixture.names):
-            states[name] = self[name].update_rows(states[name], self._index(index, name, number == 0), fields, mask=mask)
+            states[name] = self[name].update_rows(
+                states[name], self._index(index, name, number == 0), fields, mask=mask
+            )
         return self._with(state, states)
 
     def can_sample(self, state: MixtureState) -> jax.Array:

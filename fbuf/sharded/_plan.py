@@ -14,7 +14,13 @@ from fbuf.sharded import _checks
 
 
 def plan(
-    sharded: Any, example: PyTree, *, batch_size: int | None = None, num_rows: int = 1, rows: Any = None, **settings: Any
+    sharded: Any,
+    example: PyTree,
+    *,
+    batch_size: int | None = None,
+    num_rows: int = 1,
+    rows: Any = None,
+    **settings: Any,
 ) -> of_buffer.Plan:
     """Return the plan of one shard, with the peak of a `sample` that moves rows."""
     shards, shard = sharded.shards, sharded.shard

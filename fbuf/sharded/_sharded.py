@@ -91,7 +91,9 @@ class Sharded:
         """Raise an error that says what to do instead of calling a method that only a `Buffer` has."""
         fix = ""
         if name in ("convert", "grow", "resume"):
-            fix = ": it would need all rows in one place. Make a new Sharded and extend it, or save the state and load it"
+            fix = (
+                ": it would need all rows in one place. Make a new Sharded and extend it, or save the state and load it"
+            )
         raise AttributeError(f"'Sharded' has no '{name}'{fix}.", name=name, obj=self)
 
     @property

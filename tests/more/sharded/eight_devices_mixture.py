@@ -51,7 +51,9 @@ def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode: Any) -> No
     share = fractions[source[there]]
     np.testing.assert_allclose(batch.probability[there], share * within, rtol=2e-6)
     anchors = {n: np.count_nonzero(of) for n, of in chance.items()}
-    of_shard = {n: np.bincount(support.shard_of(np.arange(of.size)), weights=of, minlength=8) for n, of in chance.items()}
+    of_shard = {
+        n: np.bincount(support.shard_of(np.arange(of.size)), weights=of, minlength=8) for n, of in chance.items()
+    }
     shard = support.shard_of(ids)[there]
     factor = 8 * np.where(source[there] == 0, of_shard["a"][shard], of_shard["b"][shard])
     number = np.where(source[there] == 0, anchors["a"], anchors["b"])
@@ -104,7 +106,9 @@ def test_a_buffer_is_empty_if_all_its_shards_are() -> None:
     assert not bool(batch.mask.any()) and int(mixture.stats(state)["empty_samples"]) == 1
     assert not bool(mixture.can_sample(state))
     state, batch = mixture.sample(filled(mixture, "b"), jax.random.key(0), 64)
-    assert set(np.asarray(batch.source)[np.asarray(batch.mask)]) == {1} and int(mixture.stats(state)["moved_rows"]) == 32
+    assert (
+        set(np.asarray(batch.source)[np.asarray(batch.mask)]) == {1} and int(mixture.stats(state)["moved_rows"]) == 32
+    )
     with pytest.raises(ValueError, match="'c': .*Epoch.* draws without replacement"):
         ShardedMixture(fbuf.Mixture({"c": fbuf.Buffer(64, sampler=Epoch())}), support.mesh_of())
     with pytest.raises(ValueError, match="batch_size is 20, not a multiple of the 8 shards"):

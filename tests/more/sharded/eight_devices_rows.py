@@ -1,4 +1,4 @@
-"""Rows of sharded buffers on eight devices, by index and in order. `test_sharded_rows.py` runs these in a process of its own."""
+"""Rows and statistics of sharded buffers on eight devices. `test_sharded_rows.py` runs these in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import fbuf
@@ -87,7 +88,9 @@ def test_windows_are_written_back(draw: Any) -> None:
     at = jax.device_get(sharded.window_index(state, index))
     there = data["mask"] & (np.arange(32) > 0)[:, None] & np.asarray(batch.mask)[::-1, None]
     np.testing.assert_array_equal(at.ticket[1:] != 0, there[1:])
-    np.testing.assert_array_equal(at.shard, np.where(there, index.shard[:, None], np.where(np.arange(32) == 0, 9, 8)[:, None]))
+    np.testing.assert_array_equal(
+        at.shard, np.where(there, index.shard[:, None], np.where(np.arange(32) == 0, 9, 8)[:, None])
+    )
     rows = sharded.get(state, at)
     np.testing.assert_array_equal(rows.mask, there)
     np.testing.assert_array_equal(np.asarray(rows.data["id"])[there], data["id"][there])
@@ -101,12 +104,18 @@ def test_rows_inside_shard_map_are_those_of_the_device() -> None:
     state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(32, dtype=np.int32)})
 
     def local(state: Any, index: ShardedIndex) -> Any:
-        return sharded.rows(state).data["id"][:4], sharded.last(state, 2).data["id"], sharded.get(state, index).data["id"]
+        return (
+            sharded.rows(state).data["id"][:4],
+            sharded.last(state, 2).data["id"],
+            sharded.get(state, index).data["id"],
+        )
 
     index = sharded.peek(state, jax.random.key(0), 16).index
     mapped = jax.shard_map(local, mesh=sharded.mesh, in_specs=P("data"), out_specs=P("data"))
     every, last, found = jax.device_get(jax.jit(mapped)(state, index))
-    assert every.tolist() == list(range(32)) and last.reshape(8, 2).tolist() == [[4 * i + 2, 4 * i + 3] for i in range(8)]
+    assert every.tolist() == list(range(32)) and last.reshape(8, 2).tolist() == [
+        [4 * i + 2, 4 * i + 3] for i in range(8)
+    ]
     np.testing.assert_array_equal(found, sharded.get(state, index).data["id"])
     for call in (lambda: sharded.rows(state), lambda: sharded.last(state, 2)):
         with pytest.raises(ValueError, match="without lanes rows have no order over 8 shards. Use lanes=8"):
@@ -117,6 +126,23 @@ def test_rows_inside_shard_map_are_those_of_the_device() -> None:
         sharded.get(state, jax.tree.map(lambda x: np.asarray(x)[:3], index))
     with pytest.raises(AttributeError, match="'Sharded' has no 'grow'"):
         sharded.grow  # noqa: B018
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_meshes_with_another_axis(kind: Any, draw: Any) -> None:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+    sharded = Sharded(fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=Prioritized()), mesh, draw=draw)
+    state = support.fill(sharded)
+    state, batch = jax.jit(sharded.sample, static_argnums=2)(state, jax.random.key(0), 32)
+    index = jax.tree.map(lambda x: np.asarray(x)[::-1].copy(), batch.index)
+    state = jax.jit(sharded.update_rows)(state, index, {"version": np.arange(32, dtype=np.int32) + 99})
+    state = jax.jit(sharded.update_priority)(state, index, np.full(32, 5.0, np.float32))
+    rows = jax.jit(sharded.get)(state, index)
+    np.testing.assert_array_equal(rows.data["id"], np.asarray(batch.data["id"])[::-1])
+    mask = np.asarray(rows.mask)
+    assert mask.any() and (np.asarray(rows.data["version"])[mask] >= 99).all()
+    np.testing.assert_allclose(np.asarray(sharded.priorities(state, index))[mask], 5.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
