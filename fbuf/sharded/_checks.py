@@ -84,8 +84,10 @@ def _check_split(buffer: Buffer, shards: int, axis: str) -> None:
 
 def _of_one_shard(stages: Chain | None) -> list[str]:
     """Return the stages with a memory that is not merged over shards."""
-    found = []
-    for name in () if stages is None else stages.remembers:
+    found: list[str] = []
+    if stages is None:
+        return found
+    for name in stages.remembers:
         stage = stages[name]
         if isinstance(stage, Chain):
             found += _of_one_shard(stage)

@@ -39,7 +39,8 @@ def stats_core(sharded: Any, own: BufferState) -> tuple[BufferState, dict[str, j
         else:
             out[name] = lax.psum(value, axis)
     number = each["drawable"].astype(jnp.float32)
-    out["balance"] = _balance(*lax.psum((number, number * number), axis), shards)
+    total, squares = lax.psum((number, number * number), axis)
+    out["balance"] = _balance(total, squares, shards)
     return own, out
 
 

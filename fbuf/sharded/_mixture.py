@@ -210,7 +210,7 @@ class ShardedMixture:
 
 def _sample_on_shard(mixture: ShardedMixture, static: Any, state: MixtureState, args: Any) -> Any:
     """Draw the part of a batch that this shard provides; return the changes of its state, and the part."""
-    key, fractions, beta = args
+    (key, fractions, beta), (sizes, batch_size) = args, static
     members, axis = [(name, mixture[name]) for name in mixture.mixture.names], mixture.axis
     blocks: Any = state.buffers
     states = {name: blocks[name].local().open() for name, _ in members}
@@ -222,12 +222,12 @@ def _sample_on_shard(mixture: ShardedMixture, static: Any, state: MixtureState, 
     number = lax.psum(draw.available(mixture.shard, states), axis)
     of_shard = draw.OfShard(mixture.shards, axis, number, jnp.stack(shares))
     own = dataclasses.replace(state, buffers={name: blocks[name].local() for name, _ in members})
-    after, batch = draw.sample(mixture.shard, own, own_key(mixture, key), fractions, beta, *static, of_shard)
+    after, batch = draw.sample(mixture.shard, own, own_key(mixture, key), fractions, beta, sizes, batch_size, of_shard)
     # Each shard counts the rows it moved; all of them count one empty batch.
     moved = jnp.arange(len(COUNTERS)) == COUNTERS.index("moved_rows")
     more = (after.counters - state.counters).astype(jnp.int32)
     more = jnp.where(moved, lax.psum(more, axis), lax.pmax(more, axis)).astype(jnp.uint32)
-    buffers = {name: block_of(mixture.shards, after.buffers[name]) for name, _ in members}
+    buffers: Any = {name: block_of(mixture.shards, after.buffers[name]) for name, _ in members}
     after = dataclasses.replace(after, buffers=buffers, counters=state.counters + more)
     shard = jnp.where(batch.mask, lax.axis_index(axis).astype(jnp.int32), jnp.int32(mixture.shards))
     return after, dataclasses.replace(batch, index=dataclasses.replace(batch.index, shard=shard))

@@ -348,7 +348,7 @@ class Sharded:
 
         Args:
           index: `[B]` or `[B, T]`; stale: `mask` False. Slots alone do not name rows of several shards.
-        Cost: each device reads B rows and sends B / D to each other; draw="local" makes no difference.
+        Cost: each device reads B rows and sends B / D to each other, whichever `draw`.
         """
         call = "Sharded.get"
         _checks.check_state(call, self, state)
