@@ -13,7 +13,6 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from fbuf._buffer import state_ops
-from fbuf._core import control_flow
 from fbuf._core.component import component
 from fbuf._core.dispatch import changes_of, scoped, with_changes
 from fbuf._core.pytree import PyTree
@@ -22,7 +21,7 @@ from fbuf._mixture.mixture import Mixture, Shares, Sizes
 from fbuf._mixture.state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
 from fbuf.sharded import _checks
 from fbuf.sharded._draw import own_key, whole
-from fbuf.sharded._operation import is_local, placed
+from fbuf.sharded._operation import is_local, on_each_shard, placed
 from fbuf.sharded._sharded import Sharded
 from fbuf.sharded._state import ShardedIndex, block_of
 
@@ -239,7 +238,7 @@ def _sample(mixture: ShardedMixture, local: bool, static: Any, state: MixtureSta
     run = functools.partial(scoped("fbuf.sharded.mixture", _sample_on_shard), mixture, static)
 
     def on_shard(state: MixtureState, args: Any) -> Any:
-        with control_flow.varying_as(state, args):
+        with on_each_shard(mixture, state, args):
             return run(state, args)
 
     if not local:

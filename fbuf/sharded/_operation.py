@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +18,13 @@ from fbuf.sharded._state import ShardedState
 def is_local(axis: str) -> bool:
     """Return whether this is being traced inside `jax.shard_map` over the axis."""
     return axis in jax.sharding.get_abstract_mesh().manual_axes
+
+
+@contextlib.contextmanager
+def on_each_shard(sharded: Any, *trees: Any) -> Iterator[None]:
+    """Trace a function of arrays of one shard."""
+    with control_flow.varying_as(*trees), control_flow.summing_over(sharded.axis):
+        yield
 
 
 class ShardedOperation:
@@ -39,7 +47,7 @@ class ShardedOperation:
                         f"Sharded: this state was made by another buffer than {sharded.buffer!r}, of another "
                         f"capacity, number of lanes, sampler, view or storage. Use the Sharded that made it."
                     )
-                with control_flow.varying_as(state, args), control_flow.summing_over(sharded.axis):
+                with on_each_shard(sharded, state, args):
                     new, result = core(sharded, own, *args, *static)
                 return jax.tree.map(lambda leaf: leaf if leaf.ndim else leaf[None], changes_of(own, new)), result
 
