@@ -55,6 +55,16 @@ def test_rows_are_those_of_one_buffer(draw: Any) -> None:
     np.testing.assert_array_equal(sharded.priorities(state, index), np.float32(wanted))
     np.testing.assert_array_equal(rows.index.shard, np.where(fine, index.shard, 8))
 
+    # Invalid rows are counted once, whether they are at home or not.
+    wrong = jax.tree.map(np.copy, index)
+    home = next(n for n in range(3, 64) if fine[n] and index.shard[n] == n // 8)
+    wrong.ticket[home] += 7
+    after = jax.jit(sharded.update_priority)(state, wrong, np.full(64, 2.0, np.float32))
+    stats = jax.device_get(sharded.stats(after))
+    assert (stats["refused_stale"], stats["refused_out_of_range"]) == (2, 2)
+    valid = fine & (ids != ids[home])
+    np.testing.assert_array_equal(np.asarray(sharded.priorities(after, index))[valid], 2.0)
+
     version = np.arange(64, dtype=np.int32) + 500
     for given, at in ((index, order), (jax.tree.map(np.asarray, batch.index), np.arange(64))):
         before = jax.device_get(sharded.stats(state))
