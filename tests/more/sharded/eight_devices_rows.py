@@ -66,6 +66,7 @@ def test_rows_are_those_of_one_buffer(draw: Any) -> None:
     np.testing.assert_array_equal(np.asarray(sharded.priorities(after, index))[valid], 2.0)
 
     version = np.arange(64, dtype=np.int32) + 500
+    versions = dict(zip(every.data["id"][every.mask].tolist(), every.data["version"][every.mask].tolist(), strict=True))
     for given, at in ((index, order), (jax.tree.map(np.asarray, batch.index), np.arange(64))):
         before = jax.device_get(sharded.stats(state))
         state = jax.jit(sharded.update_rows)(state, given, {"version": version})
@@ -73,13 +74,12 @@ def test_rows_are_those_of_one_buffer(draw: Any) -> None:
         some = given is index
         assert stats["refused_stale"] - before["refused_stale"] == some
         assert stats["refused_out_of_range"] - before["refused_out_of_range"] == 2 * some
-        newest: dict[int, int] = {}
         for n, i in enumerate(np.asarray(batch.data["id"])[at]):
             if np.asarray(batch.mask)[at][n] and (not some or fine[n]):
-                newest[int(i)] = int(version[n])  # the last of several wins
+                versions[int(i)] = int(version[n])  # the last of several wins
         data = jax.device_get(sharded.rows(state))
         found = dict(zip(data.data["id"][data.mask].tolist(), data.data["version"][data.mask].tolist(), strict=True))
-        assert {i: found[i] for i in newest} == newest
+        assert found == versions
     state = sharded.rebuild(sharded.set(state, alpha=1.0))
     got = jax.device_get(sharded.peek(state, jax.random.key(3), 64))
     power = np.array([leaf[int(i)] + buffer.sampler.eps for i in got.data["id"][got.mask]])
