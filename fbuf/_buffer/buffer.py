@@ -609,9 +609,8 @@ class Buffer(BufferConfig):
           [3, 4]
         """
         checks.check_state("Buffer.last", self, state)
-        if not isinstance(n, (int, np.integer)) or not 1 <= n <= self.geometry.length:
-            raise ValueError(f"Buffer.last: n is {n!r}; expected an int from 1 to {self.geometry.length}.")
-        return self._exact("Buffer.last", state, operations.last(self, state, static=(int(n),))[1])
+        n = checks.check_last("Buffer.last", self, n)
+        return self._exact("Buffer.last", state, operations.last(self, state, static=(n,))[1])
 
     def can_sample(self, state: BufferState) -> jax.Array:
         """Return bool[], whether there is an anchor to draw.

@@ -332,6 +332,13 @@ def check_lanes(call: str, buffer: BufferConfig, lanes: Any) -> jax.Array | None
     return arguments.check_array(call, "lanes", lanes, shape, "b")
 
 
+def check_last(call: str, buffer: BufferConfig, n: Any) -> int:
+    """Return the number of rows of `last`."""
+    if not isinstance(n, (int, np.integer)) or not 1 <= n <= buffer.geometry.length:
+        raise ValueError(f"{call}: n is {n!r}; expected an int from 1 to {buffer.geometry.length}.")
+    return int(n)
+
+
 def check_rows_count(call: str, n: Any) -> jax.Array:
     """Return a number of rows as int32[]; a traced one may be negative."""
     count = arguments.check_array(call, "n", n, (), "i")

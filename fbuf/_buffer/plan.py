@@ -148,14 +148,14 @@ def plan(
         disk=disk,
         checkpoint=size + host + disk,
         peak_init=size,
-        peak_extend=0 if fixed else _peak(buffer.extend, (state, incoming), donate),
-        peak_sample=_peak(lambda state, key: buffer.drawn(state, key, batch_size), (state, key), (0,)),
+        peak_extend=0 if fixed else peak(buffer.extend, (state, incoming), donate),
+        peak_sample=peak(lambda state, key: buffer.drawn(state, key, batch_size), (state, key), (0,)),
         donated=donated,
         table=table,
     )
 
 
-def _peak(method: Any, args: tuple[Any, ...], donate: tuple[int, ...]) -> int:
+def peak(method: Any, args: tuple[Any, ...], donate: tuple[int, ...]) -> int:
     """Return the bytes of arguments, of results that do not reuse them, and of scratch memory."""
     analysis: Any = jax.jit(method, donate_argnums=donate).lower(*args).compile().memory_analysis()
     made = analysis.output_size_in_bytes - analysis.alias_size_in_bytes

@@ -29,14 +29,15 @@ def _window_error(error: jax.Array, mask: jax.Array, eta: jax.Array) -> tuple[ja
     return mixed, jnp.all(finite | ~mask, axis=1) & jnp.isfinite(mixed)
 
 
-def _update_priority_core(
+def accept(
     buffer: BufferConfig,
     state: BufferState,
     index: Index,
     td_error: jax.Array,
     mask: jax.Array | None,
     eta: jax.Array | None,
-) -> tuple[BufferState, None]:
+) -> tuple[BufferState, jax.Array, jax.Array]:
+    """Return a state that counts invalid errors and indices, and slots and errors without these (slot C)."""
     geometry = buffer.geometry
     error = td_error.astype(jnp.float32)
     if mask is not None and eta is not None:
@@ -58,8 +59,20 @@ def _update_priority_core(
         refused_stale=jnp.sum(finite & inside & ~fresh, dtype=jnp.uint32),
         refused_closed=jnp.sum(finite & fresh & ~open, dtype=jnp.uint32),
     )
-    sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, geometry, token)
-    return state.replace(sampler=sampler, counters=counters, token=token), None
+    return state.replace(counters=counters, token=token), slot, error
+
+
+def _update_priority_core(
+    buffer: BufferConfig,
+    state: BufferState,
+    index: Index,
+    td_error: jax.Array,
+    mask: jax.Array | None,
+    eta: jax.Array | None,
+) -> tuple[BufferState, None]:
+    state, slot, error = accept(buffer, state, index, td_error, mask, eta)
+    sampler = scoped("update", buffer.sampler.update)(state.sampler, slot, error, buffer.geometry, state.token)
+    return state.replace(sampler=sampler), None
 
 
 def _priorities_core(buffer: BufferConfig, state: BufferState, index: Index | None) -> tuple[BufferState, jax.Array]:

@@ -8,6 +8,7 @@ the operation that is being traced (`varying_as`). Elsewhere they are those of `
 that a step reads and then writes in place, but not values that went through a conditional: so it is the identity as a
 conditional whose other branch never runs. Its token is the old one plus a zero that XLA cannot fold; every write adds the
 token to its indices. Under `vmap` the predicate is reduced over the batch, because a batched conditional becomes a `select`.
+`sum_of_shards` sums statistics of rows over the shards of a sharded buffer.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from jax import lax
 
 C = TypeVar("C")
 _AXES: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("axes", default=frozenset())
+
+_SUM: contextvars.ContextVar[str | None] = contextvars.ContextVar("sum", default=None)
 
 
 def axes_of(*trees: Any) -> frozenset[str]:
@@ -43,6 +46,23 @@ def varying_as(*trees: Any) -> Iterator[None]:
         yield
     finally:
         _AXES.reset(before)
+
+
+@contextlib.contextmanager
+def summing_over(axis: str) -> Iterator[None]:
+    """Let `sum_of_shards` sum over a mesh axis."""
+    before = _SUM.set(axis)
+    try:
+        yield
+    finally:
+        _SUM.reset(before)
+
+
+def sum_of_shards(tree: C) -> C:
+    """Return the sums of arrays over all shards of a sharded buffer; outside of one the arrays."""
+    axis = _SUM.get()
+    summed: C = tree if axis is None else lax.psum(tree, axis)
+    return summed
 
 
 def vary(tree: C, axes: frozenset[str]) -> C:

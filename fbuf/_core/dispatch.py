@@ -37,6 +37,22 @@ class _Unchanged:
 _UNCHANGED = _Unchanged()
 
 
+def changes_of(before: Any, after: Any) -> list[Any]:
+    """Return the leaves of `after`, with markers in place of those that are in `before`. While tracing."""
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    return [_UNCHANGED if new is old else new for old, new in pairs]
+
+
+def with_changes(before: S, changes: list[Any]) -> S:
+    """Return `before` with the leaves of `changes_of`."""
+    flat: tuple[list[Any], Any] = jax.tree.flatten(before)
+    leaves, structure = flat
+    after: S = structure.unflatten(
+        [old if new is _UNCHANGED else new for old, new in zip(leaves, changes, strict=True)]
+    )
+    return after
+
+
 class Operation:
     """A function `(buffer, state, *args, static) -> (state, result)` as one jitted dispatch; `scope` names it in profiles."""
 
@@ -48,18 +64,14 @@ class Operation:
             buffer.check_state(state)
             with control_flow.varying_as(state, args):
                 new, result = self.core(buffer, state, *args, *static)
-            before, after = jax.tree.leaves(state), jax.tree.leaves(new)
-            return [_UNCHANGED if a is b else a for a, b in zip(after, before, strict=True)], result
+            return changes_of(state, new), result
 
         changes.__name__ = f"fbuf_{name}"  # the name of an eager call in profiles
         self._jitted = jax.jit(changes, static_argnums=(0, 1), inline=True)
 
     def __call__(self, buffer: Any, state: Any, *args: Any, static: tuple[Any, ...] = ()) -> tuple[Any, Any]:
         changes, result = self._jitted(buffer, static, state, args)
-        flat: tuple[list[Any], Any] = jax.tree.flatten(state)
-        before, structure = flat
-        leaves = [b if a is _UNCHANGED else a for a, b in zip(changes, before, strict=True)]
-        return structure.unflatten(leaves), result
+        return with_changes(state, changes), result
 
 
 def update_if(wanted: jax.Array, update: Callable[[jax.Array, S, T], tuple[S, T]], state: S, batch: T) -> tuple[S, T]:

@@ -49,6 +49,15 @@ class Part(NamedTuple):
     mask: jax.Array
 
 
+class OfShard(NamedTuple):
+    """What one shard of several knows of all of them (`fbuf.sharded`)."""
+
+    shards: int
+    axis: str  # of the mesh
+    number: jax.Array  # int32[S], drawable anchors of each buffer on all shards
+    share: jax.Array  # float32[S], of this shard in the draws of each buffer
+
+
 def available(mixture: MixtureConfig, states: States) -> jax.Array:
     """Return the drawable anchors of each buffer, int32[S]."""
     out = []
@@ -66,10 +75,11 @@ def sample(
     beta: jax.Array | None,
     sizes: tuple[int, ...] | None,
     batch_size: int,
+    of_shard: OfShard | None = None,
 ) -> tuple[MixtureState, MixtureSample]:
     """Draw a batch: `sizes` rows of each buffer if they are known, else by `fractions` float32[S]."""
     states: States = {name: own.open() for name, own in state.buffers.items()}
-    number = available(mixture, states)
+    number = available(mixture, states) if of_shard is None else of_shard.number
     there = number > jnp.int32(0)
     size = len(mixture.members)
     keys = jax.random.split(key, 2 * size + 2)
@@ -104,9 +114,12 @@ def sample(
     if share is None:
         share = _shares(part.source, size)
     beta = state.beta if beta is None else beta
-    probability, weight = weigh(
-        part.source, part.chance, part.mask, share, number, beta, mixture.target, mixture.normalize
-    )
+    if of_shard is None:
+        probability, weight = weigh(
+            part.source, part.chance, part.mask, share, number, beta, mixture.target, mixture.normalize
+        )
+    else:
+        part, probability, weight = _weigh_shard(mixture, of_shard, part, share, beta)
     source = jnp.where(part.mask, part.source, jnp.int32(size))
     index = MixtureIndex(source, part.slot, part.ticket)
     batch = MixtureSample(part.data, index, probability, weight, part.mask)
@@ -260,6 +273,26 @@ def _fill_up(
         return states, _where(source < size, more, part)
 
     return update_if(jnp.any(source < size), fill, states, part)
+
+
+def _weigh_shard(
+    mixture: MixtureConfig, of_shard: OfShard, part: Part, share: jax.Array, beta: jax.Array
+) -> tuple[Part, jax.Array, jax.Array]:
+    """Return rows of one shard, masked if it has no mass, with the probabilities and weights of the whole.
+
+    Every shard draws as many rows of a buffer, so they have its share times the number of shards in the weight.
+    """
+    own = of_shard.share[jnp.minimum(part.source, jnp.int32(len(mixture.members) - 1))]
+    mask = part.mask & (own > jnp.float32(0))
+    part = part._replace(mask=mask, chance=part.chance * own, data=state_ops._zero_masked(mask, part.data))
+    probability, weight = weigh(
+        part.source, part.chance, mask, share, of_shard.number, beta, mixture.target, normalize=None
+    )
+    weight = weight * own * jnp.float32(of_shard.shards)
+    if mixture.normalize is not None:
+        largest = lax.pmax(jnp.max(weight), of_shard.axis)
+        weight = weight / jnp.where(largest > jnp.float32(0), largest, jnp.float32(1))
+    return part, probability, weight
 
 
 def weigh(

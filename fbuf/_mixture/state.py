@@ -80,6 +80,7 @@ class MixtureIndex:
     source: jax.Array  # int32[B], in [0, S), in the order of the mixture's names; S where the sample's mask is False
     slot: jax.Array  # int32[B], in that buffer; 0 where the mask is False
     ticket: jax.Array  # uint32[B]; 0 where the mask is False
+    shard: jax.Array | None = None  # int32[B], of a sharded mixture, D where the mask is False; None for others
 
 
 @state

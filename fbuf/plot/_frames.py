@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,6 +13,7 @@ from fbuf._core.arguments import check_int
 from fbuf._core.pytree import named_leaves
 from fbuf._core.sample import Sample
 from fbuf.plot import _style
+from fbuf.sharded import ShardedState
 
 if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
@@ -77,10 +79,20 @@ def frames(
     _style.check(call, buffer, state)
     if batch is None:
         assert state is not None
-        batch = buffer.peek(state, jax.random.key(0) if key is None else key, int(number))
+        batch = _peek(buffer, state, jax.random.key(0) if key is None else key, int(number))
     elif not hasattr(batch, "data"):
         raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a Sample. Pass buffer.peek(state, key, 6).")
     return draw_batch(call, batch, observation, next_observation, int(number), ax)
+
+
+def _peek(buffer: Any, state: Any, key: Any, number: int) -> Any:
+    """Return a batch of at least `number` rows; of a sharded buffer with one row of each shard in turn."""
+    if not isinstance(state, ShardedState):
+        return buffer.peek(state, key, number)
+    size, shards = -(-number // buffer.shards) * buffer.shards, buffer.shards
+    batch = dataclasses.replace(buffer.peek(state, key, size), last=None)
+    order = np.arange(size).reshape(shards, -1).T.reshape(-1)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[order], batch)
 
 
 def draw_batch(call: str, batch: Sample, observation: str | None, next_observation: str, number: int, ax: Any) -> Any:

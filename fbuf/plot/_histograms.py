@@ -11,6 +11,8 @@ from fbuf._buffer.summary import Quantiles, Seen, seen
 from fbuf._buffer.summary.statistics import episode_lengths as lengths_of
 from fbuf._core.arguments import check_choice, check_int
 from fbuf.plot import _style
+from fbuf.sharded import ShardedState
+from fbuf.sharded._inspect import seen as of_shards
 
 if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
@@ -33,8 +35,9 @@ def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = 
     """
     call = "plot.priorities"
     found = _found(call, buffer, state, bins)
-    if not buffer.sampler.prioritized:
-        raise ValueError(f"{call}: {buffer.sampler!r} has no priorities. Use fbuf.plot.ages(buffer, state).")
+    sampler = _style.whole(buffer, state)[0].sampler
+    if not sampler.prioritized:
+        raise ValueError(f"{call}: {sampler!r} has no priorities. Use fbuf.plot.ages(buffer, state).")
     axes = _style.new_axes(call, ax, SIZE)
     _style.dress(axes, "Priorities", "|p|", "share")
     known = found.priority is not None and not (found.priority[found.anchor] < 0).any()
@@ -70,7 +73,7 @@ def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) 
     call = "plot.ages"
     found = _found(call, buffer, state, bins)
     axes = _style.new_axes(call, ax, SIZE)
-    later = "later rows of the lane" if buffer.writer.streams else "rows added later"
+    later = "later rows of the lane" if _style.whole(buffer, state)[0].writer.streams else "rows added later"
     _style.dress(axes, "Ages", f"age: {later}", "share")
     if not found.anchor.any():
         return _style.nothing(axes, "nothing can be drawn yet")
@@ -116,7 +119,12 @@ def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
     """Check the arguments, and return the anchors."""
     _style.check(call, buffer, state)
     check_int(call, "bins", bins)
-    return seen(buffer, state)
+    return found_in(buffer, state)
+
+
+def found_in(buffer: Any, state: Any) -> Seen:
+    """Return the arrays about every row."""
+    return of_shards(buffer, state) if isinstance(state, ShardedState) else seen(buffer, state)
 
 
 def _even(values: np.ndarray, bins: int) -> np.ndarray:
@@ -185,8 +193,9 @@ class Evolution:
         """
         call = "plot.Evolution.record"
         _style.check(call, buffer, state)
-        if self.of == "priorities" and not buffer.sampler.prioritized:
-            raise ValueError(f"{call}: {buffer.sampler!r} has no priorities. Use Evolution('ages').")
+        sampler = _style.whole(buffer, state)[0].sampler
+        if self.of == "priorities" and not sampler.prioritized:
+            raise ValueError(f"{call}: {sampler!r} has no priorities. Use Evolution('ages').")
         found: Quantiles | None = getattr(buffer.summary(state, compare=0), self.of)
         step = step if step is not None else (self.steps[-1] + 1 if self.steps else 0)
         if found is not None:

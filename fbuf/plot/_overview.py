@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fbuf._buffer.state import BufferState
 from fbuf._core.text_table import human
 from fbuf._interfaces.storage import LeafBytes
 from fbuf.plot import _style
 from fbuf.plot._frames import _is_frames, frames
-from fbuf.plot._histograms import ages, episode_lengths, priorities
+from fbuf.plot._histograms import ages, episode_lengths, found_in, priorities
 
 if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
@@ -23,17 +25,19 @@ def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any
       figure: Figure to draw into; None: a new one of pyplot.
     Returns:
       The axes of the ages. `axes.figure.axes` has all, each labelled with its name: "ages", "memory", and those of
-      "priorities", "episode_lengths" and "frames" that apply.
+      "priorities", "episode_lengths", "shards" (of `fbuf.sharded.Sharded`) and "frames" that apply.
     Raises:
       ImportError: matplotlib is missing.
     """
     call = "plot.overview"
     _style.check(call, buffer, state)
-    known = bool(buffer.ends) and buffer.writer.streams
+    of, held = _style.whole(buffer, state)
+    known = bool(of.ends) and of.writer.streams
     tops: list[tuple[str, Any]] = [("ages", ages)]
-    tops += [("priorities", priorities)] if buffer.sampler.prioritized else []
+    tops += [("priorities", priorities)] if of.sampler.prioritized else []
     tops += [("episode_lengths", episode_lengths)] if known else []
-    spec, _ = buffer.storage.spec(state.rows)
+    tops += [("shards", _shards)] if of is not buffer else []
+    spec, _ = of.storage.spec(held.rows)
     pictures = any(_is_frames(leaf.shape) for leaf in spec.values())
     if figure is None:
         figure = _style.import_pyplot(call).figure(figsize=(13.0, 7.6 if pictures else 6.4))
@@ -53,6 +57,25 @@ def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any
     memory(buffer, state, ax=left)
     frames(buffer, state, key, number=10, ax=right)
     return made[0]
+
+
+def _shards(sharded: Any, state: Any, *, ax: Any) -> Any:
+    """Plot the share of each shard in the anchors, and in the draws of the whole."""
+    found, number = found_in(sharded, state), sharded.shards
+    anchors = found.anchor.reshape(len(found.anchor), number, -1).sum(axis=(0, 2)).astype(np.float64)
+    chance = found.probability
+    drawn = anchors if chance is None else (chance * found.anchor).reshape(len(chance), number, -1).sum(axis=(0, 2))
+    axes, edges = _style.new_axes("plot.overview", ax, (6.0, 3.6)), np.arange(number + 1) - 0.5
+    _style.dress(axes, f"{number} shards, balance {found.stats['balance']:.2f}", "shard", "share")
+    palette = _style.colors(axes)
+    axes.stairs(
+        anchors / max(anchors.sum(), 1.0), edges, fill=True, color=palette.first, alpha=0.75, label="of anchors"
+    )
+    axes.stairs(drawn / (drawn.sum() or 1.0), edges, color=palette.second, linewidth=1.8, label="of mass")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    _style.legend(axes)
+    return axes
 
 
 def memory(buffer: Buffer, state: BufferState, *, ax: Any = None) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fbuf._buffer.state import BufferState
+from fbuf.sharded import ShardedState
 
 
 class Colors(NamedTuple):
@@ -61,7 +62,7 @@ def import_pyplot(call: str) -> Any:
 
 def check(call: str, buffer: Any, state: Any) -> None:
     """Raise TypeError unless it is a buffer with its concrete state."""
-    if not hasattr(buffer, "summary") or not isinstance(state, BufferState):
+    if not hasattr(buffer, "summary") or not isinstance(state, (BufferState, ShardedState)):
         fix = f"Write {call}(replay.buffer, replay.state)."
         if type(buffer).__name__ == "Mixture":
             name = buffer.names[0]
@@ -69,6 +70,11 @@ def check(call: str, buffer: Any, state: Any) -> None:
         raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected Buffer and state. {fix}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")
+
+
+def whole(buffer: Any, state: Any) -> tuple[Any, Any]:
+    """Return the buffer and its state; of a sharded one, the buffer it is and the state of all shards."""
+    return (buffer.buffer, state.shards) if isinstance(state, ShardedState) else (buffer, state)
 
 
 def dress(axes: Any, title: str, x: str, y: str) -> None:

@@ -18,6 +18,7 @@ from fbuf.sharded._operation import is_local
 from fbuf.sharded._split import keeps_rows_on_host
 from fbuf.sharded._state import ShardedIndex, ShardedState
 from fbuf.storages import Deduplicated, Device
+from fbuf.transforms import Chain, Normalize, NormalizeReward
 
 
 def check_parts(buffer: Any, mesh: Any, axis: Any) -> None:
@@ -80,19 +81,33 @@ def _check_split(buffer: Buffer, shards: int, axis: str) -> None:
         if not sampler.replace and sampler.normalize == "buffer":
             raise ValueError(f"Sharded: {sampler!r} cannot bound its weights; expected another normalize. Use 'batch'.")
     for role, stages in (("on_write", buffer.on_write), ("on_read", buffer.on_read)):
-        if stages is not None and stages.remembers:
+        for name in _of_one_shard(stages):
             raise TypeError(
-                f"Sharded: stage '{stages.remembers[0]}' of {role} would keep statistics of one shard. Apply it in your step, "
-                f"or normalise with fixed numbers."
+                f"Sharded: stage '{name}' of {role} would keep statistics of one shard. Use transforms.Normalize or "
+                f"NormalizeReward, or apply it in your step."
             )
 
 
-def check_draw_mode(buffer: Buffer, shards: int) -> None:
-    """Raise for samplers whose draws depend on one another, with draw="global"."""
+def _of_one_shard(stages: Chain | None) -> list[str]:
+    """Return the stages with a memory that is not merged over shards."""
+    found: list[str] = []
+    if stages is None:
+        return found
+    for name in stages.remembers:
+        stage = stages[name]
+        if isinstance(stage, Chain):
+            found += _of_one_shard(stage)
+        elif not isinstance(stage, (Normalize, NormalizeReward)):
+            found.append(name)
+    return found
+
+
+def check_draw_mode(call: str, buffer: Buffer, shards: int, fix: str) -> None:
+    """Raise for samplers whose draws depend on one another."""
     sampler = buffer.sampler
     alone = getattr(sampler, "covers", False) or not getattr(sampler, "replace", True)
     if alone and shards > 1:
-        raise ValueError(f"Sharded: {sampler!r} draws without replacement, but draw is 'global'. Use draw='local'.")
+        raise ValueError(f"{call}: {sampler!r} draws without replacement, {fix}")
 
 
 def check_multiple(call: str, name: str, value: int, shards: int, axis: str) -> None:
@@ -138,13 +153,24 @@ def check_state(call: str, sharded: Any, state: Any) -> None:
         )
 
 
-def checked_index(call: str, sharded: Any, index: Any) -> ShardedIndex:
-    """Return the index with its dtypes."""
+def checked_index(call: str, sharded: Any, index: Any, axes: tuple[int, ...] = (1, 2)) -> ShardedIndex:
+    """Return the index with its dtypes; its length is a multiple of D."""
     if not isinstance(index, ShardedIndex):
         raise TypeError(f"{call}: index is {type(index).__name__}; expected a ShardedIndex. Pass batch.index.")
-    own = checks.check_index(call, Index(index.slot, index.ticket), (1, 2))
+    own = checks.check_index(call, Index(index.slot, index.ticket), axes)
     shard = arguments.check_array(call, "index.shard", index.shard, own.slot.shape, "i")
+    if not is_local(sharded.axis):
+        check_multiple(call, "the length of index", own.slot.shape[0], sharded.shards, sharded.axis)
     return ShardedIndex(shard.astype(own.slot.dtype), own.slot, own.ticket)
+
+
+def check_order(call: str, sharded: Any) -> None:
+    """Raise if rows have no order over all shards."""
+    if sharded.buffer.lanes is None and sharded.shards > 1 and not is_local(sharded.axis):
+        raise ValueError(
+            f"{call}: without lanes rows have no order over {sharded.shards} shards. Use lanes={sharded.shards}, or call it "
+            f"inside jax.shard_map, for the rows of each shard."
+        )
 
 
 def buffer_here(sharded: Any) -> Buffer:

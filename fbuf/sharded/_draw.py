@@ -29,7 +29,7 @@ class Whole(NamedTuple):
 
     share: jax.Array  # float32[D], of each shard in draws of the whole
     number: jax.Array  # float32[], anchors of all shards
-    least: jax.Array  # float32[D], the smallest probability of a row of each shard; 0: not tracked
+    least: jax.Array  # float32[D], the smallest probability of a row that weights are normalised by; negative: none
 
 
 def gather(sharded: Any, own: jax.Array) -> jax.Array:
@@ -40,10 +40,17 @@ def gather(sharded: Any, own: jax.Array) -> jax.Array:
     return every
 
 
-def whole(sharded: Any, own: BufferState, eligible: EligibleSet) -> Whole:
-    """Return the shares of all shards; by their numbers of anchors if nothing has mass."""
+def whole(sharded: Any, own: BufferState, eligible: EligibleSet, drawn: Draw | None = None) -> Whole:
+    """Return the shares of all shards; by their numbers of anchors if nothing has mass.
+
+    `least` is of all rows; if weights are normalised by the batch, of those that each shard has `drawn`.
+    """
     number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
     mass = sharded.shard.sampler.mass(own.sampler, eligible)
+    of_batch = drawn is not None and normalize_of(sharded) == "batch"
+    if of_batch:
+        assert drawn is not None
+        mass = mass._replace(least=jnp.min(jnp.where(drawn.mask, drawn.probability, jnp.float32(jnp.inf))))
     total, unit, least, number = gather(sharded, jnp.stack([*mass, number])).T
     largest = jnp.max(jnp.where(total > jnp.float32(0), unit, jnp.float32(-jnp.inf)))
     scale = jnp.where(total > jnp.float32(0), jnp.exp2(unit - largest), jnp.float32(0))
@@ -52,8 +59,19 @@ def whole(sharded: Any, own: BufferState, eligible: EligibleSet) -> Whole:
     masses = jnp.where(is_flat, number, masses)
     all_mass = jnp.sum(masses)
     all_mass = jnp.where(all_mass > jnp.float32(0), all_mass, jnp.float32(1))
-    one = jnp.where(is_flat, jnp.float32(1), jnp.where(jnp.isfinite(least), least, jnp.float32(0)) * scale)
-    return Whole(masses / all_mass, anchors, one / all_mass)
+    share, known = masses / all_mass, jnp.isfinite(least)
+    if of_batch:
+        least = least * share
+    else:
+        least = jnp.where(is_flat, jnp.float32(1), jnp.where(known, least, jnp.float32(0)) * scale) / all_mass
+        known = least > jnp.float32(0)
+    return Whole(share, anchors, jnp.where(known & (share > jnp.float32(0)), least, jnp.float32(-1)))
+
+
+def normalize_of(sharded: Any) -> str | None:
+    """Return what weights are divided by the largest of."""
+    normalize: str | None = getattr(sharded.shard.sampler, "normalize", None)
+    return normalize
 
 
 def of_whole(sharded: Any, own: BufferState, every: Whole, drawn: Draw, beta: jax.Array | None) -> Draw:
@@ -78,18 +96,19 @@ def weigh(
     Args:
       chance: float32[B / D], P of this shard's rows.
       factor: float32[], f of this shard's rows.
-      factors: float32[D], f of each shard's rows; for weights normalised by the buffer.
+      factors: float32[D], f of each shard's rows; None: 1, and the rows drawn are not in `every.least`.
     """
-    zero, normalize = jnp.float32(0), sharded.shard.sampler.normalize
+    zero, normalize = jnp.float32(0), normalize_of(sharded)
     weight = factor * importance.power(every.number, jnp.where(mask, chance, jnp.float32(1)), beta)
     weight = jnp.where(mask, weight, zero)
-    if normalize == "batch":
-        largest = lax.pmax(jnp.max(weight), sharded.axis)
-    elif normalize == "buffer":
-        each = factors * importance.power(every.number, every.least, beta)
-        largest = jnp.max(jnp.where((every.share > zero) & (every.least > zero), each, zero))
-    else:
+    if normalize is None:
         return weight
+    if normalize == "batch" and factors is None:
+        largest = lax.pmax(jnp.max(weight), sharded.axis)
+    else:
+        factors = jnp.ones_like(every.share) if factors is None else factors
+        each = factors * importance.power(every.number, every.least, beta)
+        largest = jnp.max(jnp.where(every.least >= zero, each, zero))
     return weight / jnp.where(largest > zero, largest, jnp.float32(1))
 
 
@@ -111,8 +130,8 @@ def sample_core(
     if getattr(buffer.sampler, "covers", False):
         sampler, drawn, number = _draw_remaining(sharded, own, key, size, eligible, options)
     else:
-        every = whole(sharded, own, eligible)
         sampler, drawn = buffer.sampler.draw(own.sampler, key, size, eligible, options, own.token)
+        every = whole(sharded, own, eligible, drawn)
         drawn, number = of_whole(sharded, own, every, drawn, options.get("beta")), every.number
     window = read.window_of(buffer, own, key, drawn, eligible)
     own, batch = read._read_drawn(buffer, own.replace(sampler=sampler), key, drawn, window, partly=True)

@@ -100,8 +100,7 @@ def sample_global_core(
     weight = mask.astype(jnp.float32)
     if buffer.sampler.prioritized:
         beta = options.get("beta", own.sampler.beta)
-        ones = jnp.ones((shards,), jnp.float32)
-        weight = weigh(sharded, every, chance, mask, beta, jnp.float32(1), ones)
+        weight = weigh(sharded, every, chance, mask, beta, jnp.float32(1), None)
     capacity = jnp.int32(buffer.capacity)
     index = ShardedIndex(jnp.where(mask, owner, jnp.int32(shards)), jnp.where(mask, index.slot, capacity), index.ticket)
     own = _count_empty(sharded, own.replace(counters=counters, token=token), every.number)

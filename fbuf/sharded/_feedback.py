@@ -1,4 +1,8 @@
-"""Send priorities to the shards of their rows, in any order and from any device: 16 bytes a row to each."""
+"""Set priorities on the shards of their rows, in any order and from any device.
+
+With draw="local" rows are where they were drawn, unless the caller reordered the batch over devices. One small collective tells
+whether any are elsewhere; only then 16 bytes a row are sent to every device.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from jax import lax
 from fbuf._buffer import priorities, state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core import control_flow
+from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index
 from fbuf.sharded._state import ShardedIndex
 
@@ -23,10 +28,6 @@ def update_priority_core(
     """Set the priorities of this shard's rows among those of all devices."""
     buffer, shards = sharded.shard, sharded.shards
     me, nowhere = lax.axis_index(sharded.axis).astype(jnp.int32), jnp.int32(buffer.capacity)
-    if shards == 1:
-        foreign = (index.shard != jnp.int32(0)) & ((index.slot != nowhere) | (index.ticket != jnp.uint32(0)))
-        slots = Index(jnp.where(foreign, jnp.int32(-1), index.slot), index.ticket)
-        return priorities._update_priority_core(buffer, own, slots, td_error, mask, eta)
     error = td_error.astype(jnp.float32)
     slots = Index(index.slot, index.ticket)
     if mask is not None and eta is not None:
@@ -34,17 +35,51 @@ def update_priority_core(
         error = jnp.where(is_finite, error, jnp.float32(jnp.nan))
     else:
         error, slots = error.reshape(-1), state_ops.flat_index(slots, mask, buffer.capacity)
-    shard = index.shard.reshape(-1)
-    is_masked = (slots.slot == nowhere) & (slots.ticket == jnp.uint32(0))
-    foreign = (shard < jnp.int32(0)) | (shard >= jnp.int32(shards))
-    # The first shard counts rows of no shard. No shard takes masked ones.
-    slot = jnp.where(foreign, jnp.int32(-1), slots.slot)
-    shard = jnp.where(is_masked, jnp.int32(shards), jnp.where(foreign, jnp.int32(0), shard))
-    bits = [lax.bitcast_convert_type(words, jnp.int32) for words in (slots.ticket, error)]
-    every = lax.all_gather(jnp.stack([shard, slot, *bits], axis=1), sharded.axis, tiled=True)
+    shard, slots, is_masked = homes(sharded, index.shard.reshape(-1), slots)
+    if shards == 1:
+        return priorities._update_priority_core(buffer, own, slots, error, None, None)
+    if sharded.draw == "global":
+        return _send(sharded, own, shard, slots, error), None
+    after, slot, error_here = priorities.accept(buffer, own, slots, error, None, None)
+    # For its largest priority only: XLA drops the rest.
+    updated = buffer.sampler.update(own.sampler, slot, error_here, buffer.geometry, after.token)
+    elsewhere = jnp.any((shard != me) & ~is_masked).astype(jnp.float32)
+    elsewhere, largest = lax.pmax(jnp.stack([elsewhere, updated.max_priority]), sharded.axis)
+    some = elsewhere > jnp.float32(0)
+    slot = jnp.where(some, nowhere, slot)
+    sampler = buffer.sampler.update(own.sampler, slot, error_here, buffer.geometry, after.token)
+    after = after.replace(sampler=sampler, counters=jnp.where(some, own.counters, after.counters))
+    if _holds_largest(sharded):
+        after = share_numbers(sharded, after)
+    else:
+        after = after.replace(sampler=buffer.sampler.set(sampler, max_priority=largest))
+
+    def send(_: jax.Array, own: BufferState, error: jax.Array) -> tuple[BufferState, jax.Array]:
+        return _send(sharded, own, shard, slots, error), error
+
+    return update_if(some, send, after, error)[0], None
+
+
+def homes(sharded: Any, shard: jax.Array, index: Index) -> tuple[jax.Array, Index, jax.Array]:
+    """Return the shard that takes each row, D for none, its index there, and which rows are masked.
+
+    The first shard counts rows of no shard, whose slots are -1.
+    """
+    shards, nowhere = jnp.int32(sharded.shards), jnp.int32(sharded.shard.capacity)
+    is_masked = (index.slot == nowhere) & (index.ticket == jnp.uint32(0))
+    foreign = ((shard < jnp.int32(0)) | (shard >= shards)) & ~is_masked
+    index = Index(jnp.where(foreign, jnp.int32(-1), index.slot), index.ticket)
+    return jnp.where(is_masked, shards, jnp.where(foreign, jnp.int32(0), shard)), index, is_masked
+
+
+def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error: jax.Array) -> BufferState:
+    """Send rows to their shards, which set their priorities: int32[R], [R] and float32[R]; D: no shard."""
+    buffer, shards, nowhere = sharded.shard, sharded.shards, jnp.int32(sharded.shard.capacity)
+    bits = [lax.bitcast_convert_type(words, jnp.int32) for words in (index.ticket, error)]
+    every = lax.all_gather(jnp.stack([shard, index.slot, *bits], axis=1), sharded.axis, tiled=True)
 
     size, total = error.shape[0], error.shape[0] * shards
-    mine = every[:, 0] == me
+    mine = every[:, 0] == lax.axis_index(sharded.axis).astype(jnp.int32)
     rank = jnp.cumsum(mine, dtype=jnp.int32)
     place = jnp.where(mine, rank - jnp.int32(1), jnp.int32(total))
     at = jnp.zeros((total,), jnp.int32).at[place].set(lax.iota(np.int32, total), mode="drop")
@@ -64,7 +99,11 @@ def update_priority_core(
 
     start = (jnp.zeros((), jnp.int32), own.sampler, own.header)
     _, sampler, header = control_flow.while_loop(lambda carry: carry[0] < rank[-1], some, start)
-    return share_numbers(sharded, dataclasses.replace(own, sampler=sampler, header=header)), None
+    return share_numbers(sharded, dataclasses.replace(own, sampler=sampler, header=header))
+
+
+def _holds_largest(sharded: Any) -> bool:
+    return getattr(sharded.shard.sampler, "largest", "seen") == "held"
 
 
 def share_numbers(sharded: Any, own: BufferState) -> BufferState:
@@ -72,7 +111,7 @@ def share_numbers(sharded: Any, own: BufferState) -> BufferState:
     sampler = own.sampler
     if sharded.shards == 1:
         return own
-    if getattr(sharded.shard.sampler, "largest", "seen") == "held":
+    if _holds_largest(sharded):
         is_empty = jnp.sum(state_ops.count(own), dtype=jnp.int32) == jnp.int32(0)
         largest = lax.pmax(jnp.where(is_empty, jnp.float32(-1), sampler.max_priority), sharded.axis)
         largest = jnp.where(largest >= jnp.float32(0), largest, jnp.float32(1))

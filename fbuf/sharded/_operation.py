@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,13 +12,21 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from fbuf._bridge import callbacks
 from fbuf._buffer import init
 from fbuf._core import control_flow
-from fbuf._core.dispatch import _UNCHANGED, scoped
+from fbuf._core.dispatch import changes_of, scoped, with_changes
 from fbuf.sharded._state import ShardedState
 
 
 def is_local(axis: str) -> bool:
     """Return whether this is being traced inside `jax.shard_map` over the axis."""
     return axis in jax.sharding.get_abstract_mesh().manual_axes
+
+
+@contextlib.contextmanager
+def on_each_shard(sharded: Any, *trees: Any) -> Iterator[None]:
+    """Trace a function of arrays of one shard."""
+    each = callbacks.store_on_each_device(sharded.shards)
+    with control_flow.varying_as(*trees), control_flow.summing_over(sharded.axis), each:
+        yield
 
 
 class ShardedOperation:
@@ -40,10 +49,9 @@ class ShardedOperation:
                         f"Sharded: this state was made by another buffer than {sharded.buffer!r}, of another "
                         f"capacity, number of lanes, sampler, view or storage. Use the Sharded that made it."
                     )
-                with control_flow.varying_as(state, args), callbacks.store_on_each_device(sharded.shards):
+                with on_each_shard(sharded, state, args):
                     new, result = core(sharded, own, *args, *static)
-                leaves = zip(jax.tree.leaves(own), jax.tree.leaves(new), state.layout.scalars, strict=True)
-                return [_UNCHANGED if a is b else b[None] if scalar else b for a, b, scalar in leaves], result
+                return jax.tree.map(lambda leaf: leaf if leaf.ndim else leaf[None], changes_of(own, new)), result
 
             if local:
                 return on_shard(state, args)
@@ -67,10 +75,7 @@ class ShardedOperation:
         """
         out = PartitionSpec() if out is None else out
         changes, result = self._jitted(sharded, static, specs, out, is_local(sharded.axis), state, args)
-        before = jax.tree.leaves(state.shards)
-        structure: Any = jax.tree.structure(state.shards)
-        leaves = [b if a is _UNCHANGED else a for a, b in zip(changes, before, strict=True)]
-        return ShardedState(structure.unflatten(leaves), state.layout), result
+        return ShardedState(with_changes(state.shards, changes), state.layout), result
 
 
 def placed(mesh: Any, tree: Any, spec: PartitionSpec) -> Any:

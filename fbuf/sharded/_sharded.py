@@ -10,15 +10,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from fbuf._buffer import checks, operations, state_ops, write
+from fbuf._buffer import checks, state_ops, write
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.plan import Plan, PlanSettings
 from fbuf._buffer.state import BufferState, on_open
+from fbuf._buffer.summary import Summary, checked_compare, summary_of
 from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.component import component
 from fbuf._core.control_flow import vary
 from fbuf._core.pytree import PyTree
-from fbuf._core.sample import Index
-from fbuf.sharded import _checks, _draw, _exchange, _feedback
+from fbuf._core.sample import Index, Rows
+from fbuf.sharded import _checks, _draw, _exchange, _feedback, _inspect, _plan, _rows
 from fbuf.sharded._operation import ShardedOperation, is_local
 from fbuf.sharded._split import init_each, keeps_rows_on_host, shard_of
 from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState, block_of, split_specs
@@ -85,7 +87,17 @@ class Sharded:
     def __post_init__(self) -> None:
         _checks.check_parts(self.buffer, self.mesh, self.axis)
         if self.draw == "global":
-            _checks.check_draw_mode(self.buffer, self.shards)
+            fix = "but draw is 'global'. Use draw='local'."
+            _checks.check_draw_mode("Sharded", self.buffer, self.shards, fix)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error that says what to do instead of calling a method that only a `Buffer` has."""
+        fix = ""
+        if name in ("convert", "grow", "resume"):
+            fix = (
+                ": it would need all rows in one place. Make a new Sharded and extend it, or save the state and load it"
+            )
+        raise AttributeError(f"'Sharded' has no '{name}'{fix}.", name=name, obj=self)
 
     @property
     def shards(self) -> int:
@@ -217,8 +229,6 @@ class Sharded:
         index = _checks.checked_index(call, self, index)
         own = Index(index.slot, index.ticket)
         own, td_error, mask, eta = checks.check_errors(call, self.buffer, own, td_error, mask, eta)
-        if not is_local(self.axis):
-            _checks.check_multiple(call, "the length of index", own.slot.shape[0], self.shards, self.axis)
         split = PartitionSpec(self.axis)
         specs = (split, split, split, PartitionSpec())
         return _update_priority(self, state, index, td_error, mask, eta, specs=specs)[0]
@@ -245,6 +255,44 @@ class Sharded:
         sampler = self.buffer.sampler
         checked = checks.check_numbers("Sharded.set", sampler, sampler.numbers, numbers)
         return _set(self, state, checked, specs=(PartitionSpec(),))[0]
+
+    def rebuild(self, state: ShardedState) -> ShardedState:
+        """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`: as `Buffer.rebuild`."""
+        _checks.check_state("Sharded.rebuild", self, state)
+        checks.check_rebuilds("Sharded.rebuild", self.buffer.sampler)
+        return _rebuild(self, state)[0]
+
+    def update_rows(
+        self, state: ShardedState, index: ShardedIndex, fields: PyTree, *, mask: Any = None
+    ) -> ShardedState:
+        """Replace some leaves of existing rows, whichever devices they are on: as `Buffer.update_rows`.
+
+        Args:
+          index: `[B]` or `[B, T]`, from a sample, `window_index`, `get`, `rows` or `last`.
+          fields: Leaves `[B, ...]` or `[B, T, ...]`.
+          mask: bool, in the shape of the index.
+        Raises:
+          ValueError, TypeError: as `Buffer.update_rows`; B is not a multiple of D.
+        Cost: if all rows are on the devices that have their indices one collective of 4 bytes, else the fields of all rows to
+          each device.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
+          >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.arange(5 * mesh.size)})
+          >>> state, batch = replay.sample(state, jax.random.key(0), 4 * mesh.size)
+          >>> state = replay.update_rows(state, batch.index, {"t": jnp.full(4 * mesh.size, 9)})
+          >>> set(replay.get(state, batch.index).data["t"].tolist())
+          {9}
+        """
+        call = "Sharded.update_rows"
+        _checks.check_state(call, self, state)
+        index = _checks.checked_index(call, self, index)
+        own = Index(index.slot, index.ticket)
+        _, leaves, mask = checks.check_update(call, _checks.buffer_here(self), state.shards, own, fields, mask)
+        split = PartitionSpec(self.axis)
+        return _update_rows(self, state, index, leaves, mask, specs=(split,) * 3)[0]
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -293,6 +341,86 @@ class Sharded:
         """Return the batch that `sample` would draw, without a new state; not ordered before later writes."""
         return self.sample(state, key, batch_size, **options)[1]
 
+    def get(self, state: ShardedState, index: ShardedIndex) -> Rows:
+        """Return rows by index, from whichever devices they are on: as `Buffer.get`, with a `ShardedIndex` in `index`.
+
+        Args:
+          index: `[B]` or `[B, T]`; stale: `mask` False. Slots alone do not name rows of several shards.
+        Cost: each device reads B rows and sends B / D to each other, whichever `draw`.
+        """
+        call = "Sharded.get"
+        _checks.check_state(call, self, state)
+        found: Rows = self._ask(_get, state, _checks.checked_index(call, self, index))
+        return found
+
+    def window_index(self, state: ShardedState, index: ShardedIndex) -> ShardedIndex:
+        """Return the rows `[B, T]` of sampled windows, for `update_rows`: as `Buffer.window_index`. Cost: as `get`."""
+        call = "Sharded.window_index"
+        _checks.check_state(call, self, state)
+        checks.check_windows(call, self.buffer.view)
+        found: ShardedIndex = self._ask(_window_index, state, _checks.checked_index(call, self, index, (1,)))
+        return found
+
+    def _ask(self, operation: ShardedOperation, state: ShardedState, index: ShardedIndex) -> Any:
+        split = PartitionSpec(self.axis)
+        return operation(self, state, index, specs=(split,), out=split)[1]
+
+    def priorities(self, state: ShardedState, index: ShardedIndex | None = None) -> jax.Array:
+        """Return priorities |p|, of all rows in the order of `rows`: as `Buffer.priorities`. Cost: as `get`, or `rows`."""
+        call = "Sharded.priorities"
+        _checks.check_state(call, self, state)
+        checks.check_prioritized(call, self.buffer.sampler, "priority")
+        if index is None:
+            return self._in_order(call, _priorities, state, None)
+        found: jax.Array = self._ask(_priorities, state, _checks.checked_index(call, self, index))
+        return found
+
+    def rows(self, state: ShardedState) -> Rows:
+        """Return every row, oldest first, `[C / E, E, ...]`, with a `ShardedIndex` in `index`: as `Buffer.rows`.
+
+        Raises:
+          ValueError: without lanes, as rows then have no order over several shards.
+        Cost: O(C / D) on each device; no collective.
+        """
+        _checks.check_state("Sharded.rows", self, state)
+        found: Rows = self._in_order("Sharded.rows", _all_rows, state)
+        return found
+
+    def last(self, state: ShardedState, n: int) -> Rows:
+        """Return the newest `n` rows of each lane, newest last, `[n, E, ...]`: as `Buffer.last`.
+
+        Raises:
+          ValueError: as `rows`; `n` is not from 1 to C / E.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size, lanes=mesh.size), mesh)
+          >>> rows = {"t": jnp.broadcast_to(jnp.arange(5)[:, None], (5, mesh.size))}
+          >>> state = replay.extend(replay.init({"t": 0}), rows)
+          >>> replay.last(state, 2).data["t"][:, 0].tolist()
+          [3, 4]
+        """
+        _checks.check_state("Sharded.last", self, state)
+        n = checks.check_last("Sharded.last", self.shard, n)
+        found: Rows = self._in_order("Sharded.last", _last, state, static=(n,))
+        return found
+
+    def _in_order(
+        self, call: str, operation: ShardedOperation, state: ShardedState, *args: Any, static: Any = ()
+    ) -> Any:
+        """Return the rows of all shards, split along lanes."""
+        _checks.check_order(call, self)
+        out = PartitionSpec(self.axis) if self.buffer.lanes is None else PartitionSpec(None, self.axis)
+        return operation(self, state, *args, specs=(PartitionSpec(),) * len(args), out=out, static=static)[1]
+
+    def can_add(self, state: ShardedState, n: Any = 1) -> jax.Array:
+        """Return bool[], whether `n` more rows, in each lane, would all be stored: as `Buffer.can_add`."""
+        call = "Sharded.can_add"
+        _checks.check_state(call, self, state)
+        found: jax.Array = _can_add(self, state, checks.check_rows_count(call, n), specs=(PartitionSpec(),))[1]
+        return found
+
     def can_sample(self, state: ShardedState) -> jax.Array:
         """Return bool[], whether any shard has an anchor to draw."""
         _checks.check_state("Sharded.can_sample", self, state)
@@ -315,6 +443,49 @@ class Sharded:
         _checks.check_state("Sharded.stats", self, state)
         found: dict[str, jax.Array] = _stats(self, state)[1]
         return found
+
+    def summary(self, state: ShardedState, *, compare: int | None = 1 << 14) -> Summary:
+        r"""Summarise the contents of all shards: as `Buffer.summary`. Eager.
+
+        Ages count the rows of a lane; without lanes, of a shard. `stats["balance"]` is that of mass here, :math:`1 / (D \sum_s
+        (M_s / M)^2)`.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
+          >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.arange(5 * mesh.size)})
+          >>> replay.summary(state).size == 5 * mesh.size, replay.summary(state).stats["balance"]
+          (True, 1.0)
+        """
+        call = "Sharded.summary"
+        _checks.check_state(call, self, state)
+        number = checked_compare(call, self.buffer, state, compare)
+        found = summary_of(self.buffer, state.shards, _inspect.seen(self, state, number))
+        return dataclasses.replace(found, buffer=repr(self))
+
+    def nbytes(self, state: ShardedState) -> dict[str, int]:
+        """Return the bytes in use on all devices together: `device`, `host`, `disk`. Eager."""
+        _checks.check_state("Sharded.nbytes", self, state)
+        return self.buffer.nbytes(state.shards)
+
+    def plan(self, example: PyTree, **settings: Unpack[PlanSettings]) -> Plan:
+        """Return the bytes and peaks of one device, before anything is allocated: as `Buffer.plan`.
+
+        Args:
+          example: One row of one lane.
+          **settings: As for `Buffer.plan`, of the whole: `batch_size`, `rows`, and without lanes `num_rows`.
+
+        With draw="global" the peak of `sample` includes the exchange; other collectives are small.
+
+        Example:
+          >>> import fbuf, jax, jax.numpy as jnp
+          >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(1000 * mesh.size), mesh)
+          >>> 4000 < replay.plan(jnp.float32(0), batch_size=mesh.size).device < 5000
+          True
+        """
+        return _plan.plan(self, example, **settings)
 
 
 def _specs_of_batch(sharded: Sharded) -> ShardedSample:
@@ -355,34 +526,14 @@ def _size_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, jax.Arr
     return own, lax.psum(jnp.sum(own.ring.size, dtype=jnp.int32), sharded.axis)
 
 
-_LATEST = ("epoch", "version")
-"""Counts of `stats` that are not sums."""
-
-
-def _stats_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
-    axis, shards = sharded.axis, sharded.shards
-    each = operations.stats.core(sharded.shard, own.pack())[1]
-    out = {}
-    for name, value in each.items():
-        if name == "cursor":
-            same = lax.pmax(value, axis) == lax.pmin(value, axis)
-            out[name] = jnp.where(same, lax.pmax(value, axis), jnp.int32(-1))
-        elif value.dtype == jnp.bool_:
-            out[name] = lax.pmin(value.astype(jnp.int32), axis) == jnp.int32(1)
-        elif jnp.issubdtype(value.dtype, jnp.floating) or name in _LATEST:
-            kind = jnp.int32 if value.dtype == jnp.uint32 else value.dtype
-            out[name] = lax.pmax(value.astype(kind), axis).astype(value.dtype)
-        elif name == "writes":
-            out[name] = lax.psum(jnp.minimum(value, jnp.uint32(0xFFFFFFFF // shards)), axis)
-        else:
-            out[name] = lax.psum(value, axis)
-    number = each["drawable"].astype(jnp.float32)
-    total, squares = lax.psum((number, number * number), axis)
-    even = total * total / jnp.maximum(squares * jnp.float32(shards), jnp.float32(1))
-    out["balance"] = jnp.where(total > jnp.float32(0), even, jnp.float32(1))
-    return own, out
-
-
+_rebuild = ShardedOperation(on_open(_rows.rebuild_core))
+_update_rows = ShardedOperation(on_open(_rows.update_rows_core))
+_get = ShardedOperation(on_open(_rows.get_core))
+_window_index = ShardedOperation(on_open(_rows.window_index_core))
+_priorities = ShardedOperation(on_open(_rows.priorities_core))
+_all_rows = ShardedOperation(on_open(_rows.all_rows_core))
+_last = ShardedOperation(on_open(_rows.last_core))
+_can_add = ShardedOperation(on_open(_rows.can_add_core))
 _extend = ShardedOperation(on_open(_extend_core))
 _update_priority = ShardedOperation(on_open(_feedback.update_priority_core))
 _cut = ShardedOperation(on_open(_cut_core))
@@ -392,4 +543,4 @@ _sample = ShardedOperation(on_open(_draw.sample_core))
 _sample_global = ShardedOperation(on_open(_exchange.sample_global_core))
 _can_sample = ShardedOperation(on_open(_can_sample_core))
 _size = ShardedOperation(on_open(_size_core))
-_stats = ShardedOperation(on_open(_stats_core))
+_stats = ShardedOperation(on_open(_inspect.stats_core))

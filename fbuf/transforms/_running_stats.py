@@ -5,7 +5,7 @@ A batch with count :math:`n`, mean :math:`m` and sum of squared deviations :math
 .. math:: \delta = m - \bar x, \quad \bar x \mathrel{+}= \delta n / N, \quad M \mathrel{+}= s + \delta^2 (N - n) n / N.
 
 Mean and :math:`M` are sums of two float32, and counts are 64-bit, so single rows still count after 10^8 rows. Numbers not
-finite or beyond 1e15 are skipped and counted.
+finite or beyond 1e15 are skipped and counted. In a sharded buffer a batch is that of all shards.
 
 Source: Chan, Golub and LeVeque 1979; Knuth, TAOCP volume 2, section 4.2.2 (error of a floating sum).
 """
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from fbuf._algorithms import uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf._core.component import state
+from fbuf._core.control_flow import sum_of_shards
 from fbuf._core.pytree import expand
 
 _LARGEST = 1e15  # a billion squares of such numbers have a finite sum
@@ -49,15 +50,22 @@ def merge(moments: Moments, values: jax.Array, there: jax.Array) -> Moments:
     x = values.astype(jnp.float32)
     wanted = jnp.broadcast_to(expand(there, x.ndim), x.shape)
     fine = wanted & (jnp.abs(x) <= jnp.float32(_LARGEST))
-    count = jnp.sum(fine, axis=axes, dtype=jnp.uint32)
+    # Relative to the current mean, so a large mean loses no digits.
+    apart = jnp.where(fine, x - mean(moments)[(None,) * len(axes)], jnp.float32(0))
+    count, skipped, delta = sum_of_shards(
+        (
+            jnp.sum(fine, axis=axes, dtype=jnp.uint32),
+            jnp.sum(wanted & ~fine, dtype=jnp.uint32),
+            jnp.sum(apart, axis=axes),
+        )
+    )
     number = jnp.maximum(count, jnp.uint32(1)).astype(jnp.float32)
     zero = jnp.float32(0)
-    # Relative to the current mean, so a large mean loses no digits.
-    apart = jnp.where(fine, x - mean(moments)[(None,) * len(axes)], zero)
-    delta = jnp.sum(apart, axis=axes) / number
+    delta = delta / number
     rest = jnp.where(fine, apart - delta[(None,) * len(axes)], zero)
-    correction = jnp.sum(rest, axis=axes) / number
-    squares = jnp.maximum(jnp.sum(rest * rest, axis=axes) - number * correction * correction, zero)
+    correction, squares = sum_of_shards((jnp.sum(rest, axis=axes), jnp.sum(rest * rest, axis=axes)))
+    correction = correction / number
+    squares = jnp.maximum(squares - number * correction * correction, zero)
     delta = delta + correction
     seen = uint64.add(Wide(moments.seen[0], moments.seen[1]), Wide(jnp.zeros_like(count), count))
     share = count.astype(jnp.float32) / jnp.maximum(uint64.as_float(seen), jnp.float32(1))
@@ -66,7 +74,7 @@ def merge(moments: Moments, values: jax.Array, there: jax.Array) -> Moments:
         seen=jnp.stack(seen),
         mean=_add(moments.mean, delta * share),
         squares=_add(moments.squares, squares + delta * delta * (before * share)),
-        skipped=moments.skipped + jnp.sum(wanted & ~fine, dtype=jnp.uint32),
+        skipped=moments.skipped + skipped,
     )
 
 

@@ -16,8 +16,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_indexing", "_bridge", "_formats.dataset", "limits", "testing"),
     ("storages", "samplers", "views", "writers", "transforms"),  # never import one another
     ("_buffer", "parts"),
-    ("_mixture", "torch", "plot", "sharded"),
-    ("_checkpoint", "interop"),
+    ("_mixture", "torch"),
+    ("sharded",),
+    ("_checkpoint", "interop", "plot"),
     ("_replay", "orbax", "datasets", "integrations"),
     ("_cli", "demo", "gymnasium", "__main__", "__init__"),
 )

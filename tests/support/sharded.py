@@ -33,10 +33,10 @@ SAMPLERS = {
 }
 
 
-def run(path: str, cases: str = "") -> None:
-    """Run the cases of a file of the repository on eight devices."""
+def run(path: str, cases: str = "", *more: str) -> None:
+    """Run the cases of files of the repository on eight devices."""
     code = "import sys, pytest; sys.exit(pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
-    run_python(code, path, "-k", cases, **devices(8))
+    run_python(code, path, *more, "-k", cases, **devices(8))
 
 
 def mesh_of(number: int = 8, **settings: Any) -> jax.sharding.Mesh:

@@ -4,8 +4,21 @@ One jitted call reads the state (`collect`); numpy computes statistics in float6
 millions of probabilities. For scalars inside a step there is `Buffer.stats`.
 """
 
-from fbuf._buffer.summary.collect import Seen, seen
+from fbuf._buffer.summary.collect import Seen, look, newest_of_each, seen, seen_of
 from fbuf._buffer.summary.statistics import Episodes, Quantiles
-from fbuf._buffer.summary.summary import LeafSummary, Summary, summary
+from fbuf._buffer.summary.summary import LeafSummary, Summary, checked_compare, summary, summary_of
 
-__all__ = ["Episodes", "LeafSummary", "Quantiles", "Seen", "Summary", "seen", "summary"]
+__all__ = [
+    "Episodes",
+    "LeafSummary",
+    "Quantiles",
+    "Seen",
+    "Summary",
+    "checked_compare",
+    "look",
+    "newest_of_each",
+    "seen",
+    "seen_of",
+    "summary",
+    "summary_of",
+]

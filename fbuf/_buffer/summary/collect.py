@@ -114,16 +114,24 @@ look = Operation(_look_core)
 
 def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
     """Return arrays about every row, and hashes of at most `compare` of the newest rows. Eager."""
+    return seen_of(buffer, jax.device_get(look(buffer, state, static=(newest_of_each(buffer, compare),))[1]))
+
+
+def newest_of_each(buffer: BufferConfig, compare: int) -> int:
+    """Return how many of the newest rows of each lane are compared."""
     lanes, length, _ = buffer.geometry
-    number = min(-(-compare // lanes), length)
-    raw: dict[str, Any] = jax.device_get(look(buffer, state, static=(number,))[1])
+    return min(-(-compare // lanes), length)
+
+
+def seen_of(buffer: BufferConfig, raw: dict[str, Any]) -> Seen:
+    """Return the arrays of `look`."""
     held = raw["held"]
     if "number" in raw:
         arrived = [raw[name].astype(np.uint64) for name in ("number", "newest")]
         low_high = [(a[..., 0] | a[..., 1] << np.uint64(32)).astype(np.int64) for a in arrived]
         age = np.where(held, low_high[1] - low_high[0], 0)
     else:
-        age = np.where(held, held.sum(axis=0)[None, :] - 1 - np.arange(length)[:, None], 0)
+        age = np.where(held, held.sum(axis=0)[None, :] - 1 - np.arange(len(held))[:, None], 0)
     hashes = dict(raw.get("hashes", {}))
     there = hashes.pop(TICKET, None)
     return Seen(

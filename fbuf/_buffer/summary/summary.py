@@ -210,15 +210,20 @@ def _sampler(summary: Summary) -> Section:
 
 def summary(buffer: BufferConfig, state: BufferState, compare: int | None) -> Summary:
     """Return the summary of a state: see `Buffer.summary`."""
-    call = "Buffer.summary"
+    return summary_of(buffer, state, seen(buffer, state, checked_compare("Buffer.summary", buffer, state, compare)))
+
+
+def checked_compare(call: str, buffer: BufferConfig, state: Any, compare: int | None) -> int:
+    """Return how many rows to compare; raise if the state is traced."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced. Call it outside jit; inside, use buffer.stats(state).")
     if compare is not None and (not is_int(compare) or compare < 0):
         raise ValueError(f"{call}: compare is {compare!r}; expected an int >= 0, rows, or None for all of them.")
-    return _summary_of(buffer, state, seen(buffer, state, buffer.capacity if compare is None else int(compare)))
+    return buffer.capacity if compare is None else int(compare)
 
 
-def _summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary:
+def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary:
+    """Return the summary of what was collected."""
     held, anchor = found.held, found.anchor
     size, drawable = int(held.sum()), int(anchor.sum())
     ages = found.age[anchor]

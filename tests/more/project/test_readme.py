@@ -16,6 +16,7 @@ import pytest
 import fbuf
 from benchmarks.peers import _torchrl_tree
 from tests.support.paths import ROOT
+from tests.support.processes import devices, run_python
 
 PAGES = ("README.md", "fbuf/GUIDE.md", "fbuf/storages/README.md", "fbuf/datasets/README.md", "fbuf/parts/README.md")
 
@@ -164,5 +165,8 @@ PROGRAMS = sorted((ROOT / "tests" / "programs").glob("*.py"))
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_runs(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 60
+    if path.stem == "sharded_dqn":
+        run_python(f"import runpy; runpy.run_path({str(path)!r})['main'](50)", **devices(8))
+        return
     with jax.numpy_rank_promotion("allow"):
         runpy.run_path(str(path))["main"]()

@@ -1,0 +1,83 @@
+"""Describe the whole of a sharded buffer: `stats`, and what summaries and plots show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from fbuf._buffer import operations, state_ops, transforms
+from fbuf._buffer.state import BufferState, on_open
+from fbuf._buffer.summary import Seen, collect
+from fbuf.sharded._draw import gather, whole
+from fbuf.sharded._operation import ShardedOperation
+from fbuf.sharded._state import ShardedState
+
+_LATEST = ("epoch", "version")
+"""Counts of `stats` that are not sums; nor are those of transforms, whose statistics are of the whole."""
+
+
+def stats_core(sharded: Any, own: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+    """Return scalars of the whole."""
+    axis, shards = sharded.axis, sharded.shards
+    each = operations.stats.core(sharded.shard, own.pack())[1]
+    out, latest = {}, {*_LATEST, *transforms.stats(sharded.shard, own)}
+    for name, value in each.items():
+        if name == "cursor":
+            same = lax.pmax(value, axis) == lax.pmin(value, axis)
+            out[name] = jnp.where(same, lax.pmax(value, axis), jnp.int32(-1))
+        elif value.dtype == jnp.bool_:
+            out[name] = lax.pmin(value.astype(jnp.int32), axis) == jnp.int32(1)
+        elif jnp.issubdtype(value.dtype, jnp.floating) or name in latest:
+            kind = jnp.int32 if value.dtype == jnp.uint32 else value.dtype
+            out[name] = lax.pmax(value.astype(kind), axis).astype(value.dtype)
+        elif name == "writes":
+            out[name] = lax.psum(jnp.minimum(value, jnp.uint32(0xFFFFFFFF // shards)), axis)
+        else:
+            out[name] = lax.psum(value, axis)
+    number = each["drawable"].astype(jnp.float32)
+    total, squares = lax.psum((number, number * number), axis)
+    out["balance"] = _balance(total, squares, shards)
+    return own, out
+
+
+def _balance(total: jax.Array, squares: jax.Array, shards: int) -> jax.Array:
+    """Return (sum m)^2 / (D sum m^2), 1 if nothing has mass."""
+    even = total * total / jnp.where(squares > jnp.float32(0), squares * jnp.float32(shards), jnp.float32(1))
+    return jnp.where(total > jnp.float32(0), even, jnp.float32(1))
+
+
+def _look_core(sharded: Any, own: BufferState, number: int) -> tuple[BufferState, Any]:
+    """Return what `collect.look` does: of rows, of rows that are compared, and of the whole."""
+    shard, axis = sharded.shard, sharded.axis
+    found = collect._look_core(shard, own, number)[1]
+    chance, share = found.get("probability"), jnp.ones((1,), jnp.float32)
+    if getattr(shard.sampler, "covers", False):
+        share = gather(sharded, jnp.sum(chance > jnp.float32(0), dtype=jnp.int32).astype(jnp.float32)[None])[:, 0]
+        share = share / jnp.maximum(jnp.sum(share), jnp.float32(1))
+    elif sharded.shards > 1:
+        share = whole(sharded, own, state_ops.eligible_set(shard, own)).share
+    if chance is not None:
+        found["probability"] = chance * share[lax.axis_index(axis)]
+    of_all = {
+        "stats": stats_core(sharded, own)[1] | {"balance": _balance(jnp.sum(share), jnp.sum(share**2), sharded.shards)},
+        "available": lax.psum(found.pop("available"), axis),
+    }
+    if "newest" in found:  # one shard
+        of_all["newest"] = lax.pmax(found.pop("newest"), axis)
+    del found["stats"]
+    return own, (found, found.pop("hashes", {}), of_all)
+
+
+_look = ShardedOperation(on_open(_look_core))
+
+
+def seen(sharded: Any, state: ShardedState, compare: int = 0) -> Seen:
+    """Return arrays about every row, with one column a lane, without lanes one a shard. Eager."""
+    number = collect.newest_of_each(sharded.buffer if sharded.buffer.lanes else sharded.shard, compare)
+    out = (PartitionSpec(None, sharded.axis), PartitionSpec(sharded.axis), PartitionSpec())
+    rows, hashes, of_all = jax.device_get(_look(sharded, state, out=out, static=(number,))[1])
+    return collect.seen_of(sharded.buffer, {**rows, **of_all, "hashes": hashes})

@@ -1,0 +1,126 @@
+"""Read and update rows by index, from any device: every shard is told all indices, and answers for its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._buffer import priorities, read, write
+from fbuf._buffer.state import BufferState
+from fbuf._core.dispatch import update_if
+from fbuf._core.sample import Index, Rows
+from fbuf.sharded._feedback import homes
+from fbuf.sharded._state import ShardedIndex
+
+
+def _own(sharded: Any, shard: jax.Array, index: Index) -> Index:
+    """Return the index of this shard's rows among those of all devices, on which the others are masked."""
+    words = jnp.stack([shard, index.slot, lax.bitcast_convert_type(index.ticket, jnp.int32)], axis=-1)
+    words = lax.all_gather(words, sharded.axis, tiled=True)
+    mine = words[..., 0] == lax.axis_index(sharded.axis).astype(jnp.int32)
+    ticket = lax.bitcast_convert_type(words[..., 2], jnp.uint32)
+    return Index(
+        jnp.where(mine, words[..., 1], jnp.int32(sharded.shard.capacity)), jnp.where(mine, ticket, jnp.uint32(0))
+    )
+
+
+def _ask(sharded: Any, index: ShardedIndex, answer: Callable[[Index], Any]) -> Any:
+    """Return leaves `[R, ...]` of what their shards answer about R rows; each shard reads the rows of all devices."""
+    shards, size = sharded.shards, index.slot.size
+    shard, rows, _ = homes(sharded, index.shard.reshape(-1), Index(index.slot.reshape(-1), index.ticket.reshape(-1)))
+    if shards == 1:
+        return answer(rows)
+    owner, number = jnp.minimum(shard, jnp.int32(shards - 1)), lax.iota(np.int32, size)
+
+    def back(leaf: jax.Array) -> jax.Array:
+        blocks = leaf.reshape(shards, size, *leaf.shape[1:])
+        found: jax.Array = lax.all_to_all(blocks, sharded.axis, 0, 0)[owner, number]
+        return found
+
+    return jax.tree.map(back, answer(_own(sharded, shard, rows)))
+
+
+def _indexed(sharded: Any, rows: Rows, shard: jax.Array) -> Rows:
+    """Return rows of `shard` with the index of the whole."""
+    shard = jnp.where(rows.mask, shard, jnp.int32(sharded.shards))
+    index: Any = ShardedIndex(shard, rows.index.slot, rows.index.ticket)
+    return Rows(rows.data, index, rows.mask, rows.ragged)
+
+
+def get_core(sharded: Any, own: BufferState, index: ShardedIndex) -> tuple[BufferState, Rows]:
+    """Return rows by index."""
+    rows = _ask(sharded, index, lambda rows: read._get_core(sharded.shard, own, rows)[1])
+    rows = jax.tree.map(lambda leaf: leaf.reshape(index.slot.shape + leaf.shape[1:]), rows)
+    return own, _indexed(sharded, rows, index.shard)
+
+
+def all_rows_core(sharded: Any, own: BufferState) -> tuple[BufferState, Rows]:
+    """Return every row of this shard, oldest first."""
+    rows = read._all_rows_core(sharded.shard, own)[1]
+    return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
+
+
+def last_core(sharded: Any, own: BufferState, n: int) -> tuple[BufferState, Rows]:
+    """Return the newest rows of this shard's lanes."""
+    rows = read._last_core(sharded.shard, own, n)[1]
+    return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
+
+
+def priorities_core(sharded: Any, own: BufferState, index: ShardedIndex | None) -> tuple[BufferState, jax.Array]:
+    """Return |p| of rows; None: of all rows of this shard."""
+    if index is None:
+        return priorities._priorities_core(sharded.shard, own, None)
+    found = _ask(sharded, index, lambda rows: priorities._priorities_core(sharded.shard, own, rows)[1])
+    return own, found.reshape(index.slot.shape)
+
+
+def window_index_core(sharded: Any, own: BufferState, index: ShardedIndex) -> tuple[BufferState, ShardedIndex]:
+    """Return the rows of windows; rows of no shard keep their index."""
+    rows = _ask(sharded, index, lambda rows: read._window_index_core(sharded.shard, own, rows)[1])
+    foreign = (index.shard < jnp.int32(0)) | (index.shard >= jnp.int32(sharded.shards))
+    slot = jnp.where(foreign[:, None], index.slot[:, None], rows.slot)
+    ticket = jnp.where(foreign[:, None], index.ticket[:, None], rows.ticket)
+    masked = (slot == jnp.int32(sharded.shard.capacity)) & (ticket == jnp.uint32(0))
+    shard = jnp.where(masked, jnp.int32(sharded.shards), index.shard[:, None])
+    return own, ShardedIndex(shard, slot, ticket)
+
+
+def update_rows_core(
+    sharded: Any, own: BufferState, index: ShardedIndex, leaves: dict[str, jax.Array], mask: jax.Array | None
+) -> tuple[BufferState, None]:
+    """Replace leaves of rows; they are sent to all devices if any of them is not on the device that has its index."""
+    buffer, nowhere = sharded.shard, jnp.int32(sharded.shard.capacity)
+    slot, ticket = index.slot, index.ticket
+    if mask is not None:
+        slot, ticket = jnp.where(mask, slot, nowhere), jnp.where(mask, ticket, jnp.uint32(0))
+    shard, rows, is_masked = homes(sharded, index.shard, Index(slot, ticket))
+    if sharded.shards == 1:
+        return write._update_rows_core(buffer, own, rows, leaves, None)
+
+    def send(_: Any, own: BufferState, leaves: Any) -> tuple[BufferState, Any]:
+        every = lax.all_gather(leaves, sharded.axis, tiled=True)
+        return write._update_rows_core(buffer, own, _own(sharded, shard, rows), every, None)[0], leaves
+
+    if sharded.draw == "global":
+        return send(None, own, leaves)[0], None
+    elsewhere = jnp.any((shard != lax.axis_index(sharded.axis).astype(jnp.int32)) & ~is_masked)
+    some = lax.pmax(elsewhere.astype(jnp.int32), sharded.axis) > jnp.int32(0)
+    here = Index(jnp.where(some, nowhere, rows.slot), jnp.where(some, jnp.uint32(0), rows.ticket))
+    own = write._update_rows_core(buffer, own, here, leaves, None)[0]
+    return update_if(some, send, own, leaves)[0], None
+
+
+def rebuild_core(sharded: Any, own: BufferState) -> tuple[BufferState, None]:
+    """Apply the sampler's current numbers to all rows."""
+    return write._rebuild_core(sharded.shard, own)
+
+
+def can_add_core(sharded: Any, own: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
+    """Return whether every shard has room."""
+    here = read._can_add_core(sharded.shard, own, number)[1]
+    return own, lax.pmin(here.astype(jnp.int32), sharded.axis) == jnp.int32(1)

@@ -1,0 +1,118 @@
+"""Mixtures of sharded buffers on eight devices. `test_sharded_rows.py` runs these in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import fbuf
+from fbuf.samplers import Epoch, Prioritized
+from fbuf.sharded import ShardedMixture
+from tests.support import sharded as support
+
+MODES: Any = [
+    {"fractions": {"a": 0.25, "b": 0.75}},
+    {"fractions": {"a": 0.4, "b": 0.6}, "quota": "random", "target": "source"},
+    {"annealed": True, "normalize": None, "beta": 0.6},
+]
+
+
+def mixture_of(**settings: Any) -> ShardedMixture:
+    buffers = {"a": support.buffer_of("prioritized"), "b": support.buffer_of("uniform")}
+    return ShardedMixture(fbuf.Mixture(buffers, **settings), support.mesh_of())
+
+
+def filled(mixture: Any, *names: str) -> Any:
+    state = mixture.init({"a": support.example(), "b": support.example()})
+    rows, mask, priority = support.rows_and_masks()
+    for name in names:
+        given = {"priority": priority} if name == "a" else {}
+        state = mixture.extend(state, name, rows, mask=mask, **given)
+    return state
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode: Any) -> None:
+    """Weighted means over all rows estimate what the unsharded mixture's do, although shards differ in fill and mass."""
+    mixture, size = mixture_of(**mode), 4096
+    state = filled(mixture, "a", "b")
+    assert bool(mixture.can_sample(state)) and int(mixture.size(state)) == 2 * support.held().sum()
+    batch = jax.device_get(jax.jit(mixture.peek, static_argnums=2)(state, jax.random.key(0), size))
+    chance = {n: support.chances(mixture.mixture[n], support.fill(mixture.mixture[n])) for n in "ab"}
+    fractions = np.array(list(mode.get("fractions", {"a": 0.5, "b": 0.5}).values()))
+    ids, source, there = support.ids(batch), batch.source, batch.mask
+    assert 0 < (~there).sum() < size / 4 and set(batch.index.shard[~there]) == {8} and not batch.weight[~there].any()
+    within = np.where(source == 0, chance["a"][ids], chance["b"][ids])[there]
+    share = fractions[source[there]]
+    np.testing.assert_allclose(batch.probability[there], share * within, rtol=2e-6)
+    anchors = {n: np.count_nonzero(of) for n, of in chance.items()}
+    of_shard = {
+        n: np.bincount(support.shard_of(np.arange(of.size)), weights=of, minlength=8) for n, of in chance.items()
+    }
+    shard = support.shard_of(ids)[there]
+    factor = 8 * np.where(source[there] == 0, of_shard["a"][shard], of_shard["b"][shard])
+    number = np.where(source[there] == 0, anchors["a"], anchors["b"])
+    relative = number * within if mode.get("target") == "source" else sum(anchors.values()) * share * within
+    weight = factor * relative ** -mode.get("beta", 1.0)
+    weight /= weight.max() if mode.get("normalize", "batch") else 1
+    np.testing.assert_allclose(batch.weight[there], weight, rtol=1e-5)
+    np.testing.assert_array_equal(batch.index.shard[there], shard)
+    if "random" not in mode.values():  # each device has its share of each buffer
+        for part in np.split(np.where(there, source, -1), 8):
+            assert (part == 0).sum() in (0, round(fractions[0] * size / 8))
+
+
+def test_errors_and_rows_go_where_rows_came_from() -> None:
+    """Also inside `jax.shard_map`, and in any order over devices; invalid indices are counted."""
+    mixture = mixture_of(fractions={"a": 0.5, "b": 0.5})
+    state = filled(mixture, "a", "b")
+
+    def step(state: Any, key: jax.Array) -> Any:
+        state, batch = mixture.sample(state, key, 64)
+        state = mixture.update_priority(state, batch.index, jnp.float32(1) + batch.data["id"].astype(jnp.float32))
+        return mixture.update_rows(state, batch.index, {"version": batch.data["id"] + 1000}), batch
+
+    specs = fbuf._mixture.state.MixtureState(P("data"), P(), P(), P())
+    for run in (step, jax.shard_map(step, mesh=mixture.mesh, in_specs=(specs, P()), out_specs=(specs, P("data")))):
+        after, batch = jax.jit(run)(state, jax.random.key(1))
+        batch = jax.device_get(batch)
+        for name, number in (("a", 0), ("b", 1)):
+            rows = jax.device_get(mixture[name].rows(after[name]))
+            drawn = set(batch.data["id"][batch.source == number].tolist())
+            assert {int(i) for i in rows.data["id"][rows.mask & (rows.data["version"] >= 1000)]} == drawn != set()
+        priority = np.asarray(mixture["a"].priorities(after["a"]))
+        rows = jax.device_get(mixture["a"].rows(after["a"]))
+        mine = np.isin(rows.data["id"], batch.data["id"][batch.source == 0]) & rows.mask
+        np.testing.assert_allclose(priority[mine], 1.0 + rows.data["id"][mine], rtol=1e-5)
+    order = np.random.default_rng(0).permutation(64)
+    index = jax.tree.map(lambda x: np.asarray(x)[order].copy(), batch.index)
+    there = np.flatnonzero(batch.mask[order])
+    index.source[there[0]] = 7
+    index.shard[there[1]] = 9
+    after = mixture.update_priority(state, index, np.full(64, 3.0, np.float32))
+    refused = int(mixture.stats(after)["a/refused_out_of_range"])
+    assert refused == 1 + (batch.source[order][there[1]] == 0)
+
+
+def test_a_buffer_is_empty_if_all_its_shards_are() -> None:
+    mixture = mixture_of(fractions={"a": 0.5, "b": 0.5})
+    state = mixture.init({"a": support.example(), "b": support.example()})
+    state, batch = mixture.sample(state, jax.random.key(0), 64)
+    assert not bool(batch.mask.any()) and int(mixture.stats(state)["empty_samples"]) == 1
+    assert not bool(mixture.can_sample(state))
+    state, batch = mixture.sample(filled(mixture, "b"), jax.random.key(0), 64)
+    assert (
+        set(np.asarray(batch.source)[np.asarray(batch.mask)]) == {1} and int(mixture.stats(state)["moved_rows"]) == 32
+    )
+    with pytest.raises(ValueError, match="'c': .*Epoch.* draws without replacement"):
+        ShardedMixture(fbuf.Mixture({"c": fbuf.Buffer(64, sampler=Epoch())}), support.mesh_of())
+    with pytest.raises(ValueError, match="batch_size is 20, not a multiple of the 8 shards"):
+        mixture.peek(state, jax.random.key(0), 20)
+    uneven = fbuf.Mixture({"a": fbuf.Buffer(64, sampler=Prioritized(), lanes=4)})
+    with pytest.raises(ValueError, match="lanes is 4"):
+        ShardedMixture(uneven, support.mesh_of())
