@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_mixture", "torch", "plot", "sharded"),
     ("_checkpoint", "interop"),
     ("_replay", "orbax", "datasets", "integrations"),
-    ("_cli", "demo", "gymnasium", "__main__", "__init__"),
+    ("_cli", "demo", "gymnasium", "ray", "__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")
 HOST = (
