@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ def unpack(places: PyTree, block: np.ndarray[Any, Any]) -> PyTree:
 
 
 def _view(block: np.ndarray[Any, Any], place: Place) -> np.ndarray[Any, Any]:
-    size = place.dtype.itemsize * int(np.prod(place.shape, dtype=np.int64))
+    size = place.dtype.itemsize * math.prod(place.shape)
     return block[place.start : place.start + size].view(place.dtype).reshape(place.shape)
 
 

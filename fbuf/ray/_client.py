@@ -19,13 +19,13 @@ from fbuf._core.arguments import DrawOptions
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.text_table import counted
 from fbuf._core.x64 import narrow, needs_x64
+from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import Form, check_form, to_array, to_rows
 from fbuf.ray import _draws
 from fbuf.ray._batch import RayIndex, RaySample, named, placed
 from fbuf.ray._blocks import pack, unpack
 from fbuf.ray._calls import Away, Outbox
 from fbuf.ray._draws import Facts
-from fbuf.ray._shard import Drawn
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between calls to a shard that restarts
 
@@ -45,12 +45,13 @@ class Settings(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """A batch that is being drawn."""
+    """Batches that are being drawn."""
 
     size: int | None
     options: dict[str, Any]
-    used: Any  # float64[K], shares that decided the numbers of rows; None for one shard
-    parts: list[tuple[int, int, Any]]  # shard, rows, reference
+    counts: Any  # int64[n, K], rows of each shard
+    used: Any  # float64[K], shares that decided them; None for one shard
+    parts: list[tuple[int, Any]]  # shard, reference
 
 
 class Client:
@@ -71,6 +72,7 @@ class Client:
         self._known: set[Any] = set()  # structures and shapes of checked rows
         self._structure: Any = jax.tree.structure(settings.example)
         self._updates: list[list[Any]] = [[] for _ in self._boxes]  # wait for the next draw
+        self._most_waiting = 1  # of them
         self._updating: deque[Any] = deque()  # references
         self._facts: list[Facts] | None = None
         self._probes: dict[int, Any] = {}  # references by shard that is away, or has no rows
@@ -165,7 +167,7 @@ class Client:
         box = self._boxes[shard]
         while len(box) > most:
             box.pump()
-            self._again(shard, lambda box=box: box.receive(self._link.result), box.resend, box.pump)
+            self._again(shard, functools.partial(box.receive, self._link.result), box.resend, box.pump)
 
     def _again(self, shard: int, wait: Callable[[], Any], *retry: Callable[[], Any]) -> Any:
         """Return the result of `wait`; while the shard is away, call `retry` and wait again."""
@@ -220,8 +222,8 @@ class Client:
     def update_priority(self, index: RayIndex, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
         """Set priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
-        They are sent with the next draw of this client, or by the second update before it. Rows that were overwritten
-        since, or lost by a restart, are only counted.
+        They are sent with the next draw of this client, at the latest by `flush`. Updates of rows that were overwritten since,
+        or lost by a restart, have no effect.
 
         Args:
           index: Of a batch, or any selection of its entries.
@@ -253,7 +255,7 @@ class Client:
                 parts: Any = (birth, slot, ticket, td_error, mask)
                 if not chosen.all():
                     parts = tuple(None if x is None else x[chosen] for x in parts)
-                if self._updates[own]:
+                if len(self._updates[own]) >= self._most_waiting:
                     self._send_updates(own)
                 self._updates[own].append((*parts, eta))
         if bad.any():
@@ -299,7 +301,7 @@ class Client:
           ((4,), (4,))
         """
         check_form("Client.sample", to)
-        return placed(self._collect(self._request(batch_size, dict(options))), to)
+        return placed(self._collect(self._request(batch_size, 1, dict(options)))[0], to)
 
     def batches(
         self, batch_size: int | None = None, *, prefetch: int = 2, to: Form = "jax", **options: Unpack[DrawOptions]
@@ -327,38 +329,39 @@ class Client:
         return self._batches(batch_size, prefetch, to, dict(options))
 
     def _batches(self, batch_size: int | None, prefetch: int, to: str, options: dict[str, Any]) -> Iterator[RaySample]:
-        from fbuf._replay import ReplayClosed
-
-        ahead = deque(self._request(batch_size, options) for _ in range(prefetch))
+        each = max(1, prefetch // 3)  # batches of one call, which costs about as much as drawing one
+        self._most_waiting = max(self._most_waiting, each)
+        ahead = deque(self._request(batch_size, each, options) for _ in range((prefetch - each + 1) // each))
         while True:
             try:
-                batch = self._collect(ahead.popleft())
+                ready = self._collect(ahead.popleft())
             except ReplayClosed:
                 return
-            yield placed(batch, to)
-            ahead.append(self._request(batch_size, options))
+            ahead.append(self._request(batch_size, each, options))
+            for batch in ready:
+                yield placed(batch, to)
 
-    def _request(self, batch_size: int | None, options: dict[str, Any]) -> _Request:
-        """Start drawing a batch."""
+    def _request(self, batch_size: int | None, number: int, options: dict[str, Any]) -> _Request:
+        """Start drawing `number` batches."""
         if self._settings.shards == 1:
-            reference = self._link.call(0, "sample", batch_size, options, self._take_updates(0))
-            return _Request(batch_size, options, None, [(0, 0, reference)])
+            sizes = [batch_size] * number
+            reference = self._link.call(0, "sample", sizes, options, self._take_updates(0))
+            return _Request(batch_size, options, np.zeros((number, 1)), None, [(0, reference)])
         size: Any = batch_size or self._settings.buffer.batch_size
         arguments.check_int("Client.sample", "batch_size", size)
         if options.keys() - {"beta"}:
             raise ValueError(f"Client.sample: got {sorted(options)}; expected beta only. Use shards=1.")
-        return self._split(size, options)
+        return self._split(size, number, options)
 
-    def _split(self, size: int, options: dict[str, Any]) -> _Request:
+    def _split(self, size: int, number: int, options: dict[str, Any]) -> _Request:
         """Start drawing from several shards by their masses."""
-        facts = self._known_facts()
-        used = _draws.shares(facts)
+        used = _draws.shares(self._known_facts())
+        counts = np.stack([_draws.counts(used, size, self._rng.random()) for _ in range(number)])
         parts = []
-        for shard, count in enumerate(_draws.counts(used, size, self._rng.random())):
-            if count:
-                reference = self._link.call(shard, "sample", int(count), {}, self._take_updates(shard))
-                parts.append((shard, int(count), reference))
-        return _Request(size, options, used, parts)
+        for shard in np.flatnonzero(counts.any(axis=0)).tolist():
+            sizes = [int(count) for count in counts[:, shard] if count]
+            parts.append((shard, self._link.call(shard, "sample", sizes, {}, self._take_updates(shard))))
+        return _Request(size, options, counts, used, parts)
 
     def _take_updates(self, shard: int) -> list[Any]:
         updates, self._updates[shard] = self._updates[shard], []
@@ -390,50 +393,59 @@ class Client:
             time.sleep(pause)
             pause = min(pause + 0.01, 0.1)
 
-    def _collect(self, request: _Request) -> RaySample:
-        """Wait for a batch."""
+    def _collect(self, request: _Request) -> list[RaySample]:
+        """Wait for batches; at least one."""
         if request.used is None:
-            reference = request.parts[0][2]
-            drawn = self._ask(0, "sample", request.size, request.options, reference=reference)
-            batch = unpack(drawn.places, drawn.block)
-            index = named(batch.index, batch.mask, 0, 1, drawn.birth)
-            return RaySample(batch.data, index, batch.probability, batch.weight, batch.mask, batch.last)
-        drawn_by: list[tuple[int, Drawn]] = []
-        for shard, _, reference in request.parts:
+            call: Any = [request.size] * len(request.counts), request.options, []
+            drawn = self._ask(0, "sample", *call, reference=request.parts[0][1])
+            return [
+                RaySample(b.data, named(b.index, b.mask, 0, 1, drawn.birth), b.probability, b.weight, b.mask, b.last)
+                for b in unpack(drawn.places, drawn.block)
+            ]
+        replies: dict[int, Any] = {}
+        for shard, reference in request.parts:
             try:
-                drawn = self._link.result(reference)
-                self._facts[shard] = drawn.facts  # type: ignore[index]
+                replies[shard] = drawn = self._link.result(reference)
+                self._facts[shard] = drawn.facts[-1]  # type: ignore[index]
             except Away:
-                drawn = Drawn(0, _draws.NONE, None, None)
                 self._facts[shard] = _draws.NONE  # type: ignore[index]
-            drawn_by.append((shard, drawn))
-        if any(drawn.block is None for _, drawn in drawn_by):  # the others serve meanwhile
+        drawn_by = {s: (d.birth, zip(d.facts, unpack(d.places, d.block), strict=False)) for s, d in replies.items()}
+        batches = []
+        for counts in request.counts:
+            wanted = np.flatnonzero(counts).tolist()
+            parts = [
+                (s, drawn_by[s][0], *found) for s in wanted if s in drawn_by if (found := next(drawn_by[s][1], None))
+            ]
+            if len(parts) < len(wanted):  # a shard is away or has no rows; the others serve meanwhile
+                break
+            batches.append(self._joined(request, parts))
+        if not batches:
             assert request.size is not None
-            return self._collect(self._split(request.size, request.options))
-        return self._joined(request, drawn_by)
+            return self._collect(self._split(request.size, len(request.counts), request.options))
+        return batches
 
-    def _joined(self, request: _Request, drawn_by: Sequence[tuple[int, Drawn]]) -> RaySample:
+    def _joined(self, request: _Request, parts: Sequence[tuple[int, int, Facts, Any]]) -> RaySample:
         """Return one batch of the rows of several shards."""
-        parts = []
-        for shard, drawn in drawn_by:
-            part = unpack(drawn.places, drawn.block)
-            index = named(part.index, part.mask, shard, self._settings.shards, drawn.birth)
-            parts.append(RaySample(part.data, index, part.probability, part.weight, part.mask))
-        batch: RaySample = parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
-        sampler: Any = self._settings.buffer.sampler
         assert self._facts is not None
+        facts, samples = list(self._facts), []
+        for shard, birth, told, batch in parts:
+            facts[shard] = told
+            index = named(batch.index, batch.mask, shard, self._settings.shards, birth)
+            samples.append(RaySample(batch.data, index, batch.probability, batch.weight, batch.mask))
+        joined: RaySample = samples[0] if len(samples) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *samples)
+        sampler: Any = self._settings.buffer.sampler
         chance, weight = _draws.weigh(
-            self._facts,
+            facts,
             request.used,
-            np.concatenate([np.full(len(part.mask), shard) for part, (shard, _) in zip(parts, drawn_by, strict=True)]),
-            np.asarray(batch.probability),
-            np.asarray(batch.mask),
+            np.concatenate([np.full(len(batch.mask), shard) for shard, _, _, batch in parts]),
+            np.asarray(joined.probability),
+            np.asarray(joined.mask),
             request.options.get("beta"),
             sampler.prioritized,
             getattr(sampler, "normalize", None),
         )
         changed: Any = {"probability": chance, "weight": weight}
-        return dataclasses.replace(batch, **changed)
+        return dataclasses.replace(joined, **changed)
 
 
 def _array(value: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,15 +31,16 @@ from fbuf.ray._calls import Ledger, Receipt
 from fbuf.ray._draws import Facts
 
 _PATIENCE = 0.2  # seconds that a write waits for the limit before a save may run
+_POLL = 0.01  # seconds
 _NOBODY = -1  # writer of a lane whose last rows were refused
 
 
 class Drawn(NamedTuple):
-    """The answer to a draw."""
+    """The answer to a draw of one batch or several."""
 
     birth: int
-    facts: Facts | None  # of one shard among several
-    places: PyTree  # of the batch in the block; None if there is no row
+    facts: list[Facts]  # with each batch, of one shard among several
+    places: list[PyTree]  # of the batches in the block; fewer than were asked for if there are no more yet
     block: Any
 
 
@@ -58,7 +60,7 @@ class Shard:
       buffer: Of this shard, with its part of the capacity and of the lanes.
       example: One row.
       shards: How many there are.
-      seed, limit: As for `Replay`. With one shard, draws always wait for a row.
+      seed, limit: As for `Replay`. The draws of one shard also wait for the first row.
       path: Folder of its checkpoints, of which the newest is loaded; None saves nothing.
       save_every: Writes after which it saves; 0: only `save`.
     """
@@ -77,15 +79,17 @@ class Shard:
         self._birth = secrets.randbits(31)  # of this incarnation
         self._lock = FairLock()
         self._rng = np.random.default_rng(seed)
-        limit = limit if shards > 1 else limit or Limit()
         saved: dict[str, Any] = {}
         try:
             if path is None:
                 raise CheckpointNotFound
             self._replay, saved = Replay.load(path, buffer, extra=True, cut=False, limit=limit)
+            if limit is None and not self._replay._queue:
+                self._replay._limiter = None  # the saved limit is that of an earlier service
         except CheckpointNotFound:
             self._replay = Replay(buffer, example, seed, limit=limit)
         self._replay.expect_stale()
+        self._has_row = self._replay.limit is not None  # else the first draw waits for one
         self._ledger = Ledger(saved.get("calls"))
         self._writer = saved.get("writer", np.zeros(buffer.lanes or 1, np.int64))
         self._structure: Any = jax.tree.structure(example)
@@ -181,21 +185,46 @@ class Shard:
         mask = None if mask is None else padded(mask, size)
         self._replay.update_priority(index, padded(td_error, size), mask=mask, eta=eta)
 
-    def sample(self, size: int | None, options: dict[str, Any], updates: Sequence[tuple[Any, ...]] = ()) -> Drawn:
-        """Set the priorities of `updates`, then draw. One shard waits for its limit; one of several may have no row."""
+    def sample(self, sizes: Sequence[int | None], options: dict[str, Any], updates: Sequence[tuple[Any, ...]]) -> Drawn:
+        """Set the priorities of `updates`, then draw batches.
+
+        One shard waits for its limit before the first batch, and returns those that it allows at once. One of several may
+        have no rows.
+        """
         for update in updates:
             self.update_priority(*update)
         if self._shards == 1:
-            return Drawn(self._birth, None, *pack(self._replay.sample(size, to="numpy", **options)))
-        assert size is not None
-        with self._replay._acquire():  # a write in between would change the mass
-            facts = self._read_facts()
-            if not facts.number:
-                return Drawn(self._birth, facts, None, None)
-            batch = self._replay.sample(rounded(size), to="numpy")
-        # Strata are in order, so the first rows would have the smallest slots.
-        chosen = self._rng.permutation(rounded(size))[:size]
-        return Drawn(self._birth, facts, *pack(jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], batch)))
+            return Drawn(self._birth, [], *pack(self._draw(sizes, options)))
+        batches: list[Any] = []
+        facts: list[Facts] = []
+        for size in sizes:
+            assert size is not None
+            with self._replay._acquire():  # a write in between would change the mass
+                facts.append(self._read_facts())
+                if not facts[-1].number:
+                    break
+                batch = self._replay.sample(rounded(size), to="numpy")
+            # Strata are in order, so the first rows would have the smallest slots.
+            chosen = self._rng.permutation(rounded(size))[:size]
+            batches.append(jax.tree.map(lambda leaf, chosen=chosen: np.asarray(leaf)[chosen], batch))
+        return Drawn(self._birth, facts, *pack(batches))
+
+    def _draw(self, sizes: Sequence[int | None], options: dict[str, Any]) -> list[Any]:
+        while not self._has_row:
+            self._replay._refuse_closed("Client.sample")
+            self._has_row = self._replay.can_sample()
+            time.sleep(0 if self._has_row else _POLL)
+        limited = self._replay.limit is not None
+        batches: list[Any] = []
+        for size in sizes:
+            wait = 0 if batches and limited else None
+            try:
+                batches.append(self._replay.sample(size, to="numpy", timeout=wait, **options))
+            except (TimeoutError, ReplayClosed):
+                if batches:
+                    break
+                raise
+        return batches
 
     def facts(self) -> Facts:
         """Return what draws from all shards need to know of this one."""
