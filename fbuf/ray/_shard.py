@@ -180,7 +180,9 @@ class Shard:
     ) -> None:
         """Set priorities of rows drawn from this incarnation; `birth`, `slot` and `ticket` are of their index."""
         buffer, size = self._replay.buffer, rounded(len(slot))
-        slot = np.where(np.asarray(birth) == self._birth, slot, buffer.capacity).astype(np.int32)
+        own = np.asarray(birth) == self._birth
+        slot = np.where(own, slot, buffer.capacity).astype(np.int32)
+        ticket = np.where(own, ticket, 0).astype(np.uint32)
         index: Any = Index(padded(slot, size, buffer.capacity), padded(ticket, size))  # type: ignore[arg-type]
         mask = None if mask is None else padded(mask, size)
         self._replay.update_priority(index, padded(td_error, size), mask=mask, eta=eta)
