@@ -5,7 +5,7 @@ from checkpoints. Ray is imported when a `RayReplay` is made: `pip install "fbuf
 
 Example:
   >>> import fbuf, ray, numpy as np
-  >>> replay = fbuf.ray.RayReplay(fbuf.uniform(1000), {"obs": np.zeros(3, np.float32)})
+  >>> replay = fbuf.ray.RayReplay(fbuf.prioritized(1000), {"obs": np.zeros(3, np.float32)})  # doctest: +SKIP
   >>> @ray.remote
   ... def act(client):
   ...     client.extend({"obs": np.ones((5, 3), np.float32)})
@@ -14,7 +14,7 @@ Example:
   [None, None]
   >>> replay.client().sample(4, to="numpy").data["obs"].shape
   (4, 3)
-  >>> replay.close()
+  >>> replay.close()  # doctest: +SKIP
 """
 
 from fbuf.ray._batch import RayIndex, RaySample

@@ -47,6 +47,20 @@ def placed(batch: RaySample, to: str) -> RaySample:
     if to == "torch":
         from fbuf.torch import to_torch
 
-        tensors: RaySample = to_torch(batch)
+        tensors: RaySample = to_torch(jax.tree.map(_writable, batch))
         return tensors
     return batch
+
+
+class _Writable:
+    """The memory of a read-only array. No other process reads the reply that it is part of."""
+
+    def __init__(self, array: np.ndarray[Any, Any]):
+        self._array = array  # keeps the memory
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.flags.writeable:
+        return array
+    return np.asarray(_Writable(array)) if array.flags.aligned else array.copy()

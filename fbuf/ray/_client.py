@@ -42,6 +42,7 @@ class Settings(NamedTuple):
     in_flight: int
     timeout: float
     durable: bool
+    group: tuple[int, int] = (0, 1)  # rank and number of learners that share each batch
 
 
 class _Request(NamedTuple):
@@ -102,13 +103,8 @@ class Client:
           fbuf.ReplayClosed: the service was closed.
 
         Example:
-          >>> import fbuf, numpy as np
-          >>> with fbuf.ray.RayReplay(fbuf.uniform(100), {"t": 0}) as service:
-          ...     client = service.client()
-          ...     client.extend({"t": np.arange(5)})
-          ...     client.flush()
-          ...     service.stats()[0]["size"]
-          5
+          >>> client = replay.client()
+          >>> client.extend({"obs": np.ones((5, 3), np.float32)}, priority=np.ones(5))
         """
         leaves, priority, mask = self._checked(rows, priority, mask)
         for shard, own, columns in self._routes(len(leaves[0])):
@@ -202,11 +198,9 @@ class Client:
           TimeoutError: a shard was away for `timeout` seconds.
 
         Example:
-          >>> import fbuf, numpy as np
-          >>> with fbuf.ray.RayReplay(fbuf.prioritized(100), {"t": 0}) as service:
-          ...     client = service.client()
-          ...     client.extend({"t": np.arange(5)}, priority=np.ones(5))
-          ...     client.flush()
+          >>> client = replay.client()
+          >>> client.extend({"obs": np.ones((5, 3), np.float32)})
+          >>> client.flush()
         """
         for shard, box in enumerate(self._boxes):
             self._settle(shard, 0)
@@ -232,13 +226,9 @@ class Client:
           ValueError: a TD error is not finite; the others are set.
 
         Example:
-          >>> import fbuf, numpy as np
-          >>> with fbuf.ray.RayReplay(fbuf.prioritized(100), {"t": 0}) as service:
-          ...     client = service.client()
-          ...     client.extend({"t": np.arange(5)})
-          ...     batch = client.sample(4, to="numpy")
-          ...     client.update_priority(batch.index, np.ones(4, np.float32))
-          ...     client.flush()
+          >>> client = replay.client()
+          >>> batch = client.sample(4, to="numpy")
+          >>> client.update_priority(batch.index, np.ones(4, np.float32))
         """
         call = "Client.update_priority"
         if not isinstance(index, RayIndex):
@@ -283,7 +273,7 @@ class Client:
         """Draw a batch from all shards; see `Buffer.sample`. Wait until a row can be sampled, and the limit allows it.
 
         Args:
-          batch_size: B; None uses the buffer's.
+          batch_size: B; None uses the buffer's. A learner of a group gets B / `ranks` rows.
           to: Arrays in the batch: "jax", "numpy" (read-only) or "torch" (do not write to them).
           **options: As for `Buffer.sample`: `beta=0.6`; with several shards only that.
         Raises:
@@ -292,13 +282,9 @@ class Client:
         Cost: one call. A batch of one shard is not copied in this process.
 
         Example:
-          >>> import fbuf, numpy as np
-          >>> with fbuf.ray.RayReplay(fbuf.prioritized(100), {"t": 0}, shards=2) as service:
-          ...     client = service.client()
-          ...     client.extend({"t": np.arange(5)})
-          ...     batch = client.sample(4, beta=0.6)
-          >>> batch.data["t"].shape, batch.weight.shape
-          ((4,), (4,))
+          >>> batch = replay.client().sample(4, beta=0.6)
+          >>> batch.data["obs"].shape, batch.weight.shape
+          ((4, 3), (4,))
         """
         check_form("Client.sample", to)
         return placed(self._collect(self._request(batch_size, 1, dict(options)))[0], to)
@@ -316,13 +302,10 @@ class Client:
           **options: For every draw, as for `sample`.
 
         Example:
-          >>> import fbuf, numpy as np
-          >>> with fbuf.ray.RayReplay(fbuf.uniform(100), {"t": 0}) as service:
-          ...     client = service.client()
-          ...     client.extend({"t": np.arange(5)})
-          ...     batch = next(client.batches(4, to="numpy"))
-          >>> batch.data["t"].shape
-          (4,)
+          >>> for step, batch in zip(range(3), replay.client().batches(4, to="numpy")):
+          ...     pass  # learn
+          >>> batch.data["obs"].shape
+          (4, 3)
         """
         check_form("Client.batches", to)
         arguments.check_int("Client.batches", "prefetch", prefetch)
@@ -344,8 +327,12 @@ class Client:
     def _request(self, batch_size: int | None, number: int, options: dict[str, Any]) -> _Request:
         """Start drawing `number` batches."""
         if self._settings.shards == 1:
+            own: Any = batch_size or self._settings.buffer.batch_size
+            ranks = self._settings.group[1]
+            if ranks > 1 and (not arguments.is_int(own) or own % ranks):
+                raise ValueError(f"Client.sample: batch_size is {own!r}; expected a multiple of the {ranks} ranks.")
             sizes = [batch_size] * number
-            reference = self._link.call(0, "sample", sizes, options, self._take_updates(0))
+            reference = self._link.call(0, "sample", sizes, options, self._take_updates(0), *self._settings.group)
             return _Request(batch_size, options, np.zeros((number, 1)), None, [(0, reference)])
         size: Any = batch_size or self._settings.buffer.batch_size
         arguments.check_int("Client.sample", "batch_size", size)
@@ -396,7 +383,7 @@ class Client:
     def _collect(self, request: _Request) -> list[RaySample]:
         """Wait for batches; at least one."""
         if request.used is None:
-            call: Any = [request.size] * len(request.counts), request.options, []
+            call: Any = [request.size] * len(request.counts), request.options, [], *self._settings.group
             drawn = self._ask(0, "sample", *call, reference=request.parts[0][1])
             return [
                 RaySample(b.data, named(b.index, b.mask, 0, 1, drawn.birth), b.probability, b.weight, b.mask, b.last)

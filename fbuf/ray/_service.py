@@ -117,7 +117,14 @@ class RayReplay:
         self._settings = Settings(self._link, buffer, shards, example, specs[0], None, 8, 60.0, False)
 
     def client(
-        self, *, lanes: Sequence[int] | None = None, in_flight: int = 8, timeout: float = 60, durable: bool = False
+        self,
+        *,
+        lanes: Sequence[int] | None = None,
+        in_flight: int = 8,
+        timeout: float = 60,
+        durable: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> Client:
         """Return a client, to be passed to an actor or a learner.
 
@@ -128,20 +135,24 @@ class RayReplay:
           timeout: Seconds to call a shard again that is restarting.
           durable: Keep rows until they are in a checkpoint, and send them again after a restart, so that none is lost or
             doubled while this client lives. Needs `path` and `save_every`.
+          rank, ranks: This learner among those of a group, which draw the same batches in the same order. Each gets other
+            rows of each, with the weights of the whole; `shards=1` only.
         Raises:
           ValueError: a number is out of range; or `durable` without checkpoints.
 
         Example:
-          >>> import fbuf, numpy as np
-          >>> with fbuf.ray.RayReplay(fbuf.Buffer(100, lanes=4), {"t": 0}, shards=2) as service:
-          ...     client = service.client(lanes=(1, 2))
-          ...     client.extend({"t": np.zeros((5, 2), np.int32)})
-          ...     client.flush()
-          ...     [shard["size"] for shard in service.stats()]
-          [5, 5]
+          >>> client = replay.client(in_flight=16)
         """
         call, all_lanes = "RayReplay.client", self.buffer.lanes
         arguments.check_int(call, "in_flight", in_flight)
+        arguments.check_int(call, "ranks", ranks)
+        if not arguments.is_int(rank) or not 0 <= rank < ranks:
+            raise ValueError(f"{call}: rank is {rank!r}; expected an int from 0 to {ranks - 1}.")
+        if ranks > 1 and self.shards > 1:
+            raise ValueError(
+                f"{call}: ranks is {ranks}, but shards is {self.shards}. Use shards=1; or let each learner draw batches of "
+                f"its own, with Prioritized(normalize='buffer'), so that their weights agree."
+            )
         if lanes is not None and all_lanes is None:
             raise ValueError(f"{call}: lanes is {lanes!r}, but the buffer has none. Use Buffer(..., lanes=8).")
         if all_lanes is not None:
@@ -160,21 +171,16 @@ class RayReplay:
         """Return `Replay.stats` of each shard, with counts of its calls.
 
         Example:
-          >>> import fbuf
-          >>> with fbuf.ray.RayReplay(fbuf.uniform(100), {"t": 0}) as service:
-          ...     service.stats()[0]["writes"]
-          0
+          >>> [shard["refused_stale"] for shard in replay.stats()]
+          [0]
         """
         return [self._link.result(reference) for reference in self._all("stats")]
 
     def save(self) -> None:
         """Save each shard under `path`, with its limit and the calls that it applied. Writes wait.
 
-        Example:
-          >>> import fbuf, tempfile
-          >>> with tempfile.TemporaryDirectory() as folder:
-          ...     with fbuf.ray.RayReplay(fbuf.uniform(100), {"t": 0}, path=folder) as service:
-          ...         service.save()
+        Raises:
+          ValueError: there is no `path`.
         """
         if not self._saves:
             raise ValueError("RayReplay.save: path is None. Use RayReplay(..., path='/data/replay').")
@@ -182,13 +188,7 @@ class RayReplay:
             self._link.result(reference)
 
     def close(self) -> None:
-        """End waiting and later calls of clients with `ReplayClosed`, and the actors. Nothing is saved.
-
-        Example:
-          >>> import fbuf
-          >>> service = fbuf.ray.RayReplay(fbuf.uniform(100), {"t": 0})
-          >>> service.close()
-        """
+        """End waiting and later calls of clients with `ReplayClosed`, and the actors. Nothing is saved."""
         ray = import_ray()
         ray.wait(self._all("close"), num_returns=self.shards, timeout=10)
         for actor in self._link.actors:

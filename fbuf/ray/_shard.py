@@ -10,7 +10,8 @@ import functools
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,7 @@ from fbuf.ray._draws import Facts
 
 _PATIENCE = 0.2  # seconds that a write waits for the limit before a save may run
 _POLL = 0.01  # seconds
+_MOST_SHARES = 64  # batches that wait for a learner of a group, which may have died
 _NOBODY = -1  # writer of a lane whose last rows were refused
 
 
@@ -78,6 +80,7 @@ class Shard:
         self._shards, self._path, self._save_every = shards, path, save_every
         self._birth = secrets.randbits(31)  # of this incarnation
         self._lock = FairLock()
+        self._sharing, self._shares = FairLock(), dict[int, list[deque[Any]]]()
         self._rng = np.random.default_rng(seed)
         saved: dict[str, Any] = {}
         try:
@@ -187,16 +190,23 @@ class Shard:
         mask = None if mask is None else padded(mask, size)
         self._replay.update_priority(index, padded(td_error, size), mask=mask, eta=eta)
 
-    def sample(self, sizes: Sequence[int | None], options: dict[str, Any], updates: Sequence[tuple[Any, ...]]) -> Drawn:
+    def sample(
+        self,
+        sizes: Sequence[int | None],
+        options: dict[str, Any],
+        updates: Sequence[tuple[Any, ...]],
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Drawn:
         """Set the priorities of `updates`, then draw batches.
 
         One shard waits for its limit before the first batch, and returns those that it allows at once. One of several may
-        have no rows.
+        have no rows. Learner `rank` of `ranks` gets its share of each batch.
         """
         for update in updates:
             self.update_priority(*update)
         if self._shards == 1:
-            return Drawn(self._birth, [], *pack(self._draw(sizes, options)))
+            return Drawn(self._birth, [], *pack(self._draw(sizes, options, rank, ranks)))
         batches: list[Any] = []
         facts: list[Facts] = []
         for size in sizes:
@@ -211,7 +221,7 @@ class Shard:
             batches.append(jax.tree.map(lambda leaf, chosen=chosen: np.asarray(leaf)[chosen], batch))
         return Drawn(self._birth, facts, *pack(batches))
 
-    def _draw(self, sizes: Sequence[int | None], options: dict[str, Any]) -> list[Any]:
+    def _draw(self, sizes: Sequence[int | None], options: dict[str, Any], rank: int, ranks: int) -> list[Any]:
         while not self._has_row:
             self._replay._refuse_closed("Client.sample")
             self._has_row = self._replay.can_sample()
@@ -221,12 +231,23 @@ class Shard:
         for size in sizes:
             wait = 0 if batches and limited else None
             try:
-                batches.append(self._replay.sample(size, to="numpy", timeout=wait, **options))
+                draw = functools.partial(self._replay.sample, size, to="numpy", timeout=wait, **options)
+                batches.append(draw() if ranks == 1 else self._share(draw, rank, ranks))
             except (TimeoutError, ReplayClosed):
                 if batches:
                     break
                 raise
         return batches
+
+    def _share(self, draw: Callable[[], Any], rank: int, ranks: int) -> Any:
+        """Return the rank's share of the next batch; the first rank to ask draws it for all."""
+        with self._sharing.acquire():
+            shares = self._shares.setdefault(ranks, [deque(maxlen=_MOST_SHARES) for _ in range(ranks)])
+            if not shares[rank]:
+                batch = draw()
+                for other, waiting in enumerate(shares):  # interleaved, so that each share has rows of all strata
+                    waiting.append(jax.tree.map(lambda x, r=other: x[r::ranks] if np.ndim(x) else x, batch))
+            return shares[rank].popleft()
 
     def facts(self) -> Facts:
         """Return what draws from all shards need to know of this one."""

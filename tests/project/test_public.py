@@ -12,7 +12,9 @@ import fbuf
 from tests.support.paths import ROOT
 from tests.support.processes import run_python
 
-MODULES = {name: value for name in (*fbuf.__all__, "ray", "torch") if isinstance(value := getattr(fbuf, name), ModuleType)}
+MODULES = {
+    name: value for name in (*fbuf.__all__, "ray", "torch") if isinstance(value := getattr(fbuf, name), ModuleType)
+}
 BUFFER = fbuf.Buffer(8)
 
 

@@ -258,3 +258,18 @@ def test_a_refused_call_raises_and_later_ones_are_applied() -> None:
         remote.flush()
     remote.flush()
     assert set(remote.sample(64, to="numpy").data["t"][:, 0]) == {0, 1, 2, 8, 9, 10}
+
+
+def test_learners_of_a_group_share_batches() -> None:
+    buffer = fbuf.prioritized(64)
+    _, client = clients(buffer, ROW)
+    learners, replay = [client(group=(rank, 3)) for rank in range(3)], fbuf.Replay(buffer, ROW)
+    for rows in (learners[0], replay):
+        rows.extend(steps(0, 32), priority=np.arange(1.0, 33.0))
+    ahead = [[learner.sample(12, to="numpy") for _ in range(3)] for learner in learners]  # one runs ahead
+    for batches in zip(*ahead, strict=True):
+        whole = replay.sample(12, to="numpy")
+        for rank, batch in enumerate(batches):
+            assert (batch.data["t"] == whole.data["t"][rank::3]).all() and (batch.weight == whole.weight[rank::3]).all()
+    with pytest.raises(ValueError, match="batch_size is 8; expected a multiple of the 3 ranks"):
+        learners[0].sample(8)

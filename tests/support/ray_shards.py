@@ -56,8 +56,8 @@ def clients(
     arrays = jax.tree.map(np.asarray, example)
     settings = Settings(link, buffer, shards, arrays, link.shards[0].spec(), None, 4, 1.0, durable)
 
-    def client(lanes: Any = None) -> Client:
+    def client(lanes: Any = None, group: tuple[int, int] = (0, 1)) -> Client:
         lanes = range(buffer.lanes) if lanes is None and buffer.lanes else lanes
-        return Client(settings._replace(lanes=None if lanes is None else tuple(lanes)))
+        return Client(settings._replace(lanes=None if lanes is None else tuple(lanes), group=group))
 
     return link, client
