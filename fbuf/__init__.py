@@ -76,7 +76,19 @@ __all__ = [
     "writers",
 ]
 
-_MODULES = ("datasets", "gymnasium", "interop", "limits", "orbax", "parts", "plot", "ray", "sharded", "testing", "torch")
+_MODULES = (
+    "datasets",
+    "gymnasium",
+    "interop",
+    "limits",
+    "orbax",
+    "parts",
+    "plot",
+    "ray",
+    "sharded",
+    "testing",
+    "torch",
+)
 _name, __dir__ = later(
     __name__,
     {

@@ -93,7 +93,7 @@ class RayReplay:
         check_limit("RayReplay", limit, buffer, False)
         ray = import_ray()
         part = check_shards(buffer, shards)
-        example = jax.tree.map(np.asarray, to_rows(example))
+        example = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, to_rows(example))
         folder = None if path is None else os.path.abspath(os.fspath(path))
         remote = ray.remote(concurrency_groups=_GROUPS)(_actor_class(ray))
         make = remote.options(**{"max_restarts": -1, **(options or {})})

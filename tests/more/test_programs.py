@@ -15,6 +15,6 @@ PROGRAMS = sorted((ROOT / "tests" / "programs").glob("*.py"))
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_runs(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 60
+    assert len(path.read_text().splitlines()) < 80
     with jax.numpy_rank_promotion("allow"):
         runpy.run_path(str(path))["main"]()
