@@ -1,5 +1,7 @@
 """Ape-X on CartPole: four actor processes write to a prioritized replay on Ray, and a learner draws from it."""
 
+import contextlib
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,8 @@ class Actor:
             self.obs, self.returns[-1] = obs, self.returns[-1] + 1
             if terminated or truncated:
                 self.obs, self.returns = self.env.reset()[0], [*self.returns, 0]
-        self.client.extend({k: np.stack(v)[:, None] for k, v in zip(ROW, zip(*rows, strict=True), strict=True)})
+        with contextlib.suppress(fbuf.ReplayClosed):  # at the end
+            self.client.extend({k: np.stack(v)[:, None] for k, v in zip(ROW, zip(*rows, strict=True), strict=True)})
         return self.returns
 
 
@@ -55,24 +58,22 @@ def update(params, target, momentum, batch):
 def main(steps=600):
     ray.init(ignore_reinit_error=True)
     view, rng = fbuf.views.Transition(n_step=3, gamma=0.98, autoreset="same_step"), np.random.default_rng(0)
-    buffer = fbuf.prioritized(20_000, view=view, lanes=ACTORS)
     limit = fbuf.limits.samples_per_insert(16, min_size=512, rows=ROWS, draws=BATCH)
     params = target = [jnp.float32(rng.normal(0, 0.3, shape)) for shape in ((4, 64), 64, (64, 2), 2)]
-    momentum = ADAM.init(params)
-    with fbuf.ray.RayReplay(buffer, ROW, limit=limit) as replay:
+    momentum, returns = ADAM.init(params), {}
+    with fbuf.ray.RayReplay(fbuf.prioritized(20_000, view=view, lanes=ACTORS), ROW, limit=limit) as replay:
         learner = replay.client()
         actors = [Actor.remote(replay.client(lanes=(i,)), i) for i in range(ACTORS)]
         for _ in range(4):
             first = ray.get([actor.act.remote(jax.device_get(params)) for actor in actors])[-1]
-        acting = {actor.act.remote(jax.device_get(params)): actor for actor in actors}
+        acting = {actor.act.remote(jax.device_get(params)): i for i, actor in enumerate(actors)}
         for _, batch in zip(range(steps), learner.batches(BATCH, prefetch=4), strict=False):
             params, target, momentum, td_error = update(params, target, momentum, batch)
             learner.update_priority(batch.index, td_error)
-            done = ray.wait(list(acting), num_returns=ACTORS, timeout=0)[0]
-            acting |= {acting[one].act.remote(jax.device_get(params)): acting.pop(one) for one in done}
-        last = ray.get(actors[-1].act.remote(jax.device_get(params)))
-    print(f"mean return of the greediest actor: {np.mean(first):.0f} at first, {np.mean(last[-5:]):.0f} at last")
-    assert np.mean(last[-5:]) > 2 * np.mean(first)
+            for done in ray.wait(list(acting), num_returns=ACTORS, timeout=0)[0]:
+                returns[i := acting.pop(done)] = ray.get(done)
+                acting[actors[i].act.remote(jax.device_get(params))] = i
+    assert np.mean(returns[ACTORS - 1][-5:]) > 2 * np.mean(first), returns  # of the greediest actor
 
 
 if __name__ == "__main__":
