@@ -153,7 +153,7 @@ def frames(ray: Any, count: int) -> list[dict[str, Any]]:
     import fbuf
 
     actors, each = 8, count // 8
-    view = fbuf.views.Transition(stack=4)
+    view = fbuf.views.Transition(stack=4, autoreset="same_step")
     buffer = fbuf.Buffer(2 * count, storage=fbuf.storages.Compressed(keys=("obs",)), view=view, lanes=actors)
     example = {"obs": np.zeros((84, 84), np.uint8), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
 

@@ -327,14 +327,14 @@ class Client:
     def _request(self, batch_size: int | None, number: int, options: dict[str, Any]) -> _Request:
         """Start drawing `number` batches."""
         if self._settings.shards == 1:
-            own: Any = batch_size or self._settings.buffer.batch_size
+            own: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
             ranks = self._settings.group[1]
             if ranks > 1 and (not arguments.is_int(own) or own % ranks):
                 raise ValueError(f"Client.sample: batch_size is {own!r}; expected a multiple of the {ranks} ranks.")
             sizes = [batch_size] * number
             reference = self._link.call(0, "sample", sizes, options, self._take_updates(0), *self._settings.group)
             return _Request(batch_size, options, np.zeros((number, 1)), None, [(0, reference)])
-        size: Any = batch_size or self._settings.buffer.batch_size
+        size: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
         arguments.check_int("Client.sample", "batch_size", size)
         if options.keys() - {"beta"}:
             raise ValueError(f"Client.sample: got {sorted(options)}; expected beta only. Use shards=1.")

@@ -41,7 +41,8 @@ class RayReplay:
     `ray.init()`, or connects to your cluster, before or with the first service.
 
     With several shards, each actor holds part of the capacity and of the lanes. Probabilities and importance weights are
-    those of the whole. Host storages such as `storages.Compressed` keep and compress the rows in the actors.
+    those of the whole; new rows get the largest priority of their shard. While a shard restarts, the others serve. Host
+    storages such as `storages.Compressed` keep and compress the rows in the actors.
 
     Args:
       buffer: The whole: capacity and lanes are multiples of `shards`. `lanes` are the environments of all actors; each

@@ -62,8 +62,7 @@ def main(steps=600):
     params = target = [jnp.float32(rng.normal(0, 0.3, shape)) for shape in ((4, 64), 64, (64, 2), 2)]
     momentum, returns = ADAM.init(params), {}
     with fbuf.ray.RayReplay(fbuf.prioritized(20_000, view=view, lanes=ACTORS), ROW, limit=limit) as replay:
-        learner = replay.client()
-        actors = [Actor.remote(replay.client(lanes=(i,)), i) for i in range(ACTORS)]
+        learner, actors = replay.client(), [Actor.remote(replay.client(lanes=(i,)), i) for i in range(ACTORS)]
         for _ in range(4):
             first = ray.get([actor.act.remote(jax.device_get(params)) for actor in actors])[-1]
         acting = {actor.act.remote(jax.device_get(params)): i for i, actor in enumerate(actors)}
