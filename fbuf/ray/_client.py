@@ -352,7 +352,10 @@ class Client:
 
     def _take_updates(self, shard: int) -> list[Any]:
         updates, self._updates[shard] = self._updates[shard], []
-        return updates
+        if len({eta for *_, eta in updates}) > 1 or any(mask is not None for *_, mask, _ in updates):
+            return updates
+        joined = [np.concatenate(part) for part in zip(*(update[:4] for update in updates), strict=True)]
+        return [(*joined, None, updates[0][-1])] if updates else []  # of duplicates the last counts, as one by one
 
     def _known_facts(self) -> list[Facts]:
         """Return what the shards last told; wait until one has rows."""
