@@ -179,21 +179,21 @@ def frames(ray: Any, count: int) -> list[dict[str, Any]]:
     pid, learner, drawn = int(service.stats()[0]["pid"]), service.client(), 0
     batches = learner.batches(32, to="numpy")
     next(batches)
-    before, begun = resident_bytes(pid), time.perf_counter()
+    begun = time.perf_counter()
     working = [player.play.remote(50, each) for player in players]
     while ray.wait(working, num_returns=actors, timeout=0)[1]:
         next(batches)
         drawn += 1
-    seconds, grown = time.perf_counter() - begun, resident_bytes(pid) - before
-    written = service.stats()[0]["size"] - 50 * actors
+    seconds, stats = time.perf_counter() - begun, service.stats()[0]
+    written, resident = stats["size"] - 50 * actors, resident_bytes(pid)
     service.close()
     return [
         row(
             "Frames a second from eight actors into one compressing shard",
             f"Pong, {count:,} frames of 84x84",
             ours=spread([written / seconds], "/s"),
-            note=f"{drawn / seconds:.0f} batches of 32 stacks a second meanwhile; the shard grew by {grown / 1e6:.0f} MB for "
-            f"{written * 84 * 84 / 1e6:.0f} MB of frames",
+            note=f"{drawn / seconds:.0f} batches of 32 stacks a second meanwhile; "
+            f"{stats['host_bytes'] / stats['size']:.0f} bytes a frame; the process holds {resident / 1e6:.0f} MB",
         )
     ]
 

@@ -169,7 +169,7 @@ class RayReplay:
         return Client(self._settings._replace(lanes=own, in_flight=in_flight, timeout=float(timeout), durable=durable))
 
     def stats(self) -> list[dict[str, float]]:
-        """Return `Replay.stats` of each shard, with counts of its calls.
+        """Return `Replay.stats` of each shard, with `host_bytes` and `device_bytes` in use, and counts of its calls.
 
         Example:
           >>> [shard["refused_stale"] for shard in replay.stats()]
@@ -178,7 +178,7 @@ class RayReplay:
         return [self._link.result(reference) for reference in self._all("stats")]
 
     def save(self) -> None:
-        """Save each shard under `path`, with its limit and the calls that it applied. Writes wait.
+        """Save each shard under `path`, with its limit and the calls that it applied. Other calls wait.
 
         Raises:
           ValueError: there is no `path`.

@@ -263,11 +263,12 @@ class Shard:
         return dict(self._replay.buffer.given_spec(self._replay.state)[0])
 
     def stats(self) -> dict[str, float]:
-        """Return `Replay.stats`, and counts of calls."""
-        return self._replay.stats() | self._numbers | {"pid": os.getpid()}
+        """Return `Replay.stats`, bytes in use, and counts of calls."""
+        used = {f"{where}_bytes": number for where, number in self._replay.nbytes().items()}
+        return self._replay.stats() | used | self._numbers | {"pid": os.getpid()}
 
     def save(self) -> None:
-        """Save the rows, the limit and the calls that are applied. Writes wait."""
+        """Save the rows, the limit and the calls that are applied. Other calls wait."""
         with self._lock.acquire():
             self._replay.save(self._path, extra={"calls": self._ledger.arrays(), "writer": self._writer.copy()})
             self._ledger.saved()
