@@ -48,7 +48,6 @@ def counts(share: _Array, batch_size: int, uniform: float) -> _Array:
     r"""Return int64[K], rows of each shard, :math:`\lfloor B \sum_{r \le s} h_r + u \rfloor` differences."""
     upto = np.cumsum(share)
     ends = np.minimum(np.floor(upto / upto[-1] * batch_size + uniform).astype(np.int64), batch_size)
-    ends[upto >= upto[-1]] = batch_size  # rounding gives no rows to shards without mass at the end
     return np.diff(ends, prepend=0)
 
 
