@@ -81,7 +81,6 @@ class Shard:
         self._birth = secrets.randbits(31)  # of this incarnation
         self._lock = FairLock()
         self._sharing, self._shares = FairLock(), dict[int, list[deque[Any]]]()
-        self._rng = np.random.default_rng(seed)
         saved: dict[str, Any] = {}
         try:
             if path is None:
@@ -216,9 +215,7 @@ class Shard:
                 if not facts[-1].number:
                     break
                 batch = self._replay.sample(rounded(size), to="numpy")
-            # Strata are in order, so the first rows would have the smallest slots.
-            chosen = self._rng.permutation(rounded(size))[:size]
-            batches.append(jax.tree.map(lambda leaf, chosen=chosen: np.asarray(leaf)[chosen], batch))
+            batches.append(jax.tree.map(lambda leaf, size=size: leaf[:size], batch))  # draws are in random order
         return Drawn(self._birth, facts, *pack(batches))
 
     def _draw(self, sizes: Sequence[int | None], options: dict[str, Any], rank: int, ranks: int) -> list[Any]:
@@ -245,7 +242,7 @@ class Shard:
             shares = self._shares.setdefault(ranks, [deque(maxlen=_MOST_SHARES) for _ in range(ranks)])
             if not shares[rank]:
                 batch = draw()
-                for other, waiting in enumerate(shares):  # interleaved, so that each share has rows of all strata
+                for other, waiting in enumerate(shares):
                     waiting.append(jax.tree.map(lambda x, r=other: x[r::ranks] if np.ndim(x) else x, batch))
             return shares[rank].popleft()
 
