@@ -169,7 +169,8 @@ class RayReplay:
         return Client(self._settings._replace(lanes=own, in_flight=in_flight, timeout=float(timeout), durable=durable))
 
     def stats(self) -> list[dict[str, float]]:
-        """Return `Replay.stats` of each shard, with `host_bytes` and `device_bytes` in use, and counts of its calls.
+        """Return `Replay.stats` of each shard, with `host_bytes` and `device_bytes` in use, and counts of its
+        calls: `writes` applied, and `skipped` because they were sent twice or followed a missing one.
 
         Example:
           >>> [shard["refused_stale"] for shard in replay.stats()]

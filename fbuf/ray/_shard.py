@@ -96,7 +96,7 @@ class Shard:
         self._writer = saved.get("writer", np.zeros(buffer.lanes or 1, np.int64))
         self._structure: Any = jax.tree.structure(example)
         self._has_episodes = not buffer.dense
-        self._numbers = {"restored": int(bool(saved)), "writes": 0, "duplicates": 0, "cuts": 0}
+        self._numbers = {"restored": int(bool(saved)), "writes": 0, "skipped": 0, "cuts": 0}
 
     def extend(
         self, client: int, number: int, oldest: int, lanes: Sequence[int] | None, places: PyTree, block: Any
@@ -117,7 +117,7 @@ class Shard:
         while True:
             with self._lock.acquire():  # in order of arrival, so a save gets its turn
                 if not self._ledger.is_next(client, number, oldest):
-                    self._numbers["duplicates"] += 1
+                    self._numbers["skipped"] += 1
                     return self._ledger.receipt(client)
                 try:
                     self._cut(client, where, self._ledger.has_gap(client, number))

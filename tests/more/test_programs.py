@@ -10,11 +10,12 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PROGRAMS = sorted((ROOT / "tests" / "programs").glob("*.py"))
+# tests/more/ray runs those that need Ray.
+PROGRAMS = sorted(p for p in (ROOT / "tests" / "programs").glob("*.py") if not p.stem.endswith("_ray"))
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_runs(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 80
+    assert len(path.read_text().splitlines()) < 60
     with jax.numpy_rank_promotion("allow"):
         runpy.run_path(str(path))["main"]()

@@ -3,15 +3,18 @@
 import doctest
 import importlib
 import os
+import runpy
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import fbuf
+from tests.support.paths import ROOT
 from tests.support.ray_cluster import MEMORY, kill, local_ray, until
 
 pytest.importorskip("ray", reason="ray has no wheel for this Python")
@@ -127,6 +130,13 @@ def test_a_client_that_dies_leaves_whole_calls(ray: Any) -> None:
         time.sleep(0.5)
         assert service.stats()[0]["size"] % 4 == 0
         assert held(client, 64) >= set(range(100, 104))
+
+
+def test_the_example_learns(ray: Any) -> None:
+    path = ROOT / "tests" / "programs" / "apex_ray.py"
+    assert len(path.read_text().splitlines()) < 80
+    with jax.numpy_rank_promotion("allow"):
+        runpy.run_path(str(path))["main"]()
 
 
 def test_doctests(ray: Any) -> None:

@@ -175,3 +175,22 @@ def test_learners_of_a_group_share_batches() -> None:
             assert (batch.data["t"] == whole.data["t"][rank::3]).all() and (batch.weight == whole.weight[rank::3]).all()
     with pytest.raises(ValueError, match="batch_size is 8; expected a multiple of the 3 ranks"):
         learners[0].sample(8)
+
+
+@pytest.mark.parametrize("storage", [fbuf.storages.Compressed(), fbuf.storages.Memmap()], ids=["Compressed", "Memmap"])
+def test_rows_on_the_host_survive_a_restart(storage: Any, tmp_path: Path) -> None:
+    buffer = fbuf.Buffer(64, storage=storage, lanes=2, view=fbuf.views.Sequence(2, episode_end=()))
+    link, client = clients(buffer, {"frame": np.zeros((8, 8), np.uint8)}, durable=True, path=tmp_path, save_every=2)
+    actors = [client((lane,)) for lane in range(2)]
+    frames = np.arange(10, dtype=np.uint8)[:, None, None, None] + np.zeros((10, 1, 8, 8), np.uint8)
+    for i in range(5):
+        for lane, actor in enumerate(actors):
+            actor.extend({"frame": frames[2 * i : 2 * i + 2] + np.uint8(100 * lane)})
+        if i == 3:
+            link.restart(0)
+    for actor in actors:
+        actor.flush()
+    drawn = actors[0].sample(256, to="numpy").data["frame"]
+    assert (drawn == drawn[:, :, :1, :1]).all() and (drawn[:, 1] == drawn[:, 0] + 1).all()
+    assert set(drawn[:, 0, 0, 0]) == {*range(9), *range(100, 109)}
+    assert link.shards[0].stats()["size"] == 20
