@@ -13,6 +13,7 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
+from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import check_limit, to_rows
 from fbuf.limits import Limit
 from fbuf.ray._checks import check_service, check_shards
@@ -62,6 +63,7 @@ class RayReplay:
     Raises:
       ImportError: ray is missing.
       TypeError, ValueError: parts, sizes and options do not fit.
+      RuntimeError: an actor could not start; the message has its error.
 
     The service ends with `close`, with a `with`, or when it and its clients are garbage-collected.
 
@@ -114,7 +116,10 @@ class RayReplay:
                 for shard in range(shards)
             ]
         )
-        specs = [self._link.result(reference) for reference in self._all("spec")]
+        try:
+            specs = [self._link.result(reference) for reference in self._all("spec")]
+        except ReplayClosed as error:
+            raise RuntimeError(f"RayReplay: an actor could not start: {error.__cause__}") from error
         self._settings = Settings(self._link, buffer, shards, example, specs[0], None, 8, 60.0, False)
 
     def client(

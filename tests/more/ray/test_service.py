@@ -132,6 +132,11 @@ def test_a_client_that_dies_leaves_whole_calls(ray: Any) -> None:
         assert held(client, 64) >= set(range(100, 104))
 
 
+def test_an_actor_that_cannot_start_says_why(ray: Any) -> None:
+    with pytest.raises(RuntimeError, match="an actor could not start(.|\n)*no leaf has 1024 bytes a row or more"):
+        fbuf.ray.RayReplay(fbuf.Buffer(8, storage=fbuf.storages.Compressed()), ROW, options=OPTIONS)
+
+
 def test_the_example_learns(ray: Any) -> None:
     path = ROOT / "tests" / "programs" / "apex_ray.py"
     assert len(path.read_text().splitlines()) < 80

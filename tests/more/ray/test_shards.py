@@ -177,7 +177,9 @@ def test_learners_of_a_group_share_batches() -> None:
         learners[0].sample(8)
 
 
-@pytest.mark.parametrize("storage", [fbuf.storages.Compressed(), fbuf.storages.Memmap()], ids=["Compressed", "Memmap"])
+@pytest.mark.parametrize(
+    "storage", [fbuf.storages.Compressed(keys=("frame",)), fbuf.storages.Memmap()], ids=["Compressed", "Memmap"]
+)
 def test_rows_on_the_host_survive_a_restart(storage: Any, tmp_path: Path) -> None:
     buffer = fbuf.Buffer(64, storage=storage, lanes=2, view=fbuf.views.Sequence(2, episode_end=()))
     link, client = clients(buffer, {"frame": np.zeros((8, 8), np.uint8)}, durable=True, path=tmp_path, save_every=2)
