@@ -275,6 +275,9 @@ class Absent:
 
 def load_peer(name: str) -> ModuleType | Absent:
     """Imports a peer, or says why it cannot be: a row then reports it instead of leaving it out."""
+    if name == "ray":  # read when it is imported: it binds to the loopback interface
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if name == "torchrl":  # its extension can only be put in place before it is imported, whoever needs it later
         with contextlib.suppress(ImportError):
             importlib.import_module("benchmarks.peers._torchrl_tree").ensure()

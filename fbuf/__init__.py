@@ -18,6 +18,7 @@ from fbuf._core.sample import Index, Rows, Sample
 if TYPE_CHECKING:
     from fbuf import datasets, interop, limits, parts, plot, sharded, testing
     from fbuf import gymnasium as gymnasium  # not in __all__: a star import must not hide the libraries themselves
+    from fbuf import ray as ray
     from fbuf import torch as torch
     from fbuf._bridge.lazy_rows import Lazy
     from fbuf._bridge.lifetime import StoreHandle, stores
@@ -75,7 +76,19 @@ __all__ = [
     "writers",
 ]
 
-_MODULES = ("datasets", "gymnasium", "interop", "limits", "orbax", "parts", "plot", "sharded", "testing", "torch")
+_MODULES = (
+    "datasets",
+    "gymnasium",
+    "interop",
+    "limits",
+    "orbax",
+    "parts",
+    "plot",
+    "ray",
+    "sharded",
+    "testing",
+    "torch",
+)
 _name, __dir__ = later(
     __name__,
     {
@@ -91,7 +104,7 @@ _name, __dir__ = later(
         "fbuf._replay": ["Replay", "ReplayClosed"],
         "fbuf._buffer.summary": ["Summary"],
     },
-    [*__all__, "gymnasium", "torch"],
+    [*__all__, "gymnasium", "ray", "torch"],
 )
 
 

@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("sharded",),
     ("_checkpoint", "interop", "plot"),
     ("_replay", "orbax", "datasets", "integrations"),
-    ("_cli", "demo", "gymnasium", "__main__", "__init__"),
+    ("_cli", "demo", "gymnasium", "ray", "__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")
 HOST = (

@@ -12,7 +12,9 @@ import fbuf
 from tests.support.paths import ROOT
 from tests.support.processes import run_python
 
-MODULES = {name: value for name in (*fbuf.__all__, "torch") if isinstance(value := getattr(fbuf, name), ModuleType)}
+MODULES = {
+    name: value for name in (*fbuf.__all__, "ray", "torch") if isinstance(value := getattr(fbuf, name), ModuleType)
+}
 BUFFER = fbuf.Buffer(8)
 
 
@@ -22,7 +24,7 @@ def public(value: Any) -> list[str]:
 
 def test_completion_offers_what_is_public() -> None:
     submodules = {"demo", "orbax"}  # there once imported
-    assert set(public(fbuf)) - submodules == {*fbuf.__all__, "gymnasium", "torch"}
+    assert set(public(fbuf)) - submodules == {*fbuf.__all__, "gymnasium", "ray", "torch"}
     assert len(set(fbuf.__all__)) == len(fbuf.__all__) and all(inspect.getdoc(getattr(fbuf, n)) for n in fbuf.__all__)
     for name, module in MODULES.items():
         assert sorted(module.__all__) == sorted(set(module.__all__)), name
@@ -39,7 +41,7 @@ def test_completion_of_a_buffer_offers_fields_and_methods() -> None:
 
 def callables() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in (*fbuf.__all__, "torch"):
+    for name in (*fbuf.__all__, "ray", "torch"):
         value = getattr(fbuf, name)
         members = {f"{name}.{n}": getattr(value, n) for n in value.__all__} if name in MODULES else {name: value}
         for called, member in members.items():

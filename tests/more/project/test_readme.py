@@ -47,7 +47,7 @@ NEEDED = {
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(PACKAGE.rglob("*.py"))
-    if ">>>" in path.read_text() and "demo" not in path.parts
+    if ">>>" in path.read_text() and not {"demo", "ray"} & set(path.relative_to(PACKAGE).parts)  # tests/more/ray
 ]
 
 
@@ -159,7 +159,8 @@ def test_names_in_the_tables_exist() -> None:
     assert len(names) >= 20
 
 
-PROGRAMS = sorted((ROOT / "tests" / "programs").glob("*.py"))
+# tests/more/ray runs those that need Ray.
+PROGRAMS = sorted(p for p in (ROOT / "tests" / "programs").glob("*.py") if not p.stem.endswith("_ray"))
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)

@@ -1,0 +1,66 @@
+"""Batches and indices that cross processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._core.component import state
+from fbuf._core.pytree import PyTree
+from fbuf._core.sample import Index
+
+
+@state
+class RayIndex:
+    """Names rows of a `RayReplay`. Any selection of its entries is an index too."""
+
+    shard: jax.Array  # int32[B], in [0, K); K where the sample's mask is False
+    birth: jax.Array  # uint32[B], incarnation of the shard; updates of rows that it lost are dropped
+    slot: jax.Array  # int32[B], in the shard
+    ticket: jax.Array  # uint32[B], generation of the slot; 0 where the mask is False
+
+
+@state
+class RaySample:
+    """A batch of a `RayReplay`. Where `mask` is False it is zero."""
+
+    data: PyTree  # the batch of the view, leaves [B, ...]
+    index: RayIndex  # for `Client.update_priority`
+    probability: jax.Array  # float32[B], of this anchor in one draw from all shards
+    weight: jax.Array  # float32[B], importance weight
+    mask: jax.Array  # bool[B], False where the row had expired
+    last: Any = None  # bool[], whether an epoch of `samplers.Epoch` ends with this batch; None for other samplers
+
+
+def named(index: Index, mask: Any, shard: int, shards: int, birth: int) -> RayIndex:
+    """Return the index of rows of one shard."""
+    own: Any = np.where(mask, np.int32(shard), np.int32(shards))
+    return RayIndex(own, np.full(own.shape, birth, np.uint32), index.slot, index.ticket)  # type: ignore[arg-type]
+
+
+def placed(batch: RaySample, to: str) -> RaySample:
+    """Return a batch of NumPy arrays as JAX or torch arrays, without a copy where JAX allows it."""
+    if to == "jax":
+        return jax.device_put(batch)
+    if to == "torch":
+        from fbuf.torch import to_torch
+
+        tensors: RaySample = to_torch(jax.tree.map(_writable, batch))
+        return tensors
+    return batch
+
+
+class _Writable:
+    """The memory of a read-only array. No other process reads the reply that it is part of."""
+
+    def __init__(self, array: np.ndarray[Any, Any]):
+        self._array = array  # keeps the memory
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.flags.writeable:
+        return array
+    return np.asarray(_Writable(array)) if array.flags.aligned else array.copy()

@@ -1,0 +1,443 @@
+"""`Client`: what actors and learners hold of a `RayReplay`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._core import arguments
+from fbuf._core.arguments import DrawOptions
+from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._core.text_table import counted
+from fbuf._core.x64 import narrow, needs_x64
+from fbuf._replay import ReplayClosed
+from fbuf._replay.arguments import Form, check_form, to_array, to_rows
+from fbuf.ray import _draws
+from fbuf.ray._batch import RayIndex, RaySample, named, placed
+from fbuf.ray._blocks import pack, unpack
+from fbuf.ray._calls import Away, Outbox
+from fbuf.ray._draws import Facts
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between calls to a shard that restarts
+
+
+class Settings(NamedTuple):
+    """What a client is made of. Picklable."""
+
+    link: Any  # `RayLink`
+    buffer: Buffer  # of the whole
+    shards: int
+    example: PyTree
+    spec: dict[str, Any]  # of a row
+    lanes: tuple[int, ...] | None  # that it writes
+    in_flight: int
+    timeout: float
+    durable: bool
+    group: tuple[int, int] = (0, 1)  # rank and number of learners that share each batch
+
+
+class _Request(NamedTuple):
+    """Batches that are being drawn."""
+
+    size: int | None
+    options: dict[str, Any]
+    counts: Any  # int64[n, K], rows of each shard
+    used: Any  # float64[K], shares that decided them; None for one shard
+    parts: list[tuple[int, Any]]  # shard, reference
+
+
+class Client:
+    """Writes to a `RayReplay` and draws from it. Made by `RayReplay.client`.
+
+    It pickles: a copy in another process or thread is another client. Use one per thread. It needs no closing.
+
+    Calls return before they are applied, except those that return rows. A call that a shard refuses raises in a later call
+    of this client, at the latest in `flush`.
+    """
+
+    def __init__(self, settings: Settings):
+        self._settings, self._link = settings, settings.link
+        self._id = secrets.randbits(62) + 1
+        self._rng = np.random.default_rng()
+        self._boxes = [self._outbox(shard) for shard in range(settings.shards)]
+        self._turn = int(self._rng.integers(settings.shards))
+        self._known: set[Any] = set()  # structures and shapes of checked rows
+        self._structure: Any = jax.tree.structure(settings.example)
+        self._updates: list[list[Any]] = [[] for _ in self._boxes]  # wait for the next draw
+        self._most_waiting = 1  # of them
+        self._updating: deque[Any] = deque()  # references
+        self._facts: list[Facts] | None = None
+        self._probes: dict[int, Any] = {}  # references by shard that is away, or has no rows
+
+    def __reduce__(self) -> Any:
+        return Client, (self._settings,)
+
+    def __repr__(self) -> str:
+        kept = sum(box.kept for box in self._boxes)
+        return f"Client({self._settings.buffer!r}, shards={self._settings.shards}, {counted(kept, 'call')} kept)"
+
+    # ---------------------------------------------------------------------------------------------------------- writes
+
+    def extend(self, rows: PyTree, *, priority: Any = None, mask: Any = None) -> None:
+        """Add rows in order of time; see `Buffer.extend`. Return when fewer than `in_flight` calls are not yet applied.
+
+        Without lanes each call goes to the next shard in turn. Rows are copied before it returns. A shard compiles once
+        for each power of two of N.
+
+        Args:
+          rows: Leaves `[N, ...]`; of a buffer with lanes `[N, L, ...]` for the L lanes of this client.
+          priority: As for `Buffer.extend`, `[N]` or `[N, L]`.
+          mask: bool, of the same shape: which rows to add.
+        Raises:
+          ValueError, TypeError: the rows are not like the example; or a shard refused an earlier call.
+          TimeoutError: a shard was away for `timeout` seconds.
+          fbuf.ReplayClosed: the service was closed.
+
+        Example:
+          >>> client = replay.client()
+          >>> client.extend({"obs": np.ones((5, 3), np.float32)}, priority=np.ones(5))
+        """
+        leaves, priority, mask = self._checked(rows, priority, mask)
+        for shard, own, columns in self._routes(len(leaves[0])):
+            part: Any = (leaves, priority, mask)
+            if columns is not None:
+                part = [x[:, columns] for x in leaves], *(x if np.ndim(x) < 2 else x[:, columns] for x in part[1:])
+            self._settle(shard, self._settings.in_flight - 1)
+            self._boxes[shard].post((own, *pack(part)))
+
+    def _checked(self, rows: PyTree, priority: Any, mask: Any) -> tuple[list[Any], Any, Any]:
+        """Return leaves, priority and mask as NumPy arrays."""
+        call, lanes, spec = "Client.extend", self._settings.lanes, self._settings.spec
+        leading, axes = ((None,), "N") if lanes is None else ((None, len(lanes)), "N, E")
+        rows = jax.tree.map(np.asarray, to_rows(rows))
+        kind = (jax.tree.structure(rows), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows)))
+        if kind not in self._known and not any(needs_x64(leaf.dtype) for leaf in spec.values()):
+            check = functools.partial(arguments.check_rows, call, spec=spec, structure=self._structure)
+            jax.eval_shape(functools.partial(check, leading=leading, axes=axes), rows)
+            self._known.add(kind)
+        leaves = []
+        for name, leaf in named_leaves(rows).items():
+            want = spec[name].dtype
+            cast = leaf.dtype != want and not needs_x64(want)
+            leaves.append(narrow(f"{call}: leaf '{name}'", name, leaf, want) if cast else leaf)
+        shapes = leaves[0].shape[:1], leaves[0].shape[: len(leading)]
+        priority, mask = _array(priority, "priority"), _array(mask, "mask")
+        for name, value, known in (("priority", priority, shapes[1:]), ("mask", mask, shapes)):
+            if value is not None and value.shape not in known:
+                raise ValueError(f"{call}: {name} has shape {list(value.shape)}; expected {list(shapes[1])}.")
+        return leaves, priority, mask
+
+    def _routes(self, rows: int) -> list[tuple[int, Any, Any]]:
+        """Return for each shard that a write concerns: its number, its lanes, and their columns in the rows."""
+        shards, lanes = self._settings.shards, self._settings.lanes
+        if not rows:
+            return []
+        if lanes is None:
+            self._turn = (self._turn + 1) % shards
+            return [(self._turn, None, None)]
+        each = (self._settings.buffer.lanes or 1) // shards
+        routes = []
+        for shard in dict.fromkeys(lane // each for lane in lanes):
+            columns = [i for i, lane in enumerate(lanes) if lane // each == shard]
+            own = [lanes[i] % each for i in columns]
+            routes.append((shard, own, None if len(own) == len(lanes) else columns))
+        return routes
+
+    def _outbox(self, shard: int) -> Outbox:
+        def send(number: int, oldest: int, payload: Any) -> Any:
+            return self._link.call(shard, "extend", self._id, number, oldest, *payload)
+
+        return Outbox(send, self._settings.in_flight, self._settings.durable)
+
+    def _settle(self, shard: int, most: int) -> None:
+        """Wait until at most `most` calls have no receipt."""
+        box = self._boxes[shard]
+        while len(box) > most:
+            box.pump()
+            self._again(shard, functools.partial(box.receive, self._link.result), box.resend, box.pump)
+
+    def _again(self, shard: int, wait: Callable[[], Any], *retry: Callable[[], Any]) -> Any:
+        """Return the result of `wait`; while the shard is away, call `retry` and wait again."""
+        pause, until = _FIRST_WAIT, time.monotonic() + self._settings.timeout
+        while True:
+            try:
+                return wait()
+            except Away as error:
+                if time.monotonic() + pause > until:
+                    raise TimeoutError(
+                        f"Client: shard {shard} was away for {self._settings.timeout:g} s. Raise timeout, or see Ray's logs."
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_WAIT)
+            for step in retry:
+                step()
+
+    def _ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
+        """Return the result of a call that can be repeated."""
+        held = [self._link.call(shard, method, *args) if reference is None else reference]
+        return self._again(
+            shard,
+            lambda: self._link.result(held[0]),
+            lambda: held.__setitem__(0, self._link.call(shard, method, *args)),
+        )
+
+    def flush(self) -> None:
+        """Wait until every call is applied; with `durable`, until its rows are in a checkpoint.
+
+        Raises:
+          ValueError, TypeError: a shard refused an earlier call.
+          TimeoutError: a shard was away for `timeout` seconds.
+
+        Example:
+          >>> client = replay.client()
+          >>> client.extend({"obs": np.ones((5, 3), np.float32)})
+          >>> client.flush()
+        """
+        for shard, box in enumerate(self._boxes):
+            self._settle(shard, 0)
+            while self._settings.durable and box.kept:
+                self._ask(shard, "save")
+                box.note(self._ask(shard, "receipt", self._id))
+                self._settle(shard, 0)
+            self._send_updates(shard)
+        self._finish_updates(0)
+
+    # ------------------------------------------------------------------------------------------------------ priorities
+
+    def update_priority(self, index: RayIndex, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
+        """Set priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
+
+        They are sent with the next draw of this client, at the latest by `flush`. Updates of rows that were overwritten since,
+        or lost by a restart, have no effect.
+
+        Args:
+          index: Of a batch, or any selection of its entries.
+          td_error: float[B], or `[B, T]` for windows.
+        Raises:
+          ValueError: a TD error is not finite; the others are set.
+
+        Example:
+          >>> client = replay.client()
+          >>> batch = client.sample(4, to="numpy")
+          >>> client.update_priority(batch.index, np.ones(4, np.float32))
+        """
+        call = "Client.update_priority"
+        if not isinstance(index, RayIndex):
+            raise TypeError(f"{call}: index is {type(index).__name__}; expected a RayIndex. Pass batch.index.")
+        shard, birth, slot, ticket = (_array(x, "index") for x in (index.shard, index.birth, index.slot, index.ticket))
+        td_error, mask = _array(td_error, "td_error"), _array(mask, "mask")
+        if td_error.shape[:1] != slot.shape:
+            raise ValueError(f"{call}: td_error has shape {list(td_error.shape)}; expected {list(slot.shape)}.")
+        bad = ~np.isfinite(td_error) if mask is None else ~np.isfinite(td_error) & mask
+        bad = bad.reshape(len(slot), -1).any(axis=1) & (shard < len(self._boxes))
+        for own in range(len(self._boxes)):
+            chosen = (shard == own) & ~bad
+            if chosen.any():
+                parts: Any = (birth, slot, ticket, td_error, mask)
+                if not chosen.all():
+                    parts = tuple(None if x is None else x[chosen] for x in parts)
+                if len(self._updates[own]) >= self._most_waiting:
+                    self._send_updates(own)
+                self._updates[own].append((*parts, eta))
+        if bad.any():
+            raise ValueError(
+                f"{call}: {counted(int(bad.sum()), 'TD error')} of {len(bad)} not finite; the others are set. Check the loss."
+            )
+
+    def _send_updates(self, shard: int) -> None:
+        for update in self._updates[shard]:
+            self._finish_updates(self._settings.in_flight - 1)
+            self._updating.append(self._link.call(shard, "update_priority", *update))
+        self._updates[shard].clear()
+
+    def _finish_updates(self, most: int) -> None:
+        """Wait until at most `most` updates are under way. A shard that restarts has lost the rows of its updates."""
+        while len(self._updating) > most:
+            try:
+                self._link.result(self._updating.popleft())
+            except Away:
+                pass
+
+    # ----------------------------------------------------------------------------------------------------------- draws
+
+    def sample(self, batch_size: int | None = None, *, to: Form = "jax", **options: Unpack[DrawOptions]) -> RaySample:
+        """Draw a batch from all shards; see `Buffer.sample`. Wait until a row can be sampled, and the limit allows it.
+
+        Args:
+          batch_size: B; None uses the buffer's. A learner of a group gets B / `ranks` rows.
+          to: Arrays in the batch: "jax", "numpy" (read-only) or "torch" (do not write to them).
+          **options: As for `Buffer.sample`: `beta=0.6`; with several shards only that.
+        Raises:
+          TimeoutError: a shard, of several all, were away for `timeout` seconds.
+          fbuf.ReplayClosed: the service was closed.
+        Cost: one call. A batch of one shard is not copied in this process.
+
+        Example:
+          >>> batch = replay.client().sample(4, beta=0.6)
+          >>> batch.data["obs"].shape, batch.weight.shape
+          ((4, 3), (4,))
+        """
+        check_form("Client.sample", to)
+        return placed(self._collect(self._request(batch_size, 1, dict(options)))[0], to)
+
+    def batches(
+        self, batch_size: int | None = None, *, prefetch: int = 2, to: Form = "jax", **options: Unpack[DrawOptions]
+    ) -> Iterator[RaySample]:
+        """Yield batches, of which `prefetch` are being drawn while the caller uses one. End when the service is closed.
+
+        Priorities that are set meanwhile do not affect batches that are being drawn.
+
+        Args:
+          batch_size, to: As for `sample`.
+          prefetch: Batches drawn ahead; >= 1.
+          **options: For every draw, as for `sample`.
+
+        Example:
+          >>> for step, batch in zip(range(3), replay.client().batches(4, to="numpy")):
+          ...     pass  # learn
+          >>> batch.data["obs"].shape
+          (4, 3)
+        """
+        check_form("Client.batches", to)
+        arguments.check_int("Client.batches", "prefetch", prefetch)
+        return self._batches(batch_size, prefetch, to, dict(options))
+
+    def _batches(self, batch_size: int | None, prefetch: int, to: str, options: dict[str, Any]) -> Iterator[RaySample]:
+        each = max(1, prefetch // 3)  # batches of one call, which costs about as much as drawing one
+        self._most_waiting = max(self._most_waiting, each)
+        ahead = deque(self._request(batch_size, each, options) for _ in range((prefetch - each + 1) // each))
+        while True:
+            try:
+                ready = self._collect(ahead.popleft())
+            except ReplayClosed:
+                return
+            ahead.append(self._request(batch_size, each, options))
+            for batch in ready:
+                yield placed(batch, to)
+
+    def _request(self, batch_size: int | None, number: int, options: dict[str, Any]) -> _Request:
+        """Start drawing `number` batches."""
+        if self._settings.shards == 1:
+            own: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
+            ranks = self._settings.group[1]
+            if ranks > 1 and (not arguments.is_int(own) or own % ranks):
+                raise ValueError(f"Client.sample: batch_size is {own!r}; expected a multiple of the {ranks} ranks.")
+            sizes = [batch_size] * number
+            reference = self._link.call(0, "sample", sizes, options, self._take_updates(0), *self._settings.group)
+            return _Request(batch_size, options, np.zeros((number, 1)), None, [(0, reference)])
+        size: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
+        arguments.check_int("Client.sample", "batch_size", size)
+        if options.keys() - {"beta"}:
+            raise ValueError(f"Client.sample: got {sorted(options)}; expected beta only. Use shards=1.")
+        return self._split(size, number, options)
+
+    def _split(self, size: int, number: int, options: dict[str, Any]) -> _Request:
+        """Start drawing from several shards by their masses."""
+        used = _draws.shares(self._known_facts())
+        counts = np.stack([_draws.counts(used, size, self._rng.random()) for _ in range(number)])
+        parts = []
+        for shard in np.flatnonzero(counts.any(axis=0)).tolist():
+            sizes = [int(count) for count in counts[:, shard] if count]
+            parts.append((shard, self._link.call(shard, "sample", sizes, {}, self._take_updates(shard))))
+        return _Request(size, options, counts, used, parts)
+
+    def _take_updates(self, shard: int) -> list[Any]:
+        updates, self._updates[shard] = self._updates[shard], []
+        if len({eta for *_, eta in updates}) > 1 or any(mask is not None for *_, mask, _ in updates):
+            return updates
+        joined = [np.concatenate(part) for part in zip(*(update[:4] for update in updates), strict=True)]
+        return [(*joined, None, updates[0][-1])] if updates else []  # of duplicates the last counts, as one by one
+
+    def _known_facts(self) -> list[Facts]:
+        """Return what the shards last told; wait until one has rows."""
+        if self._facts is None:
+            self._facts = [_draws.NONE] * self._settings.shards
+        until, pause = time.monotonic() + self._settings.timeout, 0.0
+        while True:
+            for shard, facts in enumerate(self._facts):
+                if not facts.number and shard not in self._probes:
+                    self._probes[shard] = self._link.call(shard, "facts")
+            there = any(facts.number for facts in self._facts)
+            for shard, reference in list(self._probes.items()):
+                if there and not self._link.is_ready(reference):
+                    continue
+                del self._probes[shard]
+                try:
+                    self._facts[shard] = self._link.result(reference)
+                    until = time.monotonic() + self._settings.timeout
+                except Away as error:
+                    if time.monotonic() > until:
+                        text = f"Client: no shard answered for {self._settings.timeout:g} s. See Ray's logs."
+                        raise TimeoutError(text) from error
+            if any(facts.number for facts in self._facts):
+                return self._facts
+            time.sleep(pause)
+            pause = min(pause + 0.01, 0.1)
+
+    def _collect(self, request: _Request) -> list[RaySample]:
+        """Wait for batches; at least one."""
+        if request.used is None:
+            call: Any = [request.size] * len(request.counts), request.options, [], *self._settings.group
+            drawn = self._ask(0, "sample", *call, reference=request.parts[0][1])
+            return [
+                RaySample(b.data, named(b.index, b.mask, 0, 1, drawn.birth), b.probability, b.weight, b.mask, b.last)
+                for b in unpack(drawn.places, drawn.block)
+            ]
+        replies: dict[int, Any] = {}
+        for shard, reference in request.parts:
+            try:
+                replies[shard] = drawn = self._link.result(reference)
+                self._facts[shard] = drawn.facts[-1]  # type: ignore[index]
+            except Away:
+                self._facts[shard] = _draws.NONE  # type: ignore[index]
+        drawn_by = {s: (d.birth, zip(d.facts, unpack(d.places, d.block), strict=False)) for s, d in replies.items()}
+        batches = []
+        for counts in request.counts:
+            wanted = np.flatnonzero(counts).tolist()
+            parts = [
+                (s, drawn_by[s][0], *found) for s in wanted if s in drawn_by if (found := next(drawn_by[s][1], None))
+            ]
+            if len(parts) < len(wanted):  # a shard is away or has no rows; the others serve meanwhile
+                break
+            batches.append(self._joined(request, parts))
+        if not batches:
+            assert request.size is not None
+            return self._collect(self._split(request.size, len(request.counts), request.options))
+        return batches
+
+    def _joined(self, request: _Request, parts: Sequence[tuple[int, int, Facts, Any]]) -> RaySample:
+        """Return one batch of the rows of several shards."""
+        assert self._facts is not None
+        facts, samples = list(self._facts), []
+        for shard, birth, told, batch in parts:
+            facts[shard] = told
+            index = named(batch.index, batch.mask, shard, self._settings.shards, birth)
+            samples.append(RaySample(batch.data, index, batch.probability, batch.weight, batch.mask))
+        joined: RaySample = samples[0] if len(samples) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *samples)
+        sampler: Any = self._settings.buffer.sampler
+        chance, weight = _draws.weigh(
+            facts,
+            request.used,
+            np.concatenate([np.full(len(batch.mask), shard) for shard, _, _, batch in parts]),
+            np.asarray(joined.probability),
+            np.asarray(joined.mask),
+            request.options.get("beta"),
+            sampler.prioritized,
+            getattr(sampler, "normalize", None),
+        )
+        changed: Any = {"probability": chance, "weight": weight}
+        return dataclasses.replace(joined, **changed)
+
+
+def _array(value: Any, name: str) -> Any:
+    """Return a NumPy array, or None."""
+    return None if value is None else np.asarray(to_array(value, name))

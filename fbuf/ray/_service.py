@@ -1,0 +1,230 @@
+"""`RayReplay`: a replay in actors of Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._core import arguments
+from fbuf._core.pytree import PyTree
+from fbuf._replay import ReplayClosed
+from fbuf._replay.arguments import check_limit, to_rows
+from fbuf.limits import Limit
+from fbuf.ray._checks import check_service, check_shards
+from fbuf.ray._client import Client, Settings
+from fbuf.ray._link import RayLink, import_ray
+from fbuf.ray._shard import Shard
+
+_GROUPS = {"write": 1, "update": 1, "read": 1, "control": 1}  # threads; a second one to read makes draws 10 % slower
+_METHODS = {
+    "extend": "write",
+    "update_priority": "update",
+    "sample": "read",
+    "facts": "control",
+    "receipt": "control",
+    "save": "control",
+    "spec": "control",
+    "stats": "control",
+    "close": "control",
+}
+
+
+class RayReplay:
+    """A replay that processes of a Ray cluster share: one logical buffer in one actor or several.
+
+    Actors of any number write through their own `client()`, learners draw through theirs. Ray starts on this machine by
+    `ray.init()`, or connects to your cluster, before or with the first service.
+
+    With several shards, each actor holds part of the capacity and of the lanes. Probabilities and importance weights are
+    those of the whole; new rows get the largest priority of their shard. While a shard restarts, the others serve. Host
+    storages such as `storages.Compressed` keep and compress the rows in the actors.
+
+    Args:
+      buffer: The whole: capacity and lanes are multiples of `shards`. `lanes` are the environments of all actors; each
+        client writes some of them. Without lanes, clients' rows are interleaved, so a view that reads neighbouring rows
+        should have lanes.
+      example: One row.
+      shards: Actors that hold the rows.
+      seed: Seed of the draws.
+      limit: From `fbuf.limits`, for all clients together; `shards=1` only. Calls wait for it without a timeout. None:
+        draws wait for the first row.
+      path: Folder of checkpoints, in a file system that all actors see. A service continues from those in it, each lane
+        in a new episode unless its writer continues. An actor that died restarts from its own. The counts of the limit are
+        saved with the rows. None: rows are lost with their actor.
+      save_every: Writes after which a shard saves, while its other calls wait; 0: only `save`.
+      options: For `ray.remote(...).options`: `{"num_cpus": 1, "num_gpus": 1, "scheduling_strategy": ...}`. JAX runs on the
+        CPU in an actor without GPUs. By default actors restart without a limit.
+    Raises:
+      ImportError: ray is missing.
+      TypeError, ValueError: parts, sizes and options do not fit.
+      RuntimeError: an actor could not start; the message has its error.
+
+    The service ends with `close`, with a `with`, or when it and its clients are garbage-collected.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> replay = fbuf.ray.RayReplay(fbuf.prioritized(1000), {"obs": np.zeros(3, np.float32)})
+      >>> actor, learner = replay.client(), replay.client()  # pass them to remote functions and actors
+      >>> actor.extend({"obs": np.ones((5, 3), np.float32)})
+      >>> for step, batch in zip(range(10), learner.batches(32, to="numpy")):
+      ...     learner.update_priority(batch.index, np.ones(32, np.float32))
+      >>> learner.flush()
+      >>> replay.stats()[0]["size"]
+      5
+      >>> replay.close()
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        example: PyTree,
+        *,
+        shards: int = 1,
+        seed: int = 0,
+        limit: Limit | None = None,
+        path: Any = None,
+        save_every: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ):
+        check_service(buffer, shards, limit, path, save_every)
+        check_limit("RayReplay", limit, buffer, False)
+        ray = import_ray()
+        part = check_shards(buffer, shards)
+        example = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, to_rows(example))
+        folder = None if path is None else os.path.abspath(os.fspath(path))
+        remote = ray.remote(concurrency_groups=_GROUPS)(_actor_class(ray))
+        make = remote.options(**{"max_restarts": -1, **(options or {})})
+        self.buffer, self.shards = buffer, shards
+        self._saves, self._durable = path is not None, path is not None and save_every > 0
+        self._link = RayLink(
+            [
+                make.remote(
+                    part,
+                    example,
+                    shards,
+                    seed + shard,
+                    limit,
+                    None if folder is None else os.path.join(folder, f"shard-{shard:05d}"),
+                    save_every,
+                )
+                for shard in range(shards)
+            ]
+        )
+        try:
+            specs = [self._link.result(reference) for reference in self._all("spec")]
+        except ReplayClosed as error:
+            raise RuntimeError(f"RayReplay: an actor could not start: {error.__cause__}") from error
+        self._settings = Settings(self._link, buffer, shards, example, specs[0], None, 8, 60.0, False)
+
+    def client(
+        self,
+        *,
+        lanes: Sequence[int] | None = None,
+        in_flight: int = 8,
+        timeout: float = 60,
+        durable: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Client:
+        """Return a client, to be passed to an actor or a learner.
+
+        Args:
+          lanes: The lanes that it writes, in the order of its environments; None: all. Each lane should have one writer; if
+            the writer changes, an episode ends.
+          in_flight: Calls that may be under way to each shard, >= 1; `extend` waits then.
+          timeout: Seconds to call a shard again that is restarting.
+          durable: Keep rows until they are in a checkpoint, and send them again after a restart, so that none is lost or
+            doubled while this client lives. Needs `path` and `save_every`.
+          rank, ranks: This learner among those of a group, which draw the same batches in the same order. Each gets other
+            rows of each, with the weights of the whole; `shards=1` only.
+        Raises:
+          ValueError: a number is out of range; or `durable` without checkpoints.
+
+        Example:
+          >>> client = replay.client(in_flight=16)
+        """
+        call, all_lanes = "RayReplay.client", self.buffer.lanes
+        arguments.check_int(call, "in_flight", in_flight)
+        arguments.check_int(call, "ranks", ranks)
+        if not arguments.is_int(rank) or not 0 <= rank < ranks:
+            raise ValueError(f"{call}: rank is {rank!r}; expected an int from 0 to {ranks - 1}.")
+        if ranks > 1 and self.shards > 1:
+            raise ValueError(
+                f"{call}: ranks is {ranks}, but shards is {self.shards}. Use shards=1; or let each learner draw batches of "
+                f"its own, with Prioritized(normalize='buffer'), so that their weights agree."
+            )
+        if lanes is not None and all_lanes is None:
+            raise ValueError(f"{call}: lanes is {lanes!r}, but the buffer has none. Use Buffer(..., lanes=8).")
+        if all_lanes is not None:
+            lanes = range(all_lanes) if lanes is None else lanes
+            if not lanes or len(set(lanes)) < len(lanes) or not set(lanes) <= set(range(all_lanes)):
+                raise ValueError(f"{call}: lanes is {lanes!r}; expected different ints from 0 to {all_lanes - 1}.")
+        if durable and not self._durable:
+            raise ValueError(
+                f"{call}: durable is True, but nothing is saved while it runs. Use RayReplay(..., path='/data/replay', "
+                f"save_every=100)."
+            )
+        own = None if lanes is None else tuple(int(lane) for lane in lanes)
+        return Client(self._settings._replace(lanes=own, in_flight=in_flight, timeout=float(timeout), durable=durable))
+
+    def stats(self) -> list[dict[str, float]]:
+        """Return `Replay.stats` of each shard, with `host_bytes` and `device_bytes` in use, and counts of its
+        calls: `writes` applied, and `skipped` because they were sent twice or followed a missing one.
+
+        Example:
+          >>> [shard["refused_stale"] for shard in replay.stats()]
+          [0]
+        """
+        return [self._link.result(reference) for reference in self._all("stats")]
+
+    def save(self) -> None:
+        """Save each shard under `path`, with its limit and the calls that it applied. Other calls wait.
+
+        Raises:
+          ValueError: there is no `path`.
+        """
+        if not self._saves:
+            raise ValueError("RayReplay.save: path is None. Use RayReplay(..., path='/data/replay').")
+        for reference in self._all("save"):
+            self._link.result(reference)
+
+    def close(self) -> None:
+        """End waiting and later calls of clients with `ReplayClosed`, and the actors. Nothing is saved."""
+        ray = import_ray()
+        ray.wait(self._all("close"), num_returns=self.shards, timeout=10)
+        for actor in self._link.actors:
+            ray.kill(actor)
+
+    def _all(self, method: str) -> list[Any]:
+        return [self._link.call(shard, method) for shard in range(self.shards)]
+
+    def __enter__(self) -> RayReplay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"RayReplay({self.buffer!r}, shards={self.shards})"
+
+
+def _actor_class(ray: Any) -> type[Shard]:
+    """Return the class of the actors, whose methods run in groups of threads."""
+
+    class RayShard(Shard):
+        def __init__(self, *args: Any) -> None:
+            if not ray.get_gpu_ids() and "JAX_PLATFORMS" not in os.environ:
+                jax.config.update("jax_platforms", "cpu")
+            super().__init__(*args)
+
+    for name, group in _METHODS.items():
+        setattr(RayShard, name, ray.method(concurrency_group=group)(getattr(Shard, name)))
+    return RayShard

@@ -1,0 +1,96 @@
+"""A hundred kills of shards lose and double no row of durable clients; a soak holds its memory."""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fbuf
+from tests.support.ray_cluster import kill, local_ray, until
+
+pytest.importorskip("ray", reason="ray has no wheel for this Python")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray, its threads and sockets
+KILLS, SOAK = 100, 300  # seconds
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    with local_ray() as module:
+        yield module
+
+
+def test_no_row_is_lost_or_doubled_over_a_hundred_kills(ray: Any, tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng, recovered, written = random.Random(seed), list[float](), [0, 0]
+    service = fbuf.ray.RayReplay(
+        fbuf.prioritized(2**16, lanes=2),
+        {"t": np.int32(0)},
+        shards=2,
+        path=tmp_path,
+        save_every=7,
+        options={"num_cpus": 0},
+    )
+    clients = [service.client(lanes=(lane,), durable=True) for lane in range(2)]
+
+    def write(lane: int, calls: int) -> None:
+        for _ in range(calls):
+            count = rng.randint(1, 4)
+            clients[lane].extend({"t": np.arange(written[lane], written[lane] + count, dtype=np.int32)[:, None]})
+            written[lane] += count
+
+    for i in range(KILLS):
+        for lane in range(2):
+            write(lane, rng.randint(1, 12))
+        if rng.random() < 0.3:
+            service._link.call(i % 2, "save")  # it may be killed while it saves
+        time.sleep(rng.random() * 0.05)
+        start = time.monotonic()
+        kill(service, i % 2)
+        write(i % 2, 3)
+        if rng.random() < 0.5:
+            clients[i % 2].flush()
+            recovered.append(time.monotonic() - start)
+        until(lambda: len(service.stats()) == 2 if available(service) else False)
+    for client in clients:
+        client.flush()
+    print(f"recovered in {max(recovered):.1f} s at most, {np.median(recovered):.1f} s in the middle")
+    service.close()
+    for lane in range(2):
+        replay = fbuf.Replay.load(tmp_path / f"shard-{lane:05d}", verify="full")
+        rows = replay.rows()
+        assert np.asarray(rows.data["t"])[np.asarray(rows.mask)].tolist() == list(range(written[lane]))
+
+
+def available(service: Any) -> bool:
+    try:
+        service.stats()
+    except fbuf.ReplayClosed:
+        raise
+    except Exception:
+        return False
+    return True
+
+
+def test_a_soak_holds_its_memory(ray: Any) -> None:
+    def resident(service: Any) -> int:
+        return int(Path(f"/proc/{int(service.stats()[0]['pid'])}/statm").read_text().split()[1]) * 4096
+
+    buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(), sampler=fbuf.samplers.Prioritized())
+    with fbuf.ray.RayReplay(buffer, {"frame": np.zeros((84, 84), np.uint8)}, options={"num_cpus": 0}) as service:
+        client, rng = service.client(), np.random.default_rng(0)
+        frames = rng.integers(0, 255, (64, 1, 84), np.uint8).repeat(84, axis=1)
+        sizes, end = list[int](), time.monotonic() + SOAK
+        batches = client.batches(64, prefetch=6, to="numpy")
+        while time.monotonic() < end:
+            for _ in range(200):
+                client.extend({"frame": frames})
+                batch = next(batches)
+                client.update_priority(batch.index, rng.random(64))
+            sizes.append(resident(service))
+        settled = sizes[len(sizes) // 2 :]
+        assert max(settled) < 1.1 * min(settled) + 2e7, sizes

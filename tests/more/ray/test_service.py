@@ -1,0 +1,153 @@
+"""`RayReplay` on a local Ray: actors, restarts, closing, examples. One session for all cases."""
+
+import doctest
+import importlib
+import os
+import runpy
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+from tests.support.paths import ROOT
+from tests.support.ray_cluster import MEMORY, kill, local_ray, until
+
+pytest.importorskip("ray", reason="ray has no wheel for this Python")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray, its threads and sockets
+OPTIONS = {"num_cpus": 0}
+ROW = {"t": np.int32(0)}
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    with local_ray() as module:
+        yield module
+
+
+def steps(first: int, count: int) -> dict[str, Any]:
+    return {"t": np.arange(first, first + count, dtype=np.int32)}
+
+
+def held(client: Any, number: int) -> set[int]:
+    """Return the rows of a service with few enough that a large batch holds all of them."""
+    return set(client.sample(32 * number, to="numpy").data["t"].tolist())
+
+
+def test_actors_write_and_a_learner_draws(ray: Any) -> None:
+    @ray.remote(num_cpus=0)
+    def act(client: Any, first: int) -> None:
+        for i in range(3):
+            client.extend({"t": np.arange(first + 4 * i, first + 4 * i + 4)[:, None]})
+        client.flush()
+
+    buffer = fbuf.Buffer(64, lanes=4, sampler=fbuf.samplers.Prioritized())
+    with fbuf.ray.RayReplay(buffer, ROW, shards=2, options=OPTIONS) as service:
+        ray.get([act.remote(service.client(lanes=(lane,)), 100 * lane) for lane in range(4)])
+        learner = service.client()
+        for _, batch in zip(range(20), learner.batches(64, prefetch=3), strict=False):
+            learner.update_priority(batch.index, np.asarray(batch.data["t"]) + 1.0)
+        learner.flush()
+        stats = service.stats()
+        assert [s["size"] for s in stats] == [24, 24] and [s["cuts"] for s in stats] == [0, 0]
+        assert stats[1]["max_priority"] == pytest.approx(312, abs=12)
+        assert held(learner, 64) == {100 * lane + i for lane in range(4) for i in range(12)}
+        assert "JAX_PLATFORMS" in os.environ or stats[0]["pid"] != os.getpid()
+
+
+def test_a_killed_shard_comes_back_with_every_row(ray: Any, tmp_path: Path) -> None:
+    with fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, save_every=4, seed=1, options=OPTIONS) as service:
+        client, reader = service.client(durable=True), service.client()
+        for i in range(10):
+            client.extend(steps(4 * i, 4))
+            if i == 6:
+                until(lambda: service.stats()[0]["writes"] >= 5)
+                kill(service)
+        client.flush()
+        assert held(reader, 64) == set(range(40))
+        stats = service.stats()[0]
+        assert stats["size"] == 40 and stats["restored"] == 1
+    again = fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS)
+    assert again.stats()[0]["size"] == 40
+    again.close()
+
+
+def test_a_limit_throttles_processes_and_closing_ends_them(ray: Any) -> None:
+    @ray.remote(num_cpus=0)
+    def act(client: Any) -> str:
+        try:
+            while True:
+                client.extend(steps(0, 4))
+        except fbuf.ReplayClosed:
+            return "closed"
+
+    limit = fbuf.limits.samples_per_insert(4, min_size=16, rows=4, draws=16)
+    service = fbuf.ray.RayReplay(fbuf.uniform(64), ROW, limit=limit, options=OPTIONS)
+    actor, learner = act.remote(service.client(in_flight=2)), service.client()
+    batches = learner.batches(16, prefetch=2, to="numpy")
+    for _ in range(10):
+        next(batches)
+    stats = service.stats()[0]
+    assert abs(stats["limit_surplus"] - 64) <= 32 and stats["limit_drawn"] >= 160
+    service.close()
+    assert ray.get(actor, timeout=30) == "closed"
+    assert len(list(batches)) <= 2  # drawn before
+    with pytest.raises(fbuf.ReplayClosed):
+        learner.sample(4)
+
+
+def test_batches_larger_than_the_object_store_arrive(ray: Any) -> None:
+    row = {"frame": np.zeros((84, 84), np.uint8)}
+    buffer = fbuf.Buffer(2048, storage=fbuf.storages.Compressed())
+    with fbuf.ray.RayReplay(buffer, row, options=OPTIONS) as service:
+        client = service.client()
+        frames = np.arange(1024, dtype=np.int64)[:, None, None] % 250 + np.zeros((84, 84), np.int64)
+        for i in range(4):
+            client.extend({"frame": frames[256 * i : 256 * (i + 1)].astype(np.uint8)})
+        kept = [client.sample(2048, to="numpy") for _ in range(2 * MEMORY // (2048 * 84 * 84))]
+        assert all((b.data["frame"] == b.data["frame"][:, :1, :1]).all() for b in kept)
+        assert client.sample(512, to="torch").data["frame"].shape == (512, 84, 84)
+        assert service.stats()[0]["size"] == 1024
+
+
+def test_a_client_that_dies_leaves_whole_calls(ray: Any) -> None:
+    @ray.remote(num_cpus=0, max_retries=0)
+    def act(client: Any) -> None:
+        for i in range(8):
+            client.extend(steps(4 * i, 4))
+        os._exit(1)  # with calls in flight
+
+    with fbuf.ray.RayReplay(fbuf.uniform(64), ROW, options=OPTIONS) as service:
+        with pytest.raises(ray.exceptions.RayError):
+            ray.get(act.remote(service.client()))
+        client = service.client()
+        client.extend(steps(100, 4))
+        client.flush()
+        time.sleep(0.5)
+        assert service.stats()[0]["size"] % 4 == 0
+        assert held(client, 64) >= set(range(100, 104))
+
+
+def test_an_actor_that_cannot_start_says_why(ray: Any) -> None:
+    with pytest.raises(RuntimeError, match="an actor could not start(.|\n)*no leaf has 1024 bytes a row or more"):
+        fbuf.ray.RayReplay(fbuf.Buffer(8, storage=fbuf.storages.Compressed()), ROW, options=OPTIONS)
+
+
+def test_the_example_learns(ray: Any) -> None:
+    path = ROOT / "tests" / "programs" / "apex_ray.py"
+    assert len(path.read_text().splitlines()) < 80
+    with jax.numpy_rank_promotion("allow"):
+        runpy.run_path(str(path))["main"]()
+
+
+def test_doctests(ray: Any) -> None:
+    """Examples of methods use the service of the class's example."""
+    names = ("fbuf.ray", "fbuf.ray._client", "fbuf.ray._service")
+    with fbuf.ray.RayReplay(fbuf.prioritized(1000), {"obs": np.zeros(3, np.float32)}, options=OPTIONS) as replay:
+        for module in map(importlib.import_module, names):
+            failed, tried = doctest.testmod(module, extraglobs={"replay": replay, "fbuf": fbuf, "np": np})
+            assert tried and not failed

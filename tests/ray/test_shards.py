@@ -1,0 +1,110 @@
+"""Clients and shards without Ray: rows arrive where they belong, and batches are those of one buffer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.ray import _draws
+from fbuf.ray._draws import Facts
+from tests.support.ray_shards import clients
+
+ROW = {"t": np.int32(0)}
+
+
+def steps(first: int, count: int, *lanes: int) -> dict[str, Any]:
+    return {"t": np.arange(first, first + count * int(np.prod(lanes)), dtype=np.int32).reshape(count, *lanes)}
+
+
+def test_one_shard_draws_the_batches_of_a_replay() -> None:
+    buffer = fbuf.prioritized(64)
+    link, client = clients(buffer, ROW)
+    replay, remote = fbuf.Replay(buffer, ROW), client()
+    for rows in (replay, remote):
+        rows.extend(steps(0, 32), priority=np.arange(1.0, 33.0))
+    for _ in range(3):
+        ours, theirs = remote.sample(8, to="numpy", beta=0.7), replay.sample(8, to="numpy", beta=0.7)
+        assert (ours.data["t"] == theirs.data["t"]).all() and (ours.weight == theirs.weight).all()
+        assert not ours.data["t"].flags.owndata  # a view of the reply
+        for rows, index in ((remote, ours.index), (replay, theirs.index)):
+            rows.update_priority(index, ours.data["t"] * 0.5)
+    assert "update_priority" not in link.calls  # updates were sent with draws
+
+
+def test_draws_from_several_shards_are_those_of_the_whole() -> None:
+    _, client = clients(fbuf.prioritized(96, alpha=1.0, eps=0.0), ROW, shards=3)
+    remote = client()
+    priority = np.array([1.0, 1, 2, 4, 3, 9])
+    for i in range(6):  # two rows a shard
+        remote.extend(steps(i, 1), priority=priority[i : i + 1])
+    counts, draws = np.zeros(6), 200
+    for _ in range(draws):
+        batch = remote.sample(20, to="numpy", beta=0.5)  # of the shards 5, 4 and 11 rows
+        counts += np.bincount(batch.data["t"], minlength=6)
+        np.testing.assert_allclose(batch.probability, priority[batch.data["t"]] / 20, rtol=1e-5)
+        exact = (6 * priority[batch.data["t"]] / 20) ** -0.5
+        np.testing.assert_allclose(batch.weight, exact / exact.max(), rtol=1e-5)
+    wanted = priority * draws
+    assert (np.abs(counts - wanted) < 4 * np.sqrt(wanted * (1 - priority / 20))).all()
+
+
+def test_weights_are_exact_while_known_masses_are_old() -> None:
+    now = [Facts(6.0, 0.0, 1.0, 3, 1.0), Facts(2.0, 0.0, 1.0, 2, 1.0)]
+    used = np.array([0.25, 0.75])
+    inside = np.array([1 / 6, 2 / 6, 3 / 6]), np.array([0.5, 0.5])
+    total = np.zeros(2)
+    for shard, chance in enumerate(inside):
+        where = np.full(len(chance), shard)
+        whole, weight = _draws.weigh(now, used, where, chance, chance > 0, 1.0, True, None)
+        np.testing.assert_allclose(whole, chance * [6 / 8, 2 / 8][shard], rtol=1e-6)
+        total[shard] = (used[shard] * chance * weight).sum()  # expected weight, with beta=1: the share of the rows
+    np.testing.assert_allclose(total, [3 / 5, 2 / 5], rtol=1e-6)
+    _, least = _draws.weigh(now, used, np.array([1]), np.array([0.5]), np.array([True]), 1.0, True, "buffer")
+    np.testing.assert_allclose(least, 1 / 3, rtol=1e-6)
+
+
+def test_numbers_of_rows_follow_the_shares() -> None:
+    share = np.array([0.1, 0.0, 0.55, 0.35, 0.0])
+    rng = np.random.default_rng(0)
+    every = np.array([_draws.counts(share, 10, rng.random()) for _ in range(2000)])
+    assert (every.sum(axis=1) == 10).all() and (np.abs(every - 10 * share) < 1).all()
+    np.testing.assert_allclose(every.mean(axis=0), 10 * share, atol=0.05)
+    units = [Facts(3.0, 100.0, 0, 1, 0), Facts(6.0, 99.0, 0, 1, 0), Facts(0.0, 500.0, 0, 1, 0)]
+    assert _draws.shares(units).tolist() == [0.5, 0.5, 0.0]
+    assert _draws.shares([_draws.NONE, Facts(0.0, 0.0, 0.0, 3, 0.4)]).tolist() == [0, 1]
+
+
+def test_lanes_go_to_their_shards() -> None:
+    link, client = clients(fbuf.Buffer(64, lanes=4), ROW, shards=2)
+    one, two = client((2, 0)), client((1, 3))
+    rows = steps(0, 3, 2)
+    one.extend(rows, mask=np.array([True, True, False]))
+    two.extend(rows, mask=np.array([[True, False], [True, True], [True, True]]))
+    held = []
+    for shard in link.shards:
+        found = shard._replay.rows()
+        held.append(np.asarray(found.data["t"])[np.asarray(found.mask)].tolist())
+    assert held == [[1, 0, 3, 2, 4], [0, 3, 2, 5]]
+    with pytest.raises(ValueError, match=r"Client.extend: leaf 't' has shape \[3\]; expected \[N, E\]"):
+        one.extend({"t": rows["t"][:, 0]})
+
+
+def test_a_restarted_shard_has_every_row_once(tmp_path: Path) -> None:
+    link, client = clients(fbuf.prioritized(64), ROW, durable=True, path=tmp_path, save_every=3)
+    remote = client()
+    for i in range(5):
+        remote.extend(steps(4 * i, 4))
+    old = remote.sample(4, to="numpy").index
+    link.restart(0)
+    remote.extend(steps(20, 4))
+    remote.flush()
+    held = link.shards[0]._replay.rows()
+    assert np.asarray(held.data["t"])[np.asarray(held.mask)].tolist() == list(range(24))
+    assert link.shards[0].stats()["restored"] == 1 and not remote._boxes[0].kept
+    remote.update_priority(old, np.full(4, 100.0))
+    remote.flush()
+    assert link.shards[0].stats()["max_priority"] == 1.0  # these rows were of another incarnation
+    link.restart(0)
+    assert len(link.shards[0]._replay) == 24

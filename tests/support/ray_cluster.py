@@ -1,0 +1,43 @@
+"""A small Ray on the loopback interface, and ways to harm it."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+MEMORY = 80_000_000  # bytes of the object store, nearly the least
+
+
+@contextmanager
+def local_ray() -> Iterator[Any]:
+    """Start Ray with two CPUs, and stop it."""
+    import ray
+
+    context = ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=MEMORY,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": {"PYTHONWARNINGS": "ignore"}},
+    )
+    try:
+        assert context.address_info["node_ip_address"] == "127.0.0.1"
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def kill(service: Any, shard: int = 0) -> None:
+    """End the process of a shard, as a broken machine does."""
+    os.kill(int(service.stats()[shard]["pid"]), signal.SIGKILL)
+
+
+def until(condition: Any, seconds: float = 60) -> None:
+    """Wait until it holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
