@@ -137,9 +137,7 @@ class ObservationPairs:
     def _differ(self, rows: Array, others: Array) -> Array:
         """Return bool[..., E]: which rows `[..., E, *shape]` differ in a byte."""
         shape = (*rows.shape[: rows.ndim - len(self.column.shape)], self.column.nbytes // self._word)
-        one, other = (
-            np.ascontiguousarray(a).reshape(-1).view(f"u{self._word}").reshape(shape) for a in (rows, others)
-        )
+        one, other = (np.ascontiguousarray(a).reshape(-1).view(f"u{self._word}").reshape(shape) for a in (rows, others))
         return np.asarray((one != other).any(axis=-1))
 
     def _flush(self) -> None:

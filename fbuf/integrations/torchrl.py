@@ -20,9 +20,8 @@ import copy
 import json
 import math
 import threading
-import types
-from collections.abc import Iterator
 from pathlib import Path
+from types import EllipsisType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -131,12 +130,13 @@ class _Rows(torch.Tensor):
     def _find(self, index: Any) -> tuple[Array | None, bool]:
         """Return the rows of an index, None if it reaches into rows, and whether torch would return a view of them."""
         parts = index if isinstance(index, tuple) else (index,)
-        taken = sum(part is not None and part is not Ellipsis for part in parts)
-        if taken > self._number.ndim or (Ellipsis in map(type, parts) and len(parts) > 1):
+        masks = [getattr(part, "dtype", None) in (torch.bool, np.bool_) for part in parts]
+        taken = sum(part.ndim if mask else part is not None for part, mask in zip(parts, masks, strict=True))
+        if taken > self._number.ndim or (len(parts) > 1 and any(part is Ellipsis for part in parts)):
             return None, False
+        is_view = all(part is None or isinstance(part, slice | int | EllipsisType) for part in parts)
         parts = tuple(part.cpu().numpy() if isinstance(part, torch.Tensor) else part for part in parts)
-        found = self._number[parts]
-        return np.asarray(found), all(part is Ellipsis or isinstance(part, slice) for part in parts)
+        return np.asarray(self._number[parts]), is_view
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         number, is_view = self._find(index)
@@ -162,13 +162,18 @@ class _Rows(torch.Tensor):
         if waiting is None:
             self._leaf.write(number.reshape(-1), {self._offset: array})
         else:
-            waiting.setdefault(self._leaf, {})[self._offset] = number.reshape(-1), array
+            given = waiting.setdefault(self._leaf, {})
+            if self._offset in given:
+                _write_waiting(self._leaf, given)
+            given[self._offset] = number.reshape(-1), array
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default:
             return _Rows(args[0]._leaf, args[0]._offset, args[0]._number)
+        if func is torch.ops.aten.transpose.int and -1 < min(args[1:]) <= max(args[1:]) < args[0]._number.ndim:
+            return _Rows(args[0]._leaf, args[0]._offset, args[0]._number.swapaxes(*args[1:]))
         if func is torch.ops.aten.copy_.default and isinstance(args[0], _Rows):
             args[0][...] = args[1]
             return args[0]
@@ -194,7 +199,7 @@ class _Rows(torch.Tensor):
         return self.read().tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self.read().numpy(force=True).astype(dtype, copy=False)
+        return np.asarray(self.read().numpy(force=True), dtype)
 
     def is_shared(self) -> bool:
         return False
@@ -209,6 +214,17 @@ class _Rows(torch.Tensor):
         return _Rows, (self._leaf, self._offset, self._number)
 
 
+def _write_waiting(leaf: _Leaf, given: dict[int, tuple[Array, Array]]) -> None:
+    """Store rows by offset, those of both offsets together."""
+    (number, _), *others = given.values()
+    if all(np.array_equal(number, other) for other, _ in others):
+        leaf.write(number, {offset: array for offset, (_, array) in given.items()})
+    else:
+        for offset, (number, array) in given.items():
+            leaf.write(number, {offset: array})
+    given.clear()
+
+
 class _Checkpointer(TensorStorageCheckpointer):
     """Write small leaves as torchrl does, and the compressed ones in fbuf's format."""
 
@@ -217,7 +233,7 @@ class _Checkpointer(TensorStorageCheckpointer):
         leaves = storage._leaves() if storage.initialized and is_tensor_collection(storage._storage) else {}
         if self._save_hooks or not leaves:
             return super().dumps(storage, path)
-        small = types.SimpleNamespace(
+        small = SimpleNamespace(
             _storage=storage._storage.exclude(*leaves),
             initialized=True,
             _is_full=storage._is_full,
@@ -306,6 +322,9 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def _init(self, data: Any) -> None:
         """Allocate small leaves as torchrl does, and make stores for the others."""
+        if is_tensor_collection(data):
+            if any(isinstance(part, LazyStackedTensorDict) for part in (data, *data.values(True))):
+                return super()._init(data)  # rows of several shapes
         large: dict[Any, torch.Tensor] = {}
 
         def shrink(key: Any, value: Any) -> Any:
@@ -346,20 +365,13 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Store rows, as torchrl does."""
-        if isinstance(data, LazyStackedTensorDict):
-            data = data.contiguous()
         _call.waiting = waiting = {}
         try:
             super().set(cursor, data, set_cursor=set_cursor)
         finally:
             _call.waiting = None
         for leaf, given in waiting.items():
-            numbers = [number for number, _ in given.values()]
-            if all(np.array_equal(number, numbers[0]) for number in numbers):
-                leaf.write(numbers[0], {offset: array for offset, (_, array) in given.items()})
-            else:
-                for offset, (number, array) in given.items():
-                    leaf.write(number, {offset: array})
+            _write_waiting(leaf, given)
 
     # ---------------------------------------------------------------- reading
 
@@ -370,9 +382,8 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
             found = super().get(index)
         finally:
             _call.deferred = False
-        if all(
-            part is Ellipsis or isinstance(part, slice) for part in (index if isinstance(index, tuple) else (index,))
-        ):
+        parts = index if isinstance(index, tuple) else (index,)
+        if all(isinstance(part, slice | EllipsisType) for part in parts):
             return found
         if not is_tensor_collection(found):
             return tree_map(lambda value: value.read() if isinstance(value, _Rows) else value, found)
@@ -406,6 +417,11 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def _init_from(self, rows: Any, entries: list[Any], arrays: Any) -> None:
         """Replace everything by small leaves, and compressed leaves of a checkpoint."""
+        if rows.shape[: self.ndim].numel() - self.max_size not in range(max(rows.shape[1 : self.ndim].numel(), 1)):
+            raise ValueError(
+                f"CompressedStorage.loads: the dump is of a storage of {rows.shape[: self.ndim].numel()} rows; expected "
+                f"{self.max_size}. Make the storage with the max_size of the one that was dumped."
+            )
         stored = rows.to(self.device).clone()
         for i, entry in enumerate(entries):
             lead, key, dtype = entry["lead"], tuple(entry["key"]), getattr(torch, entry["dtype"].removeprefix("torch."))

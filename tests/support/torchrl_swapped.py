@@ -21,9 +21,10 @@ class LazyTensorStorage(CompressedStorage):
         return THEIRS(*args, **kwargs) if only_theirs else super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        ours = {name: value for name, value in kwargs.items() if name in ("device", "ndim")}
+        ours = {name: value for name, value in kwargs.items() if name in ("max_size", "device", "ndim")}
         super().__init__(*args, min_bytes=1, **ours)
 
 
+THEIRS.__module__ = "torchrl.data.replay_buffers.storages.tensor"  # where pickle finds it
 for module in (torchrl.data, replay_buffers, storages):
     module.LazyTensorStorage = LazyTensorStorage

@@ -32,7 +32,7 @@ from torchrl.envs.transforms import Compose, RewardScaling, ToTensorImage  # noq
 
 from fbuf.integrations import torchrl  # noqa: E402
 
-DTYPES = """uint8 int8 uint16 int16 int32 int64 bool float16 bfloat16 float32 float64 float8_e4m3fn complex64
+DTYPES = """uint8 int8 int16 int32 int64 bool float16 bfloat16 float32 float64 float8_e4m3fn complex64
 complex128""".split()
 
 
@@ -44,14 +44,13 @@ def steps(number: int, seed: int, lanes: tuple[int, ...] = ()) -> TensorDict:
     done = torch.from_numpy(rng.random((number, *lanes, 1)) < 0.1)
     final = torch.where(done[..., None, None], 0, stacks[1:])
     episode = done.cumsum(0)[..., 0] + 1000 * seed
-    after = {"pixels": final, "reward": torch.from_numpy(rng.random((number, *lanes, 1))), "done": done}
+    after = {"pixels": final, "reward": torch.from_numpy(rng.random((number, *lanes, 1), np.float32)), "done": done}
     deep = {"map": torch.from_numpy(rng.random((number, *lanes, 30))), "id": episode}
     return TensorDict({"pixels": stacks[:-1], "next": after, "deep": deep}, [number, *lanes])
 
 
 def bits(value: Any) -> bytes:
-    value = value.contiguous()
-    return value.numpy().tobytes() if value.dtype in (torch.bool,) else value.view(torch.uint8).numpy().tobytes()
+    return value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def same(one: Any, other: Any) -> None:
@@ -129,7 +128,7 @@ def test_rows_of_several_dimensions() -> None:
     for seed, number in enumerate((7, 1, 20, 5)):
         rows = steps(number, seed, (3,))
         for buffer in (one, other):
-            buffer.extend(rows)
+            buffer.extend(rows.transpose(0, 1))
         sample_both(one, other, seed)
         same(one[:], other[:])
     place = torch.tensor([1, 5, 5]), torch.tensor([2, 0, 1])
@@ -159,6 +158,7 @@ PRIORITIZED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept")  # torch's own
 @pytest.mark.parametrize("name", [*SAMPLERS, *PRIORITIZED])
 def test_samplers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in PRIORITIZED and not TREES:
@@ -166,7 +166,9 @@ def test_samplers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = pair(kind=TensorDictReplayBuffer, sampler=(SAMPLERS | PRIORITIZED)[name])
     read: list[int] = []
     original = torchrl._Leaf.read
-    monkeypatch.setattr(torchrl._Leaf, "read", lambda leaf, at, *rest: read.append(at.size) or original(leaf, at, *rest))
+    monkeypatch.setattr(
+        torchrl._Leaf, "read", lambda leaf, at, *rest: read.append(at.size) or original(leaf, at, *rest)
+    )
     for seed in range(7):
         for buffer in (one, other):
             buffer.extend(steps(17, seed))
@@ -199,7 +201,7 @@ def test_rows_are_assigned_anywhere() -> None:
             buffer[torch.tensor(index)] = rows
             if seed % 3 == 0:
                 buffer._storage[index] = rows.select("pixels")  # the next pixels stay
-                buffer.extend(rows[:seed])
+                buffer.extend(rows[: 1 + seed])
         same(one[:], other[:])
     for change in (
         lambda b: b[:]["pixels"].zero_(),
@@ -217,7 +219,9 @@ def test_rows_are_assigned_anywhere() -> None:
 
 def test_transforms() -> None:
     one, other = filled(
-        transform=lambda: Compose(ToTensorImage(in_keys=["pixels"]), RewardScaling(0.5, 2.0, in_keys=[("next", "reward")]))
+        transform=lambda: Compose(
+            ToTensorImage(in_keys=["pixels"]), RewardScaling(0.5, 2.0, in_keys=[("next", "reward")])
+        )
     )
     sample_both(one, other)
 
@@ -251,7 +255,7 @@ def test_dumps_and_loads(number: int, tmp_path: Path) -> None:
             same(expected[:], loaded[:])
         refill(expected, loaded)
     other.dumps(tmp_path / "ours")  # again
-    with pytest.raises(ValueError, match=r"Store\.from_arrays"):
+    with pytest.raises(ValueError, match="of 60 rows; expected 30"):
         pair(30)[1].loads(tmp_path / "ours")
 
 
@@ -334,11 +338,11 @@ def test_slices_are_read_when_they_are_used() -> None:
     one, other = filled()
     lazy, index = other[:]["pixels"], torch.tensor([4, 2])
     assert lazy.shape == (60, 4, 12, 12) and isinstance(lazy[3:9][::2], torchrl._Rows)
-    taken = lazy[index]
+    later = lazy[index + 25]
     for buffer in (one, other):
         buffer.extend(steps(17, 90))
     plain = one[:]["pixels"]
-    assert torch.equal(plain, lazy) and not torch.equal(plain[index], taken)
+    assert torch.equal(plain, lazy) and not torch.equal(plain[index + 25], later)
     np.testing.assert_array_equal(np.asarray(lazy), plain)
     assert lazy.tolist() == plain.tolist() and repr(lazy) == repr(plain) and len(lazy) == 60
     assert torch.equal(torch.cat([lazy, lazy]).float().mean(0), torch.cat([plain, plain]).float().mean(0))
