@@ -103,6 +103,9 @@ class ObservationPairs:
 
         An exception leaves the steps before some multiple of 64 stored.
         """
+        if len(position) == 1:
+            following = None if next_observations is None else next_observations[0]
+            return self.add(observations[0], following, int(position[0]))
         for start in range(0, len(position), _BLOCK):
             part = slice(start, start + _BLOCK)
             with self._lock:

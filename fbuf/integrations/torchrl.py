@@ -48,17 +48,13 @@ _call = threading.local()
 class _Leaf:
     """The rows of `key`, offset 0, and of `("next", key)`, offset 1. Rows are numbered by step, then lane."""
 
-    def __init__(self, pairs: ObservationPairs, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> None:
-        self.pairs, self.shape, self.dtype, self.device = pairs, shape, dtype, device
-
-    @classmethod
-    def of(
-        cls, length: int, lanes: int, row: tuple[int, ...], dtype: torch.dtype, device: Any, codec: Any, paired: bool
-    ) -> _Leaf:
-        """Return a leaf without rows."""
+    def __init__(
+        self, steps: int, lanes: int, shape: tuple[int, ...], dtype: torch.dtype, device: Any, codec: Any, paired: bool
+    ) -> None:
         kind = _numpy_dtype(dtype)
-        shape = row if kind else (math.prod(row) * dtype.itemsize,)
-        return cls(ObservationPairs(length, lanes, shape, kind or np.uint8, codec, paired), row, dtype, device)
+        stored = shape if kind else (math.prod(shape) * dtype.itemsize,)
+        self.pairs = ObservationPairs(steps, lanes, stored, kind or np.uint8, codec, paired)
+        self.shape, self.dtype, self.device = shape, dtype, device
 
     def read(self, number: Array, offsets: tuple[int, ...]) -> list[torch.Tensor]:
         """Return rows by number, int64[...]."""
@@ -69,9 +65,8 @@ class _Leaf:
     def to_numpy(self, value: Any, shape: tuple[int, ...]) -> Array:
         """Return what is assigned to rows of some shape, `[M, *column]`."""
         value = torch.as_tensor(value).detach().to("cpu", self.dtype).expand(shape)
-        if not self.shape or self.pairs.column.shape != self.shape:  # a dtype that NumPy lacks
-            value = value.reshape(-1, math.prod(self.shape))
-            value = value if _numpy_dtype(self.dtype) else value.contiguous().view(torch.uint8)
+        if not _numpy_dtype(self.dtype):
+            value = value.reshape(-1, math.prod(self.shape)).contiguous().view(torch.uint8)
         return np.asarray(value.numpy()).reshape(-1, *self.pairs.column.shape)
 
     def write(self, number: Array, rows: dict[int, Array]) -> None:
@@ -82,22 +77,17 @@ class _Leaf:
             step, lane = np.divmod(number[part], lanes)
             given = {offset: array[part] for offset, array in rows.items()}
             steps = step[::lanes]
-            if len(given) < wanted or not np.array_equal(
-                number[part], (steps[:, None] * lanes + np.arange(lanes)).ravel()
-            ):
+            every = (steps[:, None] * lanes + np.arange(lanes)).ravel()
+            if len(given) < wanted or not np.array_equal(number[part], every):  # read the others, and store all again
                 steps, nth = np.unique(step, return_inverse=True)
                 whole = np.repeat(steps, lanes), np.tile(np.arange(lanes), len(steps))
                 merged = dict(enumerate(self.pairs.read(*whole, (0, 1)[:wanted])))
                 for offset, array in given.items():
                     merged[offset][nth * lanes + lane] = array
                 given = merged
-            shaped = [given[i].reshape(-1, lanes, *self.pairs.column.shape) for i in range(wanted)]
-            shaped += [None] * (2 - wanted)
-            if len(steps) == 1:
-                following = None if shaped[1] is None else shaped[1][0]
-                self.pairs.add(shaped[0][0], following, int(steps[0]))
-            else:
-                self.pairs.extend(*shaped, steps)
+            shape = len(steps), lanes, *self.pairs.column.shape
+            following = given[1].reshape(shape) if wanted == 2 else None
+            self.pairs.extend(given[0].reshape(shape), following, steps)
 
 
 def _numpy_dtype(dtype: torch.dtype) -> Any:
@@ -108,7 +98,14 @@ def _numpy_dtype(dtype: torch.dtype) -> Any:
     return None
 
 
-class _Rows(torch.Tensor):
+def _is_stack(data: Any) -> bool:
+    """Return whether a lazy stack, whose parts may differ in shape, is in a tensordict."""
+    if not is_tensor_collection(data):
+        return False
+    return isinstance(data, LazyStackedTensorDict) or any(_is_stack(value) for value in data.values())
+
+
+class _Rows(torch.Tensor):  # type: ignore[misc]
     """Rows of a leaf, read each time that they are used."""
 
     _leaf: _Leaf
@@ -153,11 +150,6 @@ class _Rows(torch.Tensor):
             self[...] = rows
             return
         waiting = getattr(_call, "waiting", None)
-        if waiting is None and isinstance(value, _Rows) and len(number) > _BLOCK:
-            for start in range(0, len(number), _BLOCK):
-                part = slice(start, start + _BLOCK)
-                _Rows(self._leaf, self._offset, number[part])[...] = value[part]
-            return
         array = self._leaf.to_numpy(value, (*number.shape, *self._leaf.shape))
         if waiting is None:
             self._leaf.write(number.reshape(-1), {self._offset: array})
@@ -205,7 +197,7 @@ class _Rows(torch.Tensor):
         return False
 
     def __repr__(self, **kwargs: Any) -> str:
-        return f"{self.read()!r}"
+        return repr(self.read())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Rows:
         return _Rows(copy.deepcopy(self._leaf, memo), self._offset, self._number)
@@ -225,7 +217,7 @@ def _write_waiting(leaf: _Leaf, given: dict[int, tuple[Array, Array]]) -> None:
     given.clear()
 
 
-class _Checkpointer(TensorStorageCheckpointer):
+class _Checkpointer(TensorStorageCheckpointer):  # type: ignore[misc]
     """Write small leaves as torchrl does, and the compressed ones in fbuf's format."""
 
     def dumps(self, storage: Any, path: Any) -> None:
@@ -241,7 +233,8 @@ class _Checkpointer(TensorStorageCheckpointer):
             _len=storage._len,
         )
         super().dumps(small, path)
-        arrays, entries = {}, []
+        arrays: dict[str, Any] = {}
+        entries: list[dict[str, Any]] = []
         for key, rows in leaves.items():
             leaf = rows._leaf
             entry = {
@@ -289,6 +282,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
     """
 
     _default_checkpointer = _Checkpointer
+    _storage: Any
 
     def __init__(
         self, max_size: int, *, device: Any = "cpu", ndim: int = 1, codec: Codec | None = None, min_bytes: int = 1024
@@ -310,6 +304,8 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def _values(self) -> list[Any]:
         stored = self._storage
+        if _is_stack(stored):
+            return []
         values = stored.values(True, True) if is_tensor_collection(stored) else tree_leaves(stored)
         return [value for value in values if isinstance(value, torch.Tensor)]
 
@@ -322,9 +318,8 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def _init(self, data: Any) -> None:
         """Allocate small leaves as torchrl does, and make stores for the others."""
-        if is_tensor_collection(data):
-            if any(isinstance(part, LazyStackedTensorDict) for part in (data, *data.values(True))):
-                return super()._init(data)  # rows of several shapes
+        if _is_stack(data):
+            return super()._init(data)
         large: dict[Any, torch.Tensor] = {}
 
         def shrink(key: Any, value: Any) -> Any:
@@ -357,7 +352,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
                 length = self.max_size // max(lead.numel(), 1)
                 number = np.arange(length * lead.numel()).reshape(length, *lead)
                 row = tuple(value.shape[self.ndim - 1 :])
-                leaf = _Leaf.of(length, lead.numel(), row, value.dtype, self.device, self._codec, same)
+                leaf = _Leaf(length, lead.numel(), row, value.dtype, self.device, self._codec, same)
                 made[key] = _Rows(leaf, 0, number)
                 if same:
                     made["next", *key] = _Rows(leaf, 1, number)
@@ -365,7 +360,8 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Store rows, as torchrl does."""
-        _call.waiting = waiting = {}
+        waiting: dict[_Leaf, dict[int, tuple[Array, Array]]] = {}
+        _call.waiting = waiting
         try:
             super().set(cursor, data, set_cursor=set_cursor)
         finally:
@@ -383,7 +379,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         finally:
             _call.deferred = False
         parts = index if isinstance(index, tuple) else (index,)
-        if all(isinstance(part, slice | EllipsisType) for part in parts):
+        if all(isinstance(part, slice | EllipsisType) for part in parts) or _is_stack(found):
             return found
         if not is_tensor_collection(found):
             return tree_map(lambda value: value.read() if isinstance(value, _Rows) else value, found)
@@ -426,7 +422,7 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
         for i, entry in enumerate(entries):
             lead, key, dtype = entry["lead"], tuple(entry["key"]), getattr(torch, entry["dtype"].removeprefix("torch."))
             shape = lead[0], math.prod(lead[1:]), tuple(entry["row"])
-            leaf = _Leaf.of(*shape, dtype, self.device, self._codec, entry["paired"])
+            leaf = _Leaf(*shape, dtype, self.device, self._codec, entry["paired"])
             leaf.pairs.restore(within(arrays, f"{i}:"))
             number = np.arange(math.prod(lead)).reshape(lead)
             stored.set(key, _Rows(leaf, 0, number))

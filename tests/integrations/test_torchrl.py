@@ -7,8 +7,8 @@ import pytest
 
 
 def test_torchrl_is_imported_by_its_own_module_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchrl", None)  # as if it were not installed
+    importlib.import_module("fbuf.integrations")
+    monkeypatch.setitem(sys.modules, "torchrl.data", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "fbuf.integrations.torchrl", raising=False)
-    importlib.reload(importlib.import_module("fbuf.integrations"))
     with pytest.raises(ModuleNotFoundError, match="torchrl|tensordict"):
         importlib.import_module("fbuf.integrations.torchrl")
