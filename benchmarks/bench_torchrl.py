@@ -85,7 +85,6 @@ def _compare(number: int, folder: str, judged: bool) -> list[dict[str, Any]]:
             peer=theirs,
             ratio=theirs / ours,
             target=">= 20" if judged else None,
-            note="`LazyTensorStorage`: 56,459",
         )
     )
 

@@ -19,7 +19,7 @@ import contextlib
 import copy
 import json
 import math
-import threading
+from contextvars import ContextVar
 from pathlib import Path
 from types import EllipsisType, SimpleNamespace
 from typing import Any
@@ -41,8 +41,10 @@ __all__ = ["CompressedStorage"]
 
 _BLOCK = 512  # rows that are read or written at once
 _FOLDER = "compressed"  # of a dump
-_call = threading.local()
-"""`deferred`: whether indices return rows that are not read yet. `waiting`: rows by leaf, which are stored together."""
+_deferred = ContextVar("_deferred", default=False)
+"""Whether indices return rows that are not read yet."""
+_waiting: ContextVar[dict[_Leaf, dict[int, tuple[Array, Array]]] | None] = ContextVar("_waiting", default=None)
+"""Rows of leaves by offset, with their numbers, which are stored together; None to store each at once."""
 
 
 class _Leaf:
@@ -140,7 +142,7 @@ class _Rows(torch.Tensor):  # type: ignore[misc]
         if number is None:
             return self.read()[index]
         rows = _Rows(self._leaf, self._offset, number)
-        return rows if is_view or getattr(_call, "deferred", False) else rows.read()
+        return rows if is_view or _deferred.get() else rows.read()
 
     def __setitem__(self, index: Any, value: Any) -> None:
         number, _ = self._find(index)
@@ -149,7 +151,7 @@ class _Rows(torch.Tensor):  # type: ignore[misc]
             rows[index] = value
             self[...] = rows
             return
-        waiting = getattr(_call, "waiting", None)
+        waiting = _waiting.get()
         array = self._leaf.to_numpy(value, (*number.shape, *self._leaf.shape))
         if waiting is None:
             self._leaf.write(number.reshape(-1), {self._offset: array})
@@ -361,11 +363,11 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Store rows, as torchrl does."""
         waiting: dict[_Leaf, dict[int, tuple[Array, Array]]] = {}
-        _call.waiting = waiting
+        token = _waiting.set(waiting)
         try:
             super().set(cursor, data, set_cursor=set_cursor)
         finally:
-            _call.waiting = None
+            _waiting.reset(token)
         for leaf, given in waiting.items():
             _write_waiting(leaf, given)
 
@@ -373,11 +375,11 @@ class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
 
     def get(self, index: Any) -> Any:
         """Return rows, as torchrl does; compressed leaves of a slice are read when they are used."""
-        _call.deferred = True
+        token = _deferred.set(True)
         try:
             found = super().get(index)
         finally:
-            _call.deferred = False
+            _deferred.reset(token)
         parts = index if isinstance(index, tuple) else (index,)
         if all(isinstance(part, slice | EllipsisType) for part in parts) or _is_stack(found):
             return found
