@@ -54,7 +54,7 @@ class _Shared:
 
     def assign(self, offset: int, position: Any, value: Array) -> None:
         pairs = self.pairs
-        behind = (pairs.steps - position) % pairs.length if isinstance(position, (int, np.integer)) else 2
+        behind = (pairs.position - position) % pairs.length if isinstance(position, (int, np.integer)) else 2
         # The newest row is assigned again if `add` failed after the observations: an invalid reward, or an interrupt.
         if behind > min(pairs.steps, 1):
             raise IndexError(
@@ -66,7 +66,7 @@ class _Shared:
         elif self._waiting is None:
             raise IndexError("Compressed buffer: next_observations was assigned before observations. Call add.")
         else:
-            pairs.add(self._waiting, value, replace=behind == 1)
+            pairs.add(self._waiting, value, int(position))
             self._waiting = self._ahead = None
 
     def read(self, offset: int, position: Array, lane: Array) -> Array:

@@ -269,9 +269,9 @@ def test_batches_share_no_memory() -> None:
 def test_damaged_pickles_are_noticed() -> None:
     _, buffer = filled(size=400, steps=420)
     state = buffer.observations._shared.pairs.__getstate__()
-    name = next(n for n, a in state["store"].items() if n.endswith("payload") and a.size)
-    state["store"][name] = state["store"][name].copy()
-    state["store"][name][state["store"][name].size // 2] ^= 1
+    name = next(n for n, a in state["arrays"].items() if n.endswith("payload") and a.size)
+    state["arrays"][name] = state["arrays"][name].copy()
+    state["arrays"][name][state["arrays"][name].size // 2] ^= 1
     buffer.observations._shared.pairs.__setstate__(state)
     pytest.raises(StoreCorrupted, lambda: buffer.observations[:])
 

@@ -40,6 +40,7 @@ PACKAGE = ROOT / "fbuf"
 NEEDED = {
     "fbuf.gymnasium": "gymnasium",
     "fbuf.integrations.sb3": "stable_baselines3",
+    "fbuf.integrations.torchrl": "torchrl",
     "fbuf.torch": "torch",
     "fbuf.torch._tensordict": "tensordict",
     "fbuf.orbax": "orbax.checkpoint",
