@@ -45,7 +45,7 @@ def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
     refused(replace(buffer, view=fbuf.views.Row(), episode_end=()), "expected none: every row is drawn")
     refused(replace(buffer, capacity=80), r"capacity of .* is 40; expected 80.*resize=True")
     refused(replace(buffer, lanes=4), "lanes of .* is 2; expected 4")
-    refused(replace(buffer, storage=Ragged()), "Ragged\(\) cannot hold rows of")
+    refused(replace(buffer, storage=Ragged()), r"Ragged\(\) cannot hold rows of")
     example = {**combinations.EXAMPLE, "obs": jax.ShapeDtypeStruct((8, 8), np.float32)}
     refused(buffer, r"obs: found uint8\[8, 8\], expected float32\[8, 8\]", example=example)
     example = {n: x for n, x in combinations.EXAMPLE.items() if n != "goal"} | {"new": 0}

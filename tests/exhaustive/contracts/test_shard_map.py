@@ -1,10 +1,8 @@
 """Every sampler with every view inside `jax.shard_map(check_vma=True)`: see `tests/more/contracts/test_shard_map.py`."""
 
-from __future__ import annotations
-
 import pytest
-from tests.support.shard_map import check_types
 
+from tests.contracts.test_shard_map import check_types
 from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
 
 CASES = [
