@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (
             lambda: (envs, without_reward),
             ValueError,
-            r"no leaf 'reward' \(they have: action, obs, .*gymnasium.spec\(envs\)",
+            r"rows have no leaf 'reward'\. Write Replay\(buffer, fbuf\.gymnasium\.spec\(envs\)\)\.",
         ),
         (lambda: (envs, replay(fbuf.views.Row())), ValueError, r"Write view=fbuf.gymnasium.view\(envs\)"),
     ):
@@ -86,5 +86,7 @@ def test_what_does_not_fit_is_refused() -> None:
         _ = recorder.step_async
     assert recorder.single_action_space == spaces.Discrete(3)
     envs.metadata.pop("autoreset_mode")
-    with pytest.raises(ValueError, match=r"\['autoreset_mode'\] is None; expected a gymnasium.vector.AutoresetMode"):
+    with pytest.raises(
+        ValueError, match=r"envs\.metadata\['autoreset_mode'\] is None; expected an AutoresetMode\. Set it\."
+    ):
         fbuf.gymnasium.view(envs)

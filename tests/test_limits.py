@@ -257,7 +257,7 @@ def test_threads_keep_the_ratio() -> None:
 REFUSALS = [
     (lambda: Limit(0), r"samples_per_insert is 0; expected a number > 0"),
     (lambda: Limit(1, 4.0), r"min_size is 4\.0; .* Write 4\."),
-    (lambda: Limit(1, 1, 1, 0), r"min_diff is 1, above max_diff=0\. Swap them: min_diff=0, max_diff=1"),
+    (lambda: Limit(1, 1, 1, 0), r"min_diff is 1, above max_diff=0\. Swap them\."),
     (lambda: Limit(1, 1, 0, float("inf")), r"max_diff is inf; .* Write None"),
     (lambda: Limit(1e-10), r"Use Fraction\(x\)\.limit_denominator"),
     (lambda: Limit(float("nan")), r"samples_per_insert is nan"),
@@ -276,7 +276,7 @@ REFUSALS = [
     (lambda: limits.queue(0), r"size is 0; expected an int from 1"),
     (lambda: limits.samples_per_insert(8, 10, rows=0), r"samples_per_insert: rows is 0"),
     (lambda: limits.samples_per_insert(8, 10, draws=2.5), r"samples_per_insert: draws is 2\.5"),
-    (lambda: limits.samples_per_insert(8, 10, (1, 2, 3)), r"error_buffer is \(1, 2, 3\); .*\(min_diff, max_diff\)"),
+    (lambda: limits.samples_per_insert(8, 10, (1, 2, 3)), r"error_buffer is \(1, 2, 3\); expected a number or two\."),
     (lambda: limits.samples_per_insert(8, 1000, 100, rows=16, draws=256), r"expected 383 or more.*error_buffer=192"),
     (lambda: limits.samples_per_insert(1, 5, 7, rows=13, draws=1), r"with 13 rows.* Use min_size=13"),
 ]

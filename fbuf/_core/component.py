@@ -37,16 +37,17 @@ def _qualified(cls: type[Any]) -> str:
     return ".".join((*module, cls.__qualname__))
 
 
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    """Return the strings (and None) of `Literal[...]` or `Literal[...] | None`, a type or its text; else `()`."""
+def _choices(annotation: Any) -> tuple[tuple[Any, ...], bool]:
+    """Return the strings of `Literal[...]`, a type or its text, and whether `| None` follows; else `(), False`."""
     if isinstance(annotation, str):
         found = _LITERAL.fullmatch(annotation)
-        return ast.literal_eval(f"({found[1]},{'None' * annotation.endswith(' | None')})") if found else ()
+        return (ast.literal_eval(f"({found[1]},)") if found else ()), annotation.endswith(" | None")
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    if not all(kind is NoneType or get_origin(kind) is Literal for kind in kinds):
-        return ()
-    values = tuple(value for kind in kinds for value in get_args(kind) or (None,))
-    return values if all(isinstance(value, str | None) for value in values) else ()
+    literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
+    if len(literals) != 1 or len(kinds) > 1 + (NoneType in kinds):
+        return (), False
+    known: tuple[Any, ...] = literals[0]
+    return (known if all(isinstance(value, str | None) for value in known) else ()), NoneType in kinds
 
 
 def allow(cls: type[Any], name: str) -> None:
@@ -70,9 +71,9 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     checks, makes = cls.__dict__.get("__post_init__"), cls.__dict__.get("__init__")
 
     def __post_init__(self: Any) -> None:
-        for name, known in choices.items():
-            if getattr(self, name) is not None or None not in known:
-                check_choice(type(self).__name__, name, getattr(self, name), [x for x in known if x is not None])
+        for name, (known, optional) in choices.items():
+            if getattr(self, name) is not None or not optional:
+                check_choice(type(self).__name__, name, getattr(self, name), known)
         if checks is not None:
             checks(self)
         for field in dataclasses.fields(self):
@@ -89,7 +90,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     made: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
     by_fields, by_name = made.__hash__, made.__init__
     fields = {f.name: f.type for f in dataclasses.fields(made)}
-    choices = {name: known for name, kind in fields.items() if (known := _choices(kind))}
+    choices = {name: found for name, kind in fields.items() if (found := _choices(kind))[0]}
 
     @functools.wraps(by_name)
     def __init__(self: Any, *args: Any, **given: Any) -> None:

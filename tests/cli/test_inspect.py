@@ -51,7 +51,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 def test_inspect_and_verify(tmp_path: Path) -> None:
     path = str(tmp_path / "c")
     assert run("inspect", path)[0] == run("verify", path)[0] == 1
-    assert "there is no checkpoint" in run("verify", path)[2]
+    assert "no checkpoint at" in run("verify", path)[2]
     save(path, 1)
     checkpoint.write(
         path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000], "\x1b[2J": "\x1b[2J"}

@@ -195,8 +195,16 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (bad(tensor=torch.zeros(19)), ValueError, "is torch.float32; expected plain numbers, or booleans. Pass x.numpy()"),
     (bad(terminals=np.full(19, 2)), ValueError, "leaf 'terminated' is 2 in row 0; expected 0 or 1"),
     (bad(terminals=np.zeros((19, 1), bool)), ValueError, r"leaf 'terminated' has shape .*; expected \[N\]"),
-    (bad(terminated=np.zeros(19, bool)), ValueError, "'terminals' and 'terminated' would be the leaves"),
-    (bad(observation={"a": np.zeros(19, np.float32)}), ValueError, "would be the leaves 'obs' and 'obs/a'"),
+    (
+        bad(terminated=np.zeros(19, bool)),
+        ValueError,
+        r"'terminals' and 'terminated' would be 'terminated' and 'terminated'\. Leave one out: fields",
+    ),
+    (
+        bad(observation={"a": np.zeros(19, np.float32)}),
+        ValueError,
+        r"'observations' and 'observation/a' would be 'obs' and 'obs/a'\. Leave one out: fields=\{'obs",
+    ),
     (bad(next_observations=np.zeros((19, 4), np.float32)), ValueError, "expected the observations' "),
     (bad(terminals=None, timeouts=None), ValueError, "no leaf says where episodes end"),
     ({"a": {"b": np.zeros(3)}, "a/b": np.ones(3)}, ValueError, "two leaves have the name 'a/b'"),

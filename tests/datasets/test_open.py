@@ -142,7 +142,7 @@ def test_leaf_names_without_a_structure_are_refused(tmp_path: Path) -> None:
         path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
         pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
         _dataset.finish(path, [_dataset.SegmentRows(0)])
-        pytest.raises(StoreCorrupted, fbuf.datasets.open, path).match("leaves a, b do not fit")
+        pytest.raises(StoreCorrupted, fbuf.datasets.open, path).match("leaves a, .* do not fit")
 
 
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ class Model:
 
     def add(self, observation: np.ndarray, following: np.ndarray) -> None:
         assert self.pairs.position == len(self.steps) % self.pairs.length
-        self.pairs.add(observation, following)
+        self.pairs.add(observation, following, self.pairs.position)
         self.steps.append((observation.copy(), following.copy()))
 
     def replace(self, observation: np.ndarray, following: np.ndarray) -> None:
-        self.pairs.add(observation, following, replace=True)
+        self.pairs.add(observation, following, (len(self.steps) - 1) % self.pairs.length)
         self.steps[-1] = (observation.copy(), following.copy())
 
     def check(self, position: np.ndarray, lane: np.ndarray, offsets: tuple[int, ...] = (0, 1)) -> None:
@@ -113,7 +113,7 @@ def test_finals_expire_with_their_steps() -> None:
         if t % 97 == 0:
             model.check_all()
     model.check_all()
-    assert max(sizes[200:]) == sizes[200] and sizes[-1] < 2 * 2 * (50 + 16) * 256 + 12_000
+    assert max(sizes[200:]) == sizes[200] and sizes[-1] < 2 * (50 + 3 + 2 * 64) * 256 + 12_000
 
 
 def test_a_full_store_makes_room_when_many_episodes_end() -> None:
@@ -142,11 +142,11 @@ def test_a_failed_write_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     step = np.arange(4, dtype=np.int16)[None]
     for t in range(8):
         model.add(step + t, step + t + 1)
-    pytest.raises(ValueError, lambda: model.pairs.add(step, np.zeros((1, 5), np.int16))).match("broadcast")
+    pytest.raises(ValueError, lambda: model.pairs.add(step, np.zeros((1, 5), np.int16), 8)).match("broadcast")
     with monkeypatch.context() as patch:
         patch.setattr(model.pairs._store, "write", lambda *_: exec("raise MemoryError"))
         for _ in range(30):
-            pytest.raises(MemoryError, model.pairs.add, step, step)
+            pytest.raises(MemoryError, model.pairs.add, step, step, 8)
     for t in range(8, 30):
         model.add(step + t, step + t + 1)
     model.check_all()
@@ -166,7 +166,7 @@ def test_readers_see_whole_steps_while_another_thread_adds() -> None:
     threads = [Thread(read) for _ in range(2)]
     for t in range(1, 1500):
         step = np.full((2, 300), t, np.int32)
-        pairs.add(step, step + 1)
+        pairs.add(step, step + 1, (t - 1) % 64)
     stop.set()
     for thread in threads:
         thread.ends()
@@ -181,7 +181,7 @@ def test_no_backend_of_jax_is_started() -> None:
 
         pairs = ObservationPairs(100, 1, (40, 40), np.uint8, Zstd())
         for t in range(100):
-            pairs.add(np.full((1, 40, 40), t, np.uint8), np.full((1, 40, 40), t + 1, np.uint8))
+            pairs.add(np.full((1, 40, 40), t, np.uint8), np.full((1, 40, 40), t + 1, np.uint8), t)
         assert (pairs.read(np.arange(100), np.zeros(100, int))[1][:, 0, 0] == np.arange(1, 101)).all()
         assert not xla_bridge.backends_are_initialized()
     """)

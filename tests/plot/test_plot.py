@@ -205,7 +205,13 @@ def test_invalid_arguments_are_refused() -> None:
         (TypeError, "batch is int; expected a Sample", plot.frames, (buffer, state), {"batch": 6}),
         (TypeError, both, plot.ages, (mixture, mixed), {}),
         (TypeError, "the state is traced", jax.jit(lambda state: plot.ages(buffer, state)), (state,), {}),
-        (ValueError, r"no leaf of the batch looks like frames \('' \[3\]\)", plot.frames, (plain, held), {}),
+        (
+            ValueError,
+            r"no leaf looks like frames \('' \[3\]\); expected \[H, W\] of 4 by 4 or more\.",
+            plot.frames,
+            (plain, held),
+            {},
+        ),
         (ValueError, "does not know where episodes end", plot.episode_lengths, (plain, held), {}),
     ]
     for error, match, call, arguments, options in cases:

@@ -203,7 +203,9 @@ def test_an_error_of_a_dropped_iterator_is_printed(monkeypatch):
 def test_an_empty_replay_without_a_limit_is_an_error():
     with (
         make(None).batches(4) as batches,
-        pytest.raises(ValueError, match=r"Replay\.batches: there is nothing to draw now"),
+        pytest.raises(
+            ValueError, match=r"there is nothing to draw\. Ask can_sample first, or learn only where mask is True\."
+        ),
     ):
         next(batches)
 

@@ -317,5 +317,5 @@ def test_an_invalid_saved_limit_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(_replay, "_limit_json", lambda *_, note=note, part=part, value=value: note | {part: value})
         replay.save(tmp_path / "saved")
         monkeypatch.undo()
-        with pytest.raises(fbuf.SchemaError, match=r"the limit saved in .* is invalid .* Load another checkpoint"):
+        with pytest.raises(fbuf.SchemaError, match="is invalid"):
             fbuf.Replay.load(tmp_path / "saved")

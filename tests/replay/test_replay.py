@@ -30,7 +30,12 @@ def test_writes_are_in_place():
 
 def test_an_empty_replay_has_nothing_to_draw():
     replay = make_frames()
-    raises(ValueError, r"Replay.sample: there is nothing to draw now. Ask can_sample first", replay.sample, 4)
+    raises(
+        ValueError,
+        r"there is nothing to draw\. Ask can_sample first, or learn only where mask is True\.",
+        replay.sample,
+        4,
+    )
     assert not replay.can_sample()
     replay.extend(frame_rows(0))
     assert replay.can_sample() and replay.sample(4).mask.all()
@@ -117,5 +122,7 @@ def test_checked_raises_for_a_jitted_step():
     fine = fbuf.checked(learn)(state, jnp.float32(1))
     with pytest.raises(ValueError, match="checked: refused one by one: 4 nonfinite"):
         fbuf.checked(learn)(fine, jnp.float32(jnp.nan))
-    with pytest.raises(ValueError, match="checked: there is nothing to draw now"):
+    with pytest.raises(
+        ValueError, match=r"there is nothing to draw\. Ask can_sample first, or learn only where mask is True\."
+    ):
         fbuf.checked(learn)(buffer.init(FRAME), jnp.float32(1))

@@ -24,9 +24,9 @@ from tests.support.uniformity import chi_square_z
 DRAWS = 2**17
 INVERSE = [1, 1 / 2, 1 / 3, 1 / 4]
 WRONG = [
-    ({"maximum": -1}, "maximum is -1; expected an int from 0 to 65535."),
+    ({"maximum": -1}, "maximum is -1; expected 0 to 65535. Or use unit=."),
     ({"maximum": 100_000}, "Or use unit="),
-    ({"maximum": 2.0}, "maximum is 2.0; expected an int"),
+    ({"maximum": 2.0}, "maximum is 2.0; expected 0 to 65535. Or use unit=."),
     ({"maximum": 2, "version": 3}, "version is 3; expected the name of a leaf"),
     ({"maximum": 2, "decay": "linear"}, "decay is 'linear'; expected \"inverse\""),
     ({"maximum": 2, "decay": "exponential"}, "half_life is None; expected a number > 0."),
@@ -34,7 +34,7 @@ WRONG = [
     ({"maximum": 2, "unit": 0}, "unit is 0; expected an int >= 1"),
     ({"maximum": 2, "unit": 2, "version": "v"}, "and 1 with a version"),
     ({"maximum": 2, "runs": 9}, "with a version"),
-    ({"maximum": 9, "runs": 9, "version": "v"}, "an int from 10 to 65536"),
+    ({"maximum": 9, "runs": 9, "version": "v"}, "runs is 9; expected None, or 10 to 65536 with a version."),
 ]
 DECAYS = [
     (Staleness(3, version="version"), INVERSE),

@@ -26,18 +26,18 @@ SETTINGS = [
     (lambda: Deduplicated(block=(12, 3)), ValueError, r"has 3 bytes; .*Write block=\(12, 4\)"),
     (lambda: Deduplicated(block=12), ValueError, r"block is 12; expected \(rows, pixels\)"),
     (lambda: Deduplicated(block=(0, 4)), ValueError, r"expected \(rows, pixels\), two ints >= 1"),
-    (lambda: Deduplicated(blocks=100), ValueError, r"blocks is 100; .*Write blocks=128"),
+    (lambda: Deduplicated(blocks=100), ValueError, r"blocks is 100; expected a multiple of 32 below 2\^30\. Use 128\."),
     (lambda: Deduplicated(blocks=0), ValueError, r"blocks is 0; expected an int >= 64"),
     (lambda: Deduplicated(blocks=2**30), ValueError, r"below 2\^30"),
     (lambda: Deduplicated(blocks="many"), ValueError, r"blocks is 'many'; expected an int"),
-    (lambda: Deduplicated(blocks={"small": 64}), ValueError, r"names 'small', but the deduplicated leaves are obs"),
-    (lambda: Deduplicated(block={"small": (1, 4)}), ValueError, r"names 'small', but the deduplicated leaves are"),
+    (lambda: Deduplicated(blocks={"small": 64}), ValueError, r"blocks names 'small', but leaves are obs\."),
+    (lambda: Deduplicated(block={"small": (1, 4)}), ValueError, r"block names 'small', but leaves are obs\."),
     (lambda: Deduplicated(on_full="drop"), ValueError, r'on_full is \'drop\'; expected "retire" or "refuse"'),
 ]
 ROWS = [
     (np.complex64, (9,), ("x",), TypeError, "leaf 'x' is complex64.*expected one or more integers"),
     (np.uint8, (0, 4), ("x",), TypeError, r"leaf 'x' is uint8\[0, 4\]"),
-    (np.uint8, (9,), None, ValueError, r"no leaf has 1024 bytes.*keys=\(...\)"),
+    (np.uint8, (9,), None, ValueError, r"no leaf of x has 1024 bytes a row\. Name some: keys=\(\.\.\.\)\."),
 ]
 
 

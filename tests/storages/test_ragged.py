@@ -60,7 +60,7 @@ def test_leaves_in_all_forms() -> None:
     pytest.raises(ValueError, lazy.stack, "obs").match(r"1 places of this batch have no row \(0\)")
     pytest.raises(KeyError, lambda: lazy["reward"]).match("no ragged leaf 'reward'.*batch.data has it")
     text = buffer.get(state, jnp.zeros(2, jnp.int32)).lazy
-    pytest.raises(ValueError, text.stack, "text").match("leaf 'text' of row 0 is str; expected a number")
+    pytest.raises(ValueError, text.stack, "text").match(r"leaf 'text' of row 0 is str, no number\.")
     assert text.stack("obs", -1).shape == (3, 2)
     copies = text["obs"]
     copies[0][:] = 7
@@ -136,7 +136,7 @@ def test_growth_that_is_impossible_is_refused() -> None:
     with pytest.raises(TypeError, match="unlimited needs storages.Ragged"):
         fbuf.Replay(fbuf.uniform(4), {"x": 0.0}, unlimited=True)
     replay = fbuf.Replay(fbuf.Buffer(2, storage=Ragged()), TEXT, unlimited=True)
-    pytest.raises(TypeError, lambda: replay.extend([TEXT] * 5, priority=np.ones(5))).match("has no priorities")
+    pytest.raises(TypeError, lambda: replay.extend([TEXT] * 5, priority=np.ones(5))).match("takes no priority")
     assert replay.buffer.capacity == 2
 
 
@@ -195,11 +195,13 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     for name in [n for n in arrays if n.startswith("store:")]:
         with pytest.raises(ValueError, match="is missing"):
             load({n: a for n, a in arrays.items() if n != name})
-    with pytest.raises(ValueError, match="Load with the buffer that was saved"):
+    with pytest.raises(
+        ValueError, match=r"the records have format, lanes, length, slack \[1, 1, 6, 16\]; expected \[1, 1, 7, 16\]\."
+    ):
         load(arrays, geometry=buffer.geometry._replace(length=7))
     damaged = np.array(arrays["store:payload"])
     damaged[int(arrays["store:leaf0:address"][0, 0]) + 2] ^= 1
-    with pytest.raises(StoreCorrupted, match="leaf 'obs' has another checksum"):
+    with pytest.raises(StoreCorrupted, match=r"a row's leaf 'obs' is damaged\. Load the last checkpoint\."):
         load(arrays | {"store:payload": damaged})
 
 
@@ -269,8 +271,10 @@ def test_damaged_bytes_are_never_returned() -> None:
     column = store._columns[0]
     segment = store._arena.segments[int(column.address[0, 0]) >> 24]
     segment.array[(int(column.address[0, 0]) & 0xFFFFFF) + int(column.size[0, 0]) - 1] ^= 4
-    pytest.raises(StoreCorrupted, lambda: rows.lazy["obs"]).match("leaf 'obs' has another checksum")
-    with pytest.raises(Exception, match="another checksum"):
+    pytest.raises(StoreCorrupted, lambda: rows.lazy["obs"]).match(
+        r"a row's leaf 'obs' is damaged\. Load the last checkpoint\."
+    )
+    with pytest.raises(Exception, match="'obs' is damaged"):
         jax.block_until_ready(buffer.rows(state))
     assert rows.lazy["text"][0] == "a"
     assert isinstance(store.last_error, StoreCorrupted)
@@ -292,7 +296,7 @@ MISTAKES = [
     ([{"obs": ROW["obs"]}], ValueError, r"row 0: leaf 'reward' is missing.*Only ragged leaves"),
     ([ROW | {"oops": 1}], ValueError, r"leaf 'oops' is not in this buffer"),
     ([ROW | {"text": None}], TypeError, "Leave it out of the row"),
-    ([3], TypeError, r"a row is int; storages.Ragged takes dicts"),
+    ([3], TypeError, r"a row is int; expected a dict\. Name the leaf: \{'x': row\}\."),
     ([ROW | {1: 2}], TypeError, r"a row has the key 1; expected a name"),
     ("abc", TypeError, r"rows are str; storages.Ragged takes a list of dicts or a dict of columns"),
     ({"text": "a", "reward": ONE}, TypeError, r"leaf 'text' has type str; expected an array"),
@@ -322,7 +326,7 @@ def test_mistakes_inside_jit_and_elsewhere() -> None:
         jax.jit(buffer.extend)(state, {"reward": jnp.zeros(1)})
     with pytest.raises(TypeError, match=r"leaf 'text' \(text\) has no maximum"):
         jax.jit(lambda s, x: buffer.extend(s, {"text": ["a"], "reward": x}))(state, jnp.zeros(1))
-    with pytest.raises(TypeError, match=r"rows are list; inside jit expected a dict of arrays"):
+    with pytest.raises(TypeError, match=r"rows are list; expected a dict of arrays \[N, \.\.\.\] inside jit\."):
         jax.jit(lambda s, x: buffer.extend(s, [{"reward": x}]))(state, jnp.zeros(()))
     with pytest.raises(TypeError, match="this batch is traced"):
         jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 2)[1].lazy["text"])(state)
@@ -349,7 +353,7 @@ def test_mistakes_inside_jit_and_elsewhere() -> None:
     for settings_, example, words in (
         ({"maximum": {"no": 3}}, row, "maximum names 'no'"),
         ({"keys": ("no",)}, row, "keys names 'no'"),
-        ({"maximum": {"text": 3}}, row, "is str, but has a maximum"),
+        ({"maximum": {"text": 3}}, row, r"leaf 'text' is str, and maximum names it\. Leave it out of maximum\."),
         ({"maximum": {"obs": 2}}, row, r"has shape \[3\]; expected at most \[2\]"),
         ({"maximum": {"obs": 4}}, row | {"obs_length": 0}, "'obs_length', a name reserved by storages.Ragged"),
         ({}, [1.0], "a row is list"),

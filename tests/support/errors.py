@@ -63,7 +63,7 @@ BUFFER.extend(state, rows(5, actoin=zeros(5))) => ValueError
 BUFFER.extend(state, rows(5, next={"end": zeros(5, dtype="bool")})) => ValueError
     leaf 'next/done' is missing and leaf 'next/end' is not in this buffer
 BUFFER.extend(state, rows(5, next=Named(zeros(5, dtype="bool")))) => ValueError
-    Buffer.extend: rows are | expected PyTreeDef | the example given to `init`
+    Buffer.extend: rows are | expected PyTreeDef | as in `init`
 BUFFER.extend(state, rows(5, next={"done": zeros(5)})) => TypeError
     leaf 'next/done' is float32 | initialised with bool | x.astype(
 BUFFER.extend(state, rows(5, obs=zeros(5, 3, dtype="uint8"))) => ValueError
@@ -116,7 +116,7 @@ PRIORITIZED.set(prioritized, gamma=0.5) => ValueError Buffer.set: | has no numbe
 BUFFER.update_priority(state, index(BATCH), zeros(BATCH)) => TypeError
     Buffer.update_priority: Uniform() has no priorities | sampler=fbuf.samplers.Prioritized()
 BUFFER.extend(state, rows(5), priority=zeros(5)) => TypeError
-    Buffer.extend: priority is given, but Uniform() has no priorities | Prioritized()
+    Buffer.extend: Uniform() takes no priority | Prioritized()
 PRIORITIZED.extend(prioritized, rows(5), priority=zeros(4)) => ValueError Buffer.extend: priority has shape [4]; expected [5]
 BUFFER.extend(state, rows(5), mask=zeros(5)) => TypeError Buffer.extend: mask is float32; expected a boolean array of shape [5]
 LANED.extend(laned, rows(5, 3), mask=zeros(5, dtype="bool")) => ValueError Buffer.extend: mask has shape [5]; expected [5, 3]
@@ -125,7 +125,7 @@ PRIORITIZED.update_priority(prioritized, index(4), zeros(4, 1)) => ValueError
 PRIORITIZED.update_priority(prioritized, index(4), zeros(4, dtype="bool")) => TypeError
     Buffer.update_priority: td_error is bool | expected a floating or integer array of shape [4]
 PRIORITIZED.update_priority(prioritized, index(4, 2, 1), zeros(4, 2, 1)) => ValueError
-    Buffer.update_priority: index has shape [4, 2, 1]; expected [B] or [B, T] | x.reshape(-1)
+    Buffer.update_priority: index has shape [4, 2, 1]; expected [B] or [B, T] | Flatten it
 PRIORITIZED.update_priority(prioritized, index(4, 2), zeros(4)) => ValueError
     Buffer.update_priority: td_error has shape [4]; expected [4, 2]
 PRIORITIZED.update_priority(prioritized, index(4, 2), zeros(4, 2), mask=zeros(4, dtype="bool")) => ValueError
@@ -134,7 +134,7 @@ BUFFER.priorities(state) => TypeError Buffer.priorities: Uniform() has no priori
 PRIORITIZED.priorities(prioritized, zeros(4, dtype="int32")) => TypeError
     Buffer.priorities: index is | expected the Index of a batch | batch.index
 BUFFER.window_index(state, index(4)) => TypeError
-    Buffer.window_index: Row() makes no windows | batch.index names its rows | fbuf.views.Sequence
+    Buffer.window_index: Row() makes no windows | Use batch.index | views.Sequence
 BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4)}) => ValueError
     Buffer.update_rows: leaf 'reward' has shape [4]; expected [B, T].
 BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4, 3)}) => ValueError
@@ -155,7 +155,8 @@ BUFFER.update_rows(state, index(4), {"reward": zeros(3)}) => ValueError
     Buffer.update_rows: leaf 'reward' has 3 entries on axis 0 of [B, ...] | the index has 4
 BUFFER.update_rows(state, index(4), {"reward": jnp.float32(0)}) => ValueError
     Buffer.update_rows: leaf 'reward' has shape []; expected [B]. | jnp.broadcast_to(x, (4,))
-BUFFER.get(state, slice(3)) => TypeError Buffer.get: index is slice(None, 3, None) | jnp.arange(start, stop) | use last or rows
+BUFFER.get(state, slice(3)) => TypeError
+    Buffer.get: index is slice(None, 3, None) | expected an Index or int32 slots | Use last or rows
 BUFFER.last(state, 0) => ValueError Buffer.last: n is 0; expected an int from 1 to 12
 LANED.last(laned, 5) => ValueError Buffer.last: n is 5; expected an int from 1 to 4
 BUFFER.convert(fbuf.Buffer(capacity=13), state) => ValueError
@@ -186,20 +187,19 @@ fbuf.Buffer(capacity=10, episode_end="done") => TypeError
 fbuf.Buffer(capacity=10, sampler=Uniform) => TypeError Buffer: sampler is the class Uniform; expected a value. Write Uniform().
 fbuf.Buffer(capacity=10, view=Sequence) => TypeError Buffer: view is the class Sequence; expected a value. Write Sequence(...).
 fbuf.Buffer(capacity=10, writer=fbuf.writers.Ring) => TypeError writer is the class Ring
-fbuf.Buffer(capacity=10, storage="compressed") => TypeError Buffer: storage is 'compressed'; expected a part of fbuf.storages.
-    | Write Buffer(..., storage=fbuf.storages.Compressed()).
-fbuf.Buffer(10, view="sequence") => TypeError Write Buffer(..., view=fbuf.views.Sequence(...)).
-fbuf.Buffer(10, 32) => TypeError Buffer: storage is 32; expected a part of fbuf.storages.
+fbuf.Buffer(capacity=10, storage="compressed") => TypeError Buffer: storage is 'compressed'. Use fbuf.storages.Compressed().
+fbuf.Buffer(10, view="sequence") => TypeError Buffer: view is 'sequence'. Use fbuf.views.Sequence(...).
+fbuf.Buffer(10, 32) => TypeError Buffer: storage is 32. Use fbuf.storages.Device().
 fbuf.Buffer(10, Prioritized()) => TypeError
     Buffer: storage is Prioritized(), a sampler; expected a storage. Write sampler=Prioritized().
 fbuf.Buffer(capacity=10, view=object) => TypeError Buffer: view is the class object
-fbuf.Buffer(capacity=10, view=(1,)) => TypeError Buffer: view is (1,), whose class has no `
+fbuf.Buffer(capacity=10, view=(1,)) => TypeError Buffer: view is (1,) without `
 fbuf.Buffer(capacity=4, sampler=Unhashable()) => TypeError Buffer: field 'sampler' is | which does not hash; expected a value
 fbuf.Buffer(capacity=8, lanes=2, view=Transition(n_step=3, stack=4, autoreset="same_step")) => ValueError
     reads 7 rows at a time, but there are 4 per lane (capacity / lanes). Use capacity=14 or more.
 Prioritized(alpha=-1.0) => ValueError Prioritized: alpha is -1.0; expected a finite Python number >= 0
 Prioritized(beta=float("nan")) => ValueError Prioritized: beta is nan
-Prioritized(eps=jnp.zeros(())) => ValueError Anneal it with buffer.set(state, eps=...)
+Prioritized(eps=jnp.zeros(())) => ValueError Anneal it with buffer.set
 Prioritized(normalize="max") => ValueError Prioritized: normalize is 'max'; expected "batch"
 Transition(n_step=0) => ValueError Transition: n_step is 0; expected an int >= 1
 Transition(stack=0) => ValueError Transition: stack is 0; expected an int >= 1, or None
@@ -234,7 +234,7 @@ Deduplicated(on_full="grow") => ValueError on_full is 'grow'; expected "retire"
 """
 EXAMPLES = """
 BUFFER.init({}) => ValueError Buffer.init: the example has no leaves; expected one row
-BUFFER.init({"a": KEY}) => TypeError leaf 'a' is a typed PRNG key; expected a plain array. Store jax
+BUFFER.init({"a": KEY}) => TypeError leaf 'a' is a typed PRNG key. Store jax
 BUFFER.init({"a": np.array("text")}) => TypeError Buffer.init: leaf 'a' is <U4; expected numbers or booleans
 fbuf.Replay({"a": 1}, BUFFER) => TypeError The order is Replay(buffer, example)
 BUFFER.init({"a": object()}) => TypeError leaf 'a' is object; expected numbers or booleans
@@ -247,7 +247,7 @@ fbuf.Buffer(8, view=Transition(observation="pixels", autoreset="same_step")).ini
     Transition: no leaf named 'pixels'; rows have action, obs, reward, terminated, truncated.
     | Write Transition(observation=...)
 fbuf.Buffer(8, view=Transition(truncated="cut", autoreset="same_step")).init(ROW) => ValueError
-    Write Transition(truncated=...) with the name of a leaf, or None.
+    Write Transition(truncated=...), or None.
 fbuf.Buffer(8, view=Transition(terminated="reward", autoreset="same_step")).init(ROW) => TypeError
     Transition: leaf 'reward' is float32[]; expected bool[] a row. Cast with x.astype(bool).
 fbuf.Buffer(8, view=Transition(final_observation="action")).init(ROW) => ValueError Transition: 'action' is
@@ -280,8 +280,8 @@ BUFFER.can_add(BUFFER.init(EXAMPLE), np.arange(2)) => ValueError Buffer.can_add:
 fbuf.Replay(BUFFER, BUFFER.init(EXAMPLE)) => TypeError
     To continue from a state, write replay = Replay(buffer, row); replay.state = state.
 fbuf.Replay(BUFFER, EXAMPLE).batches() => TypeError Replay.batches: batch_size is missing. Write batches(batch_size)
-BUFFER.init({"a": 1, 0: 2}) => TypeError a dict has keys that cannot be sorted, such as 'a' and 0; expected strings
-fbuf.Replay(BUFFER, {"a": 1, 0: 2}) => TypeError a dict has keys that cannot be sorted
+BUFFER.init({"a": 1, 0: 2}) => TypeError a dict has keys of several types; expected strings
+fbuf.Replay(BUFFER, {"a": 1, 0: 2}) => TypeError a dict has keys of several types
 """
 PARTS = (fbuf.storages, fbuf.samplers, fbuf.views)
 SCOPE = {name: getattr(package, name) for package in PARTS for name in package.__all__} | globals()

@@ -137,7 +137,7 @@ def test_tensors_that_cannot_be_stored_are_refused():
         (ValueError, r"'td_error' requires grad; .*x\.detach\(\)", lambda: made.update_priority(batch.index, graph)),
         (
             TypeError,
-            r"float64; .*to\(torch\.float32\)",
+            r"leaf 'td_error' is float64, and jax_enable_x64 is off\. Cast with x\.to\(torch\.float32\)\.",
             lambda: made.update_priority(batch.index, graph.detach().double()),
         ),
         (ValueError, r"'action' is 4294967296", lambda: fbuf.Replay(fbuf.uniform(4), {"action": torch.tensor(2**32)})),

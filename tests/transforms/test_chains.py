@@ -95,22 +95,22 @@ ROWS = [
     (Rename({"a": "b/x"}), "'b' is a leaf and contains the leaf 'b/x'"),
     (Scale("a", source="uint8"), "Scale: leaf 'a' is float32; expected uint8.*source='float32'"),
     (Cast("a", "int8", source="uint8"), "Cast: leaf 'a' is float32; expected uint8"),
-    (Concatenate(("a", "frame"), "x"), r"leaf 'frame' is uint8, but 'a' is float32.*Cast\('frame', 'float32'\)"),
-    (Concatenate(("a", "b"), "x", sizes=(2, 2)), r"leaf 'a' is \[3\] a row; expected 2.*sizes=\(3, 2\)"),
+    (Concatenate(("a", "frame"), "x"), r"leaf 'frame' is uint8, but 'a' is float32\. Cast first\."),
+    (Concatenate(("a", "b"), "x", sizes=(2, 2)), r"leaf 'a' is \[3\] a row; expected 2 along axis -1, as sizes\."),
     (Concatenate(("a", "b"), "r"), "leaf 'r' already exists"),
     (Concatenate(("a", "b"), "x", axis=1), r"leaf 'a' is float32\[3\] a row, without axis 1\. Use one of 0"),
     (Concatenate(("r", "r2"), "x"), r"leaf 'r' is float32\[\] a row, without axis -1\. Use Stack"),
-    (Split("a", ("x", "y"), (2, 2)), r"leaf 'a' is \[3\] a row, but the sum of sizes=\(2, 2\) is 4; expected 3"),
+    (Split("a", ("x", "y"), (2, 2)), r"leaf is \[3\] a row; expected the sum of \(2, 2\)\."),
     (Stack(("a", "b"), "x"), r"leaf 'b' is \[2\] a row, but 'a' is \[3\]; expected one shape.*Concatenate"),
     (Stack(("a", "e"), "x", axis=2), "without axis 2. Use one of 0, 1"),
-    (Unstack("a", ("x", "y")), r"leaf 'a' is \[3\] a row; expected 2 along axis 0"),
+    (Unstack("a", ("x", "y")), r"leaf is \[3\] a row; expected 2 on the axis\."),
     (RewardToGo(reward="c"), r"reward names 'c'; expected leaves of a"),
     (RewardToGo(reward="r", episode_end=("done",)), "episode_end names 'done'"),
     (RewardToGo(reward="r", episode_end=("a",)), r"leaf 'a' is float32\[3\] a row; expected bool\[\]"),
     (RewardToGo(reward="r", episode_end=(), into="a"), "leaf 'a' already exists. Use another name, or 'r'"),
     (Augment("r"), r"leaf 'r' is float32\[\] a row, without axes \(-2, -1\)"),
-    (Augment("frame", crop=(20, 2)), "crop is .20, 2., but images of 'frame' with shifts are 14 by 13"),
-    (Augment(("frame", "wide"), together=True), r"images of 'wide' are \(6, 4\), of 'frame' \(6, 5\)"),
+    (Augment("frame", crop=(20, 2)), r"crop is \(20, 2\), but images of 'frame' are 14 by 13\."),
+    (Augment(("frame", "wide"), together=True), r"sizes are \(6, 5\) and \(6, 4\)\. Write together=False\."),
     (Normalize("a"), "Normalize: memory is missing.*memory=state.transforms.read"),
 ]
 
@@ -147,17 +147,17 @@ SETTINGS = [
     (lambda: Map(3), "Map: fn is 3; expected a function"),
     (lambda: Map(negated, keyed="yes"), "Map: keyed is 'yes'; expected a bool"),
     (lambda: RewardToGo(1.5), r"RewardToGo: gamma is 1.5; expected a number in \[0, 1\]"),
-    (lambda: RewardToGo(episode_end="done"), r"is 'done'; expected a tuple. Write episode_end=\('done',\)"),
+    (lambda: RewardToGo(episode_end="done"), r"episode_end is 'done'; expected \('done',\)\."),
     (lambda: Augment("a", 0), "shift is 0 and crop is None. Write shift=4"),
     (lambda: Augment("a", crop=(0, 3)), "crop is .0, 3.; expected ints >= 1"),
-    (lambda: Augment("a", axes=(1, 2)), "axes is .1, 2.; expected two different negative ints"),
+    (lambda: Augment("a", axes=(1, 2)), r"axes is \(1, 2\); expected two negative ints, as \(-3, -2\) for HWC\."),
     (lambda: Normalize("a", clip=0), "Normalize: clip is 0; expected a finite number > 0"),
     (lambda: NormalizeReward(eps=-1), "NormalizeReward: eps is -1; expected a finite number >= 0"),
     (lambda: Normalize(("a", "b", "c"), of=("a", "b")), "of is .* expected one name, or one for each"),
     (lambda: Normalize("a", of=3), "Normalize: name is 3; expected text"),
     (lambda: Normalize("a", center=0), "Normalize: center is 0; expected a bool"),
     (lambda: Chain({"a/b": Cast("a", "int8")}), "stage name is 'a/b'; expected printable text without"),
-    (lambda: Chain((Scale,)), r"stage is the class Scale; expected an instance. Write Scale\(...\)"),
+    (lambda: Chain((Scale,)), r"stage is the class Scale; expected an instance\."),
     (lambda: Chain((negated,)), r"without `apply`.*Write Map\(negated\)"),
     (lambda: Chain("scale"), "stages is 'scale'; expected transforms"),
     (lambda: Chain((("x", Cast("a", "int8")), ("x", Drop("a")))), "two stages are named 'x'"),
@@ -171,7 +171,7 @@ def test_invalid_settings_are_refused():
 
 def test_statistics_of_other_leaves_are_refused():
     for transform in (Normalize("c"), NormalizeReward("c"), Normalize("a", of="c")):
-        with pytest.raises(ValueError, match="of names leaf 'c', but rows have a, b.*of='a'"):
+        with pytest.raises(ValueError, match=r"of is 'c', but rows have a, b\. Use of='a'\."):
             transform.init({n: jax.ShapeDtypeStruct((), np.float32) for n in ("a", "b")})
         with pytest.raises(TypeError, match=r"leaf 'c' is bool; expected real numbers"):
             transform.init({"c": jax.ShapeDtypeStruct((), np.bool_)})
@@ -180,7 +180,7 @@ def test_statistics_of_other_leaves_are_refused():
 
 
 def test_leading_axes_and_keys_are_checked():
-    with pytest.raises(ValueError, match=r"leaves are 'a' \[4\], 'b' \[5\]; expected 1 equal leading axes"):
+    with pytest.raises(ValueError, match=r"leaves are 'a' \[4\], 'b' \[5\]; expected 1 equal axes\. Set lead\."):
         transforms.apply(Scale("a"), {"a": np.zeros(4), "b": np.zeros(5)})
     raises(ValueError, "leaves are missing", lambda: transforms.apply(Scale("a"), {}))
     for stage in (Scale("x"), Cast("x", "int8")):

@@ -17,7 +17,7 @@ from tests.support.refusals import raises
 EXAMPLES = [
     ({"on_write": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
     ({"on_read": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
-    ({"on_read": NormalizeReward()}, {"x": 0.0}, "of names leaf 'reward', but rows have x"),
+    ({"on_read": NormalizeReward()}, {"x": 0.0}, r"of is 'reward', but rows have x\. Use of='x'\."),
     ({"on_read": RewardToGo()}, {"reward": 0.0}, "data are single rows; expected windows, of views.Sequence"),
     ({"on_write": Map(lambda row: row["x"].sum())}, {"x": np.zeros(3)}, None),
     ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
@@ -46,11 +46,17 @@ class Loses:
 
 LEARNT = NormalizeReward()
 BUFFERS = [
-    (lambda: fbuf.Buffer(8, on_write=Augment("x")), "'augment' of on_write, .* needs a key, but `extend` has none"),
+    (
+        lambda: fbuf.Buffer(8, on_write=Augment("x")),
+        r"stage 'augment' of on_write, Augment\(keys=\('x',\)\), needs a key\. Use on_read\.",
+    ),
     (lambda: fbuf.Buffer(8, on_read=lambda x: x), r"on_read is <function.*Write Map\("),
     (lambda: fbuf.Buffer(8, on_write=3), "on_write is 3. Chain: stage is 3, without `apply`"),
     (lambda: fbuf.Buffer(8, on_read=Scale), "stage is the class Scale"),
-    (lambda: fbuf.Buffer(8, storage=Ragged(), on_write=Scale("x")), "expected None. Use on_read"),
+    (
+        lambda: fbuf.Buffer(8, storage=Ragged(), on_write=Scale("x")),
+        r"on_write is Chain\(\(Scale\(keys=\('x',\)\),\)\), but Ragged\(\) holds objects\. Use on_read\.",
+    ),
     (lambda: fbuf.Buffer(8, on_write=LEARNT, on_read=LEARNT), "both have a stage 'normalize_reward' with memory"),
     (lambda: fbuf.Buffer(8, on_write=Loses()).init({"x": 0.0}), r"'loses' of on_write.* leaf 'x' of shape \[\]"),
     (lambda: fbuf.Buffer(8, on_read=Loses()).init({"x": 0.0}), r"on_read, .* leaf 'x' of shape \[\] for a batch of 2"),

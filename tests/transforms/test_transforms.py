@@ -170,9 +170,9 @@ def test_leaves_come_and_go_by_name():
 
 def test_rows_that_are_not_dicts():
     pair = (np.zeros((4, 2)), np.ones(4))
-    with pytest.raises(TypeError, match=r"expected \(nested\) dicts of arrays.*transforms.Map"):
+    with pytest.raises(TypeError, match=r"rows are PyTreeDef\(\(\*, \*\)\); expected dicts\. Use transforms\.Map\."):
         transforms.apply(Select("0"), pair)
-    raises(TypeError, "nested", lambda: transforms.apply(Drop("x"), np.zeros(3)))
+    raises(TypeError, "expected dicts", lambda: transforms.apply(Drop("x"), np.zeros(3)))
     out = run(Scale("1", 2.0), pair)  # what keeps the structure takes any
     assert isinstance(out, tuple) and out[1].tolist() == [2.0] * 4
     assert run(Map(lambda row: {"x": row[0]}), pair)["x"].shape == (4, 2)

@@ -92,7 +92,7 @@ JOINS = [
     ),
     (Stack(("reward", "most"), "y"), r"leaf 'most' is \[\] a window, but 'reward' is \[\] a row"),
     (Concatenate(("least", "most"), "y"), r"leaf 'least' is float32\[\] a window, without axis -1. Use Stack"),
-    (Split("sum", ("a", "b"), (1, 1)), r"leaf 'sum' is \[4\] a window, but the sum of sizes=\(1, 1\) is 2; expected 4"),
+    (Split("sum", ("a", "b"), (1, 1)), r"leaf is \[4\] a window; expected the sum of \(1, 1\)\."),
 ]
 
 

@@ -258,7 +258,7 @@ def test_wrong_rewards():
         init(lambda achieved, goal: 0.0 if (achieved == goal).all() else -1.0)
     assert "jnp.where instead of if" in error.value.__notes__[-1]
     rows = ROWS | {"obs": ROWS["obs"] | {"reward": 0.0}}
-    with pytest.raises(ValueError, match="'obs/reward' is part of the observation 'obs'"):
+    with pytest.raises(ValueError, match=r"the reward 'obs/reward' is part of 'obs'; expected a leaf of its own\."):
         init(reward, {n: x for n, x in rows.items() if n != "reward"}, "obs/reward")
 
 

@@ -46,6 +46,6 @@ def test_a_name_that_the_view_adds_is_refused_with_a_fix(name):
 
 
 def test_one_array_has_no_flag_that_could_end_an_episode():
-    with pytest.raises(TypeError, match=r"'done', but rows are one unnamed array. Write episode_end=\(\)"):
+    with pytest.raises(TypeError, match=r"episode_end names 'done', but rows are one unnamed array\. Add dicts\."):
         view = fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step")
         fbuf.Buffer(20, view=view).init(jnp.float32(0))

@@ -224,7 +224,7 @@ WRONG = [
     (
         lambda: same_step.Sequence(4, burn_in=4),
         ValueError,
-        r"burn_in=4 and bootstrap=0 leave no row .* Use length=5 or more",
+        r"length=4 has no row to learn from\. Use length=5 or more\.",
     ),
     (lambda: same_step.Sequence(4, burn_in=2, bootstrap=2), ValueError, r"Use length=5"),
     (

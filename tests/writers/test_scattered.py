@@ -94,8 +94,8 @@ def test_a_writer_without_a_method_is_named():
 
         def init(self, geometry, spec): ...
 
-    raises(TypeError, r"has no `choose`; see fbuf.parts.Scattering", lambda: fbuf.Buffer(10, writer=Half()))
-    with pytest.raises(TypeError, match=r"writer is 3; expected a part of fbuf.writers. Write .*writers.Ring\(\)"):
+    raises(TypeError, r"> without `choose`; see fbuf\.parts\.Scattering\.", lambda: fbuf.Buffer(10, writer=Half()))
+    with pytest.raises(TypeError, match=r"writer is 3\. Use fbuf\.writers\.Ring\(\)\."):
         fbuf.Buffer(10, writer=3)
     with pytest.raises(TypeError, match=r"writer is the class Ring; expected a value. Write Ring\(\)"):
         fbuf.Buffer(10, writer=fbuf.writers.Ring)

@@ -171,10 +171,14 @@ UNRANKED = [
     (
         "pair",
         TypeError,
-        r"'pair' is float32\[2\]; expected one real number a row\. Write TopK\(lambda row: row\['pair'\]",
+        r"leaf 'pair' is float32\[2\]; expected a number\. Write TopK\(lambda row: row\['pair'\]\.sum\(\)\)\.",
     ),
     ("z", TypeError, r"leaf 'z' is complex64\[\]"),
-    (lambda row: row["pair"], TypeError, r"the result of .* is float32\[2\]; expected one real number"),
+    (
+        lambda row: row["pair"],
+        TypeError,
+        r"> is float32\[2\]; expected a number\. Write TopK\(lambda row: row\['reward'\]\.sum\(\)\)\.",
+    ),
     (lambda row: None, TypeError, r"TopK: .* returns NoneType; expected one real number a row"),
     (lambda row: {"rank": row["rank"]}, TypeError, r"TopK: .* returns dict; expected one real number a row"),
 ]
