@@ -18,11 +18,11 @@ from fbuf._core import arguments
 from fbuf._core.arguments import DrawOptions
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.text_table import counted
-from fbuf._core.x64 import narrow, needs_x64
+from fbuf._core.x64 import narrow
 from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import Form, check_form, to_array, to_rows
 from fbuf.ray import _draws
-from fbuf.ray._batch import RayIndex, RaySample, named, placed
+from fbuf.ray._batch import RayIndex, RaySample, of_shard, placed
 from fbuf.ray._blocks import pack, unpack
 from fbuf.ray._calls import Away, Outbox
 from fbuf.ray._draws import Facts
@@ -42,13 +42,13 @@ class Settings(NamedTuple):
     in_flight: int
     timeout: float
     durable: bool
-    group: tuple[int, int] = (0, 1)  # rank and number of learners that share each batch
+    group: tuple[int, int]  # rank and number of learners that share each batch
 
 
 class _Request(NamedTuple):
     """Batches that are being drawn."""
 
-    size: int | None
+    size: int
     options: dict[str, Any]
     counts: Any  # int64[n, K], rows of each shard
     used: Any  # float64[K], shares that decided them; None for one shard
@@ -76,7 +76,7 @@ class Client:
         self._most_waiting = 1  # of them
         self._updating: deque[Any] = deque()  # references
         self._facts: list[Facts] | None = None
-        self._probes: dict[int, Any] = {}  # references by shard that is away, or has no rows
+        self._probes: dict[int, Any] = {}  # references to facts, by shard
 
     def __reduce__(self) -> Any:
         return Client, (self._settings,)
@@ -101,17 +101,20 @@ class Client:
           ValueError, TypeError: the rows are not like the example; or a shard refused an earlier call.
           TimeoutError: a shard was away for `timeout` seconds.
           fbuf.ReplayClosed: the service was closed.
+        No row is added if it raises; the call can be repeated.
 
         Example:
           >>> client = replay.client()
           >>> client.extend({"obs": np.ones((5, 3), np.float32)}, priority=np.ones(5))
         """
         leaves, priority, mask = self._checked(rows, priority, mask)
-        for shard, own, columns in self._routes(len(leaves[0])):
+        routes = self._routes(len(leaves[0]))
+        for shard, _, _ in routes:  # may raise: before any row is sent, so that the caller can repeat the call
+            self._settle(shard, self._settings.in_flight - 1)
+        for shard, own, columns in routes:
             part: Any = (leaves, priority, mask)
             if columns is not None:
                 part = [x[:, columns] for x in leaves], *(x if np.ndim(x) < 2 else x[:, columns] for x in part[1:])
-            self._settle(shard, self._settings.in_flight - 1)
             self._boxes[shard].post((own, *pack(part)))
 
     def _checked(self, rows: PyTree, priority: Any, mask: Any) -> tuple[list[Any], Any, Any]:
@@ -120,15 +123,11 @@ class Client:
         leading, axes = ((None,), "N") if lanes is None else ((None, len(lanes)), "N, E")
         rows = jax.tree.map(np.asarray, to_rows(rows))
         kind = (jax.tree.structure(rows), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows)))
-        if kind not in self._known and not any(needs_x64(leaf.dtype) for leaf in spec.values()):
-            check = functools.partial(arguments.check_rows, call, spec=spec, structure=self._structure)
-            jax.eval_shape(functools.partial(check, leading=leading, axes=axes), rows)
+        if kind not in self._known:
+            arguments.check_rows(call, rows, spec, self._structure, leading, axes)
             self._known.add(kind)
-        leaves = []
-        for name, leaf in named_leaves(rows).items():
-            want = spec[name].dtype
-            cast = leaf.dtype != want and not needs_x64(want)
-            leaves.append(narrow(f"{call}: leaf '{name}'", name, leaf, want) if cast else leaf)
+        named = named_leaves(rows).items()
+        leaves = [narrow(f"{call}: leaf '{name}'", name, leaf, spec[name].dtype) for name, leaf in named]
         shapes = leaves[0].shape[:1], leaves[0].shape[: len(leading)]
         priority, mask = _array(priority, "priority"), _array(mask, "mask")
         for name, value, known in (("priority", priority, shapes[1:]), ("mask", mask, shapes)):
@@ -181,7 +180,7 @@ class Client:
             for step in retry:
                 step()
 
-    def _ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
+    def ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
         """Return the result of a call that can be repeated."""
         held = [self._link.call(shard, method, *args) if reference is None else reference]
         return self._again(
@@ -205,8 +204,8 @@ class Client:
         for shard, box in enumerate(self._boxes):
             self._settle(shard, 0)
             while self._settings.durable and box.kept:
-                self._ask(shard, "save")
-                box.note(self._ask(shard, "receipt", self._id))
+                self.ask(shard, "save")
+                box.note(self.ask(shard, "receipt", self._id))
                 self._settle(shard, 0)
             self._send_updates(shard)
         self._finish_updates(0)
@@ -235,19 +234,20 @@ class Client:
             raise TypeError(f"{call}: index is {type(index).__name__}; expected a RayIndex. Pass batch.index.")
         shard, birth, slot, ticket = (_array(x, "index") for x in (index.shard, index.birth, index.slot, index.ticket))
         td_error, mask = _array(td_error, "td_error"), _array(mask, "mask")
-        if td_error.shape[:1] != slot.shape:
-            raise ValueError(f"{call}: td_error has shape {list(td_error.shape)}; expected {list(slot.shape)}.")
+        if slot.ndim != 1 or td_error.shape[:1] != slot.shape:
+            shapes = f"index has shape {list(slot.shape)}, td_error {list(td_error.shape)}"
+            raise ValueError(f"{call}: {shapes}; expected [B], and [B] or [B, T].")
+        if mask is not None and mask.shape != td_error.shape:
+            raise ValueError(f"{call}: mask has shape {list(mask.shape)}; expected {list(td_error.shape)}.")
         bad = ~np.isfinite(td_error) if mask is None else ~np.isfinite(td_error) & mask
         bad = bad.reshape(len(slot), -1).any(axis=1) & (shard < len(self._boxes))
         for own in range(len(self._boxes)):
             chosen = (shard == own) & ~bad
             if chosen.any():
-                parts: Any = (birth, slot, ticket, td_error, mask)
-                if not chosen.all():
-                    parts = tuple(None if x is None else x[chosen] for x in parts)
                 if len(self._updates[own]) >= self._most_waiting:
                     self._send_updates(own)
-                self._updates[own].append((*parts, eta))
+                parts = (birth, slot, ticket, td_error, mask)
+                self._updates[own].append((*(None if x is None else x[chosen] for x in parts), eta))  # copies
         if bad.any():
             raise ValueError(
                 f"{call}: {counted(int(bad.sum()), 'TD error')} of {len(bad)} not finite; the others are set. Check the loss."
@@ -326,16 +326,14 @@ class Client:
 
     def _request(self, batch_size: int | None, number: int, options: dict[str, Any]) -> _Request:
         """Start drawing `number` batches."""
-        if self._settings.shards == 1:
-            own: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
-            ranks = self._settings.group[1]
-            if ranks > 1 and (not arguments.is_int(own) or own % ranks):
-                raise ValueError(f"Client.sample: batch_size is {own!r}; expected a multiple of the {ranks} ranks.")
-            sizes = [batch_size] * number
-            reference = self._link.call(0, "sample", sizes, options, self._take_updates(0), *self._settings.group)
-            return _Request(batch_size, options, np.zeros((number, 1)), None, [(0, reference)])
         size: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
         arguments.check_int("Client.sample", "batch_size", size)
+        if self._settings.shards == 1:
+            ranks = self._settings.group[1]
+            if size % ranks:
+                raise ValueError(f"Client.sample: batch_size is {size}; expected a multiple of the {ranks} ranks.")
+            call = [size] * number, options, self._take_updates(0), *self._settings.group
+            return _Request(size, options, np.zeros((number, 1)), None, [(0, self._link.call(0, "sample", *call))])
         if options.keys() - {"beta"}:
             raise ValueError(f"Client.sample: got {sorted(options)}; expected beta only. Use shards=1.")
         return self._split(size, number, options)
@@ -345,9 +343,11 @@ class Client:
         used = _draws.shares(self._known_facts())
         counts = np.stack([_draws.counts(used, size, self._rng.random()) for _ in range(number)])
         parts = []
-        for shard in np.flatnonzero(counts.any(axis=0)).tolist():
-            sizes = [int(count) for count in counts[:, shard] if count]
-            parts.append((shard, self._link.call(shard, "sample", sizes, {}, self._take_updates(shard))))
+        for shard, own in enumerate(counts.T.tolist()):
+            if sizes := [count for count in own if count]:
+                parts.append((shard, self._link.call(shard, "sample", sizes, {}, self._take_updates(shard))))
+            else:  # its mass may have grown
+                self._probe(shard)
         return _Request(size, options, counts, used, parts)
 
     def _take_updates(self, shard: int) -> list[Any]:
@@ -364,8 +364,8 @@ class Client:
         until, pause = time.monotonic() + self._settings.timeout, 0.0
         while True:
             for shard, facts in enumerate(self._facts):
-                if not facts.number and shard not in self._probes:
-                    self._probes[shard] = self._link.call(shard, "facts")
+                if not facts.number:
+                    self._probe(shard)
             there = any(facts.number for facts in self._facts)
             for shard, reference in list(self._probes.items()):
                 if there and not self._link.is_ready(reference):
@@ -383,15 +383,16 @@ class Client:
             time.sleep(pause)
             pause = min(pause + 0.01, 0.1)
 
+    def _probe(self, shard: int) -> None:
+        if shard not in self._probes:
+            self._probes[shard] = self._link.call(shard, "facts")
+
     def _collect(self, request: _Request) -> list[RaySample]:
         """Wait for batches; at least one."""
         if request.used is None:
             call: Any = [request.size] * len(request.counts), request.options, [], *self._settings.group
-            drawn = self._ask(0, "sample", *call, reference=request.parts[0][1])
-            return [
-                RaySample(b.data, named(b.index, b.mask, 0, 1, drawn.birth), b.probability, b.weight, b.mask, b.last)
-                for b in unpack(drawn.places, drawn.block)
-            ]
+            drawn = self.ask(0, "sample", *call, reference=request.parts[0][1])
+            return [of_shard(batch, 0, 1, drawn.birth) for batch in unpack(drawn.places, drawn.block)]
         replies: dict[int, Any] = {}
         for shard, reference in request.parts:
             try:
@@ -410,7 +411,6 @@ class Client:
                 break
             batches.append(self._joined(request, parts))
         if not batches:
-            assert request.size is not None
             return self._collect(self._split(request.size, len(request.counts), request.options))
         return batches
 
@@ -420,10 +420,8 @@ class Client:
         facts, samples = list(self._facts), []
         for shard, birth, told, batch in parts:
             facts[shard] = told
-            index = named(batch.index, batch.mask, shard, self._settings.shards, birth)
-            samples.append(RaySample(batch.data, index, batch.probability, batch.weight, batch.mask))
+            samples.append(of_shard(batch, shard, self._settings.shards, birth))
         joined: RaySample = samples[0] if len(samples) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *samples)
-        sampler: Any = self._settings.buffer.sampler
         chance, weight = _draws.weigh(
             facts,
             request.used,
@@ -431,8 +429,7 @@ class Client:
             np.asarray(joined.probability),
             np.asarray(joined.mask),
             request.options.get("beta"),
-            sampler.prioritized,
-            getattr(sampler, "normalize", None),
+            self._settings.buffer.sampler,
         )
         changed: Any = {"probability": chance, "weight": weight}
         return dataclasses.replace(joined, **changed)

@@ -191,7 +191,7 @@ class Shard:
 
     def sample(
         self,
-        sizes: Sequence[int | None],
+        sizes: Sequence[int],
         options: dict[str, Any],
         updates: Sequence[tuple[Any, ...]],
         rank: int = 0,
@@ -209,7 +209,6 @@ class Shard:
         batches: list[Any] = []
         facts: list[Facts] = []
         for size in sizes:
-            assert size is not None
             with self._replay._acquire():  # a write in between would change the mass
                 facts.append(self._read_facts())
                 if not facts[-1].number:
@@ -218,7 +217,7 @@ class Shard:
             batches.append(jax.tree.map(lambda leaf, size=size: leaf[:size], batch))  # draws are in random order
         return Drawn(self._birth, facts, *pack(batches))
 
-    def _draw(self, sizes: Sequence[int | None], options: dict[str, Any], rank: int, ranks: int) -> list[Any]:
+    def _draw(self, sizes: Sequence[int], options: dict[str, Any], rank: int, ranks: int) -> list[Any]:
         while not self._has_row:
             self._replay._refuse_closed("Client.sample")
             self._has_row = self._replay.can_sample()
@@ -249,10 +248,10 @@ class Shard:
     def facts(self) -> Facts:
         """Return what draws from all shards need to know of this one."""
         with self._replay._acquire():
-            self._replay._flush()
             return self._read_facts()
 
     def _read_facts(self) -> Facts:
+        self._replay._flush()  # priorities that were set
         return Facts(*np.asarray(_facts(self._replay.buffer, self._replay._state)).tolist())
 
     def spec(self) -> dict[str, Any]:
