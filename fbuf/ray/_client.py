@@ -7,7 +7,7 @@ import functools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -75,7 +75,7 @@ class Client:
         self._updates: list[list[Any]] = [[] for _ in self._boxes]  # wait for the next draw
         self._most_waiting = 1  # of them
         self._updating: deque[Any] = deque()  # references
-        self._facts: list[Facts] | None = None
+        self._facts = [_draws.NONE] * settings.shards
         self._probes: dict[int, Any] = {}  # references to facts, by shard
 
     def __reduce__(self) -> Any:
@@ -124,7 +124,8 @@ class Client:
         rows = jax.tree.map(np.asarray, to_rows(rows))
         kind = (jax.tree.structure(rows), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows)))
         if kind not in self._known:
-            arguments.check_rows(call, rows, spec, self._structure, leading, axes)
+            check = functools.partial(arguments.check_rows, call, rows, spec, self._structure, leading, axes)
+            jax.eval_shape(check)  # compiles nothing
             self._known.add(kind)
         named = named_leaves(rows).items()
         leaves = [narrow(f"{call}: leaf '{name}'", name, leaf, spec[name].dtype) for name, leaf in named]
@@ -162,9 +163,9 @@ class Client:
         box = self._boxes[shard]
         while len(box) > most:
             box.pump()
-            self._again(shard, functools.partial(box.receive, self._link.result), box.resend, box.pump)
+            self._again(shard, functools.partial(box.receive, self._link.result), box.resend)
 
-    def _again(self, shard: int, wait: Callable[[], Any], *retry: Callable[[], Any]) -> Any:
+    def _again(self, shard: int, wait: Callable[[], Any], retry: Callable[[], Any]) -> Any:
         """Return the result of `wait`; while the shard is away, call `retry` and wait again."""
         pause, until = _FIRST_WAIT, time.monotonic() + self._settings.timeout
         while True:
@@ -177,8 +178,7 @@ class Client:
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT)
-            for step in retry:
-                step()
+            retry()
 
     def ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
         """Return the result of a call that can be repeated."""
@@ -359,8 +359,6 @@ class Client:
 
     def _known_facts(self) -> list[Facts]:
         """Return what the shards last told; wait until one has rows."""
-        if self._facts is None:
-            self._facts = [_draws.NONE] * self._settings.shards
         until, pause = time.monotonic() + self._settings.timeout, 0.0
         while True:
             for shard, facts in enumerate(self._facts):
@@ -393,46 +391,36 @@ class Client:
             call: Any = [request.size] * len(request.counts), request.options, [], *self._settings.group
             drawn = self.ask(0, "sample", *call, reference=request.parts[0][1])
             return [of_shard(batch, 0, 1, drawn.birth) for batch in unpack(drawn.places, drawn.block)]
-        replies: dict[int, Any] = {}
+        found: dict[int, Iterator[tuple[Facts, RaySample]]] = {}
         for shard, reference in request.parts:
             try:
-                replies[shard] = drawn = self._link.result(reference)
-                self._facts[shard] = drawn.facts[-1]  # type: ignore[index]
+                drawn = self._link.result(reference)
             except Away:
-                self._facts[shard] = _draws.NONE  # type: ignore[index]
-        drawn_by = {s: (d.birth, zip(d.facts, unpack(d.places, d.block), strict=False)) for s, d in replies.items()}
+                self._facts[shard] = _draws.NONE
+                continue
+            self._facts[shard] = drawn.facts[-1]
+            samples = [
+                of_shard(b, shard, self._settings.shards, drawn.birth) for b in unpack(drawn.places, drawn.block)
+            ]
+            found[shard] = zip(drawn.facts, samples, strict=False)
         batches = []
         for counts in request.counts:
             wanted = np.flatnonzero(counts).tolist()
-            parts = [
-                (s, drawn_by[s][0], *found) for s in wanted if s in drawn_by if (found := next(drawn_by[s][1], None))
-            ]
+            parts = {shard: part for shard in wanted if (part := next(found.get(shard, iter(())), None))}
             if len(parts) < len(wanted):  # a shard is away or has no rows; the others serve meanwhile
                 break
             batches.append(self._joined(request, parts))
-        if not batches:
-            return self._collect(self._split(request.size, len(request.counts), request.options))
-        return batches
+        return batches or self._collect(self._split(request.size, len(request.counts), request.options))
 
-    def _joined(self, request: _Request, parts: Sequence[tuple[int, int, Facts, Any]]) -> RaySample:
+    def _joined(self, request: _Request, parts: Mapping[int, tuple[Facts, RaySample]]) -> RaySample:
         """Return one batch of the rows of several shards."""
-        assert self._facts is not None
-        facts, samples = list(self._facts), []
-        for shard, birth, told, batch in parts:
-            facts[shard] = told
-            samples.append(of_shard(batch, shard, self._settings.shards, birth))
-        joined: RaySample = samples[0] if len(samples) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *samples)
-        chance, weight = _draws.weigh(
-            facts,
-            request.used,
-            np.concatenate([np.full(len(batch.mask), shard) for shard, _, _, batch in parts]),
-            np.asarray(joined.probability),
-            np.asarray(joined.mask),
-            request.options.get("beta"),
-            self._settings.buffer.sampler,
-        )
-        changed: Any = {"probability": chance, "weight": weight}
-        return dataclasses.replace(joined, **changed)
+        facts = [parts[shard][0] if shard in parts else known for shard, known in enumerate(self._facts)]
+        samples = [sample for _, sample in parts.values()]
+        joined: Any = samples[0] if len(samples) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *samples)
+        shard = np.repeat(list(parts), [len(sample.mask) for sample in samples])
+        beta, sampler = request.options.get("beta"), self._settings.buffer.sampler
+        chance, weight = _draws.weigh(facts, request.used, shard, joined.probability, joined.mask, beta, sampler)
+        return dataclasses.replace(joined, probability=chance, weight=weight)
 
 
 def _array(value: Any, name: str) -> Any:

@@ -55,7 +55,7 @@ class RayReplay:
     Raises:
       ImportError: ray is missing.
       TypeError, ValueError: parts, sizes and options do not fit.
-      RuntimeError: an actor could not start; the message has its error.
+      RuntimeError: an actor could not start; the message ends with its error.
 
     The service ends with `close`, with a `with`, or when it and its clients are garbage-collected.
 
@@ -90,30 +90,22 @@ class RayReplay:
         ray = import_ray()
         part = check_shards(buffer, shards)
         example = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, to_rows(example))
-        folder = None if path is None else os.path.abspath(os.fspath(path))
         remote = ray.remote(concurrency_groups=_GROUPS)(_actor_class(ray))
         make = remote.options(**{"max_restarts": -1, **(options or {})})
+
+        def start(shard: int) -> Any:
+            folder = None if path is None else os.path.join(os.path.abspath(os.fspath(path)), f"shard-{shard:05d}")
+            return make.remote(part, example, shards, seed + shard, limit, folder, save_every)
+
         self.buffer, self.shards = buffer, shards
         self._saves, self._durable = path is not None, path is not None and save_every > 0
-        self._link = RayLink(
-            [
-                make.remote(
-                    part,
-                    example,
-                    shards,
-                    seed + shard,
-                    limit,
-                    None if folder is None else os.path.join(folder, f"shard-{shard:05d}"),
-                    save_every,
-                )
-                for shard in range(shards)
-            ]
-        )
+        self._link = RayLink([start(shard) for shard in range(shards)])
         self._settings = Settings(self._link, buffer, shards, example, {}, None, 8, 60.0, False, (0, 1))
         try:
             self._settings = self._settings._replace(spec=self._ask("spec")[0])
         except ReplayClosed as error:
-            raise RuntimeError(f"RayReplay: an actor could not start: {error.__cause__}") from error
+            reason = str(error.__cause__).strip().splitlines()[-1]
+            raise RuntimeError(f"RayReplay: an actor could not start: {reason}") from error
 
     def client(
         self,
@@ -164,8 +156,8 @@ class RayReplay:
                 f"save_every=100)."
             )
         own = None if lanes is None else tuple(int(lane) for lane in lanes)
-        settings = self.buffer, self.shards, self._settings.example, self._settings.spec, own, in_flight, float(timeout)
-        return Client(Settings(self._link, *settings, durable, (rank, ranks)))
+        calls: Any = {"in_flight": in_flight, "timeout": float(timeout), "durable": durable}
+        return Client(self._settings._replace(lanes=own, group=(rank, ranks), **calls))
 
     def stats(self) -> list[dict[str, float]]:
         """Return `Replay.stats` of each shard, with `host_bytes` and `device_bytes` in use, and counts of its

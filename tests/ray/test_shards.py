@@ -170,3 +170,17 @@ def test_rows_of_64_bits_are_checked_and_stay_exact() -> None:
     remote.extend({"t": large, "x": np.ones(2)})
     batch = remote.sample(8)
     assert set(batch.data["t"].tolist()) <= set(large.tolist()) and isinstance(batch.data["x"], jax.Array)
+
+
+def test_weights_follow_updates_that_the_draw_brings() -> None:
+    link, client = clients(fbuf.prioritized(64, alpha=1.0, eps=0.0), ROW, shards=2)
+    remote, rng = client(), np.random.default_rng(0)
+    for i in range(2):
+        remote.extend(steps(8 * i, 8))
+    for _ in range(3):
+        remote.update_priority(remote.sample(16, to="numpy").index, rng.random(16) * 10)
+        batch = remote.sample(16, to="numpy")
+        held = [shard._replay.rows() for shard in link.shards]
+        priority = [np.asarray(s._replay.priorities(h.index)) * h.mask for s, h in zip(link.shards, held, strict=True)]
+        own = np.array([priority[s][h] for s, h in zip(batch.index.shard, batch.data["t"] % 8, strict=True)])
+        np.testing.assert_allclose(batch.probability, own / np.sum(priority), rtol=1e-5)
