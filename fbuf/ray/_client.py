@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import secrets
@@ -298,7 +299,7 @@ class Client:
 
         Args:
           batch_size, to: As for `sample`.
-          prefetch: Batches drawn ahead; >= 1.
+          prefetch: Batches drawn ahead; >= 1. They are dropped when the loop ends, though a limit counts them.
           **options: For every draw, as for `sample`.
 
         Example:
@@ -314,15 +315,13 @@ class Client:
     def _batches(self, batch_size: int | None, prefetch: int, to: str, options: dict[str, Any]) -> Iterator[RaySample]:
         each = max(1, prefetch // 3)  # batches of one call, which costs about as much as drawing one
         self._most_waiting = max(self._most_waiting, each)
-        ahead = deque(self._request(batch_size, each, options) for _ in range((prefetch - each + 1) // each))
-        while True:
-            try:
+        with contextlib.suppress(ReplayClosed):
+            ahead = deque(self._request(batch_size, each, options) for _ in range((prefetch - each + 1) // each))
+            while True:
                 ready = self._collect(ahead.popleft())
-            except ReplayClosed:
-                return
-            ahead.append(self._request(batch_size, each, options))
-            for batch in ready:
-                yield placed(batch, to)
+                ahead.append(self._request(batch_size, each, options))
+                for batch in ready:
+                    yield placed(batch, to)
 
     def _request(self, batch_size: int | None, number: int, options: dict[str, Any]) -> _Request:
         """Start drawing `number` batches."""

@@ -184,3 +184,9 @@ def test_weights_follow_updates_that_the_draw_brings() -> None:
         priority = [np.asarray(s._replay.priorities(h.index)) * h.mask for s, h in zip(link.shards, held, strict=True)]
         own = np.array([priority[s][h] for s, h in zip(batch.index.shard, batch.data["t"] % 8, strict=True)])
         np.testing.assert_allclose(batch.probability, own / np.sum(priority), rtol=1e-5)
+
+
+def test_batches_of_several_shards_end_when_the_service_is_closed() -> None:
+    link, client = clients(fbuf.uniform(64), ROW, shards=2)
+    link.call = lambda *_: fbuf.ReplayClosed("closed")  # type: ignore[method-assign]
+    assert list(client().batches(4)) == []

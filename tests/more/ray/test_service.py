@@ -136,7 +136,9 @@ def test_a_client_that_dies_leaves_whole_calls(ray: Any) -> None:
 
 
 def test_an_actor_that_cannot_start_says_why(ray: Any) -> None:
-    with pytest.raises(RuntimeError, match="could not start: ValueError: Compressed: no leaf of t has 1024 bytes a row"):
+    with pytest.raises(
+        RuntimeError, match="could not start: ValueError: Compressed: no leaf of t has 1024 bytes a row"
+    ):
         fbuf.ray.RayReplay(fbuf.Buffer(8, storage=fbuf.storages.Compressed()), ROW, options=OPTIONS)
 
 
