@@ -9,7 +9,8 @@ import numpy as np
 
 from fbuf._core.component import state
 from fbuf._core.pytree import PyTree
-from fbuf._core.sample import Index
+from fbuf._core.sample import Sample
+from fbuf._core.x64 import has_64_bits, needs_x64
 
 
 @state
@@ -34,15 +35,19 @@ class RaySample:
     last: Any = None  # bool[], whether an epoch of `samplers.Epoch` ends with this batch; None for other samplers
 
 
-def named(index: Index, mask: Any, shard: int, shards: int, birth: int) -> RayIndex:
-    """Return the index of rows of one shard."""
-    own: Any = np.where(mask, np.int32(shard), np.int32(shards))
-    return RayIndex(own, np.full(own.shape, birth, np.uint32), index.slot, index.ticket)  # type: ignore[arg-type]
+def of_shard(batch: Sample, shard: int, shards: int, birth: int) -> RaySample:
+    """Return a batch of one shard, whose index names it."""
+    own: Any = np.where(batch.mask, np.int32(shard), np.int32(shards))
+    births: Any = np.full(own.shape, birth, np.uint32)
+    index = RayIndex(own, births, batch.index.slot, batch.index.ticket)
+    return RaySample(batch.data, index, batch.probability, batch.weight, batch.mask, batch.last)
 
 
 def placed(batch: RaySample, to: str) -> RaySample:
-    """Return a batch of NumPy arrays as JAX or torch arrays, without a copy where JAX allows it."""
+    """Return a batch of NumPy arrays as JAX or torch arrays, without a copy where JAX allows it; 64 bits as NumPy."""
     if to == "jax":
+        if has_64_bits(batch):
+            return jax.tree.map(lambda leaf: leaf if needs_x64(leaf.dtype) else jax.device_put(leaf), batch)
         return jax.device_put(batch)
     if to == "torch":
         from fbuf.torch import to_torch

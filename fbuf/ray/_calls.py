@@ -115,10 +115,9 @@ class Outbox:
         number, reference = self._sent[0]
         try:
             receipt = result(reference)
-        except Away:
-            raise
-        except Exception:
-            self._sent.popleft()
+        except Exception as error:
+            if not isinstance(error, Away):
+                self._sent.popleft()
             raise
         self._sent.popleft()
         self.note(receipt, number)
@@ -138,3 +137,4 @@ class Outbox:
         if self._sent:
             self._next = max(self._sent[0][0], self.oldest)
             self._sent.clear()
+            self.pump()

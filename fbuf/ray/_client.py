@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -18,11 +19,11 @@ from fbuf._core import arguments
 from fbuf._core.arguments import DrawOptions
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._core.text_table import counted
-from fbuf._core.x64 import narrow, needs_x64
+from fbuf._core.x64 import narrow
 from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import Form, check_form, to_array, to_rows
 from fbuf.ray import _draws
-from fbuf.ray._batch import RayIndex, RaySample, named, placed
+from fbuf.ray._batch import RayIndex, RaySample, of_shard, placed
 from fbuf.ray._blocks import pack, unpack
 from fbuf.ray._calls import Away, Outbox
 from fbuf.ray._draws import Facts
@@ -42,13 +43,13 @@ class Settings(NamedTuple):
     in_flight: int
     timeout: float
     durable: bool
-    group: tuple[int, int] = (0, 1)  # rank and number of learners that share each batch
+    group: tuple[int, int]  # rank and number of learners that share each batch
 
 
 class _Request(NamedTuple):
     """Batches that are being drawn."""
 
-    size: int | None
+    size: int
     options: dict[str, Any]
     counts: Any  # int64[n, K], rows of each shard
     used: Any  # float64[K], shares that decided them; None for one shard
@@ -75,8 +76,8 @@ class Client:
         self._updates: list[list[Any]] = [[] for _ in self._boxes]  # wait for the next draw
         self._most_waiting = 1  # of them
         self._updating: deque[Any] = deque()  # references
-        self._facts: list[Facts] | None = None
-        self._probes: dict[int, Any] = {}  # references by shard that is away, or has no rows
+        self._facts = [_draws.NONE] * settings.shards
+        self._probes: dict[int, Any] = {}  # references to facts, by shard
 
     def __reduce__(self) -> Any:
         return Client, (self._settings,)
@@ -101,17 +102,20 @@ class Client:
           ValueError, TypeError: the rows are not like the example; or a shard refused an earlier call.
           TimeoutError: a shard was away for `timeout` seconds.
           fbuf.ReplayClosed: the service was closed.
+        No row is added if it raises; the call can be repeated.
 
         Example:
           >>> client = replay.client()
           >>> client.extend({"obs": np.ones((5, 3), np.float32)}, priority=np.ones(5))
         """
         leaves, priority, mask = self._checked(rows, priority, mask)
-        for shard, own, columns in self._routes(len(leaves[0])):
+        routes = self._routes(len(leaves[0]))
+        for shard, _, _ in routes:  # may raise: before any row is sent, so that the caller can repeat the call
+            self._settle(shard, self._settings.in_flight - 1)
+        for shard, own, columns in routes:
             part: Any = (leaves, priority, mask)
             if columns is not None:
                 part = [x[:, columns] for x in leaves], *(x if np.ndim(x) < 2 else x[:, columns] for x in part[1:])
-            self._settle(shard, self._settings.in_flight - 1)
             self._boxes[shard].post((own, *pack(part)))
 
     def _checked(self, rows: PyTree, priority: Any, mask: Any) -> tuple[list[Any], Any, Any]:
@@ -120,15 +124,12 @@ class Client:
         leading, axes = ((None,), "N") if lanes is None else ((None, len(lanes)), "N, E")
         rows = jax.tree.map(np.asarray, to_rows(rows))
         kind = (jax.tree.structure(rows), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(rows)))
-        if kind not in self._known and not any(needs_x64(leaf.dtype) for leaf in spec.values()):
-            check = functools.partial(arguments.check_rows, call, spec=spec, structure=self._structure)
-            jax.eval_shape(functools.partial(check, leading=leading, axes=axes), rows)
+        if kind not in self._known:
+            check = functools.partial(arguments.check_rows, call, rows, spec, self._structure, leading, axes)
+            jax.eval_shape(check)  # compiles nothing
             self._known.add(kind)
-        leaves = []
-        for name, leaf in named_leaves(rows).items():
-            want = spec[name].dtype
-            cast = leaf.dtype != want and not needs_x64(want)
-            leaves.append(narrow(f"{call}: leaf '{name}'", name, leaf, want) if cast else leaf)
+        named = named_leaves(rows).items()
+        leaves = [narrow(f"{call}: leaf '{name}'", name, leaf, spec[name].dtype) for name, leaf in named]
         shapes = leaves[0].shape[:1], leaves[0].shape[: len(leading)]
         priority, mask = _array(priority, "priority"), _array(mask, "mask")
         for name, value, known in (("priority", priority, shapes[1:]), ("mask", mask, shapes)):
@@ -163,9 +164,9 @@ class Client:
         box = self._boxes[shard]
         while len(box) > most:
             box.pump()
-            self._again(shard, functools.partial(box.receive, self._link.result), box.resend, box.pump)
+            self._again(shard, functools.partial(box.receive, self._link.result), box.resend)
 
-    def _again(self, shard: int, wait: Callable[[], Any], *retry: Callable[[], Any]) -> Any:
+    def _again(self, shard: int, wait: Callable[[], Any], retry: Callable[[], Any]) -> Any:
         """Return the result of `wait`; while the shard is away, call `retry` and wait again."""
         pause, until = _FIRST_WAIT, time.monotonic() + self._settings.timeout
         while True:
@@ -178,10 +179,9 @@ class Client:
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT)
-            for step in retry:
-                step()
+            retry()
 
-    def _ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
+    def ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
         """Return the result of a call that can be repeated."""
         held = [self._link.call(shard, method, *args) if reference is None else reference]
         return self._again(
@@ -205,8 +205,8 @@ class Client:
         for shard, box in enumerate(self._boxes):
             self._settle(shard, 0)
             while self._settings.durable and box.kept:
-                self._ask(shard, "save")
-                box.note(self._ask(shard, "receipt", self._id))
+                self.ask(shard, "save")
+                box.note(self.ask(shard, "receipt", self._id))
                 self._settle(shard, 0)
             self._send_updates(shard)
         self._finish_updates(0)
@@ -235,19 +235,20 @@ class Client:
             raise TypeError(f"{call}: index is {type(index).__name__}; expected a RayIndex. Pass batch.index.")
         shard, birth, slot, ticket = (_array(x, "index") for x in (index.shard, index.birth, index.slot, index.ticket))
         td_error, mask = _array(td_error, "td_error"), _array(mask, "mask")
-        if td_error.shape[:1] != slot.shape:
-            raise ValueError(f"{call}: td_error has shape {list(td_error.shape)}; expected {list(slot.shape)}.")
+        if slot.ndim != 1 or td_error.shape[:1] != slot.shape:
+            shapes = f"index has shape {list(slot.shape)}, td_error {list(td_error.shape)}"
+            raise ValueError(f"{call}: {shapes}; expected [B], and [B] or [B, T].")
+        if mask is not None and mask.shape != td_error.shape:
+            raise ValueError(f"{call}: mask has shape {list(mask.shape)}; expected {list(td_error.shape)}.")
         bad = ~np.isfinite(td_error) if mask is None else ~np.isfinite(td_error) & mask
         bad = bad.reshape(len(slot), -1).any(axis=1) & (shard < len(self._boxes))
         for own in range(len(self._boxes)):
             chosen = (shard == own) & ~bad
             if chosen.any():
-                parts: Any = (birth, slot, ticket, td_error, mask)
-                if not chosen.all():
-                    parts = tuple(None if x is None else x[chosen] for x in parts)
                 if len(self._updates[own]) >= self._most_waiting:
                     self._send_updates(own)
-                self._updates[own].append((*parts, eta))
+                parts = (birth, slot, ticket, td_error, mask)
+                self._updates[own].append((*(None if x is None else x[chosen] for x in parts), eta))  # copies
         if bad.any():
             raise ValueError(
                 f"{call}: {counted(int(bad.sum()), 'TD error')} of {len(bad)} not finite; the others are set. Check the loss."
@@ -298,7 +299,7 @@ class Client:
 
         Args:
           batch_size, to: As for `sample`.
-          prefetch: Batches drawn ahead; >= 1.
+          prefetch: Batches drawn ahead; >= 1. They are dropped when the loop ends, though a limit counts them.
           **options: For every draw, as for `sample`.
 
         Example:
@@ -314,28 +315,24 @@ class Client:
     def _batches(self, batch_size: int | None, prefetch: int, to: str, options: dict[str, Any]) -> Iterator[RaySample]:
         each = max(1, prefetch // 3)  # batches of one call, which costs about as much as drawing one
         self._most_waiting = max(self._most_waiting, each)
-        ahead = deque(self._request(batch_size, each, options) for _ in range((prefetch - each + 1) // each))
-        while True:
-            try:
+        with contextlib.suppress(ReplayClosed):
+            ahead = deque(self._request(batch_size, each, options) for _ in range((prefetch - each + 1) // each))
+            while True:
                 ready = self._collect(ahead.popleft())
-            except ReplayClosed:
-                return
-            ahead.append(self._request(batch_size, each, options))
-            for batch in ready:
-                yield placed(batch, to)
+                ahead.append(self._request(batch_size, each, options))
+                for batch in ready:
+                    yield placed(batch, to)
 
     def _request(self, batch_size: int | None, number: int, options: dict[str, Any]) -> _Request:
         """Start drawing `number` batches."""
-        if self._settings.shards == 1:
-            own: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
-            ranks = self._settings.group[1]
-            if ranks > 1 and (not arguments.is_int(own) or own % ranks):
-                raise ValueError(f"Client.sample: batch_size is {own!r}; expected a multiple of the {ranks} ranks.")
-            sizes = [batch_size] * number
-            reference = self._link.call(0, "sample", sizes, options, self._take_updates(0), *self._settings.group)
-            return _Request(batch_size, options, np.zeros((number, 1)), None, [(0, reference)])
         size: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
         arguments.check_int("Client.sample", "batch_size", size)
+        if self._settings.shards == 1:
+            ranks = self._settings.group[1]
+            if size % ranks:
+                raise ValueError(f"Client.sample: batch_size is {size}; expected a multiple of the {ranks} ranks.")
+            call = [size] * number, options, self._take_updates(0), *self._settings.group
+            return _Request(size, options, np.zeros((number, 1)), None, [(0, self._link.call(0, "sample", *call))])
         if options.keys() - {"beta"}:
             raise ValueError(f"Client.sample: got {sorted(options)}; expected beta only. Use shards=1.")
         return self._split(size, number, options)
@@ -345,9 +342,11 @@ class Client:
         used = _draws.shares(self._known_facts())
         counts = np.stack([_draws.counts(used, size, self._rng.random()) for _ in range(number)])
         parts = []
-        for shard in np.flatnonzero(counts.any(axis=0)).tolist():
-            sizes = [int(count) for count in counts[:, shard] if count]
-            parts.append((shard, self._link.call(shard, "sample", sizes, {}, self._take_updates(shard))))
+        for shard, own in enumerate(counts.T.tolist()):
+            if sizes := [count for count in own if count]:
+                parts.append((shard, self._link.call(shard, "sample", sizes, {}, self._take_updates(shard))))
+            else:  # its mass may have grown
+                self._probe(shard)
         return _Request(size, options, counts, used, parts)
 
     def _take_updates(self, shard: int) -> list[Any]:
@@ -359,13 +358,11 @@ class Client:
 
     def _known_facts(self) -> list[Facts]:
         """Return what the shards last told; wait until one has rows."""
-        if self._facts is None:
-            self._facts = [_draws.NONE] * self._settings.shards
         until, pause = time.monotonic() + self._settings.timeout, 0.0
         while True:
             for shard, facts in enumerate(self._facts):
-                if not facts.number and shard not in self._probes:
-                    self._probes[shard] = self._link.call(shard, "facts")
+                if not facts.number:
+                    self._probe(shard)
             there = any(facts.number for facts in self._facts)
             for shard, reference in list(self._probes.items()):
                 if there and not self._link.is_ready(reference):
@@ -383,59 +380,46 @@ class Client:
             time.sleep(pause)
             pause = min(pause + 0.01, 0.1)
 
+    def _probe(self, shard: int) -> None:
+        if shard not in self._probes:
+            self._probes[shard] = self._link.call(shard, "facts")
+
     def _collect(self, request: _Request) -> list[RaySample]:
         """Wait for batches; at least one."""
         if request.used is None:
             call: Any = [request.size] * len(request.counts), request.options, [], *self._settings.group
-            drawn = self._ask(0, "sample", *call, reference=request.parts[0][1])
-            return [
-                RaySample(b.data, named(b.index, b.mask, 0, 1, drawn.birth), b.probability, b.weight, b.mask, b.last)
-                for b in unpack(drawn.places, drawn.block)
-            ]
-        replies: dict[int, Any] = {}
+            drawn = self.ask(0, "sample", *call, reference=request.parts[0][1])
+            return [of_shard(batch, 0, 1, drawn.birth) for batch in unpack(drawn.places, drawn.block)]
+        found: dict[int, Iterator[tuple[Facts, RaySample]]] = {}
         for shard, reference in request.parts:
             try:
-                replies[shard] = drawn = self._link.result(reference)
-                self._facts[shard] = drawn.facts[-1]  # type: ignore[index]
+                drawn = self._link.result(reference)
             except Away:
-                self._facts[shard] = _draws.NONE  # type: ignore[index]
-        drawn_by = {s: (d.birth, zip(d.facts, unpack(d.places, d.block), strict=False)) for s, d in replies.items()}
+                self._facts[shard] = _draws.NONE
+                continue
+            self._facts[shard] = drawn.facts[-1]
+            samples = [
+                of_shard(b, shard, self._settings.shards, drawn.birth) for b in unpack(drawn.places, drawn.block)
+            ]
+            found[shard] = zip(drawn.facts, samples, strict=False)
         batches = []
         for counts in request.counts:
             wanted = np.flatnonzero(counts).tolist()
-            parts = [
-                (s, drawn_by[s][0], *found) for s in wanted if s in drawn_by if (found := next(drawn_by[s][1], None))
-            ]
+            parts = {shard: part for shard in wanted if (part := next(found.get(shard, iter(())), None))}
             if len(parts) < len(wanted):  # a shard is away or has no rows; the others serve meanwhile
                 break
             batches.append(self._joined(request, parts))
-        if not batches:
-            assert request.size is not None
-            return self._collect(self._split(request.size, len(request.counts), request.options))
-        return batches
+        return batches or self._collect(self._split(request.size, len(request.counts), request.options))
 
-    def _joined(self, request: _Request, parts: Sequence[tuple[int, int, Facts, Any]]) -> RaySample:
+    def _joined(self, request: _Request, parts: Mapping[int, tuple[Facts, RaySample]]) -> RaySample:
         """Return one batch of the rows of several shards."""
-        assert self._facts is not None
-        facts, samples = list(self._facts), []
-        for shard, birth, told, batch in parts:
-            facts[shard] = told
-            index = named(batch.index, batch.mask, shard, self._settings.shards, birth)
-            samples.append(RaySample(batch.data, index, batch.probability, batch.weight, batch.mask))
-        joined: RaySample = samples[0] if len(samples) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *samples)
-        sampler: Any = self._settings.buffer.sampler
-        chance, weight = _draws.weigh(
-            facts,
-            request.used,
-            np.concatenate([np.full(len(batch.mask), shard) for shard, _, _, batch in parts]),
-            np.asarray(joined.probability),
-            np.asarray(joined.mask),
-            request.options.get("beta"),
-            sampler.prioritized,
-            getattr(sampler, "normalize", None),
-        )
-        changed: Any = {"probability": chance, "weight": weight}
-        return dataclasses.replace(joined, **changed)
+        facts = [parts[shard][0] if shard in parts else known for shard, known in enumerate(self._facts)]
+        samples = [sample for _, sample in parts.values()]
+        joined: Any = samples[0] if len(samples) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *samples)
+        shard = np.repeat(list(parts), [len(sample.mask) for sample in samples])
+        beta, sampler = request.options.get("beta"), self._settings.buffer.sampler
+        chance, weight = _draws.weigh(facts, request.used, shard, joined.probability, joined.mask, beta, sampler)
+        return dataclasses.replace(joined, probability=chance, weight=weight)
 
 
 def _array(value: Any, name: str) -> Any:

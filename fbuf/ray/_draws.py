@@ -31,17 +31,20 @@ NONE = Facts(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def shares(facts: Sequence[Facts]) -> _Array:
     """Return float64[K], the share of each shard; by the numbers of anchors if nothing has mass, zeros if there are none."""
-    mass = _masses(facts, [f.total for f in facts])
+    mass = _masses(facts, "total")
     if not mass.any():
         mass = np.array([f.number for f in facts], np.float64)
     return mass / (mass.sum() or 1.0)
 
 
-def _masses(facts: Sequence[Facts], values: Sequence[float]) -> _Array:
-    """Return values of all shards in one unit."""
-    there = [f.unit for f in facts if f.total > 0]
-    scale = np.array([np.exp2(f.unit - max(there)) if f.total > 0 else 0.0 for f in facts])
-    return np.asarray(values, np.float64) * scale
+def _masses(facts: Sequence[Facts], field: str) -> _Array:
+    """Return `total` or `least` of all shards in one unit; 0 where it is not known."""
+    largest = max((f.unit for f in facts if f.total > 0), default=0.0)
+    values = (getattr(f, field) if f.total > 0 else 0.0 for f in facts)
+    masses = [
+        value * np.exp2(f.unit - largest) if 0 < value < np.inf else 0.0 for value, f in zip(values, facts, strict=True)
+    ]
+    return np.array(masses, np.float64)
 
 
 def counts(share: _Array, batch_size: int, uniform: float) -> _Array:
@@ -58,8 +61,7 @@ def weigh(
     chance: _Array,
     mask: _Array,
     beta: float | None,
-    prioritized: bool,
-    normalize: str | None,
+    sampler: Any,
 ) -> tuple[_Array, _Array]:
     """Return probabilities and weights float32[B] of rows drawn from several shards.
 
@@ -67,22 +69,22 @@ def weigh(
       facts: Told with the rows.
       used: float64[K], the shares that decided the numbers of rows.
       shard, chance, mask: [B], of each row its shard, its probability there, and whether it is one.
-      beta: None: that of the sampler.
+      beta: None: that of the state of the sampler.
     """
     share = shares(facts)
     factor = (share / np.where(used > 0, used, 1.0))[shard]
     whole = np.where(mask, chance * share[shard], 0.0)
-    weight = factor
-    if prioritized:
+    weight, drawable = factor, whole > 0  # a shard whose mass was set to 0 may still have been drawn from
+    if sampler.prioritized:
+        normalize = getattr(sampler, "normalize", None)
         number = sum(f.number for f in facts)
         beta = max(f.beta for f in facts) if beta is None else beta
-        weight = factor * (number * np.where(mask, whole, 1.0)) ** -beta
+        weight = factor * (number * np.where(drawable, whole, 1.0)) ** -beta
         top: Any = 1.0
         if normalize == "batch":
-            top = np.max(weight, where=mask, initial=0.0)
+            top = np.max(weight, where=drawable, initial=0.0)
         elif normalize == "buffer":
-            total = _masses(facts, [f.total for f in facts]).sum()
-            least = _masses(facts, [f.least if np.isfinite(f.least) else 0.0 for f in facts]) / (total or 1.0)
+            least = _masses(facts, "least") / (_masses(facts, "total").sum() or 1.0)
             top = np.max((number * least[least > 0]) ** -beta, initial=0.0)
         weight = weight / (top or 1.0)
-    return whole.astype(np.float32), np.where(mask, weight, 0.0).astype(np.float32)
+    return whole.astype(np.float32), np.where(drawable, weight, 0.0).astype(np.float32)

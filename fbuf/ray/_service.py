@@ -14,7 +14,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree
 from fbuf._replay import ReplayClosed
-from fbuf._replay.arguments import check_limit, to_rows
+from fbuf._replay.arguments import check_limit, check_seed, to_rows
 from fbuf.limits import Limit
 from fbuf.ray._checks import check_service, check_shards
 from fbuf.ray._client import Client, Settings
@@ -22,17 +22,9 @@ from fbuf.ray._link import RayLink, import_ray
 from fbuf.ray._shard import Shard
 
 _GROUPS = {"write": 1, "update": 1, "read": 1, "control": 1}  # threads; a second one to read makes draws 10 % slower
-_METHODS = {
-    "extend": "write",
-    "update_priority": "update",
-    "sample": "read",
-    "facts": "control",
-    "receipt": "control",
-    "save": "control",
-    "spec": "control",
-    "stats": "control",
-    "close": "control",
-}
+_METHODS = {"extend": "write", "update_priority": "update", "sample": "read"} | dict.fromkeys(
+    ("facts", "receipt", "save", "spec", "stats", "close"), "control"
+)
 
 
 class RayReplay:
@@ -63,7 +55,7 @@ class RayReplay:
     Raises:
       ImportError: ray is missing.
       TypeError, ValueError: parts, sizes and options do not fit.
-      RuntimeError: an actor could not start; the message has its error.
+      RuntimeError: an actor could not start; the message ends with its error.
 
     The service ends with `close`, with a `with`, or when it and its clients are garbage-collected.
 
@@ -94,33 +86,26 @@ class RayReplay:
     ):
         check_service(buffer, shards, limit, path, save_every)
         check_limit("RayReplay", limit, buffer, False)
+        check_seed("RayReplay", seed)
         ray = import_ray()
         part = check_shards(buffer, shards)
         example = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, to_rows(example))
-        folder = None if path is None else os.path.abspath(os.fspath(path))
         remote = ray.remote(concurrency_groups=_GROUPS)(_actor_class(ray))
         make = remote.options(**{"max_restarts": -1, **(options or {})})
+
+        def start(shard: int) -> Any:
+            folder = None if path is None else os.path.join(os.path.abspath(os.fspath(path)), f"shard-{shard:05d}")
+            return make.remote(part, example, shards, seed + shard, limit, folder, save_every)
+
         self.buffer, self.shards = buffer, shards
         self._saves, self._durable = path is not None, path is not None and save_every > 0
-        self._link = RayLink(
-            [
-                make.remote(
-                    part,
-                    example,
-                    shards,
-                    seed + shard,
-                    limit,
-                    None if folder is None else os.path.join(folder, f"shard-{shard:05d}"),
-                    save_every,
-                )
-                for shard in range(shards)
-            ]
-        )
+        self._link = RayLink([start(shard) for shard in range(shards)])
+        self._settings = Settings(self._link, buffer, shards, example, {}, None, 8, 60.0, False, (0, 1))
         try:
-            specs = [self._link.result(reference) for reference in self._all("spec")]
+            self._settings = self._settings._replace(spec=self._ask("spec")[0])
         except ReplayClosed as error:
-            raise RuntimeError(f"RayReplay: an actor could not start: {error.__cause__}") from error
-        self._settings = Settings(self._link, buffer, shards, example, specs[0], None, 8, 60.0, False)
+            reason = str(error.__cause__).strip().splitlines()[-1]
+            raise RuntimeError(f"RayReplay: an actor could not start: {reason}") from error
 
     def client(
         self,
@@ -163,7 +148,7 @@ class RayReplay:
             raise ValueError(f"{call}: lanes is {lanes!r}, but the buffer has none. Use Buffer(..., lanes=8).")
         if all_lanes is not None:
             lanes = range(all_lanes) if lanes is None else lanes
-            if not lanes or len(set(lanes)) < len(lanes) or not set(lanes) <= set(range(all_lanes)):
+            if np.ndim(lanes) != 1 or not 0 < len(set(lanes)) == len(lanes) or not set(lanes) <= set(range(all_lanes)):
                 raise ValueError(f"{call}: lanes is {lanes!r}; expected different ints from 0 to {all_lanes - 1}.")
         if durable and not self._durable:
             raise ValueError(
@@ -171,7 +156,8 @@ class RayReplay:
                 f"save_every=100)."
             )
         own = None if lanes is None else tuple(int(lane) for lane in lanes)
-        return Client(self._settings._replace(lanes=own, in_flight=in_flight, timeout=float(timeout), durable=durable))
+        calls: Any = {"in_flight": in_flight, "timeout": float(timeout), "durable": durable}
+        return Client(self._settings._replace(lanes=own, group=(rank, ranks), **calls))
 
     def stats(self) -> list[dict[str, float]]:
         """Return `Replay.stats` of each shard, with `host_bytes` and `device_bytes` in use, and counts of its
@@ -181,7 +167,7 @@ class RayReplay:
           >>> [shard["refused_stale"] for shard in replay.stats()]
           [0]
         """
-        return [self._link.result(reference) for reference in self._all("stats")]
+        return self._ask("stats")
 
     def save(self) -> None:
         """Save each shard under `path`, with its limit and the calls that it applied. Other calls wait.
@@ -191,8 +177,7 @@ class RayReplay:
         """
         if not self._saves:
             raise ValueError("RayReplay.save: path is None. Use RayReplay(..., path='/data/replay').")
-        for reference in self._all("save"):
-            self._link.result(reference)
+        self._ask("save")
 
     def close(self) -> None:
         """End waiting and later calls of clients with `ReplayClosed`, and the actors. Nothing is saved."""
@@ -203,6 +188,11 @@ class RayReplay:
 
     def _all(self, method: str) -> list[Any]:
         return [self._link.call(shard, method) for shard in range(self.shards)]
+
+    def _ask(self, method: str) -> list[Any]:
+        """Return the results of a method of all shards; wait for those that restart."""
+        client = Client(self._settings)
+        return [client.ask(shard, method, reference=reference) for shard, reference in enumerate(self._all(method))]
 
     def __enter__(self) -> RayReplay:
         return self

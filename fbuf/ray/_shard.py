@@ -6,6 +6,7 @@ applied are one step for `save`, so a checkpoint holds exactly the calls that it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -82,13 +83,12 @@ class Shard:
         self._lock = FairLock()
         self._sharing, self._shares = FairLock(), dict[int, list[deque[Any]]]()
         saved: dict[str, Any] = {}
-        try:
-            if path is None:
-                raise CheckpointNotFound
-            self._replay, saved = Replay.load(path, buffer, extra=True, cut=False, limit=limit)
-            if limit is None and not self._replay._queue:
-                self._replay._limiter = None  # the saved limit is that of an earlier service
-        except CheckpointNotFound:
+        if path is not None:
+            with contextlib.suppress(CheckpointNotFound):
+                self._replay, saved = Replay.load(path, buffer, extra=True, cut=False, limit=limit)
+                if limit is None and not self._replay._queue:
+                    self._replay._limiter = None  # the saved limit is that of an earlier service
+        if not saved:
             self._replay = Replay(buffer, example, seed, limit=limit)
         self._replay.expect_stale()
         self._has_row = self._replay.limit is not None  # else the first draw waits for one
@@ -150,11 +150,10 @@ class Shard:
 
     def _fit(self, leaves: list[Any], priority: Any, mask: Any, lanes: Sequence[int] | None) -> tuple[Any, Any, Any]:
         """Return rows of every lane, and of a number that is a power of two; the mask says which are there."""
-        count = len(leaves[0])
-        size, every = rounded(count), self._replay.buffer.lanes
-        whole = lanes is None or list(lanes) == list(range(every or 0))
+        rows, count, every = self._structure.unflatten(leaves), len(leaves[0]), self._replay.buffer.lanes
+        size, whole = rounded(count), lanes is None or list(lanes) == list(range(every or 0))
         if size == count and whole:
-            return self._structure.unflatten(leaves), priority, mask
+            return rows, priority, mask
 
         def fit(array: Any) -> Any:
             if whole:
@@ -165,12 +164,8 @@ class Shard:
 
         keep = np.ones(leaves[0].shape[: 1 if lanes is None else 2], bool)
         if mask is not None:
-            keep &= np.asarray(mask).reshape(len(mask), *(1,) * (keep.ndim - np.ndim(mask)), *np.shape(mask)[1:])
-        return (
-            self._structure.unflatten([fit(leaf) for leaf in leaves]),
-            None if priority is None else fit(np.asarray(priority)),
-            fit(keep),
-        )
+            keep &= mask.reshape(*mask.shape, *(1,) * (keep.ndim - mask.ndim))
+        return tuple(jax.tree.map(fit, (rows, priority, keep)))
 
     def receipt(self, client: int) -> Receipt:
         """Return which calls of a client are applied and saved."""
@@ -191,7 +186,7 @@ class Shard:
 
     def sample(
         self,
-        sizes: Sequence[int | None],
+        sizes: Sequence[int],
         options: dict[str, Any],
         updates: Sequence[tuple[Any, ...]],
         rank: int = 0,
@@ -209,7 +204,6 @@ class Shard:
         batches: list[Any] = []
         facts: list[Facts] = []
         for size in sizes:
-            assert size is not None
             with self._replay._acquire():  # a write in between would change the mass
                 facts.append(self._read_facts())
                 if not facts[-1].number:
@@ -218,7 +212,7 @@ class Shard:
             batches.append(jax.tree.map(lambda leaf, size=size: leaf[:size], batch))  # draws are in random order
         return Drawn(self._birth, facts, *pack(batches))
 
-    def _draw(self, sizes: Sequence[int | None], options: dict[str, Any], rank: int, ranks: int) -> list[Any]:
+    def _draw(self, sizes: Sequence[int], options: dict[str, Any], rank: int, ranks: int) -> list[Any]:
         while not self._has_row:
             self._replay._refuse_closed("Client.sample")
             self._has_row = self._replay.can_sample()
@@ -249,10 +243,10 @@ class Shard:
     def facts(self) -> Facts:
         """Return what draws from all shards need to know of this one."""
         with self._replay._acquire():
-            self._replay._flush()
             return self._read_facts()
 
     def _read_facts(self) -> Facts:
+        self._replay._flush()  # priorities that were set
         return Facts(*np.asarray(_facts(self._replay.buffer, self._replay._state)).tolist())
 
     def spec(self) -> dict[str, Any]:

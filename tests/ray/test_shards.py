@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf.ray import _draws
 from fbuf.ray._draws import Facts
+from fbuf.samplers import Prioritized
 from tests.support.ray_shards import clients
 
 ROW = {"t": np.int32(0)}
@@ -57,11 +59,13 @@ def test_weights_are_exact_while_known_masses_are_old() -> None:
     total = np.zeros(2)
     for shard, chance in enumerate(inside):
         where = np.full(len(chance), shard)
-        whole, weight = _draws.weigh(now, used, where, chance, chance > 0, 1.0, True, None)
+        whole, weight = _draws.weigh(now, used, where, chance, chance > 0, 1.0, Prioritized(normalize=None))
         np.testing.assert_allclose(whole, chance * [6 / 8, 2 / 8][shard], rtol=1e-6)
         total[shard] = (used[shard] * chance * weight).sum()  # expected weight, with beta=1: the share of the rows
     np.testing.assert_allclose(total, [3 / 5, 2 / 5], rtol=1e-6)
-    _, least = _draws.weigh(now, used, np.array([1]), np.array([0.5]), np.array([True]), 1.0, True, "buffer")
+    _, least = _draws.weigh(
+        now, used, np.array([1]), np.array([0.5]), np.array([True]), 1.0, Prioritized(normalize="buffer")
+    )
     np.testing.assert_allclose(least, 1 / 3, rtol=1e-6)
 
 
@@ -108,3 +112,81 @@ def test_a_restarted_shard_has_every_row_once(tmp_path: Path) -> None:
     assert link.shards[0].stats()["max_priority"] == 1.0  # these rows were of another incarnation
     link.restart(0)
     assert len(link.shards[0]._replay) == 24
+
+
+def test_an_extend_that_raises_sends_no_row() -> None:
+    link, client = clients(fbuf.Buffer(64, lanes=2), ROW, shards=2)
+    remote = client()
+    remote._settings = remote._settings._replace(in_flight=1, timeout=0.1)
+    link.away.add(1)
+    remote.extend(steps(0, 2, 2))
+    with pytest.raises(TimeoutError, match="shard 1 was away"):
+        remote.extend(steps(4, 2, 2))
+    link.away.clear()
+    remote.extend(steps(4, 2, 2))
+    remote.flush()
+    assert [len(shard._replay) for shard in link.shards] == [4, 4]
+
+
+def test_the_caller_may_change_errors_after_an_update() -> None:
+    link, client = clients(fbuf.prioritized(64, alpha=1.0, eps=0.0), ROW)
+    remote, errors = client(), np.full(8, 5.0)
+    remote.extend(steps(0, 8))
+    remote.update_priority(remote.sample(8, to="numpy").index, errors)
+    errors[:] = 7.0
+    remote.flush()
+    assert link.shards[0].stats()["max_priority"] == 5.0
+
+
+def test_a_shard_whose_rows_had_no_mass_is_drawn_once_it_has() -> None:
+    link, client = clients(fbuf.prioritized(64, alpha=1.0, eps=0.0), ROW, shards=2)
+    remote = client()
+    for priority in (1.0, 0.0):
+        remote.extend(steps(0, 4), priority=np.full(4, priority))
+    assert len(set(remote.sample(16, to="numpy").index.shard)) == 1
+    for _ in range(2):
+        remote.extend(steps(4, 4))
+    remote.flush()
+    remote.sample(16)
+    assert set(remote.sample(64, to="numpy").index.shard) == {0, 1}
+    none, some = (
+        Facts(0.0, 0.0, 0.0, 3, 1.0),
+        Facts(2.0, 0.0, 1.0, 2, 1.0),
+    )  # it lost its mass since the shares were told
+    drawn = np.array([0.5, 0.5]), np.array([0, 1]), np.array([1 / 3, 1 / 2]), np.array([True, True])
+    assert _draws.weigh([none, some], *drawn, 0.5, Prioritized())[1].tolist() == [0, 1]
+
+
+def test_rows_of_64_bits_are_checked_and_stay_exact() -> None:
+    buffer = fbuf.Buffer(8, storage=fbuf.storages.Host(keys=("t",)))
+    _, client = clients(buffer, {"t": np.int64(0), "x": np.float32(0)})
+    remote, large = client(), np.array([2**40, 2**40 + 1])
+    for rows, message in (
+        ({"t": large}, "leaf 'x' is missing"),
+        ({"t": large.astype(np.float32), "x": np.ones(2)}, "leaf 't' is float32; this buffer keeps int64"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^Client.extend: {message}"):
+            remote.extend(rows)
+    remote.extend({"t": large, "x": np.ones(2)})
+    batch = remote.sample(8)
+    assert set(batch.data["t"].tolist()) <= set(large.tolist()) and isinstance(batch.data["x"], jax.Array)
+
+
+def test_weights_follow_updates_that_the_draw_brings() -> None:
+    link, client = clients(fbuf.prioritized(64, alpha=1.0, eps=0.0), ROW, shards=2)
+    remote, rng = client(), np.random.default_rng(0)
+    for i in range(2):
+        remote.extend(steps(8 * i, 8))
+    for _ in range(3):
+        remote.update_priority(remote.sample(16, to="numpy").index, rng.random(16) * 10)
+        batch = remote.sample(16, to="numpy")
+        held = [shard._replay.rows() for shard in link.shards]
+        priority = [np.asarray(s._replay.priorities(h.index)) * h.mask for s, h in zip(link.shards, held, strict=True)]
+        own = np.array([priority[s][h] for s, h in zip(batch.index.shard, batch.data["t"] % 8, strict=True)])
+        np.testing.assert_allclose(batch.probability, own / np.sum(priority), rtol=1e-5)
+
+
+def test_batches_of_several_shards_end_when_the_service_is_closed() -> None:
+    link, client = clients(fbuf.uniform(64), ROW, shards=2)
+    link.call = lambda *_: fbuf.ReplayClosed("closed")  # type: ignore[method-assign]
+    assert list(client().batches(4)) == []

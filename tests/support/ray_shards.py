@@ -54,7 +54,7 @@ def clients(
 
     link = LocalLink(make, shards)
     arrays = jax.tree.map(np.asarray, example)
-    settings = Settings(link, buffer, shards, arrays, link.shards[0].spec(), None, 4, 1.0, durable)
+    settings = Settings(link, buffer, shards, arrays, link.shards[0].spec(), None, 4, 1.0, durable, (0, 1))
 
     def client(lanes: Any = None, group: tuple[int, int] = (0, 1)) -> Client:
         lanes = range(buffer.lanes) if lanes is None and buffer.lanes else lanes
