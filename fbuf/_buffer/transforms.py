@@ -9,6 +9,7 @@ Where a batch's mask is False, leaves that a transform made are set to zero by a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 from typing import Any
 
 import jax
@@ -174,6 +175,17 @@ def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tu
 _observe = Operation(on_open(_observe_core))
 
 
+def refit_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tuple[BufferState, None]:
+    """Replace the memory of `stages` of `on_read` by that for the rows held; in a sharded buffer, for those of all shards."""
+    known = state.transforms
+    assert known is not None
+    read = known.read | _observe_core(buffer, state, stages)[1]
+    return state.replace(transforms=dataclasses.replace(known, read=read)), None
+
+
+refit = Operation(on_open(refit_core))
+
+
 def fit_transforms(buffer: BufferConfig, state: BufferState, *, since: BufferConfig | None = None) -> BufferState:
     """Return a state, of `since` or else of `buffer`, with the memory of the stages of `buffer.on_read` for its rows.
 
@@ -183,7 +195,7 @@ def fit_transforms(buffer: BufferConfig, state: BufferState, *, since: BufferCon
     kept: dict[str, Any] = {}
     if since is not None and was is not None:
         kept = {name: was.read[name] for name in same_stages(since.on_read, stages) if name in was.read}
-    new = Chain(tuple((name, stage) for name, stage in stages if name not in kept))
+    new = _without(stages, kept)
     if new.remembers:
         read = kept | _observe(since or buffer, state, static=(new,))[1]
     else:
@@ -191,6 +203,16 @@ def fit_transforms(buffer: BufferConfig, state: BufferState, *, since: BufferCon
     given, write = (None, {}) if was is None else (was.given, was.write)
     some = given is not None or bool(jax.tree.leaves(read))
     return dataclasses.replace(state, transforms=Transforms(given, write, read) if some else None)
+
+
+def new_stages(was: BufferConfig, buffer: BufferConfig) -> Chain:
+    """Return the stages of `on_read` that `was` has not under the same name."""
+    stages = Chain() if buffer.on_read is None else buffer.on_read
+    return _without(stages, same_stages(was.on_read, stages))
+
+
+def _without(stages: Chain, names: Container[str]) -> Chain:
+    return Chain(tuple((name, stage) for name, stage in stages if name not in names))
 
 
 def same_stages(one: Chain | None, other: Chain) -> list[str]:

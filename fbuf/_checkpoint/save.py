@@ -29,7 +29,11 @@ from fbuf._mixture import Mixture, MixtureState
 from fbuf.sharded import Sharded, ShardedState
 
 Progress = Callable[[int, int], None]
-_USAGE = {"Replay": "replay.save(path)", "Checked": "fbuf.save(path, checked.buffer, state)"}
+_USAGE = {
+    "Replay": "replay.save(path)",
+    "Checked": "fbuf.save(path, checked.buffer, state)",
+    "ShardedMixture": "fbuf.save(path, mixture[name], state[name]) for each buffer",
+}
 """The right call, by the class of objects that contain a buffer."""
 
 

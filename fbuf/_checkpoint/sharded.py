@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 
-from fbuf._buffer import prefetch
+from fbuf._buffer import prefetch, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, host_ring
 from fbuf._checkpoint import compatibility, config_json, reshard
 from fbuf._checkpoint.parts import SavedPart, device_array
 from fbuf._formats import checkpoint
-from fbuf.sharded import Sharded, ShardedState, _checks, _split
+from fbuf.sharded import Sharded, ShardedState, _checks, _sharded, _split
 
 KEYS = frozenset(("shards", "shard", "buffer", "rows", "rule", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
@@ -59,18 +59,21 @@ def restore(
 ) -> tuple[Any, Any]:
     """Return a sharded buffer, or a plain one, and its state; `of_buffer(part, buffer, example, resize)` loads a shard."""
     whole = target.buffer if isinstance(target, Sharded) else target
-    whole = compatibility.match(call, saved.path, saved.meta, whole, resize).target
+    match = compatibility.match(call, saved.path, saved.meta, whole, resize)
+    whole, new = match.target, transforms.new_stages(match.reader, match.target)
     sources = _Sources(call, saved, whole, example, resize, of_buffer)
     if not isinstance(target, Sharded):
         state = sources.state(0, 1)
-        return whole, dataclasses.replace(state, ahead=prefetch.empty_prefetch(whole, state))
+        state = dataclasses.replace(state, ahead=prefetch.empty_prefetch(whole, state))
+        return whole, transforms.refit(whole, state, static=(new,))[0] if new.remembers else state
     if whole != target.buffer:  # it was resized
         target = Sharded(whole, target.mesh, target.axis, target.draw)
     states = {}
     for number, devices in _split.numbers_here(target).items():
         with _split.making_arrays_for(devices[0]):
             states[number] = sources.state(number, target.shards)
-    return target, _split.join(target, states)
+    joined = _split.join(target, states)
+    return target, _sharded._refit(target, joined, static=(new,))[0] if new.remembers else joined
 
 
 class _Sources:

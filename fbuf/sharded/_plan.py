@@ -9,8 +9,10 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fbuf._buffer import plan as of_buffer
+from fbuf._buffer import state_ops, transforms
 from fbuf._core.pytree import PyTree
 from fbuf.sharded import _checks
+from fbuf.sharded._state import block_of
 
 
 def plan(
@@ -34,8 +36,13 @@ def plan(
     if sharded.draw == "local" or shards == 1:
         return one
     split = NamedSharding(sharded.mesh, PartitionSpec(sharded.axis))
-    state = jax.eval_shape(sharded.init, example)
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split), state)
+    call = "Sharded.plan"
+    stored, was = transforms.stored(call, shard, example)
+    rows = shard.storage.abstract(shard.geometry, shard.checked_spec(call, stored), jax.tree.structure(stored))
+    state = jax.eval_shape(lambda rows: block_of(shards, state_ops.empty_state(shard, rows, was)), rows)
+    state = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((shards * leaf.shape[0], *leaf.shape[1:]), leaf.dtype, sharding=split), state
+    )
     key = jax.eval_shape(lambda: jax.random.key(0))
     peak = of_buffer.peak(lambda state, key: sharded.sample(state, key, size), (state, key), (0,))
     return dataclasses.replace(one, peak_sample=peak)

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._buffer import priorities, read, write
+from fbuf._buffer import priorities, read, transforms, write
 from fbuf._buffer.state import BufferState
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index, Rows
 from fbuf.sharded._feedback import homes
 from fbuf.sharded._state import ShardedIndex
+from fbuf.transforms import Chain
 
 
 def _own(sharded: Any, shard: jax.Array, index: Index) -> Index:
@@ -118,6 +119,11 @@ def update_rows_core(
 def rebuild_core(sharded: Any, own: BufferState) -> tuple[BufferState, None]:
     """Apply the sampler's current numbers to all rows."""
     return write._rebuild_core(sharded.shard, own)
+
+
+def refit_core(sharded: Any, own: BufferState, stages: Chain) -> tuple[BufferState, None]:
+    """Compute the memory of stages of `on_read` from the rows of all shards."""
+    return transforms.refit_core(sharded.shard, own, stages)
 
 
 def can_add_core(sharded: Any, own: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:

@@ -9,9 +9,9 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
-from fbuf.sharded import Sharded
+from fbuf.sharded import Sharded, ShardedMixture
 from tests.support import sharded as support
-from tests.support.sharded_saved import check_moved, check_no_lanes, check_on_host
+from tests.support.sharded_saved import check_moved, check_no_lanes, check_on_host, on
 from tests.support.trees import same
 
 SHARDS = [(8, 4), (8, 0), (0, 8), (2, 8)]
@@ -55,6 +55,37 @@ def test_rows_that_were_drawn_stay_drawn(sampler: Any, tmp_path: Path) -> None:
         if batch.last is not None and batch.last:
             break
     assert set(counts) == {2 if isinstance(sampler, Consume) else 1}
+
+
+@pytest.mark.parametrize("shards", [(2, 2), (4, 2), (2, 0), (0, 2)], ids=str)
+def test_statistics_of_a_new_transform_are_those_of_all_rows(shards: Any, tmp_path: Path) -> None:
+    before, after = (
+        on(fbuf.Buffer(64, lanes=4, on_read=stage), number)
+        for stage, number in zip((None, fbuf.transforms.NormalizeReward()), shards, strict=True)
+    )
+    rewards = np.random.default_rng(0).normal(0, 1, (6, 4)).astype(np.float32) + 10 * np.arange(4, dtype=np.float32)
+    state = before.extend(before.init({"reward": np.float32(0)}), {"reward": rewards})
+    fbuf.save(tmp_path, before, state)
+    stats = after.stats(fbuf.load(tmp_path, after)[1])
+    found = float(stats["normalize_reward_mean"]), float(stats["normalize_reward_std"])
+    np.testing.assert_allclose(found, (rewards.mean(), rewards.std()), rtol=1e-5)
+
+
+def test_host_rows_that_are_moved_are_planned() -> None:
+    buffer = fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Host())
+    sharded, example = Sharded(buffer, support.mesh_of(2), draw="global"), {"obs": np.zeros(3, np.float32)}
+    plan = sharded.plan(example, batch_size=8)
+    leaves = jax.tree.leaves(sharded.init(example))
+    assert plan.device == sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) < plan.peak_sample
+
+
+def test_mixtures_are_saved_by_buffer(tmp_path: Path) -> None:
+    mixture = ShardedMixture(fbuf.Mixture({"a": fbuf.uniform(64)}), support.mesh_of(2))
+    state = mixture.init({"a": {"t": 0}})
+    with pytest.raises(TypeError, match=r"Write fbuf.save\(path, mixture\[name\], state\[name\]\) for each buffer"):
+        fbuf.save(tmp_path, mixture, state)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"plot.overview\(mixture\['a'\], state\['a'\]\)"):
+        fbuf.plot.overview(mixture, state)  # type: ignore[arg-type]
 
 
 def test_leaves_of_64_bits_are_refused() -> None:
