@@ -5,7 +5,9 @@ import pytest
 from tests.support.sharded import run
 
 
-@pytest.mark.parametrize("cases", ["probabilities", "meshes or shard_map"])
+@pytest.mark.parametrize(
+    "cases", ["probabilities", "meshes or shard_map", "not (probabilities or meshes or shard_map)"]
+)
 def test_eight_devices(cases: str) -> None:
     run("tests/more/sharded/eight_devices.py", cases)
 

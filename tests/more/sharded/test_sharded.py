@@ -15,8 +15,11 @@ from fbuf.sharded import Sharded
 from tests.support.sharded import buffer_of, fill, mesh_of, rows_and_masks, run
 from tests.support.trees import same
 
-HERE = ("every_anchor", "in_place")
-EXHAUSTIVE = ("probabilities", "meshes or shard_map")
+HERE = (
+    "every_anchor and (sampler0 or sampler2) and view1",
+    "in_place and Prioritized and device and local",
+    "collectives or refusals or mass or (strict and local) or (priorities and batch)",
+)
 
 
 def batches(buffer: Any) -> Any:
@@ -78,6 +81,7 @@ def test_states_of_other_buffers_are_refused() -> None:
         buffers[0].size(stacked)
 
 
-@pytest.mark.parametrize("cases", [*HERE, f"not ({' or '.join(HERE + EXHAUSTIVE)})"])
+@pytest.mark.parametrize("cases", HERE)
 def test_eight_devices(cases: str) -> None:
+    """All cases are in tests/exhaustive."""
     run("tests/more/sharded/eight_devices.py", cases)
