@@ -226,7 +226,7 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
       >>> draw = fbuf.checked(jax.jit(lambda state, key: fbuf.uniform(10).sample(state, key, 4)))
       >>> draw(buffer.init(jnp.zeros(2)), jax.random.key(0))
       Traceback (most recent call last):
-      ValueError: checked: there is nothing to draw now. Ask can_sample first, or learn only where the mask is True.
+      ValueError: checked: there is nothing to draw. Ask can_sample first, or learn only where mask is True.
     """
     if isinstance(what, Checked):
         more = Checked(what.buffer, allow).allow  # validates the names

@@ -108,8 +108,7 @@ def atari_dqn(
       SourceError (an OSError): the listing or a file is not available; call again to continue.
       FileCorrupted (a ValueError): a dump is damaged; the text names it.
       SpaceError (an OSError): the disk has too little room; nothing was downloaded. Another OSError, of errno ENOSPC: the
-      disk
-        filled up; finished segments are kept.
+        disk filled up; finished segments are kept.
       BlockingIOError: another process is making this data set. (Any number may open a finished one, read-only too.)
     Cost: about 10 us of a core per frame (with isal, which the extra `datasets` brings), 40 to 150 bytes per frame on disk;
       `python -m benchmarks --only datasets` prints it.
@@ -120,7 +119,7 @@ def atari_dqn(
       ...     fbuf.datasets.atari_dqn("Breakuot/1")
       ... except ValueError as error:
       ...     print(str(error).partition("Near: ")[2])
-      Breakout/1. All: fbuf.datasets.available().
+      Breakout/1.
     """
     game, run = split(_CALL, id)
     if not isinstance(download, bool) and download != "force":  # 0 == False, and is not it

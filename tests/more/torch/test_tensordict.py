@@ -110,7 +110,7 @@ def test_invalid_batches_and_names_are_refused():
     sample = played(view).sample()
     cases = [
         (TypeError, "batch is dict; expected a Sample or Rows", lambda: to_tensordict(sample.data)),
-        (ValueError, "which has n_step and gamma. Write to_tensordict", lambda: to_tensordict(sample)),
+        (ValueError, "expected that of the batch. Write to_tensordict", lambda: to_tensordict(sample)),
         (
             ValueError,
             "names has 'pixels', but the batch has action",
@@ -180,7 +180,7 @@ def test_chosen_fields_are_converted():
     for error, match, given, fields in cases:
         raises(error, match, from_tensordict, given, fields)
     double = rollout(5).double()
-    raises(TypeError, r"leaf 'action' is float64; expected float32", from_tensordict, double)
+    raises(TypeError, "leaf 'action' is float64, and jax_enable_x64 is off", from_tensordict, double)
 
 
 def test_a_tensorclass_is_refused_as_an_example():
@@ -191,7 +191,7 @@ def test_a_tensorclass_is_refused_as_an_example():
 
     step = Step(obs=torch.zeros(3), reward=torch.zeros(()), batch_size=[])
     for make in (fbuf.Buffer(8).init, lambda example: fbuf.Replay(fbuf.Buffer(8), example)):
-        raises(TypeError, r"a Step.*; expected dicts\. Use fbuf.torch.from_torch\(\w+.to_dict", make, step)
+        raises(TypeError, r"a Step.*; expected dicts.* Use fbuf.torch.from_torch\(\w+.to_dict", make, step)
     assert fbuf.Buffer(8).init(fbuf.torch.from_torch(step.to_dict())).rows["obs"].shape == (8, 3)
 
 

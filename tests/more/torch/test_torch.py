@@ -64,7 +64,7 @@ def test_one_of_several_devices_is_named():
     lines = run_python(code, **devices(2)).stdout.splitlines()
     assert len(lines) == 6
     for line in lines[:4]:
-        assert "to_torch: leaf 'obs' is spread over 2 devices; expected one. Gather it with" in line
+        assert "to_torch: leaf 'obs' is on 2 devices; expected one. Gather it with" in line
     for line in lines[4:]:
         assert "from_torch: leaf 'obs' is on" in line
         assert "Use copy=True." in line
