@@ -181,7 +181,7 @@ class Client:
             pause = min(2 * pause, _LONGEST_WAIT)
             retry()
 
-    def ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
+    def _ask(self, shard: int, method: str, *args: Any, reference: Any = None) -> Any:
         """Return the result of a call that can be repeated."""
         held = [self._link.call(shard, method, *args) if reference is None else reference]
         return self._again(
@@ -205,8 +205,8 @@ class Client:
         for shard, box in enumerate(self._boxes):
             self._settle(shard, 0)
             while self._settings.durable and box.kept:
-                self.ask(shard, "save")
-                box.note(self.ask(shard, "receipt", self._id))
+                self._ask(shard, "save")
+                box.note(self._ask(shard, "receipt", self._id))
                 self._settle(shard, 0)
             self._send_updates(shard)
         self._finish_updates(0)
@@ -388,7 +388,7 @@ class Client:
         """Wait for batches; at least one."""
         if request.used is None:
             call: Any = [request.size] * len(request.counts), request.options, [], *self._settings.group
-            drawn = self.ask(0, "sample", *call, reference=request.parts[0][1])
+            drawn = self._ask(0, "sample", *call, reference=request.parts[0][1])
             return [of_shard(batch, 0, 1, drawn.birth) for batch in unpack(drawn.places, drawn.block)]
         found: dict[int, Iterator[tuple[Facts, RaySample]]] = {}
         for shard, reference in request.parts:

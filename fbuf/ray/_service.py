@@ -192,7 +192,7 @@ class RayReplay:
     def _ask(self, method: str) -> list[Any]:
         """Return the results of a method of all shards; wait for those that restart."""
         client = Client(self._settings)
-        return [client.ask(shard, method, reference=reference) for shard, reference in enumerate(self._all(method))]
+        return [client._ask(shard, method, reference=reference) for shard, reference in enumerate(self._all(method))]
 
     def __enter__(self) -> RayReplay:
         return self
