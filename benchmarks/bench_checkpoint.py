@@ -8,9 +8,9 @@ its highest, beside what it held before the save, or holds after the load.
 Then the same rows, fewer of them, in torchrl's `dumps` (tensors, memory maps, compressed list) and flashbax's Vault, neither of
 which waits for the disk, checks what it reads or saves twice for less; ours waits and checks.
 
-Expected: a save takes at most 1.3 times what writing the bytes does, a load that checks at most 2 times what reading them does;
-a second save 5 % of the bytes; peaks of 10 % of the data. Seconds of a second save are dominated by waiting for the disk (four
-fsyncs) where the first takes less than a second.
+Expected: a save takes at most 1.35 times what writing the bytes does, a load that checks at most 2 times what reading them
+does; a second save 5 % of the bytes and 8 % of the time, and so does a loop that does not wait for it; peaks of 10 % of the
+data. Where the first save takes a tenth of a second, a second one is four fsyncs, and 20 MB of arrays that are compared.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def times(count: int, games: tuple[str, ...], rounds: int, where: Path, judged: 
             ours=spread(seconds["save"]),
             peer=spread(seconds["write"]),
             ratio=shown,
-            target="<= 1.3" if judged else None,
+            target="<= 1.35" if judged else None,
             note=note,
         )
     ]
@@ -163,6 +163,13 @@ def times(count: int, games: tuple[str, ...], rounds: int, where: Path, judged: 
         done = fbuf.save(ours, buffer, held[0]).result()
         again.append(time.perf_counter() - begin)
         wrote.append(float(done.bytes_written))
+    lost = list[float]()
+    for _ in range(rounds):
+        held[0] = filled(buffer, count // 100, games, held[0])
+        begin = time.perf_counter()
+        saving = fbuf.save(ours, buffer, held[0], wait=False)
+        lost.append(time.perf_counter() - begin)
+        saving.result()
     begin = time.perf_counter()
     nothing = fbuf.save(ours, buffer, held[0]).result()
     idle = time.perf_counter() - begin
@@ -182,8 +189,16 @@ def times(count: int, games: tuple[str, ...], rounds: int, where: Path, judged: 
             ours=spread(again),
             peer=spread(seconds["save"]),
             ratio=float(np.median(again)) / mean,
-            target="<= 0.05" if judged else None,
+            target="<= 0.08" if judged else None,
             note=f"when nothing is new {idle * 1e3:.0f} ms and {nothing.bytes_written:,} bytes",
+        ),
+        row(
+            AGAIN.format(label),
+            "seconds until wait=False returns",
+            ours=spread(lost),
+            peer=spread(seconds["save"]),
+            ratio=float(np.median(lost)) / mean,
+            target="<= 0.08" if judged else None,
         ),
     ]
     held.clear()

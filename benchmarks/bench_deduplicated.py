@@ -4,7 +4,7 @@ Size: ten games, one lane of frames each, in a buffer that holds them all. Block
 (`fit`) from the first rows, and the table grows (`grow`) where it passes 90 % of load, as a user would do it. Ours is all
 that the buffer has on the device: ids, every place of the table whether used or not, ring and counters. The peer is what
 the same transitions are as arrays, obs and next_obs stacks of 4 frames. Every frame is read back and compared, and a row
-refused or given up ends the benchmark. Expected: 100x as a geometric mean, 25x in every game, 120x over the six of `GAMES`.
+refused or evicted ends the benchmark. Expected: 100x as a geometric mean, 25x in every game, 120x over the six of `GAMES`.
 
 Load: a table with as many places as the game has distinct blocks refuses nothing below 85 %; ours takes them all.
 
@@ -37,7 +37,7 @@ from jax import lax
 import fbuf
 from benchmarks import _atari, bench_compression, bench_sample
 from benchmarks._harness import exponent, geometric_mean, interleave, measure_memory, ratio, row, spread
-from fbuf._buffer import state_ops
+from fbuf._buffer import state as state_ops
 from fbuf.testing import measure as measure_program
 
 RATIO = "Bytes of raw obs and next_obs stacks over all of ours on the device, {} frames"
@@ -77,7 +77,7 @@ def write_all(
     Returns:
       The buffer and state then, and how often the table grew.
     Raises:
-      AssertionError: a row was refused, or given up for want of room.
+      AssertionError: a row was refused, or evicted for lack of room.
     """
     grown = 0
     for lot in rows:
@@ -90,7 +90,7 @@ def write_all(
 
 
 def check_none_lost(buffer: fbuf.Buffer, state: Any) -> None:
-    """No row was refused or given up, or sizes and times are those of fewer rows than said."""
+    """No row was refused or evicted, or sizes and times are those of fewer rows than said."""
     stats = buffer.stats(state)
     refused, retired = int(stats["refused_rows"]), int(stats["retired_rows"])
     if refused or retired:

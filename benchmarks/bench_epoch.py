@@ -20,7 +20,7 @@ from jax import lax
 
 import fbuf
 from benchmarks._harness import exponent, interleave, ratio, row, spread
-from fbuf._core.geometry import Ring
+from fbuf._core.slots import Ring
 from fbuf._interfaces.sampler import EligibleSet
 
 PERMUTATION = "A batch without replacement: time of jax.random.permutation over ours"

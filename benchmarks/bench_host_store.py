@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import _atari
 from benchmarks._harness import Absent, absent_row, geometric_mean, interleave, load_peer, measure_memory, row, spread
 from benchmarks.bench_compression import STACK, run_of, torchrl_payload
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.columns import recompress
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.store.store import Column, Store

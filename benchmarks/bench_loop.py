@@ -29,6 +29,7 @@ STEP = (
     "Prioritized step in a Python loop (add 1 row, draw 256 of 10^5, set their priorities): the peer's time over ours"
 )
 JITTED = "A jitted method, the state donated: flashbax's time over ours"
+BARE = "A jitted ring without counters or token, the state donated: flashbax's time over its"
 SHIM = "`fbuf.integrations.flashbax`, a jitted call, the state donated: flashbax's time over its"
 RUN = "A DQN script (torch, CartPole), its time over that with the peer's buffer"
 
@@ -277,7 +278,30 @@ def jitted(rounds: int, often: int) -> list[dict[str, Any]]:
                 ours = timings[question]
                 over, target = ratio(theirs, ours), f">= {least}"
                 report.append(row(question, case, ours=spread(ours), peer=spread(theirs), ratio=over, target=target))
+    thunks = {"flashbax": _their_methods(flashbax, "flat")["add"], BARE: _bare_add()}
+    timings = interleave(thunks, rounds=rounds, warmup=20, calls=often)
+    theirs, ours = timings["flashbax"], timings[BARE]
+    report.append(row(BARE, "flat, add", ours=spread(ours), peer=spread(theirs), ratio=ratio(theirs, ours)))
     return report
+
+
+def _bare_add() -> Callable[[], Any]:
+    """Return the least that `add` can be: each leaf written at a cursor. It bounds what any buffer reaches."""
+    item = jax.tree.map(jnp.asarray, EXAMPLE)
+
+    @partial(jax.jit, donate_argnums=0)
+    def add(state: Any, item: Any) -> Any:
+        rows, at = state
+        rows = jax.tree.map(lambda held, x: jax.lax.dynamic_update_index_in_dim(held, x, at, 0), rows, item)
+        return rows, jnp.where(at + 1 == CAPACITY, 0, at + 1)
+
+    state = [(jax.tree.map(lambda x: jnp.zeros((CAPACITY, *x.shape), x.dtype), item), jnp.int32(0))]
+
+    def call() -> Any:
+        state[0] = add(state[0], item)
+        return state[0]
+
+    return call
 
 
 def _our_methods(kind: str) -> dict[str, Callable[[], Any]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +21,7 @@ import numpy as np
 from benchmarks import _atari
 from benchmarks._harness import Absent, absent_row, interleave, load_peer, ratio, row, spread
 
-SIZE, CAPACITY, PREFETCH = 256, 100_000, 24
+SIZE, CAPACITY = 256, 100_000
 ROW = {"obs": np.zeros(64, np.float32)}
 OPTIONS = {"num_cpus": 0}
 CASE = f"{SIZE} rows of 64 floats a call"
@@ -31,7 +33,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     if isinstance(ray, Absent):
         return [absent_row("Replay in an actor of Ray", CASE, ray)]
     with started(ray):
-        rounds, calls = (3, 20) if quick else (15, 100)
+        rounds, calls = (3, 20) if quick else (15, 400)  # many more than are drawn ahead meanwhile
         return small_rows(rounds, calls, judged=not quick) + frames(ray, 2_000 if quick else 40_000)
 
 
@@ -65,8 +67,8 @@ def small_rows(rounds: int, calls: int, judged: bool) -> list[dict[str, Any]]:
 
     for client in (writer, learner, local):
         write(client)
-    batches = writer.batches(SIZE, prefetch=PREFETCH, to="numpy")
-    chosen = learner.batches(SIZE, prefetch=PREFETCH, to="numpy")
+    batches = writer.batches(SIZE, to="numpy")
+    chosen = learner.batches(SIZE, to="numpy")
 
     def draw() -> None:
         for _ in range(calls):
@@ -91,7 +93,7 @@ def small_rows(rounds: int, calls: int, judged: bool) -> list[dict[str, Any]]:
     def rate(name: str, each: int = 1) -> Any:
         return spread([calls * each / seconds for seconds in times[name]], "/s")
 
-    note = f"prefetch {PREFETCH}"
+    note = "prefetch by default"
     report = [
         row(
             "Prioritized draw and update in an actor of Ray, over the rate in this process",
@@ -198,7 +200,39 @@ def frames(ray: Any, count: int) -> list[dict[str, Any]]:
     ]
 
 
+def soak(path: Any, seconds: float, points: int = 10, rate: float = 20) -> list[list[int]]:
+    """Return the resident bytes of this process and of two shards at each point of a run in a started Ray.
+
+    Each call writes 16 frames, which a shard compresses, draws 32, and sets their priorities; the shards save meanwhile.
+    """
+    import fbuf
+
+    buffer = fbuf.Buffer(4_000, storage=fbuf.storages.Compressed(), sampler=fbuf.samplers.Prioritized())
+    example, rng, found = {"frame": np.zeros((84, 84), np.uint8)}, np.random.default_rng(0), list[list[int]]()
+    with fbuf.ray.RayReplay(buffer, example, shards=2, path=path, save_every=200, options=OPTIONS) as service:
+        client = service.client(durable=True)
+        client.extend({"frame": np.zeros((16, 84, 84), np.uint8)})
+        pids = [os.getpid(), *(int(shard["pid"]) for shard in service.stats())]
+        batches, start, calls = client.batches(32, to="numpy"), time.monotonic(), 0
+        for point in range(points):
+            while time.monotonic() < start + seconds * (point + 1) / points:
+                client.extend({"frame": rng.integers(0, 255, (16, 84, 1), np.uint8).repeat(84, axis=2)})
+                client.update_priority(next(batches).index, rng.random(32))
+                calls += 1
+                time.sleep(max(0.0, start + calls / rate - time.monotonic()))
+            found.append([resident_bytes(pid) for pid in pids])
+            megabytes = ", ".join(f"{number / 1e6:.0f}" for number in found[-1])
+            print(f"{time.monotonic() - start:.0f} s, {calls} calls: {megabytes} MB", flush=True)
+    return found
+
+
 def resident_bytes(pid: int) -> int:
-    """The resident size of a process."""
+    """The resident size of a process, without Ray's object store and other memory that processes share."""
     with open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident, shared = map(int, file.read().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":  # python -m benchmarks.bench_ray SECONDS: a soak
+    with tempfile.TemporaryDirectory() as folder, started(load_peer("ray")):
+        soak(folder, float(sys.argv[1]))

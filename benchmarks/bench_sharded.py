@@ -2,8 +2,8 @@
 
 A step adds 4 rows to each of 16 lanes, draws B rows, and sets their priorities. All sides have 2^17 slots, and 16 floats a row.
 At D = 1 the peer is the unsharded step; at D = 8 it is the unsharded step and a program of as many collectives that do nothing
-else. The last rows have another peer: the same steps of eight buffers that know nothing of one another, in one program, and the
-same empty collectives.
+else. Other rows have other peers: the collectives in a program that also takes and returns the arrays of the step, as it
+must; and the same steps of eight buffers that know nothing of one another, in one program, and the same empty collectives.
 
 Eight devices are fake: threads of one CPU, which share its cores. They pay the fixed cost of a step eight times, and a
 collective is a rendezvous of threads. Ratios at D = 8 say how much the program does, not how it scales.
@@ -23,6 +23,7 @@ from benchmarks._harness import interleave, ratio, row, spread
 
 ONE = "A step of a sharded buffer on one device: its time over the unsharded step"
 MANY = "A step on 8 fake devices: its time over the unsharded step and {} equal empty collectives"
+PASSED = "A step on 8 fake devices: its time over the unsharded step and {} empty collectives with the step's arrays"
 APART = "A step on 8 fake devices: its time over 8 buffers that are drawn apart, and {} empty collectives"
 CAPACITY, LANES, ROWS, WIDTH = 2**17, 16, 4, 16
 
@@ -71,16 +72,18 @@ def measure(quick: bool) -> list[dict[str, Any]]:
 
         return thunk, program.as_text()
 
+    def collect(x: Any, number: int) -> Any:
+        for _ in range(number):
+            x = x + 0.0 * jnp.sum(lax.psum(jnp.broadcast_to(x[0], (8, 4)), "data"))
+        return x
+
     def empty(number: int) -> Callable[[], Any]:
         """A thunk of so many collectives of four floats a device, one after the other."""
 
-        def collect(x: Any) -> Any:
-            for _ in range(number):
-                x = x + 0.0 * jnp.sum(lax.psum(jnp.broadcast_to(x[0], (8, 4)), "data"))
-            return x
-
         split = NamedSharding(mesh(8), P("data"))
-        run = jax.jit(jax.shard_map(collect, mesh=mesh(8), in_specs=P("data"), out_specs=P("data")))
+        run = jax.jit(
+            jax.shard_map(lambda x: collect(x, number), mesh=mesh(8), in_specs=P("data"), out_specs=P("data"))
+        )
         x = jax.device_put(np.zeros(8, np.float32), split)
         return lambda: run(x)
 
@@ -97,21 +100,27 @@ def measure(quick: bool) -> list[dict[str, Any]]:
         eight, text = running(step_of(many, size), many, mesh(8))
         # Those of the while loop that sends rows of other devices do not run.
         number = sum("all-reduce(" in line for line in text.partition("\nENTRY ")[2].splitlines())
+
+        def passed(state: Any, rows: Any, key: Any, number: int = number, size: int = size) -> Any:
+            return state, collect(jnp.broadcast_to(rows["reward"][0, :1], (size // 8,)), number)
+
         thunks = {
             "unsharded": running(step_of(buffer, size), buffer, None)[0],
             "one": running(step_of(one, size), one, mesh(1))[0],
             "eight": eight,
             "apart": running(jax.shard_map(apart, mesh=mesh(8), **specs), many, mesh(8))[0],
+            "passed": running(jax.shard_map(passed, mesh=mesh(8), **specs), many, mesh(8))[0],
             "empty": empty(number),
         }
         times = interleave(thunks, rounds=5 if quick else 41, calls=5, clock=time.process_time)
 
-        def with_empty(name: str, times: Any = times) -> list[float]:
-            return [a + b for a, b in zip(times[name], times["empty"], strict=True)]
+        def with_empty(name: str, which: str = "empty", times: Any = times) -> list[float]:
+            return [a + b for a, b in zip(times[name], times[which], strict=True)]
 
         for question, ours, peer, bound in (
             (ONE, times["one"], times["unsharded"], target),
             (MANY.format(number), times["eight"], with_empty("unsharded"), "<= 1.5"),
+            (PASSED.format(number), times["eight"], with_empty("unsharded", "passed"), None),
             (APART.format(number), times["eight"], with_empty("apart"), None),
         ):
             report.append(

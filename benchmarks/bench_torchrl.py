@@ -104,6 +104,11 @@ def _compare(number: int, folder: str, judged: bool) -> list[dict[str, Any]]:
     sampled = interleave({n: b.sample for n, b in buffers.items()}, rounds=15, clock=time.process_time)
     compare(f"torchrl's sample({BATCH}), CPU time: `CompressedListStorage` over ours", "list", sampled, ">= 4")
     compare(f"torchrl's sample({BATCH}), CPU time: `LazyMemmapStorage` over ours", "memmap", sampled, ">= 1")
+    batch = buffers["fbuf"].sample().select("pixels", ("next", "pixels"))
+    copied = interleave({"fbuf": buffers["fbuf"].sample, "copy": batch.clone}, rounds=15, clock=time.process_time)
+    times = spread(copied["fbuf"]), spread(copied["copy"])
+    question = f"torchrl's sample({BATCH}), CPU time: ours over a copy of the batch"
+    report.append(row(question, case, ours=times[0], peer=times[1], ratio=ratio(copied["fbuf"], copied["copy"])))
     sliced = {}
     for name in ("fbuf", "memmap"):
         sampler = SliceSampler(slice_len=SLICE, end_key=("next", "done"), strict_length=False)

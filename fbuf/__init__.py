@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from fbuf._bridge.lazy_rows import Lazy
     from fbuf._bridge.lifetime import StoreHandle, stores
     from fbuf._buffer.checked import checked
+    from fbuf._buffer.mixture import Mixture, MixtureIndex, MixtureSample, MixtureState
     from fbuf._buffer.plan import Plan
     from fbuf._buffer.summary import Summary
     from fbuf._checkpoint.async_save import Saving
     from fbuf._checkpoint.load import load
     from fbuf._checkpoint.save import save
     from fbuf._formats.checkpoint import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
-    from fbuf._mixture import Mixture, MixtureIndex, MixtureSample, MixtureState
     from fbuf._replay import Replay, ReplayClosed
 
 __version__ = "0.1.0"
@@ -76,19 +76,7 @@ __all__ = [
     "writers",
 ]
 
-_MODULES = (
-    "datasets",
-    "gymnasium",
-    "interop",
-    "limits",
-    "orbax",
-    "parts",
-    "plot",
-    "ray",
-    "sharded",
-    "testing",
-    "torch",
-)
+_MODULES = "datasets gymnasium interop limits orbax parts plot ray sharded testing torch".split()
 _name, __dir__ = later(
     __name__,
     {
@@ -99,7 +87,7 @@ _name, __dir__ = later(
         "fbuf._formats.checkpoint": ["CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"],
         "fbuf._bridge.lifetime": ["StoreHandle", "stores"],
         "fbuf._bridge.lazy_rows": ["Lazy"],
-        "fbuf._mixture": ["Mixture", "MixtureIndex", "MixtureSample", "MixtureState"],
+        "fbuf._buffer.mixture": ["Mixture", "MixtureIndex", "MixtureSample", "MixtureState"],
         "fbuf._buffer.plan": ["Plan"],
         "fbuf._replay": ["Replay", "ReplayClosed"],
         "fbuf._buffer.summary": ["Summary"],

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fbuf._buffer import checks
 from fbuf._core.pytree import PyTree, named_leaves
 from fbuf._replay import Replay
 from fbuf.views import Transition
@@ -113,7 +114,7 @@ class Recorder:
                 f"Recorder: the view is {buffer.view!r}, which would draw the rows that hold final observations. Write "
                 f'view=fbuf.gymnasium.view(envs), or a view with autoreset="next_step".'
             )
-        rows = buffer.given_spec(replay.state)[0]
+        rows = checks.given_spec(buffer, replay.state)[0]
         missing = [name for name in named_leaves(spec(envs)) if name not in rows]
         if missing:
             raise ValueError(

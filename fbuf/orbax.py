@@ -24,7 +24,6 @@ import jax
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import save as saving
-from fbuf._checkpoint.async_save import Snapshot
 from fbuf._checkpoint.load import load
 from fbuf._core.pytree import named_leaves
 from fbuf._formats import checkpoint
@@ -56,7 +55,7 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
         the next save.
         """
         arguments, arrays, meta = _gather(args, kwargs)
-        copies = {name: Snapshot(name, source, None) for name, source in arrays.items()}
+        copies = checkpoint.snapshot(os.fspath(directory), arrays, lambda *_: True)
         sync, progress = arguments.sync, arguments.progress  # without a reference to the state
 
         async def write() -> None:
@@ -118,7 +117,11 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         """Check the state now: if an item fails later, orbax's threads for other items wait 300 s."""
-        _check_single_process()
+        if jax.process_count() > 1:
+            raise NotImplementedError(
+                f"fbuf.orbax: there are {jax.process_count()} processes; expected one. Use fbuf.save in each, with separate "
+                f"paths."
+            )
         saving.check_state("fbuf.orbax.SaveArgs", self.buffer, self.state)
 
 
@@ -155,13 +158,6 @@ def _gather(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict
     arguments = _arguments("fbuf.orbax.SaveArgs", SaveArgs, args, kwargs)
     arguments.__post_init__()  # the state may have been donated since
     return arguments, *saving.gather("fbuf.orbax.SaveArgs", arguments.buffer, arguments.state)
-
-
-def _check_single_process() -> None:
-    if jax.process_count() > 1:
-        raise NotImplementedError(
-            f"fbuf.orbax: there are {jax.process_count()} processes; expected one. Use fbuf.save in each, with separate paths."
-        )
 
 
 def _write(directory: Any, arrays: Mapping[str, Any], meta: dict[str, Any], sync: bool, progress: Any) -> None:

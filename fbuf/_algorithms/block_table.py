@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from fbuf._core import control_flow
 from fbuf._core.component import state
@@ -34,15 +34,15 @@ WAYS = 32
 class Table:
     """Hold the distinct blocks, their reference counts, and the index."""
 
-    words: jax.Array  # uint32[M, words of a block]; row 0 zeros
-    count: jax.Array  # uint32[M], references; place 0 always has one
-    home: jax.Array  # uint32[M], slot that names this place, or named it; 0: none
-    prints: jax.Array  # uint32[S], fingerprint of the block named; 0: none
-    names: jax.Array  # uint32[S], place of the block; 0: the slot is free
-    tally: jax.Array  # uint32[2]: places with references, except place 0; the hand
+    words: Array  # uint32[M, words of a block]; row 0 zeros
+    count: Array  # uint32[M], references; place 0 always has one
+    home: Array  # uint32[M], slot that names this place, or named it; 0: none
+    prints: Array  # uint32[S], fingerprint of the block named; 0: none
+    names: Array  # uint32[S], place of the block; 0: the slot is free
+    tally: Array  # uint32[2]: places with references, except place 0; the hand
 
     @property
-    def live(self) -> jax.Array:
+    def live(self) -> Array:
         """Return the distinct blocks with references, uint32[]."""
         return self.tally[0]
 
@@ -76,14 +76,14 @@ def _odd(seed: int, number: int) -> np.ndarray:
     return ((x ^ (x >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def _mix(x: Array) -> Array:
     """Mix uint32: every output bit depends on every input bit (lowbias32)."""
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
     return x ^ (x >> jnp.uint32(16))
 
 
-def digest(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
+def digest(blocks: Array) -> tuple[Array, Array]:
     """Return two 32-bit hashes of each block uint32[A, words]. Tests replace it by weaker hashes.
 
     Every word is mixed before the sum: a plain multiply-and-sum collides on real frames.
@@ -97,14 +97,14 @@ def digest(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
     return _mix(first ^ (second >> jnp.uint32(16))), _mix(second ^ (first << jnp.uint32(7)))
 
 
-def _buckets(first: jax.Array, second: jax.Array, number: int) -> jax.Array:
+def _buckets(first: Array, second: Array, number: int) -> Array:
     """Return the two buckets of each block, int32[A, 2], different if there are two."""
     one = first % jnp.uint32(number)
     step = jnp.uint32(1) + _mix(second) % jnp.uint32(max(number - 1, 1))
     return jnp.stack([one, (one + step) % jnp.uint32(number)], axis=1).astype(jnp.int32)
 
 
-def _bits(flags: jax.Array) -> jax.Array:
+def _bits(flags: Array) -> Array:
     """Pack bool[..., 32] into uint32[...]."""
     bits = jnp.where(flags, jnp.uint32(1) << jnp.arange(WAYS, dtype=jnp.uint32), jnp.uint32(0))
     while bits.shape[-1] > 1:  # by halves: XLA does not vectorize a sum over a short last axis
@@ -113,12 +113,12 @@ def _bits(flags: jax.Array) -> jax.Array:
     return bits[..., 0]
 
 
-def _lowest(bits: jax.Array) -> jax.Array:
+def _lowest(bits: Array) -> Array:
     """Return the index of the lowest set bit, int32; 32 if none is set."""
     return lax.population_count((bits & (~bits + jnp.uint32(1))) - jnp.uint32(1)).astype(jnp.int32)
 
 
-def _first_way(bits: jax.Array, bucket: jax.Array) -> jax.Array:
+def _first_way(bits: Array, bucket: Array) -> Array:
     """Return the slot of the first set bit of uint32[A, 2] in buckets int32[A, 2]; 0 if none is set."""
     which = (bits[:, 0] == jnp.uint32(0)).astype(jnp.int32)
     chosen = jnp.where(which == jnp.int32(0), bits[:, 0], bits[:, 1])
@@ -126,17 +126,17 @@ def _first_way(bits: jax.Array, bucket: jax.Array) -> jax.Array:
     return jnp.where(chosen == jnp.uint32(0), jnp.int32(0), base + _lowest(chosen))
 
 
-def _drop_first(bits: jax.Array) -> jax.Array:
+def _drop_first(bits: Array) -> Array:
     """Clear the first set bit of uint32[A, 2]."""
     one, two = bits[:, 0], bits[:, 1]
     one_left, two_left = one & (one - jnp.uint32(1)), two & (two - jnp.uint32(1))
     return jnp.stack([one_left, jnp.where(one == jnp.uint32(0), two_left, two)], axis=1)
 
 
-def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _find(table: Table, blocks: Array, matches: Array, bucket: Array) -> tuple[Array, Array]:
     """Return the slot and the place of each block among the slots with its fingerprint, int32[A] twice; 0 if unknown."""
 
-    def look(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def look(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         bits, slot, place = carry
         way = _first_way(bits, bucket)
         there = table.names.at[way].get(mode="promise_in_bounds").astype(jnp.int32)
@@ -153,23 +153,17 @@ def _find(table: Table, blocks: jax.Array, matches: jax.Array, bucket: jax.Array
 class _Bid(NamedTuple):
     """Hold the state of the bidding for slots."""
 
-    active: jax.Array  # bool[A]
-    way: jax.Array  # int32[A], slot wanted or won; 0: none
-    free: jax.Array  # uint32[A, 2], slots not yet tried; the fuller bucket second
-    probe: jax.Array  # int32[A], steps taken in the map of bids
-    won: jax.Array  # bool[A]
-    map: jax.Array  # int32[P], item that won here; A: none
+    active: Array  # bool[A]
+    way: Array  # int32[A], slot wanted or won; 0: none
+    free: Array  # uint32[A, 2], slots not yet tried; the fuller bucket second
+    probe: Array  # int32[A], steps taken in the map of bids
+    won: Array  # bool[A]
+    map: Array  # int32[P], item that won here; A: none
 
 
 def _compete(
-    blocks: jax.Array,
-    hashes: tuple[jax.Array, jax.Array],
-    found: jax.Array,
-    revived: jax.Array,
-    missing: jax.Array,
-    free: jax.Array,
-    bucket: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+    blocks: Array, hashes: tuple[Array, Array], found: Array, revived: Array, missing: Array, free: Array, bucket: Array
+) -> tuple[Array, Array]:
     """Assign a free slot to every missing block; equal blocks share one.
 
     Args:
@@ -187,12 +181,12 @@ def _compete(
     bucket = jnp.where(swap[:, None], bucket[:, ::-1], bucket)
     turn = hashes[1] & jnp.uint32(WAYS - 1)  # first slot to try, which spreads the blocks over the bucket
 
-    def rolled(bits: jax.Array, by: jax.Array) -> jax.Array:
+    def rolled(bits: Array, by: Array) -> Array:
         return (bits >> by[:, None]) | (bits << ((jnp.uint32(32) - by[:, None]) % jnp.uint32(32)))
 
     free = rolled(free, turn)
 
-    def wanted(bits: jax.Array) -> jax.Array:
+    def wanted(bits: Array) -> Array:
         one = bits[:, 0] != jnp.uint32(0)
         place = (_lowest(jnp.where(one, bits[:, 0], bits[:, 1])).astype(jnp.uint32) + turn) & jnp.uint32(WAYS - 1)
         base = jnp.where(one, bucket[:, 0], bucket[:, 1]) * jnp.int32(WAYS)
@@ -215,7 +209,7 @@ def _compete(
         same_hash = clash & (hashes[0].at[rival].get(mode="promise_in_bounds") == hashes[0])
         same_hash = same_hash & (hashes[1].at[rival].get(mode="promise_in_bounds") == hashes[1])
 
-        def compared() -> jax.Array:
+        def compared() -> Array:
             return jnp.all(blocks.at[rival].get(mode="promise_in_bounds") == blocks, axis=1)
 
         equal = same_hash & control_flow.cond(any_unbatched(same_hash), compared, lambda: jnp.zeros((number,), bool))
@@ -239,7 +233,7 @@ def _compete(
     return end.way, end.won
 
 
-def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def _next_free(count: Array, hand: Array, wanted: Array, most: int) -> tuple[Array, Array]:
     """Return the next `wanted` <= `most` places without references after `hand`; the caller ensures there are enough.
 
     Returns:
@@ -258,7 +252,7 @@ def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) 
         new = (at >= hand) & (at - hand < jnp.int32(places) - seen)
         free = new & (lax.dynamic_slice(count, (first,), (window,)) == jnp.uint32(0))
 
-        def take() -> tuple[jax.Array, ...]:
+        def take() -> tuple[Array, ...]:
             rank = got + jnp.cumsum(free, dtype=jnp.int32) - jnp.int32(1)
             taken = free & (rank < wanted)
             last = jnp.max(jnp.where(taken, at, hand))
@@ -266,7 +260,7 @@ def _next_free(count: jax.Array, hand: jax.Array, wanted: jax.Array, most: int) 
             total = jnp.minimum(rank[-1] + jnp.int32(1), wanted)
             return now, total, jnp.where(total == wanted, last, first + jnp.int32(window - 1)) + jnp.int32(1)
 
-        def go_on() -> tuple[jax.Array, ...]:
+        def go_on() -> tuple[Array, ...]:
             return given, got, first + jnp.int32(window)
 
         now, total, stop = control_flow.cond(any_unbatched(free), take, go_on)
@@ -290,18 +284,13 @@ def lot_of(items: int, places: int) -> int:
 class Placed(NamedTuple):
     """Hold the places of inserted blocks."""
 
-    place: jax.Array  # int32[K], place of each; 0 where the table had none
-    won: jax.Array  # bool[K], the block took an unreferenced place and holds a provisional reference
+    place: Array  # int32[K], place of each; 0 where the table had none
+    won: Array  # bool[K], the block took an unreferenced place and holds a provisional reference
 
 
 def insert(
-    table: Table,
-    fetch: Callable[[jax.Array], jax.Array],
-    items: jax.Array,
-    number: jax.Array,
-    lot: int,
-    token: jax.Array,
-) -> tuple[Table, Placed, jax.Array]:
+    table: Table, fetch: Callable[[Array], Array], items: Array, number: Array, lot: int, token: Array
+) -> tuple[Table, Placed, Array]:
     """Find or add the first `number` <= K of `items` int32[K]; `fetch` returns the blocks of items.
 
     New places have a count of 1 until `refer` sets their references.
@@ -313,7 +302,7 @@ def insert(
     items = jnp.concatenate([items, jnp.zeros((lot,), jnp.int32)])
     iota = jnp.arange(lot, dtype=jnp.int32)
 
-    def step(carry: tuple[jax.Array, Table, Placed, jax.Array]) -> tuple[jax.Array, Table, Placed, jax.Array]:
+    def step(carry: tuple[Array, Table, Placed, Array]) -> tuple[Array, Table, Placed, Array]:
         begin, table, placed, token = carry
         valid = begin + iota < number
         blocks = fetch(lax.dynamic_slice(items, (begin,), (lot,)))
@@ -374,12 +363,12 @@ def insert(
     return table, Placed(placed.place[:total], placed.won[:total]), token
 
 
-def _set(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+def _set(array: Array, at: Array, values: Array) -> Array:
     """Write at distinct indices; indices past the end are dropped."""
     return array.at[at].set(values, mode="drop", unique_indices=True)
 
 
-def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax.Array) -> jax.Array:
+def _free_slots(table: Table, prints: Array, bucket: Array, missing: Array) -> Array:
     """Return the free slots uint32[A, 2] in buckets int32[A, 2]; if they are few, also the slots of unreferenced blocks.
 
     Few means fewer than 4, or than three times the blocks of this call that two buckets receive on average.
@@ -389,7 +378,7 @@ def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax
     few = max(4, 6 * bucket.shape[0] * WAYS // table.names.shape[0])
     crowded = missing & (jnp.sum(lax.population_count(free), axis=1, dtype=jnp.uint32) < jnp.uint32(few))
 
-    def idle() -> jax.Array:
+    def idle() -> Array:
         names = _rows(table.names, bucket).astype(jnp.int32)
         unused = table.count.at[names].get(mode="promise_in_bounds") == jnp.uint32(0)
         return jnp.where(crowded[:, None], free | _bits(unused), free)
@@ -397,7 +386,7 @@ def _free_slots(table: Table, prints: jax.Array, bucket: jax.Array, missing: jax
     return control_flow.cond(any_unbatched(crowded), idle, lambda: free)
 
 
-def _rows(array: jax.Array, bucket: jax.Array) -> jax.Array:
+def _rows(array: Array, bucket: Array) -> Array:
     """Return the slots [A, 2, 32] of buckets int32[A, 2]."""
     return array.reshape(-1, WAYS).at[bucket].get(mode="promise_in_bounds")
 
@@ -406,7 +395,7 @@ CHUNK_ITEMS = 2**15
 """Most blocks of one `release`: its sum is exact in 32 bits."""
 
 
-def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
+def release(table: Table, ids: Array, token: Array) -> tuple[Table, Array]:
     """Remove one reference from each of `ids` int32[K]; 0 is skipped."""
     before = table.count.at[ids].get(mode="promise_in_bounds")
     token, (before,) = order_after_reads(token, (before,))
@@ -422,7 +411,7 @@ def release(table: Table, ids: jax.Array, token: jax.Array) -> tuple[Table, jax.
     return dataclasses.replace(table, count=count, tally=table.tally.at[0].add(jnp.uint32(0) - died)), token
 
 
-def refer(table: Table, ids: jax.Array, refers: jax.Array, won: jax.Array, token: jax.Array) -> tuple[Table, jax.Array]:
+def refer(table: Table, ids: Array, refers: Array, won: Array, token: Array) -> tuple[Table, Array]:
     """Add a reference to each of `ids` int32[K] where `refers`, and remove the provisional one where `won`."""
     weight = refers.astype(jnp.uint32) - won.astype(jnp.uint32)
     at = jnp.where(weight != jnp.uint32(0), ids, jnp.int32(table.count.shape[0])) + token
@@ -440,7 +429,7 @@ def forget(table: Table) -> Table:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
+def rebuild(table: Table, places: int) -> tuple[Table, Array, Array]:
     """Move the referenced blocks, in order of arrival, to a table of another size.
 
     Returns:
@@ -455,7 +444,7 @@ def rebuild(table: Table, places: int) -> tuple[Table, jax.Array, jax.Array]:
     rank = jnp.cumsum(there, dtype=jnp.int32) - jnp.int32(1)
     items = jnp.zeros((total,), jnp.int32).at[jnp.where(there, rank, jnp.int32(total))].set(oldest_first, mode="drop")
 
-    def fetch(item: jax.Array) -> jax.Array:
+    def fetch(item: Array) -> Array:
         return table.words.at[item].get(mode="promise_in_bounds")
 
     number = rank[-1] + jnp.int32(1)

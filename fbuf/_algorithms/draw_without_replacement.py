@@ -18,9 +18,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from fbuf._algorithms import permutation, sum_tree
+from fbuf._algorithms import random, sum_tree
 from fbuf._algorithms.sum_tree import FAN_OUT
 from fbuf._core import control_flow
 
@@ -30,15 +30,13 @@ _LEAST_RATE = 1e-36  # of a leaf above zero, relative to the total: its time is 
 class WeightedSample(NamedTuple):
     """Hold B distinct leaves in random order; missing rows are at the end."""
 
-    slot: jax.Array  # int32[B], all different; C where mask is False
-    mask: jax.Array  # bool[B]
-    chance: jax.Array  # float32[B], of being drawn given the times of the others; 0 where mask is False
-    time: jax.Array  # float32[], of leaf B + 1, in units of 1 / total; inf if there is none
+    slot: Array  # int32[B], all different; C where mask is False
+    mask: Array  # bool[B]
+    chance: Array  # float32[B], of being drawn given the times of the others; 0 where mask is False
+    time: Array  # float32[], of leaf B + 1, in units of 1 / total; inf if there is none
 
 
-def draw(
-    tree: jax.Array, key: jax.Array, batch_size: int, capacity: int, wanted: jax.Array | None = None
-) -> WeightedSample:
+def draw(tree: Array, key: Array, batch_size: int, capacity: int, wanted: Array | None = None) -> WeightedSample:
     """Draw `B` different leaves of a sum tree float32[nodes(C)], each in proportion to the leaves that are left.
 
     `wanted` int32[], if given, is the number of leaves to draw, at most B.
@@ -56,7 +54,7 @@ def draw(
     total = sum_tree.root(tree)
     scale = jnp.float32(1) / jnp.where(total > jnp.float32(0), total, jnp.float32(1))
 
-    def time_of(wait: jax.Array, mass: jax.Array) -> jax.Array:
+    def time_of(wait: Array, mass: Array) -> Array:
         rate = jnp.maximum(mass * scale, jnp.float32(_LEAST_RATE))
         return jnp.where(mass > jnp.float32(0), wait / rate, jnp.float32(jnp.inf))
 
@@ -64,9 +62,7 @@ def draw(
     node = lax.iota(np.int32, width)
     node, time = _earliest(node, time_of(waits[:width], top), beam)
 
-    def level(
-        carry: tuple[jax.Array, jax.Array], item: tuple[jax.Array, jax.Array]
-    ) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def level(carry: tuple[Array, Array], item: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         node, time = carry
         offset, wait = item
         start = node * jnp.int32(FAN_OUT)
@@ -87,22 +83,22 @@ def draw(
     end = time[wanted]
     chance = chance_of(leaf * scale, end)
     found = jnp.sum(mask, dtype=jnp.int32)
-    mixed = permutation.shuffled(jax.random.bits(order, (batch_size,), jnp.uint32), found)
+    mixed = random.shuffled(jax.random.bits(order, (batch_size,), jnp.uint32), found)
     return WeightedSample(slot[mixed], mask[mixed], jnp.where(mask, chance, jnp.float32(0))[mixed], end)
 
 
-def chance_of(share: jax.Array, time: jax.Array) -> jax.Array:
+def chance_of(share: Array, time: Array) -> Array:
     """Return the probability that a leaf with this `share` of the total arrives before `time`."""
     return -jnp.expm1(-jnp.maximum(share, jnp.float32(_LEAST_RATE)) * time)
 
 
-def _exponential(bits: jax.Array) -> jax.Array:
+def _exponential(bits: Array) -> Array:
     """Return exponential times float32 of mean 1 from 24 of 32 random bits; never 0 nor infinite."""
     uniform = (bits >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
     return -jnp.log1p(-(uniform * np.float32(1 - 2**-23) + np.float32(2**-25)))
 
 
-def _earliest(node: jax.Array, time: jax.Array, beam: int) -> tuple[jax.Array, jax.Array]:
+def _earliest(node: Array, time: Array, beam: int) -> tuple[Array, Array]:
     """Return the `beam` nodes with the least time, earliest first, padded with infinite times."""
     if node.shape[0] < beam:
         missing = beam - node.shape[0]

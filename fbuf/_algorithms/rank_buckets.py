@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._algorithms import random_bits, sum_tree
+from fbuf._algorithms import random, sum_tree
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
@@ -158,10 +158,8 @@ def mass_of(above: jax.Array, number: jax.Array, alpha: jax.Array) -> jax.Array:
     growth = jnp.where(small, series, jnp.expm1(y) / jnp.where(small, jnp.float32(1), y))
     integral = jnp.power(begin, power) * ratio * growth
     slope = -alpha - jnp.float32(1)
-    correction = alpha / jnp.float32(24) * (jnp.power(end, slope) - jnp.power(begin, slope))
-    return first + jnp.where(
-        length > jnp.float32(0), jnp.maximum(integral + correction, jnp.float32(0)), jnp.float32(0)
-    )
+    second = alpha / jnp.float32(24) * (jnp.power(end, slope) - jnp.power(begin, slope))
+    return first + jnp.where(length > jnp.float32(0), jnp.maximum(integral + second, jnp.float32(0)), jnp.float32(0))
 
 
 def draw(
@@ -170,7 +168,7 @@ def draw(
     """Draw slots int32[B] by rank, and return the probability of each, float32[B]; undefined where there are no rows."""
     choose, within = jax.random.split(key)
     index, _ = sum_tree.draw(now.tree, choose, batch_size, BUCKETS, stratified=stratified)
-    nth = random_bits.randint_below(within, (batch_size,), ranks.total[index])
+    nth = random.randint_below(within, (batch_size,), ranks.total[index])
     return nth_of(ranks, index, nth, capacity), now.each[index]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fbuf._algorithms import permutation
+from fbuf._algorithms import random
 from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
@@ -78,19 +78,19 @@ def remove(pool: SlotPool, place: jax.Array, mask: jax.Array, token: jax.Array) 
 
 def draw(pool: SlotPool, key: jax.Array, batch_size: int) -> jax.Array:
     """Draw distinct places int32[B] in random order; only the first `number` are meaningful."""
-    few = min(permutation.SHUFFLED, pool.slot.shape[0])
+    few = min(random.SHUFFLED, pool.slot.shape[0])
     bits = jax.random.bits(key, (2 + few,), jnp.uint32)
 
     def shuffled(number: jax.Array) -> jax.Array:
-        order = permutation.shuffled(bits[2:], number)[:batch_size]
+        order = random.shuffled(bits[2:], number)[:batch_size]
         return jnp.concatenate([order, jnp.zeros((batch_size - order.shape[0],), jnp.int32)])
 
     def permuted(number: jax.Array) -> jax.Array:
-        return permutation.permute(bits[:2], jnp.arange(batch_size, dtype=jnp.int32), number)
+        return random.permute(bits[:2], jnp.arange(batch_size, dtype=jnp.int32), number)
 
-    if pool.slot.shape[0] <= permutation.SHUFFLED:
+    if pool.slot.shape[0] <= random.SHUFFLED:
         return shuffled(pool.number)
-    return control_flow.cond(pool.number <= jnp.int32(permutation.SHUFFLED), shuffled, permuted, pool.number)
+    return control_flow.cond(pool.number <= jnp.int32(random.SHUFFLED), shuffled, permuted, pool.number)
 
 
 def _compact(values: jax.Array, mask: jax.Array, size: int) -> jax.Array:

@@ -11,24 +11,25 @@ Source: Schaul et al. 2016, section 3.3 and appendix B.2.1.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from fbuf._algorithms import random_bits
+from fbuf._algorithms import random
 from fbuf._core import control_flow
 
 Reduce = Literal["sum", "min", "max"]
+Trees = tuple[Array, ...]
 
 FAN_OUT = 8
 
 _MAX_CAPACITY = 2**30  # 8 C / 7 nodes must fit the int32 that indexes them
-_COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"sum": lax.add, "min": lax.min, "max": lax.max}
+_COMBINE: dict[str, Callable[[Array, Array], Array]] = {"sum": lax.add, "min": lax.min, "max": lax.max}
 _IDENTITY = {"sum": 0.0, "min": np.inf, "max": -np.inf}
 
 _MANY = 8192  # queries that are worth a thread pool
@@ -37,7 +38,7 @@ _MANY = 8192  # queries that are worth a thread pool
 _SPARE = 1
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def layout(capacity: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the number of nodes of each level, and the offset of each level, then the total. Level 0 holds the leaves."""
     if not 1 <= capacity <= _MAX_CAPACITY:
@@ -56,7 +57,7 @@ def nodes(capacity: int) -> int:
     return layout(capacity)[1][-1]
 
 
-def init(capacity: int, fill: float = 0.0) -> jax.Array:
+def init(capacity: int, fill: float = 0.0) -> Array:
     """Make a tree whose leaves and parents are all `fill`.
 
     Args:
@@ -72,7 +73,7 @@ def init(capacity: int, fill: float = 0.0) -> jax.Array:
     return jnp.full((nodes(capacity),), fill, jnp.float32)
 
 
-def get(tree: jax.Array, index: jax.Array) -> jax.Array:
+def get(tree: Array, index: Array) -> Array:
     """Read leaves.
 
     Args:
@@ -84,12 +85,12 @@ def get(tree: jax.Array, index: jax.Array) -> jax.Array:
     return tree.at[index].get(mode="promise_in_bounds")
 
 
-def root(tree: jax.Array) -> jax.Array:
+def root(tree: Array) -> Array:
     """Return the reduction of all leaves, float32[]: the first of the last eight elements."""
     return tree[tree.shape[0] - FAN_OUT]
 
 
-def rebuild(leaves: jax.Array, *, reduce: Reduce = "sum") -> jax.Array:
+def rebuild(leaves: Array, *, reduce: Reduce = "sum") -> Array:
     """Make a tree from all its leaves in one vectorized sweep.
 
     Args:
@@ -105,7 +106,7 @@ def rebuild(leaves: jax.Array, *, reduce: Reduce = "sum") -> jax.Array:
     return jnp.concatenate(levels)
 
 
-def set(tree: jax.Array, index: jax.Array, leaf: jax.Array, capacity: int, *, reduce: Reduce = "sum") -> jax.Array:
+def set(tree: Array, index: Array, leaf: Array, capacity: int, *, reduce: Reduce = "sum") -> Array:
     """Write leaves and recompute the parents above them.
 
     Args:
@@ -122,13 +123,8 @@ def set(tree: jax.Array, index: jax.Array, leaf: jax.Array, capacity: int, *, re
 
 
 def set_all(
-    trees: Sequence[jax.Array],
-    index: jax.Array,
-    leaves: Sequence[jax.Array],
-    capacity: int,
-    *,
-    reduce: Sequence[Reduce],
-) -> tuple[jax.Array, ...]:
+    trees: Sequence[Array], index: Array, leaves: Sequence[Array], capacity: int, *, reduce: Sequence[Reduce]
+) -> Trees:
     """Write leaves of several trees at the same indices.
 
     Accelerators write all trees in one sweep; CPUs write tree by tree.
@@ -149,9 +145,7 @@ def set_all(
         index = jnp.concatenate([index, jnp.full((1,), capacity, index.dtype)])
         leaves = tuple(jnp.concatenate([leaf, leaf]) for leaf in leaves)
     keep = (index >= 0) & (index < capacity)
-    by_loop, by_level = (
-        functools.partial(f, capacity=capacity, reduce=tuple(reduce)) for f in (_set_by_loop, _set_by_level)
-    )
+    by_loop, by_level = (partial(f, capacity=capacity, reduce=tuple(reduce)) for f in (_set_by_loop, _set_by_level))
     trees = control_flow.platform_dependent(trees, index, leaves, keep, cpu=by_loop, default=by_level)
     # The remaining levels are contiguous at the end of the array, and cheaper to sweep whole.
     _, offsets = layout(capacity)
@@ -164,32 +158,32 @@ def set_all(
     return tuple(swept)
 
 
-def _combine(children: Sequence[jax.Array], reduce: Reduce) -> jax.Array:
+def _combine(children: Sequence[Array], reduce: Reduce) -> Array:
     """Reduce eight siblings in a fixed order; `_choose` adds them in the same order."""
     f, c = _COMBINE[reduce], children
     return f(f(f(c[0], c[1]), f(c[2], c[3])), f(f(c[4], c[5]), f(c[6], c[7])))
 
 
-def _columns(level: jax.Array) -> list[jax.Array]:
+def _columns(level: Array) -> list[Array]:
     """Split a padded level into the first, second, ... of every eight siblings."""
     rows = level.reshape(-1, FAN_OUT)
     return [rows[:, k] for k in range(FAN_OUT)]
 
 
-def _pad(level: jax.Array, reduce: Reduce) -> jax.Array:
+def _pad(level: Array, reduce: Reduce) -> Array:
     missing = -level.shape[0] % FAN_OUT
     if not missing:
         return level
     return lax.pad(level, np.float32(_IDENTITY[reduce]), [(0, missing, 0)])
 
 
-@functools.partial(jax.jit, static_argnames="reduce")
-def _level_above(level: jax.Array, *, reduce: Reduce) -> jax.Array:
+@partial(jax.jit, static_argnames="reduce")
+def _level_above(level: Array, *, reduce: Reduce) -> Array:
     """Compute the padded level above a padded one. Jitted alone, or XLA recomputes lower levels for each upper one."""
     return _pad(_combine(_columns(level), reduce), reduce)
 
 
-def _levels_above(level: jax.Array, capacity: int, first: int, reduce: Reduce) -> list[jax.Array]:
+def _levels_above(level: Array, capacity: int, first: int, reduce: Reduce) -> list[Array]:
     """Compute the padded levels from `first` to the root, given the padded level below `first`."""
     levels = []
     for _ in range(first, len(layout(capacity)[0])):
@@ -205,14 +199,8 @@ def _first_dense(capacity: int, batch_size: int) -> int:
 
 
 def _set_by_loop(
-    trees: tuple[jax.Array, ...],
-    index: jax.Array,
-    leaves: tuple[jax.Array, ...],
-    keep: jax.Array,
-    *,
-    capacity: int,
-    reduce: tuple[Reduce, ...],
-) -> tuple[jax.Array, ...]:
+    trees: Trees, index: Array, leaves: Trees, keep: Array, *, capacity: int, reduce: tuple[Reduce, ...]
+) -> Trees:
     """Write index after index, each with the parents above it."""
     _, offsets = layout(capacity)
     sparse = range(1, _first_dense(capacity, index.shape[0]))
@@ -220,8 +208,8 @@ def _set_by_loop(
     position = jnp.where(keep, index, np.int32(offsets[-1] - 1))
     node = jnp.where(keep, index, np.int32(0))
 
-    def climb(tree: jax.Array, leaf: jax.Array, one: Reduce) -> jax.Array:
-        def write(tree: jax.Array, item: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+    def climb(tree: Array, leaf: Array, one: Reduce) -> Array:
+        def write(tree: Array, item: Trees) -> tuple[Array, None]:
             position, node, leaf = item
             tree = lax.dynamic_update_slice(tree, leaf[None], (position,))
             for level in sparse:
@@ -239,14 +227,8 @@ def _set_by_loop(
 
 
 def _set_by_level(
-    trees: tuple[jax.Array, ...],
-    index: jax.Array,
-    leaves: tuple[jax.Array, ...],
-    keep: jax.Array,
-    *,
-    capacity: int,
-    reduce: tuple[Reduce, ...],
-) -> tuple[jax.Array, ...]:
+    trees: Trees, index: Array, leaves: Trees, keep: Array, *, capacity: int, reduce: tuple[Reduce, ...]
+) -> Trees:
     """Write all leaves at once, then all parents of a level at once."""
     _, offsets = layout(capacity)
     position = jnp.where(keep & keep_last(index), index, np.int32(offsets[-1]))
@@ -264,7 +246,7 @@ def _set_by_level(
     return trees
 
 
-def siblings(tree: jax.Array, node: jax.Array, below: jax.Array | int) -> list[jax.Array]:
+def siblings(tree: Array, node: Array, below: Array | int) -> list[Array]:
     """Gather the children, eight of float32[B], of nodes int32[B]; their level starts at `below`.
 
     Child k is gathered from the array without its first k elements, so all eight share one index and one bounds check.
@@ -276,7 +258,7 @@ def siblings(tree: jax.Array, node: jax.Array, below: jax.Array | int) -> list[j
     return [lax.gather(lax.slice(tree, (k,), (last + k,)), start, one, (1,), mode=mode) for k in range(FAN_OUT)]
 
 
-def keep_last(index: jax.Array, below: int | None = None) -> jax.Array:
+def keep_last(index: Array, below: int | None = None) -> Array:
     """Mark the last occurrence of every value.
 
     Args:
@@ -303,9 +285,7 @@ def keep_last(index: jax.Array, below: int | None = None) -> jax.Array:
     return result.at[position].set(last, unique_indices=True, mode="promise_in_bounds")
 
 
-def draw(
-    tree: jax.Array, key: jax.Array, batch_size: int, capacity: int, *, stratified: bool
-) -> tuple[jax.Array, jax.Array]:
+def draw(tree: Array, key: Array, batch_size: int, capacity: int, *, stratified: bool) -> tuple[Array, Array]:
     r"""Draw leaves with probability :math:`P(i) = leaf_i / \sum_k leaf_k`, with replacement.
 
     Args:
@@ -324,31 +304,25 @@ def draw(
     tree = lax.stop_gradient(tree)
     number = batch_size + (_SPARE if batch_size < _MANY else 0)
     top, bottom = uniforms(key, batch_size, number, stratified=stratified)
-    by_loop, by_level = (
-        functools.partial(f, batch=batch_size, capacity=capacity) for f in (_descend_by_loop, _descend_by_level)
-    )
-    drawn: tuple[jax.Array, jax.Array] = control_flow.platform_dependent(
-        tree, top, bottom, cpu=by_loop, default=by_level
-    )
+    by_loop, by_level = (partial(f, batch=batch_size, capacity=capacity) for f in (_descend_by_loop, _descend_by_level))
+    drawn: tuple[Array, Array] = control_flow.platform_dependent(tree, top, bottom, cpu=by_loop, default=by_level)
     return drawn
 
 
-def uniforms(
-    key: jax.Array, batch_size: int, number: int | None = None, *, stratified: bool
-) -> tuple[jax.Array, jax.Array]:
+def uniforms(key: Array, batch_size: int, number: int | None = None, *, stratified: bool) -> tuple[Array, Array]:
     """Return the two uniforms float32[number] in [0, 1) of each query of `draw`: one for each half of the descent.
 
     `number` (None: B) may exceed B; the first B do not depend on it.
     """
     number = batch_size if number is None else number
-    top, bottom = (_unit(words) for words in random_bits.pairs(key, number))
+    top, bottom = (_unit(words) for words in random.pairs(key, number))
     if stratified:
         stratum = lax.iota(np.int32, number).astype(jnp.float32)
         top = (stratum + top) / np.float32(batch_size)
     return top, bottom
 
 
-def _unit(words: jax.Array) -> jax.Array:
+def _unit(words: Array) -> Array:
     """Return float32 in [0, 1) with 24 random bits; `jax.random.uniform` has 23."""
     return (words >> np.uint32(8)).astype(jnp.int32).astype(jnp.float32) * np.float32(2**-24)
 
@@ -366,7 +340,7 @@ def middle(capacity: int) -> int:
     return min(max(few, 1), (len(counts) - 1) // 2)
 
 
-def _scale(uniform: jax.Array, total: jax.Array) -> jax.Array:
+def _scale(uniform: Array, total: Array) -> Array:
     """Return `uniform * total` with its last mantissa bit cleared.
 
     Compilers may contract `uniform * total - left` into one fused operation on one path only. The mask prevents it.
@@ -375,7 +349,7 @@ def _scale(uniform: jax.Array, total: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(product & np.int32(-2), jnp.float32)
 
 
-def _choose(children: list[jax.Array], query: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _choose(children: list[Array], query: Array) -> tuple[Array, Array, Array]:
     """Pick one of eight siblings by three halvings.
 
     Go right if the query is not below the left sum and the right sum is above zero. Rounding then never enters a subtree that
@@ -391,7 +365,7 @@ def _choose(children: list[jax.Array], query: jax.Array) -> tuple[jax.Array, jax
     pairs = [c[0] + c[1], c[2] + c[3], c[4] + c[5], c[6] + c[7]]
     zero = np.float32(0)
 
-    def halve(left: jax.Array, right: jax.Array, query: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def halve(left: Array, right: Array, query: Array) -> tuple[Array, Array]:
         go = (query >= left) & (right > zero)
         return go, lax.select(go, query - left, query)
 
@@ -412,12 +386,8 @@ def _steps(capacity: int) -> tuple[tuple[int, bool, bool], ...]:
 
 
 def _down(
-    tree: jax.Array,
-    node: jax.Array,
-    query: jax.Array,
-    bottom: jax.Array,
-    step: tuple[jax.Array | int, jax.Array | bool, jax.Array | bool],
-) -> tuple[jax.Array, jax.Array]:
+    tree: Array, node: Array, query: Array, bottom: Array, step: tuple[Array | int, Array | bool, Array | bool]
+) -> tuple[Array, Array]:
     """Move all queries one level down: return the child, and the query in it (at the leaves: the leaf)."""
     below, at_middle, at_leaves = step
     child, value, query = _choose(siblings(tree, node, below), query)
@@ -426,25 +396,23 @@ def _down(
     return node * 8 + child, query
 
 
-def _select(flag: jax.Array | bool, new: Callable[[], jax.Array], old: jax.Array) -> jax.Array:
+def _select(flag: Array | bool, new: Callable[[], Array], old: Array) -> Array:
     if isinstance(flag, bool):
         return new() if flag else old
     return lax.select(lax.broadcast(flag, old.shape), new(), old)
 
 
-def _descend_by_loop(
-    tree: jax.Array, top: jax.Array, bottom: jax.Array, *, batch: int, capacity: int
-) -> tuple[jax.Array, jax.Array]:
+def _descend_by_loop(tree: Array, top: Array, bottom: Array, *, batch: int, capacity: int) -> tuple[Array, Array]:
     """Move all queries down in a loop over the levels: one kernel, run `log C` times."""
 
     # Node and query share one array: XLA would run `_choose` twice for two outputs. The bits of the node are only moved.
-    def pack(node: jax.Array, query: jax.Array) -> jax.Array:
+    def pack(node: Array, query: Array) -> Array:
         return lax.complex(query, lax.bitcast_convert_type(node, jnp.float32))
 
-    def unpack(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def unpack(pairs: Array) -> tuple[Array, Array]:
         return lax.bitcast_convert_type(lax.imag(pairs), jnp.int32), lax.real(pairs)
 
-    def level(pairs: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
+    def level(pairs: Array, step: Array) -> tuple[Array, None]:
         node, query = unpack(lax.dynamic_slice(pairs, (step[3],), (batch,)))
         one = (step[0], step[1] > 0, step[2] > 0)
         pairs = lax.dynamic_update_slice(pairs, pack(*_down(tree, node, query, bottom[:batch], one)), (step[3],))
@@ -457,9 +425,7 @@ def _descend_by_loop(
     return _inside(index, capacity), leaf
 
 
-def _descend_by_level(
-    tree: jax.Array, top: jax.Array, bottom: jax.Array, *, batch: int, capacity: int
-) -> tuple[jax.Array, jax.Array]:
+def _descend_by_level(tree: Array, top: Array, bottom: Array, *, batch: int, capacity: int) -> tuple[Array, Array]:
     """Move all queries down, with the levels unrolled."""
     node, query = jnp.zeros((batch,), jnp.int32), _scale(top[:batch], root(tree))
     for step in _steps(capacity):
@@ -467,6 +433,6 @@ def _descend_by_level(
     return _inside(node, capacity), query
 
 
-def _inside(index: jax.Array, capacity: int) -> jax.Array:
+def _inside(index: Array, capacity: int) -> Array:
     """Clip indices to the leaves: a caller's NaN can break the sums."""
     return jnp.minimum(index, np.int32(capacity - 1))

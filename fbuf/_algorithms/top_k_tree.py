@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from fbuf._algorithms.sum_tree import FAN_OUT, layout
 from fbuf._algorithms.uint64 import Wide
@@ -34,7 +34,7 @@ def number_of_words(dtype: Any) -> int:
     return 2 if jnp.dtype(dtype).itemsize == 8 else 1
 
 
-def encode(rank: jax.Array) -> jax.Array:
+def encode(rank: Array) -> Array:
     """Encode real ranks [...] as order-preserving words uint32[..., W]; NaN is the lowest, and 0.0 equals -0.0."""
     if rank.dtype == jnp.bool_:
         return rank.astype(jnp.uint32)[..., None]
@@ -54,13 +54,13 @@ def encode(rank: jax.Array) -> jax.Array:
     return jnp.stack(bits if wide else bits[:1], axis=-1)
 
 
-def _halves(number: jax.Array) -> Wide:
+def _halves(number: Array) -> Wide:
     """Return the high and low word of 64 bits; of 32 bits the word and 0."""
     bits = lax.bitcast_convert_type(number, jnp.uint32)
     return Wide(bits, jnp.zeros_like(bits)) if number.dtype.itemsize == 4 else Wide(bits[..., 1], bits[..., 0])
 
 
-def decode(words: jax.Array, dtype: Any, nan: jax.Array) -> jax.Array:
+def decode(words: Array, dtype: Any, nan: Array) -> Array:
     """Decode words uint32[..., W] to ranks [...], with `nan` in place of NaN."""
     if jnp.dtype(dtype) == jnp.bool_:
         return words[..., 0] != jnp.uint32(0)
@@ -76,26 +76,24 @@ def decode(words: jax.Array, dtype: Any, nan: jax.Array) -> jax.Array:
     return _number(Wide(bits.high ^ _SIGN, bits.low), dtype, jnp.int32)
 
 
-def _number(bits: Wide, dtype: Any, narrow: Any) -> jax.Array:
+def _number(bits: Wide, dtype: Any, narrow: Any) -> Array:
     """Invert `_halves`; 32-bit numbers are read as `narrow` first."""
     if jnp.dtype(dtype).itemsize == 8:
         return lax.bitcast_convert_type(jnp.stack([bits.low, bits.high], axis=-1), dtype)
     return lax.bitcast_convert_type(bits.high, narrow).astype(dtype)
 
 
-def root(tree: jax.Array) -> jax.Array:
+def root(tree: Array) -> Array:
     """Return the lowest row, uint32[words + 3]; all ones in an empty tree."""
     return tree[tree.shape[0] - FAN_OUT]
 
 
-def init(capacity: int, words: int) -> jax.Array:
+def init(capacity: int, words: int) -> Array:
     """Make an empty tree uint32[nodes, words + 3] for ranks of `words` words."""
     return jnp.full((layout(capacity)[1][-1], words + 3), _NONE, jnp.uint32)
 
 
-def insert(
-    tree: jax.Array, capacity: int, rank: jax.Array, arrival: Wide, keep: jax.Array, held: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, held: Array) -> tuple[Array, Array]:
     """Insert rows: into the next empty slot, or in place of the lowest row if they are higher.
 
     Args:
@@ -115,7 +113,7 @@ def insert(
     return control_flow.platform_dependent(tree, rows, keep, held, cpu=one_by_one, default=at_once)
 
 
-def _less(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> jax.Array:
+def _less(a: Sequence[Array], b: Sequence[Array]) -> Array:
     """Compare a < b word by word from the first."""
     less = a[-1] < b[-1]
     for one, other in zip(a[-2::-1], b[-2::-1], strict=True):
@@ -123,10 +121,10 @@ def _less(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> jax.Array:
     return less
 
 
-def _lowest_child(children: jax.Array) -> jax.Array:
+def _lowest_child(children: Array) -> Array:
     """Return the lowest of eight rows, [..., W] of [..., 8, W]. Arrivals differ, so slots are not compared."""
 
-    def lower(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def lower(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
         less = _less(a[:-1], b[:-1])
         return tuple(jnp.where(less, x, y) for x, y in zip(a, b, strict=True))
 
@@ -134,13 +132,11 @@ def _lowest_child(children: jax.Array) -> jax.Array:
     return jnp.stack(lax.reduce(words, [_NONE] * len(words), lower, (words[0].ndim - 1,)), axis=-1)
 
 
-def _words(row: jax.Array) -> list[jax.Array]:
+def _words(row: Array) -> list[Array]:
     return [row[..., w] for w in range(row.shape[-1])]
 
 
-def _insert_one_by_one(
-    tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, *, capacity: int
-) -> tuple[jax.Array, jax.Array]:
+def _insert_one_by_one(tree: Array, rows: Array, keep: Array, held: Array, *, capacity: int) -> tuple[Array, Array]:
     return _sequential_insert(capacity)(tree, rows, keep, held)
 
 
@@ -149,21 +145,19 @@ def _sequential_insert(capacity: int) -> Any:
     """Return the sequential insert; under `vmap` it processes the trees one after another, which keeps one kernel."""
 
     @jax.custom_batching.custom_vmap
-    def insert(tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def insert(tree: Array, rows: Array, keep: Array, held: Array) -> tuple[Array, Array]:
         tree, slot = _put_all(tree[None], rows[None], keep[None], held[None], capacity)
         return tree[0], slot[0]
 
     @insert.def_vmap
-    def insert_each(size: int, batched: Sequence[bool], *given: jax.Array) -> Any:
+    def insert_each(size: int, batched: Sequence[bool], *given: Array) -> Any:
         each = [x if there else jnp.broadcast_to(x, (size, *x.shape)) for x, there in zip(given, batched, strict=True)]
         return _put_all(each[0], each[1], each[2], each[3], capacity), (True, True)
 
     return insert
 
 
-def _put_all(
-    trees: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, capacity: int
-) -> tuple[jax.Array, jax.Array]:
+def _put_all(trees: Array, rows: Array, keep: Array, held: Array, capacity: int) -> tuple[Array, Array]:
     """Insert into each of M trees [M, nodes, W], row by row."""
     counts, offsets = layout(capacity)
     (members, number), width, words = keep.shape, trees.shape[2], rows.shape[2] - 2
@@ -175,7 +169,7 @@ def _put_all(
     _, roots = order_after_reads(jnp.min(held), trees[:, offsets[-1] - FAN_OUT])
     tree, level_at = trees.reshape(-1, width), jnp.asarray(offsets, jnp.int32)
 
-    def put(carry: tuple[jax.Array, ...], given: tuple[jax.Array, ...]) -> Any:
+    def put(carry: tuple[Array, ...], given: tuple[Array, ...]) -> Any:
         tree, low, full = carry
         row, keep, at = given
         base = jnp.int32(0)
@@ -192,7 +186,7 @@ def _put_all(
         tree = lax.dynamic_update_slice(tree, leaf[None], (base + where, jnp.int32(0)))
         levels = jnp.where(takes, jnp.int32(len(counts) - 1), jnp.int32(0))
 
-        def climb(carry: tuple[jax.Array, ...]) -> Any:
+        def climb(carry: tuple[Array, ...]) -> Any:
             level, node, tree, _ = carry
             node, above = node >> 3, level + jnp.int32(1)
             start = (base + node * jnp.int32(FAN_OUT) + level_at[level], jnp.int32(0))
@@ -210,9 +204,7 @@ def _put_all(
     return tree.reshape(trees.shape), slot.reshape(keep.shape)[:, :number]
 
 
-def _insert_at_once(
-    tree: jax.Array, rows: jax.Array, keep: jax.Array, held: jax.Array, *, capacity: int
-) -> tuple[jax.Array, jax.Array]:
+def _insert_at_once(tree: Array, rows: Array, keep: Array, held: Array, *, capacity: int) -> tuple[Array, Array]:
     counts, offsets = layout(capacity)
     number, words = rows.shape[0], rows.shape[1] - 2
     # Sort skipped rows last, others by descending rank; ties keep the order of arrival.
@@ -239,13 +231,13 @@ def _insert_at_once(
     return tree, jnp.zeros((number,), jnp.int32).at[order].set(slot, unique_indices=True)
 
 
-def _children(tree: jax.Array, node: jax.Array, below: int) -> jax.Array:
+def _children(tree: Array, node: Array, below: int) -> Array:
     """Gather the children uint32[K, 8, W] of nodes."""
     at = node[:, None] * jnp.int32(8) + jnp.int32(below) + lax.iota(jnp.int32, FAN_OUT)[None, :]
     return tree.at[at].get(mode="promise_in_bounds")
 
 
-def lowest(tree: jax.Array, capacity: int, number: int) -> jax.Array:
+def lowest(tree: Array, capacity: int, number: int) -> Array:
     """Return the lowest rows uint32[number, words + 3] in order, padded with all ones."""
     counts, offsets = layout(capacity)
     first = next(level for level, count in enumerate(counts) if count <= FAN_OUT * number)
@@ -259,7 +251,7 @@ def lowest(tree: jax.Array, capacity: int, number: int) -> jax.Array:
     return found
 
 
-def _first(rows: jax.Array, number: int) -> jax.Array:
+def _first(rows: Array, number: int) -> Array:
     """Return the lowest of rows [M, W] in order, padded with all ones."""
     columns = lax.sort(tuple(rows[:, w] for w in range(rows.shape[1])), num_keys=rows.shape[1])
     found = jnp.stack(columns, axis=-1)[:number]

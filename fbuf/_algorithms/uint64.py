@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._algorithms.random import multiply_high
+
 _SIGN = np.uint32(0x80000000)
 
 
@@ -51,14 +53,6 @@ def at_most(a: Wide, b: Wide) -> jax.Array:
     """Return bool[...], a <= b as signed numbers."""
     high, other = a.high ^ _SIGN, b.high ^ _SIGN
     return (high < other) | ((high == other) & (a.low <= b.low))
-
-
-def multiply_high(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return the high 32 bits of a product of uint32s."""
-    half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)
-    a1, a0, b1, b0 = a >> half, a & mask, b >> half, b & mask
-    middle = a1 * b0 + (a0 * b0 >> half)
-    return a1 * b1 + (middle >> half) + ((middle & mask) + a0 * b1 >> half)
 
 
 def multiply(a: jax.Array, b: jax.Array) -> Wide:

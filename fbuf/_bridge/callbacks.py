@@ -26,13 +26,12 @@ from jax.interpreters import ad, batching, mlir
 
 from fbuf._bridge.lifetime import find, join_id, split_id
 from fbuf._core import control_flow
-from fbuf._core.x64 import DTYPES
-from fbuf._host.interfaces import RowStore
+from fbuf._core.pytree import DTYPES
 from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
+from fbuf._host.types import RowStore
 
 Shape = tuple[int, ...]
-Item = tuple[Shape, Any]
 """Shape and dtype of one row of a leaf."""
 
 # ---------------------------------------------------------------------------------------------- the guard
@@ -279,7 +278,7 @@ def write_slots(
 
 
 def read(
-    id: Array, requests: Sequence[tuple[int, Array, Item]], strict: bool, number: Array | None = None
+    id: Array, requests: Sequence[tuple[int, Array, jax.ShapeDtypeStruct]], strict: bool, number: Array | None = None
 ) -> tuple[list[Array], list[Array]]:
     """Read rows by ticket: one array a request, and bool of its tickets' shape: was the row there?
 
@@ -289,7 +288,7 @@ def read(
       number: uint32[], what `request` gave for these tickets: they may be there already. The value is the same.
     """
     (id,) = guard(id)
-    shapes = [jax.ShapeDtypeStruct((*t.shape[:-1], *item), dtype) for _, t, (item, dtype) in requests]
+    shapes = [jax.ShapeDtypeStruct((*t.shape[:-1], *item.shape), item.dtype) for _, t, item in requests]
     shapes += [jax.ShapeDtypeStruct(t.shape[:-1], np.dtype(bool)) for _, t, _ in requests]
     columns, tickets = tuple(c for c, _, _ in requests), [t for _, t, _ in requests]
     if number is None:
@@ -363,7 +362,7 @@ def clear_priorities(id: Array, version: Array) -> Array:
 
 
 def draw_priorities(id: Array, version: Array, top: Array, bottom: Array) -> tuple[Array, Array, Array, Array]:
-    """Draw leaves from a version by `fbuf._algorithms.sum_tree_draw.uniforms`: int32[B] and float32[B], the sum float32[] of
+    """Draw leaves from a version by `fbuf._algorithms.sum_tree.uniforms`: int32[B] and float32[B], the sum float32[] of
     all, and the least float32[] above 0.
     """
     id, version = guard(id, version, what="priorities")

@@ -6,8 +6,8 @@ leaf. The tickets keep their store open, as a state does.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any, cast
 
 import jax
@@ -54,9 +54,7 @@ class Tickets:
         return Lazy(store, pairs.view(np.uint64)[..., 0], data, self.strict, self.dense)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tickets:
-        return Tickets(
-            copy.deepcopy(self.id, memo), copy.deepcopy(self.ticket, memo), self.slot, self.strict, self.dense
-        )
+        return Tickets(deepcopy(self.id, memo), deepcopy(self.ticket, memo), self.slot, self.strict, self.dense)
 
     def __reduce__(self) -> Any:
         raise TypeError("fbuf: ragged batches cannot be pickled, as rows are in this process. Pass batch.lazy.rows().")
@@ -196,7 +194,7 @@ class Lazy:
         Returns:
           `[B, ...]` for `axis=0`, `[..., B]` for -1.
         Raises:
-          ValueError: shapes or dtypes differ (it says which rows have which), a place has no row, or values are no numbers.
+          ValueError: shapes or dtypes differ (it says which rows have which), a place has no row, or values are not numbers.
           KeyError, RuntimeError: as for `lazy[name]`.
         """
         name = name_of(name)
@@ -227,11 +225,9 @@ class Lazy:
                 f"from a buffer that has rows, or use batch.lazy['{name}'], which gives None there."
             )
         for i, value in enumerate(found):
-            array = (
-                np.asarray(value) if isinstance(value, (bool, int, float, complex, np.generic, np.ndarray)) else None
-            )
+            array = np.asarray(value) if isinstance(value, (int, float, complex, np.generic, np.ndarray)) else None
             if array is None or array.dtype.kind in "OSU":
-                raise ValueError(f"lazy.{call}: leaf '{name}' of row {i} is {type(value).__name__}, no number.")
+                raise ValueError(f"lazy.{call}: leaf '{name}' of row {i} is {type(value).__name__}; expected a number.")
             found[i] = array
         return found
 
@@ -250,7 +246,7 @@ class Lazy:
             is a prototype).
         Raises:
           ImportError: torch is missing.
-          ValueError: a place has no row, or values are no numbers.
+          ValueError: a place has no row, or values are not numbers.
         """
         try:
             import torch

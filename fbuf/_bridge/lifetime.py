@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend, core
 
-from fbuf._host.interfaces import HostObject, RowStore
+from fbuf._host.types import HostObject, RowStore
 
 _lock = threading.RLock()
 _stores: dict[int, HostObject] = {}

@@ -18,15 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks, init, operations, prefetch, state_ops, transforms, write
+from fbuf._buffer import checks, init, operations, prefetch, transforms, write
 from fbuf._buffer import convert as _convert
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler
 from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, nested, tree_bytes
+from fbuf._core.dispatch import Operation
+from fbuf._core.pytree import PyTree, exact, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf._core.x64 import exact
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Resumable
 from fbuf._interfaces.writer import ReadOnly
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
-    *("check_state", "checked_extend", "checked_spec", "drawn", "given_spec", "parsed", "peeked", "placed", "stored")
+    *("check_state", "checked_extend", "checked_update_priority", "drawn", "peeked")
 }
 
 
@@ -166,10 +165,6 @@ class Buffer(BufferConfig):
         state = init.resume(self, example, verify)
         return self.cut(state) if cut else state
 
-    def checked_spec(self, call: str, example: PyTree) -> Spec:
-        """Return the spec of a row that this buffer can hold; raise what `init` raises."""
-        return init.checked_spec(self, call, example)
-
     # ----------------------------------------------------------------------------------------------- writing
 
     def add(self, state: BufferState, row: PyTree, *, priority: Any = None, mask: Any = None) -> BufferState:
@@ -191,7 +186,7 @@ class Buffer(BufferConfig):
           >>> int(buffer.size(state))
           1
         """
-        return self._extend("Buffer.add", state, row, priority, mask)[0]
+        return self._extend("Buffer.add", state, row, priority, mask)
 
     def extend(self, state: BufferState, rows: PyTree, *, priority: Any = None, mask: Any = None) -> BufferState:
         """Add rows in order of time: leaves `[N, ...]`, with lanes `[N, E, ...]`. The newest C rows are kept.
@@ -215,23 +210,15 @@ class Buffer(BufferConfig):
           >>> buffer.size(state)
           Array(5, dtype=int32)
         """
-        return self._extend("Buffer.extend", state, rows, priority, mask)[0]
+        return self._extend("Buffer.extend", state, rows, priority, mask)
 
-    def placed(self, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> tuple[BufferState, Index]:
-        """Return the state of `extend`, and where a writer that replaces any row put each row."""
-        state, slot = self._extend("Buffer.extend", state, rows, priority, mask, slots=True)
-        slot = jnp.minimum(slot if self.lanes else slot[:, 0], jnp.int32(self.capacity))
-        return state, state_ops.index_of(self, state, slot)
-
-    def _extend(
-        self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any, slots: bool = False
-    ) -> tuple[BufferState, Any]:
+    def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
         if checks.can_trace(self, state, (rows, priority, mask)):
-            return operations.checked_extend(self, state, rows, priority, mask, static=(call, slots))
-        return self.checked_extend(state, rows, priority, mask, call, slots)
+            return _checked_extend(self, state, rows, priority, mask, static=(call,))[0]
+        return self.checked_extend(state, rows, priority, mask, call)[0]
 
     def checked_extend(
-        self, state: BufferState, rows: PyTree, priority: Any, mask: Any, call: str, slots: bool
+        self, state: BufferState, rows: PyTree, priority: Any, mask: Any, call: str, slots: bool = False
     ) -> tuple[BufferState, Any]:
         """Return the state of `extend` or `add`, and with `slots` where a writer that replaces any row put each row."""
         checks.check_writable(call, self)
@@ -242,24 +229,6 @@ class Buffer(BufferConfig):
             leaves = write.store_values(self, state, leaves, values, shape, mask)
         leading = (not call.endswith("add")) + (self.lanes is not None)
         return operations.extend(self, state, leaves, priority, mask, static=(shape, leading, slots))
-
-    def given_spec(self, state: BufferState) -> tuple[Spec, Any]:
-        """Return spec and structure of the rows that `add` and `extend` take."""
-        return checks.given_spec(self, state)
-
-    def parsed(
-        self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any
-    ) -> tuple[dict[str, Any], Any, tuple[int, int]]:
-        """Check rows of `storages.Ragged`; return arrays by name, other values, and [N, E]. Eager; stores nothing."""
-        return checks.check_rows(call, self, state, rows, priority, mask)[:3]
-
-    def stored(
-        self, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any
-    ) -> PyTree:
-        """Store the values of `parsed`; return rows with their tickets, which a jitted `extend` can take."""
-        if values is not None and shape[0]:
-            leaves = write.store_values(self, state, leaves, values, shape, mask)
-        return nested(leaves)
 
     def update_priority(
         self, state: BufferState, index: Index, td_error: Any, *, mask: Any = None, eta: Any = 0.9
@@ -298,8 +267,15 @@ class Buffer(BufferConfig):
         if checks.can_trace(self, state, (index, td_error, mask)):
             checks.check_is_index(call, index)
             checks.check_eta(call, eta)
-            return operations.checked_update(self, state, index, td_error, mask, eta, static=(call,))[0]
-        return operations.update_priority(self, state, *checks.check_errors(call, self, index, td_error, mask, eta))[0]
+            return _checked_update_priority(self, state, index, td_error, mask, eta)[0]
+        return self.checked_update_priority(state, index, td_error, mask, eta)[0]
+
+    def checked_update_priority(
+        self, state: BufferState, index: Any, td_error: Any, mask: Any, eta: Any
+    ) -> tuple[BufferState, None]:
+        """Return the state of `update_priority`, and None."""
+        arguments = checks.check_errors("Buffer.update_priority", self, index, td_error, mask, eta)
+        return operations.update_priority(self, state, *arguments)
 
     def update_rows(self, state: BufferState, index: Index, fields: PyTree, *, mask: Any = None) -> BufferState:
         """Replace some leaves of existing rows. Stale indices are skipped and counted; the last of duplicates wins.
@@ -448,7 +424,7 @@ class Buffer(BufferConfig):
     def drawn(
         self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
     ) -> tuple[BufferState, Sample]:
-        """Return what `sample` does, with 64-bit leaves as pairs (`fbuf._core.x64`)."""
+        """Return what `sample` does, with 64-bit leaves as pairs (`fbuf._core.pytree`)."""
         call = "Buffer.sample"
         checks.check_state(call, self, state)
         size, given = checks.check_draw(call, "sample(state, key, batch_size)", self, key, batch_size, options)
@@ -490,7 +466,7 @@ class Buffer(BufferConfig):
 
     def _exact(self, call: str, state: BufferState, batch: Any) -> Any:
         """Return a batch, or rows, with 64-bit leaves as NumPy arrays."""
-        if not checks.exact_leaves(self):
+        if not getattr(self.storage, "exact", ()):
             return batch
         return dataclasses.replace(batch, data=exact(call, self.storage.spec(state.rows)[0], batch.data))
 
@@ -785,7 +761,7 @@ class Buffer(BufferConfig):
             raise TypeError(f"{call}: other is {type(other).__name__}; expected a Buffer. Write convert(other, state).")
         checks.check_same_rows(call, self, other)
         checks.check_fields(call, other, spec)
-        sampler = state_ops.init_host_sampler(other, call)
+        sampler = init_host_sampler(other, call)
         convert = _convert.index_rows if isinstance(self.writer, ReadOnly) else operations.convert
         anchors, sampler = convert(self, state, sampler, static=(other,))[1]
         if other.on_read != self.on_read:
@@ -829,4 +805,8 @@ class Buffer(BufferConfig):
 
     def check_state(self, state: BufferState) -> None:
         """Raise if another buffer made the state, at trace time."""
-        init.check_state(self, state)
+        checks.check_made_by(self, state)
+
+
+_checked_extend = Operation(Buffer.checked_extend, scope=False)
+_checked_update_priority = Operation(Buffer.checked_update_priority, scope=False)

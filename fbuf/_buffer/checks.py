@@ -1,4 +1,4 @@
-"""Checks of a buffer's parts, and of the arguments of its methods; `Mixture`, `Replay` and `checked` share them.
+"""Checks of a buffer's parts and states, and of the arguments of its methods; `Mixture`, `Replay` and `checked` share them.
 
 They look at structure, dtypes and shapes, so they run once, at trace time. Each message says what to write instead.
 """
@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState, given_of, refuse_donated
+from fbuf._buffer import prefetch
+from fbuf._buffer.state import BufferConfig, BufferState, empty_state, given_of
 from fbuf._core import arguments
-from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves
+from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves, needs_x64
+from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index
-from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.storage import RaggedStorage, Storage
 from fbuf._interfaces.view import EligibilityRule, View
@@ -201,6 +201,50 @@ def check_state(call: str, buffer: BufferConfig, state: Any) -> None:
     refuse_stacked(call, type(buffer), state)
 
 
+def refuse_donated(call: str, state: BufferState) -> None:
+    """Raise if the arrays of a state were donated."""
+    header = state.header
+    if not isinstance(header, jax.core.Tracer) and hasattr(header, "is_deleted") and header.is_deleted():
+        raise RuntimeError(f"{call}: the state was donated. Use the state that the step returned: state = step(state).")
+
+
+def check_made_by(buffer: BufferConfig, state: BufferState) -> None:
+    """Raise if another buffer made the state, at trace time."""
+    refuse_stacked("Buffer.check_state", type(buffer), state)
+    if not fits(buffer, state):
+        raise ValueError(
+            f"Buffer: this state was made by another buffer than {buffer!r} (of another capacity, number of lanes, "
+            f"storage, sampler, view, prefetch or batch_size, or other transforms). Use the buffer that made it (buffer, "
+            f"state = buffer.grow(state) gives another); for another sampler, view, prefetch or on_read of the same rows "
+            f"buffer.convert(other, state)."
+        )
+
+
+def fits(buffer: BufferConfig, state: BufferState) -> bool:
+    """Return whether the buffer, or an equal one, can have made the state."""
+    spec, structure = buffer.storage.spec(state.rows)
+    row_format = given_of(state)
+    items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
+    if (row_format is None) != (buffer.on_write is None):
+        return False
+    return bool(_outline(state) == _expected_state(buffer, items, structure, row_format))
+
+
+def _outline(state: BufferState) -> Any:
+    leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
+    rule = None if state.anchors is None else state.anchors.rule
+    return leaves, rule, jax.tree.structure((state.ahead, state.transforms))
+
+
+@functools.lru_cache(maxsize=256)
+def _expected_state(buffer: BufferConfig, items: tuple[Any, ...], structure: Any, row_format: RowFormat | None) -> Any:
+    """Return the outline of the buffer's states, for rows of `items` (name, shape, dtype)."""
+    spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
+    rows = buffer.storage.abstract(buffer.geometry, spec, structure)
+    empty = prefetch.empty_state if buffer.prefetch else empty_state
+    return _outline(jax.eval_shape(functools.partial(empty, buffer, given=row_format), rows))
+
+
 def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
     header: Any = getattr(state, "header", None)
@@ -359,9 +403,9 @@ def check_draw(
     size = buffer.batch_size if batch_size is None else batch_size
     if size is None:
         raise TypeError(f"{call}: batch_size is missing. Write {form}, or Buffer(..., batch_size=256).")
+    asked = {name: value for name, value in options.items() if value is not None}
     check_batch_size(call, size, f" The order is {form}.")
     arguments.check_key(call, key, "and for many keys vmap `peek`")
-    asked = {name: value for name, value in options.items() if value is not None}
     return int(size), check_numbers(call, buffer.sampler, buffer.sampler.options, asked) if asked else {}
 
 

@@ -12,17 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._buffer import state_ops
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState, on_open
-from fbuf._buffer.state_ops import empty_state, ending, ids_of, largest, stamp_of
+from fbuf._buffer import state as _state
+from fbuf._buffer.state import BufferConfig, BufferState
 from fbuf._core import control_flow
+from fbuf._core import slots as _slots
 from fbuf._core.dispatch import Operation
-from fbuf._core.geometry import Ring
 from fbuf._core.pytree import tree_bytes
+from fbuf._core.slots import Ring
 from fbuf._indexing import anchors as _anchors
-from fbuf._indexing import ring as _ring
-from fbuf._indexing.anchor_log import count_open_before
+from fbuf._indexing.anchors import count_open_before
 from fbuf._interfaces.storage import Read
 
 BLOCK = 1 << 16
@@ -33,7 +31,7 @@ def _index_rows_core(
     buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """Return anchors and sampler state for all rows of a data set; `sampler` is from `init_host_sampler(other)`."""
-    empty = state_ops.empty_state(other, state.rows)
+    empty = _state.empty_state(other, state.rows)
     sampler = empty.sampler if sampler is None else sampler
     if other.dense and not tree_bytes(sampler):
         return state, (None, sampler)
@@ -49,17 +47,17 @@ def _index_rows_core(
         there = slot < jnp.int32(geometry.capacity)
         values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
         leaves = dict(zip(names, values, strict=True))
-        stamp = state_ops.stamp_of(other, leaves, slot.shape)
+        stamp = _state.stamp_of(other, leaves, slot.shape)
         if anchors is None:
             change = _anchors.dense(slot, there, None, stamp)
         else:
-            new, ids = ending(other, leaves, slot.shape), ids_of(other, leaves, slot.shape)
+            new, ids = _state.ending(other, leaves, slot.shape), _state.ids_of(other, leaves, slot.shape)
             before = Ring(cursor=start[None], size=start[None], lap=jnp.ones((1,), jnp.uint32))
             count = jnp.minimum(jnp.int32(geometry.capacity) - start, jnp.int32(block))[None]
             anchors, change, token = _anchors.extend(
                 anchors, other.view, geometry, before, new, None, stamp, None, token, arrive=count, ids=ids
             )
-        change = dataclasses.replace(change, newest_stamp=state_ops.largest(stamp, there))
+        change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, there))
         return anchors, other.sampler.change(sampler, change, geometry, token), token
 
     blocks = -(-geometry.capacity // block)
@@ -69,12 +67,12 @@ def _index_rows_core(
     return state, (anchors, sampler)
 
 
-index_rows = Operation(on_open(_index_rows_core))
+index_rows = Operation(_state.on_open(_index_rows_core))
 
 
 def with_existing_rows(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
     """Return the state of a data set with the anchors of its rows."""
-    fresh = state_ops.init_host_sampler(buffer, call)
+    fresh = _state.init_host_sampler(buffer, call)
     anchors, sampler = index_rows(buffer, state, fresh, static=(buffer,))[1]
     return dataclasses.replace(state, anchors=anchors, sampler=sampler)
 
@@ -97,16 +95,16 @@ def _convert_core(
     lanes, length, _ = geometry
     age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
     keep = age < state.ring.size[None, :]
-    slot = jnp.where(keep, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
-    empty = empty_state(other, state.rows)
+    slot = jnp.where(keep, _slots.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
+    empty = _state.empty_state(other, state.rows)
     names = _names(other)
     values, _ = buffer.storage.read(state.rows, [Read(name, slot.reshape(-1)) for name in names])
     leaves = dict(zip(names, values, strict=True))
-    stamp = stamp_of(other, leaves, keep.shape)
+    stamp = _state.stamp_of(other, leaves, keep.shape)
     if other.dense:
         anchors, change = None, _anchors.dense(slot, keep, None, stamp)
     else:
-        new, ids = ending(other, leaves, keep.shape), ids_of(other, leaves, keep.shape)
+        new, ids = _state.ending(other, leaves, keep.shape), _state.ids_of(other, leaves, keep.shape)
         was_cut = jnp.zeros(keep.shape, bool)
         if state.anchors is not None:
             was_cut = _anchors.has(state.anchors.flags.at[slot].get(mode="fill", fill_value=0), _anchors.CUT)
@@ -128,7 +126,7 @@ def _convert_core(
         anchors, change, _ = _anchors.extend(
             nothing, other.view, geometry, before, new, None, stamp, keep, state.token, ids=ids, cut=cut
         )
-    change = dataclasses.replace(change, newest_stamp=largest(stamp, keep))
+    change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, keep))
     sampler = empty.sampler if sampler is None else sampler
     return state, (anchors, other.sampler.change(sampler, change, geometry, state.token))
 

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import rank_buckets, sum_tree
-from fbuf._buffer import operations, state_ops
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState
-from fbuf._core.geometry import Ring
+from fbuf._buffer import operations
+from fbuf._buffer.state import BufferConfig, BufferState, empty_state
+from fbuf._core.slots import Ring
 from fbuf._indexing.anchor_log import EpisodeQueue
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Growable, RaggedStorage
@@ -58,7 +57,7 @@ def _grow_rows(
     other = dataclasses.replace(buffer, capacity=int(capacity))
     ring = _longer_ring(state.ring, length)
     rows = storage.with_capacity(state.rows, other.geometry)
-    fresh = state_ops.empty_state(other, rows)
+    fresh = empty_state(other, rows)
     anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
     if isinstance(state.sampler, EpisodeQueue):  # numbers episodes by the length of a lane
         grown = fresh.replace(rows=rows, ring=ring, anchors=anchors)

@@ -1,4 +1,4 @@
-"""New states: of empty buffers, of files that outlive a process, and the shapes that a buffer's states must have."""
+"""New states: of empty buffers, and of files that outlive a process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks, convert, operations, prefetch, state_ops, transforms
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState, given_of
+from fbuf._buffer import checks, convert, operations, prefetch, transforms
+from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, open_host_state
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
-from fbuf._core.row_format import RowFormat
+from fbuf._core.row_format import RowFormat, given
 from fbuf._indexing.anchors import CUT
 from fbuf._interfaces.storage import RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly, Streaming
@@ -26,16 +25,31 @@ from fbuf._interfaces.writer import ReadOnly, Streaming
 def init(buffer: BufferConfig, example: PyTree) -> BufferState:
     """Return the state of an empty buffer, or of a data set: see `Buffer.init`."""
     call = "Buffer.init"
-    example, row_format = transforms.stored(call, buffer, example)
+    example, row_format = stored_example(call, buffer, example)
     with _report_memory(buffer, example):
         state = prefetch.empty_state(buffer, _empty_rows(call, buffer, example), row_format)
         if isinstance(buffer.writer, ReadOnly):
             state = convert.with_existing_rows(buffer, call, state)
         else:
-            state = dataclasses.replace(state, sampler=state_ops.open_host_state(buffer, call, state.sampler))
+            state = dataclasses.replace(state, sampler=open_host_state(buffer, call, state.sampler))
     if isinstance(buffer.writer, ReadOnly):
         state = transforms.fit_transforms(buffer, state)
     return validate_transforms(buffer, state)
+
+
+def stored_example(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, RowFormat | None]:
+    """Return a row like `example` as it is stored, as shapes, and its format before `on_write`; or the example and None.
+
+    Raises:
+      ValueError, TypeError: it is not a valid row; or a stage does not fit it.
+    """
+    if buffer.on_write is None:
+        return example, None
+    spec = spec_of(example, checks.exact_leaves(buffer))
+    arguments.check_spec(call, spec)
+    checks.check_64_bits(call, buffer, spec)
+    was = given(example)
+    return buffer.on_write.opened(was.example)[1], was
 
 
 def _empty_rows(call: str, buffer: BufferConfig, example: PyTree) -> Any:
@@ -80,7 +94,7 @@ def _report_memory(buffer: BufferConfig, example: PyTree) -> Iterator[None]:
 def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
     """Return a state over the files at the storage's path: see `Buffer.resume`."""
     call, writer = "Buffer.resume", buffer.writer
-    example, row_format = transforms.stored(call, buffer, example)
+    example, row_format = stored_example(call, buffer, example)
     spec = checked_spec(buffer, call, example)
     if not isinstance(buffer.storage, Resumable):
         raise TypeError(f'{call}: {buffer.storage!r} keeps no files. Use storages.Memmap(path="/data/replay").')
@@ -93,7 +107,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
     if state.anchors is not None:  # `convert` keeps cuts
         flags = jnp.where(cuts, jnp.uint8(CUT), jnp.uint8(0))
         state = dataclasses.replace(state, anchors=dataclasses.replace(state.anchors, flags=flags))
-    sampler = state_ops.init_host_sampler(buffer, call)
+    sampler = init_host_sampler(buffer, call)
     anchors, sampler = operations.convert(buffer, state, sampler, static=(buffer,))[1]
     state = dataclasses.replace(state, anchors=anchors, sampler=sampler)
     return validate_transforms(buffer, transforms.fit_transforms(buffer, state))
@@ -114,39 +128,3 @@ def validate_transforms(buffer: BufferConfig, state: BufferState) -> BufferState
         sample = functools.partial(operations.sample.core, buffer, options={}, batch_size=buffer.batch_size or 2)
         jax.eval_shape(sample, state, jax.eval_shape(lambda: jax.random.key(0)))
     return state
-
-
-def check_state(buffer: BufferConfig, state: BufferState) -> None:
-    """Raise if another buffer made the state, at trace time."""
-    checks.refuse_stacked("Buffer.check_state", type(buffer), state)
-    if not fits(buffer, state):
-        raise ValueError(
-            f"Buffer: this state was made by another buffer than {buffer!r} (of another capacity, number of lanes, "
-            f"storage, sampler, view, prefetch or batch_size, or other transforms). Use the buffer that made it (buffer, "
-            f"state = buffer.grow(state) gives another); for another sampler, view, prefetch or on_read of the same rows "
-            f"buffer.convert(other, state)."
-        )
-
-
-def fits(buffer: BufferConfig, state: BufferState) -> bool:
-    """Return whether the buffer, or an equal one, can have made the state."""
-    spec, structure = buffer.storage.spec(state.rows)
-    row_format = given_of(state)
-    items = tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in spec.items())
-    if (row_format is None) != (buffer.on_write is None):
-        return False
-    return bool(_outline(state) == _expected_state(buffer, items, structure, row_format))
-
-
-def _outline(state: BufferState) -> Any:
-    leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
-    rule = None if state.anchors is None else state.anchors.rule
-    return leaves, rule, jax.tree.structure((state.ahead, state.transforms))
-
-
-@functools.lru_cache(maxsize=256)
-def _expected_state(buffer: BufferConfig, items: tuple[Any, ...], structure: Any, row_format: RowFormat | None) -> Any:
-    """Return the outline of the buffer's states, for rows of `items` (name, shape, dtype)."""
-    spec = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in items}
-    rows = buffer.storage.abstract(buffer.geometry, spec, structure)
-    return _outline(jax.eval_shape(functools.partial(prefetch.empty_state, buffer, given=row_format), rows))

@@ -1,11 +1,9 @@
-"""One jitted dispatch per method of `Buffer`; with `checked` in its name, of arguments that are not checked yet."""
+"""One jitted dispatch per method of `Buffer`, of checked arguments."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from fbuf._buffer import checks, priorities, read, write
 from fbuf._buffer import convert as _convert
+from fbuf._buffer import priorities, read, write
 from fbuf._buffer.state import on_open
 from fbuf._core.dispatch import Operation
 
@@ -30,18 +28,3 @@ can_sample = Operation(on_open(read._can_sample_core))
 can_add = Operation(on_open(read._can_add_core))
 stats = Operation(on_open(read._stats_core))
 convert = Operation(on_open(_convert._convert_core))
-
-
-def _extend(buffer: Any, *args: Any) -> tuple[Any, Any]:
-    after: tuple[Any, Any] = buffer.checked_extend(*args)
-    return after
-
-
-def _update_priority(
-    buffer: Any, state: Any, index: Any, td_error: Any, mask: Any, eta: Any, call: str
-) -> tuple[Any, Any]:
-    return update_priority(buffer, state, *checks.check_errors(call, buffer, index, td_error, mask, eta))
-
-
-checked_extend = Operation(_extend, scope=False)
-checked_update = Operation(_update_priority, scope=False)

@@ -13,11 +13,10 @@ from typing import Any, TypedDict
 
 import jax
 
-from fbuf._buffer import prefetch, transforms
+from fbuf._buffer import init, prefetch, transforms
 from fbuf._core import arguments
-from fbuf._core.pytree import PyTree, tree_bytes
+from fbuf._core.pytree import PyTree, exact, in_jax, tree_bytes
 from fbuf._core.text_table import human
-from fbuf._core.x64 import exact, in_jax
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Forecast, RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly
@@ -108,8 +107,8 @@ def plan(
         if rows is not None:
             raise ValueError(f"Buffer.plan: rows are given, which {buffer.storage!r} cannot use. Leave them out.")
         example, _ = buffer.storage.describe("Buffer.plan", example)
-    example, was = transforms.stored("Buffer.plan", buffer, example)
-    spec = buffer.checked_spec("Buffer.plan", example)
+    example, was = init.stored_example("Buffer.plan", buffer, example)
+    spec = init.checked_spec(buffer, "Buffer.plan", example)
     structure: Any = jax.tree.structure(example)
     taken, form = (spec, structure) if was is None else (was.spec, was.structure)
     geometry, storage = buffer.geometry, buffer.storage

@@ -1,7 +1,7 @@
 """`Buffer(prefetch=1)`: each `sample` returns the batch that the previous call drew, and draws the next.
 
 The prefetched batch is part of the state: anchors with their generations, probabilities and weights, the view's context, and
-the rows. Rows on the host are tickets and the number of a request, which `fbuf._host.store.reads` serves during the step.
+the rows. Rows on the host are tickets and the number of a request, which `fbuf._host.store.read_ahead` serves during the step.
 A state sampled twice therefore gives the same batch twice.
 
 An immediate draw is `update_if`, because XLA copies what a branch changes.
@@ -10,19 +10,19 @@ An immediate draw is `update_if`, because XLA copies what a branch changes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fbuf._algorithms.random_bits import fresh_key
+from fbuf._algorithms.random import fresh_key
 from fbuf._buffer import read as _read
-from fbuf._buffer import state_ops, transforms
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import Ahead, BufferState, ReadNames, on_open
+from fbuf._buffer import state as _state
+from fbuf._buffer import transforms
+from fbuf._buffer.state import Ahead, BufferConfig, BufferState, ReadNames, generation_of, index_of, on_open
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.dispatch import Operation, scoped, update_if
+from fbuf._core.dispatch import Operation, update_if
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Sample
 from fbuf._interfaces.storage import Prefetchable, Read
@@ -32,22 +32,9 @@ T = TypeVar("T")
 _IMMEDIATE_FOLD = 1  # folded into the key of an immediate draw
 
 
-def _prepare_read(storage: Any, rows: Any, reads: Sequence[Read]) -> Any:
-    return scoped("read", storage.prepare_read if isinstance(storage, Prefetchable) else storage.read)(rows, reads)
-
-
-def _start_read(storage: Any, rows: Any, held: Any) -> Any:
-    return scoped("request", storage.start_read)(rows, held) if isinstance(storage, Prefetchable) else held
-
-
-def _finish_read(storage: Any, rows: Any, held: Any) -> tuple[list[jax.Array], jax.Array | None]:
-    arrays, ok = scoped("read", storage.finish_read)(rows, held) if isinstance(storage, Prefetchable) else held
-    return list(arrays), ok
-
-
 def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
-    """Return the state of an empty buffer over `rows` of the storage, without a prefetched batch."""
-    state = state_ops.empty_state(buffer, rows, given)
+    """Return the state of an empty buffer over `rows` of the storage; its prefetched batch, if any, is empty."""
+    state = _state.empty_state(buffer, rows, given)
     return dataclasses.replace(state, ahead=empty_prefetch(buffer, state))
 
 
@@ -56,7 +43,7 @@ def empty_prefetch(buffer: BufferConfig, state: BufferState) -> Ahead | None:
     if not buffer.prefetch:
         return None
 
-    def drawn(state: BufferState, key: jax.Array) -> Ahead:
+    def drawn(state: BufferState, key: Array) -> Ahead:
         return _prefetch_batch(buffer, state, key, {}, jnp.zeros((), jnp.uint32), ahead=False)[2]
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -71,21 +58,19 @@ def held_bytes(buffer: BufferConfig, state: BufferState) -> int:
 
 
 def _prefetch_batch(
-    buffer: BufferConfig,
-    state: BufferState,
-    key: jax.Array,
-    options: dict[str, jax.Array],
-    stale: jax.Array,
-    ahead: bool,
-) -> tuple[Any, jax.Array, Ahead]:
+    buffer: BufferConfig, state: BufferState, key: Array, options: dict[str, Array], stale: Array, ahead: bool
+) -> tuple[Any, Array, Ahead]:
     """Draw a batch; return sampler, token and batch. Start its read now if it is drawn `ahead`."""
     assert buffer.batch_size is not None
     sampler, draw, window = _read.draw(buffer, state, key, options, buffer.batch_size)
-    held = _prepare_read(buffer.storage, state.rows, window.reads)
-    if ahead:
-        held = _start_read(buffer.storage, state.rows, held)
-    index = state_ops.index_of(buffer, state, draw.slot)
-    reading = transforms.reading(buffer, state, key)  # ordered too: the same leaf must not be in the state twice
+    storage: Any = buffer.storage
+    read = storage.prepare_read if isinstance(storage, Prefetchable) else storage.read
+    held = jax.named_scope("read")(read)(state.rows, window.reads)
+    if ahead and isinstance(storage, Prefetchable):
+        held = jax.named_scope("request")(storage.start_read)(state.rows, held)
+    index = index_of(buffer, state, draw.slot)
+    # Ordered too: the same leaf must not be in the state twice.
+    reading = None if buffer.on_read is None else transforms.reading(buffer, state, key)
     token, (held, draw, context, index, reading) = order_after_reads(
         state.token, (held, draw, window.context, index, reading)
     )
@@ -95,17 +80,20 @@ def _prefetch_batch(
 
 
 def _sample_core(
-    buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]
+    buffer: BufferConfig, state: BufferState, key: Array, options: dict[str, Array]
 ) -> tuple[BufferState, Sample]:
     state = _drawn_now(buffer, state, jax.random.fold_in(key, _IMMEDIATE_FOLD), options)
     ahead = state.ahead
     assert ahead is not None
-    arrays, ok = _finish_read(buffer.storage, state.rows, ahead.held)
+    held = ahead.held
+    if isinstance(buffer.storage, Prefetchable):
+        held = jax.named_scope("read")(buffer.storage.finish_read)(state.rows, held)
+    arrays, ok = list(held[0]), held[1]
     token, (arrays, ok, context) = order_after_reads(state.token, (arrays, ok, ahead.context))
     window = Window(tuple(Read(name, None) for name in ahead.reads.names), context)
     batch, counters = _read.deliver(buffer, state, ahead.batch, window, arrays, ok, ahead.reading)
     drawn = ahead.batch.index
-    now = state_ops.generation(buffer, state, drawn.slot)
+    now = generation_of(buffer, state, drawn.slot)
     token, (now,) = order_after_reads(token, (now,))
     stale = ahead.stale + jnp.sum(ahead.batch.mask & (now != drawn.ticket), dtype=jnp.uint32)
     state = state.replace(token=token, counters=counters)
@@ -113,11 +101,11 @@ def _sample_core(
     return state.replace(sampler=sampler, token=token, ahead=ahead), batch
 
 
-def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array]) -> BufferState:
+def _drawn_now(buffer: BufferConfig, state: BufferState, key: Array, options: dict[str, Array]) -> BufferState:
     """Return a state with a prefetched batch: draw one if there is none."""
     own_key = fresh_key(key)
 
-    def draw(wanted: jax.Array, own: tuple[Any, jax.Array], ahead: Ahead) -> tuple[tuple[Any, jax.Array], Ahead]:
+    def draw(wanted: Array, own: tuple[Any, Array], ahead: Ahead) -> tuple[tuple[Any, Array], Ahead]:
         now = state.replace(sampler=own[0], token=own[1])
         sampler, token, drawn = _prefetch_batch(buffer, now, own_key(), options, ahead.stale, ahead=False)
         sampler = jax.tree.map(lambda new, old: old if new is old else _where(wanted, new, old), sampler, own[0])
@@ -130,15 +118,15 @@ def _drawn_now(buffer: BufferConfig, state: BufferState, key: jax.Array, options
 
 
 @jax.custom_batching.custom_vmap
-def _where(wanted: jax.Array, new: T, old: T) -> T:
+def _where(wanted: Array, new: T, old: T) -> T:
     """Return `new`; under `vmap`, `old` for members that do not want it."""
     del wanted, old
     return new
 
 
 @_where.def_vmap
-def _where_of_all(axis_size: int, in_batched: Any, wanted: jax.Array, new: T, old: T) -> tuple[T, Any]:
-    def choose(wanted: jax.Array, new: T, old: T) -> T:
+def _where_of_all(axis_size: int, in_batched: Any, wanted: Array, new: T, old: T) -> tuple[T, Any]:
+    def choose(wanted: Array, new: T, old: T) -> T:
         return jax.tree.map(lambda a, b: jnp.where(wanted, a, b), new, old)
 
     axes = jax.tree.map(lambda batched: 0 if batched else None, in_batched)

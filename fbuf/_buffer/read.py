@@ -7,39 +7,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fbuf._buffer import state as _state
 from fbuf._buffer import transforms
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import COUNTERS, BufferState
-from fbuf._buffer.state_ops import (
-    _VIEW,
-    _classify_indices,
-    _count_up,
-    _split,
-    _zero_masked,
-    arrival_order,
-    count,
-    drawable,
-    eligible_set,
-    index_of,
-    room,
-)
+from fbuf._buffer.state import COUNTERS, BufferConfig, BufferState
+from fbuf._core import slots
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.dispatch import scoped
-from fbuf._core.pytree import zero_unless
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf._indexing import ring, scatter
+from fbuf._core.slots import zero_unless
+from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import Draw, EligibleSet
 from fbuf._interfaces.storage import Growable, Read
 from fbuf._interfaces.view import Window
 from fbuf.samplers._base import masked_draw
+
+_VIEW = 0x7669  # folded into the key of a view's random numbers
 
 
 def draw(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[Any, Draw, Window]:
     """Draw anchors; return the sampler's state, the draw, and the reads for it."""
-    held = eligible_set(buffer, state)
-    result = scoped("draw", buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
+    held = _state.eligible_set(buffer, state)
+    result = jax.named_scope("draw")(buffer.sampler.draw)(state.sampler, key, batch_size, held, options, state.token)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Draw):
         raise TypeError(f"{type(buffer.sampler).__name__}.draw gave {type(result).__name__}; expected (state, Draw).")
     sampler, drawn = result
@@ -49,7 +38,9 @@ def draw(
 def window_of(buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, held: EligibleSet) -> Window:
     """Return the reads for a draw with `key`."""
     spec, _ = buffer.storage.spec(state.rows)
-    return scoped("window", buffer.view.window)(spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW))
+    return jax.named_scope("window")(buffer.view.window)(
+        spec, held, drawn.slot, drawn.mask, jax.random.fold_in(key, _VIEW)
+    )
 
 
 def deliver(
@@ -69,7 +60,7 @@ def deliver(
       partly: Do not count an empty draw, which a part of a mixture's batch may be.
     """
     spec, structure = buffer.storage.spec(state.rows)
-    data = scoped("assemble", buffer.view.assemble)(spec, structure, arrays, window)
+    data = jax.named_scope("assemble")(buffer.view.assemble)(spec, structure, arrays, window)
     index, probability, weight, mask = drawn.index, drawn.probability, drawn.weight, drawn.mask
     counts = {} if partly else {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
     if ok is not None:
@@ -78,73 +69,75 @@ def deliver(
         mask = mask & ok
         probability = jnp.where(mask, probability, jnp.float32(0))
         weight = jnp.where(mask, weight, jnp.float32(0))
-        nowhere = jnp.int32(buffer.geometry.capacity)
+        nowhere = jnp.int32(buffer.capacity)
         index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
         if buffer.storage.masks_expired:
-            data = _zero_masked(mask, data)
-    data, ragged = _split(buffer, state, data)
-    data = transforms.read(buffer, data, mask, reading)
+            data = _state._zero_masked(mask, data)
+    data, ragged = _state._split(buffer, state, data)
+    if buffer.on_read is not None:
+        data = transforms.read(buffer, data, mask, reading)
     sample = Sample(data, index, probability, weight, mask, ragged, drawn.last)
-    return sample, _count_up(state, **counts) if counts else state.counters
+    return sample, _state._count_up(state, **counts) if counts else state.counters
 
 
 def _sample_core(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
-    return _read_drawn(buffer, state.replace(sampler=sampler), key, drawn, window)
+    state, batch = _read_drawn(buffer, state, key, drawn, window)
+    return state.replace(sampler=sampler), batch
 
 
 def _read_drawn(
     buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, window: Window, partly: bool = False
 ) -> tuple[BufferState, Sample]:
-    arrays, ok = scoped("read", buffer.storage.read)(state.rows, window.reads)
-    index = index_of(buffer, state, drawn.slot)
+    arrays, ok = jax.named_scope("read")(buffer.storage.read)(state.rows, window.reads)
+    index = _state.index_of(buffer, state, drawn.slot)
     token, (arrays, ok, drawn, context, index) = order_after_reads(
         state.token, (arrays, ok, drawn, window.context, index)
     )
     sample = Sample(None, index, drawn.probability, drawn.weight, drawn.mask, last=drawn.last)
-    reading = transforms.reading(buffer, state, key)
+    reading = None if buffer.on_read is None else transforms.reading(buffer, state, key)
     batch, counters = deliver(buffer, state, sample, window._replace(context=context), arrays, ok, reading, partly)
     return state.replace(token=token, counters=counters), batch
 
 
 def _all_anchors_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[Index, jax.Array]]:
     """Return the index of every slot in order of arrival, [C], and which of them hold an anchor."""
-    slot, held = (x.reshape(-1) for x in arrival_order(buffer, state))
-    return state, (index_of(buffer, state, slot), drawable(state, slot, held))
+    slot, held = (x.reshape(-1) for x in _state.arrival_order(buffer, state))
+    return state, (_state.index_of(buffer, state, slot), _state.drawable(state, slot, held))
 
 
 def _sample_at_core(
     buffer: BufferConfig, state: BufferState, key: jax.Array, number: Any, index: Index, chance: Any
 ) -> tuple[BufferState, Sample]:
     """Return batch `number` of an epoch of anchors with probability `chance`; masked where they have closed since."""
-    mask = drawable(state, index.slot, _classify_indices(buffer, state, index)[3])
+    mask = _state.drawable(state, index.slot, _state._classify_indices(buffer, state, index)[3])
     drawn = masked_draw(index.slot, chance, mask, buffer.geometry)
     key = jax.random.fold_in(key, number)
-    window = window_of(buffer, state, key, drawn, eligible_set(buffer, state))
+    window = window_of(buffer, state, key, drawn, _state.eligible_set(buffer, state))
     return _read_drawn(buffer, state, key, drawn, window, partly=True)
 
 
 def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
-    index = index_of(buffer, state, slot)
+    index = _state.index_of(buffer, state, slot)
     mask = index.ticket != jnp.uint32(0)
-    at = jnp.where(mask, slot, jnp.int32(buffer.geometry.capacity))
+    at = jnp.where(mask, slot, jnp.int32(buffer.capacity))
     spec, structure = buffer.storage.spec(state.rows)
-    arrays, ok = scoped("read", buffer.storage.read)(state.rows, [Read(name, at.reshape(-1)) for name in spec])
+    arrays, ok = jax.named_scope("read")(buffer.storage.read)(state.rows, [Read(name, at.reshape(-1)) for name in spec])
     if ok is not None:
         mask = mask & ok.reshape(mask.shape)
-        at = jnp.where(mask, at, jnp.int32(buffer.geometry.capacity))
+        at = jnp.where(mask, at, jnp.int32(buffer.capacity))
     shaped = [a.reshape(slot.shape + a.shape[1:]) for a in arrays]
     data = structure.unflatten([zero_unless(mask, a) for a in shaped] if buffer.storage.masks_expired else shaped)
     index = Index(at, jnp.where(mask, index.ticket, jnp.uint32(0)))
-    data, ragged = _split(buffer, state, data)
+    data, ragged = _state._split(buffer, state, data)
     return state, Rows(data, index, mask, ragged)
 
 
 def _get_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
-    fresh = _classify_indices(buffer, state, index)[3]
-    slot = jnp.where(fresh, index.slot, jnp.int32(buffer.geometry.capacity))
+    fresh = _state._classify_indices(buffer, state, index)[3]
+    slot = jnp.where(fresh, index.slot, jnp.int32(buffer.capacity))
     return _rows_core(buffer, state, slot)
 
 
@@ -152,19 +145,19 @@ def _existing_rows(
     buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.Array
 ) -> tuple[BufferState, Rows]:
     """Return the rows in slots int32[A, E] where `held`."""
-    slot = jnp.where(held, slot, jnp.int32(buffer.geometry.capacity))
+    slot = jnp.where(held, slot, jnp.int32(buffer.capacity))
     return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
 
 
 def _all_rows_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, Rows]:
-    return _existing_rows(buffer, state, *arrival_order(buffer, state))
+    return _existing_rows(buffer, state, *_state.arrival_order(buffer, state))
 
 
 def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[BufferState, Rows]:
     lanes = buffer.geometry.lanes
     if state.scatter is None:
         age = (state.ring.size - jnp.int32(n))[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
-        return _existing_rows(buffer, state, ring.by_age(state.ring, buffer.geometry, age), age >= jnp.int32(0))
+        return _existing_rows(buffer, state, slots.by_age(state.ring, buffer.geometry, age), age >= jnp.int32(0))
     rank = scatter.held(state.ring) - jnp.int32(n * lanes) + jnp.arange(n * lanes, dtype=jnp.int32)
     slot = scatter.by_age(state.scatter).at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
     return _existing_rows(buffer, state, slot.reshape(n, lanes), rank.reshape(n, lanes) >= jnp.int32(0))
@@ -172,11 +165,13 @@ def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[Buffer
 
 def _window_index_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Index]:
     """Return the rows [B, T] of windows; an index without a window, made stale if its row is held, takes all of T."""
-    fresh = _classify_indices(buffer, state, index)[3]
-    open = drawable(state, index.slot, fresh)
+    fresh = _state._classify_indices(buffer, state, index)[3]
+    open = _state.drawable(state, index.slot, fresh)
     key = jax.random.key(0)  # for views that choose at random; windows of consecutive rows do not depend on it
-    window = buffer.view.window(buffer.storage.spec(state.rows)[0], eligible_set(buffer, state), index.slot, open, key)
-    rows = index_of(buffer, state, next(read.slot for read in window.reads if read.slot.ndim == 2))
+    window = buffer.view.window(
+        buffer.storage.spec(state.rows)[0], _state.eligible_set(buffer, state), index.slot, open, key
+    )
+    rows = _state.index_of(buffer, state, next(read.slot for read in window.reads if read.slot.ndim == 2))
     gone = Index(index.slot, index.ticket - (fresh & ~open).astype(jnp.uint32))
     return state, jax.tree.map(lambda row, anchor: jnp.where(open[:, None], row, anchor[:, None]), rows, gone)
 
@@ -186,21 +181,21 @@ def _size_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, j
 
 
 def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
-    anchors = jnp.sum(count(state), dtype=jnp.int32)
+    anchors = jnp.sum(_state.anchor_count(state), dtype=jnp.int32)
     return state, buffer.sampler.available(state.sampler, anchors) > jnp.int32(0)
 
 
 def _can_add_core(buffer: BufferConfig, state: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
-    free = room(buffer, state)
+    free = _state.room_left(buffer, state)
     return state, jnp.ones((), bool) if free is None else jnp.all(number <= free)
 
 
 def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
     size = jnp.sum(state.ring.size, dtype=jnp.int32)
-    counts = {"size": size, "drawable": jnp.sum(count(state), dtype=jnp.int32)}
-    counts["is_full"] = size == jnp.int32(buffer.geometry.capacity)
+    counts = {"size": size, "drawable": jnp.sum(_state.anchor_count(state), dtype=jnp.int32)}
+    counts["is_full"] = size == jnp.int32(buffer.capacity)
     if state.scatter is None:
-        counts["cursor"], counts["writes"] = ring.head(state.ring, buffer.geometry)
+        counts["cursor"], counts["writes"] = slots.head(state.ring, buffer.geometry)
     else:
         counts["writes"] = scatter.rows_written(state.scatter)
     counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}

@@ -1,4 +1,7 @@
-"""`BufferState`: everything about a buffer that changes, as one pytree of arrays."""
+"""`BufferConfig`: the parts and sizes of a buffer. `BufferState`: everything that changes, as one pytree of arrays.
+
+Functions that the methods of a buffer share take both: `(buffer, state, ...)`. `Buffer` adds the methods.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,72 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from fbuf._core import text_table
+from fbuf import writers
+from fbuf._core import control_flow, slots, text_table
 from fbuf._core.component import component, state
-from fbuf._core.geometry import Ring
+from fbuf._core.control_flow import any_unbatched, order_after_reads
+from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
-from fbuf._core.sample import Sample
+from fbuf._core.sample import Index, Sample
+from fbuf._core.slots import Geometry, Ring, zero_unless
+from fbuf._indexing import anchors as _anchors
+from fbuf._indexing import scatter as _scatter
 from fbuf._indexing.anchors import Anchors
 from fbuf._indexing.scatter import Scatter
+from fbuf._interfaces.sampler import EligibleSet, Sampler, host_sampler
+from fbuf._interfaces.storage import RaggedStorage, Storage
+from fbuf._interfaces.view import EligibilityRule, View
+from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
+from fbuf.samplers import Uniform
+from fbuf.storages import Device
+from fbuf.views import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferConfig:
+    """The fields of a `Buffer`, unchecked, and properties derived from them."""
+
+    capacity: int
+    storage: Storage = Device()
+    sampler: Sampler = Uniform()
+    view: View = Row()
+    writer: Writer = writers.Ring()
+    lanes: int | None = None
+    episode_end: tuple[str, ...] = ()
+    prefetch: int = 0
+    batch_size: int | None = None
+    on_write: Any = None  # kept as a Chain, or None
+    on_read: Any = None
+
+    @property
+    def geometry(self) -> Geometry:
+        """Lanes, and rows per lane."""
+        lanes = self.lanes or 1
+        return Geometry(lanes, self.capacity // lanes, self.writer.streams)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Leaves that end an episode."""
+        return tuple(dict.fromkeys((*self.view.episode_fields()[0], *self.episode_end)))
+
+    @property
+    def rule(self) -> EligibilityRule:
+        """Which rows can be drawn: the view's rule, with the leaves that end episodes."""
+        return dataclasses.replace(self.view.rule, ends=self.ends, terminated=self.view.episode_fields()[1])
+
+    @property
+    def dense(self) -> bool:
+        """Whether every row held is an anchor."""
+        return self.view.rule == EligibilityRule() and not self.sampler.by_episode
+
+    @property
+    def counted(self) -> bool:
+        """Whether the sampler counts anchors instead of logging them: rows never change, and not all are anchors."""
+        by_rank = getattr(self.sampler, "by_rank", False)
+        return isinstance(self.writer, ReadOnly) and by_rank and not self.dense
+
 
 COUNTERS = (
     "refused_nonfinite",
@@ -40,33 +100,33 @@ class Header(NamedTuple):
     """The small arrays of a state, which share one array between methods: each argument of a call costs a microsecond."""
 
     ring: Ring  # where each lane writes next; with a Scattering writer, how many rows are held
-    counters: jax.Array  # uint32[9], see `COUNTERS`
-    token: jax.Array  # int32[], always 0: orders reads before writes (`fbuf._core.control_flow`)
+    counters: Array  # uint32[9], see `COUNTERS`
+    token: Array  # int32[], always 0: orders reads before writes (`fbuf._core.control_flow`)
 
-    def pack(self) -> jax.Array:
+    def pack(self) -> Array:
         """Return int32[10 + 3 E]: token, counters, cursors, sizes and laps."""
         ring = self.ring
         parts = (self.token[..., None], self.counters, ring.cursor, ring.size, ring.lap)
         return jnp.concatenate([_as(part, jnp.int32) for part in parts], axis=-1)
 
 
-def _as(words: jax.Array, dtype: Any) -> jax.Array:
+def _as(words: Array, dtype: Any) -> Array:
     return words if words.dtype == dtype else lax.bitcast_convert_type(words, dtype)
 
 
-def unpack(packed: jax.Array) -> Header:
+def unpack(packed: Array) -> Header:
     """Return the arrays of `Header.pack`."""
     first = 1 + len(COUNTERS)
     lanes = (packed.shape[-1] - first) // 3
 
-    def part(start: int, size: int, dtype: Any = jnp.int32) -> jax.Array:
+    def part(start: int, size: int, dtype: Any = jnp.int32) -> Array:
         return _as(lax.slice_in_dim(packed, start, start + size, axis=-1), dtype)
 
     ring = Ring(part(first, lanes), part(first + lanes, lanes), part(first + 2 * lanes, lanes, jnp.uint32))
     return Header(ring, part(1, len(COUNTERS), jnp.uint32), part(0, 1).reshape(packed.shape[:-1]))
 
 
-def host_ring(header: jax.Array) -> tuple[np.ndarray[Any, Any], ...]:
+def host_ring(header: Array) -> tuple[np.ndarray[Any, Any], ...]:
     """Return cursors, sizes and laps of one state as NumPy arrays, after waiting for it."""
     cursor, size, lap = np.array(header)[1 + len(COUNTERS) :].reshape(3, -1)
     return cursor, size, lap.view(np.uint32)
@@ -87,7 +147,7 @@ class Ahead:
     reads: ReadNames  # of the view
     context: Any
     held: Any  # of the storage: the rows, or what it needs to read them
-    stale: jax.Array  # uint32[], draws returned after their anchor was evicted
+    stale: Array  # uint32[], draws returned after their anchor was evicted
     reading: Any = None  # `fbuf._buffer.transforms.Reading` of the draw; None unless `on_read` needs it
 
     def dropped(self) -> Ahead:
@@ -126,12 +186,12 @@ class BufferState:
         return self._opened.ring
 
     @property
-    def counters(self) -> jax.Array:
+    def counters(self) -> Array:
         """uint32[9], see `COUNTERS`."""
         return self._opened.counters
 
     @property
-    def token(self) -> jax.Array:
+    def token(self) -> Array:
         """int32[], always 0: orders reads before writes."""
         return self._opened.token
 
@@ -184,13 +244,184 @@ def on_open(core: Callable[..., tuple[BufferState, Any]]) -> Callable[..., tuple
     return on_packed
 
 
-def refuse_donated(call: str, state: BufferState) -> None:
-    """Raise if the arrays of a state were donated."""
-    header = state.header
-    if not isinstance(header, jax.core.Tracer) and hasattr(header, "is_deleted") and header.is_deleted():
-        raise RuntimeError(f"{call}: the state was donated. Use the state that the step returned: state = step(state).")
-
-
 def given_of(state: BufferState) -> RowFormat | None:
     """Return the format of rows before `on_write`."""
     return None if state.transforms is None else state.transforms.given
+
+
+def anchor_count(state: BufferState) -> Array:
+    """Return int32[E], the anchors of each lane."""
+    return state.ring.size if state.anchors is None else state.anchors.count
+
+
+def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None) -> BufferState:
+    """Return the state of an empty buffer over `rows` of the storage; `given` is the format of rows before `on_write`."""
+    geometry, writer, spec = buffer.geometry, buffer.writer, buffer.storage.spec(rows)[0]
+    scatter = None
+    if isinstance(writer, Scattering) and not writer.streams:
+        scatter = _scatter.init(writer, geometry, spec)
+    rings = slots.init_rings(geometry) if scatter is not None else _streaming(buffer).init(geometry)
+    return BufferState(
+        rows=rows,
+        header=Header(rings, jnp.zeros((len(COUNTERS),), jnp.uint32), jnp.zeros((), jnp.int32)).pack(),
+        anchors=None if buffer.dense else _anchors.init(geometry, buffer.rule, buffer.sampler, spec, buffer.counted),
+        sampler=buffer.sampler.init(geometry, buffer.dense or buffer.counted),
+        scatter=scatter,
+        transforms=_empty_transforms(buffer, spec, given),
+    )
+
+
+def _empty_transforms(buffer: BufferConfig, spec: Spec, was: RowFormat | None) -> Transforms | None:
+    """Return the memory of transforms before the first row; `spec` is of stored rows."""
+    write = {} if buffer.on_write is None or was is None else buffer.on_write.opened(was.example)[0]
+    read = {} if buffer.on_read is None else buffer.on_read.init(spec)
+    return Transforms(was, write, read) if was is not None or jax.tree.leaves(read) else None
+
+
+def open_host_state(buffer: BufferConfig, call: str, sampler: Any) -> Any:
+    """Return the sampler's state over a new store, if the sampler keeps part of it on the host. Eager."""
+    kept = host_sampler(buffer.sampler)
+    return sampler if kept is None else kept.open(call, sampler, buffer.geometry)
+
+
+def init_host_sampler(buffer: BufferConfig, call: str) -> Any:
+    """Return the state, for an empty buffer, of a sampler with a store on the host; None for others. Eager."""
+    if host_sampler(buffer.sampler) is None:
+        return None
+    return open_host_state(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense or buffer.counted))
+
+
+def _streaming(buffer: BufferConfig) -> Streaming:
+    assert isinstance(buffer.writer, Streaming)
+    return buffer.writer
+
+
+def _scattering(buffer: BufferConfig) -> Scattering:
+    assert isinstance(buffer.writer, Scattering)
+    return buffer.writer
+
+
+def generation_of(buffer: BufferConfig, state: BufferState, slot: Array) -> Array:
+    """Return uint32, the generation of the row in each slot."""
+    if state.scatter is not None:
+        return _scatter.generation(state.scatter, slot)
+    return _streaming(buffer).generation(state.ring, buffer.geometry, slot)
+
+
+def index_of(buffer: BufferConfig, state: BufferState, slot: Array) -> Index:
+    """Return slots with their present generations."""
+    return Index(slot, generation_of(buffer, state, slot))
+
+
+def arrival_order(buffer: BufferConfig, state: BufferState) -> tuple[Array, Array]:
+    """Return slots int32[L, E] in order of arrival, and which of them hold a row."""
+    lanes, length, _ = buffer.geometry
+    if state.scatter is not None:
+        rank = jnp.arange(buffer.capacity, dtype=jnp.int32)
+        slot, held = _scatter.by_age(state.scatter), rank < _scatter.held(state.ring)
+        return slot.reshape(length, lanes), held.reshape(length, lanes)
+    age = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
+    return slots.by_age(state.ring, buffer.geometry, age), age < state.ring.size[None, :]
+
+
+def ending(buffer: BufferConfig, leaves: dict[str, Array], shape: tuple[int, ...]) -> Array:
+    """Return the flags END and TERMINATED of rows, uint8."""
+    flags = jnp.zeros(shape, jnp.uint8)
+    for name in buffer.ends:
+        bits = _anchors.END | (_anchors.TERMINATED if name == buffer.view.episode_fields()[1] else 0)
+        flags = flags | _anchors.bit(leaves[name].reshape(shape), bits)
+    return flags
+
+
+def ids_of(buffer: BufferConfig, leaves: dict[str, Array], shape: tuple[int, ...]) -> Array | None:
+    """Return the episode id of each row; None if the view names none."""
+    name = buffer.view.rule.episode
+    return None if name is None else leaves[name].reshape(shape)
+
+
+def stamp_of(buffer: BufferConfig, leaves: dict[str, Array], shape: tuple[int, ...]) -> Array | None:
+    """Return int32, the stamp of each row; None if the sampler needs none."""
+    name = buffer.sampler.stamp
+    return None if name is None else leaves[name].reshape(shape).astype(jnp.int32)
+
+
+def largest(stamp: Array | None, keep: Array | None) -> Array | None:
+    """Return int32[], the largest stamp of all rows written; the smallest int32 if there are none."""
+    if stamp is None:
+        return None
+    least = -(2**31)
+    return jnp.max(stamp if keep is None else jnp.where(keep, stamp, jnp.int32(least)), initial=least)
+
+
+def _count_up(state: BufferState, **counts: Array) -> Array:
+    counters = state.counters
+    for name, number in counts.items():
+        one = np.arange(len(COUNTERS)) == COUNTERS.index(name)
+        counters = counters + jnp.asarray(one, jnp.uint32) * number.astype(jnp.uint32)  # compiles faster than `stack`
+    return counters
+
+
+def _zero_masked(mask: Array, data: Any) -> Any:
+    """Return data with zeros where `mask` is False; without cost if it is True throughout."""
+    return control_flow.cond(
+        any_unbatched(~mask), lambda data: jax.tree.map(lambda x: zero_unless(mask, x), data), lambda data: data, data
+    )
+
+
+def _split(buffer: BufferConfig, state: BufferState, data: Any) -> tuple[Any, Any]:
+    """Split data into the user's part and the tickets that `lazy` reads; None if rows are arrays only."""
+    if isinstance(buffer.storage, RaggedStorage):
+        recording: RaggedStorage = buffer.storage
+        return recording.split(state.rows, data)
+    return data, None
+
+
+def _classify_indices(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[Array, Array, Array, Array]:
+    """Return the token, and which indices are masked, in range, and fresh (their row is still there)."""
+    capacity = jnp.int32(buffer.capacity)
+    masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))
+    inside = (index.slot >= jnp.int32(0)) & (index.slot < capacity)
+    token, now = state.token, generation_of(buffer, state, index.slot)
+    if state.scatter is not None:
+        token, now = order_after_reads(token, now)
+    fresh = inside & (now == index.ticket) & (now != jnp.uint32(0))
+    return token, masked, inside, fresh
+
+
+def drawable(state: BufferState, slot: Array, held: Array) -> Array:
+    """Return which of the slots are anchors; `held` are those of a row, in [0, C)."""
+    if state.anchors is None:
+        return held
+    at = jnp.where(held, slot, jnp.int32(0))
+    return held & _anchors.has(state.anchors.flags.at[at].get(mode="promise_in_bounds"), _anchors.OPEN)
+
+
+def flat_index(index: Index, mask: Array | None, capacity: int) -> Index:
+    """Return the index with one axis, and masked where `mask` is False."""
+    if mask is not None:
+        index = Index(jnp.where(mask, index.slot, jnp.int32(capacity)), jnp.where(mask, index.ticket, jnp.uint32(0)))
+    return Index(index.slot.reshape(-1), index.ticket.reshape(-1))
+
+
+def room_left(buffer: BufferConfig, state: BufferState) -> Array | None:
+    """Return int32[E], rows that each lane can take before it loses one that a waiting or a later anchor needs.
+
+    None: the sampler lets rows be overwritten (`Sampler.waiting`).
+    """
+    waiting = getattr(buffer.sampler, "waiting", lambda sampler: None)(state.sampler)
+    if waiting is None or isinstance(buffer.writer, ReadOnly):
+        return None
+    number, oldest = waiting
+    lanes, length, _ = buffer.geometry
+    since = slots.modulo(state.ring.cursor - jnp.int32(1) - oldest // jnp.int32(lanes), length) + jnp.int32(1)
+    later = jnp.int32(0) if state.anchors is None else _anchors.undecided(state.anchors)
+    needed = jnp.where(number > jnp.int32(0), since, later) + jnp.int32(buffer.view.rule.back)
+    return jnp.int32(length) - jnp.minimum(needed, state.ring.size)
+
+
+def eligible_set(buffer: BufferConfig, state: BufferState) -> EligibleSet:
+    """Return the anchors, for samplers and views."""
+    anchors = state.anchors
+    if anchors is None:
+        return EligibleSet(buffer.geometry, state.ring, anchor_count(state), None)
+    return EligibleSet(buffer.geometry, state.ring, anchors.count, anchors.flags, anchors.starts, anchors.before)

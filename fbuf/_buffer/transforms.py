@@ -14,15 +14,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fbuf._buffer import checks, state_ops
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState, Transforms, on_open
-from fbuf._core import arguments, control_flow
+from fbuf._buffer.state import BufferConfig, BufferState, Transforms, generation_of, on_open
+from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.dispatch import Operation
-from fbuf._core.pytree import PyTree, item_bytes, named_leaves, spec_of, zero_unless
-from fbuf._core.row_format import RowFormat, given
+from fbuf._core.pytree import PyTree, item_bytes, named_leaves
+from fbuf._core.row_format import RowFormat
+from fbuf._core.slots import zero_unless
 from fbuf._interfaces.storage import RaggedStorage, Read
 from fbuf._interfaces.transform import Context
 from fbuf._interfaces.writer import ReadOnly
@@ -35,7 +35,7 @@ _READ = 0x7264  # folded into the key of the transforms' random numbers
 class Reading:
     """The random seed and memory that `on_read` uses for one draw."""
 
-    seed: jax.Array | None  # uint32[2], of the draw's key; None unless a stage is keyed
+    seed: Array | None  # uint32[2], of the draw's key; None unless a stage is keyed
     memory: dict[str, Any]  # of the stages, when the batch was drawn
 
 
@@ -57,31 +57,10 @@ def check_parts(buffer: BufferConfig) -> None:
             raise ValueError(f"Buffer: on_write and on_read both have a stage '{name}' with memory. Rename one.")
 
 
-def stored(call: str, buffer: BufferConfig, example: PyTree) -> tuple[PyTree, RowFormat | None]:
-    """Return a row like `example` as it is stored, as shapes, and its format before `on_write`; or the example and None.
-
-    Raises:
-      ValueError, TypeError: it is not a valid row; or a stage does not fit it.
-    """
-    if buffer.on_write is None:
-        return example, None
-    spec = spec_of(example, checks.exact_leaves(buffer))
-    arguments.check_spec(call, spec)
-    checks.check_64_bits(call, buffer, spec)
-    was = given(example)
-    return buffer.on_write.opened(was.example)[1], was
-
-
 def write(
-    buffer: BufferConfig,
-    state: BufferState,
-    leaves: dict[str, jax.Array],
-    mask: jax.Array | None,
-    shape: tuple[int, int],
-) -> tuple[dict[str, jax.Array], Transforms | None]:
-    """Return rows `[N, E, ...]` as they are stored, by name, and the new memory of transforms."""
-    if buffer.on_write is None and state.transforms is None:
-        return leaves, None
+    buffer: BufferConfig, state: BufferState, leaves: dict[str, Array], mask: Array | None, shape: tuple[int, int]
+) -> tuple[dict[str, Array], Transforms]:
+    """Return rows `[N, E, ...]` as they are stored, by name, and the new memory of transforms; the state has one."""
     known = state.transforms
     assert known is not None
     there = jnp.ones(shape, bool) if mask is None else mask
@@ -95,21 +74,16 @@ def write(
     return leaves, Transforms(known.given, memory, read)
 
 
-def reading(buffer: BufferConfig, state: BufferState, key: jax.Array) -> Reading | None:
-    """Return seed and memory of `on_read` for a draw with `key`; None if it needs neither."""
-    if buffer.on_read is None:
-        return None
-    seed = None
-    if buffer.on_read.keyed:
-        seed = jax.random.bits(jax.random.fold_in(key, _READ), (2,), jnp.uint32)  # of any kind of key
+def reading(buffer: BufferConfig, state: BufferState, key: Array) -> Reading | None:
+    """Return seed and memory of `on_read`, which is not None, for a draw with `key`; None if it needs neither."""
+    # The key may be of any implementation.
+    seed = jax.random.bits(jax.random.fold_in(key, _READ), (2,), jnp.uint32) if buffer.on_read.keyed else None
     known = {} if state.transforms is None else state.transforms.read
     return Reading(seed, known) if seed is not None or jax.tree.leaves(known) else None
 
 
-def read(buffer: BufferConfig, data: PyTree, mask: jax.Array, by: Reading | None) -> PyTree:
-    """Return a batch after `on_read`, with zeros where `mask` bool[B] is False."""
-    if buffer.on_read is None:
-        return data
+def read(buffer: BufferConfig, data: PyTree, mask: Array, by: Reading | None) -> PyTree:
+    """Return a batch after `on_read`, which is not None, with zeros where `mask` bool[B] is False."""
     key = None if by is None or by.seed is None else jax.random.wrap_key_data(by.seed, impl="threefry2x32")
     lead, there = 1, mask
     if buffer.view.rule.window:
@@ -131,7 +105,7 @@ def read(buffer: BufferConfig, data: PyTree, mask: jax.Array, by: Reading | None
     return jax.tree.map(lambda leaf: leaf if id(leaf) in before else zero_unless(mask, jnp.asarray(leaf)), out)
 
 
-def trial(buffer: BufferConfig, leaves: dict[str, jax.Array], was: RowFormat | None, shape: tuple[int, int]) -> Any:
+def trial(buffer: BufferConfig, leaves: dict[str, Array], was: RowFormat | None, shape: tuple[int, int]) -> Any:
     """Return rows `[N, E, ...]` as they would be stored, for `plan`."""
     if buffer.on_write is None or was is None:
         return leaves
@@ -141,7 +115,7 @@ def trial(buffer: BufferConfig, leaves: dict[str, jax.Array], was: RowFormat | N
     return named_leaves(buffer.on_write.write(rows, context)[0])
 
 
-def stats(buffer: BufferConfig, state: BufferState) -> dict[str, jax.Array]:
+def stats(buffer: BufferConfig, state: BufferState) -> dict[str, Array]:
     """Return scalars to log."""
     if state.transforms is None:
         return {}
@@ -157,14 +131,14 @@ def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tu
     """Return the memory of `stages` after all rows held."""
     spec, _ = buffer.storage.spec(state.rows)
     names = stages.watches(spec)
-    capacity = buffer.geometry.capacity
+    capacity = buffer.capacity
     block = max(1, min(capacity, BLOCK_BYTES // max(1, sum(item_bytes(spec[name]) for name in names))))
 
-    def more(number: jax.Array, memory: Any) -> Any:
+    def more(number: Array, memory: Any) -> Any:
         slot = number.astype(jnp.int32) * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32)
         inside = slot < jnp.int32(capacity)
         at = jnp.where(inside, slot, jnp.int32(0))
-        held = inside & (state_ops.generation(buffer, state, at) != jnp.uint32(0))
+        held = inside & (generation_of(buffer, state, at) != jnp.uint32(0))
         arrays, ok = buffer.storage.read(state.rows, [Read(n, jnp.where(held, at, jnp.int32(capacity))) for n in names])
         held = held if ok is None else held & ok
         return stages.observe(memory, {n: a[:, None] for n, a in zip(names, arrays, strict=True)}, held[:, None])

@@ -1,4 +1,4 @@
-"""Pure cores of the methods that change rows: `(buffer, state, ...) -> (state, result)`. NaN priorities count as none."""
+"""Pure cores of the methods that change rows: `(buffer, state, ...) -> (state, result)`. NaN and infinity are no priorities."""
 
 from __future__ import annotations
 
@@ -9,28 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._algorithms.sum_tree import keep_last
-from fbuf._buffer import state_ops
+from fbuf._buffer import state as _state
 from fbuf._buffer import transforms as _transforms
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState
-from fbuf._buffer.state_ops import (
-    _classify_indices,
-    _count_up,
-    _scattering,
-    _streaming,
-    ending,
-    flat_index,
-    ids_of,
-    largest,
-    stamp_of,
-)
+from fbuf._buffer.state import BufferConfig, BufferState
 from fbuf._core import control_flow
+from fbuf._core import slots as _slots
 from fbuf._core.control_flow import any_unbatched, order_after_reads
-from fbuf._core.dispatch import scoped
-from fbuf._core.geometry import Ring
 from fbuf._core.sample import TICKET, Index
+from fbuf._core.slots import Ring
 from fbuf._indexing import anchors as _anchors
-from fbuf._indexing import ring as _ring
 from fbuf._indexing import scatter as _scatter
 from fbuf._interfaces.sampler import EligibilityUpdate
 from fbuf._interfaces.storage import Growable, RaggedStorage, Resumable
@@ -52,12 +39,14 @@ def _extend_core(
     """
     num = shape[0]
     mask, refused = _admitted(buffer, state, shape, mask)
-    state = scoped("retire", _make_room)(buffer, state, shape, mask)
+    state = jax.named_scope("retire")(_make_room)(buffer, state, shape, mask)
     geometry, token = buffer.geometry, state.token
     leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
     priority = None if priority is None else priority.reshape(shape)
     mask = None if mask is None else mask.reshape(shape)
-    leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
+    transforms = state.transforms
+    if transforms is not None:
+        leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
     counts = {} if refused is None else {"refused_rows": jnp.sum(refused, dtype=jnp.uint32)}
     if priority is not None:
         priority = jnp.abs(priority.astype(jnp.float32))
@@ -65,18 +54,20 @@ def _extend_core(
         invalid = ~fine if mask is None else ~fine & mask
         priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
         counts["refused_nonfinite"] = jnp.sum(invalid, dtype=jnp.uint32)
-    stamp = stamp_of(buffer, leaves, (num, geometry.lanes))
+    stamp = _state.stamp_of(buffer, leaves, (num, geometry.lanes))
 
     # If there are more rows than a lane holds, only the newest are written.
     skipped = max(num - geometry.length, 0) if mask is None and geometry.streams else 0
     kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
     scatter = state.scatter
     if scatter is None:
-        place = scoped("place", _streaming(buffer).place)(state.ring, geometry, num - skipped, mask, skipped)
+        place = jax.named_scope("place")(_state._streaming(buffer).place)(
+            state.ring, geometry, num - skipped, mask, skipped
+        )
         slot, ring = place.slot, place.ring
     else:
-        placed = scoped("place", _scatter.place)(
-            _scattering(buffer), geometry, scatter, state.ring, leaves, mask, token
+        placed = jax.named_scope("place")(_scatter.place)(
+            _state._scattering(buffer), geometry, scatter, state.ring, leaves, mask, token
         )
         slot, ring, scatter = placed.slot, placed.ring, placed.scatter
         counts["refused_rows"] = placed.refused
@@ -87,20 +78,23 @@ def _extend_core(
         given = None if priority is None else priority[skipped:]
         change = _anchors.dense(slot, all_kept, given, None if stamp is None else stamp[skipped:])
     else:
-        new, ids = ending(buffer, leaves, (num, geometry.lanes)), ids_of(buffer, leaves, (num, geometry.lanes))
-        anchors, change, token = scoped("anchors", _anchors.extend)(
+        new, ids = (
+            _state.ending(buffer, leaves, (num, geometry.lanes)),
+            _state.ids_of(buffer, leaves, (num, geometry.lanes)),
+        )
+        anchors, change, token = jax.named_scope("anchors")(_anchors.extend)(
             state.anchors, buffer.view, geometry, state.ring, new, priority, stamp, mask, token, ids=ids
         )
-    change = dataclasses.replace(change, newest_stamp=largest(stamp, mask))
-    rows, no_room = scoped("write", buffer.storage.write)(state.rows, slot, kept, keep, token)
+    change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, mask))
+    rows, no_room = jax.named_scope("write")(buffer.storage.write)(state.rows, slot, kept, keep, token)
     if no_room is not None:
         counts["refused_rows"] = no_room + counts.get("refused_rows", jnp.zeros((), jnp.uint32))
     after = state.replace(
         rows=rows,
         ring=ring,
         anchors=anchors,
-        sampler=scoped("follow", buffer.sampler.change)(state.sampler, change, geometry, token),
-        counters=_count_up(state, **counts) if counts else state.counters,
+        sampler=jax.named_scope("follow")(buffer.sampler.change)(state.sampler, change, geometry, token),
+        counters=_state._count_up(state, **counts) if counts else state.counters,
         token=token,
         scatter=scatter,
         transforms=transforms,
@@ -113,7 +107,7 @@ def _admitted(
     buffer: BufferConfig, state: BufferState, shape: tuple[int, int], mask: jax.Array | None
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Return `mask` without the rows that a queue has no room for, and how many these are in each lane; None: no queue."""
-    room = state_ops.room(buffer, state)
+    room = _state.room_left(buffer, state)
     if room is None:
         return mask, None
     wanted = jnp.ones(shape, bool) if mask is None else mask.reshape(shape)
@@ -144,7 +138,7 @@ def evict_oldest(
     geometry = buffer.geometry
     age = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32)[:, None], (most, geometry.lanes))
     gone = age < count[None, :]
-    slot = jnp.where(gone, _ring.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
+    slot = jnp.where(gone, _slots.by_age(state.ring, geometry, age), jnp.int32(geometry.capacity))
     if state.anchors is None:
         change = _anchors.dense(slot[:0], gone[:0], None)
         return slot, gone, None, dataclasses.replace(change, close_slot=slot, close_mask=gone), token
@@ -176,11 +170,11 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
     needs_eviction = storage.needs_eviction(state.rows, jnp.sum(brought, dtype=jnp.int32))
     if needs_eviction is None:
         return state
-    overwritten = _streaming(buffer).place(state.ring, geometry, num, mask, skipped).slot
+    overwritten = _state._streaming(buffer).place(state.ring, geometry, num, mask, skipped).slot
 
     # The newest rows stay: some of them may be undecided.
     rule = buffer.view.rule
-    free = state_ops.room(buffer, state)
+    free = _state.room_left(buffer, state)
     needed = jnp.int32(1 if rule.prompt else rule.rows)
     needed = needed if free is None else jnp.maximum(needed, jnp.int32(geometry.length) - free)
 
@@ -201,8 +195,8 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
         slot, gone, anchors, change, token = evict_oldest(buffer, state, count, most, token)
         rows, token = storage.drop(rows, slot, token)
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
-        ring = _ring.evict(state.ring, count)
-        counters = _count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
+        ring = _slots.evict(state.ring, count)
+        counters = _state._count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
         state = state.replace(rows=rows, ring=ring, anchors=anchors, sampler=sampler, counters=counters, token=token)
         return jnp.zeros_like(count), state
 
@@ -214,17 +208,17 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
 def _update_rows_core(
     buffer: BufferConfig, state: BufferState, index: Index, leaves: dict[str, jax.Array], mask: jax.Array | None
 ) -> tuple[BufferState, None]:
-    capacity, axes = jnp.int32(buffer.geometry.capacity), index.slot.ndim
-    index = flat_index(index, mask, buffer.geometry.capacity)
+    capacity, axes = jnp.int32(buffer.capacity), index.slot.ndim
+    index = _state.flat_index(index, mask, buffer.capacity)
     leaves = {name: leaf.reshape(index.slot.shape + leaf.shape[axes:]) for name, leaf in leaves.items()}
-    token, masked, inside, fresh = _classify_indices(buffer, state, index)
+    token, masked, inside, fresh = _state._classify_indices(buffer, state, index)
     if axes > 1:  # `window_index` read flags
         token, fresh = order_after_reads(token, fresh)
     wanted = jnp.where(fresh, index.slot, capacity)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
-    rows, no_room = scoped("write", buffer.storage.update)(state.rows, slot, leaves, token)
-    counters = _count_up(
+    rows, no_room = jax.named_scope("write")(buffer.storage.update)(state.rows, slot, leaves, token)
+    counters = _state._count_up(
         state,
         refused_out_of_range=jnp.sum(~masked & ~inside, dtype=jnp.uint32),
         refused_stale=jnp.sum(inside & ~fresh, dtype=jnp.uint32),
@@ -246,7 +240,7 @@ def _cut_core(buffer: BufferConfig, state: BufferState, lanes: jax.Array | None)
     rows = state.rows
     if isinstance(buffer.storage, Resumable):
         cut = anchors.tail_flags[-1] != before.tail_flags[-1]
-        newest = _ring.by_age(state.ring, geometry, state.ring.size[None, :] - jnp.int32(1))[0]
+        newest = _slots.by_age(state.ring, geometry, state.ring.size[None, :] - jnp.int32(1))[0]
         rows = buffer.storage.cut(rows, jnp.where(cut, newest, jnp.int32(geometry.capacity)), token)
     sampler = buffer.sampler.change(state.sampler, change, geometry, token)
     return state.replace(rows=rows, anchors=anchors, sampler=sampler, token=token), None
@@ -258,10 +252,10 @@ def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, 
     anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler, spec)
     scatter = state.scatter
     if scatter is None:
-        ring = _streaming(buffer).clear(state.ring)
+        ring = _state._streaming(buffer).clear(state.ring)
     else:
-        ring = _ring.clear(state.ring)
-        scatter = _scatter.clear(scatter, _scattering(buffer), geometry, spec)
+        ring = _slots.clear_rings(state.ring)
+        scatter = _scatter.clear(scatter, _state._scattering(buffer), geometry, spec)
     return (
         state.replace(
             rows=buffer.storage.clear(state.rows),

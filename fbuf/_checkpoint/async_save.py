@@ -1,8 +1,7 @@
-"""Saves that run in a thread: the copy they write from, and their handle.
+"""Saves that run in a thread: their handle.
 
-`Snapshot` copies the blocks that the last save lacks, so that the state may be donated at once. `Saving.result` raises an
-error of its save; otherwise the next save to that path raises it, or it is printed at exit. A process waits for its saves
-before it ends.
+`Saving.result` raises an error of its save; otherwise the next save to that path raises it, or it is printed at exit. A
+process waits for its saves before it ends.
 """
 
 from __future__ import annotations
@@ -14,80 +13,10 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
-from fbuf._checkpoint.device_arrays import SMALL_BYTES, hash_bytes, rows_of_block
 from fbuf._formats import checkpoint
-
-
-class Snapshot:
-    """A source, copied as far as `last` (the array in the last save, or None) lacks it. Other blocks cannot be read."""
-
-    def __init__(self, name: str, source: Any, last: Any):
-        self._name = name
-        self.shape, self.dtype = tuple(source.shape), np.dtype(source.dtype)
-        self.cuts: Sequence[int] | None = getattr(source, "cuts", None)
-        self.keys: Sequence[str] | None = getattr(source, "keys", None)
-        if self.cuts is None:
-            self.block = getattr(source, "block", None) or rows_of_block(self.shape, self.dtype.itemsize)
-            rows = self.shape[0]
-            starts = [*range(0, rows, self.block), rows]
-        else:
-            starts = list(self.cuts)
-        spans = self._spans = list(zip(starts, starts[1:], strict=False))
-        marks: Sequence[str | None] | None = getattr(source, "marks", None)
-        known = _last_marks(self, last)
-        large = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize > SMALL_BYTES
-        if marks is None and large and known:
-            marks = [hash_bytes(source[a:b]) for a, b in spans]
-        self._blocks: dict[tuple[int, int], np.ndarray] = {}
-        self._marks, self._large = marks, large
-        for i, (a, b) in enumerate(spans):
-            mark = None if marks is None else marks[i]
-            if mark is None or known.get(i if self.keys is None else self.keys[i]) != (mark, b - a):
-                self._blocks[a, b] = np.array(source[a:b])  # a copy: what it came from may be donated
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes copied."""
-        return sum(block.nbytes for block in self._blocks.values())
-
-    @property
-    def marks(self) -> Sequence[str | None] | None:
-        """Mark of each block; computed now if the source has none."""
-        if self._marks is None and self._large:
-            self._marks = [hash_bytes(self._blocks[span]) for span in self._spans]
-        return self._marks
-
-    def __getitem__(self, at: slice) -> np.ndarray:
-        start, stop, _ = at.indices(self.shape[0])
-        block = self._blocks.get((start, stop))
-        if block is None:
-            raise RuntimeError(
-                f"fbuf.save: rows {start} to {stop} of array '{self._name}' were not copied, and the last save of them is "
-                f"damaged or was replaced. Save once with wait=True."
-            )
-        return block
-
-
-def _last_marks(held: Snapshot, last: Any) -> dict[Any, tuple[str, int]]:
-    """Return mark and rows of each block of the last save, by number or key, if the blocks match."""
-    marks = None if last is None else getattr(last, "marks", None)
-    same = last is not None and last.dtype == held.dtype and last.shape[1:] == held.shape[1:]
-    if marks is None or not same or (last.keys is None) != (held.keys is None):
-        return {}
-    if held.keys is None:
-        if last.block != held.block:
-            return {}
-        starts = [*range(0, last.shape[0], last.block), last.shape[0]]
-        names: Sequence[Any] = range(len(starts) - 1)
-    else:
-        starts, names = list(last.cuts), last.keys
-    return {names[i]: (mark, starts[i + 1] - starts[i]) for i, mark in enumerate(marks) if mark is not None}
-
 
 _lock = threading.RLock()  # reentrant, since a signal handler may save too
 _latest: dict[str, Saving] = {}
@@ -114,7 +43,6 @@ class Saving:
         self._path, self._work = path, work
         self._error: BaseException | None = None
         self._written: checkpoint.Written | None = None
-        self._is_seen = False
         self._thread: threading.Thread | None = None
         if wait:
             try:
@@ -128,13 +56,14 @@ class Saving:
         try:
             self._thread.start()
         except BaseException:  # too many threads, or the process is ending
-            self._mark_seen()
+            self._forget()
             raise
 
     def _run(self) -> None:
         try:
             self._written = self._work()
         except BaseException as error:  # reported by `result`, the next save, or at exit
+            traceback.clear_frames(error.__traceback__)  # which hold copies of the state
             self._error = error
         finally:
             self._work = _released
@@ -162,13 +91,12 @@ class Saving:
             if self._thread.is_alive():
                 raise TimeoutError(f"Saving.result: the save to {self._path} has not ended after {timeout} seconds.")
         if self._error is not None:
-            self._mark_seen()
+            self._forget()
             raise self._error
         assert self._written is not None
         return self._written
 
-    def _mark_seen(self) -> None:
-        self._is_seen = True
+    def _forget(self) -> None:
         with _lock:
             if _latest.get(_key(self._path)) is self:
                 del _latest[_key(self._path)]

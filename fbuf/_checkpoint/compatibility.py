@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fbuf._buffer import transforms
+from fbuf._buffer import init
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import exact_leaves
 from fbuf._checkpoint import config_json, row_schema
 from fbuf._checkpoint.config_json import config_text
 from fbuf._core.component import from_config
-from fbuf._core.pytree import Spec, is_under, spec_of
+from fbuf._core.pytree import Spec, is_under, needs_x64, spec_of
 from fbuf._core.row_format import RowFormat, given
-from fbuf._core.x64 import needs_x64
 from fbuf._formats import checkpoint
 from fbuf._interfaces.writer import ReadOnly
 from fbuf.storages import Ragged
@@ -131,7 +130,7 @@ def rows_of(
         return *_rows_of(call, path, meta["rows"], reader, example), None
     spec, structure = _rows_of(call, path, meta["given"], reader, example)
     was = given(structure.unflatten(spec.values()))
-    stored, _ = transforms.stored(call, reader, was.example)
+    stored, _ = init.stored_example(call, reader, was.example)
     return *_rows_of(call, path, meta["rows"], reader, stored), was
 
 

@@ -1,15 +1,13 @@
 """Arrays of the state as sources of blocks, and blocks as arrays again, without a second copy of a large array.
 
 Trailing rows whose elements all equal the array's last element are not stored; their number and bits are. This is exact for
-any array and needs no knowledge of how far a buffer is filled. A mark is a hash of a block: equal marks mean equal bytes. On
-an accelerator marks are computed on the device: eight strongly universal sums of 16-bit words, which miss a change with
-probability :math:`2^{-136}`. On the host a mark is a truncated SHA-256.
+any array and needs no knowledge of how far a buffer is filled. On an accelerator a block has a mark, computed there: eight
+strongly universal sums of 16-bit words, which miss a change with probability :math:`2^{-136}`.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 from typing import Any
 
 import jax
@@ -21,12 +19,6 @@ from fbuf._formats.checkpoint import SavedArray
 
 _SUMS = 8
 _SEED = 0x6662_7566
-
-
-def hash_bytes(block: np.ndarray) -> str:
-    """Return the mark of a block on the host."""
-    data: Any = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-    return f"s{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def hash_device_blocks(array: jax.Array, rows: int, block: int) -> list[str]:
@@ -131,8 +123,8 @@ class DeviceLeaf:
         self.block = rows_of_block((self.rows, *self.shape[1:]), self.dtype.itemsize)
         self._fetched: tuple[int, np.ndarray] | None = None  # first row, and the rows of some blocks
 
-    @property
-    def near(self) -> bool:
+    @functools.cached_property
+    def slices_are_views(self) -> bool:
         """Return whether the array is on the host, so that slices are views, or is small."""
         return self._single_device and (
             self._array.size * self.dtype.itemsize <= SMALL_BYTES or _platform(self._array) == "cpu"
@@ -141,7 +133,7 @@ class DeviceLeaf:
     @functools.cached_property
     def marks(self) -> list[str] | None:
         """Mark of each block; None where comparing bytes is as fast."""
-        if self.near or not self._single_device:
+        if self.slices_are_views or not self._single_device:
             return None
         return hash_device_blocks(self._array, self.shape[0], self.block)
 
@@ -149,7 +141,7 @@ class DeviceLeaf:
         start, stop, _ = at.indices(self.shape[0])
         if not self._single_device:
             return self._from_shards(start, stop)
-        if self.near:
+        if self.slices_are_views:
             return np.asarray(self._array)[start:stop]  # a view
         whole, item = self._array.shape[0], int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
         size = min(max(BLOCK_BYTES // max(item, 1), self.block), whole)
@@ -178,7 +170,7 @@ class DeviceLeaf:
         array, rows = self._array, self.rows
         if not array.size or not self._single_device:
             return rows, b""
-        if self.near:
+        if self.slices_are_views:
             view = np.asarray(array)[:rows]
             return _count_written_host(view), view[-1:].reshape(-1)[-1:].tobytes()
         part = array if rows == array.shape[0] else array[:rows]

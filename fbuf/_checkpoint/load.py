@@ -23,6 +23,7 @@ import numpy as np
 from fbuf._bridge import lifetime
 from fbuf._buffer import checks, prefetch, transforms
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.mixture import Mixture
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import compatibility, mixture, processes, sharded, state_arrays
 from fbuf._checkpoint import extra as _extra
@@ -34,8 +35,7 @@ from fbuf._core.row_format import RowFormat
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
 from fbuf._interfaces.writer import ReadOnly
-from fbuf._mixture import Mixture
-from fbuf.sharded import Sharded
+from fbuf.sharded import Sharded, ShardedMixture
 from fbuf.storages import _array_rows
 
 _STAGES = "state/transforms/read/"
@@ -44,7 +44,7 @@ _STAGES = "state/transforms/read/"
 
 def load(
     path: str | os.PathLike[str],
-    buffer: Buffer | Mixture | Sharded | None = None,
+    buffer: Buffer | Mixture | Sharded | ShardedMixture | None = None,
     *,
     example: Any = None,
     verify: Literal["full", "lazy"] = "full",
@@ -90,8 +90,8 @@ def load(
     A sharded buffer loads on any number of shards and processes, `fbuf.load(path, Sharded(buffer, mesh))`, and as a plain
     buffer on one device, `fbuf.load(path)`; a plain one loads as a `Sharded`. On the saved number of shards the state is the
     same bit for bit. On another all rows are kept, with their lanes, order and priorities; indices become stale, and an epoch
-    restarts. Without lanes, rows of several shards are merged by age. Each process calls `load`; it makes its own shards, and
-    checks every byte with "full".
+    restarts. Without lanes, rows of several shards are merged by age. `Mixture` and `ShardedMixture` load as one another
+    alike. Each process calls `load`; it makes its own shards, and checks every byte with "full".
 
     Cost: each byte is read once; twice with "full" if rows are stored in files. Memory: the state, and a few blocks; twice the
       state if it is resized.
@@ -112,26 +112,24 @@ def load(
         fixed = isinstance(getattr(buffer, "writer", None), ReadOnly)
         return buffer, buffer.cut(state) if cut and not fixed else state
 
+    def own(part: Any, buffer: Any, example: Any, size: Any) -> tuple[Buffer, BufferState]:
+        return restore_buffer(call, part, buffer, example, size, verify)
+
+    def one(part: Any, buffer: Any, example: Any, size: Any) -> tuple[Any, Any]:
+        if isinstance(buffer, Sharded) or "shards" in part.meta:
+            return restarted(*sharded.restore(call, part, buffer, example, size, own))
+        return restarted(*own(part, buffer, example, size))
+
     def build(saved: checkpoint.Saved) -> Any:
-        beside = () if extra is None else (_extra.unpack(call, saved.path, saved, saved.meta["extra"], extra),)
+        values = () if extra is None else (_extra.unpack(call, saved.path, saved, saved.meta["extra"], extra),)
         if "mixture" in saved.meta:
-
-            def one(part: Any, buffer: Buffer | None, example: Any, size: Any) -> tuple[Buffer, BufferState]:
-                return restarted(*restore_buffer(call, part, buffer, example, size, verify))
-
-            return *mixture.restore(call, saved, buffer, example, resize, one), *beside
-        if isinstance(buffer, Sharded) or "shards" in saved.meta:
-
-            def shard(part: Any, buffer: Buffer, example: Any, size: Any) -> tuple[Buffer, BufferState]:
-                return restore_buffer(call, part, buffer, example, size, verify)
-
-            return *restarted(*sharded.restore(call, saved, buffer, example, resize, shard)), *beside
-        return *restarted(*restore_buffer(call, saved, buffer, example, resize, verify)), *beside
+            return *mixture.restore(call, saved, buffer, example, resize, one), *values
+        return *one(saved, buffer, example, resize), *values
 
     def here(build: Any = build) -> Any:
         return load_newest(call, path, verify, progress, build)
 
-    if isinstance(buffer, Sharded) and processes.spans_processes(buffer.mesh):
+    if isinstance(buffer, Sharded | ShardedMixture) and processes.spans_processes(buffer.mesh):
         return _load_jointly(call, here, build)
     return here()
 
@@ -214,8 +212,8 @@ def _temporary_reader(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
     if not isinstance(getattr(storage, "path", None), str):
         yield reader
         return
-    beside = getattr(target.storage, "path", None)
-    where = os.path.dirname(os.path.abspath(beside)) if isinstance(beside, str) else None
+    storage_path = getattr(target.storage, "path", None)
+    where = os.path.dirname(os.path.abspath(storage_path)) if isinstance(storage_path, str) else None
     with tempfile.TemporaryDirectory(prefix="fbuf-", dir=where) as folder:
         yield dataclasses.replace(reader, storage=dataclasses.replace(storage, path=os.path.join(folder, "rows")))
 

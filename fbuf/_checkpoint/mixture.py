@@ -15,19 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.mixture import Mixture, MixtureState
+from fbuf._buffer.mixture.state import COUNTERS
 from fbuf._checkpoint import config_json
 from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._checkpoint.parts import SavedPart
 from fbuf._core.component import from_config
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
-from fbuf._mixture import Mixture, MixtureState
-from fbuf._mixture.state import COUNTERS
+from fbuf.sharded import Sharded, ShardedMixture
 
 KEYS = frozenset(("names", "mixture", "buffers", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
-_BUFFER_KEYS = ("buffer", "rows", "given", "rule", "placed")
+_BUFFER_KEYS = ("buffer", "rows", "given", "rule", "placed", "shard", "shards")
+AnyMixture = Mixture | ShardedMixture
 Gathered = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -41,32 +42,39 @@ def buffers_by_prefix(mixture: Mixture) -> dict[str, Buffer]:
     return {prefix(number): buffer for number, (_, buffer) in enumerate(mixture.members)}
 
 
-def check_state(call: str, mixture: Mixture, state: Any, of_buffer: Callable[[str, Any, Any], None]) -> None:
+def config_of(mixture: AnyMixture) -> Mixture:
+    """Return the mixture whose fractions and other settings these are."""
+    return mixture.mixture if isinstance(mixture, ShardedMixture) else mixture
+
+
+def check_state(call: str, mixture: AnyMixture, state: Any, of_buffer: Callable[[str, Any, Any], None]) -> None:
     """Raise if the state cannot be saved; `of_buffer` checks a member."""
     if not isinstance(state, MixtureState):
         usage = f"{call}(mixture, state)" if call.endswith("SaveArgs") else f"{call}(path, mixture, state)"
         raise TypeError(f"{call}: state is {type(state).__name__}; expected a MixtureState. Write {usage}.")
-    if set(state.buffers) != set(mixture.names):
-        raise ValueError(f"{call}: the state is of {', '.join(state.buffers)}; expected {', '.join(mixture.names)}.")
-    for name, buffer in mixture.members:
-        of_buffer(call, buffer, state[name])
+    names = config_of(mixture).names
+    if set(state.buffers) != set(names):
+        raise ValueError(f"{call}: the state is of {', '.join(state.buffers)}; expected {', '.join(names)}.")
+    for name in names:
+        of_buffer(call, mixture[name], state[name])
 
 
-def gather(mixture: Mixture, state: MixtureState, of_buffer: Callable[[Buffer, BufferState], Gathered]) -> Gathered:
+def gather(mixture: AnyMixture, state: MixtureState, of_buffer: Callable[[Any, Any], Gathered]) -> Gathered:
     """Return sources by name, and their description for the manifest; `of_buffer` returns those of a member."""
     arrays: dict[str, Any] = {}
     parts = []
     common: dict[str, Any] = {}
-    for number, (name, buffer) in enumerate(mixture.members):
-        own, about = of_buffer(buffer, state[name])
+    config = config_of(mixture)
+    for number, name in enumerate(config.names):
+        own, about = of_buffer(mixture[name], state[name])
         arrays |= {prefix(number) + key: value for key, value in own.items()}
-        parts.append({key: about.pop(key) for key in _BUFFER_KEYS})
+        parts.append({key: about.pop(key) for key in _BUFFER_KEYS if key in about})
         common = about
     for name, leaf in _numbers(state).items():
-        arrays[f"mixture/{name}"] = DeviceLeaf(jnp.asarray(leaf), whole=True)
-    settings = {f.name: config_json.to_json(getattr(mixture, f.name)) for f in dataclasses.fields(mixture)}
+        arrays[f"mixture/{name}"] = DeviceLeaf(jnp.asarray(np.asarray(leaf)), whole=True)
+    settings = {f.name: config_json.to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
     del settings["buffers"]
-    return arrays, common | {"names": list(mixture.names), "mixture": settings, "buffers": parts}
+    return arrays, common | {"names": list(config.names), "mixture": settings, "buffers": parts}
 
 
 def _numbers(state: MixtureState) -> dict[str, jax.Array]:
@@ -76,16 +84,16 @@ def _numbers(state: MixtureState) -> dict[str, jax.Array]:
 
 def restore(
     call: str, saved: checkpoint.Saved, mixture: Any, examples: Any, resize: Any, of_buffer: Callable[..., Any]
-) -> tuple[Mixture, MixtureState]:
+) -> tuple[AnyMixture, MixtureState]:
     """Return the mixture and its state; `of_buffer(part, buffer, example, resize)` loads a member."""
     path, names = saved.path, list(saved.meta["names"])
-    if mixture is not None and not isinstance(mixture, Mixture):
+    if mixture is not None and not isinstance(mixture, AnyMixture):
         raise checkpoint.SchemaError(
             f"{call}: {path} holds a mixture of {', '.join(names)}, not a {type(mixture).__name__}. Write {call}(path)."
         )
-    if mixture is not None and list(mixture.names) != names:
+    if mixture is not None and list(config_of(mixture).names) != names:
         raise checkpoint.SchemaError(
-            f"{call}: {path} holds a mixture of {', '.join(names)}; expected {', '.join(mixture.names)}."
+            f"{call}: {path} holds a mixture of {', '.join(names)}; expected {', '.join(config_of(mixture).names)}."
         )
     for what, given in (("example", examples), ("resize", resize)):
         if given is not None and given is not True and not isinstance(given, Mapping):
@@ -95,23 +103,28 @@ def restore(
         for name in given if isinstance(given, Mapping) else ():
             if name not in names:
                 raise ValueError(f"{call}: {what} names '{name}', but the buffers are {', '.join(names)}.")
-    buffers: dict[str, Buffer] = {}
-    states: dict[str, BufferState] = {}
+    buffers: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         for number, name in enumerate(names):
             part = SavedPart(saved, prefix(number), saved.meta["buffers"][number])
             buffer = None if mixture is None else mixture[name]
             saved_path = part.meta["buffer"]["storage"].get("path")
-            storage = saved_path if buffer is None else getattr(buffer.storage, "path", None)
+            own = buffer.buffer if isinstance(buffer, Sharded) else buffer
+            storage = saved_path if own is None else getattr(own.storage, "path", None)
             stack.enter_context(rollback(storage if isinstance(storage, str) else None))
             example = examples.get(name) if isinstance(examples, Mapping) else None
             size = resize.get(name) if isinstance(resize, Mapping) else resize
             buffers[name], states[name] = of_buffer(part, buffer, example, size)
+        made: AnyMixture
         if mixture is None:
             made = _build_mixture(call, saved, buffers)
         else:
-            made = dataclasses.replace(mixture, buffers=buffers)
-        fractions = made.first_fractions()
+            plain = {name: b.buffer if isinstance(b, Sharded) else b for name, b in buffers.items()}
+            made = dataclasses.replace(config_of(mixture), buffers=plain)
+            if isinstance(mixture, ShardedMixture):
+                made = dataclasses.replace(mixture, mixture=made)
+        fractions = config_of(made).first_fractions()
         if fractions is not None and "mixture/fractions" in saved.arrays:
             fractions = _load_number(saved, "fractions", (len(names),), np.float32)
         state = MixtureState(

@@ -65,13 +65,13 @@ def load(
         if note is None:
             raise checkpoint.SchemaError(f"{call}: {file.path} was saved without a key. Load it with fbuf.load(path).")
         limit, pace = _limit(call, file.path, note.get("limit"))
-        beside = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
+        value = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
         loaded, state = _load.restore_buffer(call, file, buffer, example, resize, verify)
         data = np.asarray(file.arrays["replay/key"])
         key = jax.random.wrap_key_data(jnp.array(data), impl=note["impl"])
         counters = np.array(file.arrays["replay/counters"])
         replay = ReplayMetadata(loaded, state, key, counters, note["strict"], note["unlimited"], limit, pace)
-        return replay, beside
+        return replay, value
 
     made: tuple[ReplayMetadata, Any] = _load.load_newest(call, path, verify, progress, build)
     return made

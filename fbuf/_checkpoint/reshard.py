@@ -19,15 +19,15 @@ import numpy as np
 
 from fbuf._algorithms import sum_tree
 from fbuf._algorithms.slot_pool import SlotPool
-from fbuf._buffer import operations, state_ops
+from fbuf._buffer import operations
+from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, given_of
 from fbuf._checkpoint import resize
 from fbuf._checkpoint.resize import SlotRemap
-from fbuf._core.geometry import Geometry, Ring
+from fbuf._core.slots import Geometry, Ring, next_lap
 from fbuf._formats import checkpoint
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.ring import next_lap
 from fbuf.samplers import EpochState, PrioritizedState, StalenessState
 
 Array = np.ndarray[Any, Any]

@@ -15,32 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf import samplers
 from fbuf._algorithms import rank_buckets, sum_tree
 from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._buffer import convert, write
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.geometry import Geometry, Ring
+from fbuf._core import slots as _slots
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
+from fbuf._core.slots import Geometry, Ring, next_lap
 from fbuf._formats import checkpoint
 from fbuf._host.ragged.values import MISSING
-from fbuf._indexing import ring as _ring
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
 from fbuf._indexing.anchors import CUT, has
-from fbuf._indexing.ring import next_lap
 from fbuf._interfaces.sampler import EpisodeStarts
 from fbuf._interfaces.storage import Read, Resumable
-from fbuf.samplers import (
-    Consume,
-    ConsumeState,
-    EpochState,
-    Prioritized,
-    PrioritizedState,
-    RankedState,
-    StalenessState,
-    _host_priorities,
-)
 from fbuf.samplers._host_priorities import HostTree
 from fbuf.storages import Ragged
 
@@ -89,7 +79,11 @@ class SlotRemap(NamedTuple):
 
 
 def slots_by_age(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return slots int32[N, E] from the oldest on, C where there is no row; which are rows; and the rows of each lane."""
+    """Return the slots of each lane's rows, oldest first, with C after the last.
+
+    Returns:
+      Slots int32[N, E], whether each is a row bool[N, E], and the number of rows int32[E].
+    """
     size, cursor = np.asarray(ring.size), np.asarray(ring.cursor)
     age = np.arange(int(size.max(initial=0)), dtype=np.int32)[:, None]
     there = age < size[None, :]
@@ -130,7 +124,7 @@ def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarra
 def can_remap(buffer: Buffer) -> bool:
     """Return whether the sampler's state can be remapped."""
     sampler = buffer.sampler
-    if isinstance(sampler, Consume) and sampler.order == "fifo":
+    if isinstance(sampler, samplers.Consume) and sampler.order == "fifo":
         return False
     return type(sampler).__name__ in _RESIZABLE and type(sampler).__module__.startswith("fbuf.")
 
@@ -203,7 +197,7 @@ def _remap_slot_pool(roster: SlotPool, remap: SlotRemap) -> SlotPool:
     return SlotPool(jnp.asarray(slot), jnp.asarray(remap.by_slot(roster.place, -1)), roster.number)
 
 
-def _remap_epoch(epoch: EpochState, remap: SlotRemap) -> EpochState:
+def _remap_epoch(epoch: samplers.EpochState, remap: SlotRemap) -> samplers.EpochState:
     """An epoch with more anchors than the capacity ends."""
     turn, capacity = epoch.turn, remap.after.capacity
     if turn.order is not None:
@@ -217,13 +211,17 @@ def _remap_epoch(epoch: EpochState, remap: SlotRemap) -> EpochState:
     return dataclasses.replace(epoch, log=_remap_log(epoch.log, remap), turn=turn)
 
 
-def _remap_prioritized(target: Buffer, sampler: PrioritizedState, remap: SlotRemap) -> PrioritizedState:
+def _remap_prioritized(
+    target: Buffer, sampler: samplers.PrioritizedState, remap: SlotRemap
+) -> samplers.PrioritizedState:
     capacity = remap.before.capacity
     log = None if sampler.log is None else _remap_log(sampler.log, remap)
     if isinstance(sampler.tree, HostTree):
-        assert isinstance(target.sampler, Prioritized)
-        leaves = remap.by_slot(_host_priorities.leaves(sampler.tree), 0)
-        tree = _host_priorities.open("fbuf.load", target.capacity, target.sampler.normalize == "buffer", leaves)
+        assert isinstance(target.sampler, samplers.Prioritized)
+        leaves = remap.by_slot(samplers._host_priorities.leaves(sampler.tree), 0)
+        tree = samplers._host_priorities.open(
+            "fbuf.load", target.capacity, target.sampler.normalize == "buffer", leaves
+        )
         return dataclasses.replace(sampler, tree=tree, log=log)
 
     def moved(nodes: Any, fill: float, reduce: sum_tree.Reduce) -> Any:
@@ -245,19 +243,19 @@ def _remap_sampler(target: Buffer, sampler: Any, remap: SlotRemap) -> Any:
         return _remap_log(sampler, remap)
     if isinstance(sampler, EpisodeQueue):
         return _remap_episodes(sampler, remap)
-    if isinstance(sampler, EpochState):
+    if isinstance(sampler, samplers.EpochState):
         return _remap_epoch(sampler, remap)
-    if isinstance(sampler, StalenessState):
+    if isinstance(sampler, samplers.StalenessState):
         return dataclasses.replace(sampler, log=_remap_log(sampler.log, remap))
-    if isinstance(sampler, ConsumeState):
+    if isinstance(sampler, samplers.ConsumeState):
         left = None if sampler.left is None else jnp.asarray(remap.by_slot(sampler.left, 0))
-        return ConsumeState(_remap_slot_pool(sampler.roster, remap), left)
-    if isinstance(sampler, RankedState):
+        return samplers.ConsumeState(_remap_slot_pool(sampler.roster, remap), left)
+    if isinstance(sampler, samplers.RankedState):
         capacity = remap.before.capacity
         bucket = remap.by_slot(np.asarray(sampler.ranks.bucket)[:capacity], 0)
         log = None if sampler.log is None else _remap_log(sampler.log, remap)
         return dataclasses.replace(sampler, ranks=rank_buckets.of_buckets(jnp.asarray(bucket)), log=log)
-    assert isinstance(sampler, PrioritizedState)
+    assert isinstance(sampler, samplers.PrioritizedState)
     return _remap_prioritized(target, sampler, remap)
 
 
@@ -306,7 +304,7 @@ def _evict_oldest(buffer: Buffer, most: int, state: BufferState, count: jax.Arra
     """Return anchors, sampler and rings without the `count` int32[E] oldest rows of each lane."""
     _, _, anchors, change, token = write.evict_oldest(buffer, state, count, most, state.token)
     sampler = buffer.sampler.change(state.sampler, change, buffer.geometry, token)
-    return anchors, sampler, _ring.evict(state.ring, count)
+    return anchors, sampler, _slots.evict(state.ring, count)
 
 
 def move_rows(call: str, reader: Buffer, target: Buffer, moves: Sequence[tuple[BufferState, SlotRemap]]) -> Any:

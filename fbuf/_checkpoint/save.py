@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,28 +19,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._bridge import lifetime
+from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.mixture import Mixture, MixtureState
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import async_save, config_json, mixture, processes, row_schema, sharded, state_arrays
 from fbuf._checkpoint import extra as _extra
-from fbuf._checkpoint.async_save import Saving, Snapshot
+from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._formats import checkpoint
-from fbuf._mixture import Mixture, MixtureState
-from fbuf.sharded import Sharded, ShardedState
+from fbuf.sharded import Sharded, ShardedMixture, ShardedState
 
 Progress = Callable[[int, int], None]
 _USAGE = {
     "Replay": "replay.save(path)",
     "Checked": "fbuf.save(path, checked.buffer, state)",
-    "ShardedMixture": "fbuf.save(path, mixture[name], state[name]) for each buffer",
 }
 """The right call, by the class of objects that contain a buffer."""
+_OF_SHARD = re.compile(r"(buffers/\d+/)?shards/")
 
 
 def save(
     path: str | os.PathLike[str],
-    buffer: Buffer | Mixture | Sharded,
+    buffer: Buffer | Mixture | Sharded | ShardedMixture,
     state: BufferState | MixtureState | ShardedState,
     *,
     keep: int = 2,
@@ -55,7 +57,7 @@ def save(
 
     Args:
       path: A folder; created if missing. Save repeatedly to one path.
-      buffer: The buffer, a `Mixture`, or a `sharded.Sharded`; its configuration is saved too. Custom functions
+      buffer: The buffer, a `Mixture`, or one of `fbuf.sharded`; its configuration is saved too. Custom functions
         (`views.Hindsight`, `storages.Ragged(encode=...)`) and parts are saved by name; `load` then needs the buffer.
       state: Its state: concrete, and not donated. Of an old state, rows that have expired on the host are missing.
       keep: Number of generations to keep, this one included.
@@ -76,8 +78,8 @@ def save(
       OSError: the disk is full or fails; the checkpoint before is intact. BlockingIOError: another process saves there.
       RuntimeError: the save failed in another process; the checkpoint before is intact.
 
-    If a `Sharded` is spread over processes, each of them calls `save` with the same path, in a folder that all see. Each writes
-    its shards, and one checkpoint of all is complete when the call returns. `extra` is that of process 0.
+    If a sharded buffer is spread over processes, each of them calls `save` with the same path, in a folder that all see. Each
+    writes its shards, and one checkpoint of all is complete when the call returns. `extra` is that of process 0.
 
     Cost: new blocks are written once. Arrays on a CPU and of host stores without versions are read and compared; those on an
       accelerator are hashed there, and only changed blocks are fetched. Memory: a block; with `wait=False` all changes.
@@ -112,13 +114,17 @@ def start_save(
     check_state(call, buffer, state)
     with async_save.exclusive_save(folder):
         arrays, meta = gather(call, buffer, state)
-        beside, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
-        mine, meta["replay"] = ({}, None) if own is None else own
-        arrays |= beside | mine
-        if isinstance(buffer, Sharded) and processes.spans_processes(buffer.mesh):
+        extra_arrays, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
+        replay_arrays, meta["replay"] = ({}, None) if own is None else own
+        arrays |= extra_arrays | replay_arrays
+        if isinstance(buffer, Sharded | ShardedMixture) and processes.spans_processes(buffer.mesh):
             return _save_jointly(call, folder, arrays, meta, keep, wait, sync, progress)
-        sources = arrays if wait else _snapshots(folder, arrays, _custom_row_prefixes(buffer))
-        work = functools.partial(checkpoint.write, folder, sources, meta, keep=keep, sync=sync, progress=progress)
+        if not wait:  # host stores' own arrays stay valid when the state is donated; those of custom storages may not
+            custom_rows = _custom_row_prefixes(buffer)
+            arrays = checkpoint.snapshot(
+                folder, arrays, lambda name, source: isinstance(source, DeviceLeaf) or name.startswith(custom_rows)
+            )
+        work = functools.partial(checkpoint.write, folder, arrays, meta, keep=keep, sync=sync, progress=progress)
         return Saving(folder, work, wait=wait)
 
 
@@ -140,7 +146,7 @@ def _save_jointly(
         )
     group = processes.Processes(call)
     if group.index:  # the first process saves what all have
-        arrays = {name: source for name, source in arrays.items() if name.startswith("shards/")}
+        arrays = {name: source for name, source in arrays.items() if _OF_SHARD.match(name)}
     work = functools.partial(
         checkpoint.write_jointly,
         folder,
@@ -155,27 +161,12 @@ def _save_jointly(
     return Saving(folder, work, wait=True)
 
 
-def _custom_row_prefixes(buffer: Buffer | Mixture | Sharded) -> tuple[str, ...]:
+def _custom_row_prefixes(buffer: Any) -> tuple[str, ...]:
     """Return the prefixes of arrays of custom storages."""
-    if isinstance(buffer, Sharded):
-        return ()  # its storages are fbuf's
+    if isinstance(buffer, Sharded | ShardedMixture):
+        return ()  # the storages are fbuf's
     members = {"": buffer} if isinstance(buffer, Buffer) else mixture.buffers_by_prefix(buffer)
     return tuple(f"{begin}rows/" for begin, b in members.items() if type(b.storage).__module__.split(".")[0] != "fbuf")
-
-
-def _snapshots(folder: str, arrays: Mapping[str, Any], theirs: tuple[str, ...]) -> dict[str, Any]:
-    """Return sources that stay valid when the state is donated. Host stores' own arrays do; custom storages' may not."""
-
-    def held(name: str, source: Any, last: Any) -> Any:
-        loose = isinstance(source, DeviceLeaf) or name.startswith(theirs)
-        return Snapshot(name, source, last) if loose else source
-
-    try:
-        saved = checkpoint.read(folder, verify="lazy")
-    except (checkpoint.CheckpointNotFound, checkpoint.StoreCorrupted):
-        return {name: held(name, source, None) for name, source in arrays.items()}
-    with saved:
-        return {name: held(name, source, saved.arrays.get(name)) for name, source in arrays.items()}
 
 
 def checked_path(call: str, path: Any) -> str:
@@ -187,7 +178,7 @@ def checked_path(call: str, path: Any) -> str:
 
 def check_state(call: str, buffer: Any, state: Any) -> None:
     """Raise if the state cannot be saved, before anything is written."""
-    if isinstance(buffer, Mixture):
+    if isinstance(buffer, mixture.AnyMixture):
         mixture.check_state(call, buffer, state, check_state)
         return
     usage = f"{call}(buffer, state)" if call.endswith("SaveArgs") else f"{call}(path, buffer, state)"
@@ -224,8 +215,8 @@ def _check_leaves(call: str, usage: str, state: Any) -> None:
 
 def gather(call: str, buffer: Any, state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return sources by name, and their description for the manifest."""
-    if isinstance(buffer, Mixture):
-        return mixture.gather(buffer, state, _gather)
+    if isinstance(buffer, mixture.AnyMixture):
+        return mixture.gather(buffer, state, functools.partial(gather, call))
     if isinstance(buffer, Sharded):
         return sharded.gather(buffer, state, _gather)
     return _gather(buffer, state)
@@ -252,7 +243,7 @@ def _gather(buffer: Buffer, state: BufferState) -> tuple[dict[str, Any], dict[st
         elif leaf.shape == ():  # of a custom storage
             placed[name] = [[], ""]
     spec, structure = buffer.storage.spec(state.rows)
-    given = None if buffer.on_write is None else buffer.given_spec(state)
+    given = None if buffer.on_write is None else checks.given_spec(buffer, state)
     anchors = state.anchors
     return arrays, {
         "fbuf": str(getattr(sys.modules["fbuf"], "__version__", "unknown")),

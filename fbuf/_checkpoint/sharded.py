@@ -43,15 +43,18 @@ def gather(sharded: Sharded, state: ShardedState, of_buffer: Callable[[Buffer, B
         arrays |= {prefix(number) + key: value for key, value in mine.items()}
         placed[str(number)] = common.pop("placed")
     about = {"number": sharded.shards, "axis": sharded.axis, "draw": sharded.draw, "placed": placed}
-    common["shard"] = common.pop("buffer", None)
+    if common:
+        common["shard"] = common.pop("buffer")
     return arrays, common | {"buffer": config_json.to_json(sharded.buffer), "shards": about}
 
 
 def join_meta(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one description of the shards of all processes."""
+    """Return one description of the shards of all processes, of which some may have none; the rest is the first one's."""
+    joined = {name: value for part in reversed(parts) for name, value in part.items()}
+    if "mixture" in joined:
+        return joined | {"buffers": [join_meta(each) for each in zip(*(p["buffers"] for p in parts), strict=True)]}
     placed = {number: each for part in parts for number, each in part["shards"]["placed"].items()}
-    common = next(part for part in parts if part["shards"]["placed"])
-    return common | {"shards": parts[0]["shards"] | {"placed": placed}, "extra": parts[0]["extra"]}
+    return joined | {"shards": joined["shards"] | {"placed": placed}}
 
 
 def restore(

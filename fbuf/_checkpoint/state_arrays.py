@@ -48,7 +48,7 @@ def template(buffer: Buffer, spec: Spec, structure: Any, given: RowFormat | None
 
 def to_saved_arrays(buffer: Buffer, state: BufferState) -> dict[str, Any]:
     """Return the stored part of a state except the rows, by name: arrays or prefixes. Also of shapes."""
-    capacity = buffer.geometry.capacity
+    capacity = buffer.capacity
     without = jax.tree.map(partial(_without_parents, capacity), state.sampler, is_leaf=_is_known)
     pairs = jax.tree_util.tree_flatten_with_path(dataclasses.replace(state, rows=None, sampler=without))[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
@@ -56,7 +56,7 @@ def to_saved_arrays(buffer: Buffer, state: BufferState) -> dict[str, Any]:
 
 def from_saved_arrays(buffer: Buffer, abstract: BufferState, leaves: dict[str, Any], rows: Any) -> BufferState:
     """Return the state of leaves by name, in the order of `to_saved_arrays(abstract)`, over `rows`."""
-    capacity = buffer.geometry.capacity
+    capacity = buffer.capacity
     without = jax.tree.map(partial(_without_parents, capacity), abstract.sampler, is_leaf=_is_known)
     structure: Any = jax.tree.structure(dataclasses.replace(abstract, rows=None, sampler=without))
     state = structure.unflatten(leaves.values())
@@ -113,7 +113,7 @@ def _with_parents(buffer: Buffer, abstract: Any, node: Any) -> Any:
         return node
     if isinstance(abstract.tree, HostTree):
         least = getattr(buffer.sampler, "normalize", None) == "buffer"
-        tree = _host_priorities.open("fbuf.load", buffer.geometry.capacity, least, np.asarray(node.tree))
+        tree = _host_priorities.open("fbuf.load", buffer.capacity, least, np.asarray(node.tree))
         return dataclasses.replace(node, tree=tree)
     trees: dict[str, Any] = {
         name: sum_tree.rebuild(getattr(node, name), reduce=reduce)

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._core.pytree import PyTree, Spec, leaf_spec, named_leaves
-from fbuf._core.x64 import has_64_bits, narrow, needs_x64, refuse, to_pairs
+from fbuf._core.pytree import PyTree, Spec, has_64_bits, leaf_spec, named_leaves, narrow, needs_x64, refuse, to_pairs
 
 _KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 

@@ -1,7 +1,7 @@
 """`Operation`: a method of a buffer as one jitted dispatch that does not copy unchanged leaves.
 
-A jitted call copies every input that it returns, unless that input is donated. An operation therefore returns a marker
-without leaves for each leaf of the state that it did not change, and the caller puts the old array back. Unchanged leaves
+A jitted call copies every input that it returns, unless that input is donated. An operation therefore returns None
+for each leaf of the state that it did not change, and the caller puts the old array back. Unchanged leaves
 are found by identity, while tracing.
 
 Operations, and the parts they call, have scopes in the program (`fbuf.sample/draw`), which profiles show.
@@ -19,37 +19,21 @@ import jax.numpy as jnp
 from fbuf._core import control_flow
 from fbuf._core.control_flow import any_unbatched
 
-F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-def scoped(name: str, fn: F) -> F:
-    """Return `fn` with its operations under `name` in programs and profiles."""
-    return jax.named_scope(name)(fn)
-
-
-@jax.tree_util.register_static
-class _Unchanged:
-    """Marks a leaf that did not change."""
-
-
-_UNCHANGED = _Unchanged()
-
-
 def changes_of(before: Any, after: Any) -> list[Any]:
-    """Return the leaves of `after`, with markers in place of those that are in `before`. While tracing."""
+    """Return the leaves of `after`, with None in place of those that are in `before`. While tracing."""
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    return [_UNCHANGED if new is old else new for old, new in pairs]
+    return [None if new is old else new for old, new in pairs]
 
 
 def with_changes(before: S, changes: list[Any]) -> S:
     """Return `before` with the leaves of `changes_of`."""
     flat: tuple[list[Any], Any] = jax.tree.flatten(before)
     leaves, structure = flat
-    after: S = structure.unflatten(
-        [old if new is _UNCHANGED else new for old, new in zip(leaves, changes, strict=True)]
-    )
+    after: S = structure.unflatten([old if new is None else new for old, new in zip(leaves, changes, strict=True)])
     return after
 
 
@@ -57,8 +41,8 @@ class Operation:
     """A function `(buffer, state, *args, static) -> (state, result)` as one jitted dispatch; `scope` names it in profiles."""
 
     def __init__(self, core: Callable[..., tuple[Any, Any]], *, scope: bool = True):
-        name = core.__name__.strip("_").removesuffix("_core")
-        self.core = scoped(f"fbuf.{name}", core) if scope else core
+        name = core.__name__.strip("_").removesuffix("_core").removeprefix("checked_")
+        self.core = jax.named_scope(f"fbuf.{name}")(core) if scope else core
 
         def changes(buffer: Any, static: tuple[Any, ...], state: Any, args: tuple[Any, ...]) -> Any:
             buffer.check_state(state)

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec
+from fbuf._host.codecs import Codec
 from fbuf._host.columns.spec import Column
-from fbuf._host.interfaces import Tickets
 from fbuf._host.memory.lazy_array import Sources, expect, within
 from fbuf._host.store.store import Store
-from fbuf._host.types import Array, unfit
+from fbuf._host.types import Array, Tickets, unfit
 
 _STAGED = 8  # rows a write
 _BLOCK = 64  # rows of a lane at once
@@ -208,18 +207,19 @@ class ObservationPairs:
             row = self._row[position, lane]
             written, there = self._written[lane], row >= 0
             requests = []
-            for offset in offsets:
+            # In one piece: glibc returns two of them to the system after each batch, and their pages are cleared again.
+            outs: Array = np.empty((len(offsets), len(row), *self.column.shape), self.column.dtype)
+            for offset, out in zip(offsets, outs, strict=True):
                 stored = there & (row + offset < written)
                 tickets = np.where(stored, self._tickets.of(lane, row + offset), np.uint64(0))
-                out: Array = np.empty((len(row), *self.column.shape), self.column.dtype)
                 requests.append((0, tickets, out))
             found = self._store.read(requests)
             assert found.all()
-            for offset, (_, _, out) in zip(offsets, requests, strict=True):
+            for offset, out in zip(offsets, outs, strict=True):
                 staged = np.flatnonzero(there & (row + offset >= written))
                 if len(staged):
                     out[staged] = self._staged[(row + offset - written)[staged], lane[staged]]
-        return [out for _, _, out in requests]
+        return list(outs)
 
     # ---------------------------------------------------------------- saving
 

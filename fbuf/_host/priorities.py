@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fbuf._host.interfaces import HostObject
-from fbuf._host.types import Array, StoreClosed, records_errors
+from fbuf._host.types import Array, HostObject, StoreClosed, records_errors
 
 _FAN_OUT = 8
 _LOT = 8192  # queries; measured: 4,096 to 16,384 are alike, all of 65,536 at once take 1.1 to 1.9 times as long
@@ -27,7 +26,7 @@ _SMALLEST = np.float32(2.0**-126)
 
 
 class Layout(NamedTuple):
-    """Where the levels of a tree are; see `fbuf._algorithms.sum_tree.layout` and `fbuf._algorithms.sum_tree_draw.middle`."""
+    """Where the levels of a tree are; see `fbuf._algorithms.sum_tree.layout` and `fbuf._algorithms.sum_tree.middle`."""
 
     counts: tuple[int, ...]  # nodes of each level, leaves first
     offsets: tuple[int, ...]  # of each level, then the total
@@ -40,7 +39,9 @@ class Tree:
     def __init__(self, layout: Layout, least: bool):
         counts, offsets, _ = layout
         self.layout = layout
-        self._nodes = _aligned(offsets[-1])
+        raw = np.zeros(offsets[-1] + 16, np.float32)
+        start = -(raw.ctypes.data // 4) % 16  # eight siblings in one cache line
+        self._nodes = raw[start : start + offsets[-1]]
         self._least = np.full(offsets[-1] - offsets[1] if least else 0, np.inf, np.float32)
         levels = range(1, len(counts))
         self._children = [self._nodes[offsets[i - 1] : offsets[i]].reshape(-1, _FAN_OUT) for i in levels]
@@ -158,13 +159,6 @@ def normal(leaf: Array) -> Array:
     return np.where(leaf >= _SMALLEST, leaf, np.float32(0))
 
 
-def _aligned(number: int) -> Array:
-    """Return float32 zeros, eight siblings in one cache line."""
-    raw = np.zeros(number + 16, np.float32)
-    start = -(raw.ctypes.data // 4) % 16
-    return raw[start : start + number]
-
-
 def _sums(children: Array) -> Array:
     """Return the sums of float32[A, 8] in the one order that `_choose` relies on."""
     pairs = children[:, ::2] + children[:, 1::2]
@@ -182,7 +176,7 @@ def _lows(children: Array, level: int) -> Array:
 
 
 def _scaled(uniform: Array, total: Array | np.float32) -> Array:
-    """Return `uniform * total` without its last bit, as `fbuf._algorithms.sum_tree_draw` does."""
+    """Return `uniform * total` without its last bit, as `fbuf._algorithms.sum_tree` does."""
     product: Array = uniform * total
     bits = product.view(np.int32)
     bits &= np.int32(-2)

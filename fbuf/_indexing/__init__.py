@@ -1,1 +1,1 @@
-"""Which slots hold rows, and which of them can be sampled."""
+"""Which rows can be sampled, and the slots of writers that replace any row."""

@@ -1,8 +1,8 @@
 """Queue the anchors of each lane in order of arrival, and find the n-th anchor.
 
 Anchors of a lane open and close in order, so a ring buffer of slots finds the n-th in O(1). If every row held is an anchor,
-nothing is stored. Rows of a data set never change, so counts of open rows before each block (`count_open_before`) replace the
-queue: 1/32 byte a row, and O(log C) a draw.
+nothing is stored. Rows of a data set never change, so counts of open rows before each block
+(`anchors.count_open_before`) replace the queue: 1/32 byte a row, and O(log C) a draw.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
-from fbuf._algorithms.random_bits import randint_below
-from fbuf._core import control_flow
+from fbuf._algorithms.random import randint_below
 from fbuf._core.component import state
-from fbuf._core.geometry import Geometry
-from fbuf._indexing.anchors import BLOCK, OPEN, has
-from fbuf._indexing.ring import modulo, of_lane, slot_at, zeros
+from fbuf._core.slots import Geometry, modulo, of_lane, slot_at, zeros
+from fbuf._indexing.anchors import nth_by_count
 from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
-
-_GROUP = 128  # blocks counted at once
 
 
 @state(name="fbuf.Log")
@@ -44,7 +40,7 @@ def init(geometry: Geometry, dense: bool) -> AnchorQueue:
     return AnchorQueue(*((None,) * 3 if dense else zeros(geometry.capacity, geometry.lanes, geometry.lanes)))
 
 
-def apply(log: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> AnchorQueue:
+def apply(log: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token: Array) -> AnchorQueue:
     """Update the queue after a write."""
     if log.dense:
         return log
@@ -61,13 +57,13 @@ def clear(log: AnchorQueue) -> AnchorQueue:
     return log if log.dense else AnchorQueue(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
 
 
-def nth(log: AnchorQueue, eligible: EligibleSet, nth: jax.Array) -> jax.Array:
+def nth(log: AnchorQueue, eligible: EligibleSet, nth: Array) -> Array:
     """Return the slots of the `nth` int32[B] anchors: lane by lane, oldest first."""
     lane, rank = lane_and_rank(eligible.ring.size if log.dense else log.count, nth)
     return at(log, eligible, lane, rank)
 
 
-def at(log: AnchorQueue, eligible: EligibleSet, lane: jax.Array, rank: jax.Array) -> jax.Array:
+def at(log: AnchorQueue, eligible: EligibleSet, lane: Array, rank: Array) -> Array:
     """Return the slots of anchors by lane and rank, 0 the oldest."""
     geometry, ring = eligible.geometry, eligible.ring
     if log.dense and eligible.before is not None:  # a data set has one lane
@@ -85,10 +81,10 @@ class EpisodeQueue:
     """Add the place where the anchors of each episode begin. Episodes with anchors are numbered modulo L."""
 
     log: AnchorQueue
-    number: jax.Array  # int32[C], episode of the anchor in each place of the queue
-    begin: jax.Array  # int32[C], place of the first anchor of each episode; number n of lane e is element n * E + e
-    last: jax.Array  # int32[E], number of the newest episode
-    name: jax.Array  # uint32[E], its count by `EligibilityUpdate.open_episode`
+    number: Array  # int32[C], episode of the anchor in each place of the queue
+    begin: Array  # int32[C], place of the first anchor of each episode; number n of lane e is element n * E + e
+    last: Array  # int32[E], number of the newest episode
+    name: Array  # uint32[E], its count by `EligibilityUpdate.open_episode`
 
 
 def init_episodes(geometry: Geometry) -> EpisodeQueue:
@@ -97,9 +93,7 @@ def init_episodes(geometry: Geometry) -> EpisodeQueue:
     return EpisodeQueue(init(geometry, dense=False), number, begin, last, jnp.zeros((geometry.lanes,), jnp.uint32))
 
 
-def apply_episodes(
-    episodes: EpisodeQueue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
-) -> EpisodeQueue:
+def apply_episodes(episodes: EpisodeQueue, change: EligibilityUpdate, geometry: Geometry, token: Array) -> EpisodeQueue:
     """Update the queue after a write."""
     log, length = apply(episodes.log, change, geometry, token), jnp.int32(geometry.length)
     mask, name = change.open_mask, change.open_episode
@@ -119,7 +113,7 @@ def apply_episodes(
     )
 
 
-def differs_from_previous(name: jax.Array, mask: jax.Array, latest: jax.Array) -> tuple[jax.Array, jax.Array]:
+def differs_from_previous(name: Array, mask: Array, latest: Array) -> tuple[Array, Array]:
     """Return which opening anchors (`mask` bool[A, E]) have another name [A, E] than the previous anchor of the lane.
 
     `latest` [E] is the name before the first; also return it after the last. A is at least 1.
@@ -128,14 +122,14 @@ def differs_from_previous(name: jax.Array, mask: jax.Array, latest: jax.Array) -
     newest = lax.cummax(jnp.where(mask, index, jnp.int32(-1)), axis=0)
     before = jnp.concatenate([jnp.full((1, mask.shape[1]), -1, jnp.int32), newest[:-1]])
 
-    def name_at(index: jax.Array) -> jax.Array:
+    def name_at(index: Array) -> Array:
         known = jnp.take_along_axis(name, jnp.maximum(index, jnp.int32(0)), axis=0)
         return jnp.where(index >= jnp.int32(0), known, latest[None, :])
 
     return mask & (name != name_at(before)), name_at(newest[-1:])[0]
 
 
-def close(held: jax.Array, change: EligibilityUpdate, geometry: Geometry) -> tuple[jax.Array, jax.Array]:
+def close(held: Array, change: EligibilityUpdate, geometry: Geometry) -> tuple[Array, Array]:
     """Return the anchors int32[E] left of the `held` int32[E] after a write, and how many have closed, the oldest.
 
     If every row is an anchor, the update lists new rows only, which overwrite the oldest once the lane is full.
@@ -146,9 +140,7 @@ def close(held: jax.Array, change: EligibilityUpdate, geometry: Geometry) -> tup
     return held - given_up - overwritten, given_up + overwritten
 
 
-def draw_episodes(
-    episodes: EpisodeQueue, key: jax.Array, batch_size: int, eligible: EligibleSet
-) -> tuple[jax.Array, ...]:
+def draw_episodes(episodes: EpisodeQueue, key: Array, batch_size: int, eligible: EligibleSet) -> tuple[Array, ...]:
     """Draw an episode uniformly, then one of its anchors: slots int32[B] and their probabilities float32[B].
 
     Both are undefined if there are no anchors.
@@ -162,7 +154,7 @@ def draw_episodes(
     lane, nth = lane_and_rank(count, randint_below(choose, (batch_size,), total))
     number, head = (oldest[lane] + nth) % length, log.head[lane]
 
-    def begin_of(number: jax.Array) -> jax.Array:
+    def begin_of(number: Array) -> Array:
         return episodes.begin.at[number % length * lanes + lane].get(mode="promise_in_bounds")
 
     begin = jnp.where(nth == jnp.int32(0), head, begin_of(number))
@@ -175,19 +167,19 @@ def draw_episodes(
     return slot, chance
 
 
-def _oldest(episodes: EpisodeQueue, geometry: Geometry) -> jax.Array:
+def _oldest(episodes: EpisodeQueue, geometry: Geometry) -> Array:
     """Return the number of the oldest episode of each lane, int32[E]."""
     every = jnp.arange(geometry.lanes, dtype=jnp.int32)
     return episodes.number.at[episodes.log.head * jnp.int32(geometry.lanes) + every].get(mode="promise_in_bounds")
 
 
-def episode_counts(episodes: EpisodeQueue, geometry: Geometry) -> jax.Array:
+def episode_counts(episodes: EpisodeQueue, geometry: Geometry) -> Array:
     """Return the episodes with anchors of each lane, int32[E]."""
     since = (episodes.last - _oldest(episodes, geometry)) % jnp.int32(geometry.length)
     return jnp.where(episodes.log.count > jnp.int32(0), since + jnp.int32(1), jnp.int32(0))
 
 
-def episode_probabilities(episodes: EpisodeQueue, geometry: Geometry) -> jax.Array:
+def episode_probabilities(episodes: EpisodeQueue, geometry: Geometry) -> Array:
     """Return the probability of each slot in one draw of `draw_episodes`, float32[C]; 0 for other rows. O(C)."""
     log, (lanes, length, _) = episodes.log, geometry
     place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], (length, lanes))
@@ -201,7 +193,7 @@ def episode_probabilities(episodes: EpisodeQueue, geometry: Geometry) -> jax.Arr
     return jnp.zeros((geometry.capacity,), jnp.float32).at[slot].set(chance, mode="drop")
 
 
-def lane_and_rank(count: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Array]:
+def lane_and_rank(count: Array, nth: Array) -> tuple[Array, Array]:
     """Return the lane of the `nth` anchor, and its rank in the lane, counting lane by lane."""
     if count.shape[0] == 1:
         return jnp.zeros_like(nth), nth
@@ -211,75 +203,8 @@ def lane_and_rank(count: jax.Array, nth: jax.Array) -> tuple[jax.Array, jax.Arra
     return lane, nth - (end[lane] - count[lane])
 
 
-def _put(
-    log: jax.Array, place: jax.Array, values: jax.Array, mask: jax.Array, geometry: Geometry, token: jax.Array
-) -> jax.Array:
+def _put(log: Array, place: Array, values: Array, mask: Array, geometry: Geometry, token: Array) -> Array:
     """Write int32[A, E] to distinct places [A, E] of each lane where `mask`."""
     nowhere = jnp.arange(values.size, dtype=jnp.int32).reshape(values.shape) + jnp.int32(geometry.capacity)
     at = jnp.where(mask, slot_at(geometry, place), nowhere).reshape(-1) + token
     return log.at[at].set(values.reshape(-1), mode="drop", unique_indices=True)
-
-
-def count_open_before(flags: jax.Array) -> jax.Array:
-    """Return the open rows of uint8[C] before each block, int32[blocks], for rows that never change.
-
-    It loops over groups of `_GROUP` blocks, which needs little memory.
-    """
-    capacity = flags.shape[0]
-    blocks = -(-capacity // BLOCK)
-    within = jnp.arange(_GROUP, dtype=jnp.int32)
-    earlier = within[None, :] < within[:, None]  # a prefix sum that compiles fast
-
-    def count(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        before, total = carry
-        block = number.astype(jnp.int32) * jnp.int32(_GROUP) + within
-        each = jnp.sum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
-        upto = total + jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
-        before = before.at[block].set(upto, mode="drop", unique_indices=True)
-        return before, total + jnp.sum(each, dtype=jnp.int32)
-
-    start = (jnp.zeros((blocks,), jnp.int32), jnp.zeros((), jnp.int32))
-    return control_flow.fori_loop(0, -(-blocks // _GROUP), count, start)[0]
-
-
-def _open_in_blocks(flags: jax.Array, block: jax.Array, size: int) -> jax.Array:
-    """Return which rows of each block int32[K] of `size` rows are open, bool[K, size]; False beyond the end."""
-    at = block[:, None] * jnp.int32(size) + jnp.arange(size, dtype=jnp.int32)[None, :]
-    last = jnp.int32(flags.shape[0] - 1)
-    return has(flags.at[jnp.minimum(at, last)].get(mode="promise_in_bounds"), OPEN) & (at <= last)
-
-
-def nth_by_count(flags: jax.Array, before: jax.Array, nth: jax.Array) -> jax.Array:
-    """Return the slots of the `nth` int32[B] open rows in order of slot, by the counts before each block. O(log C)."""
-    block = jnp.maximum(jnp.searchsorted(before, nth, side="right").astype(jnp.int32) - jnp.int32(1), jnp.int32(0))
-    upto = jnp.cumsum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
-    passed = upto <= (nth - before.at[block].get(mode="promise_in_bounds"))[:, None]
-    slot = block * jnp.int32(BLOCK) + jnp.sum(passed, axis=1, dtype=jnp.int32)
-    return jnp.minimum(slot, jnp.int32(flags.shape[0] - 1))
-
-
-def nth_by_scan(flags: jax.Array, nth: jax.Array, wanted: jax.Array, block: int = 4096) -> jax.Array:
-    """Return the slots of the `nth` int32[B] open rows in order of slot; C where `wanted` is False.
-
-    Prioritized samplers without a queue need it when every priority is 0. It scans block by block, O(C), and not at all if no
-    row is wanted.
-    """
-    capacity = flags.shape[0]
-    block = min(block, capacity)
-
-    def search(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        number, seen, found = carry
-        total = jnp.cumsum(_open_in_blocks(flags, number[None], block)[0], dtype=jnp.int32)
-        want = nth - seen
-        place = jnp.searchsorted(total, want, side="right").astype(jnp.int32)
-        hit = (want >= jnp.int32(0)) & (want < total[-1]) & (found == jnp.int32(capacity))
-        found = jnp.where(hit, number * jnp.int32(block) + place, found)
-        return number + jnp.int32(1), seen + total[-1], found
-
-    def unfinished(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        number, _, found = carry
-        return (number < jnp.int32(-(-capacity // block))) & jnp.any(wanted & (found == jnp.int32(capacity)))
-
-    zero = jnp.zeros((), jnp.int32)
-    found = control_flow.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
-    return jnp.where(wanted, found, jnp.int32(capacity))

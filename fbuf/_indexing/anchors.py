@@ -6,7 +6,8 @@ truncated row may lack its next observation. Every row has a byte of flags, and 
 order of arrival, so samplers keep them in a queue (`fbuf._indexing.anchor_log`).
 
 If a new row completes at most one anchor (`EligibilityRule.prompt`), only that anchor is examined, so long windows cost the
-same as short ones. Otherwise the last `ahead` rows are examined again.
+same as short ones. Otherwise the last `ahead` rows are examined again. Where rows never change, the open rows before each block
+of flags are counted, and `nth_by_count` finds the n-th.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
+from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.pytree import Spec
-from fbuf._indexing.ring import by_age, slot_at, zeros
+from fbuf._core.slots import Geometry, Ring, by_age, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
 from fbuf._interfaces.view import EligibilityRule
 
@@ -35,35 +35,36 @@ CUT = 32  # with END: the next row begins an episode, and the final observation 
 
 NO_PRIORITY = -1.0
 BLOCK = 128  # rows of a block of `Anchors.before`
+_GROUP = 128  # blocks counted at once
 
 
 @state
 class Anchors:
     """Hold the flags of all rows, and the last `W` rows of each lane for the next write."""
 
-    flags: jax.Array  # uint8[C] by slot
-    tail_flags: jax.Array  # uint8[W, E], newest last; before the first row: the end of an episode
-    tail_priority: jax.Array | None  # float32[W, E], negative: not given; None if rows open at once, without priorities
-    pending: jax.Array | None  # int32[E], newest undecided rows, <= W; None if rows open immediately
-    step: jax.Array | None  # int32[E], rows of the running episode (of the lane if windows cross); None if unused
-    episode: jax.Array | None  # uint32[E], episodes begun; None unless the sampler needs it
-    tail_stamp: jax.Array | None  # int32[W, E]; None if the sampler needs no stamps
+    flags: Array  # uint8[C] by slot
+    tail_flags: Array  # uint8[W, E], newest last; before the first row: the end of an episode
+    tail_priority: Array | None  # float32[W, E], negative: not given; None if rows open at once, without priorities
+    pending: Array | None  # int32[E], newest undecided rows, <= W; None if rows open immediately
+    step: Array | None  # int32[E], rows of the running episode (of the lane if windows cross); None if unused
+    episode: Array | None  # uint32[E], episodes begun; None unless the sampler needs it
+    tail_stamp: Array | None  # int32[W, E]; None if the sampler needs no stamps
     starts: EpisodeStarts | None  # None unless the view needs them
-    count: jax.Array  # int32[E], open rows
+    count: Array  # int32[E], open rows
     rule: EligibilityRule  # static: the rule that decided them
-    before: jax.Array | None = None  # int32[blocks], open rows before each block of a data set
-    newest_id: jax.Array | None = None  # [E], episode id of each lane's newest row; None without ids
+    before: Array | None = None  # int32[blocks], open rows before each block of a data set
+    newest_id: Array | None = None  # [E], episode id of each lane's newest row; None without ids
 
 
 _LONG = 2**30  # rows; steps of longer episodes are stored modulo the stride
 
 
-def has(flags: jax.Array, bits: int) -> jax.Array:
+def has(flags: Array, bits: int) -> Array:
     """Return whether one of `bits` is set."""
     return (flags & jnp.uint8(bits)) != jnp.uint8(0)
 
 
-def bit(condition: jax.Array, bits: int) -> jax.Array:
+def bit(condition: Array, bits: int) -> Array:
     """Return `bits` where `condition` holds, uint8."""
     return condition.astype(jnp.uint8) * jnp.uint8(bits)
 
@@ -95,7 +96,7 @@ def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, spec: Spec
     )
 
 
-def _compact(keep: jax.Array | None, *arrays: jax.Array | None) -> tuple[Any, ...]:
+def _compact(keep: Array | None, *arrays: Array | None) -> tuple[Any, ...]:
     """Move each lane's kept rows to the front, in order; None stays None."""
     if keep is None:
         return arrays
@@ -103,7 +104,7 @@ def _compact(keep: jax.Array | None, *arrays: jax.Array | None) -> tuple[Any, ..
     return tuple(None if a is None else jnp.take_along_axis(a, order, axis=0) for a in arrays)
 
 
-def _row_flags(tail: jax.Array, new: jax.Array, changed: jax.Array | None, reset_rows: bool) -> jax.Array:
+def _row_flags(tail: Array, new: Array, changed: Array | None, reset_rows: bool) -> Array:
     """Return the flags of tail and new rows, uint8[W + N, E].
 
     Args:
@@ -121,7 +122,7 @@ def _row_flags(tail: jax.Array, new: jax.Array, changed: jax.Array | None, reset
     return jnp.concatenate([tail, new | bit(start, START)])
 
 
-def _cut(flags: jax.Array, wanted: jax.Array, reset_rows: bool) -> jax.Array:
+def _cut(flags: Array, wanted: Array, reset_rows: bool) -> Array:
     """Return the flags with END and CUT where `wanted`, unless the next row begins an episode already."""
     closed = has(flags, RESET) & ~has(flags, END) if reset_rows else has(flags, END)
     return flags | bit(wanted & ~closed, END | CUT)
@@ -132,16 +133,16 @@ def extend(
     view: Any,  # a View with its optional `opens` or `decide`
     geometry: Geometry,
     ring: Ring,
-    new: jax.Array,
-    priority: jax.Array | None,
-    stamp: jax.Array | None,
-    keep: jax.Array | None,
-    token: jax.Array,
-    evict: tuple[jax.Array, int] | None = None,
-    arrive: jax.Array | None = None,
-    ids: jax.Array | None = None,
-    cut: jax.Array | None = None,
-) -> tuple[Anchors, EligibilityUpdate, jax.Array]:
+    new: Array,
+    priority: Array | None,
+    stamp: Array | None,
+    keep: Array | None,
+    token: Array,
+    evict: tuple[Array, int] | None = None,
+    arrive: Array | None = None,
+    ids: Array | None = None,
+    cut: Array | None = None,
+) -> tuple[Anchors, EligibilityUpdate, Array]:
     """Update the anchors after a write of `N` rows a lane, a cut, or an eviction of the oldest rows.
 
     Args:
@@ -220,7 +221,7 @@ def extend(
     context_flags = jnp.where(context < size, around_flags, fresh)
     lacks = ~lax.associative_scan(jnp.logical_or, has(context_flags, START), axis=0) if behind else None
 
-    def lacks_frames(age: jax.Array) -> jax.Array:
+    def lacks_frames(age: Array) -> Array:
         """Return whether the row at each age before the write lacks earlier frames; False at other ages."""
         if lacks is None:
             return jnp.zeros(age.shape, bool)
@@ -290,7 +291,7 @@ def extend(
     return after, EligibilityUpdate(open_slot, open_mask, episode, stamp, None, given, near, closing), token
 
 
-def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: jax.Array, token: jax.Array) -> Anchors:
+def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: Array, token: Array) -> Anchors:
     """Set the flags of the newest row of the lanes `cut` bool[E]. A lane that is empty, or was cut, stays as it is."""
     newest = anchors.tail_flags[-1]
     after = _cut(newest, cut, anchors.rule.reset_rows)
@@ -304,12 +305,12 @@ def _cut_newest(anchors: Anchors, geometry: Geometry, ring: Ring, cut: jax.Array
 class _Opened(NamedTuple):
     """Hold the anchors that new rows opened immediately, one a row."""
 
-    slot: jax.Array  # int32[N, E]
-    age: jax.Array  # int32[N, E], before the write
-    mask: jax.Array  # bool[N, E]
+    slot: Array  # int32[N, E]
+    age: Array  # int32[N, E], before the write
+    mask: Array  # bool[N, E]
 
 
-def _among_new(opened: _Opened, size: jax.Array, tail_rows: int, num: int) -> jax.Array:
+def _among_new(opened: _Opened, size: Array, tail_rows: int, num: int) -> Array:
     """Return which of tail and `num` new rows are new and open, bool[W + N, E]."""
     lanes = opened.age.shape[1]
     at = jnp.where(opened.mask & (opened.age >= size), opened.age - size, jnp.int32(num))
@@ -318,9 +319,7 @@ def _among_new(opened: _Opened, size: jax.Array, tail_rows: int, num: int) -> ja
     return jnp.concatenate([jnp.zeros((tail_rows, lanes), bool), new])
 
 
-def _steps(
-    anchors: Anchors, flags: jax.Array, exists: jax.Array, count: jax.Array
-) -> tuple[jax.Array | None, jax.Array | None]:
+def _steps(anchors: Anchors, flags: Array, exists: Array, count: Array) -> tuple[Array | None, Array | None]:
     """Return the rows of its episode before each of tail and new rows, int32[W + N, E], exact from the running episode on.
 
     Also return the rows of the running episode afterwards, int32[E].
@@ -338,7 +337,7 @@ def _steps(
     return step, jnp.where(after >= jnp.int32(_LONG), after - unknown_step(anchors), after)
 
 
-def undecided(anchors: Anchors) -> jax.Array:
+def undecided(anchors: Anchors) -> Array:
     """Return the newest rows that anchors to come need, int32[E], without the rows before an anchor (`rule.back`)."""
     rule, step = anchors.rule, anchors.step
     if anchors.pending is not None:
@@ -351,13 +350,13 @@ def undecided(anchors: Anchors) -> jax.Array:
     return number if rule.crosses else jnp.where(ended, jnp.int32(0), number)
 
 
-def unknown_step(anchors: Anchors) -> jax.Array:
+def unknown_step(anchors: Anchors) -> Array:
     """Return the step of a row whose episode start is unknown, int32[]: longer than any window."""
     stride = anchors.rule.stride
     return jnp.int32(_LONG // 2 // stride * stride)
 
 
-def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
+def _episodes(anchors: Anchors, flags: Array, count: Array) -> tuple[Array | None, Array | None]:
     """Return the number of each row's episode, uint32[W + N, E], and of the running one, uint32[E]."""
     if anchors.episode is None:
         return None, None
@@ -368,13 +367,7 @@ def _episodes(anchors: Anchors, flags: jax.Array, count: jax.Array) -> tuple[jax
 
 
 def _update_starts(
-    starts: EpisodeStarts,
-    geometry: Geometry,
-    ring: Ring,
-    overwritten: jax.Array,
-    new: jax.Array,
-    age: jax.Array,
-    token: jax.Array,
+    starts: EpisodeStarts, geometry: Geometry, ring: Ring, overwritten: Array, new: Array, age: Array, token: Array
 ) -> EpisodeStarts:
     """Remove the `overwritten` bool[K, E] first rows, and add the `new` bool[A, E] ones at `age` int32[A, E]."""
     length = jnp.int32(geometry.length)
@@ -392,8 +385,8 @@ def _update_starts(
 
 
 def episode_around(
-    starts: EpisodeStarts, ring: Ring, geometry: Geometry, lane: jax.Array, age: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    starts: EpisodeStarts, ring: Ring, geometry: Geometry, lane: Array, age: Array
+) -> tuple[Array, Array]:
     """Return the ages int32[B] of the first and the last held row of the episode of each row at `age` int32[B] of `lane`.
 
     With `EligibilityRule.reset_rows` the row after an end is the last of its episode. Cost: O(log L), by bisection.
@@ -401,7 +394,7 @@ def episode_around(
     length, lanes = jnp.int32(geometry.length), jnp.int32(geometry.lanes)
     count, oldest = starts.count[lane], ring.cursor[lane] - ring.size[lane]
 
-    def age_of(entry: jax.Array) -> jax.Array:
+    def age_of(entry: Array) -> Array:
         place = (starts.head[lane] + entry) % length * lanes + lane
         return (starts.position.at[place].get(mode="promise_in_bounds") - oldest) % length
 
@@ -419,12 +412,8 @@ def episode_around(
 
 
 def _set_flags(
-    flags: jax.Array,
-    ring: Ring,
-    geometry: Geometry,
-    written: list[tuple[jax.Array, jax.Array, jax.Array]],
-    token: jax.Array,
-) -> jax.Array:
+    flags: Array, ring: Ring, geometry: Geometry, written: list[tuple[Array, Array, Array]], token: Array
+) -> Array:
     """Write bytes [A, E] of rows at `age` [A, E] where `mask`; no row twice."""
     at, values, first = [], [], geometry.capacity
     for mask, age, value in written:
@@ -437,9 +426,7 @@ def _set_flags(
     return flags.at[index].set(jnp.concatenate(values), mode="drop", unique_indices=True)
 
 
-def dense(
-    slot: jax.Array, keep: jax.Array, priority: jax.Array | None, stamp: jax.Array | None = None
-) -> EligibilityUpdate:
+def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None = None) -> EligibilityUpdate:
     """Return the update of a write where every row held is an anchor: new rows open in place of the rows they replace."""
     given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
     none = slot[:0]
@@ -453,3 +440,68 @@ def dense(
         close_slot=none,
         close_mask=jnp.zeros(none.shape, bool),
     )
+
+
+def count_open_before(flags: Array) -> Array:
+    """Return the open rows of uint8[C] before each block, int32[blocks], for rows that never change.
+
+    It loops over groups of `_GROUP` blocks, which needs little memory.
+    """
+    capacity = flags.shape[0]
+    blocks = -(-capacity // BLOCK)
+    within = jnp.arange(_GROUP, dtype=jnp.int32)
+    earlier = within[None, :] < within[:, None]  # a prefix sum that compiles fast
+
+    def count(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        before, total = carry
+        block = number.astype(jnp.int32) * jnp.int32(_GROUP) + within
+        each = jnp.sum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
+        upto = total + jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
+        before = before.at[block].set(upto, mode="drop", unique_indices=True)
+        return before, total + jnp.sum(each, dtype=jnp.int32)
+
+    start = (jnp.zeros((blocks,), jnp.int32), jnp.zeros((), jnp.int32))
+    return control_flow.fori_loop(0, -(-blocks // _GROUP), count, start)[0]
+
+
+def _open_in_blocks(flags: Array, block: Array, size: int) -> Array:
+    """Return which rows of each block int32[K] of `size` rows are open, bool[K, size]; False beyond the end."""
+    at = block[:, None] * jnp.int32(size) + jnp.arange(size, dtype=jnp.int32)[None, :]
+    last = jnp.int32(flags.shape[0] - 1)
+    return has(flags.at[jnp.minimum(at, last)].get(mode="promise_in_bounds"), OPEN) & (at <= last)
+
+
+def nth_by_count(flags: Array, before: Array, nth: Array) -> Array:
+    """Return the slots of the `nth` int32[B] open rows in order of slot, by the counts before each block. O(log C)."""
+    block = jnp.maximum(jnp.searchsorted(before, nth, side="right").astype(jnp.int32) - jnp.int32(1), jnp.int32(0))
+    upto = jnp.cumsum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
+    passed = upto <= (nth - before.at[block].get(mode="promise_in_bounds"))[:, None]
+    slot = block * jnp.int32(BLOCK) + jnp.sum(passed, axis=1, dtype=jnp.int32)
+    return jnp.minimum(slot, jnp.int32(flags.shape[0] - 1))
+
+
+def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> Array:
+    """Return the slots of the `nth` int32[B] open rows in order of slot; C where `wanted` is False.
+
+    Prioritized samplers without a queue need it when every priority is 0. It scans block by block, O(C), and not at all if no
+    row is wanted.
+    """
+    capacity = flags.shape[0]
+    block = min(block, capacity)
+
+    def search(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        number, seen, found = carry
+        total = jnp.cumsum(_open_in_blocks(flags, number[None], block)[0], dtype=jnp.int32)
+        want = nth - seen
+        place = jnp.searchsorted(total, want, side="right").astype(jnp.int32)
+        hit = (want >= jnp.int32(0)) & (want < total[-1]) & (found == jnp.int32(capacity))
+        found = jnp.where(hit, number * jnp.int32(block) + place, found)
+        return number + jnp.int32(1), seen + total[-1], found
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        number, _, found = carry
+        return (number < jnp.int32(-(-capacity // block))) & jnp.any(wanted & (found == jnp.int32(capacity)))
+
+    zero = jnp.zeros((), jnp.int32)
+    found = control_flow.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
+    return jnp.where(wanted, found, jnp.int32(capacity))

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import any_unbatched
-from fbuf._core.geometry import Geometry, Ring
-from fbuf._core.pytree import Spec
-from fbuf._indexing.ring import next_lap
+from fbuf._core.pytree import Leaves, Spec
+from fbuf._core.slots import Geometry, Ring, next_lap
 from fbuf._interfaces.writer import Scattering
 
 
@@ -30,18 +29,18 @@ from fbuf._interfaces.writer import Scattering
 class Scatter:
     """Hold the number of the row in each slot, and the state of the writer."""
 
-    number: jax.Array  # uint32[C, 2], low word from 1, high word; 0, 0: empty
-    newest: jax.Array  # uint32[2], the last number assigned
+    number: Array  # uint32[C, 2], low word from 1, high word; 0, 0: empty
+    newest: Array  # uint32[2], the last number assigned
     own: Any  # state of the writer
 
 
 class Placed(NamedTuple):
     """Hold the result of one placement."""
 
-    slot: jax.Array  # int32[N, E]; out of range and all different where nothing is written
+    slot: Array  # int32[N, E]; out of range and all different where nothing is written
     ring: Ring  # after the write
     scatter: Scatter
-    refused: jax.Array  # uint32[], rows that would leave an empty slot before them
+    refused: Array  # uint32[], rows that would leave an empty slot before them
 
 
 def init(writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
@@ -60,7 +59,7 @@ def clear(scatter: Scatter, writer: Scattering, geometry: Geometry, spec: Spec) 
     return Scatter(jnp.zeros_like(scatter.number), scatter.newest, own)
 
 
-def held(ring: Ring) -> jax.Array:
+def held(ring: Ring) -> Array:
     """Return the rows held, int32[]."""
     return jnp.sum(ring.size, dtype=jnp.int32)
 
@@ -70,9 +69,9 @@ def place(
     geometry: Geometry,
     scatter: Scatter,
     ring: Ring,
-    leaves: dict[str, jax.Array],
-    mask: jax.Array | None,
-    token: jax.Array,
+    leaves: Leaves,
+    mask: Array | None,
+    token: Array,
 ) -> Placed:
     """Return slots for rows, leaves `[N, E, ...]`. The last of several rows for one slot is written."""
     shape = next(iter(leaves.values())).shape[:2]
@@ -103,7 +102,8 @@ def place(
     taken = final & (wanted < before + filled)
     nowhere = capacity + order
     slot = jnp.where(taken, wanted, nowhere)
-    low, high = _next_numbers(scatter.newest, jnp.cumsum(taken, dtype=jnp.uint32))
+    low = next_lap(scatter.newest[0], jnp.cumsum(taken, dtype=jnp.uint32))  # never 0
+    high = scatter.newest[1] + (low < scatter.newest[0]).astype(jnp.uint32)
     number = scatter.number.at[slot + token].set(jnp.stack([low, high], axis=-1), mode="drop", unique_indices=True)
     return Placed(
         slot=slot.reshape(shape),
@@ -113,7 +113,7 @@ def place(
     )
 
 
-def _count_filled(named: jax.Array, before: jax.Array, capacity: jax.Array) -> jax.Array:
+def _count_filled(named: Array, before: Array, capacity: Array) -> Array:
     """Return how many empty slots from `before` on are filled, int32[]: the named ones before the first gap."""
     fresh = lax.sort(named, is_stable=False)
     order = jnp.arange(named.shape[0], dtype=jnp.int32)
@@ -133,13 +133,7 @@ def _check_choice(writer: Scattering, slot: Any, shape: tuple[int, ...], before:
         raise TypeError(f"{writer!r}.choose returned a state of {spec(after)[1]}; expected {spec(before)[1]}.")
 
 
-def _next_numbers(newest: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return low words, never 0, and high words of `more` uint32[...] after the newest number."""
-    low = next_lap(newest[0], more)
-    return low, newest[1] + (low < newest[0]).astype(jnp.uint32)
-
-
-def _filled_ring(ring: Ring, geometry: Geometry, number: jax.Array) -> Ring:
+def _filled_ring(ring: Ring, geometry: Geometry, number: Array) -> Ring:
     """Return the rings of lanes whose first slots hold `number` int32[] rows in all."""
     lane = jnp.arange(geometry.lanes, dtype=jnp.int32)
     lanes = jnp.int32(geometry.lanes)
@@ -147,19 +141,19 @@ def _filled_ring(ring: Ring, geometry: Geometry, number: jax.Array) -> Ring:
     return Ring(cursor=size % jnp.int32(geometry.length), size=size, lap=ring.lap)
 
 
-def generation(scatter: Scatter, slot: jax.Array) -> jax.Array:
+def generation(scatter: Scatter, slot: Array) -> Array:
     """Return the generation of each slot, uint32; 0 for empty slots and out of range."""
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(scatter.number.shape[0]))
     at = jnp.where(inside, slot, jnp.int32(0))
     return jnp.where(inside, scatter.number.at[at, 0].get(mode="promise_in_bounds"), jnp.uint32(0))
 
 
-def rows_written(scatter: Scatter) -> jax.Array:
+def rows_written(scatter: Scatter) -> Array:
     """Return the rows ever written, uint32[]; 2^32 - 1 for that many or more."""
     return jnp.where(scatter.newest[1] == jnp.uint32(0), scatter.newest[0], jnp.uint32(2**32 - 1))
 
 
-def by_age(scatter: Scatter) -> jax.Array:
+def by_age(scatter: Scatter) -> Array:
     """Return all slots in order of arrival, int32[C], oldest first, empty ones last. Cost: a sort."""
     low, high = scatter.number[:, 0], scatter.number[:, 1]
     empty = low == jnp.uint32(0)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 
 from fbuf._core.component import state
-from fbuf._core.geometry import Geometry, Ring
 from fbuf._core.pytree import Leaves
+from fbuf._core.slots import Geometry, Ring
 
 # Types of class attributes that have no annotation: for pyright, a `ClassVar` does not implement a property of a Protocol.
 NO_NUMBERS: Mapping[str, Any] = {}
@@ -57,7 +57,7 @@ class EligibleSet(NamedTuple):
     available: jax.Array  # int32[E], anchors of each lane
     flags: jax.Array | None  # uint8[C], bits of `fbuf._indexing.anchors`; None where every row is an anchor
     starts: EpisodeStarts | None = None  # None unless `EligibilityRule.spans`
-    # int32[blocks], open rows before each block of flags (`fbuf._indexing.anchor_log`); None unless `Sampler.by_rank`
+    # int32[blocks], open rows before each block of flags (`fbuf._indexing.anchors`); None unless `Sampler.by_rank`
     before: jax.Array | None = None
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Leaves, PyTree, Spec
+from fbuf._core.slots import Geometry
 
 
 class Read(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from fbuf._core.geometry import Geometry, Placement, Ring
 from fbuf._core.pytree import Spec
+from fbuf._core.slots import Geometry, Placement, Ring
 
 
 @runtime_checkable

@@ -12,9 +12,8 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
 from fbuf._core.arguments import check_choice
-from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._core.pytree import PyTree, named_leaves, needs_x64
 from fbuf._core.sample import Index, Sample
-from fbuf._core.x64 import needs_x64
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay.host_reads import HostBatch
 from fbuf._replay.packed import PackedBatch

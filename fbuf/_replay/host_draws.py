@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._algorithms import random_bits
+from fbuf._algorithms import random
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._replay import host_reads
@@ -32,8 +32,8 @@ def random_draws(size: int, impl: str) -> Any:
     def draws(key_data: jax.Array) -> Any:
         def one(key: jax.Array, _: None) -> Any:
             key, now = jax.random.split(key)
-            random_bits.consume(now)
-            return key, (jax.random.key_data(key), *random_bits.pairs(now, size, random_bits.BELOW))
+            random.consume(now)
+            return key, (jax.random.key_data(key), *random.pairs(now, size, random.BELOW))
 
         first = jax.random.wrap_key_data(key_data, impl=impl)
         return jax.lax.scan(one, first, None, length=max(1, _AHEAD // size))[1]
@@ -66,7 +66,7 @@ class HostDraws:
         if not total:
             return None
         self._key, first, second = self._bits(key, size)
-        # As `random_bits.randint_below`: the high word of a product of 64 and 32 bits.
+        # As `random.randint_below`: the high word of a product of 64 and 32 bits.
         rank = first * total
         rank += second * total >> 32
         rank = (rank >> 32).view(np.int64)

@@ -51,7 +51,7 @@ def can_read(buffer: Buffer, state: BufferState) -> bool:
     if not rows or not buffer.dense or buffer.prefetch or buffer.on_read is not None:
         return False
     # Python's buffers have no bfloat16 or float8.
-    return all(np.dtype(leaf.dtype).isbuiltin == 1 for leaf in jax.tree.leaves(state.rows))
+    return all(np.dtype(leaf.dtype).isbuiltin != 2 for leaf in jax.tree.leaves(state.rows))
 
 
 def structure_of(rows: PyTree) -> Any:
@@ -68,9 +68,7 @@ def take(rows: PyTree, slot: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]
 def pack(batch: Sample) -> jax.Array:
     """Return what was drawn as int32[5, B]. Traced."""
     leaves = batch.index.slot, batch.index.ticket, batch.probability, batch.weight
-    return jnp.stack(
-        [*(jax.lax.bitcast_convert_type(leaf, jnp.int32) for leaf in leaves), batch.mask.astype(jnp.int32)]
-    )
+    return jnp.stack([*(jax.lax.bitcast_convert_type(x, jnp.int32) for x in leaves), batch.mask.astype(jnp.int32)])
 
 
 def read(drawn: np.ndarray[Any, Any], rows: PyTree, structure: Any) -> tuple[HostBatch, bool]:

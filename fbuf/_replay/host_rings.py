@@ -1,4 +1,4 @@
-"""`HostRings`: the rings of a state in CPU memory, in NumPy; `fbuf._indexing.ring` has the same arithmetic in JAX."""
+"""`HostRings`: the rings of a state in CPU memory, in NumPy; `fbuf._core.slots` has the same arithmetic in JAX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fbuf._buffer.state import host_ring
-from fbuf._core.geometry import Geometry
+from fbuf._core.slots import Geometry
 
 
 class Rings(NamedTuple):

@@ -52,9 +52,8 @@ class BlockingLimiter:
         if kind == "add":
             free = limit.can_add(pace, count)
             return bool(free or (not self._reached and limit.can_add(pace, count, size=self._count())))
-        return bool(
-            limit.can_sample(pace, count) and (self._reached or limit.can_sample(pace, count, size=self._count()))
-        )
+        ready = limit.can_sample(pace, count)
+        return bool(ready and (self._reached or limit.can_sample(pace, count, size=self._count())))
 
     def _count(self) -> int:
         held = self._size()

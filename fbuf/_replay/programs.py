@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferState, index_of
+from fbuf._core.dispatch import changes_of
 from fbuf._core.sample import Index, Sample
 from fbuf._replay import host_reads
 from fbuf._replay.packed import pack
@@ -33,8 +35,9 @@ def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> Buf
 def _extend_placed(
     buffer: Buffer, state: BufferState, rows: Any, priority: Any, mask: Any
 ) -> tuple[BufferState, tuple[jax.Array, Index]]:
-    after, index = buffer.placed(state, rows, priority, mask)
-    return after, (after.counters - state.counters, index)
+    after, slot = buffer.checked_extend(state, rows, priority, mask, "Buffer.extend", slots=True)
+    slot = jnp.minimum(slot if buffer.lanes else slot[:, 0], jnp.int32(buffer.capacity))
+    return after, (after.counters - state.counters, index_of(buffer, after, slot))
 
 
 def _in_place(method: Callable[..., BufferState]) -> Any:
@@ -71,29 +74,17 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
     def draw(
         state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None, update: Any = None
     ) -> tuple[Any, jax.Array, Any, jax.Array]:
-        before, leaves = state.counters, jax.tree.leaves(state)
+        given, before = state, state.counters
         if update is not None:
             state = set_packed(buffer, state, update)
         if writes:
             state = _extend_packed(buffer, state, rows)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
         state, batch = buffer.drawn(state, now, size, **numbers)
-        after = jax.tree.leaves(state)
-        changes = [None if new is old else new for old, new in zip(leaves, after, strict=True)]
         counts = state.counters - before
-        return state if writes else changes, jax.random.key_data(key), FORMS[form](batch), counts
+        return state if writes else changes_of(given, state), jax.random.key_data(key), FORMS[form](batch), counts
 
     return jax.jit(draw, donate_argnums=0 if writes else ())
-
-
-def with_changes(state: BufferState, changes: list[Any]) -> BufferState:
-    """Return the state after a draw."""
-    structure: Any = jax.tree.structure(state)
-    leaves = jax.tree.leaves(state)
-    after: BufferState = structure.unflatten(
-        [old if new is None else new for old, new in zip(leaves, changes, strict=True)]
-    )
-    return after
 
 
 @contextlib.contextmanager

@@ -18,33 +18,24 @@ from typing import Any, Literal, Unpack
 
 import jax
 import numpy as np
+from jax import Array
 
-from fbuf._buffer import state_ops
+from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, refuse_donated
+from fbuf._buffer.state import BufferState, room_left
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
-from fbuf._core.arguments import DrawOptions
+from fbuf._core.arguments import DrawOptions, check_int
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._interfaces.storage import Growable
 from fbuf._interfaces.writer import ReadOnly
-from fbuf._replay import programs
-from fbuf._replay.arguments import (
-    Form,
-    check_form,
-    check_limit,
-    check_seconds,
-    check_seed,
-    convert,
-    place,
-    to_array,
-    to_rows,
-)
+from fbuf._replay import arguments, programs
+from fbuf._replay.arguments import Form
 from fbuf._replay.batches import Batches
 from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
@@ -135,21 +126,21 @@ class Replay(ReplayRows):
                 f"Replay: unlimited needs storages.Ragged, but the storage is {buffer.storage!r}. Use "
                 f"Buffer(storage=fbuf.storages.Ragged()), or a larger capacity."
             )
-        check_seed("Replay", seed)
-        check_limit("Replay", limit, buffer, unlimited)
+        arguments.check_seed("Replay", seed)
+        arguments.check_limit("Replay", limit, buffer, unlimited)
         if isinstance(example, BufferState):
             if not isinstance(buffer.writer, ReadOnly):
                 raise TypeError(
                     "Replay: example is a BufferState; expected one row. To continue from a state, write replay = "
                     "Replay(buffer, row); replay.state = state."
                 )
-            refuse_donated("Replay", example)
+            checks.refuse_donated("Replay", example)
             buffer.check_state(example)
             state = copy.deepcopy(example)  # the caller keeps the original
         else:
-            example = example if isinstance(buffer.storage, Ragged) else to_rows(example)
+            example = example if isinstance(buffer.storage, Ragged) else arguments.to_rows(example)
             state = buffer.resume(example) if resume else buffer.init(example)
-        if limit is None and state_ops.room(buffer, state) is not None:
+        if limit is None and room_left(buffer, state) is not None:
             limit = Limit()
         pace = None if limit is None else start(limit, int(np.asarray(state.ring.size).sum()))
         self._begin(
@@ -191,12 +182,12 @@ class Replay(ReplayRows):
     def state(self, state: BufferState) -> None:
         if not isinstance(state, BufferState):
             raise TypeError(f"Replay.state: got {type(state).__name__}; expected a BufferState of {self.buffer!r}.")
-        if not isinstance(state.header, jax.Array):
+        if not isinstance(state.header, Array):
             raise TypeError(
                 f"Replay.state: its leaves are {type(state.header).__name__}; expected JAX arrays. Write replay.state = "
                 f"jax.device_put(state)."
             )
-        refuse_donated("Replay.state", state)
+        checks.refuse_donated("Replay.state", state)
         self.buffer.check_state(state)
         self._check_rows(state)
         self._set_state(state)
@@ -284,11 +275,11 @@ class Replay(ReplayRows):
                 return None
             self._flush()
             ragged = isinstance(self.buffer.storage, Ragged)
-            rows = rows if ragged else to_rows(rows)
-            priority, mask = to_array(priority, "priority"), to_array(mask, "mask")
+            rows = rows if ragged else arguments.to_rows(rows)
+            priority, mask = arguments.to_array(priority, "priority"), arguments.to_array(mask, "mask")
             count = 0
             if self._limiter is not None:
-                shape = self.buffer.parsed(call, self._state, rows, priority, mask)[2]
+                shape = checks.check_rows(call, self.buffer, self._state, rows, priority, mask)[2]
                 per_lane = np.full(shape[1], shape[0]) if mask is None else np.asarray(mask).reshape(shape).sum(axis=0)
                 count, rows_a_lane = int(per_lane.sum()), int(per_lane.max())
                 self._check_fits(call, "rows", rows_a_lane, shape[1])
@@ -370,10 +361,10 @@ class Replay(ReplayRows):
           >>> type(batch.data["t"]).__name__, batch.weight.shape
           ('ndarray', (4,))
         """
-        check_form("Replay.sample", to)
+        arguments.check_form("Replay.sample", to)
         self._check_timeout("Replay.sample", timeout)
         packed = to != "jax" and self._packs
-        return convert(self._sample("Replay.sample", batch_size, options, timeout, packed=packed), to)
+        return arguments.convert(self._sample("Replay.sample", batch_size, options, timeout, packed=packed), to)
 
     @restores_lock
     def _sample(
@@ -421,7 +412,7 @@ class Replay(ReplayRows):
           >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
           >>> replay.compile(4, progress=False)
         """
-        check_form("Replay.compile", to)
+        arguments.check_form("Replay.compile", to)
         jobs = self._compilations(batch_size, packed=to != "jax" and self._packs)
         bar = Bar(progress, "Replay.compile", len(jobs), " programs")
         for job in jobs:
@@ -469,18 +460,15 @@ class Replay(ReplayRows):
           (4,)
         """
         call = "Replay.batches"
-        check_form(call, to, device)
-        if not isinstance(prefetch, (int, np.integer)) or isinstance(prefetch, bool) or prefetch < 1:
-            raise ValueError(
-                f"{call}: prefetch is {prefetch!r}; expected an int >= 1. Without prefetch use replay.sample."
-            )
-        check_seconds(call, timeout)
+        arguments.check_form(call, to, device)
+        check_int(call, "prefetch", prefetch, hint=". Without prefetch use replay.sample")
+        arguments.check_seconds(call, timeout)
         size, _ = self._check_draw(call, batch_size, options)
         self._refuse_closed(call)
         self.expect_stale()
 
         def draw(stop: StopToken) -> Any:
-            return place(self._sample(call, batch_size, options, None, stop), to, device)
+            return arguments.place(self._sample(call, batch_size, options, None, stop), to, device)
 
         return Batches(draw, int(prefetch), timeout, partial(self._explain, size))
 
@@ -512,7 +500,7 @@ class Replay(ReplayRows):
         with self._acquire(notify=self._limiter is not None):
             self._flush()
             sizes = self._sizes
-            self._donate(programs.cut, to_array(lanes, "lanes"))
+            self._donate(programs.cut, arguments.to_array(lanes, "lanes"))
             self._sizes = sizes
 
     @restores_lock
@@ -606,14 +594,7 @@ class Replay(ReplayRows):
 
     @locked
     def save(
-        self,
-        path: Any,
-        *,
-        keep: int = 2,
-        extra: Any = None,
-        wait: bool = True,
-        sync: bool = True,
-        progress: Any = None,
+        self, path: Any, *, keep: int = 2, extra: Any = None, wait: bool = True, sync: bool = True, progress: Any = None
     ) -> Saving:
         """Save the buffer, its state, its key and its limit; see `fbuf.save`. After `load`, the batches are the same.
 
@@ -672,7 +653,7 @@ class Replay(ReplayRows):
         """
         metadata, saved = _replay.load(path, buffer, example, verify, resize, extra, progress)
         if limit is not None and limit != metadata.limit:
-            check_limit("Replay.load", limit, metadata.buffer, metadata.unlimited)
+            arguments.check_limit("Replay.load", limit, metadata.buffer, metadata.unlimited)
             metadata = metadata._replace(
                 limit=limit, pace=start(limit, int(np.asarray(metadata.state.ring.size).sum()))
             )
@@ -703,7 +684,7 @@ class Replay(ReplayRows):
             )
 
     def _check_timeout(self, call: str, timeout: float | None) -> None:
-        check_seconds(call, timeout)
+        arguments.check_seconds(call, timeout)
         if timeout is not None and self._limiter is None:
             raise ValueError(
                 f"{call}: timeout is {timeout}, but without a limit no call waits. Leave it out, or use Replay(buffer, "

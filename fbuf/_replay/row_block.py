@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.pytree import PyTree
-from fbuf._core.x64 import DTYPES, fits, needs_x64
+from fbuf._core.pytree import DTYPES, PyTree, fits, needs_x64
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
 from fbuf.storages import Compressed, Device, Host
 from fbuf.writers import Ring
@@ -115,7 +115,7 @@ def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
         return None
     if not parts or getattr(buffer.storage, "path", None) is not None or buffer.on_write is not None:
         return None
-    spec, _ = buffer.given_spec(state)
+    spec, _ = checks.given_spec(buffer, state)
     dtypes = [np.dtype(leaf.dtype) for leaf in spec.values()]
     if not all(dtype.kind in "biuf" or dtype.name.startswith(("bfloat16", "float8")) for dtype in dtypes):
         return None  # numbers of int4 have no byte of their own
@@ -135,7 +135,7 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 def _record(buffer: Buffer, state: BufferState) -> tuple[np.dtype[Any], Any]:
     """Return the dtype of one row per lane with its mask, and the structure of a row."""
-    spec, structure = buffer.given_spec(state)
+    spec, structure = checks.given_spec(buffer, state)
     lanes = () if buffer.lanes is None else (buffer.lanes,)
     leaves = [(f"leaf {i}", np.dtype(x.dtype), (*lanes, *x.shape)) for i, x in enumerate(spec.values())]
     return np.dtype([*leaves, ("mask", np.dtype(bool), lanes)], align=True), structure

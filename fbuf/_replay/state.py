@@ -19,14 +19,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._buffer import state_ops
+from fbuf._buffer import checks, write
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_draw
-from fbuf._buffer.state import BufferState, host_ring
+from fbuf._buffer.state import BufferState, anchor_count, host_ring, room_left
 from fbuf._core import arguments
-from fbuf._core.pytree import PyTree
+from fbuf._core.dispatch import with_changes
+from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
 from fbuf._core.sample import Index, Sample
-from fbuf._core.x64 import exact, has_64_bits, needs_x64
 from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._replay import host_reads, programs
@@ -46,14 +45,12 @@ class ReplayState:
         self._state, self._key = state, jax.random.key_data(key)
         self._impl = str(jax.random.key_impl(key))
         self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
-        self._queue = state_ops.room(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
+        self._queue = room_left(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
         self._written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
-        self._on_device = isinstance(self.buffer.storage, (Device, Deduplicated)) and not host_sampler(
-            self.buffer.sampler
-        )
-        self._spec = self.buffer.storage.spec(state.rows)[0]
+        self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not host_sampler(buffer.sampler)
+        self._spec = buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
         self._choose_paths()
 
@@ -125,7 +122,7 @@ class ReplayState:
 
     def _row(self, call: str, row: PyTree) -> PyTree:
         """Return one row with Python numbers as arrays."""
-        spec, structure = self.buffer.given_spec(self._state)
+        spec, structure = checks.given_spec(self.buffer, self._state)
         lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
         return structure.unflatten(arguments.check_rows(call, row, spec, structure, lead, axes).values())
 
@@ -133,14 +130,16 @@ class ReplayState:
         """Return rows without NumPy leaves of 64 bits, which jit would narrow unchecked."""
         if not self._has_pairs and not has_64_bits(rows):
             return rows
-        return arguments.narrowed(call, rows, self.buffer.given_spec(self._state)[0])
+        return arguments.narrowed(call, rows, checks.given_spec(self.buffer, self._state)[0])
 
     def _stored(self, call: str, rows: PyTree, priority: Any, mask: Any) -> PyTree:
         """Store ragged leaves first, so that the rest can be written in place."""
-        leaves, values, shape = self.buffer.parsed(call, self._state, rows, priority, mask)
+        leaves, values, shape, *_ = checks.check_rows(call, self.buffer, self._state, rows, priority, mask)
         if self.unlimited:
             self._make_room(shape, mask)
-        return self.buffer.stored(self._state, leaves, values, shape, mask)
+        if values is not None and shape[0]:
+            leaves = write.store_values(self.buffer, self._state, leaves, values, shape, mask)
+        return nested(leaves)
 
     def _make_room(self, shape: tuple[int, int], mask: Any) -> None:
         more = shape[0] if mask is None else np.asarray(mask).reshape(shape).sum(axis=0)
@@ -189,7 +188,7 @@ class ReplayState:
         guard = contextlib.nullcontext() if self._on_device and not rows else DeferInterrupts()
         with guard, programs.announce(call) if first else contextlib.nullcontext():
             state, key, batch, counts = draw(self._state, self._key, numbers, *rows)
-            self._state, self._key = state if rows else programs.with_changes(self._state, state), key
+            self._state, self._key = state if rows else with_changes(self._state, state), key
             if rows and block is not None:
                 block.clear()
                 self._sizes = sizes
@@ -211,14 +210,16 @@ class ReplayState:
         known = self._draws.get(batch_size) if plain else None
         if known is None:
             key = jax.random.wrap_key_data(self._key, impl=self._impl)
-            known = check_draw(call, f"{call.rpartition('.')[2]}(batch_size)", self.buffer, key, batch_size, options)
+            known = checks.check_draw(
+                call, f"{call.rpartition('.')[2]}(batch_size)", self.buffer, key, batch_size, options
+            )
             if plain:
                 self._draws[batch_size] = known
         return known
 
     def _check_rows(self, state: BufferState) -> None:
         """Raise unless a state of this buffer holds rows like the present one."""
-        (spec, structure), known = self.buffer.given_spec(state), self.buffer.given_spec(self._state)
+        (spec, structure), known = checks.given_spec(self.buffer, state), checks.given_spec(self.buffer, self._state)
         if (spec, structure) != known:
             got, expected = (
                 ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in of.items())
@@ -290,7 +291,7 @@ class ReplayState:
         Asking waits for writes, so avoid it where every row can be.
         """
         if self._queue:
-            count = state_ops.count(self._state)
+            count = anchor_count(self._state)
             return int(self.buffer.sampler.available(self._state.sampler, count)) >= size
         always = self.buffer.dense and isinstance(self.buffer.sampler, (Uniform, Prioritized, Ranked))
         return always or bool(self.buffer.can_sample(self._state))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import unpack
 from fbuf._core.sample import Index
-from fbuf._indexing.ring import by_age
+from fbuf._core.slots import by_age
 from fbuf._interfaces.writer import Streaming
 
 

@@ -23,7 +23,7 @@ from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import is_under, under
 from fbuf._formats.dataset.manifest import NAME, is_dataset, load
-from fbuf._host.codecs.codec import Codec
+from fbuf._host.codecs import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from fbuf._buffer import init
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import row_schema
@@ -102,7 +103,7 @@ def check(
         view = Transition(autoreset="same_step") if schema is None else default_view(schema.names, _MANY)
     buffer = _buffer(_MANY, DataSet(os.fspath(path)), view, sampler, **settings)
     if schema is not None:
-        buffer.checked_spec("fbuf.datasets.open", example(schema))
+        init.checked_spec(buffer, "fbuf.datasets.open", example(schema))
 
 
 def example(schema: dataset.Schema) -> PyTree:

@@ -21,16 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.state import BufferState, eligible_set
 from fbuf._checkpoint import row_schema
 from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import PyTree, named_leaves, tree_bytes
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
-from fbuf._host.codecs.codec import Codec
+from fbuf._host.codecs import Codec
 from fbuf._indexing.anchors import OPEN
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
@@ -264,7 +263,7 @@ def _windows(buffer: Buffer, state: BufferState, slot: jax.Array, key: jax.Array
     """Return the view's result for anchors, and which of them are valid."""
     spec, structure = buffer.storage.spec(state.rows)
     mask = jnp.ones(slot.shape, bool)
-    window = buffer.view.window(spec, state_ops.eligible_set(buffer, state), slot, mask, key)
+    window = buffer.view.window(spec, eligible_set(buffer, state), slot, mask, key)
     arrays, ok = buffer.storage.read(state.rows, window.reads)
     return buffer.view.assemble(spec, structure, arrays, window), mask if ok is None else ok
 
@@ -362,8 +361,10 @@ def preprocess(
     try:
         if origin.path is not None:
             _check_apart(origin.path, path)
-        if not resume:
-            _discard_segments(path)
+        if not resume and path.is_dir() and not (path / NAME).exists():
+            with exclusive(CALL, path):
+                for number in dataset.committed(path):
+                    dataset.discard(path, number)
         check_free(CALL, path, unfinished=True)
         rows = origin.rows if limit is None else min(int(limit), origin.rows)
         if not rows:
@@ -412,10 +413,3 @@ def _check_apart(source: Path, dest: Path) -> None:
         raise ValueError(f"{CALL}: dest is {dest}, the source itself; expected another folder.")
     if a in b.parents or b in a.parents:
         raise ValueError(f"{CALL}: dest is {dest}, and the source {source}; expected neither within the other.")
-
-
-def _discard_segments(path: Path) -> None:
-    if path.is_dir() and not (path / NAME).exists():
-        with exclusive(CALL, path):
-            for number in dataset.committed(path):
-                dataset.discard(path, number)

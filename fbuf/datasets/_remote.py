@@ -279,9 +279,7 @@ def read_npy(
             found, fortran, dtype = _HEADERS[version](content)
             if dtype not in [np.dtype(name) for name in dtypes]:
                 raise ValueError(f"has dtype {dtype}; expected {' or '.join(dtypes)}")
-            fits = (
-                size == want or (want is None and 0 <= size <= rows) for size, want in zip(found, shape, strict=False)
-            )
+            fits = (n == want or (want is None and 0 <= n <= rows) for n, want in zip(found, shape, strict=False))
             if len(found) != len(shape) or not all(fits) or (fortran and len(found) > 1):
                 expected = [f"at most {rows}" if size is None else size for size in shape]
                 raise ValueError(f"has shape {list(found)}{' in Fortran order' * fortran}; expected {expected}")

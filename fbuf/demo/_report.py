@@ -50,9 +50,7 @@ def table(result: Result) -> str:
         f"score: mean of the first and of the last {_EPISODES} games; so short a run is no benchmark of DQN.",
     ]
     notes += [] if result.blocks is None else [_blocks_note(result.storage, result.blocks)]
-    return "\n".join(
-        [title, "", _columns([result.storage], {name: [cell] for name, cell in lines.items()}), "", *notes]
-    )
+    return "\n".join([title, "", _columns([result.storage], {n: [cell] for n, cell in lines.items()}), "", *notes])
 
 
 def storages(columns: Sequence[Column]) -> str:
@@ -89,7 +87,7 @@ def _columns(names: Sequence[str], lines: Mapping[str, Sequence[str]]) -> str:
 def _blocks_note(storage: str, blocks: Blocks) -> str:
     """Describe a table of blocks."""
     times = {0: "never", 1: "once", 2: "twice"}.get(blocks.grown, f"{blocks.grown} times")
-    gone = f"{blocks.evicted:,} rows gave way" if blocks.evicted else "no row gave way"
+    gone = f"{blocks.evicted:,} rows were evicted" if blocks.evicted else "no row was evicted"
     return (
         f"{storage}: blocks of {blocks.block} fitted to the first rows; {100 * blocks.load:.0f}% of "
         f"{blocks.slots:,} places taken; grown {times}; {gone}."

@@ -47,7 +47,7 @@ class Actor:
         self.episodes: list[Episode] = []
         self.time = 0
         self._obs = env.reset()
-        self.stacks = first_stacks(self._obs)
+        self.stacks = np.pad(self._obs[:, None], ((0, 0), (_dqn.STACK - 1, 0), (0, 0), (0, 0)))  # zeros, then the frame
 
     def play(self, params: _dqn.Params, steps: int, epsilon: float) -> _dqn.Rows:
         """Play `steps` frames in every lane.
@@ -67,7 +67,8 @@ class Actor:
             rows.append({**row, "terminated": terminated, "truncated": truncated})
             self.time += 1
             self._count(reward, terminated | truncated)
-            self.stacks = next_stacks(self.stacks, obs, terminated | truncated)
+            kept = np.where((terminated | truncated)[:, None, None, None], np.uint8(0), self.stacks[:, 1:])
+            self.stacks = np.concatenate([kept, obs[:, None]], axis=1)
             self._obs = obs
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -75,19 +76,6 @@ class Actor:
         self._score += reward
         self.episodes += [Episode(self.time, float(score)) for score in self._score[ended]]
         self._score[ended] = 0
-
-
-def first_stacks(obs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return stacks of episodes' first frames, `[E, 84, 84]` -> `[E, 4, 84, 84]`: zeros, then the frame."""
-    return np.pad(obs[:, None], ((0, 0), (_dqn.STACK - 1, 0), (0, 0), (0, 0)))
-
-
-def next_stacks(
-    stacks: npt.NDArray[np.uint8], obs: npt.NDArray[np.uint8], ended: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.uint8]:
-    """Return the stacks one frame later; where an episode `ended`, `obs` is the first frame of the next one."""
-    kept = np.where(ended[:, None, None, None], np.uint8(0), stacks[:, 1:])
-    return np.concatenate([kept, obs[:, None]], axis=1)
 
 
 CAPACITY = 48_000  # rows at most: with the default number of steps the ring comes round

@@ -373,9 +373,7 @@ def plot(curves: dict[str, np.ndarray[Any, Any]], config: Config, out: Path) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m fbuf.demo.catch`."""
     parser = argparse.ArgumentParser(prog="python -m fbuf.demo.catch", description="Double DQN learns to catch a ball.")
-    parser.add_argument(
-        "--storage", choices=STORAGES, default="device", help="where frames live (default: %(default)s)"
-    )
+    parser.add_argument("--storage", choices=STORAGES, default="device", help="where frames are (default: %(default)s)")
     parser.add_argument("--learner", choices=("jax", "torch"), default="jax", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, help="a picture of the returns, .png")

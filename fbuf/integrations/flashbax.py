@@ -23,10 +23,9 @@ import jax.numpy as jnp
 
 from fbuf import views
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState
-from fbuf._buffer.state_ops import room
-from fbuf._core.geometry import Geometry, Ring
+from fbuf._buffer.state import BufferState, room_left
 from fbuf._core.sample import Index
+from fbuf._core.slots import Geometry, Ring
 from fbuf._interfaces.storage import Storage
 from fbuf.samplers import Consume, Prioritized
 from fbuf.storages import Device
@@ -78,7 +77,7 @@ class TrajectoryQueueState(TrajectoryBufferState):
     @property
     def unread(self) -> jax.Array:
         """int32[], rows of each lane that wait."""
-        free: Any = functools.partial(room, self.buffer)
+        free: Any = functools.partial(room_left, self.buffer)
         for _ in self.state.leading:
             free = jax.vmap(free)
         return jnp.int32(self.buffer.geometry.length) - free(self.state)[..., 0]

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from fbuf._host.codecs.codec import Codec, Zstd
+from fbuf._host.codecs import Codec, Zstd
 from fbuf._host.pairs import ObservationPairs
 from fbuf._host.types import Array
 

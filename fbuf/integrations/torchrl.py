@@ -32,7 +32,7 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers.checkpointers import TensorStorageCheckpointer
 
 from fbuf._formats import checkpoint
-from fbuf._host.codecs.codec import Codec, Zstd
+from fbuf._host.codecs import Codec, Zstd
 from fbuf._host.memory.lazy_array import within
 from fbuf._host.pairs import ObservationPairs
 from fbuf._host.types import Array

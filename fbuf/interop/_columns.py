@@ -213,11 +213,9 @@ def row_count(call: str, columns: Mapping[str, Column]) -> int:
     lengths = {name: column.rows for name, column in columns.items()}
     rows = statistics.mode(lengths.values()) if lengths else 0
     fitting = [name for name, n in lengths.items() if n == rows]
-    for name, number in lengths.items():
-        if number != rows:
-            raise ValueError(
-                f"{call}: leaf '{name}' has {number} rows; expected {rows}. Leave it out: fields={fitting}."
-            )
+    for name, n in lengths.items():
+        if n != rows:
+            raise ValueError(f"{call}: leaf '{name}' has {n} rows; expected {rows}. Leave it out: fields={fitting}.")
     return rows
 
 

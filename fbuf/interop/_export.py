@@ -37,7 +37,7 @@ class Sink:
     def column(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], blocks: Iterable[np.ndarray]) -> None:
         """Write one leaf of all rows from blocks; dtypes beyond numpy's own (bfloat16, float8) as integers."""
         self.names.append(name)
-        if dtype.isbuiltin != 1:
+        if dtype.isbuiltin == 2:
             self.dtypes[name] = dtype.name
             dtype = np.dtype(f"u{dtype.itemsize}")
             blocks = (np.ascontiguousarray(block).view(dtype) for block in blocks)

@@ -16,27 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import exact_leaves
-from fbuf._buffer.state import COUNTERS, BufferState
+from fbuf._buffer.state import COUNTERS, BufferState, index_of
 from fbuf._core.arguments import check_int
 from fbuf._core.progress import Bar, Progress
-from fbuf._core.pytree import nested
+from fbuf._core.pytree import needs_x64, nested, to_pairs
 from fbuf._core.sample import Index
-from fbuf._core.x64 import needs_x64, to_pairs
 from fbuf._host.io.directory import rollback
 from fbuf._interfaces.storage import Growable
-from fbuf.interop._columns import (
-    Column,
-    Fields,
-    Source,
-    blocks,
-    cast_columns,
-    choose_leaves,
-    rows_per_block,
-    squeeze_scalars,
-)
+from fbuf.interop import _columns
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Ragged
 
@@ -46,10 +35,10 @@ _CLOSED = COUNTERS.index("refused_closed")
 
 def fill(
     call: str,
-    source: Source,
+    source: _columns.Source,
     buffer: Buffer | None,
     *,
-    fields: Fields,
+    fields: _columns.Fields,
     dtypes: Mapping[str, str] | None,
     newest: int | None,
     progress: Progress,
@@ -58,10 +47,12 @@ def fill(
     """Return a buffer with the rows of `source`; arguments and errors as for the public functions."""
     if buffer is not None and buffer.lanes == 1 and source.lanes is None:
         source = _with_lane(source)
-    taken = choose_leaves(call, source.columns, fields)
+    taken = _columns.choose_leaves(call, source.columns, fields)
     columns = {here: source.columns[there] for there, here in taken.items()}
     exact = () if buffer is None else exact_leaves(buffer)
-    columns = cast_columns(call, squeeze_scalars(columns) if fields == "ted" else columns, dtypes, exact)
+    columns = _columns.cast_columns(
+        call, _columns.squeeze_scalars(columns) if fields == "ted" else columns, dtypes, exact
+    )
     if newest is not None:
         check_int(call, "newest", newest, 0, ", or None for all")
     steps = source.steps if newest is None else min(int(newest), source.steps)
@@ -77,7 +68,7 @@ def fill(
     return buffer, state
 
 
-def _with_lane(source: Source) -> Source:
+def _with_lane(source: _columns.Source) -> _columns.Source:
     """Return the same rows as one lane, `[N, 1, ...]`."""
 
     def widened(read: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
@@ -91,10 +82,10 @@ def _with_lane(source: Source) -> Source:
 
 def _write_rows(
     call: str,
-    source: Source,
+    source: _columns.Source,
     buffer: Buffer,
     state: BufferState,
-    columns: Mapping[str, Column],
+    columns: Mapping[str, _columns.Column],
     rows_of: Callable[[dict[str, Any]], Any],
     steps: int,
     bar: Bar,
@@ -102,14 +93,14 @@ def _write_rows(
     """Return the state with the newest `steps` rows of the source."""
     lanes = () if source.lanes is None else (source.lanes,)
     first = start = source.steps - steps
-    block = max(1, min(steps, rows_per_block(columns.values(), source.lanes), buffer.geometry.length))
+    block = max(1, min(steps, _columns.rows_per_block(columns.values(), source.lanes), buffer.geometry.length))
     if isinstance(buffer.storage, Growable):  # its table makes room by the write
         block = max(1, min(block, 256 // (source.lanes or 1)))
     priorities = source.priority if buffer.sampler.prioritized else None
     # Ragged stores values outside arrays, which a jitted function cannot.
     write: Callable[..., BufferState] = _write if isinstance(buffer.storage, Ragged) else _write_in_place
     total = 0
-    for rows in blocks(call, columns, first, source.steps, block, lanes):
+    for rows in _columns.blocks(call, columns, first, source.steps, block, lanes):
         stop = min(start + block, source.steps)
         leaves = {name: _padded(leaf, block) for name, leaf in rows.items()}
         if write is _write_in_place:
@@ -148,7 +139,7 @@ def _padded(rows: np.ndarray, block: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((block - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capacity: int | None) -> Buffer:
+def _buffer(call: str, source: _columns.Source, steps: int, buffer: Buffer | None, capacity: int | None) -> Buffer:
     """Return the buffer passed, or one with room for exactly these rows. Raises ValueError if they do not fit."""
     lanes = source.lanes or 1
     if buffer is None:
@@ -169,7 +160,7 @@ def _buffer(call: str, source: Source, steps: int, buffer: Buffer | None, capaci
 
 
 def _set_priorities(
-    call: str, buffer: Buffer, state: BufferState, source: Source, priority: np.ndarray, block: int
+    call: str, buffer: Buffer, state: BufferState, source: _columns.Source, priority: np.ndarray, block: int
 ) -> BufferState:
     """Set the priorities of rows that a view samples; warn of those it does not."""
     if not buffer.geometry.streams:
@@ -202,7 +193,7 @@ def _set_priorities(
 
 def _update(buffer: Buffer, state: BufferState, slot: jax.Array, error: jax.Array) -> BufferState:
     none = slot == jnp.int32(buffer.capacity)
-    index = state_ops.index_of(buffer, state, slot)
+    index = index_of(buffer, state, slot)
     index = Index(slot, jnp.where(none, jnp.uint32(0), index.ticket))
     return buffer.update_priority(state, index, error)
 

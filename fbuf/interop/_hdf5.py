@@ -47,7 +47,6 @@ class Writer:
         for block in blocks:
             data[rows : rows + len(block)] = block
             rows += len(block)
-        assert rows == shape[0], (name, rows, shape)
 
     def close(self, about: bytes) -> None:
         """Write the description and close the file."""

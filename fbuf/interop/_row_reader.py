@@ -20,8 +20,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.pytree import Spec, under
-from fbuf._core.x64 import exact
+from fbuf._core.pytree import Spec, exact, under
 from fbuf._indexing import scatter
 from fbuf._indexing.anchors import CUT
 from fbuf._interfaces.storage import Read

@@ -148,9 +148,7 @@ def _columns(
         yield name, shape, dtype, blocks(leaf, spec.shape)
         if leaf in leaves["observation"]:
             rest = leaf.removeprefix(str(roles["observation"]))
-            successor, final = (
-                roles[role] and f"{roles[role]}{rest}" for role in ("next_observation", "final_observation")
-            )
+            successor, final = (roles[r] and f"{roles[r]}{rest}" for r in ("next_observation", "final_observation"))
             found = successors(leaf, final) if successor is None else blocks(successor, spec.shape)
             yield f"next/{name}", shape, dtype, found
     ends = {"done": plan.terminated | plan.truncated, "terminated": plan.terminated, "truncated": plan.truncated}

@@ -22,18 +22,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.presets import prioritized
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
-from fbuf.interop._columns import (
-    DTYPES,
-    MOST_DEPTH,
-    Column,
-    Fields,
-    Source,
-    check_count,
-    check_name,
-    check_shape,
-    read_json,
-    refused,
-)
+from fbuf.interop import _columns
 from fbuf.interop._fill import fill
 
 Leaf = tuple[Path, np.dtype[Any], tuple[int, ...]]
@@ -44,9 +33,13 @@ _FOLDERS = ("<class 'tensordict._td.TensorDict'>", "<class 'tensordict.TensorDic
 
 def leaf_of(root: Path, file: Path, described: Path, entry: Mapping[str, Any]) -> Leaf:
     """Return the file, dtype and shape of an array. Raises ValueError unless the file has exactly this size."""
-    shape = check_shape(str(described), entry.get("shape"))
+    shape = _columns.check_shape(str(described), entry.get("shape"))
     name = entry.get("dtype")
-    dtype = DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) and name.startswith("torch.") else None
+    dtype = (
+        _columns.DTYPES.get(name.removeprefix("torch."))
+        if isinstance(name, str) and name.startswith("torch.")
+        else None
+    )
     if dtype is None:
         raise ValueError(f"{described}: dtype of {file.name} is {str(name)[:80]!r}; expected one as 'torch.float32'.")
     check_inside(root, file)
@@ -70,7 +63,7 @@ def pytree(storage: Path, described: Path, entries: Any) -> Iterator[tuple[str, 
     if not isinstance(entries, dict):
         raise ValueError(f"{described}: metadata is a {type(entries).__name__}; expected an object.")
     for dotted, entry in entries.items():
-        name = check_name(str(described), dotted.replace(".", "/"))
+        name = _columns.check_name(str(described), dotted.replace(".", "/"))
         if not isinstance(entry, dict):
             raise ValueError(f"{described}: '{name}' is a {type(entry).__name__}; expected an object.")
         file = storage / f"{name}.memmap"
@@ -81,9 +74,9 @@ def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> It
     """Yield the leaves by name; in place of one that is not an array, a text that says what it is."""
     described = folder / "meta.json"
     check_inside(root, folder)
-    if depth > MOST_DEPTH:
-        raise ValueError(f"{folder}: is nested more than {MOST_DEPTH} deep.")
-    about = read_json(described)
+    if depth > _columns.MOST_DEPTH:
+        raise ValueError(f"{folder}: is nested more than {_columns.MOST_DEPTH} deep.")
+    about = _columns.read_json(described)
     if about.get("_type") not in _FOLDERS:
         kind = str(about.get("_type"))[:80]
         raise ValueError(f"{described}: is a {kind!r}; expected a TensorDict. Dump td.to_tensordict().")
@@ -92,7 +85,7 @@ def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> It
             continue
         if "/" in name:
             raise ValueError(f"{described}: leaf {name[:80]!r} has an invalid name; expected no slash.")
-        full = check_name(str(described), prefix + name)
+        full = _columns.check_name(str(described), prefix + name)
         if entry.get("type") == "TensorDict":
             yield from tensordict(root, folder / name, full + "/", depth + 1)
         elif "type" in entry:
@@ -110,7 +103,7 @@ def tensordict(root: Path, folder: Path, prefix: str = "", depth: int = 0) -> It
 def batch_of(storage: Path) -> tuple[int, ...]:
     """Return the leading axes of all leaves of a tensordict."""
     described = storage / "meta.json"
-    return check_shape(str(described), read_json(described).get("shape"))
+    return _columns.check_shape(str(described), _columns.read_json(described).get("shape"))
 
 
 def ring_reader(
@@ -144,7 +137,7 @@ def from_torchrl(
     rows: int | None = None,
     cursor: int | None = None,
     priorities: bool = True,
-    fields: Fields = None,
+    fields: _columns.Fields = None,
     dtypes: Mapping[str, str] | None = None,
     newest: int | None = None,
     progress: Progress = None,
@@ -195,13 +188,13 @@ def from_torchrl(
 
 def _source(
     path: Path, lanes: int | None, rows: int | None, cursor: int | None, priorities: bool
-) -> tuple[Source, tuple[float, float]]:
+) -> tuple[_columns.Source, tuple[float, float]]:
     """Return the rows, and alpha and beta."""
     storage = path / "storage" if (path / "storage").is_dir() else path
     if not storage.is_dir():
         raise FileNotFoundError(f"{_CALL}: {path} is no folder; expected what ReplayBuffer.dumps(path) wrote.")
     described = storage / "storage_metadata.json"
-    about = read_json(described) if described.exists() else None
+    about = _columns.read_json(described) if described.exists() else None
     if about is None and not (storage / "meta.json").exists():
         others = [n for n in ("metadata.json", "data_indices.json", "checkpoint.h5") if (storage / n).exists()]
         what = f"has {others[0]}, of another kind of storage" if others else "has neither"
@@ -218,22 +211,22 @@ def _source(
         raise ValueError(f"{_CALL}: {storage} has no arrays ({', '.join(leaves) or 'nothing'}); expected a leaf.")
     room = _lane_length(storage, arrays, batch, lanes)
     writer = path / "writer" / "metadata.json"
-    written = read_json(writer) if writer.exists() else {}
-    stated = check_count(str(described), "len", about.get("len")) if about is not None else None
+    written = _columns.read_json(writer) if writer.exists() else {}
+    stated = _columns.check_count(str(described), "len", about.get("len")) if about is not None else None
     lanes, steps = _counts(storage, batch, room, lanes, rows, stated, written.get("write_count"))
     oldest = _oldest(writer, steps, room, written, cursor)
     lead = 1 if lanes is None else 1 + _axes(batch, arrays, lanes)
-    columns = {name: refused(leaf) for name, leaf in leaves.items() if isinstance(leaf, str)}
+    columns = {name: _columns.refused(leaf) for name, leaf in leaves.items() if isinstance(leaf, str)}
     for name, (file, dtype, shape) in arrays.items():
         item = shape[lead:] if lanes is None else (lanes, *shape[lead:])
         reader = ring_reader(file, dtype, shape[0], oldest, item)
-        columns[name] = Column(shape[lead:], dtype, reader)
+        columns[name] = _columns.Column(shape[lead:], dtype, reader)
     columns = {name: columns[name] for name in leaves}
     at = (oldest + np.arange(steps)) % max(room, 1)
     priority, numbers = _priorities(path / "sampler", room * (lanes or 1)) if priorities else (None, (0.6, 0.4))
     if priority is not None:
         priority = priority.reshape(room, lanes)[at] if lanes is not None else priority[at]
-    return Source(columns, steps, lanes, priority=priority), numbers
+    return _columns.Source(columns, steps, lanes, priority=priority), numbers
 
 
 def _lane_length(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ...], lanes: int | None) -> int:
@@ -290,7 +283,7 @@ def _axes(batch: tuple[int, ...], arrays: Mapping[str, Leaf], lanes: int) -> int
 def _oldest(writer: Path, steps: int, room: int, written: Mapping[str, Any], cursor: int | None) -> int:
     """Return the slot of the oldest row."""
     if cursor is None and "cursor" in written:
-        cursor = check_count(str(writer), "cursor", written["cursor"])
+        cursor = _columns.check_count(str(writer), "cursor", written["cursor"])
         if steps < room and cursor != steps:
             raise ValueError(
                 f"{writer}: cursor is {cursor}, but the storage holds {steps} of {room} rows; expected {steps}. The "
@@ -307,7 +300,7 @@ def _priorities(sampler: Path, places: int) -> tuple[np.ndarray | None, tuple[fl
     """Return |p| float64 of each slot, and alpha and beta; None if the sampler has no priorities."""
     described, file = sampler / "sampler_metadata.json", sampler / "sumtree.memmap"
     none = None, (0.6, 0.4)
-    if not described.exists() or "_alpha" not in (about := read_json(described)):
+    if not described.exists() or "_alpha" not in (about := _columns.read_json(described)):
         return none
     numbers = {name: about.get(name) for name in ("_alpha", "_beta", "_eps", "_max_capacity")}
     for name, value in numbers.items():

@@ -8,7 +8,7 @@ all but one to three methods. `fbuf/parts/README.md` has an example of each.
 """
 
 from fbuf._core.component import component, state
-from fbuf._core.geometry import Geometry, Placement, Ring
+from fbuf._core.slots import Geometry, Placement, Ring
 from fbuf._interfaces.sampler import (
     Draw,
     EligibilityUpdate,

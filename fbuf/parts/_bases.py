@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fbuf._core import slots
 from fbuf._core.component import component
-from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import Leaves, PyTree, Spec, named_leaves, nested, tree_bytes, zero_unless
-from fbuf._indexing import anchor_log, ring
+from fbuf._core.pytree import Leaves, PyTree, Spec, named_leaves, nested, tree_bytes
+from fbuf._core.slots import Geometry, zero_unless
+from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import END, START, has
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet
@@ -72,17 +73,14 @@ class NthSampler(BaseSampler):
         del options, token
         total = jnp.sum(eligible.available, dtype=jnp.int32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
-        nth, probability = self._picked(key, batch_size, jnp.maximum(total, jnp.int32(1)))
-        nth = jnp.clip(nth.astype(jnp.int32), jnp.int32(0), jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
-        slot = anchor_log.nth(sampler, eligible, nth)
-        return sampler, masked_draw(slot, probability.astype(jnp.float32), mask, eligible.geometry)
-
-    def _picked(self, key: jax.Array, batch_size: int, total: jax.Array) -> tuple[jax.Array, jax.Array]:
-        picked = self.pick(key, batch_size, total)
+        picked = self.pick(key, batch_size, jnp.maximum(total, jnp.int32(1)))
         if not isinstance(picked, tuple) or [jnp.shape(x) for x in picked] != [(batch_size,)] * 2:
             got = ", ".join(str(list(jnp.shape(x))) for x in jax.tree.leaves(picked))
             raise TypeError(f"{type(self).__name__}.pick returned {got}; expected two of [{batch_size}].")
-        return picked
+        nth, probability = picked
+        nth = jnp.clip(nth.astype(jnp.int32), jnp.int32(0), jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
+        slot = anchor_log.nth(sampler, eligible, nth)
+        return sampler, masked_draw(slot, probability.astype(jnp.float32), mask, eligible.geometry)
 
     def clear(self, sampler: AnchorQueue, geometry: Geometry, dense: bool) -> AnchorQueue:
         return anchor_log.clear(sampler)
@@ -318,6 +316,6 @@ def _moved(call: str, eligible: EligibleSet, slot: jax.Array, offset: int, borde
     safe = jnp.where(inside, slot, jnp.int32(0))
     sign = jnp.int32(-1 if offset < 0 else 1)
     passed = (sign * jnp.arange(abs(offset), dtype=jnp.int32)).reshape((1,) * slot.ndim + (-1,))
-    near = eligible.flags.at[ring.shift(geometry, safe[..., None], passed)].get(mode="promise_in_bounds")
+    near = eligible.flags.at[slots.shift(geometry, safe[..., None], passed)].get(mode="promise_in_bounds")
     whole = ~jnp.any(has(near, border), axis=-1)
-    return jnp.where(inside & whole, ring.shift(geometry, safe, jnp.int32(offset)), nowhere)
+    return jnp.where(inside & whole, slots.shift(geometry, safe, jnp.int32(offset)), nowhere)

@@ -53,7 +53,10 @@ def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = 
         if zeros:
             axes.text(0.01, 0.98, f"{zeros:.0%} are 0", transform=axes.transAxes, va="top", fontsize=9)
     else:
-        edges = _even(values, bins)
+        low, high = values.min(), values.max()
+        if low == high:
+            low, high = 0.95 * low, 1.05 * high or 1.0
+        edges = np.linspace(low, high, bins + 1)
     _two(axes, values, found, edges)
     return axes
 
@@ -125,14 +128,6 @@ def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
 def found_in(buffer: Any, state: Any) -> Seen:
     """Return the arrays about every row."""
     return of_shards(buffer, state) if isinstance(state, ShardedState) else seen(buffer, state)
-
-
-def _even(values: np.ndarray, bins: int) -> np.ndarray:
-    """Return bin edges from the least to the largest of values >= 0; around the value if all are equal."""
-    low, high = values.min(), values.max()
-    if low == high:
-        low, high = 0.95 * low, 1.05 * high or 1.0
-    return np.linspace(low, high, bins + 1)
 
 
 def _whole(values: np.ndarray, bins: int) -> np.ndarray:
@@ -217,9 +212,7 @@ class Evolution:
         if not self.steps:
             return _style.nothing(axes, "nothing was recorded")
         palette = _style.colors(axes)
-        lines = {
-            name: [getattr(q, name) for q in self.quantiles] for name in ("q05", "q25", "median", "q75", "q95", "max")
-        }
+        lines = {n: [getattr(q, n) for q in self.quantiles] for n in ("q05", "q25", "median", "q75", "q95", "max")}
         band = {"color": palette.first, "linewidth": 0}
         axes.fill_between(self.steps, lines["q05"], lines["q95"], alpha=0.22, label="5 to 95 %", **band)
         axes.fill_between(self.steps, lines["q25"], lines["q75"], alpha=0.4, label="25 to 75 %", **band)

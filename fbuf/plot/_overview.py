@@ -68,9 +68,7 @@ def _shards(sharded: Any, state: Any, *, ax: Any) -> Any:
     axes, edges = _style.new_axes("plot.overview", ax, (6.0, 3.6)), np.arange(number + 1) - 0.5
     _style.dress(axes, f"{number} shards, balance {found.stats['balance']:.2f}", "shard", "share")
     palette = _style.colors(axes)
-    axes.stairs(
-        anchors / max(anchors.sum(), 1.0), edges, fill=True, color=palette.first, alpha=0.75, label="of anchors"
-    )
+    axes.stairs(anchors / max(anchors.sum(), 1), edges, fill=True, color=palette.first, alpha=0.75, label="of anchors")
     axes.stairs(drawn / (drawn.sum() or 1.0), edges, color=palette.second, linewidth=1.8, label="of mass")
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

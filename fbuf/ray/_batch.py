@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
 from fbuf._core.component import state
-from fbuf._core.pytree import PyTree
+from fbuf._core.pytree import PyTree, has_64_bits, needs_x64
 from fbuf._core.sample import Sample
-from fbuf._core.x64 import has_64_bits, needs_x64
 
 
 @state
@@ -43,18 +44,27 @@ def of_shard(batch: Sample, shard: int, shards: int, birth: int) -> RaySample:
     return RaySample(batch.data, index, batch.probability, batch.weight, batch.mask, batch.last)
 
 
-def placed(batch: RaySample, to: str) -> RaySample:
+def placed(batch: RaySample, to: str, device: Any = None) -> RaySample:
     """Return a batch of NumPy arrays as JAX or torch arrays, without a copy where JAX allows it; 64 bits as NumPy."""
     if to == "jax":
-        if has_64_bits(batch):
-            return jax.tree.map(lambda leaf: leaf if needs_x64(leaf.dtype) else jax.device_put(leaf), batch)
-        return jax.device_put(batch)
+        if device is None and not has_64_bits(batch):
+            return jax.device_put(batch)
+        own = jax.tree.map(functools.partial(_put, device=device), batch)
+        return own if device is None else dataclasses.replace(own, index=batch.index)
     if to == "torch":
         from fbuf.torch import to_torch
 
         tensors: RaySample = to_torch(jax.tree.map(_writable, batch))
-        return tensors
+        return tensors if device is None else jax.tree.map(lambda tensor: tensor.to(device), tensors)
     return batch
+
+
+def _put(leaf: Any, device: Any) -> Any:
+    if needs_x64(leaf.dtype):
+        return leaf
+    if isinstance(device, jax.sharding.Sharding):
+        return jax.make_array_from_process_local_data(device, leaf) if leaf.ndim else leaf
+    return jax.device_put(leaf, device)
 
 
 class _Writable:

@@ -32,7 +32,7 @@ class Ledger:
     """The calls that a shard applied, by client."""
 
     def __init__(self, saved: np.ndarray[Any, Any] | None = None):
-        self._done: dict[int, int] = {} if saved is None else {int(client): int(done) for client, done in saved}
+        self._done = {} if saved is None else _by_client(saved)
         self._safe = dict(self._done)
 
     def is_next(self, client: int, number: int, oldest: int) -> bool:
@@ -58,9 +58,13 @@ class Ledger:
         """Return int64[clients, 2], to be saved with the rows."""
         return np.array(list(self._done.items()), np.int64).reshape(-1, 2)
 
-    def saved(self) -> None:
-        """Note that the calls so far are in a checkpoint."""
-        self._safe = dict(self._done)
+    def saved(self, calls: np.ndarray[Any, Any]) -> None:
+        """Note that the calls of these `arrays` are in a checkpoint."""
+        self._safe = _by_client(calls)
+
+
+def _by_client(calls: np.ndarray[Any, Any]) -> dict[int, int]:
+    return {int(client): int(done) for client, done in calls}
 
 
 class Outbox:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from typing import Any
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._core import arguments
+from fbuf._core.text_table import counted
 from fbuf._interfaces.view import EligibilityRule
 from fbuf.limits import Limit
 from fbuf.storages import Ragged
@@ -36,6 +39,17 @@ def check_service(buffer: Any, shards: Any, limit: Limit | None, path: Any, save
         )
     if buffer.prefetch:
         raise ValueError(f"{call}: prefetch is 1; expected 0. Use client.batches(prefetch=2).")
+
+
+def check_path(path: Any, shards: int) -> None:
+    """Raise if the checkpoints under `path` are of more shards."""
+    names = os.listdir(path) if path is not None and os.path.isdir(path) else []
+    saved = max((int(name[6:]) + 1 for name in names if re.fullmatch(r"shard-\d{5}", name)), default=0)
+    if saved > shards:  # of fewer, not all may have been saved before the service ended
+        raise ValueError(
+            f"RayReplay: {os.fspath(path)} has checkpoints of {counted(saved, 'shard')}, but shards is {shards}. Use "
+            f"shards={saved}, or another path."
+        )
 
 
 def check_shards(buffer: Buffer, shards: int) -> Buffer:

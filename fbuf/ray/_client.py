@@ -8,7 +8,7 @@ import functools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -17,9 +17,8 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._core import arguments
 from fbuf._core.arguments import DrawOptions
-from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._core.pytree import PyTree, named_leaves, narrow
 from fbuf._core.text_table import counted
-from fbuf._core.x64 import narrow
 from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import Form, check_form, to_array, to_rows
 from fbuf.ray import _draws
@@ -27,8 +26,10 @@ from fbuf.ray._batch import RayIndex, RaySample, of_shard, placed
 from fbuf.ray._blocks import pack, unpack
 from fbuf.ray._calls import Away, Outbox
 from fbuf.ray._draws import Facts
+from fbuf.ray._shard import Drawn, Plan
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between calls to a shard that restarts
+_PREFETCH, _AHEAD = 23, 8 << 20  # batches that are drawn ahead by default, and the bytes that they may have
 
 
 class Settings(NamedTuple):
@@ -44,6 +45,7 @@ class Settings(NamedTuple):
     timeout: float
     durable: bool
     group: tuple[int, int]  # rank and number of learners that share each batch
+    group_name: str = ""
 
 
 class _Request(NamedTuple):
@@ -51,8 +53,8 @@ class _Request(NamedTuple):
 
     size: int
     options: dict[str, Any]
-    counts: Any  # int64[n, K], rows of each shard
-    used: Any  # float64[K], shares that decided them; None for one shard
+    plan: Any  # `Plan`; of a group a reference to it
+    call: tuple[Any, ...]  # of a group, what was asked for
     parts: list[tuple[int, Any]]  # shard, reference
 
 
@@ -291,15 +293,25 @@ class Client:
         return placed(self._collect(self._request(batch_size, 1, dict(options)))[0], to)
 
     def batches(
-        self, batch_size: int | None = None, *, prefetch: int = 2, to: Form = "jax", **options: Unpack[DrawOptions]
+        self,
+        batch_size: int | None = None,
+        *,
+        prefetch: int | None = None,
+        to: Form = "jax",
+        device: Any = None,
+        **options: Unpack[DrawOptions],
     ) -> Iterator[RaySample]:
         """Yield batches, of which `prefetch` are being drawn while the caller uses one. End when the service is closed.
 
-        Priorities that are set meanwhile do not affect batches that are being drawn.
+        A call draws a third of them, and costs about as much as drawing a few. Priorities that are set meanwhile do not affect
+        batches that are being drawn.
 
         Args:
           batch_size, to: As for `sample`.
-          prefetch: Batches drawn ahead; >= 1. They are dropped when the loop ends, though a limit counts them.
+          prefetch: Batches drawn ahead; >= 1. They are dropped when the loop ends, though a limit counts them. None: 23, of
+            large batches fewer, down to 2.
+          device: A `jax.Device` or `jax.sharding.Sharding` for the arrays, of `to="jax"`; the index stays on the host. If the
+            sharding spans processes, the shares of a group of learners become one global array.
           **options: For every draw, as for `sample`.
 
         Example:
@@ -308,46 +320,55 @@ class Client:
           >>> batch.data["obs"].shape
           (4, 3)
         """
-        check_form("Client.batches", to)
-        arguments.check_int("Client.batches", "prefetch", prefetch)
-        return self._batches(batch_size, prefetch, to, dict(options))
+        check_form("Client.batches", to, device)
+        if prefetch is not None:
+            arguments.check_int("Client.batches", "prefetch", prefetch)
+        return self._batches(batch_size, prefetch, to, device, dict(options))
 
-    def _batches(self, batch_size: int | None, prefetch: int, to: str, options: dict[str, Any]) -> Iterator[RaySample]:
-        each = max(1, prefetch // 3)  # batches of one call, which costs about as much as drawing one
-        self._most_waiting = max(self._most_waiting, each)
+    def _batches(
+        self, batch_size: int | None, prefetch: int | None, to: str, device: Any, options: dict[str, Any]
+    ) -> Iterator[RaySample]:
         with contextlib.suppress(ReplayClosed):
+            if prefetch is None:
+                (first,) = self._collect(self._request(batch_size, 1, options))
+                used = sum(leaf.nbytes for leaf in jax.tree.leaves(first))
+                yield placed(first, to, device)
+                prefetch = max(2, min(_PREFETCH, _AHEAD // used))
+            each = (prefetch + 1) // 3 or 1  # batches of one call
+            self._most_waiting = max(self._most_waiting, each)
             ahead = deque(self._request(batch_size, each, options) for _ in range((prefetch - each + 1) // each))
             while True:
                 ready = self._collect(ahead.popleft())
                 ahead.append(self._request(batch_size, each, options))
                 for batch in ready:
-                    yield placed(batch, to)
+                    yield placed(batch, to, device)
 
     def _request(self, batch_size: int | None, number: int, options: dict[str, Any]) -> _Request:
-        """Start drawing `number` batches."""
+        """Start drawing `number` batches: of one shard, of several by their masses, or by the plan of a group."""
         size: Any = self._settings.buffer.batch_size if batch_size is None else batch_size
+        shards, (rank, ranks) = self._settings.shards, self._settings.group
         arguments.check_int("Client.sample", "batch_size", size)
-        if self._settings.shards == 1:
-            ranks = self._settings.group[1]
-            if size % ranks:
-                raise ValueError(f"Client.sample: batch_size is {size}; expected a multiple of the {ranks} ranks.")
-            call = [size] * number, options, self._take_updates(0), *self._settings.group
-            return _Request(size, options, np.zeros((number, 1)), None, [(0, self._link.call(0, "sample", *call))])
-        if options.keys() - {"beta"}:
+        if size % ranks:
+            raise ValueError(f"Client.sample: batch_size is {size}; expected a multiple of the {ranks} ranks.")
+        if shards > 1 and options.keys() - {"beta"}:
             raise ValueError(f"Client.sample: got {sorted(options)}; expected beta only. Use shards=1.")
-        return self._split(size, number, options)
-
-    def _split(self, size: int, number: int, options: dict[str, Any]) -> _Request:
-        """Start drawing from several shards by their masses."""
-        used = _draws.shares(self._known_facts())
+        used = _draws.shares(self._known_facts()) if shards > 1 else np.ones(1)
+        if ranks > 1:
+            call = rank, ranks, used, size, number, self._settings.group_name
+            plan = self._link.call(0, "plan", *call)
+            return _Request(size, options, plan, call, [self._draw(shard, plan, options) for shard in range(shards)])
         counts = np.stack([_draws.counts(used, size, self._rng.random()) for _ in range(number)])
         parts = []
         for shard, own in enumerate(counts.T.tolist()):
-            if sizes := [count for count in own if count]:
-                parts.append((shard, self._link.call(shard, "sample", sizes, {}, self._take_updates(shard))))
+            if any(own):
+                parts.append(self._draw(shard, own, options))
             else:  # its mass may have grown
                 self._probe(shard)
-        return _Request(size, options, counts, used, parts)
+        return _Request(size, options, Plan((0, 0), counts, used), (), parts)
+
+    def _draw(self, shard: int, wanted: Any, options: dict[str, Any]) -> tuple[int, Any]:
+        share = shard, *self._settings.group
+        return shard, self._link.call(shard, "sample", wanted, options, self._take_updates(shard), share)
 
     def _take_updates(self, shard: int) -> list[Any]:
         updates, self._updates[shard] = self._updates[shard], []
@@ -386,39 +407,51 @@ class Client:
 
     def _collect(self, request: _Request) -> list[RaySample]:
         """Wait for batches; at least one."""
-        if request.used is None:
-            call: Any = [request.size] * len(request.counts), request.options, [], *self._settings.group
-            drawn = self._ask(0, "sample", *call, reference=request.parts[0][1])
-            return [of_shard(batch, 0, 1, drawn.birth) for batch in unpack(drawn.places, drawn.block)]
-        found: dict[int, Iterator[tuple[Facts, RaySample]]] = {}
+        shards, (rank, ranks), plan = self._settings.shards, self._settings.group, request.plan
+        if request.call:
+            plan = self._ask(0, "plan", *request.call, reference=plan)
+        found: dict[int, Drawn] = {}
         for shard, reference in request.parts:
             try:
-                drawn = self._link.result(reference)
+                if shards == 1 or request.call:  # all of these rows are needed
+                    wanted = plan if request.call else plan.counts[:, 0].tolist()
+                    again: Any = wanted, request.options, [], (shard, rank, ranks)
+                    found[shard] = self._ask(shard, "sample", *again, reference=reference)
+                    while shards == 1 and not found[shard].places:  # the limit does not allow it yet
+                        found[shard] = self._ask(shard, "sample", *again)
+                else:
+                    found[shard] = self._link.result(reference)
             except Away:
                 self._facts[shard] = _draws.NONE
-                continue
-            self._facts[shard] = drawn.facts[-1]
-            samples = [
-                of_shard(b, shard, self._settings.shards, drawn.birth) for b in unpack(drawn.places, drawn.block)
+        samples = {
+            shard: [
+                batch and of_shard(batch, shard, shards, drawn.birth) for batch in unpack(drawn.places, drawn.block)
             ]
-            found[shard] = zip(drawn.facts, samples, strict=False)
+            for shard, drawn in found.items()
+        }
+        if shards == 1:
+            return samples[0]
         batches = []
-        for counts in request.counts:
-            wanted = np.flatnonzero(counts).tolist()
-            parts = {shard: part for shard in wanted if (part := next(found.get(shard, iter(())), None))}
-            if len(parts) < len(wanted):  # a shard is away or has no rows; the others serve meanwhile
-                break
-            batches.append(self._joined(request, parts))
-        return batches or self._collect(self._split(request.size, len(request.counts), request.options))
+        for i, counts in enumerate(plan.counts):
+            if any(len(samples.get(shard, ())) <= i for shard in np.flatnonzero(counts).tolist()):
+                break  # a shard is away or has no rows; the others serve meanwhile
+            facts = [known._replace(rarest=np.inf) for known in self._facts]
+            for shard, drawn in found.items():
+                facts[shard] = drawn.facts[i]
+            parts = {shard: own[i] for shard, own in samples.items() if own[i]}
+            batches.append(self._joined(parts, facts, plan.used, request.options.get("beta")))
+        for shard, drawn in found.items():
+            self._facts[shard] = drawn.facts[-1]
+        return batches or self._collect(self._request(request.size, len(plan.counts), request.options))
 
-    def _joined(self, request: _Request, parts: Mapping[int, tuple[Facts, RaySample]]) -> RaySample:
+    def _joined(
+        self, parts: Mapping[int, RaySample], facts: Sequence[Facts], used: Any, beta: float | None
+    ) -> RaySample:
         """Return one batch of the rows of several shards."""
-        facts = [parts[shard][0] if shard in parts else known for shard, known in enumerate(self._facts)]
-        samples = [sample for _, sample in parts.values()]
-        joined: Any = samples[0] if len(samples) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *samples)
-        shard = np.repeat(list(parts), [len(sample.mask) for sample in samples])
-        beta, sampler = request.options.get("beta"), self._settings.buffer.sampler
-        chance, weight = _draws.weigh(facts, request.used, shard, joined.probability, joined.mask, beta, sampler)
+        joined: Any = jax.tree.map(lambda *x: x[0] if len(x) == 1 else np.concatenate(x), *parts.values())
+        shard = np.repeat(list(parts), [len(sample.mask) for sample in parts.values()])
+        sampler = self._settings.buffer.sampler
+        chance, weight = _draws.weigh(facts, used, shard, joined.probability, joined.mask, beta, sampler)
         return dataclasses.replace(joined, probability=chance, weight=weight)
 
 

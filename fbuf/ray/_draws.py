@@ -24,6 +24,7 @@ class Facts(NamedTuple):
     least: float  # smallest mass of an anchor; 0 if it is not tracked
     number: float  # anchors
     beta: float  # of the sampler
+    rarest: float = np.inf  # smallest probability of a row drawn there
 
 
 NONE = Facts(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -72,17 +73,19 @@ def weigh(
       beta: None: that of the state of the sampler.
     """
     share = shares(facts)
-    factor = (share / np.where(used > 0, used, 1.0))[shard]
+    factor = share / np.where(used > 0, used, 1.0)
     whole = np.where(mask, chance * share[shard], 0.0)
-    weight, drawable = factor, whole > 0  # a shard whose mass was set to 0 may still have been drawn from
+    weight, drawable = factor[shard], whole > 0  # a shard whose mass was set to 0 may still have been drawn from
     if sampler.prioritized:
         normalize = getattr(sampler, "normalize", None)
         number = sum(f.number for f in facts)
         beta = max(f.beta for f in facts) if beta is None else beta
-        weight = factor * (number * np.where(drawable, whole, 1.0)) ** -beta
+        weight = weight * (number * np.where(drawable, whole, 1.0)) ** -beta
         top: Any = 1.0
-        if normalize == "batch":
-            top = np.max(weight, where=drawable, initial=0.0)
+        if normalize == "batch":  # of which these may be some rows
+            rarest = np.array([f.rarest for f in facts])
+            some = (share > 0) & (rarest < np.inf)
+            top = np.max(factor[some] * (number * rarest[some] * share[some]) ** -beta, initial=0.0)
         elif normalize == "buffer":
             least = _masses(facts, "least") / (_masses(facts, "total").sum() or 1.0)
             top = np.max((number * least[least > 0]) ** -beta, initial=0.0)

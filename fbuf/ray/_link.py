@@ -31,20 +31,21 @@ class RayLink:
         """Wait for a result.
 
         Raises:
-          Away: the actor is restarting.
+          Away: the actor is restarting, or the result was lost with its machine.
           ReplayClosed: it has ended.
           Exception: what the call raised there.
         """
         ray = import_ray()
+        errors = ray.exceptions
         try:
             return ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
+        except errors.RayError as error:
+            cause = error.cause if isinstance(error, errors.RayTaskError) else error
+            if isinstance(cause, (errors.ActorUnavailableError, errors.ObjectLostError)):
+                raise Away from error
+            if isinstance(cause, errors.ActorDiedError):
+                raise ReplayClosed(f"fbuf.ray: the service was closed, or its actor cannot restart: {cause}") from error
             raise cause if isinstance(cause, Exception) else error from None
-        except ray.exceptions.ActorUnavailableError as error:
-            raise Away from error
-        except ray.exceptions.ActorDiedError as error:
-            raise ReplayClosed(f"fbuf.ray: the service was closed, or its actor cannot restart: {error}") from error
 
     def is_ready(self, reference: Any) -> bool:
         """Return whether `result` would not wait."""

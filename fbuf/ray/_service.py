@@ -16,14 +16,21 @@ from fbuf._core.pytree import PyTree
 from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import check_limit, check_seed, to_rows
 from fbuf.limits import Limit
-from fbuf.ray._checks import check_service, check_shards
+from fbuf.ray import _shard
+from fbuf.ray._checks import check_path, check_service, check_shards
 from fbuf.ray._client import Client, Settings
 from fbuf.ray._link import RayLink, import_ray
 from fbuf.ray._shard import Shard
 
-_GROUPS = {"write": 1, "update": 1, "read": 1, "control": 1}  # threads; a second one to read makes draws 10 % slower
-_METHODS = {"extend": "write", "update_priority": "update", "sample": "read"} | dict.fromkeys(
-    ("facts", "receipt", "save", "spec", "stats", "close"), "control"
+_GROUPS = {
+    "write": 1,
+    "update": 1,
+    "read": 1,
+    "save": 1,
+    "control": 1,
+}  # threads; a second one to read makes draws 10 % slower
+_METHODS = {"extend": "write", "update_priority": "update", "sample": "read", "save": "save"} | dict.fromkeys(
+    ("facts", "receipt", "spec", "stats", "plan", "close"), "control"
 )
 
 
@@ -48,8 +55,9 @@ class RayReplay:
         draws wait for the first row.
       path: Folder of checkpoints, in a file system that all actors see. A service continues from those in it, each lane
         in a new episode unless its writer continues. An actor that died restarts from its own. The counts of the limit are
-        saved with the rows. None: rows are lost with their actor.
-      save_every: Writes after which a shard saves, while its other calls wait; 0: only `save`.
+        saved with the rows. The number of shards stays, and one service at a time uses the folder. None: rows are lost with
+        their actor.
+      save_every: Writes after which a shard saves; later writes wait for it, draws do not. 0: only `save`.
       options: For `ray.remote(...).options`: `{"num_cpus": 1, "num_gpus": 1, "scheduling_strategy": ...}`. JAX runs on the
         CPU in an actor without GPUs. By default actors restart without a limit.
     Raises:
@@ -85,6 +93,7 @@ class RayReplay:
         options: Mapping[str, Any] | None = None,
     ):
         check_service(buffer, shards, limit, path, save_every)
+        check_path(path, shards)
         check_limit("RayReplay", limit, buffer, False)
         check_seed("RayReplay", seed)
         ray = import_ray()
@@ -116,6 +125,7 @@ class RayReplay:
         durable: bool = False,
         rank: int = 0,
         ranks: int = 1,
+        group: str = "",
     ) -> Client:
         """Return a client, to be passed to an actor or a learner.
 
@@ -127,7 +137,9 @@ class RayReplay:
           durable: Keep rows until they are in a checkpoint, and send them again after a restart, so that none is lost or
             doubled while this client lives. Needs `path` and `save_every`.
           rank, ranks: This learner among those of a group, which draw the same batches in the same order. Each gets other
-            rows of each, with the weights of the whole; `shards=1` only.
+            rows of each, with the weights of the whole. If a shard dies, they wait for it; if it lost its rows, or is the
+            first, a learner may then be some batches ahead of the others.
+          group: Name of the group. Groups that run at the same time, and one that starts again, need names of their own.
         Raises:
           ValueError: a number is out of range; or `durable` without checkpoints.
 
@@ -139,11 +151,6 @@ class RayReplay:
         arguments.check_int(call, "ranks", ranks)
         if not arguments.is_int(rank) or not 0 <= rank < ranks:
             raise ValueError(f"{call}: rank is {rank!r}; expected an int from 0 to {ranks - 1}.")
-        if ranks > 1 and self.shards > 1:
-            raise ValueError(
-                f"{call}: ranks is {ranks}, but shards is {self.shards}. Use shards=1; or let each learner draw batches of "
-                f"its own, with Prioritized(normalize='buffer'), so that their weights agree."
-            )
         if lanes is not None and all_lanes is None:
             raise ValueError(f"{call}: lanes is {lanes!r}, but the buffer has none. Use Buffer(..., lanes=8).")
         if all_lanes is not None:
@@ -157,7 +164,7 @@ class RayReplay:
             )
         own = None if lanes is None else tuple(int(lane) for lane in lanes)
         calls: Any = {"in_flight": in_flight, "timeout": float(timeout), "durable": durable}
-        return Client(self._settings._replace(lanes=own, group=(rank, ranks), **calls))
+        return Client(self._settings._replace(lanes=own, group=(rank, ranks), group_name=group, **calls))
 
     def stats(self) -> list[dict[str, float]]:
         """Return `Replay.stats` of each shard, with `host_bytes` and `device_bytes` in use, and counts of its
@@ -170,7 +177,8 @@ class RayReplay:
         return self._ask("stats")
 
     def save(self) -> None:
-        """Save each shard under `path`, with its limit and the calls that it applied. Other calls wait.
+        """Save each shard under `path`, with its limit and the calls that it applied. Other calls wait while what changed
+        is copied, not while it is written.
 
         Raises:
           ValueError: there is no `path`.
@@ -213,6 +221,8 @@ def _actor_class(ray: Any) -> type[Shard]:
         def __init__(self, *args: Any) -> None:
             if not ray.get_gpu_ids() and "JAX_PLATFORMS" not in os.environ:
                 jax.config.update("jax_platforms", "cpu")
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                _shard._ENDING = 180.0  # network file systems keep the lock of a lost machine for some time
             super().__init__(*args)
 
     for name, group in _METHODS.items():

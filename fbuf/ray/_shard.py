@@ -12,30 +12,43 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import state_ops
+from fbuf._buffer import checks
+from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
 from fbuf._formats.checkpoint import CheckpointNotFound
+from fbuf._host.io.file import lock_file, sign_lock
 from fbuf._replay import Replay, ReplayClosed
 from fbuf._replay.fair_lock import FairLock
 from fbuf.limits import Limit
+from fbuf.ray import _draws
 from fbuf.ray._blocks import pack, padded, rounded, unpack
 from fbuf.ray._calls import Ledger, Receipt
 from fbuf.ray._draws import Facts
 
 _PATIENCE = 0.2  # seconds that a write waits for the limit before a save may run
 _POLL = 0.01  # seconds
-_MOST_SHARES = 64  # batches that wait for a learner of a group, which may have died
-_NOBODY = -1  # writer of a lane whose last rows were refused
+_ENDING = 5.0  # seconds that a process that held the folder may take to end
+_MOST_PLANS, _MOST_SHARES = 64, 8  # that wait for a learner of a group, which may have died; shares are drawn again
+_PATIENCE = 0.1  # seconds that one learner of a group waits for a limit, while the shares of the others wait
+_NO_WRITER = -1  # of a lane whose last rows were refused
+
+
+class Plan(NamedTuple):
+    """How to draw batches that the learners of a group share."""
+
+    name: tuple[int, int]
+    counts: Any  # int64[n, K], rows of each shard
+    used: Any  # float64[K], shares that decided them
 
 
 class Drawn(NamedTuple):
@@ -43,7 +56,8 @@ class Drawn(NamedTuple):
 
     birth: int
     facts: list[Facts]  # with each batch, of one shard among several
-    places: list[PyTree]  # of the batches in the block; fewer than were asked for if there are no more yet
+    # Of the batches in the block, None without rows; fewer than asked for if there are no more yet.
+    places: list[PyTree]
     block: Any
 
 
@@ -80,8 +94,10 @@ class Shard:
     ):
         self._shards, self._path, self._save_every = shards, path, save_every
         self._birth = secrets.randbits(31)  # of this incarnation
-        self._lock = FairLock()
-        self._sharing, self._shares = FairLock(), dict[int, list[deque[Any]]]()
+        self._lock, self._saving = FairLock(), FairLock()
+        self._rng, self._plans = np.random.default_rng(seed), dict[Any, list[deque[Plan]]]()
+        self._shares: dict[Any, list[Any]] = {}  # by plan
+        self._folder = None if path is None else _locked(path)
         saved: dict[str, Any] = {}
         if path is not None:
             with contextlib.suppress(CheckpointNotFound):
@@ -96,7 +112,7 @@ class Shard:
         self._writer = saved.get("writer", np.zeros(buffer.lanes or 1, np.int64))
         self._structure: Any = jax.tree.structure(example)
         self._has_episodes = not buffer.dense
-        self._numbers = {"restored": int(bool(saved)), "writes": 0, "skipped": 0, "cuts": 0}
+        self._numbers = {"restored": int(bool(saved)), "writes": 0, "skipped": 0, "cuts": 0, "plans": 0}
 
     def extend(
         self, client: int, number: int, oldest: int, lanes: Sequence[int] | None, places: PyTree, block: Any
@@ -128,14 +144,14 @@ class Shard:
                 except ReplayClosed:
                     raise
                 except Exception:
-                    self._writer[where] = _NOBODY
+                    self._writer[where] = _NO_WRITER
                     self._ledger.finish(client, number)
                     raise
                 self._ledger.finish(client, number)
                 self._numbers["writes"] += 1
-                if self._save_every and self._numbers["writes"] % self._save_every == 0:
-                    self.save()
-                return self._ledger.receipt(client)
+            if self._save_every and self._numbers["writes"] % self._save_every == 0:
+                self.save()
+            return self._ledger.receipt(client)
 
     def _cut(self, client: int, where: Any, has_gap: bool) -> None:
         """End the episodes of lanes that another client wrote, or of which rows were lost."""
@@ -184,61 +200,100 @@ class Shard:
         mask = None if mask is None else padded(mask, size)
         self._replay.update_priority(index, padded(td_error, size), mask=mask, eta=eta)
 
+    def plan(self, rank: int, ranks: int, used: Any, batch_size: int, number: int, group: str = "") -> Plan:
+        """Return how the learner of a group draws its next batches: as the first of the group to ask."""
+        known = group, ranks, batch_size, number
+        queues = self._plans.setdefault(known, [deque(maxlen=_MOST_PLANS) for _ in range(ranks)])
+        if not queues[rank]:
+            self._numbers["plans"] += 1
+            counts = np.stack([_draws.counts(used, batch_size, self._rng.random()) for _ in range(number)])
+            for queue in queues:
+                queue.append(Plan((self._birth, self._numbers["plans"]), counts, used))
+        return queues[rank].popleft()
+
     def sample(
         self,
-        sizes: Sequence[int],
+        wanted: Sequence[int] | Plan,
         options: dict[str, Any],
         updates: Sequence[tuple[Any, ...]],
-        rank: int = 0,
-        ranks: int = 1,
+        share: tuple[int, int, int] = (0, 0, 1),
     ) -> Drawn:
         """Set the priorities of `updates`, then draw batches.
 
         One shard waits for its limit before the first batch, and returns those that it allows at once. One of several may
-        have no rows. Learner `rank` of `ranks` gets its share of each batch.
+        have no rows.
+
+        Args:
+          wanted: The size of each batch; or the plan of a group, whose learners get their rows of one draw.
+          share: The number of this shard, the rank of the learner, and the number of learners.
         """
         for update in updates:
             self.update_priority(*update)
-        if self._shards == 1:
-            return Drawn(self._birth, [], *pack(self._draw(sizes, options, rank, ranks)))
+        facts, batches = (
+            self._share(wanted, options, *share) if isinstance(wanted, Plan) else self._draw(wanted, options)
+        )
+        return Drawn(self._birth, facts, *pack(batches))
+
+    def _share(self, plan: Plan, options: dict[str, Any], shard: int, rank: int, ranks: int) -> Any:
+        """Return the rank's share of what was drawn for the first rank to ask."""
+        name = plan.name
+        if self._shares.get(name, {rank: None})[rank] is None:  # or its reply was lost
+            sizes = plan.counts[:, shard].tolist()
+            try:
+                facts, batches = self._draw(sizes, options, _PATIENCE)
+            except TimeoutError:  # the limit does not allow it yet; the learner asks again
+                return [], []
+            first = plan.counts.cumsum(axis=1)[:, shard] - sizes  # of the rows of each batch
+            self._shares[name] = [
+                (
+                    facts,
+                    [_take_rows(batch, (other - at) % ranks, ranks) for batch, at in zip(batches, first, strict=False)],
+                )
+                for other in range(ranks)
+            ]
+            while len(self._shares) > _MOST_SHARES:
+                del self._shares[next(iter(self._shares))]
+        shares = self._shares[name]
+        own, shares[rank] = shares[rank], None
+        if not any(shares):
+            del self._shares[name]
+        return own
+
+    def _draw(
+        self, sizes: Sequence[int], options: dict[str, Any], patience: float | None = None
+    ) -> tuple[list[Facts], list[Any]]:
         batches: list[Any] = []
+        if self._shards == 1:
+            self._wait_for_row()
+            limited = self._replay.limit is not None
+            for size in sizes:
+                try:
+                    timeout = (0 if batches else patience) if limited else None
+                    batches.append(self._replay.sample(size, to="numpy", timeout=timeout, **options))
+                except (TimeoutError, ReplayClosed):
+                    if batches:
+                        break
+                    raise
+            return [], batches
         facts: list[Facts] = []
         for size in sizes:
             with self._replay._acquire():  # a write in between would change the mass
                 facts.append(self._read_facts())
-                if not facts[-1].number:
+                if size and not facts[-1].number:
                     break
-                batch = self._replay.sample(rounded(size), to="numpy")
-            batches.append(jax.tree.map(lambda leaf, size=size: leaf[:size], batch))  # draws are in random order
-        return Drawn(self._birth, facts, *pack(batches))
+                batch: Any = self._replay.sample(rounded(size), to="numpy") if size else None
+            batch = _take_rows(batch, 0, 1, size)  # draws are in random order
+            if size:
+                rarest = np.min(batch.probability, where=batch.probability > 0, initial=np.inf)
+                facts[-1] = facts[-1]._replace(rarest=float(rarest))
+            batches.append(batch)
+        return facts, batches
 
-    def _draw(self, sizes: Sequence[int], options: dict[str, Any], rank: int, ranks: int) -> list[Any]:
+    def _wait_for_row(self) -> None:
         while not self._has_row:
             self._replay._refuse_closed("Client.sample")
             self._has_row = self._replay.can_sample()
             time.sleep(0 if self._has_row else _POLL)
-        limited = self._replay.limit is not None
-        batches: list[Any] = []
-        for size in sizes:
-            wait = 0 if batches and limited else None
-            try:
-                draw = functools.partial(self._replay.sample, size, to="numpy", timeout=wait, **options)
-                batches.append(draw() if ranks == 1 else self._share(draw, rank, ranks))
-            except (TimeoutError, ReplayClosed):
-                if batches:
-                    break
-                raise
-        return batches
-
-    def _share(self, draw: Callable[[], Any], rank: int, ranks: int) -> Any:
-        """Return the rank's share of the next batch; the first rank to ask draws it for all."""
-        with self._sharing.acquire():
-            shares = self._shares.setdefault(ranks, [deque(maxlen=_MOST_SHARES) for _ in range(ranks)])
-            if not shares[rank]:
-                batch = draw()
-                for other, waiting in enumerate(shares):
-                    waiting.append(jax.tree.map(lambda x, r=other: x[r::ranks] if np.ndim(x) else x, batch))
-            return shares[rank].popleft()
 
     def facts(self) -> Facts:
         """Return what draws from all shards need to know of this one."""
@@ -251,7 +306,7 @@ class Shard:
 
     def spec(self) -> dict[str, Any]:
         """Return shapes and dtypes of the leaves of a row, by name."""
-        return dict(self._replay.buffer.given_spec(self._replay.state)[0])
+        return dict(checks.given_spec(self._replay.buffer, self._replay.state)[0])
 
     def stats(self) -> dict[str, float]:
         """Return `Replay.stats`, bytes in use, and counts of calls."""
@@ -259,11 +314,48 @@ class Shard:
         return self._replay.stats() | used | self._numbers | {"pid": os.getpid()}
 
     def save(self) -> None:
-        """Save the rows, the limit and the calls that are applied. Other calls wait."""
-        with self._lock.acquire():
-            self._replay.save(self._path, extra={"calls": self._ledger.arrays(), "writer": self._writer.copy()})
-            self._ledger.saved()
+        """Save the rows, the limit and the calls that are applied. Other calls wait while what changed is copied."""
+        with self._saving.acquire():
+            if self._folder is None:
+                raise ReplayClosed("RayReplay.save: the service was closed.")
+            with self._lock.acquire():
+                calls = self._ledger.arrays()
+                extra = {"calls": calls, "writer": self._writer.copy()}
+                saving = self._replay.save(self._path, extra=extra, wait=False)
+            saving.result()
+            self._ledger.saved(calls)
 
     def close(self) -> None:
-        """End waiting and later calls with `ReplayClosed`."""
+        """End waiting and later calls with `ReplayClosed`. Another service may use the folder."""
         self._replay.close()
+        with self._saving.acquire():  # a save under way ends first
+            if self._folder is not None:
+                os.close(self._folder)
+                self._folder = None
+
+
+def _take_rows(batch: Any, first: int, step: int, stop: int | None = None) -> Any:
+    """Return some rows of a batch."""
+    return jax.tree.map(lambda leaf: leaf[first:stop:step] if np.ndim(leaf) else leaf, batch)
+
+
+def _locked(path: str) -> int:
+    """Return an open file that keeps other services out of a folder. Wait for one that is ending.
+
+    Raises:
+      BlockingIOError: another service uses it.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd, until = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644), time.monotonic() + _ENDING
+    while True:
+        try:
+            lock_file(f"RayReplay: {path}", fd, "Close that service, or use another path.")
+            sign_lock(fd)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(fd)
+                raise
+            time.sleep(_POLL)
+        except OSError:  # this file system has no locks, of which saves warn
+            return fd

@@ -1,4 +1,9 @@
-"""Share defaults of the samplers: methods that do nothing, masked draws, and what `Prioritized` and `Ranked` have in common."""
+r"""What samplers share: default methods, masked and uniform draws, and importance weights :math:`(n P(i))^{-\beta}`.
+
+`PrioritySampler` has what `Prioritized` and `Ranked` have in common. Weights are finite for any annealed numbers.
+
+Source: Schaul et al. 2016, "Prioritized Experience Replay", section 3.4.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from fbuf._core.geometry import Geometry
+from fbuf._algorithms import random
+from fbuf._core.pytree import Leaves
+from fbuf._core.slots import Geometry
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._indexing.anchors import nth_by_scan
 from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet
 
 
@@ -23,23 +30,11 @@ class BaseSampler:
     prioritized = False
     by_rank = True
 
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        return NO_NUMBERS
+    numbers = options = property(lambda self: NO_NUMBERS)
+    by_episode = property(lambda self: False)
+    stamp = property(lambda self: None)
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return NO_NUMBERS
-
-    @property
-    def by_episode(self) -> bool:
-        return False
-
-    @property
-    def stamp(self) -> str | None:
-        return None
-
-    def update(self, sampler: Any, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array) -> Any:
+    def update(self, sampler: Any, slot: Array, error: Array, geometry: Geometry, token: Array) -> Any:
         return sampler
 
     def set(self, sampler: Any, **numbers: Any) -> Any:
@@ -49,7 +44,7 @@ class BaseSampler:
         own: Any = self
         return self.set(own.init(geometry, dense), **{name: getattr(sampler, name) for name in self.numbers})
 
-    def available(self, sampler: Any, count: jax.Array) -> jax.Array:
+    def available(self, sampler: Any, count: Array) -> Array:
         return count
 
 
@@ -59,13 +54,7 @@ class LimitedSampler(BaseSampler):
     draw_some: Any
 
     def draw(
-        self,
-        sampler: Any,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        self, sampler: Any, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
     ) -> tuple[Any, Draw]:
         drawn: tuple[Any, Draw] = self.draw_some(
             sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token
@@ -89,7 +78,7 @@ class Number:
 S = TypeVar("S")
 
 
-def with_numbers(state: S, **values: jax.Array) -> S:
+def with_numbers(state: S, **values: Array) -> S:
     """Return the state of a priority sampler with other `numbers`."""
     any_state: Any = state
     numbers = any_state.numbers
@@ -116,7 +105,7 @@ class PrioritySampler(BaseSampler):
     def options(self) -> Mapping[str, Any]:
         return dict.fromkeys((name for name in ("beta", "uniform") if name in self.numbers), np.float32)
 
-    def stats(self, sampler: Any) -> dict[str, jax.Array]:
+    def stats(self, sampler: Any) -> dict[str, Array]:
         # Scalars of the state only: reading a tree here would make a later write in the same step copy it.
         return {"max_priority": sampler.max_priority, "alpha": sampler.alpha, "beta": sampler.beta}
 
@@ -136,7 +125,7 @@ class PrioritySampler(BaseSampler):
     def set(self, sampler: Any, **numbers: Any) -> Any:
         return with_numbers(sampler, **numbers)
 
-    def _initial_numbers(self) -> jax.Array:
+    def _initial_numbers(self) -> Array:
         """Return the numbers of a new state: `max_priority`, which is 1, and those of `annealed` that are not None."""
         own = vars(self)
         return jnp.asarray([1.0, *(own[name] for name in self.annealed if own[name] is not None)], jnp.float32)
@@ -146,9 +135,7 @@ class PrioritySampler(BaseSampler):
         return None if vars(self)["uniform"] is None or dense else anchor_log.init(geometry, dense)
 
 
-def masked_draw(
-    slot: jax.Array, probability: jax.Array, mask: jax.Array, geometry: Geometry, weight: jax.Array | None = None
-) -> Draw:
+def masked_draw(slot: Array, probability: Array, mask: Array, geometry: Geometry, weight: Array | None = None) -> Draw:
     """Return a draw with slot C and probability 0 where `mask` is False; weights are 1 unless given."""
     return Draw(
         slot=jnp.where(mask, slot, jnp.int32(geometry.capacity)),
@@ -158,7 +145,7 @@ def masked_draw(
     )
 
 
-def written_slots(change: EligibilityUpdate, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def written_slots(change: EligibilityUpdate, capacity: int) -> tuple[Array, Array, Array]:
     """Return slots int32[K + A] that close, then those that open, C for none.
 
     Also return bool[A], which of the opened ones were given a priority, and the largest given priority, float32[].
@@ -170,6 +157,105 @@ def written_slots(change: EligibilityUpdate, capacity: int) -> tuple[jax.Array, 
     return jnp.concatenate([closed.reshape(-1), opened.reshape(-1)]), given.reshape(-1), largest
 
 
-def largest_written(slot: jax.Array, priority: jax.Array, capacity: int) -> jax.Array:
+def largest_written(slot: Array, priority: Array, capacity: int) -> Array:
     """Return the largest priority of the slots below C, float32[]; 0 if there are none."""
     return jnp.max(jnp.where(slot < jnp.int32(capacity), priority, jnp.float32(0)), initial=0.0)
+
+
+def importance_weights(
+    number: Array, chance: Array, mask: Array, beta: Array, normalize: str | None, least: Array
+) -> Array:
+    """Return importance weights float32[B], 0 where `mask` is False.
+
+    Args:
+      number: float32[], anchors.
+      chance: float32[B], probability of each row in one draw.
+      mask: bool[B].
+      beta: float32[], clipped by `finite_exponent`.
+      normalize: Divide by the largest in the "batch", the largest possible in the "buffer", or not at all (None).
+      least: float32[], the smallest probability of any row; for "buffer".
+    """
+    weight = raw_weight(number, jnp.where(mask, chance, jnp.float32(1)), beta)
+    if normalize is not None:
+        if normalize == "batch":
+            largest = jnp.max(jnp.where(mask, weight, jnp.float32(0)))
+        else:
+            largest = raw_weight(number, jnp.where(jnp.any(mask), least, jnp.float32(1)), beta)
+        weight = weight / jnp.where(largest > jnp.float32(0), largest, jnp.float32(1))
+    return jnp.where(mask, weight, jnp.float32(0))
+
+
+def raw_weight(number: Array, chance: Array, beta: Array) -> Array:
+    """Return (n P)^-beta, finite."""
+    product = jnp.maximum(number * chance, jnp.float32(1e-30))
+    return jnp.minimum(jnp.power(product, -finite_exponent(beta)), jnp.float32(1e30))
+
+
+def finite_exponent(number: Array) -> Array:
+    """Clip an annealed exponent to [0, 1000]; NaN becomes 0."""
+    return jnp.where(number >= jnp.float32(0), jnp.minimum(number, jnp.float32(1000)), jnp.float32(0))
+
+
+def clip_unit(share: Array) -> Array:
+    """Clip an annealed number to [0, 1]; NaN becomes 0."""
+    return jnp.where(share >= jnp.float32(0), jnp.minimum(share, jnp.float32(1)), jnp.float32(0))
+
+
+def uniform_mask(key: Array, share: Array, batch_size: int, *, spread: bool) -> Array:
+    """Return bool[B], the rows of a batch to draw uniformly, each with probability `share` float32[] in [0, 1].
+
+    `spread`: any m successive rows contain `share * m` of them, plus or minus one; else rows are independent. Shares are
+    counted in units of 2^-32, because float32 cannot distinguish `share` times successive large row numbers.
+    """
+    step = (jnp.minimum(share, jnp.float32(1 - 2**-24)) * jnp.float32(2**32)).astype(jnp.uint32)
+    if spread:
+        start = random.pairs(key, 1, random.SHARE)[0]
+        before = start + jnp.arange(batch_size, dtype=jnp.uint32) * step
+        chosen = before + step < before  # past 2^32
+    else:
+        chosen = random.pairs(key, batch_size, random.SHARE)[0] < step
+    return chosen | (share >= jnp.float32(1))
+
+
+def draw_uniform(
+    key: Array, eligible: EligibleSet, queue: AnchorQueue | None, wanted: Array, *, distinct: bool = False
+) -> Array:
+    """Draw slots int32[B] of anchors uniformly; `distinct`: without repeats, meaningful for the first n rows.
+
+    Cost: O(B) with a queue or counts, or if every row is an anchor; else O(C), unless no row is `wanted` bool[B].
+    """
+    batch_size = wanted.shape[0]
+    total = jnp.sum(eligible.available, dtype=jnp.int32)
+    if distinct:
+        nth = random.permute(random.key_words(key), jnp.arange(batch_size, dtype=jnp.int32), total)
+        nth = jnp.minimum(nth, jnp.maximum(total - jnp.int32(1), jnp.int32(0)))
+    else:
+        nth = random.randint_below(key, (batch_size,), total)
+    if queue is None and eligible.flags is not None and eligible.before is None:
+        return nth_by_scan(eligible.flags, nth, wanted)
+    queue = anchor_log.init(eligible.geometry, dense=True) if queue is None else queue
+    return anchor_log.nth(queue, eligible, nth)
+
+
+def mix_uniform(
+    slot: Array,
+    key: Array,
+    share: Array,
+    eligible: EligibleSet,
+    queue: AnchorQueue | None,
+    wanted: Array,
+    *,
+    stratified: bool,
+) -> Array:
+    """Replace a `share` float32[] in [0, 1] of the slots int32[B] by uniform draws; `wanted` bool[B]: there are anchors."""
+    batch_size = slot.shape[0]
+    replaced = uniform_mask(key, share, batch_size, spread=stratified)
+    return jnp.where(replaced, draw_uniform(key, eligible, queue, wanted), slot)
+
+
+def mixed_probability(probability: Array, share: Array | None, number: Array) -> Array:
+    """Return probabilities where a `share` float32[] (None: 0) of draws is uniform over `number` float32[] anchors."""
+    if share is None:
+        return probability
+    share = clip_unit(share)
+    return (jnp.float32(1) - share) * probability + share / jnp.maximum(number, jnp.float32(1))

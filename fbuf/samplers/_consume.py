@@ -5,26 +5,25 @@ repeats. Anchors leave the pool after their last draw or when they close.
 
 With order="fifo" a queue of all lanes in order of arrival replaces the pool, and each lane's part of it. Consumed anchors are
 the oldest of their lane. Rows may be overwritten up to the oldest anchor that waits, so the buffer refuses new rows where it
-would lose one (`fbuf._buffer.state_ops.room`).
+would lose one (`fbuf._buffer.state.room_left`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fbuf._algorithms import slot_pool
 from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import Leaves
+from fbuf._core.slots import Geometry, modulo, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.ring import modulo, zeros
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
 from fbuf.samplers._base import LimitedSampler, masked_draw
 
@@ -34,12 +33,12 @@ class FifoState:
     """Hold the anchors of each lane, and the queue of those that wait."""
 
     log: AnchorQueue
-    held: jax.Array  # int32[E], anchors of each lane
-    used: jax.Array  # int32[E], how many of these, the oldest, are consumed
-    oldest: jax.Array  # int32[E], slot of the lane's oldest anchor that waits; undefined if none does
-    slot: jax.Array  # int32[C], a ring of the slots that wait, in order of arrival
-    first: jax.Array  # int32[], place of the oldest in the ring
-    left: jax.Array | None  # int32[C] by slot, draws left; None if each is drawn once
+    held: Array  # int32[E], anchors of each lane
+    used: Array  # int32[E], how many of these, the oldest, are consumed
+    oldest: Array  # int32[E], slot of the lane's oldest anchor that waits; undefined if none does
+    slot: Array  # int32[C], a ring of the slots that wait, in order of arrival
+    first: Array  # int32[], place of the oldest in the ring
+    left: Array | None  # int32[C] by slot, draws left; None if each is drawn once
 
 
 def init_queue(geometry: Geometry, dense: bool, times: int) -> FifoState:
@@ -49,13 +48,13 @@ def init_queue(geometry: Geometry, dense: bool, times: int) -> FifoState:
     return FifoState(anchor_log.init(geometry, dense), held, used, oldest, slot, first, None if times == 1 else left)
 
 
-def number_waiting(queue: FifoState) -> jax.Array:
+def number_waiting(queue: FifoState) -> Array:
     """Return the anchors that wait, int32[]."""
     return jnp.sum(queue.held - queue.used, dtype=jnp.int32)
 
 
 def change_queue(
-    queue: FifoState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array, times: int
+    queue: FifoState, change: EligibilityUpdate, geometry: Geometry, token: Array, times: int
 ) -> FifoState:
     """Append the anchors that opened, in order of time, then of lane."""
     held, closed = anchor_log.close(queue.held, change, geometry)
@@ -78,7 +77,7 @@ def change_queue(
 
 
 def draw_queue(
-    queue: FifoState, batch_size: int, wanted: jax.Array, eligible: EligibleSet, token: jax.Array
+    queue: FifoState, batch_size: int, wanted: Array, eligible: EligibleSet, token: Array
 ) -> tuple[FifoState, Draw]:
     """Draw the oldest anchors. Those without draws left are consumed: always the first of the queue."""
     geometry, order = eligible.geometry, jnp.arange(batch_size, dtype=jnp.int32)
@@ -101,7 +100,7 @@ def draw_queue(
     return after, masked_draw(slot, chance, mask, geometry)
 
 
-def waiting_slots(queue: FifoState, geometry: Geometry) -> jax.Array:
+def waiting_slots(queue: FifoState, geometry: Geometry) -> Array:
     """Return which slots wait, bool[C]. O(C)."""
     place = jnp.arange(geometry.capacity, dtype=jnp.int32)
     waits = modulo(place - queue.first, geometry.capacity) < number_waiting(queue)
@@ -114,7 +113,7 @@ class ConsumeState:
     """Hold the anchors that may still be drawn, and how often."""
 
     roster: SlotPool  # the anchors that may still be drawn
-    left: jax.Array | None  # int32[C] by slot, draws left; None if `times` is 1
+    left: Array | None  # int32[C] by slot, draws left; None if `times` is 1
 
 
 @component
@@ -183,7 +182,7 @@ class Consume(LimitedSampler):
         return ConsumeState(roster=slot_pool.init(geometry.capacity), left=left)
 
     def change(
-        self, sampler: ConsumeState | FifoState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+        self, sampler: ConsumeState | FifoState, change: EligibilityUpdate, geometry: Geometry, token: Array
     ) -> ConsumeState | FifoState:
         if isinstance(sampler, FifoState):
             return change_queue(sampler, change, geometry, token, self.times)
@@ -204,12 +203,12 @@ class Consume(LimitedSampler):
     def draw_some(
         self,
         sampler: ConsumeState | FifoState,
-        key: jax.Array,
+        key: Array,
         batch_size: int,
-        wanted: jax.Array,
+        wanted: Array,
         eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        options: Leaves,
+        token: Array,
     ) -> tuple[ConsumeState | FifoState, Draw]:
         del options
         if isinstance(sampler, FifoState):
@@ -227,15 +226,13 @@ class Consume(LimitedSampler):
         chance = jnp.float32(1) / jnp.maximum(roster.number, jnp.int32(1)).astype(jnp.float32)
         return after, masked_draw(slot, chance, mask, eligible.geometry)
 
-    def _set_left(
-        self, left: jax.Array | None, slot: jax.Array, mask: jax.Array, value: jax.Array, token: jax.Array
-    ) -> jax.Array | None:
+    def _set_left(self, left: Array | None, slot: Array, mask: Array, value: Array, token: Array) -> Array | None:
         return None if left is None else slot_pool.put(left, slot, value, mask, token)
 
-    def available(self, sampler: ConsumeState | FifoState, count: jax.Array | None = None) -> jax.Array:
+    def available(self, sampler: ConsumeState | FifoState, count: Array | None = None) -> Array:
         return number_waiting(sampler) if isinstance(sampler, FifoState) else sampler.roster.number
 
-    def waiting(self, sampler: ConsumeState | FifoState) -> tuple[jax.Array, jax.Array] | None:
+    def waiting(self, sampler: ConsumeState | FifoState) -> tuple[Array, Array] | None:
         return (sampler.held - sampler.used, sampler.oldest) if isinstance(sampler, FifoState) else None
 
     def inspect(self, sampler: ConsumeState | FifoState, eligible: EligibleSet) -> Inspected:
@@ -248,5 +245,5 @@ class Consume(LimitedSampler):
         chance = listed.astype(jnp.float32) / number
         return Inspected(chance, draws=jnp.int32(self.times) - left)
 
-    def stats(self, sampler: ConsumeState | FifoState) -> dict[str, jax.Array]:
+    def stats(self, sampler: ConsumeState | FifoState) -> dict[str, Array]:
         return {"anchors_left": self.available(sampler)}

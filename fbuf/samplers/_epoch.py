@@ -1,7 +1,7 @@
 """Draw every anchor once per epoch: sampling without replacement.
 
 An epoch is a random order of the n anchors at its start, and a position in it. The order is a keyed permutation
-(`fbuf._algorithms.permutation`), so two words of state name it; up to 1024 anchors are shuffled exactly. Element i of the
+(`fbuf._algorithms.random`), so two words of state name it; up to 1024 anchors are shuffled exactly. Element i of the
 order is the `rank`-th anchor of a lane. Anchors of a lane close oldest first, so one count per lane tells which have
 closed, and a write updates only that count. Closed anchors are skipped when their position is reached.
 """
@@ -9,22 +9,22 @@ closed, and a write updates only that count. Closed anchors are skipped when the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fbuf._algorithms import permutation
-from fbuf._algorithms.random_bits import fresh_key
+from fbuf._algorithms import random
+from fbuf._algorithms.random import fresh_key
 from fbuf._core import control_flow
 from fbuf._core.arguments import check_bool
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import any_unbatched
-from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import Leaves
+from fbuf._core.slots import Geometry, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.ring import zeros
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
 from fbuf.samplers._base import LimitedSampler, masked_draw
 
@@ -33,10 +33,10 @@ from fbuf.samplers._base import LimitedSampler, masked_draw
 class EpochPosition:
     """Hold an epoch and the position in it."""
 
-    start: jax.Array  # int32[E], anchors of each lane when the epoch began; all 0: there is no epoch
-    closed: jax.Array  # int32[E], how many of these, the oldest, have closed since
-    taken: jax.Array  # int32[], positions of the order that are drawn or skipped
-    begun: jax.Array  # uint32[], epochs begun, this one included; wraps
+    start: Array  # int32[E], anchors of each lane when the epoch began; all 0: there is no epoch
+    closed: Array  # int32[E], how many of these, the oldest, have closed since
+    taken: Array  # int32[], positions of the order that are drawn or skipped
+    begun: Array  # uint32[], epochs begun, this one included; wraps
     key: Any  # uint32[2], names the order; None without `shuffle`
     order: Any  # int32[min(C, 1024)], the order itself if there are at most 1024 anchors; None without `shuffle`
 
@@ -46,7 +46,7 @@ class EpochState:
     """Hold the anchors and the position in the epoch."""
 
     log: AnchorQueue
-    held: jax.Array  # int32[E], anchors each lane has now
+    held: Array  # int32[E], anchors each lane has now
     turn: EpochPosition
 
 
@@ -54,9 +54,9 @@ class _Batch(NamedTuple):
     """Hold a batch while it is filled."""
 
     turn: EpochPosition
-    chosen: jax.Array  # int32[B], numbers in the epoch
-    found: jax.Array  # int32[], open anchors found so far; more than B if the batch is full and others are left
-    next: jax.Array  # int32[], position of the order to look at next
+    chosen: Array  # int32[B], numbers in the epoch
+    found: Array  # int32[], open anchors found so far; more than B if the batch is full and others are left
+    next: Array  # int32[], position of the order to look at next
 
 
 @component
@@ -118,13 +118,11 @@ class Epoch(LimitedSampler):
             taken=jnp.zeros((), jnp.int32),
             begun=jnp.zeros((), jnp.uint32),
             key=jnp.zeros((2,), jnp.uint32) if self.shuffle else None,
-            order=zeros(min(geometry.capacity, permutation.SHUFFLED))[0] if self.shuffle else None,
+            order=zeros(min(geometry.capacity, random.SHUFFLED))[0] if self.shuffle else None,
         )
         return EpochState(log=anchor_log.init(geometry, dense), held=held, turn=turn)
 
-    def change(
-        self, sampler: EpochState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
-    ) -> EpochState:
+    def change(self, sampler: EpochState, change: EligibilityUpdate, geometry: Geometry, token: Array) -> EpochState:
         held, closed = anchor_log.close(sampler.held, change, geometry)
         turn = sampler.turn
         lost = jnp.minimum(closed, turn.start - turn.closed)
@@ -137,12 +135,12 @@ class Epoch(LimitedSampler):
     def draw_some(
         self,
         sampler: EpochState,
-        key: jax.Array,
+        key: Array,
         batch_size: int,
-        wanted: jax.Array,
+        wanted: Array,
         eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        options: Leaves,
+        token: Array,
     ) -> tuple[EpochState, Draw]:
         del options, token
         geometry = eligible.geometry
@@ -152,13 +150,13 @@ class Epoch(LimitedSampler):
 
         own_key = fresh_key(key)
 
-        def ended(batch: _Batch) -> jax.Array:
+        def ended(batch: _Batch) -> Array:
             return (batch.next >= _size(batch.turn)) | ~jnp.any(batch.turn.closed < batch.turn.start)
 
-        def begins(batch: _Batch) -> jax.Array:
+        def begins(batch: _Batch) -> Array:
             return enough & ended(batch) & (batch.found < least)
 
-        def searching(batch: _Batch) -> jax.Array:
+        def searching(batch: _Batch) -> Array:
             # A full batch ends the epoch if only closed anchors are left.
             most = wanted + jnp.where(jnp.any(batch.turn.closed > jnp.int32(0)), least, jnp.int32(0))
             return begins(batch) | (enough & ~ended(batch) & (batch.found < most))
@@ -183,7 +181,7 @@ class Epoch(LimitedSampler):
         drawn = masked_draw(slot, chance, mask, geometry)
         return dataclasses.replace(sampler, turn=turn), dataclasses.replace(drawn, last=left < least)
 
-    def position(self, sampler: EpochState, wanted: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def position(self, sampler: EpochState, wanted: Array) -> tuple[Array, Array, Array, Array]:
         """Return epochs begun, whether a draw of `wanted` int32[] begins one, and the anchors of this one and the next."""
         turn, size = sampler.turn, _size(sampler.turn)
         left = jnp.where(jnp.any(turn.closed < turn.start), size - turn.taken, jnp.int32(0))
@@ -214,11 +212,11 @@ class Epoch(LimitedSampler):
         )  # at the end of an epoch the next one begins
         return Inspected(chance, draws=drawn)
 
-    def stats(self, sampler: EpochState) -> dict[str, jax.Array]:
+    def stats(self, sampler: EpochState) -> dict[str, Array]:
         turn = sampler.turn
         return {"epoch": turn.begun, "epoch_left": _size(turn) - turn.taken}
 
-    def _begin(self, turn: EpochPosition, begins: jax.Array, held: jax.Array, key: jax.Array) -> EpochPosition:
+    def _begin(self, turn: EpochPosition, begins: Array, held: Array, key: Array) -> EpochPosition:
         """Begin an epoch of the `held` anchors where `begins`, else return `turn`."""
 
         def new(turn: EpochPosition) -> EpochPosition:
@@ -226,10 +224,10 @@ class Epoch(LimitedSampler):
             if self.shuffle:
                 bits = jax.random.bits(key, (2 + order.shape[0],), jnp.uint32)
                 name, total = bits[:2], jnp.sum(held, dtype=jnp.int32)
-                few = begins & (total <= jnp.int32(permutation.SHUFFLED))
+                few = begins & (total <= jnp.int32(random.SHUFFLED))
 
-                def shuffled(order: jax.Array) -> jax.Array:
-                    return jnp.where(few, permutation.shuffled(bits[2:], total), order)
+                def shuffled(order: Array) -> Array:
+                    return jnp.where(few, random.shuffled(bits[2:], total), order)
 
                 order = control_flow.cond(any_unbatched(few), shuffled, lambda order: order, order)
             fresh = EpochPosition(
@@ -244,7 +242,7 @@ class Epoch(LimitedSampler):
 
         return control_flow.cond(any_unbatched(begins), new, lambda turn: turn, turn)
 
-    def _take(self, batch: _Batch, wants: jax.Array, wanted: jax.Array, geometry: Geometry) -> _Batch:
+    def _take(self, batch: _Batch, wants: Array, wanted: Array, geometry: Geometry) -> _Batch:
         """Look at the next positions if the batch `wants` to; fill it up to `wanted` anchors."""
         turn, chosen, found, next = batch
         batch_size = chosen.shape[0]
@@ -265,17 +263,17 @@ class Epoch(LimitedSampler):
             next=next + jnp.sum(there, dtype=jnp.int32),
         )
 
-    def _at(self, turn: EpochPosition, place: jax.Array, size: jax.Array, geometry: Geometry) -> jax.Array:
+    def _at(self, turn: EpochPosition, place: Array, size: Array, geometry: Geometry) -> Array:
         """Return the numbers in the epoch, int32[A] in [0, `size`), at positions of the order; undefined beyond it."""
         if not self.shuffle:
             return place
         few = turn.order.at[jnp.clip(place, 0, turn.order.shape[0] - 1)].get(mode="promise_in_bounds")
-        if geometry.capacity <= permutation.SHUFFLED:
+        if geometry.capacity <= random.SHUFFLED:
             return few
-        many = permutation.permute(turn.key, place, size)
-        return jnp.where(size <= jnp.int32(permutation.SHUFFLED), few, many)
+        many = random.permute(turn.key, place, size)
+        return jnp.where(size <= jnp.int32(random.SHUFFLED), few, many)
 
 
-def _size(turn: EpochPosition) -> jax.Array:
+def _size(turn: EpochPosition) -> Array:
     """Return the anchors of the epoch, int32[]."""
     return jnp.sum(turn.start, dtype=jnp.int32)

@@ -4,7 +4,7 @@ A leaf is :math:`(|p| + \epsilon)^\alpha`, the probability of an anchor :math:`P
 :math:`(n P(i))^{-\beta}` for n anchors. Leaves are in a sum tree (`fbuf._algorithms.sum_tree`); a row that is no anchor has
 leaf 0 and cannot be drawn. `fbuf._buffer.priorities` refuses NaN and infinite errors. On request a tree of
 minima holds the leaves too, for weights by the buffer, and a tree of maxima the priorities, for the largest one held.
-`fbuf._indexing.importance` computes weights.
+`fbuf.samplers._base` computes weights.
 
 Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.4.
 """
@@ -12,42 +12,26 @@ Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from fbuf._algorithms import draw_without_replacement, permutation, sum_tree
-from fbuf._algorithms.random_bits import fresh_key
+from fbuf._algorithms import draw_without_replacement, random, sum_tree
+from fbuf._algorithms.random import fresh_key
 from fbuf._core import control_flow
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.geometry import Geometry
 from fbuf._core.lazy_import import Later
+from fbuf._core.pytree import Leaves
+from fbuf._core.slots import Geometry
 from fbuf._host import OnHost
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.importance import (
-    clip_unit,
-    draw_uniform,
-    finite_exponent,
-    importance_weights,
-    mix_uniform,
-    mixed_probability,
-)
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
-from fbuf.samplers._base import (
-    LimitedSampler,
-    Number,
-    PrioritySampler,
-    largest_written,
-    masked_draw,
-    with_numbers,
-    written_slots,
-)
+from fbuf.samplers import _base
+from fbuf.samplers._base import LimitedSampler, PrioritySampler
 
 if TYPE_CHECKING:
     from fbuf.samplers import _host_priorities
@@ -63,19 +47,19 @@ class PrioritizedState:
     """Hold the leaves, and the numbers that `buffer.set` anneals. Optional parts are None."""
 
     tree: Any  # float32[nodes], sums; on the host a `HostTree`
-    low: jax.Array | None  # float32[nodes], minima of the drawable leaves; with normalize="buffer", not on the host
-    top: jax.Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
+    low: Array | None  # float32[nodes], minima of the drawable leaves; with normalize="buffer", not on the host
+    top: Array | None  # float32[nodes], maxima of |p|, -inf where no anchor is; with largest="held"
     log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
-    numbers: jax.Array  # float32[4 or 5]
+    numbers: Array  # float32[4 or 5]
 
-    max_priority = Number(0)  # largest |p| seen, or held; 1 at first
-    alpha = Number(1)
-    beta = Number(2)
-    eps = Number(3)
-    uniform = Number(4)
+    max_priority = _base.Number(0)  # largest |p| seen, or held; 1 at first
+    alpha = _base.Number(1)
+    beta = _base.Number(2)
+    eps = _base.Number(3)
+    uniform = _base.Number(4)
 
 
-def init_trees(capacity: int, least: bool, on_host: bool) -> tuple[Any, jax.Array | None]:
+def init_trees(capacity: int, least: bool, on_host: bool) -> tuple[Any, Array | None]:
     """Return zero leaves as a tree of sums, and a tree of minima if the least leaf must be known."""
     if on_host:
         return _host_priorities.init(), None
@@ -83,8 +67,8 @@ def init_trees(capacity: int, least: bool, on_host: bool) -> tuple[Any, jax.Arra
 
 
 def draw_leaves(
-    sampler: PrioritizedState, key: jax.Array, batch_size: int, capacity: int, stratified: bool
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    sampler: PrioritizedState, key: Array, batch_size: int, capacity: int, stratified: bool
+) -> tuple[Array, Array, Array, Array]:
     """Draw leaves in proportion, bitwise equal on device and host; see `fbuf._algorithms.sum_tree.draw`.
 
     Returns:
@@ -98,13 +82,13 @@ def draw_leaves(
     return slot, leaf, sum_tree.root(sampler.tree), least
 
 
-def leaf_of(sampler: PrioritizedState, priority: jax.Array) -> jax.Array:
+def leaf_of(sampler: PrioritizedState, priority: Array) -> Array:
     """Return (|p| + eps)^alpha, finite and >= 0 for any annealed numbers."""
-    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), finite_exponent(sampler.alpha))
+    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), _base.finite_exponent(sampler.alpha))
     return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(MAX_LEAF)), jnp.float32(0))
 
 
-def get_leaf(sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
+def get_leaf(sampler: PrioritizedState, slot: Array) -> Array:
     """Return the leaves float32[...] in slots int32[...], each in [0, C)."""
     if isinstance(sampler.tree, OnHost):
         return _host_priorities.get(cast(Any, sampler.tree), slot)
@@ -112,12 +96,7 @@ def get_leaf(sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
 
 
 def write_leaves(
-    sampler: PrioritizedState,
-    slot: jax.Array,
-    leaf: jax.Array,
-    priority: jax.Array,
-    geometry: Geometry,
-    token: jax.Array,
+    sampler: PrioritizedState, slot: Array, leaf: Array, priority: Array, geometry: Geometry, token: Array
 ) -> PrioritizedState:
     """Write leaves and priorities [A] (-inf: not an anchor); slot C is skipped, the last of equal slots wins."""
     if isinstance(sampler.tree, OnHost):
@@ -136,16 +115,16 @@ def write_leaves(
     return dataclasses.replace(sampler, tree=written["sum"], low=written.get("min"), top=written.get("max"))
 
 
-def seen(sampler: PrioritizedState, largest: jax.Array, token: jax.Array) -> PrioritizedState:
+def seen(sampler: PrioritizedState, largest: Array, token: Array) -> PrioritizedState:
     """Update `max_priority` after a write whose largest priority is `largest` float32[]."""
     if sampler.top is None:
-        return with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
+        return _base.with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
     # Ordered, because a later write in the same step would otherwise copy the tree to keep its root.
     _, held = order_after_reads(token, sum_tree.root(sampler.top))
-    return with_numbers(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
+    return _base.with_numbers(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
 
 
-def after(sampler: PrioritizedState, token: jax.Array) -> jax.Array:
+def after(sampler: PrioritizedState, token: Array) -> Array:
     """Return the token, ordered after the read of `max_priority` from the tree of maxima.
 
     The added term is always 0, which XLA cannot know; it drops an `order_after_reads` whose result is unused.
@@ -153,7 +132,7 @@ def after(sampler: PrioritizedState, token: jax.Array) -> jax.Array:
     return token if sampler.top is None else token + (sampler.max_priority < jnp.float32(0)).astype(jnp.int32)
 
 
-def _lowest(sampler: PrioritizedState, leaf: jax.Array, is_anchor: jax.Array) -> jax.Array:
+def _lowest(sampler: PrioritizedState, leaf: Array, is_anchor: Array) -> Array:
     """Return leaves for the tree of minima: infinite unless drawable. A leaf of 0 is drawable by uniform draws only."""
     drawable = is_anchor if sampler.uniform is not None else is_anchor & (leaf > jnp.float32(0))
     return jnp.where(drawable, leaf, jnp.float32(jnp.inf))
@@ -255,10 +234,10 @@ class Prioritized(PrioritySampler, LimitedSampler):
         )
 
     def change(
-        self, sampler: PrioritizedState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+        self, sampler: PrioritizedState, change: EligibilityUpdate, geometry: Geometry, token: Array
     ) -> PrioritizedState:
         token = after(sampler, token)
-        slot, given, largest = written_slots(change, geometry.capacity)
+        slot, given, largest = _base.written_slots(change, geometry.capacity)
         priority = jnp.where(given, change.priority.reshape(-1), sampler.max_priority)
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
         leaf = jnp.concatenate([closed, leaf_of(sampler, priority)])
@@ -271,12 +250,12 @@ class Prioritized(PrioritySampler, LimitedSampler):
     def draw_some(
         self,
         sampler: PrioritizedState,
-        key: jax.Array,
+        key: Array,
         batch_size: int,
-        wanted: jax.Array,
+        wanted: Array,
         eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        options: Leaves,
+        token: Array,
     ) -> tuple[PrioritizedState, Draw]:
         del token
         number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
@@ -289,18 +268,18 @@ class Prioritized(PrioritySampler, LimitedSampler):
         else:
             slot, mask, chance, least = without_replacement(sampler, key, batch_size, wanted, eligible, number)
         beta = options.get("beta", sampler.beta)
-        weight = importance_weights(number, chance, mask, beta, self.normalize, least)
-        return sampler, masked_draw(slot, chance, mask, eligible.geometry, weight)
+        weight = _base.importance_weights(number, chance, mask, beta, self.normalize, least)
+        return sampler, _base.masked_draw(slot, chance, mask, eligible.geometry, weight)
 
     def update(
-        self, sampler: PrioritizedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
+        self, sampler: PrioritizedState, slot: Array, error: Array, geometry: Geometry, token: Array
     ) -> PrioritizedState:
         token, priority = after(sampler, token), jnp.abs(error)
-        largest = largest_written(slot, priority, geometry.capacity)
+        largest = _base.largest_written(slot, priority, geometry.capacity)
         sampler = write_leaves(sampler, slot, leaf_of(sampler, priority), priority, geometry, token)
         return seen(sampler, largest, token)
 
-    def rebuild(self, sampler: PrioritizedState, geometry: Geometry, token: jax.Array) -> PrioritizedState:
+    def rebuild(self, sampler: PrioritizedState, geometry: Geometry, token: Array) -> PrioritizedState:
         """Recompute all leaves from the stored priorities by the current numbers.
 
         It works in place, block by block; `sum_tree.rebuild` would need a second copy of the trees.
@@ -309,7 +288,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
         assert held is not None
         block = min(BLOCK, capacity)
 
-        def again(i: jax.Array, trees: tuple[jax.Array, jax.Array | None]) -> tuple[jax.Array, jax.Array | None]:
+        def again(i: Array, trees: tuple[Array, Array | None]) -> tuple[Array, Array | None]:
             tree, low = trees
             slot = jnp.minimum(i * jnp.int32(block) + jnp.arange(block, dtype=jnp.int32), jnp.int32(capacity))
             priority = sum_tree.get(held, jnp.minimum(slot, jnp.int32(capacity - 1)))
@@ -343,7 +322,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
     def host_bytes(self, sampler: PrioritizedState) -> int:
         return _host_priorities.store_of(sampler.tree).nbytes
 
-    def priority(self, sampler: PrioritizedState, slot: jax.Array) -> jax.Array:
+    def priority(self, sampler: PrioritizedState, slot: Array) -> Array:
         """Return |p| float32[...] in slots int32[...]: as stored with largest="held", else by the current alpha and eps.
 
         -1 if the current alpha is 0 and no priorities are stored, because all leaves are 1.
@@ -351,7 +330,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
         if sampler.top is not None:
             return sum_tree.get(sampler.top, slot)
         leaf = get_leaf(sampler, slot)
-        alpha = finite_exponent(sampler.alpha)
+        alpha = _base.finite_exponent(sampler.alpha)
         power = jnp.power(leaf, jnp.float32(1) / jnp.where(alpha > jnp.float32(0), alpha, jnp.float32(1)))
         known = jnp.maximum(power - jnp.maximum(sampler.eps, jnp.float32(0)), jnp.float32(0))
         return jnp.where(alpha > jnp.float32(0), known, jnp.float32(-1))
@@ -366,25 +345,25 @@ class Prioritized(PrioritySampler, LimitedSampler):
         mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)
-        return Inspected(mixed_probability(chance, sampler.uniform, number))
+        return Inspected(_base.mixed_probability(chance, sampler.uniform, number))
 
 
 class PrioritizedDraw(NamedTuple):
     """Hold the drawn rows and their probabilities."""
 
-    slot: jax.Array  # int32[B]
-    mask: jax.Array  # bool[B]
-    chance: jax.Array  # float32[B]
-    least: jax.Array  # float32[], the smallest chance there is; for normalize="buffer"
+    slot: Array  # int32[B]
+    mask: Array  # bool[B]
+    chance: Array  # float32[B]
+    least: Array  # float32[], the smallest chance there is; for normalize="buffer"
 
 
 def with_replacement(
     sampler: PrioritizedState,
-    key: jax.Array,
+    key: Array,
     batch_size: int,
     eligible: EligibleSet,
-    number: jax.Array,
-    share: jax.Array | None,
+    number: Array,
+    share: Array | None,
     stratified: bool,
 ) -> PrioritizedDraw:
     """Draw each row in proportion to its leaf; a `share` float32[] (or None) of them uniformly."""
@@ -393,17 +372,17 @@ def with_replacement(
     slot, leaf, mass, low = draw_leaves(sampler, key, batch_size, capacity, stratified)
     flat = mass <= jnp.float32(0)  # every leaf is 0: draw uniformly
     if stratified:  # strata are in slot order
-        order = permutation.random_permutation(key, batch_size)
+        order = random.permutation(key, batch_size)
         slot, leaf = slot[order], leaf[order]
     if share is not None:
-        share = clip_unit(share)
-        slot = mix_uniform(slot, key, share, eligible, sampler.log, some, stratified=stratified)
+        share = _base.clip_unit(share)
+        slot = _base.mix_uniform(slot, key, share, eligible, sampler.log, some, stratified=stratified)
         leaf = sum_tree.get(sampler.tree, slot)
 
     own_key = fresh_key(key)  # `vmap` selects between keys
 
-    def uniform_draw(slot: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        slot = draw_uniform(own_key(), eligible, sampler.log, batch_size, some & flat)
+    def uniform_draw(slot: Array, leaf: Array) -> tuple[Array, Array]:
+        slot = _base.draw_uniform(own_key(), eligible, sampler.log, some & flat)
         return slot, jnp.ones_like(leaf)
 
     slot, leaf = control_flow.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
@@ -411,20 +390,15 @@ def with_replacement(
     least = jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
     chance = leaf / mass
     if share is not None:
-        chance = mixed_probability(chance, share, number)
-        least = mixed_probability(least, share, number)
+        chance = _base.mixed_probability(chance, share, number)
+        least = _base.mixed_probability(least, share, number)
         # 0 if some leaf is 0 and `share` is 0: use the least in the batch.
         least = jnp.where(least > jnp.float32(0), least, jnp.min(chance))
     return PrioritizedDraw(slot, some, chance, least)
 
 
 def without_replacement(
-    sampler: PrioritizedState,
-    key: jax.Array,
-    batch_size: int,
-    wanted: jax.Array,
-    eligible: EligibleSet,
-    number: jax.Array,
+    sampler: PrioritizedState, key: Array, batch_size: int, wanted: Array, eligible: EligibleSet, number: Array
 ) -> PrioritizedDraw:
     """Draw `wanted` int32[] rows one after another, each in proportion to the leaves that are left."""
     capacity, mass = eligible.geometry.capacity, sum_tree.root(sampler.tree)
@@ -433,9 +407,9 @@ def without_replacement(
     size = jnp.maximum(wanted, jnp.int32(1)).astype(jnp.float32)
     own_key = fresh_key(key)  # `vmap` selects between keys
 
-    def uniform_draw(slot: jax.Array, mask: jax.Array, chance: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def uniform_draw(slot: Array, mask: Array, chance: Array) -> tuple[Array, Array, Array]:
         there = lax.iota(np.int32, batch_size).astype(jnp.float32) < jnp.minimum(number, wanted.astype(jnp.float32))
-        slot = draw_uniform(own_key(), eligible, sampler.log, batch_size, there & flat, distinct=True)
+        slot = _base.draw_uniform(own_key(), eligible, sampler.log, there & flat, distinct=True)
         each = jnp.minimum(size / jnp.maximum(number, jnp.float32(1)), jnp.float32(1))
         return slot, there, jnp.broadcast_to(each, chance.shape)
 

@@ -9,22 +9,22 @@ Source: Schaul et al. 2016, "Prioritized Experience Replay", section 3.3.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fbuf._algorithms import permutation, rank_buckets
+from fbuf._algorithms import random, rank_buckets
 from fbuf._algorithms.rank_buckets import Ranks
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import Leaves
+from fbuf._core.slots import Geometry
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.importance import clip_unit, finite_exponent, importance_weights, mix_uniform, mixed_probability
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
-from fbuf.samplers._base import Number, PrioritySampler, largest_written, masked_draw, with_numbers, written_slots
+from fbuf.samplers import _base
+from fbuf.samplers._base import PrioritySampler
 
 
 @state
@@ -33,12 +33,12 @@ class RankedState:
 
     ranks: Ranks
     log: AnchorQueue | None  # the anchors; with uniform, unless every row is one
-    numbers: jax.Array  # float32[3 or 4]
+    numbers: Array  # float32[3 or 4]
 
-    max_priority = Number(0)  # largest |p| seen; 1 at first
-    alpha = Number(1)
-    beta = Number(2)
-    uniform = Number(3)
+    max_priority = _base.Number(0)  # largest |p| seen; 1 at first
+    alpha = _base.Number(1)
+    beta = _base.Number(2)
+    uniform = _base.Number(3)
 
 
 @component
@@ -95,10 +95,8 @@ class Ranked(PrioritySampler):
             numbers=self._initial_numbers(),
         )
 
-    def change(
-        self, sampler: RankedState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
-    ) -> RankedState:
-        slot, given, largest = written_slots(change, geometry.capacity)
+    def change(self, sampler: RankedState, change: EligibilityUpdate, geometry: Geometry, token: Array) -> RankedState:
+        slot, given, largest = _base.written_slots(change, geometry.capacity)
         first = rank_buckets.bucket_of(sampler.max_priority)
         if self.largest == "held":
             token, held = order_after_reads(token, rank_buckets.highest(sampler.ranks))
@@ -107,61 +105,53 @@ class Ranked(PrioritySampler):
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
         largest = jnp.maximum(sampler.max_priority, largest)
         return dataclasses.replace(
-            with_numbers(sampler, max_priority=largest),
+            _base.with_numbers(sampler, max_priority=largest),
             ranks=rank_buckets.set(sampler.ranks, slot, jnp.concatenate([closed, bucket]), geometry.capacity, token),
             log=None if sampler.log is None else anchor_log.apply(sampler.log, change, geometry, token),
         )
 
     def draw(
-        self,
-        sampler: RankedState,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        self, sampler: RankedState, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
     ) -> tuple[RankedState, Draw]:
         del token
         ranks, capacity = sampler.ranks, eligible.geometry.capacity
         number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
-        now = rank_buckets.table(ranks, finite_exponent(sampler.alpha))
+        now = rank_buckets.table(ranks, _base.finite_exponent(sampler.alpha))
         slot, chance = rank_buckets.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
         if self.stratified:
-            order = permutation.random_permutation(key, batch_size)
+            order = random.permutation(key, batch_size)
             slot, chance = slot[order], chance[order]
         least = jnp.min(jnp.where(ranks.total > jnp.int32(0), now.each, jnp.float32(1)))
         if sampler.uniform is not None:
-            share = clip_unit(options.get("uniform", sampler.uniform))
-            slot = mix_uniform(slot, key, share, eligible, sampler.log, some, stratified=self.stratified)
+            share = _base.clip_unit(options.get("uniform", sampler.uniform))
+            slot = _base.mix_uniform(slot, key, share, eligible, sampler.log, some, stratified=self.stratified)
             index = jnp.maximum(rank_buckets.get(ranks, slot) - jnp.int32(1), jnp.int32(0))
-            chance = mixed_probability(now.each[index], share, number)
-            least = mixed_probability(least, share, number)
+            chance = _base.mixed_probability(now.each[index], share, number)
+            least = _base.mixed_probability(least, share, number)
         beta = options.get("beta", sampler.beta)
-        weight = importance_weights(number, chance, some, beta, self.normalize, least)
-        return sampler, masked_draw(slot, chance, some, eligible.geometry, weight)
+        weight = _base.importance_weights(number, chance, some, beta, self.normalize, least)
+        return sampler, _base.masked_draw(slot, chance, some, eligible.geometry, weight)
 
-    def update(
-        self, sampler: RankedState, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array
-    ) -> RankedState:
+    def update(self, sampler: RankedState, slot: Array, error: Array, geometry: Geometry, token: Array) -> RankedState:
         capacity, priority = geometry.capacity, jnp.abs(error)
         ranks = rank_buckets.set(sampler.ranks, slot, rank_buckets.bucket_of(priority), capacity, token)
-        largest = jnp.maximum(sampler.max_priority, largest_written(slot, priority, capacity))
-        return dataclasses.replace(with_numbers(sampler, max_priority=largest), ranks=ranks)
+        largest = jnp.maximum(sampler.max_priority, _base.largest_written(slot, priority, capacity))
+        return dataclasses.replace(_base.with_numbers(sampler, max_priority=largest), ranks=ranks)
 
-    def rebuild(self, sampler: RankedState, geometry: Geometry, token: jax.Array) -> RankedState:
+    def rebuild(self, sampler: RankedState, geometry: Geometry, token: Array) -> RankedState:
         return sampler
 
-    def priority(self, sampler: RankedState, slot: jax.Array) -> jax.Array:
+    def priority(self, sampler: RankedState, slot: Array) -> Array:
         bucket = rank_buckets.get(sampler.ranks, slot)
         return jnp.where(bucket > jnp.int32(1), rank_buckets.lower_edge(bucket), jnp.float32(0))
 
     def inspect(self, sampler: RankedState, eligible: EligibleSet) -> Inspected:
         ranks = sampler.ranks
         bucket = ranks.bucket[: eligible.geometry.capacity].astype(jnp.int32)
-        each = rank_buckets.table(ranks, finite_exponent(sampler.alpha)).each[
+        each = rank_buckets.table(ranks, _base.finite_exponent(sampler.alpha)).each[
             jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))
         ]
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
         number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
-        return Inspected(mixed_probability(chance, sampler.uniform, number))
+        return Inspected(_base.mixed_probability(chance, sampler.uniform, number))

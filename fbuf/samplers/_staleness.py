@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from fbuf._algorithms import random_bits
+from fbuf._algorithms import random
 from fbuf._core.component import component, state
-from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import name_of
+from fbuf._core.pytree import Leaves, name_of
+from fbuf._core.slots import Geometry
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
@@ -33,9 +33,9 @@ class StalenessState:
     """Hold the anchors and the newest runs of each lane, the newest last."""
 
     log: AnchorQueue
-    held: jax.Array  # int32[E], anchors of each lane; the oldest may belong to no run
-    stamp: jax.Array  # int32[K, E], the version, or the number of the unit
-    count: jax.Array  # int32[K, E], anchors of the run that are held
+    held: Array  # int32[E], anchors of each lane; the oldest may belong to no run
+    stamp: Array  # int32[K, E], the version, or the number of the unit
+    count: Array  # int32[K, E], anchors of the run that are held
     lot: Any  # int32[E], anchors of the newest unit; None with versions
     version: Any  # int32[], what staleness is measured from; None without versions
 
@@ -43,8 +43,8 @@ class StalenessState:
 class _Arrived(NamedTuple):
     """Hold the run of each new anchor."""
 
-    run: jax.Array  # int32[A, E], 0: the newest run before the write, 1: the next one
-    stamp: jax.Array  # int32[A, E]
+    run: Array  # int32[A, E], 0: the newest run before the write, 1: the next one
+    stamp: Array  # int32[A, E]
     lot: Any  # int32[E], afterwards; None with versions
 
 
@@ -138,10 +138,12 @@ class Staleness(BaseSampler):
         )
 
     def change(
-        self, sampler: StalenessState, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+        self, sampler: StalenessState, change: EligibilityUpdate, geometry: Geometry, token: Array
     ) -> StalenessState:
         held, closed = anchor_log.close(sampler.held, change, geometry)
-        count = _without_oldest(sampler.count, sampler.held, closed)
+        upto = sampler.held[None, :] - jnp.sum(sampler.count, axis=0, dtype=jnp.int32)[None, :]
+        upto = upto + jnp.cumsum(sampler.count, axis=0, dtype=jnp.int32)
+        count = jnp.clip(upto - closed[None, :], jnp.int32(0), sampler.count)  # without the oldest `closed`
         opened = jnp.sum(change.open_mask, axis=0, dtype=jnp.int32)
         arrived = self._arrived(sampler, change)
         size = count.shape[0]
@@ -181,7 +183,7 @@ class Staleness(BaseSampler):
         first, _ = anchor_log.differs_from_previous(change.open_stamp, mask, newest)
         return _Arrived(jnp.cumsum(first, axis=0, dtype=jnp.int32), change.open_stamp, sampler.lot)
 
-    def _staleness(self, sampler: StalenessState) -> tuple[jax.Array, jax.Array]:
+    def _staleness(self, sampler: StalenessState) -> tuple[Array, Array]:
         """Return the staleness of each run, uint32[K, E], and which runs have anchors that may be drawn."""
         now = sampler.stamp[-1:] if self.version is None else sampler.version
         staleness = now.astype(jnp.uint32) - sampler.stamp.astype(jnp.uint32)  # versions are less than 2^32 apart
@@ -189,7 +191,7 @@ class Staleness(BaseSampler):
             staleness = jnp.where(sampler.stamp >= now, jnp.uint32(0), staleness)
         return staleness, (staleness <= jnp.uint32(self.maximum)) & (sampler.count > jnp.int32(0))
 
-    def _weights(self, sampler: StalenessState) -> jax.Array:
+    def _weights(self, sampler: StalenessState) -> Array:
         """Return the relative weight of one anchor of each run, float32[K, E]; 0 where none may be drawn."""
         staleness, fresh = self._staleness(sampler)
         if self.decay == "inverse":
@@ -202,13 +204,7 @@ class Staleness(BaseSampler):
         return jnp.where(fresh, weight, jnp.float32(0))
 
     def draw(
-        self,
-        sampler: StalenessState,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        self, sampler: StalenessState, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
     ) -> tuple[StalenessState, Draw]:
         del options, token
         count, weight = sampler.count, self._weights(sampler)
@@ -223,7 +219,7 @@ class Staleness(BaseSampler):
         lane, run = cell // jnp.int32(count.shape[0]), cell % jnp.int32(count.shape[0])
         mine = count[run, lane]
         newer = jnp.cumsum(count[::-1], axis=0, dtype=jnp.int32)[::-1]
-        rank = sampler.held[lane] - newer[run, lane] + random_bits.randint_below(within, (batch_size,), mine)
+        rank = sampler.held[lane] - newer[run, lane] + random.randint_below(within, (batch_size,), mine)
         mask = jnp.broadcast_to(total > jnp.float32(0), (batch_size,))
         slot = anchor_log.at(sampler.log, eligible, lane, jnp.where(mask, rank, jnp.int32(0)))
         chance = weight[run, lane] / jnp.where(mask, total, jnp.float32(1))
@@ -238,7 +234,7 @@ class Staleness(BaseSampler):
             unit = -least.astype(jnp.float32) / jnp.float32(self.half_life)
         return Mass(jnp.sum(self._weights(sampler) * sampler.count.astype(jnp.float32)), unit, zero)
 
-    def available(self, sampler: StalenessState, count: jax.Array) -> jax.Array:
+    def available(self, sampler: StalenessState, count: Array) -> Array:
         return jnp.sum(jnp.where(self._staleness(sampler)[1], sampler.count, jnp.int32(0)), dtype=jnp.int32)
 
     def inspect(self, sampler: StalenessState, eligible: EligibleSet) -> Inspected:
@@ -260,16 +256,10 @@ class Staleness(BaseSampler):
         nothing = jnp.zeros((geometry.capacity,), jnp.float32)
         return Inspected(nothing.at[slot].set(each[run, lane].reshape(-1), mode="drop"))
 
-    def stats(self, sampler: StalenessState) -> dict[str, jax.Array]:
+    def stats(self, sampler: StalenessState) -> dict[str, Array]:
         stats = {"anchors_fresh": self.available(sampler, jnp.zeros((), jnp.int32))}
         return stats if self.version is None else stats | {"version": sampler.version}
 
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _without_oldest(count: jax.Array, held: jax.Array, closed: jax.Array) -> jax.Array:
-    """Return the anchors of each run, int32[K, E], after the `closed` int32[E] oldest of a lane closed."""
-    upto = held[None, :] - jnp.sum(count, axis=0, dtype=jnp.int32)[None, :] + jnp.cumsum(count, axis=0, dtype=jnp.int32)
-    return jnp.clip(upto - closed[None, :], jnp.int32(0), count)

@@ -6,15 +6,15 @@ and 8 more if episodes are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fbuf._algorithms import random_bits
+from fbuf._algorithms import random
 from fbuf._core.component import component
-from fbuf._core.geometry import Geometry
+from fbuf._core.pytree import Leaves
+from fbuf._core.slots import Geometry
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
@@ -50,27 +50,21 @@ class Uniform(BaseSampler):
     def init(self, geometry: Geometry, dense: bool) -> Queue:
         return anchor_log.init_episodes(geometry) if self.by_episode else anchor_log.init(geometry, dense)
 
-    def change(self, sampler: Queue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Queue:
+    def change(self, sampler: Queue, change: EligibilityUpdate, geometry: Geometry, token: Array) -> Queue:
         if isinstance(sampler, EpisodeQueue):
             return anchor_log.apply_episodes(sampler, change, geometry, token)
         return anchor_log.apply(sampler, change, geometry, token)
 
     def draw(
-        self,
-        sampler: Queue,
-        key: jax.Array,
-        batch_size: int,
-        eligible: EligibleSet,
-        options: Mapping[str, jax.Array],
-        token: jax.Array,
+        self, sampler: Queue, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
     ) -> tuple[Queue, Draw]:
         del options, token
         total = jnp.sum(eligible.available, dtype=jnp.int32)
         if isinstance(sampler, EpisodeQueue):
             slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, eligible)
         else:
-            random_bits.consume(key)
-            nth = random_bits.randint_below(key, (batch_size,), total)
+            random.consume(key)
+            nth = random.randint_below(key, (batch_size,), total)
             slot = anchor_log.nth(sampler, eligible, nth)
             chance = jnp.float32(1) / jnp.maximum(total, jnp.int32(1)).astype(jnp.float32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
@@ -88,5 +82,5 @@ class Uniform(BaseSampler):
             return Inspected(anchor_log.episode_probabilities(sampler, eligible.geometry))
         return Inspected(None)
 
-    def stats(self, sampler: Queue) -> dict[str, jax.Array]:
+    def stats(self, sampler: Queue) -> dict[str, Array]:
         return {}

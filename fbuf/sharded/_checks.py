@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import refuse_donated
+from fbuf._buffer.checks import refuse_donated
 from fbuf._core import arguments
 from fbuf._core.sample import Index
 from fbuf._interfaces.view import EligibilityRule

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._buffer import read, state_ops
+from fbuf._buffer import read
+from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Sample
-from fbuf._indexing import importance
 from fbuf._interfaces.sampler import Draw, EligibleSet
-from fbuf.samplers._base import masked_draw
+from fbuf.samplers._base import masked_draw, raw_weight
 from fbuf.sharded._state import ShardedIndex, ShardedSample
 
 
@@ -99,7 +99,7 @@ def weigh(
       factors: float32[D], f of each shard's rows; None: 1, and the rows drawn are not in `every.least`.
     """
     zero, normalize = jnp.float32(0), normalize_of(sharded)
-    weight = factor * importance.power(every.number, jnp.where(mask, chance, jnp.float32(1)), beta)
+    weight = factor * raw_weight(every.number, jnp.where(mask, chance, jnp.float32(1)), beta)
     weight = jnp.where(mask, weight, zero)
     if normalize is None:
         return weight
@@ -107,7 +107,7 @@ def weigh(
         largest = lax.pmax(jnp.max(weight), sharded.axis)
     else:
         factors = jnp.ones_like(every.share) if factors is None else factors
-        each = factors * importance.power(every.number, every.least, beta)
+        each = factors * raw_weight(every.number, every.least, beta)
         largest = jnp.max(jnp.where(every.least >= zero, each, zero))
     return weight / jnp.where(largest > zero, largest, jnp.float32(1))
 

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._algorithms import permutation
-from fbuf._buffer import read, state_ops
+from fbuf._algorithms import random
+from fbuf._buffer import read
+from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core import control_flow
-from fbuf._core.pytree import expand
+from fbuf._core.slots import expand
 from fbuf.samplers._base import masked_draw
 from fbuf.sharded._draw import _count_empty, own_key, sample_core, weigh, whole
 from fbuf.sharded._state import ShardedIndex, ShardedSample
@@ -60,7 +61,7 @@ def sample_global_core(
     key = own_key(sharded, key)
 
     # The rows of this device: their numbers in the batch, in random order, their shards, and their numbers there.
-    place = permutation.random_permutation(jax.random.fold_in(key, _ORDER), size) * jnp.int32(shards) + me
+    place = random.permutation(jax.random.fold_in(key, _ORDER), size) * jnp.int32(shards) + me
     owner = jnp.sum(place[:, None] >= end[None, :], axis=1, dtype=jnp.int32)
     owner = jnp.minimum(owner, jnp.int32(shards - 1))
     nth = place - start[owner]

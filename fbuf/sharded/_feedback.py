@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._buffer import priorities, state_ops
+from fbuf._buffer import priorities
+from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core import control_flow
 from fbuf._core.dispatch import update_if
@@ -112,7 +113,7 @@ def share_numbers(sharded: Any, own: BufferState) -> BufferState:
     if sharded.shards == 1:
         return own
     if _holds_largest(sharded):
-        is_empty = jnp.sum(state_ops.count(own), dtype=jnp.int32) == jnp.int32(0)
+        is_empty = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32) == jnp.int32(0)
         largest = lax.pmax(jnp.where(is_empty, jnp.float32(-1), sampler.max_priority), sharded.axis)
         largest = jnp.where(largest >= jnp.float32(0), largest, jnp.float32(1))
         sampler = sharded.shard.sampler.set(sampler, max_priority=largest)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from fbuf._buffer import operations, state_ops, transforms
+from fbuf._buffer import operations, transforms
+from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState, on_open
 from fbuf._buffer.summary import Seen, collect
 from fbuf.sharded._draw import gather, whole

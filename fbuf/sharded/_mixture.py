@@ -5,25 +5,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from fbuf._buffer import state_ops
+from fbuf._buffer import state as state_ops
+from fbuf._buffer.mixture import draw, quota
+from fbuf._buffer.mixture.mixture import Mixture, Shares, Sizes
+from fbuf._buffer.mixture.state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
+from fbuf._buffer.plan import Plan, PlanSettings
+from fbuf._buffer.summary import Summary
 from fbuf._core.component import component
-from fbuf._core.dispatch import changes_of, scoped, with_changes
-from fbuf._core.pytree import PyTree
-from fbuf._mixture import draw
-from fbuf._mixture.mixture import Mixture, Shares, Sizes
-from fbuf._mixture.state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
+from fbuf._core.dispatch import changes_of, with_changes
+from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf.sharded import _checks
 from fbuf.sharded._draw import own_key, whole
 from fbuf.sharded._operation import is_local, on_each_shard, placed
 from fbuf.sharded._sharded import Sharded
-from fbuf.sharded._state import ShardedIndex, block_of
+from fbuf.sharded._state import ShardedIndex, ShardedState, block_of
 
 
 @component
@@ -36,7 +38,8 @@ class ShardedMixture:
 
     Every device draws B / D rows, by the fractions, from its shards (draw="local"). `probability` and `weight` are those of the
     mixture, with the factor D M_s / M in the weight for the shard of a buffer. A buffer is empty if all its shards are; rows of
-    a single empty shard are masked. `mixture[name]` is the `Sharded` of one buffer, and `state[name]` its state.
+    a single empty shard are masked. `mixture[name]` is the `Sharded` of one buffer, and `state[name]` its state. `fbuf.save`
+    and `fbuf.load` take it as they take a `Sharded`.
 
     Samplers: `Uniform`, `Prioritized`, `Staleness`.
 
@@ -83,11 +86,34 @@ class ShardedMixture:
 
     def init(self, examples: Mapping[str, PyTree]) -> MixtureState:
         """Return the state of an empty mixture: by name one row, as for `Sharded.init`."""
-        made = jax.eval_shape(self.shard.init, examples)  # checks that batches are alike
+        call = "ShardedMixture.init"
+        self.mixture._check_examples(call, "init", examples, "one row")
         states: Any = {name: self[name].init(examples[name]) for name in self.mixture.names}
-        numbers = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), made.counters)
-        beta = jnp.full((), self.mixture.beta, jnp.float32)
+        self.check_same_batches(call, states)
+        beta, numbers = jnp.full((), self.mixture.beta, jnp.float32), jnp.zeros((len(COUNTERS),), jnp.uint32)
         return MixtureState(states, self.mixture.first_fractions(), beta, numbers)
+
+    def check_same_batches(self, call: str, states: Mapping[str, ShardedState]) -> None:
+        """Raise unless the batches of all buffers have the same leaves."""
+        parts = 1 if is_local(self.axis) else self.shards
+        blocks = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((x.shape[0] // parts, *x.shape[1:]), x.dtype), dict(states)
+        )
+        own: Any = {name: jax.eval_shape(ShardedState.local, block) for name, block in blocks.items()}
+        self.shard.check_same_batches(call, own)
+
+    def check_state(self, state: MixtureState) -> None:
+        """Raise ValueError if another mixture made the state, or it is on another mesh."""
+        joined = self._joined(state) if isinstance(state, MixtureState) else state
+        self.mixture._check("ShardedMixture", "(state, ...)", joined)
+        for name, own in self._sharded(state):
+            self[name].check_state(own)
+
+    def replace(self, state: MixtureState, states: Mapping[str, ShardedState]) -> MixtureState:
+        """Return the state with the states of some buffers replaced: as `Mixture.replace`."""
+        for name, own in states.items():
+            self[name].check_state(own)
+        return self._with(state, states)
 
     def add(
         self, state: MixtureState, name: str, row: PyTree, *, priority: Any = None, mask: Any = None
@@ -163,11 +189,39 @@ class ShardedMixture:
             )
         return self._with(state, states)
 
+    def window_index(self, state: MixtureState, index: MixtureIndex) -> MixtureIndex:
+        """Return the rows `[B, T]` of sampled windows: as `Mixture.window_index`."""
+        nowhere = jnp.int32(self.shards)
+        given = index.source, index.shard, index.slot, index.ticket
+        leaves = [jnp.asarray(leaf)[:, None] for leaf in given]
+        for number, (name, own) in enumerate(self._sharded(state)):
+            rows = self[name].window_index(own, self.route(index, name))
+            mine, there = leaves[0] == jnp.int32(number), rows.shard < nowhere
+            source = jnp.where(there, jnp.int32(number), jnp.int32(len(self.mixture.names)))
+            window = source, rows.shard, jnp.where(there, rows.slot, jnp.int32(0)), rows.ticket
+            leaves = [jnp.where(mine, new, old) for new, old in zip(window, leaves, strict=True)]
+        source, shard, slot, ticket = leaves
+        return MixtureIndex(source, slot, ticket, shard)
+
+    def route(self, index: MixtureIndex, name: str) -> ShardedIndex:
+        """Return the rows of one buffer, other rows masked, for `mixture[name]`: as `Mixture.route`."""
+        return self._index(index, name, False)
+
+    def cut(self, state: MixtureState, name: str, lanes: Any = None) -> MixtureState:
+        """End the running episodes of buffer `name`: as `Sharded.cut`."""
+        own: Any = state[name]
+        return self._with(state, {name: self[name].cut(own, lanes)})
+
+    def clear(self, state: MixtureState, name: str | None = None) -> MixtureState:
+        """Drop every row of buffer `name`, or of all."""
+        names = self.mixture.names if name is None else (name,)
+        states: Any = {each: state[each] for each in names}
+        return self._with(state, {each: self[each].clear(own) for each, own in states.items()})
+
     def can_sample(self, state: MixtureState) -> jax.Array:
         """Return bool[], whether a batch can be drawn: as `Mixture.can_sample`."""
         found = [self[name].can_sample(own) for name, own in self._sharded(state)]
-        shares = jnp.asarray(self.mixture.shares, jnp.float32) if state.fractions is None else state.fractions
-        there, drawn = jnp.stack(found), shares > jnp.float32(0)
+        there, drawn = jnp.stack(found), self._shares(state) > jnp.float32(0)
         every = self.mixture.quota == "all" or self.mixture.if_empty == "mask"
         return jnp.all(there | ~drawn) if every else jnp.any(there & drawn)
 
@@ -178,9 +232,30 @@ class ShardedMixture:
     def stats(self, state: MixtureState) -> dict[str, jax.Array]:
         """Return scalars to log: those of the buffers as `online/size`, and the counters of the mixture."""
         out: dict[str, jax.Array] = {name: state.counters[i] for i, name in enumerate(COUNTERS)} | {"beta": state.beta}
-        for name, own in self._sharded(state):
+        shares = quota.normalized(self._shares(state))
+        for number, (name, own) in enumerate(self._sharded(state)):
             out |= {f"{name}/{key}": value for key, value in self[name].stats(own).items()}
+            if self.mixture.quota != "all":
+                out[f"{name}/fraction"] = shares[number]
         return out
+
+    def summary(self, state: MixtureState, *, compare: int | None = 1 << 14) -> dict[str, Summary]:
+        """Return a summary of each buffer, by name: as `Sharded.summary`. Eager."""
+        return {name: self[name].summary(own, compare=compare) for name, own in self._sharded(state)}
+
+    def nbytes(self, state: MixtureState) -> dict[str, int]:
+        """Return the bytes in use on all devices together: `device`, `host`, `disk`. Eager."""
+        found = [self[name].nbytes(own) for name, own in self._sharded(state)]
+        total = {place: sum(sizes[place] for sizes in found) for place in found[0]}
+        return total | {"device": total["device"] + tree_bytes(dataclasses.replace(state, buffers={}))}
+
+    def plan(self, examples: Mapping[str, PyTree], **settings: Unpack[PlanSettings]) -> dict[str, Plan]:
+        """Return the bytes and peaks of one device for each buffer, by name: as `Sharded.plan`."""
+        self.mixture._check_examples("ShardedMixture.plan", "plan", examples, "one row")
+        return {name: self[name].plan(examples[name], **settings) for name in self.mixture.names}
+
+    def _shares(self, state: MixtureState) -> jax.Array:
+        return jnp.asarray(self.mixture.shares, jnp.float32) if state.fractions is None else state.fractions
 
     def _index(self, index: MixtureIndex, name: str, and_invalid: bool) -> ShardedIndex:
         """Return the rows of one buffer, masked elsewhere; `and_invalid`: and those of none, on shard -1."""
@@ -198,10 +273,11 @@ class ShardedMixture:
 
     def _joined(self, state: MixtureState) -> MixtureState:
         """Return the state with those of all shards as if of one buffer, to check."""
-        return dataclasses.replace(state, buffers={name: own.shards for name, own in self._sharded(state)})
+        states: Any = state.buffers
+        return dataclasses.replace(state, buffers={name: own.shards for name, own in states.items()})
 
     def _sharded(self, state: MixtureState) -> list[tuple[str, Any]]:
-        return list(state.buffers.items())
+        return [(name, state[name]) for name in self.mixture.names]
 
     def _with(self, state: MixtureState, states: Mapping[str, Any]) -> MixtureState:
         return dataclasses.replace(state, buffers={**state.buffers, **states})
@@ -235,7 +311,7 @@ def _sample_on_shard(mixture: ShardedMixture, static: Any, state: MixtureState, 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _sample(mixture: ShardedMixture, local: bool, static: Any, state: MixtureState, args: Any) -> Any:
     """Return the changed leaves of the state, and a batch."""
-    run = functools.partial(scoped("fbuf.sharded.mixture", _sample_on_shard), mixture, static)
+    run = functools.partial(jax.named_scope("fbuf.sharded.mixture")(_sample_on_shard), mixture, static)
 
     def on_shard(state: MixtureState, args: Any) -> Any:
         with on_each_shard(mixture, state, args):

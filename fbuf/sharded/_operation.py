@@ -10,9 +10,9 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fbuf._bridge import callbacks
-from fbuf._buffer import init
+from fbuf._buffer import checks
 from fbuf._core import control_flow
-from fbuf._core.dispatch import changes_of, scoped, with_changes
+from fbuf._core.dispatch import changes_of, with_changes
 from fbuf.sharded._state import ShardedState
 
 
@@ -37,14 +37,14 @@ class ShardedOperation:
 
     def __init__(self, core: Callable[..., tuple[Any, Any]]):
         name = core.__name__.strip("_").removesuffix("_core")
-        core = scoped(f"fbuf.sharded.{name}", core)
+        core = jax.named_scope(f"fbuf.sharded.{name}")(core)
 
         def changes(
             sharded: Any, static: Any, specs: Any, out: Any, local: bool, state: ShardedState, args: Any
         ) -> Any:
             def on_shard(state: ShardedState, args: Any) -> Any:
                 own = state.local()
-                if not init.fits(sharded.shard, own):
+                if not checks.fits(sharded.shard, own):
                     raise ValueError(
                         f"Sharded: this state was made by another buffer than {sharded.buffer!r}, of another "
                         f"capacity, number of lanes, sampler, view or storage. Use the Sharded that made it."

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fbuf._buffer import init
 from fbuf._buffer import plan as of_buffer
-from fbuf._buffer import state_ops, transforms
+from fbuf._buffer import state as state_ops
 from fbuf._core.pytree import PyTree
 from fbuf.sharded import _checks
 from fbuf.sharded._state import block_of
@@ -37,8 +38,8 @@ def plan(
         return one
     split = NamedSharding(sharded.mesh, PartitionSpec(sharded.axis))
     call = "Sharded.plan"
-    stored, was = transforms.stored(call, shard, example)
-    rows = shard.storage.abstract(shard.geometry, shard.checked_spec(call, stored), jax.tree.structure(stored))
+    stored, was = init.stored_example(call, shard, example)
+    rows = shard.storage.abstract(shard.geometry, init.checked_spec(shard, call, stored), jax.tree.structure(stored))
     state = jax.eval_shape(lambda rows: block_of(shards, state_ops.empty_state(shard, rows, was)), rows)
     state = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((shards * leaf.shape[0], *leaf.shape[1:]), leaf.dtype, sharding=split), state

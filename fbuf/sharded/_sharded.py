@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from fbuf._buffer import checks, state_ops, write
+from fbuf._buffer import checks, write
+from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.plan import Plan, PlanSettings
 from fbuf._buffer.state import BufferState, on_open
@@ -518,7 +519,7 @@ def _set_core(sharded: Sharded, own: BufferState, numbers: dict[str, jax.Array])
 
 
 def _can_sample_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, jax.Array]:
-    anchors = jnp.sum(state_ops.count(own), dtype=jnp.int32)
+    anchors = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32)
     available = sharded.shard.sampler.available(own.sampler, anchors)
     return own, lax.psum(available, sharded.axis) > jnp.int32(0)
 

@@ -13,8 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.pytree import PyTree
-from fbuf._core.x64 import needs_x64
+from fbuf._core.pytree import PyTree, needs_x64
 from fbuf.sharded._state import ShardedState, block_of
 from fbuf.storages import Compressed, Deduplicated, Host, _host_rows
 from fbuf.storages._host_rows import SideRows

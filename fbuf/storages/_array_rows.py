@@ -1,8 +1,4 @@
-"""Rows as arrays `[C, ...]`: the gathers and scatters that every storage uses for leaves on the device.
-
-Gathers use `promise_in_bounds`, which is as fast as a memory copy on CPU. Scatters of unique indices write only the given
-rows. Zeroing masked rows fuses into the gather.
-"""
+"""Leaves on the device, arrays `[C, ...]`: allocate, load, and choose which leaves a storage treats apart."""
 
 from __future__ import annotations
 
@@ -12,9 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._core.pytree import Spec, item_bytes, zero_unless
+from fbuf._core.pytree import Spec, item_bytes
 
-Leaves = Mapping[str, jax.Array]
 HostPlan = tuple[int, str, int]
 """Host bytes of a full buffer, how they are known, and the bytes without compression."""
 
@@ -22,20 +17,6 @@ HostPlan = tuple[int, str, int]
 def allocate(capacity: int, spec: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Return zeros `[C, ...]` by leaf."""
     return {name: jnp.zeros((capacity, *leaf.shape), leaf.dtype) for name, leaf in spec.items()}
-
-
-def write(array: jax.Array, slot: jax.Array, values: jax.Array, token: jax.Array) -> jax.Array:
-    """Write `values` `[..., item]` to unique slots int32[...]; out-of-range slots are dropped."""
-    item = array.shape[1:]
-    at = slot.reshape(-1) + token
-    return array.at[at].set(values.reshape((at.shape[0], *item)), mode="drop", unique_indices=True)
-
-
-def read(array: jax.Array, slot: jax.Array) -> jax.Array:
-    """Return `[..., item]` of slots int32[...]; zeros for slots out of range."""
-    inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(array.shape[0]))
-    at = jnp.where(inside, slot, jnp.int32(0))
-    return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
 
 
 class OwnedArray:

@@ -15,8 +15,8 @@ from fbuf._algorithms import block_grid, block_stats
 from fbuf._algorithms.block_grid import Grid
 from fbuf._algorithms.block_stats import Curve
 from fbuf._core import arguments
-from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, item_bytes, leaf_spec, named_leaves
+from fbuf._core.slots import Geometry
 from fbuf._interfaces.storage import Forecast
 
 BlockSize = tuple[int, int]

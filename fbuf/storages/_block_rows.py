@@ -21,11 +21,10 @@ from fbuf._algorithms.block_table import Table
 from fbuf._core import control_flow
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._core.pytree import Leaves, PyTree, named_leaves
+from fbuf._core.slots import read_rows, write_rows
 from fbuf._core.text_table import WHOLE, spec_text
 from fbuf._interfaces.storage import Read
-from fbuf.storages import _array_rows
-from fbuf.storages._array_rows import Leaves
 
 _CHUNK_BLOCKS = block_table.CHUNK_ITEMS  # at most, encoded at once
 GROWTH_ROWS = 256
@@ -88,7 +87,7 @@ def drop(rows: DeduplicatedRows, slot: Array, token: Array) -> tuple[Deduplicate
         leaves = named_leaves(rows.tree)
         for cut in rows.cuts:
             nothing = jnp.zeros((at.size, cut.grid.blocks), leaves[cut.name].dtype)
-            leaves[cut.name] = _array_rows.write(leaves[cut.name], at, nothing, token)
+            leaves[cut.name] = write_rows(leaves[cut.name], at, nothing, token)
         return (with_leaves(rows, leaves), token), None
 
     # Chunks may overlap at the end: dropping a row twice is harmless.
@@ -108,7 +107,7 @@ def write(
     side = {cut.name for cut in rows.cuts}
     for name, values in flat.items():
         if name not in side:
-            arrays[name] = _array_rows.write(arrays[name], slots, values, token)
+            arrays[name] = write_rows(arrays[name], slots, values, token)
     rows = with_leaves(rows, arrays)
     limit = _rows_per_chunk(rows, _CHUNK_BLOCKS)
     limit = limit // lanes * lanes if limit > lanes else limit
@@ -160,7 +159,7 @@ def update(rows: DeduplicatedRows, slot: Array, leaves: Leaves, token: Array) ->
     nowhere = jnp.int32(capacity(rows)) + jnp.arange(number, dtype=jnp.int32)
     for name, values in leaves.items():
         if name not in {cut.name for cut in cuts}:
-            arrays[name] = _array_rows.write(arrays[name], jnp.where(accepted, slot, nowhere), values, token)
+            arrays[name] = write_rows(arrays[name], jnp.where(accepted, slot, nowhere), values, token)
     return with_leaves(rows, arrays), jnp.sum(inside & ~accepted, dtype=jnp.uint32) if cuts else None
 
 
@@ -180,7 +179,7 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[Array], Ar
         slot = read.slot if read.pool is None else read.pool
         key = (read.name, id(slot))
         if key not in ids:
-            ids[key] = _array_rows.read(arrays[read.name], slot).astype(jnp.int32)
+            ids[key] = read_rows(arrays[read.name], slot).astype(jnp.int32)
         there = (ids[key][..., 0] != jnp.int32(0)) | (slot < jnp.int32(0)) | (slot >= slots)
         there = _window(read, there)
         there = jnp.all(there, axis=tuple(range(1, there.ndim))) if there.ndim else there
@@ -193,7 +192,7 @@ def read(rows: DeduplicatedRows, reads: Sequence[Read]) -> tuple[list[Array], Ar
     out = []
     for read in reads:
         if read.name not in cuts:
-            out.append(_array_rows.read(arrays[read.name], read.slot))
+            out.append(read_rows(arrays[read.name], read.slot))
             continue
         cut = cuts[read.name]
         mine = _window(read, blocks[read.name, id(read.slot if read.pool is None else read.pool)])
@@ -268,7 +267,7 @@ def _release(
     for cut in rows.cuts:
         if names is not None and cut.name not in names:
             continue
-        ids = _array_rows.read(arrays[cut.name], slot).astype(jnp.int32)
+        ids = read_rows(arrays[cut.name], slot).astype(jnp.int32)
         if only is not None:
             ids = jnp.where(only[:, None], ids, jnp.int32(0))
         token, (ids,) = order_after_reads(token, (ids,))
@@ -365,9 +364,9 @@ def _write_chunk(
         ids = coded[cut.name].ids
         dtype = arrays[cut.name].dtype
         stored = jnp.where(accept[:, None], ids, jnp.int32(0)).astype(dtype)
-        arrays[cut.name] = _array_rows.write(arrays[cut.name], at, stored, token)
+        arrays[cut.name] = write_rows(arrays[cut.name], at, stored, token)
         lanes_at = jnp.where(newest >= jnp.int32(0), lane, jnp.int32(last[cut.name].shape[0]) + lane)
-        last[cut.name] = _array_rows.write(last[cut.name], lanes_at, ids[from_row].astype(dtype), token)
+        last[cut.name] = write_rows(last[cut.name], lanes_at, ids[from_row].astype(dtype), token)
     rows = dataclasses.replace(with_leaves(rows, arrays), last=last)
     return rows, token, jnp.sum(keep & ~accept, dtype=jnp.uint32), rows.live - before
 
@@ -379,7 +378,7 @@ def _update_chunk(
     arrays = named_leaves(rows.tree)
     coded, accept = {}, keep
     for cut in cuts:
-        guess = _array_rows.read(arrays[cut.name], slot).astype(jnp.int32)
+        guess = read_rows(arrays[cut.name], slot).astype(jnp.int32)
         token, (guess,) = order_after_reads(token, (guess,))
         table, coded[cut.name], token = _encode(rows.tables[cut.table], cut, leaves[cut.name], guess, keep, token)
         rows = _set_table(rows, cut.table, table)
@@ -391,5 +390,5 @@ def _update_chunk(
     at = jnp.where(accept, slot, nowhere)
     for cut in cuts:
         stored = coded[cut.name].ids.astype(arrays[cut.name].dtype)
-        arrays[cut.name] = _array_rows.write(arrays[cut.name], at, stored, token)
+        arrays[cut.name] = write_rows(arrays[cut.name], at, stored, token)
     return with_leaves(rows, arrays), token, accept

@@ -16,7 +16,7 @@ import jax
 from fbuf._core.arguments import check_int
 from fbuf._core.component import allow, component
 from fbuf._core.pytree import Spec, item_bytes, name_of
-from fbuf._host.codecs.codec import BitPack, Codec, Raw, Zstd
+from fbuf._host.codecs import BitPack, Codec, Raw, Zstd
 from fbuf._host.columns.spec import Column
 from fbuf.storages._host_storage import HostStorage
 

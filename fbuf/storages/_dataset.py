@@ -16,13 +16,13 @@ import numpy as np
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import Spec
+from fbuf._core.pytree import Leaves, Spec
+from fbuf._core.slots import Geometry
 from fbuf._formats import dataset as dataset_files
 from fbuf._formats.checkpoint import SchemaError
 from fbuf._interfaces.storage import Read
 from fbuf.storages import _host_rows
-from fbuf.storages._array_rows import HostPlan, Leaves
+from fbuf.storages._array_rows import HostPlan
 from fbuf.storages._host_rows import Layout, SideHeld, SideRows
 
 
@@ -58,9 +58,7 @@ class DataSet:
         for name in ("memory", "cache"):
             check_int("DataSet", name, getattr(self, name), 0, " of bytes")
 
-    @property
-    def masks_expired(self) -> bool:
-        return False
+    masks_expired = False
 
     def refuse(self, call: str) -> NoReturn:
         """Raise TypeError: rows do not change."""

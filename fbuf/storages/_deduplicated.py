@@ -21,11 +21,11 @@ from fbuf._algorithms import block_grid, block_table
 from fbuf._algorithms.block_stats import UNIT
 from fbuf._algorithms.block_table import Table
 from fbuf._core.component import component, to_config
-from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
+from fbuf._core.pytree import Leaves, PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
+from fbuf._core.slots import Geometry
 from fbuf._interfaces.storage import Forecast, LeafBytes
 from fbuf.storages import _array_rows, _block_fit, _block_rows
-from fbuf.storages._array_rows import HostPlan, Leaves
+from fbuf.storages._array_rows import HostPlan
 from fbuf.storages._block_rows import Cut, DeduplicatedRows
 
 MIN_BYTES = 1024
@@ -74,9 +74,7 @@ class Deduplicated:
         object.__setattr__(self, "block", _by_leaf(self.block, _checked_block))
         object.__setattr__(self, "blocks", _by_leaf(self.blocks, _checked_blocks))
 
-    @property
-    def masks_expired(self) -> bool:
-        return True
+    masks_expired = True
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         self._cuts(spec)

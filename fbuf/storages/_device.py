@@ -13,12 +13,12 @@ import jax
 from jax import Array
 
 from fbuf._core.component import component
-from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import PyTree, Spec, named_leaves, tree_bytes
+from fbuf._core.pytree import Leaves, PyTree, Spec, named_leaves, tree_bytes
+from fbuf._core.slots import Geometry, read_rows, write_rows
 from fbuf._host import OnHost
 from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _array_rows
-from fbuf.storages._array_rows import HostPlan, Leaves
+from fbuf.storages._array_rows import HostPlan
 
 
 @component
@@ -33,9 +33,7 @@ class Device:
       Device()
     """
 
-    @property
-    def masks_expired(self) -> bool:
-        return False
+    masks_expired = False
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         return ()
@@ -66,13 +64,13 @@ class Device:
 
     def _write_leaves(self, rows: PyTree, slot: Array, leaves: Leaves, token: Array) -> PyTree:
         arrays = named_leaves(rows)
-        new = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in arrays.items()}
+        new = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in arrays.items()}
         structure: Any = jax.tree.structure(rows)
         return structure.unflatten(new.values())
 
     def read(self, rows: PyTree, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
         arrays = named_leaves(rows)
-        return [_array_rows.read(arrays[read.name], read.slot) for read in reads], None
+        return [read_rows(arrays[read.name], read.slot) for read in reads], None
 
     def clear(self, rows: PyTree) -> PyTree:
         return rows  # slots outside the ring are never read

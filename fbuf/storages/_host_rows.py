@@ -5,7 +5,7 @@ device. The store never overwrites a ticket's row, so an old state reads its own
 two successors of one state cannot read each other's rows. The state is not pickled, and `init` is not traced.
 
 A read has two steps. Device leaves and tickets are gathered at once, since later writes change them. A ticket's row never
-changes, so host leaves are fetched on demand, or prefetched (`fbuf._host.store.reads`).
+changes, so host leaves are fetched on demand, or prefetched (`fbuf._host.store.read_ahead`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from jax import Array, lax
 from fbuf._bridge import callbacks, lifetime
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import Spec, item_bytes, tree_bytes
+from fbuf._core.pytree import Leaves, Spec, in_jax, item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
+from fbuf._core.slots import Geometry, read_rows, write_rows
 from fbuf._core.text_table import WHOLE, spec_text
-from fbuf._core.x64 import in_jax
 from fbuf._host import OnHost
 from fbuf._host.columns.spec import one_by_one
-from fbuf._host.interfaces import RowStore
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
+from fbuf._host.types import RowStore
 from fbuf._interfaces.storage import LeafBytes, Read
 from fbuf.storages import _array_rows
-from fbuf.storages._array_rows import Leaves
 
 
 class Layout(NamedTuple):
@@ -80,7 +78,7 @@ class SideRows(OnHost):
         return SideRows(self.id, ticket, device, self.last if last is None else last, self.slot, self.layout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SideRows:
-        copied = [jnp.array(x, copy=True) if isinstance(x, jax.Array) else x for x in jax.tree.leaves(self)]
+        copied = [jnp.array(x, copy=True) if isinstance(x, Array) else x for x in jax.tree.leaves(self)]
         structure: Any = jax.tree.structure(self)
         return structure.unflatten(copied)
 
@@ -239,9 +237,7 @@ def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> 
     return int(last["nbytes"] - last["payload_bytes"] + number / column.codec.chunk * a_chunk)
 
 
-def write(
-    rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
-) -> tuple[SideRows, None]:
+def write(rows: SideRows, slot: Array, leaves: Leaves, keep: Array | None, token: Array) -> tuple[SideRows, None]:
     """Write host leaves to the store, and their tickets and the other leaves to the device."""
     columns = rows.layout.columns
     side, last = [leaves[n] for n in columns], None
@@ -249,34 +245,34 @@ def write(
         tickets = callbacks.write(rows.id, token, _after(rows), side, keep)
     else:  # slots of dropped rows are out of range
         tickets, last = callbacks.write_slots(rows.id, token, _after(rows), rows.ticket, rows.last, side, slot)
-    device = {n: _array_rows.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
-    return rows.replace(_array_rows.write(rows.ticket, slot, tickets, token), device, last), None
+    device = {n: write_rows(a, slot, leaves[n], token) for n, a in rows.device.items()}
+    return rows.replace(write_rows(rows.ticket, slot, tickets, token), device, last), None
 
 
-def _after(rows: SideRows) -> jax.Array:
+def _after(rows: SideRows) -> Array:
     """Return uint32[1, 2] of the ticket table, which depends on the previous write."""
     return lax.slice(rows.ticket, (0, 0), (1, 2))
 
 
-def update(rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
+def update(rows: SideRows, slot: Array, leaves: Leaves, token: Array) -> tuple[SideRows, None]:
     """Write device leaves in place, and host leaves as new rows under new tickets, so that old states keep theirs."""
-    device = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
+    device = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
     side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
     if not side:
         return rows.replace(rows.ticket, device), None
     return _patched(rows, slot, side, device, token), None
 
 
-def cut(rows: SideRows, slot: jax.Array, token: jax.Array) -> SideRows:
+def cut(rows: SideRows, slot: Array, token: Array) -> SideRows:
     """Record in the store that a cut follows the rows in slots int32[B]."""
     return _patched(rows, slot, {}, rows.device, token)
 
 
-def _patched(rows: SideRows, slot: jax.Array, side: Mapping[int, jax.Array], device: Any, token: jax.Array) -> SideRows:
+def _patched(rows: SideRows, slot: Array, side: Mapping[int, Array], device: Any, token: Array) -> SideRows:
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
-    token, (old,) = order_after_reads(token, (_array_rows.read(rows.ticket, slot),))
+    token, (old,) = order_after_reads(token, (read_rows(rows.ticket, slot),))
     new = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
-    return rows.replace(_array_rows.write(rows.ticket, slot, new, token), device)
+    return rows.replace(write_rows(rows.ticket, slot, new, token), device)
 
 
 def store_of(rows: SideRows) -> RowStore:
@@ -339,11 +335,11 @@ def prepare_read(rows: SideRows, reads: Sequence[Read]) -> SideHeld:
     for r in reads:
         if r.name not in hosted:
             sources.append((r.name, len(device)))
-            device.append(_array_rows.read(rows.ticket if r.name == TICKET else rows.device[r.name], r.slot))
+            device.append(read_rows(rows.ticket if r.name == TICKET else rows.device[r.name], r.slot))
         else:
             if id(r.slot) not in known:
                 known[id(r.slot)] = len(tickets)
-                tickets.append(_array_rows.read(rows.ticket, r.slot))
+                tickets.append(read_rows(rows.ticket, r.slot))
             sources.append((r.name, known[id(r.slot)]))
     return SideHeld(jnp.zeros((), jnp.uint32), tuple(tickets), tuple(device), tuple(sources))
 
@@ -362,15 +358,12 @@ def finish_read(rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True
 
     `ahead`: they may have been prefetched.
     """
-    columns, spec = rows.layout.columns, rows.layout.spec
-    out: list[Array | None] = [None if name in rows.layout.in_store else held.device[at] for name, at in held.sources]
-    side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if name in rows.layout.in_store]
+    columns, spec, hosted = rows.layout.columns, rows.layout.spec, rows.layout.in_store
+    out: list[Any] = [None if name in hosted else held.device[at] for name, at in held.sources]
+    side = [(i, name, at) for i, (name, at) in enumerate(held.sources) if name in hosted]
     if not side:
-        return [a for a in out if a is not None], None
-    items = {name: in_jax(spec[name]) for _, name, _ in side}
-    requests = [
-        (columns.index(name), held.tickets[at], (tuple(items[name].shape), items[name].dtype)) for _, name, at in side
-    ]
+        return out, None
+    requests = [(columns.index(name), held.tickets[at], in_jax(spec[name])) for _, name, at in side]
     arrays, present = callbacks.read(rows.id, requests, strict=strict, number=held.number if ahead else None)
     ok = jnp.ones((), bool)
     for (i, *_), array, there in zip(side, arrays, present, strict=True):
@@ -378,7 +371,7 @@ def finish_read(rows: SideRows, held: SideHeld, strict: bool, ahead: bool = True
         if there.ndim:
             there = jnp.all(there, axis=tuple(range(1, there.ndim)))
         ok = ok & there
-    return [a for a in out if a is not None], ok
+    return out, ok
 
 
 def host_bytes(rows: SideRows, held: SideHeld) -> int:
@@ -386,3 +379,45 @@ def host_bytes(rows: SideRows, held: SideHeld) -> int:
     spec = rows.layout.spec
     host = [(name, held.tickets[at].shape[:-1]) for name, at in held.sources if name in rows.layout.in_store]
     return COPIES * sum(item_bytes(spec[name]) * int(np.prod(shape, dtype=np.int64)) for name, shape in host)
+
+
+class HostRows:
+    """The methods of a storage that use the rows of a `HostStorage`."""
+
+    keys: tuple[str, ...] | None
+    on_expired: str
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """Leaves (or subtrees) that keep the 64 bits of NumPy's dtypes: those of `keys`."""
+        return self.keys or ()
+
+    @property
+    def masks_expired(self) -> bool:
+        return self.on_expired == "mask"
+
+    def spec(self, rows: SideRows) -> tuple[Spec, Any]:
+        if not isinstance(rows, SideRows):
+            name = type(self).__name__
+            raise TypeError(f"{name}: another storage made this state. Use the buffer that made it.")
+        return rows.layout.spec, rows.layout.structure
+
+    write = staticmethod(write)
+    update = staticmethod(update)
+    cut = staticmethod(cut)
+    prepare_read = staticmethod(prepare_read)
+    start_read = staticmethod(start_read)
+    held_bytes = staticmethod(host_bytes)
+    nbytes = staticmethod(nbytes)
+    bytes_per_leaf = staticmethod(bytes_per_leaf)
+    to_arrays = staticmethod(to_arrays)
+
+    def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
+        held = prepare_read(rows, reads)
+        return finish_read(rows, held, strict=not self.masks_expired, ahead=False)
+
+    def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[Array], Array | None]:
+        return finish_read(rows, held, strict=not self.masks_expired)
+
+    def clear(self, rows: SideRows) -> SideRows:
+        return rows  # slots outside the ring are never read, and the tickets still order later writes

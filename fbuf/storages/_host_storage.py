@@ -20,19 +20,18 @@ import numpy as np
 from fbuf._bridge import lifetime
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component, to_config
-from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import Spec, name_of
-from fbuf._host.codecs.codec import Codec
+from fbuf._core.pytree import Leaves, Spec, name_of
+from fbuf._core.slots import Geometry
+from fbuf._host.codecs import Codec
 from fbuf._host.columns.raw_file import SUM, spare
 from fbuf._host.columns.spec import Column
 from fbuf._host.io.directory import Folder
 from fbuf._host.memory.file_arena import HEADER
 from fbuf._host.memory.lazy_array import within
 from fbuf._host.store.store import Store
-from fbuf._interfaces.storage import Read
 from fbuf.storages import _array_rows, _host_rows
-from fbuf.storages._array_rows import HostPlan, Leaves
-from fbuf.storages._host_rows import SideHeld, SideRows
+from fbuf.storages._array_rows import HostPlan
+from fbuf.storages._host_rows import HostRows, SideRows
 
 _INDEX_BYTES = 18  # a chunk
 
@@ -119,17 +118,13 @@ def plan_disk(
     return plain + payload + headers
 
 
-class HostStorage:
+class HostStorage(HostRows):
     """The base class of `Compressed`, `Host` and similar storages; they have these fields and call `_check` on construction."""
 
-    keys: tuple[str, ...] | None
     slack: int | None
-    on_expired: str
 
-    @property
-    def _least(self) -> int:
-        """Leaves of at least this many bytes a row are on the host, unless `keys` is given."""
-        return 0
+    _least = property(lambda self: 0)
+    """Leaves of at least this many bytes a row are on the host, unless `keys` is given."""
 
     path: str | None = None
     """Folder of the rows, if they are in files."""
@@ -139,11 +134,6 @@ class HostStorage:
 
     cache: int = 0
     """Bytes of decoded rows to cache."""
-
-    @property
-    def exact(self) -> tuple[str, ...]:
-        """Leaves (or subtrees) that keep the 64 bits of NumPy's dtypes: those of `keys`."""
-        return self.keys or ()
 
     @property
     def in_files(self) -> bool:
@@ -191,10 +181,6 @@ class HostStorage:
         lanes, length, streams = geometry
         return dict(lanes=lanes, length=length, slack=self._slack(geometry), cache=self.cache, streams=streams)
 
-    @property
-    def masks_expired(self) -> bool:
-        return self.on_expired == "mask"
-
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         return _array_rows.select_leaves(type(self).__name__, self.keys, spec, self._least)
 
@@ -214,32 +200,6 @@ class HostStorage:
         if not self.in_files:
             return 0
         return plan_disk(geometry, self._columns(spec), self._slack(geometry), trial, ratio)
-
-    def spec(self, rows: SideRows) -> tuple[Spec, Any]:
-        if not isinstance(rows, SideRows):
-            name = type(self).__name__
-            raise TypeError(f"{name}: another storage made this state. Use the buffer that made it.")
-        return rows.layout.spec, rows.layout.structure
-
-    write = staticmethod(_host_rows.write)
-    update = staticmethod(_host_rows.update)
-    cut = staticmethod(_host_rows.cut)
-    prepare_read = staticmethod(_host_rows.prepare_read)
-    start_read = staticmethod(_host_rows.start_read)
-    held_bytes = staticmethod(_host_rows.host_bytes)
-    nbytes = staticmethod(_host_rows.nbytes)
-    bytes_per_leaf = staticmethod(_host_rows.bytes_per_leaf)
-    to_arrays = staticmethod(_host_rows.to_arrays)
-
-    def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
-        held = _host_rows.prepare_read(rows, reads)
-        return _host_rows.finish_read(rows, held, strict=not self.masks_expired, ahead=False)
-
-    def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[jax.Array], jax.Array | None]:
-        return _host_rows.finish_read(rows, held, strict=not self.masks_expired)
-
-    def clear(self, rows: SideRows) -> SideRows:
-        return rows  # slots outside the ring are never read, and the tickets still order later writes
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         columns, settings, own = self._columns(spec), self._settings(geometry), within(arrays, "store:")
@@ -360,7 +320,4 @@ class Memmap(HostStorage):
     def __post_init__(self) -> None:
         self._check()
 
-    @property
-    def in_files(self) -> bool:
-        """Return True."""
-        return True
+    in_files = True

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._core.arguments import is_int
-from fbuf._core.pytree import PyTree, is_under, name_of, named_leaves, nested, under, zero_unless
+from fbuf._core.pytree import PyTree, is_under, name_of, named_leaves, nested, under
+from fbuf._core.slots import zero_unless
 from fbuf._interfaces.transform import Context
 
 

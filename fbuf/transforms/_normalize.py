@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fbuf._core.arguments import check_bool
 from fbuf._core.component import component
@@ -81,12 +81,10 @@ class Normalize:
     def init(self, spec: Spec) -> dict[str, Moments]:
         return {name: _running_stats.init(tuple(spec[name].shape)) for name in self.watches(spec)}
 
-    def observe(
-        self, memory: Mapping[str, Moments], leaves: Mapping[str, jax.Array], mask: jax.Array
-    ) -> dict[str, Moments]:
+    def observe(self, memory: Mapping[str, Moments], leaves: Mapping[str, Array], mask: Array) -> dict[str, Moments]:
         return {name: _running_stats.merge(moments, leaves[name], mask) for name, moments in memory.items()}
 
-    def stats(self, memory: Mapping[str, Moments]) -> dict[str, jax.Array]:
+    def stats(self, memory: Mapping[str, Moments]) -> dict[str, Array]:
         out = {}
         for name, moments in memory.items():
             out[f"{name}_mean"] = jnp.mean(_running_stats.mean(moments))
@@ -115,7 +113,7 @@ class Normalize:
             new[name] = self._element(name, leaf, moments, context, undo)
         return replaced(data, new)
 
-    def _element(self, name: str, leaf: jax.Array, moments: Moments, context: Context, undo: bool) -> jax.Array:
+    def _element(self, name: str, leaf: Array, moments: Moments, context: Context, undo: bool) -> Array:
         dtype = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.dtype(jnp.float32)
         std = jnp.sqrt(_running_stats.variance(moments))
         std = jnp.where(std > jnp.float32(self.eps), std, jnp.float32(1))
@@ -198,12 +196,10 @@ class NormalizeReward:
         self.watches(spec)
         return self.plain.init(spec)
 
-    def observe(
-        self, memory: Mapping[str, Moments], leaves: Mapping[str, jax.Array], mask: jax.Array
-    ) -> dict[str, Moments]:
+    def observe(self, memory: Mapping[str, Moments], leaves: Mapping[str, Array], mask: Array) -> dict[str, Moments]:
         return self.plain.observe(memory, leaves, mask)
 
-    def stats(self, memory: Mapping[str, Moments]) -> dict[str, jax.Array]:
+    def stats(self, memory: Mapping[str, Moments]) -> dict[str, Array]:
         ((_, moments),) = memory.items()
         return {number.rpartition("_")[2]: value for number, value in self.plain.stats({"": moments}).items()}
 

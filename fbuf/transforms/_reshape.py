@@ -167,7 +167,9 @@ class Split:
         (leaf,) = _pieces("Split", (self.key,), leaves, context)
         axis = _axis("Split", self.key, leaf, self.axis, context)
         if leaf.shape[axis] != sum(self.sizes):
-            raise ValueError(f"Split: leaf is {_shape(self.key, leaf, context)}; expected the sum of {self.sizes}.")
+            raise ValueError(
+                f"Split: leaf '{self.key}' is {_shape(self.key, leaf, context)}; expected the sum of {self.sizes}."
+            )
         parts = jnp.split(leaf, np.cumsum(self.sizes)[:-1].tolist(), axis=axis)
         return _exchange("Split", (self.key,), leaves, dict(zip(self.into, parts, strict=True)))
 
@@ -246,7 +248,7 @@ class Unstack:
         axis = _axis("Unstack", self.key, leaf, self.axis, context)
         if leaf.shape[axis] != len(self.into):
             raise ValueError(
-                f"Unstack: leaf is {_shape(self.key, leaf, context)}; expected {len(self.into)} on the axis."
+                f"Unstack: leaf '{self.key}' is {_shape(self.key, leaf, context)}; expected {len(self.into)} on the axis."
             )
         parts = [jax.lax.index_in_dim(leaf, i, axis, keepdims=False) for i in range(len(self.into))]
         return _exchange("Unstack", (self.key,), leaves, dict(zip(self.into, parts, strict=True)))

@@ -10,7 +10,8 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, expand
+from fbuf._core.pytree import PyTree
+from fbuf._core.slots import expand
 from fbuf._interfaces.transform import Context
 from fbuf.transforms._fields import as_dict, checked_keys, checked_name, convert, is_number, rebuilt
 

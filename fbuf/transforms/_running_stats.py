@@ -19,7 +19,7 @@ from fbuf._algorithms import uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf._core.component import state
 from fbuf._core.control_flow import sum_of_shards
-from fbuf._core.pytree import expand
+from fbuf._core.slots import expand
 
 _LARGEST = 1e15  # a billion squares of such numbers have a finite sum
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._core.pytree import PyTree, Spec, listed, name_of, nested
+from fbuf._core.pytree import PyTree, Spec, listed, name_of
 from fbuf._indexing.anchors import CUT, END, RESET
 
 ONE_ROW = "The example is one row of one lane: jax.tree.map(lambda x: x[0], example)."
@@ -86,32 +86,9 @@ def with_masks(rows: PyTree, masks: Several[jax.Array]) -> dict[str, Any]:
     return (rows if isinstance(rows, dict) else {"row": rows}) | dict(zip(MADE, masks, strict=True))
 
 
-def beside(structure: Any, spec: Spec, leaves: dict[str, jax.Array]) -> dict[str, Any]:
-    """Return some leaves of rows under their top names, in their structure if all leaves below the name are given."""
-    rows = _children(structure.unflatten([leaves.get(n) for n in spec]))
-    lacking = nested({n: None for n in spec if n not in leaves})
-    return {top: part if top in lacking else rows[top] for top, part in nested(leaves).items()}
-
-
 def check_free(view: str, made: tuple[str, ...], names: Iterable[str], nest: bool = True) -> None:
     """Raise if the rows have a leaf that the view makes; `nest`: the view reads no leaf by its name."""
     for name in names:
         if name.split("/")[0] in made:
             fix = "Rename it, or nest the rows: {'step': row}." if nest else "Rename it."
             raise ValueError(f"{view}: rows have a leaf '{name}', but the view adds {', '.join(made)}. {fix}")
-
-
-def subtree(structure: Any, spec: Spec, name: str, leaves: dict[str, jax.Array]) -> PyTree:
-    """Return `leaves` in their structure below `name` in a row."""
-    if name in leaves:
-        return leaves[name]
-    rows = structure.unflatten([leaves.get(n) for n in spec])
-    for part in name.split("/"):
-        rows = _children(rows)[part]
-    return rows
-
-
-def _children(node: PyTree) -> dict[str, PyTree]:
-    """Return the children of a pytree node by name."""
-    pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): child for path, child in pairs}

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._algorithms import random_bits
+from fbuf._algorithms import random
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, listed, name_of, under
+from fbuf._core.pytree import PyTree, Spec, listed, name_of, under
+from fbuf._core.slots import expand
 from fbuf._indexing.anchors import CUT, END, episode_around, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
@@ -180,7 +181,7 @@ class Hindsight:
         share, which = jax.random.split(key)
         wanted = jax.random.uniform(share, slot.shape, jnp.float32) < jnp.float32(self.fraction)
         relabelled = mask & wanted & stored & (number > jnp.int32(0))
-        goal = after + random_bits.randint_below(which, slot.shape, number)
+        goal = after + random.randint_below(which, slot.shape, number)
 
         ages = jnp.concatenate([goal[:, None], seen], axis=1)
         asked = jnp.concatenate([relabelled[:, None], there & relabelled[:, None]], axis=1)

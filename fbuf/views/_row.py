@@ -25,9 +25,7 @@ class Row:
       Row()
     """
 
-    @property
-    def rule(self) -> EligibilityRule:
-        return EligibilityRule("row")
+    rule = EligibilityRule("row")
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return (), None

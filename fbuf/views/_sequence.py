@@ -10,29 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import PyTree, Spec, name_of
+from fbuf._core.slots import Geometry, shift
 from fbuf._indexing.anchors import RESET, START, has
-from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import (
-    MADE,
-    check_autoreset,
-    check_ends,
-    check_free,
-    check_id,
-    checked_ends,
-    last_bit,
-    with_masks,
-)
+from fbuf.views import _fields
 
 
 class _WindowView:
@@ -47,14 +36,14 @@ class _WindowView:
 
     def check(self, spec: Spec) -> None:
         kind = type(self).__name__
-        check_ends(kind, self.episode_end, spec)
-        check_id(kind, self.episode, spec)
+        _fields.check_ends(kind, self.episode_end, spec)
+        _fields.check_id(kind, self.episode, spec)
         if self.adds:
-            check_free(kind, MADE, spec)
+            _fields.check_free(kind, _fields.MADE, spec)
 
-    def assemble(self, spec: Spec, structure: Any, arrays: Several[jax.Array], window: Window) -> PyTree:
+    def assemble(self, spec: Spec, structure: Any, arrays: Several[Array], window: Window) -> PyTree:
         rows = structure.unflatten(arrays)
-        return with_masks(rows, window.context) if self.adds else rows
+        return _fields.with_masks(rows, window.context) if self.adds else rows
 
 
 @component
@@ -119,8 +108,8 @@ class Sequence(_WindowView):
         if self.at and (self.boundary != "mask" or self.at >= self.length):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
-        object.__setattr__(self, "episode_end", checked_ends("Sequence", self.episode_end))
-        check_autoreset("Sequence", self.autoreset, self.episode_end)
+        object.__setattr__(self, "episode_end", _fields.checked_ends("Sequence", self.episode_end))
+        _fields.check_autoreset("Sequence", self.autoreset, self.episode_end)
 
     @property
     def adds(self) -> bool:  # type: ignore[override]
@@ -152,24 +141,22 @@ class Sequence(_WindowView):
             episode=self.episode,
         )
 
-    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def opens(self, step: Array, flags: Array, before: Array) -> tuple[Array, Array]:
         first = step - jnp.int32(self.ahead)
         opens = (first >= jnp.int32(0)) & (first % jnp.int32(self.stride) == jnp.int32(0))
         if self.boundary == "stop":  # nothing follows a reset row, and it is no window itself
             opens = opens & ~has(before if self.ahead else flags, RESET)
         return jnp.full_like(step, self.ahead), opens
 
-    def decide(
-        self, flags: jax.Array, available: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    def decide(self, flags: Array, available: Array, step: Array) -> tuple[Array, Array, Array | None]:
         index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
-        last = jnp.where(has(flags, last_bit(self.autoreset)), index, jnp.int32(2**30))
+        last = jnp.where(has(flags, _fields.last_bit(self.autoreset)), index, jnp.int32(2**30))
         # the row that completes the window: its last, or the last of the episode
         by = jnp.minimum(lax.cummin(last, axis=0, reverse=True), index + jnp.int32(self.ahead))
         drawable = (step % jnp.int32(self.stride) == jnp.int32(0)) & ~has(flags, RESET)
         return by < available[None, :], drawable, jnp.minimum(by, jnp.int32(flags.shape[0] - 1))
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+    def window(self, spec: Spec, eligible: EligibleSet, slot: Array, mask: Array, key: Array) -> Window:
         geometry, flags = eligible.geometry, eligible.flags
         assert flags is not None
         number, apart = self.length, self.dilation
@@ -189,7 +176,7 @@ class Sequence(_WindowView):
             if self.boundary == "mask":
                 behind = has(near[:, 1 : self.back + 1], START)
                 began = lax.associative_scan(jnp.logical_or, behind, reverse=True, axis=1) if self.back else behind
-                ends = has(near[:, self.back : -1], last_bit(self.autoreset))
+                ends = has(near[:, self.back : -1], _fields.last_bit(self.autoreset))
                 ended = lax.associative_scan(jnp.logical_or, ends, axis=1) if self.ahead else ends
                 within = jnp.concatenate([~began, jnp.ones((near.shape[0], 1), bool), ~ended], axis=1)
             starts = has(near, START) & within
@@ -243,8 +230,8 @@ class Episode(_WindowView):
     def __post_init__(self) -> None:
         check_int("Episode", "max_length", self.max_length)
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
-        object.__setattr__(self, "episode_end", checked_ends("Episode", self.episode_end))
-        check_autoreset("Episode", self.autoreset, self.episode_end)
+        object.__setattr__(self, "episode_end", _fields.checked_ends("Episode", self.episode_end))
+        _fields.check_autoreset("Episode", self.autoreset, self.episode_end)
         if not self.episode_end and self.episode is None:
             raise ValueError("Episode: episode_end is (); expected at least one name, or episode='id'.")
 
@@ -256,26 +243,26 @@ class Episode(_WindowView):
             f"episode-{self.longer}", ahead=length - 1, reset_rows=resets, window=length, episode=self.episode
         )
 
-    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def opens(self, step: Array, flags: Array, before: Array) -> tuple[Array, Array]:
         room = jnp.int32(self.max_length) - step
-        opens = has(flags, last_bit(self.autoreset)) & (room > jnp.int32(0))
+        opens = has(flags, _fields.last_bit(self.autoreset)) & (room > jnp.int32(0))
         if self.longer == "cut":
             opens = opens | (room == jnp.int32(1))
         return step, opens & ~(has(flags, RESET) & has(before, RESET))
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+    def window(self, spec: Spec, eligible: EligibleSet, slot: Array, mask: Array, key: Array) -> Window:
         geometry, flags = eligible.geometry, eligible.flags
         assert flags is not None
         safe = jnp.where(mask, slot, jnp.int32(0))
         slots = shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])
         near = flags.at[slots].get(mode="promise_in_bounds")
-        ends = lax.associative_scan(jnp.logical_or, has(near, last_bit(self.autoreset)), axis=1)
+        ends = lax.associative_scan(jnp.logical_or, has(near, _fields.last_bit(self.autoreset)), axis=1)
         there = jnp.concatenate([jnp.ones((near.shape[0], 1), bool), ~ends[:, :-1]], axis=1) & mask[:, None]
         first = there & (jnp.arange(self.max_length, dtype=jnp.int32) == jnp.int32(0))[None, :]
         return _window(spec, geometry, slots, (there, first, there & ~has(near, RESET)))
 
 
-def _window(spec: Spec, geometry: Geometry, slots: jax.Array, masks: tuple[jax.Array, ...]) -> Window:
+def _window(spec: Spec, geometry: Geometry, slots: Array, masks: tuple[Array, ...]) -> Window:
     """Return reads of all leaves at slots int32[B, T] where the first of the masks is True."""
     slots = jnp.where(masks[0], slots, jnp.int32(geometry.capacity))
     return Window(tuple(Read(name, slots) for name in spec), masks)

@@ -17,19 +17,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, expand, listed, name_of, outside, under
+from fbuf._core.pytree import PyTree, Spec, beside, listed, name_of, outside, subtree, under
+from fbuf._core.slots import expand, shift
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
-from fbuf._indexing.ring import shift
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import beside, check_autoreset, check_flag, check_free, check_id, check_single, subtree
+from fbuf.views._fields import check_autoreset, check_flag, check_free, check_id, check_single
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation", "episode")
@@ -112,14 +111,13 @@ class Transition:
 
     @property
     def rule(self) -> EligibilityRule:
-        resets = self.autoreset == "next_step"
         return EligibilityRule(
             "steps",
             self.back,
             self.n_step,
             prompt=False,
-            reset_rows=resets,
-            cut_ends=self.final_observation is not None or resets,
+            reset_rows=self.autoreset == "next_step",
+            cut_ends=self.final_observation is not None or self.autoreset == "next_step",
             episode=self.episode,
         )
 
@@ -144,11 +142,9 @@ class Transition:
             last = {n.removeprefix(self.final_observation): spec[n] for n in under(self.final_observation, spec)}
             if now != last:
                 raise ValueError(f"Transition: '{self.final_observation}' is {last}; '{self.observation}' is {now}.")
-        check_free("Transition", MADE, self._others(spec), nest=False)
+        check_free("Transition", MADE, self._leaves(spec)[3], nest=False)
 
-    def decide(
-        self, flags: jax.Array, available: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    def decide(self, flags: Array, available: Array, step: Array) -> tuple[Array, Array, Array | None]:
         del step
         index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
         end, never = has(flags, END), jnp.int32(2**30)
@@ -167,10 +163,10 @@ class Transition:
         drawable = ~reset & ~(truncated & (cut if self.rule.cut_ends else True))
         return decided, drawable, None
 
-    def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
+    def window(self, spec: Spec, eligible: EligibleSet, slot: Array, mask: Array, key: Array) -> Window:
         geometry, flags = eligible.geometry, eligible.flags
         assert flags is not None
-        steps, back, nowhere = self.n_step, self.back, jnp.int32(geometry.capacity)
+        rule, steps, back, nowhere = self.rule, self.n_step, self.back, jnp.int32(geometry.capacity)
         safe = jnp.where(mask, slot, jnp.int32(0))
         offset = jnp.arange(-back, steps, dtype=jnp.int32)[None, :]
         around = shift(geometry, safe[:, None], offset)
@@ -185,21 +181,21 @@ class Transition:
         terminated = ended & has(last, TERMINATED)
         starts = has(near[:, : back + 1], START)
         began = jnp.max(jnp.where(starts, offset[:, : back + 1], jnp.int32(-back - steps - 1)), axis=1)
-        has_final = ended & jnp.bool_(self.rule.cut_ends) & ~has(last, CUT)
+        has_final = ended & jnp.bool_(rule.cut_ends) & ~has(last, CUT)
         counts_last = terminated | has_final
         rewards = jnp.where(ended, end_at + counts_last.astype(jnp.int32), jnp.int32(steps))
         # the row of the newest frame of `next_obs`; a terminated end may be drawn before its reset row arrives
-        after_end = end_at + has_final.astype(jnp.int32) if self.rule.reset_rows else end_at
+        after_end = end_at + has_final.astype(jnp.int32) if rule.reset_rows else end_at
         reach = jnp.where(terminated, end_at, jnp.where(ended, after_end, jnp.int32(steps)))
 
-        def slots_of(frames: jax.Array) -> jax.Array:
+        def slots_of(frames: Array) -> Array:
             slots = shift(geometry, safe[:, None], jnp.maximum(frames, began[:, None]))
             keep = mask[:, None]
             if self.pad == "zero":
                 keep = keep & (frames >= began[:, None])
             return jnp.where(keep, slots, nowhere)
 
-        def stack_at(final: jax.Array) -> jax.Array:
+        def stack_at(final: Array) -> Array:
             slots = slots_of(final[:, None] + jnp.arange(-back, 1, dtype=jnp.int32)[None, :])
             return slots if self.stack is not None else slots[:, 0]
 
@@ -215,29 +211,26 @@ class Transition:
         else:
             next_slot = stack_at(reach)
 
+        counted = mask[:, None] & (ahead < rewards[:, None])
+        reward_slot = jnp.where(counted, shift(geometry, safe[:, None], ahead), nowhere)
+        here = jnp.where(mask, slot, nowhere)
+
         pool = None
         if self.stack is not None and steps < self.stack and self.final_observation is None:
             frames = jnp.arange(-back, steps + 1, dtype=jnp.int32)[None, :]
             pool = slots_of(jnp.broadcast_to(frames, (slot.shape[0], back + steps + 1)))
-        observation = under(self.observation, spec)
+        observation, final_observation, action, others = self._leaves(spec)
         reads = [Read(n, obs_slot, pool, jnp.zeros_like(reach)) for n in observation]
         reads += [Read(n, next_slot, pool, reach) for n in observation]
-        if self.final_observation is not None:
-            assert final is not None
-            reads += [Read(n, final) for n in under(self.final_observation, spec)]
-        counted = mask[:, None] & (ahead < rewards[:, None])
-        reward_slot = jnp.where(counted, shift(geometry, safe[:, None], ahead), nowhere)
+        reads += [Read(n, final) for n in final_observation]
         reads.append(Read(self.reward, reward_slot))
-        here = jnp.where(mask, slot, nowhere)
-        if self.action is not None:
-            reads += [Read(n, here) for n in under(self.action, spec)]
-        reads += [Read(n, here) for n in self._others(spec)]
+        reads += [Read(n, here) for n in (*action, *others)]
         return Window(tuple(reads), (mask, rewards, has_final, terminated))
 
-    def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:
+    def assemble(self, spec: Spec, structure: Any, arrays: Sequence[Array], window: Window) -> PyTree:
         mask, rewards, has_final, terminated = window.context
         rest = iter(arrays)
-        names = under(self.observation, spec)
+        names, _, action, others = self._leaves(spec)
         obs = {n: next(rest) for n in names}
         next_obs = {n: next(rest) for n in names}
         if self.final_observation is not None:
@@ -256,16 +249,17 @@ class Transition:
         total = jnp.sum(reward * powers[:-1].reshape(shape), axis=1)
         discount = powers.at[rewards].get(mode="promise_in_bounds")
         discount = jnp.where(mask & ~terminated, discount, jnp.zeros((), reward.dtype))
+        actions = {n: next(rest) for n in action}
         data = {"obs": subtree(structure, spec, self.observation, obs)}
         if self.action is not None:
-            actions = {n: next(rest) for n in under(self.action, spec)}
             data["action"] = subtree(structure, spec, self.action, actions)
         data |= {"reward": total, "discount": discount}
         data["next_obs"] = subtree(structure, spec, self.observation, next_obs)
-        return data | beside(structure, spec, dict(zip(self._others(spec), rest, strict=True)))
+        return data | beside(structure, spec, dict(zip(others, rest, strict=True)))
 
-    def _others(self, spec: Spec) -> list[str]:
-        """Return the leaves of the row that are passed on unchanged."""
-        used = [self.observation, self.reward]
-        used += [n for n in (self.action, self.final_observation) if n is not None]
-        return outside(used, spec)
+    def _leaves(self, spec: Spec) -> tuple[list[str], list[str], list[str], list[str]]:
+        """Return the leaves of the observation, of its final one, of the action, and those that are passed on unchanged."""
+        final = [] if self.final_observation is None else under(self.final_observation, spec)
+        action = [] if self.action is None else under(self.action, spec)
+        observation = under(self.observation, spec)
+        return observation, final, action, outside((*observation, *final, *action, self.reward), spec)

@@ -16,12 +16,12 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from fbuf._algorithms import random_bits, uint64
+from fbuf._algorithms import random, uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf._core.arguments import check_key, is_int
 from fbuf._core.component import component, state
-from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec
+from fbuf._core.slots import Geometry
 
 S = TypeVar("S")
 
@@ -83,8 +83,8 @@ class Reservoir:
         rank = jnp.cumsum(there, dtype=jnp.uint32)
         seen = Wide(own.seen[0], own.seen[1])
         number = uint64.add(seen, Wide(jnp.zeros_like(rank), rank))  # of each row, from 1
-        random = Wide(*random_bits.at(own.key, number.high, number.low))
-        place = uint64.product_high(random, number)
+        words = Wide(*random.at(own.key, number.high, number.low))
+        place = uint64.product_high(words, number)
         capacity, early = jnp.uint32(geometry.capacity), number.high == jnp.uint32(0)
         slot = jnp.where((place.high == jnp.uint32(0)) & (place.low < capacity), place.low, capacity)
         slot = jnp.where(early & (number.low <= capacity), number.low - jnp.uint32(1), slot)
@@ -123,4 +123,4 @@ class Reservoir:
 def _initial_state(secret: jax.Array) -> ReservoirState:
     """Return the state before the first row. The key is encrypted by a counter that no row and no JAX function uses."""
     last = jnp.full((1,), 0xFFFFFFFF, jnp.uint32)
-    return ReservoirState(key=jnp.concatenate(random_bits.at(secret, last, last)), seen=jnp.zeros((2,), jnp.uint32))
+    return ReservoirState(key=jnp.concatenate(random.at(secret, last, last)), seen=jnp.zeros((2,), jnp.uint32))

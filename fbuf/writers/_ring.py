@@ -1,6 +1,6 @@
 """Write rows in a ring: `Ring` evicts the oldest row of a lane; `Frozen` holds a data set and refuses new rows.
 
-The arithmetic is in `fbuf._indexing.ring`. Rows of a data set have generation 1, and need neither tickets nor a queue of
+The arithmetic is in `fbuf._core.slots`. Rows of a data set have generation 1, and need neither tickets nor a queue of
 anchors.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-import jax
 import numpy as np
+from jax import Array
 
+from fbuf._core import slots
 from fbuf._core.component import component
-from fbuf._core.geometry import Geometry, Placement
-from fbuf._core.geometry import Ring as RingState
-from fbuf._indexing import ring as ring_ops
+from fbuf._core.slots import Geometry, Placement
+from fbuf._core.slots import Ring as RingState
 
 
 @component
@@ -29,20 +29,11 @@ class Ring:
 
     streams = True
 
-    def init(self, geometry: Geometry) -> RingState:
-        return ring_ops.init(geometry)
-
-    def resume(self, geometry: Geometry, count: np.ndarray) -> RingState:
-        return ring_ops.resume(geometry, count)
-
-    def place(self, ring: RingState, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
-        return ring_ops.place(ring, geometry, num, keep, skipped)
-
-    def clear(self, ring: RingState) -> RingState:
-        return ring_ops.clear(ring)
-
-    def generation(self, ring: RingState, geometry: Geometry, slot: jax.Array) -> jax.Array:
-        return ring_ops.generation(ring, geometry, slot)
+    init = staticmethod(slots.init_rings)
+    resume = staticmethod(slots.resume_rings)
+    place = staticmethod(slots.place)
+    clear = staticmethod(slots.clear_rings)
+    generation = staticmethod(slots.generation)
 
 
 @component
@@ -63,12 +54,12 @@ class Frozen(Ring):
     """
 
     def init(self, geometry: Geometry) -> RingState:
-        return ring_ops.resume(geometry, np.full(geometry.lanes, geometry.length, np.int64))
+        return slots.resume_rings(geometry, np.full(geometry.lanes, geometry.length, np.int64))
 
     def resume(self, geometry: Geometry, count: np.ndarray) -> RingState:
         return self.init(geometry)
 
-    def place(self, ring: RingState, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
+    def place(self, ring: RingState, geometry: Geometry, num: int, keep: Array | None, skipped: int = 0) -> Placement:
         self.refuse("Buffer.extend")
 
     def clear(self, ring: RingState) -> RingState:

@@ -12,8 +12,8 @@ import numpy as np
 from fbuf._algorithms import top_k_tree, uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf._core.component import component, state
-from fbuf._core.geometry import Geometry
 from fbuf._core.pytree import Spec, name_of, nested
+from fbuf._core.slots import Geometry
 
 
 @state

@@ -13,25 +13,12 @@ import fbuf
 from fbuf._algorithms import block_grid, block_stats
 from fbuf._algorithms.block_stats import Curve
 from fbuf.storages import Deduplicated
+from tests.algorithms.test_block_grid import cut_by_hand
 
 
 def blocks_of(array, grid):
     """The distinct blocks of each row, its bytes cut by slices."""
-    array = np.asarray(array)
-    if grid.last:
-        array = np.moveaxis(array, -1, -3)
-    lines = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), grid.frames, grid.height, grid.line)
-    wide, down, across = 4 * grid.words, grid.down * grid.rows, grid.across * 4 * grid.words
-    lines = np.pad(lines, ((0, 0), (0, 0), (0, down - grid.height), (0, across - grid.line)))
-    return [
-        {
-            frame[y : y + grid.rows, x : x + wide].tobytes()
-            for frame in row
-            for y in range(0, down, grid.rows)
-            for x in range(0, across, wide)
-        }
-        for row in lines
-    ]
+    return [set(row) for row in cut_by_hand(np.asarray(array), grid.rows, 4 * grid.words)]
 
 
 def distinct(rows, number):
@@ -137,24 +124,11 @@ def test_leaves_are_counted_together():
 
 
 def test_blocks_that_are_alike_are_told_apart():
-    """All 65,536 blocks of two by two words of sixteen values: words swapped, mirrored, crossed, of one bit."""
     values = np.array([0, 1, 2, 3, 4, 8, 2**8, 2**16, 2**31, 2**32 - 1, 2**32 - 2, 7, 11, 13, 255, 65535], np.uint32)
     rows = np.stack(np.meshgrid(*[values] * 4, indexing="ij"), -1).reshape(-1, 2, 2)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
     grid = block_grid.grid(jax.ShapeDtypeStruct((2, 2), jnp.uint32), (2, 2))
     assert block_stats.count([(rows, grid)], [(2, 2)])[0].distinct[-1] == 16**4
-
-
-@given(some.integers(1, 300), some.integers(1, 300), some.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]))
-def test_candidates_can_be_cut_and_are_a_handful(height, width, pixel):
-    tried = block_stats.candidates(height, width, pixel)
-    assert 1 <= len(tried) <= len(block_stats.TRIED) and len(set(tried)) == len(tried)
-    for rows, pixels in tried:
-        assert rows <= height and pixels * pixel % 4 == 0
-        assert pixels < width + 4
-        down, across = -(-height // rows), -(-width // pixels)
-        assert rows * pixels * pixel >= 64 or across == 1
-        assert (down - 1) * rows < height and (across - 1) * pixels < width
 
 
 def test_curves_pass_through_the_counts():
@@ -167,13 +141,6 @@ def test_curves_pass_through_the_counts():
         assert curve.at(curve.until(blocks)) == pytest.approx(blocks, rel=1e-3)
     values = [curve.at(number) for number in range(0, 30_000, 100)]
     assert values == sorted(values)
-
-
-def test_noise_grows_in_proportion_and_nothing_faster():
-    assert Curve((50, 100), (4900, 9800)).at(1000) == pytest.approx(98_000)
-    assert Curve((50, 100), (10, 90)).at(1000) == pytest.approx(900)
-    assert Curve((50, 100), (10, 10)).at(1000) == pytest.approx(10 * 10**0.4)
-    assert Curve((64,), (10,)).at(640) == pytest.approx(100)
 
 
 @given(some.floats(1, 1e10), some.integers(1, 2**32))
@@ -205,16 +172,6 @@ def test_a_fitted_storage_is_smaller():
     assert device_bytes(storage, rows, 1000) < 0.6 * device_bytes(Deduplicated(), rows, 1000)
     again = Deduplicated().fit({name: jnp.asarray(x[:400]) for name, x in rows.items()}, 1000)
     assert again == storage and hash(again) == hash(storage)
-
-
-def test_a_block_that_reads_more_slowly_must_save_a_tenth():
-    def curve(distinct):
-        return block_stats.Curve((500, 1000), (distinct // 2, distinct))
-
-    cuts, blocks = [(7, 3), (7, 3)], [84, 84]
-    assert block_stats.smallest([curve(20_000), curve(19_500)], cuts, blocks, 1000, None) == 0
-    assert block_stats.smallest([curve(20_000), curve(10_000)], cuts, blocks, 1000, None) == 1
-    assert block_stats.smallest([curve(19_500), curve(20_000)], cuts, blocks, 1000, None) == 0
 
 
 def test_only_settings_that_are_none_are_chosen():

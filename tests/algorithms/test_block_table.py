@@ -16,12 +16,10 @@ MANY = 2**32 - 10  # references a place may have
 
 
 def test_any_sequence_of_calls():
-    """With hashes of 3 bits, so that different blocks collide."""
     check_sequences("3 bits", 160, 7)
 
 
 def test_places_are_given_in_order_of_arrival():
-    """Blocks of one call are adjacent; the hand passes places that are referred to, and comes round."""
     model = Model(64, 8)
     blocks = some_blocks(60, 2**32, 0)
     order = np.arange(60, dtype=np.int32)
@@ -34,7 +32,6 @@ def test_places_are_given_in_order_of_arrival():
 
 
 def test_hashes_of_blocks_that_are_nearly_alike():
-    """No two pairs alike, fingerprints that meet no oftener than chance, all buckets used evenly."""
     base = np.random.default_rng(0).integers(0, 256, 144).astype(np.uint8)
     near = np.tile(base, (2**15, 1))
     at = np.arange(2**15)
@@ -82,7 +79,6 @@ def table_of(counts):
 @example([3] * 133, [0], 0)
 @example([1] * 400, [0], 0)
 def test_release_counts_blocks_without_references(gone, kept, seed):
-    """Blocks that lose all references, however many each had, among blocks that keep one."""
     draw = np.random.default_rng(seed)
     counts = np.array([*gone, *(k + 1 for k in kept)], np.uint32)
     lost = np.array([*gone, *kept])
@@ -107,7 +103,6 @@ def test_release_counts_right_for_its_most_items():
 
 
 def test_counts_near_2_to_the_32():
-    """More references than an int32 counts are added and taken exactly."""
     counts = np.array([MANY, 2**31, 2**31 - 1, 3], np.uint32)
     ids = np.repeat(np.arange(5, dtype=np.int32), 8)
     every, none = np.ones((40,), bool) & (ids != 0), np.zeros((40,), bool)

@@ -76,7 +76,6 @@ def test_replay_cuts_after_the_rows_it_has_collected():
 
 
 def test_cuts_outlive_two_restarts(tmp_path, storage=Memmap):
-    """And changes of the rows that were cut; also where a checkpoint of another storage was loaded into the files."""
     buffer = fbuf.Buffer(100, view=WINDOWS, storage=storage(str(tmp_path / "rows")))
     state = buffer.extend(buffer.init({"t": 0}), counted(0, 4))
     state = buffer.update_rows(state, buffer.last(state, 1).index, {"t": jnp.array([3])})
@@ -114,26 +113,9 @@ def test_lanes_are_a_mask(lanes, error, match):
     buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
     raises(error, match, lambda: buffer.cut(buffer.init({"t": 0}), lanes))
     single = fbuf.Buffer(8, view=WINDOWS)
-    with pytest.raises(ValueError, match=r"lanes has shape \[1\]; expected \[\]. Write x.reshape\(\(\)\)"):
-        single.cut(single.init({"t": 0}), np.array([True]))
+    raises(ValueError, r"lanes has shape \[1\]; expected", lambda: single.cut(single.init({"t": 0}), np.array([True])))
 
 
 @pytest.mark.parametrize(("view", "row", "error", "match"), WRONG_IDS)
 def test_wrong_ids_are_refused(view, row, error, match):
     raises(error, match, lambda: fbuf.Buffer(8, view=view).init(row))
-
-
-@pytest.mark.parametrize("autoreset", ["next_step"])
-def test_a_cut_is_a_truncation_without_final_observation(autoreset):
-    """Before an end, after an end whose reset row has not arrived, and after one that has."""
-    buffer = fbuf.Buffer(20, view=Transition(autoreset=autoreset))
-    for number in range(2):  # rows after the end
-        for name in ("truncated", "terminated"):
-            ended = steps(0, 3, **{name: np.array([False, False, True])})
-            state = buffer.extend(buffer.extend(buffer.init(ROW), ended), steps(50, number))
-            state = buffer.extend(buffer.cut(state), steps(100, 2))
-            found = {obs: next_obs for obs, (next_obs, _, _) in pairs(buffer, state).items()}
-            last = {2.0: 2.0} if name == "terminated" else {}
-            if autoreset == "next_step" and number == 1:  # the reset row arrived: nothing was left to cut
-                last = {2.0: 2.0 if name == "terminated" else 50.0}
-            assert found == {0.0: 1.0, 1.0: 2.0, **last, 100.0: 101.0}, (name, number)

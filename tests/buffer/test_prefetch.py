@@ -1,8 +1,4 @@
-"""`Buffer(prefetch=1)`: each `sample` returns the batch drawn by the one before.
-
-A request to a host store may be dropped, fail, or not have begun: the batch is the same. A codec that waits at a gate
-shows that the step ends while the host decodes.
-"""
+"""`Buffer(prefetch=1)`: each `sample` returns the batch drawn by the one before."""
 
 import dataclasses
 import threading
@@ -40,15 +36,6 @@ def test_sample_returns_the_batch_of_the_previous_call(storage, sampler, view, f
 @pytest.mark.parametrize("check", CHECKS[:2])
 def test_a_pending_batch_survives(check):
     check("compressed")
-
-
-def test_without_prefetch_nothing_changes():
-    plain, sized = fbuf.Buffer(10), fbuf.Buffer(10, batch_size=4)
-    states = [b.extend(b.init({"x": 0.0}), {"x": jnp.arange(5.0)}) for b in (plain, sized)]
-    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
-    assert states[0].ahead is None and "stale_draws" not in plain.stats(states[0])
-    same(plain.sample(states[0], jax.random.key(0), 4)[1], sized.sample(states[1], jax.random.key(0))[1])
-    assert sized.sample(states[1], jax.random.key(0), 7)[1].mask.shape == (7,)
 
 
 def test_a_replay_counts_stale_draws():
@@ -91,8 +78,7 @@ def test_invalid_settings_are_refused(settings, kind, message):
 def test_another_batch_size_is_refused():
     buffer = make()
     state = buffer.init(EXAMPLE)
-    with pytest.raises(ValueError, match=r"batch_size is 7, but the state holds a batch of 6 .*batch_size=7"):
-        buffer.sample(state, jax.random.key(0), 7)
+    raises(ValueError, r"batch_size is 7, but the state holds a", lambda: buffer.sample(state, jax.random.key(0), 7))
     assert buffer.sample(state, jax.random.key(0), BATCH)[1].mask.shape == (BATCH,)
     assert buffer.peek(state, jax.random.key(0), 7).mask.shape == (7,)
     with pytest.raises(TypeError, match=r"batch_size is missing"):
@@ -165,11 +151,3 @@ def test_rows_that_expire_unread_are_masked(monkeypatch):
     assert not batch.mask.any() and not np.asarray(batch.data["t"]).any() and not np.asarray(batch.weight).any()
     stats = buffer.stats(state)
     assert int(stats["expired_rows"]) == int(stats["stale_draws"]) == BATCH
-
-
-def test_a_closed_store_is_an_error():
-    buffer = make("compressed")
-    state = filled(buffer)
-    fbuf.stores()[-1].close()
-    with pytest.raises((RuntimeError, ValueError), match="not open in this process"):
-        jax.block_until_ready(buffer.sample(state, jax.random.key(1))[1])

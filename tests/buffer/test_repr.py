@@ -1,10 +1,8 @@
 """States print a table of leaves whatever their leaves are, and printing never raises."""
 
-import dataclasses
 from xml.etree import ElementTree
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import fbuf
@@ -60,18 +58,11 @@ def test_every_storage_names_its_leaves():
 
 def test_traced_states_print():
     for name in ("Device", "Compressed", "Deduplicated"):
-        buffer = fbuf.Buffer(16, storage=STORAGES[name][0])
-        state, seen = buffer.init(EXAMPLE), []
-
-        def look(state, seen=seen):
-            seen.append(shown(state))
-            return state
-
-        jax.make_jaxpr(look)(state)
-        jax.eval_shape(lambda state, look=look: jax.lax.scan(lambda s, _: (look(s), None), state, length=2), state)
-        assert len(seen) >= 2 and all("traced, of 16 rows" in text for text in seen)
+        state, seen = fbuf.Buffer(16, storage=STORAGES[name][0]).init(EXAMPLE), []
+        jax.make_jaxpr(lambda state, seen=seen: seen.append(shown(state)))(state)
+        assert "traced, of 16 rows" in seen[0]
         if name == "Device":
-            jax.eval_shape(jax.vmap(look), jax.tree.map(lambda x: jnp.stack([x, x]), state))
+            jax.eval_shape(jax.vmap(lambda state: shown(state) and state), jax.tree.map(lambda x: x[None], state))
 
 
 def test_donated_and_abstract_states_print():
@@ -83,19 +74,3 @@ def test_donated_and_abstract_states_print():
     assert repr(state).startswith("BufferState(donated, of 16 rows)")
     state = jax.eval_shape(fbuf.prioritized(16).init, EXAMPLE)
     assert repr(state).startswith("BufferState(? of 16 rows)") and "obs          uint8[8, 8]" in repr(state)
-
-
-def test_a_buffer_prints_its_settings():
-    assert repr(fbuf.Buffer(8)) == "Buffer(capacity=8)"
-    buffer = fbuf.Buffer(8, lanes=2, sampler=fbuf.samplers.Prioritized(alpha=0.5))
-    assert repr(buffer) == "Buffer(capacity=8, sampler=Prioritized(alpha=0.5), lanes=2)"
-
-
-def test_a_part_that_fails_to_describe_itself_is_left_out():
-    @dataclasses.dataclass
-    class Broken:
-        def outline(self):
-            raise RuntimeError("no")
-
-    state = dataclasses.replace(fbuf.uniform(4).init(0.0), rows=Broken())
-    assert repr(state) == "BufferState(...)" and state._repr_html_() == "<code>BufferState(...)</code>"

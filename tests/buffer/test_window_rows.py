@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._core.geometry import Geometry, Ring
-from fbuf._indexing import ring
+from fbuf._core import slots
+from fbuf._core.slots import Geometry, Ring
 
 ENDS = ("terminated",)
 WINDOWS = fbuf.Buffer(
@@ -92,4 +92,4 @@ def test_stats_say_where_the_ring_is():
 @pytest.mark.parametrize(("lap", "writes"), [(2**30, 2**31 - 2), (2**31, 2**32 - 1), (2**32 - 1, 2**32 - 1)])
 def test_writes_do_not_overflow(lap, writes):
     rings = Ring(jnp.array([0]), jnp.array([2]), jnp.array([lap], jnp.uint32))
-    assert int(ring.head(rings, Geometry(1, 2))[1]) == writes
+    assert int(slots.head(rings, Geometry(1, 2))[1]) == writes

@@ -1,7 +1,6 @@
 """A saved buffer goes on as if nothing had happened: its batches, rows, structures, and `Replay`."""
 
 import collections
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -24,12 +23,12 @@ from tests.support.trees import same
         ("Memmap", "Prioritized(on='host')", "Row", 0),
     ],
 )
-def test_batches_go_on_bit_for_bit(pair: tuple[str, str, str, int], tmp_path: Path) -> None:
+def test_batches_go_on_bit_for_bit(pair, tmp_path):
     support.check_goes_on(pair, 8, tmp_path)
 
 
 @pytest.mark.parametrize("storage", ["Deduplicated", "Host", "Ragged"])
-def test_the_rows_of_further_storages_return(storage: str, tmp_path: Path) -> None:
+def test_the_rows_of_further_storages_return(storage, tmp_path):
     buffer = combinations.make(storage, "Uniform", "Row")
     extend, state = jax.jit(buffer.extend), buffer.init(combinations.EXAMPLE)
     for i in range(9):  # rows are evicted
@@ -43,17 +42,17 @@ def test_the_rows_of_further_storages_return(storage: str, tmp_path: Path) -> No
     same((found.data, found.mask, found.index, again.ring), (held.data, held.mask, held.index, state.ring))
 
 
-def test_a_kill_leaves_the_old_or_the_new_save(tmp_path: Path) -> None:
+def test_a_kill_leaves_the_old_or_the_new_save(tmp_path):
     support.check_killed("Compressed", 0, tmp_path)
 
 
-def test_golden_checkpoints_load() -> None:
+def test_golden_checkpoints_load():
     for name in support.golden.BUFFERS:
         support.check_golden(name, draw=False)
     assert {path.name for path in support.GOLDEN.iterdir()} == {*support.golden.BUFFERS, "replay"}
 
 
-def test_a_golden_replay_loads() -> None:
+def test_a_golden_replay_loads():
     replay = fbuf.Replay.load(support.GOLDEN / "replay")
     assert len(replay) == 16
     same(replay.last(8).data["obs"], support.golden.rows(support.golden.STEPS - 8, 8)["obs"])
@@ -61,11 +60,11 @@ def test_a_golden_replay_loads() -> None:
     same(replay.buffer.peek(replay.state, key, 4).data, replay.sample(4).data)
 
 
-def test_every_number_of_rows(tmp_path: Path) -> None:
+def test_every_number_of_rows(tmp_path):
     support.check_every_number_of_rows(Device(), tmp_path)
 
 
-def test_an_old_state_is_saved_as_it_was(tmp_path: Path) -> None:
+def test_an_old_state_is_saved_as_it_was(tmp_path):
     support.check_old_state("Compressed", tmp_path)
 
 
@@ -78,7 +77,7 @@ BITS = (
 DTYPES = (*BITS, "uint8", "float8_e4m3fn", "uint16", "bfloat16", "uint32", "float32", "complex64")
 
 
-def test_a_dtype_of_every_width_and_every_shape_return(tmp_path: Path) -> None:
+def test_a_dtype_of_every_width_and_every_shape_return(tmp_path):
     rng, rows = np.random.default_rng(0), {}
     shapes = {"scalar": (), "one": (1,), "some": (3, 5), "none": (0,), "neither": (2, 0)}
     example = {n: jax.ShapeDtypeStruct((2,), getattr(jnp, n)) for n in DTYPES if hasattr(jnp, n)}
@@ -100,7 +99,7 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_structures_of_rows_return(tmp_path: Path) -> None:
+def test_structures_of_rows_return(tmp_path):
     one = jnp.float32(1)
     for example in (
         one,
@@ -117,7 +116,7 @@ def test_structures_of_rows_return(tmp_path: Path) -> None:
         assert jax.tree.structure(fbuf.load(tmp_path / "saved")[1]) == jax.tree.structure(state)
 
 
-def test_rows_of_custom_nodes_need_an_example(tmp_path: Path) -> None:
+def test_rows_of_custom_nodes_need_an_example(tmp_path):
     example = {"both": Pair(jnp.float32(1), jnp.zeros(3))}
     buffer = fbuf.Buffer(4)
     state = buffer.add(buffer.init(example), example)
@@ -131,7 +130,7 @@ def test_rows_of_custom_nodes_need_an_example(tmp_path: Path) -> None:
         fbuf.load(tmp_path / "saved", example={"both": [jnp.float32(1), jnp.zeros(3)]})
 
 
-def test_text_returns_and_objects_are_refused(tmp_path: Path) -> None:
+def test_text_returns_and_objects_are_refused(tmp_path):
     buffer = fbuf.Buffer(5, storage=Ragged())
     rows = [{"obs": np.arange(n, dtype=np.float32), "text": "é" * n, "reward": float(n)} for n in range(7)]
     state = buffer.extend(buffer.init(rows[0]), rows)
@@ -149,7 +148,7 @@ def test_text_returns_and_objects_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [10, 2_000_000])
-def test_nan_rows_load_under_debug_nans(count: int, tmp_path: Path) -> None:
+def test_nan_rows_load_under_debug_nans(count, tmp_path):
     buffer = fbuf.Buffer(2_000_000)
     state = buffer.extend(buffer.init({"t": 0.0}), {"t": jnp.full(count, jnp.nan)})
     fbuf.save(tmp_path / "saved", buffer, state, sync=False)
@@ -158,7 +157,7 @@ def test_nan_rows_load_under_debug_nans(count: int, tmp_path: Path) -> None:
     same(again.rows, state.rows)
 
 
-def test_a_legacy_key_is_kept(tmp_path: Path) -> None:
+def test_a_legacy_key_is_kept(tmp_path):
     replay = fbuf.Replay(fbuf.uniform(4), {"t": 0.0})
     replay._key, replay._impl = jax.random.key_data(jax.random.key(0, impl="rbg")), "rbg"
     replay.extend({"t": np.zeros(2, np.float32)})

@@ -1,8 +1,6 @@
 """`fbuf.load` into other buffers: what may differ, what is refused, and another capacity."""
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +15,15 @@ from fbuf.views import Transition
 from tests.support import combinations
 from tests.support.checkpoint import check_resize, elsewhere, golden, numbered, saved_transitions, steps
 from tests.support.checkpoint_saving import BUFFER, filled, golden_parts
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 
-def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
+def test_settings_that_change_rows_are_refused(tmp_path):
     buffer, _ = saved_transitions(tmp_path)
     path = tmp_path / "saved"
 
-    def refused(other: fbuf.Buffer, match: str, **settings: Any) -> None:
+    def refused(other, match, **settings):
         with pytest.raises(fbuf.SchemaError, match=match) as caught:
             fbuf.load(path, other, **settings)
         assert str(path) in str(caught.value)
@@ -53,17 +52,16 @@ def test_settings_that_change_rows_are_refused(tmp_path: Path) -> None:
     pytest.raises(TypeError, fbuf.load, path, "buffer").match("buffer is str; expected a Buffer")
 
 
-def test_functions_are_named_and_not_imported(tmp_path: Path) -> None:
+def test_functions_are_named_and_not_imported(tmp_path):
     buffer = combinations.make("Device", "Uniform", "Hindsight")
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=r"function tests.support.combinations:missed, which load\(\) cannot"):
-        fbuf.load(tmp_path / "saved")
+    raises(fbuf.SchemaError, r"function tests.support.combinations:missed, which", fbuf.load, tmp_path / "saved")
     loaded, again = fbuf.load(tmp_path / "saved", buffer)
     same(loaded.rows(again), buffer.rows(state))
 
 
-def test_rows_in_files_go_to_the_path_of_the_buffer(tmp_path: Path) -> None:
+def test_rows_in_files_go_to_the_path_of_the_buffer(tmp_path):
     buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     state = numbered(buffer, buffer.init({"t": 0.0}), 0, 15)
     fbuf.save(tmp_path / "saved", buffer, state)
@@ -77,12 +75,11 @@ def test_rows_in_files_go_to_the_path_of_the_buffer(tmp_path: Path) -> None:
     same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data), want)
 
 
-def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_leaves_no_store(tmp_path, monkeypatch):
     buffer = fbuf.Buffer(10)
     fbuf.save(tmp_path / "saved", buffer, numbered(buffer, buffer.init({"t": 0.0}), 0, 15), extra={"a": 1})
     other = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
-    with pytest.raises(fbuf.SchemaError, match="is not like the example"):
-        fbuf.load(tmp_path / "saved", other, extra={"b": 1})
+    raises(fbuf.SchemaError, "is not like the example", fbuf.load, tmp_path / "saved", other, extra={"b": 1})
     with monkeypatch.context() as patch:
         patch.setattr(fbuf.Buffer, "check_state", lambda *_: 1 // 0)  # the last step of a load
         pytest.raises(ZeroDivisionError, lambda: fbuf.load(tmp_path / "saved", other))
@@ -95,7 +92,7 @@ def test_a_load_that_fails_leaves_no_store(tmp_path: Path, monkeypatch: pytest.M
     same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data["t"]), held)
 
 
-def test_settings_that_were_removed_are_named_where_they_did_something(tmp_path: Path) -> None:
+def test_settings_that_were_removed_are_named_where_they_did_something(tmp_path):
     unused, spread = {"spread": 0, "rho": 0.9}, {"spread": 2}
     used = (("device", {"decay": 0.9}), ("device", {"keep": 0.0}), ("device", spread), ("ranked", spread))
     for name, fields in (("device", unused), ("ranked", unused), *used):
@@ -112,7 +109,7 @@ def test_settings_that_were_removed_are_named_where_they_did_something(tmp_path:
             pytest.raises(fbuf.VersionError, fbuf.load, path, *given).match(words)
 
 
-def test_64_bits_need_x64(tmp_path: Path) -> None:
+def test_64_bits_need_x64(tmp_path):
     """A step count beyond 2^31 would return as another."""
     buffer, plain = fbuf.Buffer(4), filled(BUFFER, 3)
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
@@ -122,18 +119,16 @@ def test_64_bits_need_x64(tmp_path: Path) -> None:
         extra = {"step": jnp.int64(2**40), "host": np.int64(2**40)}
         fbuf.save(tmp_path / "extra", BUFFER, plain, extra=extra)
         same(fbuf.load(tmp_path / "extra", extra=True)[2], extra)
-    with pytest.raises(fbuf.SchemaError, match=r"leaf 't' is float64, but x64 is off.*jax_enable_x64"):
-        fbuf.load(tmp_path / "rows")
-    with pytest.raises(fbuf.SchemaError, match=r"extra 'step' of .* is int64, but x64 is off"):
-        fbuf.load(tmp_path / "extra", extra=True)
+    raises(fbuf.SchemaError, r"leaf 't' is float64, but x64 is off.*jax_enable_x64", fbuf.load, tmp_path / "rows")
+    raises(fbuf.SchemaError, r"extra 'step' of .* is int64, but x64 is off", fbuf.load, tmp_path / "extra", extra=True)
 
 
-def test_the_newest_rows_stay(tmp_path: Path) -> None:
+def test_the_newest_rows_stay(tmp_path):
     check_resize(("Compressed", "Prioritized", "Row", 16, 9), tmp_path)
 
 
 @pytest.mark.parametrize("capacity", [10, 30])
-def test_earlier_indices_are_stale(capacity: int, tmp_path: Path) -> None:
+def test_earlier_indices_are_stale(capacity, tmp_path):
     buffer = fbuf.Buffer(20)
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(35)})
     index = fbuf.Index(jnp.arange(20), buffer.rows(state).index.ticket)

@@ -27,13 +27,9 @@ class Agent:
 
 @pytest.mark.optimized
 def test_a_function_jitted_without_donation_fails():
-    with pytest.raises(
-        AssertionError, match=r"jitted without donation, so each call copies the \d{7} bytes. Write jax.jit"
-    ):
-        assert_inplace(jax.jit(BUFFER.extend), STATE, ROWS)
+    raises(AssertionError, r"jitted without donation, so", lambda: assert_inplace(jax.jit(BUFFER.extend), STATE, ROWS))
     draw = jax.jit(lambda state, key: BUFFER.sample(state, key, 32))
-    with pytest.raises(AssertionError, match=r"without donation.*jax.jit\(step, donate_argnums=0\)"):
-        assert_inplace(draw, STATE, jax.random.key(0))
+    raises(AssertionError, r"without donation.*jax.jit\(step", lambda: assert_inplace(draw, STATE, jax.random.key(0)))
     small = fbuf.uniform(4)
     raises(AssertionError, "without donation", lambda: assert_inplace(jax.jit(small.add), small.init(0.0), 1.0))
     with pytest.raises(AssertionError, match=r"without donation.*donate_argnums=1\)"):
@@ -58,6 +54,5 @@ def test_a_function_jitted_with_donation_passes():
 
 @pytest.mark.optimized
 def test_a_donated_argument_does_not_raise_the_limit():
-    """Also if `donate` names another one."""
     reverse = jax.jit(lambda step, rows: (step + 1, rows[::-1]), donate_argnums=(0, 1))
     raises(AssertionError, "temporary bytes", lambda: assert_inplace(reverse, jnp.zeros(4), jnp.zeros((100_000, 8))))

@@ -1,8 +1,4 @@
-"""Errors name the call, the leaf, the value, what was expected and the code that fixes it.
-
-Invalid structures, dtypes and shapes raise while tracing. Invalid values (empty, stale, not finite) are masked and counted:
-the model of `tests/contracts/test_model.py` checks these.
-"""
+"""Errors name the call, the leaf, the value, what was expected and the code that fixes it."""
 
 import jax
 import numpy as np

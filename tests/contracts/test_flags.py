@@ -1,8 +1,4 @@
-"""Invariants 9 and 10: every verb is clean under JAX's strict modes, and importing fbuf starts and imports nothing.
-
-The flags are part of JAX's trace context, so each `with` below traces anew. The suite itself runs with rank promotion
-"raise" (tests/conftest.py). What has to hold before the first import runs in a process of its own.
-"""
+"""Invariants 9 and 10: every verb is clean under JAX's strict modes, and importing fbuf starts and imports nothing."""
 
 import jax
 import jax.numpy as jnp

@@ -1,9 +1,4 @@
-"""How long a host store lives, who may use it, and what is said to those who may not.
-
-A store lives as long as some state of it, or a computation that was dispatched with one. The tests of that let reads wait
-for a computation of some tenths of a second, drop everything, and look at what comes; a control shows that without the
-graveyard the batch is lost.
-"""
+"""How long a host store lives, who may use it, and what is said to those who may not."""
 
 import gc
 import pickle

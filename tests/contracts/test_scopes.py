@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf._buffer import operations
 from tests.support.trees import row_with
 
 ROW = row_with(np.zeros(4, np.uint8))
@@ -49,20 +48,3 @@ def test_operations_are_named_by_method_and_part():
 def test_a_prefetched_batch_has_scopes():
     text = lowered(make(prefetch=1, batch_size=8)).as_text(debug_info=True)
     assert not [part for part in ("draw", "read", "assemble") if f"fbuf.sample/{part}" not in text]
-
-
-def test_a_scope_of_the_user_stays_around_them():
-    buffer = fbuf.uniform(16)
-
-    def learn_scoped(state, key):
-        with jax.named_scope("learner"):
-            return buffer.sample(state, key, 4)
-
-    text = jax.jit(learn_scoped).lower(buffer.init(jnp.zeros(2)), jax.random.key(0)).compile().as_text()
-    names = re.findall(r'op_name="([^"]+)"', text)  # of instructions, as profiles show them
-    assert any("learner/fbuf.sample/draw" in INLINED.sub("/", name) for name in names)
-
-
-def test_an_eager_call_is_named_after_its_method():
-    lowered = operations.stats._jitted.lower(fbuf.uniform(4), (), fbuf.uniform(4).init(0), ())
-    assert "jit_fbuf_stats" in lowered.as_text()

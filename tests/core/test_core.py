@@ -1,7 +1,6 @@
 """Components and their options, progress bars, and numbers in text."""
 
 import dataclasses
-import pickle
 import sys
 from typing import Literal
 
@@ -54,11 +53,6 @@ def test_options_of_ones_own_component_are_checked(part):
 
 def test_a_component_may_have_its_own_constructor():
     assert Made(1, 2, more=3).total == 6
-
-
-def test_checked_components_are_values():
-    buffer = fbuf.prioritized(8, lanes=2)
-    assert pickle.loads(pickle.dumps(buffer)) == buffer and hash(buffer) == hash(fbuf.prioritized(8, lanes=2))
 
 
 def shown(capsys, progress, total, unit="B"):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._core.x64 import exact
+from fbuf._core.pytree import exact
 from tests.support.refusals import raises
 
 BUFFER = fbuf.uniform(16)

@@ -6,9 +6,6 @@ import math
 import pickle
 import sys
 import tracemalloc
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,25 +19,25 @@ FRAMES = np.random.default_rng(0).integers(0, 3, (20, 6, 6), np.uint8)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def without_isal() -> Iterator[None]:
+def without_isal():
     """Read with the standard library; tests/more runs the same with isal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "isal", None)
         yield
 
 
-def npy_bytes(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
+def npy_bytes(array, version=None):
     file = io.BytesIO()
     npy.write_array(file, array, version, allow_pickle=array.dtype == object)
     return file.getvalue()
 
 
-def with_header(text: str, body: bytes = b"", version: int = 1) -> bytes:
+def with_header(text, body=b"", version=1):
     length = len(text).to_bytes(2 if version == 1 else 4, "little")
     return b"\x93NUMPY" + bytes([version, 0]) + length + text.encode() + body
 
 
-def header_of(descr: str = "'|u1'", order: str = "False", shape: str = "(3,)") -> str:
+def header_of(descr="'|u1'", order="False", shape="(3,)"):
     return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n"
 
 
@@ -48,16 +45,16 @@ PACKED = gzip.compress(npy_bytes(FRAMES)[:300]) + gzip.compress(npy_bytes(FRAMES
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     return tmp_path_factory.mktemp("npy") / "some.gz"
 
 
-def read(path: Path, data: bytes, dtypes: Any = ("uint8",), shape: Any = (20, 6, 6), rows: int = 7) -> list[np.ndarray]:
+def read(path, data, dtypes=("uint8",), shape=(20, 6, 6), rows=7):
     path.write_bytes(data)
     return list(read_npy(path, dtypes, shape, rows))
 
 
-def refused(path: Path, data: bytes, **expected: Any) -> str:
+def refused(path, data, **expected):
     with pytest.raises(FileCorrupted, match=r"^some\.gz: ") as info:
         read(path, data, **expected)
     return str(info.value)
@@ -70,11 +67,11 @@ def refused(path: Path, data: bytes, **expected: Any) -> str:
     st.integers(1, 7),
     st.integers(0, 200),
 )
-def test_arrays_read_as_written(path, dtype, shape, version, rows, cut) -> None:
+def test_arrays_read_as_written(path, dtype, shape, version, rows, cut):
     count = math.prod(shape)
     array = np.arange(count).astype(dtype).reshape(shape)
     plain = npy_bytes(array, version)
-    reports: list[int] = []
+    reports = []
     path.write_bytes(gzip.compress(plain[:cut]) + gzip.compress(plain[cut:]))
     blocks = list(read_npy(path, ("uint16", dtype), tuple(shape), rows, reports.append))
     assert all(len(block) == rows for block in blocks[:-1]) or not shape
@@ -102,12 +99,12 @@ HEADERS = {
 }
 
 
-def test_invalid_headers_are_refused(path: Path) -> None:
+def test_invalid_headers_are_refused(path):
     for text, said in HEADERS.values():
         pytest.raises(FileCorrupted, read, path, gzip.compress(with_header(text, b"abc"))).match(said)
 
 
-def test_other_files_are_refused(path: Path) -> None:
+def test_other_files_are_refused(path):
     assert "NUMPY" in refused(path, gzip.compress(pickle.dumps([1, 2, 3])))
     assert "version (3, 0)" in refused(path, gzip.compress(with_header(header_of(), b"abc", 3)))
     for data in (b"", b"\x93NUMPY", npy_bytes(FRAMES), gzip.compress(b"")):
@@ -118,8 +115,7 @@ def test_other_files_are_refused(path: Path) -> None:
 
 
 @given(st.integers(0, len(PACKED) - 1), st.integers(0, 255))
-def test_a_truncated_or_damaged_file_is_refused(path: Path, at: int, by: int) -> None:
-    """Or the byte is one of gzip's header that says nothing of the content: time, system."""
+def test_a_truncated_or_damaged_file_is_refused(path, at, by):
     refused(path, PACKED[:at])
     damaged = bytearray(PACKED)
     damaged[at] ^= by
@@ -130,7 +126,7 @@ def test_a_truncated_or_damaged_file_is_refused(path: Path, at: int, by: int) ->
     np.testing.assert_array_equal(np.concatenate(got), FRAMES)
 
 
-def test_bytes_after_the_array_are_refused(path: Path) -> None:
+def test_bytes_after_the_array_are_refused(path):
     refused(path, PACKED + b"garbage")
     assert "has bytes after its array" in refused(path, PACKED + gzip.compress(b"x"))
     bomb = gzip.compress(bytes(64 << 20), 9)
@@ -144,7 +140,7 @@ def test_bytes_after_the_array_are_refused(path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_an_error_of_the_disk_is_not_damage(path: Path, tmp_path: Path) -> None:
+def test_an_error_of_the_disk_is_not_damage(path, tmp_path):
     for missing in (tmp_path / "none.gz", tmp_path):
         with pytest.raises(OSError, match=str(missing)):
             list(read_npy(missing, ("uint8",), (3,), 3))

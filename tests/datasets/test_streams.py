@@ -1,20 +1,19 @@
 """Data sets from streams, by several threads, and after interruptions."""
 
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf._formats import dataset as _dataset
+from fbuf.datasets import _lock
 from tests.datasets.test_from_arrays import ROW, bad, files, flat, made
 from tests.support import datasets_oracle as oracle
+from tests.support.refusals import raises
 
 
-def test_streams_whose_rows_change_are_refused(tmp_path: Path) -> None:
+def test_streams_whose_rows_change_are_refused(tmp_path):
     data = bad()
     for other, words in (
         (
@@ -27,28 +26,26 @@ def test_streams_whose_rows_change_are_refused(tmp_path: Path) -> None:
         with pytest.raises((ValueError, TypeError), match=words):
             fbuf.datasets.from_arrays(iter([data, other]), path=tmp_path / "a", piece_rows=4)
         assert files(tmp_path) == []
-    with pytest.raises(ValueError, match="there are no rows"):
-        fbuf.datasets.from_arrays(iter([]), path=tmp_path / "a")
+    raises(ValueError, "there are no rows", lambda: fbuf.datasets.from_arrays(iter([]), path=tmp_path / "a"))
 
-    def fails() -> Iterator[Any]:
+    def fails():
         yield data
         raise OSError("the disk")
 
-    with pytest.raises(OSError, match="the disk"):
-        fbuf.datasets.from_arrays(fails(), path=tmp_path / "a", piece_rows=4)
+    raises(OSError, "the disk", lambda: fbuf.datasets.from_arrays(fails(), path=tmp_path / "a", piece_rows=4))
     assert files(tmp_path) == []
     empty = {n: x[:0] for n, x in data.items()}
     buffer, _ = fbuf.datasets.from_arrays(iter([empty, data, empty, data, empty]), path=tmp_path / "a", view=ROW)
     assert buffer.capacity == 38
 
 
-def test_a_stream_is_read_once_and_released(tmp_path: Path) -> None:
-    alive: list[weakref.ref[Any]] = []
+def test_a_stream_is_read_once_and_released(tmp_path):
+    alive = []
 
     class Watched(np.ndarray):
         pass
 
-    def blocks() -> Iterator[Any]:
+    def blocks():
         for i in range(30):
             obs = np.zeros((5, 3), np.float32).view(Watched)
             alive.append(weakref.ref(obs))
@@ -59,7 +56,7 @@ def test_a_stream_is_read_once_and_released(tmp_path: Path) -> None:
     buffer, _ = fbuf.datasets.from_arrays(blocks(), path=tmp_path / "a", piece_rows=20)
     assert buffer.capacity == 150
 
-    def refilled() -> Iterator[Any]:
+    def refilled():
         reward = np.zeros(5, np.float32)
         for i in range(30):
             reward[:] = i
@@ -70,10 +67,10 @@ def test_a_stream_is_read_once_and_released(tmp_path: Path) -> None:
         assert dataset.read_rows(0, 150)["reward"].tolist() == [i for i in range(30) for _ in range(5)]
 
 
-def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
+def test_interrupted_work_is_resumed(tmp_path):
     data, path = flat(made(), following=True), tmp_path / "a"
 
-    def stop(done: int, total: int) -> None:
+    def stop(done, total):
         if done >= 12:
             raise KeyboardInterrupt
 
@@ -86,7 +83,7 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
             fbuf.datasets.from_arrays(wrong, path=path, **({"piece_rows": 4} | settings))
     with pytest.raises(FileExistsError, match="a stream, which cannot be resumed"):
         fbuf.datasets.from_arrays(iter([data]), path=path, piece_rows=4)
-    seen: list[tuple[int, int]] = []
+    seen = []
     fbuf.datasets.from_arrays(
         data, path=path, piece_rows=4, view=ROW, progress=lambda done, total: seen.append((done, total))
     )
@@ -94,58 +91,27 @@ def test_interrupted_work_is_resumed(tmp_path: Path) -> None:
     oracle.check_files(path, oracle.rows_of(made()))
 
 
-def test_one_writer_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fbuf.datasets import _lock
-
-    monkeypatch.setattr(_lock.exclusive.__wrapped__, "__defaults__", (0.1,))  # type: ignore[attr-defined]
+def test_one_writer_holds_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(_lock.exclusive.__wrapped__, "__defaults__", (0.1,))
     with _lock.exclusive("another", tmp_path / "a"):
         for data in (bad(), iter([bad()])):
-            with pytest.raises(BlockingIOError, match="from_arrays: the data set at"):
-                fbuf.datasets.from_arrays(data, path=tmp_path / "a")
+            raises(BlockingIOError, "the data set at", fbuf.datasets.from_arrays, data, path=tmp_path / "a")
     assert files(tmp_path / "a") == []
     fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", view=ROW)
     assert "lock" not in files(tmp_path / "a")
 
 
-def test_progress_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", view=ROW, progress=True, piece_rows=5)
-    assert "19/19" in capsys.readouterr().err
-    fbuf.datasets.from_arrays(iter([bad()]), path=tmp_path / "b", view=ROW, progress=True, piece_rows=5)
-    assert "from_arrays: 19 rows" in capsys.readouterr().err
-    seen: list[tuple[int, int]] = []
-    fbuf.datasets.from_arrays(
-        iter([bad()]), path=tmp_path / "c", view=ROW, piece_rows=5, progress=lambda *told: seen.append(told)
-    )
-    assert seen[0] == (5, 0) and seen[-1] == (19, 19)
-
-
-def test_a_failure_in_one_thread_ends_the_others(tmp_path: Path) -> None:
+def test_a_failure_in_one_thread_ends_the_others(tmp_path):
     class Failing:
         shape, dtype = (1000, 3), np.dtype(np.float32)
 
-        def __getitem__(self, rows: slice) -> np.ndarray:
+        def __getitem__(self, rows):
             if rows.start >= 500:
                 raise OSError("a bad sector")
             return np.zeros((rows.stop - rows.start, 3), np.float32)
 
     data = {"observations": Failing(), "terminals": np.zeros(1000, bool)}
-    with pytest.raises(OSError, match="a bad sector"):
-        fbuf.datasets.from_arrays(data, path=tmp_path / "a", piece_rows=10, workers=3)
+    settings = {"path": tmp_path / "a", "piece_rows": 10, "workers": 3}
+    raises(OSError, "a bad sector", fbuf.datasets.from_arrays, data, **settings)
     assert len(_dataset.committed(tmp_path / "a")) <= 55  # later segments are not begun
     pytest.raises(FileNotFoundError, lambda: fbuf.datasets.open(tmp_path / "a")).match("not finished")
-
-
-def test_blocks_are_of_8_mebibytes(tmp_path: Path) -> None:
-    obs = np.broadcast_to(np.zeros((1, 1024, 1024), np.uint8), (600, 1024, 1024))
-    plan: list[int] = []
-
-    def stop(done: int, total: int) -> None:
-        plan.append(done)
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fbuf.datasets.from_arrays(
-            {"observations": obs, "terminals": np.zeros(600, bool)}, path=tmp_path / "a", progress=stop
-        )
-    assert plan[-1] <= 8  # rows of a block: some 8 MiB

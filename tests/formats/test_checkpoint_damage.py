@@ -5,36 +5,23 @@ import random
 import resource
 import time
 import zlib
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import manifest as _manifest
 from fbuf._formats.checkpoint.manifest import check_json
-from tests.support.hostile_manifests import (
-    any_values,
-    at_path,
-    attempt,
-    base,
-    body_of,
-    dumps,
-    mutated_manifests,
-    put,
-    signed,
-)
+from tests.support.hostile_manifests import at_path, attempt, base, body_of, dumps, mutated_manifests, put, signed
 from tests.support.memory_disk import PATH, Memory, load, save
-from tests.support.processes import run_python
 
 
 @contextmanager
-def memory(extra: int) -> Iterator[None]:
+def memory(extra):
     """Limit the process to `extra` more bytes than it has."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -47,7 +34,7 @@ def memory(extra: int) -> Iterator[None]:
 
 DATA, TABLE, LOG = "data-000000000001.safetensors", ("arrays", "table"), ("arrays", "log")
 FAR = "data-00000000000\u0661.safetensors"
-INVALID: list[tuple[tuple, str, list]] = [  # where in a manifest, what is said, and values of which each is invalid
+INVALID = [  # where in a manifest, what is said, and values of which each is invalid
     (
         ("files", 0, "name"),
         "a file has the name",
@@ -85,13 +72,13 @@ INVALID: list[tuple[tuple, str, list]] = [  # where in a manifest, what is said,
 ]
 
 
-def test_invalid_values_are_refused_by_name() -> None:
+def test_invalid_values_are_refused_by_name():
     for path, message, values in INVALID:
         for new in values:
             assert message in attempt(base(), signed(dumps(put(body_of(base()), path, new)))), (path, new)
 
 
-def test_a_missing_value_is_refused() -> None:
+def test_a_missing_value_is_refused():
     body = body_of(base())
     for path in (["files", 0], ["arrays", "table"], ["arrays", "log"], []):
         for name in at_path(body, path):
@@ -100,8 +87,7 @@ def test_a_missing_value_is_refused() -> None:
             assert (attempt(base(), signed(dumps(changed))) == "read") == (name == "mark"), name
 
 
-def test_blocks_that_share_bytes_are_refused() -> None:
-    """A million arrays cannot be made of one block."""
+def test_blocks_that_share_bytes_are_refused():
     body = body_of(base())
     body["arrays"] |= {f"copy {i}": body["arrays"]["table"] for i in range(1000)}
     assert "two blocks overlap" in attempt(base(), signed(dumps(body)))
@@ -132,7 +118,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_large_or_deep_text_takes_bounded_memory_and_cpu_time(name: str) -> None:
+def test_large_or_deep_text_takes_bounded_memory_and_cpu_time(name):
     text, says = TEXTS[name]
     disk, began = base(), time.process_time()
     manifest = signed(text)
@@ -142,7 +128,7 @@ def test_large_or_deep_text_takes_bounded_memory_and_cpu_time(name: str) -> None
     assert time.process_time() - began < 10
 
 
-def test_a_manifest_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
+def test_a_manifest_of_a_terabyte_is_not_read(tmp_path):
     save(str(tmp_path), 1)
     with open(tmp_path / "manifest-000000000009.json", "wb") as file:
         file.truncate(1 << 40)
@@ -153,8 +139,7 @@ def test_a_manifest_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
         assert load(str(tmp_path)) == 1
 
 
-def test_sizes_are_checked_before_memory_is_allocated() -> None:
-    """An array of 128 TiB in a file that is said to be as large."""
+def test_sizes_are_checked_before_memory_is_allocated():
     body = body_of(base())
     column = {"file": [0], "offset": [1 << 20], "crc32": [0]}
     body["arrays"]["huge"] = {"dtype": "uint8", "shape": [1 << 47], "block": 1 << 47, **column}
@@ -164,19 +149,15 @@ def test_sizes_are_checked_before_memory_is_allocated() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(1, 300))
-def test_the_depth_of_any_text_is_that_of_a_plain_loop(text: bytes, piece: int) -> None:
-    depth = deepest = 0
-    quoted = escaped = False
+def test_the_depth_of_any_text_is_that_of_a_plain_loop(text, piece):
+    depth, deepest, quoted, escaped = 0, 0, False, False
     for byte in text:
-        if escaped:
-            escaped = False
-        elif byte == 92:
-            escaped = True
-        elif byte == 34:
+        if not escaped and byte == 34:
             quoted = not quoted
-        elif not quoted:
+        elif not (escaped or quoted):
             depth += (byte in b"[{") - (byte in b"]}")
             deepest = max(deepest, depth)
+        escaped = not escaped and byte == 92
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fbuf._formats.checkpoint.manifest._STEP_BYTES", piece)
         for most in range(max(deepest - 1, 0), deepest + 1):
@@ -187,17 +168,11 @@ def test_the_depth_of_any_text_is_that_of_a_plain_loop(text: bytes, piece: int) 
                 check_json(text)
 
 
-@given(st.data())
-@settings(max_examples=40)
-def test_any_values_in_any_place(data: st.DataObject) -> None:
-    any_values(data)
-
-
-def test_mutated_manifests() -> None:
+def test_mutated_manifests():
     mutated_manifests(2_000, seed=0)
 
 
-def test_random_bytes_in_place_of_any_file_are_damage() -> None:
+def test_random_bytes_in_place_of_any_file_are_damage():
     chance = random.Random(0)
     for name in base().contents():
         for size in (0, 1, 7, 8, 60, 300, 5000):
@@ -206,7 +181,7 @@ def test_random_bytes_in_place_of_any_file_are_damage() -> None:
             pytest.raises(checkpoint.StoreCorrupted, checkpoint.read, PATH, disk=disk)
 
 
-def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:
+def test_links_are_neither_read_nor_written_through(tmp_path):
     save(str(tmp_path / "c"), 1)
     victim = tmp_path / "victim"
     for name in ("data-000000000001.safetensors", "manifest-000000000001.json"):
@@ -231,47 +206,7 @@ def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:
         assert victim.read_text() == "mine" and load(str(tmp_path / "c")) in (1, 2)
 
 
-AUDIT = """
-import sys, warnings
-import numpy as np
-import fbuf
-from fbuf._formats import checkpoint as _files
-warnings.simplefilter("ignore")
-watching, seen = False, []
-def hook(event, arguments):
-    if watching and (event in ("exec", "compile", "import", "os.system", "marshal.loads", "ctypes.dlopen", "code.__new__")
-                     or event.startswith(("pickle", "subprocess", "os.exec", "os.posix_spawn", "socket"))
-                     or event == "open" and arguments[2] & 3):
-        seen.append((event, str(arguments)[:200]))
-sys.addaudithook(hook)
-watching = True
-for path in sys.argv[1:]:
-    for verify in ("full", "lazy"):
-        try:
-            with _files.read(path, verify=verify) as saved:
-                for array in saved.arrays.values():
-                    np.asarray(array)
-        except (_files.StoreCorrupted, _files.VersionError, _files.CheckpointNotFound):
-            pass
-watching = False
-print(seen)
-"""
-
-
-def test_a_load_executes_imports_and_writes_nothing(tmp_path: Path) -> None:
-    checkpoint.write(
-        str(tmp_path / "a"), {"x": np.zeros(3, ml_dtypes.bfloat16), "y": np.arange(9)}, {"dtype": "eval('1')"}
-    )
-    save(str(tmp_path / "b"), 3)
-    (tmp_path / "b" / "manifest-000000000002.json").write_bytes(
-        signed(dumps(put(body_of(base()), ["arrays", "table", "dtype"], "__import__('os').system('x')")))
-    )
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "manifest-000000000002.json").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    assert run_python(AUDIT, *(tmp_path / name for name in "abc")).stdout == "[]\n"
-
-
-def test_booleans_other_than_0_and_1_are_damage() -> None:
+def test_booleans_other_than_0_and_1_are_damage():
     disk = Memory()
     checkpoint.write(PATH, {"a": np.array([True, False])}, {}, disk=disk)
     name = "manifest-000000000001.json"

@@ -7,7 +7,6 @@ import sys
 import threading
 import warnings
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +14,14 @@ import pytest
 from fbuf._formats import checkpoint
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, disk_of, load, same, save, sources, state
 from tests.support.processes import run_python
+from tests.support.refusals import raises
 from tests.support.threads import Thread
 
 
 class Odd:
     shape, dtype = (4, 2), np.dtype(np.float32)
 
-    def __getitem__(self, rows: object) -> np.ndarray:
+    def __getitem__(self, rows):
         return np.zeros((4, 3), np.float32)
 
 
@@ -44,42 +44,36 @@ class Odd:
         ({"a": Blocks(np.zeros(1 << 20), 1)}, ValueError, "1048577 blocks; expected at most .* larger blocks"),
     ],
 )
-def test_invalid_arrays_are_refused_before_anything_is_written(
-    arrays: dict, error: type[Exception], message: str
-) -> None:
+def test_invalid_arrays_are_refused_before_anything_is_written(arrays, error, message):
     disk = disk_of(1)
     before = disk.contents()
     pytest.raises(error, lambda: checkpoint.write(PATH, {"fine": np.zeros(3), **arrays}, {}, disk=disk)).match(message)
     assert disk.contents() == before
 
 
-def test_invalid_cuts_keys_and_meta_are_refused() -> None:
+def test_invalid_cuts_keys_and_meta_are_refused():
     source = Keyed({"a": np.zeros(3, np.uint8), "b": np.zeros(6, np.uint8)})
     for cuts in ([0], [0, 3], [1, 3, 9], [0, 5, 3, 9], [0, 3, 8]):
         source.cuts = np.array(cuts)
-        with pytest.raises(ValueError, match="has cuts"):
-            checkpoint.write(PATH, {"a": source}, {}, disk=Memory())
+        raises(ValueError, "has cuts", lambda: checkpoint.write(PATH, {"a": source}, {}, disk=Memory()))
     source.cuts, source.keys = np.array([0, 3, 9]), ["a", "a"]
-    with pytest.raises(ValueError, match="keys that repeat"):
-        checkpoint.write(PATH, {"a": source}, {}, disk=Memory())
+    raises(ValueError, "keys that repeat", lambda: checkpoint.write(PATH, {"a": source}, {}, disk=Memory()))
     for value in ({1: 2}, [object()], float("nan"), b"x", np.int64(3)):
         with pytest.raises((TypeError, ValueError)):
             checkpoint.write(PATH, {}, {"a": value}, disk=Memory())
-    deep: list = []
+    deep = []
     for _ in range(5000):
         deep = [deep]
-    with pytest.raises(ValueError, match="nested more than 64 deep"):
-        checkpoint.write(PATH, {}, {"a": deep}, disk=Memory())
+    raises(ValueError, "nested more than 64 deep", lambda: checkpoint.write(PATH, {}, {"a": deep}, disk=Memory()))
 
 
-def test_a_missing_checkpoint_is_named_and_nothing_is_created(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_named_and_nothing_is_created(tmp_path):
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(checkpoint.CheckpointNotFound, match="no checkpoint at .* Give the path"):
-            checkpoint.read(str(path))
+        raises(checkpoint.CheckpointNotFound, "no checkpoint at .* Give the path", checkpoint.read, str(path))
     assert not list(tmp_path.iterdir())
 
 
-def test_where_nothing_may_be_written_no_source_is_read() -> None:
+def test_where_nothing_may_be_written_no_source_is_read():
     for number in (errno.EACCES, errno.EROFS):
         given = sources(3)
         with pytest.raises(OSError, match="Use a path that this process may write to"):
@@ -87,20 +81,17 @@ def test_where_nothing_may_be_written_no_source_is_read() -> None:
         assert given["log"].reads == given["table"].reads == given["priority"].reads == 0
 
 
-def test_one_process_saves_at_a_time(tmp_path: Path) -> None:
+def test_one_process_saves_at_a_time(tmp_path):
     save(str(tmp_path), 1)
-    code = f"""
-import fcntl, os, sys
+    code = f"""import fcntl, os, sys
 fd = os.open({str(tmp_path / "lock")!r}, os.O_RDWR)
 fcntl.flock(fd, fcntl.LOCK_EX)
-os.ftruncate(fd, 0); os.pwrite(fd, str(os.getpid()).encode(), 0)
-print("held", flush=True)
-sys.stdin.read()
+os.truncate(fd, 0), os.pwrite(fd, str(os.getpid()).encode(), 0)
+print("held", flush=True), sys.stdin.read()
 """
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout and other.stdout.readline() == "held\n"
-    with pytest.raises(BlockingIOError, match=f"in use by process {other.pid}; .*Wait for that save, or"):
-        save(str(tmp_path), 2)
+    assert other.stdout.readline() == "held\n"
+    raises(BlockingIOError, f"in use by process {other.pid}; .*Wait for that save, or", save, str(tmp_path), 2)
     assert load(str(tmp_path)) == 1
     other.kill()
     other.communicate()
@@ -108,10 +99,10 @@ sys.stdin.read()
     assert load(str(tmp_path)) == 2
 
 
-def test_one_thread_saves_to_a_path_at_a_time(tmp_path: Path) -> None:
+def test_one_thread_saves_to_a_path_at_a_time(tmp_path):
     inside, go = threading.Event(), threading.Event()
 
-    def slowly(done: int, total: int) -> None:
+    def slowly(done, total):
         inside.set()
         assert go.wait(60)
 
@@ -124,8 +115,8 @@ def test_one_thread_saves_to_a_path_at_a_time(tmp_path: Path) -> None:
     assert load(str(tmp_path)) == 1
 
 
-def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch):
+    def none(*_):
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr("fbuf._host.io.file.fcntl.flock", none)
@@ -134,11 +125,11 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path: Path, monkeypatch: p
     assert load(str(tmp_path)) == 1
 
 
-def test_readers_see_whole_saves_while_a_writer_prunes(tmp_path: Path) -> None:
+def test_readers_see_whole_saves_while_a_writer_prunes(tmp_path):
     save(str(tmp_path), 0, keep=1, sync=False)
     stop = threading.Event()
 
-    def reader() -> None:
+    def reader():
         last = 0
         while not stop.is_set():
             k = load(str(tmp_path))
@@ -153,7 +144,7 @@ def test_readers_see_whole_saves_while_a_writer_prunes(tmp_path: Path) -> None:
         thread.ends()
 
 
-def test_an_open_reader_keeps_its_generation(tmp_path: Path) -> None:
+def test_an_open_reader_keeps_its_generation(tmp_path):
     save(str(tmp_path), 1, keep=1)
     saved = checkpoint.read(str(tmp_path), verify="lazy")
     for k in range(2, 6):
@@ -164,28 +155,19 @@ def test_an_open_reader_keeps_its_generation(tmp_path: Path) -> None:
     pytest.raises(ValueError, lambda: saved.arrays["log"][:]).match("closed")
 
 
-_OPEN_AT_EXIT = """
-import sys
-from fbuf._formats import checkpoint as _files
-one, two = _files.read(sys.argv[1]), _files.read(sys.argv[1])
-two.close()
-sys.modules["kept"] = [one, two]
-"""
-
-
-def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path: Path) -> None:
+def test_a_reader_that_is_open_at_exit_prints_nothing(tmp_path):
     save(str(tmp_path), 0)
-    assert run_python(_OPEN_AT_EXIT, tmp_path).stderr == ""
+    code = "import sys; from fbuf._formats import checkpoint; sys.modules['kept'] = checkpoint.read(sys.argv[1])"
+    assert run_python(code, tmp_path).stderr == ""
 
 
-def test_files_of_others_stay(tmp_path: Path) -> None:
+def test_files_of_others_stay(tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
     pytest.raises(FileExistsError, lambda: save(str(tmp_path / "store"), 1)).match("holds a live store")
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match="Use the path of a folder"):
-            save(str(path), 1)
+        raises(OSError, "Use the path of a folder", save, str(path), 1)
     (tmp_path / "mixed").mkdir()
     (tmp_path / "mixed" / "notes.txt").write_text("mine")
     for k in range(4):
@@ -198,33 +180,30 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     assert load(str(tmp_path / "new" / "deep" / "er")) == 1
 
 
-def test_after_the_last_number_nothing_is_saved(tmp_path: Path) -> None:
+def test_after_the_last_number_nothing_is_saved(tmp_path):
     save(str(tmp_path), 0)
     (tmp_path / "manifest-999999999999.json").touch()
-    with pytest.raises(FileExistsError, match="has no number left"):
-        save(str(tmp_path), 1)
+    raises(FileExistsError, "has no number left", save, str(tmp_path), 1)
     with pytest.warns(RuntimeWarning, match="generation 1 of"):
         assert load(str(tmp_path)) == 0
 
 
-def test_a_later_version_is_neither_damage_nor_overwritten() -> None:
+def test_a_later_version_is_neither_damage_nor_overwritten():
     disk = disk_of(1, 2)
     name = "manifest-000000000002.json"
     body = disk.contents()[name].split(b"\n")[1].replace(b'{"version":1,', b'{"version":2,')
     head = b'{"format":"fbuf checkpoint","version":2,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
     disk.put(name, head + b"\n" + body + b"\n")
     before = disk.contents()
-    with pytest.raises(checkpoint.VersionError, match=f"{name} is of version 2; expected 1 or less. Use the release"):
-        load(PATH, disk)
+    raises(checkpoint.VersionError, f"{name} is of version 2; expected 1 or less. Use the release", load, PATH, disk)
     pytest.raises(checkpoint.VersionError, save, PATH, 3, disk)
     assert disk.contents() == before
 
 
-def test_files_that_cannot_be_opened_are_not_removed() -> None:
-    disk = disk_of(1, 2, 3, keep=3)
+def test_files_that_cannot_be_opened_are_not_removed():
+    disk, kept = disk_of(1, 2, 3, keep=3), 0
     counter = Faulty(disk.copy(), kinds=("open",))
     save(PATH, 4, counter, keep=3)
-    kept = 0
     for at in range(counter.count):
         trial = disk.copy()
         with warnings.catch_warnings(record=True) as told:
@@ -240,7 +219,7 @@ def test_files_that_cannot_be_opened_are_not_removed() -> None:
     assert kept > 1
 
 
-def test_the_generation_before_is_loaded_with_a_warning() -> None:
+def test_the_generation_before_is_loaded_with_a_warning():
     disk = disk_of(1, 2)
     whole = disk.copy()
     disk.names["data-000000000002.safetensors"].data[-3] ^= 4
@@ -248,16 +227,14 @@ def test_the_generation_before_is_loaded_with_a_warning() -> None:
         with pytest.warns(RuntimeWarning, match="generation 1 of .* is loaded, not the newest.*2: .*step") as told:
             assert load(PATH, disk) == 1
         assert len(told) == 1
-    with pytest.raises(checkpoint.StoreCorrupted, match="bytes [0-9]+ to [0-9]+, rows 0 to 1 of array 'step'"):
-        load(PATH, disk, verify="lazy")
+    raises(checkpoint.StoreCorrupted, "bytes [0-9]+ to [0-9]+, rows 0 to 1 of array", load, PATH, disk, verify="lazy")
     disk.names["manifest-000000000001.json"].data[100] ^= 1
-    with pytest.raises(checkpoint.StoreCorrupted, match="no generation at .* is whole.*generation 2: .*generation 1: "):
-        load(PATH, disk)
+    raises(checkpoint.StoreCorrupted, "no generation at .* is whole.*generation 2: .*generation 1: ", load, PATH, disk)
     del whole.names["manifest-000000000001.json"]
     assert load(PATH, whole) == 2
 
 
-def test_a_save_after_falling_back_keeps_the_whole_generation() -> None:
+def test_a_save_after_falling_back_keeps_the_whole_generation():
     for read in (checkpoint.read, lambda path, **how: checkpoint.restore(path, lambda saved: saved.meta, **how)):
         disk = Memory()
         for k in (1, 2):
@@ -273,7 +250,7 @@ def test_a_save_after_falling_back_keeps_the_whole_generation() -> None:
 
 
 @pytest.mark.parametrize("fault", ["missing", "short", "long", "empty", "folder", "link", "pipe"])
-def test_a_replaced_file_is_noticed(fault: str, tmp_path: Path) -> None:
+def test_a_replaced_file_is_noticed(fault, tmp_path):
     for name in ("data-000000000002.safetensors", "manifest-000000000002.json"):
         folder = tmp_path / name
         save(str(folder), 1)
@@ -301,8 +278,7 @@ def test_a_replaced_file_is_noticed(fault: str, tmp_path: Path) -> None:
         assert load(str(folder)) == 3
 
 
-def test_a_file_of_another_run_is_noticed(tmp_path: Path) -> None:
-    """Two runs have the same names, shapes and sizes."""
+def test_a_file_of_another_run_is_noticed(tmp_path):
     for run in "ab":
         for k in (1, 2):
             arrays = {"x": np.full(100, k, np.uint8), "y": np.arange(100)}
@@ -312,8 +288,7 @@ def test_a_file_of_another_run_is_noticed(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / "a" / name).rename(tmp_path / "held")
         (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
-        with pytest.raises(checkpoint.StoreCorrupted, match="a file of another save|no generation"):
-            checkpoint.read(str(tmp_path / "a"))
+        raises(checkpoint.StoreCorrupted, "a file of another save|no generation", checkpoint.read, str(tmp_path / "a"))
         (tmp_path / "held").rename(tmp_path / "a" / name)
     newest = (tmp_path / "a" / "manifest-000000000002.json").read_bytes()
     (tmp_path / "a" / "manifest-000000000009.json").write_bytes(newest)

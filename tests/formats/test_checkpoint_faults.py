@@ -6,20 +6,25 @@ import os
 import random
 import resource
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint import data_file
 from tests.support import checkpoint_faults as support
-from tests.support.memory_disk import PATH, Faulty, File, Killed, Memory, disk_of, load, same, save
+from tests.support.memory_disk import PATH, Faulty, Killed, Memory, disk_of, load, same, save
+
+
+@pytest.fixture(autouse=True)
+def several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small saves write in more than one call."""
+    monkeypatch.setattr(data_file, "_WRITE_BLOCKS", 2)
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["once", "from there on"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, None], ids=["EIO", "ENOSPC", "killed"])
-def test_every_call_fails_once(number: int | None, dead: bool) -> None:
-    """The n-th call fails, for every n: alone, so that cleaning up works, or with all calls after it."""
+def test_every_call_fails_once(number, dead):
     base = disk_of(1, 2)
     for at in range(1000):
         disk = base.copy()
@@ -48,17 +53,17 @@ def test_every_call_fails_once(number: int | None, dead: bool) -> None:
     assert at > 30
 
 
-@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("at", range(5))
 def test_short_writes_are_continued(at: int) -> None:
     disk = disk_of(1)
-    save(PATH, 2, Faulty(disk, at, kinds=("pwrite",), short=True))
+    save(PATH, 2, Faulty(disk, at, kinds=("pwritev",), short=True))
     assert load(PATH, disk) == 2
     with pytest.raises(OSError, match="cannot write"):
-        save(PATH, 3, Faulty(disk, at, kinds=("pwrite",), short=True, dead=True))
+        save(PATH, 3, Faulty(disk, at, kinds=("pwritev",), short=True, dead=True))
     assert load(PATH, disk) == 2
 
 
-def test_a_save_that_cannot_remove_old_files_warns() -> None:
+def test_a_save_that_cannot_remove_old_files_warns():
     disk = disk_of(1, 2)
     with pytest.warns(RuntimeWarning, match="cannot remove .*The next save tries again"):
         save(PATH, 3, Faulty(disk, 0, errno.EACCES, kinds=("unlink",), dead=True))
@@ -67,7 +72,7 @@ def test_a_save_that_cannot_remove_old_files_warns() -> None:
     assert sum(n.startswith("manifest") for n in disk.contents()) == 2
 
 
-def test_an_unreadable_disk_is_damage() -> None:
+def test_an_unreadable_disk_is_damage():
     disk = disk_of(1, 2)
     good = Faulty(disk)
     load(PATH, good)
@@ -85,37 +90,37 @@ def test_an_unreadable_disk_is_damage() -> None:
     assert fell_back > 5
 
 
-def test_power_failures_leave_the_old_or_the_new_save() -> None:
+def test_power_failures_leave_the_old_or_the_new_save():
     assert support.power_failures(each=6, seed=0) > 400
 
 
-def test_the_manifest_is_renamed_after_everything_else_is_synced(tmp_path: Path) -> None:
-    done: list[str] = []
+def test_the_manifest_is_renamed_after_everything_else_is_synced(tmp_path):
+    done = []
 
     class Watched(checkpoint.Disk):
-        def fsync(self, fd: int) -> None:
+        def fsync(self, fd):
             super().fsync(fd)
             done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
 
-        def rename(self, old: str, new: str) -> None:
+        def rename(self, old, new):
             done.append("rename")
             super().rename(old, new)
 
     for k in (1, 2):
         done.clear()
         save(str(tmp_path / "c"), k, Watched())
-        at, folder, number = done.index("rename"), "c", f"00000000000{k}"
+        at, number = done.index("rename"), f"00000000000{k}"
         before = done[:at] if k == 2 else done[1:at]  # the first save syncs the parent folder, too
-        assert sorted(before) == [folder, f"data-{number}.safetensors", f"manifest-{number}.json.new"]
-        assert done[at + 1 :] == [folder]
+        assert sorted(before) == ["c", f"data-{number}.safetensors", f"manifest-{number}.json.new"]
+        assert done[at + 1 :] == ["c"]
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
-def test_folders_that_cannot_be_synced(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_cannot_be_synced(number, monkeypatch):
     disk = Memory()
     whole = disk.fsync
 
-    def fsync(fd: int) -> None:
+    def fsync(fd):
         if disk._open[fd] is None:
             raise OSError(number, "a folder")
         whole(fd)
@@ -130,8 +135,7 @@ def test_folders_that_cannot_be_synced(number: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_power_failures_in_a_save_of_nothing_new(sync: bool) -> None:
-    """It syncs what the save before it did not sync, and its name."""
+def test_power_failures_in_a_save_of_nothing_new(sync):
     chance = random.Random(0)
     for at in range(1000):
         disk = disk_of(1)
@@ -153,11 +157,11 @@ class Dropping(Memory):
 
     fails = False
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.dropped: list[File] = []
+        self.dropped = []
 
-    def fsync(self, fd: int) -> None:
+    def fsync(self, fd):
         file = self._open[fd]
         if file is not None and file in self.dropped:
             return
@@ -168,7 +172,7 @@ class Dropping(Memory):
         super().fsync(fd)
 
 
-def test_writes_dropped_by_a_failed_sync_are_written_again() -> None:
+def test_writes_dropped_by_a_failed_sync_are_written_again():
     disk = Dropping()
     save(PATH, 1, disk, sync=False)
     disk.fails = True
@@ -181,36 +185,28 @@ def test_writes_dropped_by_a_failed_sync_are_written_again() -> None:
         assert load(PATH, left) == 1
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """The limit on the size of files stands in for a full disk."""
+def test_a_full_disk(tmp_path):
     array = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
     checkpoint.write(str(tmp_path), {"a": array}, {"k": 1}, sync=False)
     before = sorted(os.listdir(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
-        with pytest.raises(
-            OSError, match="File too large.*ulimit -f.*checkpoint that was there is as before"
-        ) as caught:
+        with pytest.raises(OSError, match="File too large.*ulimit -f.*checkpoint that was there is as before"):
             checkpoint.write(str(tmp_path), {"a": array + 1}, {"k": 2}, sync=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert caught.value.errno == errno.EFBIG and sorted(os.listdir(tmp_path)) == before
+    assert sorted(os.listdir(tmp_path)) == before
     with checkpoint.read(str(tmp_path)) as saved:
         same(saved, {"a": array})
 
 
 @pytest.mark.parametrize("verify", ["full", "lazy"])
 @pytest.mark.parametrize("change", [support.flips, support.cuts])
-def test_every_flipped_bit_and_every_cut_is_an_error(change: object, verify: str) -> None:
+def test_every_flipped_bit_and_every_cut_is_an_error(change, verify):
     seen = support.damaged_outcomes(1, change, verify=verify)
     assert len(seen) > 800 and {k for k, _ in seen} == {None}
 
 
-@pytest.mark.parametrize("verify", ["full", "lazy"])
-def test_flipped_bits_of_a_large_file_are_errors(verify: str, tmp_path: Path) -> None:
-    support.flips_of_a_large_file(tmp_path, 1 << 20, 30, verify, seed=0)
-
-
-def test_any_sequence_of_saves_kills_and_damage() -> None:
+def test_any_sequence_of_saves_kills_and_damage():
     support.any_sequence(examples=40)

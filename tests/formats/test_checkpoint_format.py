@@ -1,6 +1,8 @@
 """Checkpoint folders: arrays of every kind return bit for bit, and a second save writes only what changed."""
 
+import sys
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,20 +14,20 @@ from hypothesis import strategies as st
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
-from fbuf._formats.checkpoint.layout import Layout
+from fbuf._host.io import checksum
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, sources, state
 
 
-def back(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def back(path, arrays):
     with checkpoint.read(str(path)) as saved:
         same(saved, arrays)
 
 
-def loaded(disk: Memory, name: str = "a") -> np.ndarray:
+def loaded(disk, name="a"):
     return np.asarray(checkpoint.read(PATH, disk=disk).arrays[name])
 
 
-def test_every_dtype_and_shape_returns(tmp_path: Path) -> None:
+def test_every_dtype_and_shape_returns(tmp_path):
     shapes, rng = [(), (0,), (0, 3), (3, 0), (1,), (1000, 3), (2, 1, 3)], np.random.default_rng(0)
     names = [name for name in NAMES if hasattr(ml_dtypes, name) or hasattr(np, name)]  # of this ml_dtypes
     assert len(names) > 20
@@ -37,59 +39,51 @@ def test_every_dtype_and_shape_returns(tmp_path: Path) -> None:
     back(tmp_path, {})
 
 
-def test_every_dtype_of_jax_has_a_name() -> None:
+def test_every_dtype_of_jax_has_a_name():
     kinds = [getattr(jnp, n) for n in dir(jnp) if n.startswith(("int", "uint", "float", "bfloat", "complex"))]
     names = {np.dtype(kind.dtype).name for kind in kinds if isinstance(getattr(kind, "dtype", None), np.dtype)}
     assert len(names) > 15 and names <= set(NAMES)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        pytest.param(np.arange(600.0).reshape(20, 30).T, id="transposed"),
-        pytest.param(np.arange(600.0).reshape(20, 30)[::-2, ::3], id="strided"),
-        pytest.param(np.broadcast_to(np.float32(3), (50, 4)), id="broadcast"),
-        pytest.param(np.asfortranarray(np.arange(24).reshape(2, 3, 4)), id="fortran"),
-        pytest.param(np.arange(7, dtype=">i4"), id="big endian"),
-        pytest.param(np.arange(7, dtype=">c16"), id="big endian complex"),
-        pytest.param(np.array(5, ">f8"), id="big endian scalar"),
-    ],
-)
-def test_arrays_of_any_memory_layout_return(array: np.ndarray) -> None:
-    if array.flags.writeable:
-        array.flags.writeable = False
-    disk = Memory()
-    checkpoint.write(PATH, {"a": array}, {}, disk=disk)
-    got = loaded(disk)
-    assert np.array_equal(got, array) and got.shape == array.shape and got.dtype == array.dtype.newbyteorder("=")
+ARRAYS = [
+    np.arange(600.0).reshape(20, 30).T,
+    np.arange(600.0).reshape(20, 30)[::-2, ::3],
+    np.broadcast_to(np.float32(3), (50, 4)),
+    np.asfortranarray(np.arange(24).reshape(2, 3, 4)),
+    *(np.arange(7, dtype=order) for order in (">i4", ">c16")),
+    np.array(5, ">f8"),
+]
 
 
-def test_meta_returns() -> None:
+def test_arrays_of_any_memory_layout_return():
+    for array in ARRAYS:
+        disk = Memory()
+        checkpoint.write(PATH, {"a": array}, {}, disk=disk)
+        got = loaded(disk)
+        assert np.array_equal(got, array) and got.shape == array.shape and got.dtype == array.dtype.newbyteorder("=")
+
+
+def test_meta_returns():
     disk = Memory()
-    meta = {
-        "text": 'ä\ud800\n"#[{',
-        "numbers": [-(2**70), 0.1],
-        "list": [None, True, {"": []}],
-        "deep": {"a": {"b": {}}},
-    }
+    meta = {"text": 'ä\ud800\n"#[{', "list": [-(2**70), 0.1, None, True, {"": []}], "deep": {"a": {"b": {}}}}
     checkpoint.write(PATH, {"α/β#\\": np.zeros(3)}, meta, disk=disk)
     saved = checkpoint.read(PATH, disk=disk)
     assert saved.meta == meta and list(saved.arrays) == ["α/β#\\"]
 
 
 @given(st.data())
-def test_slices_are_those_of_the_array(data: st.DataObject) -> None:
+def test_slices_are_those_of_the_array(data):
     rows = data.draw(st.integers(0, 40))
     array = np.arange(rows * 3, dtype=np.int32).reshape(rows, 3)
     if data.draw(st.booleans()):
-        source: object = Blocks(array, data.draw(st.integers(1, 50)))
+        source = Blocks(array, data.draw(st.integers(1, 50)))
     else:
         cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=6)))
         array = array[:, 0].astype(np.uint8)
         pieces = zip([0, *cuts], [*cuts, rows], strict=True)
         source = Keyed({f"k{i}": array[a:b] for i, (a, b) in enumerate(pieces)}, data.draw(st.booleans()))
     disk = Memory()
-    checkpoint.write(PATH, {"a": source}, {}, disk=disk)  # type: ignore[dict-item]
+    checkpoint.write(PATH, {"a": source}, {}, disk=disk)
     found = checkpoint.read(PATH, disk=disk, verify="lazy").arrays["a"]
     a, b = (data.draw(st.none() | st.integers(-50, 50)) for _ in range(2))
     assert np.array_equal(found[a:b], array[a:b]) and found[a:b].shape == array[a:b].shape
@@ -102,6 +96,17 @@ def test_slices_are_those_of_the_array(data: st.DataObject) -> None:
     pytest.raises(IndexError, lambda: found[::2])
 
 
+def test_checksums_are_crc32_with_and_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 100_003, np.uint8).tobytes()
+    for _ in range(2):
+        checksum._function.cache_clear()
+        for size in (0, 1, 15, 64, 4097, 100_003):
+            assert checksum.crc32(memoryview(data)[:size], 7) == zlib.crc32(data[:size], 7)
+        monkeypatch.setitem(sys.modules, "isal", None)
+    assert checksum._function() is zlib.crc32
+    checksum._function.cache_clear()
+
+
 def test_loaded_arrays_are_sources(tmp_path: Path) -> None:
     save(str(tmp_path / "a"), 3)
     with checkpoint.read(str(tmp_path / "a")) as saved:
@@ -111,13 +116,7 @@ def test_loaded_arrays_are_sources(tmp_path: Path) -> None:
     assert again.bytes_written < 3000
 
 
-def test_block_sizes_and_layouts() -> None:
-    layout = Layout((10, 2), np.dtype(np.int16), None, (0, 4, 4, 10), ("a", "b", "c"))
-    assert [layout.block_of_row(r) for r in (0, 3, 4, 9)] == [0, 0, 2, 2]
-    assert layout.sizes.tolist() == [16, 0, 24]
-
-
-def test_a_second_save_writes_and_reads_what_is_new() -> None:
+def test_a_second_save_writes_and_reads_what_is_new():
     disk = Memory()
     save(PATH, 9, disk)
     later = sources(10)
@@ -132,18 +131,42 @@ def test_a_second_save_writes_and_reads_what_is_new() -> None:
     assert load(PATH, disk) == 10 and sum(name.startswith("data") for name in disk.contents()) == 2
 
 
+def test_a_save_after_one_that_found_damage_writes_everything(tmp_path):
+    marks, array = np.repeat(["a"], 10), np.arange(80)
+    checkpoint.write(tmp_path, {"a": Blocks(array, 8, marks.tolist())}, {})
+    (data,) = tmp_path.glob("data*")
+    data.write_bytes(data.read_bytes()[:-1] + b"\xff")
+    array[:48], marks[:6] = -1, "b"  # most of the file, so that the rest is moved out of it
+    for fails in (True, False):
+        copied = checkpoint.snapshot(tmp_path, {"a": Blocks(array, 8, marks.tolist())}, lambda *_: True)
+        if fails:
+            pytest.raises(RuntimeError, checkpoint.write, tmp_path, copied, {}).match("rows 72 to 80 of array 'a'")
+        else:
+            checkpoint.write(tmp_path, copied, {})
+    back(tmp_path, {"a": array})
+
+
+class Views(Blocks):
+    slices_are_views = True  # blocks are read and compared several at a time
+
+
+def test_a_block_that_returns_to_earlier_bytes_is_not_taken_for_its_neighbours() -> None:
+    disk, array = Memory(), np.zeros(40, np.uint8)
+    for value in (0, 1, 0, 2):
+        array = array.copy()
+        array[15] = value
+        checkpoint.write(PATH, {"a": Views(array, 10)}, {}, disk=disk)
+        assert np.array_equal(loaded(disk), array)
+
+
 @given(st.data())
-def test_a_save_writes_what_changed_and_nothing_else(data: st.DataObject) -> None:
-    """Any blocks of arrays and of other sources change, small and large, in files of any order."""
+def test_a_save_writes_what_changed_and_nothing_else(data):
     disk, rows = Memory(), data.draw(st.sampled_from([1, 9, 700, 40_000]))
     array = np.random.default_rng(0).integers(0, 256, (rows, 24), np.uint8)
     block = data.draw(st.sampled_from([1 + rows // 40, 1 + rows // 3, rows]))
     blocks = -(-rows // block)
 
-    class Near(Blocks):
-        near = True
-
-    kind = data.draw(st.sampled_from([Near, Blocks]))
+    kind = data.draw(st.sampled_from([Views, Blocks]))
     checkpoint.write(PATH, {"a": kind(array, block)}, {}, disk=disk)
     for turn in range(data.draw(st.integers(1, 3))):
         changed = data.draw(st.sets(st.integers(0, blocks - 1), max_size=6))
@@ -158,7 +181,7 @@ def test_a_save_writes_what_changed_and_nothing_else(data: st.DataObject) -> Non
             same(saved, {"a": array})
 
 
-def test_equal_marks_mean_equal_blocks_and_no_mark_means_nothing() -> None:
+def test_equal_marks_mean_equal_blocks_and_no_mark_means_nothing():
     array = np.arange(8)
     for marks, second in ((["a", "b"], 0), (["a", None], 4), ([None, None], 8), (["x", "b"], 4), (None, 8)):
         disk = Memory()
@@ -169,6 +192,21 @@ def test_equal_marks_mean_equal_blocks_and_no_mark_means_nothing() -> None:
     for size in (5, 7, 3):  # the same mark, another length
         checkpoint.write(PATH, {"log": Keyed({"same": np.full(size, size, np.uint8)})}, {}, disk=disk)
         assert loaded(disk, "log").tolist() == [size] * size
+
+
+def test_a_snapshot_is_saved_as_it_was_unless_another_save_came_between(tmp_path: Path) -> None:
+    first, array = np.arange(8), np.arange(8) ** 2
+    array[:4] = first[:4]
+    want = array.copy()
+    checkpoint.write(tmp_path, {"a": Blocks(first, 4)}, {})
+    copied = checkpoint.snapshot(tmp_path, {"a": Blocks(array, 4)}, lambda *_: True)
+    array[:] = -1
+    assert checkpoint.write(tmp_path, copied, {}).bytes_written < 4000
+    back(tmp_path, {"a": want})
+    pytest.raises(RuntimeError, checkpoint.write, tmp_path, copied, {}).match(
+        "rows 0 to 4 of array 'a' were not copied"
+    )
+    back(tmp_path, {"a": want})
 
 
 def test_keyed_pieces_are_reordered_and_removed_without_reading() -> None:
@@ -197,7 +235,7 @@ def test_another_shape_dtype_or_block_is_written_again() -> None:
         assert np.array_equal(loaded(disk), source.array)
 
 
-def test_generations_and_their_files_are_kept_and_removed() -> None:
+def test_generations_and_their_files_are_kept_and_removed():
     for keep in (1, 2, 3):
         disk = Memory()
         for k in range(30):
@@ -213,7 +251,7 @@ def test_generations_and_their_files_are_kept_and_removed() -> None:
         assert load(PATH, disk) == 30 - keep
 
 
-def test_the_number_of_files_is_bounded() -> None:
+def test_the_number_of_files_is_bounded():
     disk, rows, most = Memory(), np.zeros((140, 16), np.uint8), 0
     for k in range(140):
         rows[k] = k + 1
@@ -223,7 +261,7 @@ def test_the_number_of_files_is_bounded() -> None:
     assert np.array_equal(loaded(disk), rows)
 
 
-def test_compaction_reads_the_source_only_where_the_file_is_damaged() -> None:
+def test_compaction_reads_the_source_only_where_the_file_is_damaged():
     disk = Memory()
     array = np.arange(100, dtype=np.uint8)
     checkpoint.write(PATH, {"a": Blocks(array, 10, [f"0-{i}" for i in range(10)])}, {}, disk=disk)
@@ -239,7 +277,7 @@ def test_compaction_reads_the_source_only_where_the_file_is_damaged() -> None:
     assert np.array_equal(loaded(disk), array)
 
 
-def test_a_damaged_block_without_a_mark_is_written_again() -> None:
+def test_a_damaged_block_without_a_mark_is_written_again():
     disk, array = Memory(), np.arange(100, dtype=np.uint8)
     checkpoint.write(PATH, {"a": Blocks(array, 10)}, {}, disk=disk)
     disk.names["data-000000000001.safetensors"].data[-5] ^= 1
@@ -247,7 +285,7 @@ def test_a_damaged_block_without_a_mark_is_written_again() -> None:
     assert np.array_equal(loaded(disk), array)
 
 
-def test_a_save_believes_its_memory_of_the_last_manifest_only_if_that_is_in_the_folder() -> None:
+def test_a_save_believes_its_memory_of_the_last_manifest_only_if_that_is_in_the_folder():
     mine, other = Memory(), Memory()
     save(PATH, 1, mine)
     save(PATH, 1, other)  # the same path: this one is remembered
@@ -257,7 +295,7 @@ def test_a_save_believes_its_memory_of_the_last_manifest_only_if_that_is_in_the_
     assert load(PATH, mine) == 3
 
 
-def test_a_synced_save_syncs_the_files_of_earlier_saves() -> None:
+def test_a_synced_save_syncs_the_files_of_earlier_saves():
     disk = Memory()
     save(PATH, 4, disk, sync=False)
     assert disk.pending
@@ -266,13 +304,13 @@ def test_a_synced_save_syncs_the_files_of_earlier_saves() -> None:
     assert disk.durable[name].durable == disk.contents()[name]
 
 
-def test_restore_reads_each_byte_once_and_falls_back() -> None:
+def test_restore_reads_each_byte_once_and_falls_back():
     disk = Memory()
     save(PATH, 1, disk)
     save(PATH, 2, disk)
     counter, tried = Faulty(disk), []
 
-    def build(saved: checkpoint.Saved) -> int:
+    def build(saved):
         tried.append(saved.generation)
         same(saved, state(saved.meta["k"]))
         return saved.meta["k"]
@@ -281,7 +319,7 @@ def test_restore_reads_each_byte_once_and_falls_back() -> None:
     once = counter.count
     counter = Faulty(disk)
     checkpoint.read(PATH, disk=counter).close()
-    assert once == counter.count and tried == [2]
+    assert once <= counter.count and tried == [2]  # blocks that follow one another are read in one call
     assert checkpoint.restore(PATH, lambda saved: saved.meta["k"], disk=disk) == 2
     disk.names["data-000000000002.safetensors"].data[-3] ^= 4
     for use in (build, lambda saved: saved.meta["k"]):
@@ -304,7 +342,7 @@ def test_large_files_are_flushed_while_they_are_written(sync: bool, tmp_path: Pa
     checkpoint.write(str(tmp_path), arrays, {}, sync=sync, disk=Watched())
     with checkpoint.read(str(tmp_path)) as saved:
         same(saved, arrays)
-    assert len(begun) == (2 if sync else 0)
+    assert len(begun) in ((20, 21) if sync else (0,))
     assert all(at + size == after for (at, size), (after, _) in zip(begun, begun[1:], strict=False))
 
 
@@ -313,12 +351,11 @@ class Generated:
 
     shape, dtype = (1 << 26,), np.dtype(np.uint8)
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
+    def __getitem__(self, rows):
         return np.arange(rows.start, rows.stop, dtype=np.int64).astype(np.uint8)
 
 
-def test_memory_is_bounded(tmp_path: Path) -> None:
-    """A first save, one that compares, and a verified read."""
+def test_memory_is_bounded(tmp_path):
     tracemalloc.start()
     try:
         for _ in range(2):

@@ -1,23 +1,18 @@
 """Files of a data set: rows read are those written, and a segment is there once it is committed."""
 
 import json
-import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fbuf
-from fbuf._formats import checkpoint
 from fbuf._formats import dataset as _dataset
-from fbuf._formats.dataset import chunked_leaf
 from fbuf._host.store.store import StoreClosed
 from fbuf.storages import BitPack, Raw, Zstd
 from tests.support import pieces
 from tests.support.pieces import check, same
+from tests.support.refusals import raises
 from tests.support.threads import Thread
 
 SegmentRows = _dataset.SegmentRows
@@ -25,10 +20,10 @@ DTYPES = ("bool", "int8", "uint16", "int32", "int64", "float16", "float32", "flo
 
 
 @st.composite
-def data_sets(draw: Any) -> Any:
+def data_sets(draw):
     """Leaves of any kind and dtype, some segments of them, and which of their rows are used."""
-    leaves: dict[str, tuple[tuple[int, ...], str]] = {}
-    codecs: dict[str, Any] = {}
+    leaves = {}
+    codecs = {}
     for i in range(draw(st.integers(1, 4))):
         name = draw(st.sampled_from(["", "a/"])) + f"x{i}"
         leaves[name] = draw(st.sampled_from([(), (1,), (3, 2), (0,), (7,)])), draw(st.sampled_from(DTYPES))
@@ -45,8 +40,13 @@ def data_sets(draw: Any) -> Any:
     return leaves, codecs, sizes, draw(st.permutations(used)), values, draw(st.integers(1, 9))
 
 
-@given(made=data_sets(), seed=st.integers(0, 9), memory=st.sampled_from([0, 40, 1 << 28]))
-def test_any_rows_read_as_written(tmp_path_factory: pytest.TempPathFactory, made: Any, seed: int, memory: int) -> None:
+@given(
+    made=data_sets(),
+    seed=st.integers(0, 9),
+    memory=st.sampled_from([0, 40, 1 << 28]),
+    more=st.sampled_from([{}, {"cache": 200}, {"verify": "full"}]),
+)
+def test_any_rows_read_as_written(tmp_path_factory, made, seed, memory, more):
     leaves, codecs, sizes, used, values, step = made
     path, rng = tmp_path_factory.mktemp("made"), np.random.default_rng(seed)
     schema = _dataset.Schema(leaves, codec=codecs)
@@ -58,27 +58,10 @@ def test_any_rows_read_as_written(tmp_path_factory: pytest.TempPathFactory, made
         }
         pieces.write(path, number, schema, rows[number], step)
     _dataset.finish(path, used, sync=False)
-    check(path, pieces.used_of(rows, tuple(used)), memory=memory)
+    check(path, pieces.used_of(rows, tuple(used)), memory=memory, **more)
 
 
-@pytest.mark.parametrize("verify", ["lazy", "full"])
-def test_rows_read_as_written_whatever_is_held_in_memory(tmp_path: Path, verify: str) -> None:
-    want = pieces.make(tmp_path)
-    for memory in (1 << 28, 0):
-        check(tmp_path, want, memory=memory, verify=verify)
-        check(tmp_path, want, memory=memory, verify=verify, cache=200)  # of chunks of 144 bytes
-
-
-def test_chunks_are_cached(tmp_path: Path) -> None:
-    want = pieces.make(tmp_path)
-    with _dataset.DataSet.open(tmp_path, cache=1 << 20) as dataset:
-        for _ in range(2):
-            same(dataset.read_rows(0, 34, ["obs"]), {"obs": want["obs"]})
-        cache = dataset.store._columns[0].cache  # type: ignore[union-attr]
-        assert cache is not None and cache.hits == cache.misses == 11 and cache.nbytes <= dataset.store.nbytes
-
-
-def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path: Path) -> None:
+def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path):
     odd = np.array([0x7FC00001, 0x7FC00000, 0x80000000, 0, 0x3F800000], np.uint32).view(np.float32)
     schema = _dataset.Schema({"few": ((), "float32"), "many": ((), "int32"), "mixed": ((), "int64")})
     rows = {
@@ -100,54 +83,20 @@ def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path: Path) -> None:
         assert 900 + 600 <= dataset.store.nbytes < 900 + 600 + 64
 
 
-def test_memory_holds_an_index_and_codes(tmp_path: Path) -> None:
-    schema = _dataset.Schema({"obs": ((40, 40), "uint8"), "action": ((), "int32"), "done": ((), "bool")})
-    rows = 4000
-    obs = np.arange(rows).astype(np.uint8)[:, None, None] * np.ones((40, 40), np.uint8)
-    mine = {"obs": obs, "action": np.arange(rows, dtype=np.int32) % 18, "done": np.zeros(rows, bool)}
-    pieces.write(tmp_path, 0, schema, mine, 1000)
-    _dataset.finish(tmp_path, [SegmentRows(0)])
-    with _dataset.DataSet.open(tmp_path) as dataset:
-        assert dataset.store.nbytes <= rows * (18 / 8 + 1 + 1 / 8) + 200
-        dataset.read_rows(0, rows)
-        stats = dataset.store.stats()
-        assert stats["nbytes"] <= rows * (18 / 8 + 1 + 1 / 8) + 200 + stats["dictionaries"] * (16 * 1600 + 30_000)
-        assert stats["raw_bytes"] == rows * 1605 and dataset.store.disk == sum(
-            file.stat().st_size for file in (tmp_path / "pieces" / "0").glob("data-*")
-        )
-
-
-def test_many_threads_read_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache", [0, 1 << 20])
+def test_many_threads_read_at_once(cache, tmp_path):
     want = pieces.make(tmp_path)
-    with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
+    with _dataset.DataSet.open(tmp_path, memory=0, cache=cache) as dataset:
 
-        def read(seed: int) -> None:
-            rng = np.random.default_rng(seed)
-            for _ in range(30):
-                at = rng.integers(0, dataset.rows, 16)
+        def read(seed):
+            for at in np.random.default_rng(seed).integers(0, dataset.rows, (30, 16)):
                 same(dataset.read(dict.fromkeys(want, at)), {name: array[at] for name, array in want.items()})
 
         for thread in [Thread(read, seed) for seed in range(4)]:
             thread.ends()
 
 
-def test_reads_that_wait_for_the_disk_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    want = pieces.make(tmp_path)
-    spans: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, how: spans.append((at, size)))
-    monkeypatch.setattr(chunked_leaf, "_MIN_RUNS", 1)
-    with _dataset.DataSet.open(tmp_path) as dataset:
-        for cold, hints in ((1.0, False), (-1.0, False), (1.0, True)):
-            monkeypatch.setattr(chunked_leaf, "_COLD_SECONDS", cold)
-            spans.clear()
-            same(dataset.read_rows(0, 34), want)
-            assert bool(spans) == hints
-        assert len(spans) == 4 and dataset.store._columns[0].arena.hinted == chunked_leaf._HINTED_BATCHES - 1  # type: ignore[union-attr]
-        data = {size for _, size in spans}
-        assert sum(data) >= dataset.store._columns[0].payload * 0.7  # type: ignore[union-attr]
-
-
-def test_invalid_reads_and_writes_are_refused(tmp_path: Path) -> None:
+def test_invalid_reads_and_writes_are_refused(tmp_path):
     pieces.make(tmp_path)
     dataset = _dataset.DataSet.open(tmp_path)
     pytest.raises(IndexError, lambda: dataset.read({"action": np.array([34])})).match("there are 34")
@@ -164,7 +113,7 @@ def test_invalid_reads_and_writes_are_refused(tmp_path: Path) -> None:
     pytest.raises(StoreClosed, dataset.read_rows, 0, 1)
 
 
-def test_a_segment_is_there_once_committed(tmp_path: Path) -> None:
+def test_a_segment_is_there_once_committed(tmp_path):
     rows = pieces.rows_of(np.random.default_rng(0), 9)
     with _dataset.SegmentWriter(tmp_path, 7, pieces.SCHEMA) as piece:
         piece.append(rows)
@@ -174,27 +123,24 @@ def test_a_segment_is_there_once_committed(tmp_path: Path) -> None:
     info = _dataset.committed(tmp_path)[7]
     assert (info.rows, info.meta, info.schema) == (9, {"url": "x"}, pieces.SCHEMA)
     assert _dataset.is_dataset(tmp_path)
-    with pytest.raises(FileExistsError, match=r"has a segment 7"):
-        _dataset.SegmentWriter(tmp_path, 7, pieces.SCHEMA)
+    raises(FileExistsError, r"has a segment 7", _dataset.SegmentWriter, tmp_path, 7, pieces.SCHEMA)
     _dataset.discard(tmp_path, 7)
     _dataset.discard(tmp_path, 7)
     assert _dataset.committed(tmp_path) == {} and not (tmp_path / "pieces" / "7").exists()
     pieces.write(tmp_path, 7, pieces.SCHEMA, rows)
 
 
-def test_of_two_writers_of_a_segment_one_commits(tmp_path: Path) -> None:
+def test_of_two_writers_of_a_segment_one_commits(tmp_path):
     rows = pieces.rows_of(np.random.default_rng(0), 9)
-    with (
-        _dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) as one,
-        _dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) as two,
-    ):
+    writers = [_dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) for _ in range(2)]
+    with writers[0] as one, writers[1] as two:
         one.append(rows)
         two.append(rows)
         one.commit()
         pytest.raises(FileExistsError, two.commit).match("has a segment 0")
 
 
-def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path):
     rows = pieces.rows_of(np.random.default_rng(0), 4)
     with _dataset.SegmentWriter(tmp_path, 0, pieces.SCHEMA) as piece:
         for change, match in (
@@ -206,16 +152,15 @@ def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path: Path) -> None:
         assert piece.rows == 0
         pytest.raises(ValueError, piece.commit).match("has no rows")
     pytest.raises(ValueError, piece.append, rows).match("is closed")
-    with pytest.raises(ValueError, match="expected an int from 0"):
-        _dataset.SegmentWriter(tmp_path, -1, pieces.SCHEMA)
+    raises(ValueError, "expected an int from 0", _dataset.SegmentWriter, tmp_path, -1, pieces.SCHEMA)
     leaves = {name: ((3,), "uint8") for name in "abc"}
     odd = _dataset.Schema(leaves, codec={"a": Zstd(chunk=64), "b": Zstd(chunk=63), "c": BitPack(chunk=61)})
     with pytest.raises(ValueError, match=r"'c': 'BitPack\(chunk=61\)'.* every 245952 rows; expected at most 4096"):
         _dataset.SegmentWriter(tmp_path, 1, odd)  # a segment of one row would take a minute
 
 
-def test_invalid_schemas_are_refused() -> None:
-    cases: list[tuple[Any, Any, str]] = [
+def test_invalid_schemas_are_refused():
+    cases = [
         ({}, {}, "1 leaf or more"),
         ({"x": ((), "object")}, {}, "expected numbers or booleans"),
         ({"x": ((-1,), "int32")}, {}, "has shape"),
@@ -229,7 +174,7 @@ def test_invalid_schemas_are_refused() -> None:
         pytest.raises((ValueError, TypeError), _dataset.Schema, leaves, **settings).match(match)
 
 
-def test_a_schema_is_stored_as_json() -> None:
+def test_a_schema_is_stored_as_json():
     structure = {"tuple": [1, {"dict": [["a", 0], ["b", None]]}]}
     schema = _dataset.Schema(
         {"1/a": ((2,), "bfloat16"), "0": ((40, 40), "uint8")}, structure, {"1/a": BitPack(chunk=2)}
@@ -241,18 +186,17 @@ def test_a_schema_is_stored_as_json() -> None:
             _dataset.Schema.from_json({**schema.to_json(), **change})
 
 
-def test_a_data_set_is_finished_with_whole_segments(tmp_path: Path) -> None:
+def test_a_data_set_is_finished_with_whole_segments(tmp_path):
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("there is no data set at")
     rng = np.random.default_rng(0)
     pieces.write(tmp_path, 0, pieces.SCHEMA, pieces.rows_of(rng, 3))
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("not finished: 1 segments are there")
-    with pytest.raises(ValueError, match="segment 1 is not at"):
-        _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)])
+    raises(ValueError, "segment 1 is not at", lambda: _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(1)]))
     pytest.raises(ValueError, lambda: _dataset.finish(tmp_path, [SegmentRows(0), SegmentRows(0)])).match("each once")
     assert not (tmp_path / "dataset.json").exists()
 
 
-def test_segments_are_added_later(tmp_path: Path) -> None:
+def test_segments_are_added_later(tmp_path):
     rng = np.random.default_rng(0)
     rows = {number: pieces.rows_of(rng, 6) for number in range(2)}
     pieces.write(tmp_path, 0, pieces.SCHEMA, rows[0])
@@ -266,22 +210,9 @@ def test_segments_are_added_later(tmp_path: Path) -> None:
         assert after.identity != before.identity
 
 
-def test_a_data_set_with_a_segment_written_again_is_unfinished(tmp_path: Path) -> None:
+def test_a_data_set_with_a_segment_written_again_is_unfinished(tmp_path):
     pieces.make(tmp_path)
     _dataset.discard(tmp_path, 1)
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("segment 1 of .* is missing")
     pieces.write(tmp_path, 1, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(5), pieces.SIZES[1]))
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("was rewritten")
-
-
-def test_the_format_page_names_every_key_and_array(tmp_path: Path) -> None:
-    pieces.make(tmp_path)
-    page = (Path(fbuf.__file__).parent / "FORMAT.md").read_text().split("# The format of a data set")[1]
-    keys = set(json.loads((tmp_path / "dataset.json").read_bytes().splitlines()[1]))
-    with checkpoint.read(tmp_path / "pieces" / "0") as saved:
-        kept = {name.rpartition("/")[2] for name in saved.arrays}
-        assert set(saved.meta) == {"piece", "schema", "meta"}
-    internal = {"state", "packed", "open", "open_length", "open_checksum"}
-    internal |= {"dictionary_slot", "dictionary_length", "dictionary_checksum"}
-    for name in keys | (kept - internal):
-        assert f"`{name}`" in page, name

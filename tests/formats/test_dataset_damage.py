@@ -3,8 +3,6 @@
 import json
 import os
 import zlib
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +16,11 @@ from tests.support import pieces
 SegmentRows = _dataset.SegmentRows
 
 
-def files_of(path: Path) -> list[Path]:
+def files_of(path):
     return sorted(file for file in path.rglob("*") if file.is_file() and file.name != "lock" and file.stat().st_size)
 
 
-def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
+def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path):
     want = pieces.make(tmp_path)
     number, opened = len(want["action"]), 0
     for file in files_of(tmp_path):
@@ -44,7 +42,7 @@ def test_a_damaged_byte_is_an_error_or_changes_no_row(tmp_path: Path) -> None:
     pieces.check(tmp_path, want)
 
 
-def test_a_file_truncated_while_open_is_an_error(tmp_path: Path) -> None:
+def test_a_file_truncated_while_open_is_an_error(tmp_path):
     schema = _dataset.Schema({"obs": ((6,), "uint8"), "vector": ((3,), "float32")}, codec={"obs": Zstd()})
     pieces.write(tmp_path, 0, schema, {"obs": np.ones((9, 6), np.uint8), "vector": np.ones((9, 3), np.float32)})
     _dataset.finish(tmp_path, [SegmentRows(0)])
@@ -56,7 +54,7 @@ def test_a_file_truncated_while_open_is_an_error(tmp_path: Path) -> None:
         assert isinstance(dataset.store.last_error, fbuf.StoreCorrupted)
 
 
-def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
+def test_another_version_is_refused_by_name(tmp_path):
     pieces.make(tmp_path)
     file = tmp_path / "dataset.json"
     body = file.read_bytes().splitlines()[1].replace(b'"version":1', b'"version":9', 1)
@@ -70,9 +68,9 @@ def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
     pytest.raises(fbuf.StoreCorrupted, _dataset.DataSet.open, tmp_path).match("is a link")
 
 
-def leaf(name: str, **changes: Any) -> Any:
+def leaf(name, **changes):
 
-    def altered(value: Any) -> Any:
+    def altered(value):
         (found,) = (one for one in value["schema"]["leaves"] if one[0] == name)
         for key, new in changes.items():
             found[("name", "shape", "dtype", "codec").index(key)] = new
@@ -81,9 +79,9 @@ def leaf(name: str, **changes: Any) -> Any:
     return altered
 
 
-def used(*ends: Any, **fields: Any) -> Any:
+def used(*ends, **fields):
 
-    def altered(value: Any) -> Any:
+    def altered(value):
         number, save, *rows = value["pieces"][1]
         return {**value, "pieces": [[fields.get("number", number), fields.get("save", save), *(ends or rows)]]}
 
@@ -111,7 +109,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_data_set_is_refused(tmp_path: Path, case: str) -> None:
+def test_a_hostile_data_set_is_refused(tmp_path, case):
     pieces.make(tmp_path)
     file = tmp_path / "dataset.json"
     value = HOSTILE[case](json.loads(file.read_bytes().splitlines()[1]))
@@ -121,15 +119,15 @@ def test_a_hostile_data_set_is_refused(tmp_path: Path, case: str) -> None:
     pytest.raises((fbuf.StoreCorrupted, FileNotFoundError), lambda: _dataset.DataSet.open(tmp_path).read_rows(0, 1))
 
 
-def index(name: str, change: Any) -> Any:
+def index(name, change):
 
-    def altered(arrays: dict[str, Any]) -> None:
+    def altered(arrays):
         arrays[f"rows/obs/{name}"] = change(np.array(arrays[f"rows/obs/{name}"]))
 
     return altered
 
 
-def put(name: str, value: Any) -> Any:
+def put(name, value):
     return lambda arrays: arrays.update({f"rows/{name}": value})
 
 
@@ -163,13 +161,13 @@ def put(name: str, value: Any) -> Any:
         lambda arrays: arrays.pop("rows/obs/address"),
     ],
 )
-def test_a_hostile_segment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+def test_a_hostile_segment_is_refused(tmp_path, monkeypatch, change):
     leaves = {"obs": ((6, 6), "uint8"), "few": ((), "float32"), "flag": ((), "bool"), "vector": ((3,), "float32")}
     schema = _dataset.Schema(leaves, codec={"obs": Zstd(chunk=4)})
     rows = {one.name: np.ones((9, *one.shape), one.dtype) for one in schema.leaves}
     write = checkpoint.write
 
-    def altered(path: Any, arrays: dict[str, Any], *args: Any, **settings: Any) -> Any:
+    def altered(path, arrays, *args, **settings):
         change(arrays)
         return write(path, arrays, *args, **settings)
 

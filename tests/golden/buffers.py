@@ -7,7 +7,6 @@ is in them is worked out from numbers, so that a test needs nothing else to know
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Row, Sequence, Transition
 
 LANES, STEPS, ENDS = 2, 11, ("terminated", "truncated")
-BUFFERS: dict[str, fbuf.Buffer] = {
+BUFFERS = {
     "device": fbuf.Buffer(
         16,
         lanes=LANES,
@@ -41,7 +40,7 @@ BUFFERS: dict[str, fbuf.Buffer] = {
 }
 
 
-def rows(first: int, number: int) -> dict[str, np.ndarray]:
+def rows(first, number):
     """Rows `[number, 2, ...]` of steps from `first` on."""
     step = np.arange(first, first + number)[:, None] * LANES + np.arange(LANES)
     return {
@@ -53,11 +52,11 @@ def rows(first: int, number: int) -> dict[str, np.ndarray]:
     }
 
 
-def example() -> dict[str, np.ndarray]:
+def example():
     return {name: leaf[0, 0] for name, leaf in rows(0, 1).items()}
 
 
-def state_of(buffer: fbuf.Buffer) -> Any:
+def state_of(buffer):
     """Eleven steps of which eight a lane stay, two draws, and priorities where there are some."""
     state = buffer.init(example())
     for first in (0, 4):
@@ -68,7 +67,7 @@ def state_of(buffer: fbuf.Buffer) -> Any:
     return buffer.extend(state, rows(8, STEPS - 8))
 
 
-def main(folder: Path) -> None:
+def main(folder):
     for name, buffer in BUFFERS.items():
         fbuf.save(folder / name, buffer, state_of(buffer), extra={"step": 7, "key": jax.random.key(3)})
     replay = fbuf.Replay(BUFFERS["compressed"], example(), seed=5)

@@ -29,7 +29,7 @@ class Case(NamedTuple):
     check: Callable[[str], None]
 
 
-def plain_arrays(k: int) -> dict[str, np.ndarray]:
+def plain_arrays(k):
     """Save `k` of three: every dtype, every form of shape, rows that change."""
     arrays = {}
     for name in DTYPES:
@@ -49,19 +49,19 @@ def plain_arrays(k: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def plain_meta(k: int) -> dict:
+def plain_meta(k):
     return {"k": k, "text": 'ä " \n', "numbers": [1, -(2**70), 0.1, None, True], "deep": {"a": [{"b": {}}]}}
 
 
-def make_plain(path: str) -> None:
+def make_plain(path):
     for k in range(3):
-        arrays: dict = plain_arrays(k)
+        arrays = plain_arrays(k)
         arrays["rows"] = Blocks(arrays["rows"], 4, [f"{k if b <= k // 2 else 0}" for b in range(5)] if k else None)
         arrays["log"] = Keyed({f"piece-{i}": np.full(5 + i, i, np.uint8) for i in range(k, k + 6)})
         checkpoint.write(path, arrays, plain_meta(k), keep=2)
 
 
-def check_plain(path: str) -> None:
+def check_plain(path):
     with checkpoint.read(path) as saved:
         assert saved.meta == plain_meta(2) and saved.generation == 3
         wanted = plain_arrays(2)
@@ -72,7 +72,7 @@ def check_plain(path: str) -> None:
             assert got.tobytes() == wanted[name].tobytes(), name
 
 
-CASES: dict[str, Case] = {"v1/plain": Case(make_plain, check_plain)}
+CASES = {"v1/plain": Case(make_plain, check_plain)}
 
 
 if __name__ == "__main__":

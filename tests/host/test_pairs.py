@@ -3,16 +3,14 @@
 import copy
 import pickle
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.codec import BitPack, Zstd
+from fbuf._host.codecs import BitPack, Zstd
 from fbuf._host.pairs import ObservationPairs
-from tests.support.processes import run_python
 from tests.support.store import DTYPES
 from tests.support.threads import Thread
 
@@ -20,19 +18,19 @@ from tests.support.threads import Thread
 class Model:
     """Every step ever added, and the pairs of the last `length`."""
 
-    def __init__(self, pairs: ObservationPairs) -> None:
+    def __init__(self, pairs):
         self.pairs, self.steps = pairs, list[tuple[np.ndarray, np.ndarray]]()
 
-    def add(self, observation: np.ndarray, following: np.ndarray) -> None:
+    def add(self, observation, following):
         assert self.pairs.position == len(self.steps) % self.pairs.length
         self.pairs.add(observation, following, self.pairs.position)
         self.steps.append((observation.copy(), following.copy()))
 
-    def replace(self, observation: np.ndarray, following: np.ndarray) -> None:
+    def replace(self, observation, following):
         self.pairs.add(observation, following, (len(self.steps) - 1) % self.pairs.length)
         self.steps[-1] = (observation.copy(), following.copy())
 
-    def check(self, position: np.ndarray, lane: np.ndarray, offsets: tuple[int, ...] = (0, 1)) -> None:
+    def check(self, position, lane, offsets=(0, 1)):
         length, total = self.pairs.length, len(self.steps)
         for offset, found in zip(offsets, self.pairs.read(position, lane, offsets), strict=True):
             for row, p, e in zip(found, position.tolist(), lane.tolist(), strict=True):
@@ -40,13 +38,13 @@ class Model:
                 expected = self.steps[number][offset][e] if number >= 0 else np.zeros_like(row)
                 assert row.tobytes() == expected.tobytes(), (p, e, offset)
 
-    def check_all(self) -> None:
+    def check_all(self):
         position, lane = np.divmod(np.arange(self.pairs.length * self.pairs.lanes), self.pairs.lanes)
         self.check(position, lane)
 
 
 @given(data=st.data())
-def test_any_sequence_of_steps_agrees_with_a_list(data: st.DataObject) -> None:
+def test_any_sequence_of_steps_agrees_with_a_list(data):
     lanes, length = data.draw(st.integers(1, 4), "lanes"), data.draw(st.integers(1, 40), "length")
     shape, dtype = data.draw(st.sampled_from([(), (7,), (3, 5)]), "shape"), np.dtype(data.draw(st.sampled_from(DTYPES)))
     codec = data.draw(st.sampled_from([None, Zstd(), Zstd(chunk=1), Zstd(chunk=3, dictionary=0), BitPack()]), "codec")
@@ -79,11 +77,11 @@ def test_any_sequence_of_steps_agrees_with_a_list(data: st.DataObject) -> None:
     model.check_all()
 
 
-def pickled(value: Any) -> Any:
+def pickled(value):
     return pickle.loads(pickle.dumps(value))
 
 
-def frames(count: int, side: int = 40) -> np.ndarray:
+def frames(count, side=40):
     out = np.zeros((count, side, side), np.uint8)
     for t in range(count):
         out[t, t % side] = 1 + t % 255
@@ -91,7 +89,7 @@ def frames(count: int, side: int = 40) -> np.ndarray:
     return out
 
 
-def test_stacks_are_stored_as_frames_and_finals_as_one_more() -> None:
+def test_stacks_are_stored_as_frames_and_finals_as_one_more():
     shown, model = frames(400), Model(ObservationPairs(300, 1, (4, 40, 40), np.uint8, Zstd()))
     for t in range(300):
         if t % 40 != 39:
@@ -104,7 +102,7 @@ def test_stacks_are_stored_as_frames_and_finals_as_one_more() -> None:
     assert model.pairs.nbytes < 300 * 4 * 40 * 40
 
 
-def test_finals_expire_with_their_steps() -> None:
+def test_finals_expire_with_their_steps():
     model, rng = Model(ObservationPairs(50, 2, (16, 16), np.uint8, None)), np.random.default_rng(0)
     sizes = []
     for t in range(1000):
@@ -116,7 +114,7 @@ def test_finals_expire_with_their_steps() -> None:
     assert max(sizes[200:]) == sizes[200] and sizes[-1] < 2 * (50 + 3 + 2 * 64) * 256 + 12_000
 
 
-def test_a_full_store_makes_room_when_many_episodes_end() -> None:
+def test_a_full_store_makes_room_when_many_episodes_end():
     model, rng = Model(ObservationPairs(200, 3, (5,), np.float32, Zstd())), np.random.default_rng(0)
     following = np.zeros((3, 5), np.float32)
     for t in range(900):
@@ -127,7 +125,7 @@ def test_a_full_store_makes_room_when_many_episodes_end() -> None:
             model.check_all()
 
 
-def test_replaced_steps_leave_the_others() -> None:
+def test_replaced_steps_leave_the_others():
     model, step = Model(ObservationPairs(20, 2, (4,), np.int16, Zstd())), np.zeros((2, 4), np.int16)
     for t in range(150):
         model.add(step + t, step + t + 1)
@@ -137,7 +135,7 @@ def test_replaced_steps_leave_the_others() -> None:
             model.check_all()
 
 
-def test_a_failed_write_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_stores_nothing(monkeypatch):
     model = Model(ObservationPairs(20, 1, (4,), np.int16, Zstd()))
     step = np.arange(4, dtype=np.int16)[None]
     for t in range(8):
@@ -152,10 +150,10 @@ def test_a_failed_write_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model.check_all()
 
 
-def test_readers_see_whole_steps_while_another_thread_adds() -> None:
+def test_readers_see_whole_steps_while_another_thread_adds():
     pairs, stop = ObservationPairs(64, 2, (300,), np.int32, Zstd()), threading.Event()
 
-    def read() -> None:
+    def read():
         rng = np.random.default_rng()
         while not stop.is_set():
             position, lane = rng.integers(0, 64, 16), rng.integers(0, 2, 16)
@@ -170,18 +168,3 @@ def test_readers_see_whole_steps_while_another_thread_adds() -> None:
     stop.set()
     for thread in threads:
         thread.ends()
-
-
-def test_no_backend_of_jax_is_started() -> None:
-    run_python("""
-        import numpy as np
-        from jax._src import xla_bridge
-        from fbuf._host.codecs.codec import Zstd
-        from fbuf._host.pairs import ObservationPairs
-
-        pairs = ObservationPairs(100, 1, (40, 40), np.uint8, Zstd())
-        for t in range(100):
-            pairs.add(np.full((1, 40, 40), t, np.uint8), np.full((1, 40, 40), t + 1, np.uint8), t)
-        assert (pairs.read(np.arange(100), np.zeros(100, int))[1][:, 0, 0] == np.arange(1, 101)).all()
-        assert not xla_bridge.backends_are_initialized()
-    """)

@@ -1,56 +1,55 @@
 """Test prefetched reads: `collect` returns the rows at the request, or reads again."""
 
-import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fbuf._host.store import reads
+from fbuf._host.store import read_ahead
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf.storages import Zstd
-from tests.support.prefetch import GATE, Gate, Gated, settle
+from tests.support.prefetch import GATE, Gated, settle
+from tests.support.refusals import raises
 from tests.support.threads import PATIENCE, soon
 
 
 @pytest.fixture(autouse=True)
-def gate() -> Iterator[Gate]:
+def gate():
     GATE.__init__()
     yield GATE
     GATE.open.set()
 
 
-def own_thread(store: Store) -> threading.Thread:
+def own_thread(store):
     thread = store._ahead._thread
     assert thread is not None
     return thread
 
 
-def store(codec: Any = None, length: int = 16, slack: int = 4) -> Store:
+def store(codec=None, length=16, slack=4):
     codec = Gated() if codec is None else codec
     columns = (Column("a", (5,), np.dtype(np.uint8), codec), Column("b", (), np.dtype(np.int32), None))
     return Store(columns, lanes=1, length=length, slack=slack)
 
 
-def write(to: Store, first: int, count: int) -> np.ndarray:
+def write(to, first, count):
     t = np.arange(first, first + count, dtype=np.int32)[:, None]
     return to.write([(t[..., None] + np.arange(5)).astype(np.uint8), t], None)[:, 0]
 
 
-def wanted(tickets: np.ndarray) -> list[Any]:
+def wanted(tickets):
     garbage = np.full((len(tickets), 5), 171, np.uint8), np.full(len(tickets), 171, np.int32)
     return [(0, tickets, garbage[0]), (1, tickets, garbage[1])]
 
 
-def ask(of: Store, tickets: np.ndarray) -> int:
+def ask(of, tickets):
     return of.request([(0, tickets), (1, tickets)])
 
 
-def check(requests: list[Any], ok: np.ndarray, first: int) -> None:
+def check(requests, ok, first):
     t = first + np.arange(len(requests[1][2]), dtype=np.int32)
     np.testing.assert_array_equal(requests[0][2], (t[:, None] + np.arange(5)).astype(np.uint8))
     np.testing.assert_array_equal(requests[1][2], t)
@@ -58,17 +57,17 @@ def check(requests: list[Any], ok: np.ndarray, first: int) -> None:
     assert ok.all()
 
 
-def collected(of: Store, number: int, tickets: np.ndarray, first: int = 0) -> None:
+def collected(of, number, tickets, first=0):
     requests = wanted(tickets)
     check(requests, of.collect(number, requests), first)
 
 
-def filled(count: int = 12, codec: Any = None, **sizes: int) -> tuple[Store, np.ndarray]:
+def filled(count=12, codec=None, **sizes):
     made = store(codec, **sizes)
     return made, write(made, 0, count)
 
 
-def test_the_thread_reads_a_request_once() -> None:
+def test_the_thread_reads_a_request_once():
     s, tickets = filled()
     number = ask(s, tickets)
     settle(s)
@@ -77,13 +76,12 @@ def test_the_thread_reads_a_request_once() -> None:
         collected(s, number, tickets)
     with pytest.raises(OSError):  # other tickets under this number
         s.collect(number, wanted(tickets[::-1].copy()))
-    with pytest.raises(OSError):
-        s.collect(number + 1, wanted(tickets))
+    raises(OSError, None, lambda: s.collect(number + 1, wanted(tickets)))
     GATE.fails = lambda: False
     collected(s, number, tickets[3:7], 3)
 
 
-def test_compressed_rows_may_expire_while_they_are_read() -> None:
+def test_compressed_rows_may_expire_while_they_are_read():
     s, tickets = filled(16, slack=0)
     GATE.open.clear()
     number = s.request([(0, tickets)])
@@ -96,7 +94,7 @@ def test_compressed_rows_may_expire_while_they_are_read() -> None:
     assert not s.read([(0, tickets, out)]).any() and not out.any()
 
 
-def test_a_write_does_not_wait_for_other_rows() -> None:
+def test_a_write_does_not_wait_for_other_rows():
     s, tickets = filled(16, slack=4)
     GATE.open.clear()
     number = ask(s, tickets)
@@ -108,37 +106,30 @@ def test_a_write_does_not_wait_for_other_rows() -> None:
 
 
 @pytest.mark.parametrize("codec", [None, Zstd(chunk=2)])
-def test_a_write_waits_for_rows_that_it_overwrites(codec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without a request that has begun."""
+def test_a_write_waits_for_rows_that_it_overwrites(codec, monkeypatch):
     s = store(codec, slack=0)
     for begun in (True, False):
         if not begun:
-            monkeypatch.setattr(reads.ReadAhead, "_runs", lambda self: False)
+            monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
         tickets = write(s, 0, 16)
         number = ask(s, tickets)
         write(s, 100, 16)
         collected(s, number, tickets)
 
 
-def test_two_requests_are_kept_and_their_arrays_reused() -> None:
+def test_two_requests_are_kept_and_their_arrays_reused():
     s, tickets = filled()
-    empty = s.nbytes
-    numbers = []
+    empty, numbers, arrays = s.nbytes, [], set()
     for _ in range(6):
         numbers.append(ask(s, tickets))
         settle(s)
         collected(s, numbers[-1], tickets)
-        held = list(s._ahead._requests.values())
-        assert len(held) <= 2
-    assert s.nbytes - empty == 2 * (12 * 5 + 12 * 4)
-    arrays = {id(out) for r in held for out in r.outs}
-    ask(s, tickets)
-    settle(s)
-    assert {id(out) for r in s._ahead._requests.values() for out in r.outs} == arrays
+        arrays |= {id(out) for request in s._ahead._requests.values() for out in request.outs}
+    assert len(arrays) == 4 and s.nbytes - empty == 2 * (12 * 5 + 12 * 4)
     collected(s, numbers[0], tickets)  # dropped: read again
 
 
-def test_collect_runs_a_waiting_request() -> None:
+def test_collect_runs_a_waiting_request():
     s, tickets = filled()
     GATE.open.clear()
     ask(s, tickets)
@@ -149,12 +140,12 @@ def test_collect_runs_a_waiting_request() -> None:
     GATE.open.set()
 
 
-def test_a_thread_that_cannot_start_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any) -> None:
+def test_a_thread_that_cannot_start_is_no_error(monkeypatch):
+    def fail(self):
         raise RuntimeError("can't start new thread")
 
     s, tickets = filled()
-    monkeypatch.setattr(reads.threading.Thread, "start", fail)
+    monkeypatch.setattr(read_ahead.threading.Thread, "start", fail)
     collected(s, ask(s, tickets), tickets)
     monkeypatch.undo()
     ask(s, tickets)
@@ -162,7 +153,7 @@ def test_a_thread_that_cannot_start_is_no_error(monkeypatch: pytest.MonkeyPatch)
     assert own_thread(s).is_alive()
 
 
-def test_a_failed_decoding_is_retried() -> None:
+def test_a_failed_decoding_is_retried():
     for n in range(5):
         s, tickets = filled()
         before = {name: np.asarray(array).tobytes() for name, array in s.to_arrays().items()}
@@ -182,30 +173,26 @@ def test_a_failed_decoding_is_retried() -> None:
         s.close()
 
 
-def test_a_failed_allocation_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise MemoryError
-
+def test_a_failed_allocation_is_no_error(monkeypatch):
     s, tickets = filled()
-    monkeypatch.setattr(reads.np, "empty", fail)
+    monkeypatch.setattr(read_ahead.np, "empty", mock.Mock(side_effect=MemoryError))
     number = ask(s, tickets)
     settle(s)
     monkeypatch.undo()
     collected(s, number, tickets)
 
 
-def test_a_closed_store_is_an_error() -> None:
+def test_a_closed_store_is_an_error():
     s, tickets = filled()
     number = ask(s, tickets)
-    s.close()
-    s.close()
-    with pytest.raises(StoreClosed):
-        s.collect(number, wanted(tickets))
+    for _ in range(2):
+        s.close()
+    pytest.raises(StoreClosed, s.collect, number, wanted(tickets))
     pytest.raises(StoreClosed, ask, s, tickets)
     soon(lambda: not own_thread(s).is_alive())
 
 
-def test_the_thread_keeps_no_store_alive() -> None:
+def test_the_thread_keeps_no_store_alive():
     s, tickets = filled()
     GATE.open.clear()
     ask(s, tickets)
@@ -223,7 +210,7 @@ PROGRAM = st.lists(st.tuples(st.sampled_from("wwrrcpd"), st.integers(0, 2**16)),
 @pytest.mark.parametrize("codec", [Zstd(chunk=4), Gated()])
 @example(program=[("w", 0), ("r", 0), ("c", 0), ("w", 0), ("c", 0)])  # collected again after eviction
 @given(program=PROGRAM)
-def test_collect_returns_the_rows_at_the_request(codec: Any, program: list[tuple[str, int]]) -> None:
+def test_collect_returns_the_rows_at_the_request(codec, program):
     s = store(codec, length=8, slack=2)
     tickets, asked, rows = np.zeros(1, np.uint64), [], 0
     for verb, seed in program:
@@ -256,8 +243,8 @@ def test_collect_returns_the_rows_at_the_request(codec: Any, program: list[tuple
     s.close()
 
 
-def test_a_write_of_one_row_finishes_requests_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads.ReadAhead, "_runs", lambda self: False)
+def test_a_write_of_one_row_finishes_requests_of_the_oldest(monkeypatch):
+    monkeypatch.setattr(read_ahead.ReadAhead, "_runs", lambda self: False)
     s, tickets = filled(16, slack=0)
     number = ask(s, tickets[:3])
     write(s, 100, 1)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,22 +18,22 @@ KIND = pytest.mark.parametrize("kind", ["memmap", "files"])
 
 
 @pytest.fixture
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_segments(monkeypatch):
     monkeypatch.setattr(file_arena.FileArena, "small", 1024)
 
 
-def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_row(tmp_path):
     support.check_killed("files", tmp_path / "store", 12)
 
 
 @KIND
-def test_flushed_rows_survive_a_power_failure(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flushed_rows_survive_a_power_failure(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(file_arena.FileArena, "small", 8192)
     for seed in range(8):
         support.check_power_failed(kind, seed, tmp_path / str(seed))
 
 
-def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_waits_for_every_file(tmp_path, monkeypatch):
     store = support.opened("files", tmp_path / "0")
     support.write(store, np.random.default_rng(0))
     waited, real = list[str](), os.fsync
@@ -43,7 +42,7 @@ def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     there = {str(p) for p in (tmp_path / "0").iterdir()}
     assert set(waited) == there | {str(tmp_path / "0")} and waited[-1] == str(tmp_path / "0")
 
-    def broken(fd: int) -> None:
+    def broken(fd):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
@@ -55,14 +54,13 @@ def test_flush_waits_for_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("small_segments")
 @KIND
 @pytest.mark.parametrize("verify", [True, False], ids=["full", "lazy"])
-def test_truncated_and_flipped_files_show_no_wrong_row(kind: str, verify: bool, tmp_path: Path) -> None:
+def test_truncated_and_flipped_files_show_no_wrong_row(kind, verify, tmp_path):
     support.check_damages(kind, verify, False, tmp_path)
 
 
 @pytest.mark.usefixtures("small_segments")
 @KIND
-def test_files_of_two_moments_show_no_wrong_row(kind: str, tmp_path: Path) -> None:
-    """Every choice of files from an older and a newer copy of one folder."""
+def test_files_of_two_moments_show_no_wrong_row(kind, tmp_path):
     path = tmp_path / "0"
     support.small(kind, path, 3)
     shutil.copytree(path, tmp_path / "old")
@@ -70,7 +68,7 @@ def test_files_of_two_moments_show_no_wrong_row(kind: str, tmp_path: Path) -> No
     shutil.copytree(path, tmp_path / "new")
     rows = support.rows_there(kind, path)
     names = sorted({p.name for m in ("old", "new") for p in (tmp_path / m).iterdir()} - {"lock", "manifest.json"})
-    said: dict[str, int] = {}
+    said = {}
     rng = np.random.default_rng(0)
     for choice in range(2 ** len(names)) if len(names) < 6 else rng.integers(0, 2 ** len(names), 60).tolist():
         mixed = tmp_path / "mixed"
@@ -92,7 +90,7 @@ def test_files_of_two_moments_show_no_wrong_row(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("small_segments")
 @KIND
-def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
+def test_foreign_and_missing_files_are_found(kind, tmp_path):
     for seed, name in enumerate(("mine", "other")):
         support.small(kind, tmp_path / name, 4, seed)
     rows = support.rows_there(kind, tmp_path / "mine")
@@ -112,7 +110,7 @@ def test_foreign_and_missing_files_are_found(kind: str, tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_longest_valid_run_agrees_with_a_search(data: st.DataObject) -> None:
+def test_longest_valid_run_agrees_with_a_search(data):
     lanes, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     count = np.array(data.draw(st.lists(st.integers(0, 30), min_size=lanes, max_size=lanes)))
     low = np.maximum(count - data.draw(st.integers(length, 12)), 0)
@@ -135,7 +133,7 @@ def test_longest_valid_run_agrees_with_a_search(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_a_checksum_covers_row_place_and_store(data: st.DataObject) -> None:
+def test_a_checksum_covers_row_place_and_store(data):
     row = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 28, 29, 400]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows, seed = rng.integers(0, 256, (5, row), np.uint8), int(rng.integers(2**63))

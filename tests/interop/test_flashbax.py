@@ -1,14 +1,12 @@
 """flashbax states made by hand, as dicts: rings, queues and trees of priorities."""
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf.interop import _columns, _flashbax, from_flashbax
+from tests.support.refusals import raises
 
 LENGTH, PERIOD, ALPHA = 8, 2, 0.7
 
@@ -18,7 +16,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(_columns, "BLOCK_BYTES", 48)
 
 
-def ring(lanes: int, number: int) -> tuple[dict[str, Any], np.ndarray]:
+def ring(lanes, number):
     """Return a state after `number` rows a lane, and the t of the rows that it holds, oldest first: [n, E]."""
     held = np.arange(max(0, number - LENGTH), number)
     rows = held + 1000 * np.arange(lanes)[:, None]
@@ -28,7 +26,7 @@ def ring(lanes: int, number: int) -> tuple[dict[str, Any], np.ndarray]:
     return {"experience": experience, "current_index": number % LENGTH, "is_full": number >= LENGTH}, rows.T
 
 
-def tree(powers: np.ndarray, largest: float) -> dict[str, Any]:
+def tree(powers, largest):
     levels = [np.asarray(powers, np.float32).reshape(-1)]
     while len(levels[0]) > 1:
         levels.insert(0, levels[0].reshape(-1, 2).sum(axis=1))
@@ -52,8 +50,7 @@ def test_the_caller_chooses_buffer_names_and_rows():
     compressed = fbuf.Buffer(40, lanes=2, storage=fbuf.storages.Compressed(keys=("frame",)))
     buffer, ours = from_flashbax(state, buffer=compressed, fields={"obs": "frame"}, newest=4)
     assert buffer is compressed and np.array_equal(buffer.last(ours, 4).data["frame"][..., 0], held[-4:])
-    with pytest.raises(ValueError, match=r"rows are in 2 lanes, but buffer has one stream .* lanes=2"):
-        from_flashbax(state, buffer=fbuf.Buffer(40))
+    raises(ValueError, r"rows are in 2 lanes, but buffer has one", lambda: from_flashbax(state, buffer=fbuf.Buffer(40)))
     single, held = ring(1, 5)
     buffer, ours = from_flashbax(single, buffer=fbuf.Buffer(40, lanes=1), fields=["step/t"])
     assert buffer.last(ours, 5).data["step"]["t"].tolist() == held.tolist()
@@ -66,27 +63,6 @@ def test_queues_are_read_from_their_oldest_row():
     assert buffer.rows(ours).data["step"]["t"].tolist() == [7, 8, 9, 10, 11, 12]
     buffer, ours = from_flashbax(queue | {"read_index": 5, "is_full": True})
     assert buffer.rows(ours).data["step"]["t"].tolist() == [5, 6, 7, 8, 9, 10, 11, 12]
-
-
-def test_priorities_are_those_of_windows_and_the_largest_of_other_rows():
-    """Rows 11 to 18 of each lane are held; the window of row 18 is not complete and has priority 0."""
-    state, held = ring(2, 19)
-    magnitude = np.linspace(0.2, 3.0, 8).reshape(2, LENGTH // PERIOD)
-    magnitude[:, 18 % LENGTH // PERIOD] = 0
-    state["sum_tree_state"] = tree(magnitude**ALPHA, largest=5.0**ALPHA)
-    buffer, ours = from_flashbax(state, priority_exponent=ALPHA)
-    assert buffer.sampler == fbuf.samplers.Prioritized(alpha=ALPHA)
-    _, batch = buffer.sample(ours, jax.random.key(0), 512)
-    chance = dict(zip(np.asarray(batch.data["step"]["t"]).tolist(), np.asarray(batch.probability), strict=True))
-    wanted = {}
-    for t in held.reshape(-1).tolist():
-        lane, place = t // 1000, t % 1000 % LENGTH
-        begins = place % PERIOD == 0 and magnitude[lane, place // PERIOD] > 0
-        wanted[t] = (magnitude[lane, place // PERIOD] if begins else 5.0) ** ALPHA
-    total = sum(wanted.values())
-    assert chance.keys() == wanted.keys()
-    np.testing.assert_allclose([chance[t] for t in wanted], [p / total for p in wanted.values()], rtol=2e-5)
-    assert from_flashbax(state, priorities=False)[0].sampler == fbuf.samplers.Uniform()
 
 
 def test_invalid_states_are_refused():
@@ -103,8 +79,7 @@ def test_invalid_states_are_refused():
         (state | {"sum_tree_state": nodes | {"nodes": np.ones(14)}}, ValueError, "the tree has 14 nodes"),
     ):
         pytest.raises(error, from_flashbax, wrong, priority_exponent=ALPHA).match(match)
-    with pytest.raises(ValueError, match="priority_exponent is None"):
-        from_flashbax(state | {"sum_tree_state": nodes})
+    raises(ValueError, "priority_exponent is None", from_flashbax, state | {"sum_tree_state": nodes})
 
 
 def test_only_the_rows_asked_for_are_fetched_from_an_accelerator():

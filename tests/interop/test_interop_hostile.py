@@ -1,5 +1,6 @@
 """npz and h5 files that are damaged, cut off or malicious: an error, or the rows that were written."""
 
+import contextlib
 import importlib
 import io
 import json
@@ -17,6 +18,7 @@ import fbuf
 from fbuf.interop import from_arrays, from_file, to_file
 from fbuf.interop._columns import check_name, check_shape, read_json
 from tests.support.interop import ROWS, check_flips, check_truncations, npy, packed, read_file, written
+from tests.support.refusals import raises
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -31,6 +33,10 @@ def test_any_bytes_are_refused(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("any") / "a.npz"
     path.write_bytes(data)
     pytest.raises(ValueError, read_file, path)
+    try:
+        assert isinstance(read_json(path), dict)
+    except ValueError as error:
+        assert str(path) in str(error)
 
 
 DTYPES = ["'<f4'", "'|O'", "'<f8'", "[('a', '<f4')]", "'>i4'", "__import__('os')", "'<U3'", "'|b1'", "'<V2'"]
@@ -80,12 +86,6 @@ def test_invalid_members_are_refused(members, match, tmp_path):
     pytest.raises(ValueError, lambda: read_file(packed(tmp_path / "a.npz", members))).match(match)
 
 
-def test_invalid_members_can_be_left_out(tmp_path):
-    members = {"o.npy": npy(np.array([{}], object)), "x.npy": npy(np.arange(3, dtype=np.int32))}
-    buffer, state = from_file(packed(tmp_path / "a.npz", members), fields=["x"])
-    assert buffer.rows(state).data["x"].tolist() == [0, 1, 2]
-
-
 def test_false_descriptions_are_refused(tmp_path):
     written(tmp_path, False)
     with zipfile.ZipFile(tmp_path / "a.npz") as file:
@@ -103,8 +103,7 @@ def test_false_descriptions_are_refused(tmp_path):
         ({"columns": ["a"]}, "column 'b' is missing or unknown"),
     ):
         members["__fbuf__.npy"] = npy(np.frombuffer(json.dumps(about | entries).encode(), np.uint8))
-        with pytest.raises(ValueError, match=match):
-            read_file(packed(tmp_path / "b.npz", members))
+        raises(ValueError, match, lambda: read_file(packed(tmp_path / "b.npz", members)))
 
 
 def test_a_zip_that_claims_more_than_it_can_hold_allocates_nothing(tmp_path):
@@ -119,31 +118,17 @@ def test_a_zip_that_claims_more_than_it_can_hold_allocates_nothing(tmp_path):
 
 @given(name=st.text("./\\\0ab", max_size=6) | st.text(max_size=20))
 def test_names_stay_in_their_folder(name):
-    try:
+    with contextlib.suppress(ValueError):
         check_name("here", name)
-    except ValueError:
-        return
-    path = Path("/x").joinpath(name)
-    assert ".." not in path.parts and path.is_relative_to("/x") and path != Path("/x")
+        path = Path("/x").joinpath(name)
+        assert ".." not in path.parts and path.is_relative_to("/x") and path != Path("/x")
 
 
 @given(value=st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
 def test_shapes_are_small_or_refused(value):
-    try:
+    with contextlib.suppress(ValueError):
         shape = check_shape("here", value)
-    except ValueError:
-        return
-    assert len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
-
-
-@given(text=st.binary(max_size=100))
-def test_any_json_is_an_object_or_refused(text, tmp_path_factory):
-    path = tmp_path_factory.mktemp("json") / "a.json"
-    path.write_bytes(text)
-    try:
-        assert isinstance(read_json(path), dict)
-    except ValueError as error:
-        assert str(path) in str(error)
+        assert len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
 
 
 def test_links_to_other_files_are_refused(tmp_path):
@@ -173,20 +158,7 @@ def test_data_that_was_never_written_is_refused(tmp_path):
             data = file.create_dataset("x", (6,), np.int32, **settings)
             if name == "chunks":
                 data[:4] = 1
-        with pytest.raises(ValueError, match="its writer did not finish"):
-            from_file(tmp_path / f"{name}.h5")
-
-
-def test_data_sets_of_other_dtypes_can_be_left_out(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.arange(3, dtype=np.int32)
-        file["text"] = ["a", "b", "c"]
-        file.create_dataset("big", data=np.arange(3, dtype=">i4"))
-    with pytest.raises(ValueError, match="data set 'big' is >i4; expected plain little-endian numbers. Leave it out"):
-        from_file(tmp_path / "a.h5")
-    pytest.raises(ValueError, lambda: from_file(tmp_path / "a.h5", fields=["text"])).match("data set 'text' is object")
-    buffer, state = from_file(tmp_path / "a.h5", fields=["x"])
-    assert buffer.rows(state).data["x"].tolist() == [0, 1, 2]
+        raises(ValueError, "its writer did not finish", from_file, tmp_path / f"{name}.h5")
 
 
 def test_invalid_and_missing_files_are_named(tmp_path):
@@ -197,8 +169,7 @@ def test_invalid_and_missing_files_are_named(tmp_path):
         ("none.npz", FileNotFoundError, "none.npz"),
         ("a.csv", ValueError, "expected .npz, .h5 or .hdf5"),
     ):
-        with pytest.raises(error, match=match):
-            from_file(tmp_path / name)
+        raises(error, match, from_file, tmp_path / name)
 
 
 def test_missing_packages_are_named(monkeypatch, tmp_path):
@@ -206,11 +177,9 @@ def test_missing_packages_are_named(monkeypatch, tmp_path):
     for name in ("h5py", "tensorstore", "minari", "orbax", "orbax.checkpoint"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "fbuf.orbax", raising=False)
-    with pytest.raises(ImportError, match=r'pip install "fbuf\[h5\]", or write an .npz'):
-        to_file(tmp_path / "a.h5", buffer, state)
+    raises(ImportError, r'pip install "fbuf\[h5\]", or write an .npz', to_file, tmp_path / "a.h5", buffer, state)
     pytest.raises(ImportError, fbuf.interop.from_vault, tmp_path).match(r'pip install "fbuf\[vault\]"')
     with pytest.raises(ImportError, match=r'minari is missing .* Run pip install "fbuf\[minari\]"'):
         fbuf.datasets.minari("D4RL/door", download=True, root=tmp_path / "ours", source=tmp_path / "minari")
-    with pytest.raises(ImportError, match=r'fbuf.orbax: orbax is missing .*pip install "fbuf\[orbax\]"'):
-        importlib.import_module("fbuf.orbax")
+    raises(ImportError, r"fbuf.orbax: orbax is missing .*pip install", importlib.import_module, "fbuf.orbax")
     assert not list(tmp_path.iterdir())

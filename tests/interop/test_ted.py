@@ -189,13 +189,3 @@ def test_invalid_arguments_are_refused(tmp_path):
         with pytest.raises(ValueError, match=match):
             to_ted(tmp_path / "a.npz", buffer, state, **settings)
     assert not list(tmp_path.iterdir())
-
-
-def test_short_lanes_share_blocks():
-    class Fake:
-        def block(self, name):
-            return 4
-
-    plan = _ted.Plan(np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1]], bool), *[np.zeros((3, 3), bool)] * 5, 0)
-    blocks = [(age.tolist(), lane.tolist()) for age, lane, _ in _ted._kept(Fake(), plan, "x")]
-    assert blocks == [([0, 1, 2, 0], [0, 0, 0, 1]), ([2, 1, 2], [1, 2, 2])]

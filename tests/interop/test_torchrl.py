@@ -1,6 +1,7 @@
 """torchrl dumps made by hand: row by row, torn, false, and some that would run code in torchrl's own loader."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -15,7 +16,69 @@ import fbuf
 from fbuf._core.pytree import named_leaves
 from fbuf.interop import _columns, _torchrl, from_torchrl
 from tests.support.processes import run_python
-from tests.support.torchrl_dumps import edit, write_dump, write_ring, write_sampler
+from tests.support.refusals import raises
+
+ROOM = 8  # rows of a ring
+
+
+def write_dump(path, leaves, *, cursor, count, batch):
+    """Write what `rb.dumps` of a tensordict storage does: leaves `[*batch, ...]` under names with slashes."""
+    about = {path / "storage": {}}
+    for name, leaf in leaves.items():
+        *parents, last = name.split("/")
+        folder = path / "storage"
+        for parent in parents:
+            about[folder][parent] = {"type": "TensorDict"}
+            folder /= parent
+            about.setdefault(folder, {})
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{last}.memmap").write_bytes(np.ascontiguousarray(leaf).tobytes())
+        described = {"dtype": f"torch.{leaf.dtype.name}", "shape": list(leaf.shape)}
+        about[folder][last] = described | {"device": "cpu", "is_nested": False}
+    for folder, entries in about.items():
+        entries |= {"shape": batch, "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+        (folder / "meta.json").write_text(json.dumps(entries))
+    held = min(count, batch[0]) * math.prod(batch[1:])
+    stored = {"metadata": {}, "is_pytree": False, "len": held}
+    (path / "storage" / "storage_metadata.json").write_text(json.dumps(stored))
+    (path / "writer").mkdir()
+    (path / "writer" / "metadata.json").write_text(json.dumps({"cursor": cursor, "write_count": count}))
+    return path
+
+
+def write_ring(path, count=13):
+    """Write a ring of 8 rows after `count` were written; return its path and the rows that it holds, oldest first."""
+    held = np.arange(max(0, count - ROOM), count)
+    t = np.zeros(ROOM, np.int64)
+    t[held % ROOM] = held
+    leaves = {
+        "action": t,
+        "observation": np.repeat(t[:, None], 3, 1).astype(np.float32),
+        "next/reward": t[:, None].astype(np.float32),
+        "next/terminated": (t % 5 == 4)[:, None],
+        "index": np.arange(ROOM),
+    }
+    return write_dump(path, leaves, cursor=count % ROOM, count=count, batch=[ROOM]), held
+
+
+def write_sampler(path, leaves, alpha, eps, **more):
+    """Write priorities, to the power alpha."""
+    (path / "sampler").mkdir(exist_ok=True)
+    about = {"_alpha": alpha, "_beta": 0.9, "_eps": eps, "_max_capacity": float(len(leaves))}
+    (path / "sampler" / "sampler_metadata.json").write_text(json.dumps(about | {"_max_priority": [1.0, 0.0]} | more))
+    (path / "sampler" / "sumtree.memmap").write_bytes(leaves.astype(np.float64).tobytes())
+
+
+def edit(path, **entries):
+    """Change entries of a JSON file; `__` in a name leads into an object."""
+    about = json.loads(path.read_text())
+    for name, value in entries.items():
+        at = about
+        *parents, last = name.split("__")
+        for parent in parents:
+            at = at[parent]
+        at[last] = value
+    path.write_text(json.dumps(about))
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +128,7 @@ def test_lanes_and_windows_are_told_apart(tmp_path):
     buffer, state = from_torchrl(windows)
     assert buffer.lanes is None and buffer.rows(state).data["x"].shape == (6, 4)
     about.write_text(json.dumps({"metadata": {}, "is_pytree": False, "len": 12}))
-    with pytest.raises(ValueError, match="may be 4 lanes, or rows that are windows of 4 steps. Pass lanes=4"):
-        from_torchrl(windows)
+    raises(ValueError, "may be 4 lanes, or rows that are windows of 4 steps. Pass lanes=4", from_torchrl, windows)
 
 
 def test_the_folder_of_a_memmap_storage_is_read(tmp_path):
@@ -129,7 +191,6 @@ FILES = ("storage/meta.json", "storage/storage_metadata.json", "writer/metadata.
 @given(value=JSON, file=st.sampled_from(FILES), data=st.data())
 @settings(max_examples=100)
 def test_any_description_is_read_or_refused(value, file, data, tmp_path_factory):
-    """Any JSON, or a true description with one entry changed, gives rows or an error that names the file."""
     path, _ = write_ring(tmp_path_factory.mktemp("any") / "d")
     write_sampler(path, np.ones(8), 0.6, 1e-8)
     about = json.loads((path / file).read_text())
@@ -154,17 +215,14 @@ def test_storage_and_writer_of_different_dumps_are_refused(tmp_path):
     """torchrl loads such a dump and continues at the wrong row."""
     path, _ = write_ring(tmp_path / "d", 6)
     edit(path / "writer" / "metadata.json", cursor=4, write_count=4)
-    with pytest.raises(ValueError, match="cursor is 4, but the storage holds 6 of 8 rows.*files are of two dumps"):
-        from_torchrl(path)
+    raises(ValueError, "cursor is 4, but the storage holds 6 of 8 rows.*files are of two dumps", from_torchrl, path)
     buffer, state = from_torchrl(path, cursor=6)
     assert buffer.rows(state).data["action"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_every_truncation_is_noticed(tmp_path):
     path, _ = write_ring(tmp_path / "d")
-    for file in sorted(path.rglob("*")):
-        if not file.is_file():
-            continue
+    for file in (file for file in path.rglob("*") if file.is_file()):
         text = file.read_bytes()
         for size in range(0, len(text), 7):
             file.write_bytes(text[:size])
@@ -211,8 +269,7 @@ def test_text_and_ragged_leaves_can_be_left_out(tmp_path):
     folder = path / "storage" / "name"
     folder.mkdir()
     (folder / "other.pickle").write_bytes(pickle.dumps("x"))
-    with pytest.raises(ValueError, match=r"leaf 'name' is a NonTensorData, in .*name/other.pickle, which is a pickle"):
-        from_torchrl(path)
+    raises(ValueError, r"leaf 'name' is a NonTensorData, in .*name/other.pickle, which is a pickle", from_torchrl, path)
     pytest.raises(ValueError, from_torchrl, path, fields=["ragged"]).match("leaf 'ragged' is a nested tensor")
     buffer, state = from_torchrl(path, fields=["action"])
     assert buffer.rows(state).data["action"].tolist() == held.tolist()
@@ -289,7 +346,6 @@ class Payload:
 
 
 def test_nothing_is_unpickled_evaluated_or_imported(tmp_path):
-    """Dumps that run code in torchrl's loader are read or refused; a hook watches the interpreter."""
     payload = Payload(tmp_path / "ran")
     write_ring(tmp_path / "good")
     np.savez(tmp_path / "good.npz", x=np.zeros(3, np.float32))

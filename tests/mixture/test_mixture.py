@@ -12,6 +12,7 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Epoch
+from tests.support import refusals
 from tests.support.mixture import (
     EXAMPLE,
     MODES,
@@ -140,89 +141,81 @@ def test_a_mixture_is_a_value():
     assert repr(state).startswith("MixtureState(a, b)\n\na: BufferState(20 of 20 rows)")
 
 
+SETTINGS = """
+fbuf.Mixture(U) => TypeError buffers is Buffer; expected a dict
+fbuf.Mixture({}) => ValueError buffers is empty
+fbuf.Mixture({"a": 1}) => TypeError 'a' is int; expected a Buffer
+fbuf.Mixture({"a/b": U}) => ValueError buffer name is 'a/b'
+fbuf.Mixture((("a", U), ("a", U))) => ValueError two buffers are named 'a'
+fbuf.Mixture({"a": dataclasses.replace(U, prefetch=1, batch_size=4)}) => ValueError 'a' has prefetch=1
+fbuf.Mixture({"a": dataclasses.replace(U, storage=fbuf.storages.Ragged())}) => TypeError 'a' has Ragged
+two(fractions={"a": 0.4, "b": 0.5}) => ValueError sum of fractions is 0.9; expected 1
+two(fractions={"a": 1.0}) => ValueError fractions lacks 'b'
+two(fractions={"c": 1.0}) => ValueError fractions names 'c'; expected the buffers a, b
+two(fractions={"a": -1, "b": 2}) => ValueError the fraction of 'a' is -1
+two(fractions=(1.0,)) => TypeError expected a dict of a, b
+two(quota="each") => ValueError quota is 'each'; expected "exact", "random" or "all"
+two(target=None) => ValueError target is None
+two(normalize="buffer") => ValueError normalize is 'buffer'; expected "batch" or None.
+two(if_empty="raise") => ValueError if_empty is 'raise'
+two(annealed=1) => TypeError annealed is 1
+two(quota="all", annealed=True) => ValueError quota is "all"; expected fractions=None
+two(beta=-1) => ValueError beta is -1
+"""
+ARGUMENTS = """
+mixture.init({"a": EXAMPLE}) => ValueError Mixture.init: examples is a; expected one row, or
+mixture.init({"a": state["b"], "b": EXAMPLE}) => ValueError another buffer
+mixture.sample(state["a"], key, 4) => TypeError state is BufferState; expected MixtureState
+mixture.extend(state, "c", EXAMPLE) => ValueError name is 'c'; expected one of a, b
+state["c"] => KeyError buffer is 'c'
+mixture.add(state, EXAMPLE, "a") => TypeError name is | expected one of a, b
+mixture.plan({"a": EXAMPLE}) => ValueError Mixture.plan: examples is a; expected one row for each
+mixture.peek(state, key, 4, fractions={"a": jnp.array(True)}) => TypeError a number from 0 to 1
+fbuf.Mixture({"a": mixture["a"]}).size(state) => ValueError state of a, b; expected a
+two(annealed=True).size(state) => ValueError expected a, b, annealed
+two(fbuf.uniform(21)).sample(state, key, 4) => ValueError another buffer
+jax.jit(lambda n: mixture.sample(state, key, n))(4) => TypeError batch_size is traced
+mixture.sample(state, key, 0) => ValueError Mixture.sample: batch_size is 0
+mixture.sample(state, key, {"a": 4}) => TypeError batch_size is a dict; expected an int
+every.sample(state, key, 4) => TypeError batch_size is 4; expected a dict
+every.sample(state, key, {"a": 4}) => ValueError batch_size lacks 'b'
+every.sample(state, key, {"a": 4, "b": 4}, fractions={"a": 1}) => ValueError given; expected None
+mixture.sample(state, key, 4, beta=-1) => ValueError beta is -1
+mixture.sample(state, key, 4, fractions=0.5) => TypeError fractions is 0.5; expected a dict
+mixture.sample(state, key, 4, fractions={"a": 1, "b": 0.5}) => ValueError sum of fractions is 1.5
+mixture.sample(state, key, 4, fractions={"a": jnp.ones(2)}) => ValueError has shape [2]
+mixture.sample(state, key, 4, fractions={"a": "x"}) => TypeError 'a' is 'x'; expected a number
+two(fractions={"a": 1.0, "b": 0.0}).sample(state, key, 4, fractions={"a": 0.5}) => ValueError fractions lacks b
+mixture.update_priority(state, index, jnp.ones(4)) => TypeError no buffer has priorities
+mixture.update_rows(state, fbuf.Index(index.slot, index.ticket), {}) => TypeError
+    index is Index; expected a MixtureIndex
+mixture["a"].get(state["a"], index) => TypeError
+    Buffer.get: index is MixtureIndex; expected the Index of a batch. Pass mixture.route(batch.index, name)
+own.update_priority(held, index, jnp.ones(4)) => TypeError Buffer.update_priority: index is MixtureIndex
+mixture.update_rows(state, index, {"x": jnp.ones(4)}) => ValueError leaf 'x'
+mixture.set(state, fractions={"a": 1}) => ValueError annealed is False
+mixture.set(state, alpha=1) => ValueError
+    'alpha' is unknown; expected fractions or beta. Write set(state, 'a', alpha=...).
+mixture.set(state, "a", alpha=1) => ValueError has no number 'alpha'
+mixture.set(state, "a", fractions={"a": 1}) => ValueError fractions belong to the mixture
+"""
+U = fbuf.uniform(10)
+
+
 def test_invalid_settings_are_refused():
-    u = fbuf.uniform(10)
-    raises(TypeError, "buffers is Buffer; expected a dict", lambda: fbuf.Mixture(u))
-    raises(ValueError, "buffers is empty", lambda: fbuf.Mixture({}))
-    raises(TypeError, "'a' is int; expected a Buffer", lambda: fbuf.Mixture({"a": 1}))
-    raises(ValueError, "buffer name is 'a/b'", lambda: fbuf.Mixture({"a/b": u}))
-    raises(ValueError, "two buffers are named 'a'", lambda: fbuf.Mixture((("a", u), ("a", u))))
-    ahead = dataclasses.replace(u, prefetch=1, batch_size=4)
-    raises(ValueError, "'a' has prefetch=1", lambda: fbuf.Mixture({"a": ahead}))
-    ragged = dataclasses.replace(u, storage=fbuf.storages.Ragged())
-    raises(TypeError, "'a' has Ragged", lambda: fbuf.Mixture({"a": ragged}))
-    raises(ValueError, "sum of fractions is 0.9; expected 1", lambda: two(fractions={"a": 0.4, "b": 0.5}))
-    raises(ValueError, "sum of fractions is 0; expected 1", lambda: two(fractions={"a": 0, "b": 0}))
-    raises(ValueError, "fractions lacks 'b'", lambda: two(fractions={"a": 1.0}))
-    raises(ValueError, "fractions names 'c'; expected the buffers a, b", lambda: two(fractions={"c": 1.0}))
-    raises(ValueError, "the fraction of 'a' is -1", lambda: two(fractions={"a": -1, "b": 2}))
-    raises(TypeError, "expected a dict of a, b", lambda: two(fractions=(1.0,)))
-    raises(ValueError, 'quota is \'each\'; expected "exact", "random" or "all"', lambda: two(quota="each"))
-    raises(ValueError, "target is None", lambda: two(target=None))
-    raises(ValueError, r'normalize is .buffer.; expected "batch" or None\.', lambda: two(normalize="buffer"))
-    raises(ValueError, "if_empty is 'raise'", lambda: two(if_empty="raise"))
-    raises(TypeError, "annealed is 1", lambda: two(annealed=1))
-    raises(ValueError, 'quota is "all"; expected fractions=None', lambda: two(quota="all", annealed=True))
-    raises(ValueError, "beta is -1", lambda: two(beta=-1))
-    raises(ValueError, "quota is array", lambda: two(quota=np.array(["exact", "all"])))
+    refusals.check_all(SETTINGS, globals())
     assert two(beta=np.float32(0.5)) == two(beta=0.5)
     assert two(fractions={"a": np.asarray(0.5), "b": 0.5}).shares == (0.5, 0.5)
 
 
 def test_invalid_arguments_are_refused():
-    mixture, every = two(), two(quota="all")
-    state, key = filled(mixture), jax.random.key(0)
-    batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: mixture.peek(state, key, 4)))
-    raises(ValueError, "Mixture.init: examples is a; expected one row, or", lambda: mixture.init({"a": EXAMPLE}))
-    raises(ValueError, "another buffer", lambda: mixture.init({"a": state["b"], "b": EXAMPLE}))
-    raises(TypeError, "state is BufferState; expected MixtureState", lambda: mixture.sample(state["a"], key, 4))
-    raises(ValueError, "name is 'c'; expected one of a, b", lambda: mixture.extend(state, "c", EXAMPLE))
-    raises(KeyError, "buffer is 'c'", lambda: state["c"])
-    for row in (EXAMPLE, EXAMPLE["obs"], jnp.zeros(3)):
-        raises(TypeError, "name is .*; expected one of a, b", lambda row=row: mixture.add(state, row, "a"))
-    raises(ValueError, "Mixture.plan: examples is a; expected one row for each", lambda: mixture.plan({"a": EXAMPLE}))
-    for odd in (jnp.array(True), jnp.complex64(0.5)):
-        raises(TypeError, "a number from 0 to 1", lambda odd=odd: mixture.peek(state, key, 4, fractions={"a": odd}))
-    raises(ValueError, "state of a, b; expected a", lambda: fbuf.Mixture({"a": mixture["a"]}).size(state))
-    raises(ValueError, "expected a, b, annealed", lambda: two(annealed=True).size(state))
-    raises(ValueError, "another buffer", lambda: two(fbuf.uniform(21)).sample(state, key, 4))
-    raises(TypeError, "batch_size is traced", lambda: jax.jit(lambda n: mixture.sample(state, key, n))(4))
-    raises(ValueError, "Mixture.sample: batch_size is 0", lambda: mixture.sample(state, key, 0))
-    raises(TypeError, "batch_size is a dict; expected an int", lambda: mixture.sample(state, key, {"a": 4}))
-    raises(TypeError, "batch_size is 4; expected a dict", lambda: every.sample(state, key, 4))
-    raises(ValueError, "batch_size lacks 'b'", lambda: every.sample(state, key, {"a": 4}))
-    raises(ValueError, "'b': batch_size is 0", lambda: every.sample(state, key, {"a": 4, "b": 0}))
-    sizes = {"a": 4, "b": 4}
-    raises(ValueError, "given; expected None", lambda: every.sample(state, key, sizes, fractions={"a": 1}))
-    raises(ValueError, "beta is -1", lambda: mixture.sample(state, key, 4, beta=-1))
-    raises(TypeError, "fractions is 0.5; expected a dict", lambda: mixture.sample(state, key, 4, fractions=0.5))
-    raises(ValueError, "sum of fractions is 1.5", lambda: mixture.sample(state, key, 4, fractions={"a": 1, "b": 0.5}))
-    raises(ValueError, "names 'c'", lambda: mixture.sample(state, key, 4, fractions={"c": 1}))
-    raises(ValueError, r"has shape \[2\]", lambda: mixture.sample(state, key, 4, fractions={"a": jnp.ones(2)}))
-    raises(TypeError, "'a' is 'x'; expected a number", lambda: mixture.sample(state, key, 4, fractions={"a": "x"}))
-    whole = two(fractions={"a": 1.0, "b": 0.0})
-    raises(ValueError, "fractions lacks b", lambda: whole.sample(state, key, 4, fractions={"a": 0.5}))
-    raises(TypeError, "no buffer has priorities", lambda: mixture.update_priority(state, batch.index, jnp.ones(4)))
-    index = fbuf.Index(batch.index.slot, batch.index.ticket)
-    raises(TypeError, "index is Index; expected a MixtureIndex", lambda: mixture.update_rows(state, index, {}))
-    for verb in ("get", "update_rows", "update_priority"):
-        own = fbuf.prioritized(20) if verb == "update_priority" else mixture["a"]
-        held = own.init({name: leaf[0] for name, leaf in rows_of(0, 1).items()}) if own != mixture["a"] else state["a"]
-        args = [jnp.ones(4)] * (verb != "get")
-        raises(
-            TypeError,
-            rf"Buffer.{verb}: index is MixtureIndex; expected the Index of a batch. Pass mixture.route\(batch.index, name\)",
-            lambda own=own, verb=verb, args=args, held=held: getattr(own, verb)(held, batch.index, *args),
-        )
-    raises(ValueError, "leaf 'x'", lambda: mixture.update_rows(state, batch.index, {"x": jnp.ones(4)}))
-    raises(ValueError, "annealed is False", lambda: mixture.set(state, fractions={"a": 1}))
-    raises(
-        ValueError,
-        r"no number 'alpha' in fractions, beta\. Write set\(state, 'a', alpha=\.\.\.\)\.",
-        lambda: mixture.set(state, alpha=1),
+    mixture, own, key = two(), fbuf.prioritized(20), jax.random.key(0)
+    state, held = filled(mixture), own.init(EXAMPLE)
+    index = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: mixture.peek(state, key, 4).index)
     )
-    raises(ValueError, "has no number 'alpha'", lambda: mixture.set(state, "a", alpha=1))
-    raises(ValueError, "fractions belong to the mixture", lambda: mixture.set(state, "a", fractions={"a": 1}))
+    names = {"mixture": mixture, "every": two(quota="all"), "state": state, "key": key, "index": index}
+    refusals.check_all(ARGUMENTS, globals() | names | {"own": own, "held": held})
 
 
 def test_methods_of_buffers_alone_are_named():
@@ -265,15 +258,10 @@ def test_a_sampler_that_remembers_must_be_told_how_many():
             jax.eval_shape(lambda state, key, m=mixture: m.peek(state, key, 8), state, jax.random.key(0))
 
 
-def test_set_reaches_a_sampler():
+def test_set_reaches_a_sampler_and_a_donated_state_is_named():
     mixture = two(fbuf.prioritized(20))
     state = mixture.set(filled(mixture), "a", alpha=0.5, beta=0.25)
     assert (float(state["a"].sampler.alpha), float(state["a"].sampler.beta), float(state.beta)) == (0.5, 0.25, 1.0)
-
-
-def test_a_donated_state_is_named():
-    mixture = fbuf.Mixture({"a": fbuf.uniform(8), "b": fbuf.uniform(8)}, fractions={"a": 0.5, "b": 0.5})
-    state = mixture.init({"a": {"t": 0}, "b": {"t": 0}})
-    jax.jit(lambda state: mixture.extend(state, "a", {"t": jnp.arange(3)}), donate_argnums=0)(state)
+    jax.jit(lambda state: mixture.extend(state, "a", rows_of(0, 3)), donate_argnums=0)(state)
     for verb in (mixture.stats, mixture.size, lambda state: mixture.sample(state, jax.random.key(0), 4)):
         raises(RuntimeError, r"^(Mixture\.\w+|Buffer.size): the state was donated", verb, state)

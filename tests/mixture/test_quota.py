@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._mixture import quota as _quota
-from fbuf._mixture.draw import weigh
+from fbuf._buffer.mixture import quota as _quota
+from fbuf._buffer.mixture.draw import weigh
 from fbuf.samplers import Consume, Epoch, Prioritized
 from tests.support.uniformity import chi_square_z
 
@@ -71,11 +71,6 @@ def test_fractions_that_make_no_sense_count_as_none():
         got = np.asarray(_quota.normalized(jnp.asarray(odd, jnp.float32)))
         np.testing.assert_allclose(got, np.asarray(wanted, np.float32), rtol=1e-6)
     assert np.asarray(traced(np.zeros(3, np.float32), np.int32(9))).tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("total", [2**24 + 1, 2**30])
-def test_huge_batches_come_to_their_size(total):
-    assert int(np.asarray(traced(np.array([0.3, 0.7], np.float32), np.int32(total))).sum()) == total
 
 
 shared = jax.jit(_quota.shared)
@@ -149,15 +144,6 @@ def test_weights_are_those_of_the_closed_form(beta, normalize):
         np.testing.assert_allclose(weight, wanted, rtol=2e-6)
 
 
-def test_a_weighted_mean_is_the_mean_of_what_is_meant():
-    value = np.random.default_rng(1).normal(size=10)
-    source, _, share, mask, probability, weight = weights("union", 1.0, None)
-    np.testing.assert_allclose(np.sum(probability * weight * value), value[mask].mean(), rtol=1e-5)
-    source, _, share, mask, probability, weight = weights("source", 1.0, None)
-    means = np.array([value[source == s].mean() for s in range(3)])
-    np.testing.assert_allclose(np.sum(probability * weight * value), np.sum(share * means), rtol=1e-5)
-
-
 LIMITED = {
     "Epoch": Epoch(),
     "Epoch(drop_last=True)": Epoch(drop_last=True),
@@ -177,7 +163,7 @@ def test_draw_some_equals_a_smaller_draw(name):
     if sampler.prioritized:
         index = buffer.rows(state).index
         state = buffer.update_priority(state, index, jnp.arange(1.0, 31.0))
-    held = fbuf._buffer.state_ops.eligible_set(buffer, state)
+    held = fbuf._buffer.state.eligible_set(buffer, state)
 
     @jax.jit
     def some(own, key, wanted):
@@ -202,29 +188,6 @@ def test_draw_some_equals_a_smaller_draw(name):
         assert len(set(drawn[:20])) == 20
     if name == "Epoch(drop_last=True)":
         assert len(drawn) == 27 and len(set(drawn[:20])) == 20
-
-
-def test_a_part_of_a_draw_without_replacement_is_one_of_that_size():
-    sampler = Prioritized(replace=False, alpha=1.0, eps=0.0)
-    buffer = fbuf.Buffer(6, sampler=sampler)
-    priority = jnp.array([1.0, 1, 2, 3, 5, 8])
-    state = buffer.extend(buffer.init(jnp.float32(0)), jnp.arange(6.0), priority=priority)
-    held = fbuf._buffer.state_ops.eligible_set(buffer, state)
-    keys = jax.random.split(jax.random.key(0), 20_000)
-
-    def part(key, size, wanted):
-        draw = sampler.draw_some(state.sampler, key, size, jnp.int32(wanted), held, {}, state.token)[1]
-        return jnp.where(draw.mask, draw.slot, 6)[:wanted], draw.probability[:wanted]
-
-    slots, chance = jax.jit(jax.vmap(lambda key: part(key, 16, 3)))(keys)
-    whole, _ = jax.jit(jax.vmap(lambda key: part(key, 3, 3)))(keys)
-    ours, theirs = (np.bincount(np.asarray(s).reshape(-1), minlength=7) for s in (slots, whole))
-    assert ours[6] == theirs[6] == 0
-    spread = np.sqrt(ours[:6] + theirs[:6])
-    assert (np.abs(ours - theirs)[:6] < 4.5 * spread).all()
-    # 1 / pi estimates sums without bias: here the number of rows.
-    estimate = np.sum(1 / (3 * np.asarray(chance)), axis=1)
-    assert abs(estimate.mean() - 6) < 4.5 * estimate.std() / np.sqrt(len(estimate))
 
 
 @pytest.mark.parametrize("total", [2**27, 2**30])

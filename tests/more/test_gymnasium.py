@@ -1,7 +1,6 @@
 """`fbuf.gymnasium` with CartPole, Atari, structured spaces, processes, single environments, limits and interrupts."""
 
 import functools
-import threading
 from typing import Any
 
 import ale_py
@@ -9,10 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AutoresetMode
 
 import fbuf
-from tests.support.lander import GAMMA, MODES, Lander, Structured, action_at, by_hand, drawn, play, resetting, vectorise
+from tests.support.lander import GAMMA, MODES, Lander, Structured, action_at, by_hand, drawn, play, vectorise
 
 gymnasium.register_envs(ale_py)
 atari = functools.partial(
@@ -43,14 +42,6 @@ def test_draws_are_the_transitions_of_environments_stepped_by_hand(make: Any, mo
     assert drawn(replay, example) == by_hand(make, example, counts)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=NAMES)
-def test_of_environments_in_processes_that_share_memory(mode: AutoresetMode) -> None:
-    envs, replay, example = recorded(AsyncVectorEnv([Lander] * 3, copy=False, autoreset_mode=mode, context="spawn"))
-    counts = play(envs, 40)
-    envs.close()
-    assert drawn(replay, example) == by_hand(Lander, example, counts)
-
-
 class OneAtari(gymnasium.Env[Any, Any]):
     """One environment of `AtariVectorEnv`, reset by hand."""
 
@@ -79,14 +70,6 @@ def test_of_atari_environments_in_threads(mode: AutoresetMode) -> None:
     counts = play(envs, 150)
     found = drawn(replay, example)
     assert found == by_hand(OneAtari, example, counts) and sum(found.values()) > 250
-
-
-@pytest.mark.parametrize("mode", MODES, ids=NAMES)
-@pytest.mark.parametrize("seed", range(4))
-def test_no_transition_crosses_a_reset_by_the_caller(mode: AutoresetMode, seed: int) -> None:
-    envs, replay, example = recorded(vectorise(Lander, 4, mode))
-    expected = resetting(envs, example, 100, np.random.default_rng(seed))
-    assert drawn(replay, example) == expected
 
 
 @pytest.mark.parametrize("mode", MODES, ids=NAMES)
@@ -124,23 +107,6 @@ def test_one_environment() -> None:
             env.reset()
             episode, time = episode + 1, 0
     assert drawn(replay, example) == by_hand(Lander, example, [count])
-
-
-@pytest.mark.parametrize("mode", MODES, ids=NAMES)
-def test_an_actor_that_waits_for_a_limit_writes_the_same_rows(mode: AutoresetMode) -> None:
-    limit = fbuf.limits.samples_per_insert(4, min_size=10, rows=3, draws=12)
-    envs, replay, example = recorded(vectorise(Lander, 3, mode, copy=False), limit=limit, prefetch=1, batch_size=12)
-    counts: list[int] = []
-    actor = threading.Thread(target=lambda: counts.extend(play(envs, 60)))
-    actor.start()
-    while actor.is_alive():
-        try:
-            replay.sample(timeout=0.2)
-        except TimeoutError:
-            continue
-    actor.join()
-    found = drawn(replay, example)
-    assert found == by_hand(Lander, example, counts) and replay.pace.drawn > 500  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=NAMES)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support import refusals
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -74,11 +75,6 @@ def test_ages_are_histograms_of_whole_numbers() -> None:
     assert set(np.diff(edges)) == {5.0} and edges[0] == -0.5
     np.testing.assert_allclose(there, np.histogram(age, edges)[0] / 30)
     np.testing.assert_allclose(drawn, np.histogram(age, edges, weights=p)[0] / p.sum(), rtol=1e-5)
-
-
-def test_uniform_chances_have_one_histogram() -> None:
-    buffer, state = filled(fbuf.samplers.Uniform())
-    assert len(stairs(fbuf.plot.ages(buffer, state, ax=axes()))) == 1
 
 
 def test_episode_lengths_are_those_of_whole_episodes() -> None:
@@ -176,44 +172,30 @@ def test_an_overview_leaves_out_plots_without_data() -> None:
     assert [one.get_label() for one in figure.axes] == ["ages", "memory"] and made is figure.axes[0]
 
 
+INVALID = """
+plot.priorities(buffer, state) => ValueError has no priorities. Use fbuf.plot.ages
+plot.Evolution().record(buffer, state) => ValueError Use Evolution('ages')
+plot.Evolution("weights") => ValueError of is 'weights'; expected "priorities", "ages"
+plot.frames(buffer, state, observation="action") => ValueError not look like frames | observation='obs'
+plot.frames(buffer, state, observation="pixels") => ValueError 'pixels' is not in the batch
+plot.ages(buffer, state, bins=0) => ValueError bins is 0; expected an int >= 1
+plot.ages(state, buffer) => TypeError Write plot.ages
+plot.ages(buffer, state, ax=3) => TypeError ax is int; expected the axes of matplotlib
+plot.overview(buffer, state, figure=3) => TypeError figure is int; expected a matplotlib Figure
+plot.frames({}) => TypeError dict and NoneType; expected Buffer and state
+plot.frames(buffer, state, batch=6) => TypeError batch is int; expected a Sample
+plot.ages(mixture, mixed) => TypeError Plot its buffers: plot.ages(mixture['old'], state['old'])
+jax.jit(lambda state: plot.ages(buffer, state))(state) => TypeError the state is traced
+plot.frames(plain, held) => ValueError no leaf looks like frames ('' [3]); expected [H, W] of 4 by 4 or more.
+plot.episode_lengths(plain, held) => ValueError does not know where episodes end
+"""
+
+
 def test_invalid_arguments_are_refused() -> None:
     buffer, state = filled(fbuf.samplers.Uniform())
     mixture = fbuf.Mixture({"old": buffer})
     mixed, plain = mixture.init({"old": state}), fbuf.uniform(8)
-    held, plot = plain.extend(plain.init(jnp.zeros(3)), jnp.ones((2, 3))), fbuf.plot
-    both = r"Plot its buffers: plot\.ages\(mixture\['old'\], state\['old'\]\)"
-    cases: list[tuple[type[Exception], str, Any, tuple[Any, ...], dict[str, Any]]] = [
-        (ValueError, "has no priorities. Use fbuf.plot.ages", plot.priorities, (buffer, state), {}),
-        (ValueError, r"Use Evolution\('ages'\)", plot.Evolution().record, (buffer, state), {}),
-        (ValueError, 'of is \'weights\'; expected "priorities", "ages"', plot.Evolution, ("weights",), {}),
-        (
-            ValueError,
-            "not look like frames .* observation='obs'",
-            plot.frames,
-            (buffer, state),
-            {"observation": "action"},
-        ),
-        (ValueError, "'pixels' is not in the batch", plot.frames, (buffer, state), {"observation": "pixels"}),
-        (ValueError, "bins is 0; expected an int >= 1", plot.ages, (buffer, state), {"bins": 0}),
-        (ValueError, "bins is 0; expected an int >= 1", plot.priorities, (buffer, state), {"bins": 0}),
-        (ValueError, "bins is 0; expected an int >= 1", plot.episode_lengths, (buffer, state), {"bins": 0}),
-        (ValueError, "number is 0; expected an int >= 1", plot.frames, (buffer, state), {"number": 0}),
-        (TypeError, "Write plot.ages", plot.ages, (state, buffer), {}),
-        (TypeError, "ax is int; expected the axes of matplotlib", plot.ages, (buffer, state), {"ax": 3}),
-        (TypeError, "figure is int; expected a matplotlib Figure", plot.overview, (buffer, state), {"figure": 3}),
-        (TypeError, "dict and NoneType; expected Buffer and state", plot.frames, ({},), {}),
-        (TypeError, "batch is int; expected a Sample", plot.frames, (buffer, state), {"batch": 6}),
-        (TypeError, both, plot.ages, (mixture, mixed), {}),
-        (TypeError, "the state is traced", jax.jit(lambda state: plot.ages(buffer, state)), (state,), {}),
-        (
-            ValueError,
-            r"no leaf looks like frames \('' \[3\]\); expected \[H, W\] of 4 by 4 or more\.",
-            plot.frames,
-            (plain, held),
-            {},
-        ),
-        (ValueError, "does not know where episodes end", plot.episode_lengths, (plain, held), {}),
-    ]
-    for error, match, call, arguments, options in cases:
-        pytest.raises(error, call, *arguments, **options).match(match)
-    plot.ages(mixture["old"], mixed["old"], ax=axes())
+    held = plain.extend(plain.init(jnp.zeros(3)), jnp.ones((2, 3)))
+    names = {"buffer": buffer, "state": state, "mixture": mixture, "mixed": mixed, "plain": plain, "held": held}
+    refusals.check_all(INVALID, names | {"plot": fbuf.plot, "jax": jax})
+    fbuf.plot.ages(mixture["old"], mixed["old"], ax=axes())

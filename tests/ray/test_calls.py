@@ -1,13 +1,12 @@
 """Calls are applied once and in order, whatever is lost, repeated, delayed or restarted. Without Ray.
 
 The network delivers messages in any order, also long after their client gave up on them and to a later incarnation. The shard
-is a list of the calls it applied; a crash takes it back to its last save.
+is a list of the calls it applied; a crash takes it back to its last save that was written.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -32,7 +31,7 @@ class Calls(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger, self.applied = Ledger(), list[tuple[int, int]]()
-        self.saved, self.saved_calls = list(self.applied), self.ledger.arrays()
+        self.saved = list(self.applied), self.ledger.arrays()
         self.network: list[Message] = []
         self.crashes = 0
         self.posted = {DURABLE: 0, FLEETING: 0}
@@ -87,14 +86,17 @@ class Calls(RuleBasedStateMachine):
         message = self.network[at] if keep else self.network.pop(at)
         self.apply(message)
 
-    @rule()
-    def save(self) -> None:
-        self.saved, self.saved_calls = list(self.applied), self.ledger.arrays()
-        self.ledger.saved()
+    @rule(meanwhile=st.integers(0, 3))
+    def save(self, meanwhile: int) -> None:
+        """Copy the calls, apply some more, and note that the copy is written."""
+        self.saved = list(self.applied), self.ledger.arrays()
+        for message in self.network[:meanwhile]:
+            self.apply(message)
+        self.ledger.saved(self.saved[1])
 
     @rule()
     def crash(self) -> None:
-        self.applied, self.ledger = list(self.saved), Ledger(np.array(self.saved_calls))
+        self.applied, self.ledger = list(self.saved[0]), Ledger(self.saved[1])
         self.crashes += 1
         for message in self.network:
             message.is_lost = message.answer is None
@@ -112,7 +114,7 @@ class Calls(RuleBasedStateMachine):
             while len(box):
                 self.receive_one(client)
             while client == DURABLE and box.kept:
-                self.save()
+                self.save(0)
                 box.note(self.ledger.receipt(client))
                 while len(box):
                     self.receive_one(client)
@@ -124,7 +126,7 @@ class Calls(RuleBasedStateMachine):
 
 
 TestCalls = Calls.TestCase
-TestCalls.settings = settings(stateful_step_count=40)
+TestCalls.settings = settings(stateful_step_count=40, max_examples=4 * settings.default.max_examples)  # type: ignore[union-attr]
 
 
 def test_a_ledger_forgets_the_clients_that_wrote_longest_ago(monkeypatch: Any) -> None:

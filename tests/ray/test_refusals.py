@@ -1,14 +1,16 @@
 """Arguments that do not fit raise before an actor starts, or a call leaves the client."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf import samplers, storages, views, writers
-from fbuf.ray._checks import check_service, check_shards
+from fbuf.ray._checks import check_path, check_service, check_shards
 from tests.support.ray_shards import clients
 
 PLAIN = fbuf.uniform(96)
@@ -49,6 +51,16 @@ def test_a_buffer_that_cannot_be_split_is_refused(buffer: Any, shards: int, mess
         check_shards(buffer, shards)
 
 
+def test_checkpoints_of_another_number_of_shards_are_refused(tmp_path: Path) -> None:
+    for name in ("shard-00000", "shard-00000.lock", "shard-00001"):
+        (tmp_path / name).mkdir()
+    check_path(tmp_path / "new", 3)
+    for shards in (2, 3):  # a shard of three may have ended before it was saved
+        check_path(tmp_path, shards)
+    with pytest.raises(ValueError, match="has checkpoints of 2 shards, but shards is 1. Use shards=2, or another path"):
+        check_path(tmp_path, 1)
+
+
 def test_invalid_calls_do_not_leave_the_client() -> None:
     link, client = clients(PLAIN, {"obs": np.zeros(3, np.float32)}, shards=2)
     remote, rows = client(), {"obs": np.ones((4, 3), np.float32)}
@@ -63,6 +75,7 @@ def test_invalid_calls_do_not_leave_the_client() -> None:
         (lambda: remote.sample(0), "batch_size is 0; expected an int >= 1"),
         (lambda: remote.sample(4, uniform=0.1), "expected beta only. Use shards=1"),
         (lambda: remote.sample(4, to="tf"), "to is 'tf'"),  # type: ignore[arg-type]
+        (lambda: remote.batches(4, to="numpy", device=jax.devices()[0]), "numpy's arrays are in memory"),
         (lambda: remote.batches(4, prefetch=0), "prefetch is 0; expected an int >= 1"),
     ]
     for call, message in calls:

@@ -1,5 +1,6 @@
 """Clients and shards without Ray: rows arrive where they belong, and batches are those of one buffer."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,16 @@ def test_one_shard_draws_the_batches_of_a_replay() -> None:
         for rows, index in ((remote, ours.index), (replay, theirs.index)):
             rows.update_priority(index, ours.data["t"] * 0.5)
     assert "update_priority" not in link.calls  # updates were sent with draws
+
+
+def test_rows_are_read_with_numpy_in_an_actor(tmp_path: Path) -> None:
+    """Unpickled dtypes are not NumPy's own."""
+    example = pickle.loads(pickle.dumps({"obs": np.zeros(3, np.float32), "t": np.zeros((), np.int32)}))
+    link, _ = clients(fbuf.prioritized(64), example, path=tmp_path)
+    assert link.shards[0]._replay._form == "drawn"
+    link.shards[0].save()
+    link.restart(0)
+    assert link.shards[0]._replay._form == "drawn"
 
 
 def test_draws_from_several_shards_are_those_of_the_whole() -> None:
@@ -149,10 +160,8 @@ def test_a_shard_whose_rows_had_no_mass_is_drawn_once_it_has() -> None:
     remote.flush()
     remote.sample(16)
     assert set(remote.sample(64, to="numpy").index.shard) == {0, 1}
-    none, some = (
-        Facts(0.0, 0.0, 0.0, 3, 1.0),
-        Facts(2.0, 0.0, 1.0, 2, 1.0),
-    )  # it lost its mass since the shares were told
+    # It lost its mass since the shares were told.
+    none, some = Facts(0.0, 0.0, 0.0, 3, 1.0, rarest=1 / 3), Facts(2.0, 0.0, 1.0, 2, 1.0, rarest=1 / 2)
     drawn = np.array([0.5, 0.5]), np.array([0, 1]), np.array([1 / 3, 1 / 2]), np.array([True, True])
     assert _draws.weigh([none, some], *drawn, 0.5, Prioritized())[1].tolist() == [0, 1]
 
@@ -190,3 +199,25 @@ def test_batches_of_several_shards_end_when_the_service_is_closed() -> None:
     link, client = clients(fbuf.uniform(64), ROW, shards=2)
     link.call = lambda *_: fbuf.ReplayClosed("closed")  # type: ignore[method-assign]
     assert list(client().batches(4)) == []
+
+
+def test_a_learner_that_waits_for_the_limit_lets_others_have_their_shares(tmp_path: Path) -> None:
+    limit = fbuf.limits.samples_per_insert(1, min_size=16, rows=16, draws=16)
+    link, client = clients(fbuf.uniform(64), ROW, limit=limit, path=tmp_path)
+    client().extend(steps(0, 16))
+    shard = link.shards[0]
+    plans = [shard.plan(0, 2, np.ones(1), 16, 1) for _ in range(3)]
+    shares = [shard.sample(plan, {}, [], (0, 0, 2)).places for plan in plans]
+    assert [len(places) for places in shares] == [1, 1, 0]
+    assert len(shard.sample(plans[0], {}, [], (0, 1, 2)).places) == 1
+    shard.close()
+    pytest.raises(fbuf.ReplayClosed, shard.save)  # another service may use the folder
+
+
+def test_groups_of_other_names_or_sizes_have_plans_of_their_own() -> None:
+    link, _ = clients(fbuf.uniform(64), ROW)
+    shard = link.shards[0]
+    first = [shard.plan(0, 2, np.ones(1), 16, *rest) for rest in ((8,), (1,), (1, "b"))]
+    second = [shard.plan(1, 2, np.ones(1), 16, *rest) for rest in ((1, "b"), (1,), (8,))]
+    assert [plan.name for plan in first] == [plan.name for plan in reversed(second)]
+    assert [len(plan.counts) for plan in first] == [8, 1, 1]

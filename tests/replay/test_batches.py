@@ -200,16 +200,6 @@ def test_an_error_of_a_dropped_iterator_is_printed(monkeypatch):
     assert isinstance(told[0], OSError)
 
 
-def test_an_empty_replay_without_a_limit_is_an_error():
-    with (
-        make(None).batches(4) as batches,
-        pytest.raises(
-            ValueError, match=r"there is nothing to draw\. Ask can_sample first, or learn only where mask is True\."
-        ),
-    ):
-        next(batches)
-
-
 def test_next_has_a_timeout():
     replay = make()
     with replay.batches(10, timeout=0) as batches:

@@ -26,6 +26,7 @@ from tests.support.threads import PATIENCE, Thread, soon
 
 
 def test_threads_acquire_in_order_of_arrival():
+    """Also a thread that has just released the lock: with a `threading.Lock` it may take it again and again."""
     lock, order = FairLock(), []
 
     def call(number):
@@ -37,42 +38,13 @@ def test_threads_acquire_in_order_of_arrival():
         for number in range(8):
             threads.append(Thread(call, number))
             soon(lambda number=number: len(lock._waiters) == number + 1)
+    call("self")
     for thread in threads:
         thread.ends()
-    assert order == list(range(8))
+    assert order == [*range(8), "self"]
 
 
-def test_a_thread_that_released_the_lock_queues_behind_the_others():
-    """With a `threading.Lock` one thread may take it again and again."""
-    lock, order = FairLock(), []
-
-    def call():
-        with lock.acquire():
-            order.append("other")
-
-    turn = lock.acquire()
-    with turn:
-        thread = Thread(call)
-        soon(lambda: lock._waiters)
-    for _ in range(3):
-        with lock.acquire():
-            order.append("self")
-    thread.ends()
-    assert order[0] == "other"
-
-
-def test_acquisitions_nest():
-    lock = FairLock()
-    with lock.acquire():
-        with lock.acquire():
-            assert lock.depth() == 2
-        assert lock.depth() == 1
-        other = Thread(lambda: lock.depth())
-        assert other.ends() == 0
-    assert lock.depth() == 0
-
-
-def test_waiting_releases_the_lock_and_takes_it_again():
+def test_acquisitions_nest_and_waiting_releases_them_all():
     lock, seen = FairLock(), []
 
     def wait():
@@ -83,7 +55,9 @@ def test_waiting_releases_the_lock_and_takes_it_again():
     thread = Thread(wait)
     soon(lambda: lock._waiters and lock._waiters[0].asleep)
     with lock.acquire():
-        assert not seen
+        with lock.acquire():
+            assert not seen and lock.depth() == 2 and Thread(lock.depth).ends() == 0
+        assert lock.depth() == 1
         lock.notify()
     thread.ends()
     assert seen == [2] and lock.depth() == 0 and not lock._waiters
@@ -114,15 +88,6 @@ def test_notified_threads_come_first_and_in_order():
     assert order == [0, 1, 2, 3, -1]
 
 
-def test_a_wait_times_out_by_the_clock(monkeypatch):
-    times = iter([5.0])
-    monkeypatch.setattr(wakeup, "clock", lambda: next(times))
-    lock = FairLock()
-    with lock.acquire():
-        lock.wait(until=4.0)  # at once: it is 5 already
-        assert lock.depth() == 1
-
-
 def test_a_wait_times_out_while_another_thread_holds_the_lock(monkeypatch):
     """A thread that was woken before its time was up waits for the lock without a limit."""
     lock, came, now, waits, wait_for = FairLock(), [], [0.0], [], WakeUp.wait
@@ -150,9 +115,11 @@ def test_a_wait_times_out_while_another_thread_holds_the_lock(monkeypatch):
     assert came == [1]
 
 
-def test_entering_can_time_out():
+def test_waiting_and_entering_can_time_out():
     lock = FairLock()
     with lock.acquire():
+        lock.wait(until=wakeup.clock())
+        assert lock.depth() == 1
         raises(Stopped, None, lambda: Thread(lock.enter, None, wakeup.clock()).ends())
         assert not lock._waiters
 
@@ -181,15 +148,6 @@ def test_stop_ends_a_thread_wherever_it_waits(asleep):
     assert not lock._waiters
     with lock.acquire():
         assert lock.depth() == 1
-
-
-def test_a_gate_opens_once_and_takes_no_lock():
-    gate = WakeUp()
-    gate.set()
-    gate.set()
-    gate.wait()  # at once
-    gate.wait(0.0)  # shut again
-    assert gate._lock.locked()
 
 
 @pytest.mark.parametrize("asleep", [False, True])

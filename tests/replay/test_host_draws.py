@@ -1,6 +1,7 @@
 """Batches that `Replay` draws in NumPy are those that its jitted draws return."""
 
 import dataclasses
+import pickle
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from tests.support.refusals import raises
 from tests.support.trees import same
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "end": np.bool_(False)}
+EXAMPLE = pickle.loads(pickle.dumps(EXAMPLE))  # an actor's: its dtypes are not NumPy's own objects
 
 
 def row(n, lanes):

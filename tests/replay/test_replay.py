@@ -105,11 +105,6 @@ def test_a_seed_is_an_int():
         assert len(fbuf.Replay(fbuf.uniform(4), 0, seed)) == 0
 
 
-def test_presets():
-    assert fbuf.uniform(10, lanes=2) == fbuf.Buffer(10, lanes=2)
-    assert fbuf.prioritized(10, 0.5, eps=0.0).sampler == fbuf.samplers.Prioritized(alpha=0.5, eps=0.0)
-
-
 def test_checked_raises_for_a_jitted_step():
     buffer = fbuf.prioritized(16)
     state = buffer.extend(buffer.init(FRAME), frame_rows(0))

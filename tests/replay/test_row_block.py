@@ -14,6 +14,7 @@ from fbuf import limits, samplers, storages, views
 from fbuf._replay import programs
 from tests.support.refusals import raises
 from tests.support.threads import Thread
+from tests.support.trees import same
 
 ROW = {"obs": np.zeros((3, 4), np.uint8), "action": np.int32(0), "reward": np.float32(0), "done": np.bool_(False)}
 STORAGES = {
@@ -43,10 +44,6 @@ def make_pair(storage, sampler, view, lanes=None, **settings):
         24, storage=STORAGES[storage], sampler=SAMPLERS[sampler], view=VIEWS[view], lanes=lanes, **settings
     )
     return [fbuf.Replay(buffer, ROW, seed=5, strict=False) for _ in range(2)]
-
-
-def same(one, other):
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def same_state(pair):
@@ -170,13 +167,6 @@ def test_clear_removes_rows_not_yet_written():
     assert replay.can_sample() and replay.sample(2).data["n"].tolist() == [1, 1]
 
 
-def test_the_length_is_exact_as_rows_are_evicted():
-    replay = make(20)
-    for n in range(50):
-        replay.add(row(n), mask=np.bool_(n % 7 != 3) if n > 30 else None)
-        assert len(replay) == min(n + 1, 20)
-
-
 def test_added_rows_are_copied():
     replay, given = make(), row(1)
     replay.add(given)
@@ -251,15 +241,6 @@ def test_a_limit_counts_each_row():
         replay.add(row(n), timeout=0)
     raises(TimeoutError, None, lambda: replay.add(row(3), timeout=0))
     assert replay.pace.added == 3
-
-
-def test_an_odd_lane_mask_is_an_error():
-    pair = make_pair("device", "uniform", "row", lanes=2)
-    rows = {name: np.stack([leaf, leaf]) for name, leaf in ROW.items()}
-    for mask in (True, np.ones(3, bool), np.ones(2, np.int32)):
-        with pytest.raises((TypeError, ValueError), match="mask"):
-            pair[0].add(rows, mask=mask)
-    same_state(pair)
 
 
 def test_compile_leaves_nothing_to_compile(caplog):

@@ -3,13 +3,11 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import fbuf
-from fbuf._algorithms import slot_pool
 from fbuf.samplers import Consume
 from tests.support.epoch import FIELDS, empty, rows_of
 from tests.support.inplace import assert_draw_write_draw
@@ -143,20 +141,6 @@ def test_every_row_is_as_likely_as_every_other():
 def test_steps_are_in_place():
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(4))
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)
-
-
-def test_a_list_too_long_to_shuffle():
-    """Of more than 1024: all different, in range, and every one in the end."""
-    add, remove = jax.jit(slot_pool.add), jax.jit(slot_pool.remove)
-    there = np.arange(5000) % 3 != 0
-    roster = add(slot_pool.init(5000), np.arange(5000, dtype=np.int32), there, np.int32(0))
-    draw = jax.jit(lambda r, key: (slot_pool.draw(r, key, 400), jnp.arange(400) < r.number))
-    seen = []
-    for i in range(9):
-        place, mask = draw(roster, jax.random.key(i))
-        seen += np.asarray(roster.slot)[np.asarray(place)[np.asarray(mask)]].tolist()
-        roster = remove(roster, place, mask, np.int32(0))
-    assert int(roster.number) == 0 and sorted(seen) == [i for i in range(5000) if i % 3]
 
 
 @pytest.mark.parametrize("times", [0, 1.0, True, 2**31])

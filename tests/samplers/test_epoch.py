@@ -46,10 +46,6 @@ def test_one_epoch_is_everyone_once(held):
     oracle.check_stats(range(held), support.LARGE.stats(state))
 
 
-def test_an_epoch_while_rows_arrive_in_one_scan():
-    support.check_arriving(shuffle=True)
-
-
 def test_many_closed_in_a_row_are_passed_over():
     """With 20 of 3,000 anchors left, one batch draws them all; with none left, a new epoch begins."""
     state, batch = support.sample(support.LARGE, support.filled(support.LARGE, 3000), jax.random.key(0), 4)
@@ -64,18 +60,6 @@ def test_many_closed_in_a_row_are_passed_over():
     after, batch = support.sample(support.LARGE, state, jax.random.key(1), 100)
     support.is_draw(batch, 100, 3000)
     assert (int(support.LARGE.stats(after)["epoch"]), int(support.LARGE.stats(after)["epoch_left"])) == (2, 2900)
-
-
-def test_drop_last_leaves_out_what_fills_no_batch():
-    buffer = fbuf.Buffer(capacity=10, sampler=Epoch(drop_last=True))
-    state = support.filled(buffer, 10)
-    for epoch in (1, 1, 2, 2, 3):
-        state, batch = support.sample(buffer, state, jax.random.key(epoch), 4)
-        support.is_draw(batch, 4, 10)
-        assert int(buffer.stats(state)["epoch"]) == epoch
-    few, batch = support.sample(buffer, support.arrive(buffer, buffer.init(np.int32(0)), 0, 3), jax.random.key(9), 4)
-    support.is_draw(batch, 0, 3)
-    assert int(buffer.stats(few)["epoch"]) == 0
 
 
 @pytest.mark.parametrize(("held", "drop_last"), [(10, False), (10, True), (8, False), (3, True), (0, False)])
@@ -98,14 +82,6 @@ def test_a_loop_until_the_last_batch_is_one_epoch(held, drop_last):
     assert int(buffer.stats(state)["epoch"]) == (held >= (4 if drop_last else 1))
 
 
-def test_an_empty_buffer_gives_nothing():
-    state, batch = support.sample(support.SMALL, support.SMALL.init(np.int32(0)), jax.random.key(0), 4)
-    support.is_draw(batch, 0, 0)
-    stats = jax.device_get(support.SMALL.stats(state))
-    assert (stats["epoch"], stats["epoch_left"], stats["empty_samples"]) == (0, 0, 1)
-    assert stats["epoch"].dtype == np.uint32 and stats["epoch_left"].dtype == np.int32
-
-
 def test_peek_leaves_the_epoch_where_it_is():
     state, _ = support.sample(support.SMALL, support.filled(support.SMALL, 10), jax.random.key(0), 4)
     seen = support.SMALL.peek(state, jax.random.key(1), 4)
@@ -114,18 +90,6 @@ def test_peek_leaves_the_epoch_where_it_is():
     )  # in the middle of an epoch keys make no difference
     same(seen, batch)
     assert int(support.SMALL.stats(after)["epoch_left"]) == 2
-
-
-@pytest.mark.parametrize("held", [50, 3000])
-def test_a_saved_state_goes_on(held):
-    """Everything is in the state: also the order, which later keys have no part in."""
-    state, _ = support.sample(support.LARGE, support.filled(support.LARGE, held), jax.random.key(0), 4)
-    saved = jax.device_get(state)
-    later = jax.device_put(jax.tree.map(np.copy, saved))
-    for i in range(4):
-        state, here = support.sample(support.LARGE, state, jax.random.key(1), 4)
-        later, there = support.sample(support.LARGE, later, jax.random.key(1 if i == 0 else 2), 4)
-        same(there, here)
 
 
 def test_everyone_is_as_likely_at_every_place_and_so_is_every_pair():
@@ -155,16 +119,6 @@ def test_counts_do_not_overflow():
     for _ in range(3):
         state = Epoch().change(state, change, geometry, np.int32(0))
         assert state.held.tolist() == state.turn.closed.tolist() == [length]
-
-
-def test_a_small_epoch_in_a_long_run():
-    """The ring wraps a thousand times between two draws: the epoch has ended."""
-    state, _ = support.sample(support.SMALL, support.filled(support.SMALL, 10), jax.random.key(0), 4)
-    rows = np.arange(10_000, dtype=np.int32).reshape(-1, 10)
-    state = jax.jit(lambda s: lax.scan(lambda s, r: (support.SMALL.extend(s, r), None), s, rows)[0])(state)
-    state, batch = support.sample(support.SMALL, state, jax.random.key(1), 4)
-    assert all(n >= 9_990 for n in np.asarray(batch.data).tolist())
-    assert (int(support.SMALL.stats(state)["epoch"]), int(support.SMALL.stats(state)["epoch_left"])) == (2, 6)
 
 
 @pytest.mark.parametrize("name", ["shuffle", "drop_last"])

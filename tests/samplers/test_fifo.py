@@ -170,31 +170,6 @@ def test_programs(settings):
         Trial(buffer, seed).run(60)
 
 
-def test_an_actor_loop_in_jit_asks_first():
-    """The program of flashbax's trajectory queue: act while there is room, learn where there is a trajectory."""
-    view = Sequence(2, stride=2, episode_end=())
-    buffer = fbuf.Buffer(12, lanes=3, view=view, sampler=Consume(order="fifo"))
-
-    @jax.jit
-    def run(state):
-        def step(carry, _):
-            state, t = carry
-            rows = {"t": t + jnp.arange(6, dtype=jnp.int32).reshape(2, 3)}
-            can = buffer.can_add(state, 2)
-            state = lax.cond(can, lambda s: buffer.extend(s, rows), lambda s: s, state)
-            state, batch = buffer.sample(state, jax.random.key(0), 2)
-            return (state, t + 6 * can.astype(jnp.int32)), (batch.data["t"], batch.mask)
-
-        return lax.scan(step, (state, jnp.int32(0)), None, 20)
-
-    (state, _), (t, mask) = run(buffer.init({"t": jnp.int32(0)}))
-    got = np.asarray(t)[np.asarray(mask)].tolist()
-    assert (
-        got == [[6 * i + lane, 6 * i + lane + 3] for i in range(20) for lane in range(3)][: len(got)] and len(got) == 40
-    )
-    assert int(buffer.stats(state)["refused_rows"]) == 0
-
-
 def test_what_it_refuses():
     raises(ValueError, 'Consume: order is \'lifo\'; expected "random" or "fifo"', Consume, order="lifo")
     with pytest.raises(ValueError, match="needs rows to be replaced oldest first"):

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._algorithms import rank_buckets, sum_tree
-from fbuf._buffer import state_ops
-from fbuf._indexing.importance import uniform_mask
+from fbuf._buffer import state as state_ops
 from fbuf.samplers import Prioritized, Ranked, _prioritized
+from fbuf.samplers._base import uniform_mask
 from tests.support import priorities, refusals
-from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of, torchrl_weights
+from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of
 from tests.support.refusals import raises
 from tests.support.tables import one_of
 from tests.support.uniformity import chi_square_z
@@ -88,19 +88,6 @@ def test_sets_are_those_of_drawing_one_after_another(far_apart):
         for i in at:
             sums = ((slot == i) / chance.astype(np.float64)).sum(axis=1)
             assert abs(sums.mean() - 1) < 5 * sums.std() / np.sqrt(len(sums))
-
-
-def test_rows_that_are_not_wanted_are_masked():
-    buffer, state = filled(Prioritized(0.5, eps=0.25), [1.0, 2.0, 3.0, 4.0], capacity=6)
-
-    @jax.jit
-    def some(state):
-        eligible = state_ops.eligible_set(buffer, state)
-        return buffer.sampler.draw_some(state.sampler, KEY, 4, jnp.int32(2), eligible, {}, state.token)[1]
-
-    draw = jax.device_get(some(state))
-    assert draw.mask.tolist() == [True, True, False, False] and draw.slot[2:].tolist() == [6, 6]
-    assert not draw.probability[2:].any() and not draw.weight[2:].any()
 
 
 @pytest.mark.parametrize("by", [Prioritized(0.5, eps=0.25), Ranked()], ids=str)
@@ -288,20 +275,6 @@ def test_ranks_are_kept_and_found(capacity, seed):
         index = np.pad(model[order] - 1, (0, pad), "edge").astype(np.int32)
         found = find(ranks, index, np.pad(nth, (0, pad), "edge").astype(np.int32), capacity)
         assert np.array_equal(np.asarray(found)[: len(order)], order)
-
-
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_weights_are_those_of_torchrl(normalize):
-    """By the smallest leaf of the buffer, as there, or of the batch."""
-    np.testing.assert_allclose(torchrl_weights([2.0, 3.0, 1.0], 1.0, 1.0, 0.0), [0.5, 1 / 3, 1.0])  # torchrl 0.14
-    np.testing.assert_allclose(torchrl_weights([0.0, 1.0], 0.6, 0.4, 1e-8), [1.0, 0.012], rtol=2e-2)
-    priority = np.random.default_rng(0).exponential(size=300)
-    priority[17] = 0
-    expected = torchrl_weights(priority, 0.7, 0.9, 1e-6)
-    buffer, state = filled(Prioritized(0.7, 0.9, 1e-6, normalize=normalize), priority)
-    batch = jax.device_get(buffer.peek(state, KEY, 2048))
-    top = expected[batch.data].max() if normalize == "batch" else 1
-    np.testing.assert_allclose(batch.weight, expected[batch.data] / top, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", refusals.cases(priorities.REFUSED))

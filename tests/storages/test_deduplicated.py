@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import fbuf
 from fbuf._core.component import from_config, to_config
 from fbuf.storages import Deduplicated
+from tests.support import refusals
 from tests.support.deduplicated import KEY, SMALL, check_programs
 
 
@@ -19,35 +21,32 @@ def test_rows_and_references_are_right_after_any_calls() -> None:
 
 
 PICTURE = {"obs": np.zeros((84, 84), np.uint8), "small": np.zeros((3,), np.uint8)}
-SETTINGS = [
-    (lambda: Deduplicated(keys="obs"), TypeError, r"keys is 'obs'; .* Write keys=\('obs',\)"),
-    (lambda: Deduplicated(keys=("pixels",)), ValueError, r"keys names 'pixels', but rows have obs, small"),
-    (lambda: Deduplicated(keys=()), ValueError, r"keys is empty; expected names of leaves \(obs, small\)"),
-    (lambda: Deduplicated(block=(12, 3)), ValueError, r"has 3 bytes; .*Write block=\(12, 4\)"),
-    (lambda: Deduplicated(block=12), ValueError, r"block is 12; expected \(rows, pixels\)"),
-    (lambda: Deduplicated(block=(0, 4)), ValueError, r"expected \(rows, pixels\), two ints >= 1"),
-    (lambda: Deduplicated(blocks=100), ValueError, r"blocks is 100; expected a multiple of 32 below 2\^30\. Use 128\."),
-    (lambda: Deduplicated(blocks=0), ValueError, r"blocks is 0; expected an int >= 64"),
-    (lambda: Deduplicated(blocks=2**30), ValueError, r"below 2\^30"),
-    (lambda: Deduplicated(blocks="many"), ValueError, r"blocks is 'many'; expected an int"),
-    (lambda: Deduplicated(blocks={"small": 64}), ValueError, r"blocks names 'small', but leaves are obs\."),
-    (lambda: Deduplicated(block={"small": (1, 4)}), ValueError, r"block names 'small', but leaves are obs\."),
-    (lambda: Deduplicated(on_full="drop"), ValueError, r'on_full is \'drop\'; expected "retire" or "refuse"'),
-]
-ROWS = [
-    (np.complex64, (9,), ("x",), TypeError, "leaf 'x' is complex64.*expected one or more integers"),
-    (np.uint8, (0, 4), ("x",), TypeError, r"leaf 'x' is uint8\[0, 4\]"),
-    (np.uint8, (9,), None, ValueError, r"no leaf of x has 1024 bytes a row\. Name some: keys=\(\.\.\.\)\."),
-]
+INVALID = """
+init(keys="obs") => TypeError keys is 'obs'; | Write keys=('obs',)
+init(keys=("pixels",)) => ValueError keys names 'pixels', but rows have obs, small
+init(keys=()) => ValueError keys is empty; expected names of leaves (obs, small)
+init(block=(12, 3)) => ValueError has 3 bytes; | Write block=(12, 4)
+init(block=12) => ValueError block is 12; expected (rows, pixels)
+init(block=(0, 4)) => ValueError expected (rows, pixels), two ints >= 1
+init(blocks=100) => ValueError blocks is 100; expected a multiple of 32 below 2^30. Use 128.
+init(blocks=0) => ValueError blocks is 0; expected an int >= 64
+init(blocks=2**30) => ValueError below 2^30
+init(blocks="many") => ValueError blocks is 'many'; expected an int
+init(blocks={"small": 64}) => ValueError blocks names 'small', but leaves are obs.
+init(block={"small": (1, 4)}) => ValueError block names 'small', but leaves are obs.
+init(on_full="drop") => ValueError on_full is 'drop'; expected "retire" or "refuse"
+init({"x": np.zeros(9, np.complex64)}, keys=("x",)) => TypeError leaf 'x' is complex64 | expected one or more integers
+init({"x": np.zeros((0, 4), np.uint8)}, keys=("x",)) => TypeError leaf 'x' is uint8[0, 4]
+init({"x": np.zeros(9, np.uint8)}) => ValueError no leaf of x has 1024 bytes a row. Name some: keys=(...).
+"""
+
+
+def init(example: Any = PICTURE, **settings: Any) -> Any:
+    return fbuf.Buffer(100, storage=Deduplicated(**settings)).init(example)
 
 
 def test_invalid_settings_are_refused_with_the_fix() -> None:
-    for make, kind, message in SETTINGS:
-        with pytest.raises(kind, match=message):
-            fbuf.Buffer(100, storage=make()).init(PICTURE)
-    for dtype, shape, keys, kind, message in ROWS:
-        with pytest.raises(kind, match=message):
-            fbuf.Buffer(100, storage=Deduplicated(keys=keys)).init({"x": np.zeros(shape, dtype)})
+    refusals.check_all(INVALID, globals())
     with pytest.raises(ValueError, match=r"references; expected less than 2\^32. Use larger blocks"):
         jax.eval_shape(fbuf.Buffer(10**9, storage=Deduplicated(keys=("obs",))).init, PICTURE)
 

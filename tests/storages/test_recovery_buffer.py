@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import Compressed, Memmap
 

@@ -114,13 +114,3 @@ def test_only_leaves_that_are_named_and_declared_have_64_bits(tmp_path: Path) ->
         fbuf.Buffer(8, storage=Host(keys=("a",))).init({"a": {"b": jax.ShapeDtypeStruct((), np.int64)}}).rows
     )
     assert spec["a/b"].dtype == np.int64
-
-
-def test_files_of_interop_keep_64_bits(tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(6, storage=Host(keys=KEYS))
-    state = buffer.extend(buffer.init(EXAMPLE), ROWS)
-    fbuf.interop.to_file(tmp_path / "rows.npz", buffer, state)
-    with np.load(tmp_path / "rows.npz") as saved:
-        same_rows({name: saved[name] for name in ROWS}, ROWS)
-    again, state = fbuf.interop.from_file(tmp_path / "rows.npz", buffer=buffer)
-    same_rows(again.rows(state).data, ROWS)

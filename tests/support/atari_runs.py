@@ -3,8 +3,6 @@
 import dataclasses
 import gzip
 import io
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,10 +27,10 @@ class Log:
     reward: np.ndarray  # float32[N]
     terminal: np.ndarray  # bool[N]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.action)
 
-    def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def take(self, rows):
         """Rows as files have them: zeros for BLANK, noise for NOISE."""
         out = {}
         noise = np.random.default_rng(len(rows))
@@ -46,23 +44,7 @@ class Log:
         return out
 
 
-def play(game: str, steps: int, seed: int = 0, max_steps: int = 27_000) -> Log:
-    """A random policy in a real game, with the settings of the data set: sticky actions, four frames an action."""
-    from fbuf.demo._atari import VectorAtari
-
-    env = VectorAtari(game, 1, seed, max_steps=max_steps, sticky=0.25)
-    actions = np.random.default_rng(seed).integers(0, env.num_actions, steps)
-    obs = env.reset()
-    obs_of, reward_of = np.empty((steps, 84, 84), np.uint8), np.empty(steps, np.float32)
-    log = Log(obs_of, actions.astype(np.int32), reward_of, np.zeros(steps, bool))
-    for t in range(steps):
-        log.obs[t] = obs[0]
-        obs, reward, terminated, truncated = env.step(log.action[t : t + 1])
-        log.reward[t], log.terminal[t] = reward[0], terminated[0] or truncated[0]  # the files do not tell them apart
-    return log
-
-
-def synthetic(steps: int, seed: int = 0, episode: int = 40, shape: tuple[int, ...] = (84, 84)) -> Log:
+def synthetic(steps, seed=0, episode=40, shape=(84, 84)):
     """A dot that moves over a still background; every frame is another. Episodes of about `episode` steps."""
     rng = np.random.default_rng(seed)
     still = rng.integers(0, 8, (shape[0] // 12 + 1, shape[1])).astype(np.uint8) * 16
@@ -81,13 +63,13 @@ def synthetic(steps: int, seed: int = 0, episode: int = 40, shape: tuple[int, ..
     )
 
 
-def swap(log: Log, at: int, other: Log) -> Log:
+def swap(log, at, other):
     """`log` with what comes from row `at` on taken from another: a run whose counters go on where its steps do not."""
     fields = [f.name for f in dataclasses.fields(log)]
     return Log(*(np.concatenate([getattr(log, name)[:at], getattr(other, name)[at:]]) for name in fields))
 
 
-def number_of(obs: np.ndarray) -> np.ndarray:
+def number_of(obs):
     """Which rows of a synthetic log frames `[..., 84, 84]` are."""
     digits = obs[..., 0, :3].astype(np.int64)
     return digits[..., 0] << 16 | digits[..., 1] << 8 | digits[..., 2]
@@ -111,7 +93,7 @@ class Run:
     added: np.ndarray  # int64[A], rows of the log and BLANKs, as they were added
     pieces: tuple[Piece, ...]
 
-    def held(self, numbers: list[int] | None = None) -> np.ndarray:
+    def held(self, numbers=None):
         """Places in `added` of the rows that these pieces are known to hold: int64[...]."""
         held = np.zeros(len(self.added), bool)
         for piece in self.pieces:
@@ -122,7 +104,7 @@ class Run:
                 held[piece.first + alone : piece.last] = True
         return np.flatnonzero(held)
 
-    def expected(self, numbers: list[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def expected(self, numbers=None):
         """Rows of the log that a reader of these pieces must give, in order, and after which of them a cut lies.
 
         Two dumps that overlap, or lie next to each other, are one stretch; what lies between others is lost.
@@ -144,17 +126,12 @@ class Run:
         return rows, cut & ~self.log.terminal[rows]
 
 
-def record(log: Log, capacity: int, *, blanks: int = STACK - 1, final: bool = True) -> Run:
-    """Runs the writer over a log.
+def record(log, capacity, *, blanks=STACK - 1, final=True):
+    """Runs the writer over a log: `blanks` rows of zeros before each episode; `final`: one more dump at the end."""
+    added = []
+    pieces = []
 
-    Args:
-      blanks: Rows of zeros before each episode; 0 for a writer that has none.
-      final: Whether the ring is dumped once more at the end, with the counter that then says its write head only.
-    """
-    added: list[int] = []
-    pieces: list[Piece] = []
-
-    def dump(final_one: bool) -> None:
+    def dump(final_one):
         count = len(added)
         head = count % capacity
         rows = np.full(capacity, NOISE, np.int64)
@@ -178,7 +155,7 @@ def record(log: Log, capacity: int, *, blanks: int = STACK - 1, final: bool = Tr
     return Run(log, capacity, np.asarray(added, np.int64), tuple(pieces))
 
 
-def arrays(run: Run, piece: Piece) -> dict[str, np.ndarray]:
+def arrays(run, piece):
     rows = run.log.take(piece.rows)
     return {
         "$store$_observation": rows["obs"],
@@ -190,17 +167,17 @@ def arrays(run: Run, piece: Piece) -> dict[str, np.ndarray]:
     }
 
 
-def npy(array: np.ndarray) -> bytes:
+def npy(array):
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
-def file_of(folder: Path, kind: str, number: int) -> Path:
+def file_of(folder, kind, number):
     return folder / f"{kind}_ckpt.{number}.gz"
 
 
-def write(root: Path, name: str, run: Run, numbers: list[int] | None = None, level: int = 6) -> Path:
+def write(root, name, run, numbers=None, level=6):
     folder = root / "dqn" / name / "replay_logs"
     folder.mkdir(parents=True, exist_ok=True)
     for piece in run.pieces:
@@ -210,12 +187,12 @@ def write(root: Path, name: str, run: Run, numbers: list[int] | None = None, lev
     return folder
 
 
-def cut_short(file: Path, share: float = 0.5) -> None:
+def cut_short(file, share=0.5):
     data = file.read_bytes()
     file.write_bytes(data[: int(len(data) * share)])
 
 
-def damage(file: Path) -> None:
+def damage(file):
     """Turns some bits in the middle of a file. (One alone may make another distance to the same bytes.)"""
     data = bytearray(file.read_bytes())
     middle = len(data) // 2
@@ -223,24 +200,24 @@ def damage(file: Path) -> None:
     file.write_bytes(bytes(data))
 
 
-def _header(shape: tuple[int, ...], descr: str) -> bytes:
+def _header(shape, descr):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
     return header.getvalue()
 
 
-def lie(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
+def lie(file, shape, descr="|u1"):
     data = gzip.decompress(file.read_bytes())
     body = data[10 + int.from_bytes(data[8:10], "little") :]
     file.write_bytes(gzip.compress(_header(shape, descr) + body, 1, mtime=0))
 
 
-def bomb(file: Path, shape: tuple[int, ...], descr: str = "|u1") -> None:
+def bomb(file, shape, descr="|u1"):
     """Write a small file that decompresses to 64 MiB."""
     file.write_bytes(gzip.compress(_header(shape, descr) + bytes(64 << 20), 9, mtime=0))
 
 
-def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
+def get(root, source, **options):
     """All rows of Pong/1, as numpy, without a buffer."""
     path = root / "Pong" / "1"
     options["pieces"] = plan.selected("get", options.get("pieces"))
@@ -249,7 +226,7 @@ def get(root: Path, source: Any, **options: Any) -> dict[str, np.ndarray]:
         return {**dataset.read_rows(0, dataset.rows), "meta": dataset.meta}
 
 
-def same(rows: dict[str, Any], run: Run, numbers: list[int] | None = None) -> None:
+def same(rows, run, numbers=None):
     want, cut = run.expected(numbers)
     assert len(rows["obs"]) == len(want)
     log = run.log.take(want)

@@ -1,11 +1,9 @@
-"""`fbuf._algorithms.block_table` beside a dict: what it holds, who refers to it, when it refuses; with good hashes and with
-bad ones."""
+"""`fbuf._algorithms.block_table` beside a dict:"""
 
 import contextlib
 import dataclasses
 import functools
 from collections import Counter, namedtuple
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +16,6 @@ from fbuf._algorithms.block_table import WAYS, Table
 
 WORDS, SIZE = 3, 24
 GOOD = block_table.digest
-Digest = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def constant(blocks):
@@ -309,67 +306,3 @@ def check_load(places, content):
     """A table refuses nothing before every place is taken."""
     batch = places // 128 // 8 * 8
     assert load_at_first_refusal(places, CONTENTS[content](places + 2 * batch), batch) > 1 - batch / places
-
-
-def check_turnover(places, lot):
-    """A table that is always full: as many blocks go as come, and each finds the place of one that went."""
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def turn(table, blocks, old):
-        table, token = block_table.release(table, old, jnp.int32(0))
-        table, placed, token = put(table, blocks, jnp.arange(lot, dtype=jnp.int32), jnp.int32(lot), lot, token)
-        table, _ = block_table.refer(table, placed.place, jnp.ones((lot,), bool), placed.won, token)
-        return table, placed.place
-
-    table, draw = block_table.init(places, 1), np.random.default_rng(0)
-    held = [np.zeros((lot,), np.int32)] * ((places - 1) // lot)
-    for number in range(40 * places // lot):
-        blocks = np.arange(number * lot, (number + 1) * lot, dtype=np.uint32)[:, None]
-        table, place = turn(table, blocks, held.pop(draw.integers(len(held))))
-        assert np.asarray(place).all(), f"refused after {number} turns"
-        held.append(np.asarray(place))
-    assert int(table.live) == (places - 1) // lot * lot
-
-
-# What a step of the loop below needs and leaves. `old` is int32[2, K], what the latest two steps referred to; the older ones
-# are released.
-Cycle = namedtuple("Cycle", "table old token")
-
-
-def cycle(now, blocks, number, lot):
-    """What a write into a ring of two rows does with the table."""
-    size = blocks.shape[0]
-    table, token = block_table.release(now.table, now.old[0], now.token)
-    items = jnp.arange(size, dtype=jnp.int32)
-    table, placed, token = put(table, blocks, items[::-1], number, lot, token)
-    refers = (placed.place != jnp.int32(0)) & (items % jnp.int32(5) != jnp.int32(0))
-    table, token = block_table.refer(table, placed.place, refers, placed.won, token)
-    ids = jnp.where(refers, placed.place, jnp.int32(0))
-    return Cycle(table, jnp.stack([now.old[1], ids]), token), (table.live, placed.place, placed.won)
-
-
-def start(places, size, words):
-    return Cycle(block_table.init(places, words), jnp.zeros((2, size), jnp.int32), jnp.zeros((), jnp.int32))
-
-
-def check_in_place(loop, tables):
-    """The temporary bytes of a cycle do not depend on the size of the table."""
-
-    def way(now, blocks, number):
-        if loop:
-            return jax.lax.scan(lambda now, xs: cycle(now, *xs, 64), now, (blocks, number))
-        return cycle(now, blocks[0], number[0], 64)
-
-    temporary = {}
-    for places in (4096, 262_144):
-        given = jax.eval_shape(lambda places=places: start(places, 256, 36))
-        given = given, jax.ShapeDtypeStruct((4, 256, 36), jnp.uint32), jax.ShapeDtypeStruct((4,), jnp.int32)
-        if tables is not None:
-            given = jax.tree.map(lambda a: jax.ShapeDtypeStruct((tables, *a.shape), a.dtype), given)
-        fn = way if tables is None else jax.vmap(way)
-        compiled = jax.jit(lambda *args, fn=fn: fn(*args), donate_argnums=0).lower(*given).compile()
-        memory = compiled.memory_analysis()
-        temporary[places] = memory.temp_size_in_bytes
-        assert memory.alias_size_in_bytes >= (tables or 1) * places * 40 * 4
-    assert temporary[262_144] <= temporary[4096] + 256
-    assert temporary[262_144] < (tables or 1) * 10 * 256 * 36 * 4

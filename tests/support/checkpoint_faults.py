@@ -1,11 +1,7 @@
 """Faults of checkpoints shared by tiers: power failures, damaged bytes, and a model of any sequence."""
 
-import os
 import random
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fbuf._formats import checkpoint
 from tests.support.memory_disk import PATH, Blocks, Faulty, Killed, Memory, load, same, save
 
-SHM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a folder in memory, where there is one
 
-
-def power_failures(each: int, seed: int) -> int:
+def power_failures(each, seed):
     """Cut the power `each` times after every call of a save: the old or the new save loads. Return the number of cuts."""
     chance, tried = random.Random(seed), 0
     for before in (0, 1, 3):
@@ -45,12 +39,12 @@ def power_failures(each: int, seed: int) -> int:
     return tried
 
 
-def small(disk: Memory, k: int) -> None:
+def small(disk, k):
     arrays = {"a": Blocks(np.arange(12, dtype=np.uint8) + k // 2, 8), "b": np.array([k], np.int16)}
     checkpoint.write(PATH, arrays, {"k": k}, disk=disk)
 
 
-def outcome(disk: Memory, **how: Any) -> int | None:
+def outcome(disk, **how):
     """Return the number of the save that loads whole; None for an error that reports the damage."""
     try:
         with checkpoint.read(PATH, disk=disk, **how) as saved:
@@ -61,18 +55,18 @@ def outcome(disk: Memory, **how: Any) -> int | None:
         return None
 
 
-def flips(size: int) -> Iterator[Callable[[bytearray], None]]:
-    def flip(data: bytearray, bit: int) -> None:
+def flips(size):
+    def flip(data, bit):
         data[bit // 8] ^= 1 << bit % 8
 
     return (lambda data, bit=bit: flip(data, bit) for bit in range(8 * size))
 
 
-def cuts(size: int) -> Iterator[Callable[[bytearray], None]]:
+def cuts(size):
     return (lambda data, at=at: data.__delitem__(slice(at, None)) for at in range(size))
 
 
-def damaged_outcomes(generations: int, change: Any, **how: str) -> list[tuple[int | None, bool]]:
+def damaged_outcomes(generations, change, **how):
     """Return what loads after each change of each file, and whether that was a data file."""
     disk = Memory()
     for k in range(generations):
@@ -91,45 +85,26 @@ def damaged_outcomes(generations: int, change: Any, **how: str) -> list[tuple[in
     return seen
 
 
-def flips_of_a_large_file(path: Path, size: int, count: int, verify: Any, seed: int) -> None:
-    """Flip random bits of a checkpoint of `size` bytes on a real disk: each is found."""
-    rng = np.random.default_rng(seed)
-    array = rng.integers(0, 256, size, np.uint8)
-    checkpoint.write(str(path), {"a": array, "b": array[: 1 << 16].view(np.float32)}, {}, sync=False)
-    (name,) = (n for n in os.listdir(path) if n.startswith("data"))
-    length = (path / name).stat().st_size
-    with open(path / name, "r+b", buffering=0) as file:
-        for _ in range(count):
-            at, bit = int(rng.integers(length)), 1 << int(rng.integers(8))
-            (old,) = os.pread(file.fileno(), 1, at)
-            os.pwrite(file.fileno(), bytes([old ^ bit]), at)
-            with pytest.raises(checkpoint.StoreCorrupted), checkpoint.read(str(path), verify=verify) as saved:
-                for found in saved.arrays.values():
-                    np.asarray(found)
-            os.pwrite(file.fileno(), bytes([old]), at)
-    checkpoint.read(str(path)).close()
-
-
 class Machine(RuleBasedStateMachine):
     """Saves, kills, damage and loads in any order, compared with a list of the saves."""
 
     @initialize()
-    def start(self) -> None:
+    def start(self):
         self.disk, self.number = Memory(), 0
-        self.saved: list[tuple[int, dict[str, np.ndarray]]] = []  # newest last
-        self.arrays: dict[str, np.ndarray] = {}
-        self.version: dict[tuple[str, int], int] = {}
-        self.damaged: set[str] = set()  # manifests: a bit flipped twice is whole again
+        self.saved = []  # newest last
+        self.arrays = {}
+        self.version = {}
+        self.damaged = set()  # manifests: a bit flipped twice is whole again
         self.counter = 0
 
-    def source(self, name: str) -> Blocks:
+    def source(self, name):
         array = self.arrays[name]
         count = -(-len(array) // 4)
         marks = [f"{name}-{len(array)}-{self.version.get((name, b), 0)}" if b % 3 else None for b in range(count)]
         return Blocks(array, 4, marks)
 
     @rule(name=st.sampled_from("abc"), rows=st.integers(0, 20))
-    def resize(self, name: str, rows: int) -> None:
+    def resize(self, name, rows):
         old = self.arrays.get(name, np.zeros((0, 2), np.int32))
         self.counter += 1
         self.arrays[name] = np.concatenate([old[:rows], np.full((max(rows - len(old), 0), 2), self.counter, np.int32)])
@@ -137,7 +112,7 @@ class Machine(RuleBasedStateMachine):
             self.version[name, block] = self.counter
 
     @rule(name=st.sampled_from("abc"), row=st.integers(0, 19))
-    def change(self, name: str, row: int) -> None:
+    def change(self, name, row):
         if name in self.arrays and row < len(self.arrays[name]):
             self.counter += 1
             self.arrays[name] = self.arrays[name].copy()
@@ -145,11 +120,11 @@ class Machine(RuleBasedStateMachine):
             self.version[name, row // 4] = self.counter
 
     @rule(name=st.sampled_from("abc"))
-    def drop(self, name: str) -> None:
+    def drop(self, name):
         self.arrays.pop(name, None)
 
     @rule(keep=st.integers(1, 3), kill=st.none() | st.integers(0, 60))
-    def save(self, keep: int, kill: int | None) -> None:
+    def save(self, keep, kill):
         self.number += 1
         arrays = dict(self.arrays)
         faulty = Faulty(self.disk, kill, None, dead=True)
@@ -167,7 +142,7 @@ class Machine(RuleBasedStateMachine):
                     pass
 
     @rule(at=st.integers(0, 10**6))
-    def damage_the_newest_manifest(self, at: int) -> None:
+    def damage_the_newest_manifest(self, at):
         names = sorted(n for n in self.disk.contents() if n.endswith("json") and n not in self.damaged)
         if len(names) > 1:
             self.damaged.add(names[-1])
@@ -181,7 +156,7 @@ class Machine(RuleBasedStateMachine):
                 self.saved.pop()
 
     @invariant()
-    def load(self) -> None:
+    def load(self):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if not self.saved:
@@ -193,5 +168,5 @@ class Machine(RuleBasedStateMachine):
                 same(found, arrays)
 
 
-def any_sequence(examples: int) -> None:
+def any_sequence(examples):
     run_state_machine_as_test(Machine, settings=settings(stateful_step_count=20, max_examples=examples))

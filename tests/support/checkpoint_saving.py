@@ -3,13 +3,10 @@
 import copy
 import random
 import threading
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf._checkpoint import device_arrays
@@ -24,7 +21,7 @@ EXAMPLE = {"obs": jax.ShapeDtypeStruct((16, 16), np.uint8), "t": jax.ShapeDtypeS
 BUFFER = fbuf.Buffer(20_000, sampler=Prioritized())
 
 
-def rows_of(first: int, count: int) -> dict[str, np.ndarray]:
+def rows_of(first, count):
     rng = np.random.default_rng(first)
     return {
         "obs": rng.integers(0, 256, (count, 16, 16), np.uint8),
@@ -32,15 +29,15 @@ def rows_of(first: int, count: int) -> dict[str, np.ndarray]:
     }
 
 
-def filled(buffer: fbuf.Buffer, count: int) -> Any:
+def filled(buffer, count):
     return buffer.extend(buffer.init(EXAMPLE), rows_of(0, count))
 
 
-def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def held_up(monkeypatch):
     """Let saves in the background wait for the event before they write."""
     go, write = threading.Event(), checkpoint.write
 
-    def late(*args: Any, **settings: Any) -> Any:
+    def late(*args, **settings):
         assert go.wait(PATIENCE)
         return write(*args, **settings)
 
@@ -48,7 +45,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return go
 
 
-def check_second_save(storage: Any, wait: bool, tmp_path: Path) -> None:
+def check_second_save(storage, wait, tmp_path):
     buffer = BUFFER if storage is None else fbuf.Buffer(20_000, sampler=Prioritized(), storage=storage)
     state = filled(buffer, 10_000)
     first = fbuf.save(tmp_path / "saved", buffer, state, wait=wait).result()
@@ -63,7 +60,7 @@ def check_second_save(storage: Any, wait: bool, tmp_path: Path) -> None:
     same(again.sampler, state.sampler)
 
 
-def check_store_in_use(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_store_in_use(storage, tmp_path, monkeypatch):
     """Rows overwritten before the thread reads them are saved as they were."""
     buffer = fbuf.Buffer(500, storage=storage)
     state = filled(buffer, 700)
@@ -78,7 +75,7 @@ def check_store_in_use(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     same(jax.device_get(loaded.rows(again)), want)
 
 
-def check_marks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_marks(dtype, monkeypatch):
     """A changed bit changes the mark of its block alone; trailing zero rows have none."""
     monkeypatch.setattr(device_arrays, "SMALL_BYTES", 0)
     monkeypatch.setattr(device_arrays, "_platform", lambda array: "gpu")
@@ -87,13 +84,13 @@ def check_marks(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values = rng.integers(0, 2, (40, 3, 5)).astype(kind)
     values[33:] = np.zeros((), kind)
 
-    def leaf(values: np.ndarray) -> Any:
+    def leaf(values):
         made = device_arrays.DeviceLeaf(jnp.asarray(values))
         made.block = 8
         return made
 
     plain = leaf(values)
-    assert not plain.near and plain.shape[0] == 33 and len(plain.marks) == 5
+    assert not plain.slices_are_views and plain.shape[0] == 33 and len(plain.marks) == 5
     same(np.concatenate([plain[a : min(a + 8, 33)] for a in range(0, 33, 8)]), values[:33])
     for row in (0, 7, 8, 20, 32):
         other = values.copy()
@@ -106,14 +103,12 @@ ERRORS = (ValueError, TypeError, fbuf.StoreCorrupted, OSError, RuntimeError)
 VALUES = (None, True, 0, -1, 3, 17, 0.5, "", "uint8", "int64", "object", "os:system", [], {}, [[]], {"tuple": [1]})
 
 
-def golden_parts(name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the arrays and the metadata of a golden checkpoint."""
+def golden_parts(name):
     with checkpoint.read(str(GOLDEN / name)) as saved:
         return {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
 
 
-def mangled(meta: Any, rng: random.Random) -> Any:
-    """Return a copy with one or two values removed or replaced."""
+def mangled(meta, rng):
     meta = copy.deepcopy(meta)
     for _ in range(rng.randint(1, 2)):
         *path, last = rng.choice(list(nodes(meta)))
@@ -125,7 +120,7 @@ def mangled(meta: Any, rng: random.Random) -> Any:
     return meta
 
 
-def check_mangled_meta(name: str, seed: int, tmp_path: Path) -> None:
+def check_mangled_meta(name, seed, tmp_path):
     """Load checkpoints with mangled metadata: only expected errors may follow, each with a message."""
     arrays, meta = golden_parts(name)
     rng, refused = random.Random(f"{name}{seed}"), 0

@@ -1,7 +1,6 @@
 """Episodes in plain Python, and what each view is to make of the rows of a data set that holds them."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,14 +19,14 @@ class Episode:
     terminated: bool
 
     @property
-    def steps(self) -> int:
+    def steps(self):
         return len(self.reward)
 
 
-def episodes(seed: int, lengths: tuple[int, ...], obs: dict[str, Any], action: dict[str, Any]) -> list[Episode]:
+def episodes(seed, lengths, obs, action):
     rng = np.random.default_rng(seed)
 
-    def leaf(shape: tuple[int, ...], dtype: Any, rows: int) -> np.ndarray:
+    def leaf(shape, dtype, rows):
         if np.dtype(dtype).kind == "f":
             return rng.normal(size=(rows, *shape)).astype(dtype)
         return rng.integers(0, 2 if dtype == np.int8 else 200, (rows, *shape)).astype(dtype)
@@ -43,8 +42,8 @@ def episodes(seed: int, lengths: tuple[int, ...], obs: dict[str, Any], action: d
     ]
 
 
-def rows_of(all_of: list[Episode], final: bool = True) -> dict[str, np.ndarray]:
-    out: dict[str, np.ndarray] = {}
+def rows_of(all_of, final=True):
+    out = {}
     for name in all_of[0].obs:
         out[name] = np.concatenate([e.obs[name][:-1] for e in all_of])
         if final:
@@ -58,9 +57,9 @@ def rows_of(all_of: list[Episode], final: bool = True) -> dict[str, np.ndarray]:
     return out | {"terminated": ends & terminated, "truncated": ends & ~terminated}
 
 
-def transitions(all_of: list[Episode], n: int, gamma: float, final: bool) -> dict[int, dict[str, Any]]:
+def transitions(all_of, n, gamma, final):
     """By row number: what an n-step transition from it is to be. `final`: the last observations are known."""
-    out: dict[int, dict[str, Any]] = {}
+    out = {}
     first = 0
     for e in all_of:
         for t in range(e.steps):
@@ -81,13 +80,13 @@ def transitions(all_of: list[Episode], n: int, gamma: float, final: bool) -> dic
     return out
 
 
-def leaf_of(tree: Any, name: str) -> np.ndarray:
+def leaf_of(tree, name):
     for key in name.split("/"):
         tree = tree[key]
     return np.asarray(tree)
 
 
-def all_of(buffer: fbuf.Buffer, state: Any, view: Any, number: int) -> Any:
+def all_of(buffer, state, view, number):
     """The batch of every anchor, oldest first; one more is asked for than there are to be."""
     other = dataclasses.replace(buffer, view=view, sampler=fbuf.samplers.Epoch(shuffle=False))
     state = buffer.convert(other, state)
@@ -96,7 +95,7 @@ def all_of(buffer: fbuf.Buffer, state: Any, view: Any, number: int) -> Any:
     return batch
 
 
-def check_rows(buffer: fbuf.Buffer, state: Any, expected: dict[str, np.ndarray]) -> None:
+def check_rows(buffer, state, expected):
     data = buffer.rows(state).data
     for name, leaf in expected.items():
         found = leaf_of(data, name)
@@ -104,7 +103,7 @@ def check_rows(buffer: fbuf.Buffer, state: Any, expected: dict[str, np.ndarray])
     assert len(jax.tree.leaves(data)) == len(expected)
 
 
-def check_files(path: Any, expected: dict[str, np.ndarray]) -> None:
+def check_files(path, expected):
     """The same, read without JAX and without compiling anything."""
     with _dataset.DataSet.open(path) as dataset:
         found = dataset.read_rows(0, dataset.rows)
@@ -113,9 +112,7 @@ def check_files(path: Any, expected: dict[str, np.ndarray]) -> None:
         assert np.array_equal(found[name], leaf.astype(found[name].dtype)), name
 
 
-def check_transitions(
-    buffer: fbuf.Buffer, state: Any, episodes: list[Episode], *, n: int, final: bool, gamma: float = 0.9
-) -> None:
+def check_transitions(buffer, state, episodes, *, n, final, gamma=0.9):
     expected = transitions(episodes, n, gamma, final)
     view = fbuf.views.Transition(
         n_step=n, gamma=gamma, final_observation="final_obs" if final else None, autoreset="same_step"
@@ -134,24 +131,3 @@ def check_transitions(
             assert np.array_equal(leaf_of(batch.data, name)[i], here[name][row].astype(leaf_of(batch.data, name).dtype))
         assert np.allclose(np.asarray(batch.data["reward"])[i], wanted["reward"], rtol=1e-5)
         assert np.allclose(np.asarray(batch.data["discount"])[i], wanted["discount"])
-
-
-def check_sequences(buffer: fbuf.Buffer, state: Any, episodes: list[Episode], length: int) -> None:
-    rewards = rows_of(episodes)["reward"].astype(np.float32)
-    first = np.cumsum([0, *(e.steps for e in episodes)])
-    starts = [int(a) + t for a, e in zip(first, episodes, strict=False) for t in range(e.steps - length + 1)]
-    batch = all_of(buffer, state, fbuf.views.Sequence(length, autoreset="same_step"), len(starts))
-    assert np.asarray(batch.data["mask"])[:-1].all()
-    found = np.asarray(batch.data["reward"])[:-1]
-    assert np.array_equal(found, np.stack([rewards[s : s + length] for s in starts]))
-
-
-def check_episodes(buffer: fbuf.Buffer, state: Any, episodes: list[Episode]) -> None:
-    longest = max(e.steps for e in episodes)
-    batch = all_of(buffer, state, fbuf.views.Episode(longest, autoreset="same_step"), len(episodes))
-    for i, e in enumerate(episodes):
-        mask = np.arange(longest) < e.steps
-        assert np.array_equal(np.asarray(batch.data["mask"])[i], mask)
-        assert np.array_equal(np.asarray(batch.data["reward"])[i][mask], e.reward.astype(np.float32))
-        ended = np.asarray(batch.data["terminated"])[i][mask]
-        assert ended[-1] == e.terminated and not ended[:-1].any()

@@ -18,15 +18,15 @@ class Blocks:
 
     num_actions = 3
 
-    def __init__(self, game: str, lanes: int, seed: int) -> None:
+    def __init__(self, game, lanes, seed):
         self.lanes, self._rng = lanes, np.random.default_rng(seed)
 
-    def reset(self) -> Frames:
+    def reset(self):
         self._age, self._episode = np.zeros(self.lanes, np.int64), np.zeros(self.lanes, np.int64)
         self._left = self._rng.integers(5, 13, self.lanes)
         return self._frames()
 
-    def step(self, actions: Frames) -> tuple[Frames, ...]:
+    def step(self, actions):
         self._age += 1
         self._left -= 1
         ended = self._left == 0
@@ -37,7 +37,7 @@ class Blocks:
         cut = ended & (np.arange(self.lanes) == 0)
         return self._frames(), reward, ended & ~cut, cut
 
-    def _frames(self) -> Frames:
+    def _frames(self):
         frames = np.zeros((self.lanes, 84, 84), np.uint8)
         frames[:, 0, 0] = np.arange(self.lanes) + 1
         frames[:, 0, 1] = self._episode % 250 + 1
@@ -46,20 +46,20 @@ class Blocks:
         return frames
 
 
-def shrink(patch: pytest.MonkeyPatch) -> None:
+def shrink(patch):
     """Runs at a size for tests: little random play, a ring that wraps."""
     patch.setattr(_run, "_PREFILL", 20)
     patch.setattr(_run, "CAPACITY", 240)
 
 
-def run_all(names: tuple[str, ...]) -> dict[str, _run.Result]:
+def run_all(names):
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
         settings = _run.Settings("blocks", seed=3, steps=8)
         return {name: _run.run(name, settings, Blocks) for name in names}
 
 
-def some_rows(steps: int, lanes: int = 8) -> dict[str, Frames]:
+def some_rows(steps, lanes=8):
     """Rows of random play, `[steps, lanes, ...]`, without a network."""
     env, random = Blocks("blocks", lanes, 0), np.random.default_rng(0)
     frame, rows = env.reset(), []

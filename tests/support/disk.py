@@ -3,16 +3,15 @@
 import os
 import shutil
 import tempfile
-from typing import Any
 
 import numpy as np
 
 from fbuf._host.io.directory import Folder
-from fbuf._host.store.store import Column, Store
+from fbuf._host.store.store import Store
 from tests.support.paths import ROOT
 
 
-def identity(columns: tuple[Column, ...], lanes: int, length: int, slack: int) -> dict[str, Any]:
+def identity(columns, lanes, length, slack):
     described = [
         {"name": c.name, "shape": list(c.shape), "dtype": str(c.dtype), "codec": c.codec and repr(c.codec)}
         for c in columns
@@ -20,15 +19,7 @@ def identity(columns: tuple[Column, ...], lanes: int, length: int, slack: int) -
     return {"lanes": lanes, "length": length, "slack": slack, "columns": described}
 
 
-def make(
-    path: Any,
-    columns: tuple[Column, ...],
-    *,
-    resume: bool = False,
-    verify: bool = True,
-    arrays: Any = None,
-    **sizes: int,
-) -> Store:
+def make(path, columns, *, resume=False, verify=True, arrays=None, **sizes):
     sizes = {"lanes": 1, "length": 16, "slack": 4} | sizes
     folder = Folder("Memmap", path and str(path), identity(columns, **sizes), resume=resume, verify=verify)
     try:
@@ -44,12 +35,11 @@ def make(
     return store
 
 
-def environment() -> dict[str, str]:
-    """Return the variables of a process that imports this package's tests."""
+def environment():
     return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-def numbered(count: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def numbered(count, shape):
     """Return rows [N, 3, ...] that say their lane and count."""
     number = count * 3 + np.arange(3)
     if shape == ():
@@ -61,12 +51,12 @@ FOLDER = f"{tempfile.gettempdir()}/fbuf-tests-{os.getpid()}"
 """Of what `somewhere` names; removed when the tests are done (`conftest`)."""
 
 
-def somewhere(name: str) -> str:
+def somewhere(name):
     """A path for a storage in a table of storages; before it is used there: `fresh`."""
     return f"{FOLDER}/{name}"
 
 
-def fresh(storage: Any) -> Any:
+def fresh(storage):
     """The storage, with nothing at its path: a value that buffers can be made of again and again."""
     if isinstance(getattr(storage, "path", None), str):
         shutil.rmtree(storage.path, ignore_errors=True)

@@ -3,24 +3,19 @@
 import errno
 import itertools
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.columns.chunked_file import ChunkedFileColumn
 from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.memory import file_arena
-from fbuf._host.store.store import Store
 from tests.support.disk import make
 from tests.support.store import columns_of
 from tests.support.store_model import Model
 
 
-def resumed(model: Model, path: Any) -> Store:
+def resumed(model, path):
     """Resume the store that a model describes; of the tickets of changed rows only the last are left."""
     old = model.store
     settings = {"lanes": old.lanes, "length": old.length, "slack": old.slack}
@@ -28,7 +23,7 @@ def resumed(model: Model, path: Any) -> Store:
     old.close()
     store = make(path, columns, **settings, resume=True)
     alive = model.live()
-    last: dict[int, int] = {}
+    last = {}
     for ticket, origin in model.origin.items():
         last[origin] = max(ticket, last.get(origin, 0))
     for ticket in [t for t in model.origin if t not in last.values() or t not in alive]:
@@ -47,13 +42,13 @@ def resumed(model: Model, path: Any) -> Store:
 class Faults:
     """Make the n-th call of the file system fail; a write does half of its work first."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.left = -1
         for name in ("pwrite", "open", "ftruncate", "replace"):
             monkeypatch.setattr(os, name, self._failing(name, getattr(os, name)))
 
-    def _failing(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def _failing(self, name, real):
+        def call(*args, **kwargs):
             if self.left == 0:
                 self.left = -1
                 if name == "pwrite" and len(args[1]) > 1:
@@ -70,12 +65,12 @@ NOISE = np.random.default_rng(0).integers(0, 256, (400, 2, 400), np.uint8)
 STILL = np.repeat(np.arange(400, dtype=np.uint8)[:, None, None], 2, 1) * np.ones(400, np.uint8)
 
 
-def segments(store: Store) -> set[int]:
+def segments(store):
     part = store._parts[1]
     return set(part.arena.segments) if isinstance(part, ChunkedFileColumn) else set()
 
 
-def check_failing_writes(kind: str, seed: int, steps: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_failing_writes(kind, seed, steps, path, monkeypatch):
     """Each write fails at each of its calls: every row that was there is, and no other, here and for the next process.
 
     Noise does not compress, so a column with a codec becomes a ring, in the very write that may fail.

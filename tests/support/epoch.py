@@ -8,7 +8,6 @@ import functools
 
 import jax
 import numpy as np
-from jax import lax
 
 import fbuf
 from fbuf.samplers import Epoch
@@ -170,30 +169,6 @@ def arrive(buffer, state, first, count):
 
 def filled(buffer, count):
     return arrive(buffer, buffer.init(np.int32(0)), 0, count)
-
-
-def check_arriving(shuffle):
-    """Everyone drawn who was still there at his turn, nobody twice, in both epochs that one scan holds."""
-    capacity, batch_size, steps = 3000, 64, 90
-    buffer = fbuf.Buffer(capacity=capacity, lanes=2, sampler=Epoch(shuffle=shuffle))
-    state = filled(buffer, capacity)
-
-    def step(state, given):
-        key, rows = given
-        state, batch = buffer.sample(buffer.extend(state, rows), key, batch_size)
-        return state, (batch.data, batch.mask, batch.last, buffer.stats(state)["epoch"])
-
-    arriving = np.arange(capacity, capacity + steps * 8, dtype=np.int32).reshape(steps, 4, 2)
-    keys = jax.random.split(jax.random.key(0), steps)
-    _, (data, mask, last, epoch) = jax.device_get(jax.jit(lambda s: lax.scan(step, s, (keys, arriving)))(state))
-    oracle = Oracle(buffer.sampler)
-    for i in range(steps):
-        held = range(8 * (i + 1), 8 * (i + 1) + capacity)
-        live = [n for lane in (0, 1) for n in held if n % 2 == lane]
-        oracle.sample(live, batch_size, data[i][mask[i]].tolist())
-        assert oracle.begun == int(epoch[i])
-        assert oracle.ends(live, batch_size) == bool(last[i])
-    assert oracle.begun >= 2
 
 
 @functools.cache

@@ -1,10 +1,4 @@
-"""A web server of files on this machine that fails as told, for tests of downloads.
-
-with FaultServer({"dqn/x.gz": data}, listing="index") as server:
-    server.faults["dqn/x.gz"] = [Status(503), Cut(1000)]  # of the first two requests
-    download(server.base)
-    assert server.asked == ["dqn/x.gz"] * 3
-"""
+"""A web server of files on this machine that fails as told, for tests of downloads."""
 
 from __future__ import annotations
 
@@ -13,10 +7,8 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 LISTING = "listing"
@@ -40,23 +32,14 @@ class Stall(NamedTuple):
 
 
 class FaultServer:
-    """Serves files from when it is made until it is closed.
+    """Serves files by name, listed as a Google bucket, an index, a page of links or not at all, with faults by name."""
 
-    Args:
-      files: Bytes by name.
-      listing: How it lists them: "bucket" (the JSON interface of Google's, at `/listing`), "index" or "html"; "": not at all.
-      page: Files on a page of a bucket's listing.
-    Attributes:
-      asked: Names of the files that were asked for. `lies`: What listings say of a file instead.
-      stalled: Set when an answer has stalled.
-    """
-
-    def __init__(self, files: Mapping[str, bytes], listing: str = "index", page: int = 1000) -> None:
+    def __init__(self, files, listing="index", page=1000):
         self.files, self.listing, self.page = dict(files), listing, page
-        self.faults: dict[str, list[Any]] = {}
-        self.lies: dict[str, dict[str, Any]] = {}
-        self.headers: dict[str, str] = {}
-        self.asked: list[str] = []
+        self.faults = {}
+        self.lies = {}
+        self.headers = {}
+        self.asked = []
         self.stalled, self.closing = threading.Event(), threading.Event()
         handler = type("Handler", (_Handler,), {"faulty": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -67,15 +50,15 @@ class FaultServer:
         self._thread.start()
 
     @classmethod
-    def of(cls, root: Path, **options: Any) -> FaultServer:
+    def of(cls, root, **options):
         """Serves the files below a folder, as they are now."""
         paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
         return cls({path.relative_to(root).as_posix(): path.read_bytes() for path in paths}, **options)
 
-    def __enter__(self) -> FaultServer:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.closing.set()
         self._http.shutdown()
         self._http.server_close()
@@ -85,10 +68,10 @@ class FaultServer:
 class _Handler(BaseHTTPRequestHandler):
     faulty: FaultServer
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         pass
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         server, parts = self.faulty, urlsplit(self.path)
         name = unquote(parts.path).lstrip("/")
         listed = {
@@ -110,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(404, b"no such file")
         self._send(200, server.files[name], server.headers, fault)
 
-    def _send(self, code: int, body: bytes, headers: Mapping[str, str] | None = None, fault: Any = None) -> None:
+    def _send(self, code, body, headers=None, fault=None):
         self.send_response(code)
         for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(key, value)
@@ -124,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.faulty.stalled.set()
             self.faulty.closing.wait()
 
-    def _bucket(self, name: str, query: Mapping[str, str]) -> bytes:
+    def _bucket(self, name, query):
         names = sorted(name for name in self.faulty.files if name.startswith(query["prefix"]))
         names = [name for name in names if query.get("delimiter", "//") not in name.removeprefix(query["prefix"])]
         begin = int(query.get("pageToken", 0))
@@ -136,14 +119,14 @@ class _Handler(BaseHTTPRequestHandler):
         after = begin + len(items)
         return json.dumps({"items": items} | ({"nextPageToken": str(after)} if after < len(names) else {})).encode()
 
-    def _index(self, name: str, query: Mapping[str, str]) -> bytes:
+    def _index(self, name, query):
         files = [
             {"name": name, "size": len(data), "md5": hashlib.md5(data).hexdigest()} | self.faulty.lies.get(name, {})
             for name, data in self.faulty.files.items()
         ]
         return json.dumps({"files": files}).encode()
 
-    def _html(self, folder: str, query: Mapping[str, str]) -> bytes | None:
+    def _html(self, folder, query):
         below = [name.removeprefix(folder) for name in self.faulty.files if name.startswith(folder)]
         links = sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in below})
         page = "".join(f'<li><a href="{quote(link)}">{link}</a></li>' for link in ["../", "?C=M;O=A", *links])

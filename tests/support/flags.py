@@ -7,10 +7,11 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf.samplers import Prioritized, Ranked
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness
 from fbuf.storages import Compressed, Deduplicated
 from fbuf.transforms import Augment, Cast, Normalize, NormalizeReward, RewardToGo, Scale
 from fbuf.views import Transition
+from fbuf.writers import Reservoir, TopK
 from tests.support.trees import x64
 
 LANES, STEPS, BATCH = 2, 5, 4
@@ -42,6 +43,12 @@ BUFFERS = {
         on_write=(NormalizeReward(), RewardToGo(0.9), Cast("action", "int16")),
         on_read={"a": Augment("obs", 1), "b": Scale(("obs", "next_obs"), offset=1.0), "c": Normalize("obs")},
     ),
+    "epoch": make(sampler=Epoch(), view=STACKS),
+    "consume": make(sampler=Consume(2), view=STACKS),
+    "queue": make(sampler=Consume(order="fifo")),
+    "staleness": make(sampler=Staleness(4, version="action", decay="exponential", half_life=2), view=STACKS),
+    "topk": make(None, writer=TopK("reward"), sampler=Prioritized()),
+    "reservoir": make(writer=Reservoir()),
     "prefetch": make(sampler=Prioritized(), prefetch=1, batch_size=BATCH),
 }
 
@@ -98,8 +105,9 @@ def every_method(buffer, state, x):
     state = buffer.update_rows(state, batch.index, {"reward": x["error"]})
     out += [empty, batch, buffer.peek(state, x["key"], BATCH), buffer.get(state, batch.index), buffer.rows(state)]
     out += [buffer.get(state, x["slots"]), buffer.last(state, 3), buffer.stats(state), buffer.can_sample(state)]
-    settings = {"storage": buffer.storage, "sampler": Prioritized(normalize=None), "on_write": buffer.on_write}
-    other = make(buffer.lanes, on_read=Normalize("reward") if buffer.on_read else None, **settings)
+    settings = {"storage": buffer.storage, "writer": buffer.writer, "on_write": buffer.on_write}
+    settings |= {"sampler": Prioritized(normalize=None), "on_read": Normalize("reward") if buffer.on_read else None}
+    other = make(buffer.lanes, **settings)
     out.append(buffer.convert(other, state))
     return state, buffer.clear(state), out
 

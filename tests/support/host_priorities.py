@@ -14,15 +14,10 @@ EXPIRED = "the priorities of this BufferState have expired.*Carry on the state"
 CAPACITY, LANES, BATCH = 60, 3, 16
 EXAMPLE = {"x": jax.ShapeDtypeStruct((), jnp.int32), "done": jax.ShapeDtypeStruct((), jnp.bool_)}
 KEY = np.array([0, 7], np.uint32)
-OPTIONS = {
-    "default": {},
-    "buffer": dict(normalize="buffer", alpha=1.0, beta=1.0, eps=0.0),
-    "independent": dict(normalize=None, stratified=False, alpha=0.5),
-}
 
 
-def make(on, options="default", **parts):
-    return fbuf.Buffer(CAPACITY, sampler=Prioritized(on=on, **OPTIONS[options]), **{"lanes": LANES, **parts})
+def make(on, options=None, **parts):
+    return fbuf.Buffer(CAPACITY, sampler=Prioritized(on=on, **options or {}), **{"lanes": LANES, **parts})
 
 
 def verb(buffer, what, state, seed):
@@ -44,12 +39,7 @@ def verb(buffer, what, state, seed):
 
 
 VERBS = ("extend", "more", "learn", "set", "clear")
-FORMS = {
-    "eager": lambda buffer: functools.partial(verb, buffer),
-    "jit": lambda buffer: jax.jit(functools.partial(verb, buffer), static_argnums=0),
-    "donated": lambda buffer: jax.jit(functools.partial(verb, buffer), static_argnums=0, donate_argnums=1),
-}
-run = functools.cache(lambda buffer, form: FORMS[form](buffer))
+run = functools.cache(lambda buffer: jax.jit(functools.partial(verb, buffer), static_argnums=0))
 
 
 def leaves_of(state):

@@ -95,7 +95,6 @@ def assert_order(buffer, order, row, state=None, *, steps=0, batch=BATCH, bound=
 
 
 def assert_draw_write_draw(buffer, row, state=None, *, jit=True):
-    """Draw, write and draw in a scan, and in one jit."""
     for steps in (0, 4) if jit else (4,):
         assert_order(buffer, "ses", row, state, steps=steps)
 
@@ -142,7 +141,6 @@ def some(length, sampler, number):
 
 
 def rows_at(key):
-    """One made-up row a lane."""
     return row_with(
         jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
         1,

@@ -2,8 +2,6 @@
 
 import io
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ import fbuf
 from fbuf.interop import _columns, _load, from_arrays, to_file
 
 
-def every_kind(n: int, lanes: int | None = None) -> dict[str, Any]:
+def every_kind(n, lanes=None):
     """Return n rows (a lane) of all kinds of leaves; no two rows are equal."""
     lead = (n,) if lanes is None else (n, lanes)
     t = np.arange(np.prod(lead)).reshape(lead)
@@ -26,7 +24,7 @@ def every_kind(n: int, lanes: int | None = None) -> dict[str, Any]:
     }
 
 
-def held(buffer: fbuf.Buffer, state: fbuf.BufferState) -> dict[str, np.ndarray]:
+def held(buffer, state):
     """Return the rows in a buffer by leaf, oldest first, lane after lane: `[N, ...]`."""
     rows = buffer.rows(state)
     mask = np.asarray(rows.mask).reshape(len(rows.mask), -1).T
@@ -36,14 +34,14 @@ def held(buffer: fbuf.Buffer, state: fbuf.BufferState) -> dict[str, np.ndarray]:
     return {name: leaf[mask] for name, leaf in flat.items()}
 
 
-def check_equal(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+def check_equal(got, wanted):
     assert list(got) == list(wanted)
     for name, leaf in wanted.items():
         assert got[name].dtype == leaf.dtype and got[name].shape == leaf.shape, name
         assert got[name].tobytes() == leaf.tobytes(), name
 
 
-def read_file(path: Path) -> dict[str, np.ndarray]:
+def read_file(path):
     """Return what `from_file` reads, without a buffer to put it into."""
     with _load.opened("from_file", path) as reader:
         source = _load._source(path, reader, None, None)
@@ -54,7 +52,7 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
 ROWS = {"a": np.arange(6, dtype=np.int32), "b": np.arange(12).reshape(6, 2) % 2 == 0}
 
 
-def written(folder: Path, compress: bool) -> bytes:
+def written(folder, compress):
     """Return the bytes of `a.npz`, which is written to the folder."""
     buffer, state = from_arrays(ROWS)
     to_file(folder / "a.npz", buffer, state, compress=compress)
@@ -62,13 +60,13 @@ def written(folder: Path, compress: bool) -> bytes:
     return (folder / "a.npz").read_bytes()
 
 
-def _is_intact(got: dict[str, np.ndarray]) -> bool:
+def _is_intact(got):
     return got.keys() == ROWS.keys() and all(
         got[n].dtype == x.dtype and got[n].shape == x.shape and got[n].tobytes() == x.tobytes() for n, x in ROWS.items()
     )
 
 
-def check_truncations(file: bytes, folder: Path, every: int) -> None:
+def check_truncations(file, folder, every):
     """Read the file cut off at every nth byte."""
     path = folder / "cut.npz"
     for size in range(0, len(file), every):
@@ -76,7 +74,7 @@ def check_truncations(file: bytes, folder: Path, every: int) -> None:
         pytest.raises(ValueError, read_file, path)
 
 
-def check_flips(file: bytes, folder: Path, every: int) -> None:
+def check_flips(file, folder, every):
     """Flip every nth bit: it is noticed, or the rows are intact (a date or an attribute of the zip)."""
     path = folder / "flipped.npz"
     bits, noticed = range(0, 8 * len(file), every), 0
@@ -93,14 +91,14 @@ def check_flips(file: bytes, folder: Path, every: int) -> None:
     assert noticed > 0.6 * len(bits)
 
 
-def packed(path: Path, members: dict[str, bytes], **settings: Any) -> Path:
+def packed(path, members, **settings):
     with zipfile.ZipFile(path, "w", **settings) as out:
         for name, text in members.items():
             out.writestr(name, text)
     return path
 
 
-def npy(array: np.ndarray) -> bytes:
+def npy(array):
     text = io.BytesIO()
     np.save(text, array, allow_pickle=True)
     return text.getvalue()

@@ -143,7 +143,7 @@ def vectorise(make: Callable[[], Any], lanes: int, mode: AutoresetMode, **option
     return SyncVectorEnv([functools.partial(make) for _ in range(lanes)], autoreset_mode=mode, **options)
 
 
-def resetting(envs: Any, example: Any, steps: int, rng: np.random.Generator, masked: bool = True) -> Transitions:
+def resetting(envs: Any, example: Any, steps: int, rng: np.random.Generator) -> Transitions:
     """Step a recorder, reset environments at random, and return the transitions that must be drawn.
 
     A transition counts once the next row of its episode is there, or if it ends the episode.
@@ -156,7 +156,7 @@ def resetting(envs: Any, example: Any, steps: int, rng: np.random.Generator, mas
     for _ in range(steps):
         kind = rng.choice(3, p=[0.8, 0.15, 0.05])
         mask = ended & (mode == AutoresetMode.DISABLED)
-        mask |= (rng.random(lanes) < 0.5) & (kind == 1) & masked
+        mask |= (rng.random(lanes) < 0.5) & (kind == 1)
         if kind == 2:
             obs, mask = np.array(envs.reset()[0]), np.ones(lanes, bool)
         elif mask.any():

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -14,15 +11,15 @@ from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import Disk
 from fbuf._formats.checkpoint.filesystem import DISK
 
-CALLS = ("open", "pwrite", "pread", "size", "fsync", "rename", "unlink", "mkdir", "listdir")
+CALLS = ("open", "pwritev", "pread", "size", "fsync", "rename", "unlink", "mkdir", "listdir")
 PATH = "/checkpoint"  # in memory
 
 
-def bits(array: np.ndarray) -> bytes:
+def bits(array):
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
 
 
-def same(saved: checkpoint.Saved, arrays: Mapping[str, np.ndarray]) -> None:
+def same(saved, arrays):
     """Compare every array of a checkpoint bit for bit."""
     assert list(saved.arrays) == list(arrays)
     for name, array in arrays.items():
@@ -35,11 +32,11 @@ def same(saved: checkpoint.Saved, arrays: Mapping[str, np.ndarray]) -> None:
 class Source:
     """An array with or without marks that counts its reads."""
 
-    def __init__(self, array: np.ndarray, marks: list[str | None] | None) -> None:
+    def __init__(self, array, marks):
         self.array, self.marks, self.reads = array, marks, 0
         self.shape, self.dtype = array.shape, array.dtype
 
-    def __getitem__(self, rows: Any) -> np.ndarray:
+    def __getitem__(self, rows):
         self.reads += 1
         return self.array[rows]
 
@@ -47,13 +44,13 @@ class Source:
 class Blocks(Source):
     """A source in blocks of `block` rows."""
 
-    def __init__(self, array: np.ndarray, block: int, marks: list[str | None] | None = None) -> None:
+    def __init__(self, array, block, marks=None):
         super().__init__(array, marks)
         self.block = block
 
 
 class Keyed(Source):
-    def __init__(self, parts: Mapping[str, np.ndarray], marked: bool = True) -> None:
+    def __init__(self, parts, marked=True):
         array = np.concatenate([*parts.values(), np.zeros(0, np.uint8)]).astype(np.uint8)
         super().__init__(array, list(parts) if marked else None)
         self.keys = list(parts)
@@ -63,39 +60,39 @@ class Keyed(Source):
 class File:
     """A file in memory: its bytes, its durable bytes, and the writes since the last sync."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.data = bytearray()
         self.durable = b""
-        self.pending: list[tuple[int, bytes]] = []
+        self.pending = []
 
 
 class Memory(Disk):
     """A disk in memory with one folder; it knows what is durable."""
 
-    def __init__(self, path: str = PATH) -> None:
+    def __init__(self, path=PATH):
         self.path = path
-        self.names: dict[str, File] = {}
-        self.durable: dict[str, File] = {}
-        self.pending: list[tuple[str, File | None]] = []  # entries created and (None) removed since
-        self._open: dict[int, File | None] = {}
+        self.names = {}
+        self.durable = {}
+        self.pending = []  # entries created and (None) removed since
+        self._open = {}
         self._next = 1 << 40
 
-    def copy(self) -> Memory:
+    def copy(self):
         other = Memory(self.path)
         for name, file in self.names.items():
             other.put(name, bytes(file.data))
         return other
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name, data):
         file = File()
         file.data[:] = data
         file.durable = data
         self.names[name] = self.durable[name] = file
 
-    def contents(self) -> dict[str, bytes]:
+    def contents(self):
         return {name: bytes(file.data) for name, file in self.names.items() if name != "lock"}
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path, flags):
         folder, name = os.path.split(path)
         if name == "lock":
             return os.memfd_create("lock")
@@ -116,63 +113,63 @@ class Memory(Disk):
         self._open[fd] = self.names[name]
         return fd
 
-    def close(self, fd: int) -> None:
+    def close(self, fd):
         if fd < 1 << 40:
             os.close(fd)
         else:
             del self._open[fd]
 
-    def _file(self, fd: int) -> File:
+    def _file(self, fd):
         file = self._open[fd]
         assert file is not None
         return file
 
-    def pwrite(self, fd: int, data: memoryview, at: int) -> int:
-        file, new = self._file(fd), bytes(data)
+    def pwritev(self, fd: int, parts: list[memoryview], at: int) -> int:
+        file, new = self._file(fd), b"".join(parts)
         write_at(file.data, new, at)
         file.pending.append((at, new))
         return len(new)
 
-    def pread(self, fd: int, out: memoryview, at: int) -> int:
+    def pread(self, fd, out, at):
         part = self._file(fd).data[at : at + out.nbytes]
         out[: len(part)] = part
         return len(part)
 
-    def size(self, fd: int) -> int:
+    def size(self, fd):
         return len(self._file(fd).data)
 
-    def start_writeback(self, fd: int, at: int, size: int) -> None:
+    def start_writeback(self, fd, at, size):
         pass
 
-    def fsync(self, fd: int) -> None:
+    def fsync(self, fd):
         file = self._open[fd]
         if file is None:
             self.durable, self.pending = dict(self.names), []
         else:
             file.durable, file.pending = bytes(file.data), []
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old, new):
         file = self.names.pop(os.path.basename(old))
         self.names[os.path.basename(new)] = file
         self.pending += [(os.path.basename(new), file), (os.path.basename(old), None)]
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path):
         name = os.path.basename(path)
         if name not in self.names:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         del self.names[name]
         self.pending.append((name, None))
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path):
         raise FileExistsError(errno.EEXIST, "it is there", path)
 
-    def isdir(self, path: str) -> bool:
+    def isdir(self, path):
         return True
 
-    def listdir(self, path: str) -> list[str]:
+    def listdir(self, path):
         return list(self.names)
 
-    def crashes(self, chance: random.Random, count: int) -> Iterator[Memory]:
+    def crashes(self, chance, count):
         """Yield disks that a power failure may leave: none, all, or any part of what was not synced."""
         for trial in range(count):
             share = (0.0, 1.0, 0.5, 0.9, 0.1)[trial % 5]
@@ -195,7 +192,7 @@ class Memory(Disk):
             yield left
 
 
-def write_at(data: bytearray, new: bytes, at: int) -> None:
+def write_at(data, new, at):
     data.extend(bytes(max(at + len(new) - len(data), 0)))
     data[at : at + len(new)] = new
 
@@ -205,59 +202,47 @@ class Killed(BaseException):
 
 
 class Faulty(Disk):
-    """Another disk whose n-th call fails.
+    """Another disk whose n-th call fails (`error` None: is the last), or writes half, alone or with all calls after it."""
 
-    Args:
-      at: Number of the call that fails, from 0; None: only count calls.
-      error: Number of the OSError; None: the process is killed.
-      kinds: Calls that count.
-      dead: Whether all later calls fail too, so that nothing can be cleaned up.
-      short: Whether a failing write writes half and reports so, in place of raising.
-    """
-
-    def __init__(
-        self,
-        disk: Disk = DISK,
-        at: int | None = None,
-        error: int | None = errno.EIO,
-        kinds: tuple[str, ...] = CALLS,
-        dead: bool = False,
-        short: bool = False,
-    ) -> None:
+    def __init__(self, disk=DISK, at=None, error=errno.EIO, kinds=CALLS, dead=False, short=False):
         self.disk, self.at, self.error, self.kinds = disk, at, error, kinds
         self.dead, self.short = dead, short
         self.count, self.failed = 0, False
         for kind in CALLS:
             setattr(self, kind, self._call(kind))
 
-    def close(self, fd: int) -> None:
+    def close(self, fd):
         self.disk.close(fd)
 
-    def isdir(self, path: str) -> bool:
+    def isdir(self, path):
         return self.disk.isdir(path)
 
-    def _call(self, kind: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+    def start_writeback(self, fd: int, at: int, size: int) -> None:
+        self.disk.start_writeback(fd, at, size)
+
+    def _call(self, kind):
+        def call(*args):
             if self.failed and self.dead:
                 self._fail()
             if kind in self.kinds:
                 self.count += 1
                 if self.count - 1 == self.at:
                     self.failed = True
-                    if self.short and kind == "pwrite":
-                        return self.disk.pwrite(args[0], args[1][: max(args[1].nbytes // 2, 1)], args[2])
+                    if self.short and kind == "pwritev":
+                        whole = b"".join(args[1])
+                        return self.disk.pwritev(args[0], [memoryview(whole)[: max(len(whole) // 2, 1)]], args[2])
                     self._fail()
             return getattr(self.disk, kind)(*args)
 
         return call
 
-    def _fail(self) -> None:
+    def _fail(self):
         if self.error is None:
             raise Killed
         raise OSError(self.error, os.strerror(self.error))
 
 
-def state(k: int, rows: int = 40) -> dict[str, Any]:
+def state(k, rows=40):
     """Return the arrays of save `k`: some rows change from save to save, some arrays grow, some stay."""
     rng = np.random.default_rng(k)
     log = np.concatenate([np.random.default_rng(i).integers(0, 256, 50, np.uint8) for i in range(k + 1)])
@@ -273,7 +258,7 @@ def state(k: int, rows: int = 40) -> dict[str, Any]:
     }
 
 
-def sources(k: int, rows: int = 40) -> dict[str, Any]:
+def sources(k, rows=40):
     """Return the same as sources: keyed with marks, blocks with marks, blocks without."""
     arrays = state(k, rows)
     pieces = {f"piece-{i}": arrays["log"][50 * i : 50 * i + 50] for i in range(k + 1)}
@@ -285,11 +270,11 @@ def sources(k: int, rows: int = 40) -> dict[str, Any]:
     }
 
 
-def save(path: str, k: int, disk: Disk = DISK, **how: Any) -> checkpoint.Written:
+def save(path, k, disk=DISK, **how):
     return checkpoint.write(path, sources(k), {"k": k}, disk=disk, **how)
 
 
-def disk_of(*numbers: int, **how: Any) -> Memory:
+def disk_of(*numbers, **how):
     """Return a disk in memory after these saves."""
     disk = Memory()
     for k in numbers:
@@ -297,7 +282,7 @@ def disk_of(*numbers: int, **how: Any) -> Memory:
     return disk
 
 
-def load(path: str, disk: Disk = DISK, **how: Any) -> int:
+def load(path, disk=DISK, **how):
     """Return the number of the save found, after comparing all of its arrays."""
     with checkpoint.read(path, disk=disk, **how) as saved:
         k = saved.meta["k"]

@@ -153,19 +153,6 @@ def weighted(mode, **settings):
     return mixture, mixture.replace(state, {"a": online})
 
 
-def check_weights(mode, target, beta):
-    """Weights are those of the closed form; `beta` of the call replaces that of the mixture, 0.7."""
-    mixture, state = weighted(MODES[mode], target=target, normalize=None, beta=0.7)
-    more = {} if beta is None else {"beta": jnp.float32(beta)}
-    batch = jax.device_get(mixture.peek(state, jax.random.key(1), size_of(mixture), **more))
-    wanted = density(mixture, state, {"a": 0.25, "b": 0.75})
-    chance = np.array([wanted[n] for n in batch.data["id"].tolist()])
-    np.testing.assert_allclose(batch.probability, chance, rtol=1e-5)
-    number, share = np.where(batch.source == 0, 20, 40), np.where(batch.source == 0, 0.25, 0.75)
-    relative = 60 * chance if target == "union" else number * chance / share
-    np.testing.assert_allclose(batch.weight, relative ** -(0.7 if beta is None else beta), rtol=1e-5)
-
-
 BIG = 400_000
 ROW = {"obs": jax.ShapeDtypeStruct((8,), np.uint8), "id": jax.ShapeDtypeStruct((), np.int32)}
 

@@ -48,7 +48,6 @@ class Model(Lanes):
         return other
 
     def extend(self, rows, priority=None, mask=None):
-        """Adds leaves `[N, E, ...]`, one row after the other."""
         drawable = {row.name for row in self.anchors()}
         self._see_versions(rows, mask)
         for n in range(next(iter(rows.values())).shape[0]):
@@ -114,7 +113,6 @@ class Model(Lanes):
             self.version = max([self.version, *(said if mask is None else said[mask]).reshape(-1).tolist()])
 
     def _stamp(self, row):
-        """The run that a new anchor belongs to."""
         run, stamp = self.latest.get(row.lane, (0, 0))
         came = self.came[row.lane] = self.came.get(row.lane, 0) + 1
         if self.sampler.version is None:
@@ -136,7 +134,6 @@ class Model(Lanes):
         return 2 ** -(staleness / sampler.half_life) if sampler.decay == "exponential" else 1.0
 
     def chosen_from(self):
-        """Anchors that the sampler would draw."""
         anchors = self.anchors()
         return [row for row in anchors if self.staleness_weight(row) > 0] if self.ages else anchors
 
@@ -169,12 +166,10 @@ class Model(Lanes):
         self._hold()
 
     def rebuild(self):
-        """Leaves of all priorities by the numbers of now."""
         if not self.ranked:
             self.leaf = {name: self._leaf(p) for name, p in self.magnitude.items()}
 
     def update_rows(self, indices, fields):
-        """Replaces leaves `[B, ...]` by name."""
         for i, (slot, ticket) in enumerate(indices):
             row = self.row_at(slot, ticket)
             if (slot, ticket) == (self.capacity, 0):
@@ -187,13 +182,11 @@ class Model(Lanes):
                 row.fields = row.fields | {k: np.array(x[i]) for k, x in fields.items()}
 
     def clear(self):
-        """No rows; annealed numbers and counters stay."""
         self.history = [[] for _ in range(self.lane_count)]
         self.leaf, self.magnitude, self.max_priority = {}, {}, 1.0
         self.run, self.latest, self.came = {}, {}, {}
 
     def set(self, **numbers):
-        """For leaves written from now on."""
         if self.ages:
             self.version = int(numbers["version"])
             return
@@ -232,12 +225,10 @@ class Model(Lanes):
         assert self.by_index.setdefault((slot, ticket), row.name) == row.name, "two rows, one index"
 
     def row_at(self, slot, ticket):
-        """The row of an index, if it is still held."""
         row = self.in_slot(slot)
         return row if row is not None and self.by_index.get((slot, ticket)) == row.name else None
 
     def in_slot(self, slot):
-        """What lies in a slot now."""
         if not 0 <= slot < self.capacity:
             return None
         return next((r for r in self.held(slot % self.lane_count) if r.slot == slot), None)
@@ -253,7 +244,6 @@ class Model(Lanes):
         return [[rows[i] if -i <= len(rows) else None for rows in lanes] for i in range(-n, 0)]
 
     def probability(self, row):
-        """Chance of a drawable row in one draw."""
         if getattr(self.sampler, "over", "") == "episodes":
             episodes = [(r.lane, self.episode_of(r)) for r in self.anchors()]
             return 1 / len(set(episodes)) / episodes.count((row.lane, self.episode_of(row)))
@@ -273,7 +263,6 @@ class Model(Lanes):
         return float((1 - share) * chance + share / number)
 
     def weights(self, rows, beta=None):
-        """Importance weights of a batch."""
         if not self.prioritized:
             return [1.0] * len(rows)
         beta = self.numbers["beta"] if beta is None else beta

@@ -12,14 +12,12 @@ from fbuf.samplers import _host_priorities
 
 
 def host_tree(tree):
-    """Leaves of a version, all its nodes, and the least below each parent."""
     leaves = _host_priorities.leaves(tree)
     held = _host_priorities.store_of(tree)._tree
     return leaves, held._nodes, held._least
 
 
 def compare_fields(got, expected):
-    """Exact, but for what the model has in float64."""
     assert got.keys() == expected.keys()
     for name, want in expected.items():
         if np.asarray(want).dtype == np.float64:

@@ -1,8 +1,4 @@
-"""Rows of lanes in plain Python, and which transitions, windows and episodes they make.
-
-Everything is computed from the lists of all rows that ever arrived. Nothing is updated incrementally, as the code under
-test does. Source: the documentation of the views.
-"""
+"""Transitions, windows and episodes in plain Python, computed from the lists of all rows that ever arrived."""
 
 import dataclasses
 
@@ -32,12 +28,7 @@ class Row:
 
 
 class Lanes:
-    """All rows of a buffer's lanes.
-
-    Args:
-      buffer: The `fbuf.Buffer` whose settings (not code) this follows.
-      fields: Shape and dtype of each leaf of a row, by name.
-    """
+    """All rows of a buffer's lanes; `fields` are the shape and dtype of each leaf by name."""
 
     def __init__(self, buffer, fields):
         self.buffer, self.fields, self.view = buffer, dict(fields), buffer.view
@@ -75,18 +66,15 @@ class Lanes:
             row.step = 0 if row.start and not crosses else before.step + 1
 
     def held(self, lane):
-        """The newest rows of a lane, oldest first."""
         return self.history[lane][-self.length :]
 
     def anchors(self):
-        """Rows a draw may land on."""
         rows = [row for lane in range(self.lane_count) for row in self.held(lane)]
         if self.kind == "Row":
             return rows
         return [row for row in rows if (self._drawable(row) if self.transitions else self._window(row) is not None)]
 
     def _after(self, row, steps):
-        """The row `steps` later in the lane, if it has come."""
         past = self.history[row.lane]
         i = row.number + steps - past[0].number
         return past[i] if 0 <= i < len(past) else None
@@ -155,11 +143,9 @@ class Lanes:
         return [rows[offset] for offset in offsets]
 
     def _is_last(self, row):
-        """Whether its episode has no row after it."""
         return row.reset or row.cut if self.next_step else row.end
 
     def _whole(self, row):
-        """An episode from its first row on."""
         rows = []
         here = row
         while here is not None and len(rows) < self.view.max_length:
@@ -170,7 +156,6 @@ class Lanes:
         return rows if self.view.longer == "cut" and len(rows) == self.view.max_length else None
 
     def _completed_by(self, row):
-        """The row that brought an anchor's priority."""
         if not self.windows:
             return row
         window = self._window(row)
@@ -185,7 +170,6 @@ class Lanes:
         return [r for r in window if r is not None][-1]
 
     def _in_window(self, row):
-        """What a sample holds for a window."""
         view, window = self.view, self._window(row)
         assert window is not None
         there = np.array([r is not None for r in window])
@@ -210,13 +194,11 @@ class Lanes:
         return here.number
 
     def content(self, row):
-        """What a sample holds for this anchor, by name; rewards in float64."""
         if self.windows:
             return self._in_window(row)
         return self.transition(row) if self.transitions else dict(row.fields)
 
     def transition(self, row):
-        """The n-step transition with stacks that begins at `row`."""
         view = self.view
         has_final = self.next_step or view.final_observation is not None
         counted = []  # whose rewards make the return

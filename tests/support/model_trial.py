@@ -1,9 +1,4 @@
-"""Any sequence of methods does what the plain-Python buffer of `tests/support/model.py` does.
-
-A program runs on a buffer and on the model at once. After each step every row, index, anchor, leaf and counter is
-compared, and a batch with its probabilities and weights. Values come from a seed in each step, so that Hypothesis
-shrinks the order of methods. Shapes are few, because each costs a compilation.
-"""
+"""Programs of methods that run on a buffer and on the model of `tests/support/model.py`, compared after each step."""
 
 import functools
 import itertools
@@ -56,7 +51,6 @@ def methods_of(buffer, form):
 
 
 def nest(fields):
-    """`{"info/id": x}` as `{"info": {"id": x}}`."""
     rows = {n: x for n, x in fields.items() if "/" not in n}
     if "info/id" in fields:
         rows["info"] = {"id": fields["info/id"]}
@@ -64,7 +58,6 @@ def nest(fields):
 
 
 def flat(tree):
-    """The inverse of `nest`, as numpy arrays."""
     pairs = jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0]
     return {"/".join(part.key for part in path): np.asarray(leaf) for path, leaf in pairs}
 
@@ -81,7 +74,6 @@ class Trial:
         self.id = itertools.count(1)
 
     def rows(self, rng, count):
-        """New rows `[N, E, ...]`; how often episodes end varies."""
         shape = (count, self.model.lane_count)
         often = rng.choice([0.0, 0.15, 0.5])
         ids = [next(self.id) for _ in range(shape[0] * shape[1])]
@@ -97,7 +89,6 @@ class Trial:
         return {n: np.asarray(x).astype(FIELDS[n][1]) for n, x in values.items()}
 
     def magnitudes(self, rng, shape):
-        """TD errors, a few of them bad."""
         sane = rng.normal(size=shape) * 10 ** rng.integers(-3, 3, shape).astype(float)
         odd = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e6], shape)
         return np.where(rng.random(shape) < 0.25, odd, sane).astype(np.float32)
@@ -164,7 +155,6 @@ class Trial:
         self.state = self.methods.cut(self.state, lanes if self.buffer.lanes else lanes[0])
 
     def convert(self, rng):
-        """To the buffer itself."""
         del rng
         self.model = self.model.convert(self.buffer)
         self.state = self.buffer.convert(self.buffer, self.state)
@@ -196,7 +186,6 @@ class Trial:
             self.state = self.methods.rebuild(self.state)
 
     def scan(self, rng):
-        """Three training steps in one program."""
         steps = 3
         rows = [self.rows(rng, 2) for _ in range(steps)]
         shape = (2, self.model.lane_count)
@@ -224,12 +213,10 @@ class Trial:
         self.compare_batch(batch, (options or {}).get("beta"))
 
     def beta(self, rng):
-        """A sample with an exponent of its own."""
         if self.model.prioritized:
             self.sample(rng, {"beta": float(np.float32(rng.uniform(0, 1)))})
 
     def compare_batch(self, batch, beta=None):
-        """Every row of a batch is what its anchor stands for."""
         model = self.model
         data, anchors = flat(batch.data), {row.name for row in model.chosen_from()}
         mask = np.asarray(batch.mask)
@@ -254,7 +241,6 @@ class Trial:
         np.testing.assert_allclose(weight, model.weights(rows, beta), **near)
 
     def compare_rows(self, got, expected):
-        """`Rows` against rows of the model, None where the mask must be False."""
         data = {n: x.reshape((-1, *x.shape[len(got.mask.shape) :])) for n, x in flat(got.data).items()}
         mask = np.asarray(got.mask).reshape(-1)
         assert mask.tolist() == [row is not None for row in expected]
@@ -267,7 +253,6 @@ class Trial:
                 compare_fields({n: x[i] for n, x in data.items()}, row.fields)
 
     def compare_all(self, rng):
-        """Rows, also by index (stale ones too) and by slot; anchors, leaves and counters."""
         model, buffer, state = self.model, self.buffer, self.state
         indices = self.some_indices(rng)
         seen = jax.device_get(self.methods.observe(state, index_of(indices)))
@@ -291,12 +276,7 @@ class Trial:
             assert stats["max_priority"] == pytest.approx(model.max_priority, rel=1e-5)
 
     def run(self, program, given):
-        """Steps, each followed by every comparison.
-
-        Args:
-          program: Name of a step, and its seed.
-          given: Whether `add` and long writes, or the ordinary ones, come with mask and priority.
-        """
+        """Steps by name and seed; `given`: whether `add` and long writes, or ordinary ones, have mask and priority."""
         for name, seed in program:
             rng = np.random.default_rng(seed)
             before, model = self.state, self.model.copy()
@@ -314,7 +294,6 @@ class Trial:
                 self.compare_old(before, model, rng)
 
     def compare_old(self, state, model, rng):
-        """An earlier state still is what it was."""
         now = self.state, self.model
         self.state, self.model = state, model
         self.compare_all(rng)

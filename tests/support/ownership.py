@@ -9,7 +9,7 @@ from jax import lax
 
 import fbuf
 from fbuf._bridge import lifetime
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from tests.support.fixtures import fixed
 
 STORAGES = {

@@ -1,8 +1,5 @@
 """Small data sets for tests, and the same rows as numpy arrays."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 import fbuf
@@ -32,7 +29,7 @@ SIZES = {0: 3, 1: 17, 2: 8, 3: 14}
 Rows = dict[str, np.ndarray]
 
 
-def rows_of(rng: np.random.Generator, count: int) -> Rows:
+def rows_of(rng, count):
     return {
         "obs": rng.integers(1, 255, (count, 1, 1), np.uint8) * np.ones((6, 6), np.uint8),
         "action": rng.integers(0, 9, count).astype(np.int32),
@@ -44,14 +41,14 @@ def rows_of(rng: np.random.Generator, count: int) -> Rows:
     }
 
 
-def write(path: Path, number: int, schema: _dataset.Schema, rows: Rows, step: int = 5, meta: Any = None) -> None:
+def write(path, number, schema, rows, step=5, meta=None):
     with _dataset.SegmentWriter(path, number, schema, sync=False) as piece:
         for start in range(0, len(next(iter(rows.values()))), step):
             piece.append({name: array[start : start + step] for name, array in rows.items()})
         piece.commit(meta)
 
 
-def used_of(pieces: dict[int, Rows], used: tuple[_dataset.SegmentRows, ...]) -> Rows:
+def used_of(pieces, used):
     parts = []
     for part in used:
         mine = {name: array[part.begin : part.stop].copy() for name, array in pieces[part.number].items()}
@@ -61,7 +58,7 @@ def used_of(pieces: dict[int, Rows], used: tuple[_dataset.SegmentRows, ...]) -> 
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def make(path: Path, *, seed: int = 0, schema: _dataset.Schema = SCHEMA) -> Rows:
+def make(path, *, seed=0, schema=SCHEMA):
     rng = np.random.default_rng(seed)
     pieces = {number: rows_of(rng, size) for number, size in SIZES.items()}
     for number, rows in pieces.items():
@@ -70,14 +67,14 @@ def make(path: Path, *, seed: int = 0, schema: _dataset.Schema = SCHEMA) -> Rows
     return used_of(pieces, USED)
 
 
-def same(got: Rows, want: Rows) -> None:
+def same(got, want):
     assert got.keys() == want.keys()
     for name, array in want.items():
         assert got[name].dtype == array.dtype and got[name].shape == array.shape, name
         assert got[name].tobytes() == array.tobytes(), name
 
 
-def check(path: Path, want: Rows, **settings: Any) -> None:
+def check(path, want, **settings):
     with _dataset.DataSet.open(path, **settings) as dataset:
         number = len(next(iter(want.values())))
         assert dataset.rows == number

@@ -1,8 +1,4 @@
-"""Buffers with `prefetch=1` and the oracle of their batches, shared by tiers.
-
-The oracle is a buffer without prefetch on the device. It goes through the same history, and draws each batch one step
-before it is due.
-"""
+"""Buffers with `prefetch=1` and the oracle of their batches, shared by tiers."""
 
 import dataclasses
 import functools
@@ -14,6 +10,7 @@ import numpy as np
 from jax import lax
 
 import fbuf
+from fbuf._buffer import init
 from fbuf._buffer import prefetch as _prefetch
 from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host
@@ -75,7 +72,6 @@ VIEWS = {
 
 
 def rows_at(step, count=ROWS):
-    """Return rows numbered by `t`, which is in the observation, too."""
     rng, shape = np.random.default_rng(step), (count, LANES)
     t = (step * count * LANES + np.arange(count * LANES, dtype=np.int32)).reshape(shape)
     return {
@@ -97,12 +93,10 @@ def make(storage="device", sampler="uniform", view="row", prefetch=1):
 
 
 def threads():
-    """Return the threads that read ahead."""
     return [thread for thread in threading.enumerate() if thread.name == "fbuf-read-ahead"]
 
 
 def settle(store):
-    """Wait until every request is done."""
     soon(lambda: all(request.done.is_set() for request in store._ahead._requests.values()))
 
 
@@ -189,7 +183,6 @@ def check_evicted_rows(storage):
 
 
 def check_changed_rows(storage):
-    """Rows changed after the draw are returned as drawn."""
     buffer = make(storage)
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     state, _ = buffer.sample(state, jax.random.key(0))
@@ -207,7 +200,6 @@ def check_changed_rows(storage):
 
 
 def check_clear(storage):
-    """The pending batch is dropped; the next sample draws from the new rows."""
     buffer = make(storage)
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     state, _ = buffer.sample(state, jax.random.key(0))
@@ -239,7 +231,6 @@ def check_sampled_twice(storage):
 
 
 def check_futures(storage):
-    """Futures of one state, interleaved, are each as if alone."""
     buffer = make(storage)
 
     def steps(state, name):
@@ -268,7 +259,7 @@ def check_in_place(storage, sampler, view, order):
     """A donated step copies nothing; `order` is of extend, sample, update_priority and update_rows."""
     storages = {**STORAGES, "deduplicated": Deduplicated(keys=("obs",), blocks=2**19)}
     buffer = dataclasses.replace(make("device", sampler, view), capacity=400_000, storage=storages[storage])
-    spec = buffer.checked_spec("test", LARGE)
+    spec = init.checked_spec(buffer, "test", LARGE)
     rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(LARGE))
     state = jax.eval_shape(functools.partial(_prefetch.empty_state, buffer), rows)
 

@@ -53,12 +53,6 @@ def sets_of(leaf, number):
     return chances
 
 
-def torchrl_weights(priority, alpha, beta, eps):
-    """Its formula (torchrl/data/replay_buffers/samplers.py): by the smallest leaf of the buffer."""
-    leaf = (np.asarray(priority, np.float64) + eps) ** alpha
-    return (leaf / leaf.min()) ** -beta
-
-
 REFUSED = """
 Prioritized(uniform=1.5) => ValueError Prioritized: uniform is 1.5; expected a Python number from 0 to 1
 Prioritized(uniform=True) => ValueError Prioritized: uniform is True

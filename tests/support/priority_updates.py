@@ -7,6 +7,7 @@ import numpy as np
 
 import fbuf
 from fbuf import samplers
+from tests.support.trees import same
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0)}
 SAMPLERS = {
@@ -23,10 +24,6 @@ def rows(random: np.random.Generator, *axes: int) -> dict[str, np.ndarray]:
 
 def make(sampler: str = "proportional", capacity: int = 24, lanes: int | None = None, **settings: Any) -> fbuf.Replay:
     return fbuf.Replay(fbuf.Buffer(capacity, sampler=SAMPLERS[sampler], lanes=lanes), EXAMPLE, seed=5, **settings)
-
-
-def same(one: Any, other: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def compare(sampler: str, lanes: int | None, steps: int = 70) -> None:

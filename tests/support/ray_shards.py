@@ -1,5 +1,6 @@
 """Shards of a `RayReplay` in this process, whose calls return at once, and which can be restarted."""
 
+import os
 from typing import Any
 
 import jax
@@ -22,11 +23,17 @@ class LocalLink:
         self.calls: list[str] = []
 
     def restart(self, shard: int) -> None:
+        self.stop(shard)
         self.shards[shard] = self.make(shard)
+
+    def stop(self, shard: int) -> None:
+        """Release the folder, as the end of a process does."""
+        if self.shards[shard]._folder is not None:
+            os.close(self.shards[shard]._folder)
 
     def call(self, shard: int, method: str, *args: Any) -> Any:
         self.calls.append(method)
-        if shard in self.away:
+        if shard in self.away or any(isinstance(arg, Away) for arg in args):
             return Away()
         try:
             return getattr(self.shards[shard], method)(*args)

@@ -1,21 +1,18 @@
 """Stores in files that something happened to: processes killed, power that failed, bytes cut off or flipped."""
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Zstd
-from fbuf._host.store.store import Column, Store
+from fbuf._host.codecs import Zstd
+from fbuf._host.store.store import Column
 from fbuf._host.types import StoreCorrupted
 from tests.support.disk import make, numbered
 from tests.support.processes import run_python
 from tests.support.store import Deflate, columns_of, fetch
 
 ERRORS = (StoreCorrupted, ValueError, OSError)
-KINDS: dict[str, tuple[Column, ...]] = {
+KINDS = {
     "memmap": (*columns_of(None, shape=(96,)), Column("small", (), np.dtype("int64"), None)),
     "files": (*columns_of(Zstd(chunk=4), shape=(96,)), Column("small", (), np.dtype("int64"), None)),
     "own": columns_of(None, Deflate(chunk=3), shape=(96,)),
@@ -23,18 +20,18 @@ KINDS: dict[str, tuple[Column, ...]] = {
 SETTINGS = {"lanes": 3, "length": 60, "slack": 10}
 
 
-def opened(kind: str, path: Any, **settings: Any) -> Store:
+def opened(kind, path, **settings):
     return make(path, KINDS[kind], **(SETTINGS | settings))
 
 
-def write(store: Store, rng: np.random.Generator, most: int = 30) -> None:
+def write(store, rng, most=30):
     n, lanes = int(rng.integers(1, most)), store.lanes
     keep = None if rng.random() < 0.5 else rng.random((n, lanes)) < rng.random((1, lanes))
     count = store._count + np.cumsum(np.ones((n, lanes), bool) if keep is None else keep, axis=0) - 1
     store.write([numbered(count, c.shape) for c in store.columns], keep)
 
 
-def check(store: Store) -> int:
+def check(store):
     """Read every row that states would name; return how many there are. None may be another."""
     count, tickets, _ = store.newest()
     position = np.arange(store.length)[:, None]
@@ -49,7 +46,7 @@ def check(store: Store) -> int:
     return int(there.sum())
 
 
-def survives(kind: str, path: Any, rows: int, **settings: Any) -> str:
+def survives(kind, path, rows, **settings):
     """Open a store something happened to; return what was said. If nothing is said, every row must be there."""
     try:
         store = opened(kind, path, resume=True, **settings)
@@ -101,7 +98,7 @@ assert said.sum() > 2 * rounds
 """
 
 
-def check_killed(kind: str, path: Path, rounds: int, seed: int = 0) -> None:
+def check_killed(kind, path, rounds, seed=0):
     """Kill processes that write, each of which goes on where the last was killed: no row is lost."""
     run_python(KILLER, kind, path, rounds, seed, options=("-W", "ignore"))
 
@@ -109,7 +106,7 @@ def check_killed(kind: str, path: Path, rounds: int, seed: int = 0) -> None:
 SECTOR = 512
 
 
-def after_power_failed(moments: list[Path], target: Path, rng: np.random.Generator) -> None:
+def after_power_failed(moments, target, rng):
     """Make each sector of each file what it was at one of the moments; files made or removed since may be there or not."""
     target.mkdir()
     for name in sorted({p.name for moment in moments for p in moment.iterdir()}):
@@ -129,7 +126,7 @@ def after_power_failed(moments: list[Path], target: Path, rng: np.random.Generat
         (target / name).write_bytes(text)
 
 
-def check_power_failed(kind: str, seed: int, path: Path) -> None:
+def check_power_failed(kind, seed, path):
     """What was flushed is there after the power failed, unless it was written over since."""
     rng = np.random.default_rng(seed)
     few = seed % 2 == 0  # written since: no more than the spare places and the slack hold
@@ -168,7 +165,7 @@ def check_power_failed(kind: str, seed: int, path: Path) -> None:
 SMALL = {"lanes": 3, "length": 9, "slack": 2}
 
 
-def small(kind: str, path: Path, writes: int, seed: int = 0) -> None:
+def small(kind, path, writes, seed=0):
     """Write to a store, and change rows (to the value they had, so that `check` serves)."""
     store = opened(kind, path, **SMALL, resume=(path / "manifest.json").exists())
     rng = np.random.default_rng(seed)
@@ -179,7 +176,7 @@ def small(kind: str, path: Path, writes: int, seed: int = 0) -> None:
     store.close()
 
 
-def rows_there(kind: str, path: Path) -> int:
+def rows_there(kind, path):
     store = opened(kind, path, **SMALL, resume=True)
     try:
         return check(store)
@@ -187,9 +184,9 @@ def rows_there(kind: str, path: Path) -> int:
         store.close()
 
 
-def damages(path: Path, exhaustive: bool, rng: np.random.Generator) -> list[tuple[str, Callable[[bytes], bytes]]]:
+def damages(path, exhaustive, rng):
     """Return cuts of each file at every length and flips of a bit in every byte (all bits of short files), or some of these."""
-    made: list[tuple[str, Callable[[bytes], bytes]]] = []
+    made = []
     for file in sorted(path.iterdir()):
         size = file.stat().st_size
         if file.name == "lock" or not size:
@@ -203,16 +200,16 @@ def damages(path: Path, exhaustive: bool, rng: np.random.Generator) -> list[tupl
     return made
 
 
-def flipped(text: bytes, bit: int) -> bytes:
+def flipped(text, bit):
     changed = bytearray(text)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
 
 
-def check_damages(kind: str, verify: bool, exhaustive: bool, path: Path) -> None:
+def check_damages(kind, verify, exhaustive, path):
     small(kind, path / "0", 6)
     rows = rows_there(kind, path / "0")
-    said: dict[str, int] = {}
+    said = {}
     for number, (name, damage) in enumerate(damages(path / "0", exhaustive, np.random.default_rng(0))):
         copy = path / f"{number + 1}"
         shutil.copytree(path / "0", copy)

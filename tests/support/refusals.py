@@ -41,6 +41,12 @@ def check(case, scope, **traced):
     assert len(message) < 600, message
 
 
+def check_all(table, scope):
+    """Evaluate every expression of a table in this scope."""
+    for case in cases(table):
+        check(*case.values, scope)
+
+
 def raises(error, match, call, *args, **options):
     """Check that the call raises this error, with a message that matches unless `match` is None."""
     with pytest.raises(error, match=match):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
-from fbuf.samplers import Consume, Prioritized, Ranked, Uniform
-from fbuf.storages import Compressed, Deduplicated, Device, Host, Zstd
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.storages import Compressed, Device, Host, Zstd
 from tests.support.inplace import assert_draw_write_draw
 
 
@@ -65,26 +65,12 @@ class Anywhere:
 
 STORAGES = {
     "Device": Device(),
-    "Deduplicated": Deduplicated(keys=("obs",), blocks=512),
     "Host": Host(keys=("obs",)),
     "Compressed": Compressed(keys=("obs",)),
     "Compressed, small": Compressed(keys=("obs", "score"), codec=Zstd(chunk=1, dictionary=0), slack=3),
 }
-HOSTED = [name for name in STORAGES if name not in ("Device", "Deduplicated")]
-WRITERS = {
-    "Largest": Largest("score"),
-    "Anywhere": Anywhere(),
-    "TopK": fbuf.writers.TopK("score"),
-    "Reservoir": fbuf.writers.Reservoir(),
-}
-SAMPLERS = {
-    "Uniform": Uniform(),
-    "Prioritized": Prioritized(),
-    "Consume": Consume(2),
-    "Ranked": Ranked(uniform=0.2),
-    "mixed": Prioritized(uniform=0.2, largest="held"),
-    "distinct": Prioritized(replace=False),
-}
+WRITERS = {"Largest": Largest("score"), "Anywhere": Anywhere()}
+SAMPLERS = {"Uniform": Uniform(), "Prioritized": Prioritized()}
 EXAMPLE = {
     "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
     "score": jax.ShapeDtypeStruct((), np.float32),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf._buffer import state_ops
+from fbuf._buffer import state as state_ops
 from fbuf.samplers import Prioritized, Staleness, Uniform
 from fbuf.sharded import Sharded
 from tests.support.processes import devices, run_python

@@ -1,38 +1,36 @@
 """Stores where a row replaces that in any slot, and a plain-Python model of them."""
 
 from collections import deque
-from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec, Zstd
-from fbuf._host.store.store import Store
+from fbuf._host.codecs import Zstd
 from tests.support import store as stores
 from tests.support.store import Deflate, load
 from tests.support.store_model import Model
 
-CODECS: list[Codec | None] = [None, Zstd(), Zstd(dictionary=0), Deflate(1)]
+CODECS = [None, Zstd(), Zstd(dictionary=0), Deflate(1)]
 
 
-def make(*codecs: Codec | None, **more: Any) -> Store:
+def make(*codecs, **more):
     return stores.make(*codecs, **more, streams=False)
 
 
-def reload(store: Store) -> Store:
+def reload(store):
     return load(store, streams=False)
 
 
 class Scattered(Model):
     """A row replaced can be read until `slack` others (a lane) were replaced after it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store):
         super().__init__(store)
         self.spare = store.lanes * (store.length + store.slack)  # places without a row
-        self.of_slot: dict[int, int] = {}  # newest ticket
-        self.replaced: deque[int] = deque()
-        self.alive: set[int] = set()
+        self.of_slot = {}  # newest ticket
+        self.replaced = deque()
+        self.alive = set()
 
-    def write_at(self, rows: list[np.ndarray], slots: np.ndarray, keep: np.ndarray | None = None) -> None:
+    def write_at(self, rows, slots, keep=None):
         tickets = self.store.write(rows, keep, slots)
         inside = (slots >= 0) & (slots < self.store.lanes * self.store.length)
         taken = self.learn(tickets, rows, inside if keep is None else inside & keep)
@@ -47,17 +45,17 @@ class Scattered(Model):
                 self.alive.remove(self.replaced.popleft())
         self.alive.update(ticket for _, ticket in taken)
 
-    def newest(self) -> set[int]:
+    def newest(self):
         return self.alive
 
-    def check(self, rng: np.random.Generator) -> None:
+    def check(self, rng):
         super().check(rng)
         stats = self.store.stats()
         assert stats["rows_live"] == len(self.alive) and stats["rows_accepted"] == len(self.rows) - len(self.origin)
         assert stats["patches"] == sum(o in self.alive for o in self.origin.values())
 
 
-def churn(store: Store, rows: np.ndarray, times: int, step: int = 50) -> list[int]:
+def churn(store, rows, times, step=50):
     """Replace random slots; return what the store takes from time to time, once every slot has been written."""
     capacity, rng, sizes = store.length, np.random.default_rng(0), []
     for i in range(0, capacity, step):

@@ -2,13 +2,11 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.memory.lazy_array import Lazy
 from fbuf._host.store.store import UPDATE_BIT, Column, Store
 from tests.support import disk
@@ -26,14 +24,14 @@ class Case:
     files: bool = False
     length: int = 60
 
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self):
         return (Column("c", self.shape, np.dtype(np.uint8), self.codec, self.stacks),)
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self):
         return {"lanes": self.lanes, "length": self.length, "slack": 9}
 
-    def make(self, path: Path, arrays: Any = None) -> Store:
+    def make(self, path, arrays=None):
         if self.files:
             return disk.make(path, self.columns(), **self.sizes, arrays=arrays)
         settings = self.sizes | {"streams": self.streams}
@@ -60,14 +58,14 @@ CASES = [
 class Life:
     """A store whose rows are written, masked, replaced, changed and compressed again."""
 
-    def __init__(self, case: Case, path: Path, seed: int) -> None:
+    def __init__(self, case, path, seed):
         self.case, self.rng = case, np.random.default_rng(seed)
         self.store = case.make(path)
         self.game = self._game()
-        self.tickets: list[int] = []
-        self.rows: dict[int, bytes] = {}  # by ticket
+        self.tickets = []
+        self.rows = {}  # by ticket
 
-    def _game(self) -> Iterator[np.ndarray]:
+    def _game(self):
         """Rows of one lane after another, [*shape]: pictures in which little changes, or stacks of them."""
         rng, lanes, shape = self.rng, self.case.lanes, self.case.shape
         frame = shape[-2:]
@@ -84,7 +82,7 @@ class Life:
                 noise = self.case.name == "no-stacks" and np.roll(stacks[lane], step, axis=0)
                 yield (stacks[lane] if noise is False else noise).astype(np.uint8)
 
-    def write(self, number: int, share: float) -> None:
+    def write(self, number, share):
         rows = np.stack(list(itertools.islice(self.game, number * self.case.lanes)))
         rows = rows.reshape(number, self.case.lanes, *self.case.shape)
         keep = None if share == 1 else self.rng.random((number, self.case.lanes)) < share
@@ -99,7 +97,7 @@ class Life:
             self.rows[int(got[tuple(place)])] = rows[tuple(place)].tobytes()
         self.tickets += got[got > 0].tolist()
 
-    def patch(self) -> None:
+    def patch(self):
         if self.tickets:
             old = self.rng.choice(np.array(self.tickets[-40:], np.uint64), 2)
             rows = np.stack(list(itertools.islice(self.game, 2)))
@@ -109,7 +107,7 @@ class Life:
             }
             self.tickets += [int(t) for t in new if t >= UPDATE_BIT]
 
-    def step(self, call: str) -> None:
+    def step(self, call):
         if call == "patch":
             self.patch()
         elif call == "repack":
@@ -120,11 +118,11 @@ class Life:
             self.write(int(self.rng.choice([1, 3, 17])), 1 if call == "write" else 0.5)
 
 
-def whole(arrays: dict[str, Any]) -> dict[str, bytes]:
+def whole(arrays):
     return {name: np.asarray(array).tobytes() for name, array in arrays.items()}
 
 
-def blocks_of(array: Any) -> dict[Any, tuple[str | None, bytes]]:
+def blocks_of(array):
     """The blocks of a source by key or place: marks and bytes."""
     if not isinstance(array, Lazy):
         return {}
@@ -141,7 +139,7 @@ def blocks_of(array: Any) -> dict[Any, tuple[str | None, bytes]]:
     return {k: (m, array[a:b].tobytes()) for k, m, (a, b) in zip(keys, array.marks, spans_of, strict=True)}
 
 
-def check_marks(before: dict[str, Any], after: dict[str, Any]) -> tuple[int, int]:
+def check_marks(before, after):
     """Equal marks mean equal bytes. How many marks are equal, and how many blocks there are."""
     alike = number = 0
     for name, array in after.items():

@@ -1,14 +1,12 @@
 """Stacks of frames as a game gives them, and stores that recognise them."""
 
-from typing import Any
 from unittest import mock
 
 import numpy as np
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.columns import stacked as _stacked
-from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.store.store import Column, Store
@@ -18,26 +16,26 @@ from tests.support.store_model import Model
 SIZE = 12  # pixels of a line of a small frame
 
 
-def make(*shapes: tuple[int, ...], lanes: int = 1, length: int = 100, slack: int = 4, **more: Any) -> Store:
+def make(*shapes, lanes=1, length=100, slack=4, **more):
     codec, dtype = more.get("codec", Zstd(chunk=more.get("chunk", 4))), np.dtype(more.get("dtype", np.uint8))
     columns = tuple(Column(f"c{i}", shape, dtype, codec, stacks=True) for i, shape in enumerate(shapes))
     return Store(columns, lanes=lanes, length=length, slack=slack, first_seq=more.get("first_seq", 0))
 
 
-def part(store: Store, column: int = 0) -> ChunkedColumn | FrameStream:
+def part(store, column=0):
     """What a column's rows are kept as."""
     own = store._parts[column]
     assert isinstance(own, StackedColumn)
     return own.inner
 
 
-def stream(store: Store, column: int = 0) -> FrameStream:
+def stream(store, column=0):
     own = part(store, column)
     assert isinstance(own, FrameStream)
     return own
 
 
-def stacked(seen: np.ndarray, starts: np.ndarray, depth: int = 4, axis: int = 1) -> np.ndarray:
+def stacked(seen, starts, depth=4, axis=1):
     """Stacks `[T, ...]` of frames `[T, ...]`, the first of an episode repeated before it."""
     first = np.maximum.accumulate(np.where(starts, np.arange(len(seen)), 0))
     at = [np.maximum(np.arange(len(seen)) - ago, first) for ago in range(depth - 1, -1, -1)]
@@ -46,21 +44,21 @@ def stacked(seen: np.ndarray, starts: np.ndarray, depth: int = 4, axis: int = 1)
     return np.ascontiguousarray(np.stack([seen[a] for a in at], axis))
 
 
-def episodes(count: int, every: int = 50) -> np.ndarray:
+def episodes(count, every=50):
     return np.arange(count) % every == 0
 
 
-def game(count: int, size: int = 24, depth: int = 4, axis: int = 1, seed: int = 0, every: int = 50) -> np.ndarray:
+def game(count, size=24, depth=4, axis=1, seed=0, every=50):
     return stacked(frames(count, size, seed), episodes(count, every), depth, axis)
 
 
-def write(store: Store, *rows: np.ndarray, at_once: int = 16) -> np.ndarray:
+def write(store, *rows, at_once=16):
     """Rows `[T, E, ...]` of all columns in batches; their tickets."""
     size = len(rows[0])
     return np.concatenate([store.write([r[i : i + at_once] for r in rows], None) for i in range(0, size, at_once)])
 
 
-def check_frames(store: Store) -> None:
+def check_frames(store):
     """Chunks are kept for the frames that rows show, and no others."""
     for column in range(len(store.columns)):
         own = part(store, column)
@@ -72,7 +70,7 @@ def check_frames(store: Store) -> None:
             assert (own.low <= own.count).all() and (own.low >= 0).all()
 
 
-LAYOUTS: list[tuple[tuple[int, ...], int, int]] = [  # shape of a row, axis of the stack, channels side by side on it
+LAYOUTS = [  # shape of a row, axis of the stack, channels side by side on it
     ((4, SIZE, SIZE), 0, 1),
     ((SIZE, SIZE, 4), -1, 1),
     ((2, 16, SIZE), 0, 1),
@@ -86,15 +84,15 @@ LAYOUTS: list[tuple[tuple[int, ...], int, int]] = [  # shape of a row, axis of t
 class Player:
     """Makes rows of a lane: the next of an episode, the first of one, the same again, one some frames on, or any."""
 
-    def __init__(self, rng: np.random.Generator, shape: tuple[int, ...], axis: int, channels: int, dtype: Any) -> None:
+    def __init__(self, rng, shape, axis, channels, dtype):
         self.rng, self.axis, self.channels, self.dtype = rng, axis, channels, np.dtype(dtype)
         self.shape = shape
         self.row = self.noise()
 
-    def noise(self) -> np.ndarray:
+    def noise(self):
         return (self.rng.integers(0, 2, self.shape) * self.rng.integers(1, 99)).astype(self.dtype)
 
-    def next(self, kind: str) -> np.ndarray:
+    def next(self, kind):
         length = self.shape[self.axis]
         new = self.noise()
         if kind == "any":
@@ -119,7 +117,7 @@ WAYS = {
 }
 
 
-def check_calls(data: st.DataObject) -> None:
+def check_calls(data):
     """Agree with a dict after any sequence of calls."""
     lanes = data.draw(st.integers(1, 3), "lanes")
     length, slack = data.draw(st.sampled_from([1, 5, 30, 150]), "length"), data.draw(st.sampled_from([0, 9]), "slack")
@@ -152,7 +150,7 @@ def check_calls(data: st.DataObject) -> None:
             check_frames(store)
 
 
-def check_recognised(dtype: Any, axis: int, depth: int) -> None:
+def check_recognised(dtype, axis, depth):
     """Read stacks back, and keep a frame a row."""
     seen = np.random.default_rng(0).integers(0, 99, (200, 13, 11)).astype(dtype)
     rows = np.stack([stacked(seen[e::2], episodes(100), depth, axis) for e in range(2)], 1)
@@ -162,7 +160,7 @@ def check_recognised(dtype: Any, axis: int, depth: int) -> None:
     assert stream(store).count.tolist() == [100 + 2 * (depth - 1)] * 2
 
 
-def filled(count: int = 200, axis: int = 1, **more: Any) -> tuple[Store, np.ndarray, np.ndarray]:
+def filled(count=200, axis=1, **more):
     rows = np.stack([game(count, axis=axis, seed=e, every=37) for e in range(2)], 1)
     store = make(rows.shape[2:], lanes=2, length=count - 60, **more)
     tickets = write(store, rows)
@@ -170,7 +168,7 @@ def filled(count: int = 200, axis: int = 1, **more: Any) -> tuple[Store, np.ndar
     return store, rows[-100:], tickets[-100:]
 
 
-def check_goes_on(count: int) -> None:
+def check_goes_on(count):
     """Write on after a checkpoint of so many rows as the store itself does."""
     rows = np.stack([game(count + 200, seed=e) for e in range(2)], 1)
     one = make(rows.shape[2:], lanes=2, length=150)

@@ -2,12 +2,11 @@
 
 import dataclasses
 import zlib
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec, Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.store.store import Column, Store
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
@@ -19,10 +18,10 @@ DTYPES += [getattr(ml_dtypes, n) for n in dir(ml_dtypes) if n.startswith(("float
 class Deflate:
     chunk: int = 4
 
-    def encode(self, rows: np.ndarray) -> bytes:
+    def encode(self, rows):
         return zlib.compress(rows.tobytes())
 
-    def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+    def decode(self, data, out):
         out[...] = np.frombuffer(zlib.decompress(data), out.dtype).reshape(out.shape)
 
 
@@ -30,26 +29,25 @@ class Deflate:
 class Plain:
     chunk: int = 4
 
-    def encode(self, rows: np.ndarray) -> bytes:
+    def encode(self, rows):
         return rows.tobytes()
 
-    def decode(self, data: bytes | memoryview, out: np.ndarray) -> None:
+    def decode(self, data, out):
         out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
 
 
 CODECS = [None, Zstd(), Zstd(chunk=1), Zstd(chunk=3, dictionary=0), Deflate()]
 
 
-def columns_of(*codecs: Codec | None, shape: Any = (5,), dtype: Any = "uint8") -> tuple[Column, ...]:
+def columns_of(*codecs, shape=(5,), dtype="uint8"):
     return tuple(Column(f"c{i}", shape, np.dtype(dtype), c) for i, c in enumerate(codecs))
 
 
-def make(*codecs: Codec | None, shape: Any = (5,), dtype: Any = "uint8", **sizes: Any) -> Store:
+def make(*codecs, shape=(5,), dtype="uint8", **sizes):
     return Store(columns_of(*codecs, shape=shape, dtype=dtype), **({"lanes": 1, "length": 16, "slack": 4} | sizes))
 
 
-def load(store: Store, arrays: dict[str, np.ndarray] | None = None, **more: Any) -> Store:
-    """Load a store of the same sizes, of its own arrays unless others are given."""
+def load(store, arrays=None, **more):
     if arrays is None:
         arrays = {name: np.array(array) for name, array in store.to_arrays().items()}
         assert all(array.dtype.kind in "iu" for array in arrays.values())
@@ -57,7 +55,7 @@ def load(store: Store, arrays: dict[str, np.ndarray] | None = None, **more: Any)
     return Store.from_arrays(store.columns, arrays, **(fixed | more))
 
 
-def fetch(store: Store, tickets: Any, column: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def fetch(store, tickets, column=0):
     """Read into an output full of rubbish, so that what is not written shows."""
     tickets = np.asarray(tickets, np.uint64)
     spec = store.columns[column]
@@ -65,17 +63,16 @@ def fetch(store: Store, tickets: Any, column: int = 0) -> tuple[np.ndarray, np.n
     return out, store.read([(column, tickets, out)])
 
 
-def same(a: np.ndarray, b: np.ndarray) -> bool:
+def same(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-def check_rows(store: Store, tickets: Any, rows: np.ndarray, column: int = 0) -> None:
-    """Read rows that are all there."""
+def check_rows(store, tickets, rows, column=0):
     got, ok = fetch(store, tickets, column)
     assert ok.all() and same(got, rows)
 
 
-def frames(count: int, size: int = 24, seed: int = 0) -> np.ndarray:
+def frames(count, size=24, seed=0):
     """A fixed background and a few moving squares: as repetitive as a game."""
     rng = np.random.default_rng(seed)
     out = np.repeat(rng.integers(0, 255, (1, size, size), np.uint8), count, 0)
@@ -86,7 +83,6 @@ def frames(count: int, size: int = 24, seed: int = 0) -> np.ndarray:
     return out
 
 
-def compressible(codec: Codec | None = None) -> tuple[Store, np.ndarray, np.ndarray]:
-    """Return a full store of 64 frames, the frames and their tickets."""
+def compressible(codec=None):
     store, rows = make(codec or Zstd(), shape=(24, 24), length=64, slack=0), frames(64)[:, None]
     return store, rows, store.write([rows], None)

@@ -3,15 +3,14 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from fbuf._host.codecs.codec import Codec
-from fbuf._host.store.store import UPDATE_BIT, Store
+from fbuf._host.store.store import UPDATE_BIT
 from tests.support.store import CODECS, DTYPES, columns_of
 
 
 class Drawn:
     """The columns, sizes and values of a store that Hypothesis draws."""
 
-    def __init__(self, data: st.DataObject, codecs: list[Codec | None] = CODECS) -> None:
+    def __init__(self, data, codecs=CODECS):
         self.lanes = data.draw(st.integers(1, 4), "lanes")
         self.length = data.draw(st.integers(1, 30), "length")
         self.slack = data.draw(st.sampled_from([0, 1, 4, 9, 9]), "slack")
@@ -22,32 +21,32 @@ class Drawn:
         self.sizes = {"lanes": self.lanes, "length": self.length, "slack": self.slack}
         self.columns = columns_of(*self.codecs, shape=self.shape, dtype=self.dtype)
 
-    def values(self, *lead: int) -> np.ndarray:
+    def values(self, *lead):
         return (self.rng.integers(0, 2, (*lead, *self.shape)) * self.rng.integers(1, 99)).astype(self.dtype)
 
-    def rows(self, number: int) -> list[np.ndarray]:
+    def rows(self, number):
         return [self.values(number, self.lanes) for _ in self.columns]
 
-    def mask(self, number: int) -> np.ndarray:
+    def mask(self, number):
         return self.rng.random((number, self.lanes)) < self.rng.choice([0.0, 0.1, 0.8])
 
 
 class Model:
     """Every row ever written, by ticket, and which are live."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store):
         self.store, self.depth = store, store.length + store.slack
-        self.rows: dict[int, list[bytes]] = {}
-        self.lanes: list[list[int]] = [[] for _ in range(store.lanes)]  # stream tickets in order
-        self.origin: dict[int, int] = {}  # of patches
+        self.rows = {}
+        self.lanes = [[] for _ in range(store.lanes)]  # stream tickets in order
+        self.origin = {}  # of patches
 
-    def write(self, rows: list[np.ndarray], keep: np.ndarray | None = None) -> None:
+    def write(self, rows, keep=None):
         tickets = self.store.write(rows, keep)
         taken = self.learn(tickets, rows, np.ones(tickets.shape, bool) if keep is None else keep)
         for (_, e), ticket in taken:
             self.lanes[e].append(ticket)
 
-    def learn(self, tickets: np.ndarray, rows: list[np.ndarray], kept: np.ndarray) -> list[tuple[tuple[int, ...], int]]:
+    def learn(self, tickets, rows, kept):
         """Check that exactly the rows kept have tickets, new ones; return where these are, and which."""
         assert tickets.dtype == np.uint64 and tickets.shape == rows[0].shape[:2]
         np.testing.assert_array_equal(tickets > 0, kept)
@@ -57,7 +56,7 @@ class Model:
             self.rows[ticket] = [r[at].tobytes() for r in rows]
         return taken
 
-    def patch(self, tickets: np.ndarray, keep: np.ndarray, fields: dict[int, np.ndarray]) -> None:
+    def patch(self, tickets, keep, fields):
         alive = self.live()
         new = self.store.patch(tickets, keep, fields)
         for i, (old, ticket) in enumerate(zip(tickets.tolist(), new.tolist(), strict=True)):
@@ -68,7 +67,7 @@ class Model:
             self.rows[ticket] = [fields[c][i].tobytes() if c in fields else v for c, v in enumerate(self.rows[old])]
             self.origin[ticket] = self.origin.get(old, old)
 
-    def patch_some(self, drawn: Drawn) -> None:
+    def patch_some(self, drawn):
         """Change some of three rows that were not changed yet; superseded changes stay for `slack` patches alone."""
         known = np.array([0, *(t for t in self.rows if t < UPDATE_BIT)], np.uint64)
         if drawn.slack == 9 and len(known) > 3:
@@ -76,15 +75,15 @@ class Model:
             column = int(drawn.rng.integers(len(drawn.columns)))
             self.patch(tickets, drawn.rng.random(3) < 0.8, {column: drawn.values(3)})
 
-    def newest(self) -> set[int]:
+    def newest(self):
         """Return the tickets of the rows, without patches, that are there."""
         return {t for lane in self.lanes for t in lane[-self.depth :]}
 
-    def live(self) -> set[int]:
+    def live(self):
         there = self.newest()
         return there | {t for t, o in self.origin.items() if o in there}
 
-    def check(self, rng: np.random.Generator) -> None:
+    def check(self, rng):
         """Read every ticket there was, and some that never were, in two requests a column."""
         top = max((t for t in self.rows if t < UPDATE_BIT), default=0)  # tickets of the rows to come are above it
         coming = range(top + 1, top + 1 + self.store.lanes)

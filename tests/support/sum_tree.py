@@ -1,5 +1,4 @@
-"""`fbuf._algorithms.sum_tree` in numpy, and checks of both paths: CPUs go by loop, all
-else by level."""
+"""`fbuf._algorithms.sum_tree` in numpy, and checks of both paths: CPUs go by loop, all else by level."""
 
 import functools
 
@@ -10,14 +9,12 @@ from jax import lax
 
 from fbuf._algorithms import sum_tree as st
 from fbuf._algorithms.sum_tree import keep_last
-from fbuf._core.control_flow import order_after_reads
 from tests.support.uniformity import chi_square_z
 
 REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}
 
 
 def use_path(monkeypatch, path):
-    """Take the path of CPUs, or that of everything else."""
     if path == "level":
         monkeypatch.setattr(st, "_set_by_loop", st._set_by_level)
         monkeypatch.setattr(st, "_descend_by_loop", st._descend_by_level)
@@ -56,11 +53,6 @@ def count(tree, capacity, batch, batches, seed):
         return lax.scan(step, jnp.zeros((capacity,), jnp.int32), jax.random.split(key, batches))[0]
 
     return np.asarray(run(tree, jax.random.key(seed)))
-
-
-def draw_write(tree, key, capacity):
-    index, leaf = st.draw(tree, key, 64, capacity, stratified=True)
-    return st.set(tree, index, leaf * np.float32(0.5), capacity), index
 
 
 def check_set(capacity, reduce="sum"):
@@ -110,31 +102,6 @@ def check_together(batch, capacity=1000):
             np.testing.assert_array_equal(tree, expected_tree(held[kind], kind))
 
 
-def check_many_updates(batch):
-    """Ten million of 22 orders of magnitude, many twice, some zero: every parent is its children, every leaf the last."""
-    capacity, steps = 65_537, -(-(10**7) // batch)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def run(trees, key):
-        def step(trees, key):
-            first, second = (jax.random.bits(k, (batch,), jnp.uint32) for k in jax.random.split(key))
-            index = (first % np.uint32(capacity)).astype(jnp.int32)
-            size = (second % np.uint32(73)).astype(jnp.float32) - np.float32(36)
-            leaf = jnp.where(
-                second < np.uint32(2**29), np.float32(0), jnp.exp2(size) * (first | np.uint32(1)).astype(jnp.float32)
-            )
-            least = jnp.where(leaf > np.float32(0), leaf, np.float32(np.inf))
-            return st.set_all(trees, index, (leaf, least), capacity, reduce=("sum", "min")), None
-
-        return lax.scan(step, trees, jax.random.split(key, steps))[0]
-
-    total, least = (np.asarray(t) for t in run((st.init(capacity), st.init(capacity, np.inf)), jax.random.key(0)))
-    leaves = total[:capacity]
-    assert np.all(np.isfinite(leaves)) and np.ptp(np.log10(leaves[leaves > 0])) > 20 and np.any(leaves == 0)
-    np.testing.assert_array_equal(total, expected_tree(leaves))
-    np.testing.assert_array_equal(least, expected_tree(np.where(leaves > 0, leaves, np.float32(np.inf)), "min"))
-
-
 def check_zero_leaves(capacity):
     random = np.random.default_rng(1)
     leaves = random.lognormal(0, 6, capacity).astype(np.float32)  # 1e-11 to 1e11
@@ -170,7 +137,6 @@ def check_every_row(capacity):
 
 
 def check_one_leaf(capacity):
-    """Draw the only leaf there is, or none."""
     draw = drawer(capacity, 64, True)
     index, leaf = draw(expected_tree(np.zeros(capacity)), jax.random.key(0))
     assert not np.any(index) and not np.any(leaf)
@@ -182,7 +148,6 @@ def check_one_leaf(capacity):
 
 
 def check_paths(capacity, batch, monkeypatch):
-    """Draw the same by loop and by level."""
     leaves = np.random.default_rng(2).lognormal(0, 3, capacity).astype(np.float32)
     tree, drawn = expected_tree(leaves), []
     for path in ("loop", "level"):
@@ -217,32 +182,6 @@ def check_frequencies(capacity):
     assert z_of(counts, leaves) < 3.09  # p > 0.001
     # The test can fail: the same counts do not fit leaves 3% off.
     assert z_of(counts, leaves * np.linspace(0.97, 1.03, capacity)) > 4.75  # p < 1e-6
-
-
-def check_inplace(batch):
-    """Write without a copy of the tree (4.6 MB): temporaries grow with the batch alone."""
-    capacity = 10**6
-    tree = jax.ShapeDtypeStruct((st.nodes(capacity),), jnp.float32)
-    index = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    leaf = jax.ShapeDtypeStruct((batch,), jnp.float32)
-    compiled = setter(capacity).lower(tree, index, leaf).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 64 * batch + 8192
-
-    def loop(state, keys):
-        def step(state, key):
-            tree, token = state
-            drawn = st.draw(tree, key, batch, capacity, stratified=True)
-            # As the buffer does: without it XLA may draw again after the write, from a copy.
-            token, (index, leaf) = order_after_reads(token, drawn)
-            tree = st.set(tree, index + token, leaf + np.float32(1), capacity)
-            return (tree, token), (index, leaf)
-
-        return lax.scan(step, state, keys)
-
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 10))
-    token = jax.ShapeDtypeStruct((), jnp.int32)
-    compiled = jax.jit(loop, donate_argnums=0).lower((tree, token), keys).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 320 * batch + 8192
 
 
 def check_keep_last(batch, below):

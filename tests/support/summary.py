@@ -57,7 +57,6 @@ def history(storage, sampler, view, writer="Ring", steps=7):
 
 
 def plain_quantiles(values, weights=None):
-    """By counting, one after another."""
     pairs = sorted(zip(values, weights or [1] * len(values), strict=True))
     pairs = [(value, weight) for value, weight in pairs if weight > 0]
     total = math.fsum(weight for _, weight in pairs)
@@ -88,7 +87,6 @@ def plain_episodes(rows, length, exact):
 
 
 def check(told, summary, compare=MANY):
-    """Everything that can be known of any combination."""
     buffer, state = told.buffer, told.state
     stats = {name: np.asarray(value).item() for name, value in buffer.stats(state).items()}
     assert summary.stats == stats and summary.buffer == repr(buffer)
@@ -134,7 +132,6 @@ def close(found, expected, rtol=1e-5):
 
 
 def check_chances(told):
-    """Chances are those of the draws, and sum to 1."""
     buffer, state = told.buffer, told.state
     seen, summary = collect.seen(buffer, state, MANY), buffer.summary(state)
     slot = slots_of(buffer, state)
@@ -167,7 +164,6 @@ def slots_of(buffer, state):
 
 
 def check_draws(told):
-    """How often each anchor was drawn, from what was handed out."""
     seen, summary = collect.seen(told.buffer, told.state, MANY), told.buffer.summary(told.state)
     if not isinstance(told.buffer.sampler, (Consume, Epoch)):
         assert summary.draws is None and seen.draws is None

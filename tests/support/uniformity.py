@@ -1,7 +1,4 @@
-"""Chi-square tests of who gets drawn.
-
-A statistic far too small is as suspicious as one far too large (draws that are not independent), so both sides count.
-"""
+"""Chi-square tests of who gets drawn."""
 
 import functools
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import fbuf
-from fbuf._concurrency.prefetcher import Prefetch
 from fbuf.torch import Loader
 from tests.support.refusals import raises
-from tests.support.threads import soon
+from tests.support.threads import Thread, soon
 
 EXAMPLE = {"t": np.float32(0)}
 
@@ -186,31 +185,21 @@ def test_an_error_that_was_not_raised_is_raised_by_close():
     batches.close()
 
 
-def test_two_iterators_share_the_draws():
-    loader = Loader(EPOCHS, state=filled_epochs(), prefetch=1, steps=5)
-    one, other = iter(loader), iter(loader)
-    rows = [next(batches).data["t"] for _ in range(5) for batches in (one, other)]
-    assert sorted(torch.cat(rows).tolist()) == sorted([*range(40)] * 2)
-
-
 def test_another_thread_adds_rows_while_it_draws():
     source = fbuf.Replay(fbuf.prioritized(64, batch_size=8), {"t": np.int32(0), "twice": np.int32(0)})
     rows = np.arange(64, dtype=np.int32)
     source.extend({"t": rows, "twice": 2 * rows})
-    done = threading.Event()
 
     def add():
         for i in range(1, 20):
             source.extend({"t": torch.from_numpy(rows + i), "twice": torch.from_numpy(2 * (rows + i))})
-        done.set()
 
-    adder = threading.Thread(target=add)
-    adder.start()
+    adder = Thread(add)
     for batch in Loader(source, steps=30):
         assert torch.equal(2 * batch.data["t"], batch.data["twice"]) and bool(batch.mask.all())
         source.update_priority(batch.index, torch.rand(8))
-    adder.join(60)
-    assert done.is_set() and no_threads()
+    adder.ends()
+    assert no_threads()
 
 
 def test_invalid_arguments_are_refused():
@@ -240,29 +229,8 @@ def test_invalid_arguments_are_refused():
     assert next(iter(Loader(source, device="cpu", steps=1))).data["t"].shape == (8,)
 
 
-def test_the_thread_waits_while_there_is_no_room():
-    made = []
-    gate = threading.Semaphore(0)
-
-    def make(stop):
-        made.append(len(made))
-        gate.release()
-        return made[-1]
-
-    ahead = Prefetch(gate, "test", make, 2)
-    gate.acquire(), gate.acquire()
-    assert ahead.take() == 0
-    gate.acquire()  # room for one more
-    assert ahead.take() == 1
-    left = ahead.end()
-    assert left == list(range(2, 2 + len(left))) and len(left) <= 2
-    assert ahead.end() == []
-    raises(StopIteration, None, ahead.take)
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_threads_share_the_batches_of_an_iterator(prefetch):
-    """Though each of them asks for more while another has not got its own yet."""
     source = replay(8, limit=fbuf.limits.at_most(1000))
     meet, out = threading.Barrier(4), []
     batches = iter(Loader(source, steps=6, prefetch=prefetch, transform=lambda batch: time.sleep(0.02) or batch))

@@ -53,10 +53,7 @@ def test_rows_that_differ_in_a_second_axis_are_refused():
     storage = fbuf.storages.Ragged(maximum={"x": (3, 3)})
     replay = fbuf.Replay(fbuf.Buffer(8, storage=storage), {"x": np.zeros((0, 0), np.float32)})
     replay.extend([{"x": np.ones((2, 3), np.float32)}, {"x": np.ones((3, 1), np.float32)}])
-    with pytest.raises(
-        ValueError, match=r"rows of leaf 'x' differ in axis 1\. Use batch\.lazy\.nested\('x', torch\.strided\)\."
-    ):
-        nested(replay.last(2), "x")
+    raises(ValueError, r"rows of leaf 'x' differ in axis 1\. Use", lambda: nested(replay.last(2), "x"))
 
 
 def test_a_missing_tensordict_is_named(monkeypatch):

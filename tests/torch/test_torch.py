@@ -1,7 +1,5 @@
 """Arrays and tensors across DLPack: what is shared, what is copied, and what is refused."""
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +9,28 @@ import torch
 import fbuf
 from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
 from tests.support.refusals import raises
-from tests.support.tensors import NARROW, WIDE, payload, pointer
 from tests.support.trees import x64
+
+NARROW = (
+    "bool uint8 int8 uint16 int16 uint32 int32 float16 bfloat16 float32 complex64 float8_e4m3fn float8_e4m3fnuz "
+    "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+).split()
+WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+"""Dtypes that JAX has with `jax_enable_x64` only, and what it narrows them to."""
+
+
+def pointer(x):
+    if isinstance(x, jax.Array):
+        return x.unsafe_buffer_pointer()
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
+
+
+def payload(x):
+    """The bytes of an array or a tensor, without either library's help in converting."""
+    if isinstance(x, torch.Tensor):
+        x = x.contiguous()
+        return bytes(x.reshape(-1).view(torch.uint8).numpy()) if x.numel() else b""
+    return np.ascontiguousarray(x).tobytes()
 
 
 def check_crossing(x, name):
@@ -41,9 +59,7 @@ def test_every_dtype_crosses_both_ways_shared_or_copied():
 def test_copying_takes_numpy_arrays_that_cannot_be_shared():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     fields = np.zeros(3, [("flag", "u1"), ("value", "<f4")])
-    read_only = x.copy()
-    read_only.flags.writeable = False
-    for leaf in (x[::-1], x[:, ::-2], fields["value"], read_only, np.broadcast_to(x, (2, 3, 4))):
+    for leaf in (x[::-1], x[:, ::-2], fields["value"], np.asarray(jnp.asarray(x)), np.broadcast_to(x, (2, 3, 4))):
         t = to_torch(leaf, copy=True)
         assert np.array_equal(t.numpy(), leaf)
         t.add_(1)
@@ -206,10 +222,7 @@ def test_numpy_arrays_that_cannot_be_shared_are_refused():
 def test_devices_that_the_other_library_cannot_use_are_refused(monkeypatch):
     assert _to_torch._torch_reaches(torch, "cpu") and not _to_torch._torch_reaches(torch, "tpu")
     assert _from_torch._jax_reaches("cpu") and not _from_torch._jax_reaches("mps")
-    with pytest.raises(
-        TypeError, match=r"device is 'cpu'; expected a Device or Sharding, as jax\.devices\('cpu'\)\[0\]\."
-    ):
-        from_torch(torch.ones(2), device="cpu")
+    raises(TypeError, r"device is 'cpu'; expected a Device or", lambda: from_torch(torch.ones(2), device="cpu"))
     x = jax.device_put(np.ones(2))
     with monkeypatch.context() as patch:
         patch.setattr(jax, "devices", lambda kind: (_ for _ in ()).throw(RuntimeError("none")))
@@ -231,12 +244,14 @@ class Unpackable:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 def test_tensors_that_jax_would_misread_are_refused():
     ones = torch.ones(16)
-    negative = torch._neg_view(ones)  # contiguous and aligned: only the bit tells
+    negative, short = torch._neg_view(ones), torch.ones(16)  # contiguous and aligned: only the bit tells
+    short.untyped_storage().resize_(60)
     cases = [
         (ones.clone().requires_grad_(), ValueError, r"requires grad; .*outside autograd\. Use x\.detach\(\)"),
         (torch.nn.Parameter(ones), ValueError, r"requires grad; .*Use x\.detach\(\)"),
         (torch.ones(16, dtype=torch.complex64).conj(), ValueError, r"conj bit set.*x\.resolve_conj\(\)"),
         (negative, ValueError, r"neg bit set.*x\.resolve_neg\(\)"),
+        (short, ValueError, r"has no memory for its shape"),
         (torch.eye(3).to_sparse(), TypeError, r"sparse_coo.*x\.to_dense\(\)"),
         (torch.nested.nested_tensor([ones, ones[:3]]), TypeError, r"nested tensor; .*to_padded_tensor\(x, 0\)"),
         (torch.empty(2, dtype=torch.complex32), TypeError, r"is complex32; .*Cast with x\.to\(torch\.complex64\)"),
@@ -293,31 +308,15 @@ def test_an_error_of_either_library_names_the_leaf():
         from_torch({"obs": x})
         return x
 
-    with pytest.raises(RuntimeError, match=r"leaf 'obs' was refused on its way through DLPack"):
-        torch.vmap(inside)(torch.ones(2, 16))
-
-
-def test_a_missing_torch_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    for call in (to_torch, from_torch):
-        raises(ImportError, r'torch is missing .*pip install "fbuf\[torch\]"', call, {})
+    raises(RuntimeError, r"leaf 'obs' was refused on its way through", lambda: torch.vmap(inside)(torch.ones(2, 16)))
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_strict_settings_of_jax_change_nothing(wide):
-    x = jax.device_put(np.array([1.0, np.nan, np.inf] * 16, np.float32))
-    t = torch.full((64,), float("nan"))
-    for guard in ("disallow", "disallow_explicit"):
-        with (
-            jax.numpy_dtype_promotion("strict"),
-            jax.transfer_guard(guard),
-            jax.debug_nans(True),
-            jax.debug_infs(True),
-            jax.check_tracer_leaks(True),
-            x64(wide),
-        ):
-            for copy in (False, True):
-                assert to_torch(x, copy=copy).isnan().any()
-                for device in (None, jax.devices("cpu")[0]):
-                    y = from_torch(t, copy=copy, device=device)
-                    assert y.dtype == jnp.float32 and y.shape == (64,)
+    x, t = jax.device_put(np.array([1.0, np.nan, np.inf] * 16, np.float32)), torch.full((64,), float("nan"))
+    strict = jax.numpy_dtype_promotion("strict"), jax.transfer_guard("disallow_explicit"), jax.debug_nans(True)
+    with strict[0], strict[1], strict[2], jax.debug_infs(True), jax.check_tracer_leaks(True), x64(wide):
+        for copy in (False, True):
+            assert to_torch(x, copy=copy).isnan().any()
+            for device in (None, jax.devices("cpu")[0]):
+                assert from_torch(t, copy=copy, device=device).dtype == jnp.float32

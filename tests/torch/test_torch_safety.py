@@ -4,7 +4,6 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 import torch
 
 import fbuf
@@ -119,27 +118,19 @@ def test_tensors_that_cannot_be_stored_are_refused():
     batch = made.sample(2, to="torch")
     cases = [
         (ValueError, r"leaf 'obs' requires grad; .*x\.detach\(\)", {"obs": torch.zeros(2, 4, requires_grad=True)}),
-        (ValueError, r"leaf 'obs' has its neg bit set; .*resolve_neg", {"obs": torch._neg_view(torch.zeros(2, 4))}),
         (ValueError, r"leaf 'action' is 4294967296, which int32 cannot hold", {"action": torch.full((2,), 2**32)}),
         (ValueError, r"leaf 'obs' is 1e\+300, which float32", {"obs": torch.full((2, 4), 1e300, dtype=torch.float64)}),
-        (TypeError, r"leaf 'obs' is a sparse_coo tensor", {"obs": torch.zeros(2, 4).to_sparse()}),
-        (ValueError, r"leaf 'obs' is on 'meta'", {"obs": torch.zeros(2, 4, device="meta")}),
         (ValueError, r"leaf 'obs' has shape \[2, 5\]", {"obs": torch.zeros(2, 5)}),
     ]
     for error, match, wrong in cases:
-        with pytest.raises(error, match=match):
-            made.extend(fine | wrong)
+        raises(error, match, made.extend, fine | wrong)
     integers = {"action": torch.zeros(2, dtype=torch.int32)}
-    graph = torch.ones(2, requires_grad=True)
+    graph, double = torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.float64)
     example = {"action": torch.tensor(0)}
     calls = [
-        (ValueError, r"'action' is 4294967296", lambda: made.extend({"obs": np.zeros((2, 4))} | cases[2][2])),
+        (ValueError, r"'action' is 4294967296", lambda: made.extend({"obs": np.zeros((2, 4))} | cases[1][2])),
         (ValueError, r"'td_error' requires grad; .*x\.detach\(\)", lambda: made.update_priority(batch.index, graph)),
-        (
-            TypeError,
-            r"leaf 'td_error' is float64, and jax_enable_x64 is off\. Cast with x\.to\(torch\.float32\)\.",
-            lambda: made.update_priority(batch.index, graph.detach().double()),
-        ),
+        (TypeError, r"'td_error' is float64, .*torch\.float32", lambda: made.update_priority(batch.index, double)),
         (ValueError, r"'action' is 4294967296", lambda: fbuf.Replay(fbuf.uniform(4), {"action": torch.tensor(2**32)})),
         (TypeError, r"leaf 'action' is a torch tensor; .*from_torch", lambda: fbuf.uniform(4).init(example)),
     ]
@@ -152,8 +143,3 @@ def test_tensors_that_cannot_be_stored_are_refused():
     assert len(made) == 2  # nothing was half-written
     made.extend({"obs": torch.full((2, 4), 0.1).double(), "action": torch.tensor([-7, 7])})  # as NumPy's int64
     assert made.last(2).data["action"].tolist() == [-7, 7] and (made.last(2).data["obs"] == np.float32(0.1)).all()
-    complex_rows = fbuf.Replay(fbuf.uniform(4), {"z": np.complex64(0)})
-    z = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64)
-    raises(ValueError, r"conj bit set; .*x\.resolve_conj\(\)", lambda: complex_rows.extend({"z": z.conj()}))
-    complex_rows.extend({"z": z.conj().resolve_conj()})
-    assert np.asarray(complex_rows.rows().data["z"])[:2].tolist() == [1 - 2j, 3 + 1j]

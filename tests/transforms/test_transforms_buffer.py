@@ -92,7 +92,7 @@ JOINS = [
     ),
     (Stack(("reward", "most"), "y"), r"leaf 'most' is \[\] a window, but 'reward' is \[\] a row"),
     (Concatenate(("least", "most"), "y"), r"leaf 'least' is float32\[\] a window, without axis -1. Use Stack"),
-    (Split("sum", ("a", "b"), (1, 1)), r"leaf is \[4\] a window; expected the sum of \(1, 1\)\."),
+    (Split("sum", ("a", "b"), (1, 1)), r"leaf 'sum' is \[4\] a window; expected the sum of \(1, 1\)\."),
 ]
 
 
@@ -171,13 +171,6 @@ def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatc
     np.testing.assert_allclose(more.stats(jitted)["own_reward_mean"], held.mean(), rtol=1e-6)
 
 
-def test_convert_refuses_another_on_write():
-    buffer = fbuf.Buffer(8, on_write=Scale("x"))
-    state = buffer.init({"x": jnp.uint8(0)})
-    with pytest.raises(ValueError, match=r"other.on_write is None; expected Chain\(\(Scale.*add the rows again"):
-        buffer.convert(fbuf.Buffer(8), state)
-
-
 def test_states_of_other_transforms_are_refused():
     buffer = fbuf.Buffer(8, on_write=Scale("x"))
     state = buffer.init({"x": jnp.uint8(0)})
@@ -186,6 +179,8 @@ def test_states_of_other_transforms_are_refused():
             other.sample(state, jax.random.key(0), 2)
     with pytest.raises(ValueError, match="made by another buffer"):
         buffer.sample(fbuf.Buffer(8).init({"x": jnp.uint8(0)}), jax.random.key(0), 2)
+    with pytest.raises(ValueError, match=r"other.on_write is None; expected Chain\(\(Scale.*add the rows again"):
+        buffer.convert(fbuf.Buffer(8), state)
 
 
 def test_rows_are_checked_as_they_are_given():

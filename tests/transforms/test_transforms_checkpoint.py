@@ -1,7 +1,6 @@
 """Buffers with transforms, saved and loaded: what stages have learnt is kept, and chains may change as documented."""
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -91,25 +90,6 @@ def test_functions_are_saved_by_name(tmp_path):
     with pytest.raises(SchemaError, match="the on_write of .* is another"):
         fbuf.load(tmp_path, fbuf.Buffer(8, on_write=Map(halved), on_read=Map(halved)))
     fbuf.load(tmp_path, fbuf.Buffer(8, on_write=Map(doubled, halved), on_read=Scale("f")))
-
-
-class Row(NamedTuple):
-    f: Any
-
-
-def test_custom_nodes_need_an_example(tmp_path):
-    buffer = fbuf.Buffer(8, on_write=Scale("f", 2.0))
-    state = buffer.extend(buffer.init(Row(0.0)), Row(jnp.arange(5.0)))
-    fbuf.save(tmp_path, buffer, state)
-    raises(
-        SchemaError,
-        r"contain a tests\.transforms\.test_transforms_checkpoint:Row\. Write fbuf\.load\(path, example=r",
-        fbuf.load,
-        tmp_path,
-    )
-    loaded, again = fbuf.load(tmp_path, example=Row(0.0))
-    assert isinstance(loaded.rows(again).data, Row)
-    same(loaded.extend(again, Row(jnp.ones(1))), buffer.extend(state, Row(jnp.ones(1))))
 
 
 def test_a_loaded_replay_continues(tmp_path):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.views import Hindsight, Row, Transition
-from tests.support import same_step
-from tests.support.refusals import raises
+from fbuf.views import Hindsight, Transition
+from tests.support import refusals, same_step
 from tests.support.trees import row_with
 from tests.support.uniformity import chi_square_z
 
@@ -188,50 +187,20 @@ def test_goals_are_of_the_same_episode():
     follow("final", "future", 3, seed=0)
 
 
-def drawn(view, rows, capacity, first):
-    buffer = fbuf.Buffer(capacity, view=view)
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-
-    @jax.jit
-    def run(rows):
-        state = buffer.extend(buffer.init(example), jax.tree.map(lambda x: x[:first], rows))
-        state = buffer.extend(state, jax.tree.map(lambda x: x[first:], rows))
-        return buffer.peek(state, jax.random.key(0), 512).data
-
-    return jax.device_get(run(rows))
-
-
-def test_final_goals_over_the_end_of_the_ring():
-    """Rows after the last end of a full ring belong to no earlier episode (torchrl gave them its goal)."""
-    view = Hindsight(same_step.Transition(), lambda achieved, goal: achieved - goal, strategy="final", fraction=1.0)
-    number = np.arange(14, dtype=np.int32)
-    rows = row_with(
-        {"desired_goal": np.full(14, -1, np.float32), "achieved_goal": number.astype(np.float32)},
-        14,
-        action=number,
-        terminated=number == 8,
-    )
-    data = drawn(view, rows, 10, 8)
-    goals = {(int(a), float(g)) for a, g in zip(data["action"], data["obs"]["desired_goal"], strict=True)}
-    assert goals == {(t, 8.0) for t in range(4, 8)} | {(8, -1.0)} | {(t, 13.0) for t in range(9, 13)}
-
-
 STEPS = same_step.Transition()
-WRONG = [
-    (lambda: Hindsight(Row(), reward), "view is Row(); expected a views.Transition"),
-    (lambda: Hindsight(same_step.Sequence(3), reward), "expected a views.Transition"),
-    (lambda: Hindsight(Transition, reward), "expected a views.Transition"),
-    (lambda: Hindsight(STEPS, reward, goal=5), "goal is 5; expected the name of a leaf"),
-    (lambda: Hindsight(STEPS, reward, "obs", "obs"), "goal and achieved are both 'obs'"),
-    (lambda: Hindsight(STEPS, "reward"), "expected a function reward(achieved_goal, goal)"),
-    (lambda: Hindsight(STEPS, reward, strategy="past"), "strategy is 'past'; expected \"future\""),
-    (lambda: Hindsight(STEPS, reward, fraction=4), "fraction is 4; expected a number in [0, 1]"),
-]
+WRONG = """
+Hindsight(fbuf.views.Row(), reward) => TypeError view is Row(); expected a views.Transition
+Hindsight(STEPS, reward, goal=5) => TypeError goal is 5; expected the name of a leaf
+Hindsight(STEPS, reward, "obs", "obs") => ValueError goal and achieved are both 'obs'
+Hindsight(STEPS, "reward") => TypeError expected a function reward(achieved_goal, goal)
+Hindsight(STEPS, reward, strategy="past") => ValueError strategy is 'past'; expected "future"
+Hindsight(STEPS, reward, fraction=4) => ValueError fraction is 4; expected a number in [0, 1]
+"""
 
 
-@pytest.mark.parametrize(("make", "message"), WRONG)
-def test_wrong_settings(make, message):
-    raises((TypeError, ValueError), re.escape(message), make)
+@pytest.mark.parametrize("case", refusals.cases(WRONG))
+def test_wrong_settings(case):
+    refusals.check(case, globals())
 
 
 @pytest.mark.parametrize(
@@ -260,24 +229,3 @@ def test_wrong_rewards():
     rows = ROWS | {"obs": ROWS["obs"] | {"reward": 0.0}}
     with pytest.raises(ValueError, match=r"the reward 'obs/reward' is part of 'obs'; expected a leaf of its own\."):
         init(reward, {n: x for n, x in rows.items() if n != "reward"}, "obs/reward")
-
-
-def test_the_episode_around_a_row_is_found_wherever_the_ring_stands():
-    goal, rng = np.zeros(2, np.float32), np.random.default_rng(0)
-    example = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "action": 0, "reward": 0.0}
-    buffer = fbuf.Buffer(11, view=Hindsight(same_step.Transition(), reward))
-    state = buffer.init(example | {"terminated": False, "truncated": False})
-    around = jax.jit(fbuf._indexing.anchors.episode_around, static_argnums=2)
-    ends = []
-    for _ in range(20):
-        new = rng.random(3) < 0.4
-        rows = jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (3, *np.shape(x))), example)
-        mask = np.arange(3) < rng.integers(1, 4)
-        state = buffer.extend(state, rows | {"terminated": new, "truncated": np.zeros(3, bool)}, mask=mask)
-        ends += new[mask].tolist()
-        held = min(len(ends), 11)
-        episode = np.cumsum([0, *ends])[:-1][-held:]
-        age = np.arange(11, dtype=np.int32)
-        first, last = around(state.anchors.starts, state.ring, buffer.geometry, np.zeros(11, np.int32), age)
-        np.testing.assert_array_equal(first[:held], np.searchsorted(episode, episode))
-        np.testing.assert_array_equal(last[:held], np.searchsorted(episode, episode, side="right") - 1)

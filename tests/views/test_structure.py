@@ -3,7 +3,6 @@
 import collections
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -43,9 +42,3 @@ def test_a_name_that_the_view_adds_is_refused_with_a_fix(name):
     raises(ValueError, rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows", buffer.init, row)
     view = fbuf.views.Sequence(4, episode_end=("step/done",), autoreset="same_step")
     assert fbuf.Buffer(20, view=view).init({"step": row}).rows["step"].keys() == row.keys()
-
-
-def test_one_array_has_no_flag_that_could_end_an_episode():
-    with pytest.raises(TypeError, match=r"episode_end names 'done', but rows are one unnamed array\. Add dicts\."):
-        view = fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step")
-        fbuf.Buffer(20, view=view).init(jnp.float32(0))

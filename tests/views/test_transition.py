@@ -13,147 +13,88 @@ from fbuf.views import Transition
 
 CASES = [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")]  # n_step, stack, pad
 LAYOUTS = ["final", "none", "next_step"]
-Step = collections.namedtuple("Step", "obs action reward next_obs terminated ended number")  # `number`: in its episode
-Emitted = collections.namedtuple("Emitted", "obs reward discount next_obs frames")  # `frames` of its episode before it
-
-# Frames [T + 1, 3], the last one seen after the last action; actions [T], each another number; rewards [T]; and `end`, which is
-# "terminated", "truncated" or "open" (still running).
-Episode = collections.namedtuple("Episode", "frames actions rewards end")
 
 
-def play(rng, steps):
-    """Episodes of 1 to 9 steps, `steps` in all; the last one is still running."""
+def episodes_of(rng, steps):
+    """Episodes of 1 to 9 steps, each with one more frame: frames, actions, rewards and their end; the last is still open."""
     episodes, total = [], 0
     while total < steps:
-        length = min(int(rng.integers(1, 10)), steps - total)
-        episodes.append(
-            Episode(
-                rng.integers(1, 256, (length + 1, 3)).astype(np.uint8),
-                np.arange(total, total + length, dtype=np.int32),
-                rng.normal(size=length).astype(np.float32),
-                str(rng.choice(["terminated", "truncated"])),
-            )
-        )
-        total += length
-    return [*episodes[:-1], episodes[-1]._replace(end="open")]
+        number = min(int(rng.integers(1, 10)), steps - total)
+        end = str(rng.choice(["terminated", "truncated"])) if total + number < steps else "open"
+        frames, rewards = rng.integers(1, 256, (number + 1, 3)).astype(np.uint8), rng.normal(size=number)
+        episodes.append((frames, np.arange(total, total + number, dtype=np.int32), rewards.astype(np.float32), end))
+        total += number
+    return episodes
 
 
-def accumulate(episode, n, gamma, stack, pad):
-    """What a frame-stack wrapper and an n-step deque make of an episode, by action."""
-    emitted = {}
-    waiting = collections.deque()
-
-    def emit():
-        first, last = waiting[0], waiting[-1]
-        total = sum(gamma**i * step.reward for i, step in enumerate(waiting))
-        discount = 0.0 if last.terminated else gamma ** len(waiting)
-        emitted[first.action] = Emitted(first.obs, total, discount, last.next_obs, first.number)
-        waiting.popleft()
-
-    first = episode.frames[0]
-    frames = collections.deque([np.zeros_like(first) if pad == "zero" else first] * (stack - 1) + [first], maxlen=stack)
-    for t, action in enumerate(episode.actions):
-        obs = np.stack(frames)
-        frames.append(episode.frames[t + 1])
-        ended = t + 1 == len(episode.actions) and episode.end != "open"
-        terminated = ended and episode.end == "terminated"
-        reward = float(episode.rewards[t])
-        waiting.append(Step(obs, int(action), reward, np.stack(frames), terminated, ended, t))
-        if len(waiting) == n:
-            emit()
-        while ended and waiting:
-            emit()
-    return emitted
+def accumulated(frames, actions, rewards, end, n, gamma, stack, pad):
+    """What a frame-stack wrapper and an n-step deque make of an episode: obs, reward, discount, next_obs, step; by action."""
+    before = np.zeros_like(frames[0]) if pad == "zero" else frames[0]
+    seen, waiting, made = collections.deque([before] * (stack - 1) + [frames[0]], maxlen=stack), collections.deque(), {}
+    for t, action in enumerate(actions.tolist()):
+        waiting.append((action, np.stack(seen), float(rewards[t]), t))
+        seen.append(frames[t + 1])
+        ended = t + 1 == len(actions) and end != "open"
+        while len(waiting) == n or (ended and waiting):
+            total = sum(gamma**i * step[2] for i, step in enumerate(waiting))
+            discount = 0.0 if ended and end == "terminated" else gamma ** len(waiting)
+            first, obs, _, step = waiting.popleft()
+            made[first] = obs, total, discount, np.stack(seen), step
+    return made
 
 
-def store(episodes, layout):
-    """Rows in arrival order, as an environment of this kind would give them."""
+def stored(episodes, layout):
+    """Rows in order of arrival, as an environment of this kind would give them."""
     rows = []
-    for episode in episodes:
-        for t, action in enumerate(episode.actions):
-            last = t + 1 == len(episode.actions) and episode.end != "open"
+    for frames, actions, rewards, end in episodes:
+        for t, action in enumerate(actions):
+            last = t + 1 == len(actions)
+            final = frames[t + 1] if last and end != "open" else np.full(3, 77, np.uint8)
             rows.append(
-                {
-                    "obs": episode.frames[t],
-                    "final": episode.frames[t + 1] if last else np.full(3, 77, np.uint8),
-                    "action": action,
-                    "reward": episode.rewards[t],
-                    "terminated": last and episode.end == "terminated",
-                    "truncated": last and episode.end == "truncated",
-                }
+                (frames[t], final, action, rewards[t], last and end == "terminated", last and end == "truncated")
             )
-        if layout == "next_step" and episode.end != "open":
-            ignored = {"action": np.int32(-1), "reward": np.float32(99), "final": rows[-1]["final"]}
-            flags = {"terminated": False, "truncated": False}
-            rows.append({"obs": episode.frames[-1], **ignored, **flags})
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        if layout == "next_step" and end != "open":
+            rows.append((frames[-1], frames[-1], np.int32(-1), np.float32(99), False, False))
+    names = ("obs", "final", "action", "reward", "terminated", "truncated")
+    return {name: np.stack(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
 def check_accumulated(layout, n, stack, pad):
     """Compare every transition of 150 steps with what the accumulator emits, as the ring turns."""
-    gamma, capacity, piece = 0.9, 48, 7
-    episodes = play(np.random.default_rng([n, len(layout)]), 150)
-    view = Transition(
-        n_step=n,
-        gamma=gamma,
-        stack=stack,
-        pad=pad,
-        final_observation="final" if layout == "final" else None,
-        autoreset="next_step" if layout == "next_step" else "same_step",
-    )
-    rows = store(episodes, layout)
-    expected = {}
-    for episode in episodes:
-        made = accumulate(episode, n, gamma, stack or 1, pad)
-        if layout == "none" and episode.end == "truncated":
-            # all that is known: an episode cut off one step earlier
-            known = len(episode.actions) - 1
-            shorter = Episode(
-                episode.frames[: known + 1], episode.actions[:known], episode.rewards[:known], "truncated"
-            )
-            made = accumulate(shorter, n, gamma, stack or 1, pad)
-        expected |= made
-
-    buffer = fbuf.Buffer(capacity=capacity, view=view)
-    state = buffer.init({k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in rows.items()})
+    gamma, capacity, piece, expected, seen = 0.9, 48, 7, {}, 0
+    episodes = episodes_of(np.random.default_rng([n, len(layout)]), 150)
+    for frames, actions, rewards, end in episodes:
+        known = len(actions) - (layout == "none" and end == "truncated")  # of its last step nothing else is known
+        episode = frames[: known + 1], actions[:known], rewards[:known], end
+        expected |= accumulated(*episode, n, gamma, stack or 1, pad)
+    final, mode = "final" if layout == "final" else None, "next_step" if layout == "next_step" else "same_step"
+    view = Transition(n_step=n, gamma=gamma, stack=stack, pad=pad, final_observation=final, autoreset=mode)
+    rows, buffer = stored(episodes, layout), fbuf.Buffer(capacity=capacity, view=view)
+    extend, peek = jax.jit(buffer.extend), jax.jit(lambda s, key: buffer.peek(s, key, 2048))
+    state = buffer.init({name: x[0] for name, x in rows.items()})
     place = {int(action): i for i, action in enumerate(rows["action"])}
-    seen = 0
     for begin in range(0, len(rows["action"]) - piece + 1, piece):
-        new = {k: x[begin : begin + piece] for k, x in rows.items()}
-        state = buffer.extend(state, new)
-        arrived = begin + piece
-        batch = jax.device_get(buffer.peek(state, jax.random.key(begin), 2048))
+        state, arrived = extend(state, {name: x[begin : begin + piece] for name, x in rows.items()}), begin + piece
+        batch = jax.device_get(peek(state, jax.random.key(begin)))
         got = {int(action): i for i, action in enumerate(batch.data["action"])} if batch.mask[0] else {}
-        oldest = arrived - capacity
-        behind = (stack or 1) - 1
-        can = {action for action, one in expected.items() if place[action] - min(one.frames, behind) >= oldest}
-        settled = {action for action in can if place[action] + n < arrived}
-        assert settled <= set(got) <= can  # later ones depend on whether their episode's end came
+        can = {a for a, one in expected.items() if place[a] - min(one[4], (stack or 1) - 1) >= arrived - capacity}
+        assert {a for a in can if place[a] + n < arrived} <= set(got) <= can  # of later ones the end may not have come
         for action, i in got.items():
-            one = expected[action]
-            next_obs = one.next_obs
-            if one.discount == 0 and layout != "final":  # the last stack before the end
-                next_obs = stack_before_end(episodes, action, stack or 1, pad)
-            cut = slice(None) if stack is not None else -1
-            np.testing.assert_array_equal(batch.data["obs"][i], one.obs[cut])
-            np.testing.assert_array_equal(batch.data["next_obs"][i], next_obs[cut])
-            np.testing.assert_allclose(batch.data["reward"][i], one.reward, rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(batch.data["discount"][i], one.discount, rtol=1e-6)
+            obs, reward, discount, next_obs, _ = expected[action]
+            cut = slice(None) if stack else -1
+            np.testing.assert_array_equal(batch.data["obs"][i], obs[cut])
+            if discount or final:
+                np.testing.assert_array_equal(batch.data["next_obs"][i], next_obs[cut])
+            np.testing.assert_allclose(batch.data["reward"][i], reward, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(batch.data["discount"][i], discount, rtol=1e-6)
         seen += len(got)
     assert seen > 300
-
-
-def stack_before_end(episodes, action, stack, pad):
-    episode = next(e for e in episodes if action in e.actions)
-    last = int(episode.actions[-1])
-    return accumulate(episode, 1, 1.0, stack, pad)[last].obs
 
 
 ONE = Transition(gamma=0.5, autoreset="same_step")
 TWO = Transition(n_step=2, gamma=0.5, autoreset="same_step")
 NEXT_STEP = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
 PIECE = 8  # rows of every call, masked beyond those given, so that a view compiles once
-QUICK = [("final", CASES[1]), ("next_step", CASES[2])]
 
 
 def rows_of(obs, ends, **more):
@@ -232,11 +173,8 @@ def test_final_observation_is_what_follows_the_last_row(ends):
         2: (2, 2 + 4 / 2, discount, 93),
         4: (4, 4, discount * 2, 93),
     }
-
-
-def test_terminated_wins_over_truncated():
-    rows = rows_of([1, 2], "-t", truncated=np.asarray([False, True]))
-    assert drawn(ONE, rows)[2] == (2, 2, 0, 2)
+    stacks = drawn(Transition(stack=2, gamma=0.5, final_observation="last"), rows_of([1, 2, 4, 8], ends, last=final))
+    assert stacks[4] == ([2, 4], 4, discount * 2, [4, 93])
 
 
 @pytest.mark.parametrize("view", [ONE, TWO])
@@ -292,7 +230,7 @@ def test_nested_observations_other_leaves_and_rewards_of_several_integers():
     np.testing.assert_array_equal(data["obs"]["image"][:, 1, 0], at)
 
 
-@pytest.mark.parametrize(("layout", "case"), QUICK)
+@pytest.mark.parametrize(("layout", "case"), [("final", CASES[1]), ("next_step", CASES[2])])
 def test_transitions_equal_accumulating_before_storing(layout, case):
     check_accumulated(layout, *case)
 
@@ -308,7 +246,7 @@ def test_the_pool_of_frames_holds_every_stack(pad):
 
     @jax.jit
     def pools(state):
-        window = view.window(spec, fbuf._buffer.state_ops.eligible_set(buffer, state), slot, mask, jax.random.key(0))
+        window = view.window(spec, fbuf._buffer.state.eligible_set(buffer, state), slot, mask, jax.random.key(0))
         return [(read.pool, read.start, read.slot) for read in window.reads if read.name == "obs"]
 
     for pool, start, slots in jax.device_get(pools(state)):

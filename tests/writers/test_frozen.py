@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._buffer import convert
 from fbuf._formats import dataset
-from fbuf._indexing import anchor_log
-from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
+from fbuf._indexing import anchors
+from fbuf.samplers import Epoch, Prioritized, Staleness, Uniform
 from fbuf.storages import DataSet, Device
 from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
@@ -139,14 +139,9 @@ def test_memory_of_a_row(made):
         counted = leaves(1 << 22, sampler, Transition(stack=4, autoreset="same_step")) - leaves(
             1 << 12, sampler, Transition(stack=4, autoreset="same_step")
         )
-        assert counted == ((1 << 22) - (1 << 12)) * (1 + 4 / anchor_log.BLOCK)
+        assert counted == ((1 << 22) - (1 << 12)) * (1 + 4 / anchors.BLOCK)
     spare = leaves(1 << 22, Prioritized(uniform=0.1), Transition(autoreset="same_step")) / (1 << 22)
-    assert spare < 1 + 4 / anchor_log.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
-
-
-def test_a_sampler_that_does_not_count_keeps_no_counts():
-    buffer, state = frozen(8, Consume(), Transition(autoreset="same_step"))
-    assert not buffer.counted and buffer.geometry == fbuf.Buffer(8).geometry and state.anchors.before is None
+    assert spare < 1 + 4 / anchors.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=700), st.integers(0, 2**31 - 1))
@@ -165,11 +160,11 @@ def test_the_nth_open_row(is_open, seed):
         np.testing.assert_array_equal(got, want[nth])
 
 
-_counted, _nth = jax.jit(anchor_log.count_open_before), jax.jit(anchor_log.nth_by_count)
+_counted, _nth = jax.jit(anchors.count_open_before), jax.jit(anchors.nth_by_count)
 
 
 def _before(flags):
-    starts = range(0, len(flags), anchor_log.BLOCK)
+    starts = range(0, len(flags), anchors.BLOCK)
     return np.array([np.count_nonzero(flags[:start] & 8) for start in starts], np.int32)
 
 
@@ -247,7 +242,7 @@ def test_64_bits_need_x64(tmp_path):
 
 def test_the_nth_open_row_is_found_across_blocks():
     nth = jnp.arange(12, dtype=jnp.int32)
-    find = jax.jit(functools.partial(anchor_log.nth_by_scan, block=4))
+    find = jax.jit(functools.partial(anchors.nth_by_scan, block=4))
     for bits in (0b11111111111, 0b10001100110, 0b01110011001, 0b00000010000, 0):
         is_open = np.array([bits >> i & 1 for i in range(11)], bool)
         found = find(jnp.asarray(is_open, jnp.uint8) * fbuf._indexing.anchors.OPEN, nth, jnp.ones(12, bool))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._algorithms import random_bits, uint64
+from fbuf._algorithms import random, uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf.writers import Reservoir
 from tests.support.refusals import raises
@@ -36,7 +36,7 @@ def by_slot(buffer, state):
     return np.where(got.mask, got.data["id"], -1).tolist()
 
 
-words_at = jax.jit(random_bits.at)
+words_at = jax.jit(random.at)
 
 
 class Model:
@@ -52,46 +52,6 @@ class Model:
         slot = self.seen - 1 if self.seen <= self.capacity else random * self.seen >> 64
         if slot < self.capacity:
             self.slots[slot] = row
-
-
-def held_sets(rows, calls, capacity, runs):
-    buffer = buffer_of(capacity=capacity)
-
-    def one(key):
-        state = buffer.writer.rekeyed(buffer.init(EXAMPLE), key)
-        for ids in np.array_split(np.arange(rows, dtype=np.int32), calls):
-            state = buffer.extend(state, {"id": ids})
-        held = buffer.get(state, jnp.arange(capacity, dtype=jnp.int32)).data["id"]
-        return jnp.zeros(rows, bool).at[held].set(True)
-
-    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(7), runs)))
-
-
-def check_sets(calls):
-    """Hold each set of three of eight rows equally often."""
-    runs = 40_000
-    held = held_sets(rows=8, calls=calls, capacity=3, runs=runs)
-    assert (held.sum(axis=1) == 3).all()
-    sets = list(itertools.combinations(range(8), 3))
-    counts = np.array([held[:, list(s)].all(axis=1).sum() for s in sets])
-    assert counts.sum() == runs and abs(chi_square_z(counts, np.full(len(sets), 1 / len(sets)))) < 4
-
-
-def check_beyond(seen):
-    """Go on as algorithm R does after so many rows."""
-    buffer = buffer_of()
-    state = put(buffer, buffer.init(EXAMPLE), 0, 12)
-    own = dataclasses.replace(state.scatter.own, seen=jnp.array(divmod(seen, 2**32), jnp.uint32))
-    state = dataclasses.replace(state, scatter=dataclasses.replace(state.scatter, own=own))
-    model = Model(own.key, CAPACITY, seen)
-    model.slots = list(range(12))
-    for turn in range(2):
-        state = put(buffer, state, 100 + 40 * turn, 40)
-        for i in range(40):
-            model.add(100 + 40 * turn + i)
-    high, low = np.asarray(state.scatter.own.seen).tolist()
-    assert (high << 32) + low == seen + 80 and by_slot(buffer, state) == model.slots
-    assert float(buffer.stats(state)["seen"]) == pytest.approx(seen + 80, rel=1e-6)
 
 
 def check_inplace(number):
@@ -126,8 +86,21 @@ def test_rows_are_where_algorithm_r_puts_them(program):
         assert float(stats["seen"]) == model.seen and int(stats["refused_rows"]) == 0
 
 
-def test_beyond_2_to_32_rows():
-    check_beyond(2**32 - 7)
+@pytest.mark.parametrize("seen", [2**32 - 7, 2**40 - 7])
+def test_beyond_2_to_32_rows(seen):
+    buffer = buffer_of()
+    state = put(buffer, buffer.init(EXAMPLE), 0, 12)
+    own = dataclasses.replace(state.scatter.own, seen=jnp.array(divmod(seen, 2**32), jnp.uint32))
+    state = dataclasses.replace(state, scatter=dataclasses.replace(state.scatter, own=own))
+    model = Model(own.key, CAPACITY, seen)
+    model.slots = list(range(12))
+    for turn in range(2):
+        state = put(buffer, state, 100 + 40 * turn, 40)
+        for i in range(40):
+            model.add(100 + 40 * turn + i)
+    high, low = np.asarray(state.scatter.own.seen).tolist()
+    assert (high << 32) + low == seen + 80 and by_slot(buffer, state) == model.slots
+    assert float(buffer.stats(state)["seen"]) == pytest.approx(seen + 80, rel=1e-6)
 
 
 @jax.jit
@@ -157,8 +130,26 @@ def test_numbers_of_64_bits(a, b, c, d):
     assert bool(at_most) == (signed(a) <= signed(b))
 
 
+def check_sets(calls):
+    """Hold each set of three of eight rows equally often."""
+    buffer, runs = buffer_of(capacity=3), 40_000
+
+    def one(key):
+        state = buffer.writer.rekeyed(buffer.init(EXAMPLE), key)
+        for ids in np.array_split(np.arange(8, dtype=np.int32), calls):
+            state = buffer.extend(state, {"id": ids})
+        held = buffer.get(state, jnp.arange(3, dtype=jnp.int32)).data["id"]
+        return jnp.zeros(8, bool).at[held].set(True)
+
+    held = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(7), runs)))
+    assert (held.sum(axis=1) == 3).all()
+    sets = list(itertools.combinations(range(8), 3))
+    counts = np.array([held[:, list(s)].all(axis=1).sum() for s in sets])
+    assert counts.sum() == runs and abs(chi_square_z(counts, np.full(len(sets), 1 / len(sets)))) < 4
+
+
 def test_every_set_of_rows_is_equally_likely():
-    check_sets(calls=1)
+    check_sets(1)
 
 
 def test_seeds_keys_and_clear():

@@ -15,9 +15,8 @@ import numpy as np
 from jax import lax
 
 from fbuf._algorithms.block_grid import to_bits
-from fbuf._buffer import convert, operations, state_ops
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import BufferState
+from fbuf._buffer import convert, operations
+from fbuf._buffer.state import BufferConfig, BufferState, anchor_count, arrival_order, drawable, eligible_set, ending
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
@@ -78,7 +77,7 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
         return {}
     at = jnp.where(held, slot, jnp.int32(buffer.capacity)).reshape(-1)
     values, _ = buffer.storage.read(state.rows, [Read(name, at) for name in buffer.ends])
-    flags = state_ops.ending(buffer, dict(zip(buffer.ends, values, strict=True)), held.shape)
+    flags = ending(buffer, dict(zip(buffer.ends, values, strict=True)), held.shape)
     end = anchors.has(flags, anchors.END) & held
     first = held[:1] & ~convert._may_have_lost_rows(buffer, state)[None, :]
     start = jnp.concatenate([first, end[:-1] & held[1:]])
@@ -87,15 +86,15 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
 
 def _look_core(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferState, dict[str, Any]]:
     """Collect arrays; `number` of the newest rows per lane are compared."""
-    slot, held = state_ops.arrival_order(buffer, state)
+    slot, held = arrival_order(buffer, state)
     out: dict[str, Any] = {"held": held, **_ends(buffer, state, slot, held)}
     if state.scatter is not None:
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
-        out["anchor"] = state_ops.drawable(state, slot, held)
+        out["anchor"] = drawable(state, slot, held)
     inspect = getattr(buffer.sampler, "inspect", None)
     if inspect is not None:
-        said = inspect(state.sampler, state_ops.eligible_set(buffer, state))
+        said = inspect(state.sampler, eligible_set(buffer, state))
         out |= {name: array[slot] for name, array in said._asdict().items() if array is not None}
     if hasattr(buffer.sampler, "priority"):
         out["priority"] = buffer.sampler.priority(state.sampler, slot)
@@ -105,7 +104,7 @@ def _look_core(buffer: BufferConfig, state: BufferState, number: int) -> tuple[B
         newest = jnp.where(behind >= jnp.int32(0), newest, jnp.int32(buffer.capacity)).reshape(-1)
         out["hashes"] = _hashes(buffer, state, newest, newest.shape[0])
     stats = operations.stats.core(buffer, state)[1]
-    available = buffer.sampler.available(state.sampler, jnp.sum(state_ops.count(state), dtype=jnp.int32))
+    available = buffer.sampler.available(state.sampler, jnp.sum(anchor_count(state), dtype=jnp.int32))
     return state, {**out, "stats": stats, "available": available}
 
 

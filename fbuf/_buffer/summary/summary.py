@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf._buffer.config import BufferConfig
-from fbuf._buffer.state import COUNTERS, BufferState
+from fbuf._buffer.state import COUNTERS, BufferConfig, BufferState
 from fbuf._buffer.summary.collect import Seen, distinct, seen, together, whole_rows
 from fbuf._buffer.summary.statistics import Episodes, Quantiles, effective_size, episodes, quantiles, share_of_likeliest
 from fbuf._core import text_table
@@ -196,7 +195,7 @@ def _memory(summary: Summary) -> Section:
 
 def _refused(summary: Summary) -> Section:
     rows = tuple((name.replace("_", " "), number(count)) for name, count in summary.refused.items())
-    return Section("refused or given up", (), rows)
+    return Section("refused or dropped", (), rows)
 
 
 def _sampler(summary: Summary) -> Section:

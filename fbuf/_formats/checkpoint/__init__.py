@@ -17,6 +17,7 @@ from fbuf._formats.checkpoint.filesystem import Disk
 from fbuf._formats.checkpoint.joint import Group, write_jointly
 from fbuf._formats.checkpoint.manifest import CheckpointNotFound, SchemaError, VersionError
 from fbuf._formats.checkpoint.read import Saved, SavedArray, read, restore
+from fbuf._formats.checkpoint.snapshot import snapshot
 from fbuf._formats.checkpoint.write import Written, write
 from fbuf._host.types import StoreCorrupted
 
@@ -32,6 +33,7 @@ __all__ = [
     "Written",
     "read",
     "restore",
+    "snapshot",
     "write",
     "write_jointly",
 ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import zlib
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,15 @@ from fbuf._formats.checkpoint.dtypes import stored
 from fbuf._formats.checkpoint.filesystem import SAVE_ELSEWHERE, Disk, read_into, write_all
 from fbuf._formats.checkpoint.layout import Layout
 from fbuf._formats.checkpoint.manifest import FileEntry
+from fbuf._host.io.checksum import crc32
 from fbuf._host.io.file import annotate_os_error
 from fbuf._host.types import Array, StoreCorrupted
 
 MAX_HEADER = 100_000_000
 """The largest header that safetensors reads, in bytes."""
 _STEP_BYTES = 1 << 20
-_WRITEBACK_BYTES = 8 << 20
-"""Bytes between requests to start writeback, so that the disk works while blocks are prepared."""
-
-
-def tensor_name(name: str, layout: Layout, index: int) -> str:
-    """Return the name of a block in its file."""
-    return f"{name}#{layout.block_key(index)}"
+_WRITE_BYTES, _WRITE_BLOCKS = 1 << 20, 256
+"""Bytes and number of blocks that are written in one call; the disk then works while others are prepared."""
 
 
 def max_header_bytes(name: str, layout: Layout, which: Array) -> int:
@@ -59,36 +54,44 @@ class DataFile:
 
     def __init__(self, disk: Disk, path: str, header: int, save: str, sync: bool) -> None:
         self._disk, self.path, self._save, self._sync = disk, path, save, sync
-        self._tensors: dict[str, Any] = {"__metadata__": {"format": "fbuf data", "version": "1", "save": save}}
-        self._data_start = -(-(8 + header + len(_dumps(self._tensors))) // 8) * 8
+        metadata = _dumps({"format": "fbuf data", "version": "1", "save": save})
+        self._tensors = [b'"__metadata__":' + metadata]  # of the header's JSON
+        self._data_start = -(-(10 + header + len(self._tensors[0])) // 8) * 8
         if self._data_start > MAX_HEADER:
             raise ValueError(f"{path} has a header of {self._data_start} bytes > {MAX_HEADER}. Use larger blocks.")
         with annotate_os_error("make", path, SAVE_ELSEWHERE):
             self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        self._at = self._written_back = self._data_start
+        self._at = self._written = self._data_start
+        self._pending: list[memoryview] = []
 
     def add(self, name: str, layout: Layout, index: int, data: memoryview) -> int:
-        """Write a block; return its offset."""
+        """Write a block, which must not change until `finish`; return its offset."""
         start = self._at
-        write_all(self._disk, self._fd, self.path, data, start)
+        if start + data.nbytes - self._written > _WRITE_BYTES or len(self._pending) == _WRITE_BLOCKS:
+            self._flush()
+        self._pending.append(data)
         self._at += data.nbytes
-        if self._sync and self._at - self._written_back >= _WRITEBACK_BYTES:
-            self._disk.start_writeback(self._fd, self._written_back, self._at - self._written_back)
-            self._written_back = self._at
         kind, shape = stored(layout.dtype, layout.block_shape(index))
         span = [start - self._data_start, self._at - self._data_start]
-        self._tensors[tensor_name(name, layout, index)] = {"dtype": kind, "shape": shape, "data_offsets": span}
+        tensor = {"dtype": kind, "shape": shape, "data_offsets": span}
+        self._tensors.append(_dumps({f"{name}#{layout.block_key(index)}": tensor})[1:-1])
         return start
+
+    def _flush(self) -> None:
+        """Write the pending blocks."""
+        write_all(self._disk, self._fd, self.path, self._pending, self._written)
+        if self._sync:
+            self._disk.start_writeback(self._fd, self._written, self._at - self._written)
+        self._pending, self._written = [], self._at
 
     def finish(self) -> FileEntry:
         """Write the header. `wait` must follow."""
-        text = _dumps(self._tensors).ljust(self._data_start - 8)
+        self._flush()
+        text = (b"{" + b",".join(self._tensors) + b"}").ljust(self._data_start - 8)
         assert len(text) == self._data_start - 8, "max_header_bytes is an upper bound"
         head = (self._data_start - 8).to_bytes(8, "little") + text
-        write_all(self._disk, self._fd, self.path, head, 0)
-        return FileEntry(
-            os.path.basename(self.path), self._at, self._data_start, zlib.crc32(head), self._save, self._sync
-        )
+        write_all(self._disk, self._fd, self.path, [memoryview(head)], 0)
+        return FileEntry(os.path.basename(self.path), self._at, self._data_start, crc32(head), self._save, self._sync)
 
     def wait(self) -> None:
         """Sync if requested, and close the file. From any thread."""
@@ -146,20 +149,8 @@ class OpenFile:
         while size:
             piece = buffer[: min(size, len(buffer))]
             self.read(piece, at)
-            crc, at, size = zlib.crc32(piece, crc), at + piece.nbytes, size - piece.nbytes
+            crc, at, size = crc32(piece, crc), at + piece.nbytes, size - piece.nbytes
         return crc
-
-    def has_bytes(self, data: memoryview, at: int, buffer: memoryview) -> bool:
-        """Return whether the file holds these bytes."""
-        for start in range(0, data.nbytes, buffer.nbytes):
-            part = data[start : start + buffer.nbytes]
-            try:
-                self.read(buffer[: part.nbytes], at + start)
-            except StoreCorrupted:
-                return False
-            if not bytes_equal(buffer[: part.nbytes], part):
-                return False
-        return True
 
     def close(self) -> None:
         """Close the descriptor; twice is fine."""

@@ -12,24 +12,8 @@ import os
 import warnings
 from collections.abc import Iterator
 
+from fbuf._formats.checkpoint import filesystem
 from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
-from fbuf._formats.checkpoint.filesystem import (
-    LOCK,
-    MAX_GENERATION,
-    SAVE_ELSEWHERE,
-    Disk,
-    Path,
-    data_name,
-    find_generations,
-    is_data_name,
-    is_partial_name,
-    largest_number,
-    manifest_name,
-    partial_name,
-    read_into,
-    sync_folder,
-    write_partial,
-)
 from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, VersionError, decode, encode
 from fbuf._host.io.file import annotate_os_error, lock_file, sign_lock, unlock_file
 from fbuf._host.types import StoreCorrupted
@@ -48,7 +32,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class Folder:
     """The folder of a checkpoint."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    def __init__(self, path: filesystem.Path, disk: filesystem.Disk) -> None:
         self.path, self.disk = os.path.realpath(os.fspath(path)), disk
 
     def file(self, name: str) -> str:
@@ -65,7 +49,7 @@ class Folder:
 
     def generations(self) -> list[int]:
         """Return the generations that have a manifest, newest first."""
-        return find_generations(self.names())
+        return filesystem.find_generations(self.names())
 
     def _remember(self, text: bytes, manifest: Manifest) -> None:
         """Cache a manifest that is about to be written, so that the next save need not parse it."""
@@ -78,14 +62,14 @@ class Folder:
 
     def manifest(self, generation: int, known: bool = False, partial: bool = False) -> Manifest:
         """Read a manifest; `known` allows the cached one. Raises StoreCorrupted, VersionError, OSError."""
-        path = self.file((partial_name if partial else manifest_name)(generation))
+        path = self.file((filesystem.partial_name if partial else filesystem.manifest_name)(generation))
         fd, size = open_plain(self.disk, path)
         try:
             if size > MAX_BYTES:
                 raise StoreCorrupted(f"{path} has {size} bytes; expected at most {MAX_BYTES}")
             text = bytearray(size)
             try:
-                got = read_into(self.disk, fd, path, memoryview(text), 0)
+                got = filesystem.read_into(self.disk, fd, path, memoryview(text), 0)
             except OSError as error:
                 raise StoreCorrupted(f"{path} cannot be read: {error}") from error
         finally:
@@ -121,13 +105,13 @@ class Folder:
             with annotate_os_error("make", os.path.join(path, "")), contextlib.suppress(FileExistsError):
                 self.disk.mkdir(path)
             if sync:
-                sync_folder(self.disk, os.path.dirname(path))
+                filesystem.sync_folder(self.disk, os.path.dirname(path))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock. Raises BlockingIOError: another save holds it; FileExistsError: a live store is in the folder."""
-        path = self.file(LOCK)
-        with annotate_os_error("open", path, SAVE_ELSEWHERE):
+        path = self.file(filesystem.LOCK)
+        with annotate_os_error("open", path, filesystem.SAVE_ELSEWHERE):
             fd = self.disk.open(path, os.O_RDWR | os.O_CREAT)
         held = False
         try:
@@ -154,15 +138,17 @@ class Folder:
 
     def next_number(self, many: int = 1) -> int:
         """Return the first of the next `many` numbers. Raises FileExistsError: a foreign file has the largest number."""
-        number = largest_number(self.names()) + 1
-        if number > MAX_GENERATION - many + 1:  # its name would not be recognised
+        number = filesystem.largest_number(self.names()) + 1
+        if number > filesystem.MAX_GENERATION - many + 1:  # its name would not be recognised
             raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} has no number left. Use another.")
         return number
 
     def write_partial(self, manifest: Manifest) -> int:
         """Write a manifest that is a part of another; return its bytes."""
         text = encode(manifest)
-        write_partial(self.disk, self.file(partial_name(manifest.generation)), text, False, SAVE_ELSEWHERE)
+        filesystem.write_partial(
+            self.disk, self.file(filesystem.partial_name(manifest.generation)), text, False, filesystem.SAVE_ELSEWHERE
+        )
         return len(text)
 
     def publish(self, manifest: Manifest, sync: bool, named: bool) -> int:
@@ -173,32 +159,36 @@ class Folder:
         """
         generation, text = manifest.generation, encode(manifest)
         self._remember(text, manifest)
-        new, path = self.file(partial_name(generation)), self.file(manifest_name(generation))
-        write_partial(self.disk, new, text, sync, SAVE_ELSEWHERE)
+        new, path = self.file(filesystem.partial_name(generation)), self.file(filesystem.manifest_name(generation))
+        filesystem.write_partial(self.disk, new, text, sync, filesystem.SAVE_ELSEWHERE)
         if sync and not named:
-            sync_folder(self.disk, self.path)  # the data file's name, before a manifest names it
-        with annotate_os_error("rename", new, SAVE_ELSEWHERE):
+            filesystem.sync_folder(self.disk, self.path)  # the data file's name, before a manifest names it
+        with annotate_os_error("rename", new, filesystem.SAVE_ELSEWHERE):
             self.disk.rename(new, path)
         if sync:
-            sync_folder(self.disk, self.path)
+            filesystem.sync_folder(self.disk, self.path)
         return len(text)
 
     def remove_partial(self, generation: int) -> None:
         """Remove an unfinished manifest."""
         with contextlib.suppress(OSError):
-            self.disk.unlink(self.file(partial_name(generation)))
+            self.disk.unlink(self.file(filesystem.partial_name(generation)))
 
     def remove_generation(self, generation: int) -> None:
         """Remove the files of a failed save, the manifest first."""
-        for name in (manifest_name(generation), partial_name(generation), data_name(generation)):
+        for named in (filesystem.manifest_name, filesystem.partial_name, filesystem.data_name):
             with contextlib.suppress(OSError):
-                self.disk.unlink(self.file(name))
+                self.disk.unlink(self.file(named(generation)))
 
     def remove_leftovers(self) -> None:
         """Remove the files of killed saves, which may fill the disk."""
         names = self.names()
-        newest = max(find_generations(names), default=0)
-        left = [n for n in names if is_partial_name(n) or (is_data_name(n) and n > data_name(newest))]
+        newest = max(filesystem.find_generations(names), default=0)
+        left = [
+            n
+            for n in names
+            if filesystem.is_partial_name(n) or (filesystem.is_data_name(n) and n > filesystem.data_name(newest))
+        ]
         self._remove(left)
 
     def prune(self, latest: Manifest, before: Manifest | None, keep: int) -> None:
@@ -211,7 +201,7 @@ class Folder:
         """
         names = self.names()
         kept = [latest]
-        for generation in find_generations(names):
+        for generation in filesystem.find_generations(names):
             if len(kept) >= keep:
                 break
             if generation != latest.generation:
@@ -220,10 +210,14 @@ class Folder:
                         kept.append(before)
                     elif self.is_complete(manifest := self.manifest(generation)):
                         kept.append(manifest)
-        manifests = {manifest_name(manifest.generation) for manifest in kept}
+        manifests = {filesystem.manifest_name(manifest.generation) for manifest in kept}
         named = {entry.name for manifest in kept for entry in manifest.files}
-        old = [manifest_name(g) for g in find_generations(names) if manifest_name(g) not in manifests]
-        data = [name for name in names if is_data_name(name) and name not in named]
+        old = [
+            filesystem.manifest_name(g)
+            for g in filesystem.find_generations(names)
+            if filesystem.manifest_name(g) not in manifests
+        ]
+        data = [name for name in names if filesystem.is_data_name(name) and name not in named]
         self._remove([*reversed(old), *data])
 
     def _remove(self, names: list[str]) -> None:

@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fbuf._host.io.file import annotate_os_error
 
@@ -78,7 +78,7 @@ class Disk:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
     close = staticmethod(os.close)
-    pwrite = staticmethod(os.pwrite)
+    pwritev = staticmethod(os.pwritev)
     fsync = staticmethod(os.fsync)
     rename = staticmethod(os.replace)
     unlink = staticmethod(os.unlink)
@@ -107,15 +107,19 @@ class Disk:
 DISK = Disk()
 
 
-def write_all(disk: Disk, fd: int, path: str, data: memoryview | bytes, at: int) -> None:
-    """Write all of `data` from byte `at` on. Raises OSError."""
-    left = memoryview(data).cast("B")
-    while left.nbytes:
-        with annotate_os_error(f"write {left.nbytes} bytes to", path, SAVE_ELSEWHERE):
-            done = disk.pwrite(fd, left[:_MAX_CALL_BYTES], at)
+def write_all(disk: Disk, fd: int, path: str, parts: Sequence[memoryview], at: int) -> None:
+    """Write bytes from byte `at` on: several parts of a few megabytes, or one. Raises OSError."""
+    left = [part for part in parts if part.nbytes]
+    while left:
+        with annotate_os_error(f"write {sum(part.nbytes for part in left)} bytes to", path, SAVE_ELSEWHERE):
+            done = disk.pwritev(fd, [part[:_MAX_CALL_BYTES] for part in left], at)
             if done <= 0:
                 raise OSError(errno.EIO, "no bytes were written")
-        left, at = left[done:], at + done
+        at += done
+        while left and done >= left[0].nbytes:
+            done -= left.pop(0).nbytes
+        if done:
+            left[0] = left[0][done:]
 
 
 def read_into(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
@@ -148,7 +152,7 @@ def write_partial(disk: Disk, path: str, text: bytes, sync: bool, advice: str) -
     with annotate_os_error("make", path, advice):
         fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
-        write_all(disk, fd, path, text, 0)
+        write_all(disk, fd, path, [memoryview(text)], 0)
         if sync:
             with annotate_os_error("sync", path, advice):
                 disk.fsync(fd)

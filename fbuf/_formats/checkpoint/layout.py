@@ -122,13 +122,20 @@ class Plan:
         """Return the mark of a block."""
         return None if self.marks is None else self.marks[index]
 
-    def read(self, index: int) -> Array:
-        """Return a block as a contiguous little-endian array.
+    @property
+    def slices_are_views(self) -> bool:
+        """Return whether several blocks may be read at once: slices of the source are views."""
+        return self.layout.cuts is None and (
+            type(self.source) is np.ndarray or getattr(self.source, "slices_are_views", False)
+        )
+
+    def read(self, index: int, end: int) -> Array:
+        """Return blocks `index` to `end` as a contiguous little-endian array.
 
         Raises:
           ValueError: the source returns another dtype or shape.
         """
-        start, stop = self.layout.block_span(index)
+        start, stop = self.layout.block_span(index)[0], self.layout.block_span(end - 1)[1]
         value = np.asarray(self.source[start:stop] if self.layout.shape else self.source[()])
         wanted = (stop - start, *self.layout.shape[1:]) if self.layout.shape else ()
         dtype = value.dtype if value.dtype == self.layout.dtype else _checked_dtype(self.name, value.dtype)

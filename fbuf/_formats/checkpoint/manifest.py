@@ -107,7 +107,9 @@ def encode_lines(call: str, form: str, version: int, value: Any) -> bytes:
     head = _dumps({"format": f"fbuf {form}", "version": version, "bytes": len(body), "crc32": zlib.crc32(body)})
     text = head + b"\n" + body + b"\n"
     if len(text) > MAX_BYTES:
-        raise ValueError(f"{call}: the manifest has {len(text)} bytes; expected {MAX_BYTES}. Use larger blocks.")
+        raise ValueError(
+            f"{call}: the manifest has {len(text)} bytes; expected at most {MAX_BYTES}. Use larger blocks."
+        )
     return text
 
 

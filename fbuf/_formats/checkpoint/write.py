@@ -12,22 +12,24 @@ import dataclasses
 import math
 import secrets
 import warnings
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fbuf._core.progress import Bar, Progress
-from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, max_header_bytes
+from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, bytes_equal, max_header_bytes
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, UNSYNCED_SAVES, Folder
 from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, data_name
 from fbuf._formats.checkpoint.layout import Plan, plan
 from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, VersionError
+from fbuf._host.io.checksum import crc32
 from fbuf._host.io.file import annotate_os_error
 from fbuf._host.memory.lazy_array import Source
 from fbuf._host.types import Array, StoreCorrupted, flat
 
+_STEP_BYTES = 1 << 19
+"""Bytes of blocks that are read and compared at once."""
 NEW = -1
 """The file number of blocks in the file that is being written."""
 
@@ -38,6 +40,7 @@ class PreviousSave:
     def __init__(self, folder: Folder) -> None:
         self.manifest: Manifest | None = None
         self.files: list[OpenFile | None] = []
+        self._buffer = memoryview(b"")
         for generation in folder.generations():
             try:
                 manifest = folder.manifest(generation, known=True)
@@ -57,10 +60,11 @@ class PreviousSave:
                     self.close()
                     raise
 
-    @property
-    def complete_manifest(self) -> Manifest | None:
-        """The manifest, if all its files are usable."""
-        return None if None in self.files else self.manifest
+    def buffer(self, size: int) -> memoryview:
+        """Return memory for so many bytes; the next call returns the same."""
+        if len(self._buffer) < size:
+            self._buffer = memoryview(bytearray(max(size, _STEP_BYTES)))
+        return self._buffer[:size]
 
     def close(self) -> None:
         """Close the files."""
@@ -73,7 +77,7 @@ class PendingArray:
     """An array being saved: file, offset and checksum of each block; file `NEW` is the one being written."""
 
     def __init__(self, plan: Plan, last: PreviousSave) -> None:
-        self.plan, count, self._files = plan, plan.layout.num_blocks, last.files
+        self.plan, count, self._last = plan, plan.layout.num_blocks, last
         self.file, self.offset, self.crc = (np.full(count, NEW, np.int64) for _ in range(3))
         self.marks = [plan.mark(i) for i in range(count)]
         self.previous: Array = np.full(count, -1, np.int64)  # the last save's block of the same key, if usable
@@ -90,11 +94,14 @@ class PendingArray:
         there = self.previous >= 0
         j = self.previous[there]
         self.previous[there] = np.where((was.sizes[j] == now.sizes[there]) & usable[self.entry.file[j]], j, -1)
-        if plan.marks is None or self.entry.marks is None:
-            return
-        marks, last_marks, previous = self.marks, self.entry.marks, self.previous.tolist()
-        same = [j >= 0 and marks[i] is not None and marks[i] == last_marks[j] for i, j in enumerate(previous)]
-        self.keep(np.flatnonzero(same))
+        assert last.manifest is not None
+        compared = getattr(plan.source, "compared", None)
+        if compared is not None and compared[0] == last.manifest.save:
+            self.keep(np.flatnonzero(compared[1] & (self.previous >= 0)))
+        if plan.marks is not None and self.entry.marks is not None:
+            marks, last_marks, previous = self.marks, self.entry.marks, self.previous.tolist()
+            same = [j >= 0 and marks[i] is not None and marks[i] == last_marks[j] for i, j in enumerate(previous)]
+            self.keep(np.flatnonzero(same))
 
     def keep(self, which: Any) -> None:
         """Reuse blocks of the last save."""
@@ -103,24 +110,53 @@ class PendingArray:
         self.file[which], self.offset[which] = self.entry.file[j], self.entry.offset[j]
         self.crc[which] = self.entry.crc[j]
 
-    def previous_place(self, i: int) -> tuple[OpenFile, int] | None:
-        """Return the file and offset of the bytes to compare block `i` with."""
+    def new_blocks(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield each block to write and its bytes; keep those whose bytes are on the disk."""
+        sizes = self.plan.layout.sizes
+        for start, stop in self._runs():
+            data = flat(self.plan.read(start, stop))
+            stored = self._stored(start, data.nbytes)
+            if stored is not None and bytes_equal(stored, data):
+                self.keep(slice(start, stop))
+                continue
+            at = 0
+            for i, size in enumerate(sizes[start:stop].tolist(), start):
+                part, end = data[at : at + size], at + size
+                if stored is not None and stop - start > 1 and bytes_equal(stored[at:end], part):
+                    self.keep(i)
+                else:
+                    yield i, part
+                at = end
+
+    def _runs(self) -> list[tuple[int, int]]:
+        """Return the blocks to write or compare, in runs that are contiguous in the source and on the disk."""
+        new = np.flatnonzero(self.file == NEW)
+        if not self.plan.slices_are_views:
+            return [(i, i + 1) for i in new.tolist()]
+        size, there = int(self.plan.layout.sizes[:1].sum()), self.previous[new] >= 0
+        place = np.stack([there, there, new // max(_STEP_BYTES // max(size, 1), 1)]).astype(np.int64)
+        if self.entry is not None:
+            j = self.previous[new][there]
+            place[:2, there] = self.entry.file[j] + 1, self.entry.offset[j] - new[there] * size
+        breaks = np.flatnonzero((np.diff(new) != 1) | np.diff(place).any(axis=0)) + 1
+        return [(int(run[0]), int(run[-1]) + 1) for run in np.split(new, breaks) if len(run)]
+
+    def _stored(self, i: int, size: int) -> memoryview | None:
+        """Return the bytes of the last save from block `i` on, if it is there."""
         j = int(self.previous[i])
-        if j < 0 or self.file[i] != NEW:
+        if j < 0:
             return None
         assert self.entry is not None
-        file = self._files[self.entry.file[j]]
+        file, out = self._last.files[self.entry.file[j]], self._last.buffer(size)
         assert file is not None
-        return file, int(self.entry.offset[j])
-
-    def blocks_in(self, file: int) -> list[int]:
-        """Return the blocks that are in an older file."""
-        return np.flatnonzero(self.file == file).tolist()
+        try:
+            file.read(out, int(self.entry.offset[j]))
+        except StoreCorrupted:
+            return None
+        return out
 
 
 MAX_FILES = 64
-_STEP_BYTES = 1 << 19
-"""Bytes compared at once."""
 
 
 class SaveName(NamedTuple):
@@ -138,7 +174,6 @@ class Save:
         self._id, self._generation = name
         self._columns = [PendingArray(plan, previous) for plan in plans]
         self._data: DataFile | None = None
-        self._buffer = memoryview(bytearray(_STEP_BYTES))
         self._header = self.written = 0
 
     def run(self, meta: dict[str, Any], progress: Progress) -> Manifest:
@@ -157,11 +192,13 @@ class Save:
 
     def _write_blocks(self, meta: dict[str, Any], bar: Bar) -> Manifest:
         self._header = self._max_header()
-        for column in self._columns:
-            for i, size in enumerate(column.plan.layout.sizes.tolist()):
-                if column.file[i] == NEW:
-                    self._save_block(column, i)
-                bar(size)
+        for column in sorted(self._columns, key=lambda c: c.plan.marks is None):  # first what need not be compared
+            left = column.plan.layout.nbytes
+            for i, data in column.new_blocks():
+                self._write(column, i, data)
+                left -= data.nbytes
+                bar(data.nbytes)
+            bar(left)
         self._compact()
         files: list[FileEntry] = []
         if self._data is not None:
@@ -192,20 +229,12 @@ class Save:
             if len(c.file)
         )
 
-    def _save_block(self, column: PendingArray, i: int) -> None:
-        """Reuse the last save's block if its bytes are the same; else write it."""
-        data, found = flat(column.plan.read(i)), column.previous_place(i)
-        if found is not None and found[0].has_bytes(data, found[1], self._buffer):
-            column.keep(i)
-        else:
-            self._write(column, i, data)
-
     def _write(self, column: PendingArray, i: int, data: memoryview) -> None:
         if self._data is None:
             path = self._folder.file(data_name(self._generation))
             self._data = DataFile(self._folder.disk, path, self._header, self._id, self._sync)
         column.offset[i] = self._data.add(column.plan.name, column.plan.layout, i, data)
-        column.file[i], column.crc[i] = NEW, zlib.crc32(data)
+        column.file[i], column.crc[i] = NEW, crc32(data)
 
     def _live(self) -> list[int]:
         """Return the bytes in use of each old file."""
@@ -232,7 +261,7 @@ class Save:
         for column in self._columns if moved else ():
             sizes = column.plan.layout.sizes
             for f in sorted(moved):
-                for i in column.blocks_in(f):
+                for i in np.flatnonzero(column.file == f).tolist():
                     self._move(column, i, int(sizes[i]))
 
     def _move(self, column: PendingArray, i: int, size: int) -> None:
@@ -241,11 +270,13 @@ class Save:
         data, at = memoryview(bytearray(size)), int(column.offset[i])
         try:
             file.read(data, at)
-            whole = zlib.crc32(data) == column.crc[i]
+            whole = crc32(data) == column.crc[i]
         except StoreCorrupted:
             whole = False
-        if not whole:  # damaged on the disk: the source has it still
-            data = flat(column.plan.read(i))
+        if not whole:  # damaged on the disk: the source may have it still, and the next save compares with none
+            assert self._previous.manifest is not None
+            DAMAGED_SAVES.add(self._previous.manifest.save)
+            data = flat(column.plan.read(i, i + 1))
         self._write(column, i, data)
 
     def _sync_old_file(self, f: int) -> FileEntry:
@@ -318,7 +349,7 @@ def write(
       VersionError: a later release has saved there.
       OSError: the disk is full, or fails. The previous generations are intact.
     Cost: each block with a new mark or none is read once, and compared with the bytes on the disk; new blocks are written once.
-      Memory: one block, some 300 bytes per block, and a megabyte.
+      Memory: two blocks, some 300 bytes per block, and two megabytes.
     """
     check_settings(meta, keep)
     plans, folder = plan(arrays), Folder(path, disk)
@@ -349,7 +380,7 @@ def check_settings(meta: Any, keep: Any) -> None:
 def prune(folder: Folder, manifest: Manifest, previous: PreviousSave, keep: int) -> None:
     """Remove older generations than the newest `keep`; warn if that fails."""
     try:
-        folder.prune(manifest, previous.complete_manifest, keep)
+        folder.prune(manifest, None if None in previous.files else previous.manifest, keep)
     except (OSError, VersionError) as error:
         warnings.warn(f"{error} The checkpoint is saved; older ones were not removed.", RuntimeWarning, stacklevel=3)
 

@@ -18,8 +18,7 @@ import numpy as np
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._formats.dataset.schema import Leaf
-from fbuf._host.codecs.codec import Dictionary
-from fbuf._host.codecs.encoder import coder_of
+from fbuf._host.codecs import Dictionary, coder_of
 from fbuf._host.columns.chunked import ChunkCache, ChunkFetch, fetch_chunks
 from fbuf._host.memory.arena import Spans
 from fbuf._host.memory.lazy_array import expect, lazily, within

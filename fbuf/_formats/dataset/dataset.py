@@ -26,7 +26,8 @@ from fbuf._formats.dataset.manifest import Manifest, SegmentEntry
 from fbuf._formats.dataset.plain_leaf import PlainLeaf
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
 from fbuf._host.columns.spec import Column
-from fbuf._host.store.reads import Found, PendingRows, TicketReads
+from fbuf._host.store.read_ahead import PendingRows
+from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.types import Array, StoreClosed, StoreCorrupted
 
 Leaf = ChunkedLeaf | PlainLeaf
@@ -79,18 +80,13 @@ class DataSetStore(TicketReads):
         if isinstance(part, PlainLeaf):
             fetch: Any = part.fetch(row, starts)
         else:
-            fetch = part.fetch(self._chunk_places(column, row), there, starts)
+            shift = self._shift[column]
+            at = 0 if len(shift) == 1 else np.searchsorted(self._first, row, side="right") - 1
+            fetch = part.fetch(np.asarray(row + shift[at]), there, starts)
         return fetch, there, [], PendingRows(column, tickets, row, row)
 
     def _check_open(self) -> None:
         self._open_columns()
-
-    def _chunk_places(self, column: int, row: Array) -> Array:
-        """Return the places of rows among the chunks of a column."""
-        shift = self._shift[column]
-        if len(shift) == 1:
-            return np.asarray(row + shift[0])
-        return np.asarray(row + shift[np.searchsorted(self._first, row, side="right") - 1])
 
     def write(self, *_: Any) -> NoReturn:
         """Raise TypeError: rows do not change."""

@@ -254,7 +254,8 @@ class LeafWriter:
             if codes is None:
                 palette = np.concatenate([self._palette, np.setdiff1d(words, self._palette)])
                 if len(palette) > MAX_CODES:
-                    self._drop_codes()
+                    self._room = self._palette[self._room[: self.rows]].view(self.leaf.dtype)
+                    self._codes = False  # there are too many
                 else:
                     self._palette, self._order = palette, np.argsort(palette)
                     codes = self._codes_of(words)
@@ -273,11 +274,6 @@ class LeafWriter:
             return None
         at = self._order.take(np.searchsorted(self._palette, words, sorter=self._order), mode="clip")
         return at.astype(np.uint8) if (self._palette[at] == words).all() else None
-
-    def _drop_codes(self) -> None:
-        """Replace codes by values: there are too many."""
-        self._room = self._palette[self._room[: self.rows]].view(self.leaf.dtype)
-        self._codes = False
 
     @property
     def nbytes(self) -> int:

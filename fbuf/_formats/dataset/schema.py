@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._formats.checkpoint.dtypes import canonical, dtype_named
-from fbuf._host.codecs.codec import BitPack, Codec, Raw, Zstd
+from fbuf._host.codecs import BitPack, Codec, Raw, Zstd
 
 CHUNKED_BYTES = 1024
 """Leaves of this many bytes a row or more are encoded."""

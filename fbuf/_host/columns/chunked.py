@@ -20,13 +20,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec, Dictionary, Zstd, checksum
-from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS, WORTHWHILE, Coder, Copy, Encoded, ZstdCoder, coder_of
+from fbuf._host.codecs import (
+    PROBE_BYTES,
+    PROBE_CHUNKS,
+    WORTHWHILE,
+    Codec,
+    Coder,
+    Copy,
+    Dictionary,
+    Encoded,
+    Zstd,
+    ZstdCoder,
+    checksum,
+    coder_of,
+)
 from fbuf._host.columns import recompress
 from fbuf._host.columns.recompress import Packer, RecompressedChunks, RecompressJob
-from fbuf._host.interfaces import Batch, ColumnStats, ranges
 from fbuf._host.memory.arena import Arena
-from fbuf._host.types import Array, DType, Shape, StoreCorrupted, flat
+from fbuf._host.types import Array, Batch, ColumnStats, DType, Shape, StoreCorrupted, flat, ranges
 
 
 class ChunkCache:
@@ -112,13 +123,13 @@ def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, row
     chunk = count // k
     at = count - chunk * k
     # A run is consecutive rows of one chunk that go to consecutive places: one copy.
-    breaks = np.ones(len(lane), bool)
-    breaks[1:] = (count[1:] != count[:-1] + 1) | (at[1:] == 0) | (there[1:] != there[:-1])
+    breaks = np.ones(len(lane) + 1, bool)
+    breaks[1:-1] = (count[1:] != count[:-1] + 1) | (at[1:] == 0) | (there[1:] != there[:-1])
     if lanes > 1:
-        breaks[1:] |= lane[1:] != lane[:-1]
-    breaks[starts[starts < len(lane)]] = True
-    begin = np.flatnonzero(breaks)
-    size = np.diff(begin, append=len(lane))
+        breaks[1:-1] |= lane[1:] != lane[:-1]
+    breaks[starts] = True
+    edges = np.flatnonzero(breaks)
+    begin, size = edges[:-1], edges[1:] - edges[:-1]
     wanted = there[begin]
     if not wanted.all():
         begin, size = begin[wanted], size[wanted]

@@ -13,15 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec, Dictionary, checksum
-from fbuf._host.codecs.encoder import PROBE_BYTES, PROBE_CHUNKS
+from fbuf._host.codecs import PROBE_BYTES, PROBE_CHUNKS, Codec, Dictionary, checksum
 from fbuf._host.columns.chunked import ChunkedColumn, Staged
 from fbuf._host.columns.raw_file import RowChecksums
-from fbuf._host.interfaces import Batch, InvalidRows, ranges
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
-from fbuf._host.types import Array, DType, Shape, StoreCorrupted, damaged_file, flat
+from fbuf._host.types import Array, Batch, DType, InvalidRows, Shape, StoreCorrupted, damaged_file, flat, ranges
 
 
 class ChunkedFileColumn(ChunkedColumn):
@@ -233,7 +231,7 @@ class ChunkedFileColumn(ChunkedColumn):
             book = self._read_dictionary(number)
             if book is None:
                 if self._folder.verify:
-                    continue  # rows that need it were given up
+                    continue  # rows that need it were dropped
                 name = self._dictionary(number)
                 raise StoreCorrupted(f'Buffer.resume: {name} is damaged. Write buffer.resume(example, verify="full").')
             books[book] = number

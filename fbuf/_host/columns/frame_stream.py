@@ -15,11 +15,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.columns import chunked
 from fbuf._host.columns.chunked import ChunkedColumn
-from fbuf._host.interfaces import Batch, ColumnStats, Fetch, ranges
-from fbuf._host.types import Array, corrupted, flat
+from fbuf._host.types import Array, Batch, ColumnStats, Fetch, corrupted, flat, ranges
 
 _DEEPEST = 16  # frames of a stack
 _CHANNELS = (1, 2, 3, 4)  # of a frame, side by side with those of its neighbours on the axis of the stack

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.interfaces import Batch, ColumnData
 from fbuf._host.memory.lazy_array import Identity, Lazy, block_rows
-from fbuf._host.types import Array, DType, Shape, without_traceback
+from fbuf._host.types import Array, Batch, ColumnData, DType, Shape, without_traceback
 
 
 class _Snapshot:

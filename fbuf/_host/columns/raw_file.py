@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fbuf._host.columns.raw import DirtyBlocks
-from fbuf._host.interfaces import Batch, ColumnData, InvalidRows
 from fbuf._host.io.directory import Folder
 from fbuf._host.io.file import File, existing
 from fbuf._host.memory.lazy_array import Lazy
-from fbuf._host.types import Array, DType, Shape, damaged_file, flat, raise_if_corrupted
+from fbuf._host.types import Array, Batch, ColumnData, DType, InvalidRows, Shape, damaged_file, flat, raise_if_corrupted
 
 _FEW = 6
 _STEP = np.uint64(0x9E3779B97F4A7C15)

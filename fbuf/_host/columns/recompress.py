@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from fbuf._host.codecs.codec import Dictionary, Zstd, checksum, compressor
-from fbuf._host.codecs.encoder import ZstdCoder
+from fbuf._host.codecs import Dictionary, Zstd, ZstdCoder, checksum, compressor
 from fbuf._host.types import Array, StoreCorrupted
 
 JOB_BYTES = 1 << 28

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import BitPack, Codec, Raw, Zstd
+from fbuf._host.codecs import BitPack, Codec, Raw, Zstd
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The first rows are stored as plain chunks, and each is compared with the row before it in its lane, for every way in which a
 row of this shape can be a stack. Only rows that differ from the one before count. If half of the first of these are shifted
 (the first row of an episode is not), the column becomes a `FrameStream` and the stored rows are converted; otherwise it stays
-plain for good.
+plain for good. These are stacks that the user stores; `fbuf.views._transition` builds and pads those of `stack=`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking, as_bytes, predecessors, remember, stackings
-from fbuf._host.interfaces import Batch, ColumnStats, Fetch, ranges
-from fbuf._host.types import Array, DType, Shape, StoreCorrupted, flat
+from fbuf._host.types import Array, Batch, ColumnStats, DType, Fetch, Shape, StoreCorrupted, flat, ranges
 
 _TELLING = 16  # rows that differ from the one before, seen before it is decided
 _PATIENCE = 1024  # rows seen at most

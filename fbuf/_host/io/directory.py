@@ -178,7 +178,7 @@ class Folder:
         with annotate_os_error("flush", path):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # given up in the meantime
+            except FileNotFoundError:  # removed in the meantime
                 return
             try:
                 os.fsync(fd)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.memory.lazy_array import Identity, Lazy, Source, pieces
+from fbuf._host.memory.lazy_array import Identity, Lazy, Source, pieces, read_into
 from fbuf._host.types import Array, flat, unfit
 
 _AT_ONCE = 1 << 18
@@ -93,7 +93,8 @@ _OFFSET_BITS = 24  # an address is segment << 24 | offset
 _LARGE = 256 * 1024
 """Bytes of the largest segment. A segment is a 192nd of what is stored: small ones lose half a chunk each, large ones their
 tail."""
-_SLAB = 1 << 22  # bytes loaded at once, or a little more; from there on numpy asks for large pages
+_SLAB = 1 << 22  # bytes loaded at once
+_LARGE_PAGE = 1 << 21  # numpy asks for large pages from twice as many bytes on
 _PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is larger
 
 
@@ -306,16 +307,13 @@ class Arena(SegmentPool):
         if any(sum(size for _, size, _ in own) != total for (_, own), total in zip(whole, sizes, strict=True)):
             raise unfit("pieces of segments are missing", "all of each")
         while start < len(whole):
-            stop, size = start, 0
-            while stop < len(whole) and size < _SLAB:
+            stop, size = start + 1, sizes[start]
+            while stop < len(whole) and size + sizes[stop] <= _SLAB:
                 size += sizes[stop]
                 stop += 1
             first = whole[start][1][0][2]
-            array = np.asarray(payload[first : first + size])
-            slab = Slab(size)
-            if not (array.flags.owndata and array.flags.c_contiguous):
-                array = array.copy()
-            at = 0
+            array, slab, at = _large(size), Slab(size), 0
+            read_into(payload, first, array)
             for number, total in zip([number for number, _ in whole[start:stop]], sizes[start:stop], strict=True):
                 segment = self.segments[number] = Segment(array[at : at + total], slab)
                 segment.used = total
@@ -325,6 +323,15 @@ class Arena(SegmentPool):
             start = stop
         self.hold(addresses, lengths)
         self.prune()
+
+
+def _large(size: int) -> Array:
+    """Return uint8[size] that begins with a large page: such pages are made 30 times as fast as small ones."""
+    if size < _LARGE_PAGE:
+        return np.empty(size, np.uint8)
+    array = np.empty(size + _LARGE_PAGE, np.uint8)
+    first = -array.__array_interface__["data"][0] % _LARGE_PAGE
+    return array[first : first + size]
 
 
 def _freed(segment: Segment) -> int:

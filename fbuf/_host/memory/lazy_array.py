@@ -27,7 +27,8 @@ class Source(Protocol):
     - `cuts: Sequence[int]` and `keys: Sequence[str]` instead: the first row of each block and the end, and the key by which
       each block is matched with the last save;
     - `marks: Sequence[str | None]`, one per block: the same mark as in the last save means the same bytes, so the block is not
-      read. None: unknown; the block is read and compared.
+      read. None: unknown; the block is read and compared;
+    - `slices_are_views: bool`, whether `[a:b]` copies nothing, so that several blocks are read and compared at once.
     """
 
     @property
@@ -144,6 +145,15 @@ def steps(source: Source) -> Iterator[tuple[int, Array]]:
     block = own if isinstance(own, int) and own > 0 else block_rows(rows, nbytes)
     for start in range(0, rows, block):
         yield start, np.asarray(source[start : min(start + block, rows)])
+
+
+def read_into(source: Source, start: int, out: Array) -> None:
+    """Read rows of a source from `start` on into an array of its dtype."""
+    fill = getattr(source, "fill", None)  # of an array in a checkpoint
+    if callable(fill) and not isinstance(source, np.ndarray):
+        fill(start, out)
+    else:
+        out[:] = source[start : start + len(out)]
 
 
 def lazily(arrays: Sources, name: str, dtype: Any, shape: tuple[int | None, ...]) -> Source:

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec
-from fbuf._host.interfaces import Batch, RowStore, Tickets, ranges
+from fbuf._host.codecs import Codec
 from fbuf._host.memory.arena import Arena, Spans
 from fbuf._host.memory.lazy_array import Sources, expect, lazily
 from fbuf._host.ragged import values
 from fbuf._host.ragged.column import INDEX, OBJECT, STRING, RaggedColumn, RaggedLeaf, Staged, stage
 from fbuf._host.ragged.values import MISSING
-from fbuf._host.types import Array, StoreClosed, StoreCorrupted, flat, records_errors
+from fbuf._host.types import Array, Batch, RowStore, StoreClosed, StoreCorrupted, Tickets, flat, ranges, records_errors
 
 FORMAT = 1
 _PLAIN, _PACKED = b"\0", b"\1"
@@ -387,9 +386,7 @@ class Records(RowStore):
         if geometry != wanted:
             raise ValueError(f"the records have format, lanes, length, slack {geometry}; expected {wanted}.")
         head = json.loads(bytes(expect(arrays, "leaves", np.uint8, (None,))).decode())
-        leaves = tuple(
-            RaggedLeaf(n, kind, dtype, None if most is None else tuple(most)) for n, kind, dtype, most in head
-        )
+        leaves = tuple(RaggedLeaf(n, kind, dtype, None if cap is None else tuple(cap)) for n, kind, dtype, cap in head)
         store = cls(leaves, lanes=lanes, length=length, slack=slack, **functions)
         store._count = expect(arrays, "count", np.int64, (lanes,)).copy()
         if (store._count < 0).any():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.chunked_file import ChunkedFileColumn
 from fbuf._host.columns.frame_stream import stackings
@@ -19,11 +19,10 @@ from fbuf._host.columns.raw import RawColumn
 from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.columns.spec import Column
 from fbuf._host.columns.stacked import StackedColumn
-from fbuf._host.interfaces import ColumnData, InvalidRows, ranges
 from fbuf._host.io.directory import CHUNKS, NOTHING, RING, Folder
 from fbuf._host.memory.lazy_array import Sources
 from fbuf._host.store.row_updates import RowUpdates, UpdateLog
-from fbuf._host.types import Array, StoreCorrupted, flat, raise_if_corrupted
+from fbuf._host.types import Array, ColumnData, InvalidRows, StoreCorrupted, flat, raise_if_corrupted, ranges
 
 
 def kind_bytes(parts: Sequence[ColumnData]) -> bytes:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Codec, Zstd
+from fbuf._host.codecs import Codec, Zstd
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing
 from fbuf._host.types import Array, StoreCorrupted, corrupted, flat

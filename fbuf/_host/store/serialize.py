@@ -16,19 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.codecs.codec import Dictionary, check_size, compressor, damaged, unpacker
+from fbuf._host.codecs import Dictionary, check_size, compressor, damaged, unpacker
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.chunked_file import ChunkedFileColumn
 from fbuf._host.columns.frame_stream import FrameStream, Stacking
 from fbuf._host.columns.raw import RawColumn
 from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.columns.stacked import StackedColumn
-from fbuf._host.interfaces import ColumnData
 from fbuf._host.memory.arena import Spans, strings
 from fbuf._host.memory.file_arena import NOWHERE, FileArena
 from fbuf._host.memory.lazy_array import Sources, expect, lazily, pieces, steps, within
 from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates
-from fbuf._host.types import Array, StoreCorrupted, flat, unfit
+from fbuf._host.types import Array, ColumnData, StoreCorrupted, flat, unfit
 
 FORMAT = 1
 

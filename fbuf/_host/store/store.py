@@ -24,15 +24,26 @@ import numpy as np
 from fbuf._host.columns import recompress
 from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.columns.spec import Column, one_by_one
-from fbuf._host.interfaces import Batch, ColumnData, Tickets, ranges
 from fbuf._host.io.directory import Folder
 from fbuf._host.memory.lazy_array import Sources, expect, within
 from fbuf._host.store import serialize
 from fbuf._host.store.factory import ColumnFactory, kind_bytes, reopen
-from fbuf._host.store.reads import Found, PendingRows, TicketReads
+from fbuf._host.store.read_ahead import PendingRows
+from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates, UpdateLog
 from fbuf._host.store.slot_map import Placement, SlotMap
-from fbuf._host.types import Array, StoreClosed, StoreCorrupted, records_errors, unfit, without_traceback
+from fbuf._host.types import (
+    Array,
+    Batch,
+    ColumnData,
+    StoreClosed,
+    StoreCorrupted,
+    Tickets,
+    ranges,
+    records_errors,
+    unfit,
+    without_traceback,
+)
 
 __all__ = ["UPDATE_BIT", "Column", "Store", "StoreClosed"]
 

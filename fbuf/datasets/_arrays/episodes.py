@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._core.pytree import under
-from fbuf._host.codecs.codec import Codec, Raw, Zstd
+from fbuf._host.codecs import Codec, Raw, Zstd
 from fbuf._interfaces.view import View
 from fbuf.interop._columns import Block
 from fbuf.views import Row, Transition
@@ -158,7 +158,7 @@ def check_rewards(call: str, first: int, rows: Mapping[str, np.ndarray]) -> None
     reward = rows.get("reward")
     if reward is None or reward.dtype.kind in "iub":
         return
-    fine = np.isfinite(reward.astype(np.float32) if reward.dtype.isbuiltin != 1 else reward)
+    fine = np.isfinite(reward.astype(np.float32) if reward.dtype.isbuiltin == 2 else reward)
     wrong = np.flatnonzero(~fine.reshape(len(reward), -1).all(axis=1))
     if wrong.size:
         at = wrong[0]

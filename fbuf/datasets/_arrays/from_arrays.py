@@ -25,34 +25,14 @@ from fbuf._core.arguments import check_int
 from fbuf._core.progress import Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import load
-from fbuf._host.codecs.codec import Codec
+from fbuf._host.codecs import Codec
 from fbuf._host.types import flat
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
 from fbuf.datasets import _open
-from fbuf.datasets._arrays.episodes import (
-    KNOWN,
-    Ends,
-    as_flag,
-    check_rewards,
-    default_view,
-    ends_of,
-    final_codec,
-    final_name,
-)
+from fbuf.datasets._arrays import episodes
 from fbuf.datasets._arrays.segments import Work, check_free, rows_per_segment, to_path, write, write_stream
-from fbuf.interop import _load
-from fbuf.interop._columns import (
-    Block,
-    Column,
-    blocks,
-    cast_columns,
-    check_name,
-    choose_leaves,
-    column_of,
-    row_count,
-    rows_per_block,
-)
+from fbuf.interop import _columns, _load
 
 CALL = "from_arrays"
 Leaves = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -85,15 +65,15 @@ class Plan:
     """
 
     leaves: Leaves
-    ends: Ends
+    ends: episodes.Ends
     schema: dataset.Schema
 
     @property
     def block(self) -> int:
         """Rows of a block."""
-        return rows_per_block(self.schema.leaves)
+        return _columns.rows_per_block(self.schema.leaves)
 
-    def check(self, where: str, columns: Mapping[str, Column]) -> None:
+    def check(self, where: str, columns: Mapping[str, _columns.Column]) -> None:
         """Raise ValueError unless columns have the names, shapes and dtypes of the first."""
         found, expected = (
             {name: f"{dtype.name}{list(shape)}" for name, (shape, dtype) in leaves.items()}
@@ -105,46 +85,52 @@ class Plan:
                 raise ValueError(f"{where} leaf '{name}' is {what}; expected {first}, as in the first rows.")
 
 
-def columns_of(call: str, data: Mapping[str, Any], prefix: str = "") -> dict[str, Column]:
+def columns_of(call: str, data: Mapping[str, Any], prefix: str = "") -> dict[str, _columns.Column]:
     """Return the leaves of nested dicts of arrays."""
-    out: dict[str, Column] = {}
+    out: dict[str, _columns.Column] = {}
     for key, value in data.items():
         if not isinstance(key, str) or not key:
             raise TypeError(f"{call}: a dict has the key {key!r}; expected the name of a leaf.")
-        name = check_name(call, prefix + key)
-        found = columns_of(call, value, name + "/") if isinstance(value, Mapping) else {name: column_of(name, value)}
+        name = _columns.check_name(call, prefix + key)
+        found = (
+            columns_of(call, value, name + "/")
+            if isinstance(value, Mapping)
+            else {name: _columns.column_of(name, value)}
+        )
         if twice := [leaf for leaf in found if leaf in out]:
             raise ValueError(f"{call}: two leaves have the name '{twice[0]}'. Rename one, or leave it out.")
         out |= found
     return out
 
 
-def choose_columns(call: str, found: Mapping[str, Column], settings: Settings) -> tuple[dict[str, Column], int]:
+def choose_columns(
+    call: str, found: Mapping[str, _columns.Column], settings: Settings
+) -> tuple[dict[str, _columns.Column], int]:
     """Return the columns to take, by their names here and in their dtypes, and their number of rows."""
-    names = choose_leaves(call, found, settings.fields, KNOWN)
-    rows = row_count(call, {there: found[there] for there in names})
-    return cast_columns(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
+    names = _columns.choose_leaves(call, found, settings.fields, episodes.KNOWN)
+    rows = _columns.row_count(call, {there: found[there] for there in names})
+    return _columns.cast_columns(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
 
 
-def plan_rows(call: str, columns: Mapping[str, Column], settings: Settings) -> Plan:
+def plan_rows(call: str, columns: Mapping[str, _columns.Column], settings: Settings) -> Plan:
     """Return the plan. Raises errors of names, dtypes and ends; no row is read."""
     here = leaves_of(columns)
-    ends = ends_of(call, here, settings.episode_end)
+    ends = episodes.ends_of(call, here, settings.episode_end)
     leaves = {name: leaf for name, leaf in here.items() if name not in ends.follows.values()}
     flags = dict.fromkeys((*ends.flags(here), "terminated", "truncated"), ((), np.dtype(bool)))
-    finals = {final_name(name): leaves[name] for name in ends.follows}
-    codec = {name: final_codec(*leaf) for name, leaf in finals.items()} | dict(settings.codec or {})
+    finals = {episodes.final_name(name): leaves[name] for name in ends.follows}
+    codec = {name: episodes.final_codec(*leaf) for name, leaf in finals.items()} | dict(settings.codec or {})
     schema = dataset.Schema(leaves | finals | flags, codec=codec)
     settings.check(schema)
     return Plan(here, ends, schema)
 
 
-def leaves_of(columns: Mapping[str, Column]) -> Leaves:
+def leaves_of(columns: Mapping[str, _columns.Column]) -> Leaves:
     """Return shapes and dtypes."""
     return {name: (column.shape, column.dtype) for name, column in columns.items()}
 
 
-def write_columns(found: Mapping[str, Column], path: Path, settings: Settings) -> None:
+def write_columns(found: Mapping[str, _columns.Column], path: Path, settings: Settings) -> None:
     """Write a data set from columns that can be read in any order."""
     columns, rows = choose_columns(CALL, found, settings)
     if not rows:
@@ -157,18 +143,18 @@ def write_columns(found: Mapping[str, Column], path: Path, settings: Settings) -
     marks: dict[int, str] = {}
     cuts: list[int] = []
 
-    def after(stop: int) -> Block | None:
+    def after(stop: int) -> _columns.Block | None:
         return None if stop == rows else {name: columns[name].read(stop, stop + 1) for name in plan.ends.follows}
 
-    def raw(number: int) -> Iterator[Block]:
+    def raw(number: int) -> Iterator[_columns.Block]:
         start, stop = pieces[number]
         checksum = _checksum(after(stop) or {}, begin)
-        for block in blocks(CALL, columns, start, stop, plan.block):
+        for block in _columns.blocks(CALL, columns, start, stop, plan.block):
             checksum = _checksum(block, checksum)
             yield block
         marks[number] = f"arrays {checksum:08x}"
 
-    def finished(number: int) -> Iterator[Block]:
+    def finished(number: int) -> Iterator[_columns.Block]:
         start, stop = pieces[number]
         return plan.ends.mark_blocks(CALL, start, raw(number), after(stop), cuts)
 
@@ -184,21 +170,21 @@ def write_columns(found: Mapping[str, Column], path: Path, settings: Settings) -
     _warn_of_cuts(sum(cuts), rows)
 
 
-def _checksum(block: Block, checksum: int) -> int:
+def _checksum(block: _columns.Block, checksum: int) -> int:
     """Update the checksum of all data of a segment, which identifies its rows."""
     for leaf in block.values():
         checksum = zlib.crc32(flat(np.ascontiguousarray(leaf)), checksum)
     return checksum
 
 
-def _check_rows(columns: Mapping[str, Column], plan: Plan, rows: int) -> None:
+def _check_rows(columns: Mapping[str, _columns.Column], plan: Plan, rows: int) -> None:
     """Check rewards and flags before anything is written."""
     checked = {name: columns[name] for name in ("reward", *plan.ends.flags(columns)) if name in columns}
-    size = rows_per_block(checked.values())
-    for number, block in enumerate(blocks(CALL, checked, 0, rows, size) if checked else ()):
-        check_rewards(CALL, number * size, block)
+    size = _columns.rows_per_block(checked.values())
+    for number, block in enumerate(_columns.blocks(CALL, checked, 0, rows, size) if checked else ()):
+        episodes.check_rewards(CALL, number * size, block)
         for name in plan.ends.flags(block):
-            as_flag(CALL, name, number * size, block[name])
+            episodes.as_flag(CALL, name, number * size, block[name])
 
 
 def write_tables(data: Iterable[Any], path: Path, settings: Settings) -> None:
@@ -218,7 +204,7 @@ def write_tables(data: Iterable[Any], path: Path, settings: Settings) -> None:
     _warn_of_cuts(sum(cuts), number)
 
 
-def _tables(data: Iterable[Any], settings: Settings) -> Iterator[tuple[dict[str, Column], int]]:
+def _tables(data: Iterable[Any], settings: Settings) -> Iterator[tuple[dict[str, _columns.Column], int]]:
     """Yield the columns of each dict that has rows, and their number."""
     for item in data:
         if not isinstance(item, Mapping):
@@ -228,12 +214,12 @@ def _tables(data: Iterable[Any], settings: Settings) -> Iterator[tuple[dict[str,
             yield choose_columns(CALL, found, settings)
 
 
-def _checked(tables: Iterable[tuple[Mapping[str, Column], int]], plan: Plan) -> Iterator[Block]:
+def _checked(tables: Iterable[tuple[Mapping[str, _columns.Column], int]], plan: Plan) -> Iterator[_columns.Block]:
     """Yield blocks of rows, copied, since the caller may reuse the arrays."""
     number = 0
     for columns, rows in tables:
         plan.check(f"{CALL}: from row {number} on", columns)
-        for block in blocks(CALL, columns, 0, rows, plan.block):
+        for block in _columns.blocks(CALL, columns, 0, rows, plan.block):
             yield {name: np.array(leaf) for name, leaf in block.items()}
             del block
         number += rows
@@ -352,7 +338,7 @@ def from_arrays(
 def opened(path: Path, view: View | None, sampler: Sampler | None) -> tuple[Buffer, BufferState]:
     """Open a data set, by default through the view for its leaves."""
     about = load(path)
-    view = default_view(about.schema.names, about.rows) if view is None else view
+    view = episodes.default_view(about.schema.names, about.rows) if view is None else view
     return _open.open(path, view=view, sampler=sampler)
 
 
@@ -365,8 +351,8 @@ def _from_file(file: Path, path: Path, settings: Settings) -> None:
         if file.suffix != ".npz":
             return write_columns(columns, path, settings)
         # Members of a zip are read from front to back only.
-        names = choose_leaves(CALL, columns, settings.fields, KNOWN)
+        names = _columns.choose_leaves(CALL, columns, settings.fields, episodes.KNOWN)
         columns = {name: columns[name] for name in names}
-        rows, size = row_count(CALL, columns), rows_per_block(columns.values())
-        tables = blocks(CALL, columns, 0, rows, size)
+        rows, size = _columns.row_count(CALL, columns), _columns.rows_per_block(columns.values())
+        tables = _columns.blocks(CALL, columns, 0, rows, size)
         write_tables(tables, path, dataclasses.replace(settings, fields=names))

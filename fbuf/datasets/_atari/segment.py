@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fbuf._formats import dataset
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf.datasets._atari.continuity import SAME_ROWS, pack
 from fbuf.datasets._remote import FileCorrupted
 

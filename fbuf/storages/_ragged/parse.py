@@ -15,9 +15,8 @@ import numpy as np
 
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
-from fbuf._core.pytree import PyTree, Spec, leaf_spec
+from fbuf._core.pytree import PyTree, Spec, leaf_spec, narrow
 from fbuf._core.sample import TICKET
-from fbuf._core.x64 import narrow
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING
 from fbuf.storages._ragged.schema import as_numpy, dense_value, flatten, numbers, shortened, value_of

@@ -15,9 +15,8 @@ import numpy as np
 
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core import arguments
-from fbuf._core.pytree import PyTree, leaf_spec, nested
+from fbuf._core.pytree import PyTree, leaf_spec, narrow, nested
 from fbuf._core.sample import TICKET
-from fbuf._core.x64 import narrow
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.values import MISSING, dtype_code, dtype_of
 

@@ -17,15 +17,15 @@ import numpy as np
 from fbuf._bridge import callbacks, lifetime
 from fbuf._bridge.lazy_rows import Tickets, length_name
 from fbuf._core.component import component
-from fbuf._core.geometry import Geometry
-from fbuf._core.pytree import PyTree, Spec, item_bytes, name_of
+from fbuf._core.pytree import Leaves, PyTree, Spec, item_bytes, name_of
 from fbuf._core.sample import TICKET
+from fbuf._core.slots import Geometry, write_rows
 from fbuf._host.memory.lazy_array import within
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.store import Records
 from fbuf._interfaces.storage import Read
-from fbuf.storages import _array_rows, _host_rows
-from fbuf.storages._array_rows import HostPlan, Leaves
+from fbuf.storages import _host_rows
+from fbuf.storages._array_rows import HostPlan
 from fbuf.storages._compressed import Codec
 from fbuf.storages._host_rows import SideRows
 from fbuf.storages._host_storage import HostStorage
@@ -193,11 +193,11 @@ class Ragged(HostStorage):
         if tickets is None:
             columns = [leaves[n] for n in rows.layout.columns if n != TICKET]
             tickets = callbacks.write(rows.id, token, _host_rows._after(rows), columns, keep)
-        device = {n: _array_rows.write(a, slot, leaves[n], token) for n, a in rows.device.items()}
-        return rows.replace(_array_rows.write(rows.ticket, slot, tickets, token), device), None
+        device = {n: write_rows(a, slot, leaves[n], token) for n, a in rows.device.items()}
+        return rows.replace(write_rows(rows.ticket, slot, tickets, token), device), None
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
-        device = {n: _array_rows.write(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
+        device = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
         return rows.replace(rows.ticket, device), None
 
     def changeable(self, call: str, rows: SideRows, names: Sequence[str]) -> Spec:

@@ -38,20 +38,4 @@ def test_plan_counts_rows_of_all_lanes():
     assert fbuf.Buffer(2000, storage=storage, lanes=4).plan(EXAMPLE, rows=lanes).table == one
 
 
-def test_plan_predicts_the_table_of_blocks():
-    buffer = deduplicated(4096)
-    given = distinct_rows(2000)
-    table = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given)).table
-    assert table is not None and table.blocks is not None
-    state = buffer.init(EXAMPLE)
-    extend = jax.jit(buffer.extend, donate_argnums=0)
-    for start in range(0, 2000, 100):
-        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 100], given))
-    stats = buffer.stats(state)
-    assert table.blocks == pytest.approx(int(stats["blocks"]), rel=0.05)
-    assert table.load == pytest.approx(float(stats["blocks_load"]), rel=0.05)
-    assert (table.places, table.rows, table.gives_way) == (4096, 2000, "")
-    assert table.known == "sample of 500 rows"
-
-
 test_optimized_checks = pytest.mark.optimized(checks((check_fixed, itertools.product(VIEWS, SAMPLERS, STORAGES))))

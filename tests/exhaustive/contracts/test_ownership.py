@@ -16,8 +16,6 @@ from tests.more.contracts.test_ownership import (  # noqa: F401
     test_a_deep_copy_shares_the_store_and_goes_its_own_way,
     test_a_pending_write_without_a_reader_raises_no_error,
     test_a_state_of_another_process_is_refused,
-    test_shapes_and_compilation_ahead_of_time,
-    test_twenty_notebook_cells,
 )
 from tests.support.ownership import agree, filled, make
 from tests.support.tables import one_of

@@ -1,35 +1,27 @@
 """Checkpoints survive faults: many seeds of random kills, power failures, damage and sequences; and hostile manifests."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.checkpoint_faults import any_sequence, cuts, damaged_outcomes, flips, power_failures
-from tests.support.hostile_manifests import any_values, mutated_manifests
+from tests.support.hostile_manifests import mutated_manifests
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
-def test_power_failures_leave_the_old_or_the_new_save(seed: int) -> None:
+def test_power_failures_leave_the_old_or_the_new_save(seed):
     assert power_failures(each=12, seed=seed) > 800
 
 
 @pytest.mark.parametrize("change", [flips, cuts])
-def test_damage_of_two_generations_loads_a_whole_save_or_is_an_error(change: object) -> None:
+def test_damage_of_two_generations_loads_a_whole_save_or_is_an_error(change):
     seen = damaged_outcomes(2, change)
     assert {k for k, _ in seen} == {0, 1, None} and len(seen) > 1500
     assert {k for k, data in seen if not data} == {0, 1}  # manifests are not shared
 
 
-def test_any_sequence_of_saves_kills_and_damage() -> None:
+def test_any_sequence_of_saves_kills_and_damage():
     any_sequence(1000)
 
 
-@given(st.data())
-@settings(max_examples=3000)
-def test_any_values_in_any_place(data: st.DataObject) -> None:
-    any_values(data)
-
-
 @pytest.mark.parametrize("seed", range(1, 11))
-def test_mutated_manifests(seed: int) -> None:
+def test_mutated_manifests(seed):
     mutated_manifests(10_000, seed)

@@ -1,9 +1,7 @@
 """Both sides of every row of the table of defects, every installed peer, and the sections of `--gpu` on a CPU."""
 
 import json
-import sys
 from collections.abc import Callable
-from importlib import machinery, metadata, util
 from pathlib import Path
 
 import jax
@@ -13,7 +11,7 @@ from benchmarks import __main__ as runner
 from benchmarks import bench_gpu
 from benchmarks.defects import Defect, Outcome, _table
 from benchmarks.defects._rows import ROWS
-from benchmarks.peers import PEERS, Library, _torchrl_tree
+from benchmarks.peers import PEERS, Library
 from benchmarks.peers._versions import version
 from tests.more.project.test_benchmarks import test_a_driver_returns_what_was_written  # noqa: F401
 
@@ -42,28 +40,6 @@ def test_every_section_runs(tmp_path: Path) -> None:
     assert list(json.loads(path.read_text())["benchmarks"]) == sorted(f"gpu: {name}" for name in bench_gpu.SECTIONS)
 
 
-def test_no_section_starts_after_the_limit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench_gpu, "LIMIT", -1)
-    assert runner.main(["--gpu", "--quick"]) == 1
-    assert capsys.readouterr().out.count("not run") == len(bench_gpu.SECTIONS)
-
-
 @pytest.fixture(params=PEERS, ids=lambda library: library.name)
 def library(request: pytest.FixtureRequest) -> Library:
     return request.param
-
-
-def test_trees_are_not_built_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    spec = machinery.ModuleSpec("torchrl", None, is_package=True)
-    spec.submodule_search_locations = [str(tmp_path)]
-    real = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name: spec if name == "torchrl" else real(name))
-    monkeypatch.setattr(metadata, "version", lambda name: "0.0")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delitem(sys.modules, "torchrl._torchrl", raising=False)
-    pytest.raises(ImportError, _torchrl_tree.ensure, build=False).match("no extension; its wheel brings no sources")
-    (tmp_path / "_torchrl.cpython.so").write_bytes(b"no library")
-    (tmp_path / "csrc").mkdir()
-    for name in ("pybind.cpp", "utils.cpp"):
-        (tmp_path / "csrc" / name).write_text("")
-    pytest.raises(ImportError, _torchrl_tree.ensure, build=False).match("does not load: .*; not built yet")

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import fbuf
+from benchmarks.bench_ray import soak
 from tests.support.ray_cluster import kill, local_ray, until
 
 pytest.importorskip("ray", reason="ray has no wheel for this Python")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray, its threads and sockets
-KILLS, SOAK = 100, 300  # seconds
+KILLS, SOAK = 100, 60  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +77,6 @@ def available(service: Any) -> bool:
     return True
 
 
-def test_a_soak_holds_its_memory(ray: Any) -> None:
-    def resident(service: Any) -> int:
-        return int(Path(f"/proc/{int(service.stats()[0]['pid'])}/statm").read_text().split()[1]) * 4096
-
-    buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(), sampler=fbuf.samplers.Prioritized())
-    with fbuf.ray.RayReplay(buffer, {"frame": np.zeros((84, 84), np.uint8)}, options={"num_cpus": 0}) as service:
-        client, rng = service.client(), np.random.default_rng(0)
-        frames = rng.integers(0, 255, (64, 1, 84), np.uint8).repeat(84, axis=1)
-        sizes, end = list[int](), time.monotonic() + SOAK
-        batches = client.batches(64, prefetch=6, to="numpy")
-        while time.monotonic() < end:
-            for _ in range(200):
-                client.extend({"frame": frames})
-                batch = next(batches)
-                client.update_priority(batch.index, rng.random(64))
-            sizes.append(resident(service))
-        settled = sizes[len(sizes) // 2 :]
-        assert max(settled) < 1.1 * min(settled) + 2e7, sizes
+def test_a_soak_holds_its_memory(ray: Any, tmp_path: Path) -> None:
+    for sizes in np.array(soak(tmp_path, SOAK, rate=100)).T[:, 5:]:
+        assert sizes.max() < 1.1 * sizes.min() + 2e7, sizes

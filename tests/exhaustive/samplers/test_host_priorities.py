@@ -1,3 +1,5 @@
+"""Priorities on the host with other options, data that moves, threads, and several branches of one program."""
+
 import dataclasses
 import gc
 
@@ -8,25 +10,24 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Prioritized
-from tests.more.samplers.test_host_priorities import WINDOWS, test_any_sequence_of_methods_is_that_of_the_device  # noqa: F401
 from tests.samplers.test_host_priorities import (  # noqa: F401
     nothing_open,
     test_a_store_goes_with_its_last_state,
     test_draws_are_those_of_the_device,
+    test_old_states_and_futures_stay_what_they_are,
 )
 from tests.support.host_priorities import BATCH, EXAMPLE, compare, make, run, verb
 from tests.support.tables import one_of
 from tests.support.threads import Thread
 from tests.support.trees import same
 
+WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
 AHEAD = {"prefetch": 1, "batch_size": BATCH}
-way = one_of(
-    ("donated", "default", {}),
-    ("eager", "default", {"view": WINDOWS}),
-    ("eager", "buffer", {}),
-    ("jit", "independent", {"view": WINDOWS}),
-    ("jit", "default", AHEAD),
-    ("jit", "default", AHEAD | {"storage": fbuf.storages.Host()}),
+parts = one_of(
+    {"options": {"normalize": "buffer", "alpha": 1.0, "beta": 1.0, "eps": 0.0}, "view": WINDOWS},
+    {"options": {"normalize": None, "stratified": False, "alpha": 0.5}},
+    AHEAD,
+    AHEAD | {"storage": fbuf.storages.Host()},
 )
 capacity = one_of(1, 9, 70_000)
 storage = one_of(fbuf.storages.Host())
@@ -71,14 +72,14 @@ def test_growing():
 def test_threads_that_share_states():
     """Each goes its own way from the same states, all at once."""
     device, host = make("device"), make("host")
-    start = [run(b, "jit")("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
+    start = [run(b)("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
 
     def work(number):
         one, two = start
         for i in range(12):
             what, seed = ("learn", "extend", "learn", "more")[i % 4], np.int32(100 * number + i)
-            one, first = run(device, "jit")(what, one, seed)
-            two, second = run(host, "jit")(what, two, seed)
+            one, first = run(device)(what, one, seed)
+            two, second = run(host)(what, two, seed)
             same(first, second)
         compare(one, two)
 
@@ -101,7 +102,7 @@ def test_order_within_a_jit_is_the_order_written():
 
     host = make("host")
     one = jax.jit(lambda state: tangle(lambda what, s, n: verb(host, what, s, jnp.int32(n)), state))(host.init(EXAMPLE))
-    two = tangle(lambda what, s, n: run(host, "jit")(what, s, np.int32(n)), host.init(EXAMPLE))
+    two = tangle(lambda what, s, n: run(host)(what, s, np.int32(n)), host.init(EXAMPLE))
     same(one[2], two[2])
     compare(one[0], two[0])
     compare(one[1], two[1])

@@ -2,10 +2,7 @@
 
 # ruff: noqa: F401, F811
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,23 +21,10 @@ from tests.samplers.test_prioritized import (
     test_traced_numbers_are_brought_into_range,
 )
 from tests.support import priorities, same_step
-from tests.support.epoch import (
-    FIELDS,
-    LARGE,
-    Trial,
-    arrive,
-    buffer_of,
-    check_inplace,
-    check_places,
-    empty,
-    filled,
-    rows_of,
-    sample,
-)
+from tests.support.epoch import FIELDS, Trial, buffer_of, check_inplace
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.priorities import KEY, index_of, races
 from tests.support.tables import checks, one_of
-from tests.support.trees import same
 from tests.support.uniformity import lanes_out_of_step
 
 case = one_of(
@@ -48,25 +32,6 @@ case = one_of(
     (Consume(), same_step.Transition(n_step=2, stack=3), None, False),
     (Consume(), same_step.Sequence(3, boundary="mask"), 3, True),
 )
-
-
-@pytest.mark.optimized
-def test_steps_are_in_place():
-    buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(4), view=same_step.Transition(n_step=3, stack=4))
-    assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
-
-
-def test_many_at_once_are_as_each_alone():
-    buffer = fbuf.Buffer(12, sampler=Consume(2), view=same_step.Transition())
-    states = [buffer.extend(empty(buffer), rows_of(np.random.default_rng(i), 9)) for i in range(3)]
-    together = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    keys = jax.random.split(jax.random.key(0), 3)
-    sample = jax.jit(jax.vmap(lambda s, k: buffer.sample(s, k, 5)))
-    for _ in range(3):
-        together, batches = sample(together, keys)
-        for i in range(3):
-            states[i], one = buffer.sample(states[i], keys[i], 5)
-            assert all(jax.tree.leaves(jax.tree.map(lambda a, b, i=i: np.array_equal(a[i], b), batches, one)))
 
 
 @pytest.mark.parametrize("lanes", [None, 3])
@@ -78,73 +43,23 @@ def test_more_programs(shuffle, drop_last, view, lanes):
         Trial(buffer_of(Epoch(shuffle, drop_last), view, lanes), seed).run(80, (1, 5, 40))
 
 
-def test_rows_of_another_sampler():
-    """`convert` tells the sampler of rows that arrived before it."""
-    view = same_step.Transition(n_step=3)
-    uniform = fbuf.Buffer(capacity=12, view=view)
-    trial = Trial(dataclasses.replace(uniform, sampler=Epoch()), 0)
-    trial.buffer, trial.state = uniform, empty(uniform)
-    for _ in range(3):
-        trial.extend(7)
-    trial.buffer = dataclasses.replace(uniform, sampler=Epoch())
-    trial.state = uniform.convert(trial.buffer, trial.state)
-    trial.model = trial.model.convert(trial.buffer)
-    trial.sample(4)
-    trial.extend(1)
-    trial.sample(40)
-
-
-def test_vmap_over_states():
-    """None, few (shuffled), many (a keyed order), and all overwritten: each as if alone."""
-    buffer = LARGE
-    counts = (0, 5, 700, 3000)
-    alone = [filled(buffer, count) for count in counts]
-    for i in (1, 2, 3):
-        alone[i] = sample(buffer, alone[i], jax.random.key(i), 4)[0]
-    alone[3] = arrive(buffer, alone[3], 0, 2980)
-    together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
-    some = jnp.arange(2, dtype=jnp.int32)
-
-    def step(state, key):
-        state, batch = buffer.sample(state, key, 300)
-        return buffer.extend(state, some), batch
-
-    many, one = jax.jit(jax.vmap(step)), jax.jit(step)
-    for turn in range(4):
-        keys = jax.random.split(jax.random.key(turn), len(counts))
-        together, batches = many(together, keys)
-        for i, key in enumerate(keys):
-            alone[i], batch = one(alone[i], key)
-            same(jax.tree.map(lambda x, i=i: x[i], batches), batch)
-    same(together, jax.tree.map(lambda *x: jnp.stack(x), *alone))
-
-
-test_checks = checks((check_places, [(2000, 20_000)]))
-test_optimized_checks = pytest.mark.optimized(
-    checks((check_inplace, [("row", "es"), ("row", "ses"), ("steps", "ses")]))
-)
-
-
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("sampler", "view"),
-    [(Staleness(8, unit=100), Row()), (Staleness(8, version="action"), same_step.Sequence(16, boundary="mask"))],
+    [
+        (Consume(4), same_step.Transition(n_step=3, stack=4)),
+        (Staleness(8, unit=100), Row()),
+        (Staleness(8, version="action"), same_step.Sequence(16, boundary="mask")),
+    ],
 )
-def test_steps_are_in_place_of_staleness(sampler, view):
+def test_steps_are_in_place(sampler, view):
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 
-def test_runs_that_are_forgotten():
-    """Two actors in one lane: each change begins a run."""
-    version = jnp.tile(jnp.array([7, 8]), 40)
-    rows = {"i": jnp.arange(80), "version": version}
-    for runs, left in ((None, 64), (2, 2), (10, 10)):
-        buffer = fbuf.Buffer(100, sampler=Staleness(1, version="version", runs=runs))
-        state = buffer.extend(buffer.init({"i": jnp.int32(0), "version": jnp.int32(0)}), rows)
-        batch = buffer.peek(state, jax.random.key(0), 4096)
-        assert sorted(set(batch.data["i"].tolist())) == list(range(80 - left, 80))
-        assert int(buffer.stats(state)["anchors_fresh"]) == left
+test_optimized_checks = pytest.mark.optimized(
+    checks((check_inplace, [("row", "es"), ("row", "ses"), ("steps", "ses")]))
+)
 
 
 far_apart = one_of(False)

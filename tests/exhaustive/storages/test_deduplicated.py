@@ -13,7 +13,7 @@ import fbuf
 from fbuf._algorithms import block_table
 from fbuf._buffer.state import COUNTERS
 from fbuf.samplers import Prioritized
-from fbuf.storages import Deduplicated, _block_rows
+from fbuf.storages import Deduplicated
 from fbuf.testing import assert_inplace
 from fbuf.views import Row, Transition
 from tests.support import deduplicated_device as support
@@ -31,24 +31,13 @@ from tests.support.deduplicated import (
     small,
     values,
 )
-from tests.support.trees import same
+from tests.support.trees import same, x64
 
 
 @pytest.mark.parametrize("lanes", [3, None])
 @pytest.mark.parametrize("kind", LEAVES)
 def test_leaves_of_every_kind_are_exact(kind: str, lanes: int | None) -> None:
     check_leaves(kind, lanes)
-
-
-def test_64_bit_leaves_are_exact() -> None:
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        leaves = {"real": ((3, 5), np.float64), "whole": ((7,), np.int64)}
-        trial = Trial(fbuf.Buffer(8, storage=Deduplicated(keys=tuple(leaves), blocks=512)), leaves)
-        for seed in range(3):
-            rng = np.random.default_rng(seed)
-            trial.extend({name: values(rng, (5, 1), *leaf) for name, leaf in leaves.items()})
-            trial.compare()
-    assert trial.compared > 15
 
 
 @pytest.mark.parametrize("view", support.VIEWS)
@@ -59,64 +48,72 @@ def test_full_tables_are_exact(check: Any, sampler: str, view: str) -> None:
 
 
 GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert", "Freeway", "Enduro", "Asterix", "Krull")
-FRAME = {"obs": ((84, 84), np.uint8)}
-STREAM = fbuf.Buffer(2048, storage=Deduplicated(keys=("obs",)))
-SIXTEEN = fbuf.Buffer(2048, lanes=16, storage=Deduplicated(keys=("obs",), on_full="refuse"))
+STORAGE = Deduplicated(keys=("obs",))
+FORMS = {
+    "stream": (fbuf.Buffer(2048, storage=STORAGE), 250),
+    "sixteen lanes": (fbuf.Buffer(2048, lanes=16, storage=dataclasses.replace(STORAGE, on_full="refuse")), 25),
+}
 
 
 @pytest.mark.parametrize("game", GAMES)
-@pytest.mark.parametrize("form", ["stream", "sixteen lanes"])
+@pytest.mark.parametrize("form", FORMS)
 def test_frames_of_real_games_are_exact(game: str, form: str) -> None:
-    """20,000 frames through a ring of 2,048, in a table of the default size."""
+    """20,000 frames through a ring of 2,048, in a table of the default size; each lane plays a stretch of its own."""
     pytest.importorskip("ale_py")
     from benchmarks import _atari
 
-    frames, _ = _atari.frames(game, 20_000)
-    if form == "stream":
-        trial = Trial(STREAM, FRAME)
-        support.play(trial, frames, 250)
-    else:
-        trial = Trial(SIXTEEN, FRAME)
-        support.play(trial, frames, 25, masked=True)
-    stats = jax.device_get(STREAM.stats(trial.state) if form == "stream" else SIXTEEN.stats(trial.state))
-    assert form == "stream" or stats["retired_rows"] == 0
+    buffer, steps = FORMS[form]
+    trial, rng, unread = Trial(buffer, {"obs": ((84, 84), np.uint8)}), np.random.default_rng(0), 0
+    frames = _atari.frames(game, 20_000)[0].reshape(trial.lanes, -1, 84, 84).swapaxes(0, 1)
+    for begin in range(0, len(frames) - steps + 1, steps):
+        if unread + steps > trial.length:  # every frame that is stored is read at least once
+            trial.compare()
+            unread = 0
+        mask = rng.random((steps, trial.lanes)) < 0.9 if buffer.lanes else None
+        trial.extend({"obs": frames[begin : begin + steps]}, mask)
+        unread += steps
+    trial.compare()
+    stats = jax.device_get(buffer.stats(trial.state))
+    assert stats["blocks_load"] < 1 and (form == "stream" or stats["retired_rows"] == 0)
     if game in ("Breakout", "MsPacman"):
-        assert stats["refused_rows"] == stats["retired_rows"] == 0
-        assert trial.compared > 15_000
-    assert stats["blocks_load"] < 1
+        assert stats["refused_rows"] == stats["retired_rows"] == 0 and trial.compared > 15_000
+
+
+def _steps(buffer: fbuf.Buffer, state: Any, rows: Any) -> Any:
+    """Return a scan of steps and its arguments."""
+
+    def one(state: Any, given: Any) -> Any:
+        rows, key = given
+        state, batch = buffer.sample(buffer.extend(state, rows), key, 8)
+        return buffer.update_priority(state, batch.index, batch.data["reward"]), batch.weight
+
+    given = (support.shapes(rows, 3), jax.ShapeDtypeStruct((3, 2), jnp.uint32))
+    return lambda s, g: lax.scan(one, s, g), state, given
+
+
+def _vmapped(buffer: fbuf.Buffer, state: Any, rows: Any) -> Any:
+    return jax.vmap(buffer.extend), support.shapes(state, 3), support.shapes(rows, 3)
 
 
 @pytest.mark.optimized
-def test_a_scan_of_steps_is_in_place() -> None:
+@pytest.mark.parametrize(("form", "batches"), [(_steps, 5), (_vmapped, 12)])  # a turn's slice of the rows is one more
+def test_steps_are_in_place(form: Any, batches: int) -> None:
     needed = []
     for capacity, blocks in support.SIZES:
-        buffer, state, rows = support.atari(capacity, blocks, sampler=Prioritized())
-
-        def one(state: Any, given: Any, buffer: fbuf.Buffer = buffer) -> Any:
-            rows, key = given
-            state, batch = buffer.sample(buffer.extend(state, rows), key, 8)
-            return buffer.update_priority(state, batch.index, batch.data["reward"]), batch.weight
-
-        given = (support.shapes(rows, 3), jax.ShapeDtypeStruct((3, 2), jnp.uint32))
-        scan = lambda s, g, one=one: lax.scan(one, s, g)  # noqa: E731
-        # The slice of the rows that a turn takes is one more batch.
-        needed.append(assert_inplace(scan, state, given, bound=5 * support.BATCH_BYTES).temporary)
+        made = form(*support.atari(capacity, blocks, sampler=Prioritized()))
+        needed.append(assert_inplace(*made, bound=batches * support.BATCH_BYTES).temporary)
     assert max(needed) < 1.02 * min(needed) + 64 * 1024
 
 
-@pytest.mark.optimized
-def test_vmapped_writes_are_in_place() -> None:
-    needed = []
-    for capacity, blocks in support.SIZES:
-        buffer, state, rows = support.atari(capacity, blocks)
-        memory = assert_inplace(
-            jax.vmap(buffer.extend),
-            support.shapes(state, 3),
-            support.shapes(rows, 3),
-            bound=3 * 4 * support.BATCH_BYTES,
-        )
-        needed.append(memory.temporary)
-    assert max(needed) < 1.02 * min(needed) + 64 * 1024
+def test_64_bit_leaves_are_exact() -> None:
+    with x64():
+        leaves = {"real": ((3, 5), np.float64), "whole": ((7,), np.int64)}
+        trial = Trial(fbuf.Buffer(8, storage=Deduplicated(keys=tuple(leaves), blocks=512)), leaves)
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            trial.extend({name: values(rng, (5, 1), *leaf) for name, leaf in leaves.items()})
+            trial.compare()
+    assert trial.compared > 15
 
 
 @pytest.mark.parametrize("on_full", ["refuse", "retire"])
@@ -198,35 +195,6 @@ def test_masked_writes_do_not_change_the_forecast() -> None:
         stats = buffer.stats(state)
         assert int(stats["refused_rows"]) == 0 and int(stats["retired_rows"]) > 0
         assert 0.55 < float(stats["blocks_load"]) < 0.96, (number, stats)
-
-
-def test_more_lanes_than_a_chunk_holds() -> None:
-    lanes = _block_rows._CHUNK_BLOCKS // 4 + 3
-    buffer = fbuf.Buffer(3 * lanes, lanes=lanes, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=2**13))
-    trial, rng = Trial(buffer, {"obs": ((8, 8), np.uint8)}), np.random.default_rng(0)
-    pool = rng.integers(0, 256, (400, 8, 8), np.uint8)
-    for _ in range(3):
-        trial.extend({"obs": pool[rng.integers(0, 400, (2, lanes))]})
-    trial.compare()
-    assert trial.counters().tolist() == [0, 0]
-
-
-def test_rows_before_a_clear_do_not_count_after_convert() -> None:
-    """The first two rows are the first of all: no stack reaches across the clear."""
-    fields = {"reward": 0.0, "action": 0, "terminated": False, "truncated": False}
-    rows = support.noise_rows(20) | {
-        "reward": np.arange(20, dtype=np.float32),
-        "action": np.zeros(20, np.int32),
-        "terminated": np.zeros(20, bool),
-        "truncated": np.zeros(20, bool),
-    }
-    buffer = fbuf.Buffer(64, storage=Deduplicated(keys=("obs",), blocks=1024))
-    other = dataclasses.replace(buffer, view=Transition(stack=4, n_step=2, autoreset="same_step"))
-    state = buffer.extend(buffer.clear(buffer.extend(buffer.init(support.OBS | fields), rows)), rows)
-    converted = buffer.convert(other, state)
-    assert int(other.stats(converted)["drawable"]) == 18
-    check(converted)
-    same(other.rows(converted).data, buffer.rows(state).data)
 
 
 def _constant(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -2,61 +2,36 @@
 
 # ruff: noqa: F401, F811
 
-import copy
 import dataclasses
-import functools
 import itertools
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from jax import lax
 
 import fbuf
 from fbuf.samplers import Epoch, Prioritized, Uniform
 from fbuf.storages import DataSet
-from fbuf.testing import assert_inplace
 from fbuf.views import Sequence, Transition
-from tests.more.writers.test_frozen import test_eager_jitted_scanned_and_donated
 from tests.more.writers.test_scattered import test_an_old_state_reads_its_own_rows_or_says_that_they_expired
-from tests.support import pieces, scattered
+from tests.support import scattered
 from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
 from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, make, rows_of
 from tests.support.tables import checks, one_of
-from tests.support.trees import same, x64
+from tests.support.trees import same
 from tests.writers import test_reservoir, test_topk
-from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
-from tests.writers.test_reservoir import buffer_of, held_sets
-from tests.writers.test_topk import KINDS, PROGRAM, check_capacity, check_program, check_ways
+from tests.writers.test_frozen import BATCH, check_batches, device, made, opened, small_blocks
+from tests.writers.test_topk import KINDS, PROGRAM, check_program, check_ways
 
 CASES = [(s, v) for s in SAMPLERS for v in VIEWS if (s, v) not in REFUSED]
-sampler = one_of(Uniform())
 
 
 @pytest.mark.parametrize(("sampler", "view"), CASES)
 def test_the_batches_of_device(made, sampler, view):
     check_batches(*made, sampler, view)
-
-
-def test_numbers_and_priorities(made):
-    path, rows = made
-    settings = {"view": Transition(stack=2, autoreset="same_step"), "sampler": Prioritized(largest="held", uniform=0.2)}
-    one, two = fbuf.datasets.open(path, **settings), device(rows, **settings)
-    for i in range(3):
-        drawn = []
-        for buffer, state in (one, two):
-            state = buffer.rebuild(buffer.set(state, alpha=0.3 + i))
-            state, batch = buffer.sample(state, jax.random.key(i), BATCH, beta=0.5)
-            state = buffer.update_priority(state, batch.index, jnp.arange(BATCH) - 3.0)
-            drawn.append((buffer, state, batch))
-        same(drawn[0][2], drawn[1][2])
-        one, two = drawn[0][:2], drawn[1][:2]
-    same(one[0].stats(one[1]), two[0].stats(two[1]))
 
 
 def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened):
@@ -86,31 +61,20 @@ def test_another_view_of_the_same_rows(made, traced):
     same(dataclasses.replace(back, rows=None), dataclasses.replace(state, rows=None))
 
 
-def test_replay_and_checked(made, opened):
-    (_, rows), (buffer, state) = made, opened
-    checked = fbuf.checked(buffer)
-    state, batch = checked.sample(state, jax.random.key(0), BATCH)
-    state = checked.update_priority(state, batch.index, jnp.ones(BATCH))
-    raises(ValueError, "NaN or infinite", lambda: checked.update_priority(state, batch.index, jnp.full(BATCH, jnp.nan)))
-    replay = fbuf.Replay(buffer, fbuf.datasets._open.example(pieces.SCHEMA), 0)
-    batch = replay.sample(BATCH)
-    replay = fbuf.Replay(buffer, fbuf.datasets.open(made[0], view=buffer.view, sampler=buffer.sampler)[1], 0)
-    same(batch, replay.sample(BATCH))
-    replay.update_priority(batch.index, np.ones(BATCH))
-    raises(TypeError, "expected a writer that accepts rows", replay.extend, rows)
-
-
-def test_every_row_of_a_long_stream_is_equally_likely():
-    held = held_sets(rows=300, calls=7, capacity=20, runs=30_000)
-    counts = held.sum(axis=0)
-    # Inclusions of different rows are negatively correlated: their variance is (1 - C / T) of independent ones.
-    spread = (counts - 2000) ** 2 / 2000 / (1 - 20 / 300)
-    assert abs(spread.sum() * 299 / 300 - 299) / np.sqrt(2 * 299) < 4
-
-
-@pytest.mark.parametrize("view", [Transition(autoreset="same_step"), Sequence(4, autoreset="same_step")], ids=str)
-def test_views_of_neighbouring_rows_are_refused(view):
-    raises(ValueError, r"reads neighbouring rows, but Reservoir\(\) may replace any", buffer_of, view=view)
+def test_numbers_and_priorities(made):
+    path, rows = made
+    settings = {"view": Transition(stack=2, autoreset="same_step"), "sampler": Prioritized(largest="held", uniform=0.2)}
+    one, two = fbuf.datasets.open(path, **settings), device(rows, **settings)
+    for i in range(3):
+        drawn = []
+        for buffer, state in (one, two):
+            state = buffer.rebuild(buffer.set(state, alpha=0.3 + i))
+            state, batch = buffer.sample(state, jax.random.key(i), BATCH, beta=0.5)
+            state = buffer.update_priority(state, batch.index, jnp.arange(BATCH) - 3.0)
+            drawn.append((buffer, state, batch))
+        same(drawn[0][2], drawn[1][2])
+        one, two = drawn[0][:2], drawn[1][:2]
+    same(one[0].stats(one[1]), two[0].stats(two[1]))
 
 
 def test_a_hundred_thousand_rows_take_no_more_than_a_thousand():
@@ -125,23 +89,6 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand():
 
 
 storage = one_of("Host", "Compressed")
-STRICT = [
-    ("Compressed", "Largest", True),
-    ("Device", "TopK", False),
-    ("Device", "TopK", True),
-    ("Device", "Reservoir", True),
-]
-
-
-@pytest.mark.parametrize(("storage", "writer", "wide"), STRICT)
-def test_strict_promotion_and_x64(storage, writer, wide):
-    with jax.numpy_dtype_promotion("strict"), x64(wide), jax.debug_nans(True):
-        buffer = make(storage, writer, sampler=Prioritized())
-        state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30))
-        state, batch = buffer.sample(state, jax.random.key(0), 4)
-        state = buffer.update_rows(state, batch.index, {"obs": batch.data["obs"]})
-        assert np.asarray(batch.mask).all() and np.asarray(buffer.rows(state).mask).all()
-        assert len(set(np.asarray(buffer.rows(buffer.clear(state)).mask).tolist())) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,7 +97,7 @@ def test_what_sorting_all_rows_would_leave_stays(kind, program):
     check_program(kind, program)
 
 
-test_checks = checks((check_capacity, [8, 9]), (check_ways, [(600, 40)]))
+test_checks = checks((check_ways, [(600, 40)]), (test_reservoir.check_sets, [3]))
 test_optimized_checks = pytest.mark.optimized(
     checks(
         (test_reservoir.check_inplace, [100]),

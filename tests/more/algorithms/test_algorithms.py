@@ -2,7 +2,6 @@
 
 # ruff: noqa: F401, F811
 
-import functools
 import itertools
 
 import jax
@@ -11,21 +10,22 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as some
+from jax import lax
 
-from fbuf._algorithms import block_stats, block_table, random_bits
+from fbuf._algorithms import block_stats, block_table, random
 from fbuf._algorithms import sum_tree as st
 from fbuf._algorithms.block_table import WAYS
-from fbuf._algorithms.permutation import permute
+from fbuf._core.control_flow import order_after_reads
 from fbuf.storages import Deduplicated
+from fbuf.testing import assert_inplace
 from tests.algorithms.test_block_grid import check, shapes
-from tests.algorithms.test_block_stats import device_bytes, game, held
-from tests.algorithms.test_permutation import LARGEST, is_permutation, key_of, order, permute_jit
+from tests.algorithms.test_block_stats import device_bytes, game
+from tests.algorithms.test_random import is_permutation, order
 from tests.algorithms.test_sum_tree import path
 from tests.support import sum_tree
-from tests.support.block_table import WORDS, Model, check_load, check_turnover, hashing, some_blocks
+from tests.support.block_table import WORDS, Model, check_load, hashing, some_blocks
 from tests.support.tables import checks
 from tests.support.trees import x64
-from tests.support.uniformity import chi_square_z
 
 
 @given(
@@ -63,29 +63,7 @@ def test_the_choice_is_the_smallest_of_all_candidates():
     assert max(sizes) > 1.3 * min(sizes)
 
 
-def test_a_fitted_storage_holds_the_rows():
-    rows = {"obs": game(1000), "action": np.arange(1000, dtype=np.int32)}
-    stats = held(Deduplicated().fit({name: x[:400] for name, x in rows.items()}, 1000), rows, 1000)
-    assert stats["refused_rows"] == stats["retired_rows"] == 0
-    assert 0.3 < stats["blocks_load"] < 0.95
-
-
-def same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
-def test_rebuilding_a_full_table_into_one_hardly_larger_loses_nothing():
-    model = Model(1024, 64)
-    blocks = some_blocks(1023, 2**32, 0)
-    model.table, placed, _ = model.calls.insert(model.table, blocks, np.arange(1023, dtype=np.int32), 1023)
-    assert np.asarray(placed.place).all()
-    made, moved, lost = block_table.rebuild(model.table, 1056)
-    assert int(lost) == 0 and int(made.live) == 1023
-    np.testing.assert_array_equal(np.asarray(made.words)[np.asarray(moved)[1:]], np.asarray(model.table.words)[1:])
-
-
 def test_one_bucket_pair_is_used_to_its_last_place():
-    """All blocks want the same 64 slots: they get every one and no other, and again when nothing refers to their blocks."""
     with hashing("constant"):
         model = Model(320, 16)
         room = WAYS * 2 - (0 in model.buckets(np.zeros((1, WORDS), np.uint32)))
@@ -105,31 +83,6 @@ def test_one_bucket_pair_is_used_to_its_last_place():
 @pytest.mark.parametrize("n", [10**6, 2**20 + 1])
 def test_one_to_one(n):
     assert is_permutation(order(n, n))
-
-
-@pytest.mark.parametrize("n", [2**30 + 7, LARGEST])
-def test_no_two_alike_among_some_places_of_very_many(n):
-    index = np.unique(np.random.default_rng(0).integers(0, n, 2**19)).astype(np.int32)
-    got = np.asarray(permute_jit(key_of(n), jnp.asarray(index), jnp.int32(n)))
-    assert got.min() >= 0 and got.max() < n and len(np.unique(got)) == len(index)
-    assert abs(got.mean() / n - 0.5) < 5 / np.sqrt(12 * len(index))
-
-
-def test_vmap_walks_each_as_far_as_alone():
-    sizes, index = [1, 5, 1000, 10**6, 2**30], jnp.arange(40, dtype=jnp.int32)
-    keys = jnp.stack([key_of(seed) for seed in range(5)])
-    together = jax.jit(jax.vmap(permute, (0, None, 0)))(keys, index, jnp.asarray(sizes, jnp.int32))
-    for got, key, n in zip(together, keys, sizes, strict=True):
-        np.testing.assert_array_equal(got, permute_jit(key, index, jnp.int32(n)))
-
-
-def test_within_one_order_near_places_hold_unrelated_values():
-    """One long order: where the values of each place and the next lie, in a grid of 32 by 32."""
-    n = 10**6
-    got = order(3, n).astype(np.int64) * 32 // n
-    for step in (1, 2, 1000, 1001):  # 1000 is a column of the rectangle
-        counts = np.bincount(got[:-step] * 32 + got[step:], minlength=1024)
-        assert abs(chi_square_z(counts, np.full(1024, 1 / 1024))) < 4
 
 
 @pytest.mark.parametrize(("capacity", "reduce"), [(65_536, "sum"), (9, "max"), (1000, "min")])
@@ -176,34 +129,36 @@ def test_draws_follow_the_leaves(path, capacity):
     sum_tree.check_frequencies(capacity)
 
 
-def test_gradients_pass_by(path):
-    tree = st.rebuild(jnp.ones((100,), jnp.float32))
+@pytest.mark.optimized
+def test_writes_and_draws_copy_no_tree(path):
+    capacity, batch = 10**6, 256
+    tree, index = jax.ShapeDtypeStruct((st.nodes(capacity),), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
 
-    def loss(x):
-        index, _ = st.draw(tree * x, jax.random.key(0), 8, 100, stratified=False)
-        new = st.set(tree, index, jnp.full((8,), x), 100)
-        _, leaf = st.draw(new, jax.random.key(1), 8, 100, stratified=False)
-        return jnp.sum(leaf) + x
+    def step(state, key):
+        tree, token = state
+        token, (index, leaf) = order_after_reads(token, st.draw(tree, key, batch, capacity, stratified=True))
+        return (st.set(tree, index + token, leaf + np.float32(1), capacity), token), index
 
-    value, slope = jax.jit(jax.value_and_grad(loss))(jnp.float32(3))
-    assert np.isfinite(value) and slope == 1
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 10))
+    assert_inplace(lambda t, i, leaf: st.set(t, i, leaf, capacity), tree, index, jax.ShapeDtypeStruct((batch,), "f4"))
+    assert_inplace(
+        lambda s, keys: lax.scan(step, s, keys), (tree, jax.ShapeDtypeStruct((), jnp.int32)), keys, bound=2**17
+    )
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 def test_words_of_any_key(kind):
-    """The same however long the batch, other for every key."""
     keys = jax.random.split(jax.random.key(0, impl=kind), 3)
-    first, second = map(jnp.stack, zip(*(random_bits.pairs(key, 9) for key in keys), strict=True))
+    first, second = map(jnp.stack, zip(*(random.pairs(key, 9) for key in keys), strict=True))
     words = np.concatenate([first, second]).ravel()
     assert words.dtype == np.uint32 and len(np.unique(words)) == 54
     for key, one, other in zip(keys, first, second, strict=True):
-        short = jax.jit(lambda key: random_bits.pairs(key, 4))(key)
+        short = jax.jit(lambda key: random.pairs(key, 4))(key)
         np.testing.assert_array_equal(short[0], one[:4])
         np.testing.assert_array_equal(short[1], other[:4])
 
 
 test_checks = checks(
     (check_load, [(4096, "noise")]),
-    (check_turnover, [(320, 64)]),
     (sum_tree.check_keep_last, itertools.product([1, 2, 17], [None, 334, 2**32 // 17 - 5, 2**31])),
 )

@@ -6,26 +6,13 @@ import subprocess
 import sys
 
 import jax
-import numpy as np
 import pytest
 
 from fbuf.samplers import Prioritized
-from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, check_batches, make, rows_at
+from tests.support.prefetch import CHECKS, EXAMPLE, check_batches, make, rows_at
 from tests.support.refusals import raises
 from tests.support.tables import checks
 from tests.support.trees import same
-
-
-def test_the_batch_equals_peek_at_the_draw():
-    buffer = make("compressed", "prioritized")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
-    key, other = jax.random.split(jax.random.key(0))
-    first, later = buffer.peek(state, jax.random.fold_in(key, 1)), buffer.peek(state, key, beta=0.9)
-    state, batch = buffer.sample(state, key, beta=0.9)
-    np.testing.assert_array_equal(batch.index.slot, first.index.slot)  # weights differ by beta
-    state = buffer.update_priority(state, batch.index, np.full(BATCH, 9.0, np.float32))
-    state = buffer.extend(state, rows_at(1))
-    same(buffer.sample(state, other)[1], later)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -67,19 +54,6 @@ print("done")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-
-
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_an_eager_sample_copies_no_rows(sampler):
-    buffer = make("device", sampler)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
-    after, _ = buffer.sample(state, jax.random.key(0))
-    kept = jax.tree.map(
-        lambda a, b: a.unsafe_buffer_pointer() == b.unsafe_buffer_pointer(),
-        (state.rows, state.sampler),
-        (after.rows, after.sampler),
-    )
-    assert all(jax.tree.leaves(kept))
 
 
 def test_convert_to_and_from_prefetch():

@@ -1,6 +1,5 @@
 """`Buffer.summary` of other samplers, writers, storages and custom parts."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -65,49 +64,6 @@ def test_ragged_leaves_have_bytes_but_no_raw_size():
     text = summary.leaves["text"]
     assert text.raw is None and text.ratio is None and text.stored is not None
     assert text.stored.host >= sum(range(20)) and summary.leaves["reward"].distinct == 1
-
-
-def test_a_table_that_leaves_share_is_divided_among_them():
-    storage = fbuf.storages.Deduplicated(keys=("a", "b"), block=(4, 4), blocks=64)
-    buffer = fbuf.Buffer(16, storage=storage)
-    example = {"a": np.zeros((8, 8), np.uint8), "b": np.zeros((8, 8), np.uint8), "c": 0}
-    summary = buffer.summary(buffer.init(example))
-    a, b = summary.leaves["a"].stored, summary.leaves["b"].stored
-    assert a is not None and b is not None and abs(a.device - b.device) <= 1 and a.device > 16 * 4
-
-
-def test_files_count_as_disk(tmp_path):
-    buffer = fbuf.Buffer(64, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
-    state = buffer.extend(buffer.init({"x": np.zeros(100, np.uint8)}), {"x": np.ones((64, 100), np.uint8)})
-    jax.block_until_ready(state)
-    summary = buffer.summary(state)
-    stored = summary.leaves["x"].stored
-    assert stored is not None and 6400 <= stored.disk <= summary.nbytes["disk"] == buffer.nbytes(state)["disk"]
-    del state
-
-
-def without(kind, *names):
-    body = {name: item for name, item in vars(kind).items() if name not in (*names, "__dict__", "__weakref__")}
-    return jax.tree_util.register_static(type(f"Own{kind.__name__}", kind.__bases__, body))()
-
-
-def test_custom_parts_need_not_report_bytes():
-    storage, sampler = (without(fbuf.storages.Device, "bytes_per_leaf"), without(fbuf.samplers.Uniform, "inspect"))
-    buffer = fbuf.Buffer(9, storage=storage, sampler=sampler)
-    state = buffer.extend(buffer.init({"x": 0.0}), {"x": jnp.arange(4.0)})
-    summary = buffer.summary(state)
-    assert summary.leaves["x"].stored is None and summary.leaves["x"].ratio is None
-    assert summary.parts["rows"].device == 36 and summary.nbytes == buffer.nbytes(state)
-    assert summary.effective_size is summary.drawn_ages is summary.likeliest is None
-    assert summary.ages is not None
-
-
-def test_a_replay_and_a_checked_buffer_have_a_summary():
-    replay = fbuf.Replay(fbuf.prioritized(16), {"x": 0.0})
-    replay.extend({"x": np.arange(5.0, dtype=np.float32)})
-    assert replay.summary().size == 5 and replay.summary(compare=0).compared == 0
-    checked = fbuf.checked(replay.buffer)
-    assert repr(checked.summary(replay.state)) == repr(replay.summary())
 
 
 test_checks = checks((check_all, [("Compressed", "Consume", "Row")]), (check_unordered, [("Device", "TopK")]))

@@ -1,7 +1,4 @@
-"""Rows of windows in programs, in `Replay`, `checked` and `Mixture`, and after any sequence of methods.
-
-`tests/support/model_windows.py` compares them, priorities and ring facts with the model.
-"""
+"""Rows of windows in programs, in `Replay`, `checked` and `Mixture`, and after any sequence of methods."""
 
 import dataclasses
 
@@ -15,7 +12,7 @@ from jax import lax
 
 import fbuf
 from fbuf.testing import assert_inplace
-from tests.buffer.test_window_rows import WINDOWS, filled, rows_of
+from tests.buffer.test_window_rows import WINDOWS, rows_of
 from tests.support.model_cases import EXAMPLES, STEPS, cases, make
 from tests.support.model_windows import WindowTrial
 from tests.support.refusals import raises
@@ -40,36 +37,6 @@ def test_rows_of_windows_are_those_of_the_model(case, program):
     WindowTrial(make(view, sampler, storage, lanes)).run(program, given=len(view) % 2 == 0)
 
 
-def test_recurrent_states_are_written_back_to_their_rows():
-    @jax.jit
-    def step(state, key):
-        state, batch = WINDOWS.sample(state, key, 8)
-        carries = jnp.stack([batch.data["t"] * 1.0, jnp.ones((8, 4))], axis=-1)  # in truth from a network
-        rows = WINDOWS.window_index(state, batch.index)
-        return WINDOWS.update_rows(state, rows, {"carry": carries}), batch, rows
-
-    state, batch, rows = step(filled(), jax.random.key(0))
-    mask = np.asarray(batch.data["mask"])
-    assert not mask.all() and rows.slot.shape == (8, 4)
-    np.testing.assert_array_equal(np.asarray(rows.slot) == 8, ~mask)
-    found = WINDOWS.get(state, rows)
-    np.testing.assert_array_equal(found.mask, mask)
-    np.testing.assert_array_equal(found.data["t"][mask], batch.data["t"][mask])
-    np.testing.assert_array_equal(found.data["carry"][..., 0][mask], batch.data["t"][mask])
-    assert int(WINDOWS.stats(state)["refused_stale"]) == int(WINDOWS.stats(state)["refused_out_of_range"]) == 0
-
-
-def test_the_later_of_two_windows_wins_and_masked_rows_keep_theirs():
-    state = filled()
-    anchors = WINDOWS.rows(state).index
-    rows = WINDOWS.window_index(state, fbuf.Index(anchors.slot[:2], anchors.ticket[:2]))  # rows 0, 1, 2 and 1, 2
-    carries = jnp.broadcast_to(jnp.array([1.0, 2.0])[:, None, None], (2, 4, 2))
-    both = WINDOWS.update_rows(state, rows, {"carry": carries})
-    assert both.rows["carry"][:4, 0].tolist() == [1, 2, 2, 0]
-    some = WINDOWS.update_rows(state, rows, {"carry": carries}, mask=jnp.array([[True] * 4, [False] * 4]))
-    assert some.rows["carry"][:4, 0].tolist() == [1, 1, 1, 0]
-
-
 def test_replay_writes_states_back_and_counts_late_ones():
     replay = fbuf.Replay(WINDOWS, jax.tree.map(lambda x: x[0], rows_of(0, 1)), seed=0)
     replay.extend(rows_of(0, 6, end=2))
@@ -83,26 +50,6 @@ def test_replay_writes_states_back_and_counts_late_ones():
     replay.extend(rows_of(6, 4))
     raises(ValueError, "stale", lambda: replay.update_rows(rows, {"carry": np.zeros((16, 4, 2), np.float32)}))
     assert replay.stats()["refused_stale"] > 0 == replay.stats()["refused_out_of_range"]
-
-
-def test_torch_states_are_written_back():
-    torch = pytest.importorskip("torch")
-    replay = fbuf.Replay(WINDOWS, jax.tree.map(lambda x: x[0], rows_of(0, 1)), seed=0)
-    replay.extend(rows_of(0, 6, end=2))
-    batch = replay.sample(16, to="torch")
-    replay.update_rows(replay.window_index(batch.index), {"carry": torch.ones(16, 4, 2)}, mask=batch.data["mask"])
-    assert replay.rows().data["carry"][:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
-
-
-def test_a_checked_buffer_raises_for_late_write_backs():
-    checked, state = fbuf.checked(WINDOWS), filled()
-    state, batch = checked.sample(state, jax.random.key(0), 4)
-    rows = checked.window_index(state, batch.index)
-    state = checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))})
-    state = checked.extend(state, rows_of(6, 5))
-    raises(ValueError, "stale", lambda: checked.update_rows(state, rows, {"carry": jnp.ones((4, 4, 2))}))
-    with pytest.raises(ValueError, match="stale"):
-        checked.update_priority(state, checked.window_index(state, batch.index), jnp.ones((4, 4)))
 
 
 def test_rows_of_a_mixture_return_to_their_buffers():
@@ -132,16 +79,6 @@ def test_rows_of_a_mixture_return_to_their_buffers():
     none = jnp.zeros((32, 4), bool)
     state = mixture.update_rows(state, mixture.window_index(state, invalid), {"carry": carries}, mask=none)
     assert int(mixture.stats(state)["refused_out_of_range"]) == 32 * 4
-
-
-def test_states_of_vmap_have_windows_of_their_own():
-    states = jax.tree.map(lambda *x: jnp.stack(x), filled(), WINDOWS.extend(filled(), rows_of(6, 4)))
-    index = jax.vmap(lambda state: WINDOWS.sample(state, jax.random.key(0), 4)[1].index)(states)
-    together = jax.vmap(WINDOWS.window_index)(states, index)
-    for i in range(2):
-        one = jax.tree.map(lambda x, i=i: x[i], (states, index, together))
-        alone = WINDOWS.window_index(*one[:2])
-        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), alone, one[2]))
 
 
 @pytest.mark.optimized

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_a_closed_pipe_is_not_a_traceback() -> None:
+def test_a_closed_pipe_is_not_a_traceback():
     command = [sys.executable, "-m", "fbuf", "datasets", "list", "--available"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None

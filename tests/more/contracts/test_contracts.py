@@ -39,7 +39,7 @@ def test_any_priorities_leave_a_buffer_that_draws(errors, alpha):
 
 
 @pytest.mark.parametrize("sampler", [Consume(2), Prioritized(on="host")], ids=repr)
-def test_a_key_used_twice_is_found(sampler):
+def test_no_key_is_used_twice(sampler):
     faults.check_key_reuse(sampler, prefetch=1)
 
 

@@ -84,6 +84,18 @@ def test_the_persistent_cache_works_for_device_steps(tmp_path):
     assert hits >= 2 and second == first
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize(
+    "settings", [{"storage": BUFFERS["deduplicated"].storage}, {"prefetch": 1, "batch_size": BATCH}]
+)
+def test_steps_with_blocks_or_prefetch_are_exported(settings):
+    buffer, raw = dataclasses.replace(RICH, **settings), jax.random.key_data(KEY)
+    run = jax.jit(functools.partial(step, buffer))
+    state, _ = run(buffer.extend(buffer.init(EXAMPLE), rows(7)), raw, rows(2))
+    again = export.deserialize(export.export(run)(state, raw, rows(2)).serialize())
+    close(again.call(state, raw, rows(2)), run(state, raw, rows(2)), rtol=1e-6)
+
+
 name = one_of("deduplicated")
 
 

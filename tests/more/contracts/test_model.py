@@ -22,7 +22,6 @@ case, cut_case = cases(CASES), cases(CUT)
 @settings(max_examples=EXAMPLES)
 @given(program=CUTS)
 def test_nothing_crosses_a_cut(cut_case, program):
-    """Also after conversions and checkpoints."""
     view, sampler, storage, lanes, form = cut_case
     trial = Trial(make(view, sampler, storage, lanes), form)
     trial.run(program, given=(len(view) + len(form)) % 2 == 0)

@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,19 +13,11 @@ import pytest
 from fbuf._formats import dataset
 from fbuf.datasets._atari import workers as _workers
 from fbuf.datasets._atari.segment import schema
-from fbuf.datasets._remote import FileCorrupted, list_files
+from fbuf.datasets._remote import list_files
 from tests.support import atari_runs as made
 from tests.support.atari_runs import FRAMES, RUN, get, same
 from tests.support.fault_server import Cut, FaultServer, Stall
 
-GAMES = {"Pong": (900, 250), "Breakout": (900, 250), "Freeway": (600, 170)}  # steps, and rows of a segment
-HARMS = {
-    "cut short": made.cut_short,
-    "some bits": made.damage,
-    "a header of other frames": lambda file: made.lie(file, (250, 42, 168)),
-    "fewer rows": lambda file: made.lie(file, (249, 84, 84)),
-    "missing": lambda file: file.unlink(),
-}
 PROGRAM = """
 import sys
 import fbuf.datasets
@@ -38,66 +28,40 @@ print("ends", flush=True)
 
 
 @pytest.fixture(scope="module")
-def run() -> made.Run:
+def run():
     return made.record(made.synthetic(1000, episode=30), 250)
 
 
 @pytest.fixture
-def server(run: made.Run, tmp_path: Path) -> Iterator[FaultServer]:
+def server(run, tmp_path):
     made.write(tmp_path / "files", "Pong/1", run, level=1)
     with FaultServer.of(tmp_path / "files") as server:
         yield server
 
 
-@pytest.mark.parametrize("game", GAMES)
-def test_games_are_read_row_by_row(tmp_path: Path, game: str) -> None:
-    steps, capacity = GAMES[game]
-    run = made.record(made.play(game, steps, seed=3, max_steps=140), capacity)
-    made.write(tmp_path, "Pong/1", run, level=1)
-    rows = get(tmp_path, tmp_path)
-    same(rows, run)
-    assert rows["meta"]["episodes"] == run.log.terminal.sum() > 3
-    assert all(seam["joined"] for seam in rows["meta"]["seams"])
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_segment_is_named(run: made.Run, tmp_path: Path, harm: str) -> None:
-    folder = made.write(tmp_path, "Pong/1", run, level=1)
-    HARMS[harm](made.file_of(folder, "$store$_observation", 1))
-    with pytest.raises(FileCorrupted, match=r"get: piece 1 of Pong/1 is damaged: .*ckpt.1.gz.*on_corrupt='skip'"):
-        get(tmp_path, tmp_path)
-    assert list(dataset.committed(tmp_path / "Pong" / "1")) == [0]
-    with pytest.warns(UserWarning, match="piece 1 of Pong/1 is left out"):
-        rows = get(tmp_path, tmp_path, on_corrupt="skip")
-    same(rows, run, [0, 2, 3, 4])
-    made.write(tmp_path, "Pong/1", run, [1], level=1)
-    same(get(tmp_path, tmp_path), run)
-
-
-def test_processes_download_and_convert(server: FaultServer, run: made.Run, tmp_path: Path) -> None:
+def test_processes_download_and_convert(server, run, tmp_path):
     server.faults[FRAMES.format(4)] = [Cut(1000)]
-    told: list[tuple[int, int]] = []
+    told = []
     same(get(tmp_path, server.base, workers=2, progress=lambda *at: told.append(at)), run)
     assert [server.asked.count(FRAMES.format(number)) for number in range(5)] == [1, 1, 1, 1, 2]
     assert told[-1][0] == told[-1][1] > 0
 
 
-def start(tmp_path: Path, server: FaultServer, workers: int) -> subprocess.Popen[str]:
+def start(tmp_path, server, workers):
     (tmp_path / "program.py").write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
     arguments = [sys.executable, str(tmp_path / "program.py"), str(tmp_path), server.base, str(workers)]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
-def test_a_program_without_a_guard_runs_once(server: FaultServer, run: made.Run, tmp_path: Path) -> None:
+def test_a_program_without_a_guard_runs_once(server, run, tmp_path):
     with start(tmp_path, server, 2) as process:
         assert process.communicate(timeout=300)[0].split() == ["begins", "ends"] and process.returncode == 0
     same(get(tmp_path, "/nowhere"), run)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_kill_and_resume(server: FaultServer, run: made.Run, tmp_path: Path, sent: signal.Signals) -> None:
-    """Workers end with their parent; the next call goes on with what is missing."""
+def test_kill_and_resume(server, run, tmp_path, sent):
     server.faults[FRAMES.format(1)] = [Stall(1000)]
     with start(tmp_path, server, 1) as process:
         assert server.stalled.wait(300)
@@ -113,11 +77,10 @@ def test_kill_and_resume(server: FaultServer, run: made.Run, tmp_path: Path, sen
 
 
 @pytest.mark.parametrize("how", ["interrupt", "kill"])
-def test_workers_end_with_an_error(server: FaultServer, run: made.Run, tmp_path: Path, how: str) -> None:
-    """An interrupt here, or the end of a worker, for memory: none goes on, and of its piece nothing is left."""
+def test_workers_end_with_an_error(server, run, tmp_path, how):
     server.faults[FRAMES.format(0)] = [Stall(1000)]
 
-    def progress(done: int, total: int) -> None:
+    def progress(done, total):
         if FRAMES.format(0) in server.asked and server.stalled.wait(60):
             if how == "interrupt":
                 raise KeyboardInterrupt
@@ -132,8 +95,7 @@ def test_workers_end_with_an_error(server: FaultServer, run: made.Run, tmp_path:
     same(get(tmp_path, server.base), run)
 
 
-def test_memory_does_not_grow_with_the_piece(tmp_path: Path) -> None:
-    """40,000 frames, 282 MB: what is held are blocks of them, and what becomes of them."""
+def test_memory_does_not_grow_with_the_piece(tmp_path):
     run = made.record(made.synthetic(2000), 1500, final=False)
     rows, folder = 40_000, tmp_path / RUN
     folder.mkdir(parents=True)

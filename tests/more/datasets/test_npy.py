@@ -13,5 +13,5 @@ from tests.datasets.test_npy import (  # noqa: F401
 )
 
 
-def test_isal_is_used_where_it_is_installed() -> None:
+def test_isal_is_used_where_it_is_installed():
     assert _gzip() is igzip

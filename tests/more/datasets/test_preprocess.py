@@ -5,23 +5,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf._formats import dataset as _dataset
-from tests.datasets.test_preprocess import EPISODES, LENGTHS, maze
+from tests.datasets.test_preprocess import maze
 from tests.support.paths import ROOT
 
 __all__ = ["maze"]  # a fixture
 
 
-def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) -> None:
+def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path):
     row = {"obs": np.zeros(2, np.float32), "reward": np.float32(0), "terminated": False, "truncated": False}
     rows = {name: np.zeros((6, *np.shape(leaf)), np.asarray(leaf).dtype) for name, leaf in row.items()}
     rows["terminated"] = np.arange(6) % 3 == 2
@@ -29,7 +25,7 @@ def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) 
         ring = fbuf.Buffer(6, writer=writer)
         held = ring.extend(ring.init(row), rows)
 
-        def less(row: Any) -> Any:
+        def less(row):
             return {"obs": row["obs"], "reward": row["reward"]}
 
         buffer, state = fbuf.datasets.preprocess((ring, held), less, dest=tmp_path / name)
@@ -44,29 +40,17 @@ def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path: Path) 
             fbuf.datasets.preprocess((ring, held), less, dest=tmp_path / "kept", keep=("terminated",))
 
 
-def test_windows_may_be_episodes(maze: Path, tmp_path: Path) -> None:
-    def total(window: Any) -> Any:
-        return {"return": jnp.sum(window["reward"]), "steps": jnp.sum(window["mask"])}
-
-    buffer, state = fbuf.datasets.preprocess(
-        maze, total, dest=tmp_path / "a", view=fbuf.views.Episode(6, autoreset="same_step")
-    )
-    rows = buffer.rows(state).data
-    assert rows["steps"].tolist() == list(LENGTHS)
-    assert np.allclose(rows["return"], [e.reward.sum() for e in EPISODES], rtol=1e-5)
-
-
 N = 3000
 ROWS = np.arange(N * 300, dtype=np.float32).reshape(N, 300)
 
 
-def from_arrays(folder: Path, path: Path, progress: Callable[[int, int], None]) -> None:
+def from_arrays(folder, path, progress):
     data = {"observations": ROWS, "terminals": np.arange(N) % 7 == 0}
     fbuf.datasets.from_arrays(data, path=path, piece_rows=100, workers=2, view=fbuf.views.Row(), progress=progress)
 
 
-def preprocess(folder: Path, path: Path, progress: Callable[[int, int], None]) -> None:
-    def same(row: Any) -> Any:
+def preprocess(folder, path, progress):
+    def same(row):
         return {"obs": row["obs"] + 0}
 
     if not (folder / "source").exists():
@@ -76,7 +60,7 @@ def preprocess(folder: Path, path: Path, progress: Callable[[int, int], None]) -
     )
 
 
-def tell(done: int, total: int) -> None:
+def tell(done, total):
     print(done, flush=True)
     time.sleep(0.02)  # the process is killed before it ends
 
@@ -91,7 +75,7 @@ getattr(module, sys.argv[1])(folder, folder / "made", module.tell)
 
 
 @pytest.mark.parametrize("write", [from_arrays, preprocess])
-def test_killed_work_is_resumed(write: Callable[..., None], tmp_path: Path) -> None:
+def test_killed_work_is_resumed(write, tmp_path):
     path = tmp_path / "made"
     for wait in (400, 1700):
         command = [sys.executable, "-c", PROGRAM, write.__name__, str(tmp_path)]
@@ -104,7 +88,7 @@ def test_killed_work_is_resumed(write: Callable[..., None], tmp_path: Path) -> N
         pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
     done = sum(piece.rows for piece in _dataset.committed(path).values())
     assert done >= 1000
-    seen: list[int] = []
+    seen = []
     write(tmp_path, path, lambda now, total: seen.append(now))
     assert seen[0] == done
     with _dataset.DataSet.open(path) as dataset:

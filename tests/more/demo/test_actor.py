@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from benchmarks import _atari
 from fbuf.demo._atari import VectorAtari
 
 
@@ -19,19 +18,6 @@ def play(env, steps, seed=0):
     return np.stack(seen), [np.stack(r) for r in zip(*results, strict=True)], np.stack(finals)
 
 
-def test_shapes_and_dtypes():
-    env = VectorAtari("Pong", 3, seed=0)
-    assert env.game == "pong" and env.num_actions == 6
-    seen, (reward, terminated, truncated), finals = play(env, 20)
-    assert seen.shape == (21, 3, 84, 84) and seen.dtype == np.uint8
-    assert finals.shape == (20, 3, 84, 84) and finals.dtype == np.uint8
-    assert reward.shape == (20, 3) and reward.dtype == np.float32
-    assert terminated.dtype == truncated.dtype == np.bool_
-    # A picture, and one that moves.
-    assert len(np.unique(seen)) > 4
-    assert all((seen[t] != seen[t + 1]).any() for t in range(20))
-
-
 def test_a_seed_gives_the_same_game_again():
     env = VectorAtari("Breakout", 2, seed=7)
     first, again = play(env, 150), play(env, 150)
@@ -44,7 +30,6 @@ def test_a_seed_gives_the_same_game_again():
 
 
 def test_a_lane_is_the_game_of_its_own_seed():
-    # Lanes end at different steps, some by losing and some at the limit.
     several = VectorAtari("Breakout", 3, seed=4, max_steps=160)
     alone = VectorAtari("Breakout", 1, seed=6, max_steps=160)
     a, b = several.reset(), alone.reset()
@@ -54,21 +39,17 @@ def test_a_lane_is_the_game_of_its_own_seed():
         action = np.full(3, rng.integers(several.num_actions), np.int32)
         (a, *results), (b, *results_alone) = several.step(action), alone.step(action[:1])
         np.testing.assert_array_equal(several.final_obs[2], alone.final_obs[0])
-        for result, result_alone in zip(results, results_alone, strict=True):
-            assert result[2] == result_alone[0]
-        ends += results[1:]
+        assert [result[2] for result in results] == [result[0] for result in results_alone]
+        ends += results[1:]  # of different steps: lost, or at the limit
     assert (ends.sum(axis=1) > 0).all()
 
 
 def test_results_are_not_overwritten_by_later_steps():
     env = VectorAtari("Pong", 2, seed=0)
-    obs = env.reset()
-    kept = [(obs, obs.copy())]
-    for t in range(40):
-        obs = env.step(np.full(2, t % 6, np.int32))[0]
-        kept.append((obs, obs.copy()))
-    for held, copy in kept:
-        np.testing.assert_array_equal(held, copy)
+    held = [env.reset(), *(env.step(np.full(2, t % 6, np.int32))[0] for t in range(8))]
+    copies = [obs.copy() for obs in held]
+    held += [env.step(np.full(2, 1, np.int32))[0] for _ in range(30)]
+    np.testing.assert_array_equal(held[:9], copies)
 
 
 def test_truncation_keeps_the_last_frame_and_starts_the_next_episode():
@@ -88,47 +69,14 @@ def test_truncation_keeps_the_last_frame_and_starts_the_next_episode():
     np.testing.assert_array_equal(finals[limit - 1], longer[limit])
 
 
-def test_a_lost_game_terminates_and_does_not_truncate():
-    env = VectorAtari("Breakout", 4, seed=0)
-    seen, (reward, terminated, truncated), finals = play(env, 500)
-    assert terminated.any() and not truncated.any()
-    assert reward.sum() > 0
-    t, lane = np.argwhere(terminated)[0]
-    assert (finals[t, lane] != seen[t + 1, lane]).any()
-
-
 def test_invalid_arguments_are_refused():
     env = VectorAtari("Pong", 2, seed=0)
     cases = [
         (lambda: VectorAtari("Brekout", 1, 0), ValueError, r"'Brekout' is none of .* Try breakout"),
-        (lambda: VectorAtari("Pong", 0, 0), ValueError, r"lanes is 0; expected >= 1"),
-        (lambda: VectorAtari("Pong", 1, 0, max_steps=0), ValueError, r"max_steps is 0"),
-        (lambda: VectorAtari("Pong", 1, -1), ValueError, r"seed is -1"),
         (lambda: env.step([0]), RuntimeError, r"obs = env\.reset\(\) first"),
         (lambda: env.reset() is not None and env.step(np.zeros(3, np.int32)), ValueError, r"int32\[3\]; .* int32\[2\]"),
-        (lambda: env.step(np.zeros(2, np.float32)), ValueError, r"actions is float32\[2\]"),
         (lambda: env.step(np.array([0, 6], np.int32)), ValueError, r"lie in \[0, 6\]; expected \[0, 5\]"),
-        (lambda: env.step(np.array([-1, 0], np.int32)), ValueError, r"lie in \[-1, 0\]"),
     ]
     for call, error, message in cases:
         pytest.raises(error, call).match(message)
     assert all(VectorAtari(name, 1, seed=0).game == "ms_pacman" for name in ("MsPacman", "ms_pacman"))
-
-
-def test_benchmark_frames_are_the_run_itself(monkeypatch, tmp_path):
-    monkeypatch.setattr(_atari.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(_atari, "BLOCK", 60)
-    made, starts = _atari.frames("Breakout", 400)
-    assert made.shape == (400, 84, 84) and starts[0] and 1 < starts.sum() < 20
-    played = [pair for pair, _ in zip(_atari.play("Breakout", 0), range(400), strict=False)]
-    np.testing.assert_array_equal(made, np.stack([frame for frame, _ in played]))
-    np.testing.assert_array_equal(starts, [start for _, start in played])
-    # From the cache, shorter and longer: the same run.
-    blocks = sorted(tmp_path.rglob("*.zst"))
-    assert len(blocks) == 7
-    blocks[1].unlink()
-    longer, _ = _atari.frames("Breakout", 421)
-    np.testing.assert_array_equal(longer[:400], made)
-    monkeypatch.setattr(_atari, "play", None)  # all is there: nothing is played
-    np.testing.assert_array_equal(_atari.frames("Breakout", 130)[0], made[:130])
-    assert [len(block) for block, _ in _atari.blocks("Breakout", 130)] == [60, 60, 10]

@@ -1,9 +1,7 @@
 """The demo: storages train alike, rows are those played, mistakes are described, and Double DQN learns to catch."""
 
-import dataclasses
 import re
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +48,6 @@ def test_the_newest_rows_are_those_played(runs):
 
 
 def test_the_comparison_reports_a_single_bit(monkeypatch):
-    """A storage that changes one bit of one frame it reads differs; the others do not."""
-
     class Wrong(fbuf.storages.Device):
         def read(self, rows, reads):
             leaves, ok = super().read(rows, reads)
@@ -59,9 +55,7 @@ def test_the_comparison_reports_a_single_bit(monkeypatch):
             return flipped, ok
 
     monkeypatch.setattr(_compare_storages, "READS", 1)
-    monkeypatch.setattr(
-        _dqn, "STORAGES", {"device": fbuf.storages.Device, "wrong": Wrong, "again": fbuf.storages.Device}
-    )
+    monkeypatch.setattr(_dqn, "STORAGES", {"device": (device := fbuf.storages.Device), "wrong": Wrong, "again": device})
     columns = _compare_storages.compare(some_rows(8))
     assert [c.identical for c in columns] == [True, False, True]
     assert "DIFFERENT" in _report.storages(columns)
@@ -99,17 +93,6 @@ def test_the_target_network_follows_every_period(runs):
     jax.tree.map(np.testing.assert_array_equal, learner.target, learner.params)
 
 
-def test_pictures_of_whole_and_shortest_runs_are_drawn(runs, tmp_path):
-    path = tmp_path / "picture.png"
-    _report.plot(runs["device"], path)
-    assert path.read_bytes().startswith(PNG) and path.stat().st_size > 50_000
-    whole = runs["device"]
-    short = {"losses": whole.losses[:1], "td_errors": whole.td_errors[:1], "memory": whole.memory[:1]}
-    result = dataclasses.replace(whole, episodes=[], steps_per_second=float("nan"), **short)
-    assert "none ended" in _report.table(result)
-    _report.plot(result, path)
-
-
 def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_run, "run", None)
@@ -140,9 +123,7 @@ def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch):
 SHORT = catch.Config(iterations=120, points=4)
 
 
-def test_the_command_trains_and_draws(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_trains_and_draws(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(catch, "Config", lambda: SHORT)
     assert catch.main(["--storage", "compressed", "--out", str(tmp_path / "curve.png")]) == 0
     out = capsys.readouterr().out

@@ -1,26 +1,24 @@
 """A data set whose making ends at any call of the disk: see `tests/formats/test_dataset.py`."""
 
 import itertools
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from fbuf._formats import dataset
-from fbuf._formats.checkpoint import Disk
+from fbuf._formats.checkpoint import Disk, data_file
 from tests.support import pieces
 from tests.support.memory_disk import Killed
 
 
-def killed_at(path: Path, call: int) -> bool:
+def killed_at(path, call):
     """Make a data set; from the given call on, the disk does nothing but close files, as a killed process does."""
     calls = itertools.count(1)
 
-    def dying(name: str) -> Any:
+    def dying(name):
         real = getattr(Disk(), name)
 
-        def run(_: Disk, *args: Any) -> Any:
+        def run(_, *args):
             if next(calls) >= call:
                 raise Killed
             return real(*args)
@@ -28,7 +26,8 @@ def killed_at(path: Path, call: int) -> bool:
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("open", "pwrite", "fsync", "rename", "unlink"):
+        patch.setattr(data_file, "_WRITE_BLOCKS", 1)
+        for name in ("open", "pwritev", "fsync", "rename", "unlink"):
             patch.setattr(Disk, name, dying(name))
         try:
             pieces.make(path)
@@ -37,7 +36,7 @@ def killed_at(path: Path, call: int) -> bool:
     return False
 
 
-def test_a_killed_process_leaves_whole_segments(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_whole_segments(tmp_path):
     rng = np.random.default_rng(0)
     rows = {number: pieces.rows_of(rng, size) for number, size in pieces.SIZES.items()}
     for call in range(1, 1000):

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fbuf._host.codecs.codec import Zstd
+from fbuf._host.codecs import Zstd
 from fbuf._host.pairs import ObservationPairs
 
 LENGTH = 40
@@ -14,7 +14,7 @@ LENGTH = 40
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("codec", [None, Zstd()])
-def test_steps_in_any_order(paired: bool, lanes: int, codec: Zstd | None) -> None:
+def test_steps_in_any_order(paired, lanes, codec):
     rng = np.random.default_rng(lanes)
     pairs = ObservationPairs(LENGTH, lanes, (6, 5), np.uint8, codec, paired)
     model = np.zeros((2, LENGTH, lanes, 6, 5), np.uint8)
@@ -45,7 +45,7 @@ def test_steps_in_any_order(paired: bool, lanes: int, codec: Zstd | None) -> Non
     assert pairs._store.length < 4 * LENGTH + 300  # rows that were replaced are dropped
 
 
-def test_damage_and_other_arguments_are_noticed() -> None:
+def test_damage_and_other_arguments_are_noticed():
     pairs = ObservationPairs(LENGTH, 2, (6, 5), np.uint8, Zstd())
     rows = np.arange(30 * 2 * 30, dtype=np.uint8).reshape(30, 2, 6, 5)
     pairs.extend(rows[:-1], rows[1:], np.arange(29))

@@ -136,30 +136,6 @@ def test_mixers_take_the_same_rows() -> None:
     jax.tree.map(equal, *batches)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "prioritised"])
-def test_scanned_and_vmapped_steps_equal_single_ones(kind: str) -> None:
-    make = ours.make_flat_buffer if kind == "uniform" else ours.make_prioritised_flat_buffer
-    buffer = make(10, 2, 4)
-
-    def step(state: Any, key: jax.Array) -> Any:
-        state = buffer.add(state, {"t": jax.random.randint(key, (), 0, 100), "x": jnp.zeros(3)})
-        batch = buffer.sample(state, key)
-        if kind == "prioritised":
-            state = buffer.set_priorities(state, batch.indices, batch.experience.first["t"].astype(jnp.float32))
-        return state, batch.experience
-
-    keys = jax.random.split(jax.random.key(0), 40).reshape(2, 20)
-    states = jax.vmap(lambda key: buffer.init(EXAMPLE))(keys[:, 0])
-    scan = jax.jit(jax.vmap(lambda state, keys: jax.lax.scan(step, state, keys)), donate_argnums=0)
-    after, batches = scan(states, keys)
-    assert buffer.can_sample(after).tolist() == [True, True]
-    for seed in range(2):
-        state = buffer.init(EXAMPLE)
-        for number in range(20):
-            state, batch = step(state, keys[seed, number])
-            jax.tree.map(equal, jax.tree.map(lambda x, at=(seed, number): x[at], batches), batch)
-
-
 def test_a_saved_state_goes_on(tmp_path: Any) -> None:
     buffer = ours.make_flat_buffer(10, 2, 4, add_sequences=True)
     state = buffer.add(buffer.init(EXAMPLE), rows(0, (7,)))

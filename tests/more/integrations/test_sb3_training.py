@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 
@@ -110,20 +109,3 @@ def test_training_resumes_with_a_saved_buffer(case: str, truncate: bool, tmp_pat
         model.load_replay_buffer(tmp_path / "replay", truncate_last_traj=truncate)
         results.append(model.learn(60, reset_num_timesteps=False))
     same_parameters(*results)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_both_flags_of_memory_and_timeouts_go_together() -> None:
-    models = []
-    for kind in (theirs.ReplayBuffer, sb3.CompressedReplayBuffer):
-        flag = {"optimize_memory_usage": True} if kind is sb3.CompressedReplayBuffer else {}
-        settings = {
-            "buffer_size": 100,
-            "learning_starts": 50,
-            "policy_kwargs": {"net_arch": [16]},
-            "seed": 0,
-            "device": "cpu",
-        }
-        models.append(DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=kind, **settings, **flag).learn(120))
-    same_parameters(*models)
-    assert np.asarray(models[1].replay_buffer.next_observations).any()

@@ -25,7 +25,7 @@ except ImportError:
 else:
     TREES = True
 
-from tensordict import LazyStackedTensorDict, TensorDict, tensorclass  # noqa: E402
+from tensordict import LazyStackedTensorDict, TensorDict  # noqa: E402
 from torchrl.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer  # noqa: E402
 from torchrl.data.replay_buffers import samplers, writers  # noqa: E402
 from torchrl.envs.transforms import Compose, RewardScaling, ToTensorImage  # noqa: E402
@@ -217,16 +217,9 @@ def test_rows_are_assigned_anywhere() -> None:
         same(one[:], other[:])
 
 
-def test_transforms() -> None:
-    one, other = filled(
-        transform=lambda: Compose(
-            ToTensorImage(in_keys=["pixels"]), RewardScaling(0.5, 2.0, in_keys=[("next", "reward")])
-        )
-    )
-    sample_both(one, other)
-
-
-def test_ensembles() -> None:
+def test_transforms_and_ensembles() -> None:
+    parts = ToTensorImage(in_keys=["pixels"]), RewardScaling(0.5, 2.0, in_keys=[("next", "reward")])
+    sample_both(*filled(transform=lambda: Compose(*(part.clone() for part in parts))))
     batches = []
     for buffers in zip(filled(), filled(60, 34), strict=True):
         both = ReplayBufferEnsemble(*buffers, batch_size=20, generator=torch.Generator().manual_seed(0))
@@ -313,25 +306,6 @@ def test_tensors_trees_and_lists_of_rows() -> None:
             buffer.extend(list(steps(20, seed).unbind(0)))
             buffer.extend(LazyStackedTensorDict(*steps(5, seed).unbind(0)))
         same(one[:], other[:])
-
-
-@tensorclass
-class Step:
-    """A row."""
-
-    pixels: torch.Tensor
-    reward: torch.Tensor
-
-
-def test_classes_of_rows() -> None:
-    one, other = pair(10)
-    for seed in range(4):
-        rows = steps(7, seed)
-        for buffer in (one, other):
-            buffer.extend(Step(pixels=rows["pixels"], reward=rows["next", "reward"], batch_size=[7]))
-        batches = [buffer.sample() for buffer in (one, other)]
-        assert isinstance(batches[1], Step)
-        same(*(batch.to_tensordict() for batch in batches))
 
 
 def test_slices_are_read_when_they_are_used() -> None:

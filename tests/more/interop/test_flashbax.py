@@ -28,12 +28,12 @@ def flashbax_allowed(monkeypatch):
         yield
 
 
-def rows(first: int, lanes: int, n: int) -> dict:
+def rows(first, lanes, n):
     t = first + np.arange(n)[None, :] + 1000 * np.arange(lanes)[:, None]
     return {"obs": jnp.asarray(np.repeat(t[..., None], 3, -1), jnp.float32), "step": {"t": jnp.asarray(t, jnp.int32)}}
 
 
-def filled(lanes: int, number: int, *, made):
+def filled(lanes, number, *, made):
     """Return a state after `number` rows a lane, and the t of the rows that it holds, oldest first: [n, E]."""
     state = made.init(EXAMPLE)
     for first in range(0, number, 4):
@@ -57,20 +57,7 @@ BY_PRIORITY = {
 LANES = {"flat": 2, "item": 1, "trajectory": 2}
 
 
-def test_queues_are_read_from_their_oldest_row():
-    queue = fbx.make_trajectory_queue(
-        max_length_time_axis=8, add_batch_size=2, add_sequence_length=3, sample_sequence_length=2
-    )
-    state = queue.init(EXAMPLE)
-    for first in (0, 3):
-        state = queue.add(state, rows(first, 2, 3))
-    state, _ = queue.sample(state)
-    state = queue.add(state, rows(6, 2, 3))  # round the end
-    buffer, ours = from_flashbax(state)
-    assert np.asarray(buffer.rows(ours).data["step"]["t"])[:, 0].tolist() == [2, 3, 4, 5, 6, 7, 8]
-
-
-def leaves_of(state, lanes: int) -> np.ndarray:
+def leaves_of(state, lanes):
     """flashbax's own leaves, [E, windows]."""
     tree = state.sum_tree_state
     return np.asarray(fbx.buffers.sum_tree.get_batch(tree, jnp.arange(tree.capacity))).reshape(lanes, -1)
@@ -106,7 +93,7 @@ def test_priorities_are_those_of_flashbax(buffer_kind):
     np.testing.assert_allclose(new, float(state.sum_tree_state.max_recorded_priority), rtol=2e-5)
 
 
-def vault(folder, lanes: int = 2, number: int = 24):
+def vault(folder, lanes=2, number=24):
     from flashbax.vault import Vault
 
     made = fbx.make_trajectory_buffer(**TRAJECTORY | {"add_batch_size": lanes}, sample_sequence_length=1, period=1)
@@ -148,14 +135,11 @@ def test_damaged_vaults_are_refused(tmp_path):
             "leaf 'obs' is 'object', but its array 'float32'",
         ),
         ({"structure_dtype": {"../x": "int32"}}, "leaf '../x' has an invalid name"),
-        ({"structure_dtype": [1]}, "is a list; expected nested objects"),
         ({"structure_dtype": {"nope": "int32"}}, "is damaged, or not a flashbax Vault"),
         ({"structure_dtype": {}}, "names no leaves"),
     ]:
         says(**entries)
         pytest.raises(ValueError, from_vault, path).match(match)
-    (path / "metadata.json").write_text("{" * 100)
-    pytest.raises(ValueError, from_vault, path).match("is not valid JSON")
     says()
     base = {"driver": "ocdbt", "base": f"file://{path}", "path": "vault_index"}
     index = tensorstore.open({"driver": "zarr", "kvstore": base}, open=True).result()

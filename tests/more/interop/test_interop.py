@@ -23,9 +23,8 @@ def test_a_storage_filled_by_an_import_keeps_every_row_or_raises(on_full):
 
 
 FULL_DISK = """
-import resource, signal, sys
+import resource, signal, sys, fbuf
 import numpy as np
-import fbuf
 buffer, state = fbuf.interop.from_arrays({"x": np.arange(2**18, dtype=np.float32)})
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -119,11 +118,10 @@ import numpy as np
 from tests.support.interop import read_file
 path = Path(sys.argv[1])
 whole, other = path.read_bytes(), path.with_name("b.h5")
-wanted, noticed = read_file(path), 0
-generator = np.random.default_rng(0)
-for at in generator.integers(0, len(whole), 400):
+wanted, noticed, rng = read_file(path), 0, np.random.default_rng(0)
+for at in rng.integers(0, len(whole), 400):
     damaged = bytearray(whole)
-    damaged[at] ^= 1 << int(generator.integers(8))
+    damaged[at] ^= 1 << int(rng.integers(8))
     other.write_bytes(damaged)
     try:
         got = read_file(other)
@@ -136,7 +134,6 @@ print("noticed", noticed)
 
 
 def test_flipped_bits_of_a_compressed_h5_are_noticed(tmp_path):
-    """Its data have checksums; without `compress` HDF5 has none, where npz has them always."""
     rows = {"x": np.random.default_rng(1).integers(0, 4, (600, 16)).astype(np.uint8)}
     to_file(tmp_path / "a.h5", *from_arrays(rows), compress=True)
     assert int(run_python(FLIPS, tmp_path / "a.h5").stdout.split()[-1]) > 100

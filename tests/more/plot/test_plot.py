@@ -12,28 +12,8 @@ from tests.support.processes import run_python
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
 
 from tests.plot.test_plot import axes, closed, filled, pixels, stairs  # noqa: E402, F401
-
-
-@pytest.mark.parametrize(("item", "number"), [((8, 8), 6), ((84, 84), 60), ((4, 40), 3)])
-def test_words_and_lines_stay_beside_their_frames(item: tuple[int, int], number: int) -> None:
-    """Words end before the next strip begins, and stand above its frames; lines are thin, however small frames are."""
-    buffer = fbuf.uniform(8)
-    state = buffer.init({"obs": jnp.zeros(item, jnp.uint8), "action": 0, "reward": jnp.float32(0)})
-    more = {"obs": jnp.ones((8, *item), jnp.uint8), "action": jnp.arange(8), "reward": jnp.arange(8.0) * 1e6}
-    made = fbuf.plot.frames(buffer, buffer.extend(state, more), number=number)
-    made.figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in made.texts if text.get_text()]
-    assert boxes and not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    grey = (pixels(made) == 128).mean()
-    assert 0 < grey < 0.15
-    for text in made.texts:
-        below = made.transData.inverted().transform(text.get_window_extent())
-        sheet = np.asarray(made.images[0].get_array())
-        rows, columns = np.round(np.sort(below, 0)).astype(int)[:, ::-1].T
-        assert not text.get_text() or not sheet[slice(*rows), slice(*columns), 3].any()
 
 
 @pytest.mark.parametrize("priority", [[3.4e38, 3.4e38, 1.0], [0.0, 0.0, 0.0]])
@@ -42,15 +22,6 @@ def test_priorities_of_any_size_have_a_histogram(priority: list[float]) -> None:
     state = buffer.extend(buffer.init(0.0), jnp.ones(3), priority=jnp.array(priority))
     there, edges = stairs(fbuf.plot.priorities(buffer, state, ax=axes()))[0]
     assert there.sum() == pytest.approx(1) and edges[0] >= 0 and np.isfinite(edges).all()
-
-
-def test_one_record_alone_is_seen() -> None:
-    buffer, state = filled()
-    evolution = fbuf.plot.Evolution()
-    evolution.record(buffer, state, 7)
-    assert {line.get_marker() for line in evolution.plot(ax=axes()).lines} == {"o"}
-    evolution.record(buffer, state, 8)
-    assert {line.get_marker() for line in evolution.plot(ax=axes()).lines} == {"None"}
 
 
 def test_without_matplotlib_the_extra_is_named() -> None:
@@ -72,23 +43,6 @@ def test_without_matplotlib_the_extra_is_named() -> None:
     run_python(code)
 
 
-@pytest.mark.parametrize("theme", ["default", "dark_background"])
-def test_everything_at_once_in_both_themes(theme: str) -> None:
-    with pyplot.style.context(theme):
-        buffer, state = filled()
-        figure = fbuf.plot.overview(buffer, state).get_figure()
-        assert {made.get_label() for made in figure.axes} == {
-            "ages",
-            "priorities",
-            "episode_lengths",
-            "memory",
-            "frames",
-        }
-        figure.canvas.draw()
-        page = np.asarray(figure.canvas.buffer_rgba())[..., :3].mean()
-        assert (page < 100) if theme == "dark_background" else (page > 150)
-
-
 def test_stacks_and_the_frames_after_them() -> None:
     view = fbuf.views.Transition(stack=3, terminated="done", truncated=None, reward="action", autoreset="same_step")
     buffer, state = filled(view=view)
@@ -99,19 +53,6 @@ def test_stacks_and_the_frames_after_them() -> None:
     both = np.concatenate([np.asarray(batch.data[name])[0, :, 0] for name in ("obs", "next_obs")])
     np.testing.assert_array_equal(frames, both.repeat(8, -1).reshape(-1))  # eight pixels for each
     assert made.get_title(loc="left") == "obs | next_obs" and "discount" in made.texts[0].get_text()
-
-
-def test_whole_numbers_have_whole_ticks() -> None:
-    """Where all are alike, too."""
-    buffer = fbuf.Buffer(8, episode_end=("end",))
-    state = buffer.extend(buffer.init({"t": 0, "end": False}), {"t": jnp.arange(4), "end": jnp.arange(4) % 2 == 1})
-    one = fbuf.Buffer(8)
-    made = [
-        fbuf.plot.episode_lengths(buffer, state, ax=axes()),
-        fbuf.plot.ages(one, one.add(one.init(0), 1), ax=axes()),
-    ]
-    for ticks in (drawn.get_xticks() for drawn in made):
-        np.testing.assert_array_equal(ticks, np.round(ticks))
 
 
 def test_an_empty_buffer_says_so() -> None:

@@ -31,11 +31,6 @@ def test_every_block_runs(page: str) -> None:
             exec(compile(block, f"{page}, block {number}", "exec"), scope)
 
 
-def test_readme_is_short() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 220 and len(text.split()) <= 2000
-
-
 PACKAGE = ROOT / "fbuf"
 NEEDED = {
     "fbuf.gymnasium": "gymnasium",

@@ -55,6 +55,9 @@ def test_actors_write_and_a_learner_draws(ray: Any) -> None:
         stats = service.stats()
         assert [s["size"] for s in stats] == [24, 24] and [s["cuts"] for s in stats] == [0, 0]
         assert stats[1]["max_priority"] == pytest.approx(312, abs=12)
+        group = [service.client(rank=rank, ranks=2) for rank in range(2)]
+        for shares in zip(*(learner.batches(8, prefetch=3, to="numpy") for learner in group), range(6), strict=False):
+            assert [len(share.mask) for share in shares[:2]] == [4, 4]
         assert held(learner, 64) == {100 * lane + i for lane in range(4) for i in range(12)}
         assert "JAX_PLATFORMS" in os.environ or stats[0]["pid"] != os.getpid()
 
@@ -72,9 +75,10 @@ def test_a_killed_shard_comes_back_with_every_row(ray: Any, tmp_path: Path) -> N
         assert held(reader, 64) == set(range(40))
         stats = service.stats()[0]
         assert stats["size"] == 40 and stats["restored"] == 1
-    again = fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS)
-    assert again.stats()[0]["size"] == 40
-    again.close()
+    with fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS) as again:
+        assert again.stats()[0]["size"] == 40
+        with pytest.raises(RuntimeError, match="BlockingIOError: .* is in use by process .* Close that service"):
+            fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS)
 
 
 def test_a_limit_throttles_processes_and_closing_ends_them(ray: Any) -> None:
@@ -115,6 +119,17 @@ def test_batches_larger_than_the_object_store_arrive(ray: Any) -> None:
         assert service.stats()[0]["size"] == 1024
 
 
+def test_a_reply_that_is_lost_with_its_machine_is_asked_for_again(ray: Any, monkeypatch: Any) -> None:
+    get, lost = ray.get, [ray.exceptions.ObjectLostError("00", None, ""), ray.exceptions.OwnerDiedError("00", None, "")]
+    with fbuf.ray.RayReplay(fbuf.uniform(64), ROW, options=OPTIONS) as service:
+        client = service.client()
+        monkeypatch.setattr(ray, "get", lambda reference: (_ for _ in ()).throw(lost.pop()) if lost else get(reference))
+        client.extend(steps(0, 4))
+        client.flush()
+        lost.append(ray.exceptions.ObjectLostError("00", None, ""))
+        assert client.sample(8).mask.all() and service.stats()[0]["size"] == 4
+
+
 def test_a_client_that_dies_leaves_whole_calls(ray: Any) -> None:
     @ray.remote(num_cpus=0, max_retries=0)
     def act(client: Any) -> None:
@@ -131,8 +146,6 @@ def test_a_client_that_dies_leaves_whole_calls(ray: Any) -> None:
         time.sleep(0.5)
         assert service.stats()[0]["size"] % 4 == 0
         assert held(client, 64) >= set(range(100, 104))
-        shares = [service.client(rank=rank, ranks=2).sample(8, to="numpy") for rank in range(2)]
-        assert [len(share.mask) for share in shares] == [4, 4]
 
 
 def test_an_actor_that_cannot_start_says_why(ray: Any) -> None:

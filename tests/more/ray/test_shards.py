@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf._formats import checkpoint
+from fbuf.ray._calls import Away
 from tests.support.ray_shards import clients
+from tests.support.two_processes import run_processes
 
 ROW = {"t": np.int32(0)}
 
@@ -37,7 +40,8 @@ def test_episodes_end_where_the_writer_changes_or_rows_are_lost(lanes: int | Non
     assert link.shards[0].stats()["cuts"] == 3
 
 
-def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path: Path) -> None:
+def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("fbuf.ray._shard._ENDING", 0)
     limit = fbuf.limits.samples_per_insert(2, min_size=8, rows=4, draws=8)
     options: dict[str, Any] = {"path": tmp_path, "save_every": 2, "limit": limit}
     link, client = clients(fbuf.uniform(64), ROW, **options)
@@ -49,9 +53,11 @@ def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path: Path) -> None:
     link.restart(0)
     stats = link.shards[0].stats()
     assert (stats["limit_added"], stats["limit_drawn"], stats["size"]) == (8, 0, 8)
-    clients(fbuf.uniform(64), ROW, **(options | {"limit": None}))[0].shards[0].stats()  # an earlier limit is dropped
+    with pytest.raises(BlockingIOError, match="is in use by this process; .* Close that service"):
+        clients(fbuf.uniform(64), ROW, **options)
+    link.stop(0)
     link, client = clients(fbuf.uniform(64), ROW, **(options | {"limit": None}))
-    assert "limit_added" not in link.shards[0].stats()
+    assert "limit_added" not in link.shards[0].stats()  # an earlier limit is dropped
 
 
 def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path: Path) -> None:
@@ -72,10 +78,35 @@ def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path: Path) -> Non
         learner.sample(4)
 
 
+def test_a_save_that_is_written_holds_up_no_call(tmp_path: Path, monkeypatch: Any) -> None:
+    link, client = clients(fbuf.uniform(64), ROW, path=tmp_path)
+    remote, shard = client(), link.shards[0]
+    remote.extend(steps(0, 4))
+    begun, ended, write = threading.Event(), threading.Event(), checkpoint.write
+    monkeypatch.setattr(
+        checkpoint, "write", lambda *args, **options: (begun.set(), ended.wait(), write(*args, **options))
+    )
+    saving = threading.Thread(target=shard.save)
+    saving.start()
+    timer = threading.Timer(20, ended.set)
+    timer.start()
+    begun.wait()
+    remote.extend(steps(4, 4))
+    assert remote.sample(8).mask.all() and shard.receipt(remote._id) == (2, 0)
+    assert not ended.is_set()
+    timer.cancel()
+    ended.set()
+    saving.join()
+    assert shard.receipt(remote._id) == (2, 1)
+    link.restart(0)
+    assert link.shards[0].stats()["size"] == 4
+
+
 def test_sizes_that_vary_compile_nothing_after_warm_up() -> None:
     buffer = fbuf.prioritized(256, lanes=4)
     _, client = clients(buffer, ROW, shards=2)
     remote, rng = client(), np.random.default_rng(0)
+    remote._rng = np.random.default_rng(1)  # sizes of updates are those of draws
 
     def work(sizes: Any) -> None:
         for rows in sizes:
@@ -136,7 +167,7 @@ def test_updates_go_to_their_shards_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("to", ["jax", "torch", "numpy"])
-def test_batches_are_drawn_ahead_in_few_calls(to: Any) -> None:
+def test_batches_are_drawn_ahead_in_few_calls(to: Any, monkeypatch: Any) -> None:
     link, client = clients(fbuf.uniform(64), ROW)
     remote = client()
     remote.extend(steps(0, 8))
@@ -145,6 +176,12 @@ def test_batches_are_drawn_ahead_in_few_calls(to: Any) -> None:
     for _ in range(9):
         assert next(batches).data["t"].shape == (4,)
     assert link.calls.count("sample") == 5  # three batches a call, and two calls ahead
+    for calls, bytes_ahead in ((4, fbuf.ray._client._AHEAD), (11, 0)):  # the first batch tells how large they are
+        link.calls.clear()
+        monkeypatch.setattr("fbuf.ray._client._AHEAD", bytes_ahead)
+        for _ in zip(range(9), remote.batches(4, to=to), strict=False):
+            pass
+        assert link.calls.count("sample") == calls
 
 
 def test_a_refused_call_raises_and_later_ones_are_applied() -> None:
@@ -175,6 +212,79 @@ def test_learners_of_a_group_share_batches() -> None:
             assert (batch.data["t"] == whole.data["t"][rank::3]).all() and (batch.weight == whole.weight[rank::3]).all()
     with pytest.raises(ValueError, match="batch_size is 8; expected a multiple of the 3 ranks"):
         learners[0].sample(8)
+
+
+def test_learners_of_a_group_share_batches_of_several_shards() -> None:
+    """Each row of a batch has one learner, the probability and weight that it has in the whole, and is fixed by the seed."""
+    priority, drawn = np.arange(1.0, 33.0), list[Any]()
+    for _ in range(2):
+        link, client = clients(fbuf.prioritized(64, lanes=4, alpha=1.0, eps=0.0), ROW, shards=4)
+        client().extend(steps(0, 8, 4), priority=priority.reshape(8, 4))
+        learners = [client(group=(rank, 3)) for rank in range(3)]
+        ahead = [[learner.sample(24, to="numpy", beta=0.5) for _ in range(6)] for learner in learners]
+        for batches in zip(*ahead, strict=True):
+            assert [len(batch.mask) for batch in batches] == [8, 8, 8]
+            t, shard, weight, chance = (
+                np.concatenate([np.asarray(get(batch)) for batch in batches])
+                for get in (lambda b: b.data["t"], lambda b: b.index.shard, lambda b: b.weight, lambda b: b.probability)
+            )
+            share = np.array([priority[lane::4].sum() for lane in range(4)]) / priority.sum()
+            assert (np.abs(np.bincount(shard, minlength=4) - 24 * share) < 1).all()
+            np.testing.assert_allclose(chance, priority[t] / priority.sum(), rtol=1e-5)
+            exact = (32 * priority[t] / priority.sum()) ** -0.5
+            np.testing.assert_allclose(weight, exact / exact.max(), rtol=1e-5)
+            drawn.append(t)
+        learners[0].update_priority(ahead[0][0].index, np.full(8, 99.0))
+        learners[0].flush()
+        assert max(shard.stats()["max_priority"] for shard in link.shards) == 99
+        assert not any(shard._shares for shard in link.shards)
+    assert all((one == two).all() for one, two in zip(drawn[:6], drawn[6:], strict=True))
+
+
+def test_a_group_waits_for_a_shard_that_restarts(tmp_path: Path) -> None:
+    link, client = clients(fbuf.prioritized(64, lanes=2), ROW, shards=2, path=tmp_path)
+    client().extend(steps(0, 8, 2))
+    for shard in link.shards:
+        shard.save()
+    learners = [client(group=(rank, 2)) for rank in range(2)]
+    for restarted in (1, 0):
+        first = learners[0].sample(16, to="numpy")
+        request = learners[1]._request(16, 1, {})
+        link.restart(restarted)
+        link.away.add(restarted)
+        lost = [(shard, Away() if shard == restarted else part) for shard, part in request.parts]
+        threading.Timer(0.2, link.away.clear).start()
+        (second,) = learners[1]._collect(request._replace(parts=lost, plan=Away() if restarted == 0 else request.plan))
+        np.testing.assert_allclose(second.probability, 1 / 16, rtol=1e-5)
+        assert [len(batch.mask) for batch in (first, second)] == [8, 8] and set(second.index.shard) == {0, 1}
+    again = [learner.sample(16, to="numpy") for learner in learners]
+    assert np.bincount(np.concatenate([batch.index.shard for batch in again])).tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_batches_over_a_mesh_feed_a_sharded_buffer(processes: int) -> None:
+    """The shares of two learners are one global array. Here each of them has the same shards, in its process."""
+    run_processes(
+        """
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.support.ray_shards import clients
+
+mesh, row = jax.make_mesh((8,), ("data",)), {"t": np.int32(0)}
+_, client = clients(fbuf.prioritized(64, lanes=4), row, shards=2)
+client().extend({"t": np.arange(64, dtype=np.int32).reshape(16, 4)})
+learner = client(group=(process, processes))
+sharded, over = fbuf.sharded.Sharded(fbuf.uniform(64), mesh), NamedSharding(mesh, PartitionSpec("data"))
+state = sharded.init(row)
+for _, batch in zip(range(4), learner.batches(16, device=over)):
+    assert batch.weight.sharding == over and batch.data["t"].shape == batch.mask.shape == (16,)
+    assert batch.index.slot.shape == (16 // processes,)
+    own = np.concatenate([part.data for part in batch.weight.addressable_shards])
+    learner.update_priority(batch.index, own)
+    state = sharded.extend(state, batch.data)
+assert int(sharded.size(state)) == 64
+        """,
+        processes=processes,
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 import jax
 import numpy as np
@@ -13,32 +12,24 @@ import fbuf
 from fbuf.storages import Host
 from tests.replay.test_epoch import EXAMPLE, numbers, rows
 from tests.replay.test_row_block import compare, make_pair
-from tests.support.replay import (
-    ROOT,
-    at_exit,
-    frame_rows,
-    make_frames,
-    replay_of,
-    rows_of,
-    same_batches_as_the_buffer,
-    soak,
-    values,
-)
+from tests.support import priority_updates
+from tests.support.replay import ROOT, at_exit, replay_of, rows_of, same_batches_as_the_buffer, soak, values
 from tests.support.tables import one_of
+from tests.support.threads import Thread
+
+PARTS = [
+    {"storage": fbuf.storages.Compressed(keys=("t",))},
+    {"storage": fbuf.storages.Ragged()},
+    {"writer": fbuf.writers.TopK("t")},
+]
 
 
-@pytest.mark.parametrize("storage", [fbuf.storages.Compressed(keys=("t",)), fbuf.storages.Ragged()], ids=repr)
-def test_rows_on_the_host(storage):
-    replay = fbuf.Replay(fbuf.Buffer(10, storage=storage), EXAMPLE)
-    replay.extend(rows(0, 14))
-    assert sorted(numbers(replay.epoch(3))) == list(range(4, 14))
-
-
-def test_it_works_for_every_writer_and_after_close():
-    replay = fbuf.Replay(fbuf.Buffer(8, writer=fbuf.writers.TopK("t")), EXAMPLE)
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_epochs_of_other_parts_also_after_close(parts):
+    replay = fbuf.Replay(fbuf.Buffer(10, **parts), EXAMPLE)
     replay.extend(rows(0, 30))
     replay.close()
-    assert sorted(numbers(replay.epoch(3))) == list(range(22, 30))
+    assert sorted(numbers(replay.epoch(3))) == list(range(20, 30))
 
 
 def test_actors_and_learners_share_a_replay():
@@ -47,19 +38,6 @@ def test_actors_and_learners_share_a_replay():
 
 def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(Host(keys=("obs",)))
-
-
-def test_rows_and_batches_of_torch():
-    torch = pytest.importorskip("torch")
-    replay = make_frames()
-    replay.extend({name: torch.from_numpy(leaf) for name, leaf in frame_rows(0).items()})
-    assert np.asarray(replay.rows().data["reward"])[:8].tolist() == list(range(8))
-    batch = replay.sample(4, to="torch")
-    with replay.batches(4, to="torch", device="cpu") as batches:
-        for each in (batch, next(batches)):
-            assert all(isinstance(leaf, torch.Tensor) for leaf in jax.tree.leaves(each))
-            replay.update_priority(each.index, each.data["reward"])
-    assert replay.stats()["max_priority"] >= 1.0
 
 
 def test_the_interpreter_exits():
@@ -117,6 +95,11 @@ def test_collected_rows_give_the_batches_of_rows_written_at_once(case):
     compare(make_pair(storage, sampler, view, lanes), steps=16, seed=1)
 
 
+@pytest.mark.parametrize(("sampler", "lanes"), [("held", 2), ("ranked", None)])
+def test_priorities_set_with_the_next_draw_are_those_set_at_once(sampler, lanes):
+    priority_updates.compare(sampler, lanes)
+
+
 def test_rows_of_lanes_step_by_step():
     replay = replay_of(8, lanes=2)
     t = np.arange(10, dtype=np.int32).reshape(5, 2)
@@ -158,15 +141,11 @@ def test_an_index_read_by_threads_is_that_of_its_own_rows():
     replay, kept = replay_of(4096), []
 
     def act(lane):
-        for i in range(20):
-            number = 1000 * lane + 10 * i
+        for number in range(1000 * lane, 1000 * lane + 200, 10):
             kept.append((replay.extend(rows_of(number, number + 1)), number))
 
-    threads = [threading.Thread(target=act, args=(lane,)) for lane in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for thread in [Thread(act, lane) for lane in range(4)]:
+        thread.ends()
     assert all(values(replay.get(index)) == [number, number + 1] for index, number in kept)
 
 

@@ -26,10 +26,6 @@ def test_programs(settings):
         Trial(buffer, seed).run(60)
 
 
-def test_rows_on_the_host():
-    Trial(buffer_of(7, None, storage=fbuf.storages.Compressed(keys=("t",))), 0).run(40)
-
-
 def test_text_that_is_refused_takes_no_room():
     """Prompts in a queue: those without room are not stored, and evict none of those that wait."""
     replay = fbuf.Replay(fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=FIFO), {"text": ""})
@@ -114,39 +110,20 @@ def test_a_saved_queue_goes_on(tmp_path):
         fbuf.load(tmp_path / "queue", buffer_of(13, 2, 2, 3, 3), resize=True)
 
 
-def test_rows_of_another_buffer_are_queued_in_order():
+def test_converted_rows_and_data_sets_are_read_once_in_order(tmp_path):
     uniform, queue = fbuf.Buffer(8), fbuf.Buffer(8, sampler=FIFO)
     state = uniform.extend(uniform.init(np.int32(0)), np.arange(11, dtype=np.int32))
     state = uniform.convert(queue, state)
     assert queue.sample(state, jax.random.key(0), 8)[1].data.tolist() == list(range(3, 11))
-
-
-def test_a_data_set_is_read_once(tmp_path):
     rows = {"t": np.arange(6, dtype=np.int32)}
     buffer, state = fbuf.datasets.from_arrays(rows, path=tmp_path / "six", episode_end=(), view=Row(), sampler=FIFO)
     replay = fbuf.Replay(buffer, state)
     assert replay.limit is None  # it is read-only, so no call waits
-    assert replay.sample(4).data["t"].tolist() == [0, 1, 2, 3]
-    assert replay.sample(4).data["t"].tolist() == [4, 5, 0, 0]
-
-
-def test_many_queues_at_once():
-    buffer = fbuf.Buffer(5, sampler=FIFO)
-    states = jax.vmap(lambda t: buffer.extend(buffer.init(np.int32(0)), t + np.arange(7, dtype=np.int32)))(
-        np.array([0, 100], np.int32)
-    )
-    states, batch = jax.vmap(lambda s: buffer.sample(s, jax.random.key(0), 3))(states)
-    assert batch.data.tolist() == [[0, 1, 2], [100, 101, 102]]
-    assert jax.vmap(buffer.can_add)(states, np.array([3, 4])).tolist() == [True, False]
-
-
-def test_a_mixture_draws_from_its_queue_in_order():
-    queue = fbuf.Buffer(8, sampler=FIFO)
-    mixture = fbuf.Mixture({"fresh": queue, "old": fbuf.Buffer(8)}, fractions={"fresh": 0.5, "old": 0.5})
-    state = mixture.init({"fresh": {"t": np.int32(0)}, "old": {"t": np.int32(0)}})
+    assert [replay.sample(4).data["t"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 0, 0]]
+    mixture = fbuf.Mixture({"fresh": queue, "old": uniform}, fractions={"fresh": 0.5, "old": 0.5})
+    state, got = mixture.init({"fresh": {"t": np.int32(0)}, "old": {"t": np.int32(0)}}), []
     for name in ("fresh", "old"):
         state = mixture.extend(state, name, {"t": np.arange(8, dtype=np.int32)})
-    got = []
     for _ in range(2):
         state, batch = mixture.sample(state, jax.random.key(0), 8)
         got += np.asarray(batch.data["t"])[np.asarray(batch.index.source) == 0].tolist()

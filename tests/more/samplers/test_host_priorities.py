@@ -1,5 +1,4 @@
-"""Priorities on the host in every form of calling, threads, and with other parts; see
-`tests/samplers/test_host_priorities.py`."""
+"""More of priorities on the host: states too old, bytes, other callbacks; see `tests/samplers/test_host_priorities.py`."""
 
 import dataclasses
 
@@ -7,37 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
 
 import fbuf
 from fbuf.samplers import Prioritized
 from tests.support.host import use_other_callbacks
-from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, VERBS, compare, make, run, verb
-from tests.support.tables import one_of
+from tests.support.host_priorities import CAPACITY, EXAMPLE, EXPIRED, compare, make, run, verb
 from tests.support.trees import same
-
-WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
-PROGRAMS = st.lists(
-    st.tuples(st.sampled_from(("extend",) * 3 + ("learn",) * 4 + VERBS), st.integers(0, 2**16)), min_size=2, max_size=14
-)
-way = one_of(("donated", "buffer", {"view": WINDOWS}))
-
-
-@settings(max_examples=25)
-@given(program=PROGRAMS)
-def test_any_sequence_of_methods_is_that_of_the_device(way, program):
-    form, options, parts = way
-    device, host = make("device", options, **parts), make("host", options, **parts)
-    states = device.init(EXAMPLE), host.init(EXAMPLE)
-    for what, seed in program:
-        (first, one), (second, two) = (
-            run(buffer, form)(what, state, np.int32(seed)) for buffer, state in zip((device, host), states, strict=True)
-        )
-        states = first, second
-        same(one, two)
-        compare(*states)
 
 
 def test_a_state_that_is_too_old_says_so():
@@ -88,7 +63,7 @@ def test_the_callbacks_for_accelerators_agree(monkeypatch):
 
     expected, single = plain.init(EXAMPLE), []
     for seed in np.arange(4, dtype=np.int32):
-        expected, batch = run(plain, "jit")("learn", run(plain, "jit")("extend", expected, seed)[0], seed)
+        expected, batch = run(plain)("learn", run(plain)("extend", expected, seed)[0], seed)
         single.append(batch)
     keys = jax.random.split(jax.random.key(0), 3)
     peeked = [plain.peek(expected, key, 4, beta=0.7) for key in keys]

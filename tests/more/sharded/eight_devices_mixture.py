@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from fbuf.samplers import Epoch, Prioritized
 from fbuf.sharded import ShardedMixture
 from tests.support import sharded as support
 
+SAMPLERS = {"a": "prioritized", "b": "uniform"}
 MODES: Any = [
     {"fractions": {"a": 0.25, "b": 0.75}},
     {"fractions": {"a": 0.4, "b": 0.6}, "quota": "random", "target": "source"},
@@ -22,8 +24,8 @@ MODES: Any = [
 ]
 
 
-def mixture_of(**settings: Any) -> ShardedMixture:
-    buffers = {"a": support.buffer_of("prioritized"), "b": support.buffer_of("uniform")}
+def mixture_of(parts: Any = (), **settings: Any) -> ShardedMixture:
+    buffers = {name: support.buffer_of(sampler, **dict(parts)) for name, sampler in SAMPLERS.items()}
     return ShardedMixture(fbuf.Mixture(buffers, **settings), support.mesh_of())
 
 
@@ -77,7 +79,7 @@ def test_errors_and_rows_go_where_rows_came_from() -> None:
         state = mixture.update_priority(state, batch.index, jnp.float32(1) + batch.data["id"].astype(jnp.float32))
         return mixture.update_rows(state, batch.index, {"version": batch.data["id"] + 1000}), batch
 
-    specs = fbuf._mixture.state.MixtureState(P("data"), P(), P(), P())
+    specs = fbuf._buffer.mixture.state.MixtureState(P("data"), P(), P(), P())
     for run in (step, jax.shard_map(step, mesh=mixture.mesh, in_specs=(specs, P()), out_specs=(specs, P("data")))):
         after, batch = jax.jit(run)(state, jax.random.key(1))
         batch = jax.device_get(batch)
@@ -97,6 +99,55 @@ def test_errors_and_rows_go_where_rows_came_from() -> None:
     after = mixture.update_priority(state, index, np.full(64, 3.0, np.float32))
     refused = int(mixture.stats(after)["a/refused_out_of_range"])
     assert refused == 1 + (batch.source[order][there[1]] == 0)
+
+
+def test_windows_summaries_and_plans_are_those_of_the_buffers() -> None:
+    view = fbuf.views.Sequence(3, boundary="mask", autoreset="same_step")
+    mixture = mixture_of({"view": view}, fractions={"a": 0.25, "b": 0.75})
+    state = filled(mixture, "a", "b")
+    batch = jax.jit(mixture.peek, static_argnums=2)(state, jax.random.key(0), 32)
+    index = jax.tree.map(lambda x: np.asarray(x)[::-1].copy(), batch.index)
+    data, first = (jax.tree.map(lambda x: np.asarray(x)[::-1], each) for each in (batch.data, batch.source))
+    index.source[0] = 7
+    at = jax.device_get(jax.jit(mixture.window_index)(state, index))
+    there = data["mask"] & (np.arange(32) > 0)[:, None]
+    np.testing.assert_array_equal(at.source[1:], np.where(there, first[:, None], 2)[1:])
+    np.testing.assert_array_equal(at.shard[1:], np.where(there, index.shard[:, None], 8)[1:])
+    assert (at.source[0] == 7).all() and not at.ticket[1:][~there[1:]].any()
+    after = mixture.update_rows(state, at, {"version": data["id"] + 7}, mask=there)
+    for number, name in enumerate(SAMPLERS):
+        rows = jax.device_get(mixture[name].get(after[name], mixture.route(at, name)))
+        mine = there & (first == number)[:, None]
+        np.testing.assert_array_equal(rows.mask, mine)
+        assert mine.any() and (rows.data["version"][mine] == data["id"][mine] + 7).all()
+    summary, stats = mixture.summary(state), mixture.stats(state)
+    assert {name: each.size for name, each in summary.items()} == dict.fromkeys(SAMPLERS, support.held().sum())
+    assert summary["a"].stats["balance"] < 1 and float(stats["b/fraction"]) == 0.75 and float(stats["b/balance"]) < 1
+    plans = mixture.plan(dict.fromkeys(SAMPLERS, support.example()), batch_size=64)
+    assert plans["a"] == mixture["a"].plan(support.example(), batch_size=64) and set(plans) == set(SAMPLERS)
+    sizes = [mixture[name].nbytes(state[name])["device"] for name in SAMPLERS]
+    assert mixture.nbytes(state)["device"] == sum(sizes) + state.beta.nbytes + state.counters.nbytes
+    empty = mixture.clear(mixture.cut(state, "a"), "a")
+    assert int(mixture.size(empty)) == support.held().sum() and int(mixture.size(mixture.clear(empty))) == 0
+    assert int(mixture.size(mixture.replace(empty, {"a": state["a"]}))) == int(mixture.size(state))
+    for call in (lambda: mixture.replace(state, {"a": state["b"]}), lambda: mixture.check_state(three(state))):
+        with pytest.raises(ValueError, match="made by another buffer|state of a, b, c; expected a, b"):
+            call()
+
+
+def three(state: Any) -> Any:
+    return dataclasses.replace(state, buffers={**state.buffers, "c": state["b"]})
+
+
+@pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0)])
+def test_fractions_belong_to_their_buffers_in_any_order(shares: Any) -> None:
+    """A jitted call sorts the names of a state."""
+    buffers = dict.fromkeys("ba", fbuf.uniform(64))
+    mixture = ShardedMixture(fbuf.Mixture(buffers, fractions=dict(zip("ba", shares, strict=True))), support.mesh_of())
+    state = mixture.init(dict.fromkeys("ba", {"id": np.int32(0)}))
+    state = jax.jit(lambda state: mixture.extend(state, "b", {"id": np.arange(16, dtype=np.int32)}))(state)
+    assert bool(mixture.can_sample(state)) == (shares[0] > 0)
+    assert float(mixture.stats(state)["b/fraction"]) == shares[0]
 
 
 def test_a_buffer_is_empty_if_all_its_shards_are() -> None:

@@ -1,11 +1,13 @@
 """Saved sharded buffers on eight devices. `test_saved.py` runs these in processes of their own."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
@@ -79,13 +81,33 @@ def test_host_rows_that_are_moved_are_planned() -> None:
     assert plan.device == sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) < plan.peak_sample
 
 
-def test_mixtures_are_saved_by_buffer(tmp_path: Path) -> None:
-    mixture = ShardedMixture(fbuf.Mixture({"a": fbuf.uniform(64)}), support.mesh_of(2))
-    state = mixture.init({"a": {"t": 0}})
-    with pytest.raises(TypeError, match=r"Write fbuf.save\(path, mixture\[name\], state\[name\]\) for each buffer"):
-        fbuf.save(tmp_path, mixture, state)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"plot.overview\(mixture\['a'\], state\['a'\]\)"):
-        fbuf.plot.overview(mixture, state)  # type: ignore[arg-type]
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Host()], ids=str)
+def test_mixtures_are_saved_as_a_whole(storage: Any, tmp_path: Path) -> None:
+    buffers = {"z": support.buffer_of("prioritized", storage=storage), "a": support.buffer_of("uniform")}
+    plain = fbuf.Mixture(buffers, annealed=True)
+    two, four = (ShardedMixture(plain, support.mesh_of(number, axis_types=(AxisType.Auto,))) for number in (2, 4))
+    rows, mask, priority = support.rows_and_masks()
+    state = four.init(dict.fromkeys(buffers, support.example()))
+    state = four.extend(state, "z", rows, mask=mask, priority=priority)
+    state = four.set(four.extend(state, "a", rows, mask=mask), fractions={"z": 0.75})
+    fbuf.save(tmp_path / "four", four, state, extra={"step": 7})
+    again, loaded, extra = fbuf.load(tmp_path / "four", four, extra=True)
+    assert again == four and extra == {"step": 7}
+    same(*(jax.device_get(four.peek(each, jax.random.key(0), 64)) for each in (state, loaded)))
+    whole, state = fbuf.load(tmp_path / "four")
+    assert whole == plain
+    fbuf.save(tmp_path / "one", whole, state)
+    for name in ("four", "one"):
+        _, moved = fbuf.load(tmp_path / name, two)
+        stats, wanted = (jax.device_get(each.stats(s)) for each, s in ((two, moved), (whole, state)))
+        for number in ("z/fraction", "z/size", "a/size", "z/max_priority"):
+            assert stats[number] == wanted[number] > 0
+        assert two.peek(moved, jax.random.key(0), 64).mask.any()
+    other = dataclasses.replace(two, mixture=fbuf.Mixture({"z": buffers["z"]}))
+    with pytest.raises(fbuf.SchemaError, match="holds a mixture of z, a; expected z"):
+        fbuf.load(tmp_path / "four", other)
+    with pytest.raises(TypeError, match=r"plot.overview\(mixture\['z'\], state\['z'\]\)"):
+        fbuf.plot.overview(two, moved)  # type: ignore[arg-type]
 
 
 def test_leaves_of_64_bits_are_refused() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.support.sharded import run
 
 CASES = (
-    "(one_buffer and local) or (written_back and global) or inside or (all_rows and local) or whole or (0.25 and 0.75)"
+    "(one_buffer and local) or (written_back and global) or inside or (all_rows and local) or whole or (0.25 and 0.75) or "
+    "fractions_belong or windows_summaries"
 )
 
 

@@ -1,8 +1,6 @@
 """`storages.Ragged` against torchrl's example, in any form, in threads, windows and scans, and its memory."""
 
-import copy
 import gc
-import pickle
 import weakref
 from typing import Any
 
@@ -49,53 +47,6 @@ def test_the_example_of_lazy_stack_storage() -> None:
     assert np.array_equal(alike.lazy.stack("a")[0], data0["a"].numpy())
 
 
-def test_rows_are_accepted_in_any_form() -> None:
-    torch = pytest.importorskip("torch")
-    buffer = fbuf.Buffer(capacity=12, lanes=2, storage=Ragged(maximum={"obs": 3}))
-    state = buffer.init({"obs": jnp.zeros(0), "x": np.float32(0), "at": {"any": None}})
-    one = {"obs": jnp.ones(2), "x": jnp.float32(1), "at": {"any": {"a": {"b": 1}}}}
-    two = {"obs": torch.ones(3), "x": 2, "at": {"any": (1, 2)}}
-    state = buffer.add(state, [one, two])
-    state = buffer.add(state, {"x": np.array([3, 4], np.float32), "at": {"any": ["c", "d"]}})
-    state = buffer.add(state, {"x": [5, 6], "obs": np.ones((2, 3), np.float32), "obs_length": np.array([[0], [-1]])})
-    state = buffer.extend(state, ((one, two),))
-    state = buffer.extend(state, [])
-    got = buffer.last(state, 4)
-    assert got.data["x"].tolist() == [[1, 2], [3, 4], [5, 6], [1, 2]]
-    assert got.data["obs_length"][..., 0].tolist() == [[2, 3], [-1, -1], [0, -1], [2, 3]]
-    assert got.lazy.get("at/any", "?") == [
-        [one["at"]["any"], (1, 2)],
-        ["c", "d"],
-        ["?", "?"],
-        [one["at"]["any"], (1, 2)],
-    ]
-    assert got.lazy.missing == {"at/any": [(2, 0), (2, 1)], "obs": [(1, 0), (1, 1), (2, 1)]}
-    assert buffer.get(state, jnp.array([[0]])).lazy.stack("obs", -1).shape == (2, 1, 1)
-    alone = fbuf.Buffer(capacity=3, storage=Ragged(maximum={"obs": 3}))
-    state = alone.init({"obs": np.zeros(0, np.float32)})
-    state = alone.add(state, {"obs": np.ones(3, np.float32), "obs_length": np.array([1])})
-    assert alone.rows(state).lazy["obs"][0].tolist() == [1]
-
-
-def test_a_batch_in_torch_reads_its_rows() -> None:
-    torch = pytest.importorskip("torch")
-    from fbuf.torch import to_torch
-
-    buffer = fbuf.Buffer(capacity=4, storage=Ragged())
-    state = buffer.extend(buffer.init({"text": "", "x": 0.0}), [{"text": "a", "x": 1.0}])
-    batch = to_torch(buffer.peek(state, jax.random.key(0), 2))
-    del state
-    gc.collect()
-    assert isinstance(batch.data["x"], torch.Tensor) and batch.lazy["text"] == ["a", "a"]
-    assert batch.lazy.rows() == [{"text": "a", "x": np.float32(1)}] * 2
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(batch.ragged)
-    copied = copy.deepcopy(batch)
-    del batch
-    gc.collect()
-    assert copied.lazy["text"] == ["a", "a"]
-
-
 def test_readers_and_writers_in_threads() -> None:
     buffer = fbuf.Buffer(capacity=64, storage=Ragged())
     state = buffer.init({"a": b""})
@@ -118,10 +69,6 @@ def test_readers_and_writers_in_threads() -> None:
     for thread in [Thread(write), Thread(read), Thread(read)]:
         thread.ends()
     assert not wrong and store.stats()["rows_accepted"] == 600
-
-
-PADDED = {"obs": np.zeros((0, 0), np.int16), "text": "", "reward": 0.0}
-MAXIMUM = {"obs": (3, 4)}
 
 
 def test_eager_and_jitted_rows_mix() -> None:
@@ -162,36 +109,6 @@ def test_a_donated_step_copies_nothing(view: Any) -> None:
     memory = assert_inplace(step, state, (rows, jax.random.key(0)))
     for leaf in jax.tree.leaves(state):
         assert leaf.nbytes < 1024 or leaf.nbytes > memory.bound, f"a copy of {leaf.shape} would go unnoticed"
-
-
-case = fixed((Prioritized(), 2))
-
-
-def test_batches_are_those_of_device(case: tuple[Any, int | None]) -> None:
-    """The same batch as `Device` of what is dense, and ragged leaves of the same rows."""
-    sampler, lanes = case
-    number = lanes or 1
-    ragged = fbuf.Buffer(capacity=6 * number, lanes=lanes, storage=Ragged(), sampler=sampler)
-    device = fbuf.Buffer(capacity=6 * number, lanes=lanes, sampler=sampler)
-    one, two = ragged.init({"id": 0, "text": ""}), device.init({"id": 0})
-    for i in range(5):
-        ids = np.arange(4 * i * number, 4 * (i + 1) * number, dtype=np.int32).reshape(4, number)
-        ids = ids if lanes else ids[:, 0]
-        one = ragged.extend(one, {"id": ids, "text": jax.tree.map(str, ids.tolist())})
-        two = device.extend(two, {"id": ids})
-        one, batch = ragged.sample(one, jax.random.key(i), 8)
-        two, other = device.sample(two, jax.random.key(i), 8)
-        assert batch.lazy["text"] == [
-            str(int(n)) if m else None for n, m in zip(batch.data["id"], batch.mask, strict=True)
-        ]
-        for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(batch), strict=False):
-            assert a.dtype == b.dtype and (a == b).all()
-        if sampler.prioritized:
-            one = ragged.update_priority(one, batch.index, batch.data["id"].astype(jnp.float32))
-            two = device.update_priority(two, batch.index, batch.data["id"].astype(jnp.float32))
-    assert [x for x in jax.tree.leaves(ragged.rows(one).lazy["text"])] == [
-        str(int(n)) for n in device.rows(two).data["id"].reshape(-1)
-    ]
 
 
 def test_padded_reads_of_expired_rows() -> None:

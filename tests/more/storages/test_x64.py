@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf.storages import Compressed, Host, Ragged
+from fbuf.storages import Compressed, Host
 from tests.support.x64 import EXAMPLE, KEYS, STORAGES, buffer_of, extremes, same, same_rows
 
 torch = pytest.importorskip("torch")
@@ -102,17 +102,6 @@ def test_lanes_windows_and_prefetch(storage: str, tmp_path: Path) -> None:
             assert not batch.data[name][~mask].view(np.uint64).any()
 
 
-@pytest.mark.parametrize("storage", ["host", "compressed"])
-def test_slots_written_in_any_order(storage: str, tmp_path: Path) -> None:
-    replay = fbuf.Replay(buffer_of(storage, tmp_path, writer=fbuf.writers.Reservoir()), EXAMPLE)
-    for first in range(0, 60, 6):
-        replay.extend(extremes(6, first=first))
-        data = jax.device_get(replay.rows().data)
-        held = np.asarray(replay.rows().mask)
-        at = data["n"][held].astype(int)
-        same_rows(rows_at(data, held), rows_at(extremes(60), at))
-
-
 def test_threads_and_loader_return_64_bits(tmp_path: Path) -> None:
     replay, rows = fbuf.Replay(buffer_of("compressed", tmp_path), EXAMPLE), extremes(16)
     replay.extend(rows)
@@ -130,17 +119,15 @@ def test_threads_and_loader_return_64_bits(tmp_path: Path) -> None:
         same_rows(batch, rows_at(rows, batch["n"].numpy().astype(int)))
 
 
-def test_ragged_leaves_are_read_exactly(tmp_path: Path) -> None:
-    rows, buffer = extremes(12, (2,)), fbuf.Buffer(12, storage=Ragged())
-    replay = fbuf.Replay(buffer, {name: column[0] for name, column in rows.items()})
-    for i in range(6):
-        replay.add(rows_at(rows, i))
-    replay.extend({n: torch.from_numpy(x[6:]) if n != "n" else x[6:] for n, x in rows.items()})
-    replay.save(tmp_path / "saved")
-    for made in (replay, fbuf.Replay.load(tmp_path / "saved")):
-        for data in (made.rows(), made.sample(8), made.sample(8, to="torch")):
-            at = np.asarray(data.data["n"]).astype(int)
-            same_rows({n: data.lazy.stack(n) for n in KEYS}, {n: rows[n][at] for n in KEYS})
+def test_files_of_interop_keep_64_bits(tmp_path: Path) -> None:
+    rows = extremes(6)
+    buffer = fbuf.Buffer(6, storage=Host(keys=KEYS))
+    state = buffer.extend(buffer.init(EXAMPLE), rows)
+    fbuf.interop.to_file(tmp_path / "rows.npz", buffer, state)
+    with np.load(tmp_path / "rows.npz") as saved:
+        same_rows({name: saved[name] for name in rows}, rows)
+    again, state = fbuf.interop.from_file(tmp_path / "rows.npz", buffer=buffer)
+    same_rows(again.rows(state).data, rows)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -159,17 +146,6 @@ def test_row_updates_are_exact_and_saved(storage: str, tmp_path: Path) -> None:
         check_reads(fbuf.Replay(buffer, EXAMPLE, resume=True), wanted)
     else:
         check_reads(fbuf.Replay.load(tmp_path / "saved"), wanted)
-
-
-def test_with_a_limit_rows_wait_and_stay_exact(tmp_path: Path) -> None:
-    limit = fbuf.limits.samples_per_insert(8, min_size=4, rows=4, draws=8)
-    replay = fbuf.Replay(buffer_of("host", tmp_path), EXAMPLE, limit=limit)
-    rows = extremes(4)
-    replay.extend(rows_at(rows, slice(0, 3)))
-    replay.add(rows_at(rows, 3))
-    same_rows(replay.last(4).data, rows)
-    batch = replay.sample(4, to="numpy").data
-    same_rows(batch, rows_at(rows, batch["n"].astype(int)))
 
 
 def test_with_x64_jit_takes_them() -> None:

@@ -111,16 +111,7 @@ def test_invalid_batches_and_names_are_refused():
     cases = [
         (TypeError, "batch is dict; expected a Sample or Rows", lambda: to_tensordict(sample.data)),
         (ValueError, "expected that of the batch. Write to_tensordict", lambda: to_tensordict(sample)),
-        (
-            ValueError,
-            "names has 'pixels', but the batch has action",
-            lambda: to_tensordict(sample, view, names={"pixels": "x"}),
-        ),
-        (
-            ValueError,
-            "two leaves get the name 'x'",
-            lambda: to_tensordict(sample, view, names={"obs": "x", "action": "x"}),
-        ),
+        (ValueError, "names has 'pixels', but", lambda: to_tensordict(sample, view, names={"pixels": "x"})),
         (ValueError, "leaf 'mask' has a reserved name", lambda: to_tensordict(sample, view, names={"action": "mask"})),
         (TypeError, "batch is dict; expected a TensorDict", lambda: from_tensordict({})),
     ]
@@ -183,47 +174,10 @@ def test_chosen_fields_are_converted():
     raises(TypeError, "leaf 'action' is float64, and jax_enable_x64 is off", from_tensordict, double)
 
 
-def test_a_tensorclass_is_refused_as_an_example():
-    @tensordict.tensorclass
-    class Step:
-        obs: torch.Tensor
-        reward: torch.Tensor
-
-    step = Step(obs=torch.zeros(3), reward=torch.zeros(()), batch_size=[])
-    for make in (fbuf.Buffer(8).init, lambda example: fbuf.Replay(fbuf.Buffer(8), example)):
-        raises(TypeError, r"a Step.*; expected dicts.* Use fbuf.torch.from_torch\(\w+.to_dict", make, step)
-    assert fbuf.Buffer(8).init(fbuf.torch.from_torch(step.to_dict())).rows["obs"].shape == (8, 3)
-
-
 def test_a_tensordict_is_refused_where_rows_are_expected():
-    with pytest.raises(TypeError, match=r"rows are a TensorDict; .*from_tensordict\(rows\)"):
-        fbuf.Replay(fbuf.Buffer(8), ROW).extend(rollout(3))
+    raises(TypeError, r"rows are a TensorDict", lambda: fbuf.Replay(fbuf.Buffer(8), ROW).extend(rollout(3)))
     with pytest.raises(TypeError, match=r"is a TensorDict; .*fbuf\.torch\.from_tensordict\(x\)"):
         fbuf.torch.from_torch({"x": rollout(3)})
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_the_loss_of_torchrl_equals_the_formula(n):
-    """The TD error that torchrl's DQNLoss computes from the TensorDict, against the formula on the Sample."""
-    from tensordict.nn import TensorDictModule
-    from torchrl.modules import QValueActor
-    from torchrl.objectives import DQNLoss, ValueEstimators
-
-    view = fbuf.views.Transition(n_step=n, gamma=GAMMA, autoreset="same_step")
-    sample = played(view).sample(to="torch")
-    td = to_tensordict(sample, view)
-    torch.manual_seed(0)
-    net = torch.nn.Linear(2, 3)
-    actor = QValueActor(net, in_keys=["observation"], action_space="categorical")
-    assert isinstance(actor[0], TensorDictModule)
-    loss = DQNLoss(actor, loss_function="l2", delay_value=False, action_space="categorical")
-    loss.make_value_estimator(ValueEstimators.TD0, gamma=GAMMA)
-    loss(td.set("action", td["action"].long()))
-    with torch.no_grad():
-        value = net(sample.data["next_obs"]).max(1).values
-        chosen = net(sample.data["obs"]).gather(1, sample.data["action"].long()[:, None])[:, 0]
-        expected = (sample.data["reward"] + sample.data["discount"] * value - chosen).abs()
-    torch.testing.assert_close(td["td_error"].flatten(), expected.square(), rtol=1e-4, atol=1e-4)  # which it squares
 
 
 def test_ragged_rows_are_nested_tensors():

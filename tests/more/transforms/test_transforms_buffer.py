@@ -30,25 +30,24 @@ def test_steps_are_in_place(settings):
     assert_order(fbuf.Buffer(200_000, lanes=2, view=view, **parts, **settings), "ses", EXAMPLE)
 
 
-def frames(on_read, batch):
-    buffer = fbuf.Buffer(1000, on_read=on_read)
-    state = jax.eval_shape(buffer.init, {"obs": jax.ShapeDtypeStruct((84, 84), np.uint8)})
-    return (lambda state, key: buffer.sample(state, key, batch)), (state, jax.ShapeDtypeStruct((2,), jnp.uint32))
-
-
 @pytest.mark.optimized
 @pytest.mark.parametrize("scale", [Scale("obs"), Scale("obs", 2 / 255, -1.0)], ids=["factor", "offset"])
 def test_scale_costs_no_copy(scale):
-    batch = 64
-    (fn, args), (plain_fn, plain_args) = frames(scale, batch), frames(None, batch)
-    plain = measure(plain_fn, *plain_args)
+    """It is one kernel, which makes the batch."""
+
+    def sampling(on_read):
+        buffer = fbuf.Buffer(1000, on_read=on_read)
+        state = jax.eval_shape(buffer.init, {"obs": jax.ShapeDtypeStruct((84, 84), np.uint8)})
+        return (lambda state, key: buffer.sample(state, key, 64)), state, jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+    plain, (fn, *args), pixels = measure(*sampling(None)), sampling(scale), 64 * 84 * 84
     memory = measure(fn, *args)
-    pixels = batch * 84 * 84
     assert memory.made - plain.made <= 4 * pixels
     assert memory.temporary <= plain.temporary + pixels + 4096  # the uint8 batch is no result any more
     text = jax.jit(fn, donate_argnums=0).lower(*args).compile().as_text()
-    entry, own = text[text.index("ENTRY") :], r"= f32\[64,84,84\]\S* "
-    made = [line for line in entry.splitlines() if re.search(own + r"(?!get-tuple-element|bitcast|parameter)\w", line)]
+    own = r"= f32\[64,84,84\]\S* "
+    entry = text[text.index("ENTRY") :].splitlines()
+    made = [line for line in entry if re.search(own + r"(?!get-tuple-element|bitcast|parameter)\w", line)]
     assert len(made) == 1, made
     called = re.search(own + r"call\(.*to_apply=(%[\w.-]+)", made[0])
     if called:  # older releases of XLA cut a kernel into parts for several threads in a function of its own

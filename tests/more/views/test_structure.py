@@ -32,39 +32,6 @@ def batch_of(view, rows, **options):
     return jax.tree.map(np.asarray, buffer.peek(buffer.extend(state, rows), KEY, 5).data)
 
 
-def test_a_view_that_adds_nothing_returns_the_rows_own_structure():
-    rows = steps(12)
-    assert jax.tree.structure(batch_of(fbuf.views.Row(), rows)) == jax.tree.structure(rows)
-    windows = batch_of(fbuf.views.Sequence(4, episode_end=()), rows)
-    assert isinstance(windows, Step) and isinstance(windows.info, Info) and windows.obs.shape == (5, 4, 2)
-    np.testing.assert_array_equal(windows.info.step, windows.info.step[:, :1] + np.arange(4))
-    plain = {"obs": rows.obs, "mask": np.ones(12, np.int32)}  # no clash: the view adds no `mask`
-    assert batch_of(fbuf.views.Sequence(4, episode_end=()), plain)["mask"].tolist() == [[1] * 4] * 5
-
-
-def test_a_chex_dataclass_and_one_array_come_back_from_windows():
-    rows = ChexStep(obs=np.arange(12, dtype=np.float32), done=np.zeros(12, bool))
-    windows = batch_of(fbuf.views.Sequence(4, episode_end=()), rows)
-    assert isinstance(windows, ChexStep) and windows.obs.shape == (5, 4)
-    array = batch_of(fbuf.views.Sequence(4, episode_end=()), np.arange(12, dtype=np.int32))
-    np.testing.assert_array_equal(array, array[:, :1] + np.arange(4))
-    with_ends = batch_of(fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step"), rows)
-    assert isinstance(with_ends["row"], ChexStep)
-
-
-def test_a_view_that_adds_fields_keeps_other_structures_under_row():
-    rows = steps(12)
-    for boundary in ("stop", "mask"):
-        view = fbuf.views.Sequence(4, episode_end=("terminated",), boundary=boundary, autoreset="same_step")
-        windows = batch_of(view, rows)
-        assert set(windows) == {"row", "mask", "is_first", "learning_mask"} and isinstance(windows["row"], Step)
-        assert windows["row"].obs.shape == (5, 4, 2) and windows["mask"].shape == (5, 4)
-    array = batch_of(fbuf.views.Sequence(4, episode_end=(), burn_in=1), np.arange(12, dtype=np.int32))
-    assert array["row"].shape == (5, 4) and array["learning_mask"].tolist() == [[False, True, True, True]] * 5
-    flat = batch_of(view, rows._asdict())
-    assert set(flat) == {*Step._fields, "mask", "is_first", "learning_mask"} and isinstance(flat["info"], Info)
-
-
 def test_transitions_keep_the_structure_of_the_leaves_they_pass_on():
     view = fbuf.views.Transition(truncated=None, autoreset="same_step")
     data = batch_of(view, steps(12))

@@ -2,17 +2,12 @@
 
 # ruff: noqa: F401, F811
 
-import copy
 import dataclasses
 import functools
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax import lax
 
 import fbuf
 from fbuf.samplers import Epoch, Prioritized, Uniform
@@ -21,9 +16,8 @@ from fbuf.testing import assert_inplace
 from fbuf.views import Transition
 from tests.support import pieces
 from tests.support.refusals import raises
-from tests.support.tables import one_of
 from tests.support.trees import same
-from tests.writers.test_frozen import BATCH, STACKS, check_batches, device, made, opened, small_blocks, stepping
+from tests.writers.test_frozen import BATCH, check_batches, made, opened, small_blocks, stepping
 
 CASES = [("Epoch", "Sequence('mask')")]
 
@@ -31,33 +25,6 @@ CASES = [("Epoch", "Sequence('mask')")]
 @pytest.mark.parametrize(("sampler", "view"), CASES)
 def test_the_batches_of_device(made, sampler, view):
     check_batches(*made, sampler, view)
-
-
-sampler = one_of(Prioritized())
-
-
-@pytest.mark.optimized
-def test_eager_jitted_scanned_and_donated(made, sampler):
-    buffer, state = fbuf.datasets.open(made[0], view=STACKS, sampler=sampler)
-    keys = jax.random.split(jax.random.key(0), 3)
-
-    def step(state, key):
-        state, batch = buffer.sample(state, key, BATCH)
-        if sampler.prioritized:
-            state = buffer.update_priority(state, batch.index, jnp.arange(1.0, BATCH + 1))
-        return state, batch
-
-    eager, one = [], state
-    for key in keys:
-        one, batch = step(one, key)
-        eager.append(batch)
-    scanned = jax.jit(lambda state: lax.scan(step, state, keys))(state)[1]
-    donating, two = jax.jit(step, donate_argnums=0), copy.deepcopy(state)
-    for i, (key, batch) in enumerate(zip(keys, eager, strict=True)):
-        same(jax.tree.map(lambda x, i=i: x[i], scanned), batch)
-        two, again = donating(two, key)
-        same(again, batch)
-    same(step(state, keys[0])[1], eager[0])  # the state is as it was
 
 
 @pytest.mark.optimized
@@ -121,10 +88,3 @@ def test_load_where_it_moved(tmp_path):
     raises(fbuf.SchemaError, "has identity .* were rewritten", lambda: fbuf.load(tmp_path / "saved"))
     with pytest.raises(ValueError, match="resize is 50, but rows are of DataSet"):
         fbuf.load(tmp_path / "saved", resize=50)
-
-
-def test_many_keys_at_once(made):
-    buffer, state = fbuf.datasets.open(made[0])
-    keys = jax.random.split(jax.random.key(1), 3)
-    many = jax.vmap(lambda key: buffer.peek(state, key, 4))(keys)
-    same(jax.tree.map(lambda x: x[1], many), buffer.peek(state, keys[1], 4))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf.samplers import Prioritized
-from fbuf.storages import Compressed, Zstd
 from fbuf.testing import assert_inplace
 from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, STORAGES, Anywhere, check_largest, check_refused, make, rows_of
@@ -84,24 +83,6 @@ def test_update_and_write_in_one_step_copy_nothing():
 
     rows = {"obs": jax.ShapeDtypeStruct((3, 16), np.uint8)}
     assert_inplace(step, jax.eval_shape(buffer.init, example), rows, jax.random.key(0))
-
-
-def test_a_shuffled_data_set_is_a_stream_of_chunks_of_one():
-    order = np.random.default_rng(0).permutation(2000)
-    game = np.repeat(np.random.default_rng(1).integers(0, 255, (1, 40, 40), np.uint8), 2000, 0)
-    game[np.arange(2000), np.arange(2000) % 40] = 7
-    sizes = {}
-    for chunk in (1, 8):
-        storage = Compressed(codec=Zstd(chunk=chunk))
-        buffer = fbuf.Buffer(2000, storage=storage)
-        extend = jax.jit(buffer.extend, donate_argnums=0)
-        state = buffer.init(jax.ShapeDtypeStruct((40, 40), np.uint8))
-        for i in range(0, 2000, 100):
-            state = extend(state, game[order[i : i + 100]])
-        got = buffer.get(state, np.arange(2000))
-        assert np.array_equal(got.data, game[order]) and np.asarray(got.mask).all()
-        sizes[chunk] = buffer.nbytes(state)["host"]
-    assert sizes[1] < game.nbytes / 4, sizes
 
 
 test_checks = checks((check_refused, [("Compressed",)]))

@@ -15,25 +15,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
-from fbuf._algorithms import permutation
-from fbuf._algorithms.random_bits import fresh_key
-from fbuf._buffer import read, state_ops, transforms
+from fbuf._algorithms import random
+from fbuf._algorithms.random import fresh_key
+from fbuf._buffer import read, transforms
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState
+from fbuf._buffer.mixture import quota
+from fbuf._buffer.mixture.checks import check_same_leaves
+from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
+from fbuf._buffer.state import BufferState, _zero_masked, anchor_count, eligible_set, index_of
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import update_if
-from fbuf._core.pytree import expand
 from fbuf._core.sample import Index, Sample
-from fbuf._indexing.importance import importance_weights
+from fbuf._core.slots import expand
 from fbuf._interfaces.sampler import Draw
 from fbuf._interfaces.view import Window
 from fbuf._interfaces.writer import ReadOnly
-from fbuf._mixture import quota
-from fbuf._mixture.checks import check_same_leaves
-from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
-from fbuf.samplers._base import masked_draw
+from fbuf.samplers._base import importance_weights, masked_draw
 
 States = dict[str, BufferState]
 
@@ -42,11 +41,11 @@ class Part(NamedTuple):
     """Hold rows of a batch without weights."""
 
     data: Any
-    source: jax.Array  # int32[B], assigned buffer, which may be empty
-    slot: jax.Array
-    ticket: jax.Array
-    chance: jax.Array  # float32[B], probability of the anchor in its buffer
-    mask: jax.Array
+    source: Array  # int32[B], assigned buffer, which may be empty
+    slot: Array
+    ticket: Array
+    chance: Array  # float32[B], probability of the anchor in its buffer
+    mask: Array
 
 
 class OfShard(NamedTuple):
@@ -54,15 +53,15 @@ class OfShard(NamedTuple):
 
     shards: int
     axis: str  # of the mesh
-    number: jax.Array  # int32[S], drawable anchors of each buffer on all shards
-    share: jax.Array  # float32[S], of this shard in the draws of each buffer
+    number: Array  # int32[S], drawable anchors of each buffer on all shards
+    share: Array  # float32[S], of this shard in the draws of each buffer
 
 
-def available(mixture: MixtureConfig, states: States) -> jax.Array:
+def available(mixture: MixtureConfig, states: States) -> Array:
     """Return the drawable anchors of each buffer, int32[S]."""
     out = []
     for name, buffer in mixture.members:
-        count = jnp.sum(state_ops.count(states[name]), dtype=jnp.int32)
+        count = jnp.sum(anchor_count(states[name]), dtype=jnp.int32)
         out.append(buffer.sampler.available(states[name].sampler, count))
     return jnp.stack(out)
 
@@ -70,9 +69,9 @@ def available(mixture: MixtureConfig, states: States) -> jax.Array:
 def sample(
     mixture: MixtureConfig,
     state: MixtureState,
-    key: jax.Array,
-    fractions: jax.Array | None,
-    beta: jax.Array | None,
+    key: Array,
+    fractions: Array | None,
+    beta: Array | None,
     sizes: tuple[int, ...] | None,
     batch_size: int,
     of_shard: OfShard | None = None,
@@ -84,7 +83,7 @@ def sample(
     size = len(mixture.members)
     keys = jax.random.split(key, 2 * size + 2)
     moved = jnp.zeros((), jnp.uint32)
-    share: jax.Array | None = None
+    share: Array | None = None
     if sizes is not None:
         states, part = _draw_sizes(mixture, states, keys, sizes)
         if mixture.quota == "exact" and mixture.if_empty == "share" and _may_lack(mixture, sizes):
@@ -134,19 +133,19 @@ def _may_lack(mixture: MixtureConfig, sizes: tuple[int, ...]) -> bool:
     return len(sizes) > 1 and any(size and not isinstance(buffer.writer, ReadOnly) for (_, buffer), size in pairs)
 
 
-def count_up(state: MixtureState, **counts: jax.Array) -> jax.Array:
+def count_up(state: MixtureState, **counts: Array) -> Array:
     """Add to the counters."""
     return state.counters + jnp.stack([counts.get(name, jnp.zeros((), jnp.uint32)) for name in COUNTERS])
 
 
-def _shares(source: jax.Array, size: int) -> jax.Array:
+def _shares(source: Array, size: int) -> Array:
     """Return the share of the rows of each buffer, float32[S]."""
     which = jnp.arange(size, dtype=jnp.int32)
     count = jnp.sum(source[:, None] == which[None, :], axis=0, dtype=jnp.int32)
     return count.astype(jnp.float32) / jnp.float32(source.shape[0])
 
 
-def _draw_sizes(mixture: MixtureConfig, states: States, keys: jax.Array, sizes: tuple[int, ...]) -> tuple[States, Part]:
+def _draw_sizes(mixture: MixtureConfig, states: States, keys: Array, sizes: tuple[int, ...]) -> tuple[States, Part]:
     """Draw `sizes` rows of each buffer and join them."""
     states, parts, found = dict(states), [], []
     for number, ((name, buffer), size) in enumerate(zip(mixture.members, sizes, strict=True)):
@@ -163,7 +162,7 @@ def _draw_sizes(mixture: MixtureConfig, states: States, keys: jax.Array, sizes: 
     return _order_reads(states, jax.tree.map(_joined, *parts))
 
 
-def _joined(*parts: jax.Array) -> jax.Array:
+def _joined(*parts: Array) -> Array:
     """Join parts of a batch by writing each to its place.
 
     On CPUs a `concatenate` fused with the reads takes twice the time: it selects the part of each byte.
@@ -177,13 +176,13 @@ def _joined(*parts: jax.Array) -> jax.Array:
 
 
 def _read(
-    buffer: Buffer, state: BufferState, key: jax.Array, sampler: Any, drawn: Draw, window: Window
+    buffer: Buffer, state: BufferState, key: Array, sampler: Any, drawn: Draw, window: Window
 ) -> tuple[BufferState, Sample]:
     """Read a drawn batch as `Buffer.sample` does, without ordering the reads; `_order_reads` follows."""
     arrays, ok = buffer.storage.read(state.rows, window.reads)
-    index = state_ops.index_of(buffer, state, drawn.slot)
+    index = index_of(buffer, state, drawn.slot)
     batch = Sample(None, index, drawn.probability, drawn.weight, drawn.mask)
-    reading = transforms.reading(buffer, state, key)
+    reading = None if buffer.on_read is None else transforms.reading(buffer, state, key)
     batch, counters = read.deliver(buffer, state, batch, window, arrays, ok, reading, partly=True)
     return state.replace(sampler=sampler, counters=counters), batch
 
@@ -199,12 +198,12 @@ def _order_reads(states: States, part: Part) -> tuple[States, Part]:
     return {name: state.replace(token=token, counters=counters[name]) for name, state in states.items()}, part
 
 
-def _part(batch: Sample, source: jax.Array) -> Part:
+def _part(batch: Sample, source: Array) -> Part:
     slot = jnp.where(batch.mask, batch.index.slot, jnp.int32(0))
     return Part(batch.data, source, slot, batch.index.ticket, batch.probability, batch.mask)
 
 
-def _draw_masked(mixture: MixtureConfig, states: States, keys: jax.Array, source: jax.Array) -> tuple[States, Part]:
+def _draw_masked(mixture: MixtureConfig, states: States, keys: Array, source: Array) -> tuple[States, Part]:
     """Draw row b from buffer `source[b]`, from none if that is S."""
     states, found = dict(states), []
     whole: Part | None = None
@@ -222,26 +221,31 @@ def _draw_masked(mixture: MixtureConfig, states: States, keys: jax.Array, source
     return _order_reads(states, whole)
 
 
-def _where(chosen: jax.Array, new: Part, old: Part) -> Part:
+def _where(chosen: Array, new: Part, old: Part) -> Part:
     return jax.tree.map(lambda a, b: jnp.where(expand(chosen, a.ndim), a, b), new, old)
 
 
 def _draw_chosen(
-    buffer: Buffer, state: BufferState, key: jax.Array, chosen: jax.Array, call: str
+    buffer: Buffer, state: BufferState, key: Array, chosen: Array, call: str
 ) -> tuple[BufferState, Sample]:
     """Draw and read only the rows `chosen` bool[B] of a batch of B."""
     batch_size = chosen.shape[0]
     wanted = jnp.sum(chosen, dtype=jnp.int32)
     rank = jnp.maximum(jnp.cumsum(chosen, dtype=jnp.int32) - jnp.int32(1), jnp.int32(0))
-    eligible = state_ops.eligible_set(buffer, state)
+    eligible = eligible_set(buffer, state)
     draw_some = getattr(buffer.sampler, "draw_some", None)
     if draw_some is not None:
         sampler, drawn = draw_some(state.sampler, key, batch_size, wanted, eligible, {}, state.token)
         at = rank
     else:
         sampler, drawn = buffer.sampler.draw(state.sampler, key, batch_size, eligible, {}, state.token)
-        _check_forgets(call, buffer, state.sampler, sampler)
-        at = permutation.random_permutation(jax.random.fold_in(key, _ORDER), batch_size)[rank]
+        pairs = zip(jax.tree.leaves(state.sampler), jax.tree.leaves(sampler), strict=True)
+        if any(old is not new for old, new in pairs):
+            raise TypeError(
+                f"{call}: {buffer.sampler!r} changes its state when it draws, and has no `draw_some` (fbuf.parts.Sampler). "
+                f"Use constant fractions, quota='exact' and if_empty='mask', or another sampler."
+            )
+        at = random.permutation(jax.random.fold_in(key, _ORDER), batch_size)[rank]
     mask = chosen & drawn.mask[at]
     drawn = masked_draw(drawn.slot[at], drawn.probability[at], mask, buffer.geometry)
     window = read.window_of(buffer, state, key, drawn, eligible)
@@ -251,24 +255,12 @@ def _draw_chosen(
 _ORDER = 0x6D78  # separates the order of a part from the draw
 
 
-def _check_forgets(call: str, buffer: Buffer, before: Any, after: Any) -> None:
-    """Refuse a sampler without `draw_some` that changes its state, by identity while tracing."""
-    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    if any(old is not new for old, new in pairs):
-        raise TypeError(
-            f"{call}: {buffer.sampler!r} changes its state when it draws, and has no `draw_some` (fbuf.parts.Sampler). Use "
-            f"constant fractions, quota='exact' and if_empty='mask', or another sampler."
-        )
-
-
-def _fill_up(
-    mixture: MixtureConfig, states: States, keys: jax.Array, part: Part, source: jax.Array
-) -> tuple[States, Part]:
+def _fill_up(mixture: MixtureConfig, states: States, keys: Array, part: Part, source: Array) -> tuple[States, Part]:
     """Draw the rows of empty buffers from the buffers that `source` names; S: none."""
     size = jnp.int32(len(mixture.members))
     own_key = fresh_key(keys[len(mixture.members) :])
 
-    def fill(wanted: jax.Array, states: States, part: Part) -> tuple[States, Part]:
+    def fill(wanted: Array, states: States, part: Part) -> tuple[States, Part]:
         states, more = _draw_masked(mixture, states, own_key(), source)
         return states, _where(source < size, more, part)
 
@@ -276,15 +268,15 @@ def _fill_up(
 
 
 def _weigh_shard(
-    mixture: MixtureConfig, of_shard: OfShard, part: Part, share: jax.Array, beta: jax.Array
-) -> tuple[Part, jax.Array, jax.Array]:
+    mixture: MixtureConfig, of_shard: OfShard, part: Part, share: Array, beta: Array
+) -> tuple[Part, Array, Array]:
     """Return rows of one shard, masked if it has no mass, with the probabilities and weights of the whole.
 
     Every shard draws as many rows of a buffer, so they have its share times the number of shards in the weight.
     """
     own = of_shard.share[jnp.minimum(part.source, jnp.int32(len(mixture.members) - 1))]
     mask = part.mask & (own > jnp.float32(0))
-    part = part._replace(mask=mask, chance=part.chance * own, data=state_ops._zero_masked(mask, part.data))
+    part = part._replace(mask=mask, chance=part.chance * own, data=_zero_masked(mask, part.data))
     probability, weight = weigh(
         part.source, part.chance, mask, share, of_shard.number, beta, mixture.target, normalize=None
     )
@@ -296,15 +288,15 @@ def _weigh_shard(
 
 
 def weigh(
-    source: jax.Array,
-    chance: jax.Array,
-    mask: jax.Array,
-    share: jax.Array,
-    number: jax.Array,
-    beta: jax.Array,
+    source: Array,
+    chance: Array,
+    mask: Array,
+    share: Array,
+    number: Array,
+    beta: Array,
     target: str,
     normalize: str | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     r"""Return probabilities and importance weights, float32[B]; 0 where mask is False.
 
     A row of buffer s has probability :math:`q(i) = g_s P_s(i)`. For the target "union" its weight is :math:`(N
@@ -352,7 +344,7 @@ def window_index(mixture: MixtureConfig, state: MixtureState, index: MixtureInde
     return state, MixtureIndex(*leaves)
 
 
-def _nowhere(index: MixtureIndex, size: int, mask: Any) -> jax.Array:
+def _nowhere(index: MixtureIndex, size: int, mask: Any) -> Array:
     """Return the rows with an invalid source that are not masked, by the index or by `mask`, uint32[]."""
     none = (index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))
     masked = (index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0))

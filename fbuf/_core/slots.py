@@ -1,19 +1,57 @@
-"""Compute with the rings of the lanes: cursor, slots, order of arrival, generations. Pure functions, O(rows in hand).
+"""Slots: their layout in lanes, the ring of each lane, and reading and writing rows of arrays `[C, ...]` by slot.
+
+A *slot*, int32 in [0, C), holds one row. Each of E lanes (parallel environments) has a ring of L = C / E rows; row `position`
+of lane `e` is in slot `position * E + e`. Slot C means "no slot": reads return zeros, and writes are dropped.
 
 Each lane advances separately, because a mask may skip some lanes. The *generation* of a slot is the lap of its last write.
 Slot and generation name a row, so a stale index differs in generation. It is computed from the cursor and takes no memory.
+Gathers are unchecked (`promise_in_bounds`), and zeroing masked rows fuses into them; scatters write only the given rows.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._core.geometry import Geometry, Placement, Ring
+from fbuf._core.component import state
 
 _MANY = 2**32 - 2**20  # rows, beyond which the float32 sum cannot exclude an overflow
+
+
+class Geometry(NamedTuple):
+    """The layout of slots. Static."""
+
+    lanes: int  # E, parallel environments; 1 without lanes
+    length: int  # L, rows a lane holds
+    streams: bool = True  # whether rows replace the oldest of their lane; otherwise any row of any lane
+
+    @property
+    def capacity(self) -> int:
+        """C, all slots."""
+        return self.lanes * self.length
+
+
+@state
+class Ring:
+    """The position where each lane writes next. Rows are counted as (cursor, lap), which never overflows."""
+
+    cursor: jax.Array  # int32[E], position of the next row, in [0, L)
+    size: jax.Array  # int32[E], rows held, in [0, L]
+    # uint32[E], rounds (and clears) of the lane, from 1; wraps around, and is compared for equality only
+    lap: jax.Array
+
+
+class Placement(NamedTuple):
+    """The slots of one write."""
+
+    slot: jax.Array  # int32[N, E]; distinct and out of range where nothing is written
+    rank: jax.Array  # int32[N, E], number of the row among those of the lane in this write
+    rows: jax.Array  # int32[E], rows of this write per lane
+    ring: Ring  # the rings afterwards
 
 
 def zeros(*sizes: int) -> tuple[jax.Array, ...]:
@@ -21,13 +59,13 @@ def zeros(*sizes: int) -> tuple[jax.Array, ...]:
     return tuple(jnp.zeros((size,), jnp.int32) for size in sizes)
 
 
-def init(geometry: Geometry) -> Ring:
+def init_rings(geometry: Geometry) -> Ring:
     """Make an empty ring for each lane."""
     cursor, size = zeros(geometry.lanes, geometry.lanes)
     return Ring(cursor, size, lap=jnp.ones((geometry.lanes,), jnp.uint32))
 
 
-def resume(geometry: Geometry, count: np.ndarray) -> Ring:
+def resume_rings(geometry: Geometry, count: np.ndarray) -> Ring:
     """Return the rings after int64[E] rows without `clear`."""
     lap = jnp.asarray(count // geometry.length % (2**32 - 1) + 1, jnp.uint32)
     size = np.minimum(count, geometry.length)
@@ -88,7 +126,7 @@ def evict(ring: Ring, count: jax.Array) -> Ring:
     return Ring(ring.cursor, ring.size - count, ring.lap)
 
 
-def clear(ring: Ring) -> Ring:
+def clear_rings(ring: Ring) -> Ring:
     """Return empty rings; every earlier index becomes stale. At cursor 0 no slot has been written in this lap."""
     lap = next_lap(ring.lap, (ring.cursor > jnp.int32(0)).astype(jnp.uint32))
     return Ring(jnp.zeros_like(ring.cursor), jnp.zeros_like(ring.size), lap)
@@ -140,3 +178,27 @@ def generation(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
     lap = lap - previous.astype(jnp.uint32)
     lap = lap - (lap == jnp.uint32(0)).astype(jnp.uint32)  # 0 is no lap
     return lax.select(inside & (behind < size), lap, lax.full_like(lap, 0))
+
+
+def write_rows(array: jax.Array, slot: jax.Array, values: jax.Array, token: jax.Array) -> jax.Array:
+    """Write `values` `[..., item]` to unique slots int32[...]; out-of-range slots are dropped."""
+    item = array.shape[1:]
+    at = slot.reshape(-1) + token
+    return array.at[at].set(values.reshape((at.shape[0], *item)), mode="drop", unique_indices=True)
+
+
+def read_rows(array: jax.Array, slot: jax.Array) -> jax.Array:
+    """Return `[..., item]` of slots int32[...]; zeros for slots out of range."""
+    inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(array.shape[0]))
+    at = jnp.where(inside, slot, jnp.int32(0))
+    return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
+
+
+def expand(mask: jax.Array, ndim: int) -> jax.Array:
+    """Append axes to `mask` until it has `ndim`."""
+    return mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))
+
+
+def zero_unless(mask: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Return `leaf` where `mask` (over its leading axes) is True, and zeros elsewhere."""
+    return jnp.where(expand(mask, leaf.ndim), leaf, jnp.zeros((), leaf.dtype))

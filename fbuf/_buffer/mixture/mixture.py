@@ -12,14 +12,15 @@ import jax.numpy as jnp
 from fbuf._buffer import checks as _buffer_checks
 from fbuf._buffer import operations
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, refuse_donated
+from fbuf._buffer.checks import refuse_donated
+from fbuf._buffer.mixture import checks, draw, quota
+from fbuf._buffer.mixture.checks import check_same_leaves
+from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
+from fbuf._buffer.state import BufferState
 from fbuf._core.component import component
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
-from fbuf._mixture import checks, draw, quota
-from fbuf._mixture.checks import check_same_leaves
-from fbuf._mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan, PlanSettings
@@ -347,9 +348,7 @@ class Mixture(MixtureConfig):
         """
         self._check("Mixture.clear", "clear(state, name)", state)
         names = self.names if name is None else (self._known("Mixture.clear", name),)
-        return dataclasses.replace(
-            state, buffers={**state.buffers, **{name: self[name].clear(state[name]) for name in names}}
-        )
+        return dataclasses.replace(state, buffers={**state.buffers, **{n: self[n].clear(state[n]) for n in names}})
 
     def set(
         self,
@@ -390,7 +389,7 @@ class Mixture(MixtureConfig):
         if numbers:
             first = next(iter(numbers))
             raise ValueError(
-                f"{call}: no number '{first}' in fractions, beta. Write set(state, '{self.names[0]}', {first}=...)."
+                f"{call}: '{first}' is unknown; expected fractions or beta. Write set(state, '{self.names[0]}', {first}=...)."
             )
         if fractions is not None:
             if not self.annealed:

@@ -1,1 +1,0 @@
-"""Encoders of single columns: zstd, bit packing."""
