@@ -87,13 +87,15 @@ def write_jointly(
                 save.written += folder.write_partial(manifest)
             return save, manifest, previous
 
+        whole: Manifest | None = None
+
         def publish() -> str:
+            nonlocal whole
             parts = [own, *(_part(folder, id, number) for number in numbers[1:])]
             whole = _joined(parts, numbers[-1], join_meta)
             save.written += folder.publish(whole, sync, named=False)
             for number in numbers[1:-1]:  # the last was renamed
                 folder.remove_partial(number)
-            prune(folder, whole, previous, keep)
             return str(sum(entry.layout.nbytes for entry in whole.arrays.values()))
 
         try:
@@ -103,6 +105,8 @@ def write_jointly(
             for number in () if group.index else numbers:  # another process may be a remainder of an earlier run
                 folder.remove_generation(number)
             raise
+        if whole is not None:  # after the last failure that removes this generation
+            prune(folder, whole, previous, keep)
     return Written(numbers[-1], save.written, int(total))
 
 
