@@ -151,7 +151,7 @@ def check_draws(sampler: str, draw: Any, draws: int, size: int = 2**15) -> None:
         ) ** -part.beta
         largest = {None: 1.0, "batch": every[drawn].max(), "buffer": every[chance > 0].max()}[part.normalize]
         weight = every[drawn] / largest
-    np.testing.assert_allclose(batch.weight[batch.mask], weight, rtol=3e-6)
+    np.testing.assert_allclose(batch.weight[batch.mask], weight, rtol=1e-6)
 
     if draw == "local":  # each shard draws as many
         each = np.where(share > 0, share, 1)[shard_of(np.arange(chance.size))]
