@@ -119,3 +119,21 @@ def _versus_cell(row: Mapping[str, Any]) -> str | None:
     middle = row["ratio"]["median"] if isinstance(row["ratio"], Mapping) else row["ratio"]
     size = row["tags"]["size"]
     return f"{number(middle)}x (of {size:,})"
+
+
+# ------------------------------------------------------------------------------------------- the long run
+
+
+def long_run(report: Report) -> str:
+    """What a long run took, beside what 50 million frames would."""
+    run = report["benchmarks"].get("long_run")
+    if run is None:
+        return "Not in this report."
+    rows = [
+        (r["case"], *(number(r[k]) if r[k] is not None else "" for k in ("ours", "peer")), r["note"])
+        for r in run["rows"]
+    ]
+    return (
+        table(("", "measured", "at 50,000,000 frames (extrapolated)", ""), rows)
+        + f"\n\n`long_run`: {_report.how(run)}."
+    )

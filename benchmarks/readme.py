@@ -25,6 +25,7 @@ def sections(results: Path = RESULTS) -> dict[str, dict[str, str]]:
     details = {
         "figures": _figures.figures(report),
         "peers": _figures.versus(report),
+        "long_run": _figures.long_run(report),
         "pictures": "\n".join(f"![{name}](results/{name})" for name in pictures),
         "runs": _report.runs(report),
         "defects": defects.markdown(defects.load(results / "defects.json")),
