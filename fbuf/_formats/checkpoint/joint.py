@@ -105,8 +105,13 @@ def write_jointly(
             for number in () if group.index else numbers:  # another process may be a remainder of an earlier run
                 folder.remove_generation(number)
             raise
-        if whole is not None:  # after the last failure that removes this generation
+
+        def remove_old() -> str:
+            assert whole is not None
             prune(folder, whole, previous, keep)
+            return ""
+
+        group.first(remove_old)  # a failure from here on leaves the new generation, and no process returns before
     return Written(numbers[-1], save.written, int(total))
 
 
