@@ -66,8 +66,9 @@ SHARED = {  # they share a buffer between processes, which ours refuses
 
 @pytest.mark.parametrize("name", ["rb_core", "samplers", "storages", "writers"])
 def test_torchrl(name: str) -> None:
+    # The trees first: importing torchrl without them fails what is prioritized.
     options = ["-k", "not (recompile or fullgraph)", "-p", "tests.support.torchrl_trees", f"rb/test_{name}.py"]
     theirs, number = run(source("TORCHRL") / "test", *options)
-    ours, passed = run(source("TORCHRL") / "test", "-p", "tests.support.torchrl_swapped", *options)
+    ours, passed = run(source("TORCHRL") / "test", *options, "-p", "tests.support.torchrl_swapped")
     new = ours - theirs
     assert new <= SHARED and passed + len(new) >= number, (sorted(new), passed, number)
