@@ -24,7 +24,7 @@ from fbuf._core.sample import Rows, Sample
 from fbuf._interfaces.storage import Growable
 
 _NEWEST = "Call it before `extend`, with the index of the newest batch"
-_GROW = "Make room with buffer, state = buffer.grow(state)"
+_GROW = "Make room with buffer.grow(state) or replay.grow()"
 _MESSAGES: Mapping[str, tuple[str, str]] = {
     "refused_nonfinite": (
         "{n} priorities are NaN or infinite and were refused; the others took effect",
@@ -251,11 +251,8 @@ def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str, ahead
     if new.pop("empty_samples"):
         raise ValueError(f"{call}: there is nothing to draw. Ask can_sample first, or learn only where mask is True.")
     if any(new.values()):
-        names = {name: name.removeprefix("refused_").replace("_", " ") for name in new}
-        what = ", ".join(f"{n} {names[name]}" for name, n in new.items() if n)
-        if new["refused_rows"]:
-            hint = f"Make room for distinct blocks with `grow`. {hint}"
-        raise ValueError(f"{call}: refused one by one: {what}; the others took effect. {hint}")
+        found = [(message.format(n=new[name]), fix) for name, (message, fix) in _MESSAGES.items() if new.get(name)]
+        raise ValueError(f"{call}: {'; '.join(message for message, _ in found)}. {found[0][1]}; {hint}")
 
 
 def _states(tree: Any) -> list[Any]:

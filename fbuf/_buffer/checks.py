@@ -213,9 +213,8 @@ def check_made_by(buffer: BufferConfig, state: BufferState) -> None:
     refuse_stacked("Buffer.check_state", type(buffer), state)
     if not fits(buffer, state):
         raise ValueError(
-            f"Buffer: this state was made by another buffer than {buffer!r} (of another capacity, number of lanes, "
-            f"storage, sampler, view, prefetch or batch_size, or other transforms). Use the buffer that made it (buffer, "
-            f"state = buffer.grow(state) gives another); for another sampler, view, prefetch or on_read of the same rows "
+            f"Buffer: this state was made by another buffer than {buffer!r}, with other sizes, parts or other transforms. "
+            f"Use the buffer that made it (`grow` returns a new one); for another sampler or view of the same rows write "
             f"buffer.convert(other, state)."
         )
 
@@ -400,13 +399,14 @@ def check_draw(
     """Return batch size and options of a draw; `form` is the call with its arguments in order."""
     if isinstance(batch_size, jax.core.Tracer):
         raise TypeError(f"{call}: batch_size is traced; expected a Python int. Make it static in your jit.")
+    asked = {name: value for name, value in options.items() if value is not None}
+    numbers = check_numbers(call, buffer.sampler, buffer.sampler.options, asked) if asked else {}
     size = buffer.batch_size if batch_size is None else batch_size
     if size is None:
         raise TypeError(f"{call}: batch_size is missing. Write {form}, or Buffer(..., batch_size=256).")
-    asked = {name: value for name, value in options.items() if value is not None}
     check_batch_size(call, size, f" The order is {form}.")
     arguments.check_key(call, key, "and for many keys vmap `peek`")
-    return int(size), check_numbers(call, buffer.sampler, buffer.sampler.options, asked) if asked else {}
+    return int(size), numbers
 
 
 def check_batch_size(call: str, batch_size: Any, order: str = "") -> None:

@@ -218,23 +218,23 @@ def _reshaped(got: tuple[int, ...], item: tuple[int, ...], leading: tuple[int | 
     if lanes is None and got == item:
         return " Add one row with `add`, or give it the leading axis with x[None]."
     if lanes is not None and got == item:
-        return f" There are {lanes} lanes: add one row of each, jnp.stack([x_of_lane_0, ...])."
+        return f" There are {lanes} lanes: add one row of each, jnp.stack([row_of_lane_0, ...])."
     if lanes is not None and not adds and got == (lanes, *item):
         return " Add one row of each lane with `add`, or give it the leading axis with x[None]."
     if lanes is not None and not adds and len(got) == 1 + len(item) and got[1:] == item:
-        return f" There are {lanes} lanes: rows of each side by side, [N, {lanes}, ...]."
+        return f" There are {lanes} lanes: stack their rows along axis 1, [N, {lanes}, ...]."
     if got[-1:] == (1,) and len(got) == 1 + len(leading) + len(item) and got[len(leading) : -1] == item:
         return " Take its last axis away: x.squeeze(-1)."
     if adds and len(got) == 1 + len(leading) + len(item) and got[1:] == (*leading, *item):
         return " Add several rows with `extend`."
-    return ""
+    return " Rows must have the shapes of the example given to `init`."
 
 
 def wrong_dtype(where: str, got: Any, want: Any) -> TypeError:
     """Return the error for a leaf of another dtype. A cast must not lose the fractions of images in [0, 1]."""
-    fix = f"Initialise with {got}, or convert the rows before."
+    fix = f"Initialise with {got}, or convert the rows before the call."
     if want == np.bool_ or _kind(got) <= _kind(want):
-        fix = f"Cast with x.astype(jnp.{want})."
+        fix = f"Cast with x.astype(jnp.{want}), or initialise with {got}."
     return TypeError(f"{where} is {got}; this buffer was initialised with {want}. {fix}")
 
 

@@ -46,8 +46,8 @@ class ShardedOperation:
                 own = state.local()
                 if not checks.fits(sharded.shard, own):
                     raise ValueError(
-                        f"Sharded: this state was made by another buffer than {sharded.buffer!r}, of another "
-                        f"capacity, number of lanes, sampler, view or storage. Use the Sharded that made it."
+                        f"Sharded: this state was made by another buffer than {sharded.buffer!r}, with other sizes or "
+                        f"parts. Use the Sharded that made it."
                     )
                 with on_each_shard(sharded, state, args):
                     new, result = core(sharded, own, *args, *static)

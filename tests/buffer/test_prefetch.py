@@ -58,7 +58,7 @@ def test_checked_lets_stale_draws_pass():
     update = fbuf.checked(buffer.update_priority)
     state = update(state, batch.index, np.ones(BATCH, np.float32))
     assert int(buffer.stats(state)["refused_stale"]) == BATCH
-    raises(ValueError, "nonfinite", lambda: update(state, batch.index, np.full(BATCH, np.nan, np.float32)))
+    raises(ValueError, "priorities are NaN", lambda: update(state, batch.index, np.full(BATCH, np.nan, np.float32)))
 
 
 @pytest.mark.parametrize(

@@ -49,17 +49,17 @@ def test_refused_priorities_are_errors_that_name_the_reason():
     for bad in (np.nan, np.inf, -np.inf):
         error = ONES.copy()
         error[1] = bad
-        raises(ValueError, "1 nonfinite; the others took effect", replay.update_priority, batch.index, error)
+        raises(ValueError, "1 priorities are NaN or infinite and were refused; the others took effect", replay.update_priority, batch.index, error)
         replay.update_priority(batch.index, ONES)  # counted once
     unwritten = fbuf.Index(jnp.full(4, 10, jnp.int32), jnp.ones(4, jnp.uint32))
-    raises(ValueError, "4 stale", replay.update_priority, unwritten, ONES)
+    raises(ValueError, "4 indices are stale", replay.update_priority, unwritten, ONES)
     wild = fbuf.Index(jnp.array([99, -5, 99, -5], jnp.int32), jnp.ones(4, jnp.uint32))
-    raises(ValueError, "4 out of range", replay.update_priority, wild, ONES)
+    raises(ValueError, "4 indices name no slot", replay.update_priority, wild, ONES)
     for start in (8, 16):
         replay.extend(frame_rows(start))
-    raises(ValueError, "4 stale", replay.update_priority, batch.index, ONES)
-    raises(ValueError, "4 stale", replay.update_rows, batch.index, {"reward": ONES})
-    with pytest.raises(ValueError, match="Replay.extend: refused one by one: 1 nonfinite"):
+    raises(ValueError, "4 indices are stale", replay.update_priority, batch.index, ONES)
+    raises(ValueError, "4 indices are stale", replay.update_rows, batch.index, {"reward": ONES})
+    with pytest.raises(ValueError, match="Replay.extend: 1 priorities are NaN"):
         replay.extend(frame_rows(0), priority=np.array([np.inf] + [1.0] * 7, np.float32))
     assert len(replay) == 16 and replay.sample(4).mask.all()
 
@@ -115,7 +115,7 @@ def test_checked_raises_for_a_jitted_step():
         return buffer.update_priority(state, batch.index, batch.data["reward"] * scale)
 
     fine = fbuf.checked(learn)(state, jnp.float32(1))
-    with pytest.raises(ValueError, match="checked: refused one by one: 4 nonfinite"):
+    with pytest.raises(ValueError, match="checked: 4 priorities are NaN"):
         fbuf.checked(learn)(fine, jnp.float32(jnp.nan))
     with pytest.raises(
         ValueError, match=r"there is nothing to draw\. Ask can_sample first, or learn only where mask is True\."

@@ -55,7 +55,7 @@ ROWS = """
 BUFFER.extend(state, rows(5, obs=zeros(5, 2))) => TypeError
     leaf 'obs' is float32; this buffer was initialised with uint8. Initialise with float32, or convert the rows
 BUFFER.extend(state, rows(5, obs=zeros(5, 2, dtype="int8"))) => TypeError
-    leaf 'obs' is int8; this buffer was initialised with uint8. Cast with x.astype(jnp.uint8).
+    leaf 'obs' is int8; this buffer was initialised with uint8. Cast with x.astype(jnp.uint8), or initialise with int8.
 BUFFER.extend(state, rows(5, actoin=zeros(5))) => ValueError
     Buffer.extend: leaf 'actoin' is not in this buffer | expected: next/done, obs, reward
 BUFFER.extend(state, rows(5, next={"end": zeros(5, dtype="bool")})) => ValueError
@@ -78,7 +78,7 @@ BUFFER.extend(state, rows(5, obs=zeros(4, 2, dtype="uint8"))) => ValueError
 LANED.extend(laned, rows(3, 5)) => ValueError
     has 5 entries on axis 1 of [N, E, ...] | this buffer has 3. Time comes first: x.swapaxes(0, 1).
 LANED.extend(laned, rows(5)) => ValueError
-    leaf 'next/done' has shape [5]; expected [N, E]. | There are 3 lanes: rows of each side by side, [N, 3, ...].
+    leaf 'next/done' has shape [5]; expected [N, E]. | There are 3 lanes: stack their rows along axis 1, [N, 3, ...].
 LANED.add(laned, rows()) => ValueError
     Buffer.add: leaf 'next/done' has shape []; expected [E]. | There are 3 lanes: add one row of each
 LANED.extend(laned, rows(3)) => ValueError
