@@ -38,7 +38,7 @@ _MOST = 2**31 - 1
 
 @state
 class LimitState:
-    """The counts of a limit: arrays, or Python ints with `init(host=True)`."""
+    """Hold the counts of a limit: arrays, or Python ints with `init(host=True)`."""
 
     added: Any  # uint32[2], rows, high word first; or an int
     drawn: Any  # uint32[2], rows, duplicates counted; or an int

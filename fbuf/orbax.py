@@ -84,7 +84,7 @@ class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
 @ocp.args.register_with_handler(ReplayHandler, for_save=True)
 @dataclasses.dataclass
 class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """The items to save: `Composite(replay=SaveArgs(buffer, state), ...)`.
+    """Name the items to save: `Composite(replay=SaveArgs(buffer, state), ...)`.
 
     Attributes:
       buffer, state: As for `fbuf.save`. Arrays may be sharded over the devices of this process.
@@ -128,7 +128,7 @@ class SaveArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
 @ocp.args.register_with_handler(ReplayHandler, for_restore=True)
 @dataclasses.dataclass
 class RestoreArgs(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """The items to restore: `Composite(replay=RestoreArgs(), ...)` returns `(buffer, state)`.
+    """Name the items to restore: `Composite(replay=RestoreArgs(), ...)` returns `(buffer, state)`.
 
     Attributes:
       buffer, example, verify, resize, progress: As for `fbuf.load`. None as buffer: the saved one.

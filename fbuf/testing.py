@@ -22,7 +22,7 @@ def __dir__() -> list[str]:
 
 
 class Memory(NamedTuple):
-    """Bytes of one compiled call, other than the donated buffer."""
+    """Hold the bytes of one compiled call, other than the donated buffer."""
 
     temporary: int  # scratch memory of the program
     given: int  # arguments that are not donated

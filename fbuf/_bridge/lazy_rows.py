@@ -83,7 +83,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 class Lazy:
-    """The ragged leaves of a batch, `batch.lazy`; nothing is read before it is asked for.
+    """Read the ragged leaves of a batch, `batch.lazy`, when they are used.
 
     Places where the batch has no row (`mask` False) read as None. A row that lacks a leaf is reported by `missing`, raised by
     `lazy[name]`, and given a default by `get`. A row that the store has dropped since the batch was drawn is an error, never

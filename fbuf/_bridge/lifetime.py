@@ -57,7 +57,7 @@ class Owner:
 
 
 class StoreHandle:
-    """An open host store, as `fbuf.stores()` lists it.
+    """Inspect or close an open host store, as `fbuf.stores()` lists it.
 
     A context manager: leaving the `with` block closes the store at once, even if states of it are left.
 
@@ -101,7 +101,7 @@ class StoreHandle:
     def repack(self) -> None:
         """Recompress closed chunks, and wait for it.
 
-        A store does so by itself, in the background, as rows come; this is for when they have all come.
+        A store does so in the background as rows arrive. Call this after the last row.
 
         Cost: 8 to 20 us a frame of 84x84.
         """

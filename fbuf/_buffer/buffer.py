@@ -44,7 +44,7 @@ _INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(m
 
 @component
 class Buffer(BufferConfig):
-    """Experience replay as pure functions of an immutable state.
+    """Store rows and sample batches with pure functions of an immutable state.
 
     Attributes:
       capacity: C, rows held; with lanes a multiple of E.
@@ -308,7 +308,7 @@ class Buffer(BufferConfig):
 
         For ends that no row marks: an environment was reset by hand, or restarted after `load` or `resume`. No window, stack
         or return continues across a cut. It counts as a truncation whose final observation is unknown, also if the view names
-        one. A lane that is empty, or whose next row begins an episode anyway, stays as it is.
+        one. A lane that is empty, or whose next row begins an episode anyway, is unchanged.
 
         Args:
           state: From `init` or an earlier call. Donate it in a jitted step.
@@ -336,7 +336,7 @@ class Buffer(BufferConfig):
         return operations.cut(self, state, checks.check_lanes("Buffer.cut", self, lanes))[0]
 
     def clear(self, state: BufferState) -> BufferState:
-        """Drop every row. Annealed numbers stay, and every index becomes stale. Cost: O(C).
+        """Drop every row. Annealed numbers are kept, and every index becomes stale. Cost: O(C).
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -368,7 +368,7 @@ class Buffer(BufferConfig):
         return operations.set_numbers(self, state, checked)[0]
 
     def rebuild(self, state: BufferState) -> BufferState:
-        """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`. Priorities stay.
+        """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`. Priorities are kept.
 
         `Ranked` always uses its current numbers, so nothing changes.
 

@@ -24,7 +24,7 @@ from fbuf._interfaces.writer import ReadOnly
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Bytes of a buffer, by place. Peaks are the most device bytes during a call, state included."""
+    """Hold the bytes of a buffer, by place. Peaks are the most device bytes during a call, state included."""
 
     device: int  # the state
     host: int  # rows, prefetched rows, and priorities on the host

@@ -37,7 +37,7 @@ class TrajectoryParts(_Parts, total=False):
 
 
 def uniform(capacity: int, **parts: Unpack[Parts]) -> Buffer:
-    """`Buffer(capacity, sampler=Uniform(), **parts)`: every row equally likely.
+    """Return `Buffer(capacity, sampler=Uniform(), **parts)`: every row is equally likely.
 
     Args:
       capacity: C, rows held.
@@ -62,7 +62,7 @@ def prioritized(
     on: Literal["device", "host"] = "device",
     **parts: Unpack[Parts],
 ) -> Buffer:
-    """`Buffer(capacity, sampler=Prioritized(alpha, beta, ...), **parts)`: prioritized replay.
+    """Return `Buffer(capacity, sampler=Prioritized(alpha, beta, ...), **parts)`, for prioritized replay.
 
     Args:
       capacity: C, rows held.
@@ -90,7 +90,7 @@ def trajectory(
     over: Literal["anchors", "episodes"] = "anchors",
     **parts: Unpack[TrajectoryParts],
 ) -> Buffer:
-    """`Buffer(capacity, view=Sequence(length, ...), sampler=Uniform(over), **parts)`: windows of successive rows.
+    """Return `Buffer(capacity, view=Sequence(length, ...), sampler=Uniform(over), **parts)`, for windows of rows.
 
     Args:
       capacity: C, rows held.

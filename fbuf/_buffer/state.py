@@ -167,7 +167,7 @@ class Transforms:
 
 @state
 class BufferState:
-    """The state of a buffer: a pytree of arrays.
+    """Hold everything in a buffer that changes: a pytree of arrays.
 
     Its fields are private; read it with `stats`, `rows`, `get` and `last`.
     """

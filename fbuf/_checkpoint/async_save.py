@@ -26,7 +26,7 @@ _path_locks: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary
 
 
 class Saving:
-    """A running or finished save.
+    """Hold a running or finished save: wait for it, or read its result.
 
     Example:
       >>> import fbuf, tempfile, jax.numpy as jnp

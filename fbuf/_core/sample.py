@@ -36,14 +36,18 @@ class _Lazy(Protocol):
 
 @state
 class Index:
-    """Identifies rows by slot and generation, which differs between successive rows of a slot.
+    """Identify rows by slot and generation, which differs between successive rows of a slot.
 
     An index whose row has been overwritten is *stale*: methods skip it and count it. Generations follow one history: if two
     states continue from one, an index of the first may match a row of the second.
+
+    Attributes:
+      slot: int32[B], in [0, C); C where the sample's mask is False.
+      ticket: uint32[B], generation of the slot; 0 where the mask is False.
     """
 
-    slot: jax.Array  # int32[B], in [0, C); C where the sample's mask is False
-    ticket: jax.Array  # uint32[B], generation of the slot; 0 where the mask is False
+    slot: jax.Array
+    ticket: jax.Array
 
 
 class _Ragged:
@@ -63,22 +67,39 @@ class _Ragged:
 
 @state
 class Sample(_Ragged):
-    """A batch. Where `mask` is False, data, probability and weight are zero."""
+    """Hold a batch. Where `mask` is False, data, probability and weight are zero.
 
-    data: PyTree  # the batch of the view, leaves [B, ...]
-    index: Index  # the anchors, for `update_priority` and `update_rows`
-    probability: jax.Array  # float32[B], of this anchor in one draw from the whole buffer
-    weight: jax.Array  # float32[B], importance weight (1 for uniform draws)
-    mask: jax.Array  # bool[B], False where there was no anchor to draw, or the row had expired
-    ragged: Any = None  # tickets of rows in `storages.Ragged`, which `lazy` reads; None for other storages
-    last: Any = None  # bool[], whether an epoch of `samplers.Epoch` ends with this batch; None for other samplers
+    Attributes:
+      data: The batch of the view, leaves `[B, ...]`: see `fbuf.views.Row`, `Transition`, `Sequence`, ...
+      index: The sampled rows, `Index` `[B]`, for `update_priority` and `update_rows`.
+      probability: float32[B], of each row in one draw from the whole buffer.
+      weight: float32[B], importance weights; 1 for uniform draws.
+      mask: bool[B], False where no row could be drawn, or the row had expired.
+      ragged: Tickets of rows in `storages.Ragged`, which `lazy` reads; None for other storages.
+      last: bool[], whether an epoch of `samplers.Epoch` ends with this batch; None for other samplers.
+    """
+
+    data: PyTree
+    index: Index
+    probability: jax.Array
+    weight: jax.Array
+    mask: jax.Array
+    ragged: Any = None
+    last: Any = None
 
 
 @state
 class Rows(_Ragged):
-    """Rows as they were added, and their indices. Where `mask` is False the row is zeros."""
+    """Hold rows as they were added, and their indices. Where `mask` is False the row is zeros.
 
-    data: PyTree  # leaves [..., item]
-    index: Index  # of the same leading shape
-    mask: jax.Array  # bool[...]
-    ragged: Any = None  # as in `Sample`
+    Attributes:
+      data: Leaves `[..., item]`.
+      index: `Index` `[...]`.
+      mask: bool[...], False where there is no row.
+      ragged: As in `Sample`.
+    """
+
+    data: PyTree
+    index: Index
+    mask: jax.Array
+    ragged: Any = None

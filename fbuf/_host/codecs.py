@@ -160,7 +160,7 @@ def _undecodable(error: zstandard.ZstdError, size: int) -> StoreCorrupted:
 
 @runtime_checkable
 class Codec(Protocol):
-    """What a host column needs of a codec: a hashable value with these members. Called from several threads at once.
+    """Define the members of a codec, a hashable value. They are called from several threads at once.
 
     Example: frames in sixteen shades, half the bytes before zlib. A codec may be lossy; the store checks encoded bytes only.
       >>> import dataclasses, zlib, fbuf, numpy as np
@@ -201,7 +201,7 @@ def _check_range(codec: Any, name: str, low: int, high: int) -> None:
 
 @dataclass(frozen=True)
 class Zstd:
-    """Zstandard. On its own (`encode`, `decode`) without dictionaries; in a store with them.
+    """Compress rows with Zstandard: without dictionaries by `encode` and `decode`, with them in a store.
 
     Attributes:
       level: 1 to 22. Higher levels write 4x slower and up from 9; with a dictionary they save 5-20 %.
@@ -244,7 +244,7 @@ class Zstd:
 
 @dataclass(frozen=True)
 class Raw:
-    """No codec: rows are stored as they are, neither encoded nor checked. For leaves that do not compress.
+    """Store rows as they are, neither encoded nor checked, for leaves that do not compress.
 
     A leaf for which `Zstd` gains less than 1.3x is stored this way automatically; `Raw` decides it beforehand.
 

@@ -78,7 +78,7 @@ class Mass(NamedTuple):
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Chooses anchors. `dense` says that every row held is an anchor.
+    """Choose anchors. `dense` says that every row held is an anchor.
 
     A sampler without priorities needs one method: derive it from `fbuf.parts.NthSampler`. Any other implements all of
     these and is decorated with `fbuf.parts.component`.

@@ -24,7 +24,7 @@ class Read(NamedTuple):
 
 @runtime_checkable
 class Storage(Protocol):
-    """Holds rows by slot. `spec` maps each leaf's name to the shape and dtype of one row.
+    """Hold rows by slot. `spec` maps each leaf's name to the shape and dtype of one row.
 
     Optional methods, read with `getattr`:
       forecast(geometry, spec, trial): `Forecast` of how full the table of distinct blocks will be, from rows

@@ -29,7 +29,7 @@ class Context(NamedTuple):
 
 @runtime_checkable
 class Transform(Protocol):
-    """Maps rows to rows, or batches to batches: a pure function of a pytree of arrays.
+    """Map rows to rows, or batches to batches: a pure function of a pytree of arrays.
 
     Optional members, read with `getattr`:
       keyed: bool, False. Whether `Context.key` is needed; such a transform is for batches only.

@@ -63,7 +63,7 @@ class Window(NamedTuple):
 
 @runtime_checkable
 class View(Protocol):
-    """Chooses the rows around a drawn anchor, and assembles the batch from them.
+    """Choose the rows around a drawn anchor, and assemble the batch from them.
 
     One of these methods is required:
       opens(step, flags, before): If `rule.prompt`: which anchor each new row uint8[N, E] opens, as rows before it

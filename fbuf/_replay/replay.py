@@ -47,7 +47,7 @@ from fbuf.storages import Ragged
 
 
 class Replay(ReplayRows):
-    """A buffer with its state and key. Threads may share it.
+    """Hold a buffer, its state and its key, for plain Python loops. Threads may share it.
 
     Args:
       buffer: The storage, sampler, view and writer.
@@ -485,7 +485,7 @@ class Replay(ReplayRows):
     def cut(self, lanes: Any = None) -> None:
         """End the running episodes of the `lanes` bool[E], or of all, at their newest rows; see `Buffer.cut`.
 
-        Call it when environments restart without a row that says so. `load` and `resume=True` do.
+        Call it when environments restart and no row records the end. `load` and `resume=True` call it.
 
         Example:
           >>> import fbuf, numpy as np

@@ -24,7 +24,7 @@ _LINE = 200  # characters
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """The figures of a data set; prints as a table.
+    """Hold the figures of a data set; `print` shows a table.
 
     Attributes:
       path: Its folder.

@@ -213,7 +213,7 @@ class _Compressed(BaseBuffer):  # type: ignore[misc]
 
 
 class CompressedReplayBuffer(_Compressed, ReplayBuffer):  # type: ignore[misc]
-    """SB3's `ReplayBuffer` with compressed observations.
+    """Replace SB3's `ReplayBuffer`; store observations compressed.
 
     Args:
       buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: As in SB3.
@@ -236,14 +236,14 @@ class CompressedReplayBuffer(_Compressed, ReplayBuffer):  # type: ignore[misc]
 
 
 class CompressedDictReplayBuffer(_Compressed, DictReplayBuffer):  # type: ignore[misc]
-    """SB3's `DictReplayBuffer` with compressed observations; arguments as for `CompressedReplayBuffer`.
+    """Replace SB3's `DictReplayBuffer`; store observations compressed. Arguments are as for `CompressedReplayBuffer`.
 
     `min_bytes` applies to each entry of the observation.
     """
 
 
 class CompressedNStepReplayBuffer(NStepReplayBuffer, CompressedReplayBuffer):  # type: ignore[misc]
-    """SB3's `NStepReplayBuffer` with compressed observations.
+    """Replace SB3's `NStepReplayBuffer`; store observations compressed.
 
     Args: as for `CompressedReplayBuffer`, and `n_steps` and `gamma`. SB3 ignores `n_steps` of an algorithm that is given a
     class: pass `replay_buffer_kwargs={"n_steps": 3, "gamma": 0.99}`.
@@ -253,7 +253,7 @@ class CompressedNStepReplayBuffer(NStepReplayBuffer, CompressedReplayBuffer):  #
 
 
 class CompressedHerReplayBuffer(HerReplayBuffer, CompressedDictReplayBuffer):  # type: ignore[misc]
-    """SB3's `HerReplayBuffer` with compressed observations: its arguments, `codec` and `min_bytes`."""
+    """Replace SB3's `HerReplayBuffer`; store observations compressed. Arguments are its own, `codec` and `min_bytes`."""
 
     def __init__(self, *args: Any, codec: Codec | None = None, min_bytes: int = _MIN_BYTES, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -264,7 +264,7 @@ class _Checkpointer(TensorStorageCheckpointer):  # type: ignore[misc]
 
 
 class CompressedStorage(LazyTensorStorage):  # type: ignore[misc]
-    """torchrl's `LazyTensorStorage` with compressed leaves.
+    """Replace torchrl's `LazyTensorStorage`; store large leaves compressed.
 
     Args:
       max_size, device, ndim: As in torchrl. Rows are compressed in host memory, and read to `device`.

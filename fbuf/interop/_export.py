@@ -119,7 +119,7 @@ FORMAT, VERSION = "fbuf rows", 1
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Hold what was written.
 
     Attributes:
       path: The file.

@@ -25,7 +25,7 @@ from fbuf.storages import _array_rows
 
 
 class NthSampler(BaseSampler):
-    """Base of a sampler without priorities, whose only state is the log of anchors.
+    """Implement a sampler without priorities, except for `pick`; subclass it. Its only state is the log of anchors.
 
     A subclass is a `component` with one method, `pick`. Set `in_order = True` if it needs anchors oldest first; writers that
     replace any row are then refused.
@@ -104,7 +104,7 @@ class KeptRows:
 
 
 class ArrayStorage:
-    """Base of a storage whose rows are arrays on the device.
+    """Implement a storage on the device, except for its arrays; subclass it.
 
     A subclass is a `component` with three methods: `allocate`, `put`, `take`. It works with `vmap`, `scan`, prefetch,
     checkpoints and `convert`, as `storages.Device` does. If the methods access only the given slots, a donated state is
@@ -230,7 +230,7 @@ class _Names:
 
 
 class FieldsView:
-    """Base of a view whose batches are dicts of leaves of rows.
+    """Implement a view whose batches are dicts of leaves of rows, except for `rule` and `fields`; subclass it.
 
     A subclass is a `component` with a `rule` and one method, `fields`. With `EligibilityRule("name", back=b, ahead=a)` a row
     can be drawn while the `b` rows before it are held (fewer at the start of an episode) and once `a` more rows of its episode

@@ -154,7 +154,7 @@ OF = {"priorities": "|p|", "ages": "age", "drawn_ages": "age of what is drawn", 
 
 
 class Evolution:
-    """Quantiles of priorities (or ages) over a run: call `record` in the loop, then `plot`.
+    """Collect quantiles of priorities (or ages) over a run: call `record` in the loop, then `plot`.
 
     Args:
       of: "priorities", "ages", "drawn_ages" or "draws", as in `Summary`.

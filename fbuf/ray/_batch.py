@@ -16,7 +16,7 @@ from fbuf._core.sample import Sample
 
 @state
 class RayIndex:
-    """Names rows of a `RayReplay`. Any selection of its entries is an index too."""
+    """Identify rows of a `RayReplay`. Any selection of its entries is an index too."""
 
     shard: jax.Array  # int32[B], in [0, K); K where the sample's mask is False
     birth: jax.Array  # uint32[B], incarnation of the shard; updates of rows that it lost are dropped
@@ -26,14 +26,17 @@ class RayIndex:
 
 @state
 class RaySample:
-    """A batch of a `RayReplay`. Where `mask` is False it is zero."""
+    """Hold a batch of a `RayReplay`. Where `mask` is False it is zero.
 
-    data: PyTree  # the batch of the view, leaves [B, ...]
-    index: RayIndex  # for `Client.update_priority`
-    probability: jax.Array  # float32[B], of this anchor in one draw from all shards
-    weight: jax.Array  # float32[B], importance weight
-    mask: jax.Array  # bool[B], False where the row had expired
-    last: Any = None  # bool[], whether an epoch of `samplers.Epoch` ends with this batch; None for other samplers
+    Attributes: those of `fbuf.Sample`. `index` is a `RayIndex`; `probability` is of one draw from all shards.
+    """
+
+    data: PyTree
+    index: RayIndex
+    probability: jax.Array
+    weight: jax.Array
+    mask: jax.Array
+    last: Any = None
 
 
 def of_shard(batch: Sample, shard: int, shards: int, birth: int) -> RaySample:

@@ -59,7 +59,7 @@ class _Request(NamedTuple):
 
 
 class Client:
-    """Writes to a `RayReplay` and draws from it. Made by `RayReplay.client`.
+    """Write to a `RayReplay` and draw from it; `RayReplay.client` returns one.
 
     It pickles: a copy in another process or thread is another client. Use one per thread. It needs no closing.
 

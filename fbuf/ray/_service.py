@@ -35,7 +35,7 @@ _METHODS = {"extend": "write", "update_priority": "update", "sample": "read", "s
 
 
 class RayReplay:
-    """A replay that processes of a Ray cluster share: one logical buffer in one actor or several.
+    """Share one logical buffer, in one actor or several, among the processes of a Ray cluster.
 
     Actors of any number write through their own `client()`, learners draw through theirs. Ray starts on this machine by
     `ray.init()`, or connects to your cluster, before or with the first service.

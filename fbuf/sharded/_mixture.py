@@ -30,7 +30,7 @@ from fbuf.sharded._state import ShardedIndex, ShardedState, block_of
 
 @component
 class ShardedMixture:
-    r"""One mixture whose buffers are split over the devices of a mesh axis.
+    r"""Split the buffers of one mixture over the devices of a mesh axis.
 
     Attributes:
       mixture: The whole: sizes are those of all shards together, as for `Sharded`.

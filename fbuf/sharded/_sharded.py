@@ -30,7 +30,7 @@ from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState, block
 
 @component
 class Sharded:
-    r"""One logical buffer over the devices of a mesh axis.
+    r"""Split one logical buffer over the devices of a mesh axis.
 
     Each of the D devices holds a shard: E / D of the lanes, C / D of the slots. Probabilities, importance weights and the
     largest priority are those of the whole, in place, inside jit.

@@ -21,7 +21,7 @@ class Layout:
 
 @state
 class ShardedState:
-    """The state of a sharded buffer: a pytree of arrays, each split along its first axis over the mesh axis.
+    """Hold the state of a sharded buffer: a pytree of arrays, each split along its first axis over the mesh axis.
 
     The leaves of all shards are joined along their first axis; a scalar of each shard makes an array `[D]`.
     """
@@ -47,7 +47,7 @@ def block_of(shards: int, own: BufferState) -> ShardedState:
 
 @state
 class ShardedIndex:
-    """Names rows of a sharded buffer by shard, slot and ticket, on whichever device the index is."""
+    """Identify rows of a sharded buffer by shard, slot and ticket, on whichever device the index is."""
 
     shard: jax.Array  # int32[B], in [0, D); D where the sample's mask is False
     slot: jax.Array  # int32[B], in the shard, in [0, C / D); C / D where the mask is False
@@ -56,14 +56,17 @@ class ShardedIndex:
 
 @state
 class ShardedSample:
-    """A batch of a sharded buffer, leaves `[B, ...]` split over the mesh axis. Where `mask` is False it is zero."""
+    """Hold a batch of a sharded buffer, leaves `[B, ...]` split over the mesh axis. Where `mask` is False it is zero.
+
+    Attributes: those of `fbuf.Sample`. `index` is a `ShardedIndex`; `probability` is of one draw from the whole buffer.
+    """
 
     data: PyTree
-    index: ShardedIndex  # for `update_priority`
-    probability: jax.Array  # float32[B], of this anchor in one draw from the whole
-    weight: jax.Array  # float32[B], importance weight
-    mask: jax.Array  # bool[B], False where there was no anchor to draw
-    last: Any = None  # bool[], whether an epoch of `samplers.Epoch` ends with this batch; None for other samplers
+    index: ShardedIndex
+    probability: jax.Array
+    weight: jax.Array
+    mask: jax.Array
+    last: Any = None
 
 
 def split_specs(split: Any, last: Any) -> ShardedSample:

@@ -31,7 +31,7 @@ _MIN_BYTES = 1024  # bytes a row
 
 @component
 class Compressed(HostStorage):
-    """Rows whose large leaves are compressed on the host.
+    """Store large leaves compressed in host memory, or in files.
 
     Attributes:
       keys: Leaves (or subtrees) on the host; None: every leaf of 1 KiB a row or more. Leaves named here may have 64 bits, as

@@ -28,7 +28,7 @@ from fbuf.storages._host_rows import Layout, SideHeld, SideRows
 
 @component
 class DataSet:
-    """The rows of a data set, for `writers.Frozen`; `fbuf.datasets.open(path)` returns the whole buffer.
+    """Read the rows of a data set, with `writers.Frozen`; `fbuf.datasets.open(path)` returns the whole buffer.
 
     Attributes:
       path: The data set's folder.

@@ -39,7 +39,7 @@ the search for a free entry short."""
 
 @component
 class Deduplicated:
-    """Rows whose large leaves are stored as ids of distinct blocks, on the device.
+    """Store large leaves as ids of distinct blocks, on the device.
 
     Attributes:
       keys: Leaves (or subtrees) to deduplicate; None: every leaf of 1 KiB a row or more. Any dtype but complex numbers.

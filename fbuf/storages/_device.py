@@ -23,7 +23,7 @@ from fbuf.storages._array_rows import HostPlan
 
 @component
 class Device:
-    """Rows as device arrays `[C, ...]`.
+    """Store rows as device arrays `[C, ...]`.
 
     Cost: C times the bytes of a row; a write or read touches only its rows.
 

@@ -245,7 +245,7 @@ class HostStorage(HostRows):
 
 @component
 class Host(HostStorage):
-    """Rows whose leaves are numpy arrays on the host, for leaves that are too large for the device and do not compress.
+    """Store leaves as NumPy arrays on the host, if they are too large for the device and do not compress.
 
     Attributes:
       keys: Leaves (or subtrees) on the host; None: all of them.
@@ -279,7 +279,7 @@ class Host(HostStorage):
 
 @component
 class Memmap(HostStorage):
-    """Rows whose leaves are in files.
+    """Store leaves in files.
 
     A write that fails (full or broken disk) raises and leaves the rows unchanged. A killed process loses no row whose write
     returned: `Buffer.resume` finds them. After a power failure the rows synced by `Buffer.flush`, or by a write every `sync`

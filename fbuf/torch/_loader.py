@@ -152,7 +152,7 @@ _WORKER = (
 
 
 class Loader:
-    """Batches of a `Replay`, or of a buffer and its state, as tensors.
+    """Iterate over batches of a `Replay`, or of a buffer and its state, as tensors.
 
     Args:
       source: A `Replay`, which other threads may extend and close (which ends the iteration); or a `Buffer` with `state=`,

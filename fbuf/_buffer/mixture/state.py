@@ -85,13 +85,21 @@ class MixtureIndex:
 
 @state
 class MixtureSample:
-    """Hold a batch of several buffers. Where `mask` is False everything is zero, except `source`, which is S."""
+    """Hold a batch of several buffers. Where `mask` is False everything is zero, except `source`, which is S.
 
-    data: PyTree  # what the views make, leaves [B, ...]
-    index: MixtureIndex  # for `update_priority` and `update_rows`
-    probability: jax.Array  # float32[B], chance of this anchor in one draw of the mixture
-    weight: jax.Array  # float32[B], importance weight
-    mask: jax.Array  # bool[B]
+    Attributes:
+      data: The batch of the views, leaves `[B, ...]`.
+      index: `MixtureIndex` `[B]`, for `update_priority` and `update_rows`.
+      probability: float32[B], of each row in one draw of the mixture.
+      weight: float32[B], importance weights.
+      mask: bool[B], False where no row could be drawn.
+    """
+
+    data: PyTree
+    index: MixtureIndex
+    probability: jax.Array
+    weight: jax.Array
+    mask: jax.Array
 
     @property
     def source(self) -> jax.Array:

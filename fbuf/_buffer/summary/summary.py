@@ -40,7 +40,7 @@ class LeafSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Statistics of a buffer (`buffer.summary(state)`). None: unknown, or absent from this buffer.
+    """Hold statistics of a buffer (`buffer.summary(state)`). None: unknown, or absent from this buffer.
 
     Attributes:
       buffer: The buffer, as it prints.

@@ -37,7 +37,7 @@ _INDEX_BYTES = 17  # a ragged leaf and row, besides its value
 
 @component
 class Ragged(HostStorage):
-    """Rows as dicts whose leaves may differ in shape, or be text, bytes or objects (torchrl's lazy stack).
+    """Store rows whose leaves may differ in shape, or be text, bytes or objects (torchrl's lazy stack).
 
     The example given to `init` defines the leaves. A number (Python's, or a 0-d array) is an array in the state; a str is
     text; bytes are bytes; an array with axes allows any shape with that dtype; anything else (None, a list, a custom object)
