@@ -11,8 +11,8 @@ Expected, as geometric means over the games against its default codec (zstandard
 time; smaller ones gain less) 30x as fast where single frames are handed in and 15x where stacks are, reads (256 drawn
 pairs) 8x as fast, and the slowest of a hundred 6x; all timed as a user has them, `extend` and `sample` under jit against
 ReplayBuffer's. (Of a write's time 0.3 ms is dispatch whatever its size: JAX calls programs with an effect
-from Python, some 10 us an array of the state.) Chunks are read as they are after `repack`, which a store does by itself
-once some 38,000 are there. At 20,000 frames 400x fewer bytes than raw stacks, 200x in every game.
+from Python, about 10 us an array of the state.) Chunks are read as they are after `repack`, which a store does by itself
+once about 38,000 are there. At 20,000 frames 400x fewer bytes than raw stacks, 200x in every game.
 
 The first run plays the games (3,000 frames/s; 1.2 million frames in all) and keeps them, see `_atari`.
 """

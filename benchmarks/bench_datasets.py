@@ -3,7 +3,7 @@
 The files are those of the DQN replay data set, made of real games (`_atari`): pieces of single frames, actions, rewards, ends,
 counters, as gzipped arrays. *Making* goes from those files to a data set that can be drawn from, one piece after another in one
 process: ours compresses, torchrl's (`AtariDQNExperienceReplay`, its own function for a piece; the download around it needs an
-external program) writes memory maps of the raw frames. Ours waits for the disk, some 30 ms a piece, and the data set's own
+external program) writes memory maps of the raw frames. Ours waits for the disk, about 30 ms a piece, and the data set's own
 pieces are 20 times as large. *Reading* is 256 stacks of four frames and the stacks after them, drawn at random: ours by a
 jitted `sample`, whose time includes the draw, action, reward and flags; torchrl's as `sample` of its slice sampler, and as
 `get` of the same number of rows, which leaves the draw out. All files are in the page cache; both sides give the same frames,

@@ -1,6 +1,6 @@
 """What a setting of the host store buys and costs: bytes, reads and writes side by side, and as a picture.
 
-Frames of some games, read as 256 pairs of 4-stacks. Ours by the store's own calls (under jit a read takes some 0.4 ms more);
+Frames of some games, read as 256 pairs of 4-stacks. Ours by the store's own calls (under jit a read takes about 0.4 ms more);
 torchrl's through its ReplayBuffer with CompressedListStorage; raw is a numpy ring of single frames. Ratios are
 geometric means over the games against raw stacks (bytes) and against torchrl's default (times): larger is better in all
 three. No target: `compression` and `host_store` have those.

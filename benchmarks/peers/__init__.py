@@ -108,7 +108,7 @@ PEERS = (
         "by one; a step computes weights from its probabilities",
         1500,
         10**5,
-        "a Python object and some 10 us a row",
+        "a Python object and about 10 us a row",
     ),
     Library(
         "NumPy list",

@@ -668,7 +668,7 @@ class Buffer(BufferConfig):
           TypeError: the state is traced.
           ValueError: `compare` is not a number of rows.
           RuntimeError: the state was donated; or it is too old: rows, or priorities on the host, have expired.
-        Cost: O(C), one jitted call and the transfer of some 20 bytes a row; compared host rows are decoded.
+        Cost: O(C), one jitted call and the transfer of about 20 bytes a row; compared host rows are decoded.
 
         Example:
           >>> import fbuf, jax.numpy as jnp

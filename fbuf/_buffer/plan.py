@@ -24,19 +24,31 @@ from fbuf._interfaces.writer import ReadOnly
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Hold the bytes of a buffer, by place. Peaks are the most device bytes during a call, state included."""
+    """Hold the bytes of a buffer, by place.
 
-    device: int  # the state
-    host: int  # rows, prefetched rows, and priorities on the host
-    host_from: str  # how `host` is known: "exact", "sample of N rows", "ratio given", "raw upper bound", "none"
-    host_raw: int  # host bytes without compression
+    Attributes:
+      device: Of the state.
+      host: Of rows, prefetched rows and priorities on the host.
+      host_from: How `host` is known: "exact", "sample of N rows", "ratio given", "raw upper bound" or "none".
+      host_raw: Host bytes without compression.
+      disk: Of files.
+      checkpoint: Of the first `save` of a full buffer; with `wait=False` it first copies `device` bytes.
+      peak_init, peak_extend, peak_sample: Most device bytes during a call, with the state. `peak_extend` of a data set is 0.
+      donated: Whether `peak_extend` is for a donated state; otherwise rows exist twice.
+      table: Forecast for a storage with a table of distinct blocks; else None.
+    """
+
+    device: int
+    host: int
+    host_from: str
+    host_raw: int
     disk: int
-    checkpoint: int  # the first `save` of a full buffer; with `wait=False` it first copies `device` bytes
+    checkpoint: int
     peak_init: int
-    peak_extend: int  # 0 for a data set
+    peak_extend: int
     peak_sample: int
-    donated: bool  # whether `peak_extend` is for a donated state; otherwise rows exist twice
-    table: Forecast | None = None  # for a storage with a table of distinct blocks
+    donated: bool
+    table: Forecast | None = None
 
     def __str__(self) -> str:
         lines = [

@@ -209,7 +209,7 @@ class Zstd:
         not similar from one to the next (a data set in random order), where a larger chunk would only decode rows that were
         not asked for. With a writer that replaces any row, 1 is used regardless.
       dictionary: Past rows in a dictionary, 0 (none) to 256.
-      repack: Compress chunks again in the background once some 38,000 frames are closed, with a longer search against a
+      repack: Compress chunks again in the background once about 38,000 frames are closed, with a longer search against a
         dictionary of their own: 10-30 % smaller and read faster, for 8 to 20 us of a thread a frame of 84x84. Not done
         from level 9 on.
     Raises:
@@ -533,7 +533,7 @@ class ZstdCoder(Coder):
           fetch: The rows of a chunk, valid until the next call.
         Returns:
           Bytes a chunk with the new dictionary; None if the old one stays.
-        Cost: some 80 chunks decoded and encoded: about two milliseconds for Atari frames.
+        Cost: about 80 chunks decoded and encoded: about two milliseconds for Atari frames.
         """
         early = rows >= self._next
         self._last = rows

@@ -1,6 +1,6 @@
 """`RowBlock`: rows of `Replay.add` in host memory, until one `extend` writes all of them.
 
-One jitted call costs some 50 us, whether it writes one row or sixteen. `Replay` copies single rows into a NumPy array of
+One jitted call costs about 50 us, whether it writes one row or sixteen. `Replay` copies single rows into a NumPy array of
 records instead, and writes them when it is full or before anything reads the state. The records cross to JAX as one array of
 bytes, because each array costs some microseconds. They have a mask, and one of two lengths, so that few programs are compiled.
 """

@@ -39,7 +39,7 @@ class Compressed(HostStorage):
         files, those of 1 KiB or more compressed, so that `Buffer.resume` finds complete rows.
       codec: `Zstd(level, chunk, dictionary)`; `BitPack()` for zeros and ones; `Raw()` for incompressible leaves; or any value
         with `chunk`, `encode`, `decode` (`Codec`). Or a codec by leaf, `Zstd()` for the others: `{"obs": Zstd(chunk=16),
-        "mask": BitPack()}`. With a writer that replaces any row, rows are encoded one by one (some 35 bytes a row more), and
+        "mask": BitPack()}`. With a writer that replaces any row, rows are encoded one by one (about 35 bytes a row more), and
         a custom codec must have `chunk` 1.
       slack: Rows kept beyond the capacity, so that a slightly old state still reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
@@ -55,7 +55,7 @@ class Compressed(HostStorage):
     Raises:
       ValueError: a setting is out of range.
 
-    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84, some 5 us to compare a stack of four); a read is one
+    Cost: a write compresses its rows (about 3 to 8 us a frame of 84x84, about 5 us to compare a stack of four); a read is one
       callback and one decompression per distinct chunk.
 
     Example:

@@ -36,7 +36,7 @@ class DataSet:
         and leaves of at most 256 values are always in memory, an eighth of a byte and one byte a row.
       cache: Bytes of decoded chunks kept for each large leaf, as for `Compressed`.
 
-    Memory besides: 18 bytes for each chunk of 8 rows, and the dictionaries in use, some 4 bytes a row. The files may be larger
+    Memory besides: 18 bytes for each chunk of 8 rows, and the dictionaries in use, about 4 bytes a row. The files may be larger
     than memory; the system caches frequently read pages.
 
     Cost: a read is one callback, one file read per run of adjacent chunks, and one decompression per chunk.

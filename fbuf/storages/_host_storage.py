@@ -302,7 +302,7 @@ class Memmap(HostStorage):
         (another store holds it), OSError (it cannot be created).
 
     Cost: a write or read is one callback and one copy of its rows, if the pages are in memory; a write adds a checksum, at
-      some 8 GB/s and a few microseconds a leaf. On disk a sixteenth more rows than capacity and slack (16 to 1024 a lane), so
+      about 8 GB/s and a few microseconds a leaf. On disk a sixteenth more rows than capacity and slack (16 to 1024 a lane), so
       that writes never touch readable rows, and 8 bytes a row and leaf.
 
     Example:

@@ -56,7 +56,7 @@ class Sequence(_WindowView):
     * `is_first` bool[B, T]: the row begins an episode (with `dilation`: one began since the previous row);
     * `learning_mask` bool[B, T]: the row exists, follows the burn-in, precedes the bootstrap rows, and is no reset row.
 
-    With episode_end=(), and without burn-in, bootstrap rows, reset rows and boundary="mask", these say nothing: `batch.data`
+    With episode_end=(), and without burn-in, bootstrap rows, reset rows and boundary="mask", these are constant: `batch.data`
     is then the rows alone, in their own pytree (a dict, a NamedTuple, a dataclass, one array).
 
     Attributes:

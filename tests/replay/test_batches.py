@@ -232,7 +232,9 @@ def test_stale_indices_are_counted_but_not_raised():
     replay.extend(rows(16, 16))
     replay.update_priority(batch.index, np.ones(4, np.float32))
     assert replay.stats()["refused_stale"] == 4
-    raises(ValueError, "4 priorities are NaN", lambda: replay.update_priority(replay.sample(4).index, np.full(4, np.nan)))
+    raises(
+        ValueError, "4 priorities are NaN", lambda: replay.update_priority(replay.sample(4).index, np.full(4, np.nan))
+    )
 
 
 def test_pending_donated_steps_do_not_block_actors():

@@ -49,7 +49,13 @@ def test_refused_priorities_are_errors_that_name_the_reason():
     for bad in (np.nan, np.inf, -np.inf):
         error = ONES.copy()
         error[1] = bad
-        raises(ValueError, "1 priorities are NaN or infinite and were refused; the others took effect", replay.update_priority, batch.index, error)
+        raises(
+            ValueError,
+            "1 priorities are NaN .*refused; the others took effect",
+            replay.update_priority,
+            batch.index,
+            error,
+        )
         replay.update_priority(batch.index, ONES)  # counted once
     unwritten = fbuf.Index(jnp.full(4, 10, jnp.int32), jnp.ones(4, jnp.uint32))
     raises(ValueError, "4 indices are stale", replay.update_priority, unwritten, ONES)

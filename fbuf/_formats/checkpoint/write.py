@@ -349,7 +349,7 @@ def write(
       VersionError: a later release has saved there.
       OSError: the disk is full, or fails. The previous generations are intact.
     Cost: each block with a new mark or none is read once, and compared with the bytes on the disk; new blocks are written once.
-      Memory: two blocks, some 300 bytes per block, and two megabytes.
+      Memory: two blocks, about 300 bytes per block, and two megabytes.
     """
     check_settings(meta, keep)
     plans, folder = plan(arrays), Folder(path, disk)

@@ -2,7 +2,7 @@
 
 It has the interface of a live store's column with one lane, so `fbuf._host.columns.chunked` plans and decodes its
 batches. `FileChunks` reads with `pread`, one call per run of adjacent chunks. The index takes 18 bytes a chunk. Dictionaries
-(some 140 KB per 30,000 frames) are read when first needed, and kept.
+(about 140 KB per 30,000 frames) are read when first needed, and kept.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class DataSet:
           FileNotFoundError: it is missing or unfinished.
           StoreCorrupted: a file is damaged.
           VersionError: a later release wrote it.
-        Cost: some 30 ms for a million Atari frames; memory 18 bytes a chunk, a byte a row for each leaf of few values,
+        Cost: about 30 ms for a million Atari frames; memory 18 bytes a chunk, a byte a row for each leaf of few values,
           an eighth for each flag, and dictionaries as needed.
         """
         check_choice("fbuf.datasets", "verify", verify, ("full", "lazy"))

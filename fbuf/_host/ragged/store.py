@@ -87,7 +87,7 @@ class Records(RowStore):
           Tickets uint64[N, E], 0 where not kept.
         Raises:
           StoreClosed, and the errors of `encode` and the codec. Nothing was stored.
-        Cost: some 2 us a value and its bytes copied.
+        Cost: about 2 us a value and its bytes copied.
         """
         with self._writing:
             self._check_open()
@@ -203,7 +203,7 @@ class Records(RowStore):
         Raises:
           StoreCorrupted: a value's bytes are damaged.
           StoreClosed, and the errors of `decode`.
-        Cost: some 2 us a value and a copy of its bytes.
+        Cost: about 2 us a value and a copy of its bytes.
         """
         tickets = tickets.reshape(-1)
         found: list[Any] = [MISSING] * len(tickets)

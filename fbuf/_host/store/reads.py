@@ -54,7 +54,7 @@ class TicketReads(abc.ABC):
         Raises:
           StoreCorrupted: Stored bytes are damaged; `out` is then undefined.
           ValueError, TypeError, StoreClosed: As for `write`.
-        Cost: 3 ms for 256 pairs of 4-stacks of 84x84 with Zstd, half of it in zstd; some 100 us a call.
+        Cost: 3 ms for 256 pairs of 4-stacks of 84x84 with Zstd, half of it in zstd; about 100 us a call.
         """
         reading = self._look_up([(column, tickets) for column, tickets, _ in requests])
         return self._run(reading, [out for *_, out in requests])
@@ -68,7 +68,7 @@ class TicketReads(abc.ABC):
           A number for `collect`, 1 to 2^32 - 1; 0 if no read was started.
         Raises:
           ValueError, TypeError, StoreClosed: As for `write`.
-        Cost: some 100 us; the rows of the last two requests stay in memory.
+        Cost: about 100 us; the rows of the last two requests stay in memory.
         """
         copies = [(column, tickets.copy()) for column, tickets in requests]
         columns = self.columns

@@ -127,7 +127,7 @@ class SlotMap:
     # ---------------------------------------------------------------- checkpoints
 
     def to_arrays(self) -> dict[str, Array]:
-        """Return copies of everything: some 20 bytes a row."""
+        """Return copies of everything: about 20 bytes a row."""
         return {
             "places:first": np.array([self._first, self.accepted, self.newest], np.uint64),
             "places:ticket": self.ticket[: self.used].copy(),

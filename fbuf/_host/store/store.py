@@ -141,7 +141,7 @@ class Store(TicketReads):
           Tickets uint64[N, E], 0 where not kept.
         Raises:
           StoreClosed: after `close`. Nothing was stored, as with any exception.
-        Cost: about 2.5 to 4 us a frame of 84x84 with Zstd, one copy without codec; some 20 us a call.
+        Cost: about 2.5 to 4 us a frame of 84x84 with Zstd, one copy without codec; about 20 us a call.
         """
         n = len(rows[0])
         if slots is not None:
@@ -435,7 +435,7 @@ class Store(TicketReads):
         Large arrays are `Lazy`: read later, in any thread, they give what is there now, despite later writes, recompression and
         `close`. Rows that are overwritten meanwhile are kept in memory for them.
 
-        Cost: a copy of the index, some 3 bytes a row of chunks of 8, and the rows of chunks that are not full yet, compressed;
+        Cost: a copy of the index, about 3 bytes a row of chunks of 8, and the rows of chunks that are not full yet, compressed;
           writers wait that long (4 ms for a million frames of 8 lanes).
         """
         with self._writing:  # nothing changes without it, and readers need not wait

@@ -68,7 +68,7 @@ class Ragged(HostStorage):
 
     `update_rows` cannot change ragged leaves. The capacity is the buffer's; `Replay(..., unlimited=True)` grows by itself.
 
-    Cost: a write some 5 us a value, and waits for previous steps; a read some 3 us a value. 17 bytes a leaf and row besides
+    Cost: a write about 5 us a value, and waits for previous steps; a read about 3 us a value. 17 bytes a leaf and row besides
       the values; arrays, text and bytes are stored as bytes with checksums, without Python objects.
 
     Example:
