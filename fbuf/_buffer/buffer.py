@@ -602,7 +602,7 @@ class Buffer(BufferConfig):
         return operations.can_sample(self, state)[1]
 
     def can_add(self, state: BufferState, n: Any = 1) -> jax.Array:
-        """Return bool[], whether `n` more rows, in each lane, would all be stored without losing one that waits.
+        """Return bool[]: whether `n` more rows in each lane can be stored without overwriting one that was not drawn yet.
 
         It is False only for a full queue, `samplers.Consume(order="fifo")`, which refuses rows; other buffers overwrite the
         oldest ones.

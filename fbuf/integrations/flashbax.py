@@ -1,9 +1,9 @@
-"""flashbax's buffers on fbuf's storages: write `import fbuf.integrations.flashbax as fbx` for `import flashbax as fbx`.
+"""flashbax's buffers on fbuf's storages: `import fbuf.integrations.flashbax as fbx` replaces `import flashbax as fbx`.
 
 Arguments, shapes and results are those of flashbax 0.1.3, which is not imported; `storage=` is new. For the same key uniform
 buffers draw flashbax's batches. `state.buffer` and `state.state` are a `Buffer` and its state. What differs:
 
-* `indices` is an `fbuf.Index`. `set_priorities` refuses and counts indices whose rows are gone (one test of flashbax sets
+* `indices` is an `fbuf.Index`. `set_priorities` refuses and counts overwritten rows (one test of flashbax sets
   priorities of an empty draw), NaN and infinity. New windows have the largest priority; flashbax truncates its power.
 * Prioritised buffers draw with flashbax's probabilities, but other rows for the same key, in random order.
 * `state.experience` reads all rows each time; `sum_tree_state` and `state.replace` are missing.

@@ -102,7 +102,7 @@ class Client:
           mask: bool, of the same shape: which rows to add.
         Raises:
           ValueError, TypeError: the rows are not like the example; or a shard refused an earlier call.
-          TimeoutError: a shard was away for `timeout` seconds.
+          TimeoutError: a shard did not answer for `timeout` seconds.
           fbuf.ReplayClosed: the service was closed.
         No row is added if it raises; the call can be repeated.
 
@@ -197,7 +197,7 @@ class Client:
 
         Raises:
           ValueError, TypeError: a shard refused an earlier call.
-          TimeoutError: a shard was away for `timeout` seconds.
+          TimeoutError: a shard did not answer for `timeout` seconds.
 
         Example:
           >>> client = replay.client()
@@ -301,9 +301,9 @@ class Client:
         device: Any = None,
         **options: Unpack[DrawOptions],
     ) -> Iterator[RaySample]:
-        """Yield batches, of which `prefetch` are being drawn while the caller uses one. End when the service is closed.
+        """Yield batches, and draw up to `prefetch` more while the caller uses one. End when the service is closed.
 
-        A call draws a third of them, and costs about as much as drawing a few. Priorities that are set meanwhile do not affect
+        One call draws a third of them, and costs about as much as drawing a few batches. Priorities that are set meanwhile do not affect
         batches that are being drawn.
 
         Args:

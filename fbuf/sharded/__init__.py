@@ -1,7 +1,7 @@
 """One logical buffer over the devices of a mesh axis, for data-parallel learners.
 
 Each device holds a shard: some of the lanes, with their own rows and priorities. Probabilities and importance weights are
-those of the whole. `Sharded` has the methods of a buffer, for arrays that span the mesh and inside `jax.shard_map`;
+those of the whole buffer. `Sharded` has the methods of a buffer, for arrays that span the mesh and inside `jax.shard_map`;
 `ShardedMixture` those of a mixture.
 
 Example:

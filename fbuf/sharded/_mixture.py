@@ -33,7 +33,7 @@ class ShardedMixture:
     r"""Split the buffers of one mixture over the devices of a mesh axis.
 
     Attributes:
-      mixture: The whole: sizes are those of all shards together, as for `Sharded`.
+      mixture: The whole mixture: sizes are totals over all shards, as for `Sharded`.
       mesh, axis: As for `Sharded`.
 
     Every device draws B / D rows, by the fractions, from its shards (draw="local"). `probability` and `weight` are those of the

@@ -33,10 +33,10 @@ class Sharded:
     r"""Split one logical buffer over the devices of a mesh axis.
 
     Each of the D devices holds a shard: E / D of the lanes, C / D of the slots. Probabilities, importance weights and the
-    largest priority are those of the whole, in place, inside jit.
+    largest priority are those of the whole buffer. Methods work inside jit, in place if the state is donated.
 
     Attributes:
-      buffer: The whole. Its `capacity`, `lanes` and `batch_size` are those of all shards together, multiples of D; so are the
+      buffer: The whole buffer. Its `capacity`, `lanes` and `batch_size` are totals over all shards, multiples of D; so are the
         `blocks` of `storages.Deduplicated`.
       mesh: A `jax.sharding.Mesh`; its other axes replicate the buffer.
       axis: The name of the axis that the buffer is split over.
@@ -417,7 +417,7 @@ class Sharded:
         return operation(self, state, *args, specs=(PartitionSpec(),) * len(args), out=out, static=static)[1]
 
     def can_add(self, state: ShardedState, n: Any = 1) -> jax.Array:
-        """Return bool[], whether `n` more rows, in each lane, would all be stored: as `Buffer.can_add`."""
+        """Return bool[]: whether `n` more rows in each lane can be stored, as `Buffer.can_add`."""
         call = "Sharded.can_add"
         _checks.check_state(call, self, state)
         found: jax.Array = _can_add(self, state, checks.check_rows_count(call, n), specs=(PartitionSpec(),))[1]
@@ -439,8 +439,8 @@ class Sharded:
         """Return scalars to log, of the whole: as `Buffer.stats`, and `balance`.
 
         Counts are sums; `max_priority`, `blocks_load`, `blocks_ratio` and the like are the largest of any shard. `balance` is
-        float32[], from 1 / D (one shard has all anchors) to 1 (all have as many): with draw="local" about this part of a batch
-        counts.
+        float32[], from 1 / D (one shard has all anchors) to 1 (all have equally many). With draw="local" the weighted
+        batch is worth about this share of an unweighted one.
         """
         _checks.check_state("Sharded.stats", self, state)
         found: dict[str, jax.Array] = _stats(self, state)[1]

@@ -283,7 +283,7 @@ class Memmap(HostStorage):
 
     A write that fails (full or broken disk) raises and leaves the rows unchanged. A killed process loses no row whose write
     returned: `Buffer.resume` finds them. After a power failure the rows synced by `Buffer.flush`, or by a write every `sync`
-    seconds, are safe, as long as fewer rows than the slack came later (of encoded leaves without the newest `chunk - 1` a
+    seconds, are safe if fewer rows than the slack were written later (for encoded leaves except the newest `chunk - 1` of a
     lane). `resume` checks which later rows are complete: each has a checksum of its contents and identity, so damaged,
     missing, older and foreign bytes are detected. Files are sparse and grow with the rows. A folder serves one store at a time,
     and holds nothing else.

@@ -199,7 +199,7 @@ class Episode(_WindowView):
     `batch.data` is a dict with every leaf of the rows under its own name (rows that are not a dict are whole under `row`), and
 
     * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
-    * `is_first` bool[B, T]: the row begins the episode: the first;
+    * `is_first` bool[B, T]: True at the first row of the episode;
     * `learning_mask` bool[B, T]: `mask` without reset rows.
 
     Attributes:

@@ -40,8 +40,7 @@ class TopK:
 
     * Infinite ranks are valid, 0.0 and -0.0 are equal, integers are compared as integers.
     * NaN ranks are below everything, including -inf: such a row stays while there is room and is evicted first. `stats`
-    counts them
-      as `nan_ranks`.
+      counts them as `nan_ranks`.
     * The rank is that of the row when it was added: `update_rows` does not change it.
     * `clear` restarts.
 

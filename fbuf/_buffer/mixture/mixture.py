@@ -51,10 +51,8 @@ class Mixture(MixtureConfig):
 
     With share :math:`g_s` of a batch from buffer s (its rows over B; with "random" the probability of the source),
     :math:`n_s` anchors and :math:`P_s(i)` the probability of anchor i in a draw of its sampler, `probability` is
-    :math:`q(i) = g_s P_s(i)`. `weight` is
-    :math:`(N q(i))^{-\beta}` with :math:`N = \sum_s n_s` over the sampled buffers (target "union"), or :math:`(n_s
-    P_s(i))^{-\beta}`
-    (target "source"). The weights and `beta` of the samplers are not used.
+    :math:`q(i) = g_s P_s(i)`. `weight` is :math:`(N q(i))^{-\beta}` with :math:`N = \sum_s n_s` over the sampled buffers
+    (target "union"), or :math:`(n_s P_s(i))^{-\beta}` (target "source"). The weights and `beta` of the samplers are not used.
 
     Fractions may be traced: `sample(state, key, 256, fractions={"offline": schedule(step)})` changes the quotas without
     recompilation; other buffers share the rest by their fractions. Each buffer then draws up to B anchors and reads only
