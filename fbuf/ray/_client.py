@@ -303,8 +303,8 @@ class Client:
     ) -> Iterator[RaySample]:
         """Yield batches, and draw up to `prefetch` more while the caller uses one. End when the service is closed.
 
-        One call draws a third of them, and costs about as much as drawing a few batches. Priorities that are set meanwhile do not affect
-        batches that are being drawn.
+        One call draws a third of them, and costs about as much as drawing a few batches. Priorities set in the meantime do not
+        affect batches that are being drawn.
 
         Args:
           batch_size, to: As for `sample`.
