@@ -214,8 +214,8 @@ def check_made_by(buffer: BufferConfig, state: BufferState) -> None:
     if not fits(buffer, state):
         raise ValueError(
             f"Buffer: this state was made by another buffer than {buffer!r}, with other sizes, parts or other transforms. "
-            f"Use the buffer that made it (`grow` returns a new one); for another sampler or view of the same rows write "
-            f"buffer.convert(other, state)."
+            f"Use the buffer that made it (`grow` returns a new one); if only sampler, view, prefetch, batch_size or on_read "
+            f"differ, write buffer.convert(other, state)."
         )
 
 

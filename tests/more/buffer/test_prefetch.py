@@ -66,7 +66,7 @@ def test_convert_to_and_from_prefetch():
     same(batch, now)
     plain = dataclasses.replace(other, prefetch=0)
     assert other.convert(plain, converted).ahead is None
-    with pytest.raises(ValueError, match=r"prefetch or batch_size.*buffer\.convert\(other, state\)"):
+    with pytest.raises(ValueError, match=r"prefetch, batch_size.*buffer\.convert\(other, state\)"):
         plain.sample(converted, jax.random.key(0))
     raises(ValueError, "made by another buffer", lambda: buffer.sample(converted, jax.random.key(0)))
     with pytest.raises(ValueError, match="made by another buffer"):
