@@ -421,8 +421,8 @@ def reader(buffer: fbuf.Buffer, convert: Callable[[Any], Any] = as_is) -> Callab
     return run
 
 
-@functools.partial(jax.jit, donate_argnums=1, static_argnums=3)
-def bare_as(frames: jax.Array, stacks: Any, anchors: jax.Array, convert: Callable[[Any], Any]) -> Any:
+@functools.partial(jax.jit, donate_argnums=2, static_argnums=1)
+def bare_as(frames: jax.Array, convert: Callable[[Any], Any], stacks: Any, anchors: jax.Array) -> Any:
     """What `reader` does, of an array of frames."""
 
     def step(_: Any, slot: jax.Array) -> Any:
@@ -446,7 +446,7 @@ def measure_blocks(
         draw = np.random.default_rng(0)
         anchors = jax.device_put(draw.integers(STACK, len(frames) - 1, (rounds + 3, STEPS, batch_size), np.int32))
         for dtype, convert in (("uint8", as_is), ("float32", as_float)):
-            sides = {"bare": functools.partial(lambda c, s, a: bare_as(plain, s, a, c), convert)}
+            sides = {"bare": functools.partial(bare_as, plain, convert)}
             for block, (buffer, state) in states.items():
                 sides[str(block)] = functools.partial(reader(buffer, convert), state)
             thunks, first = {}, []
