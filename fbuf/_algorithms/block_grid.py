@@ -35,7 +35,7 @@ class Grid:
     words: int  # words of each line that a block covers
     size: int  # bytes of an element, as it is moved (1 for booleans)
     last: bool  # the last axis counts frames
-    planes: int  # P, lines that share words, 1 or as fill a word: word [r, x] has element x of lines r, r + h / P, ...
+    planes: int  # P, lines that share words: word [r, x] has element x of lines r, r + h / P, ...; 1: words of adjacent ones
 
     @property
     def down(self) -> int:
@@ -93,7 +93,7 @@ def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
     """
     frames, height, width, channels, last = frame_shape(tuple(leaf.shape))
     size = element_bytes(leaf.dtype)
-    line, pixel, planes = width * channels * size, channels * size, max(1, 4 // size)
+    line, pixel, planes = width * channels * size, channels * size, 1 if last else max(1, 4 // size)
     scale = 1
     while True:
         if block is None:
