@@ -13,7 +13,8 @@ both sides given the slots and carrying their batch (see `bench_sample`), agains
 finds the ends of episodes, ids, and frames. The gather's frames are far more bytes than a cache holds; that ours are few is
 the point, but all games together have a table that no cache holds either. Expected: at most 1.5x as a geometric mean over
 the games (on a GPU 1.2x); pictures that are new everywhere all the time lie above it. What `sample` takes, drawing included,
-is in the notes, and that of `Device` on the same rows.
+is in the notes, and that of `Device` on the same rows. The same for each block that `fit` may choose, as uint8 (expected: at
+most 1.6x) and with what a network's first layer needs, `Scale` on both sides (float32: 1.15x).
 
 Writes: 256 frames a jitted call in a full ring, against `Compressed` on the same rows: at least as fast as a geometric mean
 over the games, and flat in rows held and in places. For the latter the frames go round, so that rings and tables of all
@@ -37,6 +38,7 @@ from jax import lax
 import fbuf
 from benchmarks import _atari, bench_compression, bench_sample
 from benchmarks._harness import exponent, geometric_mean, interleave, measure_memory, ratio, row, spread
+from fbuf._algorithms.block_stats import candidates
 from fbuf._buffer import state as state_ops
 from fbuf.testing import measure as measure_program
 
@@ -44,6 +46,8 @@ RATIO = "Bytes of raw obs and next_obs stacks over all of ours on the device, {}
 MEMORY = "Process memory over what nbytes says, {} frames"
 FILLED = "Load of the table when the first row is refused"
 READ = "256 transitions of 4-frame stacks inside a scan: time over that of a bare gather of the same frames"
+READ_AS = "256 transitions of 4-frame stacks as {}: time over that of a bare gather of the same frames, {}"
+READ_TARGETS = {"uint8": "<= 1.6", "float32": "<= 1.15"}
 WRITE = "Write of 256 frames, ring full: time of Compressed's over ours, a frame"
 GROWTH = "Write of 256 frames, ring full: growth exponent (its size) from {} to {} {}"
 TEMPORARY = "Temporary bytes of extend over those of its frames"
@@ -387,7 +391,17 @@ def measure_read(
     )
 
 
-def reader(buffer: fbuf.Buffer) -> Callable[..., Any]:
+def as_is(stacks: Any) -> Any:
+    """Stacks of bytes."""
+    return stacks
+
+
+def as_float(stacks: Any) -> Any:
+    """Stacks as a network reads them."""
+    return fbuf.transforms.apply(fbuf.transforms.Scale(("obs", "next_obs")), stacks)
+
+
+def reader(buffer: fbuf.Buffer, convert: Callable[[Any], Any] = as_is) -> Callable[..., Any]:
     """`(state, stacks, anchors) -> stacks`: obs and next_obs of slots int32[steps, B], one step after another."""
 
     @functools.partial(jax.jit, donate_argnums=1)
@@ -399,11 +413,74 @@ def reader(buffer: fbuf.Buffer) -> Callable[..., Any]:
             window = buffer.view.window(spec, eligible, slot, jnp.ones(slot.shape, bool), jax.random.key(0))
             arrays, _ = buffer.storage.read(state.rows, window.reads)
             data = buffer.view.assemble(spec, structure, arrays, window)
+            data = convert({name: data[name] for name in ("obs", "next_obs")})
             return (data["obs"], data["next_obs"]), None
 
         return lax.scan(step, stacks, anchors)[0]
 
     return run
+
+
+@functools.partial(jax.jit, donate_argnums=2, static_argnums=1)
+def bare_as(frames: jax.Array, convert: Callable[[Any], Any], stacks: Any, anchors: jax.Array) -> Any:
+    """What `reader` does, of an array of frames."""
+
+    def step(_: Any, slot: jax.Array) -> Any:
+        around = [slot[:, None] + jnp.asarray(offset, jnp.int32) for offset in OFFSETS]
+        obs, following = (frames.at[at].get(mode="promise_in_bounds") for at in around)
+        data = convert({"obs": obs, "next_obs": following})
+        return (data["obs"], data["next_obs"]), None
+
+    return lax.scan(step, stacks, anchors)[0]
+
+
+def measure_blocks(
+    runs: dict[str, np.ndarray], rounds: int, judged: bool, batch_size: int = BATCH
+) -> list[dict[str, Any]]:
+    """Rows for each block that `fit` may choose and each dtype: all games, and their mean."""
+    tried = candidates(*SHAPE, 1)
+    ratios: dict[tuple[str, tuple[int, int]], dict[str, Any]] = {(d, b): {} for d in READ_TARGETS for b in tried}
+    for game, frames in runs.items():
+        states = {block: written(frames, block) for block in tried}
+        plain = jax.device_put(frames)
+        draw = np.random.default_rng(0)
+        anchors = jax.device_put(draw.integers(STACK, len(frames) - 1, (rounds + 3, STEPS, batch_size), np.int32))
+        for dtype, convert in (("uint8", as_is), ("float32", as_float)):
+            sides = {"bare": functools.partial(bare_as, plain, convert)}
+            for block, (buffer, state) in states.items():
+                sides[str(block)] = functools.partial(reader(buffer, convert), state)
+            thunks, first = {}, []
+            for name, run in sides.items():
+                stacks = tuple(jnp.zeros((batch_size, STACK, *SHAPE), dtype) for _ in OFFSETS)
+                first.append(run(stacks, anchors[-1]))
+                if not all(np.array_equal(a, b) for a, b in zip(first[0], first[-1], strict=True)):
+                    raise AssertionError("bench_deduplicated: the bare gather reads other frames than the buffer does")
+                thunks[name] = _thunk(run, [tuple(map(jnp.zeros_like, first[-1]))], iter(anchors))
+                del first[1:]
+            timings = interleave(thunks, rounds=rounds, warmup=2)
+            for block in tried:
+                ours, bare = timings[str(block)], timings["bare"]
+                ratios[dtype, block][game] = ratio(ours, bare), min(ours) / min(bare)
+    report = []
+    for (dtype, block), found in ratios.items():
+        question = READ_AS.format(dtype, f"blocks of {block[0]}x{block[1]}")
+        for game, (figure, least) in found.items():
+            report.append(row(question, game, ratio=figure, note=f"of the least times {least:.3g}x"))
+        mean = geometric_mean([figure.median for figure, _ in found.values()])
+        least = geometric_mean([least for _, least in found.values()])
+        target = READ_TARGETS[dtype] if judged else None
+        note = f"of the least times {least:.3g}x"
+        report.append(row(question, f"geometric mean of {len(found)}", ratio=mean, target=target, note=note))
+    return report
+
+
+def written(frames: np.ndarray, block: tuple[int, int]) -> tuple[fbuf.Buffer, Any]:
+    """A buffer of all frames in such blocks, and its state."""
+    storage = fbuf.storages.Deduplicated(keys=KEYS, block=block).fit({"obs": frames[:PROBED]}, capacity=len(frames))
+    buffer = fbuf.uniform(len(frames), view=fbuf.views.Transition(stack=STACK, autoreset="same_step"), storage=storage)
+    rows = steps_of(frames)
+    buffer, state, _ = write_all(buffer, buffer.init({name: x[0] for name, x in rows.items()}), lots(rows), crowded=0.8)
+    return buffer, state
 
 
 OFFSETS = ((-3, -2, -1, 0), (-2, -1, 0, 1))  # frames of obs and next_obs, relative to the drawn one
@@ -559,11 +636,13 @@ def main(quick: bool) -> list[dict[str, Any]]:
     read = [measure_read(game, [frames], sizes[game].storage, rounds) for game, (frames, _) in runs.items()]
     mean = geometric_mean([r["ratio"]["median"] for r in read])
     report += [*read, row(READ, f"geometric mean of {len(read)}", ratio=mean, target=None if quick else read_target())]
-    written = [measure_write(game, *run) for game, run in runs.items() if quick or game in _atari.GAMES]
-    mean = geometric_mean([r["ratio"]["median"] for r in written])
+    some_runs = {game: frames[:6_000] for game, (frames, _) in runs.items() if quick or game in _atari.GAMES}
+    report += measure_blocks(some_runs, rounds, judged=not quick)
+    writes = [measure_write(game, *run) for game, run in runs.items() if quick or game in _atari.GAMES]
+    mean = geometric_mean([r["ratio"]["median"] for r in writes])
     report += [
-        *written,
-        row(WRITE, f"geometric mean of {len(written)}", ratio=mean, target=None if quick else ">= 1.0"),
+        *writes,
+        row(WRITE, f"geometric mean of {len(writes)}", ratio=mean, target=None if quick else ">= 1.0"),
     ]
     frames = _atari.frames("Breakout", 2_000 if quick else 8_192)[0]
     capacities = (2_000, 8_000) if quick else (10_000, 100_000, 1_000_000)

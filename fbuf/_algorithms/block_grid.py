@@ -2,9 +2,12 @@
 
 A leaf is seen as frames `[H, W, channels]`, a frame as a grid of blocks of `h` rows by `w` pixels. Frames that the grid does
 not divide are padded with zeros at the right and the bottom. XLA moves tiles of words several times faster than tiles of bytes.
+A word holds elements of several lines (`planes`), so that neighbouring words become neighbouring elements with one shift.
 """
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +16,8 @@ from jax import lax
 
 from fbuf._core.component import component
 
-LINE_BYTES, BLOCK_BYTES, BLOCK_ROWS = 12, 84, 7
-"""Default block: 7 rows of 12 bytes, the smallest tables on ten Atari games that are fast to reassemble."""
+LINE_BYTES, BLOCK_BYTES, BLOCK_ROWS = 12, 144, 12
+"""Default block: 12 rows of 12 bytes, the smallest tables on ten Atari games that are fast to reassemble."""
 MOST_BLOCKS = 2**14
 """Most blocks of a row; larger blocks are used beyond."""
 STACKED_LAST = 4
@@ -32,6 +35,7 @@ class Grid:
     words: int  # words of each line that a block covers
     size: int  # bytes of an element, as it is moved (1 for booleans)
     last: bool  # the last axis counts frames
+    planes: int  # P, lines that share words: word [r, x] has element x of lines r, r + h / P, ...; 1: words of adjacent ones
 
     @property
     def down(self) -> int:
@@ -52,6 +56,17 @@ class Grid:
     def block_words(self) -> int:
         """Return the uint32 words of a block."""
         return self.rows * self.words
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Return the lines and columns of a block as words."""
+        return self.rows // self.planes, self.words * self.planes
+
+
+def block_rows(height: int, rows: int) -> int:
+    """Return about `rows` lines that divide a frame evenly, a multiple of 4 (see `Grid.planes`) unless that pads it much."""
+    unit = 1 if height % 4 and height <= 32 else 4
+    return -(-height // (unit * max(1, round(height / rows)))) * unit
 
 
 def frame_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int, bool]:
@@ -78,33 +93,29 @@ def grid(leaf: jax.ShapeDtypeStruct, block: tuple[int, int] | None) -> Grid:
     """
     frames, height, width, channels, last = frame_shape(tuple(leaf.shape))
     size = element_bytes(leaf.dtype)
-    line = width * channels * size
-    if block is None:
-        scale = 1
-        while True:
-            number = max(1, round(height / (BLOCK_ROWS * scale)))
-            rows = -(-height // number)
+    line, pixel, planes = width * channels * size, channels * size, 1 if last else max(1, 4 // size)
+    scale = 1
+    while True:
+        if block is None:
+            rows = block_rows(height, BLOCK_ROWS * scale)
             least = max(LINE_BYTES, BLOCK_BYTES // rows) * scale
-            wide = -(-line // max(1, round(line / least)))
-            unit = int(np.lcm(4, channels * size))
-            words = -(-wide // unit) * unit // 4
-            cut = Grid(frames, height, line, rows, words, size, last)
-            if cut.blocks <= MOST_BLOCKS or (rows >= height and 4 * words >= line):
-                return cut
-            scale *= 2
-    rows, pixels = block
-    wide = pixels * channels * size
-    if wide % 4:
-        fine = next(p for p in range(pixels, pixels + 5) if p * channels * size % 4 == 0)
-        raise ValueError(
-            f"Deduplicated: a line of a block has {wide} bytes; expected a multiple of 4. Write block=({rows}, {fine})."
-        )
-    words = wide // 4
-    return Grid(frames, height, line, rows, words, size, last)
+            wide, unit = -(-line // max(1, round(line / least))), math.lcm(4, pixel)
+            wide = -(-wide // unit) * unit
+        else:
+            rows, wide = block[0], block[1] * pixel
+        if wide % 4:
+            fine = next(p for p in range(wide // pixel, wide // pixel + 5) if p * pixel % 4 == 0)
+            raise ValueError(
+                f"Deduplicated: a line of a block has {wide} bytes; expected a multiple of 4. Write block=({rows}, {fine})."
+            )
+        cut = Grid(frames, height, line, rows, wide // 4, size, last, 1 if rows % planes else planes)
+        if block is not None or cut.blocks <= MOST_BLOCKS or (rows >= height and wide >= line):
+            return cut
+        scale *= 2
 
 
 def to_words(values: jax.Array, cut: Grid) -> jax.Array:
-    """Convert rows `[R, *shape]` to uint32[R, S * lines, words of a line], padded to whole blocks."""
+    """Convert rows `[R, *shape]` to uint32[R, S * lines, columns], padded to whole blocks; see `Grid.tile`."""
     number = values.shape[0]
     bits = to_bits(values)
     if cut.last:
@@ -112,25 +123,28 @@ def to_words(values: jax.Array, cut: Grid) -> jax.Array:
     bits = bits.reshape(number, cut.frames, cut.height, cut.line // cut.size)
     lines, line = cut.down * cut.rows, cut.across * cut.words * 4
     pad = ((0, 0), (0, 0), (0, lines - cut.height), (0, (line - cut.line) // cut.size))
-    if any(high for _, high in pad):
-        bits = jnp.pad(bits, pad)
+    bits, (high, wide) = jnp.pad(bits, pad), cut.tile
     if cut.size < 4:
         # Equal to `bitcast_convert_type`, for which XLA on CPU makes two passes.
-        bits = bits.reshape(*bits.shape[:-1], -1, 4 // cut.size).astype(jnp.uint32)
+        each = 4 // (cut.size * cut.planes)
+        bits = bits.reshape(number, cut.frames * cut.down, cut.planes, high, cut.across * wide, each).astype(jnp.uint32)
         weights = jnp.asarray([1 << 8 * cut.size * i for i in range(4 // cut.size)], jnp.uint32)
-        bits = jnp.sum(bits * weights.reshape((1,) * (bits.ndim - 1) + (-1,)), axis=-1, dtype=jnp.uint32)
+        bits = jnp.sum(bits * weights.reshape(1, 1, cut.planes, 1, 1, each), axis=(2, 5), dtype=jnp.uint32)
     elif cut.size == 8:
         bits = lax.bitcast_convert_type(bits, jnp.uint32)
-    return bits.reshape(number, cut.frames * lines, cut.across * cut.words)
+    return bits.reshape(number, cut.frames * cut.down * high, cut.across * wide)
 
 
 def from_blocks(blocks: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     """Assemble rows `[R, *shape]` from uint32[R, blocks, words of a block]."""
-    number = blocks.shape[0]
-    tiles = blocks.reshape(number * cut.frames, cut.down, cut.across, cut.rows, cut.words)
-    lines = jnp.moveaxis(tiles, 2, 3).reshape(number, cut.frames, cut.down * cut.rows, cut.across * cut.words)
-    if cut.size < 4:
-        lines = lax.bitcast_convert_type(lines, jnp.uint8 if cut.size == 1 else jnp.uint16)
+    number, (high, wide) = blocks.shape[0], cut.tile
+    tiles = blocks.reshape(number * cut.frames * cut.down, cut.across, high, wide)
+    lines = jnp.moveaxis(tiles, 1, 2).reshape(-1, 1, high, cut.across * wide)
+    if cut.planes > 1:
+        plane = jnp.arange(cut.planes, dtype=jnp.uint32)[None, :, None, None]
+        lines = (lines >> (plane * jnp.uint32(8 * cut.size))).astype(f"uint{8 * cut.size}")
+    elif cut.size < 4:
+        lines = lax.bitcast_convert_type(lines, f"uint{8 * cut.size}")
     elif cut.size == 8:
         lines = lax.bitcast_convert_type(lines.reshape(*lines.shape[:-1], lines.shape[-1] // 2, 2), jnp.uint64)
     lines = lines.reshape(number, cut.frames, cut.down * cut.rows, cut.across * cut.words * 4 // cut.size)
@@ -145,23 +159,23 @@ def from_blocks(blocks: jax.Array, cut: Grid, leaf: jax.ShapeDtypeStruct) -> jax
 def take(words: jax.Array, cut: Grid, item: jax.Array) -> jax.Array:
     """Gather blocks uint32[A, words of a block] of items int32[A] = row * blocks + block from `to_words`."""
     row, block = item // jnp.int32(cut.blocks), item % jnp.int32(cut.blocks)
-    line = block // jnp.int32(cut.across) * jnp.int32(cut.rows)
-    word = block % jnp.int32(cut.across) * jnp.int32(cut.words)
+    line = block // jnp.int32(cut.across) * jnp.int32(cut.tile[0])
+    word = block % jnp.int32(cut.across) * jnp.int32(cut.tile[1])
     numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(0,), start_index_map=(0, 1, 2))
     start, mode = jnp.stack([row, line, word], axis=-1), lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    found = lax.gather(words, start, numbers, (1, cut.rows, cut.words), mode=mode)
+    found = lax.gather(words, start, numbers, (1, *cut.tile), mode=mode)
     return found.reshape(item.shape[0], cut.block_words)
 
 
 def differ(a: jax.Array, b: jax.Array, cut: Grid) -> jax.Array:
     """Return bool[R, blocks]: the blocks that differ between two sets of rows from `to_words`."""
-    unequal = (a != b).reshape(a.shape[0], cut.frames * cut.down, cut.rows, cut.across, cut.words)
+    unequal = (a != b).reshape(a.shape[0], cut.frames * cut.down, cut.tile[0], cut.across, cut.tile[1])
     return jnp.any(unequal, axis=(2, 4)).reshape(a.shape[0], cut.blocks)
 
 
 def differ_from_blocks(words: jax.Array, blocks: jax.Array, cut: Grid) -> jax.Array:
     """Return bool[R, blocks]: the blocks of rows from `to_words` that differ from uint32[R, blocks, words of a block]."""
-    tiles = words.reshape(words.shape[0], cut.frames * cut.down, cut.rows, cut.across, cut.words)
+    tiles = words.reshape(words.shape[0], cut.frames * cut.down, cut.tile[0], cut.across, cut.tile[1])
     ordered = jnp.moveaxis(tiles, 3, 2).reshape(blocks.shape)
     return jnp.any(ordered != blocks, axis=-1)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from fbuf._algorithms.block_grid import Grid
+from fbuf._algorithms.block_grid import Grid, block_rows
 
 LEAST_ROWS = 64
 """Least rows that show growth."""
@@ -35,10 +34,8 @@ _CHUNK_BYTES = 2**20  # of rows hashed at once: the mixed words stay in the cach
 Hashes = npt.NDArray[np.uint64]
 
 
-TRIED = ((7, 12), (6, 12), (12, 28), (28, 28))
+TRIED = ((12, 12), (7, 12), (4, 28), (12, 28))
 """Lines and bytes per line of the candidate blocks: small ones suit rich pictures, large ones plain pictures."""
-WORTH = 0.9
-"""A later candidate replaces an earlier one, which is read faster, if it takes at most this share of the bytes."""
 
 
 def candidates(height: int, width: int, pixel: int) -> list[tuple[int, int]]:
@@ -49,7 +46,7 @@ def candidates(height: int, width: int, pixel: int) -> list[tuple[int, int]]:
     unit = 4 // math.gcd(4, pixel)
     found = []
     for lines, length in TRIED:
-        rows = -(-height // max(1, round(height / lines)))
+        rows = block_rows(height, lines)
         number = max(1, round(width * pixel / length))
         pixels = -(-width // (number * unit)) * unit
         if rows * pixels * pixel < 64:  # few lines: longer blocks
@@ -109,7 +106,7 @@ def table_bytes(references: int, places: int, words: int) -> int:
 def smallest(
     curves: Sequence[Curve], cuts: Sequence[tuple[int, int]], blocks: Sequence[int], capacity: int, given: int | None
 ) -> int:
-    """Return which of `cuts` makes a full buffer smallest; earlier cuts are preferred.
+    """Return which of `cuts` makes a full buffer smallest.
 
     `blocks` holds the blocks of a row for each cut. With a `given` number of places, prefer the smallest cut that fits them,
     then the cut that exceeds them least.
@@ -122,12 +119,7 @@ def smallest(
         over = max(distinct / (MOST_LOAD * places), 1.0) if given is not None else 1.0
         return over, table_bytes(references, places, words)
 
-    costs = [cost(i) for i in range(len(cuts))]
-    best = 0
-    for i, (over, size) in enumerate(costs):
-        if (over, size) < (costs[best][0], WORTH * costs[best][1]):
-            best = i
-    return best
+    return min(range(len(cuts)), key=cost)
 
 
 def count(leaves: Sequence[tuple[Any, Grid]], cuts: Sequence[tuple[int, int]], lanes: int = 1) -> list[Curve]:

@@ -1,6 +1,6 @@
 """Choose block and table sizes from real rows, by leaf: `Deduplicated.fit` and `Deduplicated.forecast`.
 
-Leaves whose frames have the same shape and dtype get the same block, so that they share a table and each other's blocks.
+Leaves whose frames have the same shape, dtype and axes get the same block, so that they share a table and each other's blocks.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _group_leaves(spec: Spec, block: Blocks) -> list[tuple[list[str], BlockSize 
     frames: dict[Any, dict[BlockSize | None, list[str]]] = {}
     for name, given in block.items():
         leaf = spec[name]
-        kind = (*block_grid.frame_shape(leaf.shape)[1:4], block_grid.element_bytes(leaf.dtype))
+        kind = (*block_grid.frame_shape(leaf.shape)[1:], block_grid.element_bytes(leaf.dtype))
         frames.setdefault(kind, {}).setdefault(given, []).append(name)
     groups: list[tuple[list[str], BlockSize | None]] = []
     for by_block in frames.values():
@@ -172,13 +172,13 @@ def forecast(
 def _table_curves(leaves: Leaves, spec: Spec, cuts: Grids, lanes: int) -> list[Curve]:
     """Return a curve for each table."""
     arrays = _sample_arrays(leaves, spec, list(cuts))
-    parts: dict[int, dict[tuple[int, int], list[str]]] = {}
+    parts: dict[int, dict[tuple[int, int, int], list[str]]] = {}
     for name, (grid, table) in cuts.items():
-        parts.setdefault(table, {}).setdefault((grid.rows, grid.words), []).append(name)
+        parts.setdefault(table, {}).setdefault((grid.rows, grid.words, grid.planes), []).append(name)
     out = []
     for table in sorted(parts):
         of_parts = [
-            block_stats.count([(arrays[name], cuts[name][0]) for name in names], [cut], lanes)[0]
+            block_stats.count([(arrays[name], cuts[name][0]) for name in names], [cut[:2]], lanes)[0]
             for cut, names in parts[table].items()
         ]
         distinct = tuple(sum(numbers) for numbers in zip(*(curve.distinct for curve in of_parts), strict=True))

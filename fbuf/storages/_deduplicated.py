@@ -43,8 +43,8 @@ class Deduplicated:
 
     Attributes:
       keys: Leaves (or subtrees) to deduplicate; None: every leaf of 1 KiB a row or more. Any dtype but complex numbers.
-      block: Rows and pixels of a block, `(h, w)`, or such a pair by leaf as `{"obs": (12, 12)}`; None: about 7 lines of 12
-        bytes. `fit` finds the best for given rows.
+      block: Rows and pixels of a block, `(h, w)`, or such a pair by leaf as `{"obs": (12, 12)}`; None: about 12 lines of
+        12 bytes. `fit` finds the best for given rows.
       blocks: Table entries for distinct blocks, a multiple of 32, or by leaf; None: one for every 4 blocks of a full buffer.
         Leaves whose blocks have the same number of bytes share one table, with the sum of their entries.
       on_full: What happens when the table is full. "retire" (the default): a write that would exceed 95 % load first evicts
@@ -145,10 +145,10 @@ class Deduplicated:
     def fit(self, rows: PyTree, capacity: int, lanes: int | None = None) -> Deduplicated:
         """Return the same storage with `block` and `blocks` chosen for rows like these, where they are None.
 
-        Four block sizes that XLA reads fast and that divide the frame are tried. For each, distinct blocks are counted, and
-        their number at `capacity` is predicted by a cautious power law. The fewest bytes win; of nearly equal sizes, the
-        fastest to read. The table gets a fifth more entries, at most as many as there are blocks. `Buffer.plan` shows the
-        outcome; `Buffer.grow` helps if the prediction was too low.
+        Four block sizes are tried, of multiples of 4 lines, which XLA reads fast. For each, distinct blocks are counted,
+        and their number at `capacity` is predicted by a cautious power law. The fewest bytes win. The table gets a fifth more
+        entries, at most as many as there are blocks. `Buffer.plan` shows the outcome; `Buffer.grow` helps if the prediction was
+        too low.
 
         Args:
           rows: Rows as `extend` takes them, in order of time: leaves `[N, ...]`, with lanes `[N, E, ...]`. At least 64, better
