@@ -6,6 +6,7 @@ A message has one form: `Call: leaf 'obs' is X; expected Y. Fix.`
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -96,12 +97,17 @@ def check_spec(call: str, spec: Spec) -> None:
             )
 
 
+@functools.lru_cache
+def _key_axes(dtype: Any) -> int:
+    """Return the axes of one key: none if typed, one if raw, -1 for what is no key."""
+    return 0 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else 1 if dtype == jnp.uint32 else -1
+
+
 def check_key(call: str, key: Any, many: str) -> None:
     """Raise unless it is one PRNG key, typed or raw; `many` is the fix for several."""
     if not hasattr(key, "dtype"):
         raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
+    if key.ndim != _key_axes(key.dtype):
         raise TypeError(
             f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), {many}."
         )

@@ -29,12 +29,10 @@ def changes_of(before: Any, after: Any) -> list[Any]:
     return [None if new is old else new for old, new in pairs]
 
 
-def with_changes(before: S, changes: list[Any]) -> S:
+def with_changes(before: Any, changes: list[Any]) -> Any:
     """Return `before` with the leaves of `changes_of`."""
-    flat: tuple[list[Any], Any] = jax.tree.flatten(before)
-    leaves, structure = flat
-    after: S = structure.unflatten([old if new is None else new for old, new in zip(leaves, changes, strict=True)])
-    return after
+    leaves, structure = jax.tree.flatten(before)
+    return jax.tree.unflatten(structure, [x if new is None else new for x, new in zip(leaves, changes, strict=True)])
 
 
 class Operation:
