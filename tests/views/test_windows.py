@@ -116,6 +116,14 @@ def test_chances_of_episodes_by_hand(ends, chances):
     np.testing.assert_allclose(buffer.summary(state).effective_size, 1 / np.sum(chance**2), rtol=1e-5)
 
 
+def test_windows_that_the_same_write_overwrites_do_not_open():
+    buffer = fbuf.Buffer(5, view=Sequence(3, episode_end=()))
+    state = buffer.extend(buffer.init({"t": 0}), {"t": np.arange(4)})
+    state = buffer.extend(state, {"t": np.arange(4, 9)})
+    drawn = buffer.peek(state, jax.random.key(0), 64).data["t"]
+    assert {*map(tuple, drawn.tolist())} == {(4, 5, 6), (5, 6, 7), (6, 7, 8)} and buffer.stats(state)["drawable"] == 3
+
+
 def test_long_windows_cost_no_more_to_add_to():
     sizes = []
     for view in (same_step.Sequence(10), same_step.Sequence(1000), same_step.Episode(1000)):
