@@ -75,6 +75,21 @@ def test_replay_cuts_after_the_rows_it_has_collected():
     assert replay.stats()["drawable"] == 4 + 5
 
 
+def test_a_cut_after_an_end_keeps_its_final_observation():
+    buffer = fbuf.Buffer(20, view=Transition(gamma=0.5, final_observation="final"))
+    rows = steps(0, 3, truncated=np.arange(3) == 2, final=np.array([0, 0, 9], np.float32))
+    state = buffer.cut(buffer.extend(buffer.init(ROW | {"final": 0.0}), rows))
+    assert pairs(buffer, state)[2.0] == (9.0, 1.0, 0.5)
+
+
+def test_ids_of_masked_rows_cut_nothing():
+    buffer = fbuf.Buffer(20, view=Sequence(2, episode_end=(), episode="id"), lanes=2)
+    state = buffer.init({"t": 0, "id": 0})
+    for t, (mask, ids) in enumerate([((True, True), (5, 5)), ((True, False), (5, 7)), ((True, True), (5, 5))]):
+        state = buffer.add(state, {"t": np.array([t, t]), "id": np.array(ids)}, mask=np.array(mask))
+    assert windows(buffer, state) == {(0, 1), (1, 2), (0, 2)}
+
+
 def test_cuts_outlive_two_restarts(tmp_path, storage=Memmap):
     buffer = fbuf.Buffer(100, view=WINDOWS, storage=storage(str(tmp_path / "rows")))
     state = buffer.extend(buffer.init({"t": 0}), counted(0, 4))

@@ -100,6 +100,30 @@ def test_every_episode_is_as_likely_as_every_other(view):
     check_chances(view, Uniform(over="episodes"))
 
 
+@pytest.mark.parametrize(
+    ("ends", "chances"),
+    [((0, 0, 0, 0), (4, 4, 4, 4)), ((1, 0, 0, 0), (2, 6, 6, 6)), ((0, 1, 0), (4, 4, 2)), ((0,), (1,))],
+    ids=["one fills the lane", "two", "not full", "one row"],
+)
+def test_chances_of_episodes_by_hand(ends, chances):
+    """`chances` are one in so many."""
+    buffer = fbuf.Buffer(4, sampler=Uniform(over="episodes"), episode_end=("done",))
+    state = buffer.extend(buffer.init({"done": False}), {"done": np.array(ends, bool)})
+    chance = 1 / np.array(chances, np.float32)
+    batch = buffer.peek(state, jax.random.key(0), 64)
+    assert batch.mask.all() and {*batch.index.slot.tolist()} == {*range(len(ends))}
+    np.testing.assert_allclose(batch.probability, chance[np.asarray(batch.index.slot)], rtol=1e-6)
+    np.testing.assert_allclose(buffer.summary(state).effective_size, 1 / np.sum(chance**2), rtol=1e-5)
+
+
+def test_windows_that_the_same_write_overwrites_do_not_open():
+    buffer = fbuf.Buffer(5, view=Sequence(3, episode_end=()))
+    state = buffer.extend(buffer.init({"t": 0}), {"t": np.arange(4)})
+    state = buffer.extend(state, {"t": np.arange(4, 9)})
+    drawn = buffer.peek(state, jax.random.key(0), 64).data["t"]
+    assert {*map(tuple, drawn.tolist())} == {(4, 5, 6), (5, 6, 7), (6, 7, 8)} and buffer.stats(state)["drawable"] == 3
+
+
 def test_long_windows_cost_no_more_to_add_to():
     sizes = []
     for view in (same_step.Sequence(10), same_step.Sequence(1000), same_step.Episode(1000)):
