@@ -438,7 +438,7 @@ def measure_blocks(
     runs: dict[str, np.ndarray], rounds: int, judged: bool, batch_size: int = BATCH
 ) -> list[dict[str, Any]]:
     """Rows for each block that `fit` may choose and each dtype: all games, and their mean."""
-    tried = candidates(*SHAPE, 1)
+    tried = candidates(*SHAPE, 1)[: None if judged else 1]
     ratios: dict[tuple[str, tuple[int, int]], dict[str, Any]] = {(d, b): {} for d in READ_TARGETS for b in tried}
     for game, frames in runs.items():
         states = {block: written(frames, block) for block in tried}

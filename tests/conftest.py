@@ -12,9 +12,8 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIMIZE = "JAX_DISABLE_MOST_OPTIMIZATIONS"
@@ -33,7 +32,6 @@ UNOPTIMIZED = os.environ[OPTIMIZE]  # what applies to tests that are not marked 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
-from jax._src import compiler  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
 TIERS = ("more", "exhaustive")
@@ -93,20 +91,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _optimized(item: pytest.Item) -> bool:
     return item.get_closest_marker("optimized") is not None
-
-
-def _with_older_emitters(options: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `get_compile_options` that takes XLA's older fusion emitters where tests are not optimized: a third less time."""
-
-    def wrapped(*args: Any, env_options_overrides: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-        older = {} if os.environ[OPTIMIZE] in ("", "0") else {"xla_cpu_use_fusion_emitters": False}
-        return options(*args, env_options_overrides=older | (env_options_overrides or {}), **kwargs)
-
-    return wrapped
-
-
-if jax.__version_info__ < (0, 11):  # the option was not looked for in later releases
-    compiler.get_compile_options = _with_older_emitters(compiler.get_compile_options)
 
 
 def _set_level(disabled: str) -> None:

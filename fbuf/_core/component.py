@@ -142,16 +142,7 @@ def state(cls: Any = None, *, name: str | None = None) -> Any:
     """
     if cls is None:
         return functools.partial(state, name=name)
-    made: Any = dataclasses.dataclass(frozen=True)(cls)
-    by_field, names = made.__init__, {f.name for f in dataclasses.fields(made)}
-
-    @functools.wraps(by_field)
-    def __init__(self: Any, *args: Any, **given: Any) -> Any:
-        if given.keys() != names:
-            return by_field(self, *args, **given)
-        self.__dict__.update(given)  # JAX makes every result so; field by field takes twice as long
-
-    made.__init__ = __init__
+    made = dataclasses.dataclass(frozen=True)(cls)
     jax.tree_util.register_dataclass(made)
     export.register_pytree_node_serialization(
         made,

@@ -90,11 +90,13 @@ CASES = [
 case = one_of(*CASES)
 
 
+@pytest.mark.optimized
 def test_collected_rows_give_the_batches_of_rows_written_at_once(case):
     storage, sampler, view, lanes = case
     compare(make_pair(storage, sampler, view, lanes), steps=16, seed=1)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(("sampler", "lanes"), [("held", 2), ("ranked", None)])
 def test_priorities_set_with_the_next_draw_are_those_set_at_once(sampler, lanes):
     priority_updates.compare(sampler, lanes)

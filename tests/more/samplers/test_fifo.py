@@ -43,12 +43,12 @@ def test_text_that_is_refused_takes_no_room():
 
 def test_blocks_of_consumed_rows_make_room():
     """A table of blocks with room for fewer rows than the capacity: what waits is kept, what is consumed is dropped."""
-    example = {"obs": np.zeros((12, 12), np.uint8)}
+    example = {"obs": np.zeros((24, 12), np.uint8)}
     storage = fbuf.storages.Deduplicated(keys=("obs",), blocks=64)
     buffer = fbuf.Buffer(64, storage=storage, sampler=FIFO)
     state, rng, waiting = buffer.init(example), np.random.default_rng(0), collections.deque[np.ndarray]()
     for _ in range(30):
-        rows = rng.integers(0, 256, (2, 12, 12)).astype(np.uint8)
+        rows = rng.integers(0, 256, (2, 24, 12)).astype(np.uint8)
         waiting.extend(rows)
         state = buffer.extend(state, {"obs": rows})
         state, batch = buffer.sample(state, jax.random.key(0), 2)
