@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import hashlib
 import itertools
 import re
 from collections.abc import Iterator
@@ -120,6 +121,16 @@ class Package:
             f"{mutant.id}: {len(named)} definitions are called {mutant.name}, and the snippet is {len(sites)} times in them"
             f"{hint}"
         )
+
+    def digest(self, mutant: Mutant) -> str:
+        """Return what a mutant and the definition that it is in read, as a hash."""
+        site = self.find(mutant)
+        spans = [span for _, path, span in self._definitions if path == site.path]
+        start, stop = max(
+            (span for span in spans if span[0] <= site.start and site.stop <= span[1]), key=lambda s: s[0]
+        )
+        text = self.texts[site.path][start:stop]
+        return hashlib.sha256("\0".join((text, mutant.old, mutant.new)).encode()).hexdigest()[:12]
 
     def mutated(self, mutant: Mutant) -> tuple[Path, str]:
         """Return the file of a mutant, relative to the package, and its text with the defect."""

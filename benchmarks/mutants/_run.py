@@ -1,5 +1,7 @@
 """Runs tests on mutants: each in a fork of this process, which has imported what is slow to import but not the package.
 
+The test that killed a mutant in the last run is tried first, then the likely tests, then the rest of each tier.
+
 A mutated copy of the package stands first on the path, beside links to the rest of the repository. The forks share one
 cache of compiled programs.
 """
@@ -54,27 +56,36 @@ class Tests:
 
 @dataclass
 class Stage:
-    """Some test files to run on one mutant (None: on the package as it is)."""
+    """Some tests to run on one mutant (None: on the package as it is); `recorded` ones may have been removed."""
 
     mutant: Mutant | None
     tier: str
     tests: list[str]
     limit: float
+    recorded: bool = False
 
 
 class Runner:
-    """Runs mutants of `repo/package`; `known` are tests that fail without any."""
+    """Runs mutants of `repo/package`.
+
+    `known` are tests that fail without any mutant, `killers` those that killed a mutant in the last run, by its id.
+    """
 
     def __init__(self, repo: Path, package: str, tier: str, jobs: int, timeout: float) -> None:
         repo = repo.resolve()
         self.repo, self.package, self.tier, self.jobs, self.timeout = repo, package, tier, jobs, timeout
         self.sources, self.tests = Package(repo / package), Tests(repo)
         self.known: list[str] = []
+        self.killers: dict[str, str] = {}
         self._running: dict[int, tuple[Stage, Path, float, list[Stage]]] = {}
 
     def stages(self, mutant: Mutant) -> list[Stage]:
-        """Return what is run on a mutant until something fails: likely tests first, then the rest of each tier."""
+        """Return what is run on a mutant until something fails."""
         stages = []
+        killer = self.killers.get(mutant.id, "")
+        if (self.repo / killer.partition("::")[0]).is_file():
+            tier = "more" if Path(killer).parts[1] == "more" else "quick"
+            stages += [Stage(mutant, tier, [killer], self.timeout, recorded=True)]
         for tier in ("quick", "more") if self.tier == "more" else ("quick",):
             likely = self.tests.likely(tier, mutant.tests)
             rest = [f for f in self.tests.tiers[tier] if f not in likely] if self.tier != "likely" else []
@@ -82,15 +93,15 @@ class Runner:
             stages += [Stage(mutant, tier, rest, _SLOWER * self.timeout)] if rest else []
         return stages
 
-    def base(self) -> dict[str, Any]:
-        """Run whole tiers without a mutant; what fails then says nothing of mutants."""
+    def base(self) -> list[str]:
+        """Run whole tiers without a mutant and return the tests that fail: they say nothing of mutants."""
         tiers = {"likely": (), "quick": ("quick",), "more": ("quick", "more")}[self.tier]
         stages = [Stage(None, tier, self.tests.tiers[tier], 2 * _SLOWER * self.timeout) for tier in tiers]
         failed = [test for stage in stages for test in next(self._finish([[stage]]))[1]["failed"]]
         broken = [test for test in failed if "::" not in test]
         if broken:
             raise RuntimeError(f"without any mutant these files cannot be collected: {', '.join(broken)}")
-        return {"id": "base", "tier": self.tier, "failed": failed}
+        return failed
 
     def run(self, mutants: Sequence[Mutant]) -> Iterator[dict[str, Any]]:
         """Yield what became of each mutant, as they end."""
@@ -102,7 +113,7 @@ class Runner:
                 result = "killed"
             yield {
                 "id": mutant.id,
-                "group": mutant.group,
+                "digest": self.sources.digest(mutant),
                 "result": result,
                 "tier": stage.tier if result == "killed" else self.tier,
                 "by": found["failed"][:1],
@@ -209,6 +220,8 @@ class Runner:
         options += [f"--deselect={test}" for test in self.known]
         code = int(pytest.main([*options, *stage.tests], plugins=[seen]))
         result = {0: "survived", 5: "survived", 1: "killed", 2: "killed"}.get(code, "broken")
+        if code == pytest.ExitCode.USAGE_ERROR and stage.recorded:  # the file has no such test any more
+            result = "survived"
         module = sys.modules.get(self.package)
         if module is not None and not str(module.__file__).startswith(os.getcwd()):
             print(f"{self.package} was imported from {module.__file__}", flush=True)
