@@ -86,7 +86,7 @@ class Runner:
         if (self.repo / killer.partition("::")[0]).is_file():
             tier = "more" if Path(killer).parts[1] == "more" else "quick"
             stages += [Stage(mutant, tier, [killer], self.timeout, recorded=True)]
-        for tier in ("quick", "more") if self.tier == "more" else ("quick",):
+        for tier in ("quick",) if self.tier == "quick" else ("quick", "more"):
             likely = self.tests.likely(tier, mutant.tests)
             rest = [f for f in self.tests.tiers[tier] if f not in likely] if self.tier != "likely" else []
             stages += [Stage(mutant, tier, likely, self.timeout)] if likely else []

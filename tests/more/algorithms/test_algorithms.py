@@ -156,6 +156,10 @@ def test_words_of_any_key(kind):
         short = jax.jit(lambda key: random.pairs(key, 4))(key)
         np.testing.assert_array_equal(short[0], one[:4])
         np.testing.assert_array_equal(short[1], other[:4])
+    data = jax.random.key_data(keys[0])
+    for at in range(data.size):
+        changed = jax.random.wrap_key_data(data.at[at].add(1), impl=kind)
+        assert (random.pairs(changed, 9)[0] != first[0]).all(), f"word {at} of a key does not count"
 
 
 test_checks = checks(
