@@ -93,7 +93,8 @@ def check_places(number):
 
 
 def test_no_row_is_drawn_too_often():
-    buffer = fbuf.Buffer(33, sampler=Consume(2), lanes=3)
+    view = fbuf.views.Transition(n_step=2, autoreset="same_step")
+    buffer = fbuf.Buffer(33, sampler=Consume(2), view=view, lanes=3)
     for seed in range(2):
         Trial(buffer, seed).run(60)
 

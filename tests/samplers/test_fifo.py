@@ -139,7 +139,7 @@ class Trial:
 
     def run(self, steps):
         for _ in range(steps):
-            kind = self.rng.choice(["extend", "sample", "step", "clear"], p=[0.25, 0.3, 0.42, 0.03])
+            kind = self.rng.choice(["extend", "sample", "step", "clear"], p=[0.5, 0.2, 0.27, 0.03])
             if kind == "clear":
                 self.state = self.buffer.clear(self.state)
                 self.queue.clear()

@@ -306,3 +306,27 @@ def test_traced_numbers_are_brought_into_range(sampler):
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.sampler.max_priority, batch)))
             state, batch = jax.device_get(step(state, usual, np.float32(0.4)))
             assert (batch.weight > 0).all() and (batch.probability > 0).all()
+
+
+def test_rows_that_cannot_be_drawn_take_no_priority():
+    """The newest row waits for its next observation: it is held, but no anchor yet."""
+    view = fbuf.views.Transition(observation="t", action=None, reward="r", autoreset="same_step")
+    buffer = fbuf.Buffer(4, sampler=Prioritized(eps=0.0, alpha=1.0), view=view)
+    zeros = np.zeros(3, np.float32)
+    rows = {"t": zeros, "r": zeros, "terminated": zeros > 0, "truncated": zeros > 0}
+    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
+    state = buffer.extend(state, rows, priority=np.array([0.5, 2, 7], np.float32))
+    assert leaves(buffer, state).tolist() == [0.5, 2, 0, 0] and float(state.sampler.max_priority) == 2
+    state = buffer.update_priority(state, buffer.last(state, 1).index, np.array([9.0], np.float32))
+    assert leaves(buffer, state).tolist() == [0.5, 2, 0, 0]
+    assert int(buffer.stats(state)["refused_closed"]) == 1 and float(state.sampler.max_priority) == 2
+
+
+def test_priorities_of_masked_rows_are_neither_refused_nor_kept():
+    buffer = fbuf.Buffer(4, sampler=Prioritized(alpha=1.0, eps=0.0))
+    priority = np.array([np.nan, -2, np.inf, np.nan], np.float32)
+    mask = np.array([False, True, False, True])
+    state = buffer.extend(buffer.init(np.int32(0)), np.arange(4, dtype=np.int32), priority=priority, mask=mask)
+    assert int(buffer.stats(state)["refused_nonfinite"]) == 1
+    # The magnitude counts, and a row whose priority was refused gets the largest seen before.
+    assert leaves(buffer, state).tolist() == [2, 1, 0, 0]
