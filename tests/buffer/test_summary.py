@@ -135,9 +135,8 @@ def test_names_are_escaped():
 def test_a_flat_dict_for_loggers():
     flat = golden().to_dict()
     assert flat["ages/median"] == 1 and flat["episodes/number"] == 2 and flat["leaves/x/raw"] == 24
-    assert (
-        flat["stats/max_priority"] == 4 and flat["nbytes/device"] == 184 and flat["duplicates"] == pytest.approx(1 / 3)
-    )
+    assert flat["stats/max_priority"] == 4 and flat["nbytes/device"] == 184
+    assert flat["duplicates"] == pytest.approx(1 / 3)
     assert all(isinstance(value, (int, float)) for value in flat.values())
     assert "draws/mean" not in flat  # not counted by this sampler
 
