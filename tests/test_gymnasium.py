@@ -69,11 +69,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: (envs, replay(lanes=None)), ValueError, "lanes=None, but envs is 3 environments. Write lanes=3"),
         (lambda: (Lander(), replay()), ValueError, "lanes=3, but envs is one gymnasium.Env. Write lanes=None"),
         (lambda: (envs, replay(fbuf.views.Transition(autoreset="same_step"))), ValueError, 'autoreset="next_step"'),
-        (
-            lambda: (envs, without_reward),
-            ValueError,
-            r"rows have no leaf 'reward'\. Write Replay\(buffer, fbuf\.gymnasium\.spec\(envs\)\)\.",
-        ),
+        (lambda: (envs, without_reward), ValueError, r"no leaf 'reward'\. Write .*fbuf\.gymnasium\.spec\(envs\)\)"),
         (lambda: (envs, replay(fbuf.views.Row())), ValueError, r"Write view=fbuf.gymnasium.view\(envs\)"),
     ):
         with pytest.raises(kind, match=message):
@@ -86,7 +82,5 @@ def test_what_does_not_fit_is_refused() -> None:
         _ = recorder.step_async
     assert recorder.single_action_space == spaces.Discrete(3)
     envs.metadata.pop("autoreset_mode")
-    with pytest.raises(
-        ValueError, match=r"envs\.metadata\['autoreset_mode'\] is None; expected an AutoresetMode\. Set it\."
-    ):
-        fbuf.gymnasium.view(envs)
+    said = r"envs\.metadata\['autoreset_mode'\] is None; expected an AutoresetMode\. Set it\."
+    pytest.raises(ValueError, fbuf.gymnasium.view, envs).match(said)

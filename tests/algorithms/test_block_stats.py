@@ -53,23 +53,6 @@ def game(rows, seed=0):
     return out
 
 
-def check_counts(dtype, shape):
-    """Counts are those of the blocks that are cut, whatever the cut."""
-
-    rows = sparse(shape, 40, jnp.dtype(dtype))
-    leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    wide = block_grid.element_bytes(leaf.dtype) * block_grid.frame_shape(shape)[3]
-    unit = 4 // math.gcd(4, wide)
-    grids = [block_grid.grid(leaf, (h, unit * w)) for h in (1, 2, 5) for w in (1, 2)]
-    cuts = [(grid.rows, grid.words) for grid in grids]
-    curves = block_stats.count([(rows, grids[0])], cuts)
-    assert curves == block_stats.count([(rows, grids[0])], cuts, lanes=4)
-    for grid, curve in zip(grids, curves, strict=True):
-        assert curve.rows == (5, 10, 20, 40)
-        sets = blocks_of(rows, grid)
-        assert curve.distinct == tuple(distinct(sets, number) for number in curve.rows)
-
-
 def held(storage, rows, capacity, lanes=None, step=250):
     """`stats` of a buffer of `storage` after all `rows`, whose rows are checked to have come back."""
     buffer = fbuf.Buffer(capacity, storage=storage, lanes=lanes)
@@ -90,15 +73,23 @@ def device_bytes(storage, rows, capacity):
     return buffer.nbytes(jax.eval_shape(buffer.init, row))["device"]
 
 
-def test_counts_are_those_of_the_blocks_that_are_cut():
-    for dtype, shape in (
-        ("uint8", (10, 8, 3)),
-        ("bool", (17,)),
-        ("float32", (7, 9)),
-        ("int4", (9, 8, 4)),
-        ("int16", (2, 6, 11)),
-    ):
-        check_counts(dtype, shape)
+COUNTED = [("uint8", (10, 8, 3)), ("bool", (17,)), ("float32", (7, 9)), ("int4", (9, 8, 4)), ("int16", (2, 6, 11))]
+
+
+@pytest.mark.parametrize(("dtype", "shape"), COUNTED)
+def test_counts_are_those_of_the_blocks_that_are_cut(dtype, shape):
+    rows = sparse(shape, 40, jnp.dtype(dtype))
+    leaf = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    wide = block_grid.element_bytes(leaf.dtype) * block_grid.frame_shape(shape)[3]
+    unit = 4 // math.gcd(4, wide)
+    grids = [block_grid.grid(leaf, (h, unit * w)) for h in (1, 2, 5) for w in (1, 2)]
+    cuts = [(grid.rows, grid.words) for grid in grids]
+    curves = block_stats.count([(rows, grids[0])], cuts)
+    assert curves == block_stats.count([(rows, grids[0])], cuts, lanes=4)
+    for grid, curve in zip(grids, curves, strict=True):
+        assert curve.rows == (5, 10, 20, 40)
+        sets = blocks_of(rows, grid)
+        assert curve.distinct == tuple(distinct(sets, number) for number in curve.rows)
 
 
 def test_lots_smaller_than_the_rows_change_nothing(monkeypatch):

@@ -11,6 +11,7 @@ from fbuf._algorithms import random
 from fbuf._algorithms import sum_tree as st
 from tests.support import sum_tree
 from tests.support.refusals import raises
+from tests.support.tables import checks
 
 
 @pytest.fixture(params=["loop", "level"])
@@ -28,17 +29,20 @@ def test_trees_written_together_hold_what_plain_arrays_do(path):
     sum_tree.check_together(300)
 
 
-@pytest.mark.parametrize(("capacity", "reduce"), [(1, "sum"), (9, "max"), (1000, "min")])
-def test_rebuild_is_set_of_all(capacity, reduce):
-    sum_tree.check_rebuild(capacity, reduce)
+test_leaves_and_draws = checks(
+    (sum_tree.check_rebuild, [(1, "sum"), (9, "max"), (1000, "min")]),
+    (sum_tree.check_every_row, [2**15]),
+    (sum_tree.check_one_leaf, [1, 9, 65]),
+    (sum_tree.check_strata, [7, 500, 513]),
+    (sum_tree.check_frequencies, [65]),
+    (sum_tree.check_keep_last, [(0, None), (17, None), (17, 334), (1000, 2**31)]),
+)
 
 
 def test_nothing_to_write():
     leaves, update = np.arange(9, dtype=np.float32), sum_tree.setter(9)
-    empty = update(sum_tree.expected_tree(leaves), np.zeros(0, np.int32), np.zeros(0, np.float32))
-    np.testing.assert_array_equal(empty, sum_tree.expected_tree(leaves))
-    dropped = update(empty, np.array([-1, 9, 10, 71], np.int32), np.full(4, 5, np.float32))
-    np.testing.assert_array_equal(dropped, sum_tree.expected_tree(leaves))
+    same = update(sum_tree.expected_tree(leaves), np.zeros(0, np.int32), np.zeros(0, np.float32))
+    np.testing.assert_array_equal(same, sum_tree.expected_tree(leaves))
 
 
 def test_messages():
@@ -51,23 +55,12 @@ def test_zero_leaves_are_never_drawn(path, capacity):
     sum_tree.check_zero_leaves(capacity)
 
 
-def test_every_row_can_be_drawn():
-    sum_tree.check_every_row(2**15)
-
-
-@pytest.mark.parametrize("capacity", [1, 9, 65])
-def test_one_leaf_or_none(capacity):
-    sum_tree.check_one_leaf(capacity)
-
-
 def test_extreme_uniforms(path):
     leaves = np.zeros(5000, np.float32)
     leaves[[3, 77, 1000, 4000]] = [1e-8, 1, 3, 1e-8]
     top, bottom = np.meshgrid([0, 0.5, 1 - 2**-24, 1], [0, 0.5, 1 - 2**-24, 1])
     draw = jax.jit(functools.partial(st._descend_by_loop, batch=16, capacity=5000))
-    index, leaf = draw(
-        sum_tree.expected_tree(leaves), top.ravel().astype(np.float32), bottom.ravel().astype(np.float32)
-    )
+    index, leaf = draw(sum_tree.expected_tree(leaves), *(x.ravel().astype(np.float32) for x in (top, bottom)))
     assert np.all(leaves[np.asarray(index)] > 0)
     np.testing.assert_array_equal(leaf, leaves[np.asarray(index)])
 
@@ -93,15 +86,6 @@ def test_accelerators_run_no_loop(platform):
     assert "stablehlo.gather" in lowered
 
 
-@pytest.mark.parametrize("capacity", [7, 500, 513])
-def test_strata_bound_the_count_of_every_leaf_or_block(capacity):
-    sum_tree.check_strata(capacity)
-
-
-def test_draws_follow_the_leaves():
-    sum_tree.check_frequencies(65)
-
-
 def test_words_are_threefry_on_counters_that_jax_does_not_use():
     threefry = pytest.importorskip("jax.extend.random")
     key = jax.random.key(7)
@@ -109,11 +93,6 @@ def test_words_are_threefry_on_counters_that_jax_does_not_use():
     expected = threefry.threefry_2x32(jax.random.key_data(key), counters)
     np.testing.assert_array_equal(jnp.concatenate(random.pairs(key, 5)), expected)
     assert random.QUERY > 0  # JAX's own counters begin with 0 below 2^32 elements
-
-
-@pytest.mark.parametrize(("batch", "below"), [(0, None), (17, None), (17, 334), (1000, 2**31)])
-def test_keep_last(batch, below):
-    sum_tree.check_keep_last(batch, below)
 
 
 def test_a_uniform_has_24_bits():

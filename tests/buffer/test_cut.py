@@ -5,11 +5,11 @@ import gc
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf.storages import Memmap
 from fbuf.views import Sequence, Transition
+from tests.support import refusals
 from tests.support.refusals import raises
 
 ROW = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
@@ -40,15 +40,20 @@ def counted(first, number):
     return {"t": jnp.arange(first, first + number)}
 
 
-MASKS = [
-    (jnp.array([0]), TypeError, r"lanes is int32\[1\]; expected bool\[2\]"),
-    (np.array([True]), ValueError, r"Buffer.cut: .*lanes.*\[1\]; expected.*\[2\]"),
-]
-WRONG_IDS = [
-    (Sequence(2, episode_end=(), episode="id"), {"t": 0}, ValueError, "no leaf named 'id'; rows have t"),
-    (Sequence(2, episode_end=(), episode="id"), {"id": 0.5}, TypeError, r"'id' is float32\[\]; expected one integer"),
-    (Transition(autoreset="same_step", episode="id"), ROW, ValueError, r"no leaf named 'id'; rows .*or None"),
-]
+WRONG = """
+two.cut(two.init({"t": 0}), jnp.array([0])) => TypeError lanes is int32[1]; expected bool[2]
+two.cut(two.init({"t": 0}), np.array([True])) => ValueError Buffer.cut: | lanes | [1]; expected | [2]
+one.cut(one.init({"t": 0}), np.array([True])) => ValueError lanes has shape [1]; expected
+init(Sequence(2, episode_end=(), episode="id"), {"t": 0}) => ValueError no leaf named 'id'; rows have t
+init(Sequence(2, episode_end=(), episode="id"), {"id": 0.5}) => TypeError 'id' is float32[]; expected one integer
+init(Transition(autoreset="same_step", episode="id"), ROW) => ValueError no leaf named 'id'; rows | or None
+"""
+
+
+def test_wrong_lanes_and_ids_are_refused():
+    one, two = (fbuf.Buffer(8, view=WINDOWS, lanes=lanes) for lanes in (None, 2))
+    names = {"one": one, "two": two, "init": lambda view, row: fbuf.Buffer(8, view=view).init(row)}
+    refusals.check_all(WRONG, globals() | names)
 
 
 def test_no_transition_leads_across_a_restart(tmp_path):
@@ -121,16 +126,3 @@ def test_buffers_without_episodes_have_none_to_cut(tmp_path):
     stored = fbuf.Replay(buffer, state)
     stored.save(tmp_path / "saved")
     assert len(fbuf.Replay.load(tmp_path / "saved")) == 6
-
-
-@pytest.mark.parametrize(("lanes", "error", "match"), MASKS)
-def test_lanes_are_a_mask(lanes, error, match):
-    buffer = fbuf.Buffer(8, view=WINDOWS, lanes=2)
-    raises(error, match, lambda: buffer.cut(buffer.init({"t": 0}), lanes))
-    single = fbuf.Buffer(8, view=WINDOWS)
-    raises(ValueError, r"lanes has shape \[1\]; expected", lambda: single.cut(single.init({"t": 0}), np.array([True])))
-
-
-@pytest.mark.parametrize(("view", "row", "error", "match"), WRONG_IDS)
-def test_wrong_ids_are_refused(view, row, error, match):
-    raises(error, match, lambda: fbuf.Buffer(8, view=view).init(row))

@@ -11,10 +11,12 @@ import pytest
 import fbuf
 from fbuf._host.store.store import Store
 from fbuf.storages import Host
+from tests.support import refusals
 from tests.support.ownership import store_of
 from tests.support.prefetch import BATCH, CHECKS, EXAMPLE, GATE, check_batches, errors_at, make, rows_at, settle
 from tests.support.refusals import raises
-from tests.support.threads import PATIENCE
+from tests.support.tables import checks
+from tests.support.threads import PATIENCE, Thread
 from tests.support.trees import same
 
 
@@ -25,17 +27,10 @@ def gate():
     GATE.open.set()
 
 
-@pytest.mark.parametrize(
-    ("storage", "sampler", "view", "form"),
-    [("compressed", "prioritized", "row", "donated"), ("host", "epoch", "row", "jit")],
+test_sample_returns_the_batch_of_the_previous_call = checks(
+    (check_batches, [("compressed", "prioritized", "row", "donated"), ("host", "epoch", "row", "jit")]),
+    *((check, ["compressed"]) for check in CHECKS[:2]),
 )
-def test_sample_returns_the_batch_of_the_previous_call(storage, sampler, view, form):
-    check_batches(storage, sampler, view, form)
-
-
-@pytest.mark.parametrize("check", CHECKS[:2])
-def test_a_pending_batch_survives(check):
-    check("compressed")
 
 
 def test_a_replay_counts_stale_draws():
@@ -61,28 +56,23 @@ def test_checked_lets_stale_draws_pass():
     raises(ValueError, "priorities are NaN", lambda: update(state, batch.index, np.full(BATCH, np.nan, np.float32)))
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "message"),
-    [
-        ({"prefetch": 2, "batch_size": 4}, ValueError, r"prefetch is 2; expected 0, or 1"),
-        ({"prefetch": True, "batch_size": 4}, ValueError, "prefetch is True"),
-        ({"prefetch": 1}, ValueError, r"batch_size is None.*Buffer\(\.\.\., batch_size="),
-        ({"prefetch": 1, "batch_size": 0}, ValueError, "batch_size is 0; expected an int >= 1"),
-        ({"prefetch": 1, "batch_size": 4.0}, TypeError, "batch_size is float"),
-    ],
-)
-def test_invalid_settings_are_refused(settings, kind, message):
-    raises(kind, message, fbuf.Buffer, 10, **settings)
+INVALID = """
+fbuf.Buffer(10, prefetch=2, batch_size=4) => ValueError prefetch is 2; expected 0, or 1
+fbuf.Buffer(10, prefetch=True, batch_size=4) => ValueError prefetch is True
+fbuf.Buffer(10, prefetch=1) => ValueError batch_size is None | Buffer(..., batch_size=
+fbuf.Buffer(10, prefetch=1, batch_size=0) => ValueError batch_size is 0; expected an int >= 1
+fbuf.Buffer(10, prefetch=1, batch_size=4.0) => TypeError batch_size is float
+fbuf.Buffer(10).sample(fbuf.Buffer(10).init({"x": 0.0}), jax.random.key(0)) => TypeError batch_size is missing
+"""
 
 
-def test_another_batch_size_is_refused():
+def test_invalid_batch_sizes_are_refused():
+    refusals.check_all(INVALID, globals())
     buffer = make()
     state = buffer.init(EXAMPLE)
     raises(ValueError, r"batch_size is 7, but the state holds a", lambda: buffer.sample(state, jax.random.key(0), 7))
     assert buffer.sample(state, jax.random.key(0), BATCH)[1].mask.shape == (BATCH,)
     assert buffer.peek(state, jax.random.key(0), 7).mask.shape == (7,)
-    with pytest.raises(TypeError, match=r"batch_size is missing"):
-        fbuf.Buffer(10).sample(fbuf.Buffer(10).init({"x": 0.0}), jax.random.key(0))
 
 
 def filled(buffer):
@@ -90,8 +80,8 @@ def filled(buffer):
     return jax.block_until_ready(buffer.sample(state, jax.random.key(0))[0])
 
 
-def test_a_donated_step_does_not_wait_for_decoding():
-    buffer = make("gated")
+def test_a_donated_step_does_not_wait_for_decoding(monkeypatch):
+    buffer, collecting, collect = make("gated"), threading.Event(), Store.collect
     step = jax.jit(buffer.sample, donate_argnums=0)
     state = filled(buffer)
     state, _ = jax.block_until_ready(step(state, jax.random.key(1)))  # compiled
@@ -103,9 +93,11 @@ def test_a_donated_step_does_not_wait_for_decoding():
     total = jax.block_until_ready(jnp.sum(batch.data["t"], dtype=jnp.int32))  # computations after it end, too
     assert GATE.entered.wait(PATIENCE)
     assert not all(r.done.is_set() for r in store_of(state)._ahead._requests.values())
-    threading.Timer(0.05, GATE.open.set).start()
+    monkeypatch.setattr(Store, "collect", lambda self, *args: collecting.set() or collect(self, *args))
+    opener = Thread(lambda: collecting.wait(PATIENCE) and GATE.open.set())
     state, late = step(state, jax.random.key(3))  # waits for the gate
     same(late, then)
+    opener.ends()
     assert int(total) >= 0
 
 

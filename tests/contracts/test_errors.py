@@ -14,13 +14,8 @@ from tests.support.refusals import raises
 from tests.support.tables import one_of
 
 
-@pytest.mark.parametrize("case", refusals.cases(errors.ROWS))
-def test_invalid_rows_are_refused(case):
-    refusals.check(case, errors.SCOPE, **errors.states())
-
-
-@pytest.mark.parametrize("case", refusals.cases(errors.ARGUMENTS))
-def test_invalid_arguments_are_refused(case):
+@pytest.mark.parametrize("case", refusals.cases(errors.ROWS) + refusals.cases(errors.ARGUMENTS))
+def test_invalid_rows_and_arguments_are_refused(case):
     refusals.check(case, errors.SCOPE, **errors.states())
 
 
@@ -61,19 +56,8 @@ def test_a_donated_state_is_named():
         raises(RuntimeError, r"^Buffer\.\w+: the state was donated.*state = step\(state\)", verb, state)
 
 
-def test_errors_leave_the_state_usable():
-    state = BUFFER.extend(BUFFER.init(EXAMPLE), rows(2))
-    raises(TypeError, None, lambda: BUFFER.extend(state, rows(5, obs=zeros(5, 2))))
-    assert int(BUFFER.size(BUFFER.extend(state, rows(2)))) == 4
-
-
-@pytest.mark.parametrize("case", refusals.cases(errors.CONFIGURATIONS))
-def test_invalid_configurations_are_refused(case):
-    refusals.check(case, errors.SCOPE)
-
-
-@pytest.mark.parametrize("case", refusals.cases(errors.EXAMPLES))
-def test_invalid_examples_are_refused(case):
+@pytest.mark.parametrize("case", refusals.cases(errors.CONFIGURATIONS) + refusals.cases(errors.EXAMPLES))
+def test_invalid_configurations_and_examples_are_refused(case):
     refusals.check(case, errors.SCOPE)
 
 

@@ -186,10 +186,8 @@ def test_no_memory_at_init(storage, place, monkeypatch):
 
     monkeypatch.setattr(Store, "__init__", full)
     monkeypatch.setattr("fbuf.storages._array_rows.allocate", full)
-    with pytest.raises(
-        MemoryError, match=rf"Buffer.init: there is no room for .*\d+ bytes on the {place}.*buffer.plan"
-    ):
-        buffer.init(EXAMPLE)
+    said = rf"Buffer.init: there is no room for .*\d+ bytes on the {place}.*buffer.plan"
+    raises(MemoryError, said, buffer.init, EXAMPLE)
     monkeypatch.undo()
     assert fbuf.stores() == []
 

@@ -1,6 +1,7 @@
-"""Invariant 2: a donated step costs O(rows in hand), whatever the order of verbs."""
+"""Invariant 2: a donated step costs O(rows in hand), whatever the order of verbs; what `assert_inplace` says if not."""
 
 import dataclasses
+import functools
 import sys
 import warnings
 
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+import fbuf
 from fbuf.testing import assert_inplace
 from tests.support import inplace
+from tests.support.refusals import raises
 
 pytestmark = pytest.mark.optimized
 
@@ -76,25 +79,14 @@ def changed(before, after):
     return sorted(name for name in old if new[name] != old[name])
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_eager_sample_copies_nothing(sampler):
-    buffer = inplace.buffer_of(sampler, "transition", capacity=64)
-    state = inplace.filled(buffer)
-    after, _ = buffer.sample(state, jax.random.key(1), inplace.BATCH)
-    assert changed(state, after) == [".header"]
-
-
-def test_eager_update_priority_copies_no_rows():
-    buffer = inplace.buffer_of("minimum", "transition", capacity=64)
-    state, batch = buffer.sample(inplace.filled(buffer), jax.random.key(1), inplace.BATCH)
+def test_eager_methods_copy_only_what_they_change():
+    buffer = inplace.buffer_of("prioritized", "transition", capacity=64)
+    before = inplace.filled(buffer)
+    state, batch = buffer.sample(before, jax.random.key(1), inplace.BATCH)
+    assert changed(before, state) == [".header"]
     after = buffer.update_priority(state, batch.index, jnp.ones((inplace.BATCH,), jnp.float32))
     assert not [name for name in changed(state, after) if name.startswith((".rows", ".anchors"))]
     assert ".sampler.tree" in changed(state, after)
-
-
-def test_other_eager_methods_copy_only_what_they_change():
-    buffer = inplace.buffer_of("prioritized", "transition", capacity=64)
-    state, batch = buffer.sample(inplace.filled(buffer), jax.random.key(1), inplace.BATCH)
     after = buffer.update_rows(state, batch.index, {"reward": jnp.zeros((inplace.BATCH,), jnp.float32)})
     assert [name for name in changed(state, after) if name.startswith(".rows")] == [".rows['reward']"]
     assert not [name for name in changed(state, buffer.clear(state)) if name.startswith(".rows")]
@@ -103,3 +95,48 @@ def test_other_eager_methods_copy_only_what_they_change():
     state = inplace.filled(ahead)
     moved = changed(state, ahead.sample(state, jax.random.key(0))[0])
     assert not [name for name in moved if name.startswith((".rows", ".sampler"))]
+
+
+BUFFER = fbuf.uniform(100_000)
+STATE = jax.eval_shape(lambda: BUFFER.init(jnp.zeros(8)))
+ROWS = jax.ShapeDtypeStruct((32, 8), jnp.float32)
+
+
+class Agent:
+    @functools.partial(jax.jit, static_argnums=0)
+    def act(self, state, rows):
+        return BUFFER.extend(state, rows)
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def learn(self, state, key):
+        return BUFFER.sample(state, key, 32)[0]
+
+
+def test_a_function_jitted_without_donation_fails():
+    raises(AssertionError, r"jitted without donation, so", lambda: assert_inplace(jax.jit(BUFFER.extend), STATE, ROWS))
+    draw = jax.jit(lambda state, key: BUFFER.sample(state, key, 32))
+    raises(AssertionError, r"without donation.*jax.jit\(step", lambda: assert_inplace(draw, STATE, jax.random.key(0)))
+    small = fbuf.uniform(4)
+    raises(AssertionError, "without donation", lambda: assert_inplace(jax.jit(small.add), small.init(0.0), 1.0))
+    with pytest.raises(AssertionError, match=r"without donation.*donate_argnums=1\)"):
+        assert_inplace(functools.partial(jax.jit(fbuf.Buffer.extend, static_argnums=0), BUFFER), STATE, ROWS)
+    raises(AssertionError, r"without donation.*donate_argnums=1\)", lambda: assert_inplace(Agent().act, STATE, ROWS))
+
+
+def test_a_function_jitted_with_donation_passes():
+    assert_inplace(jax.jit(BUFFER.extend, donate_argnums=0), STATE, ROWS)
+    assert_inplace(jax.jit(BUFFER.extend, donate_argnames="state"), STATE, ROWS)
+    assert_inplace(BUFFER.extend, STATE, ROWS)
+
+    @functools.partial(jax.jit, static_argnums=(0, 3), donate_argnums=1)
+    def step(buffer, state, key, size):
+        return buffer.sample(state, key, size)[0]
+
+    assert_inplace(step, BUFFER, STATE, jax.random.key(0), 32, donate=1)
+    assert_inplace(functools.partial(step, BUFFER, size=32), STATE, jax.random.key(0))
+    assert_inplace(Agent().learn, STATE, jax.random.key(0))
+
+
+def test_a_donated_argument_does_not_raise_the_limit():
+    reverse = jax.jit(lambda step, rows: (step + 1, rows[::-1]), donate_argnums=(0, 1))
+    raises(AssertionError, "temporary bytes", lambda: assert_inplace(reverse, jnp.zeros(4), jnp.zeros((100_000, 8))))

@@ -1,13 +1,16 @@
-"""What goes wrong when buffers, states and numbers are mixed up: refused in words, never silent other data."""
+"""What goes wrong when buffers, states, stacked states and numbers are mixed up: refused in words, never silent other data."""
 
 import dataclasses
 import functools
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
+from tests.support.refusals import raises
 from tests.support.trees import row_with
 
 EXAMPLE = row_with(np.zeros(4, np.float32))
@@ -54,12 +57,16 @@ def test_a_view_that_decides_alike_is_welcome():
 
 def test_states_of_storages_do_not_mix():
     deduplicated = dataclasses.replace(BASE, storage=fbuf.storages.Deduplicated(keys=("obs",)))
+    more = dataclasses.replace(BASE, storage=fbuf.storages.Deduplicated(keys=("obs",), blocks=4096))
     host = dataclasses.replace(BASE, storage=fbuf.storages.Host(keys=("obs",)))
+    top = fbuf.Buffer(10, writer=fbuf.writers.TopK("reward"))
     for buffer, state, error, said in (
         (deduplicated, full(), TypeError, "Deduplicated: another storage made this state"),
         (BASE, jax.eval_shape(deduplicated.init, EXAMPLE), (TypeError, ValueError), "this state"),
         (host, full(), TypeError, "Host: another storage made this state"),
         (BASE, host.init(EXAMPLE), TypeError, "Device: this state keeps rows on the host"),
+        (more, deduplicated.init(EXAMPLE), ValueError, "made by another buffer"),
+        (fbuf.Buffer(10), top.init(EXAMPLE), ValueError, "made by another buffer"),
     ):
         with pytest.raises(error, match=said):
             buffer.peek(state, jax.random.key(0), 4)
@@ -79,3 +86,46 @@ def test_clear_between_two_writes_keeps_their_order(kind):
         held = jax.device_get(buffer.rows(state))
         assert held.mask.all()
         assert held.data["obs"][:, 0].tolist() == list(range(100, 164))
+
+
+BUFFER = fbuf.prioritized(20)
+KEY = jax.random.key(0)
+METHODS = {
+    "stats": (BUFFER.stats, "jax.vmap(buffer.stats)(state)"),
+    "extend": (lambda s: BUFFER.extend(s, {"t": jnp.arange(3)}), "jax.vmap(buffer.extend)(state, rows)"),
+    "get": (lambda s: BUFFER.get(s, jnp.arange(3)), "jax.vmap(buffer.get)(state, index)"),
+    "sample": (
+        lambda s: BUFFER.sample(s, KEY, 4),
+        "jax.vmap(lambda state, key: buffer.sample(state, key, batch_size))(state, key)",
+    ),
+    "last": (lambda s: BUFFER.last(s, 2), "jax.vmap(lambda state: buffer.last(state, n))(state)"),
+    "set": (lambda s: BUFFER.set(s, alpha=0.5), "jax.vmap(lambda state: buffer.set(state, **numbers))(state)"),
+    "summary": (BUFFER.summary, "one of them, jax.tree.map(lambda x: x[0], state)"),
+    "check_state": (BUFFER.check_state, "one of them, jax.tree.map(lambda x: x[0], state)"),
+}
+
+
+def stacked(init):
+    return jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), init())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stacked_state_is_refused_with_the_call_that_works(method):
+    call, fix = METHODS[method]
+    said = re.escape(f"Buffer.{method}: this state has a leading axis of 3: use {fix}.")
+    raises(ValueError, said, lambda: call(stacked(lambda: BUFFER.init({"t": 0}))))
+
+
+def test_a_mixture_refuses_stacked_states_too():
+    mixture = fbuf.Mixture({"online": BUFFER, "offline": fbuf.uniform(10)})
+    state = stacked(lambda: mixture.init({"online": {"t": 0}, "offline": {"t": 0}}))
+    raises(ValueError, r"Mixture.size: .* axis of 3: use jax.vmap\(mixture.size\)\(state\)", mixture.size, state)
+    raises(ValueError, r"jax.vmap\(lambda state, row: mixture.add\(state", mixture.add, state, "online", {"t": 1})
+
+
+def test_sizes_and_a_second_axis_are_counted():
+    states = stacked(lambda: BUFFER.init({"t": 0}))
+    assert jax.vmap(BUFFER.size)(states).tolist() == [0, 0, 0]
+    twice = jax.tree.map(lambda leaf: leaf[None], states)
+    raises(ValueError, "leading axis of 1", BUFFER.size, twice)
+    raises(ValueError, "leading axis of 3", lambda: jax.vmap(BUFFER.size)(twice))

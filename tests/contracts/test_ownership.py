@@ -1,6 +1,7 @@
 """How long a host store lives, who may use it, and what is said to those who may not."""
 
 import gc
+import itertools
 import pickle
 import threading
 import weakref
@@ -15,6 +16,8 @@ import fbuf
 from fbuf._bridge import lifetime
 from tests.support import ownership as _support
 from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, late, make, rows_of
+from tests.support.refusals import raises
+from tests.support.threads import Thread
 
 storage = _support.storage
 NOT_OPEN = r"host store \([0-9a-f]{16}\) is not open in this process.*Keep the BufferState itself"
@@ -223,36 +226,24 @@ def test_a_handle_closes_its_store(storage):
 def test_closing_while_others_read():
     buffer = make("compressed")
     state = filled(buffer)
-    told = threading.Event()
 
     def read():
-        for i in range(2000):
-            try:
-                assert agree(buffer.peek(state, np.array([0, i], np.uint32), 8)).size == 8
-            except (RuntimeError, ValueError) as error:
-                assert "not open" in str(error) or "closed" in str(error)
-                told.set()
-                return
+        for i in itertools.count():
+            assert agree(buffer.peek(state, np.array([0, i], np.uint32), 8)).size == 8
 
-    threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads = [Thread(read) for _ in range(2)]
     agree(buffer.peek(state, KEY, 8))
     fbuf.stores()[0].close()
     for thread in threads:
-        thread.join(60)
-    assert not any(t.is_alive() for t in threads) and told.is_set()
+        raises((RuntimeError, ValueError), "not open|closed", thread.ends)
 
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_pickling_is_refused_with_what_to_do(protocol):
     buffer = make("host")
     state = filled(buffer)
-    with pytest.raises(
-        TypeError,
-        match=r"cannot be pickled.*fbuf\.save\(path, buffer, state\).*jax\.device_get\(buffer\.rows\(state\)\)",
-    ):
-        pickle.dumps(state, protocol)
+    said = r"cannot be pickled.*fbuf\.save\(path, buffer, state\).*jax\.device_get\(buffer\.rows\(state\)\)"
+    raises(TypeError, said, pickle.dumps, state, protocol)
     rows = jax.device_get(buffer.rows(state))
     back = buffer.extend(buffer.init(EXAMPLE), rows.data)
     np.testing.assert_array_equal(agree(buffer.rows(back)), np.arange(8))
@@ -291,16 +282,13 @@ def test_init_cannot_be_traced(storage):
     def init(x):
         return buffer.init(EXAMPLE)
 
-    attempts = {
-        "jit": lambda: jax.jit(init)(0),
-        "vmap": lambda: jax.vmap(init)(jnp.zeros(3)),
-        "vmap in jit": lambda: jax.jit(jax.vmap(init))(jnp.zeros(3)),
-        "scan": lambda: lax.scan(lambda c, x: (init(x), x), filled(buffer), jnp.zeros(3)),
-        "eval_shape": lambda: jax.eval_shape(init, 0),
-        "cond": lambda: lax.cond(jnp.array(True), init, init, 0),
-    }
-    for name, attempt in attempts.items():
-        with pytest.raises(TypeError, match=r"cannot be traced.*buffer\.init\(example\) outside jit, vmap and scan"):
-            attempt()
-            pytest.fail(name)
+    for attempt in (
+        lambda: jax.jit(init)(0),
+        lambda: jax.vmap(init)(jnp.zeros(3)),
+        lambda: jax.jit(jax.vmap(init))(jnp.zeros(3)),
+        lambda: lax.scan(lambda c, x: (init(x), x), filled(buffer), jnp.zeros(3)),
+        lambda: jax.eval_shape(init, 0),
+        lambda: lax.cond(jnp.array(True), init, init, 0),
+    ):
+        raises(TypeError, r"cannot be traced.*buffer\.init\(example\) outside jit, vmap and scan", attempt)
     assert fbuf.stores() == []

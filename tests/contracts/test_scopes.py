@@ -17,12 +17,10 @@ fbuf.sample/assemble fbuf.update_priority/update fbuf.update_rows/write fbuf.sta
 INLINED = re.compile(r"/jit\(fbuf_\w+\)/")
 
 
-def make(**settings):
+def lowered(**settings):
     view = fbuf.views.Transition(n_step=2, stack=2, autoreset="same_step")
-    return fbuf.Buffer(64, lanes=2, sampler=fbuf.samplers.Prioritized(), view=view, **settings)
+    buffer = fbuf.Buffer(64, lanes=2, sampler=fbuf.samplers.Prioritized(), view=view, **settings)
 
-
-def step_of(buffer):
     def step(state, rows, key):
         state = buffer.extend(state, rows)
         state, batch = buffer.sample(state, key, 8)
@@ -30,21 +28,14 @@ def step_of(buffer):
         state = buffer.update_rows(state, batch.index, {"reward": jnp.ones(8)})
         return state, batch, buffer.stats(state)
 
-    return step
-
-
-def lowered(buffer):
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, 2, *x.shape), x.dtype), ROW)
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    return jax.jit(step_of(buffer), donate_argnums=0).lower(jax.eval_shape(buffer.init, ROW), rows, key)
+    step = jax.jit(step, donate_argnums=0)
+    return INLINED.sub("/", step.lower(jax.eval_shape(buffer.init, ROW), rows, key).as_text(debug_info=True))
 
 
 def test_operations_are_named_by_method_and_part():
-    text = lowered(make()).as_text(debug_info=True)
-    text = INLINED.sub("/", text)
+    text = lowered()
     assert not [scope for scope in SCOPES if f"jit(step)/{scope}" not in text]
-
-
-def test_a_prefetched_batch_has_scopes():
-    text = lowered(make(prefetch=1, batch_size=8)).as_text(debug_info=True)
+    text = lowered(prefetch=1, batch_size=8)
     assert not [part for part in ("draw", "read", "assemble") if f"fbuf.sample/{part}" not in text]

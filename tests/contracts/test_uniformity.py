@@ -8,6 +8,7 @@ import fbuf
 from fbuf._algorithms import random
 from fbuf.samplers import Uniform
 from tests.support import uniformity
+from tests.support.tables import checks
 
 
 def test_uniform_rows():
@@ -17,9 +18,8 @@ def test_uniform_rows():
         chances = np.zeros(1000)
         chances[:arrived] = 1 / min(arrived, 1000)
         for seed in range(3):
-            assert (
-                abs(uniformity.chi_square_z(uniformity.slots_drawn(buffer, state, seed, uniformity.DRAWS), chances)) < 4
-            )
+            counts = uniformity.slots_drawn(buffer, state, seed, uniformity.DRAWS)
+            assert abs(uniformity.chi_square_z(counts, chances)) < 4
 
 
 def test_uniform_transitions_of_lanes_out_of_step():
@@ -31,17 +31,12 @@ def test_uniform_transitions_of_lanes_out_of_step():
         assert abs(uniformity.chi_square_z(counts, open_slots / open_slots.sum())) < 4
 
 
-def test_prioritized_transitions_of_lanes_out_of_step():
-    uniformity.check_prioritized(stratified=False)
-
-
-def test_a_part_of_a_batch_is_as_good_as_any_other():
-    """Strata handed out in order give half a batch of old rows: so flashbax's mixer never drew half of each buffer."""
-    uniformity.check_parts(32, slice(0, 1), slice(0, 16), slice(31, 32))
-
-
-def test_priorities_all_zero_mean_uniform_over_what_can_be_drawn():
-    uniformity.check_zero_priorities(transition=False)
+test_chances = checks(
+    (uniformity.check_prioritized, [False]),
+    # Strata handed out in order give half a batch of old rows: so flashbax's mixer never drew half of each buffer.
+    (uniformity.check_parts, [(32, slice(0, 1), slice(0, 16), slice(31, 32))]),
+    (uniformity.check_zero_priorities, [False]),
+)
 
 
 def test_integers_below_a_bound():

@@ -13,19 +13,7 @@ import pytest
 import fbuf
 from fbuf.samplers import Epoch
 from tests.support import refusals
-from tests.support.mixture import (
-    EXAMPLE,
-    MODES,
-    B,
-    density,
-    filled,
-    numbers,
-    rows_of,
-    same,
-    sampling,
-    two,
-    weighted,
-)
+from tests.support.mixture import EXAMPLE, MODES, B, density, filled, numbers, rows_of, same, sampling, two, weighted
 from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
@@ -232,11 +220,8 @@ def test_methods_of_buffers_alone_are_named():
         raises(AttributeError, rf"'{name}'; its buffers have. Write {text}", lambda n=name: getattr(mixture, n))
         assert not hasattr(mixture, name) and name not in dir(mixture)
     raises(AttributeError, "'Mixture' object has no attribute 'nonsense'$", lambda: mixture.nonsense)
-    raises(
-        TypeError,
-        "Replay: buffer is Mixture; expected a Buffer. Carry the state of a mixture yourself",
-        lambda: fbuf.Replay(mixture, {"a": EXAMPLE, "b": EXAMPLE}),
-    )
+    said = "Replay: buffer is Mixture; expected a Buffer. Carry the state of a mixture yourself"
+    raises(TypeError, said, fbuf.Replay, mixture, {"a": EXAMPLE, "b": EXAMPLE})
     again = pickle.loads(pickle.dumps(mixture))
     assert again == mixture == copy.deepcopy(mixture)
 

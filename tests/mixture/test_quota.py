@@ -117,16 +117,8 @@ def weights(target, beta, normalize):
         chance[source == s] /= chance[source == s].sum()
     share = np.array([0.25, 0.75, 0])
     mask = source < 2
-    probability, weight = weigh(
-        jnp.asarray(source),
-        jnp.asarray(chance, jnp.float32),
-        jnp.asarray(mask),
-        jnp.asarray(share, jnp.float32),
-        jnp.asarray(number),
-        jnp.float32(beta),
-        target,
-        normalize,
-    )
+    given = source, chance.astype(np.float32), mask, share.astype(np.float32), number, np.float32(beta)
+    probability, weight = weigh(*map(jnp.asarray, given), target, normalize)
     return source, chance, share, mask, np.asarray(probability), np.asarray(weight)
 
 

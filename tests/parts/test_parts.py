@@ -10,6 +10,7 @@ import pytest
 
 import fbuf
 from fbuf import parts
+from tests.support import refusals
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, LANES, OWN, make, rows_of
 from tests.support.refusals import raises
 from tests.support.tables import one_of
@@ -65,57 +66,6 @@ def test_a_storage_of_rounded_rows(stored):
     state = ours.init(EXAMPLE)
     assert ours.nbytes(state)["device"] < plain.nbytes(plain.init(EXAMPLE))["device"]
     assert ours.plan(EXAMPLE).device == ours.nbytes(state)["device"]
-
-
-def test_a_sampler_that_returns_one_array_is_named():
-    @parts.component
-    class Alone(parts.NthSampler):
-        flat: bool = True
-
-        def pick(self, key, batch_size, total):
-            nth = jnp.zeros(batch_size, jnp.int32)
-            return nth if self.flat else (nth, jnp.float32(1))
-
-    @parts.component
-    class Undrawn(Alone):
-        def draw(self, *given):
-            return given[0]
-
-    for sampler, said in (
-        (Alone(), r"Alone.pick returned \[4\]; expected two of \[4\]"),
-        (Alone(flat=False), r"Alone.pick returned \[4\], \[\]"),
-        (Undrawn(), r"Undrawn.draw gave \w+; expected \(state, Draw\)"),
-    ):
-        buffer = fbuf.Buffer(8, sampler=sampler)
-        with pytest.raises(TypeError, match=said):
-            buffer.peek(buffer.init({"t": 0}), jax.random.key(0), 4)
-
-
-def test_other_parts_that_return_too_little_are_named():
-    @parts.component
-    class Fields(parts.FieldsView):
-        returned: Any = ()
-
-        def fields(self, spec, eligible, slot):
-            return dict(self.returned) if self.returned else ["t"]
-
-    @parts.component
-    class Alone:
-        streams = False
-
-        def init(self, geometry, spec):
-            return jnp.uint32(0)
-
-        def choose(self, own, geometry, held, leaves, keep):
-            return jnp.zeros(keep.shape, jnp.int32)
-
-    for view in (Fields(), Fields((("t", "t"),))):
-        buffer = fbuf.Buffer(8, view=view)
-        with pytest.raises(TypeError, match=r"Fields.fields returned .*; expected a dict of pairs"):
-            buffer.peek(buffer.init({"t": 0}), jax.random.key(0), 4)
-    buffer = fbuf.Buffer(8, writer=Alone())
-    with pytest.raises(TypeError, match=r"Alone.choose returned a \w+; expected slot, own"):
-        buffer.add(buffer.init({"t": 0}), {"t": 1})
 
 
 def test_a_sampler_draws_with_its_probabilities():
@@ -184,19 +134,6 @@ def test_a_codec_and_a_transform():
     assert np.abs(np.asarray(buffer.peek(state, jax.random.key(0), 64).data["reward"])).max() == 0.5
 
 
-def test_missing_methods_are_named():
-    with pytest.raises(
-        NotImplementedError, match=r"allocate, put and take. Write def allocate\(self, capacity, spec\)"
-    ):
-        fbuf.Buffer(4, storage=parts.component(type("Half", (parts.ArrayStorage,), {}))()).init({"t": 0})
-    half = fbuf.Buffer(4, sampler=parts.component(type("Half", (parts.NthSampler,), {}))())
-    with pytest.raises(NotImplementedError, match=r"Half: write def pick"):
-        half.sample(half.init({"t": 0}), jax.random.key(0), 2)
-    half = fbuf.Buffer(4, view=parts.component(type("Half", (parts.FieldsView,), {}))())
-    with pytest.raises(NotImplementedError, match=r"Half: write def fields"):
-        half.sample(half.init({"t": 0}), jax.random.key(0), 2)
-
-
 class Undone(fbuf.samplers.Uniform):
     draw = None
 
@@ -223,28 +160,44 @@ def test_states_of_one_name_in_two_private_modules_are_exported():
         assert again.call(cls(jnp.int32(3))).n == 3
 
 
+def own(base, **members):
+    return parts.component(type("Own", (base,), members))()
+
+
+def zeros(size):
+    return jnp.zeros(size, jnp.int32)
+
+
+def used(**part):
+    """Add a row to a buffer with this part, and draw."""
+    buffer = fbuf.Buffer(4, **part)
+    buffer.sample(buffer.add(buffer.init({"t": np.float32(0)}), {"t": np.float32(1)}), jax.random.key(0), 4)
+
+
+INVALID = """
+used(sampler=own(parts.NthSampler, pick=lambda own, key, size, total: zeros(size))) => TypeError
+    Own.pick returned [4]; expected two of [4]
+used(sampler=own(parts.NthSampler, pick=lambda own, key, size, total: (zeros(size), jnp.float32(1)))) => TypeError
+    Own.pick returned [4], []
+used(sampler=own(parts.NthSampler, draw=lambda *given: given[1])) => TypeError Own.draw gave | expected (state, Draw)
+used(view=own(parts.FieldsView, fields=lambda *_: ["t"])) => TypeError Own.fields returned | expected a dict of pairs
+used(view=own(parts.FieldsView, fields=lambda *_: {"t": "t"})) => TypeError Own.fields returned | expected a dict of pairs
+used(view=own(parts.FieldsView, fields=lambda own, spec, eligible, slot: {"x": ("y", slot)})) => ValueError
+    Own.fields names 'y', but rows have t
+used(view=own(parts.FieldsView, fields=lambda own, *given: {"x": ("t", parts.earlier(*given[1:], 1))})) => ValueError
+    has no neighbouring rows | Rule("name", back=1)
+used(writer=own(object, streams=False, init=lambda *_: zeros(()), choose=lambda *given: zeros(given[-1].shape))) => TypeError
+    Own.choose returned a | expected slot, own
+used(storage=own(OWN["Rounded"], take=lambda own, arrays, name, slot, leaf: arrays[name][slot])) => TypeError
+    Own.take: leaf 't' is int8[4]; expected float32[4]
+used(storage=own(parts.ArrayStorage)) => NotImplementedError allocate, put and take. Write def allocate(self, capacity, spec)
+used(sampler=own(parts.NthSampler)) => NotImplementedError Own: write def pick
+used(view=own(parts.FieldsView)) => NotImplementedError Own: write def fields
+"""
+
+
 def test_invalid_results_of_parts_are_refused():
-    class Wrong(OWN["Rounded"]):
-        def take(self, arrays, name, slot, leaf):
-            return arrays[name][slot]
-
-    class Unknown(OWN["WithLastAction"]):
-        def fields(self, spec, eligible, slot):
-            return {"x": ("y", slot)}
-
-    class Blind(parts.FieldsView):
-        def fields(self, spec, eligible, slot):
-            return {"x": ("t", parts.earlier(eligible, slot, 1))}
-
-    row, key = {"t": np.float32(0)}, jax.random.key(0)
-    for part, error, text in (
-        ({"storage": parts.component(Wrong)()}, TypeError, r"Wrong.take: leaf 't' is int8\[2\]; expected float32\[2\]"),
-        ({"view": parts.component(Unknown)()}, ValueError, "Unknown.fields names 'y', but rows have t"),
-        ({"view": parts.component(Blind)()}, ValueError, r'has no neighbouring rows.*Rule\("name", back=1\)'),
-    ):
-        buffer = fbuf.Buffer(4, **part)
-        with pytest.raises(error, match=text):
-            buffer.sample(buffer.init(row), key, 2)
+    refusals.check_all(INVALID, globals())
 
 
 def test_all_protocols_are_public():

@@ -25,11 +25,15 @@ def no_thread_is_left():
     soon(lambda: not drawing())
 
 
+def full(limit=None):
+    replay = make(limit)
+    replay.extend(rows(0, 20))
+    return replay
+
+
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_batches_are_those_of_sample(prefetch):
-    one, other = make(None), make(None)
-    for replay in (one, other):
-        replay.extend(rows(0, 20))
+    one, other = full(), full()
     with one.batches(4, prefetch=prefetch, beta=0.7) as batches:
         for batch in itertools.islice(batches, 6):
             jax.tree.map(np.testing.assert_array_equal, batch, other.sample(4, beta=0.7))
@@ -37,8 +41,7 @@ def test_batches_are_those_of_sample(prefetch):
 
 
 def test_prefetch_bounds_the_batches_drawn_ahead():
-    replay = make(limits.min_size(1))
-    replay.extend(rows(0, 20))
+    replay = full(limits.min_size(1))
     with replay.batches(4, prefetch=3) as batches:
         for taken in range(4):
             soon(lambda taken=taken: replay.pace.drawn == 4 * (3 + taken))
@@ -98,8 +101,7 @@ def test_threads_share_one_iterator():
 
 
 def test_dropping_the_iterator_ends_its_thread():
-    replay = make(None)
-    replay.extend(rows(0, 20))
+    replay = full()
     for _ in replay.batches(4):
         break
     soon(lambda: not drawing())
@@ -110,8 +112,7 @@ def test_dropping_the_iterator_ends_its_thread():
 
 
 def test_a_closed_iterator_keeps_no_replay_alive():
-    replay = make(None)
-    replay.extend(rows(0, 20))
+    replay = full()
     gone = weakref.ref(replay)
     batches = replay.batches(4)
     next(batches)
@@ -157,8 +158,7 @@ def fails(replay, monkeypatch, after):
 
 
 def test_an_error_is_raised_after_earlier_batches(monkeypatch):
-    replay = make(None)
-    replay.extend(rows(0, 20))
+    replay = full()
     fails(replay, monkeypatch, after=2)
     batches = replay.batches(4)
     assert next(batches).mask.all() and next(batches).mask.all()
@@ -169,8 +169,7 @@ def test_an_error_is_raised_after_earlier_batches(monkeypatch):
 
 
 def test_close_raises_an_error_not_yet_raised(monkeypatch):
-    replay = make(None)
-    replay.extend(rows(0, 20))
+    replay = full()
     fails(replay, monkeypatch, after=1)
     with pytest.raises(OSError, match="no disk"), replay.batches(4) as batches:
         next(batches)
@@ -188,8 +187,7 @@ def test_close_raises_an_error_not_yet_raised(monkeypatch):
 def test_an_error_of_a_dropped_iterator_is_printed(monkeypatch):
     told = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
-    replay = make(None)
-    replay.extend(rows(0, 20))
+    replay = full()
     fails(replay, monkeypatch, after=0)
     batches = replay.batches(4)
     ahead = batches._ahead
@@ -232,9 +230,8 @@ def test_stale_indices_are_counted_but_not_raised():
     replay.extend(rows(16, 16))
     replay.update_priority(batch.index, np.ones(4, np.float32))
     assert replay.stats()["refused_stale"] == 4
-    raises(
-        ValueError, "4 priorities are NaN", lambda: replay.update_priority(replay.sample(4).index, np.full(4, np.nan))
-    )
+    index = replay.sample(4).index
+    raises(ValueError, "4 priorities are NaN", replay.update_priority, index, np.full(4, np.nan))
 
 
 def test_pending_donated_steps_do_not_block_actors():

@@ -1,8 +1,6 @@
-"""FairLock between threads: order of arrival, waiting for a change, and how signals and `StopToken` end both.
+"""FairLock between threads: order of arrival, waiting for a change, and how signals and `StopToken` end both."""
 
-Locks and events decide what threads do, never a sleep.
-"""
-
+import contextlib
 import dis
 import itertools
 import os
@@ -23,6 +21,23 @@ from fbuf._replay.state import DeferInterrupts
 from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.threads import PATIENCE, Thread, soon
+
+
+@contextlib.contextmanager
+def handled(number, handler):
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def hold(lock, number, free):
+    """Hold the lock until another thread waits for it; send a signal, and go on holding it."""
+    with lock.acquire():
+        soon(lambda: lock._waiters)
+        os.kill(os.getpid(), number)
+        assert free.wait(PATIENCE)
 
 
 def test_threads_acquire_in_order_of_arrival():
@@ -155,30 +170,16 @@ def test_an_interrupt_leaves_nothing_behind(asleep):
     """The main thread waits for the lock, or for a change."""
     lock, free = FairLock(), threading.Event()
 
-    def hold():
-        with lock.acquire():
-            soon(lambda: lock._waiters)
-            os.kill(os.getpid(), signal.SIGINT)
-            assert free.wait(PATIENCE)
-
     def interrupt():
         soon(lambda: lock._waiters and lock._waiters[0].asleep)
         os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        if asleep:
-            thread = Thread(interrupt)
-            with pytest.raises(KeyboardInterrupt), lock.acquire():
-                lock.wait()
-        else:
-            thread = Thread(hold)
-            soon(lambda: lock._owner)
-            with pytest.raises(KeyboardInterrupt), lock.acquire():
-                pass
-    finally:
-        signal.signal(signal.SIGINT, before)
-        free.set()
+    with handled(signal.SIGINT, signal.default_int_handler):
+        thread = Thread(interrupt) if asleep else Thread(hold, lock, signal.SIGINT, free)
+        soon(lambda: asleep or lock._owner)
+        with pytest.raises(KeyboardInterrupt), lock.acquire():
+            lock.wait()
+    free.set()
     thread.ends()
     assert not lock._waiters and not lock._owner
     with lock.acquire():
@@ -246,12 +247,9 @@ def test_an_interrupt_keeps_the_new_state(verb, monkeypatch):
         "update_priority": lambda: replay.update_priority(index, np.ones(4, np.float32)),
         "update_rows": lambda: replay.update_rows(index, {"t": np.zeros(4, np.int32)}),
     }
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with handled(signal.SIGINT, signal.default_int_handler):
         raises(KeyboardInterrupt, None, lambda: calls[verb]())
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert interrupted == [verb] and len(replay) >= 5
     assert replay.sample(4).mask.all()
 
@@ -263,25 +261,19 @@ def test_a_deferred_interrupt_reaches_its_handler():
     def handler(number, frame):
         came.append(number)
 
-    before = signal.signal(signal.SIGINT, handler)
-    try:
+    def inside():
+        with DeferInterrupts():
+            return signal.getsignal(signal.SIGINT)
+
+    with handled(signal.SIGINT, handler):
         with DeferInterrupts():
             with DeferInterrupts():
                 os.kill(os.getpid(), signal.SIGINT)
                 assert came == []
             assert came == []
         assert came == [signal.SIGINT] and signal.getsignal(signal.SIGINT) is handler
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with DeferInterrupts():
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-        def inside():
-            with DeferInterrupts():
-                return signal.getsignal(signal.SIGINT)
-
-        assert Thread(inside).ends() is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with handled(signal.SIGINT, signal.SIG_IGN):
+        assert inside() is Thread(inside).ends() is signal.SIG_IGN
 
 
 def test_a_signal_handler_may_take_the_lock():
@@ -293,20 +285,11 @@ def test_a_signal_handler_may_take_the_lock():
         with lock.acquire():
             ran.append("handler")
 
-    def hold():
-        with lock.acquire():
-            soon(lambda: lock._waiters)
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert free.wait(PATIENCE)
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        thread = Thread(hold)
+    with handled(signal.SIGUSR1, handler):
+        thread = Thread(hold, lock, signal.SIGUSR1, free)
         soon(lambda: lock._owner)
         with lock.acquire():
             ran.append("call")
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     thread.ends()
     assert sorted(ran) == ["call", "handler"] and not lock._waiters and not lock._owner
 

@@ -76,8 +76,7 @@ def test_ragged_rows_count():
 
 def test_an_adder_waits_for_a_sampler():
     replay = make()
-    for start in range(0, 20, 5):
-        replay.extend(rows(start), timeout=0)
+    replay.extend(rows(0, 20), timeout=0)
     thread = Thread(replay.extend, rows(20))
     soon(lambda: waiting(replay) == 1)
     assert len(replay) == 20
@@ -110,8 +109,7 @@ def test_a_sampler_waits_for_a_window():
 
 def test_clear_wakes_an_adder():
     replay = make()
-    for start in range(0, 20, 5):
-        replay.extend(rows(start))
+    replay.extend(rows(0, 20))
     thread = Thread(replay.extend, rows(20))
     soon(lambda: waiting(replay) == 1)
     replay.clear()
@@ -130,29 +128,23 @@ def test_refused_rows_do_not_count():
 
 def test_a_timeout_ends_an_adder(monkeypatch):
     replay = make()
-    for start in range(0, 20, 5):
-        replay.extend(rows(start))
+    replay.extend(rows(0, 20))
     times = iter([0.0, 1.0, 9.0, 9.0])
     monkeypatch.setattr(wakeup, "clock", lambda: next(times))
-    with pytest.raises(
-        TimeoutError,
-        match=r"Replay\.extend: waited 8 s for 5 rows; .*surplus is 40 and would be 50, but max_diff is 40.*raise timeout",
-    ):
-        replay.extend(rows(20), timeout=8)
+    said = r"Replay\.extend: waited 8 s for 5 rows; .*surplus is 40 and would be 50, but max_diff is 40.*raise timeout"
+    raises(TimeoutError, said, replay.extend, rows(20), timeout=8)
     assert waiting(replay) == 0 and len(replay) == 20
 
 
 def test_a_timeout_ends_a_sampler():
     replay = make()
-    with pytest.raises(
-        TimeoutError, match=r"Replay\.sample: waited 0 s for 10 draws; 0 rows held, but min_size is 10\. Add rows"
-    ):
-        replay.sample(10, timeout=0)
+    said = r"Replay\.sample: waited 0 s for 10 draws; 0 rows held, but min_size is 10\. Add rows"
+    raises(TimeoutError, said, replay.sample, 10, timeout=0)
     replay.extend(rows(0, 10))
     replay.sample(10)
     replay.sample(10)
-    with pytest.raises(TimeoutError, match=r"10 rows added and 20 drawn, .* 0 and would be -10, but min_"):
-        replay.sample(10, timeout=0.001)
+    said = r"10 rows added and 20 drawn, .* 0 and would be -10, but min_"
+    raises(TimeoutError, said, replay.sample, 10, timeout=0.001)
 
 
 def test_calls_that_the_limit_can_never_allow_are_errors():
@@ -317,5 +309,4 @@ def test_an_invalid_saved_limit_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(_replay, "_limit_json", lambda *_, note=note, part=part, value=value: note | {part: value})
         replay.save(tmp_path / "saved")
         monkeypatch.undo()
-        with pytest.raises(fbuf.SchemaError, match="is invalid"):
-            fbuf.Replay.load(tmp_path / "saved")
+        raises(fbuf.SchemaError, "is invalid", lambda: fbuf.Replay.load(tmp_path / "saved"))

@@ -1,7 +1,5 @@
 """`Replay` over `Consume(order="fifo")`: `add` waits for room, `sample` for a whole batch."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ import fbuf
 from fbuf.samplers import Consume
 from fbuf.views import Sequence
 from tests.support.refusals import raises
+from tests.support.threads import Thread
 
 EXAMPLE = {"t": np.int32(0)}
 
@@ -25,15 +24,14 @@ def test_an_actor_and_a_learner_wait_for_each_other():
         except fbuf.ReplayClosed:
             pass
 
-    actor = threading.Thread(target=act)
     seen = []
     with replay:
-        actor.start()
+        actor = Thread(act)
         for _ in range(40):
             batch = replay.sample(2, to="numpy")
             assert batch.mask.all()
             seen.append(batch.data["t"])
-    actor.join()
+    actor.ends()
     assert replay.stats()["refused_rows"] == 0
     for lane in (0, 1):
         got = np.concatenate([t for batch in seen for t in batch if t[0] % 2 == lane])

@@ -46,14 +46,6 @@ def make_pair(storage, sampler, view, lanes=None, **settings):
     return [fbuf.Replay(buffer, ROW, seed=5, strict=False) for _ in range(2)]
 
 
-def same_state(pair):
-    """Compare all leaves that do not name a store."""
-    leaves = [jax.tree_util.tree_leaves_with_path(replay.state) for replay in pair]
-    for (path, one), (_, other) in zip(*leaves, strict=True):
-        if not jax.tree_util.keystr(path).endswith((".id", ".version")):
-            np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
-
-
 def compare(pair, steps, seed=0):
     """Call the same methods on both. The second replay writes every row at once."""
     random, lanes = np.random.default_rng(seed), pair[0].buffer.lanes
@@ -89,7 +81,10 @@ def compare(pair, steps, seed=0):
         else:
             batch, other = (replay.sample(5, to="numpy") for replay in pair)
             same(batch, other)
-        same_state(pair)
+        leaves = [jax.tree_util.tree_leaves_with_path(replay.state) for replay in pair]
+        for (path, one), (_, other) in zip(*leaves, strict=True):
+            if not jax.tree_util.keystr(path).endswith((".id", ".version")):  # of a store
+                np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
 
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}

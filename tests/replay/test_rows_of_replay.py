@@ -6,9 +6,9 @@ import gc
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
+from tests.support.refusals import raises
 from tests.support.replay import replay_of, rows_of, values
 
 
@@ -28,15 +28,9 @@ def test_rows_by_position_and_by_iteration():
     assert values(replay[5:3]) == []
     replay.update_rows(replay[2:4].index, {"t": np.array([-1, -2], np.int32)})
     assert values(replay[:5]) == [4, 5, -1, -2, 8]
-    for wrong, error in (
-        (8, IndexError),
-        (-9, IndexError),
-        ("t", TypeError),
-        (np.arange(2), TypeError),
-        (True, TypeError),
-    ):
-        with pytest.raises(error):
-            replay[wrong]
+    for error, several in ((IndexError, (8, -9)), (TypeError, ("t", np.arange(2), True))):
+        for wrong in several:
+            raises(error, None, lambda wrong=wrong: replay[wrong])
     assert list(replay_of()) == []
 
 
@@ -86,18 +80,14 @@ def test_a_state_can_be_set_and_is_checked():
     given = replay.state
     replay.state = step(given)
     assert len(replay) == 5 and replay.can_sample()
-    with pytest.raises(RuntimeError, match="Replay.state: the state was donated"):
-        replay.state = given
-    with pytest.raises(TypeError, match="Replay.state: got dict; expected a BufferState"):
-        replay.state = {}
-    with pytest.raises(TypeError, match="Replay.state: its leaves are ndarray; expected JAX arrays"):
-        replay.state = jax.device_get(replay.state)
-    with pytest.raises(ValueError, match="made by another buffer"):
-        replay.state = replay_of(9).state
-    for example in ({"x": 0}, {"t": 0.0}):
-        with pytest.raises(ValueError, match="Replay.state: its rows are .*; expected .* of t int32"):
-            replay.state = replay.buffer.init(example)
-    stacked = jax.tree.map(lambda leaf: leaf[None], replay.state)
-    with pytest.raises(ValueError, match="leading axis of 1"):
-        replay.state = stacked
+    for state, error, said in (
+        (given, RuntimeError, "Replay.state: the state was donated"),
+        ({}, TypeError, "Replay.state: got dict; expected a BufferState"),
+        (jax.device_get(replay.state), TypeError, "Replay.state: its leaves are ndarray; expected JAX arrays"),
+        (replay_of(9).state, ValueError, "made by another buffer"),
+        (replay.buffer.init({"x": 0}), ValueError, "Replay.state: its rows are .*; expected .* of t int32"),
+        (replay.buffer.init({"t": 0.0}), ValueError, "Replay.state: its rows are .*; expected .* of t int32"),
+        (jax.tree.map(lambda leaf: leaf[None], replay.state), ValueError, "leading axis of 1"),
+    ):
+        raises(error, said, setattr, replay, "state", state)
     assert len(replay) == 5

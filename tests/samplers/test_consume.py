@@ -5,11 +5,10 @@ import functools
 import jax
 import numpy as np
 import pytest
-from jax import lax
 
 import fbuf
 from fbuf.samplers import Consume
-from tests.support.epoch import FIELDS, empty, rows_of
+from tests.support.epoch import FIELDS, empty, is_draw, rows_of
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.model import Model
 from tests.support.refusals import raises
@@ -17,95 +16,61 @@ from tests.support.uniformity import chi_square_z
 
 
 @functools.cache
-def verbs(buffer, donated):
-    """`extend`, `sample` and a scan of both, three steps long."""
-    donate = 0 if donated else ()
+def methods(buffer):
+    """Return `extend`, `sample` and both in one step, with donated states."""
 
-    def step(state, given):
-        return buffer.sample(buffer.extend(state, given[0], mask=given[1]), given[2], 4)
+    def extend(state, rows, mask):
+        return buffer.extend(state, rows, mask=mask)
 
-    return (
-        jax.jit(lambda state, rows, mask: buffer.extend(state, rows, mask=mask), donate_argnums=donate),
-        jax.jit(lambda state, key: buffer.sample(state, key, 30), donate_argnums=donate),
-        jax.jit(lambda state, given: lax.scan(step, state, given), donate_argnums=donate),
-    )
+    calls = (extend, lambda state, key: buffer.sample(state, key, 30))
+    step = lambda state, rows, mask, key: buffer.sample(extend(state, rows, mask), key, 4)  # noqa: E731
+    return [jax.jit(call, donate_argnums=0) for call in (*calls, step)]
 
 
 class Trial:
     """A buffer, its model, and how often each row may still be drawn."""
 
-    def __init__(self, buffer, seed, donated):
+    def __init__(self, buffer, seed):
         self.buffer, self.model = buffer, Model(buffer, FIELDS)
         self.state, self.rng = empty(buffer), np.random.default_rng(seed)
         self.left = {}  # by name of the row
-        self.verbs = verbs(buffer, donated)
+        self.extend, self.sample, self.step = methods(buffer)
 
-    def made(self, count, most):
-        """Rows in a call of `most` a lane, those after `count` masked."""
-        shape = (most, self.model.lane_count)
-        mask = self.rng.random(shape) < self.rng.choice([0.3, 1.0])
-        return rows_of(self.rng, *shape), mask & (np.arange(most) < count)[:, None]
-
-    def given(self, tree):
-        return tree if self.buffer.lanes else jax.tree.map(lambda x: x[:, 0], tree)
-
-    def arrived(self, rows, mask):
+    def arrive(self, count):
+        """Return the arguments of a call that brings at most `count` rows a lane."""
+        shape = (self.model.length + 2, self.model.lane_count)
+        rows, mask = rows_of(self.rng, *shape), self.rng.random(shape) < self.rng.choice([0.3, 1.0])
+        mask &= (np.arange(len(mask)) < count)[:, None]
         self.model.extend(rows, None, mask)
         live = {row.name for row in self.model.anchors()}
         self.left = {name: self.left.get(name, self.buffer.sampler.times) for name in live}
+        return (rows, mask) if self.buffer.lanes else jax.tree.map(lambda x: x[:, 0], (rows, mask))
 
-    def drawn(self, batch):
-        mask, slots = np.asarray(batch.mask), np.asarray(batch.index.slot)
+    def compare(self, batch):
         may = {name for name, left in self.left.items() if left}
-        number = min(len(mask), len(may))
-        assert mask.tolist() == [True] * number + [False] * (len(mask) - number)
-        rows = [self.model.in_slot(int(slot)) for slot in slots[:number]]
-        names = [row.name for row in rows if row is not None]
-        assert len(set(names)) == number and set(names) <= may
-        np.testing.assert_allclose(batch.probability[:number], np.float32(1 / max(len(may), 1)), rtol=1e-6)
-        assert not np.asarray(batch.probability)[number:].any()
-        for name in names:
-            self.left[name] -= 1
-
-    def check(self):
-        left = sum(1 for n in self.left.values() if n)
-        assert int(self.buffer.stats(self.state)["anchors_left"]) == left
-        assert bool(self.buffer.can_sample(self.state)) == bool(left)
-        roster, slots = self.state.sampler.roster, np.asarray(self.state.sampler.roster.slot)[:left]
-        place = np.asarray(roster.place)
-        assert sorted(np.flatnonzero(place >= 0).tolist()) == sorted(slots.tolist())
-        assert (place[slots] == np.arange(left)).all()
-
-    def key(self):
-        return jax.random.key(int(self.rng.integers(2**31)))
-
-    def scan(self):
-        made = [self.made(2, 2) for _ in range(3)]
-        keys = jax.random.split(self.key(), 3)
-        rows, masks = jax.tree.map(lambda *x: np.stack(x), *[(self.given(r), self.given(m)) for r, m in made])
-        self.state, batches = self.verbs[2](self.state, (rows, masks, keys))
-        for i, (one, mask) in enumerate(made):
-            self.arrived(one, mask)
-            self.drawn(jax.tree.map(lambda x, i=i: x[i], batches))
+        number = min(len(batch.mask), len(may))
+        is_draw(batch, number, len(may))
+        names = {self.model.in_slot(int(slot)).name for slot in np.asarray(batch.index.slot)[:number]}
+        assert len(names) == number and names <= may
+        self.left |= {name: self.left[name] - 1 for name in names}
 
     def run(self, steps):
-        names = ["few", "many", "sample", "scan", "clear"]
-        most = self.model.length + 2
-        for _ in range(steps):
-            step = self.rng.choice(names, p=[0.3, 0.1, 0.2, 0.35, 0.05])
-            if step in ("few", "many"):
-                rows, mask = self.made(3 if step == "few" else most, most)
-                self.state = self.verbs[0](self.state, self.given(rows), self.given(mask))
-                self.arrived(rows, mask)
-            elif step == "clear":
+        for kind in self.rng.choice(["extend", "sample", "step", "clear"], steps, p=[0.3, 0.25, 0.4, 0.05]):
+            key, batch = jax.random.key(int(self.rng.integers(2**31))), None
+            if kind == "extend":
+                self.state = self.extend(self.state, *self.arrive(self.rng.choice([3, 99])))
+            elif kind == "sample":
+                self.state, batch = self.sample(self.state, key)
+            elif kind == "step":
+                self.state, batch = self.step(self.state, *self.arrive(2), key)
+            else:
                 self.state, self.left = self.buffer.clear(self.state), {}
                 self.model.clear()
-            elif step == "scan":
-                self.scan()
-            else:
-                self.state, batch = self.verbs[1](self.state, self.key())
-                self.drawn(batch)
-            self.check()
+            if batch is not None:
+                self.compare(batch)
+            left = sum(1 for n in self.left.values() if n)
+            assert int(self.buffer.stats(self.state)["anchors_left"]) == left
+            assert bool(self.buffer.can_sample(self.state)) == bool(left)
 
 
 def check_places(number):
@@ -128,9 +93,10 @@ def check_places(number):
 
 
 def test_no_row_is_drawn_too_often():
-    buffer = fbuf.Buffer(33, sampler=Consume(2), lanes=3)
+    view = fbuf.views.Transition(n_step=2, autoreset="same_step")
+    buffer = fbuf.Buffer(33, sampler=Consume(2), view=view, lanes=3)
     for seed in range(2):
-        Trial(buffer, seed, donated=True).run(40)
+        Trial(buffer, seed).run(60)
 
 
 def test_every_row_is_as_likely_as_every_other():

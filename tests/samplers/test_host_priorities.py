@@ -1,9 +1,4 @@
-"""Priorities on the host: the numpy tree and its versions by themselves, and buffers that have them against those that do not.
-
-The device's tree is the oracle: wherever priorities live, leaves, draws, probabilities and weights are the same bit for bit, in
-any order of methods, also of old states and of futures that parted. A state that is too old says so; it never draws by the
-priorities of another.
-"""
+"""Priorities on the host: the numpy tree, its versions, and buffers that have them against those on the device, bit for bit."""
 
 import copy
 import functools
@@ -24,6 +19,7 @@ from fbuf._host.priorities import Layout, Priorities, Tree
 from fbuf.samplers import Prioritized
 from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
 from tests.support.refusals import raises
+from tests.support.sum_tree import expected_tree
 from tests.support.tables import one_of
 from tests.support.trees import same
 
@@ -36,16 +32,6 @@ def some_leaves(rng, number):
     """Of many sizes, some of them 0."""
     leaf = rng.random(number) * 10.0 ** rng.integers(-12, 12, number)
     return np.where(rng.random(number) < 0.2, 0, leaf).astype(np.float32)
-
-
-def sums_of(leaves):
-    """Every level by itself, in the order of additions that the device has."""
-    levels = [leaves]
-    while len(levels[-1]) > 1 or len(levels) == 1:
-        below = levels[-1]
-        c = np.pad(below, (0, -len(below) % 8)).reshape(-1, 8).T
-        levels.append(((c[0] + c[1]) + (c[2] + c[3])) + ((c[4] + c[5]) + (c[6] + c[7])))
-    return levels
 
 
 @given(
@@ -61,19 +47,8 @@ def test_a_tree_is_the_sum_of_its_leaves(capacity, batches, seed):
         for i, value in zip(index, leaf, strict=True):  # the last wins
             oracle[i] = value
         assert np.array_equal(old, before[index])
-        assert np.array_equal(tree.leaves, oracle)
-        for level, expected in zip(tree._level, sums_of(oracle)[1:], strict=True):
-            assert np.array_equal(level, expected)
-        positive = oracle[oracle > 0]
-        total, least = tree.roots()
-        assert total == sums_of(oracle)[-1][0]
-        assert least == (positive.min() if positive.size else np.inf)
-    assert not any(pad.any() for pad in padding(tree))
-
-
-def padding(tree):
-    counts, offsets, _ = tree.layout
-    return [tree._nodes[offsets[i] + counts[i] : offsets[i + 1]] for i in range(len(counts))]
+        assert np.array_equal(tree.leaves, oracle) and np.array_equal(tree._nodes, expected_tree(oracle))
+        assert tree.roots() == (expected_tree(oracle)[-8], np.min(oracle[oracle > 0], initial=np.inf))
 
 
 capacity = one_of(600)

@@ -1,7 +1,4 @@
-"""What `Prioritized` and `Ranked` offer beyond proportional draws: each option against float64, on cases worked out by hand,
-and by chi-square. Sequences of verbs with these options are in `tests/contracts/test_model.py`, storages and views in
-`tests/contracts/test_combinations.py`.
-"""
+"""Each option of `Prioritized` and `Ranked` against float64, on cases worked out by hand, and by chi-square."""
 
 import functools
 import itertools

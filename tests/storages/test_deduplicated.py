@@ -1,7 +1,6 @@
 """`storages.Deduplicated`: every row is what was given, or is counted as gone (`tests/support/deduplicated.py`)."""
 
 import dataclasses
-import pickle
 from typing import Any
 
 import jax
@@ -10,10 +9,10 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._core.component import from_config, to_config
 from fbuf.storages import Deduplicated
 from tests.support import refusals
-from tests.support.deduplicated import KEY, SMALL, check_programs
+from tests.support.deduplicated import SMALL, check_programs
+from tests.support.refusals import raises
 
 
 def test_rows_and_references_are_right_after_any_calls() -> None:
@@ -47,37 +46,22 @@ def init(example: Any = PICTURE, **settings: Any) -> Any:
 
 def test_invalid_settings_are_refused_with_the_fix() -> None:
     refusals.check_all(INVALID, globals())
+    one = Deduplicated(keys=("obs",), block={"obs": (12, 12)}, blocks={"obs": 64})
+    assert one == Deduplicated(keys=["obs"], block={"obs": [12, 12]}, blocks={"obs": np.int64(64)})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"references; expected less than 2\^32. Use larger blocks"):
         jax.eval_shape(fbuf.Buffer(10**9, storage=Deduplicated(keys=("obs",))).init, PICTURE)
-
-
-def test_states_of_other_storages_and_settings_are_refused() -> None:
-    ours, device = fbuf.Buffer(64, storage=Deduplicated()), fbuf.Buffer(64)
-    with pytest.raises(TypeError, match="Deduplicated: another storage made this state"):
-        ours.peek(device.init(PICTURE), KEY, 4)
-    pytest.raises((TypeError, ValueError), lambda: device.peek(ours.init(PICTURE), KEY, 4)).match("this state")
-    other = dataclasses.replace(ours, storage=Deduplicated(blocks=4096))
-    pytest.raises(ValueError, lambda: other.peek(ours.init(PICTURE), KEY, 4)).match("made by another buffer")
-    pytest.raises(ValueError, lambda: ours.convert(other, ours.init(PICTURE))).match("other.storage")
 
 
 def test_growing_asks_for_more_places_and_a_concrete_state() -> None:
     both = fbuf.Buffer(36, lanes=3, storage=Deduplicated(keys=("a", "b"), block=(4, 4), blocks=96))
     example = {n: np.zeros(*x) for n, x in SMALL.items()}
     empty = both.init(example)
+    other = dataclasses.replace(both, storage=Deduplicated(keys=("a", "b"), blocks=4096))
+    pytest.raises(ValueError, lambda: both.convert(other, empty)).match("other.storage")
     pytest.raises(ValueError, both.grow, empty, 64).match(r"blocks is 64; expected at least the present 96")
     pytest.raises(ValueError, both.grow, empty, 100).match("expected a multiple of 32")
-    with pytest.raises(TypeError, match=r"the state is traced.*outside jit"):
-        jax.jit(lambda s: both.grow(s)[1])(empty)
+    raises(TypeError, r"the state is traced.*outside jit", lambda: jax.jit(lambda s: both.grow(s)[1])(empty))
     with pytest.raises(TypeError, match="cannot grow"):
         device = fbuf.Buffer(4)
         device.grow(device.init(jnp.float32(0)))
-    with pytest.raises(ValueError, match=r"without 'b'.*Give one number, or one for each of: a, b"):
-        both.grow(empty, {"a": 960})
-
-
-def test_settings_are_values() -> None:
-    one = Deduplicated(keys=("obs",), block={"obs": (12, 12)}, blocks={"obs": 64})
-    assert one == Deduplicated(keys=["obs"], block={"obs": [12, 12]}, blocks={"obs": np.int64(64)})  # type: ignore[arg-type]
-    assert hash(one) == hash(pickle.loads(pickle.dumps(one))) and eval(repr(one)) == one
-    assert from_config(to_config(one)) == one
+    raises(ValueError, r"without 'b'.*Give one number, or one for each of: a, b", both.grow, empty, {"a": 960})

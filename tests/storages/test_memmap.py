@@ -15,6 +15,7 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Host, Memmap
 from tests.support.fixtures import fixed
 from tests.support.memmap import EXAMPLE, PLAIN, TRANSITION, make, rows_of
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 storage = fixed("memmap")  # `Compressed(path=...)` is in the other tiers
@@ -63,14 +64,10 @@ def test_masked_lanes_and_changed_rows_come_back(storage: str, tmp_path: Path) -
     for i in range(9):
         state = buffer.extend(state, rows_of(5 * i, 5, 2), mask=rng.random((5, 2)) < [0.9, 0.3])
     index = jax.tree.map(lambda x: x.reshape(-1), buffer.last(state, 4).index)
-    state = buffer.update_rows(
-        state, index, {"reward": np.arange(8, dtype=np.float32), "obs": np.full((8, 40, 40), 255, np.uint8)}
-    )
-    state = buffer.update_rows(
-        state,
-        jax.tree.map(lambda x: x[:3], index),
-        {"reward": -np.ones(3, np.float32), "next": {"half": np.ones((3, 3), jnp.bfloat16)}},
-    )
+    new = {"reward": np.arange(8, dtype=np.float32), "obs": np.full((8, 40, 40), 255, np.uint8)}
+    state = buffer.update_rows(state, index, new)
+    new = {"reward": -np.ones(3, np.float32), "next": {"half": np.ones((3, 3), jnp.bfloat16)}}
+    state = buffer.update_rows(state, jax.tree.map(lambda x: x[:3], index), new)
     held = jax.device_get(buffer.rows(state))
     for _ in range(2):
         del state
@@ -84,8 +81,7 @@ def test_a_path_that_holds_a_store_names_resume(storage: str, tmp_path: Path) ->
     buffer = make(storage, tmp_path)
     state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5, 2))
     for verb in (buffer.init, buffer.resume):
-        with pytest.raises(BlockingIOError, match="in use by this process; expected no other user. Drop every state"):
-            verb(EXAMPLE)
+        raises(BlockingIOError, "in use by this process; expected no other user. Drop every state", verb, EXAMPLE)
     del state
     pytest.raises(FileExistsError, buffer.init, EXAMPLE).match(r"has a store\. Use buffer.resume\(example\)")
     assert int(buffer.size(buffer.resume(EXAMPLE))) == 10
@@ -106,17 +102,13 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     def resume(storage: Any) -> Any:
         return fbuf.Buffer(10, storage=storage).resume(EXAMPLE)
 
-    with pytest.raises(TypeError, match=r"Device\(\) keeps no files\. Use storages.Memmap\(path="):
-        resume(Device())
+    raises(TypeError, r"Device\(\) keeps no files\. Use storages.Memmap\(path=", lambda: resume(Device()))
     for storage in (Host(), Compressed()):
         pytest.raises(ValueError, resume, storage).match(r"keeps its rows in memory, which is freed .*Write \w+\(path=")
-    with pytest.raises(ValueError, match=r"keeps its rows in a temporary folder, .*Write Memmap\(path="):
-        resume(Memmap())
+    raises(ValueError, r"keeps its rows in a temporary folder, .*Write Memmap\(path=", lambda: resume(Memmap()))
     for storage in (Memmap(str(tmp_path), keys=("obs",)), Compressed(path=str(tmp_path), keys=("obs",))):
-        with pytest.raises(ValueError, match="leaf 'action' of .* is on the device. Leave out keys"):
-            resume(storage)
-    with pytest.raises(FileNotFoundError, match=r"no store at .*\. Use buffer.init"):
-        resume(Memmap(str(tmp_path)))
+        raises(ValueError, "leaf 'action' of .* is on the device. Leave out keys", resume, storage)
+    raises(FileNotFoundError, r"no store at .*\. Use buffer.init", lambda: resume(Memmap(str(tmp_path))))
     with pytest.raises(TypeError, match="Memmap: `resume` of a host storage cannot be traced"):
         jax.jit(lambda: resume(Memmap(str(tmp_path))))()
     pytest.raises(TypeError, Memmap, 3).match("Memmap: path is 3; expected the path of a folder, or None")

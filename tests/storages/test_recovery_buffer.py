@@ -54,10 +54,13 @@ EXAMPLE = {"t": np.int32(0), "obs": np.zeros(1024, np.uint8)}
 STORAGES = {"memmap": Memmap, "files": lambda path, **kw: Compressed(path=path, codec=Zstd(chunk=4), **kw)}
 
 
-def damage(path: Path, first: int, count: int) -> None:
-    """Flip a byte of the rows in the files of a buffer's store."""
+def damaged(path: Path, rows: int, first: int, count: int, storage: Any = Memmap, **settings: Any) -> fbuf.Buffer:
+    """Return a buffer whose store holds `rows`, `count` of them from `first` on with a byte flipped."""
+    buffer = fbuf.Buffer(storage=storage(str(path)), **settings)
+    jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, rows)))
     text = np.memmap(path / "column1.rows", np.uint8, "r+")
     text[4 * first : 4 * (first + count) : 4] ^= 64
+    return buffer
 
 
 def resumed_silently(buffer: fbuf.Buffer, rows: int) -> list[int]:
@@ -69,10 +72,7 @@ def resumed_silently(buffer: fbuf.Buffer, rows: int) -> list[int]:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(100, storage=STORAGES[storage](str(tmp_path)), sampler=fbuf.samplers.Prioritized())
-    state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 60)))
-    del state
-    damage(tmp_path, 50, 2)
+    buffer = damaged(tmp_path, 60, 50, 2, STORAGES[storage], capacity=100, sampler=fbuf.samplers.Prioritized())
     last = 50 if storage == "memmap" else 48  # between two chunks
     with pytest.warns(RuntimeWarning, match=rf"Buffer.resume: {60 - last} rows and 0 row updates .*fbuf.load\(path\)"):
         state = buffer.resume(EXAMPLE)
@@ -86,10 +86,7 @@ def test_a_state_goes_on_with_the_rows_that_are_whole(storage: str, tmp_path: Pa
 
 
 def test_the_older_rows_go_where_those_after_the_damage_are_more(tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(40, storage=Memmap(str(tmp_path)), view=fbuf.views.Sequence(3, episode_end=()))
-    state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 30)))
-    del state
-    damage(tmp_path, 9, 1)
+    buffer = damaged(tmp_path, 30, 9, 1, capacity=40, view=fbuf.views.Sequence(3, episode_end=()))
     with pytest.warns(RuntimeWarning, match="10 rows and 0 row updates"):
         state = buffer.resume(EXAMPLE)
     for _ in range(2):
@@ -102,10 +99,7 @@ def test_the_older_rows_go_where_those_after_the_damage_are_more(tmp_path: Path)
 
 
 def test_lazily_each_row_is_looked_at_when_it_is_read(tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(100, storage=Memmap(str(tmp_path)))
-    state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 60)))
-    del state
-    damage(tmp_path, 50, 1)
+    buffer = damaged(tmp_path, 60, 50, 1, capacity=100)
     state = buffer.resume(EXAMPLE, verify="lazy")
     assert np.asarray(buffer.get(state, jnp.arange(50)).data["t"]).tolist() == list(range(50))
     with pytest.raises(Exception, match="1 rows have other checksums than they were stored with"):
@@ -136,10 +130,7 @@ def test_changes_that_are_lost_are_told(tmp_path: Path) -> None:
 
 
 def test_nothing_whole_is_an_error_and_leaves_the_files_alone(tmp_path: Path) -> None:
-    buffer = fbuf.Buffer(20, storage=Memmap(str(tmp_path)))
-    state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 5)))
-    del state
-    damage(tmp_path, 0, 5)
+    buffer = damaged(tmp_path, 5, 0, 5, capacity=20)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "lock"}
     pytest.raises(StoreCorrupted, buffer.resume, EXAMPLE).match(r"no row at .* is intact. Load the last")
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "lock"} == before

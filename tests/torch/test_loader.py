@@ -1,8 +1,6 @@
 """The loader: the batches of its source in order, none lost, and no thread left behind."""
 
-import gc
 import threading
-import time
 
 import jax
 import numpy as np
@@ -11,8 +9,9 @@ import torch
 
 import fbuf
 from fbuf.torch import Loader
+from tests.support import refusals
 from tests.support.refusals import raises
-from tests.support.threads import Thread, soon
+from tests.support.threads import PATIENCE, Thread, soon
 
 EXAMPLE = {"t": np.float32(0)}
 
@@ -98,18 +97,6 @@ def test_epochs_end_and_have_a_length(prefetch):
     assert no_threads()
 
 
-def test_settings_of_epochs_are_checked():
-    raises(ValueError, "steps is 3 and epochs is 1", lambda: Loader(replay(), 4, steps=3, epochs=1))
-    with pytest.raises(TypeError, match=r"epochs needs a Replay.*fbuf.Replay\(buffer, row\); replay.state = state"):
-        Loader(EPOCHS, 4, state=filled_epochs(), epochs=1)
-    raises(ValueError, "an epoch has no option 'beta'", lambda: Loader(replay(), 4, epochs=1, beta=0.5))
-    raises(ValueError, "no option 'epoch' .* Did you mean 'epochs'", lambda: Loader(replay(), 4, epoch=1))
-    raises(ValueError, "no option 'shuffle' .* Write epochs=1", lambda: Loader(replay(), 4, shuffle=True))
-    assert "epochs=2," in repr(Loader(replay(), 4, epochs=2))
-    raises(ValueError, "epochs is -1; expected an int >= 0, or None", lambda: Loader(replay(), 4, epochs=-1))
-    raises(TypeError, "shuffle is 1; expected a bool", lambda: len(Loader(replay(), 4, epochs=1, shuffle=1)))
-
-
 def test_prefetched_batches_are_returned_by_the_next_iteration():
     buffer, state = EPOCHS, filled_epochs()
     expected = drawn(Loader(buffer, state=state, steps=5, prefetch=0))
@@ -123,18 +110,6 @@ def test_prefetched_batches_are_returned_by_the_next_iteration():
         raises(StopIteration, None, next, batches)
     loader.steps, loader.prefetch = 1, 0
     assert out + drawn(loader) == expected
-
-
-def test_a_forgotten_iterator_ends_its_thread():
-    batches = iter(Loader(replay(), prefetch=2))
-    next(batches)
-    del batches
-    gc.collect()
-    assert no_threads()
-    for _ in Loader(replay(), prefetch=2):
-        break
-    gc.collect()
-    assert no_threads()
 
 
 def test_no_more_is_drawn_than_asked_for():
@@ -202,48 +177,18 @@ def test_another_thread_adds_rows_while_it_draws():
     assert no_threads()
 
 
-def test_invalid_arguments_are_refused():
-    buffer, source = fbuf.Buffer(8), replay()
-    state = buffer.init(EXAMPLE)
-    cases = [
-        (TypeError, "source is int", lambda: Loader(3)),
-        (TypeError, "a Buffer without state", lambda: Loader(buffer)),
-        (TypeError, r"source is Mixture; .*to_torch", lambda: Loader(fbuf.Mixture({"a": fbuf.uniform(4)}), 2)),
-        (TypeError, "which has its own state", lambda: Loader(source, state=state)),
-        (TypeError, "state is dict; expected a BufferState", lambda: Loader(buffer, state={})),
-        (ValueError, "steps is -1", lambda: Loader(source, steps=-1)),
-        (ValueError, "prefetch is True", lambda: Loader(source, prefetch=True)),
-        (ValueError, 'to is \'numpy\'; expected "torch" or "tensordict"', lambda: Loader(source, to="numpy")),
-        (TypeError, "steps is None, so it has no length", lambda: len(Loader(source))),
-        (ValueError, r"Loader: device is 'gpu'; .*device=\"cuda\"", lambda: Loader(source, device="gpu")),
-        (ValueError, r"Loader: Uniform\(\) has no option 'num_workers'", lambda: Loader(source, num_workers=2)),
-        (TypeError, "batch_size=None", lambda: next(iter(torch.utils.data.DataLoader(Loader(source))))),
-        (AttributeError, "draws from a Replay. Use replay.state", lambda: Loader(source).state),
-    ]
-    if not torch.cuda.is_available():
-        cases.append((ValueError, "finds no GPU. Leave both out", lambda: Loader(source, device="cuda")))
-        cases.append((ValueError, "finds no GPU. Leave both out", lambda: Loader(source, pin=True)))
-    for error, match, call in cases:
-        raises(error, match, call)
-    assert Loader(source, device="cpu", steps=1).device.type == "cpu" and "prefetch=2" in repr(Loader(source))
-    assert next(iter(Loader(source, device="cpu", steps=1))).data["t"].shape == (8,)
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_threads_share_the_batches_of_an_iterator(prefetch):
-    source = replay(8, limit=fbuf.limits.at_most(1000))
-    meet, out = threading.Barrier(4), []
-    batches = iter(Loader(source, steps=6, prefetch=prefetch, transform=lambda batch: time.sleep(0.02) or batch))
+    source, out = replay(8, limit=fbuf.limits.at_most(1000)), []
+    meet, pair = threading.Barrier(4), threading.Barrier(1 if prefetch else 2)  # batches are drawn two at a time
 
-    def take():
-        meet.wait()
-        out.extend(batches)
+    def met(batch):
+        pair.wait(PATIENCE)
+        return batch
 
-    takers = [threading.Thread(target=take) for _ in range(4)]
-    for thread in takers:
-        thread.start()
-    for thread in takers:
-        thread.join(60)
+    batches = iter(Loader(source, steps=6, prefetch=prefetch, transform=met))
+    for thread in [Thread(lambda: (meet.wait(PATIENCE), out.extend(batches))) for _ in range(4)]:
+        thread.ends()
     assert len(out) == 6 and source.pace.drawn == 6 * 8 and no_threads()
 
 
@@ -265,3 +210,40 @@ def test_it_ends_when_the_replay_is_closed(prefetch):
         if taken == 2:
             source.close()
     assert taken == source.pace.drawn // 8 and 2 <= taken <= 2 + prefetch  # what was drawn before is handed out
+
+
+INVALID = """
+Loader(3) => TypeError source is int
+Loader(EPOCHS) => TypeError a Buffer without state
+Loader(fbuf.Mixture({"a": fbuf.uniform(4)}), 2) => TypeError source is Mixture; | to_torch
+Loader(source, state=state) => TypeError which has its own state
+Loader(EPOCHS, state={}) => TypeError state is dict; expected a BufferState
+Loader(source, steps=-1) => ValueError steps is -1
+Loader(source, prefetch=True) => ValueError prefetch is True
+Loader(source, to="numpy") => ValueError to is 'numpy'; expected "torch" or "tensordict"
+len(Loader(source)) => TypeError steps is None, so it has no length
+Loader(source, device="gpu") => ValueError Loader: device is 'gpu'; | device="cuda"
+Loader(source, num_workers=2) => ValueError Loader: Uniform() has no option 'num_workers'
+next(iter(torch.utils.data.DataLoader(Loader(source)))) => TypeError batch_size=None
+Loader(source).state => AttributeError draws from a Replay. Use replay.state
+Loader(source, 4, steps=3, epochs=1) => ValueError steps is 3 and epochs is 1
+Loader(EPOCHS, 4, state=state, epochs=1) => TypeError epochs needs a Replay | fbuf.Replay(buffer, row); replay.state = state
+Loader(source, 4, epochs=1, beta=0.5) => ValueError an epoch has no option 'beta'
+Loader(source, 4, epoch=1) => ValueError no option 'epoch' | Did you mean 'epochs'
+Loader(source, 4, shuffle=True) => ValueError no option 'shuffle' | Write epochs=1
+Loader(source, 4, epochs=-1) => ValueError epochs is -1; expected an int >= 0, or None
+len(Loader(source, 4, epochs=1, shuffle=1)) => TypeError shuffle is 1; expected a bool
+"""
+NO_GPU = """
+Loader(source, device="cuda") => ValueError finds no GPU. Leave both out
+Loader(source, pin=True) => ValueError finds no GPU. Leave both out
+"""
+
+
+def test_invalid_arguments_are_refused():
+    source = replay()
+    table = INVALID if torch.cuda.is_available() else INVALID + NO_GPU.lstrip()
+    refusals.check_all(table, globals() | {"source": source, "state": EPOCHS.init(EXAMPLE)})
+    assert Loader(source, device="cpu", steps=1).device.type == "cpu" and "prefetch=2" in repr(Loader(source))
+    assert next(iter(Loader(source, device="cpu", steps=1))).data["t"].shape == (8,)
+    assert "epochs=2," in repr(Loader(source, 4, epochs=2))

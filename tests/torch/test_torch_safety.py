@@ -1,13 +1,15 @@
-"""A batch belongs to the learner: writing into it changes no buffer, and holding it costs no copy. Tensors are stored."""
+"""Batches belong to the learner: writing into one changes no buffer. Tensors are stored, nested ones as ragged rows."""
 
 import functools
+import sys
 
 import jax
 import numpy as np
+import pytest
 import torch
 
 import fbuf
-from fbuf.torch import to_torch
+from fbuf.torch import nested, to_tensordict, to_torch
 from tests.support.refusals import raises
 from tests.support.tables import one_of
 
@@ -40,13 +42,6 @@ def held(tree):
     return [np.array(x) for x in jax.tree.leaves(tree)]
 
 
-def scribble(tree):
-    """Overwrites every byte of every tensor."""
-    for t in jax.tree.leaves(tree):
-        if isinstance(t, torch.Tensor) and t.numel():
-            t.reshape(-1).view(torch.uint8).fill_(0xA5)
-
-
 def test_writing_into_a_batch_changes_no_buffer_and_no_other_batch(case):
     buffer = replay(case).buffer
     state = buffer.extend(buffer.init(EXAMPLE), rows(32))
@@ -57,8 +52,9 @@ def test_writing_into_a_batch_changes_no_buffer_and_no_other_batch(case):
         handed_out += [buffer.last(state, 4), buffer.get(state, batch.index)]
         kept, before = buffer.rows(state).data, held(state)
         expected, twin = held(kept), held(buffer.peek(state, jax.random.key(5), 8))
-        for out in handed_out:
-            scribble(to_torch(out))
+        for t in jax.tree.leaves([to_torch(out) for out in handed_out]):
+            if isinstance(t, torch.Tensor) and t.numel():
+                t.reshape(-1).view(torch.uint8).fill_(0xA5)  # every byte
         for tree, values in ((state, before), (old, before_old), (kept, expected)):
             assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(held(tree), values, strict=True))
         again = [held(buffer.rows(state).data), held(buffer.peek(state, jax.random.key(5), 8))]
@@ -143,3 +139,52 @@ def test_tensors_that_cannot_be_stored_are_refused():
     assert len(made) == 2  # nothing was half-written
     made.extend({"obs": torch.full((2, 4), 0.1).double(), "action": torch.tensor([-7, 7])})  # as NumPy's int64
     assert made.last(2).data["action"].tolist() == [-7, 7] and (made.last(2).data["obs"] == np.float32(0.1)).all()
+
+
+def ragged():
+    storage = fbuf.storages.Ragged(maximum={"padded": (6,), "grid": (4, 3)})
+    row = {
+        "tokens": np.zeros(0, np.int32),
+        "padded": np.zeros(0, np.int32),
+        "grid": np.zeros((0, 3), np.float32),
+        "text": "",
+    }
+    return fbuf.Replay(fbuf.Buffer(16, storage=storage), row)
+
+
+def plain():
+    replay = fbuf.Replay(fbuf.Buffer(4), {"obs": np.float32(0)})
+    replay.extend({"obs": np.ones(2, np.float32)})
+    return replay.sample(2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_stored_and_returned():
+    replay = ragged()
+    lengths = [3, 0, 6, 1]
+    values = [torch.arange(n, dtype=torch.int32) + 10 * i for i, n in enumerate(lengths)]
+    jagged = torch.nested.nested_tensor(values, layout=torch.jagged)
+    strided = torch.nested.nested_tensor(values)
+    grids = [np.full((min(n, 4), 3), n, np.float32) for n in lengths]
+    replay.extend({"tokens": jagged, "padded": strided, "grid": grids, "text": list("abcd")})
+    rows = replay.last(4)
+    for name in ("tokens", "padded"):
+        out = nested(rows, name)
+        assert out.layout == torch.jagged and [x.tolist() for x in out.unbind()] == [x.tolist() for x in values]
+    assert [tuple(x.shape) for x in nested(rows, "grid").unbind()] == [(min(n, 4), 3) for n in lengths]
+    raises(KeyError, r"no ragged leaf 'other' \(there are: ", nested, rows, "other")
+    batch = replay.sample(8, to="torch")
+    assert nested(batch, "padded").shape[0] == 8
+    raises(KeyError, r"no ragged leaf 'obs' \(there are: none\)", lambda: nested(plain(), "obs"))
+
+
+def test_rows_that_differ_in_a_second_axis_are_refused():
+    storage = fbuf.storages.Ragged(maximum={"x": (3, 3)})
+    replay = fbuf.Replay(fbuf.Buffer(8, storage=storage), {"x": np.zeros((0, 0), np.float32)})
+    replay.extend([{"x": np.ones((2, 3), np.float32)}, {"x": np.ones((3, 1), np.float32)}])
+    raises(ValueError, r"rows of leaf 'x' differ in axis 1\. Use", lambda: nested(replay.last(2), "x"))
+
+
+def test_a_missing_tensordict_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensordict", None)
+    raises(ImportError, "tensordict is missing .*pip install tensordict", lambda: to_tensordict(plain()))

@@ -1,10 +1,7 @@
-"""Buffers with transforms: what is stored, what is drawn, and what stages learn.
-
-The reference is the same buffer without transforms, and numpy on what goes in and comes out of it.
-"""
+"""Buffers with transforms: what is stored, what is drawn, what stages learn, and which transforms are refused."""
 
 import dataclasses
-import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +13,9 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._buffer import transforms
 from fbuf.storages import Device
-from fbuf.transforms import Chain, Concatenate, Drop, Map, Normalize, NormalizeReward, Scale, Split, Stack
+from fbuf.transforms import Chain, Drop, Map, Normalize, NormalizeReward, Rename, Scale, Select
 from fbuf.views import Sequence
+from tests.support import refusals, same_step
 from tests.support.refusals import raises
 from tests.support.transforms import BATCH, EXAMPLE, LANES, VIEWS, apart, close, given_rows, laned_windows, make
 from tests.support.trees import same
@@ -85,42 +83,38 @@ def test_missing_rows_of_a_window_are_zeros():
         assert not np.asarray(batch.data[name])[gone].any() and np.asarray(batch.data[name])[~gone].all()
 
 
-JOINS = [
-    (
-        Concatenate(("x", "sum"), "y"),
-        r"leaf 'sum' is \[4\] a window, but 'x' is \[4\] a row. .*Map and jnp.broadcast_to",
-    ),
-    (Stack(("reward", "most"), "y"), r"leaf 'most' is \[\] a window, but 'reward' is \[\] a row"),
-    (Concatenate(("least", "most"), "y"), r"leaf 'least' is float32\[\] a window, without axis -1. Use Stack"),
-    (Split("sum", ("a", "b"), (1, 1)), r"leaf 'sum' is \[4\] a window; expected the sum of \(1, 1\)\."),
-]
+TRANSFORMS = {name: getattr(fbuf.transforms, name) for name in fbuf.transforms.__all__}
+JOINS = """
+joined(Concatenate(("x", "sum"), "y")) => ValueError
+    leaf 'sum' is [4] a window, but 'x' is [4] a row. | Map and jnp.broadcast_to
+joined(Stack(("reward", "most"), "y")) => ValueError leaf 'most' is [] a window, but 'reward' is [] a row
+joined(Concatenate(("least", "most"), "y")) => ValueError leaf 'least' is float32[] a window, without axis -1. Use Stack
+joined(Split("sum", ("a", "b"), (1, 1))) => ValueError leaf 'sum' is [4] a window; expected the sum of (1, 1).
+"""
 
 
 def test_leaves_of_rows_and_of_windows_are_not_joined():
-    for stage, message in JOINS:
-        with pytest.raises(ValueError, match=message):
-            laned_windows(4, (Map(apart), stage))
+    names = {"joined": lambda stage: laned_windows(4, (Map(apart), stage))}
+    refusals.check_all(JOINS, TRANSFORMS | names)
+
+
+SMALL = fbuf.Buffer(3, on_read={"r": NormalizeReward()})
+extend_small = jax.jit(lambda state, rows, mask: SMALL.extend(state, rows, mask=mask))
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5))
 def test_statistics_of_rows_that_were_written(masks):
-    buffer, extend = _small()
-    state, seen, rng = buffer.init({"reward": 0.0}), [], np.random.default_rng(len(masks))
+    buffer, seen, rng = SMALL, [], np.random.default_rng(len(masks))
+    state = buffer.init({"reward": 0.0})
     for mask in masks:
         reward = rng.normal(2, 3, 4).astype(np.float32)
-        state = extend(state, {"reward": reward}, np.array(mask))
+        state = extend_small(state, {"reward": reward}, np.array(mask))
         seen += reward[np.array(mask)].tolist()
     stats = buffer.stats(state)
     np.testing.assert_allclose(stats["r_mean"], np.mean(seen) if seen else 0, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(stats["r_std"], np.std(seen) if seen else 0, rtol=1e-4, atol=1e-5)
     state = buffer.clear(state)
     assert int(buffer.size(state)) == 0 and float(buffer.stats(state)["r_mean"]) == float(stats["r_mean"])
-
-
-@functools.cache
-def _small():
-    buffer = fbuf.Buffer(3, on_read={"r": NormalizeReward()})
-    return buffer, jax.jit(lambda state, rows, mask: buffer.extend(state, rows, mask=mask))
 
 
 def test_values_that_are_not_finite_are_counted_and_left_out():
@@ -203,3 +197,80 @@ def test_rows_are_checked_as_they_are_given():
     flat = fbuf.Index(index.slot.reshape(-1), index.ticket.reshape(-1))
     changed = buffer.update_rows(one, flat, {"action": jnp.full(2, 77, jnp.int16)})
     assert buffer.last(changed, 1).data["action"].tolist() == [[77, 77]]
+
+
+EXAMPLES = [
+    ({"on_write": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
+    ({"on_read": Scale("y")}, {"x": 0.0}, "Scale: leaf 'y' is missing"),
+    ({"on_read": NormalizeReward()}, {"x": 0.0}, r"of is 'reward', but rows have x\. Use of='x'\."),
+    (
+        {"on_read": fbuf.transforms.RewardToGo()},
+        {"reward": 0.0},
+        "data are single rows; expected windows, of views.Sequence",
+    ),
+    ({"on_write": Map(lambda row: row["x"].sum())}, {"x": np.zeros(3)}, None),
+    ({"on_read": Map(lambda row: {"y": row["x"].sum()})}, {"x": np.zeros(3)}, None),
+    ({"on_write": Drop("x"), "episode_end": ("x",)}, {"x": False, "y": 0}, "no leaf named 'x'; rows have y"),
+    ({"on_write": Drop("x")}, {}, "the example has no leaves"),
+    ({"on_write": Drop("x"), "view": same_step.Sequence(2)}, {"x": False, "y": 0}, "no leaf named 'terminated'"),
+]
+
+
+def test_init_checks_transforms_on_the_example():
+    for settings, example, message in EXAMPLES:
+        buffer = fbuf.Buffer(8, **settings)
+        if message is None:
+            assert buffer.plan(example).device == buffer.nbytes(buffer.init(example))["device"]
+            continue
+        for call in (buffer.init, buffer.plan) if "on_read" not in settings else (buffer.init,):
+            raises((ValueError, TypeError), message, call, example)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Loses:
+    def apply(self, data, context):
+        return {"x": data["x"].sum()}
+
+
+LEARNT = NormalizeReward()
+BUFFERS = """
+fbuf.Buffer(8, on_write=Augment("x")) => ValueError
+    stage 'augment' of on_write, Augment(keys=('x',)), needs a key. Use on_read.
+fbuf.Buffer(8, on_read=lambda x: x) => TypeError on_read is <function | Write Map(
+fbuf.Buffer(8, on_write=3) => TypeError on_write is 3. Chain: stage is 3, without `apply`
+fbuf.Buffer(8, on_read=Scale) => TypeError stage is the class Scale
+fbuf.Buffer(8, storage=fbuf.storages.Ragged(), on_write=Scale("x")) => ValueError
+    on_write is Chain((Scale(keys=('x',)),)), but Ragged() holds objects. Use on_read.
+fbuf.Buffer(8, on_write=LEARNT, on_read=LEARNT) => ValueError both have a stage 'normalize_reward' with memory
+fbuf.Buffer(8, on_write=Loses()).init({"x": 0.0}) => ValueError 'loses' of on_write | leaf 'x' of shape []
+fbuf.Buffer(8, on_read=Loses()).init({"x": 0.0}) => ValueError on_read, | leaf 'x' of shape [] for a batch of 2
+"""
+SEEN = [
+    (fbuf.views.Row(), r"one row .* {'x': \[3\]}"),
+    (fbuf.views.Sequence(2, episode_end=()), r"one window .* \[2, 3\]"),
+]
+
+
+def test_invalid_transforms_are_refused():
+    refusals.check_all(BUFFERS, globals() | TRANSFORMS)
+
+
+def test_top_k_ranks_the_stored_values():
+    buffer = fbuf.Buffer(2, writer=fbuf.writers.TopK("score"), on_write=Scale("score", -1.0))
+    state = buffer.extend(buffer.init({"score": 0.0}), {"score": jnp.array([3.0, 1.0, 2.0])})
+    assert buffer.rows(state).data["score"].tolist() == [-1.0, -2.0]
+
+
+def test_names_of_subtrees_and_of_tuples():
+    buffer = fbuf.Buffer(8, on_write=Select(("next/obs", "r")), on_read=Rename({("next", "obs"): "obs"}))
+    state = buffer.init({"next": {"obs": 0.0, "t": 0}, "r": 0.0})
+    assert buffer.peek(state, jax.random.key(0), 2).data.keys() == {"obs", "r"}
+
+
+@pytest.mark.parametrize(("view", "what"), SEEN)
+def test_a_function_of_a_whole_batch_is_told_what_it_gets(view, what):
+    buffer = fbuf.Buffer(8, view=view, on_read=Map(lambda batch: {"x": batch["x"].mean(axis=2)}))
+    with pytest.raises(IndexError) as caught:
+        buffer.init({"x": np.zeros(3, np.float32)})
+    assert re.search(f"Map.fn, <function .*, gets {what}", "".join(caught.value.__notes__))

@@ -93,14 +93,19 @@ def check_accumulated(layout, n, stack, pad):
 
 ONE = Transition(gamma=0.5, autoreset="same_step")
 TWO = Transition(n_step=2, gamma=0.5, autoreset="same_step")
+FINAL = Transition(n_step=2, gamma=0.5, final_observation="last")
+STACKS = Transition(stack=2, gamma=0.5, final_observation="last")
+ZEROS = Transition(stack=3, gamma=0.5, autoreset="same_step")
+REPEATED = Transition(stack=3, gamma=0.5, pad="repeat", autoreset="same_step")
 NEXT_STEP = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
 PIECE = 8  # rows of every call, masked beyond those given, so that a view compiles once
 
 
 def rows_of(obs, ends, **more):
-    """Rows with action 10 o_t and reward o_t; `ends` has a letter per row: `-`, (t)erminated or truncated (c)."""
+    """Rows with action 10 o_t, reward o_t and final 90 + o_t; a letter of `ends` per row: `-`, (t)erminated, trun(c)ated."""
     return {
         "obs": np.asarray(obs, np.float32),
+        "last": np.asarray(obs, np.float32) + 90,
         "action": np.asarray(obs, np.int32) * np.int32(10),
         "reward": np.asarray(obs, np.float32),
         "terminated": np.asarray([e == "t" for e in ends]),
@@ -137,6 +142,7 @@ def drawn(view, rows, capacity=8, times=1):
 
 BY_HAND = {
     "one step": (ONE, [1, 2, 3], "---", {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 3)}),
+    "one step, terminated": (ONE, [1, 2, 4, 8], "--t-", {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 4), 4: (4, 4, 0, 4)}),
     "one row, truncated": (ONE, [1, 2, 4], "cc-", {}),
     "two steps": (TWO, [1, 2, 4, 8], "----", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0.25, 8)}),
     "terminated": (TWO, [1, 2, 4, 8], "--t-", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0, 4), 4: (4, 4, 0, 4)}),
@@ -146,6 +152,26 @@ BY_HAND = {
         [1, 2, 4, 8, 16, 32],
         "-c----",
         {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]), 2: ([1, 2], 2, 0.5, [2, 4]), 8: ([0, 8], 8 + 16 / 2, 0.25, [16, 32])},
+    ),
+    "final": (FINAL, [1, 2, 4, 8], "--c-", {1: (1, 2, 0.25, 4), 2: (2, 4, 0.25, 94), 4: (4, 4, 0.5, 94)}),
+    "final, terminated": (FINAL, [1, 2, 4, 8], "--t-", {1: (1, 2, 0.25, 4), 2: (2, 4, 0, 94), 4: (4, 4, 0, 94)}),
+    "final of a stack": (
+        STACKS,
+        [1, 2, 4, 8],
+        "--c-",
+        {1: ([0, 1], 1, 0.5, [1, 2]), 2: ([1, 2], 2, 0.5, [2, 4]), 4: ([2, 4], 4, 0.5, [4, 94])},
+    ),
+    "zeros before the first frame": (
+        ZEROS,
+        [1, 2, 4, 8],
+        "-t--",
+        {1: ([0, 0, 1], 1, 0.5, [0, 1, 2]), 2: ([0, 1, 2], 2, 0, [0, 1, 2]), 4: ([0, 0, 4], 4, 0.5, [0, 4, 8])},
+    ),
+    "the first frame again": (
+        REPEATED,
+        [1, 2, 4, 8],
+        "-t--",
+        {1: ([1, 1, 1], 1, 0.5, [1, 1, 2]), 2: ([1, 1, 2], 2, 0, [1, 1, 2]), 4: ([4, 4, 4], 4, 0.5, [4, 4, 8])},
     ),
     "no reset row yet": (NEXT_STEP, [1, 2, 4], "--c", {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4])}),
     "terminated, no reset row": (
@@ -161,44 +187,6 @@ BY_HAND = {
 def test_cases_by_hand(case):
     view, obs, ends, expected = BY_HAND[case]
     assert drawn(view, rows_of(obs, ends)) == expected
-
-
-@pytest.mark.parametrize("ends", ["--c-", "--t-"])
-def test_final_observation_is_what_follows_the_last_row(ends):
-    final = np.asarray([91, 92, 93, 94], np.float32)
-    view = Transition(n_step=2, gamma=0.5, final_observation="last")
-    discount = 0.25 if ends == "--c-" else 0
-    assert drawn(view, rows_of([1, 2, 4, 8], ends, last=final)) == {
-        1: (1, 1 + 2 / 2, 0.25, 4),
-        2: (2, 2 + 4 / 2, discount, 93),
-        4: (4, 4, discount * 2, 93),
-    }
-    stacks = drawn(Transition(stack=2, gamma=0.5, final_observation="last"), rows_of([1, 2, 4, 8], ends, last=final))
-    assert stacks[4] == ([2, 4], 4, discount * 2, [4, 93])
-
-
-@pytest.mark.parametrize("view", [ONE, TWO])
-def test_only_terminated_rows_are_terminal(view):
-    """torchrl's MultiStep took every row for terminal with one step, and the last of unfinished data with more."""
-    found = drawn(view, rows_of([1, 2, 4, 8, 16, 32], "--t---"))
-    terminal = {o for o, (_, _, discount, _) in found.items() if discount == 0}
-    assert terminal == ({4} if view == ONE else {2, 4}) and max(found) == (16 if view == ONE else 8)
-
-
-@pytest.mark.parametrize(("pad", "first", "before"), [("zero", 0, 0), ("repeat", 1, 4)])
-def test_stacks_stop_at_the_first_frame_of_the_episode(pad, first, before):
-    assert drawn(Transition(stack=3, gamma=0.5, pad=pad, autoreset="same_step"), rows_of([1, 2, 4, 8], "-t--")) == {
-        1: ([first, first, 1], 1, 0.5, [first, 1, 2]),
-        2: ([first, 1, 2], 2, 0, [first, 1, 2]),
-        4: ([before, before, 4], 4, 0.5, [before, 4, 8]),
-    }
-
-
-def test_rows_whose_frames_were_overwritten_are_not_drawn():
-    rows = rows_of([1, 2, 3, 4, 5, 6, 7], "-------")
-    assert list(drawn(Transition(stack=2, autoreset="same_step"), rows, capacity=5)) == [4, 5, 6]
-    rows = rows_of([1, 2, 3, 4, 5, 6, 7], "-t-----")  # row 3 begins an episode: nothing is lost
-    assert list(drawn(Transition(stack=2, autoreset="same_step"), rows, capacity=5)) == [3, 4, 5, 6]
 
 
 def test_a_buffer_of_just_the_rows_one_draw_needs():

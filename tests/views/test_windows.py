@@ -1,8 +1,6 @@
-"""Windows and episodes: who is drawn how often, priorities of windows, what other libraries and beginners get wrong.
+"""Windows and episodes: who is drawn how often, priorities and structure of windows, what beginners get wrong."""
 
-Every window is compared with an independent model in `tests/contracts/test_model.py`.
-"""
-
+import collections
 import dataclasses
 
 import jax
@@ -17,6 +15,8 @@ from fbuf._indexing import anchors as _anchors
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Row, Sequence
 from tests.support import refusals, same_step
+from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.support.uniformity import DRAWS, chi_square_z, drawable
 
 ENDS = ("terminated", "truncated")
@@ -90,14 +90,11 @@ def check_chances(view, sampler):
 ROW = {"obs": np.zeros((4, 3), np.uint8), "terminated": np.bool_(False), "truncated": np.bool_(False)}
 
 
-@pytest.mark.parametrize("view", WINDOWS[1:2] + WINDOWS[3:], ids=repr)
-def test_every_window_is_as_likely_as_every_other(view):
-    check_chances(view, Uniform())
-
-
-@pytest.mark.parametrize("view", [WINDOWS[1], WINDOWS[2], WINDOWS[3], WINDOWS[5]], ids=repr)
-def test_every_episode_is_as_likely_as_every_other(view):
-    check_chances(view, Uniform(over="episodes"))
+EPISODES = Uniform(over="episodes")
+test_every_window_or_episode_is_as_likely_as_every_other = checks(
+    (check_chances, [(view, Uniform()) for view in WINDOWS[1:2] + WINDOWS[3:]]),
+    (check_chances, [(WINDOWS[i], EPISODES) for i in (1, 2, 3, 5)]),
+)
 
 
 @pytest.mark.parametrize(
@@ -250,11 +247,8 @@ def learnt(view, ends):
     return np.asarray(batch.data["learning_mask"])[newest].tolist()
 
 
-def test_burn_in_and_bootstrap_rows_are_not_learnt_from():
+def test_burn_in_bootstrap_and_reset_rows_are_not_learnt_from():
     assert learnt(same_step.Sequence(5, burn_in=1, bootstrap=2), "-----") == [False, True, True, False, False]
-
-
-def test_reset_rows_are_not_learnt_from():
     assert learnt(Sequence(3, autoreset="next_step"), "-t-") == [True, True, False]
     crossing = Sequence(4, boundary="cross", autoreset="next_step")
     assert learnt(crossing, "-t--") == [True, True, False, True]
@@ -266,3 +260,38 @@ def test_windows_of_a_lane_that_gave_up_rows_miss_what_came_before():
     state = rows.extend(rows.init(EXAMPLE), rows_of([6]) | {"terminated": np.zeros(6, bool)})
     state = state.replace(ring=fbuf._core.slots.evict(state.ring, jnp.array([2], jnp.int32)))
     assert np.flatnonzero(drawable(rows.convert(stacked, state))).tolist() == [3, 4]
+
+
+Step = collections.namedtuple("Step", "obs done")
+STEP = Step(np.zeros(2, np.float32), np.bool_(False))
+
+
+def batch_of(view, row):
+    buffer = fbuf.Buffer(20, view=view)
+    return jax.eval_shape(lambda: buffer.peek(buffer.init(row), jax.random.key(0), 5).data)
+
+
+def test_rows_keep_their_structure_where_the_view_adds_nothing():
+    assert jax.tree.structure(batch_of(fbuf.views.Row(), STEP)) == jax.tree.structure(STEP)
+    for row in (STEP, STEP._asdict(), np.zeros(2, np.float32)):
+        windows = batch_of(fbuf.views.Sequence(4, episode_end=()), row)
+        assert jax.tree.structure(windows) == jax.tree.structure(row)
+        assert jax.tree.leaves(windows)[0].shape[:2] == (5, 4)
+
+
+def test_a_view_that_adds_fields_puts_rows_that_are_not_dicts_under_row():
+    view = fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step")
+    windows = batch_of(view, STEP)
+    assert set(windows) == {"row", "mask", "is_first", "learning_mask"} and windows["row"].obs.shape == (5, 4, 2)
+    assert set(batch_of(view, STEP._asdict())) == {"obs", "done", "mask", "is_first", "learning_mask"}
+    for adds in ({"burn_in": 1}, {"bootstrap": 1}, {"boundary": "mask"}, {"autoreset": "next_step"}):
+        assert set(batch_of(fbuf.views.Sequence(4, episode_end=(), **adds), STEP)) == set(windows), adds
+
+
+@pytest.mark.parametrize("name", ["mask", "is_first", "learning_mask"])
+def test_a_name_that_the_view_adds_is_refused_with_a_fix(name):
+    buffer = fbuf.Buffer(20, view=fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step"))
+    row = {name: np.float32(0), "done": np.bool_(False)}
+    raises(ValueError, rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows", buffer.init, row)
+    view = fbuf.views.Sequence(4, episode_end=("step/done",), autoreset="same_step")
+    assert fbuf.Buffer(20, view=view).init({"step": row}).rows["step"].keys() == row.keys()

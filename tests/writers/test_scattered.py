@@ -1,7 +1,4 @@
-"""Buffers whose writer replaces any row, not the oldest: what plain Python gives.
-
-What the host store promises by itself is in tests/host/test_slot_map.py.
-"""
+"""Buffers whose writer replaces any row, not the oldest: what plain Python gives."""
 
 import dataclasses
 
@@ -15,8 +12,6 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._interfaces import writer
 from fbuf.samplers import Prioritized
-from fbuf.views import Hindsight
-from tests.support import refusals, same_step
 from tests.support.refusals import raises
 from tests.support.scattered import EXAMPLE, Largest, Told, check_largest, check_refused, make, rows_of
 
@@ -68,22 +63,6 @@ def test_the_order_of_arrival_outlives_2_to_32_rows():
     assert np.asarray(state.scatter.newest).tolist() == [4, 1]
 
 
-ORDERED = """
-make(view=same_step.Transition(n_step=2)) => ValueError
-    reads neighbouring rows, but Largest | may replace any. Use view=
-make(view=same_step.Sequence(4)) => ValueError reads neighbouring rows
-make(view=same_step.Episode(4)) => ValueError reads neighbouring rows
-make(view=Hindsight(same_step.Transition(), max, goal="g", achieved="a")) => ValueError reads neighbouring rows
-make(sampler=Uniform(over="episodes"), episode_end=("done",)) => ValueError draws episodes, but | Use sampler=
-make(sampler=Epoch()) => ValueError needs rows to be replaced oldest first
-make(sampler=Staleness(4)) => ValueError needs rows to be replaced oldest first
-"""
-
-
-def test_what_needs_rows_in_order_is_refused():
-    refusals.check_all(ORDERED, {"make": make, "same_step": same_step, **vars(fbuf.samplers), "Hindsight": Hindsight})
-
-
 def test_a_writer_without_a_method_is_named():
     class Half:
         streams = False
@@ -91,8 +70,7 @@ def test_a_writer_without_a_method_is_named():
         def init(self, geometry, spec): ...
 
     raises(TypeError, r"> without `choose`; see fbuf\.parts\.Scattering\.", lambda: fbuf.Buffer(10, writer=Half()))
-    with pytest.raises(TypeError, match=r"writer is 3\. Use fbuf\.writers\.Ring\(\)\."):
-        fbuf.Buffer(10, writer=3)
+    raises(TypeError, r"writer is 3\. Use fbuf\.writers\.Ring\(\)\.", fbuf.Buffer, 10, writer=3)
     with pytest.raises(TypeError, match=r"writer is the class Ring; expected a value. Write Ring\(\)"):
         fbuf.Buffer(10, writer=fbuf.writers.Ring)
     raises(ValueError, "leaf 'rank' is not among", lambda: fbuf.Buffer(10, writer=Largest("rank")).init(EXAMPLE))
@@ -114,9 +92,3 @@ def test_slots_and_states_of_another_kind_are_refused(change, message):
 
 def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted():
     check_refused("Device")
-
-
-def test_a_state_of_another_writer_is_refused():
-    one, other = make("Device", "Largest"), make("Device", writer=fbuf.writers.Ring())
-    state = one.init(EXAMPLE)
-    raises(ValueError, "this state was made by another buffer", lambda: other.extend(state, rows_of(0, 3)))

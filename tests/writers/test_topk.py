@@ -1,7 +1,4 @@
-"""`writers.TopK`: what sorting all rows that ever came would leave stays, whatever the ranks are and however they come.
-
-How such a writer goes together with storages, samplers and verbs is in tests/writers/test_scattered.py.
-"""
+"""`writers.TopK`: what sorting all rows that ever came would leave stays, whatever the ranks are and however they come."""
 
 import dataclasses
 import functools
@@ -22,6 +19,7 @@ from fbuf.testing import assert_inplace
 from fbuf.writers import TopK
 from tests.support import inplace, refusals
 from tests.support.refusals import raises
+from tests.support.tables import checks
 
 CAPACITY, AT_ONCE = 12, 40
 KINDS = {
@@ -171,6 +169,8 @@ init("score") => ValueError rank is 'score'; expected one of the leaves pair, ra
 init("pair") => TypeError
     leaf 'pair' is float32[2]; expected a number. Write TopK(lambda row: row['pair'].sum()).
 init("z") => TypeError leaf 'z' is complex64[]
+TopK(3) => TypeError TopK: rank is 3; expected the name of a leaf, or a function of a row
+TopK(["rank"]) => TypeError TopK: rank is ['rank']; expected the name of a leaf
 init(lambda row: row["pair"]) => TypeError
     > is float32[2]; expected a number. Write TopK(lambda row: row['reward'].sum()).
 init(lambda row: None) => TypeError TopK: | returns NoneType; expected one real number a row
@@ -191,9 +191,7 @@ def test_ranks_of_four_bits():
     assert held(state) == [0, 2, 4] and int(buffer.stats(state)["lowest_rank"]) == 3
 
 
-@pytest.mark.parametrize("capacity", [1, 9])
-def test_any_number_of_slots(capacity):
-    check_capacity(capacity)
+test_the_best_stay = checks((check_capacity, [1, 9]), (check_ways, [(70, 9)]))
 
 
 def test_arrivals_beyond_2_to_32():
@@ -205,10 +203,6 @@ def test_arrivals_beyond_2_to_32():
     assert np.asarray(state.scatter.own.arrived).tolist() == [1, 35] and ids(buffer, state) == list(range(12))
     state = put(buffer, state, np.full(3, 2, np.float32), 40)
     assert ids(buffer, state) == [*range(9), 40, 41, 42]
-
-
-def test_one_by_one_and_at_once_keep_the_same_rows():
-    check_ways(70, 9)
 
 
 def test_words_are_in_the_order_of_the_ranks():
@@ -261,26 +255,9 @@ def test_it_is_saved_with_its_ranks(tmp_path):
         fbuf.load(tmp_path, fbuf.Buffer(CAPACITY, storage=buffer.storage))
 
 
-def _by_id(row):
-    return row["id"]
-
-
-def test_a_function_is_saved_by_name(tmp_path):
-    buffer = buffer_of(_by_id)
-    state = buffer.init(example_of(np.float32))
-    fbuf.save(tmp_path, buffer, state)
-    raises(fbuf.SchemaError, r"with the function .*_by_id, which load\(\) cannot construct", fbuf.load, tmp_path)
-    assert fbuf.load(tmp_path, buffer)[0] == buffer
-
-
 def test_what_cannot_rank_is_named():
     example = {"rank": jnp.float32(0), "pair": jnp.zeros(2), "z": jnp.complex64(0)}
-    refusals.check_all(UNRANKED, {"init": lambda rank: buffer_of(rank).init(example)})
-
-
-def test_a_rank_is_a_name_or_a_function():
-    for wrong in (3, None, ["rank"]):
-        raises(TypeError, r"TopK: rank is .*; expected the name of a leaf, or a function of a row", TopK, wrong)
+    refusals.check_all(UNRANKED, {"init": lambda rank: buffer_of(rank).init(example), "TopK": TopK})
 
 
 @pytest.mark.optimized

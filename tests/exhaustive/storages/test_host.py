@@ -13,7 +13,6 @@ from tests.storages.test_host import (  # noqa: F401
     test_a_window_that_lost_a_row_is_masked_whole,
     test_an_old_state_can_mask_instead,
     test_an_old_state_reads_its_own_rows_then_raises,
-    test_an_untaken_branch_writes_nothing,
     test_changed_rows_leave_the_old_state_alone,
     test_counters_cross_2_to_32,
     test_every_dtype_and_shape_crosses_the_callback,

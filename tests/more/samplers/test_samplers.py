@@ -17,13 +17,13 @@ from tests.support.priorities import KEY, index_of
 from tests.support.tables import checks, one_of
 from tests.support.uniformity import chi_square_z, lanes_out_of_step
 
-case = one_of((Consume(3), Transition(n_step=2, autoreset="same_step"), 2, True))
+case = one_of((Consume(3), Transition(n_step=2, autoreset="same_step"), 2))
 
 
 def test_no_row_is_drawn_too_often(case):
-    sampler, view, lanes, donated = case
+    sampler, view, lanes = case
     buffer = fbuf.Buffer(11 * (lanes or 1), sampler=sampler, view=view, lanes=lanes)
-    consume.Trial(buffer, 0, donated).run(40)
+    consume.Trial(buffer, 0).run(60)
 
 
 def test_weights_too_small_for_a_float():

@@ -9,7 +9,7 @@ import torch
 import fbuf
 from fbuf.torch import from_tensordict, index_of, to_tensordict
 from tests.support.refusals import raises
-from tests.torch.test_nested import ragged
+from tests.torch.test_torch_safety import ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 GAMMA = 0.9
