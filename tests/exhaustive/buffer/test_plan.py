@@ -1,11 +1,9 @@
-import itertools
-
 import jax
 import pytest
 
 import fbuf
 from tests.buffer.test_plan import EXAMPLE, SAMPLERS, STORAGES, VIEWS, check_fixed, deduplicated, distinct_rows
-from tests.support.tables import checks
+from tests.support.tables import checks, pairwise
 
 
 @pytest.mark.parametrize("on_full", ["retire", "refuse"])
@@ -38,4 +36,4 @@ def test_plan_counts_rows_of_all_lanes():
     assert fbuf.Buffer(2000, storage=storage, lanes=4).plan(EXAMPLE, rows=lanes).table == one
 
 
-test_optimized_checks = pytest.mark.optimized(checks((check_fixed, itertools.product(VIEWS, SAMPLERS, STORAGES))))
+test_optimized_checks = pytest.mark.optimized(checks((check_fixed, pairwise(VIEWS, SAMPLERS, STORAGES))))

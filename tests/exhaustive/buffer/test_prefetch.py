@@ -1,5 +1,3 @@
-import itertools
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,6 +5,7 @@ import pytest
 from tests.support import prefetch
 from tests.support.ownership import store_of
 from tests.support.refusals import raises
+from tests.support.tables import pairwise
 from tests.support.trees import same
 
 STORAGES = ("device", "deduplicated", "host", "compressed")
@@ -24,7 +23,7 @@ KEY = jax.random.key(7)
 
 @pytest.mark.parametrize(
     ("sampler", "view", "storage", "form"),
-    list(itertools.product(prefetch.SAMPLERS, prefetch.VIEWS, STORAGES, ("eager", "jit", "donated", "scan"))),
+    pairwise(prefetch.SAMPLERS, prefetch.VIEWS, STORAGES, ("eager", "jit", "donated", "scan")),
 )
 def test_sample_returns_the_batch_of_the_previous_call(sampler, view, storage, form):
     prefetch.check_batches(storage, sampler, view, form)

@@ -1,14 +1,14 @@
-"""`Buffer.summary` of every storage with every sampler, view and writer."""
+"""`Buffer.summary` of every storage with every sampler, every view and every writer."""
 
 import itertools
 
 from tests.support import combinations as parts
 from tests.support.summary import check_all, check_unordered
-from tests.support.tables import checks
+from tests.support.tables import checks, pairwise
 
-COMBINATIONS = [
-    case for case in itertools.product(parts.STORAGES, parts.SAMPLERS, parts.VIEWS) if case[1:] not in parts.REFUSED
-]
+COMBINATIONS = pairwise(
+    parts.STORAGES, parts.SAMPLERS, parts.VIEWS, refused=lambda storage, *case: case in parts.REFUSED
+)
 test_checks = checks(
     (check_all, COMBINATIONS), (check_unordered, itertools.product(parts.UNORDERED_STORAGES, parts.UNORDERED_WRITERS))
 )

@@ -17,22 +17,21 @@ from tests.contracts.test_faults import check_key_reuse, check_many_keys
 from tests.contracts.test_shard_map import check_types
 from tests.support import combinations
 from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_method, flags, given, plain
-from tests.support.tables import checks, one_of
+from tests.support.tables import checks, one_of, pairwise
 from tests.support.trees import close
 from tests.support.uniformity import check_parts, check_retired, check_zero_priorities, chi_square_z, slots_drawn
 
 
+def refused(storage, sampler, view):
+    return (sampler, view) in combinations.REFUSED
+
+
 @pytest.mark.parametrize(
-    ("sampler", "view"),
-    [
-        (s, v)
-        for s in combinations.SAMPLERS
-        for v in combinations.VIEWS
-        if (s, v) not in {*combinations.REFUSED, *combinations.SOME}
-    ],
+    ("storage", "sampler", "view"),
+    pairwise(list(combinations.STORAGES)[1:], combinations.SAMPLERS, combinations.VIEWS, refused=refused),
 )
-def test_storages_give_the_same_batches_in_every_combination(sampler, view):
-    combinations.check_storages_agree(combinations.STORAGES, sampler, view)
+def test_storages_give_the_same_batches_in_every_combination(storage, sampler, view):
+    combinations.check_storages_agree([storage], sampler, view)
 
 
 @pytest.mark.parametrize("sampler", combinations.UNORDERED)
@@ -75,11 +74,15 @@ def test_a_million_draws_of_many_rows(sampler):
         assert abs(chi_square_z(slots_drawn(buffer, state, seed, 2**20), chances / chances.sum())) < 4
 
 
-ON_DEVICE = [(s, "Sequence('mask')", "Ring") for s in combinations.SAMPLERS if "host" not in s]
+HERE = [s for s in combinations.SAMPLERS if "host" not in s]
 
 
 @pytest.mark.parametrize(
-    ("sampler", "view", "writer"), [*ON_DEVICE, *(("Prioritized", "Row", w) for w in combinations.UNORDERED_WRITERS)]
+    ("sampler", "view", "writer"),
+    [
+        *((s, "Sequence('mask')", "Ring") for s in HERE),
+        *(("Prioritized", "Row", w) for w in combinations.UNORDERED_WRITERS),
+    ],
 )
 def test_vmapped_states_give_what_each_gives_alone(sampler, view, writer):
     buffer, rng = combinations.make("Device", sampler, view, writer), np.random.default_rng(0)
@@ -103,13 +106,7 @@ def test_vmapped_states_give_what_each_gives_alone(sampler, view, writer):
         close(one[0], alone(one[1]), rtol=1e-6)
 
 
-TYPED = [
-    (storage, sampler, view)
-    for storage, sampler, view in itertools.product(
-        ("Device", "Deduplicated"), combinations.SAMPLERS, combinations.VIEWS
-    )
-    if "host" not in sampler and (sampler, view) not in combinations.REFUSED
-]
+TYPED = pairwise(("Device", "Deduplicated"), HERE, combinations.VIEWS, refused=refused)
 RETIRED = [Uniform(), Prioritized(stratified=False), Consume(), Epoch(), Staleness(500)]
 test_checks = checks(
     (

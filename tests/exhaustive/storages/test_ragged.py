@@ -31,7 +31,7 @@ VIEWS = [
 ]
 
 
-@pytest.mark.parametrize(("sampler", "view"), list(itertools.product(SAMPLERS, VIEWS)))
+@pytest.mark.parametrize(("sampler", "view"), list(zip(SAMPLERS, itertools.cycle(VIEWS))))
 def test_a_grown_buffer_is_one_that_was_larger_from_the_start(sampler: Any, view: Any) -> None:
     check_growth(sampler, view)
 
