@@ -1,4 +1,4 @@
-"""Rows and statistics of sharded buffers on eight devices. `test_sharded_rows.py` runs these in a process of its own."""
+"""Rows and statistics of sharded buffers on eight devices. `test_sharded.py` runs these in a process of their own."""
 
 from __future__ import annotations
 
