@@ -19,8 +19,8 @@ from tests.contracts.test_model import (  # noqa: F401
     test_every_method_does_what_the_model_does,
 )
 from tests.contracts.test_shard_map import check_types
+from tests.more.contracts.test_contracts import test_nothing_crosses_a_cut  # noqa: F401
 from tests.more.contracts.test_functional import test_grad_around_sample, test_no_method_calls_back_to_the_host  # noqa: F401
-from tests.more.contracts.test_model import test_nothing_crosses_a_cut  # noqa: F401
 from tests.support import combinations, functional
 from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags, every_method, flags, given, plain
 from tests.support.model_cases import cases, listed
