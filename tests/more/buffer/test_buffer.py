@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +18,7 @@ from tests.buffer.test_checked import KEY, check_jitted, filled
 from tests.buffer.test_plan import EXAMPLE as FRAME
 from tests.buffer.test_plan import TRANSITION, deduplicated, rows
 from tests.support.prefetch import CHECKS, EXAMPLE, check_batches, make, rows_at
+from tests.support.processes import run_python
 from tests.support.refusals import raises
 from tests.support.summary import check, check_all, check_unordered, close, history, plain_quantiles
 from tests.support.tables import checks
@@ -159,8 +158,7 @@ for number in numbers:
 if pid:
     assert os.waitpid(pid, 0)[1] == 0
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python(script)
 
 
 @pytest.mark.parametrize("pending", [False, True])
@@ -177,8 +175,8 @@ if not {pending}:
     del state, batch
 print("done")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    done = run_python(script)
+    assert (done.stdout, done.stderr) == ("done\n", "")
 
 
 def test_convert_to_and_from_prefetch():
