@@ -23,6 +23,7 @@ from tests.support.tables import checks
 from tests.support.uniformity import check_prioritized
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(("sampler", "view"), SOME)
 def test_storages_give_the_same_batches(sampler, view):
     check_storages_agree(["Deduplicated", "Compressed", "Host", "Ragged"], sampler, view)

@@ -49,14 +49,9 @@ def test_masks_and_priorities_are_in_place(lanes):
         state, batch = buffer.sample(state, key, inplace.BATCH)
         return buffer.extend(state, rows, mask=mask, priority=priority), batch
 
-    memory = assert_inplace(
-        step,
-        jax.eval_shape(buffer.init, inplace.ROW),
-        inplace.leading(inplace.ROW, *axes),
-        inplace.shape(axes, jnp.bool_),
-        inplace.shape(axes, jnp.float32),
-        inplace.shape((2,), jnp.uint32),
-    )
+    given = [inplace.shape(axes, kind) for kind in (jnp.bool_, jnp.float32)]
+    given = [inplace.leading(inplace.ROW, *axes), *given, inplace.shape((2,), jnp.uint32)]
+    memory = assert_inplace(step, jax.eval_shape(buffer.init, inplace.ROW), *given)
     inplace.state_of(buffer, memory.bound)
 
 

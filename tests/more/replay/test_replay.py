@@ -33,6 +33,7 @@ def test_actors_and_learners_share_a_replay():
     soak("prefetch", batches=60)
 
 
+@pytest.mark.optimized
 def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(Host(keys=("obs",)))
 

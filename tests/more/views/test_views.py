@@ -25,14 +25,8 @@ def test_goals_are_of_the_same_episode(view, strategy, lanes):
 
 def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation():
     count = 30
-    rows = row_with(
-        jnp.arange(count, dtype=jnp.float32),
-        count,
-        at=jnp.arange(count) // 2,
-        goal=jnp.full(count, 99),
-        action=jnp.arange(count),
-        reward=jnp.zeros(count, jnp.int32),
-    )
+    goals = {"at": jnp.arange(count) // 2, "goal": jnp.full(count, 99), "reward": jnp.zeros(count, jnp.int32)}
+    rows = row_with(jnp.arange(count, dtype=jnp.float32), count, action=jnp.arange(count), **goals)
     view = Hindsight(
         Transition(autoreset="same_step"), lambda achieved, goal: -0.25 * (achieved != goal), "goal", "at", fraction=1.0
     )
