@@ -99,14 +99,9 @@ test_checks = checks(
 
 
 PREFETCHED = ("device", "deduplicated", "host", "compressed")
-ORDERS = [
-    ("device", "prioritized", "transition", "sesu"),
-    ("compressed", "consume", "row", "ses"),
-    ("deduplicated", "epoch", "sequence", "esr"),
-    ("device", "consume", "row", "esr"),
-    ("device", "uniform", "transition", "se"),
-    ("compressed", "prioritized", "transition", "sesu"),
-]
+ORDERS = [(s, "prioritized", "transition", "sesu") for s in ("device", "compressed")]
+ORDERS += [("compressed", "consume", "row", "ses"), ("device", "consume", "row", "esr")]
+ORDERS += [("deduplicated", "epoch", "sequence", "esr"), ("device", "uniform", "transition", "se")]
 
 KEY = jax.random.key(7)
 

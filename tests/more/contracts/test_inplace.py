@@ -14,14 +14,10 @@ from tests.support.tables import checks, one_of
 pytestmark = pytest.mark.optimized
 
 # Each verb that reads, before each that writes, with the richest state (rows, tree, flags); all orders are in tests/exhaustive.
-PAIRS = [
-    *(("jit", "prioritized", "transition", o) for o in ("se", "so", "te", "re")),
-    *(("jit", "prioritized", "transition", o) for o in inplace.some(4, "prioritized", 1)),
-    ("scan", "prioritized", "row", "se"),
-    ("scan", "prioritized", "transition", "scesc"),
-    ("scan", "prioritized", "ids", "sec"),
-    ("scan", "uniform", "episode ids", "sec"),
-]
+ORDERS = ("se", "so", "te", "re", *inplace.some(4, "prioritized", 1))
+PAIRS = [("jit", "prioritized", "transition", order) for order in ORDERS]
+PAIRS += [("scan", "prioritized", *rest) for rest in (("row", "se"), ("transition", "scesc"), ("ids", "sec"))]
+PAIRS += [("scan", "uniform", "episode ids", "sec")]
 
 
 @pytest.mark.parametrize(("form", "sampler", "view", "order"), PAIRS)
