@@ -525,6 +525,7 @@ def measure_write(game: str, frames: np.ndarray, starts: np.ndarray, number: int
     return row(WRITE, game, ours=spread(mine), peer=spread(other), ratio=ratio(other, mine), note=note)
 
 
+@functools.lru_cache(maxsize=4)
 def _scanned(buffer: fbuf.Buffer) -> Callable[..., Any]:
     def run(state: Any, rows: Tree) -> Any:
         return lax.scan(lambda state, rows: (buffer.extend(state, rows), None), state, rows)[0]
@@ -599,7 +600,7 @@ def _thunk(run: Callable[..., Any], carried: list[Any], rows: Iterator[Tree]) ->
     return thunk
 
 
-def report_temporary(storage: Any, numbers: Sequence[int] = (BATCH, 4 * BATCH)) -> list[dict[str, Any]]:
+def report_temporary(storage: Any, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Rows for `extend` of so many frames; compiled, not run."""
     buffer = fbuf.uniform(100_000, storage=storage)
     state = jax.eval_shape(buffer.init, EXAMPLE)
@@ -650,7 +651,8 @@ def main(quick: bool) -> list[dict[str, Any]]:
     report += measure_growth(frames, capacities, places, rounds)
     blocks = {size.storage.block for size in sizes.values()}
     for block in sorted(blocks if quick else {(12, 12), *blocks}):
-        report += report_temporary(fbuf.storages.Deduplicated(keys=KEYS, block=block, blocks=2**17))
+        storage = fbuf.storages.Deduplicated(keys=KEYS, block=block, blocks=2**17)
+        report += report_temporary(storage, (BATCH,) if quick else (BATCH, 4 * BATCH))
     return report
 
 

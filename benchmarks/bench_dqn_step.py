@@ -47,7 +47,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     steps["compressed, prefetch=1"] = _stepper(storages["compressed"], held, rows, config, prefetch=1)
     steps["memmap"] = _stepper(fbuf.storages.Memmap(keys=("obs",)), held, rows, config)  # its pages are warm
     steps["none"] = _without_replay(held, rows, config)
-    timings = interleave(steps, rounds=rounds, warmup=3, calls=CALLS)
+    timings = interleave(steps, rounds=rounds, warmup=1 if quick else 3, calls=1 if quick else CALLS)
 
     case = f"{GAME}, {held:,} rows"
     device = timings["device"]

@@ -26,7 +26,7 @@ FRAMES = {"obs": np.zeros((4, 84, 84), np.uint8), "action": np.int32(0), "reward
 
 def cases(quick: bool) -> dict[str, tuple[dict[str, Any], dict[str, fbuf.Buffer]]]:
     """An example of a row, and the buffers, by what they are called in the report."""
-    many, few = (20_000, 1000) if quick else (1_000_000, 4000)
+    many, few = (20_000, 300) if quick else (1_000_000, 4000)
     compressed = fbuf.storages.Compressed(keys=("obs",))
     return {
         "76 bytes a row, uniform": (SMALL, {name: fbuf.uniform(many) for name in "ab"}),

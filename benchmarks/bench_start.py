@@ -131,11 +131,11 @@ def first_batches(rounds: int) -> list[dict[str, Any]]:
 
 def main(quick: bool) -> list[dict[str, Any]]:
     """Rows for steps and first batches."""
-    return first_batches(2 if quick else 5) + steps(quick)
+    return first_batches(1 if quick else 5) + steps(quick)
 
 
 def steps(quick: bool) -> list[dict[str, Any]]:
-    """5 pairs if `quick`, else 11, after one that is not counted."""
+    """2 pairs if `quick`, else 11, after one that is not counted."""
     flashbax = load_peer("flashbax")
     if isinstance(flashbax, Absent):
         return [absent_row(QUESTION, name, flashbax, target) for name, (_, _, target) in CASES.items()]
@@ -143,7 +143,7 @@ def steps(quick: bool) -> list[dict[str, Any]]:
     for name, (make, peer, target) in CASES.items():
         sides = {"fbuf": step_of(make()), "flashbax": peer_step(flashbax, peer)}
         taken: dict[str, list[float]] = {side: [] for side in sides}
-        for number in range(6 if quick else 12):
+        for number in range(3 if quick else 12):
             for side in list(sides) if number % 2 else list(sides)[::-1]:
                 taken[side].append(compile_seconds(sides[side]))
         ours, theirs = taken["fbuf"][1:], taken["flashbax"][1:]

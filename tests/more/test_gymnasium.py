@@ -14,14 +14,8 @@ import fbuf
 from tests.support.lander import GAMMA, MODES, Lander, Structured, action_at, by_hand, drawn, play, vectorise
 
 gymnasium.register_envs(ale_py)
-atari = functools.partial(
-    gymnasium.make,
-    "ALE/Breakout-v5",
-    obs_type="ram",
-    frameskip=12,
-    repeat_action_probability=0.25,
-    max_episode_steps=50,
-)
+BREAKOUT = {"obs_type": "ram", "frameskip": 12, "repeat_action_probability": 0.25, "max_episode_steps": 50}
+atari = functools.partial(gymnasium.make, "ALE/Breakout-v5", **BREAKOUT)
 cartpole = functools.partial(gymnasium.make, "CartPole-v1")
 NAMES = [mode.name for mode in MODES]
 

@@ -14,7 +14,7 @@ import pytest
 import fbuf
 from fbuf import orbax as replay
 from fbuf._formats import checkpoint
-from tests.support.processes import run_python
+from tests.support.processes import devices, run_python
 from tests.support.threads import PATIENCE
 
 BUFFERS = {
@@ -231,7 +231,5 @@ print("done")
 """
 
 
-def test_sharded_arrays_are_restored_to_the_devices_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert "done" in run_python(SHARDED, tmp_path).stdout
+def test_sharded_arrays_are_restored_to_the_devices_asked_for(tmp_path):
+    assert "done" in run_python(SHARDED, tmp_path, **devices(4)).stdout

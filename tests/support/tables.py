@@ -1,6 +1,22 @@
 """Tests and fixtures from tables of their cases."""
 
+import itertools
+
 import pytest
+
+
+def pairwise(*axes, refused=lambda *case: False):
+    """Return cases, not refused, that hold every pair of values of two axes which any such case holds."""
+
+    def pairs(case):
+        return set(itertools.combinations(enumerate(case), 2))
+
+    every = {case: pairs(case) for case in itertools.product(*axes) if not refused(*case)}
+    missing, chosen = set().union(*every.values()), []
+    while missing:
+        chosen.append(max(every, key=lambda case: len(every[case] & missing)))
+        missing -= every[chosen[-1]]
+    return chosen
 
 
 def _name(value):

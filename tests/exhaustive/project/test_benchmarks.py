@@ -1,4 +1,4 @@
-"""Both sides of every row of the table of defects, every installed peer, and the sections of `--gpu` on a CPU."""
+"""Both sides of every row of the table of defects, every peer, the sections of `--gpu` on a CPU, and notebooks that train."""
 
 import json
 from collections.abc import Callable
@@ -11,9 +11,11 @@ from benchmarks import __main__ as runner
 from benchmarks import bench_gpu
 from benchmarks.defects import Defect, Outcome, _table
 from benchmarks.defects._rows import ROWS
-from benchmarks.peers import PEERS, Library
+from benchmarks.peers import PEERS
 from benchmarks.peers._versions import version
 from tests.more.project.test_benchmarks import test_a_driver_returns_what_was_written  # noqa: F401
+from tests.more.project.test_notebooks import NOTEBOOKS, TRAINING, test_runs_and_shows_what_is_stored  # noqa: F401
+from tests.support.fixtures import fixed
 
 SIDES = {row.ours: row for row in ROWS}  # a side of several rows runs once
 
@@ -40,6 +42,5 @@ def test_every_section_runs(tmp_path: Path) -> None:
     assert list(json.loads(path.read_text())["benchmarks"]) == sorted(f"gpu: {name}" for name in bench_gpu.SECTIONS)
 
 
-@pytest.fixture(params=PEERS, ids=lambda library: library.name)
-def library(request: pytest.FixtureRequest) -> Library:
-    return request.param
+library = fixed(*PEERS)
+path = fixed(*(notebook for notebook in NOTEBOOKS if notebook.stem in TRAINING))

@@ -43,15 +43,12 @@ def test_more_programs(shuffle, drop_last, view, lanes):
         Trial(buffer_of(Epoch(shuffle, drop_last), view, lanes), seed).run(80, (1, 5, 40))
 
 
+PARTS = [(Consume(4), same_step.Transition(n_step=3, stack=4)), (Staleness(8, unit=100), Row())]
+PARTS += [(Staleness(8, version="action"), same_step.Sequence(16, boundary="mask"))]
+
+
 @pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("sampler", "view"),
-    [
-        (Consume(4), same_step.Transition(n_step=3, stack=4)),
-        (Staleness(8, unit=100), Row()),
-        (Staleness(8, version="action"), same_step.Sequence(16, boundary="mask")),
-    ],
-)
+@pytest.mark.parametrize(("sampler", "view"), PARTS)
 def test_steps_are_in_place(sampler, view):
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})

@@ -1,17 +1,36 @@
-"""Sharded buffers on eight devices: the costlier cases, in processes of their own."""
+"""Sharded buffers on eight devices and over two processes: the costlier cases, in processes of their own."""
+
+from pathlib import Path
 
 import pytest
 
+from tests.support.processes import devices, run_python
 from tests.support.sharded import run
+from tests.support.two_processes import check_killed, check_two_processes
+
+CASES = [
+    *(("", cases) for cases in ("probabilities", "meshes or shard_map", "not (probabilities or meshes or shard_map)")),
+    *(("_saved", cases) for cases in ("draws_the_same", "without_lanes", "not (draws_the_same or without_lanes)")),
+    *((file, "") for file in ("_rows", "_mixture")),
+]
 
 
-@pytest.mark.parametrize(
-    "cases", ["probabilities", "meshes or shard_map", "not (probabilities or meshes or shard_map)"]
-)
-def test_eight_devices(cases: str) -> None:
-    run("tests/more/sharded/eight_devices.py", cases)
+@pytest.mark.parametrize(("file", "cases"), CASES)
+def test_eight_devices(file: str, cases: str) -> None:
+    run(f"tests/more/sharded/eight_devices{file}.py", cases)
 
 
-@pytest.mark.parametrize("file", ["rows", "mixture"])
-def test_rows_and_mixtures_on_eight_devices(file: str) -> None:
-    run(f"tests/more/sharded/eight_devices_{file}.py")
+@pytest.mark.optimized
+def test_eight_devices_learn_as_one_does() -> None:
+    code = "import runpy; print(runpy.run_path('tests/programs/sharded_dqn.py')['main']())"
+    eight, one = (float(run_python(code, **devices(number)).stdout.split()[-1]) for number in (8, 1))
+    assert min(eight, one) > 0.85 and abs(eight - one) < 0.1, (eight, one)
+
+
+def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+    check_two_processes("global", "Device", tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(2, 32))
+def test_a_killed_save_leaves_the_one_before_or_its_own(seed: int, tmp_path: Path) -> None:
+    check_killed(seed, tmp_path)

@@ -1,6 +1,7 @@
 """`storages.Deduplicated`: leaves of every kind, full tables, real games, growth, and in-place writes."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from tests.support.deduplicated import (
     small,
     values,
 )
+from tests.support.tables import pairwise
 from tests.support.trees import same, x64
 
 
@@ -40,9 +42,10 @@ def test_leaves_of_every_kind_are_exact(kind: str, lanes: int | None) -> None:
     check_leaves(kind, lanes)
 
 
-@pytest.mark.parametrize("view", support.VIEWS)
-@pytest.mark.parametrize("sampler", support.SAMPLERS)
-@pytest.mark.parametrize("check", [support.check_masked_draws, support.check_retirement])
+@pytest.mark.parametrize(
+    ("check", "sampler", "view"),
+    pairwise([support.check_masked_draws, support.check_retirement], support.SAMPLERS, support.VIEWS),
+)
 def test_full_tables_are_exact(check: Any, sampler: str, view: str) -> None:
     check(sampler, view)
 
@@ -55,8 +58,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("game", GAMES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("game", "form"), list(zip(GAMES, itertools.cycle(FORMS))))
 def test_frames_of_real_games_are_exact(game: str, form: str) -> None:
     """20,000 frames through a ring of 2,048, in a table of the default size; each lane plays a stretch of its own."""
     pytest.importorskip("ale_py")

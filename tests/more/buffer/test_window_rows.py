@@ -13,21 +13,17 @@ from jax import lax
 import fbuf
 from fbuf.testing import assert_inplace
 from tests.buffer.test_window_rows import WINDOWS, rows_of
-from tests.support.model_cases import EXAMPLES, STEPS, cases, make
+from tests.support.model_cases import EXAMPLES, STEPS, cases, listed, make
 from tests.support.model_windows import WindowTrial
 from tests.support.refusals import raises
 
 PROGRAMS = st.lists(
     st.tuples(st.sampled_from((*STEPS, *("update_windows",) * 6)), st.integers(0, 2**16)), min_size=1, max_size=12
 )
-CASES = [
-    ("sequence", "batch", "device", 3),
-    ("sequence, stride", "held", "compressed", None),
-    ("mask, both", "batch, host", "compressed", 3),
-    ("episode, cut", "ranks, all", "device", 3),
-    ("cross, dilation", "none", "device", None),
-]
-case = cases(CASES)
+case = cases(
+    listed("""sequence/batch/device/3; sequence, stride/held/compressed/-; mask, both/batch, host/compressed/3;
+episode, cut/ranks, all/device/3; cross, dilation/none/device/-""")
+)
 
 
 @settings(max_examples=EXAMPLES)

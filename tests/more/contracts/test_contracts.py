@@ -1,4 +1,4 @@
-"""Contracts with more storages, samplers, flags and keys."""
+"""Contracts with more storages, samplers, flags and keys, and sequences of methods against the model."""
 
 import sys
 
@@ -6,18 +6,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from jax import lax
 
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
 from tests.contracts import test_faults as faults
+from tests.contracts.test_model import (  # noqa: F401
+    test_every_method_does_what_the_model_does,
+)
 from tests.contracts.test_shard_map import check_types, check_values
 from tests.support import flags
 from tests.support.combinations import SAMPLERS, SOME, VIEWS, check_storages_agree
+from tests.support.model_cases import CUTS, EXAMPLES, cases, listed, make
+from tests.support.model_trial import Trial
 from tests.support.tables import checks
 from tests.support.uniformity import check_prioritized
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(("sampler", "view"), SOME)
 def test_storages_give_the_same_batches(sampler, view):
     check_storages_agree(["Deduplicated", "Compressed", "Host", "Ragged"], sampler, view)
@@ -87,3 +93,22 @@ test_checks = checks(
     (check_values, [("Deduplicated", "Prioritized", "Transition")]),
     (check_prioritized, [True]),  # stratified
 )
+
+
+CASES = [
+    ("next step, stack", "batch", "host", 3, "donated"),
+    ("stack, steps", "buffer, host", "compressed", 3, "donated"),
+]
+CUT = listed("""
+final, stack/batch/device/3/donated; next step, stack/uniform/memmap/3/jit; episode, next step/batch/device/-/jit;
+mask, both/episodes/deduplicated/3/donated; ids/uniform/device/3/donated; ids, reset/batch/compressed/3/eager
+""")
+case, cut_case = cases(CASES), cases(CUT)
+
+
+@settings(max_examples=EXAMPLES)
+@given(program=CUTS)
+def test_nothing_crosses_a_cut(cut_case, program):
+    view, sampler, storage, lanes, form = cut_case
+    trial = Trial(make(view, sampler, storage, lanes), form)
+    trial.run(program, given=(len(view) + len(form)) % 2 == 0)

@@ -14,14 +14,10 @@ from tests.support.tables import checks, one_of
 pytestmark = pytest.mark.optimized
 
 # Each verb that reads, before each that writes, with the richest state (rows, tree, flags); all orders are in tests/exhaustive.
-PAIRS = [
-    *(("jit", "prioritized", "transition", o) for o in ("se", "so", "te", "re")),
-    *(("jit", "prioritized", "transition", o) for o in inplace.some(4, "prioritized", 1)),
-    ("scan", "prioritized", "row", "se"),
-    ("scan", "prioritized", "transition", "scesc"),
-    ("scan", "prioritized", "ids", "sec"),
-    ("scan", "uniform", "episode ids", "sec"),
-]
+ORDERS = ("se", "so", "te", "re", *inplace.some(4, "prioritized", 1))
+PAIRS = [("jit", "prioritized", "transition", order) for order in ORDERS]
+PAIRS += [("scan", "prioritized", *rest) for rest in (("row", "se"), ("transition", "scesc"), ("ids", "sec"))]
+PAIRS += [("scan", "uniform", "episode ids", "sec")]
 
 
 @pytest.mark.parametrize(("form", "sampler", "view", "order"), PAIRS)
@@ -49,14 +45,9 @@ def test_masks_and_priorities_are_in_place(lanes):
         state, batch = buffer.sample(state, key, inplace.BATCH)
         return buffer.extend(state, rows, mask=mask, priority=priority), batch
 
-    memory = assert_inplace(
-        step,
-        jax.eval_shape(buffer.init, inplace.ROW),
-        inplace.leading(inplace.ROW, *axes),
-        inplace.shape(axes, jnp.bool_),
-        inplace.shape(axes, jnp.float32),
-        inplace.shape((2,), jnp.uint32),
-    )
+    given = [inplace.shape(axes, kind) for kind in (jnp.bool_, jnp.float32)]
+    given = [inplace.leading(inplace.ROW, *axes), *given, inplace.shape((2,), jnp.uint32)]
+    memory = assert_inplace(step, jax.eval_shape(buffer.init, inplace.ROW), *given)
     inplace.state_of(buffer, memory.bound)
 
 

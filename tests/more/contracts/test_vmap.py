@@ -33,19 +33,16 @@ def every_method(buffer, state, seed):
     state = buffer.extend(state, rows_of(seed), priority=jnp.arange(N) + 1.0 if buffer.sampler.prioritized else None)
     one = jax.tree.map(lambda leaf: leaf[0], rows_of(seed + 1, 1))
     sampled, batch = buffer.sample(state, key, 4)
-    called = {
-        "extend": state,
-        "sample": (sampled, batch),
-        "update_rows": buffer.update_rows(sampled, batch.index, {"t": -jnp.arange(4)}),
-        "get": (buffer.get(state, batch.index), buffer.get(state, jnp.arange(3))),
-        "rows": buffer.rows(state),
-        "stats": buffer.stats(state),
-        "clear": buffer.clear(state),
-    }
+    called = {"extend": state, "sample": (sampled, batch), "rows": buffer.rows(state), "stats": buffer.stats(state)}
+    called["update_rows"] = buffer.update_rows(sampled, batch.index, {"t": -jnp.arange(4)})
+    called["get"] = (buffer.get(state, batch.index), buffer.get(state, jnp.arange(3)))
+    called["clear"] = buffer.clear(state)
     if buffer.storage != STORAGES["device"]:
         return called
     windows = dataclasses.replace(buffer, view=fbuf.views.Sequence(3, episode_end=()))
     in_windows, annealed = buffer.convert(windows, state), buffer.set(state, alpha=0.3)
+    called |= {name: getattr(buffer, name)(state) for name in ("can_sample", "can_add", "size")}
+    called |= {"set": annealed, "rebuild": buffer.rebuild(annealed), "convert": in_windows}
     return called | {
         "add": buffer.add(state, one),
         "last": buffer.last(state, 5),
@@ -53,13 +50,7 @@ def every_method(buffer, state, seed):
         "update_priority": buffer.update_priority(sampled, batch.index, jnp.arange(4.0)),
         "priorities": (buffer.priorities(state), buffer.priorities(state, batch.index)),
         "window_index": windows.window_index(in_windows, batch.index),
-        "can_sample": buffer.can_sample(state),
-        "can_add": buffer.can_add(state),
         "cut": windows.cut(in_windows),
-        "size": buffer.size(state),
-        "set": annealed,
-        "rebuild": buffer.rebuild(annealed),
-        "convert": in_windows,
     }
 
 

@@ -63,17 +63,10 @@ def write(root, name, episodes, kind, form, *, jpeg=False, infos=None, **about):
         seen = tree(e.obs, "obs")
         if kind == "text":
             seen["mission"] = ["go"] * (e.steps + 1)
-        episode = EpisodeBuffer(
-            id=number,
-            seed=number,
-            observations=seen,
-            actions=tree(e.action, "action"),
-            rewards=e.reward,
-            terminations=last & e.terminated,
-            truncations=last & (not e.terminated),
-            infos={} if infos is None else infos[number],
-        )
-        storage.update_episodes([episode])
+        ends = {"terminations": last & e.terminated, "truncations": last & (not e.terminated)}
+        played = {"observations": seen, "actions": tree(e.action, "action"), "rewards": e.reward}
+        infos_of = {} if infos is None else infos[number]
+        storage.update_episodes([EpisodeBuffer(id=number, seed=number, infos=infos_of, **played, **ends)])
     storage.update_metadata({"dataset_id": name, "minari_version": package.__version__, "author": {"me"}, **about})
     return root / name
 

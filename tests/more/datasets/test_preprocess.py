@@ -1,10 +1,7 @@
 """Episodes of data sets and buffers that `preprocess` reads."""
 
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -62,7 +59,7 @@ def preprocess(folder, path, progress):
 
 def tell(done, total):
     print(done, flush=True)
-    time.sleep(0.02)  # the process is killed before it ends
+    sys.stdin.readline()  # the test says when to go on
 
 
 PROGRAM = """
@@ -79,12 +76,12 @@ def test_killed_work_is_resumed(write, tmp_path):
     path = tmp_path / "made"
     for wait in (400, 1700):
         command = [sys.executable, "-c", PROGRAM, write.__name__, str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if int(line) >= wait:
-                    break
-            os.kill(process.pid, signal.SIGKILL)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, bufsize=1, cwd=ROOT, **pipes) as process:
+            assert process.stdin is not None and process.stdout is not None
+            while int(process.stdout.readline()) < wait:
+                process.stdin.write("on\n")
+            process.kill()
         pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
     done = sum(piece.rows for piece in _dataset.committed(path).values())
     assert done >= 1000

@@ -12,12 +12,8 @@ from gymnasium import spaces
 import fbuf
 from tests.support import datasets_oracle as oracle
 
-OBSERVATION = spaces.Dict(
-    {
-        "image": spaces.Box(0, 255, (40, 36, 3), np.uint8),
-        "pair": spaces.Tuple((spaces.Discrete(200), spaces.MultiBinary(5))),
-    }
-)
+PAIR = spaces.Tuple((spaces.Discrete(200), spaces.MultiBinary(5)))
+OBSERVATION = spaces.Dict({"image": spaces.Box(0, 255, (40, 36, 3), np.uint8), "pair": PAIR})
 ACTION = spaces.Tuple((spaces.Box(-9, 9, (2, 3), np.float32), spaces.MultiDiscrete([200, 200])))
 SPACES = {"observation_space": OBSERVATION, "action_space": ACTION}
 OBS = {"obs/image": ((40, 36, 3), np.uint8), "obs/pair/0": ((), np.int32), "obs/pair/1": ((5,), np.int8)}
@@ -84,10 +80,8 @@ def test_minari_reads_what_was_written(home, lanes):
         seen = {"image": e.obs["obs/image"], "pair": (e.obs["obs/pair/0"], e.obs["obs/pair/1"])}
         equal(found.observations, seen)
         equal(found.actions, (part["action/0"], part["action/1"]))
-        equal(
-            (found.rewards, found.terminations, found.truncations, found.infos["steps"]["seen"]),
-            (part["reward"], part["terminated"], part["truncated"], part["steps/seen"]),
-        )
+        rest = [part[name] for name in ("reward", "terminated", "truncated", "steps/seen")]
+        equal([found.rewards, found.terminations, found.truncations, found.infos["steps"]["seen"]], rest)
         first += e.steps
 
     if lanes is None:

@@ -155,42 +155,28 @@ def filled(size: int = 40, steps: int = 50, **settings: Any) -> tuple[Any, Any]:
     return one, other
 
 
-INDICES = [
-    3,
-    -1,
-    np.int64(5),
-    slice(2, 9, 3),
-    ...,
-    (4, 1),
-    (..., 2),
-    (slice(None), 0),
-    (slice(5), slice(None), 3, slice(2, 7)),
-    [1, 2, 2],
-    np.array([-1, 4]),
-    (np.array([[1, 2], [3, 4]]), np.array([0, 1])),
-    (np.array([1, 5, 5]), np.array([0, 1, 1]), slice(None)),
-    (np.array([1, 5]), np.array([0, 1]), 2),
-    (np.array([-1, -40, 3]), np.array([0, -1, -2])),
-    (np.array([9, 3]), np.array([-1, -2])),
-    (np.array([9, 3]), np.array([1, 0]), np.array([1, 2])),
-    (None, 3, 1),
+ROWS, LANES = np.array([1, 5, 5]), np.array([0, 1, 1])
+INDICES: list[Any] = [*np.s_[3, -1, 2:9:3, ...], np.int64(5), [1, 2, 2], np.array([-1, 4]), np.arange(40) % 3 == 0]
+INDICES += [np.s_[4, 1], np.s_[..., 2], np.s_[:, 0], np.s_[:5, :, 3, 2:7], np.s_[None, 3, 1], np.s_[3, ..., [0, 2]]]
+INDICES += [
+    np.s_[3, 1, 2, 5, 6],
     (3, 1, None, np.int64(2)),
-    (3, ..., [0, 2]),
-    (slice(None), np.array([0, 1]), slice(None), 2),
-    (np.arange(80).reshape(40, 2) % 3 == 0, 2),
-    (3, 1, 2, 5, 6),
-    np.arange(40) % 3 == 0,
+    (np.array([[1, 2], [3, 4]]), np.array([0, 1])),
     np.zeros(0, int),
 ]
+INDICES += [np.s_[ROWS, LANES, :], np.s_[ROWS[:2], LANES[:2], 2], (np.array([-1, -40, 3]), np.array([0, -1, -2]))]
+INDICES += [(np.array([9, 3]), np.array([-1, -2])), (np.array([9, 3]), np.array([1, 0]), np.array([1, 2]))]
+INDICES += [np.s_[:, LANES[:2], :, 2], (np.arange(80).reshape(40, 2) % 3 == 0, 2)]
 
 
-@pytest.mark.parametrize("index", INDICES, ids=str)
-def test_observations_are_indexed_like_an_array(index: Any) -> None:
-    for steps in (25, 50):
-        for name in ("observations", "next_observations"):
-            one, other = (getattr(buffer, name) for buffer in filled(steps=steps))
-            np.testing.assert_array_equal(one[index], other[index])
-            assert one.shape == other.shape and one.dtype == other.dtype and len(one) == len(other) == 40
+@pytest.mark.parametrize("steps", [25, 50])
+def test_observations_are_indexed_like_an_array(steps: int) -> None:
+    buffers = filled(steps=steps)
+    for name in ("observations", "next_observations"):
+        one, other = (getattr(buffer, name) for buffer in buffers)
+        assert one.shape == other.shape and one.dtype == other.dtype and len(one) == len(other) == 40
+        for index in INDICES:
+            np.testing.assert_array_equal(one[index], other[index], err_msg=str(index))
 
 
 def test_invalid_indices_and_assignments_are_refused() -> None:

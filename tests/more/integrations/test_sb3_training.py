@@ -70,18 +70,10 @@ def trained(case: str, compressed: bool, steps: int = 220) -> Any:
     kwargs = {name: value for name, value in settings.items() if name in OF_BUFFER}
     if compressed:
         kind, kwargs = COMPRESSED[kind], kwargs | {"min_bytes": 1}
-    model = algorithm(
-        policy,
-        env if isinstance(env, str) else env(),
-        replay_buffer_class=kind,
-        replay_buffer_kwargs=kwargs,
-        learning_starts=60,
-        buffer_size=150,
-        batch_size=settings.get("batch_size", 16),
-        policy_kwargs={} if policy == "CnnPolicy" else {"net_arch": [16]},
-        seed=0,
-        device="cpu",
-    )
+    own = {"replay_buffer_class": kind, "replay_buffer_kwargs": kwargs, "learning_starts": 60, "buffer_size": 150}
+    own |= {} if policy == "CnnPolicy" else {"policy_kwargs": {"net_arch": [16]}}
+    made = env if isinstance(env, str) else env()
+    model = algorithm(policy, made, batch_size=settings.get("batch_size", 16), seed=0, device="cpu", **own)
     return model.learn(steps)
 
 

@@ -274,12 +274,16 @@ def copies(buffer: Any) -> Iterator[Any]:
     yield loaded
 
 
-def test_copies_are_independent() -> None:
+def test_copies_are_independent_and_a_buffer_is_emptied() -> None:
     one, other = filled()
     for found in copies(other):
         same(one[:], found[:])
         refill(copy.deepcopy(one), found)
         same(one[:], other[:])
+    for buffer in (one, other):
+        buffer.empty()
+        assert len(buffer) == 0
+    refill(one, other)
 
 
 def test_states_are_exchanged_with_torchrls_storage() -> None:
@@ -327,14 +331,6 @@ def test_slices_are_read_when_they_are_used() -> None:
         assert torch.equal(lazy[key], plain[key])
     with pytest.raises(IndexError):
         lazy[60]
-
-
-def test_an_emptied_buffer() -> None:
-    one, other = filled()
-    for buffer in (one, other):
-        buffer.empty()
-        assert len(buffer) == 0
-    refill(one, other)
 
 
 def test_another_process_is_refused() -> None:

@@ -128,17 +128,15 @@ def test_damaged_vaults_are_refused(tmp_path):
     def says(**entries):
         (path / "metadata.json").write_text(json.dumps({**described, **entries}))
 
-    for entries, match in [
-        ({"version": 9}, "version is '9'; expected 1.x"),
-        (
-            {"structure_dtype": {"obs": "object", "step": {"t": "int32"}}},
-            "leaf 'obs' is 'object', but its array 'float32'",
-        ),
-        ({"structure_dtype": {"../x": "int32"}}, "leaf '../x' has an invalid name"),
-        ({"structure_dtype": {"nope": "int32"}}, "is damaged, or not a flashbax Vault"),
-        ({"structure_dtype": {}}, "names no leaves"),
+    says(version=9)
+    pytest.raises(ValueError, from_vault, path).match("version is '9'; expected 1.x")
+    for dtypes, match in [
+        ({"obs": "object", "step": {"t": "int32"}}, "leaf 'obs' is 'object', but its array 'float32'"),
+        ({"../x": "int32"}, "leaf '../x' has an invalid name"),
+        ({"nope": "int32"}, "is damaged, or not a flashbax Vault"),
+        ({}, "names no leaves"),
     ]:
-        says(**entries)
+        says(structure_dtype=dtypes)
         pytest.raises(ValueError, from_vault, path).match(match)
     says()
     base = {"driver": "ocdbt", "base": f"file://{path}", "path": "vault_index"}

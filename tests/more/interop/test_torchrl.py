@@ -31,21 +31,10 @@ def rollout(n, first=0):
     import torch
 
     t = torch.arange(first, first + n)
-    after = {
-        "observation": t[:, None].float().repeat(1, 3) + 1,
-        "reward": t[:, None].double(),
-        "done": (t % 5 == 4)[:, None],
-    }
-    return tensordict.TensorDict(
-        {
-            "observation": t[:, None].float().repeat(1, 3),
-            "action": t,
-            "pixels": (t[:, None] % 256).to(torch.uint8).repeat(1, 4),
-            "half": t.to(torch.bfloat16),
-            "next": after,
-        },
-        [n],
-    )
+    obs = t[:, None].float().repeat(1, 3)
+    after = {"observation": obs + 1, "reward": t[:, None].double(), "done": (t % 5 == 4)[:, None]}
+    rows = {"observation": obs, "action": t, "half": t.to(torch.bfloat16), "next": after}
+    return tensordict.TensorDict(rows | {"pixels": (t[:, None] % 256).to(torch.uint8).repeat(1, 4)}, [n])
 
 
 def flat(td):

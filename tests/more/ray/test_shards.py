@@ -1,7 +1,6 @@
 """Episodes, limits, refusals, absent shards, compilations and learner groups, without Ray."""
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import fbuf
 from fbuf._formats import checkpoint
 from fbuf.ray._calls import Away
 from tests.support.ray_shards import clients
+from tests.support.threads import PATIENCE, soon
 from tests.support.two_processes import run_processes
 
 ROW = {"t": np.int32(0)}
@@ -66,8 +66,7 @@ def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path: Path) -> Non
     writer.extend(steps(0, 4))
     thread = threading.Thread(target=writer.extend, args=(steps(4, 4),))
     thread.start()
-    while not link.shards[0]._replay._limiter._waiting:
-        time.sleep(0.01)
+    soon(lambda: link.shards[0]._replay._limiter._waiting)
     link.shards[0].save()
     assert thread.is_alive()
     learner.sample(4)
@@ -82,21 +81,22 @@ def test_a_save_that_is_written_holds_up_no_call(tmp_path: Path, monkeypatch: An
     link, client = clients(fbuf.uniform(64), ROW, path=tmp_path)
     remote, shard = client(), link.shards[0]
     remote.extend(steps(0, 4))
-    begun, ended, write = threading.Event(), threading.Event(), checkpoint.write
-    monkeypatch.setattr(
-        checkpoint, "write", lambda *args, **options: (begun.set(), ended.wait(), write(*args, **options))
-    )
+    begun, ended, waited, write = threading.Event(), threading.Event(), list[bool](), checkpoint.write
+
+    def late(*args: Any, **options: Any) -> Any:
+        begun.set()
+        waited.append(ended.wait(PATIENCE))
+        return write(*args, **options)
+
+    monkeypatch.setattr(checkpoint, "write", late)
     saving = threading.Thread(target=shard.save)
     saving.start()
-    timer = threading.Timer(20, ended.set)
-    timer.start()
     begun.wait()
     remote.extend(steps(4, 4))
     assert remote.sample(8).mask.all() and shard.receipt(remote._id) == (2, 0)
-    assert not ended.is_set()
-    timer.cancel()
     ended.set()
     saving.join()
+    assert waited == [True]
     assert shard.receipt(remote._id) == (2, 1)
     link.restart(0)
     assert link.shards[0].stats()["size"] == 4

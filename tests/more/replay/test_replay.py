@@ -1,9 +1,5 @@
 """`Replay`: further storages between threads, epochs, rows by index, exits of the interpreter, and another device."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -13,7 +9,8 @@ from fbuf.storages import Host
 from tests.replay.test_epoch import EXAMPLE, numbers, rows
 from tests.replay.test_row_block import compare, make_pair
 from tests.support import priority_updates
-from tests.support.replay import ROOT, at_exit, replay_of, rows_of, same_batches_as_the_buffer, soak, values
+from tests.support.processes import devices, run_python
+from tests.support.replay import at_exit, replay_of, rows_of, same_batches_as_the_buffer, soak, values
 from tests.support.tables import one_of
 from tests.support.threads import Thread
 
@@ -36,6 +33,7 @@ def test_actors_and_learners_share_a_replay():
     soak("prefetch", batches=60)
 
 
+@pytest.mark.optimized
 def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(Host(keys=("obs",)))
 
@@ -76,17 +74,11 @@ print("well")
 
 
 def test_batches_go_to_another_device_and_return():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    done = subprocess.run([sys.executable, "-c", _DEVICES], cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.stdout == "well\n", done.stderr
+    assert run_python(_DEVICES, **devices(2)).stdout == "well\n"
 
 
-CASES = [
-    ("device", "ranked", "transition", 2),
-    ("device", "host priorities", "episode", None),
-    ("compressed", "prioritized", "transition", 2),
-    ("deduplicated", "uniform", "transition", None),
-]
+CASES = [("device", "ranked", "transition", 2), ("device", "host priorities", "episode", None)]
+CASES += [("compressed", "prioritized", "transition", 2), ("deduplicated", "uniform", "transition", None)]
 case = one_of(*CASES)
 
 

@@ -98,13 +98,8 @@ def test_meshes_of_any_kind_give_the_same(kind: Any, number: int, draw: Any) -> 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_methods_inside_shard_map_act_on_the_block_of_the_device(check_vma: bool, draw: Any) -> None:
     sharded = four(draw, axis_types=(AxisType.Auto,))
-    step = jax.shard_map(
-        support.step_of(sharded, 32),
-        mesh=sharded.mesh,
-        in_specs=(P("data"), P(None, "data"), P()),
-        out_specs=(P("data"), (P("data"), P(), P(), P())),
-        check_vma=check_vma,
-    )
+    specs: Any = {"in_specs": (P("data"), P(None, "data"), P()), "out_specs": (P("data"), (P("data"), P(), P(), P()))}
+    step = jax.shard_map(support.step_of(sharded, 32), mesh=sharded.mesh, check_vma=check_vma, **specs)
     same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
 
 
@@ -165,9 +160,8 @@ def test_all_mass_on_one_shard_and_on_none(draw: Any) -> None:
     batch = jax.device_get(sharded.peek(state, jax.random.key(2), 64))
     assert set(support.ids(batch)[batch.mask] % 8) == {5}
     np.testing.assert_allclose(batch.probability[batch.mask], 0.25)
-    estimate = (
-        np.sum(batch.weight * support.ids(batch)) / 64
-    )  # of the mean over all 32 rows, of those that can be drawn
+    # Of the mean over all 32 rows, of those that can be drawn.
+    estimate = np.sum(batch.weight * support.ids(batch)) / 64
     assert estimate == pytest.approx((5 + 13 + 21 + 29) / 32, rel=0.3)
 
 
@@ -175,13 +169,8 @@ def test_all_mass_on_one_shard_and_on_none(draw: Any) -> None:
 def programs(storage: str, sampler: str, draw: str) -> Any:
     parts: Any = {"device": {}, "blocks": {"storage": fbuf.storages.Deduplicated(keys=("obs",), blocks=2**15)}}
     view = fbuf.views.Transition(autoreset="same_step")
-    buffer = fbuf.Buffer(
-        2**17,
-        lanes=16,
-        sampler=getattr(fbuf.samplers, sampler)(),
-        view=view,
-        **parts[storage],
-    )
+    part = getattr(fbuf.samplers, sampler)()
+    buffer = fbuf.Buffer(2**17, lanes=16, sampler=part, view=view, **parts[storage])
     sharded, key = Sharded(buffer, support.mesh_of(), draw=draw), jax.eval_shape(lambda: jax.random.key(0))
     batch = jax.eval_shape(lambda state, key: sharded.peek(state, key, 256), jax.eval_shape(sharded.init, ROW), key)
     size = tree_bytes(batch)
@@ -265,33 +254,25 @@ class Remembering:
 
 def test_refusals() -> None:
     mesh = support.mesh_of()
-    for buffer, kind, said in (
-        (
-            fbuf.Buffer(100),
+    parts: Any = {
+        "lanes=8": (ValueError, {"view": fbuf.views.Sequence(2, episode_end=())}),
+        "ranks": (TypeError, {"sampler": fbuf.samplers.Ranked()}),
+        "all rows in one place": (TypeError, {"writer": fbuf.writers.TopK("id")}),
+        "one queue": (TypeError, {"sampler": Consume(order="fifo")}),
+        "uniform=None": (ValueError, {"sampler": Prioritized(uniform=0.1)}),
+        "host": (ValueError, {"sampler": Prioritized(on="host")}),
+        "in memory": (ValueError, {"storage": fbuf.storages.Memmap("rows")}),
+        "prefetch=0": (ValueError, {"prefetch": 1, "batch_size": 8}),
+        "stage 'remembering' of on_read .* statistics of one shard": (TypeError, {"on_read": Remembering()}),
+        "capacity is 100, not a multiple of the 8 shards of axis 'data'. Use 96 or 104": (
             ValueError,
-            r"capacity is 100, not a multiple of the 8 shards of axis 'data'. Use 96 or 104.",
+            {"capacity": 100},
         ),
-        (
-            fbuf.Buffer(48, lanes=12),
-            ValueError,
-            "lanes is 12, not a multiple of the 8 shards of axis 'data'. Use 8 or 16.",
-        ),
-        (fbuf.Buffer(64, view=fbuf.views.Sequence(2, episode_end=())), ValueError, "lanes=8"),
-        (fbuf.Buffer(64, sampler=fbuf.samplers.Ranked()), TypeError, "ranks"),
-        (fbuf.Buffer(64, writer=fbuf.writers.TopK("id")), TypeError, "all rows in one place"),
-        (fbuf.Buffer(64, sampler=Consume(order="fifo")), TypeError, "one queue"),
-        (fbuf.Buffer(64, sampler=Prioritized(uniform=0.1)), ValueError, "uniform=None"),
-        (fbuf.Buffer(64, sampler=Prioritized(on="host")), ValueError, "host"),
-        (fbuf.Buffer(64, storage=fbuf.storages.Memmap("rows")), ValueError, "in memory"),
-        (fbuf.Buffer(64, prefetch=1, batch_size=8), ValueError, "prefetch=0"),
-        (
-            fbuf.Buffer(64, on_read=Remembering()),
-            TypeError,
-            "stage 'remembering' of on_read .* statistics of one shard",
-        ),
-    ):
+        "lanes is 12, not a multiple of the 8 shards of axis 'data'. Use 8 or 16": (ValueError, {"lanes": 12}),
+    }
+    for said, (kind, settings) in parts.items():
         with pytest.raises(kind, match=said):
-            Sharded(buffer, mesh)
+            Sharded(fbuf.Buffer(**({"capacity": 48 if "lanes" in settings else 64} | settings)), mesh)
     for sampler in (Epoch(), Consume(), Prioritized(replace=False)):
         with pytest.raises(ValueError, match="Use draw='local'"):
             Sharded(fbuf.Buffer(64, sampler=sampler), mesh, draw="global")

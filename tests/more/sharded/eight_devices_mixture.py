@@ -1,4 +1,4 @@
-"""Mixtures of sharded buffers on eight devices. `test_sharded_rows.py` runs these in a process of its own."""
+"""Mixtures of sharded buffers on eight devices. `test_sharded.py` runs these in a process of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows and statistics of sharded buffers on eight devices. `test_sharded_rows.py` runs these in a process of its own."""
+"""Rows and statistics of sharded buffers on eight devices. `test_sharded.py` runs these in a process of their own."""
 
 from __future__ import annotations
 
@@ -114,18 +114,15 @@ def test_rows_inside_shard_map_are_those_of_the_device() -> None:
     state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(32, dtype=np.int32)})
 
     def local(state: Any, index: ShardedIndex) -> Any:
-        return (
-            sharded.rows(state).data["id"][:4],
-            sharded.last(state, 2).data["id"],
-            sharded.get(state, index).data["id"],
+        return sharded.rows(state).data["id"][:4], *(
+            r.data["id"] for r in (sharded.last(state, 2), sharded.get(state, index))
         )
 
     index = sharded.peek(state, jax.random.key(0), 16).index
     mapped = jax.shard_map(local, mesh=sharded.mesh, in_specs=P("data"), out_specs=P("data"))
     every, last, found = jax.device_get(jax.jit(mapped)(state, index))
-    assert every.tolist() == list(range(32)) and last.reshape(8, 2).tolist() == [
-        [4 * i + 2, 4 * i + 3] for i in range(8)
-    ]
+    assert every.tolist() == list(range(32))
+    assert last.reshape(8, 2).tolist() == [[4 * i + 2, 4 * i + 3] for i in range(8)]
     np.testing.assert_array_equal(found, sharded.get(state, index).data["id"])
     for call in (lambda: sharded.rows(state), lambda: sharded.last(state, 2)):
         with pytest.raises(ValueError, match="without lanes rows have no order over 8 shards. Use lanes=8"):

@@ -1,4 +1,4 @@
-"""Saved sharded buffers on eight devices. `test_saved.py` runs these in processes of their own."""
+"""Saved sharded buffers on eight devices. `test_sharded.py` runs these in a process of their own."""
 
 import dataclasses
 from pathlib import Path

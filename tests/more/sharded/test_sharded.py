@@ -1,8 +1,9 @@
-"""A sharded buffer on one device, where it is the unsharded one, and on eight in processes of their own."""
+"""A sharded buffer on one device, where it is the unsharded one, and on eight and in two processes of their own."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,11 +15,17 @@ import fbuf
 from fbuf.sharded import Sharded
 from tests.support.sharded import buffer_of, fill, mesh_of, rows_and_masks, run
 from tests.support.trees import same
+from tests.support.two_processes import check_killed, check_two_processes
 
-HERE = (
-    "(every_anchor and (sampler0 or sampler2) and view1) or (in_place and Prioritized and local and not blocks) or "
-    "collectives or refusals or mass or (strict and local) or (priorities and batch)"
-)
+# The cases of each process; all are in tests/exhaustive.
+HERE = {
+    "eight_devices": "(every_anchor and (sampler0 or sampler2) and view1) or (in_place and Prioritized and local and not "
+    "blocks) or collectives or refusals or mass or (strict and local) or (priorities and batch)",
+    "eight_devices_saved": "(draws_the_same and batch and 2) or (on_the_host and Compressed and True) or Consume or 64_bits or "
+    "planned or (without_lanes and Prioritized and 4) or (new_transform and 4) or (mixtures and Host)",
+    "eight_devices_rows eight_devices_mixture": "(one_buffer and local) or (written_back and global) or inside or (all_rows "
+    "and local) or whole or (0.25 and 0.75) or fractions_belong or windows_summaries",
+}
 
 
 def batches(buffer: Any) -> Any:
@@ -80,6 +87,15 @@ def test_states_of_other_buffers_are_refused() -> None:
         buffers[0].size(stacked)
 
 
-def test_eight_devices() -> None:
-    """All cases are in tests/exhaustive."""
-    run("tests/more/sharded/eight_devices.py", HERE)
+@pytest.mark.parametrize("files", HERE)
+def test_eight_devices(files: str) -> None:
+    first, *rest = (f"tests/more/sharded/{file}.py" for file in files.split())
+    run(first, HERE[files], *rest)
+
+
+def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+    check_two_processes("local", "Host", tmp_path)
+
+
+def test_a_killed_save_leaves_the_one_before_or_its_own(tmp_path: Path) -> None:
+    check_killed(1, tmp_path)

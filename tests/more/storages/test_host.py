@@ -25,7 +25,7 @@ from tests.support.fixtures import fixed
 from tests.support.host import order_of_writes, overtaken
 from tests.support.inplace import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
 from tests.support.ownership import agree, filled, make, rows_of, store_of
-from tests.support.processes import run_python
+from tests.support.processes import devices, run_python
 from tests.support.threads import Thread
 
 storage = _support.storage
@@ -211,5 +211,5 @@ for f in (buffer.extend, jax.jit(buffer.extend)):
 assert agree(buffer.rows(plain)).tolist() == list(range(16))
 print("done")
 """
-    done = run_python(script, storage, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    done = run_python(script, storage, **devices(4))
     assert done.stdout.strip() == "done"

@@ -3,8 +3,6 @@
 import dataclasses
 import gc
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from fbuf.views import Sequence
 from tests.storages.test_memmap import test_a_resumed_state_is_the_state_it_was  # noqa: F401
 from tests.support.fixtures import fixed
 from tests.support.memmap import EXAMPLE, PLAIN, make, rows_of
-from tests.support.paths import ROOT
+from tests.support.processes import run_python
 from tests.support.trees import same
 
 FRAMES = {"obs": EXAMPLE["obs"]}
@@ -109,22 +107,19 @@ def test_a_write_that_fails_under_jit_leaves_what_was_there(tmp_path: Path, monk
 SCRIPT = """
 import sys, jax, fbuf, numpy as np
 from tests.support.memmap import make, rows_of, EXAMPLE
-storage, path, verb, end = sys.argv[1:]
+storage, path, end = sys.argv[1:]
 buffer = make(storage, path)
-state = getattr(buffer, verb)(EXAMPLE)
+state = buffer.init(EXAMPLE)
 first = int(buffer.size(state))
 for i in range(3):
     state = jax.block_until_ready(buffer.extend(state, rows_of(first + 4 * i, 4, 2)))
-print(np.asarray(buffer.rows(state).data["action"]).sum())
+print(np.asarray(buffer.rows(state).data["action"]).sum(), flush=True)
 exec(end)
 """
 
 
 def test_another_process_goes_on(storage: str, end: str, tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    args = [sys.executable, "-c", SCRIPT, storage, str(tmp_path), "init", end]
-    done = subprocess.run(args, capture_output=True, text=True, env=environment)
-    assert done.returncode == (end != "pass"), done.stderr
+    done = run_python(SCRIPT, storage, tmp_path, end)
     buffer = make(storage, tmp_path)
     state = buffer.resume(EXAMPLE)
     assert int(np.asarray(buffer.rows(state).data["action"]).sum()) == int(done.stdout) == np.arange(24).sum()

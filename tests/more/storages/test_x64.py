@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf.storages import Compressed, Host
+from tests.support.trees import x64
 from tests.support.x64 import EXAMPLE, KEYS, STORAGES, buffer_of, extremes, same, same_rows
 
 torch = pytest.importorskip("torch")
@@ -105,7 +106,7 @@ def test_lanes_windows_and_prefetch(storage: str, tmp_path: Path) -> None:
 def test_threads_and_loader_return_64_bits(tmp_path: Path) -> None:
     replay, rows = fbuf.Replay(buffer_of("compressed", tmp_path), EXAMPLE), extremes(16)
     replay.extend(rows)
-    forms: list[dict[str, Any]] = [{"to": "torch"}, {"to": "numpy"}, {"device": jax.devices()[0]}]
+    forms: Any = ({"to": "torch"}, {"to": "numpy"}, {"device": jax.devices()[0]})
     for form in forms:
         with replay.batches(8, **form) as batches:
             batch = next(batches).data
@@ -149,7 +150,7 @@ def test_row_updates_are_exact_and_saved(storage: str, tmp_path: Path) -> None:
 
 
 def test_with_x64_jit_takes_them() -> None:
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+    with x64():
         buffer, rows = fbuf.Buffer(6, storage=Host(keys=KEYS)), extremes(6)
         state = jax.jit(buffer.extend)(buffer.init(EXAMPLE), rows)
         batch = jax.jit(lambda state, key: buffer.peek(state, key, 8))(state, jax.random.key(0))

@@ -1,6 +1,3 @@
-import re
-import warnings
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,7 +5,6 @@ import torch
 
 import fbuf
 from fbuf.torch import to_torch
-from tests.support.paths import ROOT
 from tests.support.processes import devices, run_python
 from tests.support.refusals import raises
 
@@ -102,18 +98,6 @@ def test_no_array_and_no_tensor_ends_the_process():
     hostile = "negative key deleted int4 grad neg conj pretended functional mapped meta sparse jagged wide resized"
     assert set(hostile.split()) <= refused
     assert {"negative", "expanded", "strided", "flipped", "offset"} <= worked  # negative: with copy=True
-
-
-def test_every_block_of_the_page_runs(capsys):
-    page = (ROOT / "fbuf" / "TORCH.md").read_text()
-    found = re.findall(r"^```python[^\n]*\n(.*?)^```$", page, flags=re.S | re.M)
-    assert len(found) >= 5
-    scope = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
-        for number, block in enumerate(found):
-            exec(compile(block, f"TORCH.md block {number}", "exec"), scope)
-    assert "torch.Size([4, j" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from tests.writers.test_frozen import BATCH, check_batches, made, opened, small_
 CASES = [("Epoch", "Sequence('mask')")]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(("sampler", "view"), CASES)
 def test_the_batches_of_device(made, sampler, view):
     check_batches(*made, sampler, view)
