@@ -208,18 +208,20 @@ def _set_by_loop(
     _, offsets = layout(capacity)
     sparse = range(1, _first_dense(capacity, index.shape[0]))
     # A dropped write stores the identity in the padding beside the root and recomputes parents: cheaper than a branch.
-    position = jnp.where(keep, index, np.int32(offsets[-1] - 1))
-    node = jnp.where(keep, index, np.int32(0))
+    # Unsigned: JAX adds the size of the array to a signed index that is negative, in five instructions each.
+    position = jnp.where(keep, index, np.int32(offsets[-1] - 1)).astype(jnp.uint32)
+    node = jnp.where(keep, index, np.int32(0)).astype(jnp.uint32)
 
     def climb(tree: Array, leaf: Array, one: Reduce) -> Array:
         def write(tree: Array, item: Trees) -> tuple[Array, None]:
             position, node, leaf = item
             tree = lax.dynamic_update_slice(tree, leaf[None], (position,))
             for level in sparse:
-                node = node >> 3
-                children = lax.dynamic_slice(tree, (node * 8 + np.int32(offsets[level - 1]),), (FAN_OUT,))
+                node = node >> np.uint32(3)
+                first = node * np.uint32(8) + np.uint32(offsets[level - 1])
+                children = lax.dynamic_slice(tree, (first,), (FAN_OUT,))
                 value = _combine([children[k] for k in range(FAN_OUT)], one)
-                tree = lax.dynamic_update_slice(tree, value[None], (node + np.int32(offsets[level]),))
+                tree = lax.dynamic_update_slice(tree, value[None], (node + np.uint32(offsets[level]),))
             return tree, None
 
         leaf = jnp.where(keep, leaf, np.float32(_IDENTITY[one]))
