@@ -434,7 +434,7 @@ def _descend_by_loop(tree: Array, top: Array, bottom: Array, *, batch: int, capa
 
     pairs = pack(jnp.zeros(top.shape, jnp.int32), _scale(top, root(tree)))
     table = np.asarray([(*step, 0, 0) for step in _steps(capacity)], np.int32)
-    (pairs, first), _ = control_flow.scan(level, (pairs, jnp.zeros_like(top)), jnp.asarray(table))
+    (pairs, first), _ = control_flow.scan(level, (pairs, lax.real(pairs)), jnp.asarray(table))
     index, leaf = unpack(pairs[:batch])
     if ahead:  # nodes are never negative; without this use XLA merges both kernels of large batches
         index = lax.select(first[:batch] < np.float32(0), jnp.zeros_like(index), index)
