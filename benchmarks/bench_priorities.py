@@ -5,7 +5,8 @@ In a scan (STEP): stratified draws, importance weights `(n P)^-beta` over the ba
 the same `jnp` arithmetic around their trees. Ours refuses values that are not finite one by one; flashbax's tree is told
 to take a small priority instead, without which its own draws of zero leaves (from drift) turn it into NaN within seconds
 at ten million rows, and a dead tree is fast. flashbax runs the update that its buffers choose for the device, and its tree is
-called directly, so none of its buffer's overhead counts. GROWTH is the exponent of the same times from 10^4 to 10^7 rows.
+called directly, so none of its buffer's overhead counts. GROWTH is the exponent of the same times from 10^4 to 10^7 rows; on
+CPUs also that of a program that reads and writes as many random places of the tree and computes nothing.
 
 One call at a time (DISPATCHED): one jitted call for draw and weights, one for priorities, maximum and update, against
 the same two of flashbax, against torchrl's two C++ trees (sum and min, weights by torch as its sampler computes them; no
@@ -40,6 +41,7 @@ DISPATCHED = "Prioritized step on {:,} rows, two dispatched calls: time of the p
 WRITE = "Writing to a full prioritized buffer of {:,} rows, one dispatched call: time of flashbax's over ours"
 DRIFT = "Relative error of the root after priorities shrink from 1e6 to 1e-3"
 
+GROWING = (("ours", "ours", "<= 0.12"), ("memory", "reads and writes alone", None), ("flashbax", "flashbax", None))
 ALPHA, BETA, EPS = np.float32(0.6), np.float32(0.4), np.float32(1e-6)
 
 
@@ -85,6 +87,35 @@ def ours(capacity: int, batch: int, steps: int, leaves: np.ndarray) -> Callable[
 
     state = (sum_tree.rebuild(jnp.asarray(leaves)), jnp.ones((), jnp.float32))
     return _thunk(_scanned(step, steps), state)
+
+
+def memory(capacity: int, batch: int, steps: int, leaves: np.ndarray) -> Callable[[], jax.Array]:
+    """One read a level for each query, then one write a level that `sum_tree.set` writes index by index."""
+    counts, offsets = sum_tree.layout(capacity)
+    shifts = [np.uint32(3 * level) for level in range(len(counts) - 1)]
+    starts = [np.uint32(offset) for offset in offsets]
+    written = [level for level in range(len(shifts)) if level == 0 or counts[level] > batch]
+
+    def step(carry: Any, item: Any) -> Any:
+        (tree, seen), (_, now) = carry, item
+        stratum = lax.iota(np.int32, batch)
+        place = stratum.astype(jnp.float32) + (_error(stratum, now) + np.float32(2)) / np.float32(4)
+        index = jnp.minimum(place * np.float32(capacity / batch), np.float32(capacity - 1)).astype(jnp.uint32)
+        value = jnp.zeros((batch,), jnp.float32)
+        for level in reversed(range(len(shifts))):  # each index depends on the value above it
+            node = jnp.where(value < 0, np.uint32(0), index >> shifts[level])
+            value = tree.at[node + starts[level]].get(mode="promise_in_bounds")
+
+        def write(tree: jax.Array, item: Any) -> tuple[jax.Array, None]:
+            index, value = item
+            for level in written:
+                tree = lax.dynamic_update_slice(tree, value[None], ((index >> shifts[level]) + starts[level],))
+            return tree, None
+
+        tree, _ = lax.scan(write, tree, (index, value))
+        return (tree, seen + value[0]), None
+
+    return _thunk(_scanned(step, steps), sum_tree.rebuild(jnp.asarray(leaves)))
 
 
 def flashbax(peer: Any, capacity: int, batch: int, steps: int, leaves: np.ndarray) -> Callable[[], jax.Array]:
@@ -380,6 +411,8 @@ def scanned(sizes: Sequence[int], batch: int, rounds: int, work: float, peer: An
     for capacity in sizes:
         leaves = np.random.default_rng(0).random(capacity).astype(np.float32) + np.float32(0.1)
         thunks[f"ours {capacity}"] = ours(capacity, batch, steps, leaves)
+        if len(sizes) > 1 and jax.default_backend() == "cpu":
+            thunks[f"memory {capacity}"] = memory(capacity, batch, steps, leaves)
         if not isinstance(peer, Absent):
             thunks[f"flashbax {capacity}"] = flashbax(peer, capacity, batch, steps, leaves)
     timings = {name: [t / steps for t in times] for name, times in interleave(thunks, rounds=rounds).items()}
@@ -393,11 +426,11 @@ def scanned(sizes: Sequence[int], batch: int, rounds: int, work: float, peer: An
             continue
         mine, theirs = timings[f"ours {capacity}"], timings[f"flashbax {capacity}"]
         report.append(row(STEP, case, ours=spread(mine), peer=spread(theirs), ratio=ratio(theirs, mine), target=target))
-    for name, target in (("ours", "<= 0.12"), ("flashbax", None)):
+    for name, side, target in GROWING:
         times = {n: timings[f"{name} {n}"] for n in sizes if f"{name} {n}" in timings}
         if len(times) > 1:
             question = GROWTH.format(sizes[-1])
-            report.append(row(question, f"{name}, B={batch}", ratio=exponent(times), target=target))
+            report.append(row(question, f"{side}, B={batch}", ratio=exponent(times), target=target))
     return report
 
 

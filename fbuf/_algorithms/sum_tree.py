@@ -37,6 +37,9 @@ _MANY = 8192  # queries that are worth a thread pool
 # Batches below `_MANY` therefore carry one extra query that is not drawn, and are such a slice.
 _SPARE = 1
 
+_CACHED = 2**18  # leaves of a tree that the cache of a core holds
+_SCATTERED = 32  # leaves a query from which on neighbouring queries share no cache lines
+
 
 @lru_cache(maxsize=256)
 def layout(capacity: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -205,18 +208,20 @@ def _set_by_loop(
     _, offsets = layout(capacity)
     sparse = range(1, _first_dense(capacity, index.shape[0]))
     # A dropped write stores the identity in the padding beside the root and recomputes parents: cheaper than a branch.
-    position = jnp.where(keep, index, np.int32(offsets[-1] - 1))
-    node = jnp.where(keep, index, np.int32(0))
+    # Unsigned: JAX adds the size of the array to a signed index that is negative, in five instructions each.
+    position = jnp.where(keep, index, np.int32(offsets[-1] - 1)).astype(jnp.uint32)
+    node = jnp.where(keep, index, np.int32(0)).astype(jnp.uint32)
 
     def climb(tree: Array, leaf: Array, one: Reduce) -> Array:
         def write(tree: Array, item: Trees) -> tuple[Array, None]:
             position, node, leaf = item
             tree = lax.dynamic_update_slice(tree, leaf[None], (position,))
             for level in sparse:
-                node = node >> 3
-                children = lax.dynamic_slice(tree, (node * 8 + np.int32(offsets[level - 1]),), (FAN_OUT,))
+                node = node >> np.uint32(3)
+                first = node * np.uint32(8) + np.uint32(offsets[level - 1])
+                children = lax.dynamic_slice(tree, (first,), (FAN_OUT,))
                 value = _combine([children[k] for k in range(FAN_OUT)], one)
-                tree = lax.dynamic_update_slice(tree, value[None], (node + np.int32(offsets[level]),))
+                tree = lax.dynamic_update_slice(tree, value[None], (node + np.uint32(offsets[level]),))
             return tree, None
 
         leaf = jnp.where(keep, leaf, np.float32(_IDENTITY[one]))
@@ -386,11 +391,10 @@ def _steps(capacity: int) -> tuple[tuple[int, bool, bool], ...]:
 
 
 def _down(
-    tree: Array, node: Array, query: Array, bottom: Array, step: tuple[Array | int, Array | bool, Array | bool]
+    children: list[Array], node: Array, query: Array, bottom: Array, at_middle: Array | bool, at_leaves: Array | bool
 ) -> tuple[Array, Array]:
     """Move all queries one level down: return the child, and the query in it (at the leaves: the leaf)."""
-    below, at_middle, at_leaves = step
-    child, value, query = _choose(siblings(tree, node, below), query)
+    child, value, query = _choose(children, query)
     query = _select(at_middle, lambda: _scale(bottom, value), query)
     query = _select(at_leaves, lambda: value, query)
     return node * 8 + child, query
@@ -403,7 +407,12 @@ def _select(flag: Array | bool, new: Callable[[], Array], old: Array) -> Array:
 
 
 def _descend_by_loop(tree: Array, top: Array, bottom: Array, *, batch: int, capacity: int) -> tuple[Array, Array]:
-    """Move all queries down in a loop over the levels: one kernel, run `log C` times."""
+    """Move all queries down in a loop over the levels: one kernel, run `log C` times.
+
+    Above `_CACHED` leaves, a kernel of its own reads the first of each eight siblings. It is so short that a core waits for
+    dozens of cache lines at a time, which the other seven then share.
+    """
+    ahead = capacity > max(_CACHED, _SCATTERED * batch)
 
     # Node and query share one array: XLA would run `_choose` twice for two outputs. The bits of the node are only moved.
     def pack(node: Array, query: Array) -> Array:
@@ -412,24 +421,31 @@ def _descend_by_loop(tree: Array, top: Array, bottom: Array, *, batch: int, capa
     def unpack(pairs: Array) -> tuple[Array, Array]:
         return lax.bitcast_convert_type(lax.imag(pairs), jnp.int32), lax.real(pairs)
 
-    def level(pairs: Array, step: Array) -> tuple[Array, None]:
-        node, query = unpack(lax.dynamic_slice(pairs, (step[3],), (batch,)))
-        one = (step[0], step[1] > 0, step[2] > 0)
-        pairs = lax.dynamic_update_slice(pairs, pack(*_down(tree, node, query, bottom[:batch], one)), (step[3],))
-        return pairs, None
+    def level(carry: tuple[Array, Array], step: Array) -> tuple[tuple[Array, Array], None]:
+        pairs, first = carry
+        start, same = (step[3],), (step[4],)  # both 0
+        node, query = unpack(lax.dynamic_slice(pairs, start, (batch,)))
+        children = siblings(tree, node, step[0])
+        if ahead:
+            first = lax.dynamic_update_slice(first, children[0], start)
+            children[0] = lax.dynamic_slice(first, same, (batch,))  # XLA would undo a write and a read at `start`
+        node, query = _down(children, node, query, bottom[:batch], step[1] > 0, step[2] > 0)
+        return (lax.dynamic_update_slice(pairs, pack(node, query), start), first), None
 
-    start = pack(jnp.zeros(top.shape, jnp.int32), _scale(top, root(tree)))
-    table = np.asarray([(*step, 0) for step in _steps(capacity)], np.int32)
-    pairs, _ = control_flow.scan(level, start, jnp.asarray(table))
+    pairs = pack(jnp.zeros(top.shape, jnp.int32), _scale(top, root(tree)))
+    table = np.asarray([(*step, 0, 0) for step in _steps(capacity)], np.int32)
+    (pairs, first), _ = control_flow.scan(level, (pairs, lax.real(pairs)), jnp.asarray(table))
     index, leaf = unpack(pairs[:batch])
+    if ahead:  # nodes are never negative; without this use XLA merges both kernels of large batches
+        index = lax.select(first[:batch] < np.float32(0), jnp.zeros_like(index), index)
     return _inside(index, capacity), leaf
 
 
 def _descend_by_level(tree: Array, top: Array, bottom: Array, *, batch: int, capacity: int) -> tuple[Array, Array]:
     """Move all queries down, with the levels unrolled."""
     node, query = jnp.zeros((batch,), jnp.int32), _scale(top[:batch], root(tree))
-    for step in _steps(capacity):
-        node, query = _down(tree, node, query, bottom[:batch], step)
+    for below, *ends in _steps(capacity):
+        node, query = _down(siblings(tree, node, below), node, query, bottom[:batch], *ends)
     return _inside(node, capacity), query
 
 

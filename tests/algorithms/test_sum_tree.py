@@ -65,8 +65,8 @@ def test_extreme_uniforms(path):
     np.testing.assert_array_equal(leaf, leaves[np.asarray(index)])
 
 
-# few do with a spare draw, many without
-@pytest.mark.parametrize(("capacity", "batch"), [(9, 1), (65, 300), (1000, 300)])
+# few do with a spare draw, many without; large trees are read ahead
+@pytest.mark.parametrize(("capacity", "batch"), [(9, 1), (65, 300), (1000, 300), (300_000, 300), (300_000, st._MANY)])
 def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
     sum_tree.check_paths(capacity, batch, monkeypatch)
 
