@@ -17,7 +17,7 @@ import operator
 import re
 from collections.abc import Iterable
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 import jax
 from jax import export
@@ -153,6 +153,16 @@ def state(cls: Any = None, *, name: str | None = None) -> Any:
         deserialize_auxdata=lambda data: (),
     )
     return made
+
+
+S = TypeVar("S")
+
+
+def with_fields(node: S, fields: dict[str, Any]) -> S:
+    """Return a state with some fields replaced, as `dataclasses.replace`, which takes five times as long."""
+    new = object.__new__(type(node))
+    vars(new).update(vars(node), **fields)
+    return new
 
 
 def _register_state(cls: type[Any]) -> None:
