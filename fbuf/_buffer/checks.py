@@ -196,6 +196,8 @@ def check_writable(call: str, buffer: BufferConfig) -> None:
 
 def check_state(call: str, buffer: BufferConfig, state: Any) -> None:
     """Raise for another type, a donated state, or several states. Operations compare it with the buffer when traced."""
+    if _is_usable(state):
+        return
     check_state_type(call, type(buffer), BufferState, state)
     refuse_donated(call, state)
     refuse_stacked(call, type(buffer), state)
@@ -244,15 +246,20 @@ def _expected_state(buffer: BufferConfig, items: tuple[Any, ...], structure: Any
     return _outline(jax.eval_shape(functools.partial(empty, buffer, given=row_format), rows))
 
 
+def _is_usable(state: Any) -> bool:
+    """Return whether it is one state with values, and not donated."""
+    header: Any = getattr(state, "header", None)
+    return (
+        isinstance(state, BufferState)
+        and _is_concrete(header.__class__)
+        and header.ndim == 1
+        and not header.is_deleted()
+    )
+
+
 def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
-    header: Any = getattr(state, "header", None)
-    if (
-        not _is_concrete(header.__class__)
-        or header.is_deleted()
-        or header.ndim != 1
-        or hasattr(buffer.storage, "parse")
-    ):
+    if not _is_usable(state) or hasattr(buffer.storage, "parse"):
         return False
     try:
         leaves = jax.tree.leaves(arguments)
@@ -263,7 +270,7 @@ def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
             if (
                 not isinstance(leaf, (np.ndarray, np.generic))
                 or leaf.dtype.kind not in "biufc"
-                or needs_x64(leaf.dtype)
+                or (leaf.dtype.itemsize == 8 and needs_x64(leaf.dtype))
             ):
                 return False
         if 0 in leaf.shape:  # no rows: the state stays as it is
@@ -399,8 +406,9 @@ def check_draw(
     """Return batch size and options of a draw; `form` is the call with its arguments in order."""
     if isinstance(batch_size, jax.core.Tracer):
         raise TypeError(f"{call}: batch_size is traced; expected a Python int. Make it static in your jit.")
-    asked = {name: value for name, value in options.items() if value is not None}
-    numbers = check_numbers(call, buffer.sampler, buffer.sampler.options, asked) if asked else {}
+    numbers = {}
+    if asked := options and {name: value for name, value in options.items() if value is not None}:
+        numbers = check_numbers(call, buffer.sampler, buffer.sampler.options, asked)
     size = buffer.batch_size if batch_size is None else batch_size
     if size is None:
         raise TypeError(f"{call}: batch_size is missing. Write {form}, or Buffer(..., batch_size=256).")

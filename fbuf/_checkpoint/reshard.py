@@ -179,13 +179,15 @@ def _is_known(node: Any) -> bool:
 
 def _join(moved: Moved, fresh: Any, *parts: Any) -> Any:
     """Return a node of the new state."""
+    if fresh is None:
+        return None
     if isinstance(fresh, AnchorQueue):
-        return fresh if fresh.dense else _queue(moved, parts)
+        return _queue(moved, parts)
     if isinstance(fresh, PrioritizedState):
         return _priorities(moved, parts)
     if isinstance(fresh, EpochState):
         turn = dataclasses.replace(fresh.turn, begun=jnp.uint32(moved.begun))
-        held = moved.ring.size if fresh.log.dense else jnp.asarray(moved.lanes([part.held for part in parts]))
+        held = moved.ring.size if fresh.log is None else jnp.asarray(moved.lanes([part.held for part in parts]))
         return EpochState(_join(moved, fresh.log, *(part.log for part in parts)), held, turn)
     if isinstance(fresh, SlotPool):
         return _pool(moved, parts)

@@ -27,7 +27,7 @@ from fbuf._core.sample import TICKET
 from fbuf._core.slots import Geometry, Ring, next_lap
 from fbuf._formats import checkpoint
 from fbuf._host.ragged.values import MISSING
-from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
+from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue, Q
 from fbuf._indexing.anchors import CUT, has
 from fbuf._interfaces.sampler import EpisodeStarts
 from fbuf._interfaces.storage import Read, Resumable
@@ -165,8 +165,8 @@ def _remap_starts(starts: EpisodeStarts, ring: Ring, remap: SlotRemap) -> Episod
     return EpisodeStarts(_pack_queues(queues, remap, np.int32), jnp.zeros_like(starts.head), starts.count)
 
 
-def _remap_log(log: AnchorQueue, remap: SlotRemap) -> AnchorQueue:
-    if log.dense:
+def _remap_log(log: Q, remap: SlotRemap) -> Q:
+    if log is None:
         return log
     at = remap.slot_table()
     queues = [at[queue] for queue in _read_queue(log.slot, log.head, log.count, remap)]
@@ -215,7 +215,7 @@ def _remap_prioritized(
     target: Buffer, sampler: samplers.PrioritizedState, remap: SlotRemap
 ) -> samplers.PrioritizedState:
     capacity = remap.before.capacity
-    log = None if sampler.log is None else _remap_log(sampler.log, remap)
+    log = _remap_log(sampler.log, remap)
     if isinstance(sampler.tree, HostTree):
         assert isinstance(target.sampler, samplers.Prioritized)
         leaves = remap.by_slot(samplers._host_priorities.leaves(sampler.tree), 0)
@@ -239,7 +239,7 @@ def _remap_prioritized(
 
 
 def _remap_sampler(target: Buffer, sampler: Any, remap: SlotRemap) -> Any:
-    if isinstance(sampler, AnchorQueue):
+    if sampler is None or isinstance(sampler, AnchorQueue):
         return _remap_log(sampler, remap)
     if isinstance(sampler, EpisodeQueue):
         return _remap_episodes(sampler, remap)
@@ -253,7 +253,7 @@ def _remap_sampler(target: Buffer, sampler: Any, remap: SlotRemap) -> Any:
     if isinstance(sampler, samplers.RankedState):
         capacity = remap.before.capacity
         bucket = remap.by_slot(np.asarray(sampler.ranks.bucket)[:capacity], 0)
-        log = None if sampler.log is None else _remap_log(sampler.log, remap)
+        log = _remap_log(sampler.log, remap)
         return dataclasses.replace(sampler, ranks=rank_buckets.of_buckets(jnp.asarray(bucket)), log=log)
     assert isinstance(sampler, samplers.PrioritizedState)
     return _remap_prioritized(target, sampler, remap)

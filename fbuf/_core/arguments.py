@@ -105,11 +105,12 @@ def _key_axes(dtype: Any) -> int:
 
 def check_key(call: str, key: Any, many: str) -> None:
     """Raise unless it is one PRNG key, typed or raw; `many` is the fix for several."""
-    if not hasattr(key, "dtype"):
+    dtype = getattr(key, "dtype", None)
+    if dtype is None:
         raise TypeError(f"{call}: key is {type(key).__name__}; expected a PRNG key. Use jax.random.key(0).")
-    if key.ndim != _key_axes(key.dtype):
+    if key.ndim != _key_axes(dtype):
         raise TypeError(
-            f"{call}: key is {key.dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), {many}."
+            f"{call}: key is {dtype}{list(key.shape)}; expected one PRNG key. Use jax.random.key(0), {many}."
         )
 
 

@@ -1,8 +1,8 @@
 """`Operation`: a method of a buffer as one jitted dispatch that does not copy unchanged leaves.
 
-A jitted call copies every input that it returns, unless that input is donated. An operation therefore returns None
-for each leaf of the state that it did not change, and the caller puts the old array back. Unchanged leaves
-are found by identity, while tracing.
+A jitted call copies every input that it returns, unless that input is donated. An operation therefore returns only the
+leaves of the state that it changed, and the caller keeps the other arrays. Unchanged leaves are found by identity, while
+tracing.
 
 Operations, and the parts they call, have scopes in the program (`fbuf.sample/draw`), which profiles show.
 """
@@ -17,22 +17,31 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._core import control_flow
+from fbuf._core.component import with_fields
 from fbuf._core.control_flow import any_unbatched
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-def changes_of(before: Any, after: Any) -> list[Any]:
-    """Return the leaves of `after`, with None in place of those that are in `before`. While tracing."""
+def changes_of(before: Any, after: Any) -> dict[Any, Any]:
+    """Return the leaves of `after` that are not in `before`, while tracing: by field if all are fields, else by position."""
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    return [None if new is old else new for old, new in pairs]
+    changes = {position: new for position, (old, new) in enumerate(pairs) if new is not old}
+    fields = {name: new for name, new in vars(after).items() if any(new is leaf for leaf in changes.values())}
+    return fields if len(fields) == len(changes) else changes
 
 
-def with_changes(before: Any, changes: list[Any]) -> Any:
+def with_changes(before: Any, changes: dict[Any, Any]) -> Any:
     """Return `before` with the leaves of `changes_of`."""
+    if not changes:
+        return before
+    if isinstance(next(iter(changes)), str):
+        return with_fields(before, changes)
     leaves, structure = jax.tree.flatten(before)
-    return jax.tree.unflatten(structure, [x if new is None else new for x, new in zip(leaves, changes, strict=True)])
+    for position, new in changes.items():
+        leaves[position] = new
+    return jax.tree.unflatten(structure, leaves)
 
 
 class Operation:

@@ -96,7 +96,10 @@ def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skip
     else:
         rank = jnp.cumsum(keep, axis=0, dtype=jnp.int32) - jnp.int32(1)
         count = jnp.sum(keep, axis=0, dtype=jnp.int32)
-    slot = slot_at(geometry, modulo(ring.cursor[None, :] + rank, length))
+    position = ring.cursor[None, :]
+    if num + skipped != 1:  # on CPU a remainder would be a kernel of its own
+        position = modulo(position + rank, length)
+    slot = slot_at(geometry, position)
     if keep is not None:
         written = keep & (rank >= (count - jnp.int32(length))[None, :])
         nowhere = jnp.arange(num * lanes, dtype=jnp.int32).reshape(num, lanes) + jnp.int32(geometry.capacity)
@@ -180,10 +183,17 @@ def generation(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
     return lax.select(inside & (behind < size), lap, lax.full_like(lap, 0))
 
 
-def write_rows(array: jax.Array, slot: jax.Array, values: jax.Array, token: jax.Array) -> jax.Array:
-    """Write `values` `[..., item]` to unique slots int32[...]; out-of-range slots are dropped."""
+def write_rows(
+    array: jax.Array, slot: jax.Array, values: jax.Array, token: jax.Array, inside: bool = False
+) -> jax.Array:
+    """Write `values` `[..., item]` to unique slots int32[...]; out-of-range slots are dropped.
+
+    If all slots are known to be `inside`, one row is written without the comparisons of a scatter.
+    """
     item = array.shape[1:]
     at = slot.reshape(-1) + token
+    if inside and at.shape == (1,):
+        return lax.dynamic_update_index_in_dim(array, values.reshape((1, *item)), at[0], 0)
     return array.at[at].set(values.reshape((at.shape[0], *item)), mode="drop", unique_indices=True)
 
 

@@ -8,7 +8,7 @@ nothing is stored. Rows of a data set never change, so counts of open rows befor
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,26 +23,28 @@ from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
 
 @state(name="fbuf.Log")
 class AnchorQueue:
-    """Hold each lane's anchors, oldest first; None in every field if every row held is one."""
+    """Hold each lane's anchors, oldest first."""
 
-    slot: Any  # int32[C]; place p of lane e is element p * E + e
-    head: Any  # int32[E], place of the lane's oldest anchor
-    count: Any  # int32[E]
-
-    @property
-    def dense(self) -> bool:
-        """Whether every row held is an anchor, and nothing is stored."""
-        return self.head is None
+    slot: Array  # int32[C]; place p of lane e is element p * E + e
+    head: Array  # int32[E], place of the lane's oldest anchor
+    count: Array  # int32[E]
 
 
-def init(geometry: Geometry, dense: bool) -> AnchorQueue:
-    """Make an empty queue."""
-    return AnchorQueue(*((None,) * 3 if dense else zeros(geometry.capacity, geometry.lanes, geometry.lanes)))
+Q = TypeVar("Q", AnchorQueue, AnchorQueue | None)
 
 
-def apply(log: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token: Array) -> AnchorQueue:
+def init(geometry: Geometry, dense: bool) -> AnchorQueue | None:
+    """Make an empty queue; None if every row held is an anchor."""
+    return None if dense else _empty(geometry)
+
+
+def _empty(geometry: Geometry) -> AnchorQueue:
+    return AnchorQueue(*zeros(geometry.capacity, geometry.lanes, geometry.lanes))
+
+
+def apply(log: Q, change: EligibilityUpdate, geometry: Geometry, token: Array) -> Q:
     """Update the queue after a write."""
-    if log.dense:
+    if log is None:
         return log
     head = modulo(log.head + jnp.sum(change.close_mask, axis=0, dtype=jnp.int32), geometry.length)
     count = log.count - jnp.sum(change.close_mask, axis=0, dtype=jnp.int32)
@@ -52,24 +54,24 @@ def apply(log: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token
     return AnchorQueue(slot, head, count + jnp.sum(change.open_mask, axis=0, dtype=jnp.int32))
 
 
-def clear(log: AnchorQueue) -> AnchorQueue:
+def clear(log: Q) -> Q:
     """Remove all anchors."""
-    return log if log.dense else AnchorQueue(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
+    return log if log is None else AnchorQueue(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
 
 
-def nth(log: AnchorQueue, eligible: EligibleSet, nth: Array) -> Array:
+def nth(log: AnchorQueue | None, eligible: EligibleSet, nth: Array) -> Array:
     """Return the slots of the `nth` int32[B] anchors: lane by lane, oldest first."""
-    lane, rank = lane_and_rank(eligible.ring.size if log.dense else log.count, nth)
+    lane, rank = lane_and_rank(eligible.ring.size if log is None else log.count, nth)
     return at(log, eligible, lane, rank)
 
 
-def at(log: AnchorQueue, eligible: EligibleSet, lane: Array, rank: Array) -> Array:
+def at(log: AnchorQueue | None, eligible: EligibleSet, lane: Array, rank: Array) -> Array:
     """Return the slots of anchors by lane and rank, 0 the oldest."""
     geometry, ring = eligible.geometry, eligible.ring
-    if log.dense and eligible.before is not None:  # a data set has one lane
+    if log is None and eligible.before is not None:  # a data set has one lane
         assert eligible.flags is not None
         return nth_by_count(eligible.flags, eligible.before, rank)
-    if log.dense:
+    if log is None:
         position = modulo(of_lane(ring.cursor - ring.size, lane) + rank, geometry.length)
         return position * jnp.int32(geometry.lanes) + lane
     place = modulo(of_lane(log.head, lane) + rank, geometry.length)
@@ -90,7 +92,7 @@ class EpisodeQueue:
 def init_episodes(geometry: Geometry) -> EpisodeQueue:
     """Make an empty queue."""
     number, begin, last = zeros(geometry.capacity, geometry.capacity, geometry.lanes)
-    return EpisodeQueue(init(geometry, dense=False), number, begin, last, jnp.zeros((geometry.lanes,), jnp.uint32))
+    return EpisodeQueue(_empty(geometry), number, begin, last, jnp.zeros((geometry.lanes,), jnp.uint32))
 
 
 def apply_episodes(episodes: EpisodeQueue, change: EligibilityUpdate, geometry: Geometry, token: Array) -> EpisodeQueue:

@@ -68,7 +68,7 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
 
     It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock` and
     perhaps a `PriorityUpdate`, applies the update and then writes the rows, and donates the state. It returns the state (else
-    the leaves that changed, None for the others), the next key, the batch in a form of `FORMS`, and what was counted.
+    its `changes_of`), the next key, the batch in a form of `FORMS`, and what was counted.
     """
 
     def draw(

@@ -59,17 +59,17 @@ class NthSampler(BaseSampler):
         """
         raise NotImplementedError(f"{type(self).__name__}: write def pick(self, key, batch_size, total).")
 
-    def init(self, geometry: Geometry, dense: bool) -> AnchorQueue:
+    def init(self, geometry: Geometry, dense: bool) -> AnchorQueue | None:
         return anchor_log.init(geometry, dense)
 
     def change(
-        self, sampler: AnchorQueue, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
-    ) -> AnchorQueue:
+        self, sampler: AnchorQueue | None, change: EligibilityUpdate, geometry: Geometry, token: jax.Array
+    ) -> AnchorQueue | None:
         return anchor_log.apply(sampler, change, geometry, token)
 
     def draw(
         self, sampler: Any, key: jax.Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: jax.Array
-    ) -> tuple[AnchorQueue, Draw]:
+    ) -> tuple[AnchorQueue | None, Draw]:
         del options, token
         total = jnp.sum(eligible.available, dtype=jnp.int32)
         mask = jnp.broadcast_to(total > jnp.int32(0), (batch_size,))
@@ -82,10 +82,10 @@ class NthSampler(BaseSampler):
         slot = anchor_log.nth(sampler, eligible, nth)
         return sampler, masked_draw(slot, probability.astype(jnp.float32), mask, eligible.geometry)
 
-    def clear(self, sampler: AnchorQueue, geometry: Geometry, dense: bool) -> AnchorQueue:
+    def clear(self, sampler: AnchorQueue | None, geometry: Geometry, dense: bool) -> AnchorQueue | None:
         return anchor_log.clear(sampler)
 
-    def stats(self, sampler: AnchorQueue) -> dict[str, jax.Array]:
+    def stats(self, sampler: AnchorQueue | None) -> dict[str, jax.Array]:
         return {}
 
 

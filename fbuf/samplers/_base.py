@@ -132,7 +132,7 @@ class PrioritySampler(BaseSampler):
 
     def _initial_queue(self, geometry: Geometry, dense: bool) -> AnchorQueue | None:
         """Return the queue that uniform draws need, if any."""
-        return None if vars(self)["uniform"] is None or dense else anchor_log.init(geometry, dense)
+        return anchor_log.init(geometry, dense or vars(self)["uniform"] is None)
 
 
 def masked_draw(slot: Array, probability: Array, mask: Array, geometry: Geometry, weight: Array | None = None) -> Draw:
@@ -233,7 +233,6 @@ def draw_uniform(
         nth = random.randint_below(key, (batch_size,), total)
     if queue is None and eligible.flags is not None and eligible.before is None:
         return nth_by_scan(eligible.flags, nth, wanted)
-    queue = anchor_log.init(eligible.geometry, dense=True) if queue is None else queue
     return anchor_log.nth(queue, eligible, nth)
 
 

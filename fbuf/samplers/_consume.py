@@ -32,7 +32,7 @@ from fbuf.samplers._base import LimitedSampler, masked_draw
 class FifoState:
     """Hold the anchors of each lane, and the queue of those that wait."""
 
-    log: AnchorQueue
+    log: AnchorQueue | None  # None if every row held is an anchor
     held: Array  # int32[E], anchors of each lane
     used: Array  # int32[E], how many of these, the oldest, are consumed
     oldest: Array  # int32[E], slot of the lane's oldest anchor that waits; undefined if none does

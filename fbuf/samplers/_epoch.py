@@ -45,7 +45,7 @@ class EpochPosition:
 class EpochState:
     """Hold the anchors and the position in the epoch."""
 
-    log: AnchorQueue
+    log: AnchorQueue | None  # None if every row held is an anchor
     held: Array  # int32[E], anchors each lane has now
     turn: EpochPosition
 

@@ -107,7 +107,7 @@ class Ranked(PrioritySampler):
         return dataclasses.replace(
             _base.with_numbers(sampler, max_priority=largest),
             ranks=rank_buckets.set(sampler.ranks, slot, jnp.concatenate([closed, bucket]), geometry.capacity, token),
-            log=None if sampler.log is None else anchor_log.apply(sampler.log, change, geometry, token),
+            log=anchor_log.apply(sampler.log, change, geometry, token),
         )
 
     def draw(

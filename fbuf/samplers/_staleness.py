@@ -32,7 +32,7 @@ _DEFAULT_RUNS = 64
 class StalenessState:
     """Hold the anchors and the newest runs of each lane, the newest last."""
 
-    log: AnchorQueue
+    log: AnchorQueue | None  # None if every row held is an anchor
     held: Array  # int32[E], anchors of each lane; the oldest may belong to no run
     stamp: Array  # int32[K, E], the version, or the number of the unit
     count: Array  # int32[K, E], anchors of the run that are held

@@ -20,7 +20,7 @@ from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
 from fbuf.samplers._base import BaseSampler, masked_draw
 
-Queue = AnchorQueue | EpisodeQueue
+Queue = AnchorQueue | EpisodeQueue | None
 
 
 @component

@@ -56,15 +56,14 @@ class Device:
         return spec, jax.tree.structure(rows)
 
     def write(self, rows: PyTree, slot: Array, leaves: Leaves, keep: Array | None, token: Array) -> tuple[PyTree, None]:
-        del keep  # slots of dropped rows are out of range
-        return self._write_leaves(rows, slot, leaves, token), None
+        return self._write_leaves(rows, slot, leaves, token, inside=keep is None), None
 
     def update(self, rows: PyTree, slot: Array, leaves: Leaves, token: Array) -> tuple[PyTree, None]:
         return self._write_leaves(rows, slot, leaves, token), None
 
-    def _write_leaves(self, rows: PyTree, slot: Array, leaves: Leaves, token: Array) -> PyTree:
+    def _write_leaves(self, rows: PyTree, slot: Array, leaves: Leaves, token: Array, inside: bool = False) -> PyTree:
         arrays = named_leaves(rows)
-        new = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in arrays.items()}
+        new = {n: write_rows(a, slot, leaves[n], token, inside) if n in leaves else a for n, a in arrays.items()}
         structure: Any = jax.tree.structure(rows)
         return structure.unflatten(new.values())
 
