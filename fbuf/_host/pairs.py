@@ -206,19 +206,16 @@ class ObservationPairs:
         with self._lock:
             row = self._row[position, lane]
             written, there = self._written[lane], row >= 0
-            requests = []
+            rows = row + np.array(offsets)[:, None]
+            stored = rows < written
+            tickets = np.where(there & stored, self._tickets.of(lane, rows), np.uint64(0))
             # In one piece: glibc returns two of them to the system after each batch, and their pages are cleared again.
-            outs: Array = np.empty((len(offsets), len(row), *self.column.shape), self.column.dtype)
-            for offset, out in zip(offsets, outs, strict=True):
-                stored = there & (row + offset < written)
-                tickets = np.where(stored, self._tickets.of(lane, row + offset), np.uint64(0))
-                requests.append((0, tickets, out))
-            found = self._store.read(requests)
+            outs: Array = np.empty((*rows.shape, *self.column.shape), self.column.dtype)
+            found = self._store.read([(0, tickets, outs)])
             assert found.all()
-            for offset, out in zip(offsets, outs, strict=True):
-                staged = np.flatnonzero(there & (row + offset >= written))
-                if len(staged):
-                    out[staged] = self._staged[(row + offset - written)[staged], lane[staged]]
+            if not stored.all():
+                which, at = np.nonzero(there & ~stored)
+                outs[which, at] = self._staged[(rows - written)[which, at], lane[at]]
         return list(outs)
 
     # ---------------------------------------------------------------- saving
