@@ -12,6 +12,36 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 Advance = Callable[[int], None]
 
 
+class BackgroundCall:
+    """A call that runs in a thread. A call that no thread can run (the process ends) has run when this returns."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="fbuf-call")
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = error
+
+    def join(self) -> None:
+        """Wait for the end of the call."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def result(self) -> None:
+        """Wait for the end of the call. Raises what it raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+
 class Cancelled(Exception):
     """Raised in a task that is ended by the failure of another, or by an interrupt."""
 

@@ -10,10 +10,13 @@ Source: RFC 8878; measured with python-zstandard 0.25 on six Atari games.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import zstandard
@@ -125,14 +128,22 @@ def check_size(data: bytes | memoryview, *sizes: int) -> None:
         raise corrupted(f"a zstd frame claims {claimed} bytes", f"{sizes[0]}")
 
 
+def decompressor(dictionary: Dictionary | None) -> Callable[[memoryview], bytes]:
+    """Return a function that decompresses frames, for one thread and one call. It raises ZstdError."""
+    decompress: Callable[[memoryview], bytes] = zstandard.ZstdDecompressor(
+        dict_data=dictionary.data if dictionary else None
+    ).decompress
+    return decompress
+
+
 def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1, expand: Expand | None = None) -> Unpack:
     """Return a function that verifies and decompresses frames of `size` bytes, for one thread and one call.
 
     Args:
-      packed, expand: Frames of `packed` bytes are allowed too; `expand` makes rows of them.
+      packed, expand: Frames of `packed` bytes are allowed too; `expand` makes rows of them, or raises.
     """
     seed = checksum(b"", dictionary)
-    decompress = zstandard.ZstdDecompressor(dict_data=dictionary.data if dictionary else None).decompress
+    decompress = decompressor(dictionary)
     crc32 = zlib.crc32
 
     def unpack(data: memoryview, expected: int | None) -> memoryview:
@@ -147,7 +158,7 @@ def unpacker(size: int, dictionary: Dictionary | None = None, packed: int = -1, 
             raise _undecodable(error, size) from error
         if len(rows) == size:
             return rows
-        if len(rows) == packed and expand is not None:
+        if expand is not None:
             return expand(rows)
         raise corrupted(f"a zstd frame holds {len(rows)} bytes", f"{size}")
 
@@ -349,10 +360,19 @@ class BitPack:
 Decode = Callable[[memoryview, int, "Dictionary | None"], memoryview]
 """(encoded bytes, their checksum, dictionary) -> rows, valid until the next call."""
 Views = Sequence[memoryview]
-Encoded = tuple[memoryview, int | None, "Dictionary | None", int]
-"""A chunk: its bytes, their checksum (None: they never left the memory of this process), its dictionary and its address."""
-Copy = tuple[bool, int, slice, slice]
-"""Rows to copy: whether they begin the next chunk, the output, the bytes of the output and of the chunk."""
+Copy = tuple[bool, int, int, int, int, int]
+"""Rows to copy: whether they begin the next chunk; the output, and first and last byte there; first and last of the chunk."""
+
+
+class EncodedChunks(NamedTuple):
+    """Chunks to decode, one after another."""
+
+    data: Iterable[memoryview]
+    slots: Sequence[int]  # of their dictionaries
+    dictionaries: Mapping[int, Dictionary | None]  # by slot
+    checksums: Sequence[int] | None  # None: the bytes never left the memory of this process
+    addresses: Sequence[int]  # where there is a cache
+
 
 FIRST_DICTIONARY, SECOND_DICTIONARY, RENEWAL = 512, 4096, 65_536
 """Rows after which a dictionary is tried: early, once there is variety, then regularly."""
@@ -372,6 +392,7 @@ class Coder:
         self.codec = codec
         self.current: Dictionary | None = None
         self._shape, self._dtype = shape, dtype
+        self._size = codec.chunk * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -392,17 +413,17 @@ class Coder:
 
     def decoder(self) -> Decode:
         """Return a function that verifies and decodes chunks, for one thread and one call."""
-        unpackers: dict[Dictionary | None, Unpack] = {}
+        unpackers: dict[Dictionary | None, Callable[..., bytes | memoryview]] = {}
 
         def decode(data: memoryview, expected: int, dictionary: Dictionary | None) -> memoryview:
             if dictionary not in unpackers:
                 unpackers[dictionary] = self._unpacker(dictionary)
-            return unpackers[dictionary](data, expected)
+            return memoryview(unpackers[dictionary](data, expected))
 
         return decode
 
     def decode_chunks(
-        self, chunks: Iterable[Encoded], opened: Iterable[memoryview], copies: Iterable[Copy], outs: Views, cache: Any
+        self, chunks: EncodedChunks, opened: Iterable[memoryview], copies: Iterable[Copy], outs: Views, cache: Any
     ) -> None:
         """Decode chunks one after another, verify those with a checksum, and copy their rows to `outs`.
 
@@ -413,38 +434,45 @@ class Coder:
         Raises:
           StoreCorrupted: A chunk is damaged.
         """
-        encoded, plain = iter(chunks), iter(opened)
-        unpackers: dict[Dictionary | None, Unpack] = {}
+        decoded = itertools.chain(self._decoded(chunks, cache), opened)
+        size = self._size
         rows: memoryview | None = None
-        for next_chunk, out, to, source in copies:
-            if next_chunk:
+        for is_next, out, to, end, source, stop in copies:
+            if is_next:
                 rows = None  # zstd writes the next rows to the same memory, which is in the processor's cache
-                chunk = next(encoded, None)
-                if chunk is None:
-                    rows = next(plain)
-                elif cache is None or (rows := cache.get(chunk[3])) is None:
-                    data, crc, dictionary, address = chunk
-                    unpack = unpackers.get(dictionary)
-                    if unpack is None:
-                        unpack = unpackers[dictionary] = self._unpacker(dictionary)
-                    rows = unpack(data, crc)
-                    if cache is not None:
-                        rows = rows if rows.readonly else memoryview(bytes(rows))  # not the scratch of the next chunk
-                        cache.put(address, rows)
+                rows = memoryview(next(decoded))
+                if len(rows) != size:
+                    rows = self._expand(rows)
             assert rows is not None
-            outs[out][to] = rows[source]
+            outs[out][to:end] = rows[source:stop]
 
-    def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
-        """Return a function that verifies and decodes chunks of this dictionary, for one thread and one call."""
+    def _decoded(self, chunks: EncodedChunks, cache: Any) -> Iterator[bytes | memoryview]:
+        """Return the rows of chunks, valid until the next ones. Each step is a call from C: no frame of Python's a chunk."""
+        checked = chunks.checksums is not None or cache is not None
+        unpackers = {slot: self._unpacker(dictionary, checked) for slot, dictionary in chunks.dictionaries.items()}
+        unpack = map(unpackers.__getitem__, chunks.slots)
+        if not checked:
+            return map(operator.call, unpack, chunks.data)
+        checksums = itertools.repeat(None) if chunks.checksums is None else chunks.checksums
+        if cache is None:
+            return map(operator.call, unpack, chunks.data, checksums)
+        return map(functools.partial(_cached, cache), chunks.addresses, unpack, chunks.data, checksums)
+
+    def _unpacker(self, dictionary: Dictionary | None, checked: bool = True) -> Callable[..., bytes | memoryview]:
+        """Return a function that decodes chunks of this dictionary, for one thread and one call: an `Unpack` if `checked`."""
         scratch = np.empty((self.codec.chunk, *self._shape), self._dtype)
 
-        def unpack(data: memoryview, expected: int | None) -> memoryview:
+        def unpack(data: memoryview, expected: int | None = None) -> memoryview:
             if expected is not None and checksum(data, dictionary) != expected:
                 raise damaged("a chunk", checksum(data, dictionary), expected)
             self.codec.decode(data, scratch)
             return flat(scratch)
 
         return unpack
+
+    def _expand(self, rows: memoryview) -> memoryview:
+        """Return the rows of a decoded chunk of another size. Raises StoreCorrupted."""
+        raise corrupted(f"a chunk holds {len(rows)} bytes", f"{self._size}")
 
     def due(self, rows: int) -> bool:
         """Return whether a new dictionary should be tried after `rows` rows."""
@@ -465,7 +493,6 @@ class ZstdCoder(Coder):
 
     def __init__(self, codec: Zstd, shape: tuple[int, ...], dtype: np.dtype[Any], capacity: int) -> None:
         super().__init__(codec, shape, dtype)
-        self._size = codec.chunk * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._gain_rows = min(capacity, RENEWAL)  # rows a dictionary may serve
         self._random = np.random.default_rng(0)
         self._compressor: zstandard.ZstdCompressor | None = None  # None: the next chunk needs a new one
@@ -507,14 +534,24 @@ class ZstdCoder(Coder):
         """Return the rows of a decoded chunk."""
         return np.frombuffer(data, np.uint8).view(self._dtype).reshape(self.codec.chunk, *self._shape)
 
-    def _unpacker(self, dictionary: Dictionary | None) -> Unpack:
-        return unpacker(self._size, dictionary, self._packed, self._expand)
+    def decode_chunks(
+        self, chunks: EncodedChunks, opened: Iterable[memoryview], copies: Iterable[Copy], outs: Views, cache: Any
+    ) -> None:
+        try:
+            super().decode_chunks(chunks, opened, copies, outs, cache)
+        except zstandard.ZstdError as error:
+            raise _undecodable(error, self._size) from error
 
-    def _expand(self, bits: memoryview) -> memoryview:
-        """Return the rows that are packed as bits."""
-        rows = np.empty((self.codec.chunk, *self._shape), self._dtype)
-        unpack_bits(bits, rows)
-        return flat(rows)
+    def _unpacker(self, dictionary: Dictionary | None, checked: bool = True) -> Callable[..., bytes | memoryview]:
+        return unpacker(self._size, dictionary, self._packed, self._expand) if checked else decompressor(dictionary)
+
+    def _expand(self, rows: memoryview) -> memoryview:
+        """Return the rows of a decoded chunk that is packed as bits."""
+        if len(rows) != self._packed:
+            raise corrupted(f"a zstd frame holds {len(rows)} bytes", f"{self._size}")
+        whole = np.empty((self.codec.chunk, *self._shape), self._dtype)
+        unpack_bits(rows, whole)
+        return flat(whole)
 
     def due(self, rows: int) -> bool:
         if rows >= self._next:
@@ -599,6 +636,16 @@ class ZstdCoder(Coder):
         self._last = rows
         if self.codec.dictionary:
             self._next = _milestone(rows)
+
+
+def _cached(cache: Any, address: int, unpack: Unpack, data: memoryview, crc: int | None) -> memoryview:
+    """Return the rows of a chunk from a `ChunkCache`, or decode and keep them."""
+    rows: memoryview | None = cache.get(address)
+    if rows is None:
+        rows = unpack(data, crc)
+        rows = rows if rows.readonly else memoryview(bytes(rows))  # not the scratch of the next chunk
+        cache.put(address, rows)
+    return rows
 
 
 def _milestone(rows: int) -> int:

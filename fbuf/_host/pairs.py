@@ -21,7 +21,8 @@ from fbuf._host.store.store import Store
 from fbuf._host.types import Array, Tickets, unfit
 
 _STAGED = 8  # rows a write
-_BLOCK = 64  # rows of a lane at once
+_BLOCK = 128  # rows of a lane at once
+_BLOCK_BYTES = 7 << 19  # of all lanes; NumPy asks for large pages from 4 MB on, and each block would clear new ones
 
 
 class ObservationPairs:
@@ -44,6 +45,7 @@ class ObservationPairs:
         self._lane = np.arange(lanes)
         self._tickets = Tickets(lanes, length, 0)
         self._word = next(size for size in (8, 4, 2, 1) if self.column.nbytes % size == 0)  # compared at once
+        self._block = min(max(_BLOCK_BYTES // (lanes * self.column.nbytes), _STAGED), _BLOCK)
         self._lock = threading.Lock()
         self.clear()
 
@@ -53,7 +55,7 @@ class ObservationPairs:
             self.steps = 0  # ever added to a lane
             self.position = 0  # after the step that was added last
             # Room for some finals; more is made when it is needed.
-            self._store = self._make(self.length + self.length // 16 + 2 * _BLOCK)
+            self._store = self._make(self.length + self.length // 16 + _BLOCK)
             self._row: Array = np.full((self.length, self.lanes), -1, np.int64)  # of each observation in its lane
             self._low: Array = np.zeros(self.lanes, np.int64)  # no step needs a row before it
             self._written: Array = np.zeros(self.lanes, np.int64)  # rows in the store
@@ -100,13 +102,13 @@ class ObservationPairs:
     def extend(self, observations: Array, next_observations: Array | None, position: Array) -> None:
         """Store steps of every lane, arrays `[N, E, *shape]`, in place of those at int64[N] `position`, as `add` does.
 
-        An exception leaves the steps before some multiple of 64 stored.
+        An exception leaves the steps of the first blocks stored.
         """
         if len(position) == 1:
             following = None if next_observations is None else next_observations[0]
             return self.add(observations[0], following, int(position[0]))
-        for start in range(0, len(position), _BLOCK):
-            part = slice(start, start + _BLOCK)
+        for start in range(0, len(position), self._block):
+            part = slice(start, start + self._block)
             with self._lock:
                 self._flush()
                 following = None if next_observations is None else next_observations[part]
@@ -175,10 +177,11 @@ class ObservationPairs:
             used.append(row[row < self._written[lane]])
         written = np.array([len(row) for row in used])
         most = int(written.max())
-        store = self._make(most + most // 4 + number + 2 * _BLOCK)
-        for start in range(0, most, _BLOCK):
-            row = np.stack([np.resize(row[start : start + _BLOCK], _BLOCK) for row in used], axis=1)
-            keep = start + np.arange(_BLOCK)[:, None] < written
+        store = self._make(most + most // 4 + number + _BLOCK)
+        block = self._block
+        for start in range(0, most, block):
+            row = np.stack([np.resize(row[start : start + block], block) for row in used], axis=1)
+            keep = start + np.arange(block)[:, None] < written
             rows: Array = np.empty((*row.shape, *self.column.shape), self.column.dtype)
             self._store.read([(0, np.where(keep, self._tickets.of(self._lane, row), np.uint64(0)), rows)])
             store.write([rows], None if keep.all() else keep)
@@ -206,19 +209,16 @@ class ObservationPairs:
         with self._lock:
             row = self._row[position, lane]
             written, there = self._written[lane], row >= 0
-            requests = []
+            rows = row + np.array(offsets)[:, None]
+            stored = rows < written
+            tickets = np.where(there & stored, self._tickets.of(lane, rows), np.uint64(0))
             # In one piece: glibc returns two of them to the system after each batch, and their pages are cleared again.
-            outs: Array = np.empty((len(offsets), len(row), *self.column.shape), self.column.dtype)
-            for offset, out in zip(offsets, outs, strict=True):
-                stored = there & (row + offset < written)
-                tickets = np.where(stored, self._tickets.of(lane, row + offset), np.uint64(0))
-                requests.append((0, tickets, out))
-            found = self._store.read(requests)
+            outs: Array = np.empty((*rows.shape, *self.column.shape), self.column.dtype)
+            found = self._store.read([(0, tickets, outs)])
             assert found.all()
-            for offset, out in zip(offsets, outs, strict=True):
-                staged = np.flatnonzero(there & (row + offset >= written))
-                if len(staged):
-                    out[staged] = self._staged[(row + offset - written)[staged], lane[staged]]
+            if not stored.all():
+                which, at = np.nonzero(there & ~stored)
+                outs[which, at] = self._staged[(rows - written)[which, at], lane[at]]
         return list(outs)
 
     # ---------------------------------------------------------------- saving

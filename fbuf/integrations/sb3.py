@@ -111,7 +111,7 @@ class _Observations:
         while len(key) > 1 and (key[-1] is Ellipsis or (isinstance(key[-1], slice) and key[-1] == slice(None))):
             key = key[:-1]
         if len(key) == 2 and all(isinstance(k, np.ndarray) and k.dtype.kind in "iu" for k in key):
-            position, lane = np.broadcast_arrays(*key)
+            position, lane = key if key[0].shape == key[1].shape else np.broadcast_arrays(*key)
             if position.ndim == 1 and min(position.min(initial=0), lane.min(initial=0)) >= 0:
                 rows = self._shared.read(self._offset, position, lane)
                 _new[id(rows)] = rows

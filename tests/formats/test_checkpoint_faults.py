@@ -115,6 +115,21 @@ def test_the_manifest_is_renamed_after_everything_else_is_synced(tmp_path):
         assert done[at + 1 :] == ["c"]
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "failed"), Killed()])
+def test_a_save_fails_when_its_data_cannot_be_synced(tmp_path, error):
+    class Broken(checkpoint.Disk):
+        def fsync(self, fd):
+            if "data-" in os.readlink(f"/proc/self/fd/{fd}"):
+                raise error
+            super().fsync(fd)
+
+    path = str(tmp_path)
+    save(path, 1)
+    before = sorted(os.listdir(path))
+    pytest.raises(type(error), save, path, 2, Broken())
+    assert sorted(os.listdir(path)) == before and load(path) == 1
+
+
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
 def test_folders_that_cannot_be_synced(number, monkeypatch):
     disk = Memory()

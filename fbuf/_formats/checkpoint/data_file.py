@@ -72,9 +72,11 @@ class DataFile:
         self._pending.append(data)
         self._at += data.nbytes
         kind, shape = stored(layout.dtype, layout.block_shape(index))
-        span = [start - self._data_start, self._at - self._data_start]
-        tensor = {"dtype": kind, "shape": shape, "data_offsets": span}
-        self._tensors.append(_dumps({f"{name}#{layout.block_key(index)}": tensor})[1:-1])
+        first, last = start - self._data_start, self._at - self._data_start
+        block = json.dumps(f"{name}#{layout.block_key(index)}")
+        self._tensors.append(  # an encoder for each takes a tenth of a save
+            f'{block}:{{"dtype":"{kind}","shape":[{",".join(map(str, shape))}],"data_offsets":[{first},{last}]}}'.encode()
+        )
         return start
 
     def _flush(self) -> None:

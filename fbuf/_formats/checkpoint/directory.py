@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator
 
+from fbuf._concurrency.parallel import BackgroundCall
 from fbuf._formats.checkpoint import filesystem
 from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
 from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, VersionError, decode, encode
@@ -151,11 +152,12 @@ class Folder:
         )
         return len(text)
 
-    def publish(self, manifest: Manifest, sync: bool, named: bool) -> int:
+    def publish(self, manifest: Manifest, sync: bool, named: bool, data: BackgroundCall | None = None) -> int:
         """Write and rename a manifest: from then on its generation is the newest. Return its bytes.
 
         Args:
           named: Whether the names of all its data files are already synced.
+          data: What syncs the data file meanwhile.
         """
         generation, text = manifest.generation, encode(manifest)
         self._remember(text, manifest)
@@ -163,6 +165,8 @@ class Folder:
         filesystem.write_partial(self.disk, new, text, sync, filesystem.SAVE_ELSEWHERE)
         if sync and not named:
             filesystem.sync_folder(self.disk, self.path)  # the data file's name, before a manifest names it
+        if data is not None:
+            data.result()
         with annotate_os_error("rename", new, filesystem.SAVE_ELSEWHERE):
             self.disk.rename(new, path)
         if sync:

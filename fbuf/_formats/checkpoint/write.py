@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fbuf._concurrency.parallel import BackgroundCall
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, bytes_equal, max_header_bytes
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, UNSYNCED_SAVES, Folder
@@ -177,15 +178,29 @@ class Save:
         self._header = self.written = 0
 
     def run(self, meta: dict[str, Any], progress: Progress) -> Manifest:
-        """Write and publish."""
-        manifest = self.write(meta, progress)
-        before = self._previous.manifest
-        named = self._data is None and before is not None and all(f.synced for f in before.files)
-        self.written += self._folder.publish(manifest, self._sync, named)
+        """Write and publish. The manifest is written while the disk syncs the data file."""
+        manifest = self._write_data(meta, progress)
+        if self._data is None:
+            before = self._previous.manifest
+            named = before is not None and all(f.synced for f in before.files)
+            self.written += self._folder.publish(manifest, self._sync, named)
+            return manifest
+        data = BackgroundCall(self._data.wait)
+        try:
+            self.written += self._folder.publish(manifest, self._sync, False, data)
+        finally:
+            data.join()
         return manifest
 
     def write(self, meta: dict[str, Any], progress: Progress) -> Manifest:
-        """Write the data file."""
+        """Write the data file, and sync it."""
+        manifest = self._write_data(meta, progress)
+        if self._data is not None:
+            self._data.wait()
+        return manifest
+
+    def _write_data(self, meta: dict[str, Any], progress: Progress) -> Manifest:
+        """Write the data file; `DataFile.wait` must follow."""
         total = sum(column.plan.layout.nbytes for column in self._columns)
         with contextlib.closing(Bar(progress, "fbuf.save", total)) as bar:
             return self._write_blocks(meta, bar)
@@ -204,7 +219,6 @@ class Save:
         if self._data is not None:
             files.append(self._data.finish())
             self.written += files[0].size
-            self._data.wait()
         return self._manifest(meta, files)
 
     def close(self) -> None:

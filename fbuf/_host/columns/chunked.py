@@ -11,7 +11,6 @@ for all requests, without it.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -28,7 +27,7 @@ from fbuf._host.codecs import (
     Coder,
     Copy,
     Dictionary,
-    Encoded,
+    EncodedChunks,
     Zstd,
     ZstdCoder,
     checksum,
@@ -104,7 +103,7 @@ class ChunkFetch:
     may_be_overwritten = False  # the bytes of a chunk are never overwritten
 
     coder: Coder
-    chunks: Iterable[Encoded]
+    chunks: EncodedChunks
     opened: list[memoryview]  # rows of chunks that were still open, which follow those
     copies: Iterable[Copy]
     cache: ChunkCache | None
@@ -145,22 +144,18 @@ def fetch_chunks(index: ChunkIndex, lane: Array, count: Array, there: Array, row
     size *= index.row
     to = (begin - starts[request]) * index.row
     source = at[begin] * index.row
-    copies = zip(
-        first_of_chunk.tolist(),
-        request.tolist(),
-        map(slice, to.tolist(), (to + size).tolist()),
-        map(slice, source.tolist(), (source + size).tolist()),
-        strict=True,
-    )
+    table = first_of_chunk, request, to, to + size, source, source + size
+    copies = zip(*(column.tolist() for column in table), strict=True)
     unique = key[first_of_chunk]
     closed = unique[: np.searchsorted(unique, ring * lanes)]
     addresses = index.address.reshape(-1)[closed]
-    chunks = zip(
+    slots = index.slot.reshape(-1)[closed].tolist()
+    chunks = EncodedChunks(
         index.arena.views(addresses, index.length.reshape(-1)[closed]),
-        index.checksum.reshape(-1)[closed].tolist() if index.verified else itertools.repeat(None),
-        map(index.table.get, index.slot.reshape(-1)[closed].tolist()),
-        itertools.repeat(0) if index.cache is None else addresses.tolist(),
-        strict=False,
+        slots,
+        {slot: index.table.get(slot) for slot in set(slots)},
+        index.checksum.reshape(-1)[closed].tolist() if index.verified else None,
+        addresses.tolist() if index.cache is not None else (),
     )
     # The store keeps filling open chunks: take a copy now. Their keys are the largest, so they come last.
     opened = [flat(index.open[e].copy()) for e in (unique[len(closed) :] - ring * lanes).tolist()]

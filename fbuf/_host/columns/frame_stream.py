@@ -430,13 +430,12 @@ class RowEnds:
         """
         block, at = np.divmod(count, _BLOCK)
         place = block % self.blocks
-        added = self.added[place, lane]
-        position = np.arange(_BLOCK)
-        base = self.base[place, lane]
+        base, added = self.base[place, lane], np.cumsum(self.added[place, lane], axis=1, dtype=np.int64)
+        which = np.arange(len(count))
         if checked:
-            left = (rows[lane] - block * _BLOCK)[:, None]
-            then = np.where(left[:, 0] > _BLOCK, self.base[(block + 1) % self.blocks, lane], frames[lane])
-            total = base + np.where(position < left, added, 0).sum(axis=1, dtype=np.int64)
+            left = rows[lane] - block * _BLOCK  # rows of the block, and of those after it
+            then = np.where(left > _BLOCK, self.base[(block + 1) % self.blocks, lane], frames[lane])
+            total = base + added[which, np.minimum(left, _BLOCK) - 1]
             if (total != then).any():
                 raise corrupted(f"rows end at frame {int(total[total != then][0])}", f"{int(then[total != then][0])}")
-        return np.asarray(base + np.where(position <= at[:, None], added, 0).sum(axis=1, dtype=np.int64))
+        return np.asarray(base + added[which, at])
