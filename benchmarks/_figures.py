@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks import _report
 from benchmarks._lines import LINES, Line
+from benchmarks._reasons import reason
 from benchmarks._report import Report, table
 
 
@@ -23,7 +24,36 @@ def number(value: float) -> str:
 def figures(report: Report) -> str:
     """The table, in Markdown."""
     head = ("question", "against", "result", "target", "run", "script")
-    return table(head, sorted((_cells(line, report) for line in LINES), key=lambda cells: "missed" not in cells[3]))
+    return table(head, (_cells(line, report) for line in LINES))
+
+
+def missed(report: Report) -> str:
+    """The table of every row that misses its target, a line a question and target, each with its reason."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for name, run in report["benchmarks"].items():
+        for row in run["rows"]:
+            if row["met"] is False:
+                found.setdefault((name, row["question"], row["target"]), []).append(row)
+    head = ("question", "result", "target", "reason", "run", "script")
+    return table(
+        head,
+        (
+            (question, _results(rows), target, reason(name, question), _run(report["benchmarks"][name]), f"`{name}`")
+            for (name, question, target), rows in found.items()
+        ),
+    )
+
+
+def _results(rows: list[dict[str, Any]]) -> str:
+    return "; ".join(f"{row['case']}: {number(_middle(row))}" if row["case"] else number(_middle(row)) for row in rows)
+
+
+def _middle(row: Mapping[str, Any]) -> float:
+    return row["ratio"]["median"] if isinstance(row["ratio"], Mapping) else row["ratio"]
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    return ", ".join(filter(None, ("quick" if run["quick"] else "full", run["time"][:10], _report.loaded(run))))
 
 
 def headline(report: Report) -> str:
@@ -40,11 +70,9 @@ def _cells(line: Line, report: Report) -> tuple[str, ...]:
         said = "not in this report" if run is None or not _absent(run) else f"absent: {_absent(run)}"
         return line.what.format(**words), line.against.format(**words), said, "", "", f"`{line.benchmark}`"
     row, words = found
-    middle = row["ratio"]["median"] if isinstance(row["ratio"], Mapping) else row["ratio"]
     target = f"{row['target']}: {'met' if row['met'] else '**missed**'}" if row["target"] else ""
-    texts = (text.format(**words, ratio=number(middle)) for text in (line.what, line.against, line.shows))
-    how = ", ".join(filter(None, ("quick" if run["quick"] else "full", run["time"][:10], _report.loaded(run))))
-    return *texts, target, how, f"`{line.benchmark}`"
+    texts = (text.format(**words, ratio=number(_middle(row))) for text in (line.what, line.against, line.shows))
+    return *texts, target, _run(run), f"`{line.benchmark}`"
 
 
 def _absent(run: Mapping[str, Any]) -> str:
@@ -59,7 +87,7 @@ def _find(line: Line, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[
         if question is None or case is None or row["ratio"] is None:
             continue
         ratios = [
-            other["ratio"]["median"] if isinstance(other["ratio"], Mapping) else other["ratio"]
+            _middle(other)
             for other in rows
             if line.among is not None
             and other["question"] == row["question"]
@@ -114,11 +142,7 @@ def versus(report: Report) -> str:
 
 
 def _versus_cell(row: Mapping[str, Any]) -> str | None:
-    if row["ratio"] is None:
-        return None
-    middle = row["ratio"]["median"] if isinstance(row["ratio"], Mapping) else row["ratio"]
-    size = row["tags"]["size"]
-    return f"{number(middle)}x (of {size:,})"
+    return None if row["ratio"] is None else f"{number(_middle(row))}x (of {row['tags']['size']:,})"
 
 
 # ------------------------------------------------------------------------------------------- the long run

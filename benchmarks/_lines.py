@@ -23,6 +23,7 @@ class Line:
     headline: bool = False  # also in the README
 
 
+SB3, ATARI = "Stable-Baselines3", ("Breakout", "MsPacman")
 MEAN, EACH = r"geometric mean$", r"(?!geometric)[^,]+$"
 LINES = (
     Line(
@@ -322,6 +323,110 @@ LINES = (
             "{ratio}x the time ({spread})",
         )
         for case in ("76 bytes a row, prioritized", "stacks of frames, prioritized", "stacks of frames, compressed")
+    ),
+    *(
+        Line("loop", question, case, what, against, shows)
+        for question, case, what, against, shows in (
+            (r"`Replay.add` of one row", "SB3$", "`Replay.add` of one NumPy row", SB3, "{ratio}x the time ({spread})"),
+            (r"`Replay.sample\(256", "SB3$", '`Replay.sample(256, to="torch")`', SB3, "{ratio}x the time ({spread})"),
+            (
+                "A DQN script",
+                r"(?P<steps>[\d,]+) steps",
+                "a DQN script (torch, CartPole, {steps} steps)",
+                f"the same with the buffer of {SB3}",
+                "{ratio}x the time ({spread})",
+            ),
+            *(
+                (
+                    "Prioritized step in a Python loop",
+                    f"{peer}$",
+                    "prioritized `Replay`: add 1 row, draw 256 of 100,000, set priorities",
+                    peer,
+                    "{ratio}x as fast ({spread})",
+                )
+                for peer in ("cpprb", "torchrl", "flashbax")
+            ),
+            *(
+                (
+                    "A jitted method",
+                    f"{case}$",
+                    f"jitted {what}, the state donated",
+                    "flashbax",
+                    "{ratio}x as fast ({spread})",
+                )
+                for case, what in (
+                    ("flat, add", "`add` of one row"),
+                    ("flat, extend", "`extend` with 256 rows"),
+                    ("flat, sample", "`sample` of 256 rows"),
+                    ("prioritized, step", "prioritized step of 256 rows"),
+                )
+            ),
+        )
+    ),
+    *(
+        Line(
+            "start",
+            "First call of a step",
+            f"{case} / (?P<peer>.*)",
+            f"tracing and compiling a step (add, sample{more}), {case}",
+            "{peer}",
+            "{ratio}x the time ({spread})",
+        )
+        for case, more in (("uniform", ""), ("Transition", ""), ("prioritized", ", update"))
+    ),
+    *(
+        Line(
+            "sb3",
+            question,
+            rf"(?P<where>{game}.*)",
+            f"{what}, {{where}}",
+            against,
+            shows,
+        )
+        for question, what, against, shows, games in (
+            ("Bytes a row", "bytes a row in Stable-Baselines3, two laps", "the process", "{ratio}", ATARI),
+            ("SB3's add", "`add` in Stable-Baselines3", "its own buffer", "{ratio}x the time", ATARI),
+            (r"SB3's sample\(32\)", "`sample(32)` in Stable-Baselines3", "its own buffer", "{ratio}x the time", ATARI),
+            ("Pickle", "bytes of a pickle in Stable-Baselines3", "its own buffer", "{ratio}x fewer", ATARI),
+            ("A whole run", "a run of DQN in Stable-Baselines3", "its own buffer", "{ratio}x the time", ("Breakout",)),
+        )
+        for game in games
+    ),
+    *(
+        Line("torchrl", rf"{question}.*{peer}", "(?P<where>.*)", f"{what}, {{where}}", f"`{peer}`", shows)
+        for question, peer, what, shows in (
+            ("Bytes a row", "CompressedListStorage", "bytes a row in torchrl", "{ratio}x fewer"),
+            (r"torchrl's extend", "CompressedListStorage", "`extend` in torchrl", "{ratio}x as fast ({spread})"),
+            (r"torchrl's sample", "CompressedListStorage", "`sample` in torchrl", "{ratio}x as fast ({spread})"),
+            (r"torchrl's SliceSampler", "LazyMemmapStorage", "slices in torchrl", "{ratio}x as fast ({spread})"),
+        )
+    ),
+    *(
+        Line(
+            "sharded",
+            question,
+            f"B={batch}$",
+            f"a step of a sharded buffer on {devices}, B = {batch}",
+            against,
+            "{ratio}x the time ({spread})",
+        )
+        for question, devices, against in (
+            ("A step of a sharded buffer on one device", "one device", "the unsharded step"),
+            (
+                r"A step on 8 fake devices: its time over the unsharded step and \d+ equal",
+                "eight fake devices of two cores",
+                "the unsharded step and equal empty collectives",
+            ),
+        )
+        for batch in ("256", "4,096")
+    ),
+    *(
+        Line("ray", question, "256 rows", what, against, "{ratio}x as fast ({spread})")
+        for question, what, against in (
+            ("Rows a second written", "writing to a buffer in an actor of Ray", "torchrl's `RayReplayBuffer`"),
+            ("Uniform batches a second", "uniform batches from an actor of Ray", "torchrl's `RayReplayBuffer`"),
+            ("Prioritized draw and update", "prioritized step in an actor of Ray", "the same in this process"),
+        )
     ),
     Line(
         "import",

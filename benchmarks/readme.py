@@ -23,6 +23,7 @@ def sections(results: Path = RESULTS) -> dict[str, dict[str, str]]:
     report = _report.load(results / "report.json")
     pictures = [path.name for path in sorted(results.glob("peers_*.png"))]
     details = {
+        "missed": _figures.missed(report),
         "figures": _figures.figures(report),
         "peers": _figures.versus(report),
         "long_run": _figures.long_run(report),
