@@ -22,10 +22,10 @@ from tests.support.tables import one_of
 from tests.support.uniformity import chi_square_z
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_share_of_the_batch_ignores_priorities(share):
+@pytest.mark.parametrize(("share", "least"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 2.0)])
+def test_a_share_of_the_batch_ignores_priorities(share, least):
     """A row of priority 0 is the least likely one, unless the share is 0: then it is not drawn."""
-    priority = np.array([1.0, 0.0, 5.0, 100.0])
+    priority = np.array([3.0, least, 5.0, 100.0])
     buffer, state = filled(Prioritized(1.0, 1.0, 0.0, normalize="buffer", uniform=0.3), priority)
     for batch in (buffer.peek(state, KEY, 256, uniform=share), buffer.peek(buffer.set(state, uniform=share), KEY, 256)):
         batch = jax.device_get(batch)
