@@ -11,6 +11,7 @@ import pytest
 import fbuf
 from fbuf.__main__ import main
 from fbuf._formats import dataset
+from tests.support.disk import flip
 
 
 def make(path, rows=6):
@@ -33,9 +34,7 @@ def root(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments):
-    status = main(["datasets", *arguments])
-    out, err = capsys.readouterr()
-    return status, out, err
+    return main(["datasets", *arguments]), *capsys.readouterr()
 
 
 def test_list_prints_what_is_in_the_folder(root, capsys):
@@ -66,12 +65,7 @@ def test_info_and_verify_print_or_fail(root, capsys):
     assert (status, out) == (1, "") and err.startswith("error: Pong/9 is not at ") and "datasets download Pong/9" in err
     assert "Errno" not in err
     assert run(capsys, "verify", "Pong/2")[0] == 1
-    data = next((root / "Pong/1/pieces/0").glob("*.st*"), None) or max(
-        (root / "Pong/1/pieces/0").iterdir(), key=lambda p: p.stat().st_size
-    )
-    text = bytearray(data.read_bytes())
-    text[-3] ^= 1
-    data.write_bytes(text)
+    flip(*(root / "Pong/1/pieces/0").glob("data-*"), -3)
     status, out, err = run(capsys, "verify", "Pong/1")
     assert status == 1 and "whole" not in out and err.startswith("error: ")
 

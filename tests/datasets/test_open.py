@@ -13,6 +13,7 @@ from fbuf._formats import dataset as _dataset
 from fbuf._host.types import StoreCorrupted
 from fbuf.datasets import _minari
 from tests.support import pieces
+from tests.support.disk import flip
 
 
 def test_info_describes_a_data_set(tmp_path):
@@ -35,10 +36,7 @@ def test_info_describes_a_data_set(tmp_path):
 def test_verify_names_the_damaged_segment(tmp_path):
     pieces.make(tmp_path)
     datasets.verify(tmp_path)
-    (data,) = (tmp_path / "pieces" / "1").glob("data-*")
-    text = bytearray(data.read_bytes())
-    text[-3] ^= 1
-    data.write_bytes(text)
+    flip(*(tmp_path / "pieces" / "1").glob("data-*"), -3)
     with pytest.raises(fbuf.StoreCorrupted, match=r"segment 1 of .* is damaged.*or remove .*pieces/1"):
         datasets.verify(tmp_path)
     pytest.raises(fbuf.StoreCorrupted, datasets.open, tmp_path, verify="full").match("segment 1")
@@ -70,12 +68,8 @@ def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path):
 def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path):
     rows = pieces.make(tmp_path)
     with _dataset.DataSet.open(tmp_path) as dataset:
-        column = dataset.store._columns[0]
-        offset = int(column.address[0]) & (1 << 40) - 1
-    (data,) = (tmp_path / "pieces" / "3").glob("data-*")
-    text = bytearray(data.read_bytes())
-    text[offset + 3] ^= 1
-    data.write_bytes(text)
+        offset = int(dataset.store._columns[0].address[0]) & (1 << 40) - 1
+    flip(*(tmp_path / "pieces" / "3").glob("data-*"), offset + 3)
     buffer, state = datasets.open(tmp_path)
     got = buffer.get(state, np.arange(20, 34, dtype=np.int32))
     np.testing.assert_array_equal(got.data["obs"], rows["obs"][20:])

@@ -206,8 +206,7 @@ def test_files_that_cannot_be_opened_are_not_removed():
     save(PATH, 4, counter, keep=3)
     for at in range(counter.count):
         trial = disk.copy()
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as told:
             try:
                 save(PATH, 4, Faulty(trial, at, errno.EMFILE, kinds=("open",)), keep=3)
             except OSError as error:
@@ -267,12 +266,10 @@ def test_a_replaced_file_is_noticed(fault, tmp_path):
             file.symlink_to(tmp_path / "elsewhere")
         elif fault == "pipe":
             os.mkfifo(file)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as told:
             assert load(str(folder)) == 1
         assert len(told) == (not (fault == "missing" and name.startswith("manifest")))
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as told:
             save(str(folder), 3)  # builds on the whole generation
         assert ["cannot remove" in str(w.message) for w in told] == [True] * (fault == "folder")
         assert load(str(folder)) == 3

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,18 +37,13 @@ def test_flushed_rows_survive_a_power_failure(kind, tmp_path, monkeypatch):
 def test_flush_waits_for_every_file(tmp_path, monkeypatch):
     store = support.opened("files", tmp_path / "0")
     support.write(store, np.random.default_rng(0))
-    waited, real = list[str](), os.fsync
+    waited, real = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: waited.append(os.readlink(f"/proc/self/fd/{fd}")) or real(fd))
     store.flush()
     there = {str(p) for p in (tmp_path / "0").iterdir()}
     assert set(waited) == there | {str(tmp_path / "0")} and waited[-1] == str(tmp_path / "0")
-
-    def broken(fd):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", broken)
-    pytest.raises(OSError, store.flush).match(r"cannot flush .*Input/output error.*Check the disk under")
-    monkeypatch.undo()
+    with mock.patch.object(os, "fsync", side_effect=OSError(5, "Input/output error")):
+        pytest.raises(OSError, store.flush).match(r"cannot flush .*Input/output error.*Check the disk under")
     support.check(store)
 
 

@@ -13,7 +13,8 @@ import fbuf
 from fbuf.interop import _columns, _export, _row_reader, from_arrays, from_file, to_file
 from fbuf.interop._columns import DTYPES
 from fbuf.storages import Compressed, Host, Memmap
-from tests.support.interop import check_equal, every_kind, held, read_file
+from tests.support.interop import every_kind, held, read_file
+from tests.support.trees import same
 
 SUFFIXES = (".npz", ".h5")
 
@@ -33,7 +34,7 @@ def test_arrays_fill_a_buffer_of_their_size(lanes, small_blocks):
     for name, x in fbuf._core.pytree.named_leaves(rows).items():
         x = x.reshape(17, lanes or 1, *x.shape[1 + (lanes is not None) :]).swapaxes(0, 1)
         by_lane[name] = x.reshape(17 * (lanes or 1), *x.shape[2:])
-    check_equal(held(buffer, state), by_lane)
+    same(held(buffer, state), by_lane)
     assert all(int(v) == 0 for n, v in buffer.stats(state).items() if n.startswith("refused"))
 
 
@@ -144,7 +145,7 @@ def test_rows_come_back_from_files(small_blocks, tmp_path):
     for number, suffix in enumerate(SUFFIXES):
         done = to_file(tmp_path / f"rows{suffix}", buffer, state, compress=number == 1)
         assert done.rows == 11 and done.nbytes == (tmp_path / f"rows{suffix}").stat().st_size
-        check_equal(held(*from_file(tmp_path / f"rows{suffix}", buffer=fbuf.Buffer(14, lanes=2))), wanted)
+        same(held(*from_file(tmp_path / f"rows{suffix}", buffer=fbuf.Buffer(14, lanes=2))), wanted)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -160,7 +161,7 @@ def test_every_dtype_comes_back(suffix, tmp_path):
             sink.column(name, leaf.shape, leaf.dtype, iter([leaf[:2], leaf[2:]]))
         sink.finish({"format": "fbuf rows", "version": 1, "layout": "rows", "lanes": None, "steps": 5})
     got = read_file(path)
-    check_equal({name: got[name] for name in wanted}, wanted)
+    same({name: got[name] for name in wanted}, wanted)
 
 
 def test_an_empty_buffer_is_written(tmp_path):
@@ -187,12 +188,12 @@ def test_numpy_and_h5py_read_the_files(tmp_path):
 def test_files_of_other_programs_are_read(tmp_path):
     row = np.arange(6, dtype=np.int32).reshape(3, 2)
     np.savez(tmp_path / "other.npz", a=row, b=row)
-    check_equal(read_file(tmp_path / "other.npz"), {"a": row, "b": row})
+    same(read_file(tmp_path / "other.npz"), {"a": row, "b": row})
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file.create_dataset("g/a", data=row)
     buffer, state = from_file(tmp_path / "other.h5", lanes=2)
     assert buffer.lanes == 2 and buffer.capacity == 6
-    check_equal(held(buffer, state), {"g/a": row.T.reshape(-1)})
+    same(held(buffer, state), {"g/a": row.T.reshape(-1)})
 
 
 def test_episodes_are_numbered(tmp_path):
@@ -267,4 +268,4 @@ def test_an_error_at_any_call_leaves_the_old_file(suffix, monkeypatch, tmp_path)
         else:
             break
     assert n > 10 and path.read_bytes() != before
-    check_equal(read_file(path), fbuf._core.pytree.named_leaves(every_kind(9)))
+    same(read_file(path), fbuf._core.pytree.named_leaves(every_kind(9)))

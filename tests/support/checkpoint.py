@@ -20,9 +20,9 @@ from fbuf.storages import Compressed, Deduplicated
 from fbuf.views import Transition
 from tests.golden import buffers as golden
 from tests.support import combinations
+from tests.support.paths import ROOT
 from tests.support.trees import same
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "buffers-v1"
 
 

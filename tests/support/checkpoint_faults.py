@@ -72,8 +72,7 @@ def damaged_outcomes(generations, change, **how):
     for k in range(generations):
         small(disk, k)
     seen = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for name in disk.contents():
             data = disk.names[name].data
             for damage in change(len(data)):
@@ -132,8 +131,7 @@ class Machine(RuleBasedStateMachine):
             checkpoint.write(PATH, {n: self.source(n) for n in arrays}, {"k": self.number}, keep=keep, disk=faulty)
             self.saved.append((self.number, arrays))
         except Killed:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 try:
                     with checkpoint.read(PATH, disk=self.disk) as found:
                         if found.meta["k"] == self.number:
@@ -148,8 +146,7 @@ class Machine(RuleBasedStateMachine):
             self.damaged.add(names[-1])
             data = self.disk.names[names[-1]].data
             data[at % len(data)] ^= 1
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 with checkpoint.read(PATH, disk=self.disk) as found:
                     k = found.meta["k"]
             while self.saved[-1][0] != k:
@@ -157,8 +154,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def load(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             if not self.saved:
                 pytest.raises(checkpoint.CheckpointNotFound, lambda: checkpoint.read(PATH, disk=self.disk))
                 return

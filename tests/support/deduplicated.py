@@ -13,6 +13,7 @@ import fbuf
 from fbuf._buffer.state import COUNTERS
 from fbuf._core.pytree import named_leaves
 from fbuf.storages import Deduplicated, _block_rows
+from tests.support.store import same as same_bits
 
 KEY = jax.random.key(11)
 Fields = dict[str, np.ndarray]
@@ -216,11 +217,6 @@ class Trial:
         if held:
             assert int(self.state.counters[which]) - expired == np.sum(~batch.mask)
         return batch
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def values(rng: np.random.Generator, axes: tuple[int, ...], shape: tuple[int, ...], dtype: Any) -> np.ndarray:

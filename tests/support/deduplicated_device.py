@@ -11,7 +11,8 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Deduplicated, Device
 from fbuf.views import Row, Transition
-from tests.support.deduplicated import KEY, Fields, Trial, same_bits
+from tests.support.deduplicated import KEY, Fields, Trial
+from tests.support.store import same as same_bits
 
 
 def numbered(number: np.ndarray) -> np.ndarray:

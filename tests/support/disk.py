@@ -35,6 +35,14 @@ def make(path, columns, *, resume=False, verify=True, arrays=None, **sizes):
     return store
 
 
+def flip(path, *places, by=1):
+    """Change bits of these bytes of a file."""
+    data = bytearray(path.read_bytes())
+    for at in places:
+        data[at] ^= by
+    path.write_bytes(data)
+
+
 def environment():
     return os.environ | {"PYTHONPATH": str(ROOT)}
 

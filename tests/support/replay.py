@@ -4,7 +4,6 @@ import gc
 import os
 import threading
 import zlib
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +16,6 @@ from fbuf.storages import Compressed, Device, Host, Memmap
 from tests.support.processes import run_python
 from tests.support.threads import Thread, soon
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = {"t": np.int32(0)}
 LIMIT = limits.samples_per_insert(2, min_size=10, rows=5, draws=10)  # surplus 0 to 40
 

@@ -12,12 +12,12 @@ from tests.support.trees import row_with
 DRAWS = 2**18
 
 
-def chi_square_z(counts, chances):
-    """The statistic as a standard normal number (Wilson and Hilferty 1931)."""
+def chi_square_z(counts, chances, groups=1):
+    """The statistic as a standard normal number (Wilson and Hilferty 1931); `groups` are drawn as often as expected."""
     assert not counts[chances == 0].any()
     counts, chances = counts[chances > 0], chances[chances > 0]
-    expected = chances * counts.sum()
-    freedom = len(counts) - 1
+    expected = chances / chances.sum() * counts.sum()
+    freedom = len(counts) - groups
     statistic = np.sum((counts - expected) ** 2 / expected)
     spread = 2 / (9 * freedom)
     return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))

@@ -13,7 +13,8 @@ from fbuf.storages import Host
 from tests.replay.test_epoch import EXAMPLE, numbers, rows
 from tests.replay.test_row_block import compare, make_pair
 from tests.support import priority_updates
-from tests.support.replay import ROOT, at_exit, replay_of, rows_of, same_batches_as_the_buffer, soak, values
+from tests.support.paths import ROOT
+from tests.support.replay import at_exit, replay_of, rows_of, same_batches_as_the_buffer, soak, values
 from tests.support.tables import one_of
 from tests.support.threads import Thread
 
