@@ -1,5 +1,7 @@
 """`fbuf inspect` and `fbuf verify` of checkpoints, and progress."""
 
+from unittest import mock
+
 import pytest
 
 from fbuf.__main__ import main
@@ -9,13 +11,8 @@ from tests.support.memory_disk import PATH, disk_of, save, sources
 
 
 def test_an_error_in_progress_ends_the_save_and_leaves_nothing():
-    disk = disk_of(1)
+    disk, stop = disk_of(1), mock.Mock(side_effect=[None, KeyboardInterrupt])
     before = disk.contents()
-
-    def stop(done, total):
-        if done > total // 2:
-            raise KeyboardInterrupt
-
     pytest.raises(KeyboardInterrupt, save, PATH, 2, disk, progress=stop)
     assert disk.contents() == before
 

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 import warnings
-import zlib
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
+from tests.support.hostile_manifests import signed
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, disk_of, load, same, save, sources, state
 from tests.support.processes import run_python
 from tests.support.refusals import raises
@@ -106,21 +107,19 @@ def test_one_thread_saves_to_a_path_at_a_time(tmp_path):
         inside.set()
         assert go.wait(60)
 
-    first = threading.Thread(target=save, args=(str(tmp_path), 1), kwargs={"progress": slowly})
-    first.start()
+    first = Thread(lambda: save(str(tmp_path), 1, progress=slowly))
     assert inside.wait(60)
-    pytest.raises(BlockingIOError, lambda: save(str(tmp_path), 2)).match("in use by this process")
+    raises(BlockingIOError, "in use by this process", save, str(tmp_path), 2)
     go.set()
-    first.join()
+    first.ends()
     assert load(str(tmp_path)) == 1
 
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch):
-    def none(*_):
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr("fbuf._host.io.file.fcntl.flock", none)
-    with pytest.warns(RuntimeWarning, match="has no locks"):
+    with (
+        mock.patch("fbuf._host.io.file.fcntl.flock", side_effect=OSError(errno.ENOLCK, "no locks")),
+        pytest.warns(RuntimeWarning, match="has no locks"),
+    ):
         save(str(tmp_path), 1)
     assert load(str(tmp_path)) == 1
 
@@ -191,9 +190,7 @@ def test_after_the_last_number_nothing_is_saved(tmp_path):
 def test_a_later_version_is_neither_damage_nor_overwritten():
     disk = disk_of(1, 2)
     name = "manifest-000000000002.json"
-    body = disk.contents()[name].split(b"\n")[1].replace(b'{"version":1,', b'{"version":2,')
-    head = b'{"format":"fbuf checkpoint","version":2,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
-    disk.put(name, head + b"\n" + body + b"\n")
+    disk.put(name, signed(disk.contents()[name].split(b"\n")[1].replace(b'{"version":1,', b'{"version":2,'), 2))
     before = disk.contents()
     raises(checkpoint.VersionError, f"{name} is of version 2; expected 1 or less. Use the release", load, PATH, disk)
     pytest.raises(checkpoint.VersionError, save, PATH, 3, disk)

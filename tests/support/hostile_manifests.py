@@ -14,10 +14,10 @@ from tests.support.memory_disk import PATH, disk_of, save
 NAME = "manifest-000000000002.json"
 
 
-def signed(body, version=1):
+def signed(body, version=1, kind=b"checkpoint"):
     """Return a manifest with a valid first line."""
-    head = b'{"format":"fbuf checkpoint","version":%d,"bytes":%d,"crc32":%d}' % (version, len(body), zlib.crc32(body))
-    return head + b"\n" + body + b"\n"
+    line = b'{"format":"fbuf %s","version":%d,"bytes":%d,"crc32":%d}\n%s\n'
+    return line % (kind, version, len(body), zlib.crc32(body), body)
 
 
 def dumps(value):
