@@ -29,7 +29,6 @@ from tests.support.threads import PATIENCE, Thread, soon
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Make everything take many blocks, segments and jobs."""
     for module, name, value in (
         (lazy_array, "BLOCK_BYTES", 2048),
         (arena.Arena, "small", 2048),

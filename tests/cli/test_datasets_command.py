@@ -22,7 +22,6 @@ def make(path, rows=6):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """Two data sets, an unfinished one, and another folder."""
     make(tmp_path / "Pong/1")
     make(tmp_path / "minari/D4RL/door/human-v2", 3)
     with dataset.SegmentWriter(tmp_path / "Pong/2", 0, dataset.Schema({"t": ((), "int32")})) as piece:

@@ -77,10 +77,8 @@ def test_gaps_between_next_observations_end_episodes(tmp_path):
     for e in episodes:
         steps = e.steps if e.terminated else e.steps - 1
         if steps:
-            obs = {name: leaf[: steps + 1] for name, leaf in e.obs.items()}
-            left.append(
-                oracle.Episode(obs, {n: x[:steps] for n, x in e.action.items()}, e.reward[:steps], e.terminated)
-            )
+            obs, action = ({n: x[: steps + k] for n, x in of.items()} for k, of in ((1, e.obs), (0, e.action)))
+            left.append(oracle.Episode(obs, action, e.reward[:steps], e.terminated))
     oracle.check_files(tmp_path / "a", oracle.rows_of(left))
 
 
@@ -133,8 +131,8 @@ def test_memory_maps_and_groups_are_read_in_slices(tmp_path):
     episodes = made()
     data = flat(episodes)
     expected = oracle.rows_of(episodes, final=False)
-    mapped = np.memmap(tmp_path / "obs", np.float32, "w+", shape=data["observations"].shape)
-    mapped[:] = data["observations"]
+    data["observations"].tofile(tmp_path / "obs")
+    mapped = np.memmap(tmp_path / "obs", np.float32, "r", shape=data["observations"].shape)
     fbuf.datasets.from_arrays(data | {"observations": mapped}, path=tmp_path / "a", view=ROW)
     oracle.check_files(tmp_path / "a", expected)
     with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
@@ -142,20 +140,18 @@ def test_memory_maps_and_groups_are_read_in_slices(tmp_path):
             file[f"offline/{name}"] = leaf
         file["offline/metadata/algorithm"] = "SAC"
         file["offline/metadata/weight"] = np.zeros((3, 3), np.float32)
-    names = ["observations", "actions", "rewards", "terminals", "timeouts"]
+    names = list(data)
     with h5py.File(tmp_path / "d4rl.hdf5") as file:
         group = file["offline"]
         raises(ValueError, r"'metadata/algorithm' is a scalar", fbuf.datasets.from_arrays, group, path=tmp_path / "b")
         fbuf.datasets.from_arrays(group, path=tmp_path / "b", fields=names, piece_rows=5, workers=2, view=ROW)
         oracle.check_files(tmp_path / "b", expected)
     there = {f"offline/{n}": n for n in names}
-    with pytest.raises(ValueError, match=r"Leave it out: fields=\['offline/"):
-        fbuf.datasets.from_arrays(tmp_path / "d4rl.hdf5", path=tmp_path / "c")
-    with pytest.raises(ValueError, match="no leaf says where"):
-        fbuf.datasets.from_arrays(tmp_path / "d4rl.hdf5", path=tmp_path / "c", fields=list(there))
-    known = {"observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated"}
-    fields = {t: known.get(n, "truncated") for t, n in there.items()}
-    fbuf.datasets.from_arrays(tmp_path / "d4rl.hdf5", path=tmp_path / "c", fields=fields, view=ROW)
+    file, path = tmp_path / "d4rl.hdf5", tmp_path / "c"
+    raises(ValueError, r"Leave it out: fields=\['offline/", fbuf.datasets.from_arrays, file, path=path)
+    raises(ValueError, "no leaf says where", fbuf.datasets.from_arrays, file, path=path, fields=list(there))
+    fields = dict(zip(there, ("obs", "action", "reward", "terminated", "truncated"), strict=True))
+    fbuf.datasets.from_arrays(file, path=path, fields=fields, view=ROW)
     oracle.check_files(tmp_path / "c", expected)
 
 
@@ -168,8 +164,8 @@ def test_files_of_to_file_are_read(tmp_path, suffix):
     oracle.check_files(tmp_path / "a", rows | {"terminated": np.zeros(6, bool), "truncated": rows["done"]})
     lanes = {name: leaf.reshape(3, 2) for name, leaf in rows.items()}
     fbuf.interop.to_file(tmp_path / f"two{suffix}", *fbuf.interop.from_arrays(lanes, lanes=2))
-    with pytest.raises(ValueError, match=r"has rows of 2 lanes; expected one stream, \[N, ...\]"):
-        fbuf.datasets.from_arrays(tmp_path / f"two{suffix}", path=tmp_path / "b")
+    words = r"has rows of 2 lanes; expected one stream, \[N, ...\]"
+    raises(ValueError, words, fbuf.datasets.from_arrays, tmp_path / f"two{suffix}", path=tmp_path / "b")
 
 
 def bad(**change):
@@ -189,16 +185,8 @@ WRONG = [
     (bad(tensor=torch.zeros(19)), ValueError, "is torch.float32; expected plain numbers, or booleans. Pass x.numpy()"),
     (bad(terminals=np.full(19, 2)), ValueError, "leaf 'terminated' is 2 in row 0; expected 0 or 1"),
     (bad(terminals=np.zeros((19, 1), bool)), ValueError, r"leaf 'terminated' has shape .*; expected \[N\]"),
-    (
-        bad(terminated=np.zeros(19, bool)),
-        ValueError,
-        r"'terminals' and 'terminated' would be 'terminated' and 'terminated'\. Leave one out: fields",
-    ),
-    (
-        bad(observation={"a": np.zeros(19, np.float32)}),
-        ValueError,
-        r"'observations' and 'observation/a' would be 'obs' and 'obs/a'\. Leave one out: fields=\{'obs",
-    ),
+    (bad(terminated=np.zeros(19)), ValueError, "'terminals' and 'terminated' would be 'ter.* Leave one out: fields"),
+    (bad(observation={"a": NAN}), ValueError, r"'observation/a' would be 'obs' and 'obs/a'\. Leave one out: fields="),
     (bad(next_observations=np.zeros((19, 4), np.float32)), ValueError, "expected the observations' "),
     (bad(terminals=None, timeouts=None), ValueError, "no leaf says where episodes end"),
     ({"a": {"b": np.zeros(3)}, "a/b": np.ones(3)}, ValueError, "two leaves have the name 'a/b'"),
@@ -235,8 +223,7 @@ def test_invalid_settings_are_refused(tmp_path):
     ]
     for settings, kind, words in wrong:
         for data in (bad(), iter([bad()])):
-            with pytest.raises(kind, match=words):
-                fbuf.datasets.from_arrays(data, **{"path": tmp_path / "a", **settings})
+            raises(kind, words, fbuf.datasets.from_arrays, data, **{"path": tmp_path / "a", **settings})
     pytest.raises(TypeError, lambda: fbuf.datasets.from_arrays(3, path=tmp_path / "a")).match("data is a int")
     assert files(tmp_path) == []
 
@@ -254,15 +241,11 @@ def test_existing_files_are_not_modified(tmp_path):
 
 
 def test_a_failure_removes_only_its_own_files(tmp_path):
-    def broken(first, last):
-        raise OSError("the disk of the source fails")
-
     theirs = tmp_path / "project/pieces/7/notes.txt"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("theirs")
-    column = Column((), np.dtype(np.float32), broken, 9)
+    column = Column((), np.dtype(np.float32), lambda first, last: 1 / 0, 9)
     for path, left in ((tmp_path / "project", [theirs]), (tmp_path / "new", [])):
-        with pytest.raises(OSError, match="disk of the source"):
-            write_columns({"x": column}, path, Settings(None, (), None, None, None))
+        raises(ZeroDivisionError, None, write_columns, {"x": column}, path, Settings(None, (), None, None, None))
         assert [p for p in path.rglob("*") if p.is_file()] == left
     assert not (tmp_path / "new").exists()

@@ -74,14 +74,11 @@ def test_interrupted_work_is_resumed(tmp_path):
     pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
     other = data | {"rewards": data["rewards"] + (np.arange(19) == 1).astype(np.float32)}
     for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, {"codec": {"obs": fbuf.storages.Zstd()}})):
-        with pytest.raises(FileExistsError, match="segments of other rows or settings"):
-            fbuf.datasets.from_arrays(wrong, path=path, **({"piece_rows": 4} | settings))
-    with pytest.raises(FileExistsError, match="a stream, which cannot be resumed"):
-        fbuf.datasets.from_arrays(iter([data]), path=path, piece_rows=4)
-    seen = []
-    fbuf.datasets.from_arrays(
-        data, path=path, piece_rows=4, view=ROW, progress=lambda done, total: seen.append((done, total))
-    )
+        settings = {"path": path, "piece_rows": 4} | settings
+        raises(FileExistsError, "segments of other rows or settings", fbuf.datasets.from_arrays, wrong, **settings)
+    settings, seen = {"path": path, "piece_rows": 4}, []
+    raises(FileExistsError, "a stream, which cannot be", fbuf.datasets.from_arrays, iter([data]), **settings)
+    fbuf.datasets.from_arrays(data, view=ROW, progress=lambda *at: seen.append(at), **settings)
     assert seen[0] == (8, 19) and seen[-1] == (19, 19)
     oracle.check_files(path, oracle.rows_of(made()))
 

@@ -21,7 +21,6 @@ DTYPES = ("bool", "int8", "uint16", "int32", "int64", "float16", "float32", "flo
 
 @st.composite
 def data_sets(draw):
-    """Leaves of any kind and dtype, some segments of them, and which of their rows are used."""
     leaves = {}
     codecs = {}
     for i in range(draw(st.integers(1, 4))):

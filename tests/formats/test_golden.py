@@ -25,7 +25,6 @@ def reader():
 
 
 def copy_of(case, path):
-    """Copy golden files, because a save would change them."""
     return str(shutil.copytree(FOLDER / case, path / "golden"))
 
 

@@ -37,7 +37,6 @@ def part_of(store):
 
 @pytest.fixture
 def by_hand(monkeypatch):
-    """Start no thread: the test compresses jobs."""
     monkeypatch.setattr(recompress, "start", lambda store: threading.current_thread())
 
 

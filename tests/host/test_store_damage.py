@@ -75,7 +75,6 @@ def test_a_damaged_dictionary_is_found_at_load():
 
 
 def test_chunks_find_a_replaced_dictionary():
-    """The dictionary's own checksum fits, but it is not the one that the chunks were encoded against."""
     store, rows, tickets = with_dictionaries()
     arrays = store.to_arrays()
     content = np.array(arrays["column0:dictionaries"])

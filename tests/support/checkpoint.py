@@ -28,7 +28,6 @@ GOLDEN = ROOT / "tests" / "golden" / "buffers-v1"
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(buffer, state, rows, key):
-    """Write, draw, and set priorities."""
     state = buffer.extend(state, rows)
     state, batch = buffer.sample(state, key) if buffer.batch_size else buffer.sample(state, key, combinations.BATCH)
     if buffer.sampler.prioritized:
@@ -38,7 +37,6 @@ def step(buffer, state, rows, key):
 
 
 def steps(buffer, state, first, number, size=3):
-    """Run steps, each with rows and a key of its own number."""
     out = []
     for i in range(first, first + number):
         rows = combinations.rows_of(np.random.default_rng(i), size)
@@ -85,7 +83,6 @@ def check_goes_on(pair, number, tmp_path):
 
 
 def placed(storage, folder):
-    """Make a buffer with priorities whose files, if any, are in a folder."""
     return elsewhere(combinations.make(storage, "Prioritized", "Row"), Path(folder))
 
 
@@ -105,7 +102,6 @@ for number in range(1, 10**9):
 
 
 def check_killed(storage, seed, tmp_path):
-    """Kill a process at a random moment of its saves: a whole save loads and goes on. Return its number."""
     child, path, loading, repeated = (str(tmp_path / name) for name in ("child", "saved", "loaded", "repeated"))
     command = [sys.executable, "-c", _CHILD, storage, child, path]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -131,7 +127,6 @@ def numbered(buffer, state, first, count):
 
 
 def check_every_number_of_rows(storage, tmp_path):
-    """Empty, partly full, full, and with evicted rows; and with one row."""
     for capacity, counts in ((5, (0, 1, 4, 5, 6, 9, 10, 11)), (1, (0, 1, 2, 3))):
         buffer = fbuf.Buffer(capacity, storage=storage, sampler=Prioritized())
         for count in counts:
@@ -149,7 +144,6 @@ def check_every_number_of_rows(storage, tmp_path):
 
 
 def check_old_state(storage, tmp_path):
-    """A state that is not the newest of its store is saved as it was."""
     buffer = combinations.make(storage, "Uniform", "Row")
     old, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
     steps(buffer, old, 50, 2)
@@ -160,7 +154,6 @@ def check_old_state(storage, tmp_path):
 
 
 def check_custom_writer(writer, storage, tmp_path):
-    """A custom writer is named, and needs the buffer to load."""
     buffer = fbuf.Buffer(20, lanes=2, storage=combinations.STORAGES[storage], sampler=Prioritized(), writer=writer)
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 6)
     fbuf.save(tmp_path / "saved", buffer, state)
@@ -196,7 +189,6 @@ OTHERS = {
 
 
 def check_other_buffer(what, tmp_path):
-    """A checkpoint loads into a buffer with other settings."""
     buffer, state = saved_transitions(tmp_path)
     state, _ = steps(buffer, state, 0, 3)
     fbuf.save(tmp_path / "saved", buffer, state)
@@ -276,7 +268,6 @@ def check_resize(case, tmp_path):
 
 
 def check_golden(name, draw):
-    """A checkpoint of version 1 loads; where `draw`, it goes on."""
     buffer, state, extra = fbuf.load(GOLDEN / name, extra=True)
     assert buffer == golden.BUFFERS[name]
     assert extra["step"] == 7 and int(jax.random.bits(extra["key"])) == int(jax.random.bits(jax.random.key(3)))

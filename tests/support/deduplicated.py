@@ -277,7 +277,6 @@ LEAVES = {
 
 
 def check_leaves(kind: str, lanes: int | None) -> None:
-    """Rows of a kind of leaves are exact through masked writes, more than the ring holds, updates and a clear."""
     leaves, settings = LEAVES[kind]
     storage = Deduplicated(**{"keys": tuple(leaves), "blocks": 4096} | settings)
     buffer = fbuf.Buffer(8 * (lanes or 1), lanes=lanes, storage=storage)

@@ -26,7 +26,6 @@ def numbered(number: np.ndarray) -> np.ndarray:
 
 
 def numbers_in(frames: np.ndarray) -> np.ndarray:
-    """The inverse; 0 for frames of zeros."""
     return np.ascontiguousarray(frames[..., 0, :4]).view(np.int32)[..., 0]
 
 

@@ -48,7 +48,6 @@ def environment():
 
 
 def numbered(count, shape):
-    """Return rows [N, 3, ...] that say their lane and count."""
     number = count * 3 + np.arange(3)
     if shape == ():
         return number.astype(np.int64)

@@ -42,12 +42,10 @@ class Oracle:
         self.members, self.drawn = [], set()
 
     def left(self, live):
-        """Who is still to come."""
         here = set(live)
         return [m for m in self.members if m in here and m not in self.drawn]
 
     def ends(self, live, batch_size):
-        """Whether the epoch has no further batch."""
         return len(self.left(live)) < (batch_size if self.sampler.drop_last else 1)
 
     def sample(self, live, batch_size, got):
@@ -173,7 +171,6 @@ def filled(buffer, count):
 
 @functools.cache
 def first_batches(held, batch_size, number):
-    """Slots of the first batch for `number` keys."""
     buffer = fbuf.Buffer(capacity=held, sampler=Epoch())
     state = filled(buffer, held)
     keys = jax.random.split(jax.random.key(held), number)
@@ -181,7 +178,6 @@ def first_batches(held, batch_size, number):
 
 
 def check_places(held, number):
-    """Draw everyone equally often at each of seven places."""
     for column in first_batches(held, 7, number).T:
         assert abs(chi_square_z(np.bincount(column, minlength=held), np.full(held, 1 / held))) < 4
 

@@ -138,7 +138,6 @@ BUFFER.convert(fbuf.Buffer(capacity=13), state) => ValueError
 
 @functools.cache
 def states():
-    """Shapes of the states that the tables name."""
     made = {"state": BUFFER, "laned": LANED, "prioritized": PRIORITIZED}
     bare = jax.eval_shape(fbuf.Buffer(capacity=4).init, np.zeros(3, np.float32))
     return {name: jax.eval_shape(buffer.init, EXAMPLE) for name, buffer in made.items()} | {"bare": bare}

@@ -51,7 +51,6 @@ class FaultServer:
 
     @classmethod
     def of(cls, root, **options):
-        """Serves the files below a folder, as they are now."""
         paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
         return cls({path.relative_to(root).as_posix(): path.read_bytes() for path in paths}, **options)
 

@@ -32,7 +32,6 @@ def _saved():
 
 
 def base():
-    """Return a copy of one whole generation, the second, with arrays of all kinds."""
     return _saved().copy()
 
 
@@ -110,7 +109,6 @@ def _changed_bytes(text, chance):
 
 
 def mutated_manifests(count, seed):
-    """Read manifests with changed values and changed bytes."""
     chance, disk, read, refused = random.Random(seed), base(), 0, set()
     body = body_of(disk)
     text = dumps(body)

@@ -47,7 +47,6 @@ ROWS = {"a": np.arange(6, dtype=np.int32), "b": np.arange(12).reshape(6, 2) % 2 
 
 
 def written(folder, compress):
-    """Return the bytes of `a.npz`, which is written to the folder."""
     buffer, state = from_arrays(ROWS)
     to_file(folder / "a.npz", buffer, state, compress=compress)
     same(read_file(folder / "a.npz"), ROWS)
@@ -55,7 +54,6 @@ def written(folder, compress):
 
 
 def check_truncations(file, folder, every):
-    """Read the file cut off at every nth byte."""
     path = folder / "cut.npz"
     for size in range(0, len(file), every):
         path.write_bytes(file[:size])

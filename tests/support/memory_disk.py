@@ -20,7 +20,6 @@ def bits(array):
 
 
 def same(saved, arrays):
-    """Compare every array of a checkpoint bit for bit."""
     assert list(saved.arrays) == list(arrays)
     for name, array in arrays.items():
         got = np.asarray(saved.arrays[name])
@@ -58,8 +57,6 @@ class Keyed(Source):
 
 
 class File:
-    """A file in memory: its bytes, its durable bytes, and the writes since the last sync."""
-
     def __init__(self):
         self.data = bytearray()
         self.durable = b""
@@ -275,7 +272,6 @@ def save(path, k, disk=DISK, **how):
 
 
 def disk_of(*numbers, **how):
-    """Return a disk in memory after these saves."""
     disk = Memory()
     for k in numbers:
         save(PATH, k, disk, **how)
@@ -283,7 +279,6 @@ def disk_of(*numbers, **how):
 
 
 def load(path, disk=DISK, **how):
-    """Return the number of the save found, after comparing all of its arrays."""
     with checkpoint.read(path, disk=disk, **how) as saved:
         k = saved.meta["k"]
         same(saved, state(k))

@@ -66,7 +66,6 @@ def sampling(mixture):
 
 
 def check(mixture, batch, held):
-    """What holds of every batch, over buffers that hold all rows they were given."""
     batch = jax.device_get(batch)
     source, mask, ids = batch.source, batch.mask, batch.data["id"]
     assert ((source == len(mixture.names)) == ~mask).all()
@@ -158,8 +157,6 @@ ROW = {"obs": jax.ShapeDtypeStruct((8,), np.uint8), "id": jax.ShapeDtypeStruct((
 
 
 def check_in_place(sampler, mode):
-    """A step of every method copies neither buffer."""
-
     mixture = two(*(fbuf.Buffer(BIG, sampler=SAMPLERS[sampler]) for _ in "ab"), **MODES[mode])
     state = jax.eval_shape(lambda: mixture.init({"a": ROW, "b": ROW}))
 

@@ -95,7 +95,6 @@ def listed(text):
 
 
 def cases(chosen):
-    """Return a fixture of these cases."""
     return pytest.fixture(params=chosen, ids=lambda case: "-".join(map(str, case)))(lambda request: request.param)
 
 

@@ -114,7 +114,6 @@ class Trial:
         self.state = method(self.state, nest(rows), as_given(priority), as_given(mask))
 
     def some_indices(self, rng):
-        """Indices of rows held now, of rows long gone, and of none."""
         known = list(self.model.by_index)
         indices = []
         for kind in rng.choice(["held", "held", "held", "any", "wrong"], BATCH):

@@ -58,7 +58,6 @@ class WindowTrial(Trial):
         return index, mask, [pair if keep else nowhere for pair, keep in zip(index, mask, strict=True)]
 
     def update_windows(self, rng):
-        """Write rows, and then priorities."""
         for method in ("rows", "priority") if self.windows else ():
             index, mask, chosen = self.some_windows(rng)
             shape = (BATCH, len(index) // BATCH)

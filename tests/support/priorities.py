@@ -24,7 +24,6 @@ def _filled(sampler, priority, capacity):
 
 
 def filled(sampler, priority, capacity=None):
-    """Return a buffer and its state of numbered rows with these priorities."""
     return _filled(sampler, tuple(np.asarray(priority).tolist()), capacity or len(priority))
 
 

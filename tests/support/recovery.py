@@ -99,7 +99,6 @@ assert said.sum() > 2 * rounds
 
 
 def check_killed(kind, path, rounds, seed=0):
-    """Kill processes that write, each of which goes on where the last was killed: no row is lost."""
     run_python(KILLER, kind, path, rounds, seed, options=("-W", "ignore"))
 
 

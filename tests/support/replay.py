@@ -29,7 +29,6 @@ def make(limit=LIMIT, capacity=64, **settings):
 
 
 def replay_of(capacity=8, **parts):
-    """A replay of rows that are one number."""
     return fbuf.Replay(fbuf.uniform(capacity, **parts), {"t": np.int32(0)})
 
 
@@ -42,12 +41,10 @@ def values(rows):
 
 
 def waiting(replay):
-    """Return the number of calls that wait for the limit."""
     return sum(place.asleep for place in list(replay._lock._waiters))
 
 
 def drawing():
-    """Return the threads of `Replay.batches`."""
     return [thread for thread in threading.enumerate() if thread.name == "fbuf.Replay.batches"]
 
 
@@ -65,7 +62,6 @@ def make_frames(storage=None, **settings):
 
 
 def same_batches_as_the_buffer(storage):
-    """Compare a replay with its functional buffer, while rows are evicted."""
     replay, buffer = make_frames(storage), fbuf.prioritized(16, storage=storage)
     state, key = buffer.init(FRAME), jax.random.key(3)
     extend, update = jax.jit(buffer.extend), jax.jit(buffer.update_priority)
@@ -110,7 +106,6 @@ BUFFERS = {
 
 
 def frames(actor, ids):
-    """Return observations that differ by actor and number."""
     base = (ids[:, None].astype(np.uint32) * np.uint32(2654435761) + np.uint32(actor)) >> np.arange(
         0, 24, dtype=np.uint32
     )

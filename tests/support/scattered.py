@@ -81,7 +81,6 @@ BATCH = 6
 
 
 def rows_of(first, *shape):
-    """Rows that tell their number, with scores in no order."""
     number = first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     return {
         "obs": (number[..., None, None] % 5 + np.arange(8)[:, None] * np.ones(8, int)).astype(np.uint8),
@@ -122,7 +121,6 @@ MOST = 17  # rows a lane of every call, masked beyond those given, so that it co
 
 
 def check_largest(storage, data, lanes):
-    """Keep the largest, and give them in the order they came in."""
     buffer, model = make(storage, lanes=lanes), Model(12)
     state, first, width = buffer.init(EXAMPLE), 0, lanes or 1
     for _ in range(data.draw(st.integers(1, 6), "calls")):

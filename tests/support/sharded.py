@@ -35,7 +35,6 @@ SAMPLERS = {
 
 
 def run(path: str, cases: str = "", *more: str) -> None:
-    """Run the cases of files of the repository on eight devices."""
     code = "import sys, pytest; sys.exit(pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
     run_python(code, path, *more, "-k", cases, **devices(8))
 
@@ -93,7 +92,6 @@ def drawable(buffer: fbuf.Buffer) -> np.ndarray:
 
 
 def chances(buffer: fbuf.Buffer, state: Any) -> np.ndarray:
-    """Return the probability of each row in one buffer, by id."""
     opened = state.open()
     eligible = state_ops.eligible_set(buffer, opened)
     inspected = buffer.sampler.inspect(opened.sampler, eligible).probability

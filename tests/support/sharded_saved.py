@@ -94,7 +94,6 @@ def plain_rows(sharded: Sharded, state: Any, path: Path) -> Any:
 
 
 def check_no_lanes(buffer: fbuf.Buffer, before: int, after: int, path: Path) -> None:
-    """Without lanes all rows are kept, with their probabilities, and new ones replace the oldest."""
     source, target = on(buffer, before), on(buffer, after)
     state = source.init({"id": np.int32(0), "version": np.int32(0)})
     for version in range(5):

@@ -56,7 +56,6 @@ class Scattered(Model):
 
 
 def churn(store, rows, times, step=50):
-    """Replace random slots; return what the store takes from time to time, once every slot has been written."""
     capacity, rng, sizes = store.length, np.random.default_rng(0), []
     for i in range(0, capacity, step):
         slots = np.arange(i, min(i + step, capacity), dtype=np.int32)[:, None]

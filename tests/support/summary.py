@@ -23,8 +23,6 @@ MANY = 1 << 14  # rows compared by default
 
 @dataclasses.dataclass
 class History:
-    """What happened to a buffer."""
-
     buffer: fbuf.Buffer
     state: Any
     rows: list[dict[str, np.ndarray]]  # every row ever written, `[E, ...]` each
@@ -38,7 +36,6 @@ class History:
 
 @functools.cache
 def history(storage, sampler, view, writer="Ring", steps=7):
-    """Writes until the ring has gone round, with draws and updates between."""
     buffer = parts.make(storage, sampler, view, writer)
     told = History(buffer, buffer.init(parts.EXAMPLE), [], Counter(), {})
     rng = np.random.default_rng(3)

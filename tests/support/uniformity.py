@@ -24,14 +24,12 @@ def chi_square_z(counts, chances, groups=1):
 
 
 def slots_drawn(buffer, state, seed, draws):
-    """Count how often each slot is drawn."""
     batch = buffer.peek(state, jax.random.key(seed), draws)
     assert bool(batch.mask.all())
     return np.bincount(np.asarray(batch.index.slot), minlength=buffer.capacity)
 
 
 def rows(rng, shape, often):
-    """Make rows of flags and next to nothing else."""
     return row_with(
         np.zeros(shape, np.uint8),
         *shape,
@@ -104,7 +102,6 @@ def check_zero_priorities(transition):
 
 
 def check_parts(size, *places):
-    """Draw every row equally often in each part of a batch."""
     buffer = fbuf.Buffer(capacity=100, sampler=fbuf.samplers.Prioritized())
     state = buffer.extend(buffer.init(np.float32(0)), np.zeros(100, np.float32))
     peek = jax.jit(jax.vmap(lambda key: buffer.peek(state, key, size).index.slot))

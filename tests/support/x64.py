@@ -21,8 +21,6 @@ NUMBERS = np.array([5e-324, 1.7976931348623157e308, -0.0, _NAN[0], -np.inf, 1 / 
 
 
 def extremes(count, shape=(), first=0):
-    """Return `count` rows, all 64-bit leaves of `shape`; `n` numbers them from `first`."""
-
     def some(values):
         at = np.arange(first, first + count).reshape(-1, *[1] * len(shape)) + np.arange(int(np.prod(shape))).reshape(
             shape
