@@ -91,19 +91,3 @@ def test_one_writer_holds_the_lock(tmp_path, monkeypatch):
     assert files(tmp_path / "a") == []
     fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", view=ROW)
     assert "lock" not in files(tmp_path / "a")
-
-
-def test_a_failure_in_one_thread_ends_the_others(tmp_path):
-    class Failing:
-        shape, dtype = (1000, 3), np.dtype(np.float32)
-
-        def __getitem__(self, rows):
-            if rows.start >= 500:
-                raise OSError("a bad sector")
-            return np.zeros((rows.stop - rows.start, 3), np.float32)
-
-    data = {"observations": Failing(), "terminals": np.zeros(1000, bool)}
-    settings = {"path": tmp_path / "a", "piece_rows": 10, "workers": 3}
-    raises(OSError, "a bad sector", fbuf.datasets.from_arrays, data, **settings)
-    assert len(_dataset.committed(tmp_path / "a")) <= 55  # later segments are not begun
-    pytest.raises(FileNotFoundError, lambda: fbuf.datasets.open(tmp_path / "a")).match("not finished")

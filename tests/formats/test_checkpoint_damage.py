@@ -181,19 +181,9 @@ def test_random_bytes_in_place_of_any_file_are_damage():
             pytest.raises(checkpoint.StoreCorrupted, checkpoint.read, PATH, disk=disk)
 
 
-def test_links_are_neither_read_nor_written_through(tmp_path):
+def test_links_are_not_written_through(tmp_path):
     save(str(tmp_path / "c"), 1)
     victim = tmp_path / "victim"
-    for name in ("data-000000000001.safetensors", "manifest-000000000001.json"):
-        path = tmp_path / "c" / name
-        held = path.read_bytes()
-        path.unlink()
-        victim.write_bytes(held)
-        path.symlink_to(victim)
-        with pytest.raises(checkpoint.StoreCorrupted, match="is a link; expected a plain file"):
-            checkpoint.read(str(tmp_path / "c"))
-        path.unlink()
-        path.write_bytes(held)
     victim.write_text("mine")
     for name in ("lock", "manifest-000000000002.json.new", "data-000000000002.safetensors"):
         path = tmp_path / "c" / name

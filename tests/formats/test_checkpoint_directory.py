@@ -266,6 +266,7 @@ def test_a_replaced_file_is_noticed(fault, tmp_path):
         with warnings.catch_warnings(record=True, action="always") as told:
             assert load(str(folder)) == 1
         assert len(told) == (not (fault == "missing" and name.startswith("manifest")))
+        assert fault != "link" or "is a link; expected a plain file" in str(told[0].message)
         with warnings.catch_warnings(record=True, action="always") as told:
             save(str(folder), 3)  # builds on the whole generation
         assert ["cannot remove" in str(w.message) for w in told] == [True] * (fault == "folder")

@@ -56,36 +56,6 @@ def test_truncated_and_flipped_files_show_no_wrong_row(kind, verify, tmp_path):
 
 @pytest.mark.usefixtures("small_segments")
 @KIND
-def test_files_of_two_moments_show_no_wrong_row(kind, tmp_path):
-    path = tmp_path / "0"
-    support.small(kind, path, 3)
-    shutil.copytree(path, tmp_path / "old")
-    support.small(kind, path, 2, seed=1)
-    shutil.copytree(path, tmp_path / "new")
-    rows = support.rows_there(kind, path)
-    names = sorted({p.name for m in ("old", "new") for p in (tmp_path / m).iterdir()} - {"lock", "manifest.json"})
-    said = {}
-    rng = np.random.default_rng(0)
-    for choice in range(2 ** len(names)) if len(names) < 6 else rng.integers(0, 2 ** len(names), 60).tolist():
-        mixed = tmp_path / "mixed"
-        shutil.copytree(tmp_path / "new", mixed)
-        for i, name in enumerate(names):
-            if choice >> i & 1:
-                (mixed / name).unlink(missing_ok=True)
-                if (tmp_path / "old" / name).exists():
-                    shutil.copy(tmp_path / "old" / name, mixed / name)
-        whole = choice in (0, 2 ** len(names) - 1)
-        verify = bool(rng.integers(2))
-        expected = support.rows_there(kind, tmp_path / "old") if whole and choice else rows
-        what = support.survives(kind, mixed, expected, **support.SMALL, verify=verify)
-        assert not whole or what == ""
-        said[what] = said.get(what, 0) + 1
-        shutil.rmtree(mixed)
-    assert said.get("StoreCorrupted", 0) + said.get("a warning", 0) > 10
-
-
-@pytest.mark.usefixtures("small_segments")
-@KIND
 def test_foreign_and_missing_files_are_found(kind, tmp_path):
     for seed, name in enumerate(("mine", "other")):
         support.small(kind, tmp_path / name, 4, seed)
