@@ -1,5 +1,6 @@
 """Rows from plain arrays and files and back: every row, dtype and storage, in blocks; files are whole or absent."""
 
+import itertools
 import json
 import os
 
@@ -14,6 +15,7 @@ from fbuf.interop import _columns, _export, _row_reader, from_arrays, from_file,
 from fbuf.interop._columns import DTYPES
 from fbuf.storages import Compressed, Host, Memmap
 from tests.support.interop import every_kind, held, read_file
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 SUFFIXES = (".npz", ".h5")
@@ -80,11 +82,7 @@ def test_priorities_of_windows_are_those_of_their_first_rows(small_blocks):
         ({"dtypes": {"a": "object"}}, TypeError, "expected one of bool"),
         ({"dtypes": {"a": "float64"}}, TypeError, "expected one of bool"),
         ({"newest": -1}, ValueError, "newest is -1"),
-        (
-            {"buffer": fbuf.Buffer(3)},
-            ValueError,
-            "there are 4 rows, but the buffer holds 3. Use capacity=4, .*newest=3",
-        ),
+        ({"buffer": fbuf.Buffer(3)}, ValueError, "there are 4 rows, but the buffer holds 3. Use capac.*4, .*newest=3"),
         ({"buffer": fbuf.Buffer(4), "capacity": 4}, ValueError, "Drop capacity=4"),
         ({"priority": np.array([1, np.nan, 1, 1])}, ValueError, "not finite"),
         ({"arrays": {"a": np.zeros(3)}}, TypeError, "or round: dtypes={'a': 'float32'}"),
@@ -95,8 +93,7 @@ def test_priorities_of_windows_are_those_of_their_first_rows(small_blocks):
     ],
 )
 def test_invalid_arrays_are_refused(settings, error, match):
-    with pytest.raises(error, match=match):
-        from_arrays(**{"arrays": {"a": np.arange(4, dtype=np.float32)}} | settings)
+    raises(error, match, from_arrays, **{"arrays": {"a": np.arange(4, dtype=np.float32)}} | settings)
 
 
 @pytest.mark.parametrize("storage", [Memmap, Compressed])
@@ -221,10 +218,9 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         ({"buffer": ragged, "state": ragged.init({"text": "hello"})}, TypeError, "Use fbuf.save"),
     ):
         given = {"path": "a.npz", "buffer": buffer, "state": state} | settings
-        with pytest.raises(error, match=match):
-            to_file(**given | {"path": tmp_path / given["path"]})
+        raises(error, match, to_file, **given | {"path": tmp_path / given["path"]})
     (tmp_path / "a.npz").write_bytes(b"mine")
-    pytest.raises(FileExistsError, lambda: to_file(tmp_path / "a.npz", buffer, state)).match("overwrite=True")
+    raises(FileExistsError, "overwrite=True", to_file, tmp_path / "a.npz", buffer, state)
     assert (tmp_path / "a.npz").read_bytes() == b"mine" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -243,27 +239,19 @@ def test_an_error_at_any_call_leaves_the_old_file(suffix, monkeypatch, tmp_path)
     to_file(path, buffer, state, names={"x": None})
     before = path.read_bytes()
     monkeypatch.setattr(_row_reader, "BLOCK_BYTES", 24)
-    calls = {"left": 0}
+    left = iter(())
 
     def failing(inner):
-        def call(*args, **kwargs):
-            calls["left"] -= 1
-            if calls["left"] == 0:
-                raise OSError(28, "No space left on device")
-            return inner(*args, **kwargs)
+        return lambda *args, **kwargs: inner(*args, **kwargs) if next(left) else os.open("/nowhere", 0)
 
-        return call
-
-    monkeypatch.setattr(_row_reader.Reader, "leaf", failing(_row_reader.Reader.leaf))
-    monkeypatch.setattr(_export, "_sync", failing(_export._sync))
-    monkeypatch.setattr(os, "replace", failing(os.replace))
+    for owner, name in ((_row_reader.Reader, "leaf"), (_export, "_sync"), (os, "replace")):
+        monkeypatch.setattr(owner, name, failing(getattr(owner, name)))
     for n in range(1, 100):
-        calls["left"] = n
+        left = itertools.chain([True] * (n - 1), [False], itertools.repeat(True))
         try:
             to_file(path, buffer, state, overwrite=True)
         except OSError:
-            now = path.read_bytes()
-            assert now == before or calls["left"] == 0 and n > 5
+            assert path.read_bytes() == before or n > 5
             assert [p.name for p in tmp_path.iterdir()] == [path.name]
         else:
             break

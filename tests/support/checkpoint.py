@@ -105,7 +105,6 @@ def check_killed(storage, seed, tmp_path):
     child, path, loading, repeated = (str(tmp_path / name) for name in ("child", "saved", "loaded", "repeated"))
     command = [sys.executable, "-c", _CHILD, storage, child, path]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     for number in ("1\n", "2\n"):  # the first save has ended
         assert process.stdout.readline() == number
     time.sleep(random.Random(seed).uniform(0, 0.4))
@@ -170,9 +169,8 @@ def check_custom_writer(writer, storage, tmp_path):
 def saved_transitions(tmp_path, **parts):
     settings = {"sampler": Prioritized(), "view": Transition(gamma=0.9, autoreset="same_step"), **parts}
     buffer = fbuf.Buffer(40, lanes=2, **settings)
-    state = jax.jit(buffer.extend)(
-        buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 15)
-    )
+    rows = combinations.rows_of(np.random.default_rng(0), 15)
+    state = jax.jit(buffer.extend)(buffer.init(combinations.EXAMPLE), rows)
     fbuf.save(tmp_path / "saved", buffer, state)
     return buffer, state
 
@@ -204,25 +202,6 @@ def check_other_buffer(what, tmp_path):
         steps(loaded, again, 100, 1)
 
 
-LANES = combinations.LANES
-
-
-def resized(storage, sampler, view, capacity):
-    buffer = combinations.make(storage, sampler, view)
-    return dataclasses.replace(buffer, capacity=capacity)
-
-
-def at_rest(buffer, number, tmp_path):
-    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, number)
-    fbuf.save(tmp_path / "saved", buffer, state, sync=False)
-    return state
-
-
-def newest_rows(buffer, state, newest):
-    last = buffer.last(state, newest)
-    return jax.device_get((last.data, last.mask))
-
-
 def drawable(buffer, state):
     """Return the lane, the age (0: the newest) and the priority of every anchor."""
     cursor = np.asarray(state.ring.cursor)
@@ -244,15 +223,17 @@ def drawable(buffer, state):
 
 def check_resize(case, tmp_path):
     """The newest rows stay, with their priorities: storage, sampler, view, capacity and steps are `case`."""
-    storage, sampler, view, capacity, number = case
-    buffer = resized(storage, sampler, view, 40)
-    state = at_rest(buffer, number, tmp_path)
+    *parts, capacity, number = case
+    buffer = combinations.make(*parts)
+    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, number)
+    fbuf.save(tmp_path / "saved", buffer, state, sync=False)
     other = elsewhere(dataclasses.replace(buffer, capacity=capacity), tmp_path / "rows")
     loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
     assert loaded is other
-    held = min(capacity, 40) // LANES
-    same(newest_rows(loaded, again, held), newest_rows(buffer, state, held))
-    if not sampler.endswith("'host')"):
+    held = min(capacity, 40) // combinations.LANES
+    last, wanted = loaded.last(again, held), buffer.last(state, held)
+    same((last.data, last.mask), (wanted.data, wanted.mask))
+    if not parts[1].endswith("'host')"):
         kept = [(lane, age, leaf) for lane, age, leaf in drawable(buffer, state) if age < held]
         moved = drawable(loaded, again)
         # The oldest kept rows may have lost the frames of their stacks.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fbuf._formats import checkpoint
+from tests.support.disk import flipped
 from tests.support.memory_disk import PATH, Blocks, Faulty, Killed, Memory, load, same, save
 
 
@@ -55,15 +56,12 @@ def outcome(disk, **how):
         return None
 
 
-def flips(size):
-    def flip(data, bit):
-        data[bit // 8] ^= 1 << bit % 8
-
-    return (lambda data, bit=bit: flip(data, bit) for bit in range(8 * size))
+def flips(data):
+    return (flipped(data, bit) for bit in range(8 * len(data)))
 
 
-def cuts(size):
-    return (lambda data, at=at: data.__delitem__(slice(at, None)) for at in range(size))
+def cuts(data):
+    return (data[:at] for at in range(len(data)))
 
 
 def damaged_outcomes(generations, change, **how):
@@ -73,13 +71,11 @@ def damaged_outcomes(generations, change, **how):
         small(disk, k)
     seen = []
     with warnings.catch_warnings(action="ignore"):
-        for name in disk.contents():
-            data = disk.names[name].data
-            for damage in change(len(data)):
-                whole = bytes(data)
-                damage(data)
+        for name, whole in disk.contents().items():
+            for damaged in change(whole):
+                disk.names[name].data[:] = damaged
                 seen.append((outcome(disk, **how), name.startswith("data")))
-                data[:] = whole
+            disk.names[name].data[:] = whole
     assert outcome(disk) == generations - 1
     return seen
 

@@ -43,6 +43,12 @@ def flip(path, *places, by=1):
     path.write_bytes(data)
 
 
+def flipped(data, bit):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
 def environment():
     return os.environ | {"PYTHONPATH": str(ROOT)}
 

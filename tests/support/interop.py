@@ -9,6 +9,7 @@ import pytest
 
 import fbuf
 from fbuf.interop import _columns, _load, from_arrays, to_file
+from tests.support.disk import flipped
 from tests.support.trees import same
 
 
@@ -65,9 +66,7 @@ def check_flips(file, folder, every):
     path = folder / "flipped.npz"
     bits, noticed = range(0, 8 * len(file), every), 0
     for bit in bits:
-        damaged = bytearray(file)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
+        path.write_bytes(flipped(file, bit))
         try:
             got = read_file(path)
         except ValueError:
