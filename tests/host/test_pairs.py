@@ -117,6 +117,16 @@ def test_a_full_store_makes_room_when_many_episodes_end():
             model.check_all()
 
 
+def test_replaced_steps_leave_the_others():
+    model, step = Model(ObservationPairs(20, 2, (4,), np.int16, Zstd())), np.zeros((2, 4), np.int16)
+    for t in range(150):
+        model.add(step + t, step + t + 1)
+        for again in range(t % 3 if t < 100 else 30):
+            model.replace(step + t, step + t + 1 + 1000 * again)
+        if t % 10 == 0:
+            model.check_all()
+
+
 def test_a_failed_write_stores_nothing(monkeypatch):
     model = Model(ObservationPairs(20, 1, (4,), np.int16, Zstd()))
     step = np.arange(4, dtype=np.int16)[None]
