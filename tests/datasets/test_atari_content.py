@@ -14,6 +14,7 @@ from fbuf.datasets._atari.plan import stretches
 from fbuf.datasets._atari.segment import BEFORE, RUNS, convert, ring, schema
 from fbuf.datasets._remote import FileCorrupted
 from tests.support import atari_runs as made
+from tests.support.atari_runs import BLANK, number_of
 
 BLOCK = 64
 
@@ -96,55 +97,46 @@ def check(run, numbers):
     return found
 
 
+@st.composite
+def runs(draw):
+    """A run, and the numbers of some of its pieces."""
+    log = made.synthetic(450, draw(st.integers(0, 2**16)), draw(st.sampled_from([2, 7, 30, 100, 500])))
+    blanks, final = draw(st.sampled_from([3, 3, 0])), draw(st.booleans())
+    run = made.record(log, draw(st.integers(70, 160)), blanks=blanks, final=final)
+    numbers = st.sampled_from([piece.number for piece in run.pieces])
+    return run, sorted(draw(st.lists(numbers, min_size=1, unique=True)))
+
+
 @settings(max_examples=20)
-@given(
-    seed=st.integers(0, 2**16),
-    capacity=st.integers(70, 160),
-    episode=st.sampled_from([2, 7, 30, 500]),
-    blanks=st.sampled_from([3, 3, 0]),
-    final=st.booleans(),
-    most=st.sampled_from([1, 70, 10**6]),
-    data=st.data(),
-)
-def test_rows_are_those_of_the_log(writer, monkeypatch, seed, capacity, episode, blanks, final, most, data):
+@given(runs(), st.sampled_from([1, 70, 10**6]))
+def test_rows_are_those_of_the_log(writer, monkeypatch, case, most):
     """Pieces of the data set have about `most` rows here."""
     monkeypatch.setattr(segment, "MOST_BYTES", most)
-    log = made.synthetic(450, seed, episode)
-    run = made.record(log, capacity, blanks=blanks, final=final)
-    everything = [piece.number for piece in run.pieces]
-    chosen = data.draw(st.lists(st.sampled_from(everything), min_size=1, unique=True))
-    check(run, sorted(chosen))
-    check(run, everything)
+    run, chosen = case
+    check(run, chosen)
+    check(run, [piece.number for piece in run.pieces])
 
 
 @settings(max_examples=15)
-@given(
-    seed=st.integers(0, 2**16),
-    capacity=st.integers(70, 160),
-    episode=st.sampled_from([2, 30, 100]),
-    blanks=st.sampled_from([3, 0]),
-    data=st.data(),
-)
-def test_without_partial_episodes_every_stack_is_what_the_agent_saw(writer, seed, capacity, episode, blanks, data):
-    log = made.synthetic(450, seed, episode)
-    run = made.record(log, capacity, blanks=blanks)
-    chosen = data.draw(st.lists(st.sampled_from([p.number for p in run.pieces]), min_size=1, unique=True))
+@given(runs())
+def test_without_partial_episodes_every_stack_is_what_the_agent_saw(writer, case):
+    run, chosen = case
     kept, waiting, before = [], False, -2
-    for place in run.held(sorted(chosen)).tolist():
+    for place in run.held(chosen).tolist():
         step = int(run.added[place])
         if place != before + 1:  # after a gap: does an episode begin here, as far as the rows tell?
-            waiting = place > 0 and step != made.BLANK
-        if step != made.BLANK:
+            waiting = place > 0 and step != BLANK
+        if step != BLANK:
             if not waiting:
                 kept.append(step)
-            waiting &= not log.terminal[step]
+            waiting &= not run.log.terminal[step]
         before = place
     if not kept:
-        assert read(run, sorted(chosen), partial="drop")[2] == []
+        assert read(run, chosen, partial="drop")[2] == []
         return
-    rows, _, _ = read(run, sorted(chosen), partial="drop")
-    want, cut = run.expected(sorted(chosen))
-    assert made.number_of(rows["obs"]).tolist() == kept
+    rows, _, _ = read(run, chosen, partial="drop")
+    want, cut = run.expected(chosen)
+    assert number_of(rows["obs"]).tolist() == kept
     assert np.flatnonzero(rows["truncated"]).tolist() == np.flatnonzero(cut[np.isin(want, kept)]).tolist()
 
 

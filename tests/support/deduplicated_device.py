@@ -98,22 +98,15 @@ def check_masked_draws(sampler: str, view: str) -> None:
     assert 0 < masked.sum() < 256
     np.testing.assert_array_equal(got.mask, ~masked)
     assert int(buffer.stats(after)["draws_refused"]) - before == masked.sum()
-    nowhere = want.index.slot * 0 + buffer.capacity
-    expected = (want.data, want.probability, want.weight, want.index.ticket)
-    for a, b in zip(
-        jax.tree.leaves((got.data, got.probability, got.weight, got.index.ticket)),
-        jax.tree.leaves(expected),
-        strict=True,
-    ):
+    parts = (jax.tree.leaves((b.data, b.probability, b.weight, b.index.ticket)) for b in (got, want))
+    for a, b in zip(*parts, strict=True):
         assert same_bits(a[~masked], b[~masked])
         assert not a[masked].any()
-    np.testing.assert_array_equal(got.index.slot, np.where(masked, nowhere, want.index.slot))
+    np.testing.assert_array_equal(got.index.slot, np.where(masked, buffer.capacity, want.index.slot))
     # Indices of masked rows are skipped and not counted as refused.
     if buffer.sampler.prioritized:
-        updated = buffer.update_priority(after, batch.index, np.ones(256, np.float32))
-        assert not any(
-            int(n) for name, n in buffer.stats(updated).items() if name in ("refused_stale", "refused_out_of_range")
-        )
+        stats = buffer.stats(buffer.update_priority(after, batch.index, np.ones(256, np.float32)))
+        assert not int(stats["refused_stale"]) and not int(stats["refused_out_of_range"])
 
 
 def check_retirement(sampler: str, view: str) -> None:

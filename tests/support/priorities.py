@@ -8,10 +8,7 @@ import numpy as np
 
 import fbuf
 from fbuf._algorithms.draw_without_replacement import draw as race
-from fbuf.samplers import (
-    Prioritized,
-    Ranked,  # noqa: F401
-)
+from fbuf.samplers import Prioritized, Ranked  # noqa: F401
 
 KEY = jax.random.key(0)
 

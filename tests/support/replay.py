@@ -81,13 +81,8 @@ def same_batches_as_the_buffer(storage):
 
 
 CAPACITY, ROWS, BATCH, ACTORS = 2000, 8, 32, 3
-FRAMES = {
-    "obs": np.zeros((24, 24), np.uint8),
-    "actor": np.int32(0),
-    "id": np.int32(0),
-    "crc": np.uint32(0),
-    "end": np.bool_(False),
-}
+NUMBERS = {"actor": np.int32(0), "id": np.int32(0), "crc": np.uint32(0), "end": np.bool_(False)}
+FRAMES = {"obs": np.zeros((24, 24), np.uint8)} | NUMBERS
 PACE = limits.samples_per_insert(4, min_size=200, rows=ROWS, draws=BATCH)
 
 
@@ -106,9 +101,8 @@ BUFFERS = {
 
 
 def frames(actor, ids):
-    base = (ids[:, None].astype(np.uint32) * np.uint32(2654435761) + np.uint32(actor)) >> np.arange(
-        0, 24, dtype=np.uint32
-    )
+    base = ids[:, None].astype(np.uint32) * np.uint32(2654435761) + np.uint32(actor)
+    base >>= np.arange(24, dtype=np.uint32)
     return (base[:, :, None] + np.arange(24, dtype=np.uint32) // np.uint32(6)).astype(np.uint8)
 
 

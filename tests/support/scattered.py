@@ -147,10 +147,8 @@ def check_largest(storage, data, lanes):
             state, model.held = buffer.clear(state), {}
         assert int(buffer.size(state)) == len(model.held)
         expected = model.in_order()
-        for got, wanted in (
-            (buffer.rows(state), expected),
-            (buffer.last(state, 2), ([None] * 2 * width + expected)[-2 * width :]),
-        ):
+        newest = ([None] * 2 * width + expected)[-2 * width :]
+        for got, wanted in ((buffer.rows(state), expected), (buffer.last(state, 2), newest)):
             flat = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[1 if lanes is None else 2 :]), got)
             padded = wanted + [None] * (flat.mask.size - len(wanted))
             assert flat.mask.tolist() == [row is not None for row in padded]
@@ -162,9 +160,8 @@ def check_largest(storage, data, lanes):
 
 def check_inplace(storage, sampler):
     keys = {} if storage == "Device" else {"keys": ("obs",)}
-    buffer = fbuf.Buffer(
-        40_000, lanes=2, storage=type(STORAGES[storage])(**keys), sampler=SAMPLERS[sampler], writer=Anywhere()
-    )
+    parts = {"storage": type(STORAGES[storage])(**keys), "sampler": SAMPLERS[sampler], "writer": Anywhere()}
+    buffer = fbuf.Buffer(40_000, lanes=2, **parts)
     example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8), "score": jax.ShapeDtypeStruct((), np.float32)}
     state = buffer.init(example) if storage != "Device" else None
     assert_draw_write_draw(buffer, example, state)

@@ -45,14 +45,11 @@ def free_port() -> int:
 def started(code: str, *arguments: Any, processes: int = 2, count: int = 8) -> Iterator[Sequence[Any]]:
     port, running = free_port() if processes > 1 else 0, list[subprocess.Popen[str]]()
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TREE), **devices(count // processes)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     try:
         for number in range(processes):
             command = [sys.executable, "-c", HEAD + code, *map(str, (number, processes, port, *arguments))]
-            running.append(
-                subprocess.Popen(
-                    command, cwd=TREE, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
-            )
+            running.append(subprocess.Popen(command, cwd=TREE, env=env, **pipes))
         yield running
     finally:
         for each in running:

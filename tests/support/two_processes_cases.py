@@ -35,9 +35,8 @@ def filled(sharded: Sharded) -> Any:
 
 
 def everything(path: str, draw: Any, storage: str) -> None:
-    sharded = Sharded(
-        support.buffer_of("buffer", storage=getattr(fbuf.storages, storage)()), support.mesh_of(), draw=draw
-    )
+    buffer = support.buffer_of("buffer", storage=getattr(fbuf.storages, storage)())
+    sharded = Sharded(buffer, support.mesh_of(), draw=draw)
     step, state, found = jax.jit(support.step_of(sharded, 32)), filled(sharded), []
     rows, _, _ = support.rows_and_masks()
     new = global_rows(sharded, {name: leaf[:2] for name, leaf in rows.items()})
@@ -83,10 +82,8 @@ def check_failures(path: str, sharded: Sharded, fewer: Sharded, moved: Any) -> N
         if jax.process_index() == failing:
             DataFile.add = lambda *args: (_ for _ in ()).throw(OSError("the disk is full"))  # type: ignore[method-assign]
         said = raised(lambda: fbuf.save(f"{path}/saved", fewer, moved))
-        mine = "OSError: the disk is full"
-        assert said.startswith(
-            mine if jax.process_index() == failing else f"RuntimeError: fbuf.save: process {failing}"
-        )
+        theirs = f"RuntimeError: fbuf.save: process {failing}"
+        assert said.startswith("OSError: the disk is full" if jax.process_index() == failing else theirs)
         DataFile.add = add  # type: ignore[method-assign]
     assert "wait is False" in raised(lambda: fbuf.save(f"{path}/saved", fewer, moved, wait=False))
     split = moved.shards.header
