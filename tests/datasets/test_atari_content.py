@@ -241,8 +241,7 @@ def test_settings_of_the_agent_are_read_from_invalid_range():
 )
 def test_what_cannot_be_is_damage(writer, kind, value, match):
     run = made.record(made.synthetic(120), 100, final=False)
-    with pytest.raises(FileCorrupted, match=match):
-        read(run, [0], lambda number, arrays: arrays.update({kind: value}))
+    pytest.raises(FileCorrupted, read, run, [0], lambda _, arrays: arrays.update({kind: value})).match(match)
     assert not Writer.kept
 
 

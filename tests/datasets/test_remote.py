@@ -89,8 +89,7 @@ def test_an_invalid_index_is_refused(server, monkeypatch):
     texts = [b'{"files": [%s]}' % entry for entry in (*entries, b'{"size": 3}', b"3")]
     for text in (b"<html>log in</html>", b"[]", b'{"files": 3}', *texts):
         monkeypatch.setattr("tests.support.fault_server._Handler._index", lambda *_, text=text: text)
-        with pytest.raises(SourceError, match=r"index.json: is no index; expected \{\"files\""):
-            listed(server.base)
+        pytest.raises(SourceError, listed, server.base).match(r"index.json: is no index; expected \{\"files\"")
 
 
 @pytest.mark.parametrize("listing", ["bucket", "index"])

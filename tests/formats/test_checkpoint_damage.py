@@ -35,11 +35,7 @@ def memory(extra):
 DATA, TABLE, LOG = "data-000000000001.safetensors", ("arrays", "table"), ("arrays", "log")
 FAR = "data-00000000000\u0661.safetensors"
 INVALID = [  # where in a manifest, what is said, and values of which each is invalid
-    (
-        ("files", 0, "name"),
-        "a file has the name",
-        ["/etc/passwd", f"../{DATA}", f"{DATA}/../x", "lock", f"{DATA}\n", FAR],
-    ),
+    (("files", 0, "name"), "has the name", ["/etc/passwd", f"../{DATA}", f"{DATA}/../x", "lock", f"{DATA}\n", FAR]),
     (("files", 0, "name"), "list in place of text", [[DATA]]),
     (("files", 0, "bytes"), "in place of a whole number", [-1, 10**30, 100.0, True]),
     (("files", 0, "header"), "a header of", [1 << 40]),
@@ -132,10 +128,8 @@ def test_a_manifest_of_a_terabyte_is_not_read(tmp_path):
     save(str(tmp_path), 1)
     with open(tmp_path / "manifest-000000000009.json", "wb") as file:
         file.truncate(1 << 40)
-    with (
-        memory(1 << 28),
-        pytest.warns(RuntimeWarning, match=f"has {1 << 40} bytes; expected at most {_manifest.MAX_BYTES}"),
-    ):
+    words = f"has {1 << 40} bytes; expected at most {_manifest.MAX_BYTES}"
+    with memory(1 << 28), pytest.warns(RuntimeWarning, match=words):
         assert load(str(tmp_path)) == 1
 
 

@@ -1,6 +1,7 @@
 """Checkpoint folders: what is refused, who may write, which generation is loaded, and what happens to other files."""
 
 import errno
+import functools
 import os
 import subprocess
 import sys
@@ -60,11 +61,8 @@ def test_invalid_cuts_keys_and_meta_are_refused():
     source.cuts, source.keys = np.array([0, 3, 9]), ["a", "a"]
     raises(ValueError, "keys that repeat", lambda: checkpoint.write(PATH, {"a": source}, {}, disk=Memory()))
     for value in ({1: 2}, [object()], float("nan"), b"x", np.int64(3)):
-        with pytest.raises((TypeError, ValueError)):
-            checkpoint.write(PATH, {}, {"a": value}, disk=Memory())
-    deep = []
-    for _ in range(5000):
-        deep = [deep]
+        raises((TypeError, ValueError), None, checkpoint.write, PATH, {}, {"a": value}, disk=Memory())
+    deep = functools.reduce(lambda inner, _: [inner], range(5000), [])
     raises(ValueError, "nested more than 64 deep", lambda: checkpoint.write(PATH, {}, {"a": deep}, disk=Memory()))
 
 
@@ -76,9 +74,8 @@ def test_a_missing_checkpoint_is_named_and_nothing_is_created(tmp_path):
 
 def test_where_nothing_may_be_written_no_source_is_read():
     for number in (errno.EACCES, errno.EROFS):
-        given = sources(3)
-        with pytest.raises(OSError, match="Use a path that this process may write to"):
-            checkpoint.write(PATH, given, {}, disk=Faulty(Memory(), 0, number, kinds=("open",)))
+        given, disk = sources(3), Faulty(Memory(), 0, number, kinds=("open",))
+        raises(OSError, "Use a path that this process may write to", checkpoint.write, PATH, given, {}, disk=disk)
         assert given["log"].reads == given["table"].reads == given["priority"].reads == 0
 
 

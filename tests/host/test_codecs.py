@@ -62,8 +62,7 @@ def test_damaged_bits_are_refused():
     rows = np.ones((4, 40), np.uint8)
     data = BitPack(chunk=4).encode(rows)
     for bad in (*(data[:cut] for cut in (0, 1, 5, 20)), data + b"0", bytes([7]) + data[1:]):
-        with pytest.raises(StoreCorrupted, match="damaged"):
-            BitPack(chunk=4).decode(bad, np.empty_like(rows))
+        pytest.raises(StoreCorrupted, BitPack(chunk=4).decode, bad, np.empty_like(rows)).match("damaged")
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("uint8", 60), ("float32", 240), ("bool", 60)])
@@ -131,8 +130,7 @@ def test_each_leaf_has_its_codec():
 
 def test_a_codec_for_a_missing_leaf_is_refused():
     buffer = fbuf.Buffer(300, storage=Compressed(keys=("obs",), codec={"board": BitPack()}))
-    with pytest.raises(ValueError, match=r"codec names 'board', but the host has obs\."):
-        buffer.init(EXAMPLE)
+    pytest.raises(ValueError, buffer.init, EXAMPLE).match(r"codec names 'board', but the host has obs\.")
 
 
 def test_a_lossy_user_codec():

@@ -114,8 +114,7 @@ def test_a_damaged_chunk_stays_damaged_and_others_intact():
     bad = 100  # a chunk
     part.arena.view(int(part.address[bad, 0]), int(part.length[bad, 0]))[9] ^= 1
     store.repack()
-    with pytest.raises(StoreCorrupted):
-        fetch(store, tickets[bad * 8 : bad * 8 + 8])
+    pytest.raises(StoreCorrupted, fetch, store, tickets[bad * 8 : bad * 8 + 8])
     others = np.delete(np.arange(2048), slice(bad * 8, bad * 8 + 8))
     check(store, tickets[others], rows[others])
 

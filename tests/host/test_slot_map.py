@@ -214,28 +214,28 @@ def test_arrays_that_do_not_fit_are_refused():
         slots = rng.permutation(8)[:5].astype(np.int32)[:, None]
         store.write([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 2, None, slots)
     arrays, fits = store.to_arrays(), {"lanes": 1, "length": 8, "slack": 2}
-    Store.from_arrays(store.columns, arrays, **fits, streams=False)
-    raises(ValueError, "rows were saved in any order; expected", Store.from_arrays, store.columns, arrays, **fits)
-    stream = Store(store.columns, **fits)
-    with pytest.raises(ValueError, match="rows were saved streams; expected in any order"):
-        Store.from_arrays(store.columns, stream.to_arrays(), **fits, streams=False)
+    load(store, arrays, streams=False)
+    raises(ValueError, "rows were saved in any order; expected", load, store, arrays)
+    stream = Store(store.columns, **fits).to_arrays()
+    cases = [
+        (stream, "rows were saved streams; expected in any order"),
+        (arrays | {"count": np.array([3])}, "count is"),
+    ]
     for name in (n for n in arrays if n.startswith("places:")):
-        for wrong in (None, arrays[name].astype(np.float32), arrays[name][:-1]):
-            changed = {n: a for n, a in arrays.items() if n != name} | ({} if wrong is None else {name: wrong})
-            raises(ValueError, "Store.from_arrays", Store.from_arrays, store.columns, changed, **fits, streams=False)
+        cases.append(({n: a for n, a in arrays.items() if n != name}, ""))
+        cases += [(arrays | {name: wrong}, "") for wrong in (arrays[name].astype(np.float32), arrays[name][:-1])]
     for name in ("places:slot", "places:retired", "places:ticket"):
         wrong = arrays[name].copy()
         wrong[0] = wrong[1]
-        with pytest.raises(ValueError, match="Store.from_arrays: .*places"):
-            Store.from_arrays(store.columns, arrays | {name: wrong}, **fits, streams=False)
-    with pytest.raises(ValueError, match="Store.from_arrays: count is"):
-        Store.from_arrays(store.columns, arrays | {"count": np.array([3])}, **fits, streams=False)
+        cases.append((arrays | {name: wrong}, "places"))
+    for wrong, words in cases:
+        raises(ValueError, f"Store.from_arrays: .*{words}", load, store, wrong, streams=False)
 
 
 def test_equal_slots_are_refused():
     store, rows = make(None, length=4), np.zeros((2, 1, 5), np.uint8)
-    with pytest.raises(ValueError, match="from 3 to 3, 1 of 2 different; expected different ones from 0 to 3"):
-        store.write([rows], None, np.full((2, 1), 3, np.int32))
+    words = "from 3 to 3, 1 of 2 different; expected different ones from 0 to 3"
+    raises(ValueError, words, store.write, [rows], None, np.full((2, 1), 3, np.int32))
     assert store.stats()["rows_accepted"] == 0
 
 

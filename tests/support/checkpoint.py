@@ -12,7 +12,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf.samplers import Prioritized
@@ -21,6 +20,7 @@ from fbuf.views import Transition
 from tests.golden import buffers as golden
 from tests.support import combinations
 from tests.support.paths import ROOT
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 GOLDEN = ROOT / "tests" / "golden" / "buffers-v1"
@@ -156,14 +156,13 @@ def check_custom_writer(writer, storage, tmp_path):
     buffer = fbuf.Buffer(20, lanes=2, storage=combinations.STORAGES[storage], sampler=Prioritized(), writer=writer)
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 6)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=rf"(?s):{type(writer).__name__}.*Write fbuf.load\(path, b"):
-        fbuf.load(tmp_path / "saved")
+    words = rf"(?s):{type(writer).__name__}.*Write fbuf.load\(path, b"
+    raises(fbuf.SchemaError, words, fbuf.load, tmp_path / "saved")
     loaded, again = fbuf.load(tmp_path / "saved", buffer)
     same(steps(loaded, again, 100, 9)[1], steps(buffer, state, 100, 9)[1])
-    with pytest.raises(fbuf.SchemaError, match="the writer of .* is another"):
-        fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, writer=fbuf.writers.Ring()))
-    with pytest.raises(fbuf.SchemaError, match="chooses slots itself"):
-        fbuf.load(tmp_path / "saved", buffer, resize=40)
+    other = dataclasses.replace(buffer, writer=fbuf.writers.Ring())
+    raises(fbuf.SchemaError, "the writer of .* is another", fbuf.load, tmp_path / "saved", other)
+    raises(fbuf.SchemaError, "chooses slots itself", fbuf.load, tmp_path / "saved", buffer, resize=40)
 
 
 def saved_transitions(tmp_path, **parts):

@@ -13,6 +13,7 @@ from fbuf.storages import Deduplicated, Device
 from fbuf.views import Row, Transition
 from tests.support.deduplicated import KEY, Fields, Trial
 from tests.support.store import same as same_bits
+from tests.support.trees import row_with
 
 
 def numbered(number: np.ndarray) -> np.ndarray:
@@ -29,13 +30,7 @@ def numbers_in(frames: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(frames[..., 0, :4]).view(np.int32)[..., 0]
 
 
-PLAYED = {
-    "obs": ((8, 8), np.uint8),
-    "action": ((), np.int32),
-    "reward": ((), np.float32),
-    "terminated": ((), np.bool_),
-    "truncated": ((), np.bool_),
-}
+PLAYED = {name: (leaf.shape, leaf.dtype) for name, leaf in row_with(np.zeros((8, 8), np.uint8)).items()}
 TRANSITION = Transition(n_step=2, stack=4, autoreset="same_step")
 SAMPLERS = {
     "uniform": Uniform(),

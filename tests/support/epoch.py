@@ -14,15 +14,10 @@ from fbuf.samplers import Epoch
 from fbuf.views import Row, Transition
 from tests.support.inplace import assert_order
 from tests.support.model import Model
+from tests.support.trees import row_with
 from tests.support.uniformity import chi_square_z
 
-FIELDS = {
-    "action": ((), np.int32),  # numbers the rows
-    "obs": ((2,), np.uint8),
-    "reward": ((), np.float32),
-    "terminated": ((), np.bool_),
-    "truncated": ((), np.bool_),
-}
+FIELDS = {name: (leaf.shape, leaf.dtype) for name, leaf in row_with(np.zeros(2, np.uint8)).items()}
 VIEWS = {"row": Row(), "steps": Transition(n_step=3, autoreset="same_step")}
 sample = jax.jit(fbuf.Buffer.sample, static_argnums=(0, 3))
 extend = jax.jit(fbuf.Buffer.extend, static_argnums=0)

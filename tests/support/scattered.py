@@ -14,6 +14,7 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Device, Host, Zstd
 from tests.support.inplace import assert_draw_write_draw
+from tests.support.trees import example_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +72,6 @@ STORAGES = {
 }
 WRITERS = {"Largest": Largest("score"), "Anywhere": Anywhere()}
 SAMPLERS = {"Uniform": Uniform(), "Prioritized": Prioritized()}
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
-    "score": jax.ShapeDtypeStruct((), np.float32),
-    "id": jax.ShapeDtypeStruct((), np.int32),
-    "done": jax.ShapeDtypeStruct((), np.bool_),
-}
 BATCH = 6
 
 
@@ -88,6 +83,9 @@ def rows_of(first, *shape):
         "id": number.astype(np.int32),
         "done": number % 7 == 0,
     }
+
+
+EXAMPLE = example_of(rows_of(0, 1), 1)
 
 
 def make(storage="Device", writer="Largest", capacity=12, **more):
