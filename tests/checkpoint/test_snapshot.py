@@ -140,10 +140,8 @@ def test_a_snapshot_is_read_while_others_write(case, tmp_path):
         while pace.acquire(timeout=PATIENCE) and not stop.is_set():
             work()
 
-    threads = [
-        Thread(repeat, lambda: life.step(str(life.rng.choice(CALLS)))),
-        Thread(repeat, lambda: fetch(life.store, np.array(life.tickets[-50:], np.uint64))),
-    ]
+    calls = lambda: life.step(str(life.rng.choice(CALLS)))  # noqa: E731
+    threads = [Thread(repeat, calls), Thread(repeat, lambda: fetch(life.store, np.uint64(life.tickets[-50:])))]
     loads = []
     try:
         for turn in range(4):

@@ -45,14 +45,11 @@ def test_list_prints_what_is_in_the_folder(root, capsys):
     assert "not finished" in found["Pong/2"] and "not finished" not in found["Pong/1"]
     assert found["Pong/1"].split()[1] == "6"
     entries = json.loads(run(capsys, "list", "--json")[1])
-    assert [(e["id"], e["rows"], e["finished"]) for e in entries] == [
-        ("Pong/1", 6, True),
-        ("Pong/2", 4, False),
-        ("minari:D4RL/door/human-v2", 3, True),
-    ]
+    assert [e["id"] for e in entries] == list(found)
+    assert [(e["rows"], e["finished"]) for e in entries] == [(6, True), (4, False), (3, True)]
     assert entries[0]["leaves"]["terminated"] == "bool[]" and entries[0]["meta"]["by"] == "me"
-    assert "there are no data sets in" in run(capsys, "list", "--root", str(root / "notes"))[1]
-    assert "there are no data sets in" in run(capsys, "list", "--root", str(root / "nowhere"))[1]
+    for name in ("notes", "nowhere"):
+        assert "there are no data sets in" in run(capsys, "list", "--root", str(root / name))[1]
 
 
 def test_info_and_verify_print_or_fail(root, capsys):

@@ -25,9 +25,8 @@ def test_inspect_and_verify(tmp_path, capsys):
     assert run("inspect", path)[0] == run("verify", path)[0] == 1
     assert "no checkpoint at" in run("verify", path)[2]
     save(path, 1)
-    checkpoint.write(
-        path, sources(2), {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000], "\x1b[2J": "\x1b[2J"}
-    )
+    meta = {"k": 2, "buffer": "Buffer(capacity=9)", "long": ["x" * 1000], "\x1b[2J": "\x1b[2J"}
+    checkpoint.write(path, sources(2), meta)
     (tmp_path / "c" / "notes").touch()
     status, out, _ = run("inspect", path)
     assert status == 0 and "\x1b" not in out

@@ -96,13 +96,9 @@ def test_delete_removes_only_a_closed_data_set(tmp_path):
 
 
 def test_leaf_names_without_a_structure_are_refused(tmp_path):
-    cases = [
-        (["a", "b"], {"dict": [["a", 0], ["a", 1]]}),
-        (["a", "1"], {"dict": [["a", 0], [1, 1]]}),
-        (["a", "b"], {"dict": [["x", 0], ["y", 1]]}),
-        (["a", "a/b"], None),
-    ]
-    for number, (names, structure) in enumerate(cases):
+    cases = [(["a", "b"], ["a", "a"]), (["a", "1"], ["a", 1]), (["a", "b"], ["x", "y"]), (["a", "a/b"], None)]
+    for number, (names, keys) in enumerate(cases):
+        structure = keys and {"dict": [[key, at] for at, key in enumerate(keys)]}
         path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
         pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
         _dataset.finish(path, [_dataset.SegmentRows(0)])

@@ -152,11 +152,7 @@ def test_power_failures_in_a_save_of_nothing_new(sync):
 class Dropping(Memory):
     """A disk whose failed sync drops the writes; it still reads them, and the next sync succeeds."""
 
-    fails = False
-
-    def __init__(self):
-        super().__init__()
-        self.dropped = []
+    fails, dropped = False, ()
 
     def fsync(self, fd):
         file = self._open[fd]
@@ -164,7 +160,7 @@ class Dropping(Memory):
             return
         if self.fails and file is not None and file.pending:
             file.pending = []
-            self.dropped.append(file)
+            self.dropped += (file,)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().fsync(fd)
 

@@ -47,10 +47,9 @@ def test_any_rows_read_as_written(tmp_path_factory, made, seed, memory, more):
     schema = _dataset.Schema(leaves, codec=codecs)
     rows = {}
     for number, size in enumerate(sizes):
-        rows[number] = {
-            leaf.name: (rng.integers(0, values if number else 2, (size, *leaf.shape)) - 1).astype(leaf.dtype)
-            for leaf in schema.leaves
-        }
+        most = values if number else 2
+        numbers = {leaf: rng.integers(0, most, (size, *leaf.shape)) - 1 for leaf in schema.leaves}
+        rows[number] = {leaf.name: array.astype(leaf.dtype) for leaf, array in numbers.items()}
         pieces.write(path, number, schema, rows[number], step)
     _dataset.finish(path, used, sync=False)
     check(path, pieces.used_of(rows, tuple(used)), memory=memory, **more)

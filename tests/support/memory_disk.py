@@ -97,14 +97,12 @@ class Memory(Disk):
         if flags & os.O_DIRECTORY:
             self._open[fd] = None
             return fd
-        if name not in self.names:
-            if not flags & os.O_CREAT:
-                raise FileNotFoundError(errno.ENOENT, "no such file", path)
-            self.names[name] = File()
-            self.pending.append((name, self.names[name]))
-        elif flags & os.O_EXCL:
+        there = name in self.names
+        if not there and not flags & os.O_CREAT:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if there and flags & os.O_EXCL:
             raise FileExistsError(errno.EEXIST, "it is there", path)
-        elif flags & os.O_TRUNC:
+        if not there or flags & os.O_TRUNC:
             self.names[name] = File()
             self.pending.append((name, self.names[name]))
         self._open[fd] = self.names[name]
@@ -116,24 +114,19 @@ class Memory(Disk):
         else:
             del self._open[fd]
 
-    def _file(self, fd):
-        file = self._open[fd]
-        assert file is not None
-        return file
-
-    def pwritev(self, fd: int, parts: list[memoryview], at: int) -> int:
-        file, new = self._file(fd), b"".join(parts)
+    def pwritev(self, fd, parts, at):
+        file, new = self._open[fd], b"".join(parts)
         write_at(file.data, new, at)
         file.pending.append((at, new))
         return len(new)
 
     def pread(self, fd, out, at):
-        part = self._file(fd).data[at : at + out.nbytes]
+        part = self._open[fd].data[at : at + out.nbytes]
         out[: len(part)] = part
         return len(part)
 
     def size(self, fd):
-        return len(self._file(fd).data)
+        return len(self._open[fd].data)
 
     def start_writeback(self, fd, at, size):
         pass
@@ -207,15 +200,7 @@ class Faulty(Disk):
         self.count, self.failed = 0, False
         for kind in CALLS:
             setattr(self, kind, self._call(kind))
-
-    def close(self, fd):
-        self.disk.close(fd)
-
-    def isdir(self, path):
-        return self.disk.isdir(path)
-
-    def start_writeback(self, fd: int, at: int, size: int) -> None:
-        self.disk.start_writeback(fd, at, size)
+        self.close, self.isdir, self.start_writeback = disk.close, disk.isdir, disk.start_writeback
 
     def _call(self, kind):
         def call(*args):

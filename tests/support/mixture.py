@@ -180,9 +180,8 @@ def three(**settings):
 
 
 def same(one, two):
-    return jax.tree.structure(one) == jax.tree.structure(two) and jax.tree.all(
-        jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
-    )
+    alike = jax.tree.structure(one) == jax.tree.structure(two)
+    return alike and jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two))
 
 
 def played(mixture, state, first, steps):

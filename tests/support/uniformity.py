@@ -30,13 +30,8 @@ def slots_drawn(buffer, state, seed, draws):
 
 
 def rows(rng, shape, often):
-    return row_with(
-        np.zeros(shape, np.uint8),
-        *shape,
-        action=np.zeros(shape, np.int8),
-        terminated=rng.random(shape) < often,
-        truncated=rng.random(shape) < often,
-    )
+    flags = {"terminated": rng.random(shape) < often, "truncated": rng.random(shape) < often}
+    return row_with(np.zeros(shape, np.uint8), *shape, action=np.zeros(shape, np.int8), **flags)
 
 
 @functools.cache
