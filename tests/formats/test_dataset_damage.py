@@ -68,7 +68,6 @@ def test_another_version_is_refused_by_name(tmp_path):
 
 
 def leaf(name, **changes):
-
     def altered(value):
         (found,) = (one for one in value["schema"]["leaves"] if one[0] == name)
         for key, new in changes.items():
@@ -79,7 +78,6 @@ def leaf(name, **changes):
 
 
 def used(*ends, **fields):
-
     def altered(value):
         number, save, *rows = value["pieces"][1]
         return {**value, "pieces": [[fields.get("number", number), fields.get("save", save), *(ends or rows)]]}
@@ -117,11 +115,8 @@ def test_a_hostile_data_set_is_refused(tmp_path, case):
 
 
 def index(name, change):
-
-    def altered(arrays):
-        arrays[f"rows/obs/{name}"] = change(np.array(arrays[f"rows/obs/{name}"]))
-
-    return altered
+    name = f"rows/obs/{name}"
+    return lambda arrays: arrays.update({name: change(np.array(arrays[name]))})
 
 
 def put(name, value):

@@ -99,7 +99,6 @@ def numbers(mixture, batch_size=B):
 
 def check_sampler(sampler, mode):
     """Nine batches: rows of each buffer as its quota says, and as its sampler draws them."""
-
     one, other = (fbuf.Buffer(c, sampler=SAMPLERS[sampler]) for c in (20, 40))
     mixture = two(one, other, **MODES[mode])
     state, step = filled(mixture), sampling(mixture)
