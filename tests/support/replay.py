@@ -102,7 +102,7 @@ BUFFERS = {
 
 def frames(actor, ids):
     base = ids[:, None].astype(np.uint32) * np.uint32(2654435761) + np.uint32(actor)
-    base >>= np.arange(24, dtype=np.uint32)
+    base = base >> np.arange(24, dtype=np.uint32)
     return (base[:, :, None] + np.arange(24, dtype=np.uint32) // np.uint32(6)).astype(np.uint8)
 
 
