@@ -9,7 +9,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("datasets", "Seconds to read", "chunks of this game are the largest, and each is decoded whole"),
     ("host_store", "Bytes a frame beside", "many small chunks of other sizes: the arena keeps room between them"),
     ("topk", "The highest of all rows", "each row moves in a tree of 100,000 values that does not fit in a near cache"),
-    ("peers_", "", "see `loop`, which interleaves the calls with the peer's; here each library has a process of its own"),
+    (
+        "peers_",
+        "",
+        "see `loop`, which interleaves the calls with the peer's; here each library has a process of its own",
+    ),
     ("priorities", "Writing to a full", "a dispatched call of flashbax and of fbuf both cost mostly JAX's dispatch"),
 )
 

@@ -12,17 +12,17 @@ import fbuf
 from fbuf.storages import Device, Ragged
 from tests.support import checkpoint as support
 from tests.support import combinations
+from tests.support.refusals import raises
 from tests.support.trees import same
 
-
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("Device", "Prioritized", "Transition", 0),
-        ("Compressed", "Prioritized", "Row", 0),  # the buffer that is killed below
-        ("Memmap", "Prioritized(on='host')", "Row", 0),
-    ],
+PAIRS = (
+    ("Device", "Prioritized", "Transition", 0),
+    ("Compressed", "Prioritized", "Row", 0),  # the buffer that is killed below
+    ("Memmap", "Prioritized(on='host')", "Row", 0),
 )
+
+
+@pytest.mark.parametrize("pair", PAIRS)
 def test_batches_go_on_bit_for_bit(pair, tmp_path):
     support.check_goes_on(pair, 8, tmp_path)
 
@@ -68,12 +68,7 @@ def test_an_old_state_is_saved_as_it_was(tmp_path):
     support.check_old_state("Compressed", tmp_path)
 
 
-BITS = (
-    "bool_",
-    "int2",
-    "int4",
-    "float4_e2m1fn",
-)  # which take 0 and 1 here; the others any bits, NaN and -0.0 among them
+BITS = ("bool_", "int2", "int4", "float4_e2m1fn")  # which take 0 and 1 here; the others any bits, also NaN and -0.0
 DTYPES = (*BITS, "uint8", "float8_e4m3fn", "uint16", "bfloat16", "uint32", "float32", "complex64")
 
 
@@ -121,13 +116,13 @@ def test_rows_of_custom_nodes_need_an_example(tmp_path):
     buffer = fbuf.Buffer(4)
     state = buffer.add(buffer.init(example), example)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=r"a \S*test_checkpoint:Pair\. Write fbuf.load\(path, example=row\)"):
-        fbuf.load(tmp_path / "saved")
+    words = r"a \S*test_checkpoint:Pair\. Write fbuf.load\(path, example=row\)"
+    raises(fbuf.SchemaError, words, fbuf.load, tmp_path / "saved")
     again = fbuf.load(tmp_path / "saved", example=example)[1]
     assert isinstance(again.rows["both"], Pair)
     same(again, state)
-    with pytest.raises(fbuf.SchemaError, match="both/left: found float32"):
-        fbuf.load(tmp_path / "saved", example={"both": [jnp.float32(1), jnp.zeros(3)]})
+    example = {"both": [jnp.float32(1), jnp.zeros(3)]}
+    raises(fbuf.SchemaError, "both/left: found float32", fbuf.load, tmp_path / "saved", example=example)
 
 
 def test_text_returns_and_objects_are_refused(tmp_path):

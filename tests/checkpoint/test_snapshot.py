@@ -4,8 +4,8 @@ import dataclasses
 import gc
 import itertools
 import threading
-import time
 import tracemalloc
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,17 +19,16 @@ from fbuf._host.memory.lazy_array import Identity, steps
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.ragged.store import Records
 from fbuf._host.ragged.values import MISSING
-from fbuf._host.store.store import UPDATE_BIT, Store
+from fbuf._host.store.store import UPDATE_BIT
 from fbuf._host.types import StoreCorrupted
 from tests.support.disk import make
 from tests.support.snapshots import CASES, Life, blocks_of, check_marks, whole
-from tests.support.store import Deflate, columns_of, fetch
-from tests.support.threads import PATIENCE, Thread
+from tests.support.store import Deflate, fetch
+from tests.support.threads import PATIENCE, Thread, soon
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Make everything take many blocks, segments and jobs."""
     for module, name, value in (
         (lazy_array, "BLOCK_BYTES", 2048),
         (arena.Arena, "small", 2048),
@@ -85,9 +84,22 @@ def test_what_is_loaded_is_the_store_and_its_next_save_the_same(case, tmp_path):
     tickets = np.array(life.tickets, np.uint64)
     rows, ok = fetch(life.store, tickets)
     assert ok.any() and not ok.all()
-    for other in (loaded, plain):
-        again, there = fetch(other, tickets)
+    stores = [loaded, plain]
+    if case.files or case.name in ("ring", "zstd", "own"):  # from files into memory, or into files, and back
+        other = dataclasses.replace(case, files=not case.files)
+        stores.append(other.make(tmp_path / "d", arrays))
+        stores.append(case.make(tmp_path / "e", stores[-1].to_arrays()))
+    for store in stores:
+        again, there = fetch(store, tickets)
         assert np.array_equal(there, ok) and np.array_equal(again, rows)
+    for store, name in zip(stores[2:], "de", strict=False):
+        if (store is stores[-1]) == case.files:  # it is in files
+            count = store._count.copy()
+            store.close()
+            store = make(tmp_path / name, case.columns(), **case.sizes, resume=True)
+            assert np.array_equal(store._count, count)
+            streamed = tickets < UPDATE_BIT
+            assert np.array_equal(fetch(store, tickets[streamed])[0], rows[streamed])
     twice = loaded.to_arrays()
     assert check_marks(arrays, twice)[0] == 0  # no mark is another store's
     if not case.files:  # but the bytes are: what is saved of it to the same path is nothing
@@ -102,30 +114,6 @@ def test_what_is_loaded_is_the_store_and_its_next_save_the_same(case, tmp_path):
     assert np.array_equal(loaded.patch(*change), life.store.patch(*change))
     own = {n: life.store.stats()[n] for n in ("rows_live", "rows_accepted", "chunks", "raw_bytes", "patches")}
     assert own == {n: loaded.stats()[n] for n in own}
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.files or c.name in ("ring", "zstd", "own")], ids=lambda c: c.name
-)
-def test_files_load_into_memory_and_back(case, tmp_path):
-    life = Life(case, tmp_path / "a", 5)
-    for call in ["write", "wrap", "masked", "patch", "wrap", "write"]:
-        life.step(call)
-    other = dataclasses.replace(case, files=not case.files)
-    tickets = np.array(life.tickets, np.uint64)
-    rows, ok = fetch(life.store, tickets)
-    there = other.make(tmp_path / "b", life.store.to_arrays())
-    back = case.make(tmp_path / "c", there.to_arrays())
-    for store in (there, back):
-        again, known = fetch(store, tickets)
-        assert np.array_equal(known, ok) and np.array_equal(again, rows)
-    on_disk = there if other.files else back
-    count = on_disk._count.copy()
-    on_disk.close()
-    resumed = make(tmp_path / ("b" if other.files else "c"), case.columns(), **case.sizes, resume=True)
-    assert np.array_equal(resumed._count, count)
-    streamed = tickets[tickets < UPDATE_BIT]
-    assert np.array_equal(fetch(resumed, streamed)[0], fetch(life.store, streamed)[0])
 
 
 @EVERY
@@ -152,10 +140,8 @@ def test_a_snapshot_is_read_while_others_write(case, tmp_path):
         while pace.acquire(timeout=PATIENCE) and not stop.is_set():
             work()
 
-    threads = [
-        Thread(repeat, lambda: life.step(str(life.rng.choice(CALLS)))),
-        Thread(repeat, lambda: fetch(life.store, np.array(life.tickets[-50:], np.uint64))),
-    ]
+    calls = lambda: life.step(str(life.rng.choice(CALLS)))  # noqa: E731
+    threads = [Thread(repeat, calls), Thread(repeat, lambda: fetch(life.store, np.uint64(life.tickets[-50:])))]
     loads = []
     try:
         for turn in range(4):
@@ -165,7 +151,7 @@ def test_a_snapshot_is_read_while_others_write(case, tmp_path):
                 pace.release(8)  # others write meanwhile, but not so much that the test takes long
                 found = [np.array(rows) for _, rows in steps(array)]
                 plain[name] = np.concatenate(found) if found else np.array(array)
-                time.sleep(0.002)
+                soon(lambda: not pace._value)
             assert whole(arrays) == whole(plain)
             loads.append(dataclasses.replace(case, files=False).make(tmp_path / str(turn), plain))
     finally:
@@ -211,36 +197,24 @@ def test_a_snapshot_of_rows_that_are_written_over_keeps_them_and_no_more():
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError("broken"), StoreCorrupted("damaged")], ids=repr)
 def test_what_cannot_be_kept_is_the_savers_to_hear_of(error):
-    table = np.zeros((8, 1024), np.uint8)
-    tracked, full = DirtyBlocks(8, 1024), False
-
-    def read(start, stop):
-        if full:
-            raise error
-        return table[start:stop].copy()
-
+    tracked = DirtyBlocks(8, 1024)
+    read = mock.Mock(side_effect=lambda start, stop: np.zeros((stop - start, 1024), np.uint8))
     snapshot = tracked.snapshot((8, 1024), np.uint8, read)
-    full = True
-    tracked.touch(0, 1)
-    full = False
+    with mock.patch.object(read, "side_effect", error):
+        tracked.touch(0, 1)
     pytest.raises(type(error), lambda: snapshot[4:5]).match("save again|broken|damaged")
 
 
-def test_marks_of_a_fork_are_others():
+def test_marks_of_a_fork_are_others(monkeypatch):
     names = Identity(), Identity()
-    before = [str(n) for n in names]
-    assert len({*before}) == 2 and before == [str(n) for n in names]
-    own = Identity._process
-    try:
-        Identity.renew()
-        assert not {*before} & {str(n) for n in names}
-    finally:
-        Identity._process = own
-    assert before == [str(n) for n in names]
+    before = {str(n) for n in names}
+    assert len(before) == 2 and before == {str(n) for n in names}
+    monkeypatch.setattr(Identity, "_process", Identity._process)  # restored in the end
+    Identity.renew()
+    assert not before & {str(n) for n in names}
 
 
 def peak(work):
-    """Return the bytes that numpy and Python held at most beside what they held before, and the result."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -254,8 +228,8 @@ def peak(work):
 @pytest.mark.parametrize("codec", [None, Deflate(chunk=8)], ids=["ring", "chunks"])
 def test_a_save_and_a_load_hold_little(codec, files, tmp_path, monkeypatch):
     monkeypatch.undo()  # real sizes
-    columns, sizes = columns_of(codec, shape=(64, 64)), {"lanes": 1, "length": 6000, "slack": 0}
-    store = make(tmp_path / "a", columns, **sizes) if files else Store(columns, **sizes)
+    case = dataclasses.replace(CASES[0], codec=codec, shape=(64, 64), lanes=1, files=files, length=6000)
+    store = case.make(tmp_path / "a")
     rng = np.random.default_rng(0)
     rows = np.repeat(rng.integers(0, 256, (1, 1, 64, 64), np.uint8), 250, 0)
     for _ in range(24):
@@ -273,13 +247,7 @@ def test_a_save_and_a_load_hold_little(codec, files, tmp_path, monkeypatch):
     held, total = peak(save)
     assert total > 4_000_000 and held < 0.1 * total + (2 << 20), (held, total)
     arrays = store.to_arrays()
-
-    def load():
-        if files:
-            return make(tmp_path / "b", columns, **sizes, arrays=arrays)
-        return Store.from_arrays(columns, arrays, **sizes)
-
-    held, loaded = peak(load)
+    held, loaded = peak(lambda: case.make(tmp_path / "b", arrays))
     if codec is not None and not files:  # addresses before large pages take no memory
         held -= -(-total // arena._SLAB) * arena._LARGE_PAGE
     assert held - (0 if files else loaded.nbytes) < 0.1 * total + (9 << 19), (held, loaded.nbytes, total)
@@ -291,9 +259,10 @@ def test_a_save_and_a_load_hold_little(codec, files, tmp_path, monkeypatch):
 LEAVES = (RaggedLeaf("a", "array", "<f4", (9,)), RaggedLeaf("b", "text"))
 
 
-def records(count):
-    store = Records(LEAVES, lanes=2, length=60, slack=9)
-    rng, tickets = np.random.default_rng(0), list[int]()
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(first=st.integers(1, 80), more=st.lists(st.sampled_from([1, 4, 40]), max_size=4))
+def test_records_stay_and_load_too(first, more):
+    store, rng, tickets = Records(LEAVES, lanes=2, length=60, slack=9), np.random.default_rng(0), []
 
     def write(number):
         values = [
@@ -302,14 +271,7 @@ def records(count):
         ]
         tickets.extend(store.put(values, number, None).reshape(-1).tolist())
 
-    write(count)
-    return store, write, tickets
-
-
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(first=st.integers(1, 80), more=st.lists(st.sampled_from([1, 4, 40]), max_size=4))
-def test_records_stay_and_load_too(first, more):
-    store, write, tickets = records(first)
+    write(first)
     before = store.to_arrays()
     now = whole(before)
     for number in more:

@@ -11,7 +11,6 @@ from tests.support.threads import PATIENCE
 
 
 def endless(step):
-    """Report progress until `step` raises."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         step(1)

@@ -1,5 +1,6 @@
 """`fbuf.datasets.atari_dqn`: rows converted from the public files, against the log of the player that wrote them."""
 
+import itertools
 import os
 import pickle
 import shutil
@@ -118,20 +119,16 @@ def test_nothing_is_left_of_a_damaged_segment(files, run, tmp_path, monkeypatch)
 
 
 def test_a_bomb_and_other_damaged_files_are_refused(files, tmp_path):
-    def harmed(kind, harm):
+    harms = [made.cut_short, lambda file: made.lie(file, (250,), "<c16"), lambda file: made.lie(file, (100,), "<f4")]
+    cases = [(made.KINDS[0], lambda file: made.bomb(file, (250, 84, 84)))]
+    for kind, harm in cases + list(itertools.product(made.KINDS[1:], harms)):
         file = file_of(files, kind, 1)
         whole = file.read_bytes()
         harm(file)
-        with pytest.raises(FileCorrupted, match=rf"get: piece 1 of Pong/1 is damaged: .*{kind[7:]}.*on_corrupt='skip'"):
-            get(tmp_path, files, pieces=[1])
+        words = rf"get: piece 1 of Pong/1 is damaged: .*{kind[7:]}.*on_corrupt='skip'"
+        raises(FileCorrupted, words, get, tmp_path, files, pieces=[1])
         assert not dataset.committed(tmp_path / "Pong" / "1")
         file.write_bytes(whole)
-
-    harmed(made.KINDS[0], lambda file: made.bomb(file, (250, 84, 84)))
-    for kind in made.KINDS[1:]:
-        harmed(kind, made.cut_short)
-        harmed(kind, lambda file: made.lie(file, (250,), "<c16"))
-        harmed(kind, lambda file: made.lie(file, (100,), "<f4"))
 
 
 def test_a_segment_without_invalid_range_is_read(files, run, tmp_path):
@@ -170,11 +167,8 @@ def test_a_download_that_never_begins_leaves_nothing(files, tmp_path, monkeypatc
     other = shutil.copytree(files / RUN, tmp_path / "Breakout/1/replay_logs")
     for nowhere in (tmp_path, other, tmp_path / "nowhere"):
         raises(SourceError, "no file of Pong/1 is at.*that has dqn/Pong/1/replay_logs/ or", get, tmp_path, nowhere)
-    with (
-        FaultServer({}, listing="") as server,
-        pytest.raises(SourceError, match="must list its folders, or have an index"),
-    ):
-        get(tmp_path, server.base)
+    with FaultServer({}, listing="") as server:
+        raises(SourceError, "must list its folders, or have an index", get, tmp_path, server.base)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     raises(SpaceError, "Pong/1 needs .* GB on the disk of .* GB free; nothing was downloaded", get, tmp_path, files)
@@ -208,31 +202,25 @@ def test_invalid_options_are_refused_before_anything_is_downloaded(tmp_path):
         "verify": ["x"],
         "pieces": [[], ["0"], [-1], [True], [1.5], 0.5],
     }
-    for name, values in wrong.items():
-        for value in values:
-            with pytest.raises((TypeError, ValueError), match=f"fbuf.datasets.atari_dqn: {name} .*expected"):
-                fbuf.datasets.atari_dqn("Pong/1", root=tmp_path, **{name: value})
     cases = [
-        ({"view": Row}, TypeError, "view is the class Row"),
-        ({"prefetch": 1}, ValueError, r"batch_size=256"),
-        ({"codec": "zstd"}, TypeError, "codec of 'obs' is 'zstd'"),
-        ({"root": ""}, TypeError, "atari_dqn: root is ''"),
+        ({"view": Row}, "view is the class Row"),
+        ({"prefetch": 1}, r"batch_size=256"),
+        ({"codec": "zstd"}, "codec of 'obs' is 'zstd'"),
+        ({"root": ""}, "atari_dqn: root is ''"),
+        *(({n: x}, f"fbuf.datasets.atari_dqn: {n} .*expected") for n, values in wrong.items() for x in values),
     ]
-    for option, kind, words in cases:
-        with pytest.raises(kind, match=words):
-            fbuf.datasets.atari_dqn("Pong/1", **{"root": tmp_path, "source": tmp_path / "none", **option})
+    for option, words in cases:
+        options = {"root": tmp_path, "source": tmp_path / "none", **option}
+        raises((TypeError, ValueError), words, fbuf.datasets.atari_dqn, "Pong/1", **options)
     assert os.listdir(tmp_path) == []
 
 
 def test_the_default_root_is_in_the_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("FBUF_DATASETS", raising=False)
-    assert default_root() == tmp_path / ".cache" / "fbuf" / "datasets"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_root() == tmp_path / "fbuf" / "datasets"
-    monkeypatch.setenv("FBUF_DATASETS", str(tmp_path / "here"))
-    assert default_root() == tmp_path / "here"
+    for name in ("XDG_CACHE_HOME", "FBUF_DATASETS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, below in (("HOME", ".cache/fbuf/datasets"), ("XDG_CACHE_HOME", "fbuf/datasets"), ("FBUF_DATASETS", "")):
+        monkeypatch.setenv(name, str(tmp_path))
+        assert default_root() == tmp_path / below
 
 
 def test_a_locked_data_set_is_opened_and_not_written(files, tmp_path, monkeypatch):
@@ -274,11 +262,9 @@ def test_transitions_continue_over_segments_and_end_with_episodes(tmp_path):
     log.terminal[ends] = True
     run = made.record(log, 100)
     made.write(tmp_path, "Pong/1", run, level=1)
-    parts = {
-        "view": Transition(stack=2, gamma=0.5, autoreset="same_step"),
-        "sampler": fbuf.samplers.Epoch(shuffle=False),
-    }
-    buffer, state = fbuf.datasets.atari_dqn("Pong/1", root=tmp_path / "sets", source=tmp_path, workers=0, **parts)
+    view, sampler = Transition(stack=2, gamma=0.5, autoreset="same_step"), fbuf.samplers.Epoch(shuffle=False)
+    options = {"root": tmp_path / "sets", "source": tmp_path, "workers": 0, "view": view, "sampler": sampler}
+    buffer, state = fbuf.datasets.atari_dqn("Pong/1", **options)
     assert buffer == pickle.loads(pickle.dumps(buffer))
     batch = jax.device_get(buffer.peek(state, jax.random.key(0), 512))
     drawn = np.flatnonzero(batch.mask)

@@ -13,18 +13,16 @@ from fbuf._formats import dataset as _dataset
 from fbuf._host.types import StoreCorrupted
 from fbuf.datasets import _minari
 from tests.support import pieces
+from tests.support.disk import flip
+from tests.support.refusals import raises
 
 
 def test_info_describes_a_data_set(tmp_path):
     pieces.make(tmp_path)
     info = datasets.info(tmp_path)
     assert info.finished and info.rows == 34 and info.beside == ()
-    assert {number: counts[:2] for number, counts in info.pieces.items()} == {
-        3: (11, 14),
-        0: (3, 3),
-        1: (12, 17),
-        2: (8, 8),
-    }
+    counts = {number: counts[:2] for number, counts in info.pieces.items()}
+    assert counts == {3: (11, 14), 0: (3, 3), 1: (12, 17), 2: (8, 8)}
     assert info.disk == sum(file.stat().st_size for file in tmp_path.rglob("data-*"))
     assert info.raw == 34 * (36 + 4 * 4 + 2) and info.ratio == info.raw / info.disk
     assert info.leaves["obs"] == "uint8[6, 6]" and info.meta == {"name": "made"}
@@ -35,12 +33,8 @@ def test_info_describes_a_data_set(tmp_path):
 def test_verify_names_the_damaged_segment(tmp_path):
     pieces.make(tmp_path)
     datasets.verify(tmp_path)
-    (data,) = (tmp_path / "pieces" / "1").glob("data-*")
-    text = bytearray(data.read_bytes())
-    text[-3] ^= 1
-    data.write_bytes(text)
-    with pytest.raises(fbuf.StoreCorrupted, match=r"segment 1 of .* is damaged.*or remove .*pieces/1"):
-        datasets.verify(tmp_path)
+    flip(*(tmp_path / "pieces" / "1").glob("data-*"), -3)
+    raises(fbuf.StoreCorrupted, r"segment 1 of .* is damaged.*or remove .*pieces/1", datasets.verify, tmp_path)
     pytest.raises(fbuf.StoreCorrupted, datasets.open, tmp_path, verify="full").match("segment 1")
     pytest.raises(ValueError, datasets.open, tmp_path, verify="no").match('expected "full" or "lazy"')
 
@@ -60,8 +54,8 @@ def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path):
         words = str(told.value).partition("or remove ")[2]
         folder, manifest = words.partition(", and write the data set again")[0].split(" and ")
         shutil.rmtree(folder)
-        with pytest.raises(FileNotFoundError, match=f"Restore its folder, or remove {manifest}, and write"):
-            fbuf.datasets.open(tmp_path / "a")
+        words = f"Restore its folder, or remove {manifest}, and write"
+        raises(FileNotFoundError, words, fbuf.datasets.open, tmp_path / "a")
         os.unlink(manifest)
         assert make().tolist() == list(range(9))
     assert before == {n: (tmp_path / f"a/pieces/{n}").stat().st_mtime_ns for n in (0, 2)}
@@ -70,12 +64,8 @@ def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path):
 def test_a_damaged_frame_is_an_error_of_the_batch(tmp_path):
     rows = pieces.make(tmp_path)
     with _dataset.DataSet.open(tmp_path) as dataset:
-        column = dataset.store._columns[0]
-        offset = int(column.address[0]) & (1 << 40) - 1
-    (data,) = (tmp_path / "pieces" / "3").glob("data-*")
-    text = bytearray(data.read_bytes())
-    text[offset + 3] ^= 1
-    data.write_bytes(text)
+        offset = int(dataset.store._columns[0].address[0]) & (1 << 40) - 1
+    flip(*(tmp_path / "pieces" / "3").glob("data-*"), offset + 3)
     buffer, state = datasets.open(tmp_path)
     got = buffer.get(state, np.arange(20, 34, dtype=np.int32))
     np.testing.assert_array_equal(got.data["obs"], rows["obs"][20:])
@@ -106,13 +96,9 @@ def test_delete_removes_only_a_closed_data_set(tmp_path):
 
 
 def test_leaf_names_without_a_structure_are_refused(tmp_path):
-    cases = [
-        (["a", "b"], {"dict": [["a", 0], ["a", 1]]}),
-        (["a", "1"], {"dict": [["a", 0], [1, 1]]}),
-        (["a", "b"], {"dict": [["x", 0], ["y", 1]]}),
-        (["a", "a/b"], None),
-    ]
-    for number, (names, structure) in enumerate(cases):
+    cases = [(["a", "b"], ["a", "a"]), (["a", "1"], ["a", 1]), (["a", "b"], ["x", "y"]), (["a", "a/b"], None)]
+    for number, (names, keys) in enumerate(cases):
+        structure = keys and {"dict": [[key, at] for at, key in enumerate(keys)]}
         path, schema = tmp_path / str(number), _dataset.Schema({n: ((), "int32") for n in names}, structure)
         pieces.write(path, 0, schema, dict.fromkeys(names, np.arange(3, dtype=np.int32)))
         _dataset.finish(path, [_dataset.SegmentRows(0)])
@@ -121,17 +107,16 @@ def test_leaf_names_without_a_structure_are_refused(tmp_path):
 
 def test_names_that_lead_elsewhere_are_refused(tmp_path):
     for name in ("a/../../b", "a//b", "a\\b"):
-        with pytest.raises(ValueError, match="has an invalid name|expected a name"):
-            fbuf.datasets.minari(name, root=tmp_path, source=tmp_path)
+        where = {"root": tmp_path, "source": tmp_path}
+        raises(ValueError, "has an invalid name|expected a name", fbuf.datasets.minari, name, **where)
 
 
 def test_missing_data_sets_are_named(tmp_path):
     where = {"root": tmp_path / "ours", "source": tmp_path / "minari"}
     pytest.raises(FileNotFoundError, fbuf.datasets.minari, "D4RL/door/human-v2", **where).match("Pass download=True")
-    with pytest.raises(FileNotFoundError, match="expected data/metadata.json"):
-        fbuf.datasets.minari(tmp_path / "nothing", root=tmp_path / "ours")
-    with pytest.raises(ValueError, match="download is \"yes\"|download is 'yes'"):
-        fbuf.datasets.minari("D4RL/door/human-v2", download="yes", **where)
+    where = {"root": tmp_path / "ours"}
+    raises(FileNotFoundError, "expected data/metadata.json", fbuf.datasets.minari, tmp_path / "nothing", **where)
+    raises(ValueError, "download is 'yes'", fbuf.datasets.minari, "D4RL/door/human-v2", download="yes", **where)
     assert list(tmp_path.iterdir()) == []
 
 

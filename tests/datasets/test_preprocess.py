@@ -44,10 +44,8 @@ def select(row):
 
 @pytest.mark.parametrize(("workers", "limit", "sizes"), [(0, np.int64(7), [5, 2]), (2, 1000, [5, 5, 5, 4])])
 def test_selected_leaves_are_copied(maze, tmp_path, workers, limit, sizes):
-    dest = tmp_path / "a"
-    buffer, _ = fbuf.datasets.preprocess(
-        maze, select, dest=dest, piece_rows=5, batch_size=2, workers=workers, limit=limit
-    )
+    dest, settings = tmp_path / "a", {"piece_rows": 5, "batch_size": 2, "workers": workers, "limit": limit}
+    buffer, _ = fbuf.datasets.preprocess(maze, select, dest=dest, **settings)
     before, after = read(maze), read(dest)
     assert sorted(after) == ["action", "obs/place", "terminated", "truncated"] and buffer.view == fbuf.views.Row()
     assert all(np.array_equal(after[name], before[name][: sum(sizes)]) for name in after)
@@ -81,10 +79,9 @@ def test_windows_of_transitions(maze, tmp_path):
 
     expected = oracle.transitions(EPISODES, 3, 0.9, final=True)
     rows = oracle.rows_of(EPISODES)
+    settings = {"view": view, "batch_size": 4, "piece_rows": 6}
     for data, name in ((maze, "a"), (fbuf.datasets.open(maze), "b")):
-        buffer, state = fbuf.datasets.preprocess(
-            data, simple, dest=tmp_path / name, view=view, batch_size=4, piece_rows=6
-        )
+        buffer, state = fbuf.datasets.preprocess(data, simple, dest=tmp_path / name, **settings)
         found = buffer.rows(state).data
         assert buffer.capacity == len(expected) == 19 and buffer.view == fbuf.views.Row()
         assert sorted(found) == ["action", "discount", "next_place", "reward"]
@@ -111,8 +108,8 @@ def test_a_state_of_a_data_set_that_was_replaced_is_refused(tmp_path):
     raises(ValueError, r"has changed since this state was", fbuf.datasets.preprocess, opened, same, dest=tmp_path / "b")
     assert not (tmp_path / "b").exists()
     elsewhere = fbuf.Buffer(9).init({"x": 0})
-    with pytest.raises(TypeError, match="DataSet: another storage made this state"):
-        fbuf.datasets.preprocess((anew[0], elsewhere), same, dest=tmp_path / "b")
+    words = "DataSet: another storage made this state"
+    raises(TypeError, words, fbuf.datasets.preprocess, (anew[0], elsewhere), same, dest=tmp_path / "b")
     fbuf.datasets.preprocess(anew, same, dest=tmp_path / "b")
     assert read(tmp_path / "b")["x"].tolist() == list(range(1, 10))
 
@@ -170,12 +167,11 @@ def test_invalid_destinations_are_refused(maze, tmp_path):
     ):
         pytest.raises(ValueError, fbuf.datasets.preprocess, maze, same, dest=dest).match(words)
     (tmp_path / "link").symlink_to(maze)
-    with pytest.raises(ValueError, match="the source itself"):
-        fbuf.datasets.preprocess(fbuf.datasets.open(maze), same, dest=tmp_path / "link")
-    fbuf.datasets.preprocess(maze, select, dest=tmp_path / "a")
-    raises(FileExistsError, "is a data set already", fbuf.datasets.preprocess, maze, select, dest=tmp_path / "a")
-    with pytest.raises(FileNotFoundError, match="there is no data set"):
-        fbuf.datasets.preprocess(tmp_path / "none", select, dest=tmp_path / "b")
+    opened, preprocess = fbuf.datasets.open(maze), fbuf.datasets.preprocess
+    raises(ValueError, "the source itself", preprocess, opened, same, dest=tmp_path / "link")
+    preprocess(maze, select, dest=tmp_path / "a")
+    raises(FileExistsError, "is a data set already", preprocess, maze, select, dest=tmp_path / "a")
+    raises(FileNotFoundError, "there is no data set", preprocess, tmp_path / "none", select, dest=tmp_path / "b")
 
 
 def test_invalid_arguments_are_refused_and_leave_nothing(maze, tmp_path):
@@ -198,8 +194,8 @@ def test_invalid_arguments_are_refused_and_leave_nothing(maze, tmp_path):
         ({"data": (empty, none)}, ValueError, "there is nothing to write"),
     ]
     for settings, kind, words in wrong:
-        with pytest.raises(kind, match=words):
-            fbuf.datasets.preprocess(**{"data": maze, "fn": same, "dest": tmp_path / "a", **settings})
+        settings = {"data": maze, "fn": same, "dest": tmp_path / "a", **settings}
+        raises(kind, words, fbuf.datasets.preprocess, **settings)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -208,24 +204,19 @@ def test_interrupted_work_resumes_with_the_same_function_only(maze, tmp_path):
         if done >= 11:
             raise KeyboardInterrupt
 
-    def scaled(by):
-        return lambda row: {"reward": row["reward"] * by}
+    def written(name, by, **settings):
+        function = lambda row: {"reward": row["reward"] * by}  # noqa: E731
+        fbuf.datasets.preprocess(maze, function, dest=tmp_path / name, **({"piece_rows": 5} | settings))
+        return read(tmp_path / name)["reward"] / read(maze)["reward"]
 
-    with pytest.raises(KeyboardInterrupt):
-        fbuf.datasets.preprocess(maze, scaled(2.0), dest=tmp_path / "a", piece_rows=5, batch_size=2, progress=stop)
+    for name in "ab":
+        raises(KeyboardInterrupt, None, written, name, 2.0, batch_size=2, progress=stop)
     assert sorted(_dataset.committed(tmp_path / "a")) == [0, 1]
-    for fn, settings in ((scaled(3.0), {}), (scaled(2.0), {"piece_rows": 4}), (scaled(2.0), {"keep": ()})):
-        with pytest.raises(FileExistsError, match="segments of other rows or settings"):
-            fbuf.datasets.preprocess(maze, fn, dest=tmp_path / "a", **({"piece_rows": 5} | settings))
+    for by, settings in ((3.0, {}), (2.0, {"piece_rows": 4}), (2.0, {"keep": ()})):
+        raises(FileExistsError, "segments of other rows or settings", written, "a", by, **settings)
     seen = []
-    fbuf.datasets.preprocess(
-        maze, scaled(2.0), dest=tmp_path / "a", piece_rows=5, progress=lambda done, total: seen.append(done)
-    )
-    assert seen[0] == 10 and np.array_equal(read(tmp_path / "a")["reward"], read(maze)["reward"] * 2)
-    with pytest.raises(KeyboardInterrupt):
-        fbuf.datasets.preprocess(maze, scaled(2.0), dest=tmp_path / "b", piece_rows=5, batch_size=2, progress=stop)
-    fbuf.datasets.preprocess(maze, scaled(3.0), dest=tmp_path / "b", piece_rows=5, resume=False)
-    assert np.array_equal(read(tmp_path / "b")["reward"], read(maze)["reward"] * 3)
+    assert (written("a", 2.0, progress=lambda done, total: seen.append(done)) == 2).all() and seen[0] == 10
+    assert np.allclose(written("b", 3.0, resume=False), 3)
 
 
 def test_marks_differ_where_constants_do():
@@ -247,12 +238,7 @@ def test_marks_differ_where_constants_do():
         assert mark(place, 1000) == mark(place, 1000) != mark(place, 1001), place
 
     def called(factor):  # by a callback
-        def step(row):
-            host = jax.jit(
-                lambda x: jax.pure_callback(lambda x: np.asarray(x) * factor, x, x, vmap_method="expand_dims")
-            )
-            return {"x": host(row["x"])}
-
-        return Program(step, row, (), None).mark
+        host = lambda x: jax.pure_callback(lambda x: x * factor, x, x, vmap_method="expand_dims")  # noqa: E731
+        return Program(lambda row: {"x": jax.jit(host)(row["x"])}, row, (), None).mark
 
     assert called(2) != called(3)

@@ -41,13 +41,18 @@ def got(file, path):
     return (path / "file.gz").read_bytes(), sum(reports)
 
 
+def source_of(server, monkeypatch):
+    """The address of a server, which is that of the public bucket where it lists its files as one."""
+    if server.listing != "bucket":
+        return server.base + "/"
+    monkeypatch.setattr(_remote, "BUCKET", server.base)
+    monkeypatch.setattr(_remote, "LISTING", f"{server.base}/listing")
+
+
 @pytest.mark.parametrize("listing", ["bucket", "index", "html"])
 def test_files_of_a_web_server_are_listed(listing, tmp_path, monkeypatch):
     with FaultServer(FILES, listing, page=1) as server:
-        if listing == "bucket":
-            monkeypatch.setattr(_remote, "BUCKET", server.base)
-            monkeypatch.setattr(_remote, "LISTING", f"{server.base}/listing")
-        address = address_of("get", None if listing == "bucket" else server.base + "/")
+        address = address_of("get", source_of(server, monkeypatch))
         found = {file.name: file for file in list_files(address, FOLDER) if file.name.endswith(".gz")}
         assert sorted(found) == sorted([NAME, SMALL])
         for name, file in found.items():
@@ -84,18 +89,14 @@ def test_an_invalid_index_is_refused(server, monkeypatch):
     texts = [b'{"files": [%s]}' % entry for entry in (*entries, b'{"size": 3}', b"3")]
     for text in (b"<html>log in</html>", b"[]", b'{"files": 3}', *texts):
         monkeypatch.setattr("tests.support.fault_server._Handler._index", lambda *_, text=text: text)
-        with pytest.raises(SourceError, match=r"index.json: is no index; expected \{\"files\""):
-            listed(server.base)
+        pytest.raises(SourceError, listed, server.base).match(r"index.json: is no index; expected \{\"files\"")
 
 
 @pytest.mark.parametrize("listing", ["bucket", "index"])
 def test_listings_are_retried(listing, monkeypatch):
     with FaultServer(FILES, listing) as server:
-        if listing == "bucket":
-            monkeypatch.setattr(_remote, "BUCKET", server.base)
-            monkeypatch.setattr(_remote, "LISTING", f"{server.base}/listing")
         server.faults[LISTING] = [Status(503)] * 2
-        assert listed(None if listing == "bucket" else server.base + "/").name == NAME
+        assert listed(source_of(server, monkeypatch)).name == NAME
         assert server.faults[LISTING] == []
 
 

@@ -1,5 +1,7 @@
 """The demo's parts that need no games, its command line, and the game of `fbuf.demo.catch`."""
 
+from unittest import mock
+
 import jax
 import numpy as np
 import pytest
@@ -31,21 +33,15 @@ def test_actions_are_greedy_or_random():
     assert (np.bincount(drawn.reshape(-1), minlength=4) > 60).all() and drawn.dtype == np.int32
 
 
-def test_the_command_line(capsys, monkeypatch):
+def test_the_command_line(capsys):
     assert main([]) == 0
     assert "demo" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        main(["demo", "--storage", "disk"])
-    assert stop.value.code == 2 and "compressed" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0 and capsys.readouterr().out == f"fbuf {fbuf.__version__}\n"
-
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_command, "main", interrupt)
-    assert main(["demo"]) == 130
+    pytest.raises(SystemExit, main, ["demo", "--storage", "disk"]).match("^2$")
+    assert "compressed" in capsys.readouterr().err
+    pytest.raises(SystemExit, main, ["--version"]).match("^0$")
+    assert capsys.readouterr().out == f"fbuf {fbuf.__version__}\n"
+    with mock.patch.object(_command, "main", side_effect=KeyboardInterrupt):
+        assert main(["demo"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
 

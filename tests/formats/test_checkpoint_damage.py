@@ -35,11 +35,7 @@ def memory(extra):
 DATA, TABLE, LOG = "data-000000000001.safetensors", ("arrays", "table"), ("arrays", "log")
 FAR = "data-00000000000\u0661.safetensors"
 INVALID = [  # where in a manifest, what is said, and values of which each is invalid
-    (
-        ("files", 0, "name"),
-        "a file has the name",
-        ["/etc/passwd", f"../{DATA}", f"{DATA}/../x", "lock", f"{DATA}\n", FAR],
-    ),
+    (("files", 0, "name"), "has the name", ["/etc/passwd", f"../{DATA}", f"{DATA}/../x", "lock", f"{DATA}\n", FAR]),
     (("files", 0, "name"), "list in place of text", [[DATA]]),
     (("files", 0, "bytes"), "in place of a whole number", [-1, 10**30, 100.0, True]),
     (("files", 0, "header"), "a header of", [1 << 40]),
@@ -132,10 +128,8 @@ def test_a_manifest_of_a_terabyte_is_not_read(tmp_path):
     save(str(tmp_path), 1)
     with open(tmp_path / "manifest-000000000009.json", "wb") as file:
         file.truncate(1 << 40)
-    with (
-        memory(1 << 28),
-        pytest.warns(RuntimeWarning, match=f"has {1 << 40} bytes; expected at most {_manifest.MAX_BYTES}"),
-    ):
+    words = f"has {1 << 40} bytes; expected at most {_manifest.MAX_BYTES}"
+    with memory(1 << 28), pytest.warns(RuntimeWarning, match=words):
         assert load(str(tmp_path)) == 1
 
 
@@ -181,19 +175,9 @@ def test_random_bytes_in_place_of_any_file_are_damage():
             pytest.raises(checkpoint.StoreCorrupted, checkpoint.read, PATH, disk=disk)
 
 
-def test_links_are_neither_read_nor_written_through(tmp_path):
+def test_links_are_not_written_through(tmp_path):
     save(str(tmp_path / "c"), 1)
     victim = tmp_path / "victim"
-    for name in ("data-000000000001.safetensors", "manifest-000000000001.json"):
-        path = tmp_path / "c" / name
-        held = path.read_bytes()
-        path.unlink()
-        victim.write_bytes(held)
-        path.symlink_to(victim)
-        with pytest.raises(checkpoint.StoreCorrupted, match="is a link; expected a plain file"):
-            checkpoint.read(str(tmp_path / "c"))
-        path.unlink()
-        path.write_bytes(held)
     victim.write_text("mine")
     for name in ("lock", "manifest-000000000002.json.new", "data-000000000002.safetensors"):
         path = tmp_path / "c" / name

@@ -1,17 +1,19 @@
 """Checkpoint folders: what is refused, who may write, which generation is loaded, and what happens to other files."""
 
 import errno
+import functools
 import os
 import subprocess
 import sys
 import threading
 import warnings
-import zlib
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
+from tests.support.hostile_manifests import signed
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, disk_of, load, same, save, sources, state
 from tests.support.processes import run_python
 from tests.support.refusals import raises
@@ -59,11 +61,8 @@ def test_invalid_cuts_keys_and_meta_are_refused():
     source.cuts, source.keys = np.array([0, 3, 9]), ["a", "a"]
     raises(ValueError, "keys that repeat", lambda: checkpoint.write(PATH, {"a": source}, {}, disk=Memory()))
     for value in ({1: 2}, [object()], float("nan"), b"x", np.int64(3)):
-        with pytest.raises((TypeError, ValueError)):
-            checkpoint.write(PATH, {}, {"a": value}, disk=Memory())
-    deep = []
-    for _ in range(5000):
-        deep = [deep]
+        raises((TypeError, ValueError), None, checkpoint.write, PATH, {}, {"a": value}, disk=Memory())
+    deep = functools.reduce(lambda inner, _: [inner], range(5000), [])
     raises(ValueError, "nested more than 64 deep", lambda: checkpoint.write(PATH, {}, {"a": deep}, disk=Memory()))
 
 
@@ -75,9 +74,8 @@ def test_a_missing_checkpoint_is_named_and_nothing_is_created(tmp_path):
 
 def test_where_nothing_may_be_written_no_source_is_read():
     for number in (errno.EACCES, errno.EROFS):
-        given = sources(3)
-        with pytest.raises(OSError, match="Use a path that this process may write to"):
-            checkpoint.write(PATH, given, {}, disk=Faulty(Memory(), 0, number, kinds=("open",)))
+        given, disk = sources(3), Faulty(Memory(), 0, number, kinds=("open",))
+        raises(OSError, "Use a path that this process may write to", checkpoint.write, PATH, given, {}, disk=disk)
         assert given["log"].reads == given["table"].reads == given["priority"].reads == 0
 
 
@@ -106,21 +104,19 @@ def test_one_thread_saves_to_a_path_at_a_time(tmp_path):
         inside.set()
         assert go.wait(60)
 
-    first = threading.Thread(target=save, args=(str(tmp_path), 1), kwargs={"progress": slowly})
-    first.start()
+    first = Thread(lambda: save(str(tmp_path), 1, progress=slowly))
     assert inside.wait(60)
-    pytest.raises(BlockingIOError, lambda: save(str(tmp_path), 2)).match("in use by this process")
+    raises(BlockingIOError, "in use by this process", save, str(tmp_path), 2)
     go.set()
-    first.join()
+    first.ends()
     assert load(str(tmp_path)) == 1
 
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch):
-    def none(*_):
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr("fbuf._host.io.file.fcntl.flock", none)
-    with pytest.warns(RuntimeWarning, match="has no locks"):
+    with (
+        mock.patch("fbuf._host.io.file.fcntl.flock", side_effect=OSError(errno.ENOLCK, "no locks")),
+        pytest.warns(RuntimeWarning, match="has no locks"),
+    ):
         save(str(tmp_path), 1)
     assert load(str(tmp_path)) == 1
 
@@ -191,9 +187,7 @@ def test_after_the_last_number_nothing_is_saved(tmp_path):
 def test_a_later_version_is_neither_damage_nor_overwritten():
     disk = disk_of(1, 2)
     name = "manifest-000000000002.json"
-    body = disk.contents()[name].split(b"\n")[1].replace(b'{"version":1,', b'{"version":2,')
-    head = b'{"format":"fbuf checkpoint","version":2,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
-    disk.put(name, head + b"\n" + body + b"\n")
+    disk.put(name, signed(disk.contents()[name].split(b"\n")[1].replace(b'{"version":1,', b'{"version":2,'), 2))
     before = disk.contents()
     raises(checkpoint.VersionError, f"{name} is of version 2; expected 1 or less. Use the release", load, PATH, disk)
     pytest.raises(checkpoint.VersionError, save, PATH, 3, disk)
@@ -206,8 +200,7 @@ def test_files_that_cannot_be_opened_are_not_removed():
     save(PATH, 4, counter, keep=3)
     for at in range(counter.count):
         trial = disk.copy()
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as told:
             try:
                 save(PATH, 4, Faulty(trial, at, errno.EMFILE, kinds=("open",)), keep=3)
             except OSError as error:
@@ -267,12 +260,11 @@ def test_a_replaced_file_is_noticed(fault, tmp_path):
             file.symlink_to(tmp_path / "elsewhere")
         elif fault == "pipe":
             os.mkfifo(file)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as told:
             assert load(str(folder)) == 1
         assert len(told) == (not (fault == "missing" and name.startswith("manifest")))
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        assert fault != "link" or "is a link; expected a plain file" in str(told[0].message)
+        with warnings.catch_warnings(record=True, action="always") as told:
             save(str(folder), 3)  # builds on the whole generation
         assert ["cannot remove" in str(w.message) for w in told] == [True] * (fault == "folder")
         assert load(str(folder)) == 3

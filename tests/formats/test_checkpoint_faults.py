@@ -30,8 +30,7 @@ def test_every_call_fails_once(number, dead):
         disk = base.copy()
         faulty = Faulty(disk, at, number, dead=dead)
         ended = told = False
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             try:
                 save(PATH, 3, faulty)
                 ended = True
@@ -78,8 +77,7 @@ def test_an_unreadable_disk_is_damage():
     load(PATH, good)
     fell_back = 0
     for at in range(good.count):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as told:
             try:
                 fell_back += load(PATH, Faulty(disk, at, kinds=("pread", "open", "listdir"))) == 1
                 assert len(told) <= 1
@@ -158,8 +156,7 @@ def test_power_failures_in_a_save_of_nothing_new(sync):
         faulty = Faulty(disk, at, None, dead=True)
         with contextlib.suppress(Killed):
             assert save(PATH, 2, faulty).bytes_written < 4000  # a manifest
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             for left in disk.crashes(chance, 12):
                 assert load(PATH, left) in ((1, 2) if faulty.failed and not sync else (2,))
         if not faulty.failed:
@@ -170,11 +167,7 @@ def test_power_failures_in_a_save_of_nothing_new(sync):
 class Dropping(Memory):
     """A disk whose failed sync drops the writes; it still reads them, and the next sync succeeds."""
 
-    fails = False
-
-    def __init__(self):
-        super().__init__()
-        self.dropped = []
+    fails, dropped = False, ()
 
     def fsync(self, fd):
         file = self._open[fd]
@@ -182,7 +175,7 @@ class Dropping(Memory):
             return
         if self.fails and file is not None and file.pending:
             file.pending = []
-            self.dropped.append(file)
+            self.dropped += (file,)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().fsync(fd)
 

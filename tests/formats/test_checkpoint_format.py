@@ -1,9 +1,11 @@
 """Checkpoint folders: arrays of every kind return bit for bit, and a second save writes only what changed."""
 
+import functools
 import sys
 import tracemalloc
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
 from fbuf._host.io import checksum
+from tests.support.disk import flip
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, bits, load, same, save, sources, state
+from tests.support.refusals import raises
 
 
 def back(path, arrays):
@@ -80,8 +84,8 @@ def test_slices_are_those_of_the_array(data):
     else:
         cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=6)))
         array = array[:, 0].astype(np.uint8)
-        pieces = zip([0, *cuts], [*cuts, rows], strict=True)
-        source = Keyed({f"k{i}": array[a:b] for i, (a, b) in enumerate(pieces)}, data.draw(st.booleans()))
+        pieces = {f"k{i}": piece for i, piece in enumerate(np.split(array, cuts))}
+        source = Keyed(pieces, data.draw(st.booleans()))
     disk = Memory()
     checkpoint.write(PATH, {"a": source}, {}, disk=disk)
     found = checkpoint.read(PATH, disk=disk, verify="lazy").arrays["a"]
@@ -134,15 +138,11 @@ def test_a_second_save_writes_and_reads_what_is_new():
 def test_a_save_after_one_that_found_damage_writes_everything(tmp_path):
     marks, array = np.repeat(["a"], 10), np.arange(80)
     checkpoint.write(tmp_path, {"a": Blocks(array, 8, marks.tolist())}, {})
-    (data,) = tmp_path.glob("data*")
-    data.write_bytes(data.read_bytes()[:-1] + b"\xff")
+    flip(*tmp_path.glob("data*"), -1)
     array[:48], marks[:6] = -1, "b"  # most of the file, so that the rest is moved out of it
-    for fails in (True, False):
-        copied = checkpoint.snapshot(tmp_path, {"a": Blocks(array, 8, marks.tolist())}, lambda *_: True)
-        if fails:
-            pytest.raises(RuntimeError, checkpoint.write, tmp_path, copied, {}).match("rows 72 to 80 of array 'a'")
-        else:
-            checkpoint.write(tmp_path, copied, {})
+    copy = functools.partial(checkpoint.snapshot, tmp_path, {"a": Blocks(array, 8, marks.tolist())}, lambda *_: True)
+    raises(RuntimeError, "rows 72 to 80 of array 'a'", checkpoint.write, tmp_path, copy(), {})
+    checkpoint.write(tmp_path, copy(), {})
     back(tmp_path, {"a": array})
 
 
@@ -190,8 +190,8 @@ def test_equal_marks_mean_equal_blocks_and_no_mark_means_nothing():
         assert (loaded(disk) >= 100).sum() == second, marks
     disk = Memory()
     for size in (5, 7, 3):  # the same mark, another length
-        checkpoint.write(PATH, {"log": Keyed({"same": np.full(size, size, np.uint8)})}, {}, disk=disk)
-        assert loaded(disk, "log").tolist() == [size] * size
+        checkpoint.write(PATH, {"a": Keyed({"same": np.full(size, size, np.uint8)})}, {}, disk=disk)
+        assert loaded(disk).tolist() == [size] * size
 
 
 def test_a_snapshot_is_saved_as_it_was_unless_another_save_came_between(tmp_path: Path) -> None:
@@ -203,15 +203,12 @@ def test_a_snapshot_is_saved_as_it_was_unless_another_save_came_between(tmp_path
     array[:] = -1
     assert checkpoint.write(tmp_path, copied, {}).bytes_written < 4000
     back(tmp_path, {"a": want})
-    pytest.raises(RuntimeError, checkpoint.write, tmp_path, copied, {}).match(
-        "rows 0 to 4 of array 'a' were not copied"
-    )
+    raises(RuntimeError, "rows 0 to 4 of array 'a' were not copied", checkpoint.write, tmp_path, copied, {})
     back(tmp_path, {"a": want})
 
 
 def test_keyed_pieces_are_reordered_and_removed_without_reading() -> None:
-    disk, rng = Memory(), np.random.default_rng(0)
-    pieces = {f"p{i}": rng.integers(0, 256, 5 + i, np.uint8) for i in range(20)}
+    disk, pieces = Memory(), {f"p{i}": np.full(5 + i, i, np.uint8) for i in range(20)}
     checkpoint.write(PATH, {"log": Keyed(pieces)}, {}, disk=disk)
     del pieces["p0"], pieces["p7"]
     pieces = {"new": np.zeros(0, np.uint8)} | dict(reversed(pieces.items())) | {"last": np.ones(3, np.uint8)}
@@ -331,17 +328,11 @@ def test_restore_reads_each_byte_once_and_falls_back():
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_large_files_are_flushed_while_they_are_written(sync: bool, tmp_path: Path) -> None:
-    begun: list[tuple[int, int]] = []
-
-    class Watched(checkpoint.Disk):
-        def start_writeback(self, fd: int, at: int, size: int) -> None:
-            begun.append((at, size))
-            super().start_writeback(fd, at, size)
-
-    arrays = {"a": np.arange(20 << 18, dtype=np.int32)}
-    checkpoint.write(str(tmp_path), arrays, {}, sync=sync, disk=Watched())
-    with checkpoint.read(str(tmp_path)) as saved:
-        same(saved, arrays)
+    arrays, begin = {"a": np.arange(20 << 18, dtype=np.int32)}, checkpoint.Disk.start_writeback
+    with mock.patch.object(checkpoint.Disk, "start_writeback", autospec=True, side_effect=begin) as watched:
+        checkpoint.write(str(tmp_path), arrays, {}, sync=sync)
+    back(tmp_path, arrays)
+    begun = [call.args[2:] for call in watched.call_args_list]
     assert len(begun) in ((20, 21) if sync else (0,))
     assert all(at + size == after for (at, size), (after, _) in zip(begun, begun[1:], strict=False))
 

@@ -21,18 +21,13 @@ DTYPES = ("bool", "int8", "uint16", "int32", "int64", "float16", "float32", "flo
 
 @st.composite
 def data_sets(draw):
-    """Leaves of any kind and dtype, some segments of them, and which of their rows are used."""
-    leaves = {}
-    codecs = {}
+    leaves, codecs, used = {"truncated": ((), "bool")}, {}, []
     for i in range(draw(st.integers(1, 4))):
         name = draw(st.sampled_from(["", "a/"])) + f"x{i}"
         leaves[name] = draw(st.sampled_from([(), (1,), (3, 2), (0,), (7,)])), draw(st.sampled_from(DTYPES))
         codec = draw(st.sampled_from([None, Zstd(chunk=3), Zstd(chunk=8), BitPack(chunk=5), Raw()]))
-        if codec is not None:
-            codecs[name] = codec
-    leaves["truncated"] = (), "bool"
+        codecs |= {} if codec is None else {name: codec}
     sizes = draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))
-    used = []
     for number, size in enumerate(sizes):
         begin = draw(st.integers(0, size - 1))
         used.append(SegmentRows(number, begin, draw(st.integers(begin + 1, size)), draw(st.booleans())))
@@ -52,10 +47,9 @@ def test_any_rows_read_as_written(tmp_path_factory, made, seed, memory, more):
     schema = _dataset.Schema(leaves, codec=codecs)
     rows = {}
     for number, size in enumerate(sizes):
-        rows[number] = {
-            leaf.name: (rng.integers(0, values if number else 2, (size, *leaf.shape)) - 1).astype(leaf.dtype)
-            for leaf in schema.leaves
-        }
+        most = values if number else 2
+        numbers = {leaf: rng.integers(0, most, (size, *leaf.shape)) - 1 for leaf in schema.leaves}
+        rows[number] = {leaf.name: array.astype(leaf.dtype) for leaf, array in numbers.items()}
         pieces.write(path, number, schema, rows[number], step)
     _dataset.finish(path, used, sync=False)
     check(path, pieces.used_of(rows, tuple(used)), memory=memory, **more)
@@ -64,16 +58,11 @@ def test_any_rows_read_as_written(tmp_path_factory, made, seed, memory, more):
 def test_few_values_are_stored_as_codes_bit_for_bit(tmp_path):
     odd = np.array([0x7FC00001, 0x7FC00000, 0x80000000, 0, 0x3F800000], np.uint32).view(np.float32)
     schema = _dataset.Schema({"few": ((), "float32"), "many": ((), "int32"), "mixed": ((), "int64")})
-    rows = {
-        k: {
-            "few": np.resize(odd, 300) if k else np.full(300, 7, np.float32),
-            "many": np.arange(300, dtype=np.int32) + 200 * k,
-            "mixed": np.arange(300) if k == 1 else np.zeros(300, np.int64),
-        }
-        for k in range(3)
-    }
-    for number, mine in rows.items():
-        pieces.write(tmp_path, number, schema, mine, 100)
+    rows, number = {}, np.arange(300)
+    for k in range(3):
+        few = np.resize(odd, 300) if k else np.full(300, 7, np.float32)
+        rows[k] = {"few": few, "many": (number + 200 * k).astype(np.int32), "mixed": number * (k == 1)}
+        pieces.write(tmp_path, k, schema, rows[k], 100)
     used = tuple(SegmentRows(k) for k in rows)
     _dataset.finish(tmp_path, used)
     for memory in (0, 1 << 20):
@@ -155,8 +144,8 @@ def test_rows_that_do_not_fit_a_segment_are_refused(tmp_path):
     raises(ValueError, "expected an int from 0", _dataset.SegmentWriter, tmp_path, -1, pieces.SCHEMA)
     leaves = {name: ((3,), "uint8") for name in "abc"}
     odd = _dataset.Schema(leaves, codec={"a": Zstd(chunk=64), "b": Zstd(chunk=63), "c": BitPack(chunk=61)})
-    with pytest.raises(ValueError, match=r"'c': 'BitPack\(chunk=61\)'.* every 245952 rows; expected at most 4096"):
-        _dataset.SegmentWriter(tmp_path, 1, odd)  # a segment of one row would take a minute
+    words = r"'c': 'BitPack\(chunk=61\)'.* every 245952 rows; expected at most 4096"
+    raises(ValueError, words, _dataset.SegmentWriter, tmp_path, 1, odd)  # a segment of one row would take a minute
 
 
 def test_invalid_schemas_are_refused():
@@ -176,14 +165,12 @@ def test_invalid_schemas_are_refused():
 
 def test_a_schema_is_stored_as_json():
     structure = {"tuple": [1, {"dict": [["a", 0], ["b", None]]}]}
-    schema = _dataset.Schema(
-        {"1/a": ((2,), "bfloat16"), "0": ((40, 40), "uint8")}, structure, {"1/a": BitPack(chunk=2)}
-    )
+    leaves = {"1/a": ((2,), "bfloat16"), "0": ((40, 40), "uint8")}
+    schema = _dataset.Schema(leaves, structure, {"1/a": BitPack(chunk=2)})
     assert _dataset.Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
     assert schema["0"].codec == Zstd() and schema.row_bytes == 1604
     for change in ({"leaves": 3}, {"leaves": [["x", [1]]]}, {"more": 1}, {"leaves": [["x", [1], "object", ["raw"]]]}):
-        with pytest.raises((ValueError, TypeError, KeyError)):
-            _dataset.Schema.from_json({**schema.to_json(), **change})
+        raises((ValueError, TypeError, KeyError), None, _dataset.Schema.from_json, {**schema.to_json(), **change})
 
 
 def test_a_data_set_is_finished_with_whole_segments(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import zlib
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from fbuf._formats import checkpoint
 from fbuf._formats import dataset as _dataset
 from fbuf.storages import Zstd
 from tests.support import pieces
+from tests.support.hostile_manifests import dumps, signed
 
 SegmentRows = _dataset.SegmentRows
 
@@ -58,8 +58,7 @@ def test_another_version_is_refused_by_name(tmp_path):
     pieces.make(tmp_path)
     file = tmp_path / "dataset.json"
     body = file.read_bytes().splitlines()[1].replace(b'"version":1', b'"version":9', 1)
-    head = b'{"format":"fbuf data set","version":9,"bytes":%d,"crc32":%d}' % (len(body), zlib.crc32(body))
-    file.write_bytes(head + b"\n" + body + b"\n")
+    file.write_bytes(signed(body, 9, b"data set"))
     pytest.raises(fbuf.VersionError, _dataset.DataSet.open, tmp_path).match("version 9")
     os.truncate(file, 10)
     pytest.raises(fbuf.StoreCorrupted, _dataset.DataSet.open, tmp_path).match("first line")
@@ -69,7 +68,6 @@ def test_another_version_is_refused_by_name(tmp_path):
 
 
 def leaf(name, **changes):
-
     def altered(value):
         (found,) = (one for one in value["schema"]["leaves"] if one[0] == name)
         for key, new in changes.items():
@@ -80,7 +78,6 @@ def leaf(name, **changes):
 
 
 def used(*ends, **fields):
-
     def altered(value):
         number, save, *rows = value["pieces"][1]
         return {**value, "pieces": [[fields.get("number", number), fields.get("save", save), *(ends or rows)]]}
@@ -113,18 +110,13 @@ def test_a_hostile_data_set_is_refused(tmp_path, case):
     pieces.make(tmp_path)
     file = tmp_path / "dataset.json"
     value = HOSTILE[case](json.loads(file.read_bytes().splitlines()[1]))
-    body = json.dumps(value, separators=(",", ":")).encode()
-    head = {"format": "fbuf data set", "version": 1, "bytes": len(body), "crc32": zlib.crc32(body)}
-    file.write_bytes(json.dumps(head, separators=(",", ":")).encode() + b"\n" + body + b"\n")
+    file.write_bytes(signed(dumps(value), kind=b"data set"))
     pytest.raises((fbuf.StoreCorrupted, FileNotFoundError), lambda: _dataset.DataSet.open(tmp_path).read_rows(0, 1))
 
 
 def index(name, change):
-
-    def altered(arrays):
-        arrays[f"rows/obs/{name}"] = change(np.array(arrays[f"rows/obs/{name}"]))
-
-    return altered
+    name = f"rows/obs/{name}"
+    return lambda arrays: arrays.update({name: change(np.array(arrays[name]))})
 
 
 def put(name, value):

@@ -9,6 +9,7 @@ import pytest
 import fbuf
 from fbuf._formats import checkpoint
 from tests.golden.make import CASES, FOLDER, plain_arrays
+from tests.support.disk import flip
 from tests.support.memory_disk import bits, save, state
 
 PAGE = Path(fbuf.__file__).parent / "FORMAT.md"
@@ -24,7 +25,6 @@ def reader():
 
 
 def copy_of(case, path):
-    """Copy golden files, because a save would change them."""
     return str(shutil.copytree(FOLDER / case, path / "golden"))
 
 
@@ -52,10 +52,7 @@ def test_the_page_reads_what_is_saved_now_and_falls_back(tmp_path, capsys):
         save(str(path), k)
     meta, arrays = read(path)
     assert meta == {"k": 5} and {n: bits(a) for n, a in arrays.items()} == {n: bits(a) for n, a in state(5).items()}
-    file = path / "data-000000000006.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    flip(path / "data-000000000006.safetensors", -1)
     assert read(path)[0] == {"k": 4} and "is not whole" in capsys.readouterr().err
 
 

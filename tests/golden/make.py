@@ -23,8 +23,6 @@ FOLDER = Path(__file__).resolve().parent
 
 
 class Case(NamedTuple):
-    """A golden checkpoint: how it was made, and what checks that it loads."""
-
     make: Callable[[str], None]
     check: Callable[[str], None]
 

@@ -1,7 +1,6 @@
 """Codecs return every bit, pack zeros and ones, and their decoded chunks are cached."""
 
 import dataclasses
-import zlib
 
 import jax
 import ml_dtypes
@@ -13,35 +12,15 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs import is_packable
-from fbuf._host.columns.chunked import ChunkCache, ChunkedColumn
+from fbuf._host.columns.chunked import ChunkCache
 from fbuf._host.columns.raw import RawColumn
 from fbuf._host.columns.stacked import StackedColumn
-from fbuf._host.store.store import Column, Store
+from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
-from tests.support.store import DTYPES, Deflate, check_rows, fetch, frames, same
+from tests.support.parts import OWN
+from tests.support.store import DTYPES, Deflate, check_rows, fetch, frames, make, same
 from tests.support.threads import Thread
-
-
-@dataclasses.dataclass(frozen=True)
-class Shades:
-    """The example of `Codec`: lossy, sixteen shades."""
-
-    chunk: int = 8
-
-    def encode(self, rows):
-        shades = (rows.reshape(-1) >> 4).astype(np.uint8)
-        shades = np.append(shades, np.zeros(shades.size % 2, np.uint8))
-        return zlib.compress(shades[0::2] << 4 | shades[1::2])
-
-    def decode(self, data, out):
-        pairs = np.frombuffer(zlib.decompress(data), np.uint8)
-        shades = np.stack([pairs >> 4, pairs & 15], axis=1).reshape(-1)[: out.size]
-        out[...] = (shades * 17).reshape(out.shape)
-
-
-def store_of(codec, shape, dtype, length=512):
-    return Store((Column("x", shape, np.dtype(dtype), codec),), lanes=1, length=length, slack=0)
 
 
 def boards(count, dtype, seed=0):
@@ -74,7 +53,7 @@ def test_values_other_than_zero_and_one_are_kept(codec):
     for odd in (-0.0, np.nan, 2.0, -1.0, np.inf, 5e-324):
         rows = np.ones((14, 40))
         rows[6:8], rows[7, 7] = 0, odd
-        store = store_of(codec, (40,), np.float64)
+        store = make(codec, shape=(40,), dtype="float64", length=512)
         out, ok = fetch(store, store.write([rows[:, None]], None)[:, 0])
         assert ok.all() and same(out, rows), odd
 
@@ -83,21 +62,17 @@ def test_damaged_bits_are_refused():
     rows = np.ones((4, 40), np.uint8)
     data = BitPack(chunk=4).encode(rows)
     for bad in (*(data[:cut] for cut in (0, 1, 5, 20)), data + b"0", bytes([7]) + data[1:]):
-        with pytest.raises(StoreCorrupted, match="damaged"):
-            BitPack(chunk=4).decode(bad, np.empty_like(rows))
+        pytest.raises(StoreCorrupted, BitPack(chunk=4).decode, bad, np.empty_like(rows)).match("damaged")
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("uint8", 60), ("float32", 240), ("bool", 60)])
 def test_boards_are_packed_before_they_are_compressed(dtype, least):
     rows = boards(4096, dtype)
-    packed, plain = store_of(Zstd(chunk=16), (8, 8, 12), dtype, 4096), store_of(Zstd(chunk=16), (8, 8, 12), dtype, 4096)
-    part = plain._parts[0]
-    assert isinstance(part, ChunkedColumn)
-    part.coder._bits = False
-    tickets = packed.write([rows[:, None]], None)[:, 0]
-    plain.write([rows[:, None]], None)
-    packed.repack()
-    plain.repack()
+    packed, plain = (make(Zstd(chunk=16), shape=(8, 8, 12), dtype=dtype, length=4096) for _ in range(2))
+    plain._parts[0].coder._bits = False
+    for store in (plain, packed):
+        tickets = store.write([rows[:, None]], None)[:, 0]
+        store.repack()
     assert packed.stats()["payload_bytes"] < plain.stats()["payload_bytes"]
     assert rows.nbytes > least * packed.stats()["payload_bytes"]
     check_rows(packed, tickets, rows)
@@ -107,7 +82,8 @@ def test_boards_are_packed_before_they_are_compressed(dtype, least):
 def test_columns_may_change_between_bits_and_numbers(data):
     dtype = data.draw(st.sampled_from(["uint8", "float32", "int64", ml_dtypes.bfloat16]))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    store = store_of(Zstd(chunk=data.draw(st.sampled_from([1, 4])), dictionary=4), (30,), dtype, 4000)
+    codec = Zstd(chunk=data.draw(st.sampled_from([1, 4])), dictionary=4)
+    store = make(codec, shape=(30,), dtype=dtype, length=4000, slack=0)
     rows = []
     for _ in range(data.draw(st.integers(1, 5))):
         n = data.draw(st.integers(1, 700))
@@ -125,8 +101,7 @@ def test_columns_may_change_between_bits_and_numbers(data):
 
 
 def test_raw_makes_a_raw_column():
-    store = store_of(Raw(), (30,), "uint8")
-    assert isinstance(store._parts[0], RawColumn)
+    assert isinstance(make(Raw())._parts[0], RawColumn)
     codec, rows, out = Raw(), np.arange(12, dtype=np.int32).reshape(1, 12), np.empty((1, 12), np.int32)
     codec.decode(codec.encode(rows), out)
     assert same(out, rows)
@@ -155,35 +130,27 @@ def test_each_leaf_has_its_codec():
 
 def test_a_codec_for_a_missing_leaf_is_refused():
     buffer = fbuf.Buffer(300, storage=Compressed(keys=("obs",), codec={"board": BitPack()}))
-    with pytest.raises(ValueError, match=r"codec names 'board', but the host has obs\."):
-        buffer.init(EXAMPLE)
+    pytest.raises(ValueError, buffer.init, EXAMPLE).match(r"codec names 'board', but the host has obs\.")
 
 
 def test_a_lossy_user_codec():
-    storage = Compressed(keys=("obs",), codec=Shades())
-    buffer = fbuf.Buffer(64, storage=storage)
+    buffer = fbuf.Buffer(64, storage=Compressed(keys=("obs",), codec=OWN["Shades"]()))
     obs = np.random.default_rng(0).integers(0, 256, (64, 6, 7), np.uint8)
     state = buffer.extend(buffer.init({"obs": obs[0]}), {"obs": obs})
     back = np.asarray(buffer.rows(state).data["obs"])
     assert 0 < np.abs(back.astype(int) - obs).max() <= 16
 
 
-def make(codec, cache, shape=(24, 24), dtype="uint8"):
-    return Store((Column("x", shape, np.dtype(dtype), codec),), lanes=1, length=1000, slack=0, cache=cache)
-
-
 def cache_of(store):
     part = store._parts[0]
-    part = part.inner if isinstance(part, StackedColumn) else part
-    assert isinstance(part, ChunkedColumn) and part.cache is not None
-    return part.cache
+    return (part.inner if isinstance(part, StackedColumn) else part).cache
 
 
 @pytest.mark.parametrize("codec", [Zstd(), Deflate(), Zstd(chunk=4)])
 @pytest.mark.parametrize("bits", [False, True])
 def test_cached_chunks_are_decoded_once(codec, bits):
     rows = boards(1500, "float32").reshape(1500, -1) if bits else frames(1500)
-    store = make(codec, 1 << 30, rows.shape[1:], str(rows.dtype))
+    store = make(codec, shape=rows.shape[1:], dtype=rows.dtype, length=1000, slack=0, cache=1 << 30)
     tickets = store.write([rows[:1000, None]], None)[:, 0]
     pick = np.random.default_rng(0).integers(0, 1000, 300)
     for turn in range(3):
@@ -207,7 +174,7 @@ def test_the_least_recently_used_chunk_is_evicted():
 
 
 def test_threads_share_the_cache():
-    rows, store = frames(1000), make(Zstd(), 40_000)
+    rows, store = frames(1000), make(Zstd(), shape=(24, 24), length=1000, cache=40_000)
     tickets = store.write([rows[:, None]], None)[:, 0]
 
     def reader(seed):

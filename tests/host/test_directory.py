@@ -76,9 +76,8 @@ def test_a_temporary_directory_is_removed_with_its_store(tmp_path, monkeypatch):
     ticket = store.write([np.ones((3, 1, 5), np.uint8)], None)
     assert len(list(tmp_path.iterdir())) == 1
     out = np.zeros((3, 5), np.uint8)
-    fetching = store._parts[0].fetch(
-        np.zeros(3, np.int64), np.arange(3), np.ones(3, bool), store._count, np.zeros(1, np.int64)
-    )
+    there = np.ones(3, bool)
+    fetching = store._parts[0].fetch(np.zeros(3, int), np.arange(3), there, store._count, np.zeros(1, int))
     del store
     assert list(tmp_path.iterdir()) == []
     fetching.run([memoryview(out.reshape(-1))])  # a read under way finishes
@@ -86,10 +85,8 @@ def test_a_temporary_directory_is_removed_with_its_store(tmp_path, monkeypatch):
     store = make(None, columns_of(None))
     store.close()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(OSError):
-        faults = Faults(monkeypatch)
-        faults.left = 3  # whether the lock says who holds it is no matter
-        make(None, columns_of(None))
+    Faults(monkeypatch).left = 3  # whether the lock says who holds it is no matter
+    pytest.raises(OSError, make, None, columns_of(None))
     gc.collect()
     assert list(tmp_path.iterdir()) == []
 

@@ -1,6 +1,7 @@
 """Rows in files: the store against a dict of every row, whatever call fails, and damage that is found."""
 
 import itertools
+import os
 import shutil
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from fbuf._host.codecs import Zstd
 from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted
-from tests.support.disk import make
+from tests.support.disk import flip, make
 from tests.support.disk_faults import Faults, check_failing_writes, resumed
-from tests.support.store import columns_of, fetch, frames
+from tests.support.refusals import raises
+from tests.support.store import check_rows, columns_of, fetch, frames
 from tests.support.store_model import Drawn, Model
 
 
@@ -86,9 +88,7 @@ def test_the_update_log_stays_short(tmp_path):
     assert (tmp_path / "changes").stat().st_size < 3 << 20  # 4.8 MB were written
     model.store.close()
     store = make(tmp_path, columns_of(None, shape=(4000,)), length=8, slack=8, resume=True)
-    got, ok = fetch(store, store.newest()[1][:4, 0])
-    assert ok.all()
-    np.testing.assert_array_equal(got, last)
+    check_rows(store, store.newest()[1][:4, 0], last)
 
 
 @pytest.mark.parametrize("verb", ["init", "resume"])
@@ -122,21 +122,17 @@ def test_a_large_batch_is_written_in_parts(tmp_path, monkeypatch):
     columns = columns_of(None)
     store = make(tmp_path, columns, length=100, slack=0)
     rows = np.arange(600, dtype=np.uint32).view(np.uint8).reshape(600, 1, 4)[:, :, [0, 1, 2, 3, 0]]
-    calls = []
-    real = Store._write
+    calls, real = [], Store._write
     monkeypatch.setattr(Store, "_write", lambda self, r, k: calls.append(len(r[0])) or real(self, r, k))
     first = store.write([rows[:110]], None)
     assert calls == [110]  # the file is longer than 100 rows: nothing is overwritten yet
     second = store.write([rows[110:300]], None)
     assert len(calls) > 2 and max(calls[1:]) <= 116 - 100 and second[-1, 0] == first[0, 0] + 299
-    got, ok = fetch(store, second[-100:, 0])
-    assert ok.all()
-    np.testing.assert_array_equal(got, rows[200:300, 0])
+    check_rows(store, second[-100:, 0], rows[200:300, 0])
     # A later piece that fails: the rows it would have overwritten are there, those of earlier pieces have expired.
     faults = Faults(monkeypatch)
     faults.left = 2 * 3  # rows, their checksums and the head, twice
-    with pytest.raises(OSError, match="The first 32 of 90 rows were written before"):
-        store.write([rows[300:390]], None)
+    raises(OSError, "The first 32 of 90 rows were written before", store.write, [rows[300:390]], None)
     got, ok = fetch(store, second[-100:, 0])
     assert ok.tolist() == [False] * 32 + [True] * 68
     np.testing.assert_array_equal(got[32:], rows[232:300, 0])
@@ -151,13 +147,10 @@ def test_shared_damage_is_found_at_open(name, tmp_path):
     store.close()
     if name == "dictionary":
         (name,) = {p.name for p in tmp_path.glob("column0.dictionary-*")}
-    path = tmp_path / name
-    text = bytearray(path.read_bytes())
-    places = range(0, len(text), max(len(text) // 50, 1))
-    for at in {"column0.open": range(16), "head": [3, 4096 + 3]}.get(name, places):
-        text[at] ^= 255
-    path.write_bytes(text)
-    with pytest.raises((StoreCorrupted, ValueError), match="damaged|bytes were"):
-        make(tmp_path, columns, length=800, resume=True, verify=False)
-    path.write_bytes(text[: len(text) // 3])
-    pytest.raises((StoreCorrupted, ValueError, OSError), make, tmp_path, columns, length=800, resume=True, verify=False)
+    path, settings = tmp_path / name, {"length": 800, "resume": True, "verify": False}
+    size = path.stat().st_size
+    places = range(0, size, max(size // 50, 1))
+    flip(path, *{"column0.open": range(16), "head": [3, 4096 + 3]}.get(name, places), by=255)
+    raises((StoreCorrupted, ValueError), "damaged|bytes were", make, tmp_path, columns, **settings)
+    os.truncate(path, size // 3)
+    raises((StoreCorrupted, ValueError, OSError), None, make, tmp_path, columns, **settings)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fbuf._host.codecs import BitPack, Zstd
 from fbuf._host.pairs import ObservationPairs
-from tests.support.store import DTYPES
+from tests.support.store import DTYPES, frames
 from tests.support.threads import Thread
 
 
@@ -19,7 +19,7 @@ class Model:
     """Every step ever added, and the pairs of the last `length`."""
 
     def __init__(self, pairs):
-        self.pairs, self.steps = pairs, list[tuple[np.ndarray, np.ndarray]]()
+        self.pairs, self.steps = pairs, []
 
     def add(self, observation, following):
         assert self.pairs.position == len(self.steps) % self.pairs.length
@@ -51,46 +51,38 @@ def test_any_sequence_of_steps_agrees_with_a_list(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
     model = Model(ObservationPairs(length, lanes, shape, dtype, codec))
     following = np.zeros((lanes, *shape), dtype)
+
+    def noise():
+        """NaN and -0.0 among the bits."""
+        bits = rng.integers(0, 256, (lanes, *shape, dtype.itemsize), np.uint8)
+        return bits.view(dtype).reshape(lanes, *shape) if dtype.kind != "b" else bits[..., 0] > 99
+
     for _ in range(data.draw(st.integers(1, 6), "calls")):
         call = data.draw(st.sampled_from(["add", "add", "add", "replace", "read", "pickle", "clear"]))
         if call == "replace" and model.steps:
             for observation in (model.steps[-1][0], following):
-                following = rng.integers(0, 256, (lanes, *shape, dtype.itemsize), np.uint8)
-                following = (following.view(dtype) if dtype.kind != "b" else following > 99).reshape(lanes, *shape)
+                following = noise()
                 model.replace(observation, following)
         elif call == "add":
             chance = data.draw(st.sampled_from([0.0, 0.1, 1.0]), "ends")
             for _ in range(data.draw(st.sampled_from([1, 3, 8, 50]))):
                 observation, ends = following.copy(), rng.random(lanes) < chance
-                bits = rng.integers(0, 256, (2, lanes, *shape, dtype.itemsize), np.uint8)  # NaN and -0.0 among them
-                values = bits.view(dtype).reshape(2, lanes, *shape) if dtype.kind != "b" else bits[..., 0] > 99
-                observation[ends], following = values[0][ends], values[1]
+                observation[ends], following = noise()[ends], noise()
                 model.add(observation, following)
         elif call == "read":
             at = rng.integers(0, length, 20), rng.integers(0, lanes, 20)
             model.check(*at, offsets=data.draw(st.sampled_from([(0, 1), (0,), (1,)])))
         elif call == "pickle":
-            model.pairs = data.draw(st.sampled_from([pickled, copy.deepcopy]))(model.pairs)
+            pickled = pickle.loads(pickle.dumps(model.pairs))
+            model.pairs = data.draw(st.sampled_from([pickled, copy.deepcopy(model.pairs)]))
         else:
             model.pairs.clear()
             model.steps.clear()
     model.check_all()
 
 
-def pickled(value):
-    return pickle.loads(pickle.dumps(value))
-
-
-def frames(count, side=40):
-    out = np.zeros((count, side, side), np.uint8)
-    for t in range(count):
-        out[t, t % side] = 1 + t % 255
-        out[t, :, (3 * t) % side] = t % 199
-    return out
-
-
 def test_stacks_are_stored_as_frames_and_finals_as_one_more():
-    shown, model = frames(400), Model(ObservationPairs(300, 1, (4, 40, 40), np.uint8, Zstd()))
+    shown, model = frames(400, 40), Model(ObservationPairs(300, 1, (4, 40, 40), np.uint8, Zstd()))
     for t in range(300):
         if t % 40 != 39:
             model.add(shown[None, t : t + 4], shown[None, t + 1 : t + 5])

@@ -1,5 +1,6 @@
 """Compare a store whose rows replace any slot with a plain-Python model."""
 
+from collections import deque
 from unittest import mock
 
 import numpy as np
@@ -11,10 +12,68 @@ from fbuf._host.codecs import BitPack, Zstd
 from fbuf._host.columns.chunked import ChunkedColumn
 from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Store
+from tests.support import store as stores
 from tests.support.refusals import raises
-from tests.support.slot_map import CODECS, Scattered, churn, make, reload
-from tests.support.store import Deflate, Plain, fetch, frames, same
-from tests.support.store_model import Drawn
+from tests.support.store import Deflate, Plain, fetch, frames, load, same
+from tests.support.store_model import Drawn, Model
+
+CODECS = [None, Zstd(), Zstd(dictionary=0), Deflate(1)]
+
+
+def make(*codecs, **more):
+    return stores.make(*codecs, **more, streams=False)
+
+
+def reload(store):
+    return load(store, streams=False)
+
+
+class Scattered(Model):
+    """A row replaced can be read until `slack` others (a lane) were replaced after it."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.spare = store.lanes * (store.length + store.slack)  # places without a row
+        self.of_slot = {}  # newest ticket
+        self.replaced = deque()
+        self.alive = set()
+
+    def write_at(self, rows, slots, keep=None):
+        tickets = self.store.write(rows, keep, slots)
+        inside = (slots >= 0) & (slots < self.store.lanes * self.store.length)
+        taken = self.learn(tickets, rows, inside if keep is None else inside & keep)
+        for at, ticket in taken:
+            if int(slots[at]) in self.of_slot:
+                self.replaced.append(self.of_slot[int(slots[at])])
+            self.of_slot[int(slots[at])] = ticket
+        for _ in taken:
+            if self.spare:
+                self.spare -= 1
+            else:
+                self.alive.remove(self.replaced.popleft())
+        self.alive.update(ticket for _, ticket in taken)
+
+    def newest(self):
+        return self.alive
+
+    def check(self, rng):
+        super().check(rng)
+        stats = self.store.stats()
+        assert stats["rows_live"] == len(self.alive) and stats["rows_accepted"] == len(self.rows) - len(self.origin)
+        assert stats["patches"] == sum(o in self.alive for o in self.origin.values())
+
+
+def churn(store, rows, times, step=50):
+    capacity, rng, sizes = store.length, np.random.default_rng(0), []
+    for i in range(0, capacity, step):
+        slots = np.arange(i, min(i + step, capacity), dtype=np.int32)[:, None]
+        store.write([rows[rng.integers(len(rows), size=slots.shape)]], None, slots)
+    for i in range(0, times, step):
+        slots = rng.permutation(capacity)[:step].astype(np.int32)[:, None]
+        store.write([rows[rng.integers(len(rows), size=slots.shape)]], None, slots)
+        if i % (step * 20) == 0:
+            sizes.append(store.nbytes)
+    return sizes
 
 
 @given(data=st.data())
@@ -155,28 +214,28 @@ def test_arrays_that_do_not_fit_are_refused():
         slots = rng.permutation(8)[:5].astype(np.int32)[:, None]
         store.write([rng.integers(0, 9, (5, 1, 5), np.uint8)] * 2, None, slots)
     arrays, fits = store.to_arrays(), {"lanes": 1, "length": 8, "slack": 2}
-    Store.from_arrays(store.columns, arrays, **fits, streams=False)
-    raises(ValueError, "rows were saved in any order; expected", Store.from_arrays, store.columns, arrays, **fits)
-    stream = Store(store.columns, **fits)
-    with pytest.raises(ValueError, match="rows were saved streams; expected in any order"):
-        Store.from_arrays(store.columns, stream.to_arrays(), **fits, streams=False)
+    load(store, arrays, streams=False)
+    raises(ValueError, "rows were saved in any order; expected", load, store, arrays)
+    stream = Store(store.columns, **fits).to_arrays()
+    cases = [
+        (stream, "rows were saved streams; expected in any order"),
+        (arrays | {"count": np.array([3])}, "count is"),
+    ]
     for name in (n for n in arrays if n.startswith("places:")):
-        for wrong in (None, arrays[name].astype(np.float32), arrays[name][:-1]):
-            changed = {n: a for n, a in arrays.items() if n != name} | ({} if wrong is None else {name: wrong})
-            raises(ValueError, "Store.from_arrays", Store.from_arrays, store.columns, changed, **fits, streams=False)
+        cases.append(({n: a for n, a in arrays.items() if n != name}, ""))
+        cases += [(arrays | {name: wrong}, "") for wrong in (arrays[name].astype(np.float32), arrays[name][:-1])]
     for name in ("places:slot", "places:retired", "places:ticket"):
         wrong = arrays[name].copy()
         wrong[0] = wrong[1]
-        with pytest.raises(ValueError, match="Store.from_arrays: .*places"):
-            Store.from_arrays(store.columns, arrays | {name: wrong}, **fits, streams=False)
-    with pytest.raises(ValueError, match="Store.from_arrays: count is"):
-        Store.from_arrays(store.columns, arrays | {"count": np.array([3])}, **fits, streams=False)
+        cases.append((arrays | {name: wrong}, "places"))
+    for wrong, words in cases:
+        raises(ValueError, f"Store.from_arrays: .*{words}", load, store, wrong, streams=False)
 
 
 def test_equal_slots_are_refused():
     store, rows = make(None, length=4), np.zeros((2, 1, 5), np.uint8)
-    with pytest.raises(ValueError, match="from 3 to 3, 1 of 2 different; expected different ones from 0 to 3"):
-        store.write([rows], None, np.full((2, 1), 3, np.int32))
+    words = "from 3 to 3, 1 of 2 different; expected different ones from 0 to 3"
+    raises(ValueError, words, store.write, [rows], None, np.full((2, 1), 3, np.int32))
     assert store.stats()["rows_accepted"] == 0
 
 

@@ -16,7 +16,8 @@ from fbuf._host.store import serialize
 from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted
 from tests.support import stacks as support
-from tests.support.store import Deflate, fetch, frames, same
+from tests.support.refusals import raises
+from tests.support.store import Deflate, check_rows, fetch, frames, same
 
 
 @given(data=st.data())
@@ -40,8 +41,8 @@ def test_values_are_compared_as_bytes():
     seen[2::6] = 0.0
     rows = support.stacked(seen, support.episodes(80))[:, None]
     store = support.make(rows.shape[2:], dtype="float32")
-    got, ok = fetch(store, support.write(store, rows))
-    assert ok.all() and same(got, rows) and support.stream(store).count[0] == 80 + 3 * 2
+    check_rows(store, support.write(store, rows), rows)
+    assert support.stream(store).count[0] == 80 + 3 * 2
 
 
 def test_colours_are_not_a_stack():
@@ -70,10 +71,8 @@ def test_other_rows_are_soon_not_compared(at_once):
     "stacking", [Stacking(1, 4, 6), Stacking(1, 4, 8), Stacking(5, 4, 1), Stacking(5, 4, 3)], ids=str
 )
 def test_one_byte_decides_whether_a_stack_follows(stacking, shared):
-    rng = np.random.default_rng(0)
     shape = (stacking.outer, stacking.frames, stacking.inner)
-    before = rng.integers(0, 256, shape, np.uint8)
-    after = rng.integers(0, 256, shape, np.uint8)
+    before, after = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
     after[:, :shared] = before[:, 4 - shared :]
     assert stacking.follows(before, after, shared)
     for place in np.ndindex(*shape):
@@ -136,24 +135,21 @@ def test_arrays_that_do_not_fit_are_refused():
     for wrong in (arrays["column0:frames"] * 2, arrays["column0:frames"] << np.array([[0], [50]])):
         crc = serialize._checksum(wrong, arrays["column0:added"])
         own = {"column0:frames": wrong, "column0:added_checksum": np.array([crc], np.uint32)}
-        with pytest.raises(ValueError, match="Store.from_arrays: rows show .* frames; expected"):
-            support.load(store, arrays | own)
+        raises(ValueError, "Store.from_arrays: rows show .* frames; expected", support.load, store, arrays | own)
     for name, change in {
         "column0:stacking": lambda a: a + 1,
         "column0:frames": lambda a: a[:, :1],
         "column0:added": lambda a: a[1:],
         "column0:frame:length": lambda a: a[1:],
     }.items():
-        with pytest.raises(ValueError, match="Store.from_arrays: .*expected"):
-            support.load(store, arrays | {name: np.ascontiguousarray(change(arrays[name]))})
-        with pytest.raises(ValueError, match="missing"):
-            support.load(store, {n: a for n, a in arrays.items() if n != name})
+        wrong = arrays | {name: np.ascontiguousarray(change(arrays[name]))}
+        raises(ValueError, "Store.from_arrays: .*expected", support.load, store, wrong)
+        raises(ValueError, "missing", support.load, store, {n: a for n, a in arrays.items() if n != name})
 
 
 def test_only_zstd_recognises_stacks():
     assert not isinstance(support.make((4, 24, 24), codec=Deflate())._parts[0], StackedColumn)
-    with pytest.raises(TypeError, match="Compressed: stacks is 4; expected True or False"):
-        fbuf.storages.Compressed(stacks=4)
+    raises(TypeError, "Compressed: stacks is 4; expected True or False", fbuf.storages.Compressed, stacks=4)
 
 
 def test_a_damaged_index_of_frames_is_found():

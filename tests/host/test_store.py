@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fbuf._host.codecs import Codec, Zstd
 from fbuf._host.memory import arena
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf._host.types import StoreCorrupted
+from tests.support.refusals import raises
 from tests.support.store import Deflate, check_rows, compressible, fetch, load, make, same
 from tests.support.store_model import Drawn, Model
 
@@ -90,39 +92,26 @@ def test_a_failing_codec_leaves_the_store_unchanged():
 
 
 @pytest.mark.parametrize("column", [0, 1])
-def test_an_interrupted_write_blocks_reads(column, monkeypatch):
+def test_an_interrupted_write_blocks_reads(column):
     store = make(None, Zstd(chunk=2), length=40)
     rows = [np.arange(50, dtype=np.uint8).reshape(10, 1, 5) for _ in range(2)]
     tickets = store.write(rows, None)[:, 0]
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store._parts[column], "commit", interrupted)
+    with mock.patch.object(store._parts[column], "commit", side_effect=KeyboardInterrupt):
         pytest.raises(KeyboardInterrupt, store.write, rows, None)
     for use in (lambda: fetch(store, tickets), lambda: store.write(rows, None), store.to_arrays, store.stats):
         pytest.raises(StoreCorrupted, use).match("interrupted")
     store.close()
 
 
-def test_a_failed_allocation_leaves_the_store_unchanged(monkeypatch):
+def test_a_failed_allocation_leaves_the_store_unchanged():
     store = make(Zstd(chunk=2), Zstd(chunk=2), shape=(1000,), length=200)
     model, rng = Model(store), np.random.default_rng(0)
     rows = [rng.integers(0, 4, (101, 1, 1000), np.uint8) for _ in range(2)]
     model.write(rows, None)
     live = [p.arena.live for p in store._parts]
-    allocated, real = [], arena.Segment
-
-    def scarce(size):
-        allocated.append(size)
-        if len(allocated) > 2:
-            raise MemoryError
-        return real(size)
-
-    monkeypatch.setattr(arena, "Segment", scarce)
-    pytest.raises(MemoryError, lambda: store.write([r.repeat(2, 0) for r in rows], None))
-    monkeypatch.undo()
+    scarce = [mock.DEFAULT, mock.DEFAULT, *[MemoryError] * 9]
+    with mock.patch.object(arena, "Segment", wraps=arena.Segment, side_effect=scarce):
+        pytest.raises(MemoryError, lambda: store.write([r.repeat(2, 0) for r in rows], None))
     assert [p.arena.live for p in store._parts] == live
     model.check(rng)
     model.write(rows, None)
@@ -179,19 +168,13 @@ def test_close_frees_everything_and_later_calls_raise():
 
 
 def test_a_chunk_is_decoded_once_a_call():
-    calls = []
-
-    class Counting(Deflate):
-        def decode(self, data, out):
-            calls.append(1)
-            super().decode(data, out)
-
-    store = make(Counting(), length=40)
+    store = make(Deflate(), length=40)
     tickets = store.write([np.zeros((40, 1, 5), np.uint8)], None)[:, 0]
     stack = tickets[np.arange(8, 20)[:, None] + np.arange(-3, 1)]
     outs = [np.empty((12, 4, 5), np.uint8) for _ in range(2)]
-    store.read([(0, stack, outs[0]), (0, stack + np.uint64(1), outs[1])])
-    assert len(calls) == 5  # rows 5 to 20 lie in chunks 1 to 5
+    with mock.patch.object(Deflate, "decode", autospec=True, side_effect=Deflate.decode) as decode:
+        store.read([(0, stack, outs[0]), (0, stack + np.uint64(1), outs[1])])
+    assert decode.call_count == 5  # rows 5 to 20 lie in chunks 1 to 5
 
 
 def test_codecs_check_their_settings():
@@ -207,15 +190,9 @@ def test_codecs_check_their_settings():
 
 
 def test_a_codec_has_chunk_encode_and_decode():
-    with pytest.raises(TypeError, match="expected chunk, encode and decode"):
-        Column("x", (), np.dtype("uint8"), "zstd")
+    raises(TypeError, "expected chunk, encode and decode", Column, "x", (), np.dtype("uint8"), "zstd")
 
 
 def test_a_codec_must_return_bytes():
-    class Lazy(Deflate):
-        def encode(self, rows):
-            return memoryview(rows.tobytes())
-
-    store = make(Lazy(), length=20)
-    with pytest.raises(TypeError, match="gave memoryview; expected bytes"):
-        store.write([np.zeros((4, 1, 5), np.uint8)], None)
+    with mock.patch.object(Deflate, "encode", return_value=memoryview(b"")):
+        raises(TypeError, "gave memoryview; expected bytes", make(Deflate()).write, [np.zeros((4, 1, 5), "u1")], None)

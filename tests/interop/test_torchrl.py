@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._core.pytree import named_leaves
 from fbuf.interop import _columns, _torchrl, from_torchrl
+from tests.support.hostile_manifests import at_path
 from tests.support.processes import run_python
 from tests.support.refusals import raises
 
@@ -73,11 +74,8 @@ def edit(path, **entries):
     """Change entries of a JSON file; `__` in a name leads into an object."""
     about = json.loads(path.read_text())
     for name, value in entries.items():
-        at = about
         *parents, last = name.split("__")
-        for parent in parents:
-            at = at[parent]
-        at[last] = value
+        at_path(about, parents)[last] = value
     path.write_text(json.dumps(about))
 
 
@@ -141,43 +139,41 @@ def test_the_folder_of_a_memmap_storage_is_read(tmp_path):
     assert buffer.rows(state).data["action"].tolist() == held.tolist()
 
 
-@pytest.mark.parametrize(
-    ("file", "entries", "match"),
-    [
-        ("storage/meta.json", {"action__dtype": "__import__('os').system('touch ran')"}, "dtype of action.memmap is"),
-        ("storage/meta.json", {"action__dtype": "torch.object"}, "expected one as 'torch.float32'"),
-        ("storage/meta.json", {"action__dtype": "torch.int32"}, "has 64 bytes; expected 32 of int32"),
-        ("storage/meta.json", {"action__shape": [2**40]}, "has 64 bytes; expected 8796093022208"),
-        ("storage/meta.json", {"action__shape": [2**40, 2**40]}, "expected fewer than 2\\^62 entries"),
-        ("storage/meta.json", {"action__shape": [-8]}, "an axis is '-8'"),
-        ("storage/meta.json", {"action__shape": [4, 2]}, "expected \\[8, '...'\\]"),
-        (
-            "storage/meta.json",
-            {"../evil": {"dtype": "torch.int64", "shape": [8]}},
-            "leaf '../evil' has an invalid name",
-        ),
-        ("storage/meta.json", {"..": {"type": "TensorDict"}}, "leaf '..' has an invalid name"),
-        (
-            "storage/meta.json",
-            {"/etc/passwd": {"dtype": "torch.uint8", "shape": [8]}},
-            "leaf '/etc/passwd' has an invalid name",
-        ),
-        ("storage/meta.json", {"_type": "<class 'os.system'>"}, "expected a TensorDict"),
-        ("storage/meta.json", {"shape": [9]}, "expected \\[9, '...'\\]"),
-        ("storage/storage_metadata.json", {"len": 9}, "states 9 rows"),
-        ("storage/storage_metadata.json", {"len": -1}, "len is '-1'"),
-        ("storage/storage_metadata.json", {"len": "8"}, "len is '8'"),
-        ("storage/storage_metadata.json", {"is_pytree": True, "metadata": {"..a": {}}}, "has an invalid name"),
-        ("storage/storage_metadata.json", {"is_pytree": True, "metadata": [1]}, "metadata is a list"),
-        ("writer/metadata.json", {"cursor": 99}, "cursor is 99; expected 0 to 8"),
-        ("writer/metadata.json", {"cursor": 1.5}, "cursor is '1.5'"),
+FALSE = {
+    "storage/meta.json": [
+        ({"action__dtype": "__import__('os').system('touch ran')"}, "dtype of action.memmap is"),
+        ({"action__dtype": "torch.object"}, "expected one as 'torch.float32'"),
+        ({"action__dtype": "torch.int32"}, "has 64 bytes; expected 32 of int32"),
+        ({"action__shape": [2**40]}, "has 64 bytes; expected 8796093022208"),
+        ({"action__shape": [2**40, 2**40]}, "expected fewer than 2\\^62 entries"),
+        ({"action__shape": [-8]}, "an axis is '-8'"),
+        ({"action__shape": [4, 2]}, "expected \\[8, '...'\\]"),
+        ({"../evil": {"dtype": "torch.int64", "shape": [8]}}, "leaf '../evil' has an invalid name"),
+        ({"..": {"type": "TensorDict"}}, "leaf '..' has an invalid name"),
+        ({"/etc/passwd": {"dtype": "torch.uint8", "shape": [8]}}, "leaf '/etc/passwd' has an invalid name"),
+        ({"_type": "<class 'os.system'>"}, "expected a TensorDict"),
+        ({"shape": [9]}, "expected \\[9, '...'\\]"),
     ],
-)
-def test_false_descriptions_are_refused(file, entries, match, tmp_path, monkeypatch):
+    "storage/storage_metadata.json": [
+        ({"len": 9}, "states 9 rows"),
+        ({"len": -1}, "len is '-1'"),
+        ({"len": "8"}, "len is '8'"),
+        ({"is_pytree": True, "metadata": {"..a": {}}}, "has an invalid name"),
+        ({"is_pytree": True, "metadata": [1]}, "metadata is a list"),
+    ],
+    "writer/metadata.json": [({"cursor": 99}, "cursor is 99; expected 0 to 8"), ({"cursor": 1.5}, "cursor is '1.5'")],
+}
+
+
+@pytest.mark.parametrize("file", FALSE)
+def test_false_descriptions_are_refused(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, _ = write_ring(tmp_path / "d")
-    edit(path / file, **entries)
-    pytest.raises(ValueError, from_torchrl, path).match(match)
+    whole = (path / file).read_text()
+    for entries, match in FALSE[file]:
+        edit(path / file, **entries)
+        raises(ValueError, match, from_torchrl, path)
+        (path / file).write_text(whole)
     assert not (tmp_path / "ran").exists()
 
 

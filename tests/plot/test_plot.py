@@ -29,18 +29,12 @@ def axes() -> Any:
     return Figure(layout="constrained").subplots()
 
 
-def filled(sampler: Any = None, **settings: Any) -> tuple[fbuf.Buffer, Any]:
+def filled(sampler: Any = None) -> tuple[fbuf.Buffer, Any]:
     """Episodes of 3 and 5 rows, priorities 1 to 30, frames that count."""
-    buffer = fbuf.Buffer(
-        64, sampler=sampler or fbuf.samplers.Prioritized(alpha=1.0, eps=0.0), episode_end=("done",), **settings
-    )
-    ends = np.zeros(30, bool)
-    ends[[2, 7, 10, 15, 20]] = True
-    rows = {
-        "obs": np.broadcast_to(np.arange(30, dtype=np.uint8)[:, None, None], (30, 8, 8)),
-        "action": np.arange(30, dtype=np.int32),
-        "done": ends,
-    }
+    sampler = sampler or fbuf.samplers.Prioritized(alpha=1.0, eps=0.0)
+    buffer, number = fbuf.Buffer(64, sampler=sampler, episode_end=("done",)), np.arange(30, dtype=np.int32)
+    obs = np.broadcast_to(number.astype(np.uint8)[:, None, None], (30, 8, 8))
+    rows = {"obs": obs, "action": number, "done": np.isin(number, [2, 7, 10, 15, 20])}
     state = buffer.init({"obs": np.zeros((8, 8), np.uint8), "action": 0, "done": False})
     priority = np.arange(1.0, 31.0, dtype=np.float32) if buffer.sampler.prioritized else None
     return buffer, buffer.extend(state, rows, priority=priority)
@@ -131,18 +125,9 @@ def test_frames_are_those_of_the_batch() -> None:
     np.testing.assert_array_equal(pixels(made), pixels(fbuf.plot.frames(batch, number=4, ax=axes())))
 
 
-LAYOUTS = [
-    ((6, 6), (1, 6, 6)),
-    ((6, 6, 1), (1, 6, 6)),
-    ((6, 6, 3), (1, 6, 6)),
-    ((6, 5, 4), (4, 6, 5)),
-    ((2, 6, 6), (2, 6, 6)),
-    ((2, 6, 6, 3), (2, 6, 6)),
-]
-
-
 def test_frames_of_every_layout() -> None:
-    for item, shown in LAYOUTS:
+    single = [((6, 6), (1, 6, 6)), ((6, 6, 1), (1, 6, 6)), ((6, 6, 3), (1, 6, 6))]
+    for item, shown in (*single, ((6, 5, 4), (4, 6, 5)), ((2, 6, 6), (2, 6, 6)), ((2, 6, 6, 3), (2, 6, 6))):
         rows = np.arange(2 * np.prod(item), dtype=np.int64).reshape(2, *item).astype(np.uint8)
         images = _images(rows)
         assert images.shape == (2, *shown, 3)

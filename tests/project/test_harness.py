@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ from benchmarks import __main__ as runner
 from benchmarks import _harness, readme
 from benchmarks._harness import Spread
 from benchmarks.defects import Defect, Outcome, _table
+from tests.support.refusals import raises
 
 
 def test_calls_are_interleaved_in_both_directions():
     calls = []
-    timings = _harness.interleave(
-        {name: lambda name=name: calls.append(name) for name in "abc"}, rounds=4, warmup=1, calls=2
-    )
+    functions = {name: lambda name=name: calls.append(name) for name in "abc"}
+    timings = _harness.interleave(functions, rounds=4, warmup=1, calls=2)
     assert "".join(calls) == "abc" + "aabbcc" + "ccbbaa" + "aabbcc" + "ccbbaa"
     assert {name: len(seconds) for name, seconds in timings.items()} == dict.fromkeys("abc", 4)
     assert all(s >= 0 for seconds in timings.values() for s in seconds)
@@ -28,8 +28,7 @@ def test_ratio_is_paired_by_round():
     # Noise that triples a whole round moves both medians but not the ratio.
     noise = np.array([1.0, 3.0, 1.0, 3.0])
     assert _harness.ratio(list(2 * noise), list(noise)) == Spread(2.0, 2.0, 2.0, "x")
-    with pytest.raises(ValueError, match="3 and 2 rounds; expected as many of both"):
-        _harness.ratio([1.0] * 3, [1.0] * 2)
+    raises(ValueError, "3 and 2 rounds; expected as many of both", _harness.ratio, [1.0] * 3, [1.0] * 2)
 
 
 def held(mebibytes, fail=False):
@@ -70,27 +69,17 @@ def test_a_row_is_judged_by_its_target():
     ]
     for ratio, target, met in cases:
         assert _harness.row("q", "c", ratio=ratio, target=target)["met"] is met, (ratio, target)
-    with pytest.raises(ValueError, match=r"target is 'about 1'; expected a comparison"):
-        _harness.row("q", "c", ratio=1.0, target="about 1")
+    words = "target is 'about 1'; expected a comparison"
+    raises(ValueError, words, _harness.row, "q", "c", ratio=1.0, target="about 1")
 
 
 def test_runner_reports_a_failed_benchmark_and_goes_on(monkeypatch, tmp_path, capsys):
-    class Good:
-        @staticmethod
-        def main(quick):
-            assert quick
-            return [
-                _harness.row("Faster?", "1 row", ours=Spread(1e-3, 9e-4, 2e-3), peer=2.0,
-                             ratio=0.5, target=">= 1.0")
-            ]  # fmt: skip
-
-    class Bad:
-        @staticmethod
-        def main(quick):
-            raise RuntimeError("boom")
-
-    monkeypatch.setitem(sys.modules, "benchmarks.bench_good", Good)
-    monkeypatch.setitem(sys.modules, "benchmarks.bench_bad", Bad)
+    row = {"ours": Spread(1e-3, 9e-4, 2e-3), "peer": 2.0, "ratio": 0.5, "target": ">= 1.0"}
+    good, bad = mock.Mock(), mock.Mock()
+    good.main.side_effect = lambda quick: [_harness.row("Faster?", "1 row", **row)] if quick else []
+    bad.main.side_effect = RuntimeError("boom")
+    monkeypatch.setitem(sys.modules, "benchmarks.bench_good", good)
+    monkeypatch.setitem(sys.modules, "benchmarks.bench_bad", bad)
     monkeypatch.setattr(runner, "names", lambda: ["bad", "good"])
     path = tmp_path / "report.json"
     assert runner.main(["--quick", "--json", str(path)]) == 1
@@ -109,34 +98,19 @@ def test_the_readme_says_what_the_committed_report_does():
     assert readme.main(["--check"]) == 0
 
 
-def rows_of(*sides: Callable[[], Outcome]) -> list[Defect]:
-    return [
-        Defect(f"row {n}", "jax", "be right", side, lambda: Outcome("as it should", True))
-        for n, side in enumerate(sides)
-    ]
-
-
-def missing() -> Outcome:
-    raise ImportError("undefined symbol: x")
-
-
-def broken() -> Outcome:
-    raise ArithmeticError("of the peer")
-
-
 def test_the_table_says_what_happened(tmp_path: Path) -> None:
-    sides = (lambda: Outcome("a | b", False), lambda: Outcome("it works", True), missing, broken)
-    table = _table.run(rows_of(*sides), say=lambda line: None)
+    right, broken = mock.Mock(return_value=Outcome("as it should", True)), ArithmeticError("of the peer")
+    said = [Outcome("a | b", False), Outcome("it works", True), ImportError("undefined symbol: x"), broken]
+    rows = [Defect(f"row {n}", "jax", "be right", mock.Mock(side_effect=[x]), right) for n, x in enumerate(said)]
+    table = _table.run(rows, say=lambda line: None)
     _table.save(tmp_path / "table.json", table)
-    lines = [
-        line for line in _table.markdown(_table.load(tmp_path / "table.json")).splitlines() if line.startswith("| row")
-    ]
+    text = _table.markdown(_table.load(tmp_path / "table.json"))
+    lines = [line for line in text.splitlines() if line.startswith("| row")]
     assert "jax ❌ a \\| b" in lines[0]
     assert "jax ✅ (not shown with this version) it works" in lines[1]
     assert "jax – could not be run: undefined symbol: x" in lines[2]
     assert "jax ❌ ArithmeticError: of the peer" in lines[3]
     assert all("✅ as it should" in line for line in lines)
-    (row,) = rows_of(broken)
-    absent = Defect(row.name, "no-such-library", row.should, row.theirs, row.ours)
+    absent = Defect("row", "no-such-library", "be right", mock.Mock(side_effect=broken), right)
     table = _table.run([absent], say=lambda line: None)
     assert table["rows"][0]["theirs"] == {"said": "absent: not installed", "right": None}

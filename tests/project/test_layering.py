@@ -22,15 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_cli", "demo", "gymnasium", "ray", "__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")
-HOST = (
-    ("types", "__init__"),
-    ("io",),
-    ("memory",),
-    ("codecs",),
-    ("columns",),
-    ("store", "ragged", "priorities"),
-    ("pairs",),
-)
+HOST = ("types __init__", "io", "memory", "codecs", "columns", "store ragged priorities", "pairs")
 DEPENDENCIES = {"jax", "jaxlib", "numpy", "zstandard"}  # the core's; the rest is imported where it is used
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -68,19 +60,15 @@ def walk(node: ast.AST, functions: bool = True, typing: bool = False) -> Iterato
 @functools.cache
 def imports(module: str, functions: bool = True, typing: bool = False) -> list[str]:
     """Dotted names a module imports: `fbuf._core.slots`, `jax.numpy`."""
-    return list(_imports(module, functions, typing))
-
-
-def _imports(module: str, functions: bool, typing: bool) -> Iterator[str]:
-    names = {m.removesuffix(".__init__") for m in MODULES}
+    names, found = {m.removesuffix(".__init__") for m in MODULES}, []
     for node in walk(TREES[module], functions, typing):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"fbuf.{module} line {node.lineno}: relative import; write it in full"
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield (inner if inner.removeprefix("fbuf.") in names else (node.module or ""))
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name if name.removeprefix("fbuf.") in names else (node.module or "") for name in inner]
+    return found
 
 
 def ours(module: str) -> list[str]:
@@ -97,21 +85,19 @@ def test_imports_go_downwards() -> None:
         if folder(other) != folder(module) and floor(other) >= floor(module)
     ]
     assert not upward, "\n".join(upward)
-    of_itself = [
-        m for m in MODULES if folder(m) not in ("demo", "_cli", "__main__", "__init__") and "fbuf" in imports(m)
-    ]
+    users = ("demo", "_cli", "__main__", "__init__")
+    of_itself = [m for m in MODULES if folder(m) not in users and "fbuf" in imports(m)]
     assert not of_itself, f"import the package itself: {of_itself}"
 
 
 def test_imports_within_the_host_store_go_downwards() -> None:
-    row = {name: number for number, names in enumerate(HOST) for name in names}
+    row = {name: number for number, names in enumerate(HOST) for name in names.split()}
     for module in MODULES:
         if module.startswith("_host."):
             own = module.split(".")[1]
             for other in (name.split(".")[1] for name in ours(module) if name.startswith("_host.")):
-                assert other == own or row[other] < row[own] or row[own] == row[other] == 0, (
-                    f"fbuf.{module} imports _host.{other}"
-                )
+                below = row[other] < row[own] or row[own] == row[other] == 0
+                assert other == own or below, f"fbuf.{module} imports _host.{other}"
 
 
 def test_only_public_modules_are_at_the_root() -> None:
@@ -146,12 +132,8 @@ def test_callbacks_use_numpy_only() -> None:
 
 def test_only_the_core_dependencies_are_imported_at_the_top() -> None:
     allowed = set(sys.stdlib_module_names) | DEPENDENCIES | {"fbuf", "__future__"}
-    extra = {
-        m: top_level(m, functions=False) - allowed
-        for m in MODULES
-        if folder(m) not in ("demo", "orbax", "integrations")
-    }
-    assert not {m: names for m, names in extra.items() if names}
+    core = [m for m in MODULES if folder(m) not in ("demo", "orbax", "integrations")]
+    assert not [m for m in core if top_level(m, functions=False) - allowed]
 
 
 FORBIDDEN_CALLS = {"eval", "exec", "__import__", "jnp.load", "jax.numpy.load"}

@@ -3,11 +3,13 @@
 import dataclasses
 import gzip
 import io
+import os
 
 import numpy as np
 
 from fbuf._formats import dataset as _dataset
 from fbuf.datasets._atari import atari, plan
+from tests.support.disk import flip
 
 RUN = "dqn/Pong/1/replay_logs/"
 FRAMES = RUN + "$store$_observation_ckpt.{}.gz"
@@ -54,13 +56,8 @@ def synthetic(steps, seed=0, episode=40, shape=(84, 84)):
     obs[:, 0, :3] = number
     obs[t, 10 + t % 60, 10 + t // 60 % 60] = 255
     obs[:, 1, 0] = (t - t // 256) % 2  # so that as many pixels change from any frame to the next
-    terminal = rng.random(steps) < 1 / episode
-    return Log(
-        obs,
-        rng.integers(0, 18, steps, dtype=np.int32),
-        rng.choice(np.array([0, 0, 0, 1, -1, 0.5], np.float32), steps),
-        terminal,
-    )
+    terminal, action = rng.random(steps) < 1 / episode, rng.integers(0, 18, steps, dtype=np.int32)
+    return Log(obs, action, rng.choice(np.array([0, 0, 0, 1, -1, 0.5], np.float32), steps), terminal)
 
 
 def swap(log, at, other):
@@ -188,16 +185,13 @@ def write(root, name, run, numbers=None, level=6):
 
 
 def cut_short(file, share=0.5):
-    data = file.read_bytes()
-    file.write_bytes(data[: int(len(data) * share)])
+    os.truncate(file, int(file.stat().st_size * share))
 
 
 def damage(file):
     """Turns some bits in the middle of a file. (One alone may make another distance to the same bytes.)"""
-    data = bytearray(file.read_bytes())
-    middle = len(data) // 2
-    data[middle : middle + 8] = bytes(byte ^ 255 for byte in data[middle : middle + 8])
-    file.write_bytes(bytes(data))
+    middle = file.stat().st_size // 2
+    flip(file, *range(middle, middle + 8), by=255)
 
 
 def _header(shape, descr):

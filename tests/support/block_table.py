@@ -48,7 +48,6 @@ def hashing(name):
 
 
 def put(table, blocks, items, number, lot, token=None):
-    """Inserts `blocks[items[:number]]`."""
     token = jnp.zeros((), jnp.int32) if token is None else token
 
     def fetch(item):
@@ -103,7 +102,6 @@ class Model:
         self.refused = 0
 
     def contents(self):
-        """The place of each block in the table, with references or without."""
         places = np.asarray(self.table.names)
         places = places[places != 0]
         return dict(zip(names(np.asarray(self.table.words)[places]), places.tolist(), strict=True))
@@ -216,7 +214,6 @@ CAME_BACK = [("write", 1, 12, SIZE, 1.0), *[("release", s, 1.0) for s in range(3
 
 
 def check_sequences(digest, places, lot):
-    """Content, counts, living blocks and refusals, after every call of any sequence."""
     refused = []
 
     @given(some.lists(steps, max_size=14))

@@ -12,7 +12,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf.samplers import Prioritized
@@ -20,15 +19,15 @@ from fbuf.storages import Compressed, Deduplicated
 from fbuf.views import Transition
 from tests.golden import buffers as golden
 from tests.support import combinations
+from tests.support.paths import ROOT
+from tests.support.refusals import raises
 from tests.support.trees import same
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "buffers-v1"
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(buffer, state, rows, key):
-    """Write, draw, and set priorities."""
     state = buffer.extend(state, rows)
     state, batch = buffer.sample(state, key) if buffer.batch_size else buffer.sample(state, key, combinations.BATCH)
     if buffer.sampler.prioritized:
@@ -38,7 +37,6 @@ def step(buffer, state, rows, key):
 
 
 def steps(buffer, state, first, number, size=3):
-    """Run steps, each with rows and a key of its own number."""
     out = []
     for i in range(first, first + number):
         rows = combinations.rows_of(np.random.default_rng(i), size)
@@ -85,7 +83,6 @@ def check_goes_on(pair, number, tmp_path):
 
 
 def placed(storage, folder):
-    """Make a buffer with priorities whose files, if any, are in a folder."""
     return elsewhere(combinations.make(storage, "Prioritized", "Row"), Path(folder))
 
 
@@ -105,11 +102,9 @@ for number in range(1, 10**9):
 
 
 def check_killed(storage, seed, tmp_path):
-    """Kill a process at a random moment of its saves: a whole save loads and goes on. Return its number."""
     child, path, loading, repeated = (str(tmp_path / name) for name in ("child", "saved", "loaded", "repeated"))
     command = [sys.executable, "-c", _CHILD, storage, child, path]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     for number in ("1\n", "2\n"):  # the first save has ended
         assert process.stdout.readline() == number
     time.sleep(random.Random(seed).uniform(0, 0.4))
@@ -131,7 +126,6 @@ def numbered(buffer, state, first, count):
 
 
 def check_every_number_of_rows(storage, tmp_path):
-    """Empty, partly full, full, and with evicted rows; and with one row."""
     for capacity, counts in ((5, (0, 1, 4, 5, 6, 9, 10, 11)), (1, (0, 1, 2, 3))):
         buffer = fbuf.Buffer(capacity, storage=storage, sampler=Prioritized())
         for count in counts:
@@ -149,7 +143,6 @@ def check_every_number_of_rows(storage, tmp_path):
 
 
 def check_old_state(storage, tmp_path):
-    """A state that is not the newest of its store is saved as it was."""
     buffer = combinations.make(storage, "Uniform", "Row")
     old, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
     steps(buffer, old, 50, 2)
@@ -160,26 +153,23 @@ def check_old_state(storage, tmp_path):
 
 
 def check_custom_writer(writer, storage, tmp_path):
-    """A custom writer is named, and needs the buffer to load."""
     buffer = fbuf.Buffer(20, lanes=2, storage=combinations.STORAGES[storage], sampler=Prioritized(), writer=writer)
     state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 6)
     fbuf.save(tmp_path / "saved", buffer, state)
-    with pytest.raises(fbuf.SchemaError, match=rf"(?s):{type(writer).__name__}.*Write fbuf.load\(path, b"):
-        fbuf.load(tmp_path / "saved")
+    words = rf"(?s):{type(writer).__name__}.*Write fbuf.load\(path, b"
+    raises(fbuf.SchemaError, words, fbuf.load, tmp_path / "saved")
     loaded, again = fbuf.load(tmp_path / "saved", buffer)
     same(steps(loaded, again, 100, 9)[1], steps(buffer, state, 100, 9)[1])
-    with pytest.raises(fbuf.SchemaError, match="the writer of .* is another"):
-        fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, writer=fbuf.writers.Ring()))
-    with pytest.raises(fbuf.SchemaError, match="chooses slots itself"):
-        fbuf.load(tmp_path / "saved", buffer, resize=40)
+    other = dataclasses.replace(buffer, writer=fbuf.writers.Ring())
+    raises(fbuf.SchemaError, "the writer of .* is another", fbuf.load, tmp_path / "saved", other)
+    raises(fbuf.SchemaError, "chooses slots itself", fbuf.load, tmp_path / "saved", buffer, resize=40)
 
 
 def saved_transitions(tmp_path, **parts):
     settings = {"sampler": Prioritized(), "view": Transition(gamma=0.9, autoreset="same_step"), **parts}
     buffer = fbuf.Buffer(40, lanes=2, **settings)
-    state = jax.jit(buffer.extend)(
-        buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 15)
-    )
+    rows = combinations.rows_of(np.random.default_rng(0), 15)
+    state = jax.jit(buffer.extend)(buffer.init(combinations.EXAMPLE), rows)
     fbuf.save(tmp_path / "saved", buffer, state)
     return buffer, state
 
@@ -196,7 +186,6 @@ OTHERS = {
 
 
 def check_other_buffer(what, tmp_path):
-    """A checkpoint loads into a buffer with other settings."""
     buffer, state = saved_transitions(tmp_path)
     state, _ = steps(buffer, state, 0, 3)
     fbuf.save(tmp_path / "saved", buffer, state)
@@ -210,25 +199,6 @@ def check_other_buffer(what, tmp_path):
         same(steps(loaded, again, 100, 4)[1], steps(buffer, state, 100, 4)[1])
     else:
         steps(loaded, again, 100, 1)
-
-
-LANES = combinations.LANES
-
-
-def resized(storage, sampler, view, capacity):
-    buffer = combinations.make(storage, sampler, view)
-    return dataclasses.replace(buffer, capacity=capacity)
-
-
-def at_rest(buffer, number, tmp_path):
-    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, number)
-    fbuf.save(tmp_path / "saved", buffer, state, sync=False)
-    return state
-
-
-def newest_rows(buffer, state, newest):
-    last = buffer.last(state, newest)
-    return jax.device_get((last.data, last.mask))
 
 
 def drawable(buffer, state):
@@ -252,15 +222,17 @@ def drawable(buffer, state):
 
 def check_resize(case, tmp_path):
     """The newest rows stay, with their priorities: storage, sampler, view, capacity and steps are `case`."""
-    storage, sampler, view, capacity, number = case
-    buffer = resized(storage, sampler, view, 40)
-    state = at_rest(buffer, number, tmp_path)
+    *parts, capacity, number = case
+    buffer = combinations.make(*parts)
+    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, number)
+    fbuf.save(tmp_path / "saved", buffer, state, sync=False)
     other = elsewhere(dataclasses.replace(buffer, capacity=capacity), tmp_path / "rows")
     loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
     assert loaded is other
-    held = min(capacity, 40) // LANES
-    same(newest_rows(loaded, again, held), newest_rows(buffer, state, held))
-    if not sampler.endswith("'host')"):
+    held = min(capacity, 40) // combinations.LANES
+    last, wanted = loaded.last(again, held), buffer.last(state, held)
+    same((last.data, last.mask), (wanted.data, wanted.mask))
+    if not parts[1].endswith("'host')"):
         kept = [(lane, age, leaf) for lane, age, leaf in drawable(buffer, state) if age < held]
         moved = drawable(loaded, again)
         # The oldest kept rows may have lost the frames of their stacks.
@@ -276,7 +248,6 @@ def check_resize(case, tmp_path):
 
 
 def check_golden(name, draw):
-    """A checkpoint of version 1 loads; where `draw`, it goes on."""
     buffer, state, extra = fbuf.load(GOLDEN / name, extra=True)
     assert buffer == golden.BUFFERS[name]
     assert extra["step"] == 7 and int(jax.random.bits(extra["key"])) == int(jax.random.bits(jax.random.key(3)))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fbuf._formats import checkpoint
+from tests.support.disk import flipped
 from tests.support.memory_disk import PATH, Blocks, Faulty, Killed, Memory, load, same, save
 
 
@@ -55,15 +56,12 @@ def outcome(disk, **how):
         return None
 
 
-def flips(size):
-    def flip(data, bit):
-        data[bit // 8] ^= 1 << bit % 8
-
-    return (lambda data, bit=bit: flip(data, bit) for bit in range(8 * size))
+def flips(data):
+    return (flipped(data, bit) for bit in range(8 * len(data)))
 
 
-def cuts(size):
-    return (lambda data, at=at: data.__delitem__(slice(at, None)) for at in range(size))
+def cuts(data):
+    return (data[:at] for at in range(len(data)))
 
 
 def damaged_outcomes(generations, change, **how):
@@ -72,15 +70,12 @@ def damaged_outcomes(generations, change, **how):
     for k in range(generations):
         small(disk, k)
     seen = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in disk.contents():
-            data = disk.names[name].data
-            for damage in change(len(data)):
-                whole = bytes(data)
-                damage(data)
+    with warnings.catch_warnings(action="ignore"):
+        for name, whole in disk.contents().items():
+            for damaged in change(whole):
+                disk.names[name].data[:] = damaged
                 seen.append((outcome(disk, **how), name.startswith("data")))
-                data[:] = whole
+            disk.names[name].data[:] = whole
     assert outcome(disk) == generations - 1
     return seen
 
@@ -132,8 +127,7 @@ class Machine(RuleBasedStateMachine):
             checkpoint.write(PATH, {n: self.source(n) for n in arrays}, {"k": self.number}, keep=keep, disk=faulty)
             self.saved.append((self.number, arrays))
         except Killed:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 try:
                     with checkpoint.read(PATH, disk=self.disk) as found:
                         if found.meta["k"] == self.number:
@@ -148,8 +142,7 @@ class Machine(RuleBasedStateMachine):
             self.damaged.add(names[-1])
             data = self.disk.names[names[-1]].data
             data[at % len(data)] ^= 1
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 with checkpoint.read(PATH, disk=self.disk) as found:
                     k = found.meta["k"]
             while self.saved[-1][0] != k:
@@ -157,8 +150,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def load(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             if not self.saved:
                 pytest.raises(checkpoint.CheckpointNotFound, lambda: checkpoint.read(PATH, disk=self.disk))
                 return

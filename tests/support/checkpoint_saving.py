@@ -61,7 +61,6 @@ def check_second_save(storage, wait, tmp_path):
 
 
 def check_store_in_use(storage, tmp_path, monkeypatch):
-    """Rows overwritten before the thread reads them are saved as they were."""
     buffer = fbuf.Buffer(500, storage=storage)
     state = filled(buffer, 700)
     want = jax.device_get(buffer.rows(state))
@@ -121,7 +120,6 @@ def mangled(meta, rng):
 
 
 def check_mangled_meta(name, seed, tmp_path):
-    """Load checkpoints with mangled metadata: only expected errors may follow, each with a message."""
     arrays, meta = golden_parts(name)
     rng, refused = random.Random(f"{name}{seed}"), 0
     for i in range(40):

@@ -15,7 +15,6 @@ from tests.support.trees import example_of
 
 
 def missed(achieved, goal):
-    """A reward."""
     return -(achieved != goal).astype(jnp.float32)
 
 
@@ -84,7 +83,6 @@ def make(storage, sampler, view, writer="Ring"):
 
 @functools.cache
 def batches(storage, sampler, view, writer="Ring"):
-    """What a few steps draw: the ring goes round, priorities change."""
     buffer = make(storage, sampler, view, writer)
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -105,7 +103,6 @@ def batches(storage, sampler, view, writer="Ring"):
 
 
 def check_storages_agree(storages, *combination):
-    """Every storage gives the batches of `Device`."""
     reference = batches("Device", *combination)
     assert sum(int(mask.sum()) for _, mask, *_ in reference) > 2 * BATCH
     for storage in storages:

@@ -87,7 +87,6 @@ def leaf_of(tree, name):
 
 
 def all_of(buffer, state, view, number):
-    """The batch of every anchor, oldest first; one more is asked for than there are to be."""
     other = dataclasses.replace(buffer, view=view, sampler=fbuf.samplers.Epoch(shuffle=False))
     state = buffer.convert(other, state)
     batch = other.peek(state, jax.random.key(0), number + 1)

@@ -11,7 +11,9 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Deduplicated, Device
 from fbuf.views import Row, Transition
-from tests.support.deduplicated import KEY, Fields, Trial, same_bits
+from tests.support.deduplicated import KEY, Fields, Trial
+from tests.support.store import same as same_bits
+from tests.support.trees import row_with
 
 
 def numbered(number: np.ndarray) -> np.ndarray:
@@ -25,17 +27,10 @@ def numbered(number: np.ndarray) -> np.ndarray:
 
 
 def numbers_in(frames: np.ndarray) -> np.ndarray:
-    """The inverse; 0 for frames of zeros."""
     return np.ascontiguousarray(frames[..., 0, :4]).view(np.int32)[..., 0]
 
 
-PLAYED = {
-    "obs": ((8, 8), np.uint8),
-    "action": ((), np.int32),
-    "reward": ((), np.float32),
-    "terminated": ((), np.bool_),
-    "truncated": ((), np.bool_),
-}
+PLAYED = {name: (leaf.shape, leaf.dtype) for name, leaf in row_with(np.zeros((8, 8), np.uint8)).items()}
 TRANSITION = Transition(n_step=2, stack=4, autoreset="same_step")
 SAMPLERS = {
     "uniform": Uniform(),
@@ -98,22 +93,15 @@ def check_masked_draws(sampler: str, view: str) -> None:
     assert 0 < masked.sum() < 256
     np.testing.assert_array_equal(got.mask, ~masked)
     assert int(buffer.stats(after)["draws_refused"]) - before == masked.sum()
-    nowhere = want.index.slot * 0 + buffer.capacity
-    expected = (want.data, want.probability, want.weight, want.index.ticket)
-    for a, b in zip(
-        jax.tree.leaves((got.data, got.probability, got.weight, got.index.ticket)),
-        jax.tree.leaves(expected),
-        strict=True,
-    ):
+    parts = (jax.tree.leaves((b.data, b.probability, b.weight, b.index.ticket)) for b in (got, want))
+    for a, b in zip(*parts, strict=True):
         assert same_bits(a[~masked], b[~masked])
         assert not a[masked].any()
-    np.testing.assert_array_equal(got.index.slot, np.where(masked, nowhere, want.index.slot))
+    np.testing.assert_array_equal(got.index.slot, np.where(masked, buffer.capacity, want.index.slot))
     # Indices of masked rows are skipped and not counted as refused.
     if buffer.sampler.prioritized:
-        updated = buffer.update_priority(after, batch.index, np.ones(256, np.float32))
-        assert not any(
-            int(n) for name, n in buffer.stats(updated).items() if name in ("refused_stale", "refused_out_of_range")
-        )
+        stats = buffer.stats(buffer.update_priority(after, batch.index, np.ones(256, np.float32)))
+        assert not int(stats["refused_stale"]) and not int(stats["refused_out_of_range"])
 
 
 def check_retirement(sampler: str, view: str) -> None:

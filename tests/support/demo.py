@@ -47,7 +47,6 @@ class Blocks:
 
 
 def shrink(patch):
-    """Runs at a size for tests: little random play, a ring that wraps."""
     patch.setattr(_run, "_PREFILL", 20)
     patch.setattr(_run, "CAPACITY", 240)
 
@@ -60,7 +59,6 @@ def run_all(names):
 
 
 def some_rows(steps, lanes=8):
-    """Rows of random play, `[steps, lanes, ...]`, without a network."""
     env, random = Blocks("blocks", lanes, 0), np.random.default_rng(0)
     frame, rows = env.reset(), []
     for _ in range(steps):

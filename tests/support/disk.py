@@ -35,12 +35,25 @@ def make(path, columns, *, resume=False, verify=True, arrays=None, **sizes):
     return store
 
 
+def flip(path, *places, by=1):
+    """Change bits of these bytes of a file."""
+    data = bytearray(path.read_bytes())
+    for at in places:
+        data[at] ^= by
+    path.write_bytes(data)
+
+
+def flipped(data, bit):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
 def environment():
     return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def numbered(count, shape):
-    """Return rows [N, 3, ...] that say their lane and count."""
     number = count * 3 + np.arange(3)
     if shape == ():
         return number.astype(np.int64)

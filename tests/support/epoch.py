@@ -14,15 +14,10 @@ from fbuf.samplers import Epoch
 from fbuf.views import Row, Transition
 from tests.support.inplace import assert_order
 from tests.support.model import Model
+from tests.support.trees import row_with
 from tests.support.uniformity import chi_square_z
 
-FIELDS = {
-    "action": ((), np.int32),  # numbers the rows
-    "obs": ((2,), np.uint8),
-    "reward": ((), np.float32),
-    "terminated": ((), np.bool_),
-    "truncated": ((), np.bool_),
-}
+FIELDS = {name: (leaf.shape, leaf.dtype) for name, leaf in row_with(np.zeros(2, np.uint8)).items()}
 VIEWS = {"row": Row(), "steps": Transition(n_step=3, autoreset="same_step")}
 sample = jax.jit(fbuf.Buffer.sample, static_argnums=(0, 3))
 extend = jax.jit(fbuf.Buffer.extend, static_argnums=0)
@@ -42,12 +37,10 @@ class Oracle:
         self.members, self.drawn = [], set()
 
     def left(self, live):
-        """Who is still to come."""
         here = set(live)
         return [m for m in self.members if m in here and m not in self.drawn]
 
     def ends(self, live, batch_size):
-        """Whether the epoch has no further batch."""
         return len(self.left(live)) < (batch_size if self.sampler.drop_last else 1)
 
     def sample(self, live, batch_size, got):
@@ -173,7 +166,6 @@ def filled(buffer, count):
 
 @functools.cache
 def first_batches(held, batch_size, number):
-    """Slots of the first batch for `number` keys."""
     buffer = fbuf.Buffer(capacity=held, sampler=Epoch())
     state = filled(buffer, held)
     keys = jax.random.split(jax.random.key(held), number)
@@ -181,7 +173,6 @@ def first_batches(held, batch_size, number):
 
 
 def check_places(held, number):
-    """Draw everyone equally often at each of seven places."""
     for column in first_batches(held, 7, number).T:
         assert abs(chi_square_z(np.bincount(column, minlength=held), np.full(held, 1 / held))) < 4
 

@@ -52,111 +52,79 @@ class Named:
 
 
 ROWS = """
-BUFFER.extend(state, rows(5, obs=zeros(5, 2))) => TypeError
-    leaf 'obs' is float32; this buffer was initialised with uint8. Initialise with float32, or convert the rows
-BUFFER.extend(state, rows(5, obs=zeros(5, 2, dtype="int8"))) => TypeError
-    leaf 'obs' is int8; this buffer was initialised with uint8. Cast with x.astype(jnp.uint8), or initialise with int8.
-BUFFER.extend(state, rows(5, actoin=zeros(5))) => ValueError
-    Buffer.extend: leaf 'actoin' is not in this buffer | expected: next/done, obs, reward
-BUFFER.extend(state, rows(5, next={"end": zeros(5, dtype="bool")})) => ValueError
-    leaf 'next/done' is missing and leaf 'next/end' is not in this buffer
-BUFFER.extend(state, rows(5, next=Named(zeros(5, dtype="bool")))) => ValueError
-    Buffer.extend: rows are | expected PyTreeDef | as in `init`
-BUFFER.extend(state, rows(5, obs=zeros(5, 3, dtype="uint8"))) => ValueError
-    Buffer.extend: leaf 'obs' has shape [5, 3] | expected [N, 2]
+BUFFER.extend(state, rows(5, obs=zeros(5, 2))) => TypeError 'obs' is float32; | with uint8. | or convert the rows
+BUFFER.extend(state, rows(5, obs=zeros(5, 2, dtype="int8"))) => TypeError 'obs' is int8; | Cast with x.astype(jnp.uint8), or
+BUFFER.extend(state, rows(5, actoin=zeros(5))) => ValueError leaf 'actoin' is not in | expected: next/done, obs, reward
+BUFFER.extend(state, rows(5, next={"end": zeros(5, dtype="bool")})) => ValueError 'next/done' is missing and leaf 'next/end' is
+BUFFER.extend(state, rows(5, next=Named(zeros(5, dtype="bool")))) => ValueError rows are | expected PyTreeDef | as in `init`
+BUFFER.extend(state, rows(5, obs=zeros(5, 3, dtype="uint8"))) => ValueError leaf 'obs' has shape [5, 3] | expected [N, 2]
 BUFFER.extend(state, rows(obs=zeros(2, dtype="uint8"), next={"done": zeros(1, dtype="bool")})) => ValueError
-    leaf 'obs' has shape [2]; expected [N, 2] | Add one row with `add`
-    | or give it the leading axis with x[None]
-BUFFER.add(state, rows(5)) => ValueError
-    Buffer.add: leaf 'next/done' has shape [5]; expected []. | Add several rows with `extend`.
-BUFFER.extend(state, rows(5, reward=zeros(5, 1))) => ValueError
-    Buffer.extend: leaf 'reward' has shape [5, 1]; expected [N]. | x.squeeze(-1)
-BUFFER.extend(state, rows(5, obs=[[0, 0]] * 20)) => ValueError
-    Buffer.extend: leaf 'obs' is missing | ... 42 in all | 'obs': np.asarray(x, dtype)
-BUFFER.extend(state, rows(5, obs=zeros(4, 2, dtype="uint8"))) => ValueError
-    leaf 'obs' has 4 entries on axis 0 | leaf 'next/done' has 5 | the same leading axes
-LANED.extend(laned, rows(3, 5)) => ValueError
-    has 5 entries on axis 1 of [N, E, ...] | this buffer has 3. Time comes first: x.swapaxes(0, 1).
-LANED.extend(laned, rows(5)) => ValueError
-    leaf 'next/done' has shape [5]; expected [N, E]. | There are 3 lanes: stack their rows along axis 1, [N, 3, ...].
-LANED.add(laned, rows()) => ValueError
-    Buffer.add: leaf 'next/done' has shape []; expected [E]. | There are 3 lanes: add one row of each
-LANED.extend(laned, rows(3)) => ValueError
-    leaf 'next/done' has shape [3]; expected [N, E]. | Add one row of each lane with `add`, or | x[None]
+    leaf 'obs' has shape [2]; expected [N, 2] | Add one row with `add` | or give it the leading axis with x[None]
+BUFFER.add(state, rows(5)) => ValueError leaf 'next/done' has shape [5]; expected []. | Add several rows with `extend`.
+BUFFER.extend(state, rows(5, reward=zeros(5, 1))) => ValueError 'reward' has shape [5, 1]; expected [N]. | x.squeeze(-1)
+BUFFER.extend(state, rows(5, obs=[[0, 0]] * 20)) => ValueError leaf 'obs' is missing | ... 42 in all | np.asarray(x, dtype)
+BUFFER.extend(state, rows(5, obs=zeros(4, 2, dtype="uint8"))) => ValueError 'obs' has 4 entries on axis 0 | 'next/done' has 5
+LANED.extend(laned, rows(3, 5)) => ValueError has 5 entries on axis 1 of [N, E, ...] | this buffer has 3. | x.swapaxes(0, 1).
+LANED.extend(laned, rows(5)) => ValueError 'next/done' has shape [5]; expected [N, E]. | stack their rows along axis 1
+LANED.add(laned, rows()) => ValueError 'next/done' has shape []; expected [E]. | There are 3 lanes: add one row of each
+LANED.extend(laned, rows(3)) => ValueError 'next/done' has shape [3]; expected [N, E]. | with `add`, or | x[None]
 fbuf.Buffer(capacity=4).extend(bare, zeros(2, 4)) => ValueError Buffer.extend: the row has shape [2, 4]; expected [N, 3]
 """
 ARGUMENTS = """
 BUFFER.extend(rows(5), state) => TypeError Buffer.extend: first argument is dict, expected BufferState | extend(state, rows)
-BUFFER.sample(KEY, state, BATCH) => TypeError
-    Buffer.sample: first argument is | expected BufferState | sample(state, key, batch_size)
-PRIORITIZED.update_priority(prioritized, zeros(BATCH), index(BATCH)) => TypeError
-    Buffer.update_priority: index is | Pass batch.index
+BUFFER.sample(KEY, state, BATCH) => TypeError first argument is | expected BufferState | sample(state, key, batch_size)
+PRIORITIZED.update_priority(prioritized, zeros(BATCH), index(BATCH)) => TypeError index is | Pass batch.index
 BUFFER.convert(state, state) => TypeError Buffer.convert: other is BufferState; expected a Buffer | convert(other, state)
 BUFFER.sample(state, KEY, 0) => ValueError Buffer.sample: batch_size is 0; expected an int >= 1
 BUFFER.sample(state, KEY, 4.0) => TypeError batch_size is float; expected a Python int
-jax.jit(lambda state, n: BUFFER.peek(state, KEY, n))(state, 4) => TypeError
-    batch_size is traced; expected a Python int. Make it static
+jax.jit(lambda state, n: BUFFER.peek(state, KEY, n))(state, 4) => TypeError batch_size is traced; | Make it static
 BUFFER.sample(state, 0, BATCH) => TypeError Buffer.sample: key is int; expected a PRNG key | jax.random.key(0)
 BUFFER.sample(state, np.float32(0), BATCH) => TypeError key is float32 | expected one PRNG key
 BUFFER.sample(state, jax.random.split(KEY, 3), BATCH) => TypeError for many keys vmap `peek`
 BUFFER.sample(state, KEY, BATCH, beta=0.5) => ValueError Buffer.sample: Uniform() has no number 'beta' (it has: none)
-BUFFER.update_priority(state, index(BATCH), zeros(BATCH)) => TypeError
-    Buffer.update_priority: Uniform() has no priorities | sampler=fbuf.samplers.Prioritized()
-BUFFER.extend(state, rows(5), priority=zeros(5)) => TypeError
-    Buffer.extend: Uniform() takes no priority | Prioritized()
+BUFFER.update_priority(state, index(BATCH), zeros(BATCH)) => TypeError Uniform() has no priorities | fbuf.samplers.Prioritized()
+BUFFER.extend(state, rows(5), priority=zeros(5)) => TypeError Buffer.extend: Uniform() takes no priority | Prioritized()
 PRIORITIZED.extend(prioritized, rows(5), priority=zeros(4)) => ValueError Buffer.extend: priority has shape [4]; expected [5]
 BUFFER.extend(state, rows(5), mask=zeros(5)) => TypeError Buffer.extend: mask is float32; expected a boolean array of shape [5]
 LANED.extend(laned, rows(5, 3), mask=zeros(5, dtype="bool")) => ValueError Buffer.extend: mask has shape [5]; expected [5, 3]
-PRIORITIZED.update_priority(prioritized, index(4), zeros(4, 1)) => ValueError
-    Buffer.update_priority: td_error has shape [4, 1]; expected [4]
-PRIORITIZED.update_priority(prioritized, index(4), zeros(4, dtype="bool")) => TypeError
-    Buffer.update_priority: td_error is bool | expected a floating or integer array of shape [4]
-PRIORITIZED.update_priority(prioritized, index(4, 2, 1), zeros(4, 2, 1)) => ValueError
-    Buffer.update_priority: index has shape [4, 2, 1]; expected [B] or [B, T] | Flatten it
+PRIORITIZED.update_priority(prioritized, index(4), zeros(4, 1)) => ValueError td_error has shape [4, 1]; expected [4]
+PRIORITIZED.update_priority(prioritized, index(4), zeros(4, dtype="bool")) => TypeError td_error is bool | expected a floating
+PRIORITIZED.update_priority(prioritized, index(4, 2, 1), zeros(4, 2, 1)) => ValueError expected [B] or [B, T] | Flatten it
 BUFFER.priorities(state) => TypeError Buffer.priorities: Uniform() has no priorities | sampler=fbuf.samplers.Prioritized()
-BUFFER.window_index(state, index(4)) => TypeError
-    Buffer.window_index: Row() makes no windows | Use batch.index | views.Sequence
-BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4, 3)}) => ValueError
-    Buffer.update_rows: leaf 'reward' has 3 entries on axis 1 of [B, T, ...] | the index has 2
+BUFFER.window_index(state, index(4)) => TypeError Row() makes no windows | Use batch.index | views.Sequence
+BUFFER.update_rows(state, index(4, 2), {"reward": zeros(4, 3)}) => ValueError 'reward' has 3 entries on axis 1 | the index has 2
 BUFFER.get(state, zeros(4)) => TypeError Buffer.get: index is float32; expected an Index or int32 slots | batch.index
-BUFFER.update_rows(state, index(4), {"value": zeros(4)}) => ValueError
-    Buffer.update_rows: leaf 'value' is not in this buffer | it has: next/done, obs, reward | Write {'
+BUFFER.update_rows(state, index(4), {"value": zeros(4)}) => ValueError 'value' is not in this buffer | it has: next/done, obs,
 BUFFER.update_rows(state, index(4), {}) => ValueError Buffer.update_rows: no fields are given
 PRIORITIZED.update_rows(prioritized, index(4), {"next": {"done": zeros(4, dtype="bool")}}) => ValueError
     Buffer.update_rows: leaf 'next/done' ends episodes | Leave it out
-BUFFER.update_rows(state, index(4), {"reward": zeros(4, dtype="int32")}) => TypeError
-    Buffer.update_rows: leaf 'reward' is int32 | initialised with float32 | x.astype(jnp.float32)
-BUFFER.update_rows(state, index(4), {"reward": jnp.float32(0)}) => ValueError
-    Buffer.update_rows: leaf 'reward' has shape []; expected [B]. | jnp.broadcast_to(x, (4,))
-BUFFER.get(state, slice(3)) => TypeError
-    Buffer.get: index is slice(None, 3, None) | expected an Index or int32 slots | Use last or rows
+BUFFER.update_rows(state, index(4), {"reward": zeros(4, dtype="int32")}) => TypeError 'reward' is int32 | x.astype(jnp.float32)
+BUFFER.update_rows(state, index(4), {"reward": jnp.float32(0)}) => ValueError expected [B]. | jnp.broadcast_to(x, (4,))
+BUFFER.get(state, slice(3)) => TypeError slice(None, 3, None) | expected an Index or int32 slots | Use last or rows
 BUFFER.last(state, 0) => ValueError Buffer.last: n is 0; expected an int from 1 to 12
-BUFFER.convert(fbuf.Buffer(capacity=13), state) => ValueError
-    Buffer.convert: other.capacity is 13; expected 12 | other.extend(other.init(example), rows)
+BUFFER.convert(fbuf.Buffer(capacity=13), state) => ValueError capacity is 13; expected 12 | other.extend(other.init(example)
 """
 
 
 @functools.cache
 def states():
-    """Shapes of the states that the tables name."""
     made = {"state": BUFFER, "laned": LANED, "prioritized": PRIORITIZED}
     bare = jax.eval_shape(fbuf.Buffer(capacity=4).init, np.zeros(3, np.float32))
     return {name: jax.eval_shape(buffer.init, EXAMPLE) for name, buffer in made.items()} | {"bare": bare}
 
 
 ROW = row_with(np.zeros(2, np.uint8))
+STEPS = fbuf.Buffer(8, view=fbuf.views.Transition(autoreset="same_step"))
 Unhashable = type("Unhashable", (Uniform,), {"__hash__": None})
 CONFIGURATIONS = """
 fbuf.Buffer(capacity=0) => ValueError Buffer: capacity is 0; expected an int >= 1
 fbuf.Buffer(capacity=2**31) => ValueError expected less than 2^31 - 2^24 (slots are int32)
 fbuf.Buffer(capacity=12, lanes=0) => ValueError Buffer: lanes is 0; expected an int >= 1, or None
 fbuf.Buffer(capacity=100, lanes=8) => ValueError Buffer: capacity is 100, not a multiple of lanes=8. Use capacity=96 or 104.
-fbuf.Buffer(capacity=10, episode_end="done") => TypeError
-    Buffer: episode_end is 'done'; expected a tuple of names. Write episode_end=('done',).
+fbuf.Buffer(capacity=10, episode_end="done") => TypeError 'done'; expected a tuple of names. Write episode_end=('done',).
 fbuf.Buffer(capacity=10, sampler=Uniform) => TypeError Buffer: sampler is the class Uniform; expected a value. Write Uniform().
 fbuf.Buffer(capacity=10, storage="compressed") => TypeError Buffer: storage is 'compressed'. Use fbuf.storages.Compressed().
-fbuf.Buffer(10, Prioritized()) => TypeError
-    Buffer: storage is Prioritized(), a sampler; expected a storage. Write sampler=Prioritized().
+fbuf.Buffer(10, Prioritized()) => TypeError storage is Prioritized(), a sampler; | Write sampler=Prioritized().
 fbuf.Buffer(capacity=10, view=(1,)) => TypeError Buffer: view is (1,) without `
 fbuf.Buffer(capacity=4, sampler=Unhashable()) => TypeError Buffer: field 'sampler' is | which does not hash; expected a value
 fbuf.Buffer(capacity=8, lanes=2, view=Transition(n_step=3, stack=4, autoreset="same_step")) => ValueError
@@ -172,12 +140,9 @@ Transition(autorest="next_step") => TypeError Transition: there is no option 'au
 fbuf.prioritized(10, lane=2) => TypeError Buffer: there is no option 'lane'. Did you mean 'lanes'?
 fbuf.samplers.Prioritized(normalize="bach") => ValueError expected "batch", "buffer" or None. Did you mean 'batch'?
 fbuf.storages.Host(on_expired=["mask"]) => ValueError Host: on_expired is ['mask']; expected "raise" or "mask".
-fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, bta=0.4) => ValueError
-    has no number 'bta' (it has: beta). Did you mean 'beta'?
-fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, to="numpi") => ValueError
-    Replay.sample: to is 'numpi'; expected "jax", "numpy" or "torch". Did you mean 'numpy'?
-Transition() => ValueError Transition: autoreset is missing; rows end episodes (terminated, truncated)
-    | Write autoreset="next_step" for gymnasium.vector environments (their default mode)
+fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, bta=0.4) => ValueError no number 'bta' | Did you mean 'beta'?
+fbuf.Replay(fbuf.prioritized(10), {"t": 0}).sample(2, to="numpi") => ValueError expected "jax", "num | Did you mean 'numpy'?
+Transition() => ValueError autoreset is missing; | Write autoreset="next_step" for gymnasium.vector environments
 Transition(autoreset="next_step", final_observation="final") => ValueError expected None with autoreset='next_step'
 Host(keys="obs") => TypeError Host: keys is 'obs'; expected a tuple of names
 Host(slack=-1) => ValueError Host: slack is -1; expected an int >= 0
@@ -191,31 +156,23 @@ BUFFER.init({"a": KEY}) => TypeError leaf 'a' is a typed PRNG key. Store jax
 BUFFER.init({"a": np.array("text")}) => TypeError Buffer.init: leaf 'a' is <U4; expected numbers or booleans
 fbuf.Replay({"a": 1}, BUFFER) => TypeError The order is Replay(buffer, example)
 fbuf.Buffer(8, storage=Compressed(keys=())).init(ROW) => ValueError keys is empty
-fbuf.Buffer(8, episode_end=("done",)).init(ROW) => ValueError
-    Buffer.init: no leaf named 'done'; rows have action, obs, reward, terminated, truncated. | episode_end=(...)
-fbuf.Buffer(8, episode_end=("reward",)).init(ROW) => TypeError
-    Buffer.init: leaf 'reward' is float32[]; expected bool[] a row. Cast with x.astype(bool).
+fbuf.Buffer(8, episode_end=("done",)).init(ROW) => ValueError no leaf named 'done'; rows have action, obs, | episode_end=(...)
+fbuf.Buffer(8, episode_end=("reward",)).init(ROW) => TypeError float32[]; expected bool[] a row. Cast with x.astype(bool).
 fbuf.Buffer(8, view=Transition(observation="pixels", autoreset="same_step")).init(ROW) => ValueError
-    Transition: no leaf named 'pixels'; rows have action, obs, reward, terminated, truncated.
-    | Write Transition(observation=...)
+    Transition: no leaf named 'pixels'; rows have action, obs, | Write Transition(observation=...)
 fbuf.Buffer(8, view=Transition(final_observation="action")).init(ROW) => ValueError Transition: 'action' is
-fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"discount": ROW["reward"]}) => ValueError
-    Transition: rows have a leaf 'discount', but the view adds obs, action
-fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"reward": zeros(1)}) => ValueError
-    Transition: leaf 'reward' is float32[1]; expected one number a row. | x[..., 0]
-fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(ROW | {"terminated": zeros(1, dtype="bool")}) => ValueError
-    Transition: leaf 'terminated' is bool[1]; expected bool[] a row. | x[..., 0]
+STEPS.init(ROW | {"discount": ROW["reward"]}) => ValueError rows have a leaf 'discount', but the view adds obs, action
+STEPS.init(ROW | {"reward": zeros(1)}) => ValueError leaf 'reward' is float32[1]; expected one number a row. | x[..., 0]
+STEPS.init(ROW | {"terminated": zeros(1, dtype="bool")}) => ValueError is bool[1]; expected bool[] a row. | x[..., 0]
 fbuf.Buffer(8, lanes=4, view=Transition(autoreset="same_step")).init(many(4, ROW)) => TypeError
     Transition: leaf 'terminated' is bool[4]; expected bool[] a row. The example is one row of one lane: jax.tree.map(
-fbuf.Buffer(8, view=Transition(autoreset="same_step")).init(zeros()) => ValueError
-    Transition: no leaf named 'obs'; rows have one unnamed array. Write Transition(observation=...)
+STEPS.init(zeros()) => ValueError no leaf named 'obs'; rows have one unnamed array. Write Transition(observation=...)
 fbuf.Buffer(8, view=Sequence(2, episode_end=(), episode="id")).init(ROW | {"id": zeros(4, dtype="int32")}) => TypeError
     Sequence: leaf 'id' is int32[4]; expected one integer a row. The example is one row of one lane
 Sequence(2, episode_end=(), episode=3) => TypeError fbuf: the name of a leaf is 3; expected a string
 BUFFER.can_add(BUFFER.init(EXAMPLE), 2.7) => TypeError Buffer.can_add: n is float32; expected an integer array of shape []
 BUFFER.can_add(BUFFER.init(EXAMPLE), -1) => ValueError Buffer.can_add: n is -1; expected rows >= 0
-fbuf.Replay(BUFFER, BUFFER.init(EXAMPLE)) => TypeError
-    To continue from a state, write replay = Replay(buffer, row); replay.state = state.
+fbuf.Replay(BUFFER, BUFFER.init(EXAMPLE)) => TypeError write replay = Replay(buffer, row); replay.state = state.
 fbuf.Replay(BUFFER, EXAMPLE).batches() => TypeError Replay.batches: batch_size is missing. Write batches(batch_size)
 BUFFER.init({"a": 1, 0: 2}) => TypeError a dict has keys of several types; expected strings
 """

@@ -51,7 +51,6 @@ class FaultServer:
 
     @classmethod
     def of(cls, root, **options):
-        """Serves the files below a folder, as they are now."""
         paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
         return cls({path.relative_to(root).as_posix(): path.read_bytes() for path in paths}, **options)
 
@@ -120,10 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
         return json.dumps({"items": items} | ({"nextPageToken": str(after)} if after < len(names) else {})).encode()
 
     def _index(self, name, query):
-        files = [
-            {"name": name, "size": len(data), "md5": hashlib.md5(data).hexdigest()} | self.faulty.lies.get(name, {})
-            for name, data in self.faulty.files.items()
-        ]
+        files = []
+        for name, data in self.faulty.files.items():
+            entry = {"name": name, "size": len(data), "md5": hashlib.md5(data).hexdigest()}
+            files.append(entry | self.faulty.lies.get(name, {}))
         return json.dumps({"files": files}).encode()
 
     def _html(self, folder, query):

@@ -72,7 +72,6 @@ EXAMPLE = {name: np.zeros(x.shape[1:], x.dtype) for name, x in rows(BUFFERS["pla
 
 
 def given(buffer):
-    """Return the arguments of the methods, on the device."""
     axes = (STEPS,) if buffer.lanes is None else (STEPS, buffer.lanes)
     return {
         "rows": rows(buffer, STEPS, 0),

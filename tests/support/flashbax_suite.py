@@ -68,6 +68,11 @@ def prioritised_add(current, batch, length, period, device):
     return buffer.add(current, batch)
 
 
+def running_index(current):
+    laps = current.state.ring.lap[..., 0].astype(jnp.int32) - 1
+    return current.current_index + laps * current.buffer.geometry.length
+
+
 REPLACED = {
     flat_buffer: {"make_flat_buffer": fbx.make_flat_buffer},
     item_buffer: {"make_item_buffer": fbx.make_item_buffer},
@@ -86,9 +91,7 @@ REPLACED = {
         "prioritised_init": init,
         "prioritised_add": prioritised_add,
         "prioritised_sample": lambda current, key, *window: prioritised(current, *window).sample(current, key),
-        "set_priorities": lambda current, indices, priorities, exponent, device: prioritised(current).set_priorities(
-            current, indices, priorities
-        ),
+        "set_priorities": lambda current, *given: prioritised(current).set_priorities(current, *given[:2]),
     },
     trajectory_queue: {
         "make_trajectory_queue": fbx.make_trajectory_queue,
@@ -101,12 +104,7 @@ REPLACED = {
     sum_tree: {"get": lambda tree, index: _prioritized.get_leaf(tree.sampler, index.slot)},
     fbx.TrajectoryBufferState: {
         "sum_tree_state": property(lambda current: Tree(current.state.sampler)),
-        "running_index": property(
-            lambda current: (
-                current.current_index
-                + (current.state.ring.lap[..., 0].astype(jnp.int32) - 1) * current.buffer.geometry.length
-            )
-        ),
+        "running_index": property(running_index),
     },
 }
 for place, values in REPLACED.items():

@@ -49,7 +49,6 @@ def filled(name="prioritized-transition"):
 
 
 def step(buffer, state, key, new):
-    """Every verb that changes a state but `clear`."""
     state = buffer.extend(state, new)
     state, batch = buffer.sample(state, key, BATCH)
     if buffer.sampler.prioritized:

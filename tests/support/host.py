@@ -65,7 +65,6 @@ def order_of_writes(storage: str, monkeypatch: pytest.MonkeyPatch, verbs: str, c
 
 
 def history(buffer: fbuf.Buffer, calls: str) -> list[Any]:
-    """Batches of one fixed history in one form of calling."""
     keys = np.random.default_rng(3).integers(0, 2**32, (6, 2), dtype=np.uint32)
     rows = jax.tree.map(lambda *x: np.stack(x), *(rows_of(3 + 5 * i, 5) for i in range(6)))
     mask = np.random.default_rng(0).random((6, 5)) < 0.7

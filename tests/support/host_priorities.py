@@ -49,7 +49,6 @@ def leaves_of(state):
 
 
 def compare(device, host):
-    """Everything of two states that can be seen of their priorities."""
     same(leaves_of(device), leaves_of(host))
     same(device.sampler.max_priority, host.sampler.max_priority)
     same(device.counters, host.counters)

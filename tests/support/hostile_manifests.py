@@ -14,10 +14,10 @@ from tests.support.memory_disk import PATH, disk_of, save
 NAME = "manifest-000000000002.json"
 
 
-def signed(body, version=1):
+def signed(body, version=1, kind=b"checkpoint"):
     """Return a manifest with a valid first line."""
-    head = b'{"format":"fbuf checkpoint","version":%d,"bytes":%d,"crc32":%d}' % (version, len(body), zlib.crc32(body))
-    return head + b"\n" + body + b"\n"
+    line = b'{"format":"fbuf %s","version":%d,"bytes":%d,"crc32":%d}\n%s\n'
+    return line % (kind, version, len(body), zlib.crc32(body), body)
 
 
 def dumps(value):
@@ -32,7 +32,6 @@ def _saved():
 
 
 def base():
-    """Return a copy of one whole generation, the second, with arrays of all kinds."""
     return _saved().copy()
 
 
@@ -110,7 +109,6 @@ def _changed_bytes(text, chance):
 
 
 def mutated_manifests(count, seed):
-    """Read manifests with changed values and changed bytes."""
     chance, disk, read, refused = random.Random(seed), base(), 0, set()
     body = body_of(disk)
     text = dumps(body)

@@ -48,7 +48,6 @@ def buffer_of(sampler, view, capacity=CAPACITY, lanes=LANES, **settings):
 
 
 def inputs(axes=(), row=ROW, lanes=LANES, batch=BATCH):
-    """Return the shapes of what one step takes besides the state."""
     return {
         "rows": leading(row, *axes, ROWS, *(() if lanes is None else (lanes,))),
         "key": shape((*axes, 2), jnp.uint32),

@@ -9,6 +9,8 @@ import pytest
 
 import fbuf
 from fbuf.interop import _columns, _load, from_arrays, to_file
+from tests.support.disk import flipped
+from tests.support.trees import same
 
 
 def every_kind(n, lanes=None):
@@ -34,13 +36,6 @@ def held(buffer, state):
     return {name: leaf[mask] for name, leaf in flat.items()}
 
 
-def check_equal(got, wanted):
-    assert list(got) == list(wanted)
-    for name, leaf in wanted.items():
-        assert got[name].dtype == leaf.dtype and got[name].shape == leaf.shape, name
-        assert got[name].tobytes() == leaf.tobytes(), name
-
-
 def read_file(path):
     """Return what `from_file` reads, without a buffer to put it into."""
     with _load.opened("from_file", path) as reader:
@@ -53,21 +48,13 @@ ROWS = {"a": np.arange(6, dtype=np.int32), "b": np.arange(12).reshape(6, 2) % 2 
 
 
 def written(folder, compress):
-    """Return the bytes of `a.npz`, which is written to the folder."""
     buffer, state = from_arrays(ROWS)
     to_file(folder / "a.npz", buffer, state, compress=compress)
-    assert _is_intact(read_file(folder / "a.npz"))
+    same(read_file(folder / "a.npz"), ROWS)
     return (folder / "a.npz").read_bytes()
 
 
-def _is_intact(got):
-    return got.keys() == ROWS.keys() and all(
-        got[n].dtype == x.dtype and got[n].shape == x.shape and got[n].tobytes() == x.tobytes() for n, x in ROWS.items()
-    )
-
-
 def check_truncations(file, folder, every):
-    """Read the file cut off at every nth byte."""
     path = folder / "cut.npz"
     for size in range(0, len(file), every):
         path.write_bytes(file[:size])
@@ -79,15 +66,13 @@ def check_flips(file, folder, every):
     path = folder / "flipped.npz"
     bits, noticed = range(0, 8 * len(file), every), 0
     for bit in bits:
-        damaged = bytearray(file)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
+        path.write_bytes(flipped(file, bit))
         try:
             got = read_file(path)
         except ValueError:
             noticed += 1
         else:
-            assert _is_intact(got), bit
+            same(got, ROWS, f"bit {bit}")
     assert noticed > 0.6 * len(bits)
 
 

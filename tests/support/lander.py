@@ -120,7 +120,6 @@ def by_hand(make: Callable[[], Any], example: Any, counts: list[int], seed: int 
 
 
 def drawn(replay: fbuf.Replay, example: Any, most: int = 512) -> Transitions:
-    """Every transition that can be sampled, once for each row."""
     buffer, state = replay.buffer, replay.state
     if not isinstance(buffer.sampler, fbuf.samplers.Epoch):
         other = fbuf.Buffer(buffer.capacity, view=buffer.view, sampler=fbuf.samplers.Epoch(), lanes=buffer.lanes)

@@ -20,7 +20,6 @@ def bits(array):
 
 
 def same(saved, arrays):
-    """Compare every array of a checkpoint bit for bit."""
     assert list(saved.arrays) == list(arrays)
     for name, array in arrays.items():
         got = np.asarray(saved.arrays[name])
@@ -58,8 +57,6 @@ class Keyed(Source):
 
 
 class File:
-    """A file in memory: its bytes, its durable bytes, and the writes since the last sync."""
-
     def __init__(self):
         self.data = bytearray()
         self.durable = b""
@@ -100,14 +97,12 @@ class Memory(Disk):
         if flags & os.O_DIRECTORY:
             self._open[fd] = None
             return fd
-        if name not in self.names:
-            if not flags & os.O_CREAT:
-                raise FileNotFoundError(errno.ENOENT, "no such file", path)
-            self.names[name] = File()
-            self.pending.append((name, self.names[name]))
-        elif flags & os.O_EXCL:
+        there = name in self.names
+        if not there and not flags & os.O_CREAT:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if there and flags & os.O_EXCL:
             raise FileExistsError(errno.EEXIST, "it is there", path)
-        elif flags & os.O_TRUNC:
+        if not there or flags & os.O_TRUNC:
             self.names[name] = File()
             self.pending.append((name, self.names[name]))
         self._open[fd] = self.names[name]
@@ -119,24 +114,19 @@ class Memory(Disk):
         else:
             del self._open[fd]
 
-    def _file(self, fd):
-        file = self._open[fd]
-        assert file is not None
-        return file
-
-    def pwritev(self, fd: int, parts: list[memoryview], at: int) -> int:
-        file, new = self._file(fd), b"".join(parts)
+    def pwritev(self, fd, parts, at):
+        file, new = self._open[fd], b"".join(parts)
         write_at(file.data, new, at)
         file.pending.append((at, new))
         return len(new)
 
     def pread(self, fd, out, at):
-        part = self._file(fd).data[at : at + out.nbytes]
+        part = self._open[fd].data[at : at + out.nbytes]
         out[: len(part)] = part
         return len(part)
 
     def size(self, fd):
-        return len(self._file(fd).data)
+        return len(self._open[fd].data)
 
     def start_writeback(self, fd, at, size):
         pass
@@ -210,15 +200,7 @@ class Faulty(Disk):
         self.count, self.failed = 0, False
         for kind in CALLS:
             setattr(self, kind, self._call(kind))
-
-    def close(self, fd):
-        self.disk.close(fd)
-
-    def isdir(self, path):
-        return self.disk.isdir(path)
-
-    def start_writeback(self, fd: int, at: int, size: int) -> None:
-        self.disk.start_writeback(fd, at, size)
+        self.close, self.isdir, self.start_writeback = disk.close, disk.isdir, disk.start_writeback
 
     def _call(self, kind):
         def call(*args):
@@ -275,7 +257,6 @@ def save(path, k, disk=DISK, **how):
 
 
 def disk_of(*numbers, **how):
-    """Return a disk in memory after these saves."""
     disk = Memory()
     for k in numbers:
         save(PATH, k, disk, **how)
@@ -283,7 +264,6 @@ def disk_of(*numbers, **how):
 
 
 def load(path, disk=DISK, **how):
-    """Return the number of the save found, after comparing all of its arrays."""
     with checkpoint.read(path, disk=disk, **how) as saved:
         k = saved.meta["k"]
         same(saved, state(k))

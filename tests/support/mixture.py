@@ -66,7 +66,6 @@ def sampling(mixture):
 
 
 def check(mixture, batch, held):
-    """What holds of every batch, over buffers that hold all rows they were given."""
     batch = jax.device_get(batch)
     source, mask, ids = batch.source, batch.mask, batch.data["id"]
     assert ((source == len(mixture.names)) == ~mask).all()
@@ -100,7 +99,6 @@ def numbers(mixture, batch_size=B):
 
 def check_sampler(sampler, mode):
     """Nine batches: rows of each buffer as its quota says, and as its sampler draws them."""
-
     one, other = (fbuf.Buffer(c, sampler=SAMPLERS[sampler]) for c in (20, 40))
     mixture = two(one, other, **MODES[mode])
     state, step = filled(mixture), sampling(mixture)
@@ -158,8 +156,6 @@ ROW = {"obs": jax.ShapeDtypeStruct((8,), np.uint8), "id": jax.ShapeDtypeStruct((
 
 
 def check_in_place(sampler, mode):
-    """A step of every method copies neither buffer."""
-
     mixture = two(*(fbuf.Buffer(BIG, sampler=SAMPLERS[sampler]) for _ in "ab"), **MODES[mode])
     state = jax.eval_shape(lambda: mixture.init({"a": ROW, "b": ROW}))
 
@@ -183,9 +179,8 @@ def three(**settings):
 
 
 def same(one, two):
-    return jax.tree.structure(one) == jax.tree.structure(two) and jax.tree.all(
-        jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
-    )
+    alike = jax.tree.structure(one) == jax.tree.structure(two)
+    return alike and jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two))
 
 
 def played(mixture, state, first, steps):

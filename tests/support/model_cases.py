@@ -95,16 +95,12 @@ def listed(text):
 
 
 def cases(chosen):
-    """Return a fixture of these cases."""
     return pytest.fixture(params=chosen, ids=lambda case: "-".join(map(str, case)))(lambda request: request.param)
 
 
 WRITES = ("some", "add", "many", "some", "update_rows", "cut")
-STEPS = (
-    *("some",) * 5,
-    *("add", "many", "update_priority", "update_rows", "scan", "cut") * 2,
-    *("clear", "set", "beta", "rebuild"),
-)
+STEPS = ("some",) * 5 + ("add", "many", "update_priority", "update_rows", "scan", "cut") * 2
+STEPS += ("clear", "set", "beta", "rebuild")
 RESTARTS = ("some", "cut") * 4 + ("add", "many", "update_priority", "update_rows", "convert", "reload", "clear")
 PROGRAMS, CUTS = (
     st.lists(st.tuples(st.sampled_from(steps), st.integers(0, 2**16)), min_size=1, max_size=12)

@@ -16,11 +16,7 @@ def methods_of(buffer):
     """Return what looks at a state, compiled once for all programs, and the two updates of windows."""
 
     def look(state, index):
-        known = (
-            buffer.priorities(state),
-            buffer.priorities(state, index),
-            buffer.priorities(state, buffer.rows(state).index),
-        )
+        known = [buffer.priorities(state, *which) for which in ((), (index,), (buffer.rows(state).index,))]
         return known, buffer.window_index(state, index), buffer.stats(state)
 
     def update_rows(state, rows, fields, mask):
@@ -58,7 +54,6 @@ class WindowTrial(Trial):
         return index, mask, [pair if keep else nowhere for pair, keep in zip(index, mask, strict=True)]
 
     def update_windows(self, rng):
-        """Write rows, and then priorities."""
         for method in ("rows", "priority") if self.windows else ():
             index, mask, chosen = self.some_windows(rng)
             shape = (BATCH, len(index) // BATCH)

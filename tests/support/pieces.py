@@ -4,6 +4,7 @@ import numpy as np
 
 import fbuf
 from fbuf._formats import dataset as _dataset
+from tests.support.trees import same
 
 CHUNK = 4
 SCHEMA = _dataset.Schema(
@@ -25,8 +26,6 @@ USED = (
     _dataset.SegmentRows(2, stop=8, cut=True),  # whole chunks
 )
 SIZES = {0: 3, 1: 17, 2: 8, 3: 14}
-
-Rows = dict[str, np.ndarray]
 
 
 def rows_of(rng, count):
@@ -65,13 +64,6 @@ def make(path, *, seed=0, schema=SCHEMA):
         write(path, number, schema, rows)
     _dataset.finish(path, USED, {"name": "made"}, sync=False)
     return used_of(pieces, USED)
-
-
-def same(got, want):
-    assert got.keys() == want.keys()
-    for name, array in want.items():
-        assert got[name].dtype == array.dtype and got[name].shape == array.shape, name
-        assert got[name].tobytes() == array.tobytes(), name
 
 
 def check(path, want, **settings):

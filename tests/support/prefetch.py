@@ -216,7 +216,6 @@ def check_clear(storage):
 
 
 def check_sampled_twice(storage):
-    """A state sampled twice gives one batch, also when its request was dropped."""
     buffer = make(storage)
     state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
     state, _ = buffer.sample(state, jax.random.key(0))

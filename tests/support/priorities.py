@@ -8,10 +8,7 @@ import numpy as np
 
 import fbuf
 from fbuf._algorithms.draw_without_replacement import draw as race
-from fbuf.samplers import (
-    Prioritized,
-    Ranked,  # noqa: F401
-)
+from fbuf.samplers import Prioritized, Ranked  # noqa: F401
 
 KEY = jax.random.key(0)
 
@@ -24,7 +21,6 @@ def _filled(sampler, priority, capacity):
 
 
 def filled(sampler, priority, capacity=None):
-    """Return a buffer and its state of numbered rows with these priorities."""
     return _filled(sampler, tuple(np.asarray(priority).tolist()), capacity or len(priority))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import fbuf
 from fbuf.samplers import Consume, Epoch, Uniform
 from fbuf.storages import Ragged
+from tests.support import trees
 
 EXAMPLE = {"obs": np.zeros(0, np.float32), "text": "", "info": {"any": None}, "reward": 0.0}
 DTYPES = [
@@ -31,20 +32,8 @@ def random_array(rng: np.random.Generator) -> np.ndarray:
 
 
 def random_value(rng: np.random.Generator) -> Any:
-    kinds = [
-        random_array(rng),
-        "é\ud800" * 2,
-        b"\0\1",
-        None,
-        True,
-        -(2**200),
-        1.5,
-        2j,
-        Thing(),
-        [1, "a"],
-        (),
-        np.int8(3),
-    ]
+    plain = ["é\ud800" * 2, b"\0\1", None, True, -(2**200), 1.5, 2j, [1, "a"], (), np.int8(3)]
+    kinds = [random_array(rng), Thing(), *plain]
     return kinds[rng.integers(len(kinds))]
 
 
@@ -124,20 +113,11 @@ def check_history(seed: int, lanes: int | None, codec: Any, sizes: list[int], co
 
 
 def stream(rng: np.random.Generator, count: int, lanes: int) -> list[list[dict[str, Any]]]:
-    return [
-        [
-            {
-                "id": int(rng.integers(99)),
-                "text": str(rng.integers(999)),
-                "action": 0,
-                "reward": float(rng.random()),
-                "terminated": bool(rng.random() < 0.3),
-                "truncated": False,
-            }
-            for _ in range(lanes)
-        ]
-        for _ in range(count)
-    ]
+    def row() -> dict[str, Any]:
+        own = {"id": int(rng.integers(99)), "text": str(rng.integers(999)), "reward": float(rng.random())}
+        return own | {"action": 0, "terminated": bool(rng.random() < 0.3), "truncated": False}
+
+    return [[row() for _ in range(lanes)] for _ in range(count)]
 
 
 def check_growth(sampler: Any, view: Any) -> None:
@@ -163,18 +143,9 @@ def check_growth(sampler: Any, view: Any) -> None:
     assert grown.get(one, index).lazy["text"] == [[r["text"] for r in several] for several in first[-2:]]
     for i, part in enumerate((first[:0], second)):
         one, two = grown.extend(one, part), large.extend(two, part)
-        named = [
-            jax.tree_util.tree_flatten_with_path(s)[0]
-            for s in (one.ring, two.ring, one.anchors, two.anchors, one.counters, two.counters)
-        ]
-        assert all(
-            np.array_equal(x, y)
-            for a, b in zip(named[::2], named[1::2], strict=True)
-            for (_, x), (_, y) in zip(a, b, strict=True)
-        )
+        trees.same(*((s.ring, s.anchors, s.counters) for s in (one, two)))
         if not isinstance(sampler, (Epoch, Uniform)):
-            for x, y in zip(jax.tree.leaves(one.sampler), jax.tree.leaves(two.sampler), strict=True):
-                assert np.array_equal(x, y)
+            trees.same(one.sampler, two.sampler)
         one, batch = grown.sample(one, jax.random.key(i), 5)
         two, other = large.sample(two, jax.random.key(i), 5)
         drawn = [jax.tree_util.tree_flatten_with_path(b)[0] for b in (batch, other)]

@@ -12,7 +12,6 @@ MEMORY = 80_000_000  # bytes of the object store, nearly the least
 
 @contextmanager
 def local_ray() -> Iterator[Any]:
-    """Start Ray with two CPUs, and stop it."""
     import ray
 
     context = ray.init(
@@ -36,7 +35,6 @@ def kill(service: Any, shard: int = 0) -> None:
 
 
 def until(condition: Any, seconds: float = 60) -> None:
-    """Wait until it holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

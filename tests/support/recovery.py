@@ -7,7 +7,7 @@ import numpy as np
 from fbuf._host.codecs import Zstd
 from fbuf._host.store.store import Column
 from fbuf._host.types import StoreCorrupted
-from tests.support.disk import make, numbered
+from tests.support.disk import flipped, make, numbered
 from tests.support.processes import run_python
 from tests.support.store import Deflate, columns_of, fetch
 
@@ -99,7 +99,6 @@ assert said.sum() > 2 * rounds
 
 
 def check_killed(kind, path, rounds, seed=0):
-    """Kill processes that write, each of which goes on where the last was killed: no row is lost."""
     run_python(KILLER, kind, path, rounds, seed, options=("-W", "ignore"))
 
 
@@ -185,36 +184,26 @@ def rows_there(kind, path):
 
 
 def damages(path, exhaustive, rng):
-    """Return cuts of each file at every length and flips of a bit in every byte (all bits of short files), or some of these."""
-    made = []
+    """Yield cuts of each file at every length and flips of a bit in every byte (all bits of short files), or some of these."""
     for file in sorted(path.iterdir()):
-        size = file.stat().st_size
-        if file.name == "lock" or not size:
+        text = file.read_bytes()
+        if file.name == "lock" or not text:
             continue
-        used = size if file.name != "head" else 4096 + 200
-        cuts = range(size) if exhaustive else rng.integers(0, size, 12).tolist()
+        used = len(text) if file.name != "head" else 4096 + 200
         every = range(8 * used) if used < 512 else (8 * np.arange(used) + rng.integers(0, 8, used)).tolist()
-        bits = every if exhaustive else rng.integers(0, 8 * used, 25).tolist()
-        made += [(file.name, lambda text, n=n: text[:n]) for n in cuts]
-        made += [(file.name, lambda text, b=b: flipped(text, b)) for b in bits]
-    return made
-
-
-def flipped(text, bit):
-    changed = bytearray(text)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
+        for at in range(len(text)) if exhaustive else rng.integers(0, len(text), 12).tolist():
+            yield file.name, text[:at]
+        for bit in every if exhaustive else rng.integers(0, 8 * used, 25).tolist():
+            yield file.name, flipped(text, bit)
 
 
 def check_damages(kind, verify, exhaustive, path):
     small(kind, path / "0", 6)
-    rows = rows_there(kind, path / "0")
-    said = {}
-    for number, (name, damage) in enumerate(damages(path / "0", exhaustive, np.random.default_rng(0))):
+    rows, said = rows_there(kind, path / "0"), set()
+    for number, (name, text) in enumerate(damages(path / "0", exhaustive, np.random.default_rng(0))):
         copy = path / f"{number + 1}"
         shutil.copytree(path / "0", copy)
-        (copy / name).write_bytes(damage((copy / name).read_bytes()))
-        what = survives(kind, copy, rows, **SMALL, verify=verify)
-        said[what] = said.get(what, 0) + 1
+        (copy / name).write_bytes(text)
+        said.add(survives(kind, copy, rows, **SMALL, verify=verify))
         shutil.rmtree(copy)
-    assert said["StoreCorrupted"] and (not verify or said["a warning"])
+    assert said >= ({"StoreCorrupted", "a warning"} if verify else {"StoreCorrupted"})

@@ -42,7 +42,6 @@ def check(case, scope, **traced):
 
 
 def check_all(table, scope):
-    """Evaluate every expression of a table in this scope."""
     for case in cases(table):
         check(*case.values, scope)
 

@@ -4,7 +4,6 @@ import gc
 import os
 import threading
 import zlib
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +16,6 @@ from fbuf.storages import Compressed, Device, Host, Memmap
 from tests.support.processes import run_python
 from tests.support.threads import Thread, soon
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = {"t": np.int32(0)}
 LIMIT = limits.samples_per_insert(2, min_size=10, rows=5, draws=10)  # surplus 0 to 40
 
@@ -31,7 +29,6 @@ def make(limit=LIMIT, capacity=64, **settings):
 
 
 def replay_of(capacity=8, **parts):
-    """A replay of rows that are one number."""
     return fbuf.Replay(fbuf.uniform(capacity, **parts), {"t": np.int32(0)})
 
 
@@ -44,12 +41,10 @@ def values(rows):
 
 
 def waiting(replay):
-    """Return the number of calls that wait for the limit."""
     return sum(place.asleep for place in list(replay._lock._waiters))
 
 
 def drawing():
-    """Return the threads of `Replay.batches`."""
     return [thread for thread in threading.enumerate() if thread.name == "fbuf.Replay.batches"]
 
 
@@ -67,7 +62,6 @@ def make_frames(storage=None, **settings):
 
 
 def same_batches_as_the_buffer(storage):
-    """Compare a replay with its functional buffer, while rows are evicted."""
     replay, buffer = make_frames(storage), fbuf.prioritized(16, storage=storage)
     state, key = buffer.init(FRAME), jax.random.key(3)
     extend, update = jax.jit(buffer.extend), jax.jit(buffer.update_priority)
@@ -87,13 +81,8 @@ def same_batches_as_the_buffer(storage):
 
 
 CAPACITY, ROWS, BATCH, ACTORS = 2000, 8, 32, 3
-FRAMES = {
-    "obs": np.zeros((24, 24), np.uint8),
-    "actor": np.int32(0),
-    "id": np.int32(0),
-    "crc": np.uint32(0),
-    "end": np.bool_(False),
-}
+NUMBERS = {"actor": np.int32(0), "id": np.int32(0), "crc": np.uint32(0), "end": np.bool_(False)}
+FRAMES = {"obs": np.zeros((24, 24), np.uint8)} | NUMBERS
 PACE = limits.samples_per_insert(4, min_size=200, rows=ROWS, draws=BATCH)
 
 
@@ -112,10 +101,8 @@ BUFFERS = {
 
 
 def frames(actor, ids):
-    """Return observations that differ by actor and number."""
-    base = (ids[:, None].astype(np.uint32) * np.uint32(2654435761) + np.uint32(actor)) >> np.arange(
-        0, 24, dtype=np.uint32
-    )
+    base = ids[:, None].astype(np.uint32) * np.uint32(2654435761) + np.uint32(actor)
+    base = base >> np.arange(24, dtype=np.uint32)
     return (base[:, :, None] + np.arange(24, dtype=np.uint32) // np.uint32(6)).astype(np.uint8)
 
 

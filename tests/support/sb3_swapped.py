@@ -16,24 +16,21 @@ from stable_baselines3.her import her_replay_buffer
 from fbuf.integrations import sb3
 
 
-class ReplayBuffer(sb3.CompressedReplayBuffer):
+class Smallest:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, min_bytes=1, **kwargs)
 
 
-class DictReplayBuffer(sb3.CompressedDictReplayBuffer):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, min_bytes=1, **kwargs)
+class ReplayBuffer(Smallest, sb3.CompressedReplayBuffer): ...
 
 
-class NStepReplayBuffer(sb3.CompressedNStepReplayBuffer):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, min_bytes=1, **kwargs)
+class DictReplayBuffer(Smallest, sb3.CompressedDictReplayBuffer): ...
 
 
-class HerReplayBuffer(sb3.CompressedHerReplayBuffer):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, min_bytes=1, **kwargs)
+class NStepReplayBuffer(Smallest, sb3.CompressedNStepReplayBuffer): ...
+
+
+class HerReplayBuffer(Smallest, sb3.CompressedHerReplayBuffer): ...
 
 
 SWAPPED = {

@@ -14,6 +14,7 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Device, Host, Zstd
 from tests.support.inplace import assert_draw_write_draw
+from tests.support.trees import example_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +72,10 @@ STORAGES = {
 }
 WRITERS = {"Largest": Largest("score"), "Anywhere": Anywhere()}
 SAMPLERS = {"Uniform": Uniform(), "Prioritized": Prioritized()}
-EXAMPLE = {
-    "obs": jax.ShapeDtypeStruct((8, 8), np.uint8),
-    "score": jax.ShapeDtypeStruct((), np.float32),
-    "id": jax.ShapeDtypeStruct((), np.int32),
-    "done": jax.ShapeDtypeStruct((), np.bool_),
-}
 BATCH = 6
 
 
 def rows_of(first, *shape):
-    """Rows that tell their number, with scores in no order."""
     number = first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     return {
         "obs": (number[..., None, None] % 5 + np.arange(8)[:, None] * np.ones(8, int)).astype(np.uint8),
@@ -89,6 +83,9 @@ def rows_of(first, *shape):
         "id": number.astype(np.int32),
         "done": number % 7 == 0,
     }
+
+
+EXAMPLE = example_of(rows_of(0, 1), 1)
 
 
 def make(storage="Device", writer="Largest", capacity=12, **more):
@@ -122,7 +119,6 @@ MOST = 17  # rows a lane of every call, masked beyond those given, so that it co
 
 
 def check_largest(storage, data, lanes):
-    """Keep the largest, and give them in the order they came in."""
     buffer, model = make(storage, lanes=lanes), Model(12)
     state, first, width = buffer.init(EXAMPLE), 0, lanes or 1
     for _ in range(data.draw(st.integers(1, 6), "calls")):
@@ -149,10 +145,8 @@ def check_largest(storage, data, lanes):
             state, model.held = buffer.clear(state), {}
         assert int(buffer.size(state)) == len(model.held)
         expected = model.in_order()
-        for got, wanted in (
-            (buffer.rows(state), expected),
-            (buffer.last(state, 2), ([None] * 2 * width + expected)[-2 * width :]),
-        ):
+        newest = ([None] * 2 * width + expected)[-2 * width :]
+        for got, wanted in ((buffer.rows(state), expected), (buffer.last(state, 2), newest)):
             flat = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[1 if lanes is None else 2 :]), got)
             padded = wanted + [None] * (flat.mask.size - len(wanted))
             assert flat.mask.tolist() == [row is not None for row in padded]
@@ -164,9 +158,8 @@ def check_largest(storage, data, lanes):
 
 def check_inplace(storage, sampler):
     keys = {} if storage == "Device" else {"keys": ("obs",)}
-    buffer = fbuf.Buffer(
-        40_000, lanes=2, storage=type(STORAGES[storage])(**keys), sampler=SAMPLERS[sampler], writer=Anywhere()
-    )
+    parts = {"storage": type(STORAGES[storage])(**keys), "sampler": SAMPLERS[sampler], "writer": Anywhere()}
+    buffer = fbuf.Buffer(40_000, lanes=2, **parts)
     example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8), "score": jax.ShapeDtypeStruct((), np.float32)}
     state = buffer.init(example) if storage != "Device" else None
     assert_draw_write_draw(buffer, example, state)

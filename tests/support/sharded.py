@@ -18,6 +18,7 @@ from fbuf._buffer import state as state_ops
 from fbuf.samplers import Prioritized, Staleness, Uniform
 from fbuf.sharded import Sharded
 from tests.support.processes import devices, run_python
+from tests.support.uniformity import chi_square_z
 
 LANES, LENGTH = 16, 24
 CAPACITY = LANES * LENGTH
@@ -34,7 +35,6 @@ SAMPLERS = {
 
 
 def run(path: str, cases: str = "", *more: str) -> None:
-    """Run the cases of files of the repository on eight devices."""
     code = "import sys, pytest; sys.exit(pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
     run_python(code, path, *more, "-k", cases, **devices(8))
 
@@ -92,7 +92,6 @@ def drawable(buffer: fbuf.Buffer) -> np.ndarray:
 
 
 def chances(buffer: fbuf.Buffer, state: Any) -> np.ndarray:
-    """Return the probability of each row in one buffer, by id."""
     opened = state.open()
     eligible = state_ops.eligible_set(buffer, opened)
     inspected = buffer.sampler.inspect(opened.sampler, eligible).probability
@@ -112,16 +111,6 @@ def shard_of(rows: np.ndarray) -> np.ndarray:
 def ids(batch: Any) -> np.ndarray:
     data = np.asarray(batch.data["id"])
     return data[:, 0] if data.ndim == 2 else data
-
-
-def chi_square_z(counts: np.ndarray, expected: np.ndarray, groups: int = 1) -> float:
-    """The statistic as a standard normal number (Wilson and Hilferty 1931)."""
-    assert not counts[expected == 0].any()
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    freedom = len(counts) - groups
-    statistic = np.sum((counts - expected) ** 2 / expected)
-    spread = 2 / (9 * freedom)
-    return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
 
 
 def check_draws(sampler: str, draw: Any, draws: int, size: int = 2**15) -> None:
@@ -154,10 +143,8 @@ def check_draws(sampler: str, draw: Any, draws: int, size: int = 2**15) -> None:
     np.testing.assert_allclose(batch.weight[batch.mask], weight, rtol=1e-6)
 
     if draw == "local":  # each shard draws as many
-        each = np.where(share > 0, share, 1)[shard_of(np.arange(chance.size))]
-        z = chi_square_z(counts, turns * size / 8 * chance / each, groups=7)
-    else:
-        z = chi_square_z(counts, turns * size * chance)
+        chance = chance / np.where(share > 0, share, 1)[shard_of(np.arange(chance.size))]
+    z = chi_square_z(counts, chance, groups=7 if draw == "local" else 1)
     stratified = getattr(part, "stratified", False)
     assert z < 3.1 and (stratified or z > -3.1), z
 

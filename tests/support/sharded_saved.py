@@ -63,10 +63,8 @@ def check_on_host(storage: Any, check_vma: bool, path: Path) -> None:
     rows = {name: leaf[:2] for name, leaf in rows.items()}
     step = support.step_of(one, 32)
     local = jax.jit(jax.shard_map(step, mesh=mesh, check_vma=check_vma, **specs), donate_argnums=0)
-    states, steps = (
-        [support.fill(one), support.fill(other)],
-        [local, jax.jit(support.step_of(other, 32), donate_argnums=0)],
-    )
+    states = [support.fill(one), support.fill(other)]
+    steps = [local, jax.jit(support.step_of(other, 32), donate_argnums=0)]
     assert len(fbuf.stores()) == 2
     for turn in range(3):
         found = []
@@ -94,7 +92,6 @@ def plain_rows(sharded: Sharded, state: Any, path: Path) -> Any:
 
 
 def check_no_lanes(buffer: fbuf.Buffer, before: int, after: int, path: Path) -> None:
-    """Without lanes all rows are kept, with their probabilities, and new ones replace the oldest."""
     source, target = on(buffer, before), on(buffer, after)
     state = source.init({"id": np.int32(0), "version": np.int32(0)})
     for version in range(5):

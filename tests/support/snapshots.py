@@ -66,7 +66,6 @@ class Life:
         self.rows = {}  # by ticket
 
     def _game(self):
-        """Rows of one lane after another, [*shape]: pictures in which little changes, or stacks of them."""
         rng, lanes, shape = self.rng, self.case.lanes, self.case.shape
         frame = shape[-2:]
         pictures = [np.kron(rng.integers(0, 9, (4, 4)), np.ones((frame[0] // 4, frame[1] // 4))) for _ in range(lanes)]

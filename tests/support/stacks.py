@@ -23,7 +23,6 @@ def make(*shapes, lanes=1, length=100, slack=4, **more):
 
 
 def part(store, column=0):
-    """What a column's rows are kept as."""
     own = store._parts[column]
     assert isinstance(own, StackedColumn)
     return own.inner
@@ -151,7 +150,6 @@ def check_calls(data):
 
 
 def check_recognised(dtype, axis, depth):
-    """Read stacks back, and keep a frame a row."""
     seen = np.random.default_rng(0).integers(0, 99, (200, 13, 11)).astype(dtype)
     rows = np.stack([stacked(seen[e::2], episodes(100), depth, axis) for e in range(2)], 1)
     store = make(rows.shape[2:], lanes=2, dtype=dtype)

@@ -76,7 +76,6 @@ class Model:
             self.patch(tickets, drawn.rng.random(3) < 0.8, {column: drawn.values(3)})
 
     def newest(self):
-        """Return the tickets of the rows, without patches, that are there."""
         return {t for lane in self.lanes for t in lane[-self.depth :]}
 
     def live(self):

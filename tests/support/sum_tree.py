@@ -85,7 +85,6 @@ def check_rebuild(capacity, reduce):
 
 
 def check_together(batch, capacity=1000):
-    """Write a sum, a minimum and a maximum in one call, twice: a parent falls when its largest leaf does."""
     kinds = ("sum", "min", "max")
     random = np.random.default_rng(batch)
     held = {kind: np.full(capacity, REDUCE[kind][1], np.float32) for kind in kinds}

@@ -23,8 +23,6 @@ MANY = 1 << 14  # rows compared by default
 
 @dataclasses.dataclass
 class History:
-    """What happened to a buffer."""
-
     buffer: fbuf.Buffer
     state: Any
     rows: list[dict[str, np.ndarray]]  # every row ever written, `[E, ...]` each
@@ -38,7 +36,6 @@ class History:
 
 @functools.cache
 def history(storage, sampler, view, writer="Ring", steps=7):
-    """Writes until the ring has gone round, with draws and updates between."""
     buffer = parts.make(storage, sampler, view, writer)
     told = History(buffer, buffer.init(parts.EXAMPLE), [], Counter(), {})
     rng = np.random.default_rng(3)
@@ -116,7 +113,6 @@ def check(told, summary, compare=MANY):
     if buffer.writer.streams:
         exact = state.anchors is not None
         lengths, cut = plain_episodes(told.rows, buffer.geometry.length, exact)
-        assert summary.episodes is not None
         assert (summary.episodes.number, summary.episodes.cut) == (len(lengths), cut)
         close(summary.episodes.lengths, plain_quantiles([float(n) for n in lengths]) if lengths else None)
     else:
@@ -148,12 +144,10 @@ def check_chances(told):
         if is_exact:
             np.testing.assert_allclose(chance[drawn[mask]], np.asarray(batch.probability)[mask], rtol=1e-5)
     some = chance[chance > 0]
-    assert summary.effective_size is not None and summary.likeliest is not None
     np.testing.assert_allclose(summary.effective_size, 1 / math.fsum(p * p for p in some), rtol=1e-5)
     likeliest = sorted(chance[slot[anchor]].tolist())[-math.ceil(0.01 * anchor.sum()) :]
     np.testing.assert_allclose(summary.likeliest, sum(likeliest), rtol=1e-5)
     ages, chances = seen.age[anchor].tolist(), chance[slot[anchor]].tolist()
-    assert summary.drawn_ages is not None
     np.testing.assert_allclose(summary.drawn_ages.mean, np.average(ages, weights=chances), rtol=1e-5)
 
 

@@ -7,7 +7,6 @@ PATIENCE = 120.0  # seconds until a test that hangs fails
 
 
 def soon(condition):
-    """Poll until the condition holds."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it never became true"

@@ -11,15 +11,8 @@ from fbuf.transforms import Augment, Cast, Chain, Drop, Normalize, NormalizeRewa
 from fbuf.views import Sequence, Transition
 from tests.support import trees
 
-ON_WRITE = Chain(
-    (
-        Rename({"observation": "obs"}),
-        Cast("action", "int16", source="int32"),
-        RewardToGo(0.9),
-        ("at_write", Normalize("speed")),
-        Drop("nothing"),
-    )
-)
+RENAME, CAST = Rename({"observation": "obs"}), Cast("action", "int16", source="int32")
+ON_WRITE = Chain((RENAME, CAST, RewardToGo(0.9), ("at_write", Normalize("speed")), Drop("nothing")))
 ON_READ = Chain((NormalizeReward(), Augment("obs", 1), Scale("obs", offset=0.5), Rename({"action": "act"})))
 BATCH, LANES = 6, 2
 

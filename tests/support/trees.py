@@ -33,7 +33,6 @@ def row_with(obs, *axes, **leaves):
 
 
 def close(one, two, **tolerance):
-    """Compare the structures and values of two pytrees of arrays."""
     assert jax.tree.structure(one) == jax.tree.structure(two)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(numpy_leaf(a), numpy_leaf(b), **tolerance), one, two)
 

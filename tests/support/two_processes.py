@@ -43,17 +43,13 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(code: str, *arguments: Any, processes: int = 2, count: int = 8) -> Iterator[Sequence[Any]]:
-    """Run code in processes with `count` devices together; kill those that are left."""
     port, running = free_port() if processes > 1 else 0, list[subprocess.Popen[str]]()
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TREE), **devices(count // processes)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     try:
         for number in range(processes):
             command = [sys.executable, "-c", HEAD + code, *map(str, (number, processes, port, *arguments))]
-            running.append(
-                subprocess.Popen(
-                    command, cwd=TREE, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
-            )
+            running.append(subprocess.Popen(command, cwd=TREE, env=env, **pipes))
         yield running
     finally:
         for each in running:
@@ -63,7 +59,6 @@ def started(code: str, *arguments: Any, processes: int = 2, count: int = 8) -> I
 
 
 def run_processes(code: str, *arguments: Any, processes: int = 2) -> None:
-    """Run code in processes that must end well."""
     with started(code, *arguments, processes=processes) as running:
         for each in running:
             out, _ = each.communicate(timeout=600)
@@ -73,7 +68,6 @@ def run_processes(code: str, *arguments: Any, processes: int = 2) -> None:
 
 
 def check_two_processes(draw: str, storage: str, path: Path) -> None:
-    """All methods, save and load return in two processes what they do in one."""
     found = []
     for processes in (1, 2):
         folder = path / str(processes)
@@ -110,7 +104,6 @@ def check_killed(seed: int, path: Path) -> None:
 
 
 def saved_number(path: Path) -> int:
-    """Return the number of the save that loads, of those of `two_processes_cases.save_for_ever`; -1: there is none."""
     try:
         buffer, state, extra = fbuf.load(path, extra=True)
     except fbuf.CheckpointNotFound:

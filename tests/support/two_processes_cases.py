@@ -15,14 +15,11 @@ from tests.support.trees import same
 
 
 def global_rows(sharded: Sharded, rows: Any) -> Any:
-    """Return rows [N, E] that span the mesh."""
     place = jax.sharding.NamedSharding(sharded.mesh, jax.sharding.PartitionSpec(None, sharded.axis))
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda at: np.asarray(x)[at]), rows)
 
 
 def fetched(tree: Any) -> Any:
-    """Return arrays that span processes as NumPy arrays."""
-
     def one(array: Any) -> Any:
         if array.is_fully_replicated:
             return np.asarray(array.addressable_data(0))
@@ -38,10 +35,8 @@ def filled(sharded: Sharded) -> Any:
 
 
 def everything(path: str, draw: Any, storage: str) -> None:
-    """Call all methods, save and load; write what they returned."""
-    sharded = Sharded(
-        support.buffer_of("buffer", storage=getattr(fbuf.storages, storage)()), support.mesh_of(), draw=draw
-    )
+    buffer = support.buffer_of("buffer", storage=getattr(fbuf.storages, storage)())
+    sharded = Sharded(buffer, support.mesh_of(), draw=draw)
     step, state, found = jax.jit(support.step_of(sharded, 32)), filled(sharded), []
     rows, _, _ = support.rows_and_masks()
     new = global_rows(sharded, {name: leaf[:2] for name, leaf in rows.items()})
@@ -87,10 +82,8 @@ def check_failures(path: str, sharded: Sharded, fewer: Sharded, moved: Any) -> N
         if jax.process_index() == failing:
             DataFile.add = lambda *args: (_ for _ in ()).throw(OSError("the disk is full"))  # type: ignore[method-assign]
         said = raised(lambda: fbuf.save(f"{path}/saved", fewer, moved))
-        mine = "OSError: the disk is full"
-        assert said.startswith(
-            mine if jax.process_index() == failing else f"RuntimeError: fbuf.save: process {failing}"
-        )
+        theirs = f"RuntimeError: fbuf.save: process {failing}"
+        assert said.startswith("OSError: the disk is full" if jax.process_index() == failing else theirs)
         DataFile.add = add  # type: ignore[method-assign]
     assert "wait is False" in raised(lambda: fbuf.save(f"{path}/saved", fewer, moved, wait=False))
     split = moved.shards.header
@@ -104,7 +97,6 @@ def check_failures(path: str, sharded: Sharded, fewer: Sharded, moved: Any) -> N
 
 
 def save_for_ever(path: str) -> None:
-    """Save states whose rows are all equal to the number of the save, until the process is killed."""
     sharded = Sharded(fbuf.Buffer(512, lanes=8), support.mesh_of())
     state = sharded.init({"id": np.int32(0), "obs": np.zeros(512, np.float32)})
     for number in range(10**6):

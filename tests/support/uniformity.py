@@ -12,33 +12,26 @@ from tests.support.trees import row_with
 DRAWS = 2**18
 
 
-def chi_square_z(counts, chances):
-    """The statistic as a standard normal number (Wilson and Hilferty 1931)."""
+def chi_square_z(counts, chances, groups=1):
+    """The statistic as a standard normal number (Wilson and Hilferty 1931); `groups` are drawn as often as expected."""
     assert not counts[chances == 0].any()
     counts, chances = counts[chances > 0], chances[chances > 0]
-    expected = chances * counts.sum()
-    freedom = len(counts) - 1
+    expected = chances / chances.sum() * counts.sum()
+    freedom = len(counts) - groups
     statistic = np.sum((counts - expected) ** 2 / expected)
     spread = 2 / (9 * freedom)
     return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
 
 
 def slots_drawn(buffer, state, seed, draws):
-    """Count how often each slot is drawn."""
     batch = buffer.peek(state, jax.random.key(seed), draws)
     assert bool(batch.mask.all())
     return np.bincount(np.asarray(batch.index.slot), minlength=buffer.capacity)
 
 
 def rows(rng, shape, often):
-    """Make rows of flags and next to nothing else."""
-    return row_with(
-        np.zeros(shape, np.uint8),
-        *shape,
-        action=np.zeros(shape, np.int8),
-        terminated=rng.random(shape) < often,
-        truncated=rng.random(shape) < often,
-    )
+    flags = {"terminated": rng.random(shape) < often, "truncated": rng.random(shape) < often}
+    return row_with(np.zeros(shape, np.uint8), *shape, action=np.zeros(shape, np.int8), **flags)
 
 
 @functools.cache
@@ -104,7 +97,6 @@ def check_zero_priorities(transition):
 
 
 def check_parts(size, *places):
-    """Draw every row equally often in each part of a batch."""
     buffer = fbuf.Buffer(capacity=100, sampler=fbuf.samplers.Prioritized())
     state = buffer.extend(buffer.init(np.float32(0)), np.zeros(100, np.float32))
     peek = jax.jit(jax.vmap(lambda key: buffer.peek(state, key, size).index.slot))

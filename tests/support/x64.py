@@ -4,6 +4,7 @@ import numpy as np
 
 import fbuf
 from fbuf.storages import Compressed, Host, Memmap
+from tests.support.trees import same
 
 KEYS = ("id", "u", "x")
 EXAMPLE = {"id": np.int64(0), "u": np.uint64(0), "x": np.float64(0), "n": np.float32(0)}
@@ -20,8 +21,6 @@ NUMBERS = np.array([5e-324, 1.7976931348623157e308, -0.0, _NAN[0], -np.inf, 1 / 
 
 
 def extremes(count, shape=(), first=0):
-    """Return `count` rows, all 64-bit leaves of `shape`; `n` numbers them from `first`."""
-
     def some(values):
         at = np.arange(first, first + count).reshape(-1, *[1] * len(shape)) + np.arange(int(np.prod(shape))).reshape(
             shape
@@ -36,14 +35,5 @@ def buffer_of(storage, path, capacity=16, **settings):
     return fbuf.Buffer(capacity, storage=STORAGES[storage](path), **settings)
 
 
-def same(got, wanted):
-    """Compare dtype, shape and bytes."""
-    got = np.asarray(got)
-    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-    assert got.tobytes() == wanted.tobytes()
-
-
 def same_rows(got, wanted):
-    assert got.keys() == wanted.keys()
-    for name, column in wanted.items():
-        same(got[name], column)
+    same({name: np.asarray(column) for name, column in got.items()}, wanted)

@@ -29,9 +29,10 @@ GROWN = [s for s in combinations.SAMPLERS if s not in ("Prioritized(on='host')",
 @pytest.mark.parametrize("sampler", GROWN)
 def test_a_grown_buffer_draws_the_batches_of_a_larger_one(sampler, tmp_path):
     for view in ("Row", "Transition", "Episode", "Hindsight"):
-        small, large = (support.resized("Device", sampler, view, capacity) for capacity in (40, 60))
-        support.at_rest(small, 5, tmp_path)
-        want, _ = support.steps(large, large.init(combinations.EXAMPLE), 0, 5)
+        small = combinations.make("Device", sampler, view)
+        large = dataclasses.replace(small, capacity=60)
+        state, want = (support.steps(b, b.init(combinations.EXAMPLE), 0, 5)[0] for b in (small, large))
+        fbuf.save(tmp_path / "saved", small, state, sync=False)
         again = fbuf.load(tmp_path / "saved", large, resize=True)[1]
         drawn = [support.steps(large, state, 100, 8)[1] for state in (again, want)]
         same(*([(data, index.slot, *rest) for data, index, *rest in found] for found in drawn))
