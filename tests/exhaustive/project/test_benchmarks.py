@@ -39,7 +39,9 @@ def test_the_other_side_runs(row: Defect) -> None:
 def test_every_section_runs(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     assert runner.main(["--gpu", "--quick", "--json", str(path)]) == 0
-    assert list(json.loads(path.read_text())["benchmarks"]) == sorted(f"gpu: {name}" for name in bench_gpu.SECTIONS)
+    found = json.loads(path.read_text())["benchmarks"]
+    assert list(found) == sorted(f"gpu: {name}" for name in bench_gpu.SECTIONS)
+    assert all(row["met"] for row in found["gpu: in place"]["rows"])
 
 
 library = fixed(*PEERS)
