@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _DEVICE = Device()
+_Part = Callable[[Any], Any]
 
 
 @jax.tree_util.register_dataclass
@@ -411,7 +412,7 @@ def _make(
     storage: Storage,
     *,
     axes: int,
-    form: Callable[[Any], Any] = lambda windows: windows,
+    form: Callable[[Callable[[_Part], Any]], Any] = lambda read: read(lambda windows: windows),
     exponent: float | None = None,
 ) -> Any:
     """Return the functions of a buffer.
@@ -420,7 +421,7 @@ def _make(
       window: B, T and the period.
       least: Rows of a lane before `can_sample`.
       axes: Leading axes of the rows of `add`.
-      form: Makes the experience from windows `[B, T, ...]`.
+      form: Makes the experience; its argument reads the rows in a part of windows `[B, T, ...]`.
       exponent: Of the priorities; None: uniform draws.
     """
     batch_size, rows, period = window
@@ -442,11 +443,13 @@ def _make(
 
     def sample(state: TrajectoryBufferState, rng_key: jax.Array) -> TrajectoryBufferSample:
         slot = _draw(core.geometry, window, state.state.ring, rng_key)
-        return TrajectoryBufferSample(form(core.get(state.state, slot).data))
+        return TrajectoryBufferSample(form(lambda part: core.get(state.state, part(slot)).data))
 
     def sample_prioritised(state: TrajectoryBufferState, rng_key: jax.Array) -> PrioritisedTrajectoryBufferSample:
         batch = core.peek(state.state, rng_key, batch_size)
-        return PrioritisedTrajectoryBufferSample(form(batch.data), batch.index, batch.probability)
+        return PrioritisedTrajectoryBufferSample(
+            form(lambda part: jax.tree.map(part, batch.data)), batch.index, batch.probability
+        )
 
     def set_priorities(state: TrajectoryBufferState, indices: Index, priorities: jax.Array) -> TrajectoryBufferState:
         return dataclasses.replace(state, state=core.update_priority(state.state, indices, priorities))
@@ -486,9 +489,9 @@ def _draw(geometry: Geometry, window: tuple[int, int, int], ring: Ring, key: jax
     return place * lanes + lane[:, None]
 
 
-def _pair(windows: Any) -> ExperiencePair:
-    return ExperiencePair(*(jax.tree.map(lambda x, t=t: x[:, t], windows) for t in (0, 1)))
+def _pair(read: Callable[[_Part], Any]) -> ExperiencePair:
+    return ExperiencePair(read(lambda windows: windows[:, 0]), read(lambda windows: windows[:, 1]))
 
 
-def _item(windows: Any) -> Any:
-    return jax.tree.map(lambda x: x[:, 0], windows)
+def _item(read: Callable[[_Part], Any]) -> Any:
+    return read(lambda windows: windows[:, 0])

@@ -38,7 +38,7 @@ class BaseSampler:
         return sampler
 
     def set(self, sampler: Any, **numbers: Any) -> Any:
-        return dataclasses.replace(sampler, **numbers)
+        return dataclasses.replace(sampler, **numbers) if numbers else sampler
 
     def clear(self, sampler: Any, geometry: Geometry, dense: bool) -> Any:
         own: Any = self
