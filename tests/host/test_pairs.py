@@ -26,6 +26,11 @@ class Model:
         self.pairs.add(observation, following, self.pairs.position)
         self.steps.append((observation.copy(), following.copy()))
 
+    def extend(self, steps):
+        position = (len(self.steps) + np.arange(len(steps))) % self.pairs.length
+        self.pairs.extend(*map(np.stack, zip(*steps, strict=True)), position)
+        self.steps += steps
+
     def replace(self, observation, following):
         self.pairs.add(observation, following, (len(self.steps) - 1) % self.pairs.length)
         self.steps[-1] = (observation.copy(), following.copy())
@@ -64,11 +69,16 @@ def test_any_sequence_of_steps_agrees_with_a_list(data):
                 following = noise()
                 model.replace(observation, following)
         elif call == "add":
-            chance = data.draw(st.sampled_from([0.0, 0.1, 1.0]), "ends")
+            chance, steps = data.draw(st.sampled_from([0.0, 0.1, 1.0]), "ends"), []
             for _ in range(data.draw(st.sampled_from([1, 3, 8, 50]))):
                 observation, ends = following.copy(), rng.random(lanes) < chance
                 observation[ends], following = noise()[ends], noise()
-                model.add(observation, following)
+                steps.append((observation, following))
+            if data.draw(st.booleans(), "together"):
+                model.extend(steps)
+            else:
+                for step in steps:
+                    model.add(*step)
         elif call == "read":
             at = rng.integers(0, length, 20), rng.integers(0, lanes, 20)
             model.check(*at, offsets=data.draw(st.sampled_from([(0, 1), (0,), (1,)])))
