@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fbuf._core import control_flow
@@ -428,7 +429,7 @@ def _set_flags(
 
 def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None = None) -> EligibilityUpdate:
     """Return the update of a write where every row held is an anchor: new rows open in place of the rows they replace."""
-    given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
+    given: Any = np.full(slot.shape, NO_PRIORITY, np.float32) if priority is None else priority
     none = slot[:0]
     return EligibilityUpdate(
         open_slot=slot,
