@@ -108,6 +108,31 @@ def test_methods_inside_shard_map_act_on_the_block_of_the_device(check_vma: bool
     same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_methods_inside_shard_map_over_one_axis_of_two(draw: Any, check_vma: bool) -> None:
+    sharded = four(draw, 8, axis_types=(AxisType.Auto,) * 2)
+    step = jax.shard_map(
+        support.step_of(sharded, 32),
+        mesh=sharded.mesh,
+        in_specs=(P("data"), P(None, "data"), P()),
+        out_specs=(P("data"), (P("data"), P(), P(), P())),
+        axis_names={"data"},
+        check_vma=check_vma,
+    )
+    same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
+
+
+def test_states_print_the_rows_of_all_shards() -> None:
+    sharded = Sharded(fbuf.prioritized(64), support.mesh_of())
+    state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(24, dtype=np.int32)})
+    assert repr(state).startswith("ShardedState(24 of 64 rows)") and "24 of 64 rows" in state._repr_html_()
+    seen: list[str] = []
+    after = jax.jit(lambda state: (seen.append(repr(state)), sharded.clear(state))[1], donate_argnums=0)(state)
+    assert seen[0].startswith("ShardedState(traced") and repr(state).startswith("ShardedState(donated")
+    assert repr(after).startswith("ShardedState(0 of 64 rows)")
+
+
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
 def test_priorities_reach_their_shards_from_any_device(normalize: Any, draw: Any) -> None:
@@ -311,6 +336,14 @@ def test_refusals() -> None:
     for said, call in calls.items():
         with pytest.raises(ValueError, match=said):
             call()
+    moving = Sharded(fbuf.prioritized(64), mesh, draw="global")
+    with pytest.raises(ValueError, match="the key varies over axis 'data'; expected the same key on all devices"):
+        jax.shard_map(
+            lambda state: moving.peek(state, jax.random.key(jax.lax.axis_index("data")), 16).mask,
+            mesh=mesh,
+            in_specs=P("data"),
+            out_specs=P("data"),
+        )(state)
     reversed_mesh = jax.make_mesh((8,), ("data",), devices=jax.devices()[::-1])
     with pytest.raises(ValueError, match=r"devices \[0, 1, .*; expected .* of devices \[7, 6, "):
         Sharded(fbuf.prioritized(64), reversed_mesh).size(state)

@@ -17,7 +17,7 @@ from tests.support.trees import same
 
 HERE = (
     "(every_anchor and (sampler0 or sampler2) and view1) or (in_place and Prioritized and local and not blocks) or "
-    "collectives or refusals or mass or (strict and local) or (priorities and batch)"
+    "collectives or refusals or print or (one_axis and local and True) or mass or (strict and local) or (priorities and batch)"
 )
 
 
