@@ -69,6 +69,18 @@ def at(words: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, ja
     return _threefry(words[0], words[1], high, low)
 
 
+def fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
+    """Return a key for each `number` int32[] >= 0, that of 0 being `key`: `jax.random.fold_in` without kernels on CPUs.
+
+    Threefry gives independent words to keys that differ in any bit. Multiples of an odd constant keep the first words of keys
+    apart, which for `jax.random.key(seed)` are 0.
+    """
+    if "threefry" not in str(jax.random.key_impl(key)):
+        return jax.random.fold_in(key, number)
+    words = jax.random.key_data(key) + number.astype(jnp.uint32) * np.array([0x9E3779B9, 0], np.uint32)
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key)) if key.dtype != words.dtype else words
+
+
 def consume(key: jax.Array) -> None:
     """Let `jax_debug_key_reuse` report another use of the key: it does not see that `pairs` reads the key's words."""
     if jax.config.jax_debug_key_reuse:  # type: ignore[attr-defined]

@@ -147,9 +147,8 @@ def set_all(
     if index.shape[0] == 1:  # XLA does not run a loop or a scatter over one index in place
         index = jnp.concatenate([index, jnp.full((1,), capacity, index.dtype)])
         leaves = tuple(jnp.concatenate([leaf, leaf]) for leaf in leaves)
-    keep = (index >= 0) & (index < capacity)
     by_loop, by_level = (partial(f, capacity=capacity, reduce=tuple(reduce)) for f in (_set_by_loop, _set_by_level))
-    trees = control_flow.platform_dependent(trees, index, leaves, keep, cpu=by_loop, default=by_level)
+    trees = control_flow.platform_dependent(trees, index, leaves, cpu=by_loop, default=by_level)
     # The remaining levels are contiguous at the end of the array, and cheaper to sweep whole.
     _, offsets = layout(capacity)
     first = _first_dense(capacity, index.shape[0])
@@ -201,21 +200,25 @@ def _first_dense(capacity: int, batch_size: int) -> int:
     return next(level for level in range(1, len(counts)) if counts[level] <= batch_size)
 
 
-def _set_by_loop(
-    trees: Trees, index: Array, leaves: Trees, keep: Array, *, capacity: int, reduce: tuple[Reduce, ...]
-) -> Trees:
+def _is_leaf(index: Array, capacity: int) -> Array:
+    return (index >= 0) & (index < capacity)
+
+
+def _set_by_loop(trees: Trees, index: Array, leaves: Trees, *, capacity: int, reduce: tuple[Reduce, ...]) -> Trees:
     """Write index after index, each with the parents above it."""
     _, offsets = layout(capacity)
     sparse = range(1, _first_dense(capacity, index.shape[0]))
-    # A dropped write stores the identity in the padding beside the root and recomputes parents: cheaper than a branch.
-    # Unsigned: JAX adds the size of the array to a signed index that is negative, in five instructions each.
-    position = jnp.where(keep, index, np.int32(offsets[-1] - 1)).astype(jnp.uint32)
-    node = jnp.where(keep, index, np.int32(0)).astype(jnp.uint32)
 
-    def climb(tree: Array, leaf: Array, one: Reduce) -> Array:
+    def climb(tree: Array, leaves: Array, one: Reduce) -> Array:
         def write(tree: Array, item: Trees) -> tuple[Array, None]:
-            position, node, leaf = item
+            index, leaf = item
+            keep = _is_leaf(index, capacity)
+            # A dropped write stores the identity in the padding beside the root and recomputes parents: cheaper than a branch.
+            leaf = lax.select(keep, leaf, lax.full_like(leaf, _IDENTITY[one]))
+            # Unsigned: JAX adds the size of the array to a signed index that is negative, in five instructions each.
+            position = lax.select(keep, index, lax.full_like(index, offsets[-1] - 1)).astype(jnp.uint32)
             tree = lax.dynamic_update_slice(tree, leaf[None], (position,))
+            node = lax.select(keep, index, lax.full_like(index, 0)).astype(jnp.uint32)
             for level in sparse:
                 node = node >> np.uint32(3)
                 first = node * np.uint32(8) + np.uint32(offsets[level - 1])
@@ -224,18 +227,16 @@ def _set_by_loop(
                 tree = lax.dynamic_update_slice(tree, value[None], (node + np.uint32(offsets[level]),))
             return tree, None
 
-        leaf = jnp.where(keep, leaf, np.float32(_IDENTITY[one]))
-        return control_flow.scan(write, tree, (position, node, leaf))[0]
+        return control_flow.scan(write, tree, (index, leaves))[0]
 
     # One loop per tree: XLA copies both trees of a shared loop (jax 0.10.2).
     return tuple(map(climb, trees, leaves, reduce))
 
 
-def _set_by_level(
-    trees: Trees, index: Array, leaves: Trees, keep: Array, *, capacity: int, reduce: tuple[Reduce, ...]
-) -> Trees:
+def _set_by_level(trees: Trees, index: Array, leaves: Trees, *, capacity: int, reduce: tuple[Reduce, ...]) -> Trees:
     """Write all leaves at once, then all parents of a level at once."""
     _, offsets = layout(capacity)
+    keep = _is_leaf(index, capacity)
     position = jnp.where(keep & keep_last(index), index, np.int32(offsets[-1]))
     trees = tuple(tree.at[position].set(leaf, mode="drop") for tree, leaf in zip(trees, leaves, strict=True))
     node = jnp.where(keep, index, np.int32(0))

@@ -49,13 +49,15 @@ def accept(
     accepted = finite & open
     slot = jnp.where(accepted, index.slot, jnp.int32(geometry.capacity))
     error = jnp.where(accepted, error, jnp.float32(0))
-    counters = _state._count_up(
-        state,
-        refused_nonfinite=jnp.sum(~masked & ~finite, dtype=jnp.uint32),
-        refused_out_of_range=jnp.sum(~masked & finite & ~inside, dtype=jnp.uint32),
-        refused_stale=jnp.sum(finite & inside & ~fresh, dtype=jnp.uint32),
-        refused_closed=jnp.sum(finite & fresh & ~open, dtype=jnp.uint32),
-    )
+    refused = {
+        "refused_nonfinite": ~masked & ~finite,
+        "refused_out_of_range": ~masked & finite & ~inside,
+        "refused_stale": finite & inside & ~fresh,
+        "refused_closed": finite & fresh & ~open,
+    }
+    # One sum, because XLA on CPU makes several kernels of each.
+    numbers = jnp.sum(jnp.stack(list(refused.values())), axis=1, dtype=jnp.uint32)
+    counters = _state._count_up(state, **dict(zip(refused, numbers, strict=True)))
     return state.replace(counters=counters, token=token), slot, error
 
 

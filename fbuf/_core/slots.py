@@ -10,6 +10,7 @@ Gathers are unchecked (`promise_in_bounds`), and zeroing masked rows fuses into 
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jax import lax
 
 from fbuf._core.component import state
 
+FEW = 4  # lanes whose numbers are selected and added one by one, which XLA fuses with the reader
 _MANY = 2**32 - 2**20  # rows, beyond which the float32 sum cannot exclude an overflow
 
 
@@ -80,7 +82,19 @@ def modulo(number: jax.Array, length: int) -> jax.Array:
 
 def of_lane(values: jax.Array, lane: jax.Array) -> jax.Array:
     """Return the values [E] of lanes int32[...]; one value, [], if there is one lane."""
-    return values[0] if values.shape[0] == 1 else values.at[lane].get(mode="promise_in_bounds")
+    if values.shape[0] > FEW:
+        return values.at[lane].get(mode="promise_in_bounds")
+    found = values[0]
+    for number in range(1, values.shape[0]):
+        found = jnp.where(lane == jnp.int32(number), values[number], found)
+    return found
+
+
+def total(values: jax.Array) -> jax.Array:
+    """Return the sum int32[] of the values int32[E] of all lanes."""
+    if values.shape[0] > FEW:
+        return jnp.sum(values, dtype=jnp.int32)
+    return functools.reduce(lax.add, (values[number] for number in range(values.shape[0])))
 
 
 def place(ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int = 0) -> Placement:
@@ -190,11 +204,13 @@ def write_rows(
 
     If all slots are known to be `inside`, one row is written without the comparisons of a scatter.
     """
-    item = array.shape[1:]
-    at = slot.reshape(-1) + token
-    if inside and at.shape == (1,):
-        return lax.dynamic_update_index_in_dim(array, values.reshape((1, *item)), at[0], 0)
-    return array.at[at].set(values.reshape((at.shape[0], *item)), mode="drop", unique_indices=True)
+    at = (slot + token).reshape(-1, 1)
+    values = values.reshape((at.shape[0], 1, *array.shape[1:])).astype(array.dtype)
+    if inside and at.shape[0] == 1:
+        return lax.dynamic_update_index_in_dim(array, values[0], at[0, 0], 0)
+    # Windows of one row, not rows: for these XLA on CPU copies the values first.
+    windows = lax.ScatterDimensionNumbers(tuple(range(1, array.ndim + 1)), (), (0,))
+    return lax.scatter(array, at, values, windows, unique_indices=True, mode=lax.GatherScatterMode.FILL_OR_DROP)
 
 
 def read_rows(array: jax.Array, slot: jax.Array) -> jax.Array:

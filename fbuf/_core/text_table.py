@@ -121,30 +121,30 @@ WHOLE = "(row)"
 """Name shown for the leaf of rows that are bare arrays."""
 
 
-def outline(state: Any) -> tuple[str, list[Section]]:
+def outline(state: Any, name: str = "BufferState") -> tuple[str, list[Section]]:
     """Return title and tables of a state, of shapes only: it must not fail or compute, also for tracers and donated arrays."""
     capacity, leaves = _leaves(state.rows)
-    title = f"BufferState({_held(state, capacity)})"
+    title = f"{name}({_held(state, capacity)})"
     beside = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state) if f.name != "rows"]
     parts = [(name, _kind(value), human(size)) for name, value in beside if (size := _size(value))]
     sections = [Section("rows", ("one row", "place"), tuple(leaves), left=3)] if leaves else []
     return title, [*sections, Section("beside", ("kept as", "bytes"), tuple(parts), left=2)]
 
 
-def as_text(state: Any) -> str:
-    """Return aligned text, or the class's name if that fails."""
+def as_text(state: Any, name: str = "BufferState") -> str:
+    """Return aligned text, or `name`, that of the class, if that fails."""
     try:
-        return text(*outline(state))
+        return text(*outline(state, name))
     except Exception:  # jax.tree.map may make any leaves
-        return "BufferState(...)"
+        return f"{name}(...)"
 
 
-def as_html(state: Any) -> str:
+def as_html(state: Any, name: str = "BufferState") -> str:
     """Return HTML for notebooks."""
     try:
-        return html(*outline(state))
+        return html(*outline(state, name))
     except Exception:
-        return "<code>BufferState(...)</code>"
+        return f"<code>{name}(...)</code>"
 
 
 def _leaves(rows: Any) -> tuple[int | None, list[tuple[str, str, str]]]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fbuf._algorithms.random import randint_below
+from fbuf._algorithms.search import number_up_to
 from fbuf._core.component import state
 from fbuf._core.slots import Geometry, modulo, of_lane, slot_at, zeros
 from fbuf._indexing.anchors import nth_by_count
@@ -200,7 +201,7 @@ def lane_and_rank(count: Array, nth: Array) -> tuple[Array, Array]:
     if count.shape[0] == 1:
         return jnp.zeros_like(nth), nth
     end = jnp.cumsum(count, dtype=jnp.int32)
-    lane = jnp.searchsorted(end, nth, side="right").astype(jnp.int32)
+    lane = number_up_to(end, nth)
     lane = jnp.minimum(lane, jnp.int32(count.shape[0] - 1))
     return lane, nth - (end[lane] - count[lane])
 

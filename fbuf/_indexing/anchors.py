@@ -16,8 +16,10 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
+from fbuf._algorithms.search import number_up_to
 from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
@@ -428,7 +430,7 @@ def _set_flags(
 
 def dense(slot: Array, keep: Array, priority: Array | None, stamp: Array | None = None) -> EligibilityUpdate:
     """Return the update of a write where every row held is an anchor: new rows open in place of the rows they replace."""
-    given = jnp.full(slot.shape, NO_PRIORITY, jnp.float32) if priority is None else priority
+    given: Any = np.full(slot.shape, NO_PRIORITY, np.float32) if priority is None else priority
     none = slot[:0]
     return EligibilityUpdate(
         open_slot=slot,
@@ -473,7 +475,7 @@ def _open_in_blocks(flags: Array, block: Array, size: int) -> Array:
 
 def nth_by_count(flags: Array, before: Array, nth: Array) -> Array:
     """Return the slots of the `nth` int32[B] open rows in order of slot, by the counts before each block. O(log C)."""
-    block = jnp.maximum(jnp.searchsorted(before, nth, side="right").astype(jnp.int32) - jnp.int32(1), jnp.int32(0))
+    block = jnp.maximum(number_up_to(before, nth) - jnp.int32(1), jnp.int32(0))
     upto = jnp.cumsum(_open_in_blocks(flags, block, BLOCK), axis=1, dtype=jnp.int32)
     passed = upto <= (nth - before.at[block].get(mode="promise_in_bounds"))[:, None]
     slot = block * jnp.int32(BLOCK) + jnp.sum(passed, axis=1, dtype=jnp.int32)
@@ -493,7 +495,7 @@ def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> A
         number, seen, found = carry
         total = jnp.cumsum(_open_in_blocks(flags, number[None], block)[0], dtype=jnp.int32)
         want = nth - seen
-        place = jnp.searchsorted(total, want, side="right").astype(jnp.int32)
+        place = number_up_to(total, want)
         hit = (want >= jnp.int32(0)) & (want < total[-1]) & (found == jnp.int32(capacity))
         found = jnp.where(hit, number * jnp.int32(block) + place, found)
         return number + jnp.int32(1), seen + total[-1], found

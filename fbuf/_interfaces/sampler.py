@@ -9,7 +9,7 @@ import jax
 
 from fbuf._core.component import state
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, Ring
+from fbuf._core.slots import Geometry, Ring, total
 
 # Types of class attributes that have no annotation: for pyright, a `ClassVar` does not implement a property of a Protocol.
 NO_NUMBERS: Mapping[str, Any] = {}
@@ -35,7 +35,7 @@ class EligibilityUpdate:
     open_episode: jax.Array | None  # uint32[A, E], number of the lane's episode; None unless `Sampler.by_episode`
     open_stamp: jax.Array | None  # int32[A, E], values of the leaf `Sampler.stamp`; None without a stamp
     newest_stamp: jax.Array | None  # int32[], largest stamp of all rows written, anchors or not; None without a stamp
-    priority: jax.Array  # float32[A, E]; negative where none was given
+    priority: jax.Array  # float32[A, E]; negative where none was given; a NumPy array if no row of this write has one
     close_slot: jax.Array  # int32[K, E]; K = 0 where every row is an anchor and a closed slot always opens again
     close_mask: jax.Array  # bool[K, E]
 
@@ -59,6 +59,11 @@ class EligibleSet(NamedTuple):
     starts: EpisodeStarts | None = None  # None unless `EligibilityRule.spans`
     # int32[blocks], open rows before each block of flags (`fbuf._indexing.anchors`); None unless `Sampler.by_rank`
     before: jax.Array | None = None
+
+    @property
+    def number(self) -> jax.Array:
+        """int32[], the anchors of all lanes."""
+        return total(self.available)
 
 
 class Inspected(NamedTuple):

@@ -145,15 +145,18 @@ def masked_draw(slot: Array, probability: Array, mask: Array, geometry: Geometry
     )
 
 
-def written_slots(change: EligibilityUpdate, capacity: int) -> tuple[Array, Array, Array]:
+def written_slots(change: EligibilityUpdate, capacity: int) -> tuple[Array, Array, Array | None]:
     """Return slots int32[K + A] that close, then those that open, C for none.
 
-    Also return bool[A], which of the opened ones were given a priority, and the largest given priority, float32[].
+    Also return bool[A], which of the opened ones were given a priority, and the largest given priority, float32[]; None if it
+    is known while tracing that there is none.
     """
     closed = jnp.where(change.close_mask, change.close_slot, jnp.int32(capacity))
     opened = jnp.where(change.open_mask, change.open_slot, jnp.int32(capacity))
     given = change.priority >= jnp.float32(0)
-    largest = jnp.max(jnp.where(given & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
+    largest = None
+    if not isinstance(change.priority, np.ndarray):
+        largest = jnp.max(jnp.where(given & change.open_mask, change.priority, jnp.float32(0)), initial=0.0)
     return jnp.concatenate([closed.reshape(-1), opened.reshape(-1)]), given.reshape(-1), largest
 
 
@@ -225,7 +228,7 @@ def draw_uniform(
     Cost: O(B) with a queue or counts, or if every row is an anchor; else O(C), unless no row is `wanted` bool[B].
     """
     batch_size = wanted.shape[0]
-    total = jnp.sum(eligible.available, dtype=jnp.int32)
+    total = eligible.number
     if distinct:
         nth = random.permute(random.key_words(key), jnp.arange(batch_size, dtype=jnp.int32), total)
         nth = jnp.minimum(nth, jnp.maximum(total - jnp.int32(1), jnp.int32(0)))

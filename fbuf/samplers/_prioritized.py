@@ -115,10 +115,14 @@ def write_leaves(
     return dataclasses.replace(sampler, tree=written["sum"], low=written.get("min"), top=written.get("max"))
 
 
-def seen(sampler: PrioritizedState, largest: Array, token: Array) -> PrioritizedState:
-    """Update `max_priority` after a write whose largest priority is `largest` float32[]."""
+def seen(sampler: PrioritizedState, largest: Array | None, token: Array) -> PrioritizedState:
+    """Update `max_priority` after a write whose largest priority is `largest` float32[]; None: it had none."""
     if sampler.top is None:
-        return _base.with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
+        return (
+            sampler
+            if largest is None
+            else _base.with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
+        )
     # Ordered, because a later write in the same step would otherwise copy the tree to keep its root.
     _, held = order_after_reads(token, sum_tree.root(sampler.top))
     return _base.with_numbers(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))
@@ -258,7 +262,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
         token: Array,
     ) -> tuple[PrioritizedState, Draw]:
         del token
-        number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
+        number = eligible.number.astype(jnp.float32)
         if self.replace:
             share = options.get("uniform", sampler.uniform)
             slot, mask, chance, least = with_replacement(
@@ -341,7 +345,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
 
     def inspect(self, sampler: PrioritizedState, eligible: EligibleSet) -> Inspected:
         leaf = get_leaf(sampler, jnp.arange(eligible.geometry.capacity, dtype=jnp.int32))
-        number = jnp.maximum(jnp.sum(eligible.available, dtype=jnp.int32), jnp.int32(1)).astype(jnp.float32)
+        number = jnp.maximum(eligible.number, jnp.int32(1)).astype(jnp.float32)
         mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)

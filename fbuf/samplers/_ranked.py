@@ -103,9 +103,10 @@ class Ranked(PrioritySampler):
             first = jnp.where(held > jnp.int32(0), held, rank_buckets.bucket_of(jnp.ones((), jnp.float32)))
         bucket = jnp.where(given, rank_buckets.bucket_of(change.priority.reshape(-1)), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
-        largest = jnp.maximum(sampler.max_priority, largest)
+        if largest is not None:
+            sampler = _base.with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
         return dataclasses.replace(
-            _base.with_numbers(sampler, max_priority=largest),
+            sampler,
             ranks=rank_buckets.set(sampler.ranks, slot, jnp.concatenate([closed, bucket]), geometry.capacity, token),
             log=anchor_log.apply(sampler.log, change, geometry, token),
         )
@@ -115,7 +116,7 @@ class Ranked(PrioritySampler):
     ) -> tuple[RankedState, Draw]:
         del token
         ranks, capacity = sampler.ranks, eligible.geometry.capacity
-        number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
+        number = eligible.number.astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
         now = rank_buckets.table(ranks, _base.finite_exponent(sampler.alpha))
         slot, chance = rank_buckets.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
@@ -153,5 +154,5 @@ class Ranked(PrioritySampler):
             jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))
         ]
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
-        number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
+        number = eligible.number.astype(jnp.float32)
         return Inspected(_base.mixed_probability(chance, sampler.uniform, number))

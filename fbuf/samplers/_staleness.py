@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from fbuf._algorithms import random
+from fbuf._algorithms.search import number_up_to
 from fbuf._core.component import component, state
 from fbuf._core.pytree import Leaves, name_of
 from fbuf._core.slots import Geometry
@@ -213,7 +214,7 @@ class Staleness(BaseSampler):
         total = upto[-1]
         which, within = jax.random.split(key)
         aim = jax.random.uniform(which, (batch_size,), jnp.float32) * total
-        cell = jnp.minimum(jnp.searchsorted(upto, aim, side="right"), mass.shape[0] - 1).astype(jnp.int32)
+        cell = jnp.minimum(number_up_to(upto, aim), jnp.int32(mass.shape[0] - 1))
         # Rounding may select a run of weight 0; use the heaviest then.
         cell = jnp.where(mass[cell] > jnp.float32(0), cell, jnp.argmax(mass).astype(jnp.int32))
         lane, run = cell // jnp.int32(count.shape[0]), cell % jnp.int32(count.shape[0])
@@ -248,7 +249,7 @@ class Staleness(BaseSampler):
             jnp.arange(geometry.length, dtype=jnp.int32)[:, None], (geometry.length, geometry.lanes)
         )
         lane = jnp.broadcast_to(jnp.arange(geometry.lanes, dtype=jnp.int32)[None, :], rank.shape)
-        run = jax.vmap(lambda of, at: jnp.searchsorted(of, at, side="right"), 1, 1)(upto, rank).astype(jnp.int32)
+        run = jax.vmap(number_up_to, 1, 1)(upto, rank)
         run = jnp.minimum(run, jnp.int32(count.shape[0] - 1))
         here = (rank >= (upto[0] - count[0])[None, :]) & (rank < sampler.held[None, :])
         slot = anchor_log.at(sampler.log, eligible, lane.reshape(-1), jnp.where(here, rank, jnp.int32(0)).reshape(-1))

@@ -59,7 +59,7 @@ class Uniform(BaseSampler):
         self, sampler: Queue, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
     ) -> tuple[Queue, Draw]:
         del options, token
-        total = jnp.sum(eligible.available, dtype=jnp.int32)
+        total = eligible.number
         if isinstance(sampler, EpisodeQueue):
             slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, eligible)
         else:

@@ -11,6 +11,7 @@ from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import refuse_donated
 from fbuf._core import arguments
+from fbuf._core.control_flow import axes_of
 from fbuf._core.sample import Index
 from fbuf._interfaces.view import EligibilityRule
 from fbuf.samplers import Prioritized
@@ -117,6 +118,15 @@ def check_multiple(call: str, name: str, value: int, shards: int, axis: str) -> 
         near = f"{value - rest} or {value - rest + shards}" if value > shards else f"{shards}"
         raise ValueError(
             f"{call}: {name} is {value}, not a multiple of the {shards} shards of axis '{axis}'. Use {near}."
+        )
+
+
+def check_key(call: str, axis: str, key: Any) -> None:
+    """Raise for a key of each device, by which shards would not agree on their numbers of rows; `check_vma=False` hides it."""
+    if axis in axes_of(key):
+        raise ValueError(
+            f"{call}: the key varies over axis '{axis}'; expected the same key on all devices. Pass it to jax.shard_map with "
+            f"in_specs=PartitionSpec(); each shard draws other rows with it."
         )
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf._algorithms import random
 from fbuf._buffer import read
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
@@ -45,19 +46,18 @@ def whole(sharded: Any, own: BufferState, eligible: EligibleSet, drawn: Draw | N
 
     `least` is of all rows; if weights are normalised by the batch, of those that each shard has `drawn`.
     """
-    number = jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32)
+    number = eligible.number.astype(jnp.float32)
     mass = sharded.shard.sampler.mass(own.sampler, eligible)
     of_batch = drawn is not None and normalize_of(sharded) == "batch"
     if of_batch:
         assert drawn is not None
         mass = mass._replace(least=jnp.min(jnp.where(drawn.mask, drawn.probability, jnp.float32(jnp.inf))))
     total, unit, least, number = gather(sharded, jnp.stack([*mass, number])).T
-    largest = jnp.max(jnp.where(total > jnp.float32(0), unit, jnp.float32(-jnp.inf)))
-    scale = jnp.where(total > jnp.float32(0), jnp.exp2(unit - largest), jnp.float32(0))
-    masses = jnp.where(total > jnp.float32(0), total * scale, jnp.float32(0))
-    is_flat, anchors = ~jnp.any(total > jnp.float32(0)), jnp.sum(number)
-    masses = jnp.where(is_flat, number, masses)
-    all_mass = jnp.sum(masses)
+    has_mass = total > jnp.float32(0)
+    largest = jnp.max(jnp.where(has_mass, unit, jnp.float32(-jnp.inf)))
+    is_flat, scale = jnp.isneginf(largest), jnp.where(has_mass, jnp.exp2(unit - largest), jnp.float32(0))
+    masses = jnp.where(is_flat, number, jnp.where(has_mass, total * scale, jnp.float32(0)))
+    all_mass, anchors = jnp.sum(jnp.stack([masses, number]), axis=1)
     all_mass = jnp.where(all_mass > jnp.float32(0), all_mass, jnp.float32(1))
     share, known = masses / all_mass, jnp.isfinite(least)
     if of_batch:
@@ -114,7 +114,7 @@ def weigh(
 
 def own_key(sharded: Any, key: jax.Array) -> jax.Array:
     """Return the key of this shard; the given one if there is one shard."""
-    return key if sharded.shards == 1 else jax.random.fold_in(key, lax.axis_index(sharded.axis))
+    return key if sharded.shards == 1 else random.fold_in(key, lax.axis_index(sharded.axis))
 
 
 def sample_core(
@@ -148,7 +148,7 @@ def _draw_remaining(
         sampler, may_draw, number = _epoch_of_all(sharded, sampler, wanted)
         wanted = jnp.where(may_draw, wanted, jnp.int32(0))
     else:
-        available = part.available(sampler, jnp.sum(eligible.available, dtype=jnp.int32))
+        available = part.available(sampler, eligible.number)
         number = lax.psum(available, sharded.axis).astype(jnp.float32)
     sampler, drawn = part.draw_some(sampler, key, size, wanted, eligible, options, own.token)
     chance = jnp.broadcast_to(jnp.float32(1) / jnp.maximum(number, jnp.float32(1)), (size,))

@@ -41,19 +41,15 @@ def update_priority_core(
         return priorities._update_priority_core(buffer, own, slots, error, None, None)
     if sharded.draw == "global":
         return _send(sharded, own, shard, slots, error), None
-    after, slot, error_here = priorities.accept(buffer, own, slots, error, None, None)
-    # For its largest priority only: XLA drops the rest.
-    updated = buffer.sampler.update(own.sampler, slot, error_here, buffer.geometry, after.token)
-    elsewhere = jnp.any((shard != me) & ~is_masked).astype(jnp.float32)
-    elsewhere, largest = lax.pmax(jnp.stack([elsewhere, updated.max_priority]), sharded.axis)
+    is_home = shard == me
+    here = Index(jnp.where(is_home, slots.slot, nowhere), jnp.where(is_home, slots.ticket, jnp.uint32(0)))
+    after = priorities._update_priority_core(buffer, own, here, error, None, None)[0]
+    elsewhere = jnp.any(~is_home & ~is_masked).astype(jnp.float32)
+    elsewhere, largest = lax.pmax(jnp.stack([elsewhere, _largest(sharded, after)]), sharded.axis)
     some = elsewhere > jnp.float32(0)
-    slot = jnp.where(some, nowhere, slot)
-    sampler = buffer.sampler.update(own.sampler, slot, error_here, buffer.geometry, after.token)
-    after = after.replace(sampler=sampler, counters=jnp.where(some, own.counters, after.counters))
-    if _holds_largest(sharded):
-        after = share_numbers(sharded, after)
-    else:
-        after = after.replace(sampler=buffer.sampler.set(sampler, max_priority=largest))
+    # If any are sent, all are set again, in the order of the batch, and counted then.
+    after = after.replace(counters=jnp.where(some, own.counters, after.counters))
+    after = _with_largest(sharded, after, largest)
 
     def send(_: jax.Array, own: BufferState, error: jax.Array) -> tuple[BufferState, jax.Array]:
         return _send(sharded, own, shard, slots, error), error
@@ -103,8 +99,19 @@ def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error:
     return share_numbers(sharded, dataclasses.replace(own, sampler=sampler, header=header))
 
 
-def _holds_largest(sharded: Any) -> bool:
-    return getattr(sharded.shard.sampler, "largest", "seen") == "held"
+def _largest(sharded: Any, own: BufferState) -> jax.Array:
+    """Return the largest priority of this shard; -1 if that of rows held is asked for, and there are none."""
+    largest: jax.Array = own.sampler.max_priority
+    if getattr(sharded.shard.sampler, "largest", "seen") == "held":
+        is_empty = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32) == jnp.int32(0)
+        largest = jnp.where(is_empty, jnp.float32(-1), largest)
+    return largest
+
+
+def _with_largest(sharded: Any, own: BufferState, largest: jax.Array) -> BufferState:
+    """Return a state with the largest priority of all shards, from that of `_largest` of each."""
+    largest = jnp.where(largest >= jnp.float32(0), largest, jnp.float32(1))
+    return dataclasses.replace(own, sampler=sharded.shard.sampler.set(own.sampler, max_priority=largest))
 
 
 def share_numbers(sharded: Any, own: BufferState) -> BufferState:
@@ -112,14 +119,8 @@ def share_numbers(sharded: Any, own: BufferState) -> BufferState:
     sampler = own.sampler
     if sharded.shards == 1:
         return own
-    if _holds_largest(sharded):
-        is_empty = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32) == jnp.int32(0)
-        largest = lax.pmax(jnp.where(is_empty, jnp.float32(-1), sampler.max_priority), sharded.axis)
-        largest = jnp.where(largest >= jnp.float32(0), largest, jnp.float32(1))
-        sampler = sharded.shard.sampler.set(sampler, max_priority=largest)
-    elif sharded.shard.sampler.prioritized:
-        largest = lax.pmax(sampler.max_priority, sharded.axis)
-        sampler = sharded.shard.sampler.set(sampler, max_priority=largest)
-    elif getattr(sampler, "version", None) is not None:
+    if sharded.shard.sampler.prioritized:
+        return _with_largest(sharded, own, lax.pmax(_largest(sharded, own), sharded.axis))
+    if getattr(sampler, "version", None) is not None:
         sampler = dataclasses.replace(sampler, version=lax.pmax(sampler.version, sharded.axis))
     return dataclasses.replace(own, sampler=sampler)

@@ -330,6 +330,8 @@ class Sharded:
         form = "sample(state, key, batch_size)"
         size, given = checks.check_draw(call, form, self.buffer, key, batch_size, options)
         _checks.check_multiple(call, "batch_size", size, self.shards, self.axis)
+        if self.draw == "global":
+            _checks.check_key(call, self.axis, key)
         draw = _sample_global if self.draw == "global" else _sample
         specs = (PartitionSpec(), PartitionSpec())
         out = _specs_of_batch(self)

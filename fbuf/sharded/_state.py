@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from fbuf._buffer.state import BufferState
+from fbuf._core import text_table
 from fbuf._core.component import component, state
 from fbuf._core.pytree import PyTree
 
@@ -35,6 +38,20 @@ class ShardedState:
         structure: Any = jax.tree.structure(self.shards)
         own: BufferState = structure.unflatten([leaf[0] if scalar else leaf for leaf, scalar in leaves])
         return own
+
+    def _shown(self) -> Any:
+        """Return what `text_table` prints: the joined state, whose header has one row a shard; None if it is elsewhere."""
+        header = self.shards.header
+        if isinstance(header, jax.Array) and not isinstance(header, jax.core.Tracer) and not header.is_deleted():
+            there = header.is_fully_addressable
+            header = np.asarray(header).reshape(self.layout.shards, -1) if there else None
+        return dataclasses.replace(self.shards, header=header)
+
+    def __repr__(self) -> str:
+        return text_table.as_text(self._shown(), "ShardedState")
+
+    def _repr_html_(self) -> str:
+        return text_table.as_html(self._shown(), "ShardedState")
 
 
 def block_of(shards: int, own: BufferState) -> ShardedState:

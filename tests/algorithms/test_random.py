@@ -156,3 +156,19 @@ def test_mixed_gives_every_order_of_a_few_as_often():
     got = np.asarray(jax.jit(jax.vmap(lambda key: random.permutation(key, 4)))(keys))
     names, counts = np.unique(got @ (10 ** np.arange(4)), return_counts=True)
     assert len(names) == 24 and abs(chi_square_z(counts, np.full(24, 1 / 24))) < 4
+
+
+def test_folded_keys_differ_and_give_independent_words():
+    key = jax.random.key(7)
+    every = [random.fold_in(key, jnp.int32(number)) for number in range(8)]
+    words = np.asarray([jax.random.key_data(each) for each in every])
+    assert (words[0] == np.asarray(jax.random.key_data(key))).all()
+    near = np.asarray([jax.random.key_data(jax.random.key(seed)) for seed in range(1000)])
+    assert len({tuple(row) for row in (*words[1:].tolist(), *near.tolist())}) == 7 + 1000
+    drawn = np.stack([np.asarray(random.pairs(each, 1 << 14)[0]) for each in every])
+    for one in range(1, 8):  # words of two keys agree in half of all bits
+        same = np.unpackbits((drawn[0] ^ drawn[one]).view(np.uint8)).mean()
+        assert abs(same - 0.5) < 5 / np.sqrt(4 * drawn[0].size * 32)
+    assert (np.asarray(random.fold_in(jax.random.PRNGKey(7), jnp.int32(3))) == words[3]).all()
+    other = jax.random.key(7, impl="rbg")
+    assert (random.fold_in(other, jnp.int32(3)) == jax.random.fold_in(other, 3)).all()

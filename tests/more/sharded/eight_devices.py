@@ -103,18 +103,45 @@ def test_methods_inside_shard_map_act_on_the_block_of_the_device(check_vma: bool
     same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_methods_inside_shard_map_over_one_axis_of_two(draw: Any, check_vma: bool) -> None:
+    sharded = four(draw, 8, axis_types=(AxisType.Auto,) * 2)
+    step = jax.shard_map(
+        support.step_of(sharded, 32),
+        mesh=sharded.mesh,
+        in_specs=(P("data"), P(None, "data"), P()),
+        out_specs=(P("data"), (P("data"), P(), P(), P())),
+        axis_names={"data"},
+        check_vma=check_vma,
+    )
+    same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
+
+
+def test_states_print_the_rows_of_all_shards() -> None:
+    sharded = Sharded(fbuf.prioritized(64), support.mesh_of())
+    state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(24, dtype=np.int32)})
+    assert repr(state).startswith("ShardedState(24 of 64 rows)") and "24 of 64 rows" in state._repr_html_()
+    seen: list[str] = []
+    after = jax.jit(lambda state: (seen.append(repr(state)), sharded.clear(state))[1], donate_argnums=0)(state)
+    assert seen[0].startswith("ShardedState(traced") and repr(state).startswith("ShardedState(donated")
+    assert repr(after).startswith("ShardedState(0 of 64 rows)")
+
+
+@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_priorities_reach_their_shards_from_any_device(normalize: Any) -> None:
+def test_priorities_reach_their_shards_from_any_device(normalize: Any, draw: Any) -> None:
     buffer = fbuf.Buffer(
         support.CAPACITY, lanes=support.LANES, sampler=Prioritized(alpha=1.0, eps=0.0, normalize=normalize)
     )
-    sharded = Sharded(buffer, support.mesh_of(), draw="global")
+    sharded = Sharded(buffer, support.mesh_of(), draw=draw)
     state, rng = support.fill(sharded), np.random.default_rng(0)
     state, batch = sharded.sample(state, jax.random.key(0), 256)
     held = support.held()
     leaf = np.where(held, support.rows_and_masks()[2].reshape(-1), 0).astype(np.float64)
     largest = leaf.max()
     order = rng.permutation(256)
+    order = order[np.argsort(~np.asarray(batch.mask)[order], kind="stable")]  # rows of the empty shard are the last
     error = rng.uniform(1, 9, 256).astype(np.float32)
     index = jax.tree.map(lambda x: np.asarray(x)[order].copy(), batch.index)
     index.shard[:3] = (-1, 9, 3)  # foreign, and stale
@@ -125,13 +152,13 @@ def test_priorities_reach_their_shards_from_any_device(normalize: Any) -> None:
     stats = jax.device_get(sharded.stats(state))
     assert stats["refused_out_of_range"] == 2
     assert stats["refused_stale"] == stats["refused_nonfinite"] == 1
-    taken = support.ids(batch)[order]
-    for row, value in list(zip(taken, error, strict=True))[5:]:  # the last of several wins
+    number, taken = np.count_nonzero(batch.mask), support.ids(batch)[order]
+    for row, value in list(zip(taken, error, strict=True))[5:number]:  # the last of several wins
         leaf[row] = value
     probability = leaf / leaf.sum()
-    assert float(stats["max_priority"]) == pytest.approx(max(largest, np.nanmax(error[5:])))
+    assert float(stats["max_priority"]) == pytest.approx(max(largest, np.nanmax(error[5:number])))
     batch = jax.device_get(sharded.peek(state, jax.random.key(1), 4096))
-    np.testing.assert_allclose(batch.probability, probability[support.ids(batch)], rtol=3e-5)
+    np.testing.assert_allclose(batch.probability, np.where(batch.mask, probability[support.ids(batch)], 0), rtol=3e-5)
     # New rows have the largest priority of all shards.
     new = {name: leaf[:1] for name, leaf in support.rows_and_masks()[0].items()}
     new["id"] = np.arange(1000, 1000 + support.LANES, dtype=np.int32)[None, :]
@@ -290,6 +317,14 @@ def test_refusals() -> None:
     for said, call in calls.items():
         with pytest.raises(ValueError, match=said):
             call()
+    moving = Sharded(fbuf.prioritized(64), mesh, draw="global")
+    with pytest.raises(ValueError, match="the key varies over axis 'data'; expected the same key on all devices"):
+        jax.shard_map(
+            lambda state: moving.peek(state, jax.random.key(jax.lax.axis_index("data")), 16).mask,
+            mesh=mesh,
+            in_specs=P("data"),
+            out_specs=P("data"),
+        )(state)
     reversed_mesh = jax.make_mesh((8,), ("data",), devices=jax.devices()[::-1])
     with pytest.raises(ValueError, match=r"devices \[0, 1, .*; expected .* of devices \[7, 6, "):
         Sharded(fbuf.prioritized(64), reversed_mesh).size(state)
