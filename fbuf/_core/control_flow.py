@@ -1,8 +1,8 @@
-"""Loops and branches of `jax.lax` that also work inside `jax.shard_map(check_vma=True)`.
+"""Loops, branches and a search that also work inside `jax.shard_map(check_vma=True)`.
 
 There the type of an array names the mesh axes over which it varies. A loop must keep the types of its carry, and branches must
 return equal types, but constants vary over no axis. These functions cast carries and results to the axes of the arguments of
-the operation that is being traced (`varying_as`). Elsewhere they are those of `jax.lax`.
+the operation that is being traced (`varying_as`). Elsewhere they are those of JAX.
 
 `order_after_reads` finishes reads before later writes, without ordered effects and without copies. XLA often copies an array
 that a step reads and then writes in place, but not values that went through a conditional: so it is the identity as a
@@ -100,6 +100,30 @@ def fori_loop(first: Any, end: Any, body: Callable[[jax.Array, C], C], start: C)
     """`jax.lax.fori_loop`."""
     result: C = lax.fori_loop(first, end, _casting(body), vary(start, _AXES.get()))
     return result
+
+
+def number_up_to(ends: jax.Array, values: jax.Array) -> jax.Array:
+    """Return int32[...], how many of the sorted `ends` [N] are at most each of `values` [...].
+
+    It is `jnp.searchsorted(side="right")`, which JAX 0.10 cannot trace inside `jax.shard_map` over some axes of a mesh only.
+
+    Cost: O(log N) a value.
+    Example:
+      >>> number_up_to(jnp.array([1, 3, 3, 7]), jnp.array([0, 3, 9])).tolist()
+      [0, 3, 4]
+    """
+    number = ends.shape[0]
+
+    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = (low + high) // jnp.int32(2)
+        up = (ends.at[jnp.minimum(middle, jnp.int32(number - 1))].get(mode="promise_in_bounds") <= values) & (
+            low < high
+        )
+        return jnp.where(up, middle + jnp.int32(1), low), jnp.where(up, high, middle)
+
+    start = jnp.zeros(values.shape, jnp.int32), jnp.full(values.shape, number, jnp.int32)
+    return fori_loop(0, number.bit_length(), halve, start)[0]
 
 
 def scan(body: Callable[[C, Any], tuple[C, Any]], start: C, items: Any) -> tuple[C, Any]:

@@ -90,7 +90,7 @@ def of_lane(values: jax.Array, lane: jax.Array) -> jax.Array:
     return found
 
 
-def total(values: jax.Array) -> jax.Array:
+def sum_of_lanes(values: jax.Array) -> jax.Array:
     """Return the sum int32[] of the values int32[E] of all lanes."""
     if values.shape[0] > FEW:
         return jnp.sum(values, dtype=jnp.int32)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fbuf._algorithms.random import randint_below
-from fbuf._algorithms.search import number_up_to
 from fbuf._core.component import state
+from fbuf._core.control_flow import number_up_to
 from fbuf._core.slots import Geometry, modulo, of_lane, slot_at, zeros
 from fbuf._indexing.anchors import nth_by_count
 from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet

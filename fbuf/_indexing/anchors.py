@@ -19,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fbuf._algorithms.search import number_up_to
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.control_flow import order_after_reads
+from fbuf._core.control_flow import number_up_to, order_after_reads
 from fbuf._core.pytree import Spec
 from fbuf._core.slots import Geometry, Ring, by_age, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler

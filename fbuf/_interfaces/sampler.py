@@ -9,7 +9,7 @@ import jax
 
 from fbuf._core.component import state
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, Ring, total
+from fbuf._core.slots import Geometry, Ring
 
 # Types of class attributes that have no annotation: for pyright, a `ClassVar` does not implement a property of a Protocol.
 NO_NUMBERS: Mapping[str, Any] = {}
@@ -59,11 +59,6 @@ class EligibleSet(NamedTuple):
     starts: EpisodeStarts | None = None  # None unless `EligibilityRule.spans`
     # int32[blocks], open rows before each block of flags (`fbuf._indexing.anchors`); None unless `Sampler.by_rank`
     before: jax.Array | None = None
-
-    @property
-    def number(self) -> jax.Array:
-        """int32[], the anchors of all lanes."""
-        return total(self.available)
 
 
 class Inspected(NamedTuple):

@@ -25,6 +25,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
+from fbuf._core.slots import sum_of_lanes
 from fbuf._formats.checkpoint import CheckpointNotFound
 from fbuf._host.io.file import lock_file, sign_lock
 from fbuf._replay import Replay, ReplayClosed
@@ -65,7 +66,7 @@ class Drawn(NamedTuple):
 def _facts(buffer: Buffer, state: BufferState) -> jax.Array:
     eligible = state_ops.eligible_set(buffer, state)
     mass = buffer.sampler.mass(state.sampler, eligible)  # type: ignore[attr-defined]
-    number = eligible.number
+    number = sum_of_lanes(eligible.available)
     beta = getattr(state.sampler, "beta", 0)
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in (*mass, number, beta)])
 

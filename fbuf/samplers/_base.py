@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from fbuf._algorithms import random
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry
+from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import nth_by_scan
@@ -228,7 +228,7 @@ def draw_uniform(
     Cost: O(B) with a queue or counts, or if every row is an anchor; else O(C), unless no row is `wanted` bool[B].
     """
     batch_size = wanted.shape[0]
-    total = eligible.number
+    total = sum_of_lanes(eligible.available)
     if distinct:
         nth = random.permute(random.key_words(key), jnp.arange(batch_size, dtype=jnp.int32), total)
         nth = jnp.minimum(nth, jnp.maximum(total - jnp.int32(1), jnp.int32(0)))

@@ -25,7 +25,7 @@ from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.lazy_import import Later
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry
+from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._host import OnHost
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
@@ -262,7 +262,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
         token: Array,
     ) -> tuple[PrioritizedState, Draw]:
         del token
-        number = eligible.number.astype(jnp.float32)
+        number = sum_of_lanes(eligible.available).astype(jnp.float32)
         if self.replace:
             share = options.get("uniform", sampler.uniform)
             slot, mask, chance, least = with_replacement(
@@ -345,7 +345,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
 
     def inspect(self, sampler: PrioritizedState, eligible: EligibleSet) -> Inspected:
         leaf = get_leaf(sampler, jnp.arange(eligible.geometry.capacity, dtype=jnp.int32))
-        number = jnp.maximum(eligible.number, jnp.int32(1)).astype(jnp.float32)
+        number = jnp.maximum(sum_of_lanes(eligible.available), jnp.int32(1)).astype(jnp.float32)
         mass = jnp.sum(leaf) if self.on_host else sum_tree.root(sampler.tree)
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)

@@ -19,7 +19,7 @@ from fbuf._algorithms.rank_buckets import Ranks
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry
+from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
@@ -116,7 +116,7 @@ class Ranked(PrioritySampler):
     ) -> tuple[RankedState, Draw]:
         del token
         ranks, capacity = sampler.ranks, eligible.geometry.capacity
-        number = eligible.number.astype(jnp.float32)
+        number = sum_of_lanes(eligible.available).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
         now = rank_buckets.table(ranks, _base.finite_exponent(sampler.alpha))
         slot, chance = rank_buckets.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
@@ -154,5 +154,5 @@ class Ranked(PrioritySampler):
             jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))
         ]
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
-        number = eligible.number.astype(jnp.float32)
+        number = sum_of_lanes(eligible.available).astype(jnp.float32)
         return Inspected(_base.mixed_probability(chance, sampler.uniform, number))

@@ -16,8 +16,8 @@ import numpy as np
 from jax import Array, lax
 
 from fbuf._algorithms import random
-from fbuf._algorithms.search import number_up_to
 from fbuf._core.component import component, state
+from fbuf._core.control_flow import number_up_to
 from fbuf._core.pytree import Leaves, name_of
 from fbuf._core.slots import Geometry
 from fbuf._indexing import anchor_log

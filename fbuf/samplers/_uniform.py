@@ -14,7 +14,7 @@ from jax import Array
 from fbuf._algorithms import random
 from fbuf._core.component import component
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry
+from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
@@ -59,7 +59,7 @@ class Uniform(BaseSampler):
         self, sampler: Queue, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
     ) -> tuple[Queue, Draw]:
         del options, token
-        total = eligible.number
+        total = sum_of_lanes(eligible.available)
         if isinstance(sampler, EpisodeQueue):
             slot, chance = anchor_log.draw_episodes(sampler, key, batch_size, eligible)
         else:

@@ -20,6 +20,7 @@ from fbuf._buffer import read
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Sample
+from fbuf._core.slots import sum_of_lanes
 from fbuf._interfaces.sampler import Draw, EligibleSet
 from fbuf.samplers._base import masked_draw, raw_weight
 from fbuf.sharded._state import ShardedIndex, ShardedSample
@@ -46,7 +47,7 @@ def whole(sharded: Any, own: BufferState, eligible: EligibleSet, drawn: Draw | N
 
     `least` is of all rows; if weights are normalised by the batch, of those that each shard has `drawn`.
     """
-    number = eligible.number.astype(jnp.float32)
+    number = sum_of_lanes(eligible.available).astype(jnp.float32)
     mass = sharded.shard.sampler.mass(own.sampler, eligible)
     of_batch = drawn is not None and normalize_of(sharded) == "batch"
     if of_batch:
@@ -148,7 +149,7 @@ def _draw_remaining(
         sampler, may_draw, number = _epoch_of_all(sharded, sampler, wanted)
         wanted = jnp.where(may_draw, wanted, jnp.int32(0))
     else:
-        available = part.available(sampler, eligible.number)
+        available = part.available(sampler, sum_of_lanes(eligible.available))
         number = lax.psum(available, sharded.axis).astype(jnp.float32)
     sampler, drawn = part.draw_some(sampler, key, size, wanted, eligible, options, own.token)
     chance = jnp.broadcast_to(jnp.float32(1) / jnp.maximum(number, jnp.float32(1)), (size,))

@@ -84,7 +84,7 @@ def test_neighbours_and_skipped_rows(lanes):
 def test_numbers_of_few_lanes_are_those_of_many(lanes):
     values, lane = jnp.arange(3, 3 + lanes, dtype=jnp.int32), jnp.arange(12, dtype=jnp.int32).reshape(3, 4) % lanes
     np.testing.assert_array_equal(jnp.broadcast_to(slots.of_lane(values, lane), (3, 4)), np.asarray(values)[lane])
-    assert int(slots.total(values)) == int(np.sum(values)) and slots.total(values).dtype == jnp.int32
+    assert int(slots.sum_of_lanes(values)) == int(np.sum(values)) and slots.sum_of_lanes(values).dtype == jnp.int32
 
 
 def test_rows_are_written_without_a_copy_of_them():

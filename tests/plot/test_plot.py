@@ -29,10 +29,10 @@ def axes() -> Any:
     return Figure(layout="constrained").subplots()
 
 
-def filled(sampler: Any = None) -> tuple[fbuf.Buffer, Any]:
+def filled(sampler: Any = None, **settings: Any) -> tuple[fbuf.Buffer, Any]:
     """Episodes of 3 and 5 rows, priorities 1 to 30, frames that count."""
     sampler = sampler or fbuf.samplers.Prioritized(alpha=1.0, eps=0.0)
-    buffer, number = fbuf.Buffer(64, sampler=sampler, episode_end=("done",)), np.arange(30, dtype=np.int32)
+    buffer, number = fbuf.Buffer(64, sampler=sampler, episode_end=("done",), **settings), np.arange(30, dtype=np.int32)
     obs = np.broadcast_to(number.astype(np.uint8)[:, None, None], (30, 8, 8))
     rows = {"obs": obs, "action": number, "done": np.isin(number, [2, 7, 10, 15, 20])}
     state = buffer.init({"obs": np.zeros((8, 8), np.uint8), "action": 0, "done": False})

@@ -125,3 +125,10 @@ def test_counts_do_not_overflow():
 def test_arguments_must_be_bools(name):
     for value in ("yes", 1, None):
         raises(TypeError, f"Epoch: {name} is {value!r}; expected a bool", Epoch, **{name: value})
+
+
+def test_at_the_end_of_an_epoch_every_row_can_be_drawn():
+    buffer = fbuf.Buffer(4, sampler=Epoch())
+    state = buffer.extend(buffer.init(np.float32(0)), np.arange(4, dtype=np.float32))
+    state, _ = buffer.sample(state, jax.random.key(0), 4)
+    assert buffer.summary(state).effective_size == 4

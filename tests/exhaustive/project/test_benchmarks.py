@@ -1,4 +1,4 @@
-"""Both sides of every row of the table of defects, every peer, the sections of `--gpu` on a CPU, and notebooks that train."""
+"""Both sides of every row of the table of defects, every installed peer, and the sections of `--gpu` on a CPU."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from benchmarks.defects._rows import ROWS
 from benchmarks.peers import PEERS
 from benchmarks.peers._versions import version
 from tests.more.project.test_benchmarks import test_a_driver_returns_what_was_written  # noqa: F401
-from tests.more.project.test_notebooks import NOTEBOOKS, TRAINING, test_runs_and_shows_what_is_stored  # noqa: F401
 from tests.support.fixtures import fixed
 
 SIDES = {row.ours: row for row in ROWS}  # a side of several rows runs once
@@ -45,4 +44,3 @@ def test_every_section_runs(tmp_path: Path) -> None:
 
 
 library = fixed(*PEERS)
-path = fixed(*(notebook for notebook in NOTEBOOKS if notebook.stem in TRAINING))

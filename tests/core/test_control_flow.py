@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf._algorithms.search import number_up_to
+from fbuf._core.control_flow import number_up_to
 
 
 @pytest.mark.parametrize("number", [*range(1, 10), 64, 1000])
