@@ -4,17 +4,48 @@ import re
 
 REASONS: tuple[tuple[str, str, str], ...] = (
     # benchmark, the beginning of a question (a pattern), reason
-    ("dqn_step", "DQN step", "a callback waits for a thread of JAX, and reads share the cores with the step"),
-    ("datasets", "Seconds to make", "zstd at level 1 takes most of the time in games with much motion"),
-    ("datasets", "Seconds to read", "chunks of this game are the largest, and each is decoded whole"),
-    ("host_store", "Bytes a frame beside", "many small chunks of other sizes: the arena keeps room between them"),
-    ("topk", "The highest of all rows", "each row moves in a tree of 100,000 values that does not fit in a near cache"),
     (
-        "peers_",
-        "",
-        "see `loop`, which interleaves the calls with the peer's; here each library has a process of its own",
+        "checkpoint",
+        "Second save",
+        "two waits for the disk in a row take longer than the target; they come before the rename",
     ),
-    ("priorities", "Writing to a full", "a dispatched call of flashbax and of fbuf both cost mostly JAX's dispatch"),
+    ("checkpoint", "Seconds to load", "every byte is checked: CPU time of checksums beside that of reading"),
+    ("compression", "Read of 256", "zstd and copies into the batch take most of the time; the rest is Python and JAX"),
+    ("datasets", "", "not investigated since 2026-11-22"),
+    ("dispatch", "CPU time of an eager", "checks of the arguments, and conversions of NumPy rows"),
+    ("dqn_step", "", "callbacks share two cores with the step"),
+    (
+        "extend",
+        "",
+        "a write takes 3 to 5 us, of which caches and the larger arrays take a little more at 10,000,000 rows",
+    ),
+    ("host_store", "", "not investigated since 2026-11-22"),
+    (
+        "loop",
+        "`fbuf.integrations.flashbax`",
+        "as many kernels as flashbax runs, and zeros for rows never written are kept",
+    ),
+    (
+        "loop",
+        "A jitted method",
+        "a bare ring of the same leaves reaches 1.57x; a state of named fields takes the difference",
+    ),
+    (
+        "loop",
+        "Prioritized step",
+        "one dispatch of JAX and the wake-up of its threads take longer than cpprb's C++ calls",
+    ),
+    ("peers_", "", "calls of a few microseconds, where the dispatch of JAX counts; `loop` has the same question"),
+    (
+        "priorities",
+        "Prioritized step in a scan, 10",
+        "cache misses in the lowest levels of the tree; see `reads and writes alone`",
+    ),
+    ("priorities", "", "dispatch of JAX, which both sides pay, is most of the time"),
+    ("import", "", "half of what comes beside JAX makes 54 dataclasses"),
+    ("slices", "", "three quarters of one call are dispatch: in a scan a draw takes 75 us"),
+    ("topk", "", "not investigated since 2026-11-22"),
+    ("torchrl", "torchrl's sample", "zstd and copies take the time; a copy of the batch alone takes a quarter of it"),
 )
 
 
