@@ -23,7 +23,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "loop",
         "`fbuf.integrations.flashbax`",
-        "as many kernels as flashbax runs, and zeros for rows never written are kept",
+        "fbuf returns zeros for rows that were never written, which takes a mask",
     ),
     (
         "loop",

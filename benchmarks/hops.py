@@ -41,7 +41,7 @@ class Counter:
 
     def _profile(self, frame: Any, event: str, _: Any) -> None:
         file = frame.f_code.co_filename
-        # JAX calls the functions of `_register_state` wherever it takes a state apart; nobody follows those.
+        # JAX calls the functions of `_register_state` whenever it flattens a state: they are not part of a method.
         if event == "call" and file.startswith(_ROOT) and "_register_state" not in frame.f_code.co_qualname:
             self._files.add(file)
             self._moves += file != self._last

@@ -1,4 +1,4 @@
-"""What goes wrong when buffers, states, stacked states and numbers are mixed up: refused in words, never silent other data."""
+"""What goes wrong when buffers, states, stacked states and numbers are mixed up: an error, never silent other data."""
 
 import dataclasses
 import functools

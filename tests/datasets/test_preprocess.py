@@ -104,13 +104,13 @@ def test_a_state_of_a_data_set_that_was_replaced_is_refused(tmp_path):
     opened = fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=())
     for name in ("dataset.json", "pieces"):
         (tmp_path / "a" / name).rename(tmp_path / name)
-    anew = fbuf.datasets.from_arrays({"x": data["x"] + 1}, path=tmp_path / "a", episode_end=())
+    again = fbuf.datasets.from_arrays({"x": data["x"] + 1}, path=tmp_path / "a", episode_end=())
     raises(ValueError, r"has changed since this state was", fbuf.datasets.preprocess, opened, same, dest=tmp_path / "b")
     assert not (tmp_path / "b").exists()
     elsewhere = fbuf.Buffer(9).init({"x": 0})
     words = "DataSet: another storage made this state"
-    raises(TypeError, words, fbuf.datasets.preprocess, (anew[0], elsewhere), same, dest=tmp_path / "b")
-    fbuf.datasets.preprocess(anew, same, dest=tmp_path / "b")
+    raises(TypeError, words, fbuf.datasets.preprocess, (again[0], elsewhere), same, dest=tmp_path / "b")
+    fbuf.datasets.preprocess(again, same, dest=tmp_path / "b")
     assert read(tmp_path / "b")["x"].tolist() == list(range(1, 10))
 
 

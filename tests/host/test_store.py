@@ -174,7 +174,7 @@ def test_a_chunk_is_decoded_once_a_call():
     outs = [np.empty((12, 4, 5), np.uint8) for _ in range(2)]
     with mock.patch.object(Deflate, "decode", autospec=True, side_effect=Deflate.decode) as decode:
         store.read([(0, stack, outs[0]), (0, stack + np.uint64(1), outs[1])])
-    assert decode.call_count == 5  # rows 5 to 20 lie in chunks 1 to 5
+    assert decode.call_count == 5  # rows 5 to 20 are in chunks 1 to 5
 
 
 def test_codecs_check_their_settings():
