@@ -278,7 +278,7 @@ def load_peer(name: str) -> ModuleType | Absent:
     if name == "ray":  # read when it is imported: it binds to the loopback interface
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if name == "torchrl":  # its extension can only be put in place before it is imported, whoever needs it later
+    if name.partition(".")[0] == "torchrl":  # its extension can only be put in place before any of it is imported
         with contextlib.suppress(ImportError):
             importlib.import_module("benchmarks.peers._torchrl_tree").ensure()
     try:
