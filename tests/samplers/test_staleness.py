@@ -87,7 +87,7 @@ def test_chances_by_age():
     buffer = fbuf.Buffer(15, sampler=Staleness(3, unit=3))
     age = (23 - np.arange(15)) % 15
     expected = np.array([*np.repeat(INVERSE, 3), *[0] * 15])[age]
-    state = check_chances(buffer, np.arange(24, dtype=np.int32).reshape(8, 3), expected)
+    state = check_chances(buffer, np.arange(24, dtype=np.int32).reshape(24, 1), expected)
     assert int(buffer.stats(state)["anchors_fresh"]) == (expected > 0).sum()
 
 
@@ -105,6 +105,13 @@ def test_a_learner_ahead_of_its_actors():
     state = buffer.extend(state, {"version": jnp.array([9])})
     assert int(buffer.stats(state)["version"]) == 9
     assert int(buffer.stats(buffer.clear(state))["version"]) == 9
+
+
+def test_weights_of_old_rows_do_not_vanish():
+    buffer = fbuf.Buffer(4, sampler=Staleness(999, version="version", decay="exponential", half_life=1))
+    state = buffer.extend(buffer.init({"version": jnp.int32(0)}), {"version": jnp.arange(4)})
+    batch = buffer.peek(buffer.set(state, version=900), jax.random.key(0), 64)
+    np.testing.assert_allclose(batch.probability, 2.0 ** batch.data["version"] / 15, rtol=1e-5)
 
 
 def test_rows_that_are_no_anchors_age_the_others():
