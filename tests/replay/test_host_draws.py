@@ -1,6 +1,7 @@
 """Batches that `Replay` draws in NumPy are those that its jitted draws return."""
 
 import dataclasses
+import functools
 import pickle
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import fbuf
 from tests.support.refusals import raises
 from tests.support.trees import same
+from tests.support.two_replays import compare, make_pair
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "end": np.bool_(False)}
 EXAMPLE = pickle.loads(pickle.dumps(EXAMPLE))  # an actor's: its dtypes are not NumPy's own objects
@@ -38,26 +40,10 @@ def with_lap(replay, lap):
     [(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
 )
 def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
-    buffer, random = fbuf.uniform(capacity, lanes=lanes), np.random.default_rng(0)
     with jax.default_prng_impl(impl):
-        ours, theirs = (fbuf.Replay(buffer, EXAMPLE, seed=3) for _ in range(2))
-    assert ours._host_draws is not None
-    axes = () if lanes is None else (lanes,)
-    for step in range(40):
-        if step == 25:
-            ours.clear(), theirs.clear()
-        if step in (0, 25):
-            with_lap(ours, lap), with_lap(theirs, lap)
-        for n in range(int(random.integers(0 if step not in (0, 25) else 1, 12))):
-            mask = random.random(axes) < 0.7 if step % 5 == 4 else None
-            for replay in (ours, theirs):
-                replay.add(row(100 * step + n, axes), mask=mask)
-        size = 7 if step % 4 else 12
-        if step % 7 == 6:  # keys go on from one form to the other, here between draws of one size
-            same(ours.sample(size), theirs.sample(size))
-        else:
-            same(ours.sample(size, to="numpy"), jax.device_get(theirs.sample(size)))
-    same(jax.device_get(ours.state), jax.device_get(theirs.state))
+        pair = make_pair("device", "uniform", "row", lanes, capacity)
+    assert pair[0]._host_draws is not None
+    compare(pair, 50, sizes=(7, 7, 12), begin=functools.partial(with_lap, lap=lap))
 
 
 def test_tensors_are_the_caller_s():

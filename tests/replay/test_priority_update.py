@@ -2,27 +2,25 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import fbuf
-from fbuf import samplers
 from fbuf._replay import programs
-from tests.support.priority_updates import EXAMPLE, compare, make, rows
 from tests.support.refusals import raises
+from tests.support.two_replays import ROW, compare, make_pair, rows_of
 
 
-def filled(**settings: Any) -> fbuf.Replay:
-    replay = make(**settings)
-    replay.extend(rows(np.random.default_rng(1), 9))
+def filled() -> fbuf.Replay:
+    replay = fbuf.Replay(fbuf.prioritized(24), ROW)
+    replay.extend(rows_of(np.random.default_rng(1), 9))
     return replay
 
 
-@pytest.mark.parametrize(("sampler", "lanes"), [("proportional", None), ("without replacement", 2)])
+@pytest.mark.parametrize(("sampler", "lanes"), [("prioritized", None), ("distinct", 2)])
 def test_batches_and_states_are_those_of_setting_at_once(sampler: str, lanes: int | None) -> None:
-    compare(sampler, lanes, steps=50)
+    assert compare(make_pair("device", sampler, "row", lanes), steps=50) > 1
 
 
 def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +28,7 @@ def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "extend_packed", None)
     replay, random = filled(), np.random.default_rng(0)
     for _ in range(3):
-        replay.add(rows(random))
+        replay.add(rows_of(random))
         batch = replay.sample(4, to="numpy")
         replay.update_priority(batch.index, np.ones(4, np.float32))
 
@@ -63,8 +61,8 @@ def test_what_is_refused_raises_at_once() -> None:
     with pytest.raises(ValueError, match="stale"):
         replay.update_priority(fbuf.Index(index.slot, index.ticket + np.uint32(1)), np.ones(4, np.float32))
     raises(ValueError, "td_error has shape", lambda: replay.update_priority(index, np.ones(3, np.float32)))
-    for n in range(24):
-        replay.add({"x": np.zeros(2, np.float32), "n": np.int32(n)})
+    for _ in range(24):
+        replay.add(ROW)
     raises(ValueError, "stale", lambda: replay.update_priority(index, np.ones(4, np.float32)))
 
 
@@ -82,5 +80,5 @@ def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
     replay.update_priority(batch.index, np.ones(4, np.float32))
     assert replay._update is not None and replay._update.packed is None
     view = fbuf.views.Sequence(2, episode_end=())
-    assert fbuf.Replay(fbuf.Buffer(24, sampler=samplers.Prioritized(), view=view), EXAMPLE)._update is None
-    raises(ValueError, "nothing to draw", lambda: make().sample(4, to="numpy"))
+    assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._update is None
+    raises(ValueError, "nothing to draw", lambda: fbuf.Replay(fbuf.prioritized(24), ROW).sample(4, to="numpy"))

@@ -3,10 +3,13 @@
 import pytest
 
 from fbuf.storages import Compressed
-from tests.more.replay.test_replay import CASES, test_collected_rows_give_the_batches_of_rows_written_at_once  # noqa: F401
-from tests.replay.test_row_block import SAMPLERS, STORAGES, VIEWS
+from tests.more.replay.test_replay import (  # noqa: F401
+    CASES,
+    test_collected_rows_and_priorities_give_the_batches_of_writing_at_once,
+)
 from tests.support.replay import BUFFERS, at_exit, same_batches_as_the_buffer, soak
 from tests.support.tables import checks, one_of, pairwise
+from tests.support.two_replays import SAMPLERS, STORAGES, VIEWS
 
 
 @pytest.mark.parametrize("name", BUFFERS)

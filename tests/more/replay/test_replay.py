@@ -7,12 +7,11 @@ import pytest
 import fbuf
 from fbuf.storages import Host
 from tests.replay.test_epoch import EXAMPLE, numbers, rows
-from tests.replay.test_row_block import compare, make_pair
-from tests.support import priority_updates
 from tests.support.processes import devices, run_python
 from tests.support.replay import at_exit, replay_of, rows_of, same_batches_as_the_buffer, soak, values
 from tests.support.tables import one_of
 from tests.support.threads import Thread
+from tests.support.two_replays import compare, make_pair
 
 PARTS = [
     {"storage": fbuf.storages.Compressed(keys=("t",))},
@@ -79,19 +78,13 @@ def test_batches_go_to_another_device_and_return():
 
 CASES = [("device", "ranked", "transition", 2), ("device", "host priorities", "episode", None)]
 CASES += [("compressed", "prioritized", "transition", 2), ("deduplicated", "uniform", "transition", None)]
+CASES += [("device", "held", "row", 2), ("device", "ranked", "row", None)]  # with priorities set with the next draw
 case = one_of(*CASES)
 
 
 @pytest.mark.optimized
-def test_collected_rows_give_the_batches_of_rows_written_at_once(case):
-    storage, sampler, view, lanes = case
-    compare(make_pair(storage, sampler, view, lanes), steps=16, seed=1)
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize(("sampler", "lanes"), [("held", 2), ("ranked", None)])
-def test_priorities_set_with_the_next_draw_are_those_set_at_once(sampler, lanes):
-    priority_updates.compare(sampler, lanes)
+def test_collected_rows_and_priorities_give_the_batches_of_writing_at_once(case):
+    compare(make_pair(*case), steps=50, seed=1)
 
 
 def test_rows_of_lanes_step_by_step():

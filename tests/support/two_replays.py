@@ -1,0 +1,107 @@
+"""Two replays with one history, of which one writes each row, sets priorities and draws at once, compared bit for bit."""
+
+import jax
+import numpy as np
+
+import fbuf
+from fbuf import samplers, storages, views
+from tests.support.trees import same
+
+ROW = {"obs": np.zeros((3, 4), np.uint8), "action": np.int32(0), "reward": np.float32(0), "done": np.bool_(False)}
+STORAGES = {
+    "device": storages.Device(),
+    "host": storages.Host(keys=("obs",)),
+    "compressed": storages.Compressed(keys=("obs",)),
+    "deduplicated": storages.Deduplicated(keys=("obs",)),
+}
+SAMPLERS = {
+    "uniform": samplers.Uniform(),
+    "epoch": samplers.Epoch(),
+    "consume": samplers.Consume(),
+    "prioritized": samplers.Prioritized(),
+    "held": samplers.Prioritized(largest="held", normalize="buffer", uniform=0.2),
+    "distinct": samplers.Prioritized(replace=False),
+    "ranked": samplers.Ranked(),
+    "host priorities": samplers.Prioritized(on="host"),
+}
+VIEWS = {
+    "row": views.Row(),
+    "transition": views.Transition(terminated="done", truncated=None, n_step=3, autoreset="same_step"),
+    "sequence": views.Sequence(4, episode_end=("done",), autoreset="same_step"),
+    "episode": views.Episode(6, episode_end=("done",), autoreset="same_step"),
+}
+
+
+def make_pair(storage="device", sampler="uniform", view="row", lanes=None, capacity=24):
+    parts = {"storage": STORAGES[storage], "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
+    buffer = fbuf.Buffer(capacity, lanes=lanes, **parts)
+    ours, theirs = (fbuf.Replay(buffer, ROW, seed=5, strict=False) for _ in range(2))
+    theirs._host_draws, theirs._update, theirs._form = None, None, "packed"
+    return ours, theirs
+
+
+def rows_of(random, *lead):
+    return {
+        "obs": random.integers(0, 4, (*lead, 3, 4)).astype(np.uint8),
+        "action": random.integers(0, 4, lead).astype(np.int32),
+        "reward": random.random(lead).astype(np.float32),
+        "done": random.random(lead) < 0.25,
+    }
+
+
+def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
+    """Call the same methods on both, which `begin` prepares while they are empty; return how many updates were deferred."""
+    ours, theirs = pair
+    random, buffer, batch, deferred = np.random.default_rng(seed), ours.buffer, None, 0
+    lead, prioritized = () if buffer.lanes is None else (buffer.lanes,), buffer.sampler.prioritized
+
+    def add(**options):
+        row = rows_of(random, *lead)
+        for replay in pair:
+            replay.add(row, **options)
+        assert theirs.state is not None  # writes the row
+
+    for step in range(steps):
+        size = sizes[step % len(sizes)]
+        if step in (0, steps // 2):  # batches are now larger than the buffer
+            for replay in pair:
+                replay.clear()
+                begin(replay)
+            add()
+            same(*(replay.sample(size, to="numpy") for replay in pair))
+        for _ in range(int(random.integers(0, 4 if step % 3 else 14))):
+            kind, options = random.integers(0, 10), {}
+            if kind < 3 and step % 5 == 4:
+                options["mask"] = random.random(lead) < 0.7
+            if kind == 4 and prioritized:
+                options["priority"] = random.random(lead).astype(np.float32)
+            add(**options)
+        kind = random.integers(0, 10)
+        if kind == 0:
+            same(*(replay.rows().data for replay in pair))
+        elif kind == 1:
+            assert len(ours) == len(theirs) and ours.stats() == theirs.stats()
+        elif kind == 2:
+            same(*(jax.device_get(replay.sample(5)) for replay in pair))
+        elif kind == 3:
+            more = rows_of(random, 2, *lead)
+            for replay in pair:
+                replay.extend(more)
+        elif kind < 7 and batch is not None and prioritized:  # of rows that may be overwritten by now
+            error = random.normal(size=batch.mask.size).astype((np.float32, np.float64)[kind % 2])
+            error[0] *= 1 if random.random() < 0.8 else np.inf
+            for replay in pair:
+                replay.update_priority(batch.index, error)
+            deferred += ours._update is not None and ours._update.packed is not None
+        else:
+            batch, other = (replay.sample(size, to="numpy") for replay in pair)
+            same(batch, other)
+        if step % 10 == 9 or step == steps - 1:
+            same(*(leaves_of(replay.state) for replay in pair))
+    return deferred
+
+
+def leaves_of(state):
+    """Return the leaves by path, but for those of a host store."""
+    leaves = ((jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state))
+    return {name: leaf for name, leaf in leaves if not name.endswith((".id", ".version"))}
