@@ -28,16 +28,16 @@ from tests.support.functional import (
     LANES,
     RICH,
     build,
-    check_arguments_unchanged,
     check_laps,
+    check_pure,
     filled,
     laps,
+    methods,
     rows,
     step,
 )
 from tests.support.paths import ROOT
 from tests.support.refusals import raises
-from tests.support.tables import checks
 from tests.support.trees import same
 
 SAVED = [
@@ -49,11 +49,6 @@ SAVED = [
 ]
 
 
-test_methods_are_pure = checks(
-    *((check, ["prioritized-transition"]) for check in (check_arguments_unchanged, check_laps))
-)
-
-
 def compiled(caplog):
     """Return how many programs were compiled since the last call."""
     number = caplog.text.count("Finished XLA compilation")
@@ -61,41 +56,25 @@ def compiled(caplog):
     return number
 
 
-def test_an_eager_method_compiles_one_program(caplog):
-    buffer = dataclasses.replace(RICH, capacity=26)
-    given, one = rows(9), jax.tree.map(lambda x: x[0], rows(1))
-    priority, error = jnp.ones((9, LANES), jnp.float32), jnp.ones((11,), jnp.float32)
-    single, masked = fbuf.Buffer(27), jnp.ones(13, jnp.bool_)
-    state, stream = buffer.init(EXAMPLE), single.init(jnp.zeros(5))
-    numbers = jnp.ones((13, 5))
+def test_an_eager_method_is_pure_and_compiles_one_program(caplog):
+    buffer, single = dataclasses.replace(RICH, capacity=26), fbuf.Buffer(27)  # of no other test
+    programs, stream, numbers, mask = {}, single.init(jnp.zeros(5)), jnp.ones((13, 5)), jnp.ones(13, jnp.bool_)
+    state, _ = filled(buffer), methods(buffer)  # compiles what their arguments take
     with jax.log_compiles():
-        state = buffer.extend(state, given)
-        assert compiled(caplog) == 1
-        state, batch = buffer.sample(state, KEY, 11)
-        assert compiled(caplog) == 1
-        for call in (
-            lambda: buffer.update_priority(state, batch.index, error),
-            lambda: buffer.update_rows(state, batch.index, {"reward": error}),
-            lambda: buffer.add(state, one),
-            lambda: buffer.extend(state, given, priority=priority),
-            lambda: buffer.get(state, batch.index),
-            lambda: buffer.rows(state),
-            lambda: buffer.last(state, 4),
-            lambda: buffer.stats(state),
-            lambda: buffer.can_sample(state),
-            lambda: buffer.clear(state),
-            lambda: single.extend(stream, numbers),
-            lambda: single.extend(stream, numbers, mask=masked),
-        ):
-            call()
+        check_pure(buffer, after=lambda method: programs.update({method: compiled(caplog)}))
+        assert programs == dict.fromkeys(programs, 1) | {"peek": 0}  # it is `sample`
+        for options in ({}, {"mask": mask}):
+            single.extend(stream, numbers, **options)
             assert compiled(caplog) == 1
         for seed in range(3):
-            new = rows(9, seed)
+            new = rows(3, seed)
             compiled(caplog)
-            state = buffer.extend(state, new)
-            state, batch = buffer.sample(state, KEY, 11)
-            state = buffer.update_priority(state, batch.index, error)
+            state, _ = buffer.sample(buffer.extend(state, new), KEY, BATCH)
             assert compiled(caplog) == 0
+
+
+def test_laps_wrap():
+    check_laps(RICH)
 
 
 @pytest.mark.parametrize("how", ["static", "argument", "closure"])
