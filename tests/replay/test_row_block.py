@@ -34,7 +34,7 @@ def make(capacity=100, **settings):
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_batches_are_those_of_writing_each_row(parts):
-    compare(make_pair(*parts), steps=30)
+    compare(make_pair(*parts), steps=40)
 
 
 def test_rows_are_written_by_few_calls(monkeypatch):

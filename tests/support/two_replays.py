@@ -71,12 +71,12 @@ def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
             same(*(replay.sample(size, to="numpy") for replay in pair))
         for _ in range(int(random.integers(0, 4 if step % 3 else 14))):
             kind, options = random.integers(0, 10), {}
-            if kind < 3 and step % 5 == 4:
+            if kind < 3 and step % 10 == 4:
                 options["mask"] = random.random(lead) < 0.7
             if kind == 4 and prioritized:
                 options["priority"] = random.random(lead).astype(np.float32)
             add(**options)
-        kind = random.integers(0, 10)
+        kind = random.integers(0, 14)
         if kind == 0:
             same(*(replay.rows().data for replay in pair))
         elif kind == 1:
@@ -87,7 +87,7 @@ def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
             more = rows_of(random, 2, *lead)
             for replay in pair:
                 replay.extend(more)
-        elif kind < 7 and batch is not None and prioritized:  # of rows that may be overwritten by now
+        elif kind < 8 and batch is not None and prioritized:  # of rows that may be overwritten by now
             error = random.normal(size=batch.mask.size).astype((np.float32, np.float64)[kind % 2])
             error[0] *= 1 if random.random() < 0.8 else np.inf
             for replay in pair:
