@@ -6,7 +6,7 @@ import pytest
 
 import fbuf
 from fbuf._buffer.state import COUNTERS
-from fbuf.samplers import Prioritized, Ranked, Uniform
+from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Transition
 from tests.support import errors, refusals
 from tests.support.errors import BATCH, BUFFER, CAPACITY, EXAMPLE, KEY, PRIORITIZED, ROW, index, rows, zeros
@@ -61,7 +61,7 @@ def test_invalid_configurations_and_examples_are_refused(case):
     refusals.check(case, errors.SCOPE)
 
 
-sampler = one_of(Uniform(), Prioritized(replace=False, normalize="buffer"), Ranked(uniform=0.5, normalize="buffer"))
+sampler = one_of(Uniform(), Prioritized(replace=False, normalize="buffer"))
 
 
 def test_an_empty_sample_is_masked_and_counted(sampler):

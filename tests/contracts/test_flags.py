@@ -30,11 +30,15 @@ OPTIONAL = ("torch", "optax", "gymnasium", "ale_py", "matplotlib", "tqdm", "chex
 OPTIONAL += ("torchrl", "tensordict", "hypothesis", "pytest", "ray", "safetensors", "PIL", "cv2", "pandas")
 
 
-def test_import_starts_no_backend_and_imports_no_extra():
+def test_import_starts_no_backend_imports_no_extra_and_leaves_jax_as_it_was():
     run_python(
-        "import sys, jax\n"
+        "import io, os, sys, threading, contextlib, jax\n"
         "jax.config.update('jax_platforms', 'nowhere')\n"
-        "import fbuf\n"
+        "config, environment, threads = dict(jax.config.values), dict(os.environ), threading.active_count()\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:\n"
+        "    import fbuf\n"
+        "assert dict(jax.config.values) == config and dict(os.environ) == environment\n"
+        "assert threading.active_count() == threads and not out.getvalue() and not err.getvalue()\n"
         "view = fbuf.views.Transition(autoreset='same_step')\n"
         "fbuf.Buffer(capacity=8, sampler=fbuf.samplers.Prioritized(), view=view, lanes=2)\n"
         f"found = sorted({{m.split('.')[0] for m in sys.modules}} & set({OPTIONAL!r}))\n"
@@ -45,17 +49,4 @@ def test_import_starts_no_backend_and_imports_no_extra():
         "    pass\n"
         "else:\n"
         "    raise AssertionError('the check checks nothing')\n"
-    )
-
-
-def test_import_leaves_jax_as_it_was():
-    run_python(
-        "import io, os, sys, threading, contextlib, jax\n"
-        "config, environment, threads = dict(jax.config.values), dict(os.environ), threading.active_count()\n"
-        "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:\n"
-        "    import fbuf\n"
-        "assert dict(jax.config.values) == config\n"
-        "assert dict(os.environ) == environment\n"
-        "assert threading.active_count() == threads\n"
-        "assert not out.getvalue() and not err.getvalue()\n"
     )

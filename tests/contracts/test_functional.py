@@ -38,7 +38,7 @@ from tests.support.functional import (
 )
 from tests.support.paths import ROOT
 from tests.support.refusals import raises
-from tests.support.trees import same
+from tests.support.trees import changed, same
 
 SAVED = [
     *BUFFERS.values(),
@@ -184,6 +184,21 @@ def test_init_shares_no_array_between_leaves():
     pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.size]
     assert len(set(pointers)) == len(pointers)
     jax.jit(RICH.clear, donate_argnums=0)(state)
+
+
+def test_eager_methods_copy_only_what_they_change():
+    before, error = filled(), jnp.ones(BATCH)
+    state, batch = RICH.sample(before, KEY, BATCH)
+    assert changed(before, state) == [".header"]
+    names = changed(state, RICH.update_priority(state, batch.index, error))
+    assert ".sampler.tree" in names and not [name for name in names if name.startswith((".rows", ".anchors"))]
+    names = changed(state, RICH.update_rows(state, batch.index, {"reward": error}))
+    assert [name for name in names if name.startswith(".rows")] == [".rows['reward']"]
+    assert not [name for name in changed(state, RICH.clear(state)) if name.startswith(".rows")]
+    assert changed(state, RICH.set(state, beta=0.5)) == [".sampler.numbers"]
+    ahead = dataclasses.replace(RICH, prefetch=1, batch_size=BATCH)
+    state = filled(ahead)
+    assert not [name for name in changed(state, ahead.sample(state, KEY)[0]) if name.startswith((".rows", ".sampler"))]
 
 
 def test_an_index_from_before_the_wrap_is_stale_after_it():

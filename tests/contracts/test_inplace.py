@@ -1,6 +1,5 @@
 """Invariant 2: a donated step costs O(rows in hand), whatever the order of verbs; what `assert_inplace` says if not."""
 
-import dataclasses
 import functools
 import sys
 import warnings
@@ -72,29 +71,6 @@ def test_control_a_result_that_reuses_nothing():
     with warnings.catch_warnings(), pytest.raises(AssertionError, match="bytes are not reused"):
         warnings.simplefilter("ignore")  # some releases of JAX say so themselves
         assert_inplace(lambda x: x.astype(jnp.int8), inplace.shape((inplace.CAPACITY,), jnp.float32), bound=1024)
-
-
-def changed(before, after):
-    old, new = inplace.pointers(before), inplace.pointers(after)
-    return sorted(name for name in old if new[name] != old[name])
-
-
-def test_eager_methods_copy_only_what_they_change():
-    buffer = inplace.buffer_of("prioritized", "transition", capacity=64)
-    before = inplace.filled(buffer)
-    state, batch = buffer.sample(before, jax.random.key(1), inplace.BATCH)
-    assert changed(before, state) == [".header"]
-    after = buffer.update_priority(state, batch.index, jnp.ones((inplace.BATCH,), jnp.float32))
-    assert not [name for name in changed(state, after) if name.startswith((".rows", ".anchors"))]
-    assert ".sampler.tree" in changed(state, after)
-    after = buffer.update_rows(state, batch.index, {"reward": jnp.zeros((inplace.BATCH,), jnp.float32)})
-    assert [name for name in changed(state, after) if name.startswith(".rows")] == [".rows['reward']"]
-    assert not [name for name in changed(state, buffer.clear(state)) if name.startswith(".rows")]
-    assert changed(state, buffer.set(state, beta=0.5)) == [".sampler.numbers"]
-    ahead = dataclasses.replace(buffer, prefetch=1, batch_size=inplace.BATCH)
-    state = inplace.filled(ahead)
-    moved = changed(state, ahead.sample(state, jax.random.key(0))[0])
-    assert not [name for name in moved if name.startswith((".rows", ".sampler"))]
 
 
 BUFFER = fbuf.uniform(100_000)

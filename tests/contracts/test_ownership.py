@@ -90,7 +90,9 @@ def behind(x):
 @pytest.fixture
 def gate():
     OPEN.set()
-    jax.block_until_ready(behind(KEY))  # compiled now, so that `slow` is not done before its turn comes
+    jax.block_until_ready(
+        _behind(KEY, jnp.zeros(1, jnp.int32))
+    )  # compiled now, so that `slow` is not done before its turn
     OPEN.clear()
     yield OPEN
     OPEN.set()

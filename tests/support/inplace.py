@@ -108,16 +108,13 @@ def state_of(buffer, bound):
 
 
 def in_jit(buffer, order):
-    memory = assert_order(buffer, order, ROW)
-    state_of(buffer, memory.bound)
-    return memory
+    state_of(buffer, assert_order(buffer, order, ROW).bound)
 
 
 def in_scan(buffer, order):
     bound = 96 * 1024  # two draws of `Ranked` take 82 KB, none of it a copy of a leaf
-    memory = assert_order(buffer, order, ROW, steps=STEPS, bound=bound)
+    assert_order(buffer, order, ROW, steps=STEPS, bound=bound)
     state_of(buffer, bound)
-    return memory
 
 
 FORMS = {"jit": in_jit, "scan": in_scan}
@@ -137,25 +134,3 @@ def orders(length, sampler):
 def some(length, sampler, number):
     """A fixed sample of orders, different for each length, the same on every machine."""
     return sorted(random.Random(f"{length}{sampler}").sample(orders(length, sampler), number))
-
-
-def rows_at(key):
-    return row_with(
-        jax.random.bits(key, (1, LANES, 4, 3), jnp.uint8),
-        1,
-        LANES,
-        reward=jax.random.normal(key, (1, LANES), jnp.float32),
-        terminated=jax.random.uniform(key, (1, LANES), jnp.float32) < jnp.float32(0.1),
-    )
-
-
-def filled(buffer):
-    state = buffer.init(ROW)
-    for key in jax.random.split(jax.random.key(0), 6):
-        state = buffer.extend(state, rows_at(key))
-    return jax.block_until_ready(state)
-
-
-def pointers(tree):
-    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): leaf.unsafe_buffer_pointer() for path, leaf in pairs if leaf.size}

@@ -37,5 +37,12 @@ def close(one, two, **tolerance):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(numpy_leaf(a), numpy_leaf(b), **tolerance), one, two)
 
 
+def changed(before, after):
+    """Return the names of the leaves that are in other memory."""
+    old, new = (jax.tree_util.tree_leaves_with_path(state) for state in (before, after))
+    pairs = [(jax.tree_util.keystr(path), x, y) for (path, x), (_, y) in zip(old, new, strict=True) if x.size]
+    return [name for name, x, y in pairs if x.unsafe_buffer_pointer() != y.unsafe_buffer_pointer()]
+
+
 def x64(on=True):
     return jax.enable_x64(on) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(on)

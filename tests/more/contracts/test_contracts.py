@@ -11,6 +11,7 @@ from jax import lax
 
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked
 from tests.contracts import test_faults as faults
+from tests.contracts.test_errors import test_an_empty_sample_is_masked_and_counted  # noqa: F401
 from tests.contracts.test_model import (  # noqa: F401
     test_every_method_does_what_the_model_does,
 )
@@ -19,7 +20,7 @@ from tests.support import flags
 from tests.support.combinations import SAMPLERS, SOME, VIEWS, check_storages_agree
 from tests.support.model_cases import CUTS, EXAMPLES, cases, listed, make
 from tests.support.model_trial import Trial
-from tests.support.tables import checks
+from tests.support.tables import checks, one_of
 from tests.support.uniformity import check_prioritized
 
 
@@ -95,10 +96,10 @@ test_checks = checks(
 )
 
 
-CASES = [
-    ("next step, stack", "batch", "host", 3, "donated"),
-    ("stack, steps", "buffer, host", "compressed", 3, "donated"),
-]
+CASES = listed("""
+next step, stack/batch/host/3/donated; stack, steps/buffer, host/compressed/3/donated; other ends/uniform/device/-/donated
+""")
+sampler = one_of(Ranked(uniform=0.5, normalize="buffer"))
 CUT = listed("""
 final, stack/batch/device/3/donated; next step, stack/uniform/memmap/3/jit; episode, next step/batch/device/-/jit;
 mask, both/episodes/deduplicated/3/donated; ids/uniform/device/3/donated; ids, reset/batch/compressed/3/eager
