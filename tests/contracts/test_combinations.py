@@ -36,18 +36,13 @@ def test_combinations_without_meaning_are_refused(storage, pair):
 
 def test_no_state_holds_an_array_of_size_zero():
     """Every array of a state costs time in every call, and XLA replicates arrays without elements."""
-    plain = combinations.make("Device", "Uniform", "Row")
-    buffers = [
-        dataclasses.replace(plain, sampler=sampler)
-        for sampler in (fbuf.samplers.Epoch(shuffle=False), fbuf.samplers.Consume())
-    ]
-    for sampler in combinations.SAMPLERS:
-        for view in ("Row", "Transition", "Hindsight"):
-            buffers.append(combinations.make("Device", sampler, view))
-        buffers.append(combinations.make("Deduplicated", sampler, "Episode"))
-    buffers += [combinations.make(storage, "Uniform", "Row") for storage in combinations.STORAGES]
-    buffers += [combinations.make("Device", "Uniform", "Row", writer) for writer in combinations.UNORDERED_WRITERS]
-    for buffer in buffers:
+    views = [("Device", "Row"), ("Device", "Transition"), ("Device", "Hindsight"), ("Deduplicated", "Episode")]
+    cases = [(storage, sampler, view) for sampler in combinations.SAMPLERS for storage, view in views]
+    cases += [(storage, "Uniform", "Row") for storage in combinations.STORAGES]
+    cases += [("Device", "Uniform", "Row", writer) for writer in combinations.UNORDERED_WRITERS]
+    buffers = [combinations.make(*case) for case in cases]
+    others = (fbuf.samplers.Epoch(shuffle=False), fbuf.samplers.Consume())
+    for buffer in buffers + [dataclasses.replace(buffers[0], sampler=sampler) for sampler in others]:
         on_device = isinstance(buffer.storage, Device | Deduplicated) and not getattr(buffer.sampler, "on_host", False)
         state = jax.eval_shape(buffer.init, EXAMPLE) if on_device else buffer.init(EXAMPLE)
         leaves = jax.tree_util.tree_leaves_with_path(state)

@@ -70,25 +70,18 @@ def test_closing_the_replay_hands_out_what_was_drawn():
     assert next(batches, None) is None and repr(batches) == "Batches(ended)"
 
 
-def test_closing_the_replay_ends_a_waiting_iterator():
-    replay = make()
-    batches = replay.batches(10)
-    thread = Thread(lambda: list(batches))
-    soon(lambda: waiting(replay) == 1)
-    replay.close()
-    assert thread.ends() == []
-
-
-def test_another_thread_may_close_the_iterator():
+@pytest.mark.parametrize("closed", ["replay", "iterator"])
+def test_another_thread_may_end_a_waiting_iterator(closed):
     replay = make()
     batches = replay.batches(10)
     thread = Thread(lambda: list(batches))
     soon(lambda: waiting(replay) == 1 and batches._ahead._filled._waiters)
+    {"replay": replay, "iterator": batches}[closed].close()
+    assert thread.ends() == []
     batches.close()
-    assert thread.ends() == [] and not batches._ahead._thread.is_alive()
-    batches.close()
-    replay.extend(rows(0, 10))
-    assert next(batches, None) is None and replay.pace.drawn == 0
+    if closed == "iterator":
+        replay.extend(rows(0, 10))
+    assert not batches._ahead._thread.is_alive() and next(batches, None) is None and replay.pace.drawn == 0
 
 
 def test_threads_share_one_iterator():

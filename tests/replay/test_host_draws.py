@@ -13,19 +13,13 @@ import pytest
 import fbuf
 from tests.support.refusals import raises
 from tests.support.trees import same
-from tests.support.two_replays import compare, make_pair
+from tests.support.two_replays import ROW, compare, make_pair, rows_of
 
-EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "end": np.bool_(False)}
-EXAMPLE = pickle.loads(pickle.dumps(EXAMPLE))  # an actor's: its dtypes are not NumPy's own objects
+EXAMPLE = pickle.loads(pickle.dumps(ROW))  # an actor's: its dtypes are not NumPy's own objects
 
 
-def row(n, lanes):
-    random = np.random.default_rng(n)
-    return {
-        "x": random.random((*lanes, 2)).astype(np.float32),
-        "n": random.integers(0, 99, lanes).astype(np.int32) if lanes else np.int32(n),
-        "end": random.random(lanes) < 0.2 if lanes else np.bool_(n % 3 == 0),
-    }
+def row(n):
+    return rows_of(np.random.default_rng(n))
 
 
 def with_lap(replay, lap):
@@ -50,23 +44,23 @@ def test_tensors_are_the_caller_s():
     torch = pytest.importorskip("torch")
     one, other = (fbuf.Replay(fbuf.uniform(50), EXAMPLE) for _ in range(2))
     for n in range(30):
-        one.add(row(n, ()))
-        other.add(row(n, ()))
+        one.add(row(n))
+        other.add(row(n))
     for _ in range(3):
         batch, arrays = one.sample(6, to="torch"), other.sample(6, to="numpy")
-        assert isinstance(batch.data["x"], torch.Tensor) and batch.index.ticket.dtype == torch.uint32
+        assert isinstance(batch.data["reward"], torch.Tensor) and batch.index.ticket.dtype == torch.uint32
         same(jax.tree.map(lambda leaf: leaf.numpy(), batch), arrays)
-        batch.data["x"] += 1  # changes neither rows nor later batches
+        batch.data["reward"] += 1  # changes neither rows nor later batches
 
 
 def test_writes_after_draws_are_in_place():
     replay = fbuf.Replay(fbuf.uniform(5000), EXAMPLE)
-    replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0, ()).items()})
-    before = replay.state.rows["x"].unsafe_buffer_pointer()
+    replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0).items()})
+    before = replay.state.rows["reward"].unsafe_buffer_pointer()
     for n in range(4):
         batch = replay.sample(8, to="numpy")
-        replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(n, ()).items()})
-        assert replay.state.rows["x"].unsafe_buffer_pointer() == before and batch.mask.all()
+        replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(n).items()})
+        assert replay.state.rows["reward"].unsafe_buffer_pointer() == before and batch.mask.all()
 
 
 def test_rows_may_be_of_a_class_that_checks_its_values():
@@ -86,7 +80,7 @@ def test_rows_may_be_of_a_class_that_checks_its_values():
 
 def test_draws_are_clean_under_transfer_guards():
     replay = fbuf.Replay(fbuf.uniform(50), EXAMPLE)
-    replay.add(row(0, ()))
+    replay.add(row(0))
     with jax.transfer_guard("disallow"):
         for _ in range(2):
             replay._host_draws._next = iter(())  # as after the last of the random bits

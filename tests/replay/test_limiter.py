@@ -44,12 +44,8 @@ def test_a_call_waits_exactly_where_the_limit_says(calls):
     held = min(pace.added, 8)
     assert replay.can_add(3) == limit.can_add(pace, 3, size=held)
     assert not replay.can_sample(3) or limit.can_sample(pace, 3, size=held)
-    stats = replay.stats()
-    assert (stats["limit_added"], stats["limit_drawn"], stats["limit_surplus"]) == (
-        pace.added,
-        pace.drawn,
-        pace.surplus / 2,
-    )
+    told = {"limit_added": pace.added, "limit_drawn": pace.drawn, "limit_surplus": pace.surplus / 2}
+    assert replay.stats().items() >= told.items()
 
 
 @pytest.mark.parametrize("lanes", [None, 2])

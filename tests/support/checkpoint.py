@@ -20,7 +20,6 @@ from fbuf.views import Transition
 from tests.golden import buffers as golden
 from tests.support import combinations
 from tests.support.paths import ROOT
-from tests.support.refusals import raises
 from tests.support.trees import same
 
 GOLDEN = ROOT / "tests" / "golden" / "buffers-v1"
@@ -150,19 +149,6 @@ def check_old_state(storage, tmp_path):
     loaded, again = fbuf.load(tmp_path / "saved")
     same(loaded.rows(again), buffer.rows(old))
     same(steps(loaded, again, 100, 3)[1], steps(buffer, old, 100, 3)[1])
-
-
-def check_custom_writer(writer, storage, tmp_path):
-    buffer = fbuf.Buffer(20, lanes=2, storage=combinations.STORAGES[storage], sampler=Prioritized(), writer=writer)
-    state, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 6)
-    fbuf.save(tmp_path / "saved", buffer, state)
-    words = rf"(?s):{type(writer).__name__}.*Write fbuf.load\(path, b"
-    raises(fbuf.SchemaError, words, fbuf.load, tmp_path / "saved")
-    loaded, again = fbuf.load(tmp_path / "saved", buffer)
-    same(steps(loaded, again, 100, 9)[1], steps(buffer, state, 100, 9)[1])
-    other = dataclasses.replace(buffer, writer=fbuf.writers.Ring())
-    raises(fbuf.SchemaError, "the writer of .* is another", fbuf.load, tmp_path / "saved", other)
-    raises(fbuf.SchemaError, "chooses slots itself", fbuf.load, tmp_path / "saved", buffer, resize=40)
 
 
 def saved_transitions(tmp_path, **parts):

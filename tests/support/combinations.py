@@ -59,10 +59,10 @@ UNORDERED = [s for s in SAMPLERS if SAMPLERS[s].by_episode is False and not geta
 LANES, BATCH = 2, 6
 
 
-def rows_of(rng, count):
-    shape = (count, LANES)
+def rows_of(rng, count, lanes=(LANES,), shades=4, size=8):
+    shape = (count, *lanes)
     return {
-        "obs": rng.integers(1, 5, (*shape, 1, 1), np.uint8) * np.ones((8, 8), np.uint8),
+        "obs": rng.integers(1, 1 + shades, (*shape, 1, 1), np.uint8) * np.ones((size, size), np.uint8),
         "action": rng.integers(0, 9, shape).astype(np.int32),
         "goal": rng.integers(0, 9, shape).astype(np.int32),
         "reached": rng.integers(0, 9, shape).astype(np.int32),

@@ -1,6 +1,7 @@
 """What the tests of `storages.Deduplicated` share: a trial that keeps every row it gave, and contents of all kinds."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -46,21 +47,17 @@ def check(state: fbuf.BufferState) -> None:
         np.testing.assert_array_equal(table.home[table.names[slots]], slots)
 
 
-class Methods:
-    """The methods of a buffer, compiled once for all who use it; the state is donated."""
+@functools.cache
+def methods_of(buffer: fbuf.Buffer) -> SimpleNamespace:
+    """Return the methods of a buffer, compiled once for all who use it; the state is donated."""
 
-    def __init__(self, buffer: fbuf.Buffer):
-        def extend(state: Any, rows: Any, mask: Any, priority: Any) -> Any:
-            return buffer.extend(state, rows, mask=mask, priority=priority)
+    def extend(state: Any, rows: Any, mask: Any, priority: Any) -> Any:
+        return buffer.extend(state, rows, mask=mask, priority=priority)
 
-        self.extend = jax.jit(extend, donate_argnums=0)
-        self.update = jax.jit(buffer.update_rows, donate_argnums=0)
-        self.clear = jax.jit(buffer.clear, donate_argnums=0)
-        self.sample = jax.jit(buffer.sample, static_argnums=2, donate_argnums=0)
-        self.get = jax.jit(buffer.get)
-
-
-methods_of = functools.cache(Methods)
+    methods = {"extend": extend, "update": buffer.update_rows, "clear": buffer.clear}
+    methods = {name: jax.jit(method, donate_argnums=0) for name, method in methods.items()}
+    sample = jax.jit(buffer.sample, static_argnums=2, donate_argnums=0)
+    return SimpleNamespace(**methods, sample=sample, get=jax.jit(buffer.get))
 
 
 class Trial:
@@ -155,8 +152,8 @@ class Trial:
             self.compared += len(found)
         check(self.state)
 
-    def index_of(self, numbers: list[int]) -> fbuf.Index:
-        indices = self._indices()
+    def index_of(self, numbers: list[int], indices: Any = None) -> fbuf.Index:
+        indices = indices or self._indices()
         return fbuf.Index(*(jnp.asarray(np.array(x)) for x in zip(*(indices[n] for n in numbers), strict=True)))
 
     def update(self, numbers: list[int], fields: Fields) -> None:
@@ -178,7 +175,7 @@ class Trial:
         """Reads rows by indices from any time: those held are returned, others are masked. Returns how many were."""
         self.indices |= self._indices()
         chosen = rng.choice(sorted(self.indices), number).tolist()
-        index = fbuf.Index(*(jnp.asarray(np.array(x)) for x in zip(*(self.indices[n] for n in chosen), strict=True)))
+        index = self.index_of(chosen, self.indices)
         got = jax.device_get(self.methods.get(self.state, index))
         held = {n for lane in self.arrived for n in lane} - self.refused
         assert got.mask.tolist() == [n in held for n in chosen]

@@ -11,7 +11,9 @@ import fbuf
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Deduplicated
 from fbuf.views import Transition
-from tests.support.trees import example_of, numpy_leaf, same
+from tests.support import flags
+from tests.support.flags import EXAMPLE
+from tests.support.trees import numpy_leaf, same
 
 LANES, CAPACITY, BATCH = 2, 24, 6
 STACKS = {"sampler": Prioritized(), "view": Transition(n_step=2, stack=2, autoreset="same_step"), "lanes": LANES}
@@ -25,17 +27,7 @@ KEY = jax.random.key(7)
 
 
 def rows(steps, seed=0):
-    draw, axes = np.random.default_rng(seed), (steps, LANES)
-    return {
-        "obs": jnp.asarray(draw.integers(0, 255, (*axes, 3)), jnp.uint8),
-        "action": jnp.asarray(draw.integers(0, 4, axes), jnp.int32),
-        "reward": jnp.asarray(draw.normal(size=axes), jnp.float32),
-        "terminated": jnp.asarray(draw.random(axes) < 0.1),
-        "truncated": jnp.asarray(draw.random(axes) < 0.05),
-    }
-
-
-EXAMPLE = example_of(rows(1))
+    return flags.rows(RICH, steps, seed)
 
 
 @functools.cache

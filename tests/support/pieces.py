@@ -1,9 +1,12 @@
 """Small data sets for tests, and the same rows as numpy arrays."""
 
+import functools
+
 import numpy as np
 
 import fbuf
 from fbuf._formats import dataset as _dataset
+from tests.support import combinations
 from tests.support.trees import same
 
 CHUNK = 4
@@ -28,16 +31,7 @@ USED = (
 SIZES = {0: 3, 1: 17, 2: 8, 3: 14}
 
 
-def rows_of(rng, count):
-    return {
-        "obs": rng.integers(1, 255, (count, 1, 1), np.uint8) * np.ones((6, 6), np.uint8),
-        "action": rng.integers(0, 9, count).astype(np.int32),
-        "goal": rng.integers(0, 9, count).astype(np.int32),
-        "reached": rng.integers(0, 9, count).astype(np.int32),
-        "reward": rng.normal(size=count).astype(np.float32),
-        "terminated": rng.random(count) < 0.15,
-        "truncated": rng.random(count) < 0.1,
-    }
+rows_of = functools.partial(combinations.rows_of, lanes=(), shades=254, size=6)
 
 
 def write(path, number, schema, rows, step=5, meta=None):

@@ -1,4 +1,4 @@
-"""Writers that replace any row, as a user would write them, and what they leave in plain Python."""
+"""Writers that replace any row, `TopK` and some as a user would write them, and what they leave in plain Python."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from jax import lax
 
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
@@ -16,34 +15,7 @@ from fbuf.storages import Compressed, Device, Host, Zstd
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.trees import example_of
 
-
-@dataclasses.dataclass(frozen=True)
-class Largest:
-    """Keeps the rows with the largest values of a leaf; of equal ones the older."""
-
-    leaf: str
-    streams: ClassVar[bool] = False
-
-    def init(self, geometry, spec):
-        if self.leaf not in spec:
-            raise ValueError(f"Largest: leaf '{self.leaf}' is not among {', '.join(spec)}. Use one of those.")
-        return jnp.full((geometry.capacity,), -jnp.inf, jnp.float32)  # value of the row in each slot
-
-    def choose(self, own, geometry, held, leaves, keep):
-        nowhere = jnp.int32(geometry.capacity)
-
-        def one(carry, row):
-            values, held = carry
-            value, keep = row
-            full = held == nowhere
-            slot = jnp.where(full, jnp.argmin(values).astype(jnp.int32), held)
-            takes = keep & (~full | (value > values[slot]))
-            slot = jnp.where(takes, slot, nowhere)
-            return (values.at[slot].set(value, mode="drop"), held + (takes & ~full).astype(jnp.int32)), slot
-
-        rows = (leaves[self.leaf].astype(jnp.float32).reshape(-1), keep.reshape(-1))
-        (own, _), slot = lax.scan(one, (own, held), rows)
-        return slot.reshape(keep.shape), own
+Largest = fbuf.writers.TopK  # of equal rows the older stays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,11 @@
 """A history of writes, draws and updates kept as lists beside a buffer, from which every number of its summary is computed."""
 
-import dataclasses
 import functools
 import itertools
 import json
 import math
 from collections import Counter
-from typing import Any
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,35 +20,21 @@ LANES, BATCH = parts.LANES, parts.BATCH
 MANY = 1 << 14  # rows compared by default
 
 
-@dataclasses.dataclass
-class History:
-    buffer: fbuf.Buffer
-    state: Any
-    rows: list[dict[str, np.ndarray]]  # every row ever written, `[E, ...]` each
-    drawn: Counter[tuple[int, int]]  # how often each (slot, ticket) was handed out
-    priority: dict[tuple[int, int], float]  # the last error given to each
-
-    @property
-    def held(self):
-        return min(len(self.rows), self.buffer.geometry.length)
-
-
 @functools.cache
 def history(storage, sampler, view, writer="Ring", steps=7):
+    """Return a buffer, its state, every row ever written, `[E, ...]` each, and how often each (slot, ticket) was drawn."""
     buffer = parts.make(storage, sampler, view, writer)
-    told = History(buffer, buffer.init(parts.EXAMPLE), [], Counter(), {})
+    told = SimpleNamespace(buffer=buffer, state=buffer.init(parts.EXAMPLE), rows=[], drawn=Counter())
     rng = np.random.default_rng(3)
     for i in range(steps):
         rows = parts.rows_of(rng, 5)
         told.rows += [{name: leaf[t] for name, leaf in rows.items()} for t in range(5)]
         told.state, batch = buffer.sample(buffer.extend(told.state, rows), jax.random.key(i), BATCH)
         slots = zip(batch.index.slot.tolist(), batch.index.ticket.tolist(), batch.mask.tolist(), strict=True)
-        names = [(slot, ticket) for slot, ticket, there in slots if there]
-        told.drawn.update(names)
+        told.drawn.update((slot, ticket) for slot, ticket, there in slots if there)
         if buffer.sampler.prioritized:
             error = rng.gamma(1.0, 1.0, BATCH).astype(np.float32)
             told.state = buffer.update_priority(told.state, batch.index, error)
-            told.priority |= dict(zip(names, error.tolist(), strict=False))
     return told
 
 
@@ -97,7 +82,8 @@ def check(told, summary, compare=MANY):
     there = np.asarray(rows.mask)
     assert summary.size == there.sum()
     if buffer.writer.streams:
-        ages = [age for age in range(told.held) for _ in range(LANES)]
+        held = min(len(told.rows), buffer.geometry.length)
+        ages = [age for age in range(held) for _ in range(LANES)]
         close(summary.ages, plain_quantiles(ages))
     if not isinstance(buffer.storage, fbuf.storages.Ragged):
         data = {name: np.asarray(leaf)[there] for name, leaf in rows.data.items()}

@@ -34,7 +34,9 @@ def row_with(obs, *axes, **leaves):
 
 def close(one, two, **tolerance):
     assert jax.tree.structure(one) == jax.tree.structure(two)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(numpy_leaf(a), numpy_leaf(b), **tolerance), one, two)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_allclose(numpy_leaf(a), numpy_leaf(b), **tolerance)
 
 
 def changed(before, after):

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed
 from tests.support import checkpoint as support
 from tests.support import combinations
 from tests.support.checkpoint_saving import check_mangled_meta, check_marks
-from tests.support.scattered import Anywhere, Largest
+from tests.support.refusals import raises
+from tests.support.scattered import Anywhere
 from tests.support.tables import pairwise
 from tests.support.trees import same
 
@@ -79,16 +81,6 @@ def test_mangled_metadata_is_refused(name, seed, tmp_path):
     check_mangled_meta(name, seed, tmp_path)
 
 
-def test_cleared_rows_stay_cleared(tmp_path):
-    buffer = combinations.make("Device", "Ranked", "Transition")
-    state, _ = support.steps(buffer, buffer.init(combinations.EXAMPLE), 0, 12)
-    index = buffer.last(state, 1).index
-    state, _ = support.steps(buffer, buffer.clear(state), 20, 2)
-    fbuf.save(tmp_path / "saved", buffer, state)
-    loaded, again = fbuf.load(tmp_path / "saved")
-    assert not np.asarray(loaded.get(again, index).mask).any()
-
-
 def test_a_resized_epoch_goes_on_or_starts_again(tmp_path):
     buffer = fbuf.Buffer(20, sampler=fbuf.samplers.Epoch())
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(12)})
@@ -104,17 +96,26 @@ def test_a_resized_epoch_goes_on_or_starts_again(tmp_path):
 
 
 def test_another_storage_and_capacity_at_once(tmp_path):
-    buffer = support.resized("Device", "Prioritized", "Row", 40)
-    state = support.at_rest(buffer, 9, tmp_path)
+    buffer = combinations.make("Device", "Prioritized", "Row")
+    state, _ = support.steps(buffer, buffer.init(combinations.EXAMPLE), 0, 9)
+    fbuf.save(tmp_path / "saved", buffer, state)
     other = dataclasses.replace(buffer, capacity=24, storage=Compressed(keys=("obs",)))
     loaded, again = fbuf.load(tmp_path / "saved", other, resize=True)
-    same(support.newest_rows(loaded, again, 12), support.newest_rows(buffer, state, 12))
+    same(loaded.last(again, 12).data, buffer.last(state, 12).data)
     same(again.sampler.max_priority, state.sampler.max_priority)
 
 
-def test_custom_writers_are_named(tmp_path):
-    support.check_custom_writer(Largest("reward"), "Device", tmp_path / "one")
-    support.check_custom_writer(Anywhere(3), "Compressed", tmp_path / "two")
+def test_a_custom_writer_is_named(tmp_path):
+    storage, path = combinations.STORAGES["Compressed"], tmp_path / "saved"
+    buffer = fbuf.Buffer(20, lanes=2, storage=storage, sampler=Prioritized(), writer=Anywhere(3))
+    state, _ = support.steps(buffer, buffer.init(combinations.EXAMPLE), 0, 6)
+    fbuf.save(path, buffer, state)
+    raises(fbuf.SchemaError, r"(?s):Anywhere.*Write fbuf.load\(path, b", fbuf.load, path)
+    loaded, again = fbuf.load(path, buffer)
+    same(support.steps(loaded, again, 100, 9)[1], support.steps(buffer, state, 100, 9)[1])
+    other = dataclasses.replace(buffer, writer=fbuf.writers.Ring())
+    raises(fbuf.SchemaError, "the writer of .* is another", fbuf.load, path, other)
+    raises(fbuf.SchemaError, "chooses slots itself", fbuf.load, path, buffer, resize=40)
 
 
 def test_marks_made_on_the_device(monkeypatch):

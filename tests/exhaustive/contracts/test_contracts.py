@@ -26,7 +26,7 @@ from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags,
 from tests.support.model_cases import cases, listed
 from tests.support.tables import checks, one_of, pairwise
 from tests.support.trees import close
-from tests.support.uniformity import check_parts, check_retired, check_zero_priorities, chi_square_z, slots_drawn
+from tests.support.uniformity import check_parts, check_retired, check_zero_priorities
 
 
 def refused(storage, sampler, view):
@@ -45,12 +45,6 @@ def test_storages_give_the_same_batches_in_every_combination(storage, sampler, v
 @pytest.mark.parametrize("writer", combinations.UNORDERED_WRITERS)
 def test_storages_give_writers_the_same_batches_with_every_sampler(writer, sampler):
     combinations.check_storages_agree(combinations.UNORDERED_STORAGES, sampler, "Row", writer)
-
-
-@pytest.mark.parametrize("view", combinations.VIEWS)
-def test_where_priorities_live_does_not_matter(view):
-    found = [list(combinations.batches("Device", name, view)) for name in ("Prioritized", "Prioritized(on='host')")]
-    jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 sampler = one_of(Uniform(over="episodes"), Epoch(), Consume(2), Prioritized(), Prioritized(on="host"), Staleness(4))
@@ -72,19 +66,6 @@ def test_every_method_under_each_flag(name, flag):
     with flags(flag):
         got = every_method(buffer, state, x)
     check(name, plain(got))
-
-
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(alpha=1.0, eps=0.0, stratified=False)])
-def test_a_million_draws_of_many_rows(sampler):
-    capacity, chances = 50_021, np.ones(50_021)
-    buffer = fbuf.Buffer(capacity=capacity, sampler=sampler)
-    given = {}
-    if sampler.prioritized:
-        given["priority"] = np.random.default_rng(0).uniform(0.5, 2.0, capacity).astype(np.float32)
-        chances = given["priority"].astype(np.float64)
-    state = buffer.extend(buffer.init(np.float32(0)), np.zeros(capacity, np.float32), **given)
-    for seed in range(3):
-        assert abs(chi_square_z(slots_drawn(buffer, state, seed, 2**20), chances / chances.sum())) < 4
 
 
 HERE = [s for s in combinations.SAMPLERS if "host" not in s]

@@ -5,12 +5,11 @@ from tests.contracts.test_ownership import (  # noqa: F401
     gate,
     nothing_left,
     test_a_handle_closes_its_store,
-    test_a_pending_read_outlives_every_state,
     test_a_store_goes_with_its_last_state_without_the_garbage_collector,
     test_init_cannot_be_traced,
     test_single_leaves_do_not_own_the_store,
     test_states_are_pytrees,
-    test_what_was_made_of_a_pending_read_outlives_it,
+    test_what_was_made_of_a_pending_read_outlives_every_state,
 )
 from tests.more.contracts.test_ownership import (  # noqa: F401
     test_a_deep_copy_shares_the_store_and_goes_its_own_way,

@@ -1,7 +1,5 @@
 """Host stores used for long, after more kills, power failures and damage, and writes that fail at each call."""
 
-import gc
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +9,10 @@ from fbuf._host.codecs import Zstd
 from fbuf._host.memory import file_arena
 from tests.support.disk_faults import check_failing_writes
 from tests.support.recovery import KINDS, check_damages, check_killed, check_power_failed
+from tests.support.replay import resident
 from tests.support.store import fetch, frames, make
 
-STATM = Path("/proc/self/statm")
-pytestmark = pytest.mark.skipif(not STATM.exists(), reason="reads /proc")
-
-
-def resident():
-    gc.collect()
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 
 
 def test_memory_stays_flat_over_a_million_operations():
@@ -45,7 +38,7 @@ def test_memory_stays_flat_over_a_million_operations():
             before = resident()
     if store._thread is not None:
         store._thread.join(60)
-    assert resident() - before < 3 << 20
+    assert resident() - before < 3  # MiB
     assert store.nbytes < 4 << 20
 
 

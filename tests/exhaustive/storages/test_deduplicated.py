@@ -11,7 +11,6 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._algorithms import block_table
 from fbuf._buffer.state import COUNTERS
 from fbuf.samplers import Prioritized
 from fbuf.storages import Deduplicated
@@ -22,7 +21,6 @@ from tests.support.deduplicated import (
     KEY,
     LEAVES,
     SMALL,
-    Fields,
     Trial,
     check,
     check_leaves,
@@ -197,35 +195,6 @@ def test_masked_writes_do_not_change_the_forecast() -> None:
         stats = buffer.stats(state)
         assert int(stats["refused_rows"]) == 0 and int(stats["retired_rows"]) > 0
         assert 0.55 < float(stats["blocks_load"]) < 0.96, (number, stats)
-
-
-def _constant(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
-    zero = jnp.zeros(blocks.shape[:1], jnp.uint32)
-    return zero, zero + jnp.uint32(5)
-
-
-def test_equal_fingerprints_of_different_blocks_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_table, "digest", _constant)
-    storage = Deduplicated(keys=("obs",), block=(4, 4), blocks=512, on_full="refuse")
-    trial = Trial(fbuf.Buffer(37, storage=storage), {"obs": ((8, 8), np.uint8)})  # a capacity of this test alone
-    rng = np.random.default_rng(0)
-    pool = rng.integers(0, 256, (60, 4, 4), np.uint8)
-
-    def rows(kinds: int) -> Fields:
-        tiles = pool[rng.integers(0, kinds, (6, 1, 2, 2))]
-        return {"obs": np.moveaxis(tiles, -3, -2).reshape(6, 1, 8, 8)}
-
-    for _ in range(8):
-        trial.extend(rows(40))
-        trial.compare()
-    assert trial.counters()[0] == 0  # two buckets hold 64 blocks (63 if one of them is the first)
-    prints = np.asarray(trial.state.rows.tables[0].prints)
-    assert len(set(prints[prints != 0])) == 1 and np.sum(prints != 0) <= 64
-    for _ in range(8):  # more kinds than that: some rows are refused, the others are exact
-        trial.extend({"obs": rng.integers(0, 256, (6, 1, 8, 8), np.uint8)})
-        trial.extend(rows(60))
-        trial.compare()
-    assert trial.counters()[0] > 0
 
 
 def test_rows_and_references_are_right_after_any_calls() -> None:

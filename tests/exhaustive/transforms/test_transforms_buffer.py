@@ -3,12 +3,10 @@ import dataclasses
 import jax
 import numpy as np
 
-import fbuf
 from fbuf.transforms import Chain, Map, Normalize, Rename, Scale
-from fbuf.views import Sequence
 from tests.more.transforms.test_transforms_buffer import test_steps_are_in_place  # noqa: F401
 from tests.support.tables import one_of
-from tests.support.transforms import close
+from tests.support.transforms import close, laned_windows
 
 settings = one_of({})
 
@@ -21,16 +19,10 @@ def collapsed(window):
 
 def test_one_value_a_window_is_not_taken_for_its_rows():
     """Though it is as long as the window, and rows are missing there."""
-    width = 4
     names = ("total", "wide", "begins", "reward")
     later = (Scale(names, 2.0, 1.0), Rename({"wide": "x/wide", "x": "x/rows"}), Normalize(("x/wide", "x/rows"), of="x"))
-    on_read = (Map(collapsed), Chain(later))
-    view = Sequence(4, boundary="mask", at=1, episode_end=("done",), autoreset="same_step")
-    buffer = fbuf.Buffer(20, view=view, on_read=on_read)
-    rng = np.random.default_rng(width)
-    x, reward = rng.normal(3, 2, (9, width)).astype(np.float32), rng.normal(size=9).astype(np.float32)
-    rows = {"x": x, "reward": reward, "done": np.arange(9) % 3 == 2}
-    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    buffer, state = laned_windows(4, (Map(collapsed), Chain(later)))
+    x = np.asarray(state.rows["x"])[:9]
     batch = buffer.peek(state, jax.random.key(0), 16).data
     plain_buffer = dataclasses.replace(buffer, on_read=None)
     plain = plain_buffer.peek(buffer.convert(plain_buffer, state), jax.random.key(0), 16).data
