@@ -11,7 +11,6 @@ from tests.support.trees import same
 
 
 def step(buffer, state, rows, key):
-    """Call every method that runs in a step."""
     state = buffer.extend(state, rows)
     state, batch = buffer.sample(state, key, BATCH)
     found = [buffer.stats(state), buffer.can_sample(state), buffer.get(state, batch.index), buffer.last(state, 2)]
@@ -46,7 +45,6 @@ def check_types(*combination):
 
 
 def check_values(*combination):
-    """The methods give the same inside `shard_map`."""
     buffer = make(*combination)
     given = arguments(buffer)
     got = jax.jit(mapped(buffer))(*jax.tree.map(lambda x: jnp.asarray(x)[None], given))

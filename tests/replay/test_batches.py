@@ -139,7 +139,6 @@ def test_the_finalizer_takes_no_lock():
 
 
 def fails(replay, monkeypatch, after):
-    """Let drawing fail from batch `after` on."""
     draw, calls = replay._sample, itertools.count()
 
     def failing(*args):

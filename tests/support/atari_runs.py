@@ -9,7 +9,6 @@ import numpy as np
 
 from fbuf._formats import dataset as _dataset
 from fbuf.datasets._atari import atari, plan
-from tests.support.disk import flip
 
 RUN = "dqn/Pong/1/replay_logs/"
 FRAMES = RUN + "$store$_observation_ckpt.{}.gz"
@@ -188,12 +187,6 @@ def cut_short(file, share=0.5):
     os.truncate(file, int(file.stat().st_size * share))
 
 
-def damage(file):
-    """Turns some bits in the middle of a file. (One alone may make another distance to the same bytes.)"""
-    middle = file.stat().st_size // 2
-    flip(file, *range(middle, middle + 8), by=255)
-
-
 def _header(shape, descr):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -207,7 +200,6 @@ def lie(file, shape, descr="|u1"):
 
 
 def bomb(file, shape, descr="|u1"):
-    """Write a small file that decompresses to 64 MiB."""
     file.write_bytes(gzip.compress(_header(shape, descr) + bytes(64 << 20), 9, mtime=0))
 
 

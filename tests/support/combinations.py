@@ -11,7 +11,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Unifor
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Episode, Hindsight, Row, Sequence, Transition
 from tests.support.disk import fresh, somewhere
-from tests.support.trees import example_of
+from tests.support.trees import example_of, same
 
 
 def missed(achieved, goal):
@@ -106,9 +106,7 @@ def check_storages_agree(storages, *combination):
     reference = batches("Device", *combination)
     assert sum(int(mask.sum()) for _, mask, *_ in reference) > 2 * BATCH
     for storage in storages:
-        for one, two in zip(reference, batches(storage, *combination), strict=True):
-            same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), one, two)
-            assert all(jax.tree.leaves(same)), storage
+        same(reference, batches(storage, *combination), storage)
 
 
 SOME = [("Epoch", "Sequence('mask')")]

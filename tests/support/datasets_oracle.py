@@ -103,7 +103,6 @@ def check_rows(buffer, state, expected):
 
 
 def check_files(path, expected):
-    """The same, read without JAX and without compiling anything."""
     with _dataset.DataSet.open(path) as dataset:
         found = dataset.read_rows(0, dataset.rows)
     assert found.keys() == expected.keys()

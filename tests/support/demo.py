@@ -1,13 +1,9 @@
 """A stand-in for the games of the demo."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from fbuf.demo import _dqn, _run
-
-Frames = np.ndarray[Any, Any]
 
 
 class Blocks:

@@ -36,7 +36,6 @@ def make(path, columns, *, resume=False, verify=True, arrays=None, **sizes):
 
 
 def flip(path, *places, by=1):
-    """Change bits of these bytes of a file."""
     data = bytearray(path.read_bytes())
     for at in places:
         data[at] ^= by

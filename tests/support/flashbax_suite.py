@@ -28,8 +28,6 @@ QUEUED = 4  # `sample_sequence_length` of trajectory_queue_test.py, which its ca
 
 @state
 class Tree:
-    """The leaves of a prioritised buffer, with flashbax's names."""
-
     sampler: object
 
     @property

@@ -15,7 +15,6 @@ NAME = "manifest-000000000002.json"
 
 
 def signed(body, version=1, kind=b"checkpoint"):
-    """Return a manifest with a valid first line."""
     line = b'{"format":"fbuf %s","version":%d,"bytes":%d,"crc32":%d}\n%s\n'
     return line % (kind, version, len(body), zlib.crc32(body), body)
 

@@ -41,8 +41,6 @@ class Source:
 
 
 class Blocks(Source):
-    """A source in blocks of `block` rows."""
-
     def __init__(self, array, block, marks=None):
         super().__init__(array, marks)
         self.block = block

@@ -15,8 +15,6 @@ COUNTERS = "refused_nonfinite refused_out_of_range refused_stale refused_closed 
 
 
 class Model(Lanes):
-    """The rows of a buffer, its priorities and its counters."""
-
     def __init__(self, buffer, fields):
         super().__init__(buffer, fields)
         self.sampler = buffer.sampler

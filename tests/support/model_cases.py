@@ -78,7 +78,6 @@ STORAGES = {
     "files": fbuf.storages.Compressed(keys=("obs", "info"), path=somewhere("model")),
     "deduplicated": fbuf.storages.Deduplicated(keys=("obs", "final"), blocks=256),  # room for all: nothing is refused
 }
-FORMS = ("eager", "jit", "donated")
 
 
 def make(view, sampler, storage, lanes):

@@ -16,6 +16,7 @@ from fbuf._indexing import anchors
 from fbuf.samplers import _host_priorities
 from tests.support.model import Model
 from tests.support.model_cases import FIELDS
+from tests.support.trees import same
 
 BATCH = 12
 SOME = 3  # rows a lane of an ordinary write
@@ -146,8 +147,7 @@ class Trial:
         self.model.update_rows(indices, fields)
         self.state = self.methods.update_rows(self.state, index_of(indices), nest(fields))
 
-    def clear(self, rng):
-        del rng
+    def clear(self, _):
         self.model.clear()
         self.state = self.methods.clear(self.state)
 
@@ -156,8 +156,7 @@ class Trial:
         self.model.cut(lanes)
         self.state = self.methods.cut(self.state, lanes if self.buffer.lanes else lanes[0])
 
-    def convert(self, rng):
-        del rng
+    def convert(self, _):
         self.model = self.model.convert(self.buffer)
         self.state = self.buffer.convert(self.buffer, self.state)
 
@@ -181,8 +180,7 @@ class Trial:
             self.model.set(**numbers)
             self.state = self.methods.set(self.state, numbers)
 
-    def rebuild(self, rng):
-        del rng
+    def rebuild(self, _):
         if self.model.prioritized and not self.buffer.sampler.rebuilds:
             self.model.rebuild()
             self.state = self.methods.rebuild(self.state)
@@ -312,12 +310,6 @@ def pairs_of(index):
     return list(zip(slots.tolist(), tickets.tolist(), strict=True))
 
 
-def host_tree(tree):
-    leaves = _host_priorities.leaves(tree)
-    held = _host_priorities.store_of(tree)._tree
-    return leaves, held._nodes, held._least
-
-
 def compare_fields(got, expected):
     assert got.keys() == expected.keys()
     for name, want in expected.items():
@@ -342,12 +334,14 @@ def compare_trees(buffer, sampler, leaf, priority):
     near = {"rtol": 2e-5, "atol": 0}
     lowest = buffer.sampler.normalize == "buffer"
     if buffer.sampler.on_host:
-        leaves, sums, lows = host_tree(sampler.tree)
+        leaves, held = _host_priorities.leaves(sampler.tree), _host_priorities.store_of(sampler.tree)._tree
         np.testing.assert_allclose(leaves, leaf, **near)
-        assert (sums == np.asarray(rebuilt(leaves, "sum"))).all()
+        assert (held._nodes == np.asarray(rebuilt(leaves, "sum"))).all()
         if lowest:
             low = np.asarray(rebuilt(np.where(leaves > 0, leaves, np.float32(np.inf)), "min"))
-            assert (lows == low[low.size - lows.size :]).all()  # the host has no leaves of its own for these
+            assert (
+                held._least == low[low.size - held._least.size :]
+            ).all()  # the host has no leaves of its own for these
         return
     leaves = np.asarray(leaves_of(sampler.tree, buffer.capacity))
     np.testing.assert_allclose(leaves, leaf, **near)
@@ -369,12 +363,9 @@ def ranks_of(bucket):
     return rank_buckets.set(rank_buckets.init(number), slot, bucket, number, zero)
 
 
-def compare_ranks(buffer, sampler, bucket, priority):
+def compare_ranks(buffer, sampler, bucket, _):
     """Buckets are those expected, by slot; counts are what all of them give."""
-    del priority
-    again = ranks_of(bucket.astype(np.int32))
-    for one, two in zip(jax.tree.leaves(sampler.ranks), jax.tree.leaves(again), strict=True):
-        assert np.array_equal(one, two)
+    same(sampler.ranks, ranks_of(bucket.astype(np.int32)))
 
 
 def drawable_slots(buffer, state):

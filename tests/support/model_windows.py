@@ -8,8 +8,6 @@ import numpy as np
 
 from tests.support.model_trial import BATCH, Trial, index_of, nest, pairs_of
 
-Pairs = list[tuple[int, int]]
-
 
 @functools.cache
 def methods_of(buffer):

@@ -139,8 +139,6 @@ def check_inplace(storage, sampler):
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """Puts rows where they say."""
-
     change: Any = staticmethod(lambda slots, own: (slots, own))
     streams: ClassVar[bool] = False
 

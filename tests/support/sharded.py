@@ -163,7 +163,6 @@ def step_of(sharded: Any, size: int) -> Any:
 
 
 def in_place(sharded: Sharded, row: Any, rows: int, size: int) -> tuple[Any, Any]:
-    """Return the compiled program of a donated step, and its text."""
     leading = (rows, sharded.buffer.lanes)
     many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype), row)
     state = jax.eval_shape(sharded.init, row)

@@ -56,8 +56,6 @@ CASES = [
 
 
 class Life:
-    """A store whose rows are written, masked, replaced, changed and compressed again."""
-
     def __init__(self, case, path, seed):
         self.case, self.rng = case, np.random.default_rng(seed)
         self.store = case.make(path)

@@ -39,8 +39,6 @@ def checks(*rows):
 
 
 def one_of(*values):
-    """Return a fixture that takes each value in turn."""
-
     @pytest.fixture(params=values, ids=_name)
     def value(request):
         return request.param

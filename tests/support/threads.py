@@ -14,8 +14,6 @@ def soon(condition):
 
 
 class Thread(threading.Thread):
-    """A started thread that keeps what its function returns or raises."""
-
     def __init__(self, function, *args):
         super().__init__(daemon=True)
         self.function, self.args = function, args
@@ -30,7 +28,6 @@ class Thread(threading.Thread):
             self.error = error
 
     def ends(self):
-        """Join the thread; return its value or raise its error."""
         self.join(PATIENCE)
         assert not self.is_alive(), "the thread hangs"
         if self.error is not None:

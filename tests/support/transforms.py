@@ -46,14 +46,12 @@ VIEWS = {
 
 
 def apart(window):
-    """Two vectors and two numbers a window."""
     x, reward = window["x"], window["reward"]
     one = {"sum": x.sum(0), "first": x[0], "least": reward.min(), "most": reward.max()}
     return {**window, **one, "image": jnp.tile(reward.sum(), (5, 5))}
 
 
 def laned_windows(width, on_read=None):
-    """Windows of four rows, of which the last may be missing."""
     view = Sequence(4, boundary="mask", episode_end=("done",), autoreset="same_step")
     buffer = fbuf.Buffer(20, view=view, on_read=on_read)
     x = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32)

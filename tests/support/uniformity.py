@@ -51,33 +51,6 @@ def drawable(state):
     return (np.asarray(state.anchors.flags) & anchors.OPEN) != 0
 
 
-def check_retired(sampler, view):
-    """Draw everyone of what is left of distinct frames, of which the table holds half, and nobody else."""
-    rng = np.random.default_rng(9)
-    storage = fbuf.storages.Deduplicated(keys=("obs",), block=(1, 4), blocks=256)
-    buffer = fbuf.Buffer(500, storage=storage, view=view, sampler=sampler)
-    made = rows(rng, (20,), 0.05) | {"obs": np.zeros((20, 4), np.uint8)}
-    state = buffer.init(jax.tree.map(lambda x: x[0], made))
-    for _ in range(40):
-        new = rows(rng, (20,), 0.05) | {"obs": rng.integers(0, 256, (20, 4)).astype(np.uint8)}
-        state = buffer.extend(state, new)
-    held = int(buffer.size(state))
-    assert 100 < held < 256
-    slots = np.asarray(buffer.last(state, held).index.slot)
-    allowed = np.isin(np.arange(500), slots)
-    if state.anchors is not None:
-        assert not (drawable(state) & ~allowed).any()
-        allowed = drawable(state)
-    once = isinstance(sampler, (fbuf.samplers.Consume, fbuf.samplers.Epoch))
-    state, batch = buffer.sample(state, jax.random.key(0), 500 if once else DRAWS)
-    counts = np.bincount(np.asarray(batch.index.slot)[np.asarray(batch.mask)], minlength=500)
-    assert int(buffer.stats(state)["draws_refused"]) == 0
-    if once or isinstance(sampler, fbuf.samplers.Staleness):
-        assert ((counts > 0) == allowed).all() and (not once or counts.max() == 1)
-    else:
-        assert abs(chi_square_z(counts, allowed / allowed.sum())) < 4
-
-
 def check_zero_priorities(transition):
     """Draw where all priorities are zero, from more rows than one block of the search that this falls back to."""
     sampler = fbuf.samplers.Prioritized(eps=0.0, stratified=False)

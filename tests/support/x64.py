@@ -22,9 +22,7 @@ NUMBERS = np.array([5e-324, 1.7976931348623157e308, -0.0, _NAN[0], -np.inf, 1 / 
 
 def extremes(count, shape=(), first=0):
     def some(values):
-        at = np.arange(first, first + count).reshape(-1, *[1] * len(shape)) + np.arange(int(np.prod(shape))).reshape(
-            shape
-        )
+        at = np.add.outer(np.arange(first, first + count), np.arange(int(np.prod(shape))).reshape(shape))
         return values[at % len(values)]
 
     numbers = np.arange(first, first + count, dtype=np.float32)

@@ -26,7 +26,7 @@ from tests.support.flags import BUFFERS, EXAMPLE, FLAGS, check, check_all_flags,
 from tests.support.model_cases import cases, listed
 from tests.support.tables import checks, one_of, pairwise
 from tests.support.trees import close
-from tests.support.uniformity import check_parts, check_retired, check_zero_priorities
+from tests.support.uniformity import check_parts, check_zero_priorities
 
 
 def refused(storage, sampler, view):
@@ -101,7 +101,6 @@ def test_vmapped_states_give_what_each_gives_alone(sampler, view, writer):
 
 
 TYPED = pairwise(("Device", "Deduplicated"), HERE, combinations.VIEWS, refused=refused)
-RETIRED = [Uniform(), Prioritized(stratified=False), Consume(), Epoch(), Staleness(500)]
 test_checks = checks(
     (
         check_key_reuse,
@@ -111,7 +110,6 @@ test_checks = checks(
     ),
     (check_many_keys, [Prioritized(), Prioritized(replace=False), Ranked()]),
     (check_all_flags, sorted(BUFFERS.keys() - {"rich", "host"})),
-    (check_retired, itertools.product(RETIRED, [Row(), Transition(n_step=3, stack=4, autoreset="same_step")])),
     (check_types, TYPED),
     (check_parts, [(5, slice(0, 1), slice(2, 5)), (40, slice(0, 9))]),
     (check_zero_priorities, [True]),  # of transitions

@@ -16,7 +16,6 @@ from tests.support.uniformity import chi_square_z
 
 
 def half_of(samplers):
-    """Return each sampler with two of the modes."""
     return [(s, m) for i, s in enumerate(samplers) for j, m in enumerate(support.MODES) if (i + j) % 2 == 0]
 
 

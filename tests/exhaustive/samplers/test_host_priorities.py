@@ -70,7 +70,6 @@ def test_growing():
 
 
 def test_threads_that_share_states():
-    """Each goes its own way from the same states, all at once."""
     device, host = make("device"), make("host")
     start = [run(b)("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
 
@@ -88,8 +87,6 @@ def test_threads_that_share_states():
 
 
 def test_order_within_a_jit_is_the_order_written():
-    """Many writes and draws of one program, on several branches."""
-
     def tangle(verb, state):
         out = []
         state, _ = verb("extend", state, 1)

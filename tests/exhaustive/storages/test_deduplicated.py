@@ -42,7 +42,8 @@ def test_leaves_of_every_kind_are_exact(kind: str, lanes: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("check", "sampler", "view"),
-    pairwise([support.check_masked_draws, support.check_retirement], support.SAMPLERS, support.VIEWS),
+    pairwise([support.check_masked_draws, support.check_retirement], support.SAMPLERS, support.VIEWS)
+    + list(itertools.product([support.check_retirement], support.OTHERS, support.VIEWS)),
 )
 def test_full_tables_are_exact(check: Any, sampler: str, view: str) -> None:
     check(sampler, view)
@@ -80,8 +81,6 @@ def test_frames_of_real_games_are_exact(game: str, form: str) -> None:
 
 
 def _steps(buffer: fbuf.Buffer, state: Any, rows: Any) -> Any:
-    """Return a scan of steps and its arguments."""
-
     def one(state: Any, given: Any) -> Any:
         rows, key = given
         state, batch = buffer.sample(buffer.extend(state, rows), key, 8)
