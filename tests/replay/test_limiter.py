@@ -194,9 +194,8 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(INVALID)))
-def test_invalid_arguments_are_refused(case):
-    call, kind, message = INVALID[case]
+@pytest.mark.parametrize(("call", "kind", "message"), INVALID)
+def test_invalid_arguments_are_refused(call, kind, message):
     raises(kind, message, call)
 
 

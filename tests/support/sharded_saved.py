@@ -78,17 +78,13 @@ def check_on_host(storage: Any, check_vma: bool, path: Path) -> None:
     for target in (one, other):
         same(jax.device_get(target.peek(fbuf.load(path, target)[1], jax.random.key(9), 32)), wanted)
     plain, state = fbuf.load(path)
-    same(jax.device_get(plain.rows(state).data), jax.device_get(plain_rows(other, states[1], path)))
+    fbuf.save(path / "device", other, states.pop())
+    plain_other, other_state = fbuf.load(path / "device")
+    same(*(jax.device_get(b.rows(s).data) for b, s in ((plain, state), (plain_other, other_state))))
     states.clear()
     del state
     gc.collect()
     assert not fbuf.stores()
-
-
-def plain_rows(sharded: Sharded, state: Any, path: Path) -> Any:
-    fbuf.save(path / "device", sharded, state)
-    buffer, state = fbuf.load(path / "device")
-    return buffer.rows(state).data
 
 
 def check_no_lanes(buffer: fbuf.Buffer, before: int, after: int, path: Path) -> None:

@@ -56,26 +56,20 @@ def test_unlimited_replay() -> None:
 def test_windows_hold_ragged_rows() -> None:
     storage = Ragged(keys=("obs",))
     example = {"obs": np.zeros(0, np.int32), "text": "", "terminated": False, "truncated": False}
-    for view, lead in (
-        (Sequence(3, autoreset="same_step"), (5, 3)),
-        (Episode(4, autoreset="same_step"), (5, 4)),
-    ):
+
+    def row(e: int, t: int) -> Any:
+        return example | {"obs": np.arange(t, dtype=np.int32), "text": f"{e}.{t}", "terminated": t % 4 == 3}
+
+    rows = [[row(e, t) for e in range(2)] for t in range(8)]
+    for view, lead in ((Sequence(3, autoreset="same_step"), (5, 3)), (Episode(4, autoreset="same_step"), (5, 4))):
         buffer = fbuf.Buffer(capacity=24, lanes=2, storage=storage, view=view)
-        rows = [
-            [
-                {"obs": np.arange(t, dtype=np.int32), "text": f"{e}.{t}", "terminated": t % 4 == 3, "truncated": False}
-                for e in range(2)
-            ]
-            for t in range(8)
-        ]
         state = buffer.extend(buffer.init(example), rows)
         state, batch = buffer.sample(state, jax.random.key(0), 5)
         assert batch.lazy.shape == lead
         there = np.asarray(batch.data["mask"])
         assert (batch.lazy.present == there).all()
-        for text, obs, mask, first in zip(
-            batch.lazy["text"], batch.lazy["obs"], there, batch.data["is_first"], strict=True
-        ):
+        columns = batch.lazy["text"], batch.lazy["obs"], there, batch.data["is_first"]
+        for text, obs, mask, first in zip(*columns, strict=True):
             steps = [int(t.split(".")[1]) for t in text if t is not None]
             assert steps == list(range(steps[0], steps[0] + mask.sum()))
             assert [len(o) for o in obs if o is not None] == steps

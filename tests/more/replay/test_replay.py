@@ -7,6 +7,7 @@ import pytest
 import fbuf
 from fbuf.storages import Host
 from tests.replay.test_epoch import EXAMPLE, numbers, rows
+from tests.support.model_cases import listed
 from tests.support.processes import devices, run_python
 from tests.support.replay import at_exit, replay_of, rows_of, same_batches_as_the_buffer, soak, values
 from tests.support.tables import one_of
@@ -76,9 +77,10 @@ def test_batches_go_to_another_device_and_return():
     assert run_python(_DEVICES, **devices(2)).stdout == "well\n"
 
 
-CASES = [("device", "ranked", "transition", 2), ("device", "host priorities", "episode", None)]
-CASES += [("compressed", "prioritized", "transition", 2), ("deduplicated", "uniform", "transition", None)]
-CASES += [("device", "held", "row", 2), ("device", "ranked", "row", None)]  # with priorities set with the next draw
+CASES = listed("""
+device/ranked/transition/2; device/host priorities/episode/-; compressed/prioritized/transition/2;
+deduplicated/uniform/transition/-; device/prioritized/transition/-; device/held/row/2; device/ranked/row/-
+""")
 case = one_of(*CASES)
 
 
