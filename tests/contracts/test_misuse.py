@@ -27,13 +27,8 @@ STRANGERS = [
 
 
 def rows(count, start=0):
-    number = np.arange(start, start + count)
-    return row_with(
-        np.repeat(number[:, None], 4, 1).astype(np.float32),
-        count,
-        action=number.astype(np.int32),
-        reward=number.astype(np.float32),
-    )
+    number = np.arange(start, start + count, dtype=np.float32)
+    return row_with(np.repeat(number[:, None], 4, 1), count, action=number.astype(np.int32), reward=number)
 
 
 @functools.cache

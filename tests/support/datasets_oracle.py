@@ -112,9 +112,8 @@ def check_files(path, expected):
 
 def check_transitions(buffer, state, episodes, *, n, final, gamma=0.9):
     expected = transitions(episodes, n, gamma, final)
-    view = fbuf.views.Transition(
-        n_step=n, gamma=gamma, final_observation="final_obs" if final else None, autoreset="same_step"
-    )
+    name = "final_obs" if final else None
+    view = fbuf.views.Transition(n_step=n, gamma=gamma, final_observation=name, autoreset="same_step")
     batch = all_of(buffer, state, view, len(expected))
     assert np.asarray(batch.index.slot)[:-1].tolist() == list(expected)
     here = rows_of(episodes)

@@ -100,9 +100,8 @@ class Trial:
         size, counted = self.sizes(), self.counters()
         first = np.asarray(self.state.ring.cursor) - size
         one = slice(None) if self.buffer.lanes else 0
-        self.state = self.methods.extend(
-            self.state, given, None if mask is None else mask[:, one], None if priority is None else priority[:, one]
-        )
+        options = (None if x is None else x[:, one] for x in (mask, priority))
+        self.state = self.methods.extend(self.state, given, *options)
         kept = np.ones(number.shape, bool) if mask is None else mask
         refused, retired = (self.counters() - counted).tolist()
         # A lane retires twice what it brings, but not the newest that the view reads, nor so that its oldest is in slot 0.

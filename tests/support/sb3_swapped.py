@@ -47,9 +47,8 @@ def set_up(self: Any) -> None:
     steps, nested = getattr(self, "n_steps", 1), isinstance(self.observation_space, spaces.Dict)
     chosen = self.replay_buffer_class
     if chosen is None and not (nested and steps > 1):
-        chosen = (
-            buffers.DictReplayBuffer if nested else buffers.NStepReplayBuffer if steps > 1 else buffers.ReplayBuffer
-        )
+        flat = buffers.NStepReplayBuffer if steps > 1 else buffers.ReplayBuffer
+        chosen = buffers.DictReplayBuffer if nested else flat
         if steps > 1:
             self.replay_buffer_kwargs = self.replay_buffer_kwargs | {"n_steps": steps, "gamma": self.gamma}
     self.replay_buffer_class = SWAPPED.get(chosen, chosen)

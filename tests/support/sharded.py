@@ -135,9 +135,8 @@ def check_draws(sampler: str, draw: Any, draws: int, size: int = 2**15) -> None:
     weight, part = factor, buffer.sampler
     if part.prioritized:
         number = np.count_nonzero(chance)
-        every = (8 * share[shard_of(np.arange(chance.size))] if draw == "local" else 1) * (
-            number * np.maximum(chance, 1e-30)
-        ) ** -part.beta
+        every = (number * np.maximum(chance, 1e-30)) ** -part.beta
+        every *= 8 * share[shard_of(np.arange(chance.size))] if draw == "local" else 1
         largest = {None: 1.0, "batch": every[drawn].max(), "buffer": every[chance > 0].max()}[part.normalize]
         weight = every[drawn] / largest
     np.testing.assert_allclose(batch.weight[batch.mask], weight, rtol=1e-6)

@@ -19,19 +19,13 @@ from tests.support.summary import check_all, check_unordered
 from tests.support.tables import checks, pairwise
 from tests.support.trees import same
 
-OTHERS = [
-    (name, storage)
-    for name, case in support.CASES.items()
-    for storage in case.storages
-    if (name, storage) not in support.FIRST
-]
+OTHERS = [(n, s) for n, case in support.CASES.items() for s in case.storages if (n, s) not in support.FIRST]
 
 
 def test_allowed_counts_do_not_raise():
     few = dataclasses.replace(support.buffer_of(), **support.FEW)
-    state = fbuf.checked(few, allow=("retired_rows", "refused_rows")).extend(
-        support.filled(few, 45), support.rows_of(50, 30)
-    )
+    checked = fbuf.checked(few, allow=("retired_rows", "refused_rows"))
+    state = checked.extend(support.filled(few, 45), support.rows_of(50, 30))
     assert int(few.stats(state)["retired_rows"]) > 0
     checked = fbuf.checked(few, allow=("retired_rows",))
     assert fbuf.checked(checked) == fbuf.checked(checked, allow=("retired_rows",)) == checked
@@ -58,9 +52,8 @@ def test_plan_predicts_a_table_that_is_too_small(on_full):
     assert int(stats["refused_rows" if on_full == "refuse" else "retired_rows"]) > 900
     held = 2000 - int(stats["refused_rows"]) - int(stats["retired_rows"])
     assert table.rows == pytest.approx(held, rel=0.15)
-    assert f"{'oldest' if on_full == 'retire' else 'others'} are {table.gives_way}: {table.wanted:,} places" in str(
-        plan
-    )
+    who = "oldest" if on_full == "retire" else "others"
+    assert f"{who} are {table.gives_way}: {table.wanted:,} places" in str(plan)
     larger = deduplicated(table.wanted, on_full).plan(EXAMPLE, rows=given).table
     assert larger is not None and larger.gives_way == "" and larger.rows == 2000
 

@@ -69,15 +69,11 @@ def test_every_method_under_each_flag(name, flag):
 
 
 HERE = [s for s in combinations.SAMPLERS if "host" not in s]
+VMAPPED = [(s, "Sequence('mask')", "Ring") for s in HERE]
+VMAPPED += [("Prioritized", "Row", w) for w in combinations.UNORDERED_WRITERS]
 
 
-@pytest.mark.parametrize(
-    ("sampler", "view", "writer"),
-    [
-        *((s, "Sequence('mask')", "Ring") for s in HERE),
-        *(("Prioritized", "Row", w) for w in combinations.UNORDERED_WRITERS),
-    ],
-)
+@pytest.mark.parametrize(("sampler", "view", "writer"), VMAPPED)
 def test_vmapped_states_give_what_each_gives_alone(sampler, view, writer):
     buffer, rng = combinations.make("Device", sampler, view, writer), np.random.default_rng(0)
 
@@ -101,13 +97,9 @@ def test_vmapped_states_give_what_each_gives_alone(sampler, view, writer):
 
 
 TYPED = pairwise(("Device", "Deduplicated"), HERE, combinations.VIEWS, refused=refused)
+KEYED = [Uniform(), Ranked(), Consume(2), Staleness(4), Epoch(), Prioritized(), Prioritized(on="host")]
 test_checks = checks(
-    (
-        check_key_reuse,
-        itertools.product(
-            [Uniform(), Ranked(), Consume(2), Staleness(4), Epoch(), Prioritized(), Prioritized(on="host")], [0, 1]
-        ),
-    ),
+    (check_key_reuse, itertools.product(KEYED, [0, 1])),
     (check_many_keys, [Prioritized(), Prioritized(replace=False), Ranked()]),
     (check_all_flags, sorted(BUFFERS.keys() - {"rich", "host"})),
     (check_types, TYPED),

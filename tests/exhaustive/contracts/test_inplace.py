@@ -18,16 +18,10 @@ def meaningless(form, sampler, view, order):
 
 
 PAIRS = pairwise(inplace.FORMS, inplace.SAMPLERS, inplace.VIEWS, inplace.orders(2, "everything"), refused=meaningless)
-FOUR = [
-    (form, sampler, view, inplace.some(4, sampler, 24)[i])
-    for i, (form, (sampler, view)) in enumerate(
-        zip(itertools.cycle(inplace.FORMS), itertools.product(inplace.SAMPLERS, inplace.VIEWS))
-    )
-]
-THREE = [
-    (form, "everything", "transition", order)
-    for form, order in zip(itertools.cycle(inplace.FORMS), inplace.orders(3, "everything"))
-]
+PARTS = zip(itertools.cycle(inplace.FORMS), itertools.product(inplace.SAMPLERS, inplace.VIEWS))
+FOUR = [(form, sampler, view, inplace.some(4, sampler, 24)[i]) for i, (form, (sampler, view)) in enumerate(PARTS)]
+ORDERS = zip(itertools.cycle(inplace.FORMS), inplace.orders(3, "everything"))
+THREE = [(form, "everything", "transition", order) for form, order in ORDERS]
 
 
 @pytest.mark.parametrize(("form", "sampler", "view", "order"), PAIRS + THREE + FOUR)

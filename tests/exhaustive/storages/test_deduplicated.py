@@ -165,10 +165,8 @@ def test_growing_keeps_rows_indices_priorities_and_batches() -> None:
         assert stats["blocks"] == before["blocks"]
         # of the fullest table: the one that stays as it is, the second time
         assert stats["blocks_load"] < before["blocks_load"] if wanted is None else stats["blocks_load"] > 0.8
-        empty = jax.eval_shape(grown.init, trial.example)
-        assert [(x.shape, x.dtype) for x in jax.tree.leaves(empty)] == [
-            (x.shape, x.dtype) for x in jax.tree.leaves(larger)
-        ]
+        made, empty = (jax.tree.leaves(state) for state in (larger, jax.eval_shape(grown.init, trial.example)))
+        assert [(x.shape, x.dtype) for x in made] == [(x.shape, x.dtype) for x in empty]
         same(buffer.peek(state, KEY, 64), batch)  # the old state has not changed
     trial.buffer, trial.methods, trial.state = grown, methods_of(grown), larger
     trial.compare()
