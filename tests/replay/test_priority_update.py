@@ -20,7 +20,7 @@ def filled() -> fbuf.Replay:
 
 @pytest.mark.parametrize(("sampler", "lanes"), [("prioritized", None), ("distinct", 2)])
 def test_batches_and_states_are_those_of_setting_at_once(sampler: str, lanes: int | None) -> None:
-    assert compare(make_pair("device", sampler, "row", lanes), steps=50) > 1
+    assert compare(make_pair("device", sampler, "row", lanes, capacity=40), steps=50) > 1
 
 
 def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
