@@ -237,10 +237,10 @@ def check_sequences(digest, places, lot):
 def check_rebuild(digest, places):
     """Content and counts are kept, blocks of no references are not, and those that find no place are counted."""
     with hashing(digest):
-        check_rebuilt(places)
+        _check_rebuild(places)
 
 
-def check_rebuilt(places):
+def _check_rebuild(places):
     model, is_good = Model(160, 7), block_table.digest is GOOD
     for seed in range(6):
         model.write(some_blocks(SIZE, 2**32, seed), SIZE, seed, 0.8)
