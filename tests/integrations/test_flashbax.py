@@ -16,7 +16,7 @@ class Step(NamedTuple):
     t: jax.Array
 
 
-def test_compressed_rows_come_as_pairs_in_their_own_type() -> None:
+def test_compressed_rows_come_as_pairs_in_their_own_type():
     with jax.numpy_dtype_promotion("strict"):
         buffer = fbx.make_flat_buffer(8, 2, 64, add_batch_size=2, storage=fbuf.storages.Compressed(keys=("obs",)))
         state = buffer.init(Step(jnp.zeros((4, 4), jnp.uint8), jnp.int32(0)))
@@ -31,7 +31,7 @@ def test_compressed_rows_come_as_pairs_in_their_own_type() -> None:
     assert state.experience.t.tolist() == [[4, 5, 6, 3], [14, 15, 16, 13]]
 
 
-def test_impossible_sizes_are_refused() -> None:
+def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="a lane has 4 rows; expected at least 5"):
         fbx.make_flat_buffer(8, 9, 2, add_batch_size=2)
     with pytest.raises(ValueError, match="max_size is None and max_length_time_axis None; expected one"):

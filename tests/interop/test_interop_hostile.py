@@ -137,14 +137,13 @@ def test_links_to_other_files_are_refused(tmp_path):
     (tmp_path / "raw").write_bytes(bytes(12))
     layout = h5py.VirtualLayout((3,), np.int32)
     layout[:] = h5py.VirtualSource(str(tmp_path / "secret.h5"), "x", (3,))
-    for number, link in enumerate(
-        (
-            lambda file: file.__setitem__("x", h5py.ExternalLink(str(tmp_path / "secret.h5"), "x")),
-            lambda file: file.__setitem__("y", h5py.SoftLink("/x")),
-            lambda file: file.create_dataset("x", (3,), np.int32, external=[(str(tmp_path / "raw"), 0, 12)]),
-            lambda file: file.create_virtual_dataset("x", layout),
-        )
-    ):
+    links = (
+        lambda file: file.__setitem__("x", h5py.ExternalLink(str(tmp_path / "secret.h5"), "x")),
+        lambda file: file.__setitem__("y", h5py.SoftLink("/x")),
+        lambda file: file.create_dataset("x", (3,), np.int32, external=[(str(tmp_path / "raw"), 0, 12)]),
+        lambda file: file.create_virtual_dataset("x", layout),
+    )
+    for number, link in enumerate(links):
         path = tmp_path / f"{number}.h5"
         with h5py.File(path, "w") as file:
             link(file)

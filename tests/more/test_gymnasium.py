@@ -20,7 +20,7 @@ cartpole = functools.partial(gymnasium.make, "CartPole-v1")
 NAMES = [mode.name for mode in MODES]
 
 
-def recorded(envs: Any, capacity: int = 1200, **parts: Any) -> tuple[Any, fbuf.Replay, Any]:
+def recorded(envs, capacity=1200, **parts):
     example, lanes = fbuf.gymnasium.spec(envs), getattr(envs, "num_envs", None)
     limit = parts.pop("limit", None)
     buffer = fbuf.prioritized(capacity, view=fbuf.gymnasium.view(envs, gamma=GAMMA), lanes=lanes, **parts)
@@ -30,7 +30,7 @@ def recorded(envs: Any, capacity: int = 1200, **parts: Any) -> tuple[Any, fbuf.R
 
 @pytest.mark.parametrize("mode", MODES, ids=NAMES)
 @pytest.mark.parametrize("make", [Structured, cartpole, atari], ids=["structured", "cartpole", "atari"])
-def test_draws_are_the_transitions_of_environments_stepped_by_hand(make: Any, mode: AutoresetMode) -> None:
+def test_draws_are_the_transitions_of_environments_stepped_by_hand(make, mode):
     envs, replay, example = recorded(vectorise(make, 3, mode))
     counts = play(envs, 150)
     assert drawn(replay, example) == by_hand(make, example, counts)
@@ -39,27 +39,27 @@ def test_draws_are_the_transitions_of_environments_stepped_by_hand(make: Any, mo
 class OneAtari(gymnasium.Env[Any, Any]):
     """One environment of `AtariVectorEnv`, reset by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.envs = native(1, AutoresetMode.NEXT_STEP)
         self.observation_space, self.action_space = self.envs.single_observation_space, self.envs.single_action_space
         self.ended = False
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         return (self.envs.step(np.zeros(1, int)) if self.ended else self.envs.reset(seed=seed))[0][0], {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         obs, reward, terminated, truncated, info = self.envs.step(np.array([action]))
         self.ended = bool(terminated[0] or truncated[0])
         return obs[0], reward[0], terminated[0], truncated[0], info
 
 
-def native(lanes: int, mode: AutoresetMode) -> Any:
-    size: dict[str, Any] = {"img_height": 21, "img_width": 21, "stack_num": 2}
+def native(lanes, mode):
+    size = {"img_height": 21, "img_width": 21, "stack_num": 2}
     return AtariVectorEnv("breakout", lanes, autoreset_mode=mode, max_num_frames_per_episode=160, noop_max=0, **size)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=NAMES[:2])
-def test_of_atari_environments_in_threads(mode: AutoresetMode) -> None:
+def test_of_atari_environments_in_threads(mode):
     envs, replay, example = recorded(native(2, mode))
     counts = play(envs, 150)
     found = drawn(replay, example)
@@ -67,14 +67,14 @@ def test_of_atari_environments_in_threads(mode: AutoresetMode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=NAMES)
-def test_no_other_transition_is_drawn_when_rows_are_overwritten(mode: AutoresetMode) -> None:
+def test_no_other_transition_is_drawn_when_rows_are_overwritten(mode):
     envs, replay, example = recorded(vectorise(Lander, 3, mode), capacity=60)
     counts = play(envs, 100)
     found = drawn(replay, example)
     assert found <= by_hand(Lander, example, counts) and sum(found.values()) > 40
 
 
-def test_windows_are_the_same_in_all_modes_that_reset_at_once() -> None:
+def test_windows_are_the_same_in_all_modes_that_reset_at_once():
     batches = []
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
         envs = vectorise(Lander, 3, mode)
@@ -89,7 +89,7 @@ def test_windows_are_the_same_in_all_modes_that_reset_at_once() -> None:
     assert not any(batches[0][name][final].any() for name in ("reward", "terminated", "truncated"))
 
 
-def test_one_environment() -> None:
+def test_one_environment():
     env, replay, example = recorded(Lander())
     env.reset(seed=0)
     episode, time, count = 0, 0, 60
@@ -105,11 +105,11 @@ def test_one_environment() -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=NAMES)
 @pytest.mark.parametrize("written", [False, True])
-def test_no_transition_crosses_a_step_that_failed(mode: AutoresetMode, written: bool) -> None:
+def test_no_transition_crosses_a_step_that_failed(mode, written):
     envs, replay, example = recorded(vectorise(Lander, 3, mode))
     add, allowed = replay.add, [17]
 
-    def interrupted(*args: Any, **kwargs: Any) -> None:
+    def interrupted(*args, **kwargs):
         allowed[0] -= 1
         if written:
             add(*args, **kwargs)
@@ -118,7 +118,7 @@ def test_no_transition_crosses_a_step_that_failed(mode: AutoresetMode, written: 
         if not written:
             add(*args, **kwargs)
 
-    replay.add = interrupted  # type: ignore[method-assign]
+    replay.add = interrupted
     expected = by_hand(Lander, example, [0])
     for seed in range(8):
         allowed[0] = 3 * seed
@@ -131,7 +131,7 @@ def test_no_transition_crosses_a_step_that_failed(mode: AutoresetMode, written: 
     assert found <= expected and sum(found.values()) > 120
 
 
-def test_a_replay_that_holds_rows_is_cut_before_the_first() -> None:
+def test_a_replay_that_holds_rows_is_cut_before_the_first():
     envs, replay, example = recorded(vectorise(Lander, 3, AutoresetMode.NEXT_STEP))
     counts = play(envs, 20)
     again = vectorise(Lander, 3, AutoresetMode.SAME_STEP)
@@ -139,16 +139,16 @@ def test_a_replay_that_holds_rows_is_cut_before_the_first() -> None:
     assert drawn(replay, example) == by_hand(Lander, example, counts) + by_hand(Lander, example, more, seed=7)
 
 
-def test_same_step_without_final_observations_is_refused() -> None:
+def test_same_step_without_final_observations_is_refused():
     class Forgetful(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
-        def step(self, actions: Any) -> Any:
+        def step(self, actions):
             return *super().step(actions)[:4], {}
 
     envs, _, _ = recorded(Forgetful(vectorise(Lander, 3, AutoresetMode.SAME_STEP)))
     pytest.raises(ValueError, play, envs, 30).match("no 'final_obs' in info. Use AutoresetMode.NEXT_STEP")
 
 
-def test_leaves_of_the_caller() -> None:
+def test_leaves_of_the_caller():
     envs = vectorise(Lander, 3, AutoresetMode.SAME_STEP)
     example = fbuf.gymnasium.spec(envs) | {"task": np.int32(0)}
     replay = fbuf.Replay(fbuf.Buffer(300, view=fbuf.gymnasium.view(envs), lanes=3), example)

@@ -3,7 +3,6 @@
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -17,32 +16,28 @@ from fbuf._formats import checkpoint
 from tests.support.processes import devices, run_python
 from tests.support.threads import PATIENCE
 
-BUFFERS = {
-    "device": fbuf.prioritized(40, normalize=None),
-    "compressed": fbuf.Buffer(40, storage=fbuf.storages.Compressed(keys=("obs",))),
-}
+COMPRESSED = fbuf.Buffer(40, storage=fbuf.storages.Compressed(keys=("obs",)))
+BUFFERS = {"device": fbuf.prioritized(40, normalize=None), "compressed": COMPRESSED}
 ROW = {"obs": jnp.zeros((4, 4), jnp.uint8), "reward": jnp.float32(0)}
 
 
-def rows(step: int, n: int = 15) -> dict:
+def rows(step, n=15):
     t = np.arange(n) + step * n
-    return {
-        "obs": np.broadcast_to((t % 251).astype(np.uint8)[:, None, None], (n, 4, 4)),
-        "reward": t.astype(np.float32),
-    }
+    obs = np.broadcast_to((t % 251).astype(np.uint8)[:, None, None], (n, 4, 4))
+    return {"obs": obs, "reward": t.astype(np.float32)}
 
 
-def save(manager, step: int, buffer, state, **settings) -> None:
+def save(manager, step, buffer, state, **settings):
     train = ocp.args.StandardSave({"w": jnp.full(3, step, jnp.float32)})
     manager.save(step, args=ocp.args.Composite(train=train, replay=replay.SaveArgs(buffer, state, **settings)))
 
 
-def restore(manager, step: int, **settings):
+def restore(manager, step, **settings):
     train = ocp.args.StandardRestore({"w": jnp.zeros(3)})
     return manager.restore(step, args=ocp.args.Composite(train=train, replay=replay.RestoreArgs(**settings)))
 
 
-def same(buffer, one, other) -> None:
+def same(buffer, one, other):
     for seed in range(3):
         batches = (buffer.peek(state, jax.random.key(seed), 16) for state in (one, other))
         first, second = (jax.tree.leaves((b.data, b.index.slot, b.probability)) for b in batches)
@@ -50,7 +45,7 @@ def same(buffer, one, other) -> None:
 
 
 @pytest.fixture(autouse=True)
-def finalized() -> Iterator[None]:
+def finalized():
     """Collect the coroutines of a failed save here, so that they do not warn in another test."""
     yield
     with warnings.catch_warnings():
@@ -94,7 +89,7 @@ def test_a_buffer_is_saved_next_to_the_train_state(name, background, tmp_path):
 
 def test_an_asynchronous_save_excludes_later_writes(manager, monkeypatch):
     """The thread waits until the state is donated and every row overwritten, on the host too."""
-    buffer = BUFFERS["compressed"]
+    buffer = COMPRESSED
     extend = jax.jit(buffer.extend, donate_argnums=0)
     state = extend(extend(buffer.init(ROW), rows(0)), rows(1))
     wanted = np.asarray(buffer.last(state, 30).data["obs"])

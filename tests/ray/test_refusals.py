@@ -1,8 +1,6 @@
 """Arguments that do not fit raise before an actor starts, or a call leaves the client."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +12,7 @@ from fbuf.ray._checks import check_path, check_service, check_shards
 from tests.support.ray_shards import clients
 
 PLAIN = fbuf.uniform(96)
-SERVICE: list[tuple[Any, dict[str, Any], str]] = [
+SERVICE = [
     (fbuf.uniform, {}, "buffer is function; expected a Buffer"),
     (PLAIN, {"shards": 0}, "shards is 0; expected an int >= 1"),
     (PLAIN, {"save_every": 3}, "save_every is 3, but path is None. Use path='/data/replay'"),
@@ -23,35 +21,32 @@ SERVICE: list[tuple[Any, dict[str, Any], str]] = [
     (fbuf.Buffer(8, storage=storages.Memmap("/data/rows")), {}, "the storage's path is '/data/rows'"),
     (fbuf.Buffer(8, prefetch=1, batch_size=4), {}, "prefetch is 1; expected 0"),
 ]
+STEPS = views.Transition(autoreset="same_step")
 SHARDS = [
     (fbuf.uniform(64), 3, "capacity is 64, not a multiple of the 3 shards. Use 63 or 66"),
     (fbuf.Buffer(24, lanes=2), 3, "lanes is 2, not a multiple of the 3 shards. Use 3"),
     (fbuf.Buffer(24, writer=writers.Reservoir()), 3, "needs all rows in one place"),
     (fbuf.Buffer(24, sampler=samplers.Epoch()), 3, "cannot draw from several shards"),
     (fbuf.Buffer(24, sampler=samplers.Prioritized(uniform=0.1)), 3, "cannot draw from several shards"),
-    (
-        fbuf.Buffer(24, view=views.Transition(autoreset="same_step")),
-        3,
-        "without lanes those are in several shards. Use lanes=3",
-    ),
+    (fbuf.Buffer(24, view=STEPS), 3, "without lanes those are in several shards. Use lanes=3"),
 ]
 
 
 @pytest.mark.parametrize(("buffer", "options", "message"), SERVICE, ids=[m[:20] for *_, m in SERVICE])
-def test_a_service_that_cannot_work_is_refused(buffer: Any, options: dict[str, Any], message: str) -> None:
+def test_a_service_that_cannot_work_is_refused(buffer, options, message):
     with pytest.raises((TypeError, ValueError), match=f"^RayReplay: .*{re.escape(message)}"):
         check_service(buffer, **{"shards": 1, "limit": None, "path": None, "save_every": 0} | options)
 
 
 @pytest.mark.parametrize(("buffer", "shards", "message"), SHARDS, ids=[m[:20] for *_, m in SHARDS])
-def test_a_buffer_that_cannot_be_split_is_refused(buffer: Any, shards: int, message: str) -> None:
+def test_a_buffer_that_cannot_be_split_is_refused(buffer, shards, message):
     check_service(buffer, shards, None, None, 0)
     assert check_shards(buffer, 1) is buffer
     with pytest.raises((TypeError, ValueError), match=f"^RayReplay: .*{re.escape(message)}"):
         check_shards(buffer, shards)
 
 
-def test_checkpoints_of_another_number_of_shards_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_of_another_number_of_shards_are_refused(tmp_path):
     for name in ("shard-00000", "shard-00000.lock", "shard-00001"):
         (tmp_path / name).mkdir()
     check_path(tmp_path / "new", 3)
@@ -61,20 +56,20 @@ def test_checkpoints_of_another_number_of_shards_are_refused(tmp_path: Path) -> 
         check_path(tmp_path, 1)
 
 
-def test_invalid_calls_do_not_leave_the_client() -> None:
+def test_invalid_calls_do_not_leave_the_client():
     link, client = clients(PLAIN, {"obs": np.zeros(3, np.float32)}, shards=2)
     remote, rows = client(), {"obs": np.ones((4, 3), np.float32)}
     link.calls.clear()
-    calls: list[tuple[Any, str]] = [
+    calls = [
         (lambda: remote.extend({"obs": np.ones((4, 2))}), r"leaf 'obs' has shape \[4, 2\]"),
         (lambda: remote.extend({"obs": np.full((4, 3), 1e300)}), "which float32 cannot hold"),
         (lambda: remote.extend({"action": rows["obs"]}), "leaf 'obs' is missing"),
         (lambda: remote.extend(rows, mask=np.ones(3, bool)), r"mask has shape \[3\]; expected \[4\]"),
         (lambda: remote.extend(rows, priority=np.ones((4, 1))), r"priority has shape \[4, 1\]; expected \[4\]"),
-        (lambda: remote.update_priority(fbuf.Index(0, 0), 1.0), "index is Index; expected a RayIndex"),  # type: ignore[arg-type]
+        (lambda: remote.update_priority(fbuf.Index(0, 0), 1.0), "index is Index; expected a RayIndex"),
         (lambda: remote.sample(0), "batch_size is 0; expected an int >= 1"),
         (lambda: remote.sample(4, uniform=0.1), "expected beta only. Use shards=1"),
-        (lambda: remote.sample(4, to="tf"), "to is 'tf'"),  # type: ignore[arg-type]
+        (lambda: remote.sample(4, to="tf"), "to is 'tf'"),
         (lambda: remote.batches(4, to="numpy", device=jax.devices()[0]), "numpy's arrays are in memory"),
         (lambda: remote.batches(4, prefetch=0), "prefetch is 0; expected an int >= 1"),
     ]

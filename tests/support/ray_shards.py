@@ -12,6 +12,12 @@ from fbuf.ray._checks import check_shards
 from fbuf.ray._client import Client, Settings
 from fbuf.ray._shard import Shard
 
+ROW = {"t": np.int32(0)}
+
+
+def steps(first: int, count: int, *lanes: int) -> dict[str, Any]:
+    return {"t": np.arange(first, first + count * int(np.prod(lanes)), dtype=np.int32).reshape(count, *lanes)}
+
 
 class LocalLink:
     """What `RayLink` is to actors."""

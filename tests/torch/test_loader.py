@@ -52,18 +52,6 @@ def test_batches_equal_those_of_the_replay(prefetch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_dataloader_iterates_over_it(prefetch):
-    loader = Loader(replay(), 4, steps=3, prefetch=prefetch)
-    assert isinstance(loader, torch.utils.data.IterableDataset)
-    data = torch.utils.data.DataLoader(loader, batch_size=None)
-    assert len(data) == 3
-    for _ in range(2):  # epochs
-        batches = list(data)
-        assert all(isinstance(b, fbuf.Sample) and b.data["t"].shape == (4,) for b in batches) and len(batches) == 3
-    assert no_threads()
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
 def test_it_draws_from_a_buffer_and_its_state(prefetch):
     buffer, state = EPOCHS, filled_epochs()
     before = [np.array(x) for x in jax.tree.leaves(state)]
@@ -82,6 +70,7 @@ def test_epochs_end_and_have_a_length(prefetch):
     source = replay()
     loader = Loader(source, 12, epochs=1, prefetch=prefetch)
     data = torch.utils.data.DataLoader(loader, batch_size=None)
+    assert isinstance(loader, torch.utils.data.IterableDataset) and isinstance(next(iter(data)), fbuf.Sample)
     assert len(data) == len(loader) == 4
     first, second = drawn(data), drawn(data)
     assert [len(batch) for batch in first] == [12, 12, 12, 4]  # the last one is short, as PyTorch's are
@@ -140,10 +129,8 @@ def test_errors_of_the_thread_are_raised_once_and_in_order():
         raises(StopIteration, None, next, batches)
     empty = EPOCHS.init(EXAMPLE)
     for prefetch in (0, 1):
-        with pytest.raises(ValueError, match="nothing to draw"):
-            next(iter(Loader(replay(0), prefetch=prefetch)))
-        with pytest.raises(ValueError, match="nothing to draw"):
-            next(iter(Loader(EPOCHS, state=empty, prefetch=prefetch)))
+        raises(ValueError, "nothing to draw", next, iter(Loader(replay(0), prefetch=prefetch)))
+        raises(ValueError, "nothing to draw", next, iter(Loader(EPOCHS, state=empty, prefetch=prefetch)))
     assert no_threads()
 
 
@@ -161,7 +148,7 @@ def test_an_error_that_was_not_raised_is_raised_by_close():
 
 
 def test_another_thread_adds_rows_while_it_draws():
-    source = fbuf.Replay(fbuf.prioritized(64, batch_size=8), {"t": np.int32(0), "twice": np.int32(0)})
+    source = fbuf.Replay(fbuf.Buffer(64, batch_size=8), {"t": np.int32(0), "twice": np.int32(0)})
     rows = np.arange(64, dtype=np.int32)
     source.extend({"t": rows, "twice": 2 * rows})
 
@@ -172,7 +159,6 @@ def test_another_thread_adds_rows_while_it_draws():
     adder = Thread(add)
     for batch in Loader(source, steps=30):
         assert torch.equal(2 * batch.data["t"], batch.data["twice"]) and bool(batch.mask.all())
-        source.update_priority(batch.index, torch.rand(8))
     adder.ends()
     assert no_threads()
 

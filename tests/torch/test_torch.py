@@ -11,10 +11,8 @@ from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
 from tests.support.refusals import raises
 from tests.support.trees import x64
 
-NARROW = (
-    "bool uint8 int8 uint16 int16 uint32 int32 float16 bfloat16 float32 complex64 float8_e4m3fn float8_e4m3fnuz "
-    "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-).split()
+NARROW = "bool uint8 int8 uint16 int16 uint32 int32 float16 bfloat16 float32 complex64".split()
+NARROW += "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()
 WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 """Dtypes that JAX has with `jax_enable_x64` only, and what it narrows them to."""
 

@@ -62,38 +62,6 @@ def test_writing_into_a_batch_changes_no_buffer_and_no_other_batch(case):
             assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
-def as_tensors(way, x):
-    """The values of `x` in memory of their own."""
-    if way == "strided":
-        return torch.from_numpy(np.repeat(x, 2, axis=0))[::2]
-    if way == "transposed":
-        return torch.from_numpy(np.ascontiguousarray(x.T)).permute(*range(x.ndim - 1, -1, -1))
-    return torch.from_numpy(x.copy())
-
-
-def test_tensors_are_stored_as_numpy_arrays_are(case):
-    plain, ours = replay(case), replay(case)
-    for turn, way in enumerate(("as it is", "strided", "transposed", "beside numpy")):
-        new = rows(6, turn)
-        tensors = {n: as_tensors(way, x) for n, x in new.items()}
-        if way == "beside numpy":
-            tensors["reward"] = new["reward"]
-        one = {n: x[0].clone() if isinstance(x, torch.Tensor) else x[0] for n, x in tensors.items()}
-        plain.extend(new)
-        ours.extend(tensors)
-        plain.add({n: x[0] for n, x in new.items()})
-        ours.add(one)
-        for x in (*tensors.values(), *one.values()):  # after the call they are the caller's again
-            if isinstance(x, torch.Tensor):
-                x.fill_(7)
-    jax.tree.map(np.testing.assert_array_equal, ours.rows().data, plain.rows().data)
-    a, b = plain.sample(to="torch"), ours.sample(to="torch")
-    assert all(torch.equal(x, y) for x, y in zip(jax.tree.leaves(a.data), jax.tree.leaves(b.data), strict=True))
-    if case[0] != "ragged":
-        example = {"obs": torch.zeros(8, 8, dtype=torch.uint8), "reward": torch.tensor(0.0)}
-        fbuf.Replay(ours.buffer, example).extend(new)
-
-
 def test_methods_of_a_replay_take_tensors(case):
     made = replay(case)
     made.extend({n: torch.from_numpy(x) for n, x in rows(8).items()}, priority=torch.ones(8))
@@ -143,12 +111,8 @@ def test_tensors_that_cannot_be_stored_are_refused():
 
 def ragged():
     storage = fbuf.storages.Ragged(maximum={"padded": (6,), "grid": (4, 3)})
-    row = {
-        "tokens": np.zeros(0, np.int32),
-        "padded": np.zeros(0, np.int32),
-        "grid": np.zeros((0, 3), np.float32),
-        "text": "",
-    }
+    numbers = np.zeros(0, np.int32)
+    row = {"tokens": numbers, "padded": numbers, "grid": np.zeros((0, 3), np.float32), "text": ""}
     return fbuf.Replay(fbuf.Buffer(16, storage=storage), row)
 
 
@@ -171,6 +135,8 @@ def test_nested_tensors_are_stored_and_returned():
     for name in ("tokens", "padded"):
         out = nested(rows, name)
         assert out.layout == torch.jagged and [x.tolist() for x in out.unbind()] == [x.tolist() for x in values]
+    for layout in (None, torch.jagged, torch.strided):
+        assert [x.tolist() for x in rows.lazy.nested("tokens", layout).unbind()] == [x.tolist() for x in values]
     assert [tuple(x.shape) for x in nested(rows, "grid").unbind()] == [(min(n, 4), 3) for n in lengths]
     raises(KeyError, r"no ragged leaf 'other' \(there are: ", nested, rows, "other")
     batch = replay.sample(8, to="torch")

@@ -3,7 +3,6 @@
 from fbuf.samplers import Prioritized
 from tests.more.storages.test_host import (  # noqa: F401
     test_any_one_device_is_served_and_several_are_refused,
-    test_many_changes_of_one_slot_expire_no_other_row,
     test_readers_beside_a_writer,
     test_the_device_part_stays_in_place,  # noqa: F401
     test_without_the_token_a_write_does,

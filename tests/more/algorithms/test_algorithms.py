@@ -12,7 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as some
 from jax import lax
 
-from fbuf._algorithms import block_stats, block_table, random
+from fbuf._algorithms import block_stats, random
 from fbuf._algorithms import sum_tree as st
 from fbuf._algorithms.block_table import WAYS
 from fbuf._core.control_flow import order_after_reads
@@ -54,10 +54,8 @@ def test_the_choice_is_the_smallest_of_all_candidates():
     capacity = 6000
     chosen = Deduplicated(keys=("obs",)).fit({"obs": frames}, capacity)
 
-    sizes = [
-        device_bytes(Deduplicated(block=block).fit({"obs": frames}, capacity), {"obs": frames}, capacity)
-        for block in block_stats.candidates(84, 84, 1)
-    ]
+    fits = [Deduplicated(block=block).fit({"obs": frames}, capacity) for block in block_stats.candidates(84, 84, 1)]
+    sizes = [device_bytes(fit, {"obs": frames}, capacity) for fit in fits]
     # Up to the ids of each lane's newest row, which are not weighed.
     assert device_bytes(chosen, {"obs": frames}, capacity) <= min(sizes) + 500
     assert max(sizes) > 1.3 * min(sizes)
@@ -85,20 +83,6 @@ def test_one_to_one(n):
     assert is_permutation(order(n, n))
 
 
-@pytest.mark.parametrize(("capacity", "reduce"), [(65_536, "sum"), (9, "max"), (1000, "min")])
-def test_set_is_what_a_plain_array_does(path, capacity, reduce):
-    sum_tree.check_set(capacity, reduce)
-
-
-def test_trees_written_together_hold_what_plain_arrays_do(path):
-    sum_tree.check_together(1)
-
-
-@pytest.mark.parametrize("capacity", [2, 65_536])
-def test_one_leaf_or_none(path, capacity):
-    sum_tree.check_one_leaf(capacity)
-
-
 @pytest.mark.parametrize(("capacity", "batch"), [(1, 300), (1000, 16_384)])
 def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
     sum_tree.check_paths(capacity, batch, monkeypatch)
@@ -119,16 +103,6 @@ def test_accelerator_draws_and_writes_as_the_cpu():
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
-@pytest.mark.parametrize("capacity", [10_000])
-def test_strata_bound_the_count_of_every_leaf_or_block(path, capacity):
-    sum_tree.check_strata(capacity)
-
-
-@pytest.mark.parametrize("capacity", [1000])
-def test_draws_follow_the_leaves(path, capacity):
-    sum_tree.check_frequencies(capacity)
-
-
 @pytest.mark.optimized
 def test_writes_and_draws_copy_no_tree(path):
     capacity, batch = 10**6, 256
@@ -141,9 +115,7 @@ def test_writes_and_draws_copy_no_tree(path):
 
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 10))
     assert_inplace(lambda t, i, leaf: st.set(t, i, leaf, capacity), tree, index, jax.ShapeDtypeStruct((batch,), "f4"))
-    assert_inplace(
-        lambda s, keys: lax.scan(step, s, keys), (tree, jax.ShapeDtypeStruct((), jnp.int32)), keys, bound=2**17
-    )
+    assert_inplace(lambda s, keys: lax.scan(step, s, keys), (tree, jax.ShapeDtypeStruct((), "i4")), keys, bound=2**17)
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
@@ -162,6 +134,15 @@ def test_words_of_any_key(kind):
         assert (random.pairs(changed, 9)[0] != first[0]).all(), f"word {at} of a key does not count"
 
 
+test_checks_on_both_paths = pytest.mark.usefixtures("path")(
+    checks(
+        (sum_tree.check_set, [(65_536, "sum"), (9, "max"), (1000, "min")]),
+        (sum_tree.check_together, [1]),
+        (sum_tree.check_one_leaf, [2, 65_536]),
+        (sum_tree.check_strata, [10_000]),
+        (sum_tree.check_frequencies, [1000]),
+    )
+)
 test_checks = checks(
     (check_load, [(4096, "noise")]),
     (sum_tree.check_keep_last, itertools.product([1, 2, 17], [None, 334, 2**32 // 17 - 5, 2**31])),

@@ -17,9 +17,8 @@ from tests.support.model_cases import EXAMPLES, STEPS, cases, listed, make
 from tests.support.model_windows import WindowTrial
 from tests.support.refusals import raises
 
-PROGRAMS = st.lists(
-    st.tuples(st.sampled_from((*STEPS, *("update_windows",) * 6)), st.integers(0, 2**16)), min_size=1, max_size=12
-)
+CALLS = st.sampled_from((*STEPS, *("update_windows",) * 6))
+PROGRAMS = st.lists(st.tuples(CALLS, st.integers(0, 2**16)), min_size=1, max_size=12)
 case = cases(
     listed("""sequence/batch/device/3; sequence, stride/held/compressed/-; mask, both/batch, host/compressed/3;
 episode, cut/ranks, all/device/3; cross, dilation/none/device/-""")

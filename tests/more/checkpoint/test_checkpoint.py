@@ -8,8 +8,7 @@ import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Host
 from fbuf.views import Transition
-from tests.support import combinations
-from tests.support.checkpoint import check_goes_on, check_golden, steps
+from tests.support.checkpoint import check_goes_on, check_golden
 from tests.support.checkpoint_saving import check_mangled_meta, check_second_save, check_store_in_use
 from tests.support.trees import same
 
@@ -20,17 +19,6 @@ def test_batches_go_on_bit_for_bit(tmp_path):
 
 def test_golden_checkpoints_go_on():
     check_golden("ragged", draw=True)
-
-
-def test_annealed_numbers_and_indices_return(tmp_path):
-    buffer = combinations.make("Device", "Prioritized", "Row")
-    state = buffer.set(steps(buffer, buffer.init(combinations.EXAMPLE), 0, 5)[0], alpha=0.25, beta=0.75)
-    index = buffer.last(state, 2).index
-    fbuf.save(tmp_path / "saved", buffer, state)
-    loaded, again = fbuf.load(tmp_path / "saved")
-    same((again.sampler.alpha, loaded.get(again, index)), (np.float32(0.25), buffer.get(state, index)))
-    again, _ = steps(loaded, again, 200, 20)
-    assert not np.asarray(loaded.get(again, index).mask).any()
 
 
 def test_a_host_store_is_saved(tmp_path, monkeypatch):
@@ -45,9 +33,8 @@ def test_mangled_metadata_is_refused(tmp_path):
 
 
 def test_only_written_rows_are_stored(tmp_path):
-    buffer = fbuf.Buffer(
-        100_000, sampler=Prioritized(largest="held", normalize="buffer"), view=Transition(autoreset="same_step")
-    )
+    sampler = Prioritized(largest="held", normalize="buffer")
+    buffer = fbuf.Buffer(100_000, sampler=sampler, view=Transition(autoreset="same_step"))
     example = {"obs": jnp.zeros(25), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
     state = buffer.init(example)
     rows = {n: np.ones((1000, *jnp.shape(x)), jnp.asarray(x).dtype) for n, x in example.items()}

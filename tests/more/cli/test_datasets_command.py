@@ -7,7 +7,6 @@ import sys
 def test_a_closed_pipe_is_not_a_traceback():
     command = [sys.executable, "-m", "fbuf", "datasets", "list", "--available"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()

@@ -1,5 +1,6 @@
 """Contracts with more storages, samplers, flags and keys, and sequences of methods against the model."""
 
+import itertools
 import sys
 
 import jax
@@ -45,11 +46,6 @@ def test_any_priorities_leave_a_buffer_that_draws(errors, alpha):
     faults.check_priorities(Ranked(), errors, alpha)
 
 
-@pytest.mark.parametrize("sampler", [Consume(2), Prioritized(on="host")], ids=repr)
-def test_no_key_is_used_twice(sampler):
-    faults.check_key_reuse(sampler, prefetch=1)
-
-
 def test_eager_methods_move_nothing_to_or_from_the_device():
     name = "prioritized"
     buffer = flags.BUFFERS[name]
@@ -75,19 +71,15 @@ def test_nothing_leaks_from_scan_vmap_and_grad():
     assert np.all(np.isfinite(slopes))
 
 
-_HERE = [name for name in SAMPLERS if "host" not in name]
-_VIEWS = list(VIEWS)
-
-
-@pytest.mark.parametrize("sampler", _HERE)
-def test_samplers_keep_the_types_of_their_arrays(sampler):
-    number = _HERE.index(sampler)
-    view = "Episode" if "episodes" in sampler else _VIEWS[number % len(_VIEWS)]
-    check_types(("Device", "Deduplicated")[number % 2], sampler, view)
-
-
+VIEW = itertools.cycle(VIEWS)
+TYPES = [
+    (("Device", "Deduplicated")[number % 2], sampler, "Episode" if "episodes" in sampler else view)
+    for number, (sampler, view) in enumerate(zip((name for name in SAMPLERS if "host" not in name), VIEW, strict=False))
+]
 test_checks = checks(
     (faults.check_many_keys, [Epoch()]),
+    (faults.check_key_reuse, [(Consume(2), 1), (Prioritized(on="host"), 1)]),
+    (check_types, TYPES),
     (flags.check_all_flags, ["rich", "host"]),
     (check_types, [("Device", "Prioritized", "Row", "TopK"), ("Device", "Prioritized", "Row", "Reservoir")]),
     (check_values, [("Device", "Epoch", "Transition"), ("Device", "Prioritized(replace=False)", "Transition")]),

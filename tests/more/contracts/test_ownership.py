@@ -82,17 +82,6 @@ def test_one_trace_for_each_store_open_at_the_same_time():
     assert len(traces) == 2
 
 
-def test_jit_caches_keep_no_store_open():
-    buffer = make("host")
-    state = filled(buffer)
-    step = jax.jit(lambda s: buffer.extend(s, rows_of(0, 2)))
-    compiled = step.lower(state).compile()
-    jax.block_until_ready((step(state), compiled(state)))
-    del state
-    gc.collect()
-    assert fbuf.stores() == []
-
-
 def test_a_state_of_another_process_is_refused(storage, tmp_path):
     buffer = make(storage)
     state = filled(buffer)

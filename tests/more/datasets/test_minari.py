@@ -113,14 +113,13 @@ def test_dicts_tuples_and_packed_images_are_read(tmp_path, form, jpeg):
 def test_infos_are_leaves_where_asked_for(tmp_path, form):
     episodes = made("plain")
     nested = form == "hdf5"  # the others give structs as objects
-    infos = [
-        {
-            "qpos": np.arange((e.steps + 1) * 6, dtype=np.float64).reshape(-1, 2, 3) + 100 * i,
-            "words": ["a"] * (e.steps + 1),
-        }
-        | ({"deep": {"success": np.arange(e.steps + 1) % 2 == 0, "other": np.zeros(e.steps + 1)}} if nested else {})
-        for i, e in enumerate(episodes)
-    ]
+    infos = []
+    for i, e in enumerate(episodes):
+        number = np.arange(e.steps + 1)
+        qpos = np.arange(6 * len(number), dtype=np.float64).reshape(-1, 2, 3) + 100 * i
+        infos.append({"qpos": qpos, "words": ["a"] * len(number)})
+        if nested:
+            infos[-1]["deep"] = {"success": number % 2 == 0, "other": np.zeros(len(number))}
     folder = write(tmp_path, "test/infos-v0", episodes, "plain", form, infos=infos)
     settings = {"root": tmp_path / "ours", "view": ROW}
     deep = "deep/other, deep/success, " if nested else ""

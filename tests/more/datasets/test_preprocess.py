@@ -8,10 +8,7 @@ import pytest
 
 import fbuf
 from fbuf._formats import dataset as _dataset
-from tests.datasets.test_preprocess import maze
 from tests.support.paths import ROOT
-
-__all__ = ["maze"]  # a fixture
 
 
 def test_ends_of_a_buffer_are_kept_where_rows_follow_each_other(tmp_path):
@@ -52,9 +49,8 @@ def preprocess(folder, path, progress):
 
     if not (folder / "source").exists():
         fbuf.datasets.from_arrays({"obs": ROWS}, path=folder / "source", episode_end=(), piece_rows=700)
-    fbuf.datasets.preprocess(
-        folder / "source", same, dest=path, piece_rows=100, batch_size=25, workers=2, progress=progress
-    )
+    settings = {"piece_rows": 100, "batch_size": 25, "workers": 2, "progress": progress}
+    fbuf.datasets.preprocess(folder / "source", same, dest=path, **settings)
 
 
 def tell(done, total):
@@ -78,7 +74,6 @@ def test_killed_work_is_resumed(write, tmp_path):
         command = [sys.executable, "-c", PROGRAM, write.__name__, str(tmp_path)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, text=True, bufsize=1, cwd=ROOT, **pipes) as process:
-            assert process.stdin is not None and process.stdout is not None
             while int(process.stdout.readline()) < wait:
                 process.stdin.write("on\n")
             process.kill()

@@ -10,11 +10,10 @@ import pytest
 from gymnasium import spaces
 
 import fbuf
+from tests.more.datasets.test_minari import spaces_of
 from tests.support import datasets_oracle as oracle
 
-PAIR = spaces.Tuple((spaces.Discrete(200), spaces.MultiBinary(5)))
-OBSERVATION = spaces.Dict({"image": spaces.Box(0, 255, (40, 36, 3), np.uint8), "pair": PAIR})
-ACTION = spaces.Tuple((spaces.Box(-9, 9, (2, 3), np.float32), spaces.MultiDiscrete([200, 200])))
+OBSERVATION, ACTION = spaces_of("nested")
 SPACES = {"observation_space": OBSERVATION, "action_space": ACTION}
 OBS = {"obs/image": ((40, 36, 3), np.uint8), "obs/pair/0": ((), np.int32), "obs/pair/1": ((5,), np.int8)}
 ACT = {"action/0": ((2, 3), np.float32), "action/1": ((2,), np.int32)}

@@ -18,22 +18,12 @@ def play(env, steps, seed=0):
     return np.stack(seen), [np.stack(r) for r in zip(*results, strict=True)], np.stack(finals)
 
 
-def test_a_seed_gives_the_same_game_again():
-    env = VectorAtari("Breakout", 2, seed=7)
-    first, again = play(env, 150), play(env, 150)
-    other = play(VectorAtari("Breakout", 2, seed=7, threads=1), 150)
-    for one in (again, other):
-        np.testing.assert_array_equal(first[0], one[0])
-        np.testing.assert_array_equal(first[1], one[1])
-        np.testing.assert_array_equal(first[2], one[2])
-    assert (play(VectorAtari("Breakout", 2, seed=9), 150)[0] != first[0]).any()
-
-
-def test_a_lane_is_the_game_of_its_own_seed():
+def test_a_lane_is_the_game_of_its_own_seed_again_after_a_reset():
     several = VectorAtari("Breakout", 3, seed=4, max_steps=160)
-    alone = VectorAtari("Breakout", 1, seed=6, max_steps=160)
+    alone = VectorAtari("Breakout", 1, seed=6, max_steps=160, threads=1)
+    play(alone, 150)
     a, b = several.reset(), alone.reset()
-    rng, ends = np.random.default_rng(0), np.zeros((2, 3), int)
+    rng, ends, differs = np.random.default_rng(0), np.zeros((2, 3), int), False
     for _ in range(800):
         np.testing.assert_array_equal(a[2], b[0])
         action = np.full(3, rng.integers(several.num_actions), np.int32)
@@ -41,15 +31,8 @@ def test_a_lane_is_the_game_of_its_own_seed():
         np.testing.assert_array_equal(several.final_obs[2], alone.final_obs[0])
         assert [result[2] for result in results] == [result[0] for result in results_alone]
         ends += results[1:]  # of different steps: lost, or at the limit
-    assert (ends.sum(axis=1) > 0).all()
-
-
-def test_results_are_not_overwritten_by_later_steps():
-    env = VectorAtari("Pong", 2, seed=0)
-    held = [env.reset(), *(env.step(np.full(2, t % 6, np.int32))[0] for t in range(8))]
-    copies = [obs.copy() for obs in held]
-    held += [env.step(np.full(2, 1, np.int32))[0] for _ in range(30)]
-    np.testing.assert_array_equal(held[:9], copies)
+        differs |= (a[0] != a[1]).any()
+    assert differs and (ends.sum(axis=1) > 0).all()
 
 
 def test_truncation_keeps_the_last_frame_and_starts_the_next_episode():

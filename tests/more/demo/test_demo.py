@@ -14,8 +14,6 @@ from fbuf.__main__ import main
 from fbuf.demo import _compare_storages, _dqn, _report, _run, catch
 from tests.support.demo import Blocks, run_all, some_rows
 
-PNG = b"\x89PNG\r\n\x1a\n"
-
 
 @pytest.fixture(scope="module")
 def names():
@@ -93,7 +91,7 @@ def test_the_target_network_follows_every_period(runs):
     jax.tree.map(np.testing.assert_array_equal, learner.target, learner.params)
 
 
-def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
+def test_invalid_options_and_a_missing_extra_are_refused_before_anything_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_run, "run", None)
     cases = {
@@ -112,9 +110,6 @@ def test_invalid_options_are_refused_before_anything_runs(capsys, tmp_path, monk
         assert captured.out == "" and captured.err.startswith("error: ")
         assert re.search(message, captured.err)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optax", None)
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == 'error: optax is missing. Run: pip install "fbuf[demo]"\n'

@@ -45,20 +45,18 @@ def test_a_store_resumes_from_a_checkpoint(count):
     support.check_goes_on(count)
 
 
-@pytest.mark.parametrize("place", ["append", "widen", "encode"])
+PLACES = ["fbuf._host.memory.arena.Arena.append", "numpy.zeros", "fbuf._host.codecs.ZstdCoder.encode"]
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_a_failed_allocation_leaves_the_store_unchanged(place):
     store = support.make((4, 24, 24), (4, 24, 24), length=60)
     model, rng = Model(store), np.random.default_rng(0)
     rows = support.game(400)
     order = rng.permutation(400)
-    kind = {
-        "append": "fbuf._host.memory.arena.Arena.append",
-        "widen": "numpy.zeros",
-        "encode": "fbuf._host.codecs.ZstdCoder.encode",
-    }
     for new in (rows[:10], rows[10:50], rows[order[:50]], rows[order[:70]], rows[50:150]):
         for call in range(4):
-            real, calls = pkgutil.resolve_name(kind[place]), [0]
+            real, calls = pkgutil.resolve_name(place), [0]
 
             def scarce(*args, call=call, calls=calls, real=real, **more):
                 calls[0] += 1
@@ -67,7 +65,7 @@ def test_a_failed_allocation_leaves_the_store_unchanged(place):
                 return real(*args, **more)
 
             failed = False
-            with mock.patch(kind[place], scarce):
+            with mock.patch(place, scarce):
                 try:
                     model.write([new[:, None]] * 2, None)
                 except MemoryError:

@@ -19,7 +19,7 @@ SOURCES = {name: os.environ.get(f"FBUF_{name}", "") for name in ("FLASHBAX", "SB
 QUIET = "-q -rfE --tb=no -W ignore -p no:cacheprovider".split()
 
 
-def run(folder: Path, *options: str) -> tuple[set[str], int]:
+def run(folder, *options):
     """Return the cases that fail, and how many pass."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", *QUIET, *options]
@@ -29,18 +29,17 @@ def run(folder: Path, *options: str) -> tuple[set[str], int]:
     return set(re.findall(r"^(?:FAILED|ERROR) [^:]+::(\S+)", done.stdout, re.M)), int(passed[1])
 
 
-def source(name: str) -> Path:
+def source(name):
     """Return the checkout of a library's repository."""
     if not SOURCES[name]:
         pytest.skip(f"FBUF_{name} does not name a checkout of its repository")
     return Path(SOURCES[name]).resolve()
 
 
-def test_flashbax() -> None:
+def test_flashbax():
     options = ["-p", "tests.support.flashbax_suite", "--ignore=flashbax/buffers/sum_tree_test.py"]  # not replaced
-    options += [
-        "--deselect=flashbax/buffers/prioritised_flat_buffer_test.py::test_adjust_priorities"
-    ]  # of an empty draw
+    # of an empty draw
+    options += ["--deselect=flashbax/buffers/prioritised_flat_buffer_test.py::test_adjust_priorities"]
     if os.environ.get("FBUF_EXHAUSTIVE", "0") in ("", "0"):
         options += ["-k", "not broken_trajectories"]
     assert not run(source("FLASHBAX"), *options, "flashbax/buffers")[0]
@@ -50,7 +49,7 @@ SB3 = ("buffers", "n_step_replay", "save_load", "her", "dict_env", "cnn", "run",
 
 
 @pytest.mark.parametrize("name", SB3)
-def test_stable_baselines3(name: str, tmp_path: Path) -> None:
+def test_stable_baselines3(name, tmp_path):
     file = f"test_{name}.py"
     shutil.copy(source("SB3") / "tests" / file, tmp_path)  # out of a package that is called as ours
     theirs, number = run(tmp_path, file)
@@ -65,7 +64,7 @@ SHARED = {  # they share a buffer between processes, which ours refuses
 
 
 @pytest.mark.parametrize("name", ["rb_core", "samplers", "storages", "writers"])
-def test_torchrl(name: str) -> None:
+def test_torchrl(name):
     # The trees first: importing torchrl without them fails what is prioritized.
     options = ["-k", "not (recompile or fullgraph)", "-p", "tests.support.torchrl_trees", f"rb/test_{name}.py"]
     theirs, number = run(source("TORCHRL") / "test", *options)

@@ -3,9 +3,7 @@
 import copy
 import io
 import pickle
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -36,7 +34,7 @@ DTYPES = """uint8 int8 int16 int32 int64 bool float16 bfloat16 float32 float64 f
 complex128""".split()
 
 
-def steps(number: int, seed: int, lanes: tuple[int, ...] = ()) -> TensorDict:
+def steps(number, seed, lanes=()):
     """Return rows `[number, *lanes]`: stacks of frames and episodes of some ten steps."""
     rng = np.random.default_rng(seed)
     frames = torch.from_numpy(rng.integers(0, 255, (number + 5, *lanes, 12, 12)).astype(np.uint8))
@@ -49,11 +47,11 @@ def steps(number: int, seed: int, lanes: tuple[int, ...] = ()) -> TensorDict:
     return TensorDict({"pixels": stacks[:-1], "next": after, "deep": deep}, [number, *lanes])
 
 
-def bits(value: Any) -> bytes:
+def bits(value):
     return value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def same(one: Any, other: Any) -> None:
+def same(one, other):
     assert one.batch_size == other.batch_size and set(one.keys(True, True)) == set(other.keys(True, True))
     for key, value in one.items(True, True):
         found = other.get(key)
@@ -61,7 +59,7 @@ def same(one: Any, other: Any) -> None:
         assert bits(value) == bits(found.clone()), key
 
 
-def pair(size: int = 60, kind: Any = ReplayBuffer, ndim: int = 1, **settings: Any) -> tuple[Any, Any]:
+def pair(size=60, kind=ReplayBuffer, ndim=1, **settings):
     made = []
     for storage in (LazyTensorStorage(size, ndim=ndim), torchrl.CompressedStorage(size, ndim=ndim, min_bytes=200)):
         own = {name: value() if callable(value) else value for name, value in settings.items()}
@@ -69,7 +67,7 @@ def pair(size: int = 60, kind: Any = ReplayBuffer, ndim: int = 1, **settings: An
     return made[0], made[1]
 
 
-def sample_both(one: Any, other: Any, seed: int = 0) -> tuple[Any, Any]:
+def sample_both(one, other, seed=0):
     batches = []
     for buffer in (one, other):
         torch.manual_seed(seed)
@@ -79,7 +77,7 @@ def sample_both(one: Any, other: Any, seed: int = 0) -> tuple[Any, Any]:
     return batches[0], batches[1]
 
 
-def filled(size: int = 60, number: int = 85, **settings: Any) -> tuple[Any, Any]:
+def filled(size=60, number=85, **settings):
     one, other = pair(size, **settings)
     for seed in range(number // 17):
         for buffer in (one, other):
@@ -88,7 +86,7 @@ def filled(size: int = 60, number: int = 85, **settings: Any) -> tuple[Any, Any]
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_streams(kind: Any) -> None:
+def test_streams(kind):
     one, other = pair(kind=kind)
     for seed, number in enumerate((17, 1, 30, 45, 60, 3, 1, 1, 29)):
         rows = steps(number, seed)
@@ -106,7 +104,7 @@ def test_streams(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype(dtype: str) -> None:
+def test_every_dtype(dtype):
     rng, kind = np.random.default_rng(0), getattr(torch, dtype)
     one, other = pair(20)
     for _ in range(4):
@@ -123,7 +121,7 @@ def test_every_dtype(dtype: str) -> None:
     assert type(other._storage._storage["next", "x"]) is torchrl._Rows
 
 
-def test_rows_of_several_dimensions() -> None:
+def test_rows_of_several_dimensions():
     one, other = pair(60, ndim=2)
     for seed, number in enumerate((7, 1, 20, 5)):
         rows = steps(number, seed, (3,))
@@ -141,34 +139,29 @@ def test_rows_of_several_dimensions() -> None:
     same(one._storage.flatten()[:], other._storage.flatten()[:])
 
 
+EPISODES = {"traj_key": ("deep", "id"), "strict_length": False}
 SAMPLERS = {
     "RandomSampler": samplers.RandomSampler,
     "SamplerWithoutReplacement": samplers.SamplerWithoutReplacement,
     "ends": lambda: samplers.SliceSampler(slice_len=4, end_key=("next", "done"), strict_length=False),
-    "episodes": lambda: samplers.SliceSampler(num_slices=4, traj_key=("deep", "id"), strict_length=False),
-    "each once": lambda: samplers.SliceSamplerWithoutReplacement(
-        num_slices=4, traj_key=("deep", "id"), strict_length=False
-    ),
+    "episodes": lambda: samplers.SliceSampler(num_slices=4, **EPISODES),
+    "each once": lambda: samplers.SliceSamplerWithoutReplacement(num_slices=4, **EPISODES),
 }
 PRIORITIZED = {
     "PrioritizedSampler": lambda: samplers.PrioritizedSampler(60, 0.7, 0.5),
-    "PrioritizedSliceSampler": lambda: samplers.PrioritizedSliceSampler(
-        60, 0.7, 0.5, slice_len=3, traj_key=("deep", "id"), strict_length=False
-    ),
+    "PrioritizedSliceSampler": lambda: samplers.PrioritizedSliceSampler(60, 0.7, 0.5, slice_len=3, **EPISODES),
 }
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept")  # torch's own
 @pytest.mark.parametrize("name", [*SAMPLERS, *PRIORITIZED])
-def test_samplers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samplers(name, monkeypatch):
     if name in PRIORITIZED and not TREES:
         pytest.skip("torchrl's trees neither load nor can be built")
     one, other = pair(kind=TensorDictReplayBuffer, sampler=(SAMPLERS | PRIORITIZED)[name])
-    read: list[int] = []
+    read = []
     original = torchrl._Leaf.read
-    monkeypatch.setattr(
-        torchrl._Leaf, "read", lambda leaf, at, *rest: read.append(at.size) or original(leaf, at, *rest)
-    )
+    monkeypatch.setattr(torchrl._Leaf, "read", lambda *args: read.append(args[1].size) or original(*args))
     for seed in range(7):
         for buffer in (one, other):
             buffer.extend(steps(17, seed))
@@ -179,10 +172,9 @@ def test_samplers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(read) <= 24  # rows of the batch, and none to find episodes
 
 
-def test_a_writer_in_any_order() -> None:
-    one, other = pair(
-        kind=TensorDictReplayBuffer, writer=lambda: writers.TensorDictMaxValueWriter(rank_key=("next", "reward"))
-    )
+def test_a_writer_in_any_order():
+    writer = partial(writers.TensorDictMaxValueWriter, rank_key=("next", "reward"))
+    one, other = pair(kind=TensorDictReplayBuffer, writer=writer)
     for seed in range(12):
         for buffer in (one, other):
             buffer.extend(steps(40, seed))
@@ -190,7 +182,7 @@ def test_a_writer_in_any_order() -> None:
     sample_both(one, other)
 
 
-def test_rows_are_assigned_anywhere() -> None:
+def test_rows_are_assigned_anywhere():
     one, other = filled()
     rng = np.random.default_rng(0)
     for seed in range(20):
@@ -217,7 +209,7 @@ def test_rows_are_assigned_anywhere() -> None:
         same(one[:], other[:])
 
 
-def test_transforms_and_ensembles() -> None:
+def test_transforms_and_ensembles():
     parts = ToTensorImage(in_keys=["pixels"]), RewardScaling(0.5, 2.0, in_keys=[("next", "reward")])
     sample_both(*filled(transform=lambda: Compose(*(part.clone() for part in parts))))
     batches = []
@@ -228,7 +220,7 @@ def test_transforms_and_ensembles() -> None:
     same(*batches)
 
 
-def refill(one: Any, other: Any) -> None:
+def refill(one, other):
     for seed in range(20, 24):
         for buffer in (one, other):
             buffer.extend(steps(11, seed))
@@ -236,7 +228,7 @@ def refill(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [34, 85])
-def test_dumps_and_loads(number: int, tmp_path: Path) -> None:
+def test_dumps_and_loads(number, tmp_path):
     one, other = filled(number=number)
     for name, buffer in (("theirs", one), ("ours", other)):
         buffer.dumps(tmp_path / name)
@@ -252,7 +244,7 @@ def test_dumps_and_loads(number: int, tmp_path: Path) -> None:
         pair(30)[1].loads(tmp_path / "ours")
 
 
-def test_damaged_dumps_are_noticed(tmp_path: Path) -> None:
+def test_damaged_dumps_are_noticed(tmp_path):
     _, other = filled()
     other.dumps(tmp_path)
     for path in (tmp_path / "storage" / "compressed").glob("data*"):
@@ -263,7 +255,7 @@ def test_damaged_dumps_are_noticed(tmp_path: Path) -> None:
         pair()[1].loads(tmp_path)
 
 
-def copies(buffer: Any) -> Iterator[Any]:
+def copies(buffer):
     yield copy.deepcopy(buffer)
     yield pickle.loads(pickle.dumps(buffer))
     file = io.BytesIO()
@@ -274,7 +266,7 @@ def copies(buffer: Any) -> Iterator[Any]:
     yield loaded
 
 
-def test_copies_are_independent_and_a_buffer_is_emptied() -> None:
+def test_copies_are_independent_and_a_buffer_is_emptied():
     one, other = filled()
     for found in copies(other):
         same(one[:], found[:])
@@ -286,7 +278,7 @@ def test_copies_are_independent_and_a_buffer_is_emptied() -> None:
     refill(one, other)
 
 
-def test_states_are_exchanged_with_torchrls_storage() -> None:
+def test_states_are_exchanged_with_torchrls_storage():
     one, other = filled()
     for source, target in ((one, pair()[1]), (other, pair()[0]), (other, filled(number=34)[1]), (one, filled()[1])):
         state = source.state_dict()
@@ -297,7 +289,7 @@ def test_states_are_exchanged_with_torchrls_storage() -> None:
         refill(copy.deepcopy(one), target)
 
 
-def test_tensors_trees_and_lists_of_rows() -> None:
+def test_tensors_trees_and_lists_of_rows():
     rows = torch.arange(7 * 300, dtype=torch.float32).reshape(7, 300)
     for value in (rows, {"a": rows, "b": (rows[:, :2], rows.long())}):
         one, other = pair(10)
@@ -315,7 +307,7 @@ def test_tensors_trees_and_lists_of_rows() -> None:
         same(one[:], other[:])
 
 
-def test_slices_are_read_when_they_are_used() -> None:
+def test_slices_are_read_when_they_are_used():
     one, other = filled()
     lazy, index = other[:]["pixels"], torch.tensor([4, 2])
     assert lazy.shape == (60, 4, 12, 12) and isinstance(lazy[3:9][::2], torchrl._Rows)
@@ -333,14 +325,14 @@ def test_slices_are_read_when_they_are_used() -> None:
         lazy[60]
 
 
-def test_another_process_is_refused() -> None:
+def test_another_process_is_refused():
     _, other = filled()
     process = torch.multiprocessing.get_context("spawn").Process(target=print, args=(other._storage,))
     with pytest.raises(RuntimeError, match="expected one process"):
         process.start()
 
 
-def test_no_backend_of_jax_is_started_and_frames_are_stored_once() -> None:
+def test_no_backend_of_jax_is_started_and_frames_are_stored_once():
     run_python("""
         import torch
         from jax._src import xla_bridge

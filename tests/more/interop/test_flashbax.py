@@ -76,9 +76,8 @@ def test_priorities_are_those_of_flashbax(buffer_kind):
     buffer, ours = from_flashbax(state, priority_exponent=ALPHA)
     assert buffer.sampler == fbuf.samplers.Prioritized(alpha=ALPHA)
     _, batch = buffer.sample(ours, jax.random.key(0), 512)
-    chance = dict(
-        zip(np.asarray(batch.data["step"]["t"]).tolist(), np.asarray(batch.probability).tolist(), strict=True)
-    )
+    drawn = np.asarray(batch.data["step"]["t"]).tolist()
+    chance = dict(zip(drawn, np.asarray(batch.probability).tolist(), strict=True))
     assert chance.keys() == set(held.reshape(-1).tolist())
     assert np.array_equal(batch.data["obs"][:, 2], batch.data["step"]["t"])
     period = 8 // theirs.shape[1]

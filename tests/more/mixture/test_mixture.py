@@ -7,16 +7,13 @@ import pytest
 
 import fbuf
 from fbuf._host.store.store import Store
-from fbuf.samplers import Epoch, Prioritized
+from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed
-from fbuf.transforms import Normalize
 from fbuf.views import Transition
 from tests.support import pieces
-from tests.support.mixture import MODES, check_in_place, check_sampler, filled, played, same, two
+from tests.support.mixture import check_in_place, check_sampler, filled
 from tests.support.refusals import raises
 from tests.support.tables import checks
-
-CASES = [("Prioritized(on='host')", "random")]
 
 
 def test_data_sets_are_mixed(tmp_path):
@@ -62,20 +59,5 @@ def test_a_host_reads_only_the_rows_it_returns(monkeypatch):
     assert sorted(asked) == [(4, 16), (12, 16)]
 
 
-test_checks = checks((check_sampler, CASES))
+test_checks = checks((check_sampler, [("Prioritized(on='host')", "random")]))
 test_optimized_checks = pytest.mark.optimized(checks((check_in_place, [("Prioritized", "annealed")])))
-
-
-def test_a_loaded_mixture_continues_with_the_same_batches(tmp_path):
-    learnt = {"on_read": {"n": Normalize("obs")}}
-    one = fbuf.Buffer(20, sampler=Prioritized(normalize="buffer"), **learnt)
-    other = fbuf.Buffer(40, storage=Compressed(keys=("obs",)), sampler=Epoch(), **learnt)
-    mixture = two(one, other, **MODES["annealed"])
-    state, _ = played(mixture, filled(mixture), 0, 2)
-    state = mixture.set(state, fractions={"a": 0.5}, beta=0.6)
-    fbuf.save(tmp_path, mixture, state, extra={"step": 7})
-    loaded, again, extra = fbuf.load(tmp_path, extra=True)
-    assert loaded == mixture and extra == {"step": 7}
-    assert same((again.fractions, again.beta, again.counters), (state.fractions, state.beta, state.counters))
-    assert all(same(again[name].transforms, state[name].transforms) for name in mixture.names)
-    assert same(played(mixture, state, 2, 3)[1], played(loaded, again, 2, 3)[1])

@@ -1,7 +1,5 @@
 """Plots: words beside their frames, themes, and axes of any values."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +15,14 @@ from tests.plot.test_plot import axes, closed, filled, pixels, stairs  # noqa: E
 
 
 @pytest.mark.parametrize("priority", [[3.4e38, 3.4e38, 1.0], [0.0, 0.0, 0.0]])
-def test_priorities_of_any_size_have_a_histogram(priority: list[float]) -> None:
+def test_priorities_of_any_size_have_a_histogram(priority):
     buffer = fbuf.prioritized(8)
     state = buffer.extend(buffer.init(0.0), jnp.ones(3), priority=jnp.array(priority))
     there, edges = stairs(fbuf.plot.priorities(buffer, state, ax=axes()))[0]
     assert there.sum() == pytest.approx(1) and edges[0] >= 0 and np.isfinite(edges).all()
 
 
-def test_without_matplotlib_the_extra_is_named() -> None:
+def test_without_matplotlib_the_extra_is_named():
     """And `fbuf` itself imports without it, and without pyplot."""
     code = (
         "import sys\n"
@@ -43,7 +41,7 @@ def test_without_matplotlib_the_extra_is_named() -> None:
     run_python(code)
 
 
-def test_stacks_and_the_frames_after_them() -> None:
+def test_stacks_and_the_frames_after_them():
     view = fbuf.views.Transition(stack=3, terminated="done", truncated=None, reward="action", autoreset="same_step")
     buffer, state = filled(view=view)
     batch = buffer.peek(state, jax.random.key(0), 1)
@@ -55,7 +53,7 @@ def test_stacks_and_the_frames_after_them() -> None:
     assert made.get_title(loc="left") == "obs | next_obs" and "discount" in made.texts[0].get_text()
 
 
-def test_an_empty_buffer_says_so() -> None:
+def test_an_empty_buffer_says_so():
     buffer, _ = filled()
     state = buffer.init({"obs": np.zeros((8, 8), np.uint8), "action": 0, "done": False})
     for draw, words in {
@@ -73,12 +71,10 @@ def test_an_empty_buffer_says_so() -> None:
 
 
 @pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs",))])
-def test_memory_has_a_bar_for_each_leaf_and_place(storage: Any) -> None:
+def test_memory_has_a_bar_for_each_leaf_and_place(storage):
     buffer, state = filled(storage=storage)
     made = fbuf.plot.memory(buffer, state, ax=axes())
-    total = {
-        container.get_label().split()[0]: sum(bar.get_width() for bar in container) for container in made.containers
-    }
+    total = {bars.get_label().split()[0]: sum(bar.get_width() for bar in bars) for bars in made.containers}
     assert total == {place: size for place, size in buffer.nbytes(state).items() if size}
     summary = buffer.summary(state)
     names = [label.get_text() for label in made.get_yticklabels()]

@@ -1,50 +1,26 @@
-"""The benchmarks count what they say and notice wrong results; peers that are missing have their row. No time is judged."""
+"""The benchmarks count what they say, and drivers of all libraries return what was written. No time is judged."""
 
 import warnings
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import fbuf
-from benchmarks import bench_deduplicated, bench_gpu, hops, peers
-from benchmarks._compare import Field
+from benchmarks import bench_gpu, hops, peers
 from benchmarks._harness import Absent
-from benchmarks.peers import EXAMPLE, FBUF, PEERS, Library
+from benchmarks.peers import EXAMPLE, FBUF, PEERS
 from fbuf._bridge import callbacks
 from tests.support.fixtures import fixed
 
 
-def deduplicated(**settings: Any) -> fbuf.storages.Deduplicated:
-    return fbuf.storages.Deduplicated(keys=("obs",), **settings)
-
-
-def noise(count: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 255, (count, 84, 84), np.uint8)
-
-
-def written(storage: Any, frames: np.ndarray, **options: Any) -> Any:
-    buffer = fbuf.uniform(len(frames), storage=storage)
-    parts = bench_deduplicated.lots({"obs": frames}, 2)
-    return bench_deduplicated.write_all(buffer, buffer.init({"obs": frames[0]}), parts, **options)
-
-
-@pytest.mark.parametrize(
-    ("on_full", "message"), [("refuse", r"[1-9]\d* rows refused"), ("retire", r"[1-9]\d* retired")]
-)
-def test_deduplicated_notices_lost_rows(on_full: str, message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
-        written(deduplicated(blocks=1024, on_full=on_full), noise(64), crowded=2)
-
-
 @pytest.mark.parametrize("section", ["torch", "deduplicated"])
-def test_accelerator_sections_run_on_a_cpu(section: str) -> None:
+def test_accelerator_sections_run_on_a_cpu(section):
     rows = bench_gpu.SECTIONS[section](True)
     assert rows and all(row["ratio"] is not None and row["met"] is not False for row in rows)
 
 
-def test_compressed_sample_goes_through_few_files() -> None:
+def test_compressed_sample_goes_through_few_files():
     real = callbacks.call
     traced, warm = hops.compressed_sample(hops.Counter())
     assert callbacks.call is real
@@ -54,7 +30,7 @@ def test_compressed_sample_goes_through_few_files() -> None:
     assert len(warm.files) <= 20 and warm.moves <= 45
 
 
-def test_device_extend_goes_through_few_files() -> None:
+def test_device_extend_goes_through_few_files():
     traced, warm = hops.device_extend(hops.Counter())
     assert "storages/_device.py" in traced.files
     assert len(traced.files) <= 16 and len(warm.files) <= 6
@@ -62,10 +38,9 @@ def test_device_extend_goes_through_few_files() -> None:
 
 
 LIST = next(library for library in PEERS if library.name == "NumPy list")
-NOWHERE = Library("nowhere", "_nowhere", ("no-such-library",), "nothing", 1)
 
 
-def rewards(batch: Any) -> np.ndarray:
+def rewards(batch):
     """Return `reward` of a batch of any library."""
     if isinstance(batch, tuple) and not hasattr(batch, "_fields"):
         batch = batch[0]
@@ -80,7 +55,7 @@ library = fixed(FBUF, LIST)
 
 
 @pytest.mark.parametrize("kind", ["Uniform", "Prioritized"])
-def test_a_driver_returns_what_was_written(library: Library, kind: str) -> None:
+def test_a_driver_returns_what_was_written(library, kind):
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of imports
         module = peers.load(library)
@@ -96,16 +71,3 @@ def test_a_driver_returns_what_was_written(library: Library, kind: str) -> None:
         driver.writer({name: leaf[:1] for name, leaf in new.items()})()
         got = rewards((driver.sampler if kind == "Uniform" else driver.stepper)(16)())
         assert got.shape == (16,) and set(got.astype(np.float32)) <= set(new["reward"])
-
-
-def test_absent_library_is_reported() -> None:
-    assert isinstance(peers.load(NOWHERE), Absent)
-    field = Field("Uniform", (16, 32), (LIST, NOWHERE))
-    report = field.ask("A question", lambda d: d.sampler(4), rounds=2, targets={("nowhere", 16): ">= 2"}, flat="<= 9")
-    by = {(r["question"], r["case"]): r for r in report}
-    row = by["A question: time of the peer's over ours", "nowhere, 16 rows"]
-    assert row["peer"] == "absent" and "No module named" in row["note"] and row["target"] == ">= 2"
-    assert by["A question: time of the peer's over ours", "NumPy list, 32 rows"]["ratio"]["median"] > 0
-    growth = [r for r in report if "growth exponent" in r["question"]]
-    assert [r["case"] for r in growth] == ["fbuf", "NumPy list"] and growth[0]["target"] == "<= 9"
-    assert all(r["tags"]["library"] in ("fbuf", "NumPy list", "nowhere") for r in report)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 from benchmarks.notebooks import FOLDER, execute
 from tests.support.fixtures import fixed
@@ -20,7 +19,7 @@ def shown(cell):
     return [" ".join(re.sub(r"\d[\d,.e+-]*", "0", printed).split()), *kinds]
 
 
-def test_runs_and_shows_what_is_stored(path: Path) -> None:
+def test_runs_and_shows_what_is_stored(path):
     stored = json.loads(path.read_text())["cells"]
     assert len(stored) < 15 and stored[0]["source"][0].rstrip().endswith("?")
     assert "assert " in "".join(stored[-1]["source"]), "the last cell asserts what the text claims"

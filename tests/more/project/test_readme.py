@@ -7,7 +7,7 @@ import re
 import runpy
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,26 +18,24 @@ from benchmarks.peers import _torchrl_tree
 from tests.support.paths import ROOT
 from tests.support.processes import devices, run_python
 
-PAGES = ["README.md"] + [
-    f"fbuf/{page}.md" for page in "GUIDE TORCH storages/README datasets/README parts/README".split()
-]
+FOLDERS = "storages", "datasets", "parts"
+PAGES = ["README.md", "fbuf/GUIDE.md", "fbuf/TORCH.md", *(f"fbuf/{folder}/README.md" for folder in FOLDERS)]
 
 
 @contextlib.contextmanager
-def as_users_have_it() -> Any:
+def as_users_have_it():
     with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")
         yield
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_runs(page: str) -> None:
+def test_every_block_runs(page):
     found = blocks((ROOT / page).read_text())
     assert found
-    scope: dict[str, object] = {}
-    with (
-        as_users_have_it() if page == "fbuf/TORCH.md" else jax.numpy_rank_promotion("allow")
-    ):  # torch warns of its prototypes
+    scope = {}
+    warns = page == "fbuf/TORCH.md"  # torch, of its prototypes
+    with as_users_have_it() if warns else jax.numpy_rank_promotion("allow"):
         for number, block in enumerate(found):
             exec(compile(block.code, f"{page}, block {number}", "exec"), scope)
 
@@ -59,7 +57,7 @@ MODULES = [
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "fbuf.__main__"])
-def test_doctests(module: str) -> None:
+def test_doctests(module):
     for package, needed in NEEDED.items():
         if f"{module}.".startswith(f"{package}."):
             pytest.importorskip(needed)
@@ -88,11 +86,11 @@ class Section(NamedTuple):
     own: list[Block]
 
 
-def blocks(text: str) -> list[Block]:
+def blocks(text):
     return [Block(tuple(words.split()), code) for words, code in FENCE.findall(text)]
 
 
-def sections() -> list[Section]:
+def sections():
     page, out = (FOLDER / "MIGRATING.md").read_text(), []
     for part in page.split("\n## ")[1:]:
         first, *rest = part.split("\n### ")
@@ -104,9 +102,9 @@ def sections() -> list[Section]:
 SECTIONS = sections()
 
 
-def run(section: Section, side: str) -> Any:
+def run(section, side):
     """What a side of a section leaves as `content`. The peer's blocks come first where ours go on from them."""
-    scope: dict[str, Any] = {}
+    scope = {}
     chosen = [b for b in section.shared if side in b.words or (side == "fbuf" and "tensordict" in b.words)]
     chosen += [b for b in section.own if side in b.words or (side == "fbuf" and _goes_on(section))]
     for number, block in enumerate(chosen):
@@ -114,11 +112,11 @@ def run(section: Section, side: str) -> Any:
     return scope["content"]
 
 
-def _goes_on(section: Section) -> bool:
+def _goes_on(section):
     return any({section.peer, "fbuf"} <= set(block.words) for block in section.own)
 
 
-def plain(content: Any) -> Any:
+def plain(content):
     if isinstance(content, tuple):
         return tuple(plain(part) for part in content)
     return np.asarray(content).tolist()
@@ -128,7 +126,7 @@ NAMES = [f"{section.peer}: {section.title}" for section in SECTIONS]
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=NAMES)
-def test_both_sides_give_the_same(section: Section) -> None:
+def test_both_sides_give_the_same(section):
     needs_trees = any("trees" in block.words for block in section.own)
     with as_users_have_it():
         there, ours = section.peer != "torchrl" or find_trees(), run(section, "fbuf")
@@ -141,7 +139,7 @@ def test_both_sides_give_the_same(section: Section) -> None:
         assert plain(theirs) == plain(ours)
 
 
-def find_trees() -> bool:
+def find_trees():
     """Load torchrl's trees, of an earlier build where the wheel's own do not load."""
     try:
         _torchrl_tree.ensure(build=False)
@@ -150,7 +148,7 @@ def find_trees() -> bool:
     return True
 
 
-def test_names_in_the_tables_exist() -> None:
+def test_names_in_the_tables_exist():
     text = (FOLDER / "MIGRATING.md").read_text()
     ours = r"(?:fbuf\.)?(storages|samplers|views|writers|interop|limits)|fbuf\.(torch|datasets)"
     names = {(a or b, name) for a, b, name in re.findall(rf"(?<![\w.\"'])(?:{ours})\.([A-Za-z_]\w*)", text)}
@@ -164,7 +162,7 @@ PROGRAMS = sorted(p for p in (ROOT / "tests" / "programs").glob("*.py") if not p
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_a_program_runs(path: Path) -> None:
+def test_a_program_runs(path):
     assert len(path.read_text().splitlines()) < 60
     if path.stem == "sharded_dqn":
         run_python(f"import runpy; runpy.run_path({str(path)!r})['main'](50)", **devices(8))

@@ -4,9 +4,6 @@ import doctest
 import importlib
 import os
 import runpy
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,31 +12,27 @@ import pytest
 import fbuf
 from tests.support.paths import ROOT
 from tests.support.ray_cluster import MEMORY, kill, local_ray, until
+from tests.support.ray_shards import ROW, steps
 
 pytest.importorskip("ray", reason="ray has no wheel for this Python")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray, its threads and sockets
 OPTIONS = {"num_cpus": 0}
-ROW = {"t": np.int32(0)}
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
+def ray():
     with local_ray() as module:
         yield module
 
 
-def steps(first: int, count: int) -> dict[str, Any]:
-    return {"t": np.arange(first, first + count, dtype=np.int32)}
-
-
-def held(client: Any, number: int) -> set[int]:
+def held(client, number):
     """Return the rows of a service with few enough that a large batch holds all of them."""
     return set(client.sample(32 * number, to="numpy").data["t"].tolist())
 
 
-def test_actors_write_and_a_learner_draws(ray: Any) -> None:
+def test_actors_write_and_a_learner_draws(ray):
     @ray.remote(num_cpus=0)
-    def act(client: Any, first: int) -> None:
+    def act(client, first):
         for i in range(3):
             client.extend({"t": np.arange(first + 4 * i, first + 4 * i + 4)[:, None]})
         client.flush()
@@ -61,7 +54,7 @@ def test_actors_write_and_a_learner_draws(ray: Any) -> None:
         assert "JAX_PLATFORMS" in os.environ or stats[0]["pid"] != os.getpid()
 
 
-def test_a_killed_shard_comes_back_with_every_row(ray: Any, tmp_path: Path) -> None:
+def test_a_killed_shard_comes_back_with_every_row(ray, tmp_path):
     with fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, save_every=4, seed=1, options=OPTIONS) as service:
         client, reader = service.client(durable=True), service.client()
         for i in range(10):
@@ -80,9 +73,9 @@ def test_a_killed_shard_comes_back_with_every_row(ray: Any, tmp_path: Path) -> N
             fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS)
 
 
-def test_a_limit_throttles_processes_and_closing_ends_them(ray: Any) -> None:
+def test_a_limit_throttles_processes_and_closing_ends_them(ray):
     @ray.remote(num_cpus=0)
-    def act(client: Any) -> str:
+    def act(client):
         try:
             while True:
                 client.extend(steps(0, 4))
@@ -104,7 +97,7 @@ def test_a_limit_throttles_processes_and_closing_ends_them(ray: Any) -> None:
         learner.sample(4)
 
 
-def test_batches_larger_than_the_object_store_arrive(ray: Any) -> None:
+def test_batches_larger_than_the_object_store_arrive(ray):
     row = {"frame": np.zeros((84, 84), np.uint8)}
     buffer = fbuf.Buffer(2048, storage=fbuf.storages.Compressed())
     with fbuf.ray.RayReplay(buffer, row, options=OPTIONS) as service:
@@ -118,7 +111,7 @@ def test_batches_larger_than_the_object_store_arrive(ray: Any) -> None:
         assert service.stats()[0]["size"] == 1024
 
 
-def test_a_reply_that_is_lost_with_its_machine_is_asked_for_again(ray: Any, monkeypatch: Any) -> None:
+def test_a_reply_that_is_lost_with_its_machine_is_asked_for_again(ray, monkeypatch):
     get, lost = ray.get, [ray.exceptions.ObjectLostError("00", None, ""), ray.exceptions.OwnerDiedError("00", None, "")]
     with fbuf.ray.RayReplay(fbuf.uniform(64), ROW, options=OPTIONS) as service:
         client = service.client()
@@ -129,9 +122,9 @@ def test_a_reply_that_is_lost_with_its_machine_is_asked_for_again(ray: Any, monk
         assert client.sample(8).mask.all() and service.stats()[0]["size"] == 4
 
 
-def test_a_client_that_dies_leaves_whole_calls(ray: Any) -> None:
+def test_a_client_that_dies_leaves_whole_calls(ray):
     @ray.remote(num_cpus=0, max_retries=0)
-    def act(client: Any) -> None:
+    def act(client):
         for i in range(8):
             client.extend(steps(4 * i, 4))
         os._exit(1)  # with calls in flight
@@ -147,21 +140,21 @@ def test_a_client_that_dies_leaves_whole_calls(ray: Any) -> None:
         assert held(client, 64) >= set(range(100, 104))
 
 
-def test_an_actor_that_cannot_start_says_why(ray: Any) -> None:
+def test_an_actor_that_cannot_start_says_why(ray):
     with pytest.raises(
         RuntimeError, match="could not start: ValueError: Compressed: no leaf of t has 1024 bytes a row"
     ):
         fbuf.ray.RayReplay(fbuf.Buffer(8, storage=fbuf.storages.Compressed()), ROW, options=OPTIONS)
 
 
-def test_the_example_learns(ray: Any) -> None:
+def test_the_example_learns(ray):
     path = ROOT / "tests" / "programs" / "apex_ray.py"
     assert len(path.read_text().splitlines()) < 80
     with jax.numpy_rank_promotion("allow"):
         runpy.run_path(str(path))["main"]()
 
 
-def test_doctests(ray: Any) -> None:
+def test_doctests(ray):
     """Examples of methods use the service of the class's example."""
     names = ("fbuf.ray", "fbuf.ray._client", "fbuf.ray._service")
     with fbuf.ray.RayReplay(fbuf.prioritized(1000), {"obs": np.zeros(3, np.float32)}, options=OPTIONS) as replay:

@@ -1,7 +1,6 @@
 """Episodes, limits, refusals, absent shards, compilations and learner groups, without Ray."""
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,19 +10,13 @@ import pytest
 import fbuf
 from fbuf._formats import checkpoint
 from fbuf.ray._calls import Away
-from tests.support.ray_shards import clients
+from tests.support.ray_shards import ROW, clients, steps
 from tests.support.threads import PATIENCE, soon
 from tests.support.two_processes import run_processes
 
-ROW = {"t": np.int32(0)}
-
-
-def steps(first: int, count: int, *lanes: int) -> dict[str, Any]:
-    return {"t": np.arange(first, first + count * int(np.prod(lanes)), dtype=np.int32).reshape(count, *lanes)}
-
 
 @pytest.mark.parametrize("lanes", [None, 2])
-def test_episodes_end_where_the_writer_changes_or_rows_are_lost(lanes: int | None) -> None:
+def test_episodes_end_where_the_writer_changes_or_rows_are_lost(lanes):
     buffer = fbuf.Buffer(64, view=fbuf.views.Sequence(2, episode_end=()), lanes=lanes)
     link, client = clients(buffer, ROW)
     own = () if lanes is None else (1,)
@@ -40,10 +33,10 @@ def test_episodes_end_where_the_writer_changes_or_rows_are_lost(lanes: int | Non
     assert link.shards[0].stats()["cuts"] == 3
 
 
-def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("fbuf.ray._shard._ENDING", 0)
     limit = fbuf.limits.samples_per_insert(2, min_size=8, rows=4, draws=8)
-    options: dict[str, Any] = {"path": tmp_path, "save_every": 2, "limit": limit}
+    options = {"path": tmp_path, "save_every": 2, "limit": limit}
     link, client = clients(fbuf.uniform(64), ROW, **options)
     remote = client()
     for i in range(3):
@@ -60,7 +53,7 @@ def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path: Path, monkeypat
     assert "limit_added" not in link.shards[0].stats()  # an earlier limit is dropped
 
 
-def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path: Path) -> None:
+def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path):
     link, client = clients(fbuf.uniform(64), ROW, path=tmp_path, limit=fbuf.limits.queue(4))
     writer, learner = client(), client()
     writer.extend(steps(0, 4))
@@ -77,13 +70,13 @@ def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path: Path) -> Non
         learner.sample(4)
 
 
-def test_a_save_that_is_written_holds_up_no_call(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_save_that_is_written_holds_up_no_call(tmp_path, monkeypatch):
     link, client = clients(fbuf.uniform(64), ROW, path=tmp_path)
     remote, shard = client(), link.shards[0]
     remote.extend(steps(0, 4))
     begun, ended, waited, write = threading.Event(), threading.Event(), list[bool](), checkpoint.write
 
-    def late(*args: Any, **options: Any) -> Any:
+    def late(*args, **options):
         begun.set()
         waited.append(ended.wait(PATIENCE))
         return write(*args, **options)
@@ -102,13 +95,13 @@ def test_a_save_that_is_written_holds_up_no_call(tmp_path: Path, monkeypatch: An
     assert link.shards[0].stats()["size"] == 4
 
 
-def test_sizes_that_vary_compile_nothing_after_warm_up() -> None:
+def test_sizes_that_vary_compile_nothing_after_warm_up():
     buffer = fbuf.prioritized(256, lanes=4)
     _, client = clients(buffer, ROW, shards=2)
     remote, rng = client(), np.random.default_rng(0)
     remote._rng = np.random.default_rng(1)  # sizes of updates are those of draws
 
-    def work(sizes: Any) -> None:
+    def work(sizes):
         for rows in sizes:
             remote.extend(steps(0, rows, 4), priority=rng.random((rows, 4)) + 0.1)
             index = remote.sample(16, to="numpy").index
@@ -119,7 +112,7 @@ def test_sizes_that_vary_compile_nothing_after_warm_up() -> None:
     warm = (1, 2, 3, 5, 9, 16)
     for _ in range(4):
         work(warm)
-    compiled: list[str] = []
+    compiled = []
     jax.monitoring.register_event_duration_secs_listener(  # it stays: listeners cannot be taken away one by one
         lambda event, seconds, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
     )
@@ -127,7 +120,7 @@ def test_sizes_that_vary_compile_nothing_after_warm_up() -> None:
     assert not compiled
 
 
-def test_other_shards_serve_while_one_is_away() -> None:
+def test_other_shards_serve_while_one_is_away():
     link, client = clients(fbuf.prioritized(64), ROW, shards=2)
     remote = client()
     for i in range(4):
@@ -145,7 +138,7 @@ def test_other_shards_serve_while_one_is_away() -> None:
         remote.sample(8)
 
 
-def test_updates_go_to_their_shards_in_any_order() -> None:
+def test_updates_go_to_their_shards_in_any_order():
     link, client = clients(fbuf.prioritized(64, alpha=1.0, eps=0.0), ROW, shards=2)
     remote = client()
     for i in range(4):
@@ -167,7 +160,7 @@ def test_updates_go_to_their_shards_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("to", ["jax", "torch", "numpy"])
-def test_batches_are_drawn_ahead_in_few_calls(to: Any, monkeypatch: Any) -> None:
+def test_batches_are_drawn_ahead_in_few_calls(to, monkeypatch):
     link, client = clients(fbuf.uniform(64), ROW)
     remote = client()
     remote.extend(steps(0, 8))
@@ -184,14 +177,14 @@ def test_batches_are_drawn_ahead_in_few_calls(to: Any, monkeypatch: Any) -> None
         assert link.calls.count("sample") == calls
 
 
-def test_a_refused_call_raises_and_later_ones_are_applied() -> None:
+def test_a_refused_call_raises_and_later_ones_are_applied():
     link, client = clients(fbuf.Buffer(64, view=fbuf.views.Sequence(2, episode_end=())), ROW)
     remote = client()
     remote.extend(steps(0, 4))
     shard = link.shards[0]
-    extend, shard._replay.extend = shard._replay.extend, lambda *_, **__: 1 / 0  # type: ignore[assignment]
+    extend, shard._replay.extend = shard._replay.extend, lambda *_, **__: 1 / 0
     remote.extend(steps(4, 4))
-    shard._replay.extend = extend  # type: ignore[method-assign]
+    shard._replay.extend = extend
     remote.extend(steps(8, 4))
     with pytest.raises(ZeroDivisionError):
         remote.flush()
@@ -199,7 +192,7 @@ def test_a_refused_call_raises_and_later_ones_are_applied() -> None:
     assert set(remote.sample(64, to="numpy").data["t"][:, 0]) == {0, 1, 2, 8, 9, 10}
 
 
-def test_learners_of_a_group_share_batches() -> None:
+def test_learners_of_a_group_share_batches():
     buffer = fbuf.prioritized(64)
     _, client = clients(buffer, ROW)
     learners, replay = [client(group=(rank, 3)) for rank in range(3)], fbuf.Replay(buffer, ROW)
@@ -214,7 +207,7 @@ def test_learners_of_a_group_share_batches() -> None:
         learners[0].sample(8)
 
 
-def test_learners_of_a_group_share_batches_of_several_shards() -> None:
+def test_learners_of_a_group_share_batches_of_several_shards():
     """Each row of a batch has one learner, the probability and weight that it has in the whole, and is fixed by the seed."""
     priority, drawn = np.arange(1.0, 33.0), list[Any]()
     for _ in range(2):
@@ -241,7 +234,7 @@ def test_learners_of_a_group_share_batches_of_several_shards() -> None:
     assert all((one == two).all() for one, two in zip(drawn[:6], drawn[6:], strict=True))
 
 
-def test_a_group_waits_for_a_shard_that_restarts(tmp_path: Path) -> None:
+def test_a_group_waits_for_a_shard_that_restarts(tmp_path):
     link, client = clients(fbuf.prioritized(64, lanes=2), ROW, shards=2, path=tmp_path)
     client().extend(steps(0, 8, 2))
     for shard in link.shards:
@@ -262,7 +255,7 @@ def test_a_group_waits_for_a_shard_that_restarts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_batches_over_a_mesh_feed_a_sharded_buffer(processes: int) -> None:
+def test_batches_over_a_mesh_feed_a_sharded_buffer(processes):
     """The shares of two learners are one global array. Here each of them has the same shards, in its process."""
     run_processes(
         """
@@ -290,7 +283,7 @@ assert int(sharded.size(state)) == 64
 @pytest.mark.parametrize(
     "storage", [fbuf.storages.Compressed(keys=("frame",)), fbuf.storages.Memmap()], ids=["Compressed", "Memmap"]
 )
-def test_rows_on_the_host_survive_a_restart(storage: Any, tmp_path: Path) -> None:
+def test_rows_on_the_host_survive_a_restart(storage, tmp_path):
     buffer = fbuf.Buffer(64, storage=storage, lanes=2, view=fbuf.views.Sequence(2, episode_end=()))
     link, client = clients(buffer, {"frame": np.zeros((8, 8), np.uint8)}, durable=True, path=tmp_path, save_every=2)
     actors = [client((lane,)) for lane in range(2)]

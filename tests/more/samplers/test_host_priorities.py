@@ -1,6 +1,7 @@
 """More of priorities on the host: states too old, bytes, other callbacks; see `tests/samplers/test_host_priorities.py`."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +38,8 @@ def test_a_state_that_is_too_old_says_so():
 def test_bytes_are_counted():
     example, capacity = {"x": jnp.zeros(4)}, 50_000
     for storage in (fbuf.storages.Device(), fbuf.storages.Host()):
-        device, host = (
-            fbuf.Buffer(capacity, storage=storage, sampler=Prioritized(on=on, normalize="buffer"))
-            for on in ("device", "host")
-        )
+        samplers = (Prioritized(on=on, normalize="buffer") for on in ("device", "host"))
+        device, host = (fbuf.Buffer(capacity, storage=storage, sampler=sampler) for sampler in samplers)
         state, other = host.init(example), device.init(example)
         assert host.nbytes(state)["device"] < device.nbytes(other)["device"] - 9 * capacity
         assert host.nbytes(state)["device"] == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -61,22 +60,20 @@ def test_the_callbacks_for_accelerators_agree(monkeypatch):
     def step(state, seed):
         return verb(buffer, "learn", verb(buffer, "extend", state, seed)[0], seed)
 
+    stack = functools.partial(jax.tree.map, lambda *x: np.stack(x))
     expected, single = plain.init(EXAMPLE), []
     for seed in np.arange(4, dtype=np.int32):
         expected, batch = run(plain)("learn", run(plain)("extend", expected, seed)[0], seed)
         single.append(batch)
     keys = jax.random.split(jax.random.key(0), 3)
     peeked = [plain.peek(expected, key, 4, beta=0.7) for key in keys]
-    same(
-        jax.tree.map(lambda *x: np.stack(x), *peeked),
-        jax.vmap(lambda key: plain.peek(expected, key, 4, beta=0.7))(keys),
-    )
+    same(stack(*peeked), jax.vmap(lambda key: plain.peek(expected, key, 4, beta=0.7))(keys))
     used = use_other_callbacks(monkeypatch)
     state, batches = jax.jit(lambda state: lax.scan(step, state, jnp.arange(4)))(buffer.init(EXAMPLE))
-    same(jax.tree.map(lambda *x: np.stack(x), *single), batches)
+    same(stack(*single), batches)
     compare(expected, state)
     many = jax.vmap(lambda key: buffer.peek(state, key, 4, beta=0.7))(keys)
-    same(jax.tree.map(lambda *x: np.stack(x), *peeked), many)
+    same(stack(*peeked), many)
     assert set(used) == {"io_callback", "pure_callback"}
     with pytest.raises(TypeError, match="priorities live on the host cannot be vmapped"):
         jax.vmap(lambda x: buffer.set(buffer.clear(verb(buffer, "extend", state, x)[0])))(jnp.arange(2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ import fbuf
 from fbuf._core.pytree import tree_bytes
 from fbuf.samplers import Consume, Epoch, Prioritized
 from fbuf.sharded import Sharded, ShardedIndex
+from tests.more.transforms.test_transforms_buffer import Largest
 from tests.support import sharded as support
 from tests.support.inplace import ROW
 from tests.support.trees import same, x64
@@ -26,13 +26,13 @@ DRAWS = ("local", "global")
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("sampler", support.SAMPLERS)
-def test_rows_are_drawn_with_the_probabilities_of_one_buffer(sampler: str, draw: str) -> None:
+def test_rows_are_drawn_with_the_probabilities_of_one_buffer(sampler, draw):
     support.check_draws(sampler, draw, 10**6)
 
 
 @pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Sequence(2, autoreset="same_step")])
 @pytest.mark.parametrize("sampler", [Epoch(), Epoch(shuffle=False), Consume(), Consume(2)])
-def test_every_anchor_is_drawn_once_although_shards_have_unequal_numbers(sampler: Any, view: Any) -> None:
+def test_every_anchor_is_drawn_once_although_shards_have_unequal_numbers(sampler, view):
     buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=sampler, view=view)
     sharded = Sharded(buffer, support.mesh_of())
     state, chance = support.fill(sharded), support.chances(buffer, support.fill(buffer))
@@ -52,26 +52,24 @@ def test_every_anchor_is_drawn_once_although_shards_have_unequal_numbers(sampler
         np.testing.assert_array_equal(counts, wanted)
         if isinstance(sampler, Epoch):
             np.testing.assert_allclose(batch.probability[batch.mask], 1 / np.count_nonzero(wanted), rtol=1e-6)
-    assert int(sharded.stats(state)["epoch" if isinstance(sampler, Epoch) else "anchors_left"]) == (
-        epochs if epochs > 1 else 0
-    )
+    name, number = ("epoch", 2) if isinstance(sampler, Epoch) else ("anchors_left", 0)
+    assert int(sharded.stats(state)[name]) == number
 
 
-def batches(sharded: Any, step: Any, turns: int = 4) -> Any:
+def batches(sharded, step, turns=4):
     """What a few steps return."""
     rng, out, state = np.random.default_rng(0), [], support.fill(sharded)
     rows, _, _ = support.rows_and_masks()
     for turn in range(turns):
-        new = {name: leaf[:2] for name, leaf in rows.items()} | {
-            "id": rng.integers(0, 400, (2, support.LANES), np.int32)
-        }
+        ids = {"id": rng.integers(0, 400, (2, support.LANES), np.int32)}
+        new = {name: leaf[:2] for name, leaf in rows.items()} | ids
         state, found = step(state, new, jax.random.key(turn))
         out.append(jax.device_get(found))
     assert step._cache_size() == 1  # the second step compiles nothing
     return out
 
 
-def four(draw: Any, number: int = 4, **settings: Any) -> Sharded:
+def four(draw, number=4, **settings):
     """A sharded buffer over four of the devices, or over four pairs of them."""
     view = fbuf.views.Transition(n_step=2, observation="id", reward="version", action="id", autoreset="same_step")
     sampler = Prioritized(normalize="buffer")
@@ -81,7 +79,7 @@ def four(draw: Any, number: int = 4, **settings: Any) -> Sharded:
 
 
 @functools.cache
-def four_batches(draw: Any) -> Any:
+def four_batches(draw):
     sharded = four(draw, axis_types=(AxisType.Auto,))
     return batches(sharded, jax.jit(support.step_of(sharded, 32), donate_argnums=0))
 
@@ -89,40 +87,27 @@ def four_batches(draw: Any) -> Any:
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("number", [4, 8])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_meshes_of_any_kind_give_the_same(kind: Any, number: int, draw: Any) -> None:
+def test_meshes_of_any_kind_give_the_same(kind, number, draw):
     sharded = four(draw, number, axis_types=(kind,) * (number // 4))
     same(batches(sharded, jax.jit(support.step_of(sharded, 32), donate_argnums=0)), four_batches(draw))
 
 
+@pytest.mark.parametrize("number", [4, 8])
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_methods_inside_shard_map_act_on_the_block_of_the_device(check_vma: bool, draw: Any) -> None:
-    sharded = four(draw, axis_types=(AxisType.Auto,))
-    specs: Any = {"in_specs": (P("data"), P(None, "data"), P()), "out_specs": (P("data"), (P("data"), P(), P(), P()))}
-    step = jax.shard_map(support.step_of(sharded, 32), mesh=sharded.mesh, check_vma=check_vma, **specs)
+def test_methods_inside_shard_map_over_one_axis_act_on_the_block_of_the_device(check_vma, draw, number):
+    sharded = four(draw, number, axis_types=(AxisType.Auto,) * (number // 4))
+    settings = {"mesh": sharded.mesh, "axis_names": {"data"}, "check_vma": check_vma}
+    specs = {"in_specs": (P("data"), P(None, "data"), P()), "out_specs": (P("data"), (P("data"), P(), P(), P()))}
+    step = jax.shard_map(support.step_of(sharded, 32), **settings, **specs)
     same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("draw", DRAWS)
-def test_methods_inside_shard_map_over_one_axis_of_two(draw: Any, check_vma: bool) -> None:
-    sharded = four(draw, 8, axis_types=(AxisType.Auto,) * 2)
-    step = jax.shard_map(
-        support.step_of(sharded, 32),
-        mesh=sharded.mesh,
-        in_specs=(P("data"), P(None, "data"), P()),
-        out_specs=(P("data"), (P("data"), P(), P(), P())),
-        axis_names={"data"},
-        check_vma=check_vma,
-    )
-    same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
-
-
-def test_states_print_the_rows_of_all_shards() -> None:
+def test_states_print_the_rows_of_all_shards():
     sharded = Sharded(fbuf.prioritized(64), support.mesh_of())
     state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(24, dtype=np.int32)})
     assert repr(state).startswith("ShardedState(24 of 64 rows)") and "24 of 64 rows" in state._repr_html_()
-    seen: list[str] = []
+    seen = []
     after = jax.jit(lambda state: (seen.append(repr(state)), sharded.clear(state))[1], donate_argnums=0)(state)
     assert seen[0].startswith("ShardedState(traced") and repr(state).startswith("ShardedState(donated")
     assert repr(after).startswith("ShardedState(0 of 64 rows)")
@@ -130,10 +115,9 @@ def test_states_print_the_rows_of_all_shards() -> None:
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_priorities_reach_their_shards_from_any_device(normalize: Any, draw: Any) -> None:
-    buffer = fbuf.Buffer(
-        support.CAPACITY, lanes=support.LANES, sampler=Prioritized(alpha=1.0, eps=0.0, normalize=normalize)
-    )
+def test_priorities_reach_their_shards_from_any_device(normalize, draw):
+    sampler = Prioritized(alpha=1.0, eps=0.0, normalize=normalize)
+    buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=sampler)
     sharded = Sharded(buffer, support.mesh_of(), draw=draw)
     state, rng = support.fill(sharded), np.random.default_rng(0)
     state, batch = sharded.sample(state, jax.random.key(0), 256)
@@ -169,7 +153,7 @@ def test_priorities_reach_their_shards_from_any_device(normalize: Any, draw: Any
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_all_mass_on_one_shard_and_on_none(draw: Any) -> None:
+def test_all_mass_on_one_shard_and_on_none(draw):
     sampler = Prioritized(alpha=1.0, eps=0.0, normalize=None, beta=1.0)
     buffer = fbuf.Buffer(64, lanes=8, sampler=sampler)
     sharded = Sharded(buffer, support.mesh_of(), draw=draw)
@@ -193,8 +177,8 @@ def test_all_mass_on_one_shard_and_on_none(draw: Any) -> None:
 
 
 @functools.cache
-def programs(storage: str, sampler: str, draw: str) -> Any:
-    parts: Any = {"device": {}, "blocks": {"storage": fbuf.storages.Deduplicated(keys=("obs",), blocks=2**15)}}
+def programs(storage, sampler, draw):
+    parts = {"device": {}, "blocks": {"storage": fbuf.storages.Deduplicated(keys=("obs",), blocks=2**15)}}
     view = fbuf.views.Transition(autoreset="same_step")
     part = getattr(fbuf.samplers, sampler)()
     buffer = fbuf.Buffer(2**17, lanes=16, sampler=part, view=view, **parts[storage])
@@ -211,7 +195,7 @@ CASES += [("device", "Epoch", "local"), ("device", "Prioritized", "global")]
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_a_step_is_in_place_and_moves_no_rows(case: tuple[str, str, str]) -> None:
+def test_a_step_is_in_place_and_moves_no_rows(case):
     program, text, size = programs(*case)
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes > 2**17 / 8 * 20
@@ -230,11 +214,11 @@ def test_a_step_is_in_place_and_moves_no_rows(case: tuple[str, str, str]) -> Non
     assert moved <= 1.3 * size / 8 and (moved > 0) == (case[2] == "global")
 
 
-def test_a_step_has_few_collectives() -> None:
+def test_a_step_has_few_collectives():
     """One for the draw and one for the update, in which a loop that seldom runs has two more."""
     sharded = Sharded(fbuf.prioritized(256, lanes=8), support.mesh_of())
 
-    def step(state: Any, rows: Any, key: jax.Array) -> Any:
+    def step(state, rows, key):
         state, batch = sharded.sample(sharded.extend(state, rows), key, 32)
         return sharded.update_priority(state, batch.index, batch.weight)
 
@@ -245,7 +229,7 @@ def test_a_step_has_few_collectives() -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_steps_are_clean_under_strict_flags(draw: Any) -> None:
+def test_steps_are_clean_under_strict_flags(draw):
     """With NaN checks, strict promotion, 64 bits and leak checks; an empty shard and zero leaves are no reason for a NaN."""
     with jax.debug_nans(True), jax.numpy_dtype_promotion("strict"), x64(), jax.checking_leaks():
         buffer = fbuf.Buffer(64, lanes=8, sampler=Prioritized(eps=0.0, normalize="buffer"))
@@ -259,29 +243,9 @@ def test_steps_are_clean_under_strict_flags(draw: Any) -> None:
             jax.block_until_ready((batch, stats))
 
 
-@fbuf.parts.component
-class Remembering:
-    """A transform with a memory that nothing merges over shards."""
-
-    def watches(self, spec: Any) -> tuple[str, ...]:
-        return ("id",)
-
-    def init(self, spec: Any) -> Any:
-        return jnp.zeros(())
-
-    def observe(self, memory: Any, leaves: Any, mask: Any) -> Any:
-        return memory + leaves["id"].sum()
-
-    def stats(self, memory: Any) -> dict[str, Any]:
-        return {}
-
-    def apply(self, data: Any, context: Any) -> Any:
-        return data
-
-
-def test_refusals() -> None:
+def test_refusals():
     mesh = support.mesh_of()
-    parts: Any = {
+    parts = {
         "lanes=8": (ValueError, {"view": fbuf.views.Sequence(2, episode_end=())}),
         "ranks": (TypeError, {"sampler": fbuf.samplers.Ranked()}),
         "all rows in one place": (TypeError, {"writer": fbuf.writers.TopK("id")}),
@@ -290,11 +254,8 @@ def test_refusals() -> None:
         "host": (ValueError, {"sampler": Prioritized(on="host")}),
         "in memory": (ValueError, {"storage": fbuf.storages.Memmap("rows")}),
         "prefetch=0": (ValueError, {"prefetch": 1, "batch_size": 8}),
-        "stage 'remembering' of on_read .* statistics of one shard": (TypeError, {"on_read": Remembering()}),
-        "capacity is 100, not a multiple of the 8 shards of axis 'data'. Use 96 or 104": (
-            ValueError,
-            {"capacity": 100},
-        ),
+        "stage 'largest' of on_read .* statistics of one shard": (TypeError, {"on_read": Largest("id")}),
+        "is 100, not a multiple of the 8 shards of axis 'data'. Use 96 or 104": (ValueError, {"capacity": 100}),
         "lanes is 12, not a multiple of the 8 shards of axis 'data'. Use 8 or 16": (ValueError, {"lanes": 12}),
     }
     for said, (kind, settings) in parts.items():
@@ -319,12 +280,8 @@ def test_refusals() -> None:
             call()
     moving = Sharded(fbuf.prioritized(64), mesh, draw="global")
     with pytest.raises(ValueError, match="the key varies over axis 'data'; expected the same key on all devices"):
-        jax.shard_map(
-            lambda state: moving.peek(state, jax.random.key(jax.lax.axis_index("data")), 16).mask,
-            mesh=mesh,
-            in_specs=P("data"),
-            out_specs=P("data"),
-        )(state)
+        peek = lambda state: moving.peek(state, jax.random.key(jax.lax.axis_index("data")), 16).mask  # noqa: E731
+        jax.shard_map(peek, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(state)
     reversed_mesh = jax.make_mesh((8,), ("data",), devices=jax.devices()[::-1])
     with pytest.raises(ValueError, match=r"devices \[0, 1, .*; expected .* of devices \[7, 6, "):
         Sharded(fbuf.prioritized(64), reversed_mesh).size(state)
@@ -332,4 +289,4 @@ def test_refusals() -> None:
         with pytest.raises(ValueError, match="has 8 devices; expected 4"):
             jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=P("data"))()
     with pytest.raises(TypeError, match="expected ShardedState"):
-        sharded.size(fbuf.prioritized(64).init({"id": np.int32(0)}))  # type: ignore[arg-type]
+        sharded.size(fbuf.prioritized(64).init({"id": np.int32(0)}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +16,19 @@ from fbuf.sharded import ShardedMixture
 from tests.support import sharded as support
 
 SAMPLERS = {"a": "prioritized", "b": "uniform"}
-MODES: Any = [
+MODES = [
     {"fractions": {"a": 0.25, "b": 0.75}},
     {"fractions": {"a": 0.4, "b": 0.6}, "quota": "random", "target": "source"},
     {"annealed": True, "normalize": None, "beta": 0.6},
 ]
 
 
-def mixture_of(parts: Any = (), **settings: Any) -> ShardedMixture:
+def mixture_of(parts=(), **settings):
     buffers = {name: support.buffer_of(sampler, **dict(parts)) for name, sampler in SAMPLERS.items()}
     return ShardedMixture(fbuf.Mixture(buffers, **settings), support.mesh_of())
 
 
-def filled(mixture: Any, *names: str) -> Any:
+def filled(mixture, *names):
     state = mixture.init({"a": support.example(), "b": support.example()})
     rows, mask, priority = support.rows_and_masks()
     for name in names:
@@ -39,7 +38,7 @@ def filled(mixture: Any, *names: str) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode: Any) -> None:
+def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode):
     """Weighted means over all rows estimate what the unsharded mixture's do, although shards differ in fill and mass."""
     mixture, size = mixture_of(**mode), 4096
     state = filled(mixture, "a", "b")
@@ -53,9 +52,8 @@ def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode: Any) -> No
     share = fractions[source[there]]
     np.testing.assert_allclose(batch.probability[there], share * within, rtol=2e-6)
     anchors = {n: np.count_nonzero(of) for n, of in chance.items()}
-    of_shard = {
-        n: np.bincount(support.shard_of(np.arange(of.size)), weights=of, minlength=8) for n, of in chance.items()
-    }
+    every = {n: support.shard_of(np.arange(of.size)) for n, of in chance.items()}
+    of_shard = {n: np.bincount(every[n], weights=of, minlength=8) for n, of in chance.items()}
     shard = support.shard_of(ids)[there]
     factor = 8 * np.where(source[there] == 0, of_shard["a"][shard], of_shard["b"][shard])
     number = np.where(source[there] == 0, anchors["a"], anchors["b"])
@@ -69,12 +67,12 @@ def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode: Any) -> No
             assert (part == 0).sum() in (0, round(fractions[0] * size / 8))
 
 
-def test_errors_and_rows_go_where_rows_came_from() -> None:
+def test_errors_and_rows_go_where_rows_came_from():
     """Also inside `jax.shard_map`, and in any order over devices; invalid indices are counted."""
     mixture = mixture_of(fractions={"a": 0.5, "b": 0.5})
     state = filled(mixture, "a", "b")
 
-    def step(state: Any, key: jax.Array) -> Any:
+    def step(state, key):
         state, batch = mixture.sample(state, key, 64)
         state = mixture.update_priority(state, batch.index, jnp.float32(1) + batch.data["id"].astype(jnp.float32))
         return mixture.update_rows(state, batch.index, {"version": batch.data["id"] + 1000}), batch
@@ -101,7 +99,7 @@ def test_errors_and_rows_go_where_rows_came_from() -> None:
     assert refused == 1 + (batch.source[order][there[1]] == 0)
 
 
-def test_windows_summaries_and_plans_are_those_of_the_buffers() -> None:
+def test_windows_summaries_and_plans_are_those_of_the_buffers():
     view = fbuf.views.Sequence(3, boundary="mask", autoreset="same_step")
     mixture = mixture_of({"view": view}, fractions={"a": 0.25, "b": 0.75})
     state = filled(mixture, "a", "b")
@@ -135,12 +133,12 @@ def test_windows_summaries_and_plans_are_those_of_the_buffers() -> None:
             call()
 
 
-def three(state: Any) -> Any:
+def three(state):
     return dataclasses.replace(state, buffers={**state.buffers, "c": state["b"]})
 
 
 @pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0)])
-def test_fractions_belong_to_their_buffers_in_any_order(shares: Any) -> None:
+def test_fractions_belong_to_their_buffers_in_any_order(shares):
     """A jitted call sorts the names of a state."""
     buffers = dict.fromkeys("ba", fbuf.uniform(64))
     mixture = ShardedMixture(fbuf.Mixture(buffers, fractions=dict(zip("ba", shares, strict=True))), support.mesh_of())
@@ -150,16 +148,14 @@ def test_fractions_belong_to_their_buffers_in_any_order(shares: Any) -> None:
     assert float(mixture.stats(state)["b/fraction"]) == shares[0]
 
 
-def test_a_buffer_is_empty_if_all_its_shards_are() -> None:
+def test_a_buffer_is_empty_if_all_its_shards_are():
     mixture = mixture_of(fractions={"a": 0.5, "b": 0.5})
     state = mixture.init({"a": support.example(), "b": support.example()})
     state, batch = mixture.sample(state, jax.random.key(0), 64)
     assert not bool(batch.mask.any()) and int(mixture.stats(state)["empty_samples"]) == 1
     assert not bool(mixture.can_sample(state))
     state, batch = mixture.sample(filled(mixture, "b"), jax.random.key(0), 64)
-    assert (
-        set(np.asarray(batch.source)[np.asarray(batch.mask)]) == {1} and int(mixture.stats(state)["moved_rows"]) == 32
-    )
+    assert set(batch.source[batch.mask].tolist()) == {1} and int(mixture.stats(state)["moved_rows"]) == 32
     with pytest.raises(ValueError, match="'c': .*Epoch.* draws without replacement"):
         ShardedMixture(fbuf.Mixture({"c": fbuf.Buffer(64, sampler=Epoch())}), support.mesh_of())
     with pytest.raises(ValueError, match="batch_size is 20, not a multiple of the 8 shards"):

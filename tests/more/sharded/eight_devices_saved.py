@@ -1,8 +1,6 @@
 """Saved sharded buffers on eight devices. `test_sharded.py` runs these in a process of their own."""
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +20,7 @@ BLOCKS = fbuf.storages.Deduplicated(keys=("obs",), blocks=4096)
 
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
 @pytest.mark.parametrize("sampler", support.SAMPLERS)
-def test_another_number_of_shards_draws_the_same(sampler: str, shards: Any, tmp_path: Path) -> None:
+def test_another_number_of_shards_draws_the_same(sampler, shards, tmp_path):
     check_moved(support.buffer_of(sampler), *shards, tmp_path)
 
 
@@ -30,18 +28,18 @@ def test_another_number_of_shards_draws_the_same(sampler: str, shards: Any, tmp_
 @pytest.mark.parametrize(
     "sampler", [Uniform(), Prioritized(normalize="buffer"), Staleness(2, version="version")], ids=str
 )
-def test_rows_without_lanes_are_all_kept(sampler: Any, shards: Any, tmp_path: Path) -> None:
+def test_rows_without_lanes_are_all_kept(sampler, shards, tmp_path):
     check_no_lanes(fbuf.Buffer(480, sampler=sampler), *shards, tmp_path)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("storage", [fbuf.storages.Host(), fbuf.storages.Compressed(keys=("id", "version"))], ids=str)
-def test_rows_on_the_host_of_each_shard(storage: Any, check_vma: bool, tmp_path: Path) -> None:
+def test_rows_on_the_host_of_each_shard(storage, check_vma, tmp_path):
     check_on_host(storage, check_vma, tmp_path)
 
 
 @pytest.mark.parametrize("sampler", [Epoch(), Consume(2)], ids=str)
-def test_rows_that_were_drawn_stay_drawn(sampler: Any, tmp_path: Path) -> None:
+def test_rows_that_were_drawn_stay_drawn(sampler, tmp_path):
     """On the same shards bit for bit. On others an epoch restarts, and draws of Consume are kept."""
     buffer = fbuf.Buffer(64, lanes=8, sampler=sampler)
     eight, four = (Sharded(buffer, support.mesh_of(number)) for number in (8, 4))
@@ -60,11 +58,9 @@ def test_rows_that_were_drawn_stay_drawn(sampler: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [(2, 2), (4, 2), (2, 0), (0, 2)], ids=str)
-def test_statistics_of_a_new_transform_are_those_of_all_rows(shards: Any, tmp_path: Path) -> None:
-    before, after = (
-        on(fbuf.Buffer(64, lanes=4, on_read=stage), number)
-        for stage, number in zip((None, fbuf.transforms.NormalizeReward()), shards, strict=True)
-    )
+def test_statistics_of_a_new_transform_are_those_of_all_rows(shards, tmp_path):
+    stages = (None, fbuf.transforms.NormalizeReward()), shards
+    before, after = (on(fbuf.Buffer(64, lanes=4, on_read=stage), number) for stage, number in zip(*stages, strict=True))
     rewards = np.random.default_rng(0).normal(0, 1, (6, 4)).astype(np.float32) + 10 * np.arange(4, dtype=np.float32)
     state = before.extend(before.init({"reward": np.float32(0)}), {"reward": rewards})
     fbuf.save(tmp_path, before, state)
@@ -73,7 +69,7 @@ def test_statistics_of_a_new_transform_are_those_of_all_rows(shards: Any, tmp_pa
     np.testing.assert_allclose(found, (rewards.mean(), rewards.std()), rtol=1e-5)
 
 
-def test_host_rows_that_are_moved_are_planned() -> None:
+def test_host_rows_that_are_moved_are_planned():
     buffer = fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Host())
     sharded, example = Sharded(buffer, support.mesh_of(2), draw="global"), {"obs": np.zeros(3, np.float32)}
     plan = sharded.plan(example, batch_size=8)
@@ -82,7 +78,7 @@ def test_host_rows_that_are_moved_are_planned() -> None:
 
 
 @pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Host()], ids=str)
-def test_mixtures_are_saved_as_a_whole(storage: Any, tmp_path: Path) -> None:
+def test_mixtures_are_saved_as_a_whole(storage, tmp_path):
     buffers = {"z": support.buffer_of("prioritized", storage=storage), "a": support.buffer_of("uniform")}
     plain = fbuf.Mixture(buffers, annealed=True)
     two, four = (ShardedMixture(plain, support.mesh_of(number, axis_types=(AxisType.Auto,))) for number in (2, 4))
@@ -107,16 +103,16 @@ def test_mixtures_are_saved_as_a_whole(storage: Any, tmp_path: Path) -> None:
     with pytest.raises(fbuf.SchemaError, match="holds a mixture of z, a; expected z"):
         fbuf.load(tmp_path / "four", other)
     with pytest.raises(TypeError, match=r"plot.overview\(mixture\['z'\], state\['z'\]\)"):
-        fbuf.plot.overview(two, moved)  # type: ignore[arg-type]
+        fbuf.plot.overview(two, moved)
 
 
-def test_leaves_of_64_bits_are_refused() -> None:
+def test_leaves_of_64_bits_are_refused():
     buffer = fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Host(keys=("id",)))
     with pytest.raises(ValueError, match="leaf 'id' is int64"):
         Sharded(buffer, support.mesh_of(2)).init({"id": np.int64(0)})
 
 
-def test_shared_blocks_are_moved(tmp_path: Path) -> None:
+def test_shared_blocks_are_moved(tmp_path):
     buffer = fbuf.Buffer(64, lanes=8, storage=BLOCKS)
     eight = Sharded(buffer, support.mesh_of())
     rng = np.random.default_rng(0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +18,7 @@ from tests.support.two_processes import check_killed, check_two_processes
 # The cases of each process; all are in tests/exhaustive.
 HERE = {
     "eight_devices": "(every_anchor and (sampler0 or sampler2) and view1) or (in_place and Prioritized and local and not "
-    "blocks) or collectives or refusals or print or (one_axis and local and True) or mass or (strict and local) or "
+    "blocks) or collectives or refusals or print or (one_axis and local and True and 8) or mass or (strict and local) or "
     "(priorities and batch)",
     "eight_devices_saved": "(draws_the_same and batch and 2) or (on_the_host and Compressed and True) or Consume or 64_bits or "
     "planned or (without_lanes and Prioritized and 4) or (new_transform and 4) or (mixtures and Host)",
@@ -29,11 +27,11 @@ HERE = {
 }
 
 
-def batches(buffer: Any) -> Any:
+def batches(buffer):
     """What a few steps return, without the shard of each row."""
 
     @jax.jit
-    def step(state: Any, rows: Any, key: jax.Array) -> Any:
+    def step(state, rows, key):
         state, batch = buffer.sample(buffer.extend(state, rows), key, 32)
         state = buffer.update_priority(state, batch.index, jnp.float32(1000) * batch.probability)
         shown = (batch.data, batch.index.slot, batch.index.ticket, batch.probability, batch.weight, batch.mask)
@@ -48,7 +46,7 @@ def batches(buffer: Any) -> Any:
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("draw", ["local", "global"])
-def test_one_shard_equals_the_unsharded_buffer(draw: Any) -> None:
+def test_one_shard_equals_the_unsharded_buffer(draw):
     buffer = buffer_of("buffer")
     got, want = batches(Sharded(buffer, mesh_of(1), draw=draw)), batches(buffer)
     for found in got:
@@ -56,7 +54,7 @@ def test_one_shard_equals_the_unsharded_buffer(draw: Any) -> None:
     same(got, want)
 
 
-def test_foreign_rows_are_refused_with_one_shard_too() -> None:
+def test_foreign_rows_are_refused_with_one_shard_too():
     sharded = Sharded(fbuf.prioritized(8), mesh_of(1))
     state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(8, dtype=np.int32)})
     index = sharded.peek(state, jax.random.key(0), 4).index
@@ -67,7 +65,7 @@ def test_foreign_rows_are_refused_with_one_shard_too() -> None:
     assert int(sharded.stats(after)["refused_out_of_range"]) == 0
 
 
-def test_states_of_other_buffers_are_refused() -> None:
+def test_states_of_other_buffers_are_refused():
     kinds = fbuf.prioritized(64), fbuf.prioritized(128), fbuf.uniform(64), fbuf.prioritized(64, lanes=4)
     buffers = [Sharded(buffer, mesh_of(1)) for buffer in kinds]
     states = [buffer.init({"id": np.int32(0)}) for buffer in buffers]
@@ -89,14 +87,14 @@ def test_states_of_other_buffers_are_refused() -> None:
 
 
 @pytest.mark.parametrize("files", HERE)
-def test_eight_devices(files: str) -> None:
+def test_eight_devices(files):
     first, *rest = (f"tests/more/sharded/{file}.py" for file in files.split())
     run(first, HERE[files], *rest)
 
 
-def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
+def test_two_processes_do_what_one_does(tmp_path):
     check_two_processes("local", "Host", tmp_path)
 
 
-def test_a_killed_save_leaves_the_one_before_or_its_own(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_one_before_or_its_own(tmp_path):
     check_killed(1, tmp_path)

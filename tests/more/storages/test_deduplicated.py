@@ -15,11 +15,11 @@ from tests.support.trees import row_with, same
 
 
 @pytest.mark.parametrize("kind", ["frames, colour, stacks", "one table"])
-def test_leaves_of_every_kind_are_exact(kind: str) -> None:
+def test_leaves_of_every_kind_are_exact(kind):
     check_leaves(kind, 3)
 
 
-def test_rows_of_very_many_blocks_keep_the_count_of_blocks() -> None:
+def test_rows_of_very_many_blocks_keep_the_count_of_blocks():
     """More blocks a row than `release` may take at once."""
     blocks = 4 * block_table.CHUNK_ITEMS
     try:
@@ -36,7 +36,7 @@ def test_rows_of_very_many_blocks_keep_the_count_of_blocks() -> None:
 
 
 @pytest.mark.optimized
-def test_a_write_needs_less_than_four_times_its_frames() -> None:
+def test_a_write_needs_less_than_four_times_its_frames():
     needed = []
     for capacity, blocks in SIZES:
         buffer, state, rows = atari(capacity, blocks)
@@ -44,7 +44,7 @@ def test_a_write_needs_less_than_four_times_its_frames() -> None:
     assert max(needed) < 1.02 * min(needed) + 64 * 1024
 
 
-def test_arrays_load_only_where_their_ids_mean_the_same() -> None:
+def test_arrays_load_only_where_their_ids_mean_the_same():
     """Other blocks of the same size, or a table of another size (the buffer before it grew), would show other frames."""
     buffer = fbuf.Buffer(64, storage=Deduplicated(keys=("obs",), block=(8, 8), blocks=512))
     state = buffer.extend(buffer.init(OBS), noise_rows(64))
@@ -57,13 +57,12 @@ def test_arrays_load_only_where_their_ids_mean_the_same() -> None:
             other.from_arrays(arrays, buffer.geometry, OBS, structure)
 
 
-def test_retired_rows_are_not_drawn_when_every_priority_is_zero() -> None:
+def test_retired_rows_are_not_drawn_when_every_priority_is_zero():
     storage = Deduplicated(keys=("obs",), block=(4, 4), blocks=64, on_full="retire")
     view = fbuf.views.Transition(autoreset="same_step")
     buffer = fbuf.Buffer(64, storage=storage, sampler=fbuf.samplers.Prioritized(eps=0.0), view=view)
-    rows = row_with(
-        np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8), 40, reward=np.arange(40, dtype=np.float32)
-    )
+    obs = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
+    rows = row_with(obs, 40, reward=np.arange(40, dtype=np.float32))
     state = buffer.init(jax.tree.map(lambda x: x[0], rows))
     extend = jax.jit(lambda s, part: buffer.extend(s, part, priority=jnp.zeros(4)))
     for at in range(0, 40, 4):

@@ -3,8 +3,6 @@
 import dataclasses
 import gc
 import os
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +25,7 @@ storage = fixed("memmap")
 end = fixed("pass")
 
 
-def test_sizes_are_those_of_the_disk(storage: str, tmp_path: Path) -> None:
+def test_sizes_are_those_of_the_disk(storage, tmp_path):
     buffer = make(storage, tmp_path, 200_000, **PLAIN)
     plan = buffer.plan(FRAMES)
     state = buffer.init(FRAMES)
@@ -53,7 +51,7 @@ def test_sizes_are_those_of_the_disk(storage: str, tmp_path: Path) -> None:
     pytest.raises(RuntimeError, buffer.nbytes, state).match("not open in this process")
 
 
-def test_a_checkpoint_of_one_loads_at_another_path(storage: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_one_loads_at_another_path(storage, tmp_path):
     buffer = make(storage, tmp_path / "one", **PLAIN)
     state = buffer.init(EXAMPLE)
     for i in range(5):
@@ -79,11 +77,11 @@ def test_a_checkpoint_of_one_loads_at_another_path(storage: str, tmp_path: Path)
     same(other.rows(other.resume(EXAMPLE)), held)
 
 
-def full(*args: Any) -> int:
+def full(*args):
     raise OSError(28, "No space left on device")
 
 
-def test_a_write_that_fails_under_jit_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_under_jit_leaves_what_was_there(tmp_path, monkeypatch):
     """The state that was donated is lost with the call, the rows are not: they can be resumed."""
     buffer = make("memmap", tmp_path, **PLAIN)
     state = jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows_of(0, 12, 2)))
@@ -118,14 +116,14 @@ exec(end)
 """
 
 
-def test_another_process_goes_on(storage: str, end: str, tmp_path: Path) -> None:
+def test_another_process_goes_on(storage, end, tmp_path):
     done = run_python(SCRIPT, storage, tmp_path, end)
     buffer = make(storage, tmp_path)
     state = buffer.resume(EXAMPLE)
     assert int(np.asarray(buffer.rows(state).data["action"]).sum()) == int(done.stdout) == np.arange(24).sum()
 
 
-def test_replay_goes_on_with_rows_in_files_after_a_failed_write(tmp_path: Path, monkeypatch: Any) -> None:
+def test_replay_goes_on_with_rows_in_files_after_a_failed_write(tmp_path, monkeypatch):
     buffer = fbuf.Buffer(100, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
     replay = fbuf.Replay(buffer, {"t": 0})
     replay.extend({"t": np.arange(5, dtype=np.int32)})

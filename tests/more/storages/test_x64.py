@@ -1,8 +1,6 @@
 """64-bit leaves on the host, without x64 mode: every storage, way of writing and way of reading, against the rows given."""
 
 import gc
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,15 +17,15 @@ torch = pytest.importorskip("torch")
 WAYS = ("eager", "extend", "add", "tensors")
 
 
-def rows_at(rows: dict[str, Any], at: Any) -> dict[str, Any]:
+def rows_at(rows, at):
     return {name: column[at] for name, column in rows.items()}
 
 
-def written(replay: fbuf.Replay, rows: dict[str, Any], way: str) -> fbuf.Replay:
+def written(replay, rows, way):
     """Return a replay, the given one or of an eager state, with the rows."""
     if way == "eager":
-        return with_state(replay, replay.buffer.extend(replay.state, rows))
-    if way == "add":
+        replay._state = replay.buffer.extend(replay.state, rows)
+    elif way == "add":
         for i in range(len(rows["n"])):
             replay.add(rows_at(rows, i))
     else:
@@ -35,12 +33,7 @@ def written(replay: fbuf.Replay, rows: dict[str, Any], way: str) -> fbuf.Replay:
     return replay
 
 
-def with_state(replay: fbuf.Replay, state: Any) -> fbuf.Replay:
-    replay._state = state
-    return replay
-
-
-def check_reads(replay: fbuf.Replay, rows: dict[str, Any]) -> None:
+def check_reads(replay, rows):
     """Compare everything that reads with the rows, oldest first, which `n` numbers."""
     number = len(rows["n"])
     held = replay.rows()
@@ -57,13 +50,11 @@ def check_reads(replay: fbuf.Replay, rows: dict[str, Any]) -> None:
 
 
 @settings(max_examples=4)
-@given(first=st.integers(0, 50), count=st.integers(1, 40), shape=st.sampled_from([(), (3,), (2, 2)]))
+@given(first=st.integers(0, 50), count=st.sampled_from([1, 9, 16, 40]), shape=st.sampled_from([(), (3,), (2, 2)]))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("storage", STORAGES)
-def test_rows_are_read_exactly(
-    storage: str, way: str, tmp_path_factory: Any, first: int, count: int, shape: tuple[int, ...]
-) -> None:
-    path: Path = tmp_path_factory.mktemp("rows")
+def test_rows_are_read_exactly(storage, way, tmp_path_factory, first, count, shape):
+    path = tmp_path_factory.mktemp("rows")
     example = {name: np.zeros(shape if name in KEYS else (), leaf.dtype) for name, leaf in EXAMPLE.items()}
     rows = extremes(count, shape, first)
     kept = rows_at(rows, slice(-16, None))
@@ -88,7 +79,7 @@ def test_rows_are_read_exactly(
 
 
 @pytest.mark.parametrize("storage", ["host", "compressed", "memmap"])
-def test_lanes_windows_and_prefetch(storage: str, tmp_path: Path) -> None:
+def test_lanes_windows_and_prefetch(storage, tmp_path):
     view = fbuf.views.Sequence(3, boundary="mask", episode_end=(), autoreset="same_step")
     buffer = buffer_of(storage, tmp_path, 32, lanes=2, view=view, prefetch=1, batch_size=6)
     replay, rows = fbuf.Replay(buffer, EXAMPLE), extremes(20)
@@ -103,11 +94,10 @@ def test_lanes_windows_and_prefetch(storage: str, tmp_path: Path) -> None:
             assert not batch.data[name][~mask].view(np.uint64).any()
 
 
-def test_threads_and_loader_return_64_bits(tmp_path: Path) -> None:
+def test_threads_and_loader_return_64_bits(tmp_path):
     replay, rows = fbuf.Replay(buffer_of("compressed", tmp_path), EXAMPLE), extremes(16)
     replay.extend(rows)
-    forms: Any = ({"to": "torch"}, {"to": "numpy"}, {"device": jax.devices()[0]})
-    for form in forms:
+    for form in ({"to": "torch"}, {"to": "numpy"}, {"device": jax.devices()[0]}):
         with replay.batches(8, **form) as batches:
             batch = next(batches).data
             same_rows(batch, rows_at(rows, np.asarray(batch["n"]).astype(int)))
@@ -120,7 +110,7 @@ def test_threads_and_loader_return_64_bits(tmp_path: Path) -> None:
         same_rows(batch, rows_at(rows, batch["n"].numpy().astype(int)))
 
 
-def test_files_of_interop_keep_64_bits(tmp_path: Path) -> None:
+def test_files_of_interop_keep_64_bits(tmp_path):
     rows = extremes(6)
     buffer = fbuf.Buffer(6, storage=Host(keys=KEYS))
     state = buffer.extend(buffer.init(EXAMPLE), rows)
@@ -131,25 +121,7 @@ def test_files_of_interop_keep_64_bits(tmp_path: Path) -> None:
     same_rows(again.rows(state).data, rows)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_row_updates_are_exact_and_saved(storage: str, tmp_path: Path) -> None:
-    buffer, rows = buffer_of(storage, tmp_path), extremes(10)
-    replay = fbuf.Replay(buffer, EXAMPLE)
-    replay.extend(rows)
-    new = extremes(10, first=3)
-    replay.update_rows(replay.last(10).index, {name: new[name] for name in KEYS})
-    wanted = new | {"n": rows["n"]}
-    check_reads(replay, wanted)
-    replay.save(tmp_path / "saved")
-    del replay
-    gc.collect()
-    if buffer.storage.in_files:
-        check_reads(fbuf.Replay(buffer, EXAMPLE, resume=True), wanted)
-    else:
-        check_reads(fbuf.Replay.load(tmp_path / "saved"), wanted)
-
-
-def test_with_x64_jit_takes_them() -> None:
+def test_with_x64_jit_takes_them():
     with x64():
         buffer, rows = fbuf.Buffer(6, storage=Host(keys=KEYS)), extremes(6)
         state = jax.jit(buffer.extend)(buffer.init(EXAMPLE), rows)

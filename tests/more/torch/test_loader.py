@@ -66,9 +66,8 @@ def test_the_process_ends_while_a_thread_draws():
 
 def test_batches_are_tensordicts_on_request():
     row = {"obs": np.zeros(2, np.float32), "reward": 0.0, "terminated": False, "truncated": False}
-    source = fbuf.Replay(
-        fbuf.Buffer(16, view=fbuf.views.Transition(action=None, autoreset="same_step"), batch_size=4), row
-    )
+    view = fbuf.views.Transition(action=None, autoreset="same_step")
+    source = fbuf.Replay(fbuf.Buffer(16, view=view, batch_size=4), row)
     for _ in range(6):
         source.add(row)
     loader = Loader(source, to="tensordict", steps=2, transform=lambda td: td.set("made", td["observation"] + 1))

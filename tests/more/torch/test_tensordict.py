@@ -20,13 +20,8 @@ def played(view, steps=40, **fields):
     """Episodes of 7 steps; every second one is cut off. A row's number is in its observation."""
     t = np.arange(steps)
     end = t % 7 == 6
-    rows = {
-        "obs": np.stack([t, -t], axis=1).astype(np.float32),
-        "action": (t % 3).astype(np.int32),
-        "reward": (t % 5).astype(np.float32),
-        "terminated": end & (t % 14 == 6),
-        "truncated": end & (t % 14 != 6),
-    }
+    rows = {"obs": np.stack([t, -t], axis=1).astype(np.float32), "action": (t % 3).astype(np.int32)}
+    rows |= {"reward": (t % 5).astype(np.float32), "terminated": end & (t % 14 == 6), "truncated": end & (t % 14 != 6)}
     replay = fbuf.Replay(fbuf.Buffer(64, view=view, batch_size=32), ROW | {n: x[0] for n, x in fields.items()})
     replay.extend(rows | fields)
     return replay
@@ -172,8 +167,7 @@ def test_chosen_fields_are_converted():
 
 def test_a_tensordict_is_refused_where_rows_are_expected():
     raises(TypeError, r"rows are a TensorDict", lambda: fbuf.Replay(fbuf.Buffer(8), ROW).extend(rollout(3)))
-    with pytest.raises(TypeError, match=r"is a TensorDict; .*fbuf\.torch\.from_tensordict\(x\)"):
-        fbuf.torch.from_torch({"x": rollout(3)})
+    raises(TypeError, r"is a TensorDict; .*fbuf\.torch\.from_tensordict\(x\)", fbuf.torch.from_torch, {"x": rollout(3)})
 
 
 def test_ragged_rows_are_nested_tensors():

@@ -1,20 +1,53 @@
-"""Rows on the device, and writes in place while batches are held: see `tests/torch/test_torch_safety.py`."""
+"""Rows on the device, tensors of any layout, and writes in place while batches are held; see `tests/torch`."""
 
 import jax
+import numpy as np
 import pytest
 import torch
 
+import fbuf
 from fbuf.torch import to_torch
 from tests.support.tables import one_of
 from tests.torch.test_torch_safety import (  # noqa: F401
     replay,
     rows,
     test_methods_of_a_replay_take_tensors,
-    test_tensors_are_stored_as_numpy_arrays_are,
     test_writing_into_a_batch_changes_no_buffer_and_no_other_batch,
 )
 
 case = one_of(("device", 0))
+
+
+def as_tensors(way, x):
+    """The values of `x` in memory of their own."""
+    if way == "strided":
+        return torch.from_numpy(np.repeat(x, 2, axis=0))[::2]
+    if way == "transposed":
+        return torch.from_numpy(np.ascontiguousarray(x.T)).permute(*range(x.ndim - 1, -1, -1))
+    return torch.from_numpy(x.copy())
+
+
+def test_tensors_are_stored_as_numpy_arrays_are(case):
+    plain, ours = replay(case), replay(case)
+    for turn, way in enumerate(("as it is", "strided", "transposed", "beside numpy")):
+        new = rows(6, turn)
+        tensors = {n: as_tensors(way, x) for n, x in new.items()}
+        if way == "beside numpy":
+            tensors["reward"] = new["reward"]
+        one = {n: x[0].clone() if isinstance(x, torch.Tensor) else x[0] for n, x in tensors.items()}
+        plain.extend(new)
+        ours.extend(tensors)
+        plain.add({n: x[0] for n, x in new.items()})
+        ours.add(one)
+        for x in (*tensors.values(), *one.values()):  # after the call they are the caller's again
+            if isinstance(x, torch.Tensor):
+                x.fill_(7)
+    jax.tree.map(np.testing.assert_array_equal, ours.rows().data, plain.rows().data)
+    a, b = plain.sample(to="torch"), ours.sample(to="torch")
+    assert all(torch.equal(x, y) for x, y in zip(jax.tree.leaves(a.data), jax.tree.leaves(b.data), strict=True))
+    if case[0] != "ragged":
+        example = {"obs": torch.zeros(8, 8, dtype=torch.uint8), "reward": torch.tensor(0.0)}
+        fbuf.Replay(ours.buffer, example).extend(new)
 
 
 @pytest.mark.optimized

@@ -57,11 +57,8 @@ def test_scale_costs_no_copy(scale):
 
 
 def test_windows_to_the_end_of_episodes():
-    buffer = fbuf.Buffer(
-        20,
-        view=Episode(4, episode_end=("done",), autoreset="same_step"),
-        on_read=RewardToGo(1.0, episode_end=("done",), complete="all"),
-    )
+    view = Episode(4, episode_end=("done",), autoreset="same_step")
+    buffer = fbuf.Buffer(20, view=view, on_read=RewardToGo(1.0, episode_end=("done",), complete="all"))
     rows = {"reward": jnp.arange(1.0, 8.0), "done": jnp.array([0, 0, 1, 0, 1, 0, 0], bool)}
     batch = buffer.peek(buffer.extend(buffer.init({"reward": 0.0, "done": False}), rows), jax.random.key(0), 32)
     found = {tuple(x) for x in np.asarray(batch.data["reward_to_go"]).tolist()}
@@ -92,9 +89,8 @@ def test_statistics_of_data_sets_are_taken_when_opened(tmp_path):
 
 
 def test_files_are_resumed(tmp_path):
-    buffer = fbuf.Buffer(
-        4, storage=Memmap(str(tmp_path / "rows")), on_write=Rename({"r": "reward"}), on_read=NormalizeReward()
-    )
+    storage = Memmap(str(tmp_path / "rows"))
+    buffer = fbuf.Buffer(4, storage=storage, on_write=Rename({"r": "reward"}), on_read=NormalizeReward())
     state = buffer.extend(buffer.init({"r": 0.0}), {"r": jnp.arange(6.0)})
     buffer.flush(state)
     del state
@@ -121,20 +117,22 @@ def test_a_prefetched_batch_is_the_one_peek_gave():
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Largest:
+    name: str = "reward"
+
     def watches(self, spec):
-        return ("reward",)
+        return (self.name,)
 
     def init(self, spec):
         return jnp.float32(0)
 
     def observe(self, memory, leaves, mask):
-        return jnp.maximum(memory, jnp.max(jnp.where(mask, jnp.abs(leaves["reward"]), jnp.float32(0))))
+        return jnp.maximum(memory, jnp.max(jnp.where(mask, jnp.abs(leaves[self.name]), jnp.float32(0))))
 
     def stats(self, memory):
         return {"is": memory}
 
     def apply(self, data, context):
-        return {**data, "reward": data["reward"] / context.memory}
+        return data | {self.name: data[self.name] / context.memory}
 
 
 def test_custom_transforms():
