@@ -17,6 +17,7 @@ from tests.support import ownership as _support
 from tests.support.fixtures import fixed
 from tests.support.host import history, order_of_writes, overtaken, use_other_callbacks
 from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of, store_of
+from tests.support.store import Failing
 from tests.support.trees import same
 
 storage = _support.storage
@@ -197,32 +198,17 @@ def test_outputs_are_always_filled_and_inputs_never_written() -> None:
     assert out[2, 1] == 2**31
 
 
-class Vandal:
-    chunk = 2
-    broken = False
-
-    def encode(self, rows: np.ndarray) -> bytes:
-        if Vandal.broken:
-            raise OverflowError("the vandal is out of ink")
-        return rows.tobytes()
-
-    def decode(self, data: Any, out: np.ndarray) -> None:
-        if Vandal.broken:
-            raise OverflowError("the vandal cannot read")
-        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
-
-
 def test_an_exception_in_a_codec_surfaces_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = fbuf.Buffer(capacity=8, storage=fbuf.storages.Compressed(keys=("obs",), codec=Vandal(), slack=0))
+    buffer = fbuf.Buffer(capacity=8, storage=fbuf.storages.Compressed(keys=("obs",), codec=Failing(2), slack=0))
     state = filled(buffer)
     extend: Any = jax.jit(buffer.extend)
     before = store_of(state).stats()
-    monkeypatch.setattr(Vandal, "broken", True)
-    with pytest.raises((RuntimeError, ValueError), match="out of ink"):
+    monkeypatch.setattr(Failing, "left", 0)
+    with pytest.raises((RuntimeError, ValueError), match="full"):
         jax.block_until_ready(extend(state, rows_of(8, 4)))
-    assert isinstance(store_of(state).last_error, OverflowError)
-    pytest.raises((RuntimeError, ValueError), lambda: jax.block_until_ready(buffer.rows(state))).match("cannot read")
-    monkeypatch.setattr(Vandal, "broken", False)
+    assert isinstance(store_of(state).last_error, OSError)
+    pytest.raises((RuntimeError, ValueError), lambda: jax.block_until_ready(buffer.rows(state))).match("full")
+    monkeypatch.undo()
     assert store_of(state).stats() == before
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(8))
     state = extend(state, rows_of(8, 4))

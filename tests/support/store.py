@@ -36,6 +36,25 @@ class Plain:
         out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
 
 
+class Failing(Plain):
+    """A codec that fails once `left` more chunks were encoded or decoded."""
+
+    left = 1 << 30
+
+    def _count(self):
+        Failing.left -= 1
+        if Failing.left < 0:
+            raise OSError("full")
+
+    def encode(self, rows):
+        self._count()
+        return super().encode(rows)
+
+    def decode(self, data, out):
+        self._count()
+        super().decode(data, out)
+
+
 CODECS = [None, Zstd(), Zstd(chunk=1), Zstd(chunk=3, dictionary=0), Deflate()]
 
 
