@@ -17,7 +17,6 @@ from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import BitPack, Compressed, Raw, Zstd
 from tests.support.ownership import store_of
-from tests.support.parts import OWN
 from tests.support.store import DTYPES, Deflate, check_rows, fetch, frames, make, same
 from tests.support.threads import Thread
 
@@ -133,14 +132,6 @@ def test_each_leaf_has_its_codec():
 def test_a_codec_for_a_missing_leaf_is_refused():
     buffer = fbuf.Buffer(300, storage=Compressed(keys=("obs",), codec={"board": BitPack()}))
     pytest.raises(ValueError, buffer.init, EXAMPLE).match(r"codec names 'board', but the host has obs\.")
-
-
-def test_a_lossy_user_codec():
-    buffer = fbuf.Buffer(64, storage=Compressed(keys=("obs",), codec=OWN["Shades"]()))
-    obs = np.random.default_rng(0).integers(0, 256, (64, 6, 7), np.uint8)
-    state = buffer.extend(buffer.init({"obs": obs[0]}), {"obs": obs})
-    back = np.asarray(buffer.rows(state).data["obs"])
-    assert 0 < np.abs(back.astype(int) - obs).max() <= 16
 
 
 def cache_of(store):

@@ -173,7 +173,7 @@ def test_a_chunk_is_decoded_once_a_call():
     assert decode.call_count == 5  # rows 5 to 20 are in chunks 1 to 5
 
 
-def test_codecs_check_their_settings():
+def test_codecs_and_their_settings_are_checked():
     settings = {"level": (0, 23, True), "chunk": (0, 65, 8.0), "dictionary": (-1,)}
     for name, value in ((name, value) for name, values in settings.items() for value in values):
         pytest.raises(ValueError, Zstd, **{name: value}).match(f"Zstd: {name} is .*; expected an integer from")
@@ -183,12 +183,6 @@ def test_codecs_check_their_settings():
     out = np.empty_like(rows)
     Zstd().decode(Zstd().encode(rows), out)
     assert same(out, rows)
-
-
-def test_a_codec_has_chunk_encode_and_decode():
     raises(TypeError, "expected chunk, encode and decode", Column, "x", (), np.dtype("uint8"), "zstd")
-
-
-def test_a_codec_must_return_bytes():
     with mock.patch.object(Deflate, "encode", return_value=memoryview(b"")):
         raises(TypeError, "gave memoryview; expected bytes", make(Deflate()).write, [np.zeros((4, 1, 5), "u1")], None)

@@ -1,5 +1,6 @@
 """Buffers whose rows lie on the host, through JAX: order, expiry, transformations, callbacks."""
 
+import functools
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,6 @@ from tests.support.store import Failing
 from tests.support.trees import same
 
 storage = _support.storage
-
-
 form = fixed("jit")
 calls = fixed("scan")
 lanes = fixed(3)
@@ -125,8 +124,13 @@ def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: py
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(24, 36))
 
 
+@functools.cache
+def of_device() -> Any:
+    return history(fbuf.Buffer(capacity=7), "scan")
+
+
 def test_every_form_gives_the_batches_of_device(storage: str, calls: str) -> None:
-    same(history(make(storage, 7), calls), history(fbuf.Buffer(capacity=7), "scan"))
+    same(history(make(storage, 7), calls), of_device())
 
 
 def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
@@ -216,7 +220,7 @@ def test_an_exception_in_a_codec_surfaces_and_changes_nothing(monkeypatch: pytes
 
 
 def test_the_callbacks_for_accelerators_agree(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    want = history(fbuf.Buffer(capacity=7), "scan")
+    want = of_device()
     used = use_other_callbacks(monkeypatch)
     same(history(make(storage, 7, slack=17), "scan"), want)
     buffer = make(storage, 9, slack=1)

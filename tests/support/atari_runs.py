@@ -9,7 +9,6 @@ import numpy as np
 
 from fbuf._formats import dataset as _dataset
 from fbuf.datasets._atari import atari, plan
-from tests.support.disk import flip
 
 RUN = "dqn/Pong/1/replay_logs/"
 FRAMES = RUN + "$store$_observation_ckpt.{}.gz"
@@ -186,12 +185,6 @@ def write(root, name, run, numbers=None, level=6):
 
 def cut_short(file, share=0.5):
     os.truncate(file, int(file.stat().st_size * share))
-
-
-def damage(file):
-    """Turns some bits in the middle of a file. (One alone may make another distance to the same bytes.)"""
-    middle = file.stat().st_size // 2
-    flip(file, *range(middle, middle + 8), by=255)
 
 
 def _header(shape, descr):

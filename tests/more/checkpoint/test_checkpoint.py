@@ -18,8 +18,8 @@ def test_batches_go_on_bit_for_bit(tmp_path):
     check_goes_on(("Device", "Staleness", "Sequence('mask')", 1), 8, tmp_path)
 
 
-def test_golden_checkpoints_go_on():
-    check_golden("ragged", draw=True)
+def test_golden_checkpoints_go_on(tmp_path):
+    check_golden("ragged", tmp_path, draw=True)
 
 
 def test_annealed_numbers_and_indices_return(tmp_path):
