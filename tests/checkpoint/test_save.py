@@ -178,7 +178,7 @@ write = _files.write
 def fails(path, *args, **settings):
     if path.endswith("full"):
         raise OSError(28, "No space left on device")
-    write(path, *args, **settings)
+    return write(path, *args, **settings)
 _files.write = fails
 for path in sys.argv[1:]:
     fbuf.save(path, buffer, state, wait=False)

@@ -15,7 +15,7 @@ from fbuf._host.columns.raw import RawColumn
 from fbuf._host.store.store import Store
 from tests.support import disk
 from tests.support.store import Plain, check_readers, check_rows, columns_of, compressible, fetch, frames, make, same
-from tests.support.threads import Thread
+from tests.support.threads import PATIENCE, Thread
 
 
 def test_dictionaries_shrink_repetitive_frames():
@@ -112,7 +112,7 @@ class Watched:
 
     def decompress(self, data):
         with self.lock:
-            Watched.barrier.wait(10)
+            Watched.barrier.wait(PATIENCE)
         return self.own.decompress(data)
 
 
