@@ -208,8 +208,8 @@ def test_others_add_while_a_replay_is_saved(tmp_path):
     replay.extend({"obs": np.zeros((4, 16, 16), np.uint8), "t": np.zeros(4, np.float32)})
     threads = [Thread(add, n) for n in (1, 2)]
     try:
-        for i in range(4):
-            saving = replay.save(tmp_path / "saved", wait=i % 2 == 0, sync=False)
+        for wait in (True, False):
+            saving = replay.save(tmp_path / "saved", wait=wait, sync=False)
             saving.result()
             again = fbuf.Replay.load(tmp_path / "saved")
             rows = again.rows()
