@@ -28,12 +28,8 @@ def test_draws_are_the_transitions_of_environments_stepped_by_hand(mode: Autores
     envs, replay, example = recorded(mode)
     counts = play(envs, 60)
     assert drawn(replay, example) == by_hand(Lander, example, counts)
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_no_transition_crosses_a_reset_by_the_caller(mode: AutoresetMode) -> None:
     envs, replay, example = recorded(mode)
-    expected = resetting(envs, example, 60, np.random.default_rng(0))
+    expected = resetting(envs, example, 60, np.random.default_rng(0))  # no transition crosses a reset by the caller
     assert drawn(replay, example) == expected
 
 

@@ -15,69 +15,50 @@ from jax import lax
 import fbuf
 from fbuf import limits
 from fbuf.limits import Limit
+from tests.support import trees
 
-# Of rate_limiter_test.cc and rate_limiters_test.py: what is asked after so many inserts, samples and deletes.
-
-REVERB = [
-    # CanSample
-    ((1.0, 1, -1.0, 1.0), (0, 0, 0), "sample", 1, False),
-    ((1.0, 1, -1.0, 1.0), (1, 0, 0), "sample", 1, True),
-    ((1.0, 1, -1.0, 1.0), (1, 0, 0), "sample", 2, True),
-    ((1.0, 1, -1.0, 1.0), (1, 0, 0), "sample", 3, False),
-    # CanInsert
-    ((1.5, 2, 0.0, 5.0), (0, 0, 0), "insert", 1, True),
-    ((1.5, 2, 0.0, 5.0), (0, 0, 0), "insert", 2, True),
-    ((1.5, 2, 0.0, 5.0), (0, 0, 0), "insert", 3, True),
-    ((1.5, 2, 0.0, 5.0), (0, 0, 0), "insert", 4, False),
-    ((1.5, 2, 0.0, 5.0), (3, 0, 0), "insert", 1, False),
-    ((1.5, 2, 0.0, 5.0), (3, 2, 0), "insert", 1, True),
-    ((1.5, 2, 0.0, 5.0), (3, 2, 0), "insert", 2, False),
-    # BlocksSamplesUntilMinInsertsReached
-    ((1.0, 2, -1.0, 1.0), (0, 0, 0), "sample", 1, False),
-    ((1.0, 2, -1.0, 1.0), (1, 0, 0), "sample", 1, False),
-    ((1.0, 2, -1.0, 1.0), (1, 0, 0), "insert", 1, True),
-    ((1.0, 2, -1.0, 1.0), (2, 0, 0), "sample", 1, True),
-    # OperationsWithinTheBufferAreNotBlocked
-    ((1.5, 1, -3.0, 3.1), (1, 0, 0), "insert", 1, True),
-    ((1.5, 1, -3.0, 3.1), (2, 5, 0), "sample", 1, True),
-    ((1.5, 1, -3.0, 3.1), (2, 6, 0), "sample", 1, False),
-    # BlocksCallsThatExceedsTheMinMaxLimits
-    ((1.5, 2, -1.0, 3.0), (2, 0, 0), "sample", 1, True),
-    ((1.5, 2, -1.0, 3.0), (2, 1, 0), "insert", 1, False),
-    ((1.5, 2, -1.0, 3.0), (2, 2, 0), "insert", 1, True),
-    # UnblocksInsertsIfDeletedItemsBringsSizeBelowMinSize
-    ((5, 2, 0.0, 5.0), (2, 0, 0), "insert", 1, False),
-    ((5, 2, 0.0, 5.0), (2, 0, 0), "sample", 1, True),
-    ((5, 2, 0.0, 5.0), (2, 1, 0), "insert", 1, False),
-    ((5, 2, 0.0, 5.0), (2, 1, 1), "insert", 1, True),
-    # BlocksSamplesIfDeleteBringsSizeBelowMinSize
-    ((5, 2, 0.0, 5.0), (2, 0, 1), "sample", 1, False),
-    ((5, 2, 0.0, 5.0), (3, 0, 1), "sample", 1, True),
-]
+# Of rate_limiter_test.cc and rate_limiters_test.py: samples_per_insert, min_size, min_diff and max_diff of a limit; and after
+# so many inserts, samples and deletes, whether so many more samples or inserts are allowed.
+REVERB = """
+CanSample: 1.0 1 -1.0 1.0
+    0 0 0 sample 1 no, 1 0 0 sample 1 yes, 1 0 0 sample 2 yes, 1 0 0 sample 3 no
+CanInsert: 1.5 2 0.0 5.0
+    0 0 0 insert 1 yes, 0 0 0 insert 2 yes, 0 0 0 insert 3 yes, 0 0 0 insert 4 no
+    3 0 0 insert 1 no, 3 2 0 insert 1 yes, 3 2 0 insert 2 no
+BlocksSamplesUntilMinInsertsReached: 1.0 2 -1.0 1.0
+    0 0 0 sample 1 no, 1 0 0 sample 1 no, 1 0 0 insert 1 yes, 2 0 0 sample 1 yes
+OperationsWithinTheBufferAreNotBlocked: 1.5 1 -3.0 3.1
+    1 0 0 insert 1 yes, 2 5 0 sample 1 yes, 2 6 0 sample 1 no
+BlocksCallsThatExceedsTheMinMaxLimits: 1.5 2 -1.0 3.0
+    2 0 0 sample 1 yes, 2 1 0 insert 1 no, 2 2 0 insert 1 yes
+UnblocksInsertsIfDeletedItemsBringsSizeBelowMinSize: 5 2 0.0 5.0
+    2 0 0 insert 1 no, 2 0 0 sample 1 yes, 2 1 0 insert 1 no, 2 1 1 insert 1 yes
+BlocksSamplesIfDeleteBringsSizeBelowMinSize: 5 2 0.0 5.0
+    2 0 1 sample 1 no, 3 0 1 sample 1 yes
+"""
 
 
 def test_reverb_cases_give_reverb_answers() -> None:
-    for numbers, (inserts, samples, deletes), what, count, allowed in REVERB:
-        limit = Limit(*numbers)
-        for host in (True, False):
-            pace = limit.sampled(limit.added(limit.init(host=host), inserts), samples)
-            ask = limit.can_sample if what == "sample" else limit.can_add
-            assert bool(ask(pace, count, size=inserts - deletes)) == allowed, (numbers, inserts, samples, deletes, what)
-            if not deletes:
-                assert bool(ask(pace, count)) == allowed
+    for line in REVERB.strip().splitlines():
+        if not line.startswith(" "):
+            ratio, size, *bounds = line.partition(": ")[2].split()
+            limit = Limit(float(ratio), int(size), *map(float, bounds))
+            continue
+        for case in line.split(","):
+            inserts, samples, deletes, what, count, answer = case.split()
+            for host in (True, False):
+                pace = limit.sampled(limit.added(limit.init(host=host), int(inserts)), int(samples))
+                ask = limit.can_sample if what == "sample" else limit.can_add
+                allowed = bool(ask(pace, int(count), size=int(inserts) - int(deletes)))
+                assert allowed == (answer == "yes"), (limit, case)
+                assert int(deletes) or bool(ask(pace, int(count))) == allowed
 
 
 def test_error_buffers_are_checked_as_in_reverb() -> None:
     for good in ((0.5, 10, 1.1), (1, 10, (5, 9)), (1, 10, (7, 12))):  # Reverb warns of the second
         limits.samples_per_insert(*good)
-    for bad in (
-        (5, 10, 4),
-        (0.5, 10, 0.9),
-        (5, 10, (8, 12)),
-        (0.1, 10, (9.5, 10.5)),
-        (1, 10, (11, 15)),
-        (1, 0, (-9, 9)),
-    ):
+    pairs = (5, 10, (8, 12)), (0.1, 10, (9.5, 10.5)), (1, 10, (11, 15)), (1, 0, (-9, 9))
+    for bad in ((5, 10, 4), (0.5, 10, 0.9), *pairs):
         pytest.raises(ValueError, limits.samples_per_insert, *bad).match("Limit|error_buffer")
 
 
@@ -256,16 +237,13 @@ def test_check_call_refuses_calls_that_can_never_be_allowed(
         assert not allowed
 
 
-def test_counts_that_are_not_whole_are_refused() -> None:
+def test_counts_that_are_not_whole_and_the_state_of_a_buffer_as_pace_are_refused() -> None:
     limit = Limit(min_diff=0, max_diff=9)
     for count in (np.ones(3, int), 1.5, "3", {"obs": 1}, None):
         for call, name in (("added", "rows"), ("sampled", "draws"), ("can_add", "rows"), ("can_sample", "draws")):
             for pace in (limit.init(), limit.init(host=True)):
                 with pytest.raises(TypeError, match=rf"Limit\.{call}: {name} is .*; expected an int"):
                     getattr(limit, call)(pace, count)
-
-
-def test_the_state_of_a_buffer_is_refused_as_pace() -> None:
     state = fbuf.uniform(4).init(0)
     for call in ("added", "sampled", "can_add", "can_sample", "stats"):
         with pytest.raises(TypeError, match=rf"Limit\.{call}: pace is BufferState; .* Use pace = limit\.init\(\)"):
@@ -292,8 +270,7 @@ def test_a_limit_is_a_value() -> None:
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_strict_promotion_and_x64(x64: bool) -> None:
-    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-    with jax.numpy_dtype_promotion("strict"), wide(x64):
+    with jax.numpy_dtype_promotion("strict"), trees.x64(x64):
         limit = limits.samples_per_insert(0.5, 4, rows=2, draws=3)
         pace = limit.sampled(limit.added(limit.init(), 8), jnp.int32(3))
         assert bool(limit.can_add(pace, 2, size=jnp.int32(8))) and not limit.can_sample(pace, 4)

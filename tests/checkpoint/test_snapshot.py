@@ -144,7 +144,7 @@ def test_a_snapshot_is_read_while_others_write(case, tmp_path):
     threads = [Thread(repeat, calls), Thread(repeat, lambda: fetch(life.store, np.uint64(life.tickets[-50:])))]
     loads = []
     try:
-        for turn in range(4):
+        for turn in range(3):
             arrays = life.store.to_arrays()
             plain = {}
             for name, array in arrays.items():  # as a saver does, block by block

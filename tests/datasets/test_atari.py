@@ -6,7 +6,6 @@ import pickle
 import shutil
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,7 +17,7 @@ from fbuf.datasets._atari import atari, plan, segment, workers
 from fbuf.datasets._atari.segment import BEFORE
 from fbuf.datasets._open import default_root
 from fbuf.datasets._remote import FileCorrupted, SourceError, SpaceError
-from fbuf.views import Row, Transition
+from fbuf.views import Row
 from tests.support import atari_runs as made
 from tests.support.atari_runs import FRAMES, RUN, get, same
 from tests.support.fault_server import LISTING, FaultServer, Status
@@ -227,7 +226,9 @@ def test_a_locked_data_set_is_opened_and_not_written(files, tmp_path, monkeypatc
     root = tmp_path / "root"
 
     def opened(**options):
-        return fbuf.datasets.atari_dqn("Pong/1", root=root, source=files, workers=0, **options)[0].capacity
+        buffer, _ = fbuf.datasets.atari_dqn("Pong/1", root=root, source=files, workers=0, **options)
+        assert buffer == pickle.loads(pickle.dumps(buffer))
+        return buffer.capacity
 
     rows = opened()
     with atari.exclusive("a test", root / "Pong" / "1"):
@@ -253,27 +254,3 @@ def test_a_data_set_written_again_by_another_process_is_opened_as_it_is_then(fil
     assert atari.get(plan.Request("get", "Pong/1", path, files, workers=0), then) == whole
     again = get(tmp_path, files, download=False)
     assert all(np.array_equal(again[name], want[name]) for name in ("obs", "action", "truncated"))
-
-
-def test_transitions_continue_over_segments_and_end_with_episodes(tmp_path):
-    """torchrl's have zeros as the next observation at the end of a segment, and the next episode's frame after an end."""
-    log, ends = made.synthetic(330, seed=1, episode=10**9), [64, 150, 260]
-    log.terminal[:] = False
-    log.terminal[ends] = True
-    run = made.record(log, 100)
-    made.write(tmp_path, "Pong/1", run, level=1)
-    view, sampler = Transition(stack=2, gamma=0.5, autoreset="same_step"), fbuf.samplers.Epoch(shuffle=False)
-    options = {"root": tmp_path / "sets", "source": tmp_path, "workers": 0, "view": view, "sampler": sampler}
-    buffer, state = fbuf.datasets.atari_dqn("Pong/1", **options)
-    assert buffer == pickle.loads(pickle.dumps(buffer))
-    batch = jax.device_get(buffer.peek(state, jax.random.key(0), 512))
-    drawn = np.flatnonzero(batch.mask)
-    found = {int(batch.index.slot[i]): {name: leaf[i] for name, leaf in batch.data.items()} for i in drawn}
-    assert sorted(found) == list(range(329))  # the last row of all has no next one
-    for row in (int(piece.rows[run.capacity - 2]) for piece in run.pieces[:-1]):
-        assert row not in ends and found[row]["discount"] == 0.5
-        np.testing.assert_array_equal(found[row]["next_obs"][-1], log.obs[row + 1])
-    for row in ends:
-        assert found[row]["discount"] == 0 and made.number_of(found[row]["next_obs"]).max() == row
-        first = found[row + 1]["obs"]
-        assert not first[0].any() and made.number_of(first[1]) == row + 1  # no stack reaches back over the end

@@ -15,6 +15,7 @@ from fbuf.datasets._atari.segment import BEFORE, RUNS, convert, ring, schema
 from fbuf.datasets._remote import FileCorrupted
 from tests.support import atari_runs as made
 from tests.support.atari_runs import BLANK, number_of
+from tests.support.refusals import raises
 
 BLOCK = 64
 
@@ -149,16 +150,12 @@ def test_a_piece_that_grows_too_large_becomes_several(writer, monkeypatch):
         assert sorted(Writer.kept) == [0, 1, *more, BEFORE + 1]
 
 
-def jumped(steps=900, capacity=100):
-    """A run in which the zeros of a new episode jump over the ring's last place once."""
-    log = made.synthetic(steps, episode=10**9)
-    log.terminal[:] = False
-    log.terminal[capacity * 3 - 6] = True  # three zeros so far: the next step makes 4 rows, from place C - 2 on
-    return made.record(log, capacity)
-
-
 def test_a_cycle_that_was_not_dumped_is_a_gap_though_numbers_follow(writer):
-    run = jumped()
+    """The zeros of a new episode jump over the ring's last place once."""
+    log = made.synthetic(900, episode=10**9)
+    log.terminal[:] = False
+    log.terminal[294] = True  # three zeros so far: the next step makes 4 rows, from place 98 on
+    run = made.record(log, 100)
     counts = [piece.add_count for piece in run.pieces[:-1]]
     assert 200 in np.diff(counts).tolist(), counts
     found = check(run, [piece.number for piece in run.pieces])
@@ -231,18 +228,16 @@ def test_settings_of_the_agent_are_read_from_invalid_range():
     assert ring(0, 1000, 999, np.zeros(4, np.int64)).stack is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "match"),
-    [
+def test_what_cannot_be_is_damage(writer):
+    run = made.record(made.synthetic(120), 100, final=False)
+    for kind, value, words in (
         ("add_count", np.array(-1), "add_count is -1"),
         ("invalid_range", np.array([98, 99, 100]), "places from 0 to 99"),
         ("$store$_terminal", np.full(100, 7, np.uint8), "values up to 7"),
-    ],
-)
-def test_what_cannot_be_is_damage(writer, kind, value, match):
-    run = made.record(made.synthetic(120), 100, final=False)
-    pytest.raises(FileCorrupted, read, run, [0], lambda _, arrays: arrays.update({kind: value})).match(match)
-    assert not Writer.kept
+    ):
+        change = {kind: value}
+        raises(FileCorrupted, words, read, run, [0], lambda _, arrays, change=change: arrays.update(change))
+        assert not Writer.kept
 
 
 def test_one_episode_without_zeros_does_not_make_steps_of_all_others(writer):

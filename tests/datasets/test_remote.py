@@ -123,23 +123,23 @@ def test_a_truncated_or_damaged_file_is_downloaded_again(server, faults, tmp_pat
     assert server.asked == [NAME] * (len(faults) + 1)
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "said", "attempts"),
-    [
-        (Cut(100_000), SourceError, "observation_ckpt.0.gz: ClientPayloadError", 3),
-        (Status(500), SourceError, "500 Internal Server Error", 3),
-        (Status(403), SourceError, "403 Forbidden", 1),
-        (Status(404), SourceError, "not found", 1),
-        (Damage(7), FileCorrupted, "has md5 [0-9a-f]{32}; expected [0-9a-f]{32}", 3),
-    ],
-    ids=repr,
-)
-def test_the_last_of_several_failures_is_raised(server, fault, kind, said, attempts, tmp_path):
+FAILURES = [
+    (Cut(100_000), SourceError, "observation_ckpt.0.gz: ClientPayloadError", 3),
+    (Status(500), SourceError, "500 Internal Server Error", 3),
+    (Status(403), SourceError, "403 Forbidden", 1),
+    (Status(404), SourceError, "not found", 1),
+    (Damage(7), FileCorrupted, "has md5 [0-9a-f]{32}; expected [0-9a-f]{32}", 3),
+]
+
+
+def test_the_last_of_several_failures_is_raised(server, tmp_path):
     file = listed(server.base)
-    server.faults[NAME] = [fault] * 9
-    with pytest.raises(kind, match=said) as info:
-        got(file, tmp_path)
-    assert server.base in str(info.value) and server.asked == [NAME] * attempts
+    for fault, kind, said, attempts in FAILURES:
+        server.asked.clear()
+        server.faults[NAME] = [fault] * 9
+        with pytest.raises(kind, match=said) as info:
+            got(file, tmp_path)
+        assert server.base in str(info.value) and server.asked == [NAME] * attempts
 
 
 @pytest.mark.parametrize("lie", [{"size": len(DATA) + 1}, {"md5": "0" * 32}], ids=repr)

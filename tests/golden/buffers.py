@@ -4,6 +4,7 @@ Run once for each version of the format, by the release that first writes it; wh
 is in them is worked out from numbers, so that a test needs nothing else to know it.
 """
 
+import functools
 import shutil
 import sys
 from pathlib import Path
@@ -18,25 +19,19 @@ from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Row, Sequence, Transition
 
 LANES, STEPS, ENDS = 2, 11, ("terminated", "truncated")
+BUFFER = functools.partial(fbuf.Buffer, 16, lanes=LANES)
+HELD, STACKS = Prioritized(largest="held", normalize="buffer"), Transition(n_step=2, stack=2, autoreset="same_step")
+OBS, PLAIN = ("obs",), Transition(autoreset="same_step")
 BUFFERS = {
-    "device": fbuf.Buffer(
-        16,
-        lanes=LANES,
-        sampler=Prioritized(largest="held", normalize="buffer"),
-        view=Transition(n_step=2, stack=2, autoreset="same_step"),
-    ),
-    "ranked": fbuf.Buffer(16, lanes=LANES, storage=Device(), sampler=Ranked(), view=Row(), episode_end=ENDS),
-    "compressed": fbuf.Buffer(
-        16, lanes=LANES, storage=Compressed(keys=("obs",)), sampler=Uniform(), view=Transition(autoreset="same_step")
-    ),
-    "deduplicated": fbuf.Buffer(16, lanes=LANES, storage=Deduplicated(keys=("obs",), blocks=512), sampler=Epoch()),
-    "host": fbuf.Buffer(
-        16, lanes=LANES, storage=Host(keys=("obs",)), sampler=Prioritized(on="host"), prefetch=1, batch_size=4
-    ),
-    "memmap": fbuf.Buffer(16, lanes=LANES, storage=Memmap(), sampler=Consume(2)),
-    "episodes": fbuf.Buffer(16, lanes=LANES, sampler=Uniform(over="episodes"), view=Sequence(3, autoreset="same_step")),
-    "staleness": fbuf.Buffer(16, lanes=LANES, sampler=Staleness(5, version="action")),
-    "ragged": fbuf.Buffer(16, lanes=LANES, storage=Ragged(maximum={"obs": (8, 8)})),
+    "device": BUFFER(sampler=HELD, view=STACKS),
+    "ranked": BUFFER(storage=Device(), sampler=Ranked(), view=Row(), episode_end=ENDS),
+    "compressed": BUFFER(storage=Compressed(keys=OBS), sampler=Uniform(), view=PLAIN),
+    "deduplicated": BUFFER(storage=Deduplicated(keys=OBS, blocks=512), sampler=Epoch()),
+    "host": BUFFER(storage=Host(keys=OBS), sampler=Prioritized(on="host"), prefetch=1, batch_size=4),
+    "memmap": BUFFER(storage=Memmap(), sampler=Consume(2)),
+    "episodes": BUFFER(sampler=Uniform(over="episodes"), view=Sequence(3, autoreset="same_step")),
+    "staleness": BUFFER(sampler=Staleness(5, version="action")),
+    "ragged": BUFFER(storage=Ragged(maximum={"obs": (8, 8)})),
 }
 
 

@@ -2,29 +2,22 @@
 
     python -m tests.golden.make v1/plain      # writes tests/golden/v1/plain anew; never for a version that was released
 
-Each case is a function that saves into a folder, and one that says what must be loaded from it. What they hold is computed, not
-drawn, so that it is the same with any release of NumPy.
+A case is a function that saves into a folder, and one that checks what is loaded from it. What it holds is computed, not drawn,
+so that it is the same with any release of NumPy.
 """
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.dtypes import NAMES, dtype_named
-from tests.support.memory_disk import Blocks, Keyed
+from tests.support.memory_disk import Blocks, Keyed, same
 
 DTYPES = [name for name in NAMES if name not in ("complex32", "bcomplex32", "int1", "uint1")]  # of ml_dtypes 0.5
 FOLDER = Path(__file__).resolve().parent
-
-
-class Case(NamedTuple):
-    make: Callable[[str], None]
-    check: Callable[[str], None]
 
 
 def plain_arrays(k):
@@ -62,21 +55,17 @@ def make_plain(path):
 def check_plain(path):
     with checkpoint.read(path) as saved:
         assert saved.meta == plain_meta(2) and saved.generation == 3
-        wanted = plain_arrays(2)
-        assert list(saved.arrays) == list(wanted)
-        for name in wanted:
-            got = np.asarray(saved.arrays[name])
-            assert got.dtype == wanted[name].dtype and got.shape == wanted[name].shape, name
-            assert got.tobytes() == wanted[name].tobytes(), name
+        same(saved, plain_arrays(2))
 
 
-CASES = {"v1/plain": Case(make_plain, check_plain)}
+CASES = {"v1/plain": (make_plain, check_plain)}
 
 
 if __name__ == "__main__":
     for case in sys.argv[1:]:
         shutil.rmtree(FOLDER / case, ignore_errors=True)
-        CASES[case].make(str(FOLDER / case))
+        make, check = CASES[case]
+        make(str(FOLDER / case))
         (FOLDER / case / "lock").unlink()
-        CASES[case].check(str(FOLDER / case))
+        check(str(FOLDER / case))
         print(case, sum(file.stat().st_size for file in (FOLDER / case).iterdir()), "bytes")

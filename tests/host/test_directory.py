@@ -11,40 +11,37 @@ import pytest
 
 from fbuf._host.codecs import Zstd
 from fbuf._host.memory import file_arena
-from tests.support.disk import environment, make
+from tests.support.disk import make
 from tests.support.disk_faults import Faults, resumed
-from tests.support.processes import run_python
+from tests.support.processes import TREE, run_python
 from tests.support.refusals import raises
 from tests.support.store import columns_of, fetch
 from tests.support.store_model import Model
 
+OTHERS = [
+    ({"lanes": 2}, "has lanes 1; expected 2"),
+    ({"length": 17}, "has length 16; expected 17"),
+    ({"slack": 5}, "has slack 4; expected 5"),
+    ({"columns": columns_of(Zstd(chunk=4))}, "leaf 'c0' of the store at .* has codec None; expected Zstd"),
+    ({"columns": columns_of(None, shape=(6,))}, r"leaf 'c0' of the store at .* has shape \[5\]; expected \[6\]"),
+    ({"columns": columns_of(None, dtype="int8")}, "has dtype uint8; expected int8"),
+    ({"columns": columns_of(None, None)}, "has leaves c0; expected c0, c1"),
+]
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lanes": 2}, "has lanes 1; expected 2"),
-        ({"length": 17}, "has length 16; expected 17"),
-        ({"slack": 5}, "has slack 4; expected 5"),
-        ({"columns": columns_of(Zstd(chunk=4))}, "leaf 'c0' of the store at .* has codec None; expected Zstd"),
-        ({"columns": columns_of(None, shape=(6,))}, r"leaf 'c0' of the store at .* has shape \[5\]; expected \[6\]"),
-        ({"columns": columns_of(None, dtype="int8")}, "has dtype uint8; expected int8"),
-        ({"columns": columns_of(None, None)}, "has leaves c0; expected c0, c1"),
-    ],
-)
-def test_another_store_is_refused_unchanged(change, message, tmp_path):
+
+def test_another_store_is_refused_unchanged(tmp_path):
     settings = {"columns": columns_of(None), "lanes": 1, "length": 16, "slack": 4}
     store = make(tmp_path, **settings)
     ticket = store.write([np.full((3, 1, 5), 7, np.uint8)], None)
     store.close()
-    raises(ValueError, f"Buffer.resume: .*{message}", make, tmp_path, **settings | change, resume=True)
-    assert (fetch(make(tmp_path, **settings, resume=True), ticket)[0] == 7).all()
-
-
-def test_a_store_of_another_version_is_refused(tmp_path):
-    make(tmp_path, columns_of(None)).close()
+    for change, message in OTHERS:
+        raises(ValueError, f"Buffer.resume: .*{message}", make, tmp_path, **settings | change, resume=True)
+    store = make(tmp_path, **settings, resume=True)
+    assert (fetch(store, ticket)[0] == 7).all()
+    store.close()
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 3}))
-    raises(ValueError, "is of version 3, not 2", lambda: make(tmp_path, columns_of(None), resume=True))
+    raises(ValueError, "is of version 3, not 2", make, tmp_path, **settings, resume=True)
 
 
 def test_a_directory_serves_one_store_at_a_time(tmp_path):
@@ -178,36 +175,18 @@ def test_a_full_disk_raises_an_error(small_disk):
     run_python(FULL, small_disk, options=("-W", "ignore"))
 
 
-LIMITED = """
-import resource, sys
+ANOTHER = """
+import os, resource, sys
 from tests.support.disk import make
+from tests.support.refusals import raises
 from tests.support.store import columns_of
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-try:
-    make(sys.argv[1] + "/store", columns_of(None, shape=(5000,)), length=4000)
-except OSError as error:
-    assert "File too large" in str(error) and "Raise the limit on the size of files (ulimit -f)" in str(error), error
-else:
-    raise AssertionError("no error")
-try:
-    make(sys.argv[2], columns_of(None), resume=True)
-except BlockingIOError as error:
-    assert f"in use by process {sys.argv[3]}; expected no other user" in str(error), error
-else:
-    raise AssertionError("no error")
-"""
-
-
-def test_file_limits_and_locked_directories_are_reported(tmp_path):
-    store = make(tmp_path / "used", columns_of(None))
-    run_python(LIMITED, tmp_path, tmp_path / "used", os.getpid(), options=("-W", "ignore"))
-    store.close()
-
-
-FORKS = """
-import os, sys
-from tests.support.disk import make
-from tests.support.store import columns_of
+there = f"in use by process {os.getppid()}; expected no other user"
+raises(BlockingIOError, there, make, sys.argv[1], columns_of(None), resume=True)
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+large = r"File too large.*Raise the limit on the size of files \\(ulimit -f\\)"
+raises(OSError, large, make, sys.argv[1] + "/store", columns_of(None, shape=(5000,)), length=4000)
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 store = make(None, columns_of(None))
 if os.fork() == 0:
     sys.exit()
@@ -217,8 +196,12 @@ raise KeyError("an error")
 """
 
 
-def test_a_temporary_directory_outlives_forks_and_ends_with_its_process(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", FORKS]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment() | {"TMPDIR": str(tmp_path)})
+def test_another_process_hears_of_locks_and_limits_and_its_directory_outlives_forks(tmp_path):
+    store, own = make(tmp_path / "used", columns_of(None)), tmp_path / "own"
+    own.mkdir()
+    command = [sys.executable, "-W", "ignore", "-c", ANOTHER, str(tmp_path / "used")]
+    environment = os.environ | {"PYTHONPATH": str(TREE), "TMPDIR": str(own)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout == "True\n" and "KeyError: 'an error'" in done.stderr, done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list(own.iterdir()) == []  # temporary, and gone with its process
+    store.close()

@@ -116,17 +116,6 @@ def test_finals_expire_with_their_steps():
     assert max(sizes[200:]) == sizes[200] and sizes[-1] < 2 * (50 + 3 + 2 * 64) * 256 + 12_000
 
 
-def test_a_full_store_makes_room_when_many_episodes_end():
-    model, rng = Model(ObservationPairs(200, 3, (5,), np.float32, Zstd())), np.random.default_rng(0)
-    following = np.zeros((3, 5), np.float32)
-    for t in range(900):
-        observation = following if t < 450 else rng.random((3, 5), np.float32)
-        following = rng.random((3, 5), np.float32)
-        model.add(observation, following)
-        if t in (449, 470, 520, 899):
-            model.check_all()
-
-
 def test_replaced_steps_leave_the_others():
     model, step = Model(ObservationPairs(20, 2, (4,), np.int16, Zstd())), np.zeros((2, 4), np.int16)
     for t in range(150):

@@ -134,12 +134,14 @@ def test_collect_runs_a_waiting_request():
     GATE.open.set()
 
 
-def test_a_thread_that_cannot_start_is_no_error():
+def test_a_thread_that_cannot_start_and_a_failed_allocation_are_no_errors():
     s, tickets = filled()
     with mock.patch.object(read_ahead.threading.Thread, "start", side_effect=RuntimeError):
         collected(s, ask(s, tickets), tickets)
-    ask(s, tickets)
-    settle(s)
+    with mock.patch.object(read_ahead.np, "empty", side_effect=MemoryError):
+        number = ask(s, tickets)
+        settle(s)
+    collected(s, number, tickets)
     assert s._ahead._thread.is_alive()
 
 
@@ -161,14 +163,6 @@ def test_a_failed_decoding_is_retried():
             check(requests, s.read(requests), 0)
         assert before == {name: np.asarray(array).tobytes() for name, array in s.to_arrays().items()}
         s.close()
-
-
-def test_a_failed_allocation_is_no_error():
-    s, tickets = filled()
-    with mock.patch.object(read_ahead.np, "empty", side_effect=MemoryError):
-        number = ask(s, tickets)
-        settle(s)
-    collected(s, number, tickets)
 
 
 def test_a_closed_store_is_an_error():

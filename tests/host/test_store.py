@@ -14,7 +14,7 @@ from fbuf._host.memory import arena
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf._host.types import StoreCorrupted
 from tests.support.refusals import raises
-from tests.support.store import Deflate, check_rows, compressible, fetch, load, make, same
+from tests.support.store import Deflate, Failing, check_rows, compressible, fetch, load, make, same
 from tests.support.store_model import Drawn, Model
 
 
@@ -70,21 +70,13 @@ def test_superseded_updates_are_dropped_after_slack_more():
     assert (fetch(store, ticket)[0] == 1).all()
 
 
-class Failing(Deflate):
-    def encode(self, rows):
-        if (rows == 77).any():
-            raise OSError("full")
-        return super().encode(rows)
-
-
 def test_a_failing_codec_leaves_the_store_unchanged():
     model, rng = Model(make(None, Zstd(chunk=2), Failing(), lanes=2, length=40)), np.random.default_rng(0)
     keep = np.arange(10).reshape(5, 2) != 1
     model.write([rng.integers(0, 9, (5, 2, 5), np.uint8) for _ in range(3)], keep)
     accepted = model.store.stats()["rows_accepted"]
-    bad = [np.full((17, 2, 5), 77, np.uint8) for _ in range(3)]
-    bad[2][:6] = 0
-    pytest.raises(OSError, model.store.write, bad, None).match("full")
+    with mock.patch.object(Failing, "left", 3):  # of eight chunks
+        raises(OSError, "full", model.store.write, [np.full((17, 2, 5), 77, np.uint8)] * 3, None)
     assert isinstance(model.store.last_error, OSError) and model.store.stats()["rows_accepted"] == accepted
     model.check(rng)
     model.write([rng.integers(0, 9, (9, 2, 5), np.uint8) for _ in range(3)])
@@ -133,20 +125,24 @@ def test_a_running_read_finishes_when_the_store_is_closed():
     pytest.raises(StoreClosed, store.stats)
 
 
-def test_rows_overwritten_during_a_read_are_missing():
+@pytest.mark.parametrize("streams", [True, False])
+def test_rows_overwritten_during_a_read_are_missing(streams):
+    slots, fewer = (None if streams else np.arange(n, dtype=np.int32)[:, None] for n in (8, 4))
+
     class Writes(Deflate):
         def decode(self, data, out):
-            if store.stats()["rows_accepted"] == 20:
-                store.write([np.full((10, 1, 5), 9, np.uint8)] * 2, None)
+            if store.stats()["rows_accepted"] == 8:
+                store.write([np.full((4, 1, 5), 99, np.uint8)] * 2, None, fewer)
             super().decode(data, out)
 
-    store = make(Writes(), None, length=20, slack=0)
-    rows = np.arange(100, dtype=np.uint8).reshape(20, 1, 5)
-    tickets = store.write([rows] * 2, None)[:, 0]
-    outs = [np.empty((20, 5), np.uint8) for _ in range(2)]
-    ok = store.read([(c, tickets, out) for c, out in enumerate(outs)]).reshape(2, 20)
-    assert not ok[1, :10].any() and not outs[1][:10].any() and ok[1, 10:].all() and same(outs[1][10:], rows[10:, 0])
-    assert same(outs[0], rows[:, 0] * ok[0, :, None])
+    store = make(Writes(4 if streams else 1), None, length=8, slack=2, streams=streams)
+    rows = np.arange(40, dtype=np.uint8).reshape(8, 1, 5)
+    tickets = store.write([rows] * 2, None, slots)[:, 0]
+    outs = [np.empty((8, 5), np.uint8) for _ in range(2)]
+    ok = store.read([(c, tickets, out) for c, out in enumerate(outs)]).reshape(2, 8)
+    assert ok[1].tolist() == [False] * 2 + [True] * 6  # two of four are within the slack
+    for column in range(2):
+        assert same(outs[column], rows[:, 0] * ok[column, :, None])
 
 
 def test_close_frees_everything_and_later_calls_raise():
@@ -177,7 +173,7 @@ def test_a_chunk_is_decoded_once_a_call():
     assert decode.call_count == 5  # rows 5 to 20 are in chunks 1 to 5
 
 
-def test_codecs_check_their_settings():
+def test_codecs_and_their_settings_are_checked():
     settings = {"level": (0, 23, True), "chunk": (0, 65, 8.0), "dictionary": (-1,)}
     for name, value in ((name, value) for name, values in settings.items() for value in values):
         pytest.raises(ValueError, Zstd, **{name: value}).match(f"Zstd: {name} is .*; expected an integer from")
@@ -187,12 +183,6 @@ def test_codecs_check_their_settings():
     out = np.empty_like(rows)
     Zstd().decode(Zstd().encode(rows), out)
     assert same(out, rows)
-
-
-def test_a_codec_has_chunk_encode_and_decode():
     raises(TypeError, "expected chunk, encode and decode", Column, "x", (), np.dtype("uint8"), "zstd")
-
-
-def test_a_codec_must_return_bytes():
     with mock.patch.object(Deflate, "encode", return_value=memoryview(b"")):
         raises(TypeError, "gave memoryview; expected bytes", make(Deflate()).write, [np.zeros((4, 1, 5), "u1")], None)

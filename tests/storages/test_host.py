@@ -1,5 +1,6 @@
 """Buffers whose rows lie on the host, through JAX: order, expiry, transformations, callbacks."""
 
+import functools
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,10 @@ from tests.support import ownership as _support
 from tests.support.fixtures import fixed
 from tests.support.host import history, order_of_writes, overtaken, use_other_callbacks
 from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of, store_of
+from tests.support.store import Failing
 from tests.support.trees import same
 
 storage = _support.storage
-
-
 form = fixed("jit")
 calls = fixed("scan")
 lanes = fixed(3)
@@ -124,8 +124,13 @@ def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: py
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(24, 36))
 
 
+@functools.cache
+def of_device() -> Any:
+    return history(fbuf.Buffer(capacity=7), "scan")
+
+
 def test_every_form_gives_the_batches_of_device(storage: str, calls: str) -> None:
-    same(history(make(storage, 7), calls), history(fbuf.Buffer(capacity=7), "scan"))
+    same(history(make(storage, 7), calls), of_device())
 
 
 def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
@@ -197,32 +202,17 @@ def test_outputs_are_always_filled_and_inputs_never_written() -> None:
     assert out[2, 1] == 2**31
 
 
-class Vandal:
-    chunk = 2
-    broken = False
-
-    def encode(self, rows: np.ndarray) -> bytes:
-        if Vandal.broken:
-            raise OverflowError("the vandal is out of ink")
-        return rows.tobytes()
-
-    def decode(self, data: Any, out: np.ndarray) -> None:
-        if Vandal.broken:
-            raise OverflowError("the vandal cannot read")
-        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
-
-
 def test_an_exception_in_a_codec_surfaces_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = fbuf.Buffer(capacity=8, storage=fbuf.storages.Compressed(keys=("obs",), codec=Vandal(), slack=0))
+    buffer = fbuf.Buffer(capacity=8, storage=fbuf.storages.Compressed(keys=("obs",), codec=Failing(2), slack=0))
     state = filled(buffer)
     extend: Any = jax.jit(buffer.extend)
     before = store_of(state).stats()
-    monkeypatch.setattr(Vandal, "broken", True)
-    with pytest.raises((RuntimeError, ValueError), match="out of ink"):
+    monkeypatch.setattr(Failing, "left", 0)
+    with pytest.raises((RuntimeError, ValueError), match="full"):
         jax.block_until_ready(extend(state, rows_of(8, 4)))
-    assert isinstance(store_of(state).last_error, OverflowError)
-    pytest.raises((RuntimeError, ValueError), lambda: jax.block_until_ready(buffer.rows(state))).match("cannot read")
-    monkeypatch.setattr(Vandal, "broken", False)
+    assert isinstance(store_of(state).last_error, OSError)
+    pytest.raises((RuntimeError, ValueError), lambda: jax.block_until_ready(buffer.rows(state))).match("full")
+    monkeypatch.undo()
     assert store_of(state).stats() == before
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(8))
     state = extend(state, rows_of(8, 4))
@@ -230,7 +220,7 @@ def test_an_exception_in_a_codec_surfaces_and_changes_nothing(monkeypatch: pytes
 
 
 def test_the_callbacks_for_accelerators_agree(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    want = history(fbuf.Buffer(capacity=7), "scan")
+    want = of_device()
     used = use_other_callbacks(monkeypatch)
     same(history(make(storage, 7, slack=17), "scan"), want)
     buffer = make(storage, 9, slack=1)

@@ -142,7 +142,7 @@ def check_every_number_of_rows(storage, tmp_path):
 
 
 def check_old_state(storage, tmp_path):
-    buffer = combinations.make(storage, "Uniform", "Row")
+    buffer = combinations.make(storage, "Prioritized", "Row")
     old, _ = steps(buffer, buffer.init(combinations.EXAMPLE), 0, 3)
     steps(buffer, old, 50, 2)
     fbuf.save(tmp_path / "saved", buffer, old)
@@ -233,7 +233,7 @@ def check_resize(case, tmp_path):
     assert not any(stats[name] for name in stats if name.startswith(("refused", "expired", "retired")))
 
 
-def check_golden(name, draw):
+def check_golden(name, path, draw=False):
     buffer, state, extra = fbuf.load(GOLDEN / name, extra=True)
     assert buffer == golden.BUFFERS[name]
     assert extra["step"] == 7 and int(jax.random.bits(extra["key"])) == int(jax.random.bits(jax.random.key(3)))
@@ -241,6 +241,12 @@ def check_golden(name, draw):
     assert np.asarray(held.mask).all()
     want = golden.rows(golden.STEPS - 8, 8)
     same({n: held.data[n] for n in want}, want)
+    fbuf.save(path, buffer, state, sync=False)
+    again = fbuf.load(path, buffer)[1]
+    found = buffer.rows(again)
+    same((found.data, found.mask, found.index, again.ring), (held.data, held.mask, held.index, state.ring))
+    if name == "deduplicated":  # all of it is in the state
+        same(again, state)
     if draw:
         for i in range(3):
             state, batch = buffer.sample(state, jax.random.key(i), 4)

@@ -8,7 +8,6 @@ import numpy as np
 
 from fbuf._host.io.directory import Folder
 from fbuf._host.store.store import Store
-from tests.support.paths import ROOT
 
 
 def identity(columns, lanes, length, slack):
@@ -46,10 +45,6 @@ def flipped(data, bit):
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
-
-
-def environment():
-    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def numbered(count, shape):

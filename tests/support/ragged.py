@@ -1,5 +1,6 @@
 """Ragged rows of any kind, plain lists of them as the oracle, and buffers that grow."""
 
+import collections
 from typing import Any
 
 import jax
@@ -60,26 +61,13 @@ def same(one: Any, two: Any) -> bool:
     return bool(one == two) and (isinstance(two, (float, np.generic)) or type(one) is type(two))
 
 
-class Lanes:
-    """Plain Python: the newest rows of each lane."""
-
-    def __init__(self, lanes: int, length: int):
-        self.rows: list[list[Any]] = [[] for _ in range(lanes)]
-        self.length = length
-
-    def extend(self, rows: list[list[Any]], keep: Any) -> None:
-        for step, several in enumerate(rows):
-            for lane, row in enumerate(several):
-                if keep[step][lane]:
-                    self.rows[lane] = [*self.rows[lane], row][-self.length :]
-
-
 def check_history(seed: int, lanes: int | None, codec: Any, sizes: list[int], columns: bool) -> None:
     """Rows written in portions of these sizes are those of plain lists."""
     rng = np.random.default_rng(seed)
     number, length = lanes or 1, 4
     buffer = fbuf.Buffer(capacity=length * number, lanes=lanes, storage=Ragged(codec=codec, slack=0))
-    state, oracle, count = buffer.init(EXAMPLE), Lanes(number, length), 0
+    newest = [collections.deque[Any](maxlen=length) for _ in range(number)]
+    state, count = buffer.init(EXAMPLE), 0
     for size in sizes:
         rows = [[random_row(rng, count + number * i + e) for e in range(number)] for i in range(size)]
         count += size * number
@@ -98,15 +86,16 @@ def check_history(seed: int, lanes: int | None, codec: Any, sizes: list[int], co
                 "reward": np.array([[r["reward"] for r in s] for s in rows], np.float32).reshape(lead),
             }
         state = buffer.extend(state, given, mask=keep if lanes else keep[:, 0])
-        oracle.extend(rows, keep)
+        for step, lane in np.argwhere(keep).tolist():
+            newest[lane].append(rows[step][lane])
     got = buffer.rows(state)
     held = got.lazy.rows()
     held = held if lanes else [[row] for row in held]
-    for lane, want in enumerate(oracle.rows):
+    for lane, want in enumerate(newest):
         mine = [row[lane] for row in held if row[lane] is not None]
         assert len(mine) == len(want) and all(same(a, b) for a, b in zip(mine, want, strict=True))
-    if any(oracle.rows):
-        by_reward = {row["reward"]: row for lane in oracle.rows for row in lane}
+    if any(newest):
+        by_reward = {row["reward"]: row for lane in newest for row in lane}
         state, batch = buffer.sample(state, jax.random.key(seed), 7)
         for row, reward in zip(batch.lazy.rows(), batch.data["reward"].tolist(), strict=True):
             assert same(row, by_reward[reward])

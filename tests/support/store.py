@@ -1,6 +1,7 @@
 """Host stores and rows for them. Nothing here imports pytest or Hypothesis: other processes start with it quickly."""
 
 import dataclasses
+import threading
 import zlib
 
 import ml_dtypes
@@ -8,6 +9,7 @@ import numpy as np
 
 from fbuf._host.codecs import Zstd
 from fbuf._host.store.store import Column, Store
+from tests.support.threads import Thread
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "complex64"]
 DTYPES += ["uint16", "uint32", "complex128", ml_dtypes.bfloat16]
@@ -34,6 +36,25 @@ class Plain:
 
     def decode(self, data, out):
         out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
+
+
+class Failing(Plain):
+    """A codec that fails once `left` more chunks were encoded or decoded."""
+
+    left = 1 << 30
+
+    def _count(self):
+        Failing.left -= 1
+        if Failing.left < 0:
+            raise OSError("full")
+
+    def encode(self, rows):
+        self._count()
+        return super().encode(rows)
+
+    def decode(self, data, out):
+        self._count()
+        super().decode(data, out)
 
 
 CODECS = [None, Zstd(), Zstd(chunk=1), Zstd(chunk=3, dictionary=0), Deflate()]
@@ -70,6 +91,31 @@ def same(a, b):
 def check_rows(store, tickets, rows, column=0):
     got, ok = fetch(store, tickets, column)
     assert ok.all() and same(got, rows)
+
+
+def check_readers(store, rows_of, writes):
+    """Read in two threads while one writes: each row is what `rows_of` tickets returns, or zeros where it is missing."""
+    top, stop = [0], threading.Event()
+
+    def read(seed):
+        rng, seen = np.random.default_rng(seed), 0
+        while not (stop.is_set() and seen):
+            wanted = rng.integers(max(top[0] - 1500, 1), top[0] + 20, 256).astype(np.uint64)
+            got, ok = fetch(store, wanted)
+            rows = rows_of(wanted)
+            assert (got == np.where(ok.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)).all()
+            seen += int(ok.sum())
+
+    readers, rng = [Thread(read, i) for i in range(2)], np.random.default_rng(9)
+    try:
+        for n in rng.integers(1, 40, writes):
+            expected = np.arange(2 * n, dtype=np.uint64).reshape(n, 2) + np.uint64(top[0] + 1)
+            assert (store.write([np.ascontiguousarray(rows_of(expected))], None) == expected).all()
+            top[0] = int(expected[-1, -1])
+    finally:
+        stop.set()
+    for reader in readers:
+        reader.ends()
 
 
 def frames(count, size=24, seed=0):

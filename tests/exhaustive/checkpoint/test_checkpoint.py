@@ -65,8 +65,8 @@ def test_another_buffer(what, tmp_path):
 
 
 @pytest.mark.parametrize("name", support.golden.BUFFERS)
-def test_golden_checkpoints_go_on(name):
-    support.check_golden(name, draw=True)
+def test_golden_checkpoints_go_on(name, tmp_path):
+    support.check_golden(name, tmp_path, draw=True)
 
 
 @pytest.mark.parametrize("seed", range(1, 6))

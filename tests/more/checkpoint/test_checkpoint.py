@@ -17,8 +17,8 @@ def test_batches_go_on_bit_for_bit(tmp_path):
     check_goes_on(("Device", "Staleness", "Sequence('mask')", 1), 8, tmp_path)
 
 
-def test_golden_checkpoints_go_on():
-    check_golden("ragged", draw=True)
+def test_golden_checkpoints_go_on(tmp_path):
+    check_golden("ragged", tmp_path, draw=True)
 
 
 def test_a_host_store_is_saved(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Test stacks given as rows: damage, failures, threads, and memory."""
 
 import pkgutil
-import threading
 from unittest import mock
 
 import numpy as np
@@ -9,9 +8,8 @@ import pytest
 
 from fbuf._host.types import StoreCorrupted
 from tests.support import stacks as support
-from tests.support.store import fetch, same
+from tests.support.store import check_readers, fetch, same
 from tests.support.store_model import Model
-from tests.support.threads import Thread
 
 
 @pytest.mark.parametrize("dtype", support.DTYPES, ids=str)
@@ -83,25 +81,9 @@ def test_a_failed_allocation_leaves_the_store_unchanged(place):
 
 def test_two_threads_read_while_one_writes():
     store, ago = support.make((4, 9), lanes=2, length=300, slack=20, dtype="int64"), np.arange(6, -2, -2)[:, None]
-    top, stop = [0], threading.Event()
 
     def rows_of(tickets):
         return np.broadcast_to(tickets[..., None, None].astype(np.int64) - ago, (*tickets.shape, 4, 9))
 
-    def read(seed):
-        rng, seen = np.random.default_rng(seed), 0
-        while not (stop.is_set() and seen):
-            wanted = rng.integers(max(top[0] - 700, 1), top[0] + 20, 256).astype(np.uint64)
-            got, ok = fetch(store, wanted)
-            assert (got == np.where(ok.reshape(-1, 1, 1), rows_of(wanted), 0)).all()
-            seen += int(ok.sum())
-
-    readers, rng = [Thread(read, i) for i in range(2)], np.random.default_rng(9)
-    for n in rng.integers(1, 40, 150):
-        expected = np.arange(2 * n, dtype=np.uint64).reshape(n, 2) + np.uint64(top[0] + 1)
-        assert (store.write([np.ascontiguousarray(rows_of(expected))], None) == expected).all()
-        top[0] = int(expected[-1, -1])
-    stop.set()
-    for reader in readers:
-        reader.ends()
+    check_readers(store, rows_of, 150)
     assert (support.stream(store).count == store._count[0] + 3).all()  # frames, not stacks
