@@ -22,7 +22,7 @@ case = one_of((Consume(3), Transition(n_step=2, autoreset="same_step"), 2))
 def test_no_row_is_drawn_too_often(case):
     sampler, view, lanes = case
     buffer = fbuf.Buffer(11 * (lanes or 1), sampler=sampler, view=view, lanes=lanes)
-    Trial(buffer, 0, Pool).run(60, (2, 7))
+    Trial(buffer, 0, Pool).run(60, (2, 7, 30))
 
 
 def test_weights_too_small_for_a_float():
