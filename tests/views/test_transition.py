@@ -94,9 +94,6 @@ def check_accumulated(layout, n, stack, pad):
 ONE = Transition(gamma=0.5, autoreset="same_step")
 TWO = Transition(n_step=2, gamma=0.5, autoreset="same_step")
 FINAL = Transition(n_step=2, gamma=0.5, final_observation="last")
-STACKS = Transition(stack=2, gamma=0.5, final_observation="last")
-ZEROS = Transition(stack=3, gamma=0.5, autoreset="same_step")
-REPEATED = Transition(stack=3, gamma=0.5, pad="repeat", autoreset="same_step")
 NEXT_STEP = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
 PIECE = 8  # rows of every call, masked beyond those given, so that a view compiles once
 
@@ -155,24 +152,6 @@ BY_HAND = {
     ),
     "final": (FINAL, [1, 2, 4, 8], "--c-", {1: (1, 2, 0.25, 4), 2: (2, 4, 0.25, 94), 4: (4, 4, 0.5, 94)}),
     "final, terminated": (FINAL, [1, 2, 4, 8], "--t-", {1: (1, 2, 0.25, 4), 2: (2, 4, 0, 94), 4: (4, 4, 0, 94)}),
-    "final of a stack": (
-        STACKS,
-        [1, 2, 4, 8],
-        "--c-",
-        {1: ([0, 1], 1, 0.5, [1, 2]), 2: ([1, 2], 2, 0.5, [2, 4]), 4: ([2, 4], 4, 0.5, [4, 94])},
-    ),
-    "zeros before the first frame": (
-        ZEROS,
-        [1, 2, 4, 8],
-        "-t--",
-        {1: ([0, 0, 1], 1, 0.5, [0, 1, 2]), 2: ([0, 1, 2], 2, 0, [0, 1, 2]), 4: ([0, 0, 4], 4, 0.5, [0, 4, 8])},
-    ),
-    "the first frame again": (
-        REPEATED,
-        [1, 2, 4, 8],
-        "-t--",
-        {1: ([1, 1, 1], 1, 0.5, [1, 1, 2]), 2: ([1, 1, 2], 2, 0, [1, 1, 2]), 4: ([4, 4, 4], 4, 0.5, [4, 4, 8])},
-    ),
     "no reset row yet": (NEXT_STEP, [1, 2, 4], "--c", {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4])}),
     "terminated, no reset row": (
         NEXT_STEP,
