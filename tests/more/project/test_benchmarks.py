@@ -1,5 +1,6 @@
 """The benchmarks count what they say and notice wrong results; peers that are missing have their row. No time is judged."""
 
+import sys
 import warnings
 from typing import Any
 
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 
 import fbuf
-from benchmarks import bench_deduplicated, bench_gpu, hops, peers
+from benchmarks import _harness, bench_deduplicated, bench_gpu, hops, peers
 from benchmarks._compare import Field
 from benchmarks._harness import Absent
 from benchmarks.peers import EXAMPLE, FBUF, PEERS, Library
 from fbuf._bridge import callbacks
 from tests.support.fixtures import fixed
+from tests.support.refusals import raises
 
 
 def deduplicated(**settings: Any) -> fbuf.storages.Deduplicated:
@@ -109,3 +111,23 @@ def test_absent_library_is_reported() -> None:
     growth = [r for r in report if "growth exponent" in r["question"]]
     assert [r["case"] for r in growth] == ["fbuf", "NumPy list"] and growth[0]["target"] == "<= 9"
     assert all(r["tags"]["library"] in ("fbuf", "NumPy list", "nowhere") for r in report)
+
+
+def held(mebibytes, fail=False):
+    waste = np.ones(mebibytes << 20, np.uint8)  # freed before the baseline
+    del waste
+    yield
+    if fail:
+        raise ArithmeticError("of the child")
+    array = np.ones(mebibytes << 20, np.uint8)
+    print("noise on standard output")
+    yield {"nbytes": array.nbytes}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_measure_memory_counts_what_is_held_or_shows_the_childs_error():
+    report = _harness.measure_memory(held, 64)
+    assert report["result"] == {"nbytes": 64 << 20}
+    for kind in ("rss", "pss", "private", "peak"):
+        assert report[kind] == pytest.approx(64 << 20, rel=0.1), kind
+    raises(RuntimeError, "ArithmeticError: of the child", _harness.measure_memory, held, 1, True)
