@@ -47,7 +47,7 @@ def test_a_replay_counts_stale_draws():
 
 
 def test_checked_lets_stale_draws_pass():
-    buffer = make("device", "prioritized")
+    buffer = make("compressed", "prioritized")
     state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20)), jax.random.key(0))[0]
     state, batch = buffer.sample(buffer.extend(state, rows_at(1, 20)), jax.random.key(1))
     update = fbuf.checked(buffer.update_priority)
@@ -68,7 +68,7 @@ fbuf.Buffer(10).sample(fbuf.Buffer(10).init({"x": 0.0}), jax.random.key(0)) => T
 
 def test_invalid_batch_sizes_are_refused():
     refusals.check_all(INVALID, globals())
-    buffer = make()
+    buffer = make("compressed", "prioritized")
     state = buffer.init(EXAMPLE)
     raises(ValueError, r"batch_size is 7, but the state holds a", lambda: buffer.sample(state, jax.random.key(0), 7))
     assert buffer.sample(state, jax.random.key(0), BATCH)[1].mask.shape == (BATCH,)
@@ -76,7 +76,7 @@ def test_invalid_batch_sizes_are_refused():
 
 
 def filled(buffer):
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20))
     return jax.block_until_ready(buffer.sample(state, jax.random.key(0))[0])
 
 
@@ -118,7 +118,7 @@ def test_a_failure_in_the_thread_is_retried():
 
 
 def test_a_failed_request_is_read_later(monkeypatch):
-    buffer = make("compressed")
+    buffer = make("compressed", "prioritized")
     state = filled(buffer)
 
     def fail(*_):

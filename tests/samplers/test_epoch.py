@@ -47,7 +47,7 @@ def test_one_epoch_is_everyone_once(held):
 
 def test_many_closed_in_a_row_are_passed_over():
     """With 20 of 3,000 anchors left, one batch draws them all; with none left, a new epoch begins."""
-    state, batch = support.sample(support.LARGE, support.filled(support.LARGE, 3000), jax.random.key(0), 4)
+    state, batch = support.sample(support.LARGE, support.filled(support.LARGE, 3000), jax.random.key(0), 100)
     first = set(np.asarray(batch.data).tolist())
     state = support.arrive(support.LARGE, state, 3000, 2980)
     after, batch = support.sample(support.LARGE, state, jax.random.key(1), 100)
@@ -84,10 +84,8 @@ def test_a_loop_until_the_last_batch_is_one_epoch(held, drop_last):
 def test_peek_leaves_the_epoch_where_it_is():
     state, _ = support.sample(support.SMALL, support.filled(support.SMALL, 10), jax.random.key(0), 4)
     seen = support.SMALL.peek(state, jax.random.key(1), 4)
-    after, batch = support.sample(
-        support.SMALL, state, jax.random.key(2), 4
-    )  # in the middle of an epoch keys make no difference
-    same(seen, batch)
+    after, batch = support.sample(support.SMALL, state, jax.random.key(2), 4)
+    same(seen, batch)  # in the middle of an epoch keys make no difference
     assert int(support.SMALL.stats(after)["epoch_left"]) == 2
 
 
@@ -122,7 +120,6 @@ def test_arguments_must_be_bools(name):
 
 
 def test_at_the_end_of_an_epoch_every_row_can_be_drawn():
-    buffer = fbuf.Buffer(4, sampler=Epoch())
-    state = buffer.extend(buffer.init(np.float32(0)), np.arange(4, dtype=np.float32))
-    state, _ = buffer.sample(state, jax.random.key(0), 4)
-    assert buffer.summary(state).effective_size == 4
+    state = support.filled(support.SMALL, 4)
+    state, _ = support.sample(support.SMALL, state, jax.random.key(0), 4)
+    assert support.SMALL.summary(state).effective_size == 4

@@ -183,15 +183,14 @@ def check_evicted_rows(storage):
 
 
 def check_changed_rows(storage):
-    buffer = make(storage)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    buffer = make(storage, "prioritized")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20))
     state, _ = buffer.sample(state, jax.random.key(0))
     every = buffer.rows(state)
     count = every.mask.size
     index = jax.tree.map(lambda x: x.reshape(-1), every.index)
-    state = buffer.update_rows(
-        state, index, {"obs": np.full((count, 8, 8), 255, np.uint8), "action": np.full(count, 77)}
-    )
+    changes = {"obs": np.full((count, 8, 8), 255, np.uint8), "action": np.full(count, 77)}
+    state = buffer.update_rows(state, index, changes)
     state, batch = buffer.sample(state, jax.random.key(1))
     assert (batch.data["obs"] < 255).all() and (batch.data["action"] < 77).all()
     state, batch = buffer.sample(state, jax.random.key(2))
