@@ -43,14 +43,10 @@ def floor(module: str) -> int:
     return found[0]
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
 def walk(node: ast.AST, functions: bool = True, typing: bool = False) -> Iterator[ast.AST]:
     """Yield all nodes; on request without those inside functions, or with those under TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
-        if not typing and is_type_checking(child):
+        if not typing and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
         if not functions and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
@@ -78,6 +74,7 @@ def ours(module: str) -> list[str]:
 
 
 def test_imports_go_downwards() -> None:
+    assert {m for m in MODULES if "." not in m and m.startswith("_")} == {"__init__", "__main__"}
     upward = [
         f"fbuf.{module} imports fbuf.{other}, which is not below it"
         for module in MODULES
@@ -99,10 +96,6 @@ def test_imports_within_the_host_store_go_downwards() -> None:
             for other in (name.split(".")[1] for name in ours(module) if name.startswith("_host.")):
                 below = row[other] < row[own] or row[own] == row[other] == 0
                 assert other == own or below, f"fbuf.{module} imports _host.{other}"
-
-
-def test_only_public_modules_are_at_the_root() -> None:
-    assert {m for m in MODULES if "." not in m and m.startswith("_")} == {"__init__", "__main__"}
 
 
 def test_no_import_cycles() -> None:
