@@ -46,16 +46,6 @@ def test_a_replay_counts_stale_draws():
     assert replay.nbytes()["host"] > 0
 
 
-def test_checked_lets_stale_draws_pass():
-    buffer = make("compressed", "prioritized")
-    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20)), jax.random.key(0))[0]
-    state, batch = buffer.sample(buffer.extend(state, rows_at(1, 20)), jax.random.key(1))
-    update = fbuf.checked(buffer.update_priority)
-    state = update(state, batch.index, np.ones(BATCH, np.float32))
-    assert int(buffer.stats(state)["refused_stale"]) == BATCH
-    raises(ValueError, "priorities are NaN", lambda: update(state, batch.index, np.full(BATCH, np.nan, np.float32)))
-
-
 INVALID = """
 fbuf.Buffer(10, prefetch=2, batch_size=4) => ValueError prefetch is 2; expected 0, or 1
 fbuf.Buffer(10, prefetch=True, batch_size=4) => ValueError prefetch is True

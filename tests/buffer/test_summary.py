@@ -188,16 +188,13 @@ def test_every_storage_names_its_leaves():
     assert ["(row)", "float32[3]", "device"] in lines
 
 
-def test_traced_states_print():
+def test_traced_donated_and_abstract_states_print():
     for name in ("Device", "Compressed", "Deduplicated"):
         state, seen = fbuf.Buffer(16, storage=STORAGES[name][0]).init(EXAMPLE), []
         jax.make_jaxpr(lambda state, seen=seen: seen.append(shown(state)))(state)
         assert "traced, of 16 rows" in seen[0]
         if name == "Device":
             jax.eval_shape(jax.vmap(lambda state: shown(state) and state), jax.tree.map(lambda x: x[None], state))
-
-
-def test_donated_and_abstract_states_print():
     buffer = fbuf.uniform(16)
     state = buffer.init(np.zeros(2, np.float32))
     with jax.transfer_guard("disallow"):
