@@ -87,7 +87,9 @@ def test_delete_asks_first(root, capsys, monkeypatch):
 
 
 def test_download_passes_its_options(root, capsys, monkeypatch):
-    atari, minari = (mock.Mock(return_value=fbuf.datasets.open(root / name)) for name in ("Pong/1", MINARI))
+    pong = fbuf.datasets.open(root / "Pong/1")
+    atari = mock.Mock(side_effect=lambda name, **_: pong if name == "Pong/1" else fbuf.datasets.open(root / name))
+    minari = mock.Mock(return_value=fbuf.datasets.open(root / MINARI))
     monkeypatch.setattr(fbuf.datasets, "atari_dqn", atari)
     monkeypatch.setattr(fbuf.datasets, "minari", minari)
     status, out, err = run(capsys, "download", "Pong/1")
