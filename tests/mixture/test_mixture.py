@@ -102,14 +102,11 @@ def test_parts_are_not_concatenated():
 
 
 def test_a_mixture_is_a_value():
-    one, other = (
-        fbuf.Mixture({"a": fbuf.uniform(20), "b": fbuf.uniform(40)}, fractions={"b": 0.5, "a": 0.5}) for _ in "12"
-    )
+    one, other = (two(fractions={"b": 0.5, "a": 0.5}) for _ in "12")
     assert one == other and hash(one) == hash(other) and one != two()
     assert fbuf.Mixture(one.buffers, one.fractions) == one
-    assert repr(one) == (
-        "Mixture(buffers=(('a', Buffer(capacity=20)), ('b', Buffer(capacity=40))), fractions=(0.5, 0.5))"
-    )
+    said = "Mixture(buffers=(('a', Buffer(capacity=20)), ('b', Buffer(capacity=40))), fractions=(0.5, 0.5))"
+    assert repr(one) == said
     state = filled(one)
     assert int(one.size(state)) == 60
     sizes = one.nbytes(state)
@@ -193,9 +190,8 @@ def test_invalid_settings_are_refused():
 def test_invalid_arguments_are_refused():
     mixture, own, key = two(), fbuf.prioritized(20), jax.random.key(0)
     state, held = filled(mixture), own.init(EXAMPLE)
-    index = jax.tree.map(
-        lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: mixture.peek(state, key, 4).index)
-    )
+    shapes = jax.eval_shape(lambda: mixture.peek(state, key, 4).index)
+    index = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     names = {"mixture": mixture, "every": two(quota="all"), "state": state, "key": key, "index": index}
     refusals.check_all(ARGUMENTS, globals() | names | {"own": own, "held": held})
 

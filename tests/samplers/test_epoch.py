@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -113,9 +114,8 @@ def test_counts_do_not_overflow():
         assert state.held.tolist() == state.turn.closed.tolist() == [length]
 
 
-@pytest.mark.parametrize("name", ["shuffle", "drop_last"])
-def test_arguments_must_be_bools(name):
-    for value in ("yes", 1, None):
+def test_arguments_must_be_bools():
+    for name, value in itertools.product(("shuffle", "drop_last"), ("yes", 1, None)):
         raises(TypeError, f"Epoch: {name} is {value!r}; expected a bool", Epoch, **{name: value})
 
 

@@ -239,16 +239,13 @@ def test_reward_to_go(data):
         np.testing.assert_array_equal(made["whole"][:, lane], whole)
 
 
-def test_rewards_that_are_not_finite_stay_in_their_episode():
+def test_rewards_that_are_not_finite_of_vectors_and_of_integers():
     reward = jnp.array([[1.0, 2.0, jnp.nan, 3.0, 4.0, jnp.inf]])
     data = {"reward": reward, "done": jnp.array([[False, True, False, True, True, False]])}
     out = run(RewardToGo(1.0, episode_end=("done",)), data, lead=2, time=1)["reward_to_go"]
     np.testing.assert_array_equal(out, [[3.0, 2.0, np.nan, 3.0, 4.0, np.inf]])
     out = run(RewardToGo(0.0, episode_end=()), data, lead=2, time=1)["reward_to_go"]
     np.testing.assert_array_equal(out, data["reward"])
-
-
-def test_reward_to_go_of_vectors_and_integers_in_place_of_rewards():
     reward = np.array([[[1, 2], [3, 4], [5, 6]]], np.int32)
     made = run(RewardToGo(1.0, episode_end=(), into="reward"), {"reward": reward}, lead=2, time=1)
     assert made.keys() == {"reward"} and made["reward"].dtype == np.float32
@@ -281,15 +278,13 @@ _merge = jax.jit(_running_stats.merge)
 def test_a_large_mean_and_many_rows_cost_no_digits():
     rng = np.random.default_rng(0)
     values = (1e4 + rng.normal(size=(2000, 50))).astype(np.float32)
-    moments = jax.lax.scan(
-        lambda m, x: (_running_stats.merge(m, x, jnp.ones(50, bool)), None), _running_stats.init(()), values
-    )[0]
+    merge = lambda m, x: (_running_stats.merge(m, x, jnp.ones(50, bool)), None)  # noqa: E731
+    moments, _ = jax.lax.scan(merge, _running_stats.init(()), values)
     np.testing.assert_allclose(_running_stats.mean(moments), values.astype(np.float64).mean(), rtol=1e-7)
     np.testing.assert_allclose(_running_stats.variance(moments), values.astype(np.float64).var(), rtol=1e-3)
     # Far beyond what one float32 can count: a row more still counts.
-    many = _running_stats.Moments(
-        seen=jnp.array([3, 5], jnp.uint32), mean=jnp.zeros(2), squares=jnp.array([1.3e10, 0.0]), skipped=moments.skipped
-    )
+    seen, squares = jnp.array([3, 5], jnp.uint32), jnp.array([1.3e10, 0.0])
+    many = _running_stats.Moments(seen, jnp.zeros(2), squares, moments.skipped)
     step = jax.jit(lambda m: _running_stats.merge(m, jnp.ones(1), jnp.ones(1, bool)))
     for _ in range(200):
         many = step(many)
@@ -309,9 +304,8 @@ def test_normalize():
     np.testing.assert_allclose(out, data["a"] / seen.std(0), rtol=1e-4, atol=1e-5)
     out = applied(Normalize("a", clip=0.5), data)["a"]
     assert float(jnp.abs(out).max()) == 0.5
-    np.testing.assert_allclose(
-        applied(NormalizeReward("r"), data)["r"], data["r"] / rows(7, 2, seed=9)["r"].std(), rtol=1e-4
-    )
+    out = applied(NormalizeReward("r"), data)["r"]
+    np.testing.assert_allclose(out, data["r"] / rows(7, 2, seed=9)["r"].std(), rtol=1e-4)
     many = applied(Normalize(("a", "e"), of="a"), {**data, "e": np.stack([data["e"]] * 4, 1)})
     np.testing.assert_allclose(many["e"][:, 2], (data["e"] - seen.mean(0)) / seen.std(0), rtol=1e-4, atol=1e-5)
 

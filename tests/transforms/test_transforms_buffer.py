@@ -154,9 +154,8 @@ def test_convert_keeps_statistics_and_new_stages_learn_from_held_rows(monkeypatc
     )
     stats = more.stats(buffer.convert(more, state))
     assert float(stats["normalize_reward_mean"]) == ever.mean()
-    np.testing.assert_allclose(
-        [stats["own_reward_mean"], stats["own_reward_std"]], [held.mean(), held.std()], rtol=1e-6
-    )
+    found = stats["own_reward_mean"], stats["own_reward_std"]
+    np.testing.assert_allclose(found, [held.mean(), held.std()], rtol=1e-6)
     without = dataclasses.replace(buffer, on_read=Drop("done"))
     assert buffer.convert(without, state).transforms is None
     again = without.convert(buffer, buffer.convert(without, state))

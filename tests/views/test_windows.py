@@ -77,9 +77,8 @@ def check_chances(view, sampler):
     assert 0 < by_lane[0] < by_lane[1] < by_lane[2] and drawn.all()
     chances = anchors / anchors.sum()
     if sampler.over == "episodes":
-        names, which, sizes = np.unique(
-            (episode * 3 + np.arange(len(anchors)) % 3)[anchors], return_inverse=True, return_counts=True
-        )
+        number = (episode * 3 + np.arange(len(anchors)) % 3)[anchors]
+        names, which, sizes = np.unique(number, return_inverse=True, return_counts=True)
         chances = np.zeros(len(anchors))
         chances[anchors] = 1 / len(names) / sizes[which]
         assert len(names) > 20 and (sizes.max() > 3 or isinstance(view, Episode))
@@ -287,7 +286,7 @@ def test_rows_keep_their_structure_where_the_view_adds_nothing():
 
 
 def test_a_view_that_adds_fields_puts_rows_that_are_not_dicts_under_row():
-    view = fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step")
+    view = same_step.Sequence(4, episode_end=("done",))
     windows = batch_of(view, STEP)
     assert set(windows) == {"row", "mask", "is_first", "learning_mask"} and windows["row"].obs.shape == (5, 4, 2)
     assert set(batch_of(view, STEP._asdict())) == {"obs", "done", "mask", "is_first", "learning_mask"}
@@ -295,10 +294,9 @@ def test_a_view_that_adds_fields_puts_rows_that_are_not_dicts_under_row():
         assert set(batch_of(fbuf.views.Sequence(4, episode_end=(), **adds), STEP)) == set(windows), adds
 
 
-@pytest.mark.parametrize("name", ["mask", "is_first", "learning_mask"])
-def test_a_name_that_the_view_adds_is_refused_with_a_fix(name):
-    buffer = fbuf.Buffer(20, view=fbuf.views.Sequence(4, episode_end=("done",), autoreset="same_step"))
-    row = {name: np.float32(0), "done": np.bool_(False)}
-    raises(ValueError, rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows", buffer.init, row)
-    view = fbuf.views.Sequence(4, episode_end=("step/done",), autoreset="same_step")
-    assert fbuf.Buffer(20, view=view).init({"step": row}).rows["step"].keys() == row.keys()
+def test_a_name_that_the_view_adds_is_refused_with_a_fix():
+    flat, nested = (fbuf.Buffer(20, view=same_step.Sequence(4, episode_end=(name,))) for name in ("done", "step/done"))
+    for name in ("mask", "is_first", "learning_mask"):
+        row = {name: np.float32(0), "done": np.bool_(False)}
+        raises(ValueError, rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows", flat.init, row)
+        assert nested.init({"step": row}).rows["step"].keys() == row.keys()

@@ -63,13 +63,6 @@ def check_batches(path, rows, sampler, view):
     assert drawn > BATCH
 
 
-def frozen(capacity, sampler, view):
-    buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
-    spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
-    rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
-    return buffer, jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, buffer), rows)
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(convert, "BLOCK", 8)
@@ -128,9 +121,12 @@ def test_writes_are_refused_when_they_are_traced(made, opened):
             raises(TypeError, r"expected a writer that accepts rows.*preprocess", call, state)
 
 
-def test_memory_of_a_row(made):
+def test_memory_of_a_row():
     def leaves(capacity, sampler, view):
-        state = frozen(capacity, sampler, view)[1]
+        buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
+        spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
+        rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
+        state = jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, buffer), rows)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
     small, large = 1 << 12, 1 << 22

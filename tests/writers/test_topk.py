@@ -22,16 +22,8 @@ from tests.support.refusals import raises
 from tests.support.tables import checks
 
 CAPACITY, AT_ONCE = 12, 40
-KINDS = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "int32": np.int32,
-    "uint32": np.uint32,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "bool": np.bool_,
-}
+DTYPES = np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.uint32, np.int8, np.uint8, np.bool_
+KINDS = {np.dtype(dtype).name: dtype for dtype in DTYPES}
 NAN = float("nan")
 
 
