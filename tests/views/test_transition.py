@@ -112,6 +112,20 @@ def test_a_buffer_of_just_the_rows_one_draw_needs():
         assert (data[name] == value).all()
 
 
+def test_ends_whose_reset_rows_are_not_there_yet():
+    view = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
+    buffer = fbuf.Buffer(8, view=view)
+    for name, expected in {
+        "truncated": {(1, 1 + 2 / 2, 0.25, 2, 4)},
+        "terminated": {(1, 1 + 2 / 2, 0.25, 2, 4), (2, 2 + 4 / 2, 0, 2, 4), (4, 4, 0, 2, 4)},
+    }.items():
+        rows = rows_of([1, 2, 4], "---") | {name: np.arange(3) == 2}
+        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+        data = jax.device_get(buffer.peek(state, jax.random.key(0), 64).data)
+        columns = data["obs"][:, 1], data["reward"], data["discount"], *data["next_obs"].T
+        assert {*zip(*(column.tolist() for column in columns), strict=True)} == expected
+
+
 def test_nested_observations_other_leaves_and_rewards_of_several_integers():
     view = Transition(observation="o", action=None, stack=2, gamma=0.5, n_step=2, autoreset="same_step")
     buffer = fbuf.Buffer(capacity=8, view=view)
