@@ -147,22 +147,19 @@ shapes = some.one_of(
 ).map(tuple)
 
 
-WITNESSES = [
-    ((9, 11, 3), "uint8", None),
-    ((5,), "bool", None),
-    ((9, 7, 4), "int4", None),  # frames stacked last
-    ((2, 9, 11), "bfloat16", (2, 6)),
-    ((9, 11, 3), "uint8", (4, 4)),  # four lines share words
-    ((5, 4, 4), "float32", None),  # too small for frames stacked last: five frames of 4 x 4
-    ((31, 33), "uint8", (7, 28)),
-    ((), "int16", None),
-    ((2, 1, 3, 7, 3), "float16", (2, 2)),
-    ((4, 9, 11), "uint32", (100, 200)),
-]
-
-
 def test_rows_come_back_to_the_bit():
-    for shape, dtype, block in WITNESSES:
+    for shape, dtype, block in (
+        ((9, 11, 3), "uint8", None),
+        ((5,), "bool", None),
+        ((9, 7, 4), "int4", None),  # frames stacked last
+        ((2, 9, 11), "bfloat16", (2, 6)),
+        ((9, 11, 3), "uint8", (4, 4)),  # four lines share words
+        ((5, 4, 4), "float32", None),  # too small for frames stacked last: five frames of 4 x 4
+        ((31, 33), "uint8", (7, 28)),
+        ((), "int16", None),
+        ((2, 1, 3, 7, 3), "float16", (2, 2)),
+        ((4, 9, 11), "uint32", (100, 200)),
+    ):
         check(shape, dtype, block, rows=2)
 
 
@@ -177,20 +174,6 @@ def test_bits_and_not_values_are_compared():
     np.testing.assert_array_equal(block_grid.differ_from_blocks(words[0], blocks, grid), [[True, False, True]])
 
 
-DEFAULTS = [
-    ((84, 84, 4), "uint8", 12, 12),
-    ((64, 64), "float32", 16, 16),
-    ((30, 84), "uint8", 15, 12),  # 16 lines would pad it
-    ((210, 85, 3), "uint8", 12, 24),  # 13 bytes would be enough: 16 fill words, 24 cut no pixel either
-]
-
-
-def test_default_blocks_are_about_12_lines_of_12_bytes():
-    for shape, dtype, high, wide in DEFAULTS:
-        grid = block_grid.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
-        assert (grid.rows, 4 * grid.words) == (high, wide)
-
-
 @given(shape=shapes, dtype=some.sampled_from(["uint8", "int16", "float32"]))
 @example(shape=(84, 85, 3), dtype="uint8")
 @example(shape=(84, 85, 3), dtype="float32")
@@ -200,6 +183,17 @@ def test_the_default_fits_every_shape(shape, dtype):
     assert 4 * grid.words % (channels * jnp.dtype(dtype).itemsize) == 0
     assert (grid.down - 1) * grid.rows < grid.height and (grid.across - 1) * 4 * grid.words < grid.line
     assert grid.rows <= 18 and 4 * grid.block_words <= 4 * block_grid.BLOCK_BYTES
+
+
+def test_default_blocks_are_about_12_lines_of_12_bytes():
+    for shape, dtype, high, wide in (
+        ((84, 84, 4), "uint8", 12, 12),
+        ((64, 64), "float32", 16, 16),
+        ((30, 84), "uint8", 15, 12),  # 16 lines would pad it
+        ((210, 85, 3), "uint8", 12, 24),  # 13 bytes would be enough: 16 fill words, 24 cut no pixel either
+    ):
+        grid = block_grid.grid(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), None)
+        assert (grid.rows, 4 * grid.words) == (high, wide)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])

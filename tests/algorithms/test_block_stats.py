@@ -14,6 +14,7 @@ from fbuf._algorithms import block_grid, block_stats
 from fbuf._algorithms.block_stats import Curve
 from fbuf.storages import Deduplicated
 from tests.algorithms.test_block_grid import cut_by_hand
+from tests.support import refusals
 
 
 def blocks_of(array, grid):
@@ -176,25 +177,24 @@ def test_only_settings_that_are_none_are_chosen():
     assert block.fit(noise(400), 5000) is block
 
 
-REFUSALS = [
-    ({"obs": (63, 84, 84)}, {"capacity": 100}, ValueError, "there are 63 rows; expected 64"),
-    ({"obs": (64, 84, 84)}, {"capacity": 0}, TypeError, "capacity is 0; expected an int >= 1"),
-    ({"obs": (64, 84, 84)}, {"capacity": 1.5}, TypeError, "capacity is 1.5"),
-    ({"obs": (64, 4, 84, 84)}, {"capacity": 10, "lanes": 4}, ValueError, "not a multiple of lanes=4"),
-    ({"obs": (64, 3, 84, 84)}, {"capacity": 12, "lanes": 4}, ValueError, r"\[64, 3, 84, 84\]; expected \[N, E"),
-    ({"obs": ()}, {"capacity": 10}, ValueError, r"has shape \[\]; expected \[N"),
-    ({"a": (64, 84, 84), "b": (65,)}, {"capacity": 10}, ValueError, r"'b' has leading axes \[65\]; expected \[64\]"),
-    ({"obs": (64, 8)}, {"capacity": 10}, ValueError, "no leaf of obs has 1024 bytes"),
-    ({}, {"capacity": 10}, ValueError, "no leaves"),
-]
+def fit(capacity, lanes=None, **shapes):
+    Deduplicated().fit({name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}, capacity, lanes)
+
+
+REFUSALS = """
+fit(100, obs=(63, 84, 84)) => ValueError there are 63 rows; expected 64
+fit(0, obs=(64, 84, 84)) => TypeError capacity is 0; expected an int >= 1
+fit(1.5, obs=(64, 84, 84)) => TypeError capacity is 1.5
+fit(10, 4, obs=(64, 4, 84, 84)) => ValueError not a multiple of lanes=4
+fit(12, 4, obs=(64, 3, 84, 84)) => ValueError [64, 3, 84, 84]; expected [N, E
+fit(10, obs=()) => ValueError has shape []; expected [N
+fit(10, a=(64, 84, 84), b=(65,)) => ValueError 'b' has leading axes [65]; expected [64]
+fit(10, obs=(64, 8)) => ValueError no leaf of obs has 1024 bytes
+fit(10) => ValueError no leaves
+jax.jit(lambda x: Deduplicated().fit({"obs": x}, 100).blocks)(np.zeros((64, 84, 84), np.uint8)) => TypeError
+    Deduplicated.fit: leaf 'obs' is traced | outside jit
+"""
 
 
 def test_invalid_arguments_are_refused():
-    for rows, settings, error, message in REFUSALS:
-        with pytest.raises(error, match=message):
-            Deduplicated().fit({name: np.zeros(shape, np.uint8) for name, shape in rows.items()}, **settings)
-
-
-def test_traced_rows_are_refused():
-    with pytest.raises(TypeError, match=r"Deduplicated.fit: leaf 'obs' is traced.*outside jit"):
-        jax.jit(lambda x: Deduplicated().fit({"obs": x}, 100).blocks)(np.zeros((64, 84, 84), np.uint8))
+    refusals.check_all(REFUSALS, globals())

@@ -46,16 +46,6 @@ def test_a_replay_counts_stale_draws():
     assert replay.nbytes()["host"] > 0
 
 
-def test_checked_lets_stale_draws_pass():
-    buffer = make("device", "prioritized")
-    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20)), jax.random.key(0))[0]
-    state, batch = buffer.sample(buffer.extend(state, rows_at(1, 20)), jax.random.key(1))
-    update = fbuf.checked(buffer.update_priority)
-    state = update(state, batch.index, np.ones(BATCH, np.float32))
-    assert int(buffer.stats(state)["refused_stale"]) == BATCH
-    raises(ValueError, "priorities are NaN", lambda: update(state, batch.index, np.full(BATCH, np.nan, np.float32)))
-
-
 INVALID = """
 fbuf.Buffer(10, prefetch=2, batch_size=4) => ValueError prefetch is 2; expected 0, or 1
 fbuf.Buffer(10, prefetch=True, batch_size=4) => ValueError prefetch is True
@@ -68,7 +58,7 @@ fbuf.Buffer(10).sample(fbuf.Buffer(10).init({"x": 0.0}), jax.random.key(0)) => T
 
 def test_invalid_batch_sizes_are_refused():
     refusals.check_all(INVALID, globals())
-    buffer = make()
+    buffer = make("compressed", "prioritized")
     state = buffer.init(EXAMPLE)
     raises(ValueError, r"batch_size is 7, but the state holds a", lambda: buffer.sample(state, jax.random.key(0), 7))
     assert buffer.sample(state, jax.random.key(0), BATCH)[1].mask.shape == (BATCH,)
@@ -76,7 +66,7 @@ def test_invalid_batch_sizes_are_refused():
 
 
 def filled(buffer):
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20))
     return jax.block_until_ready(buffer.sample(state, jax.random.key(0))[0])
 
 
@@ -118,7 +108,7 @@ def test_a_failure_in_the_thread_is_retried():
 
 
 def test_a_failed_request_is_read_later(monkeypatch):
-    buffer = make("compressed")
+    buffer = make("compressed", "prioritized")
     state = filled(buffer)
 
     def fail(*_):

@@ -117,10 +117,6 @@ def golden():
     return buffer.summary(state)
 
 
-def test_it_prints_as_a_table():
-    assert repr(golden()) == str(golden()) == GOLDEN
-
-
 def test_names_are_escaped():
     buffer = fbuf.uniform(4)
     state = buffer.init({"a\x00\x1b[31m\nb": np.float32(0), "ünï ☃": 0, "<b>&'\"": 0})
@@ -132,8 +128,10 @@ def test_names_are_escaped():
         assert "&lt;b&gt;&amp;" in page and "<b>" not in page
 
 
-def test_a_flat_dict_for_loggers():
-    flat = golden().to_dict()
+def test_it_prints_as_a_table_and_is_a_flat_dict_for_loggers():
+    summary = golden()
+    assert repr(summary) == str(summary) == GOLDEN
+    flat = summary.to_dict()
     assert flat["ages/median"] == 1 and flat["episodes/number"] == 2 and flat["leaves/x/raw"] == 24
     assert flat["stats/max_priority"] == 4 and flat["nbytes/device"] == 184
     assert flat["duplicates"] == pytest.approx(1 / 3)
@@ -190,16 +188,13 @@ def test_every_storage_names_its_leaves():
     assert ["(row)", "float32[3]", "device"] in lines
 
 
-def test_traced_states_print():
+def test_traced_donated_and_abstract_states_print():
     for name in ("Device", "Compressed", "Deduplicated"):
         state, seen = fbuf.Buffer(16, storage=STORAGES[name][0]).init(EXAMPLE), []
         jax.make_jaxpr(lambda state, seen=seen: seen.append(shown(state)))(state)
         assert "traced, of 16 rows" in seen[0]
         if name == "Device":
             jax.eval_shape(jax.vmap(lambda state: shown(state) and state), jax.tree.map(lambda x: x[None], state))
-
-
-def test_donated_and_abstract_states_print():
     buffer = fbuf.uniform(16)
     state = buffer.init(np.zeros(2, np.float32))
     with jax.transfer_guard("disallow"):

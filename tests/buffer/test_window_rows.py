@@ -60,13 +60,8 @@ def test_priorities_are_read_as_they_were_set():
     np.testing.assert_allclose(read(state, rows), [[2, 3, np.nan, np.nan], [3, *[np.nan] * 3]], rtol=1e-5)
     closed = WINDOWS.update_priority(state, index, jnp.ones(8))
     assert int(WINDOWS.stats(closed)["refused_closed"]) == 3
-    open = WINDOWS.update_priority(
-        state,
-        fbuf.Index(index.slot[None], index.ticket[None]),
-        jnp.ones((1, 8)),
-        mask=~jnp.isnan(read(state, index))[None],
-    )
-    stats = WINDOWS.stats(open)
+    one, known = jax.tree.map(lambda x: x[None], index), ~jnp.isnan(read(state, index))[None]
+    stats = WINDOWS.stats(WINDOWS.update_priority(state, one, jnp.ones((1, 8)), mask=known))
     assert not any(int(stats[name]) for name in ("refused_closed", "refused_stale", "refused_out_of_range"))
 
 

@@ -14,6 +14,8 @@ from fbuf.__main__ import main
 from fbuf._formats import dataset
 from tests.support.disk import flip
 
+MINARI = "minari/D4RL/door/human-v2"
+
 
 def make(path, rows=6):
     data = {"observations": np.arange(rows, dtype=np.float32), "terminals": np.arange(rows) % 3 == 2}
@@ -23,7 +25,7 @@ def make(path, rows=6):
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     make(tmp_path / "Pong/1")
-    make(tmp_path / "minari/D4RL/door/human-v2", 3)
+    make(tmp_path / MINARI, 3)
     with dataset.SegmentWriter(tmp_path / "Pong/2", 0, dataset.Schema({"t": ((), "int32")})) as piece:
         piece.append({"t": np.arange(4, dtype=np.int32)})
         piece.commit()
@@ -85,8 +87,9 @@ def test_delete_asks_first(root, capsys, monkeypatch):
 
 
 def test_download_passes_its_options(root, capsys, monkeypatch):
-    atari = mock.Mock(side_effect=lambda name, **_: fbuf.datasets.open(root / name))
-    minari = mock.Mock(side_effect=lambda name, **_: fbuf.datasets.open(root / "minari" / name))
+    pong = fbuf.datasets.open(root / "Pong/1")
+    atari = mock.Mock(side_effect=lambda name, **_: pong if name == "Pong/1" else fbuf.datasets.open(root / name))
+    minari = mock.Mock(return_value=fbuf.datasets.open(root / MINARI))
     monkeypatch.setattr(fbuf.datasets, "atari_dqn", atari)
     monkeypatch.setattr(fbuf.datasets, "minari", minari)
     status, out, err = run(capsys, "download", "Pong/1")

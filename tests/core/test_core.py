@@ -1,13 +1,15 @@
-"""Components and their options, progress bars, and numbers in text."""
+"""Components and their options, progress bars, numbers in text, and searches in sorted arrays."""
 
 import dataclasses
 import sys
 from typing import Literal
 
+import jax
 import numpy as np
 import pytest
 
 import fbuf
+from fbuf._core.control_flow import number_up_to
 from fbuf._core.progress import Bar
 from fbuf._core.text_table import counted
 from tests.support.refusals import raises
@@ -55,30 +57,29 @@ def test_a_component_may_have_its_own_constructor():
     assert Made(1, 2, more=3).total == 6
 
 
-def shown(capsys, progress, total, unit="B"):
+def shown(progress, total, unit="B"):
     bar = Bar(progress, "Pong/1", total, unit)
     bar(600)
     bar(400)
     bar.close()
-    return capsys.readouterr().err
 
 
 def test_bars(capsys, monkeypatch):
-    assert "Pong/1: 100%" in (text := shown(capsys, True, 1000)) and "1.00k/1.00k" in text
-    assert "1000 rows" in shown(capsys, True, 0, " rows")
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    assert shown(capsys, True, 2000) == "\rPong/1: 30 %\rPong/1: 50 %\n"
-    assert shown(capsys, True, 0, " rows") == "\rPong/1: 600 rows\rPong/1: 1000 rows\n"
-    assert shown(capsys, False, 1000) == ""
-
-
-def test_a_callable_gets_what_is_done_and_the_total():
     seen = []
-    bar = Bar(lambda done, total: seen.append((done, total)), "Pong/1", 1000)
-    bar(600)
-    bar(400)
-    bar.close()
+    shown(lambda done, total: seen.append((done, total)), 1000)
     assert seen == [(600, 1000), (1000, 1000)]
+    shown(True, 1000)
+    assert "Pong/1: 100%" in (text := capsys.readouterr().err) and "1.00k/1.00k" in text
+    shown(True, 0, " rows")
+    assert "1000 rows" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    for progress, total, unit, text in (
+        (True, 2000, "B", "\rPong/1: 30 %\rPong/1: 50 %\n"),
+        (True, 0, " rows", "\rPong/1: 600 rows\rPong/1: 1000 rows\n"),
+        (False, 1000, "B", ""),
+    ):
+        shown(progress, total, unit)
+        assert capsys.readouterr().err == text
 
 
 def test_a_noun_is_in_the_number_of_its_count():
@@ -86,3 +87,13 @@ def test_a_noun_is_in_the_number_of_its_count():
     replay = fbuf.Replay(fbuf.uniform(4), {"t": np.int32(0)})
     replay.add({"t": np.int32(1)})
     assert repr(replay) == "Replay(Buffer(capacity=4), 1 row)"
+
+
+def test_searches_are_those_of_numpy():
+    for number in (1, 2, 3, 7, 8, 9, 64, 1000):
+        rng = np.random.default_rng(number)
+        ends = np.sort(rng.integers(0, number, number).astype(np.int32))
+        values = rng.integers(-2, number + 2, (7, 50)).astype(np.int32)
+        got = jax.jit(number_up_to)(ends, values)
+        np.testing.assert_array_equal(got, np.searchsorted(ends, values, side="right"))
+        assert got.dtype == np.int32

@@ -85,14 +85,3 @@ def test_numbers_of_few_lanes_are_those_of_many(lanes):
     values, lane = jnp.arange(3, 3 + lanes, dtype=jnp.int32), jnp.arange(12, dtype=jnp.int32).reshape(3, 4) % lanes
     np.testing.assert_array_equal(jnp.broadcast_to(slots.of_lane(values, lane), (3, 4)), np.asarray(values)[lane])
     assert int(slots.sum_of_lanes(values)) == int(np.sum(values)) and slots.sum_of_lanes(values).dtype == jnp.int32
-
-
-def test_rows_are_written_without_a_copy_of_them():
-    array, slot = jax.ShapeDtypeStruct((1 << 16, 64), jnp.float32), jax.ShapeDtypeStruct((64, 8), jnp.int32)
-    values, token = jax.ShapeDtypeStruct((64, 8, 64), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-    program = jax.jit(slots.write_rows, donate_argnums=0).lower(array, slot, values, token).compile()
-    assert program.memory_analysis().temp_size_in_bytes < 64 * 8 * 64 * 4
-    rows = slots.write_rows(
-        jnp.zeros((4, 2)), jnp.array([[3, 4], [9, 0]]), jnp.arange(8.0).reshape(2, 2, 2), jnp.int32(0)
-    )
-    np.testing.assert_array_equal(rows, [[6, 7], [0, 0], [0, 0], [0, 1]])  # slots beyond the last are dropped

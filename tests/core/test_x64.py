@@ -21,55 +21,49 @@ def one(id=0, x=0.0):
     return {"id": np.int64(id), "x": np.float64(x)}
 
 
-def into_mixture(rows):
-    mixture = fbuf.Mixture({"a": BUFFER})
-    state = mixture.extend(mixture.init({"a": EXAMPLE}), "a", rows)
-    return BUFFER.last(state["a"], 2)
+def number(id=0, x=0.0):
+    return {name: value.item() for name, value in one(id, x).items()}
 
 
-def into_replay(name, rows):
-    replay = fbuf.Replay(BUFFER, EXAMPLE)
-    getattr(replay, name)(rows)
-    return replay.last(2)
+def buffer(method, given):
+    state = BUFFER.init(EXAMPLE)
+    if method == "update_rows":
+        state = BUFFER.extend(state, rows())
+        return BUFFER.last(BUFFER.update_rows(state, BUFFER.last(state, 2).index, given), 2)
+    return BUFFER.last(getattr(BUFFER, method)(state, given), 2)
 
 
-def updated(rows, replay):
-    state = BUFFER.extend(BUFFER.init(EXAMPLE), {"id": np.zeros(2, np.int32), "x": np.zeros(2, np.float32)})
-    if replay:
-        made = fbuf.Replay(BUFFER, EXAMPLE)
-        made.extend({"id": np.zeros(2, np.int32), "x": np.zeros(2, np.float32)})
-        made.update_rows(made.last(2).index, rows)
-        return made.last(2)
-    return BUFFER.last(BUFFER.update_rows(state, BUFFER.last(state, 2).index, rows), 2)
+def replay(method, given):
+    made = fbuf.Replay(BUFFER, EXAMPLE)
+    if method == "update_rows":
+        made.extend(rows())
+        made.update_rows(made.last(2).index, given)
+    else:
+        getattr(made, method)(given)
+    return made.last(2)
 
 
-ENTRIES = {
-    "Buffer.add": (lambda r: BUFFER.last(BUFFER.add(BUFFER.init(EXAMPLE), r), 2), one),
-    "Buffer.add number": (
-        lambda r: BUFFER.last(BUFFER.add(BUFFER.init(EXAMPLE), {n: v.item() for n, v in r.items()}), 2),
-        one,
-    ),
-    "Buffer.extend": (lambda r: BUFFER.last(BUFFER.extend(BUFFER.init(EXAMPLE), r), 2), rows),
-    "Buffer.update_rows": (lambda r: updated(r, False), rows),
-    "Replay.add": (lambda r: into_replay("add", r), one),
-    "Replay.add number": (lambda r: into_replay("add", {n: v.item() for n, v in r.items()}), one),
-    "Replay.extend": (lambda r: into_replay("extend", r), rows),
-    "Replay.update_rows": (lambda r: updated(r, True), rows),
-    "Buffer.extend of a mixture": (into_mixture, rows),
-}
+def mixture(method, given):
+    made = fbuf.Mixture({"a": BUFFER})
+    return BUFFER.last(getattr(made, method)(made.init({"a": EXAMPLE}), "a", given)["a"], 2)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_only_values_that_fit_are_stored(entry):
-    write, make = ENTRIES[entry]
-    call = entry.partition(" ")[0]
+METHODS = [("add", one), ("add", number), ("extend", rows), ("update_rows", rows)]
+
+
+CASES = [(by, *method) for by in (buffer, replay) for method in METHODS] + [(mixture, "extend", rows)]
+
+
+@pytest.mark.parametrize(("by", "method", "make"), CASES)
+def test_only_values_that_fit_are_stored(by, method, make):
+    call = f"{'Replay' if by is replay else 'Buffer'}.{method}"
     for wrong in (2**31, -(2**31) - 1, 2**40, 2**63 - 1):
         said = rf"^{call}: leaf 'id' is {wrong}, which int32 cannot hold\. .*keys=\('id'"
-        raises(ValueError, said, write, make(id=wrong))
+        raises(ValueError, said, by, method, make(id=wrong))
     for x in (1e300, -1e39):
-        raises(ValueError, rf"^{call}: leaf 'x' is .*e\+\d+, which float32 cannot hold", write, make(x=x))
+        raises(ValueError, rf"^{call}: leaf 'x' is .*e\+\d+, which float32 cannot hold", by, method, make(x=x))
     for id, x in ((2**31 - 1, np.inf), (-(2**31), MOST), (7, np.nan), (8, 0.1)):
-        stored = write(make(id=id, x=x)).data
+        stored = by(method, make(id=id, x=x)).data
         assert int(stored["id"][-1]) == id and stored["id"].dtype == np.int32
         np.testing.assert_array_equal(stored["x"][-1], np.float32(x))
 

@@ -8,29 +8,7 @@ import pytest
 
 import fbuf
 from fbuf.__main__ import main
-from fbuf.demo import _command, _compare_storages, _dqn, catch
-from tests.support.demo import some_rows
-
-
-def test_newest_returns_the_rows_that_are_stored():
-    buffer = _dqn.make_buffer(fbuf.storages.Device(), 8 * 16)
-    rows = some_rows(6)
-    replay = buffer.extend(buffer.init(_dqn.example_row()), rows)
-    for number, steps in ((40, 5), (47, 5), (48, 6), (1_000, 6)):
-        found = _compare_storages.newest(buffer, replay, number)
-        jax.tree.map(np.testing.assert_array_equal, found, {name: x[6 - steps :] for name, x in rows.items()})
-
-
-def test_actions_are_greedy_or_random():
-    params = _dqn.init_params(jax.random.key(0), 4)
-    stacks = np.random.default_rng(0).integers(0, 255, (8, 4, 84, 84), np.uint8)
-    best = np.argmax(np.asarray(jax.jit(_dqn.q_values)(params, stacks)), axis=-1)
-    act = jax.jit(_dqn.act)
-    key, one, zero = jax.random.key(5), np.float32(1), np.float32(0)
-    for time in range(5):
-        np.testing.assert_array_equal(act(params, stacks, key, np.int32(time), zero), best)
-    drawn = np.stack([act(params, stacks, key, np.int32(time), one) for time in range(60)])
-    assert (np.bincount(drawn.reshape(-1), minlength=4) > 60).all() and drawn.dtype == np.int32
+from fbuf.demo import _command, catch
 
 
 def test_the_command_line(capsys):

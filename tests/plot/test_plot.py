@@ -52,10 +52,7 @@ def test_priorities_are_histograms_of_anchors_and_of_draws() -> None:
     np.testing.assert_allclose(there, np.histogram(p, edges)[0] / 30)
     np.testing.assert_allclose(drawn, np.histogram(p, edges, weights=p)[0] / p.sum(), rtol=1e-5)
     np.testing.assert_allclose([there.sum(), drawn.sum()], 1)
-
-
-def test_priorities_far_apart_have_a_logarithmic_axis_and_zeros_are_counted() -> None:
-    buffer, state = filled()
+    # Far apart they have a logarithmic axis, and zeros are counted.
     state = buffer.update_priority(state, buffer.last(state, 3).index, jnp.array([0.0, 1e-4, 5.0]))
     made = fbuf.plot.priorities(buffer, state, ax=axes())
     assert made.get_xscale() == "log" and [text.get_text() for text in made.texts] == ["3% are 0"]
@@ -94,9 +91,6 @@ def test_evolution_plots_what_was_recorded() -> None:
     assert lines["median"].get_ydata().tolist() == medians and len(made.collections) == 2
     np.testing.assert_allclose(lines["largest"].get_ydata(), [10, 110, 210, 310], rtol=1e-4)
     assert made.get_yscale() == "log"
-
-
-def test_evolution_counts_steps_by_default() -> None:
     buffer, state = filled()
     evolution = fbuf.plot.Evolution("ages")
     evolution.record(buffer, state)

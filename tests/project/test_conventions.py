@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,15 +44,6 @@ def test_leaves_have_key_paths() -> None:
     assert not jax.tree.leaves(buffer)
 
 
-@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Deduplicated(keys=("obs",), blocks=64)])
-def test_shapes_go_in_and_nothing_is_allocated(storage: Any) -> None:
-    buffer = fbuf.Buffer(40, storage=storage)
-    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), ROW)
-    shapes = jax.eval_shape(buffer.init, spec)
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(shapes))
-    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, buffer.init(ROW))
-
-
 def test_keys_of_either_kind_draw_alike() -> None:
     buffer = fbuf.prioritized(40)
     state = filled(buffer)
@@ -61,26 +51,6 @@ def test_keys_of_either_kind_draw_alike() -> None:
     one, other = (buffer.peek(state, key, 16).index.slot for key in (typed, raw))
     np.testing.assert_array_equal(one, other)
     assert not np.array_equal(one, buffer.peek(state, jax.random.key(6), 16).index.slot)
-
-
-def test_a_schedule_of_optax_anneals_without_compiling_again() -> None:
-    optax = pytest.importorskip("optax")
-    buffer, traces = fbuf.prioritized(40), []
-    beta, alpha = optax.linear_schedule(0.4, 1.0, 10), optax.cosine_decay_schedule(0.9, 10)
-
-    @jax.jit
-    def step(state: Any, number: Any) -> Any:
-        traces.append(number)
-        state = buffer.set(state, alpha=alpha(number))
-        state, batch = buffer.sample(state, jax.random.key(0), 8, beta=beta(number))
-        return buffer.update_priority(state, batch.index, batch.data["reward"]), batch.weight
-
-    state, weights = filled(buffer), []
-    for number in range(4):
-        state, weight = step(state, number)
-        weights.append(np.asarray(weight))
-    assert len(traces) == 1 and not np.array_equal(weights[2], weights[3])
-    assert float(state.sampler.alpha) == pytest.approx(float(alpha(3)))
 
 
 def test_numpy_takes_batches() -> None:

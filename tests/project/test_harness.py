@@ -6,7 +6,6 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import pytest
 
 from benchmarks import __main__ as runner
 from benchmarks import _harness, readme
@@ -29,30 +28,6 @@ def test_ratio_is_paired_by_round():
     noise = np.array([1.0, 3.0, 1.0, 3.0])
     assert _harness.ratio(list(2 * noise), list(noise)) == Spread(2.0, 2.0, 2.0, "x")
     raises(ValueError, "3 and 2 rounds; expected as many of both", _harness.ratio, [1.0] * 3, [1.0] * 2)
-
-
-def held(mebibytes, fail=False):
-    waste = np.ones(mebibytes << 20, np.uint8)  # freed before the baseline
-    del waste
-    yield
-    if fail:
-        raise ArithmeticError("of the child")
-    array = np.ones(mebibytes << 20, np.uint8)
-    print("noise on standard output")
-    yield {"nbytes": array.nbytes}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_measure_memory_counts_what_is_held():
-    report = _harness.measure_memory(held, 64)
-    assert report["result"] == {"nbytes": 64 << 20}
-    for kind in ("rss", "pss", "private", "peak"):
-        assert report[kind] == pytest.approx(64 << 20, rel=0.1), kind
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_measure_memory_shows_the_childs_error():
-    pytest.raises(RuntimeError, _harness.measure_memory, held, 1, True).match("ArithmeticError: of the child")
 
 
 def test_a_row_is_judged_by_its_target():

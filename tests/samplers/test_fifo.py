@@ -167,9 +167,9 @@ def test_programs(settings):
 
 def test_what_it_refuses():
     raises(ValueError, 'Consume: order is \'lifo\'; expected "random" or "fifo"', Consume, order="lifo")
-    with pytest.raises(ValueError, match="needs rows to be replaced oldest first"):
-        fbuf.Buffer(8, sampler=Consume(order="fifo"), writer=fbuf.writers.Reservoir())
+    parts = {"sampler": Consume(order="fifo"), "writer": fbuf.writers.Reservoir()}
+    raises(ValueError, "needs rows to be replaced oldest first", fbuf.Buffer, 8, **parts)
     checked = fbuf.checked(fbuf.Buffer(2, sampler=Consume(order="fifo")))
-    with pytest.raises(ValueError, match="1 rows found no room and were not stored.*can_add"):
-        checked.extend(checked.init(np.int32(0)), np.arange(3, dtype=np.int32))
+    state, said = checked.init(np.int32(0)), "1 rows found no room and were not stored.*can_add"
+    raises(ValueError, said, checked.extend, state, np.arange(3, dtype=np.int32))
     assert bool(fbuf.uniform(2).can_add(fbuf.uniform(2).init(np.int32(0)), 5))

@@ -186,7 +186,7 @@ storage = one_of(fbuf.storages.Device())
 parts = one_of({})
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(program=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(VERBS), st.integers(0, 2**16)), max_size=20))
 def test_old_states_and_futures_stay_what_they_are(parts, program):
     """Verbs on any of the last six states, both buffers alike: no state is changed by what another becomes."""

@@ -172,8 +172,7 @@ def test_who_cannot_rebuild_says_so():
         (fbuf.samplers.Uniform(), "has no priorities"),
     ):
         buffer = fbuf.Buffer(3, sampler=sampler)
-        with pytest.raises(TypeError, match=text):
-            buffer.rebuild(buffer.init(np.int32(0)))
+        raises(TypeError, text, buffer.rebuild, buffer.init(np.int32(0)))
     raises(TypeError, "first argument is int, expected BufferState", buffer.rebuild, 3)
     ranked = fbuf.Replay(fbuf.Buffer(3, sampler=Ranked()), np.int32(0), seed=0)
     ranked.extend(np.arange(2))

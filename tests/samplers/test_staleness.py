@@ -13,6 +13,7 @@ from fbuf.samplers import Staleness
 from tests.support import refusals, same_step
 from tests.support.epoch import FIELDS
 from tests.support.inplace import assert_draw_write_draw
+from tests.support.tables import checks
 from tests.support.uniformity import chi_square_z
 
 DRAWS = 2**17
@@ -78,9 +79,7 @@ def check_versions(sampler, weights):
     check_chances(buffer, {"version": version.reshape(10, 3, 2)}, expected)
 
 
-@pytest.mark.parametrize(("sampler", "weights"), DECAYS)
-def test_chances_by_version(sampler, weights):
-    check_versions(sampler, weights)
+test_chances_by_version = checks((check_versions, DECAYS))
 
 
 def test_chances_by_age():

@@ -8,7 +8,7 @@ from collections import Counter, namedtuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from fbuf._algorithms import block_table
@@ -216,6 +216,7 @@ CAME_BACK = [("write", 1, 12, SIZE, 1.0), *[("release", s, 1.0) for s in range(3
 def check_sequences(digest, places, lot):
     refused = []
 
+    @settings(max_examples=settings.default.max_examples // 2)
     @given(some.lists(steps, max_size=14))
     @example(FULL + [("release", 0, 0.5), *FULL])
     @example(CAME_BACK)

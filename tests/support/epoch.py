@@ -1,10 +1,8 @@
-"""Epochs as sets: who was there when the epoch began, who of them was drawn, who is there now.
+"""Epochs and pools as sets: who was there when the epoch began, who of them was drawn, who is there now.
 
-The oracle follows what is drawn without knowing any order (but for `shuffle=False`), and says how long each batch must be and
+The oracles follow what is drawn without knowing any order (but for `shuffle=False`), and say how long each batch must be and
 from whom it may be.
 """
-
-import functools
 
 import jax
 import numpy as np
@@ -44,11 +42,11 @@ class Oracle:
         return len(self.left(live)) < (batch_size if self.sampler.drop_last else 1)
 
     def sample(self, live, batch_size, got):
-        """`got` was drawn while `live` could be."""
+        """`got` was drawn while `live` could be; return of how many."""
         least = batch_size if self.sampler.drop_last else 1
         if len(live) < least:
             assert not got
-            return
+            return 0
         left = self.left(live)
         if len(left) < least:
             self.members, self.drawn = list(live), set()
@@ -59,14 +57,44 @@ class Oracle:
         if not self.sampler.shuffle:
             assert list(got) == left[: len(got)]
         self.drawn |= set(got)
+        return len(self.members)
 
-    def check_stats(self, live, stats):
+    def check(self, live, buffer, state):
         """What is left may include those who left unnoticed."""
+        stats = buffer.stats(state)
         assert int(stats["epoch"]) == self.begun
         left = len(self.left(live))
         if left:
             assert left <= int(stats["epoch_left"]) <= len(self.members) - len(self.drawn)
         assert 0 <= int(stats["epoch_left"]) <= len(self.members)
+
+
+class Pool:
+    """What `Consume` may draw: everyone at most `times` times."""
+
+    def __init__(self, sampler):
+        self.times, self.left, self.begun = sampler.times, {}, 0
+
+    def clear(self):
+        self.left = {}
+
+    def may(self, live):
+        self.left = {name: self.left.get(name, self.times) for name in live}
+        return {name for name, left in self.left.items() if left}
+
+    def ends(self, live, batch_size):
+        return False
+
+    def sample(self, live, batch_size, got):
+        may = self.may(live)
+        assert len(got) == len(set(got)) == min(batch_size, len(may)) and set(got) <= may
+        self.left |= {name: self.left[name] - 1 for name in got}
+        self.begun += 0 < len(got) < batch_size
+        return len(may)
+
+    def check(self, live, buffer, state):
+        left = len(self.may(live))
+        assert int(buffer.stats(state)["anchors_left"]) == left and bool(buffer.can_sample(state)) == bool(left)
 
 
 def is_draw(batch, number, begun_with):
@@ -100,8 +128,8 @@ def rows_of(rng, *shape):
 class Trial:
     """A buffer, its model and the oracle, in step."""
 
-    def __init__(self, buffer, seed):
-        self.buffer, self.model, self.oracle = buffer, Model(buffer, FIELDS), Oracle(buffer.sampler)
+    def __init__(self, buffer, seed, oracle=Oracle):
+        self.buffer, self.model, self.oracle = buffer, Model(buffer, FIELDS), oracle(buffer.sampler)
         self.state, self.rng, self.arrived = empty(buffer), np.random.default_rng(seed), 0
         self.share = np.ones(self.model.lane_count)
         self.most = 2 * self.model.length + 3
@@ -130,16 +158,13 @@ class Trial:
         for name, leaf in data.items():
             assert not leaf[len(got) :].any(), name
         names = [row.name for row in live]
-        self.oracle.sample(names, batch_size, [row.name for row in got])
-        is_draw(batch, len(got), len(self.oracle.members))
+        is_draw(batch, len(got), self.oracle.sample(names, batch_size, [row.name for row in got]))
         assert bool(batch.last) == self.oracle.ends(names, batch_size)
-        self.oracle.check_stats(names, self.buffer.stats(self.state))
 
     def clear(self):
         self.model.clear()
         self.oracle.clear()
         self.state = self.buffer.clear(self.state)
-        assert int(self.buffer.stats(self.state)["epoch_left"]) == 0
 
     def run(self, steps, sizes):
         for _ in range(steps):
@@ -150,6 +175,7 @@ class Trial:
                 self.extend({"some": 3, "flood": self.most}[kind])
             elif self.rng.random() < 0.3:
                 self.clear()
+            self.oracle.check([row.name for row in self.model.anchors()], self.buffer, self.state)
         assert self.oracle.begun >= 3
 
 
@@ -164,17 +190,19 @@ def filled(buffer, count):
     return arrive(buffer, buffer.init(np.int32(0)), 0, count)
 
 
-@functools.cache
-def first_batches(held, batch_size, number):
-    buffer = fbuf.Buffer(capacity=held, sampler=Epoch())
-    state = filled(buffer, held)
-    keys = jax.random.split(jax.random.key(held), number)
-    return np.asarray(jax.jit(jax.vmap(lambda key: buffer.peek(state, key, batch_size).data))(keys))
-
-
-def check_places(held, number):
-    for column in first_batches(held, 7, number).T:
+def check_places(sampler, held, number=20_000):
+    """Draw everyone as often at each place of a batch, and every pair at each pair of places."""
+    buffer = fbuf.Buffer(capacity=held, sampler=sampler)
+    state, keys = filled(buffer, held), jax.random.split(jax.random.key(held), number)
+    got = np.asarray(jax.jit(jax.vmap(lambda key: buffer.peek(state, key, 7).data))(keys))
+    for column in got.T:
         assert abs(chi_square_z(np.bincount(column, minlength=held), np.full(held, 1 / held))) < 4
+    for i, j in ((0, 1), (2, 6), (5, 3)):
+        pair = (got[:, j] - got[:, i]) % held
+        if held < 100:  # else each is too rare: how far apart they are
+            pair += got[:, i] * held
+        different = np.resize(np.arange(held) > 0, held**2 if held < 100 else held)
+        assert abs(chi_square_z(np.bincount(pair, minlength=len(different)), different / different.sum())) < 4
 
 
 def check_inplace(view, order):

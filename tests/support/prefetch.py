@@ -16,6 +16,7 @@ from fbuf.samplers import Consume, Epoch, Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host
 from fbuf.views import Hindsight, Row, Sequence, Transition
 from tests.support.inplace import assert_order
+from tests.support.refusals import raises
 from tests.support.store import Deflate
 from tests.support.threads import PATIENCE, soon
 from tests.support.trees import example_of, same
@@ -173,7 +174,9 @@ def check_evicted_rows(storage):
     np.testing.assert_array_equal(batch.data["obs"][:, 0, 0], batch.data["t"] % 251)
     assert int(buffer.stats(state)["stale_draws"]) == BATCH
     assert not buffer.get(state, batch.index).mask.any()
-    state = buffer.update_priority(state, batch.index, np.full(BATCH, 50.0, np.float32))
+    update = fbuf.checked(buffer.update_priority)  # lets stale draws pass
+    raises(ValueError, "priorities are NaN", update, state, batch.index, np.full(BATCH, np.nan, np.float32))
+    state = update(state, batch.index, np.full(BATCH, 50.0, np.float32))
     state = buffer.update_rows(state, batch.index, {"reward": np.full(BATCH, 50.0, np.float32)})
     np.testing.assert_array_equal(tree, state.sampler.tree)
     assert int(buffer.stats(state)["refused_stale"]) == 2 * BATCH
@@ -183,15 +186,14 @@ def check_evicted_rows(storage):
 
 
 def check_changed_rows(storage):
-    buffer = make(storage)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
+    buffer = make(storage, "prioritized")
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20))
     state, _ = buffer.sample(state, jax.random.key(0))
     every = buffer.rows(state)
     count = every.mask.size
     index = jax.tree.map(lambda x: x.reshape(-1), every.index)
-    state = buffer.update_rows(
-        state, index, {"obs": np.full((count, 8, 8), 255, np.uint8), "action": np.full(count, 77)}
-    )
+    changes = {"obs": np.full((count, 8, 8), 255, np.uint8), "action": np.full(count, 77)}
+    state = buffer.update_rows(state, index, changes)
     state, batch = buffer.sample(state, jax.random.key(1))
     assert (batch.data["obs"] < 255).all() and (batch.data["action"] < 77).all()
     state, batch = buffer.sample(state, jax.random.key(2))

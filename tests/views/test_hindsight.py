@@ -28,9 +28,7 @@ VIEWS = {
     "next step": Transition(n_step=2, gamma=0.5, autoreset="next_step"),
     "frames": Transition(stack=3, final_observation="last", pad="repeat"),
 }
-Seen = collections.namedtuple(
-    "Seen", "lane number first end terminated reset"
-)  # `first`: number of its episode's first row
+Seen = collections.namedtuple("Seen", "lane number first end terminated reset")  # `first`: of its episode
 
 
 class Oracle:
@@ -109,14 +107,13 @@ def observation(number, lane, extra):
 
 def follow(view, strategy, lanes, seed, fraction=0.7):
     width = lanes or 1
-    buffer = fbuf.Buffer(
-        LENGTH * width, lanes=lanes, view=Hindsight(VIEWS[view], reward, strategy=strategy, fraction=fraction)
-    )
+    hindsight = Hindsight(VIEWS[view], reward, strategy=strategy, fraction=fraction)
+    buffer = fbuf.Buffer(LENGTH * width, lanes=lanes, view=hindsight)
     oracle, rng = Oracle(VIEWS[view], width), np.random.default_rng(seed)
     extend, sample = verbs(buffer)
     rewards = rng.normal(size=(width, 500)).astype(np.float32)
     state = None
-    for turn in range(14):
+    for turn in range(10):
         often = rng.choice([0.0, 0.1, 0.4])
         terminated, truncated = rng.random((2, 7, width)) < often
         mask, number = rng.random((7, width)) < rng.choice([0.6, 1.0]), np.zeros((7, width), int)

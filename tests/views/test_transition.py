@@ -1,7 +1,6 @@
-"""`Transition` in cases small enough to check by hand, and against returns and stacks accumulated before storing."""
+"""`Transition` against returns and stacks accumulated before storing, and in cases small enough to check by hand."""
 
 import collections
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,8 @@ import pytest
 
 import fbuf
 from fbuf.views import Transition
+from tests.support.tables import checks
+from tests.support.trees import row_with
 
 CASES = [(1, None, "zero"), (3, 4, "zero"), (5, 2, "repeat")]  # n_step, stack, pad
 LAYOUTS = ["final", "none", "next_step"]
@@ -50,9 +51,8 @@ def stored(episodes, layout):
         for t, action in enumerate(actions):
             last = t + 1 == len(actions)
             final = frames[t + 1] if last and end != "open" else np.full(3, 77, np.uint8)
-            rows.append(
-                (frames[t], final, action, rewards[t], last and end == "terminated", last and end == "truncated")
-            )
+            flags = last and end == "terminated", last and end == "truncated"
+            rows.append((frames[t], final, action, rewards[t], *flags))
         if layout == "next_step" and end != "open":
             rows.append((frames[-1], frames[-1], np.int32(-1), np.float32(99), False, False))
     names = ("obs", "final", "action", "reward", "terminated", "truncated")
@@ -91,108 +91,39 @@ def check_accumulated(layout, n, stack, pad):
     assert seen > 300
 
 
-ONE = Transition(gamma=0.5, autoreset="same_step")
 TWO = Transition(n_step=2, gamma=0.5, autoreset="same_step")
-FINAL = Transition(n_step=2, gamma=0.5, final_observation="last")
-STACKS = Transition(stack=2, gamma=0.5, final_observation="last")
-ZEROS = Transition(stack=3, gamma=0.5, autoreset="same_step")
-REPEATED = Transition(stack=3, gamma=0.5, pad="repeat", autoreset="same_step")
-NEXT_STEP = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
-PIECE = 8  # rows of every call, masked beyond those given, so that a view compiles once
 
 
-def rows_of(obs, ends, **more):
-    """Rows with action 10 o_t, reward o_t and final 90 + o_t; a letter of `ends` per row: `-`, (t)erminated, trun(c)ated."""
-    return {
-        "obs": np.asarray(obs, np.float32),
-        "last": np.asarray(obs, np.float32) + 90,
-        "action": np.asarray(obs, np.int32) * np.int32(10),
-        "reward": np.asarray(obs, np.float32),
-        "terminated": np.asarray([e == "t" for e in ends]),
-        "truncated": np.asarray([e == "c" for e in ends]),
-        **more,
-    }
-
-
-@functools.cache
-def verbs(buffer):
-    return jax.jit(lambda s, rows, mask: buffer.extend(s, rows, mask=mask)), jax.jit(
-        lambda s: buffer.peek(s, jax.random.key(0), 512)  # 8 anchors at most: none is missed
-    )
-
-
-def drawn(view, rows, capacity=8, times=1):
-    buffer = fbuf.Buffer(capacity=capacity, view=view)
-    extend, peek = verbs(buffer)
-    state = buffer.init({name: x[0] for name, x in rows.items()})
-    size = len(rows["obs"]) // times
-    for i in range(times):
-        piece = {name: x[i * size : (i + 1) * size] for name, x in rows.items()}
-        padded = {name: np.resize(x, (PIECE, *x.shape[1:])) for name, x in piece.items()}
-        state = extend(state, padded, np.arange(PIECE) < size)
-    batch = jax.device_get(peek(state))
-    if not batch.mask[0]:
-        return {}
-    found = {}
-    for i, action in enumerate(batch.data["action"].tolist()):
-        fields = ("obs", "reward", "discount", "next_obs")
-        found[action // 10] = tuple(batch.data[name][i].tolist() for name in fields)
-    return dict(sorted(found.items()))
-
-
-BY_HAND = {
-    "one step": (ONE, [1, 2, 3], "---", {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 3)}),
-    "one step, terminated": (ONE, [1, 2, 4, 8], "--t-", {1: (1, 1, 0.5, 2), 2: (2, 2, 0.5, 4), 4: (4, 4, 0, 4)}),
-    "one row, truncated": (ONE, [1, 2, 4], "cc-", {}),
-    "two steps": (TWO, [1, 2, 4, 8], "----", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0.25, 8)}),
-    "terminated": (TWO, [1, 2, 4, 8], "--t-", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2 + 4 / 2, 0, 4), 4: (4, 4, 0, 4)}),
-    "truncated": (TWO, [1, 2, 4, 8], "--c-", {1: (1, 1 + 2 / 2, 0.25, 4), 2: (2, 2, 0.5, 4)}),
-    "reset row": (
-        NEXT_STEP,
-        [1, 2, 4, 8, 16, 32],
-        "-c----",
-        {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]), 2: ([1, 2], 2, 0.5, [2, 4]), 8: ([0, 8], 8 + 16 / 2, 0.25, [16, 32])},
-    ),
-    "final": (FINAL, [1, 2, 4, 8], "--c-", {1: (1, 2, 0.25, 4), 2: (2, 4, 0.25, 94), 4: (4, 4, 0.5, 94)}),
-    "final, terminated": (FINAL, [1, 2, 4, 8], "--t-", {1: (1, 2, 0.25, 4), 2: (2, 4, 0, 94), 4: (4, 4, 0, 94)}),
-    "final of a stack": (
-        STACKS,
-        [1, 2, 4, 8],
-        "--c-",
-        {1: ([0, 1], 1, 0.5, [1, 2]), 2: ([1, 2], 2, 0.5, [2, 4]), 4: ([2, 4], 4, 0.5, [4, 94])},
-    ),
-    "zeros before the first frame": (
-        ZEROS,
-        [1, 2, 4, 8],
-        "-t--",
-        {1: ([0, 0, 1], 1, 0.5, [0, 1, 2]), 2: ([0, 1, 2], 2, 0, [0, 1, 2]), 4: ([0, 0, 4], 4, 0.5, [0, 4, 8])},
-    ),
-    "the first frame again": (
-        REPEATED,
-        [1, 2, 4, 8],
-        "-t--",
-        {1: ([1, 1, 1], 1, 0.5, [1, 1, 2]), 2: ([1, 1, 2], 2, 0, [1, 1, 2]), 4: ([4, 4, 4], 4, 0.5, [4, 4, 8])},
-    ),
-    "no reset row yet": (NEXT_STEP, [1, 2, 4], "--c", {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4])}),
-    "terminated, no reset row": (
-        NEXT_STEP,
-        [1, 2, 4],
-        "--t",
-        {1: ([0, 1], 1 + 2 / 2, 0.25, [2, 4]), 2: ([1, 2], 2 + 4 / 2, 0, [2, 4]), 4: ([2, 4], 4, 0, [2, 4])},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BY_HAND)
-def test_cases_by_hand(case):
-    view, obs, ends, expected = BY_HAND[case]
-    assert drawn(view, rows_of(obs, ends)) == expected
+def rows_of(rewards, ends):
+    """Rows that observe their rewards; a letter of `ends` per row: `-`, or `t` for terminated."""
+    rewards = np.asarray(rewards, np.float32)
+    return row_with(rewards, len(ends), reward=rewards, terminated=np.asarray([e == "t" for e in ends]))
 
 
 def test_a_buffer_of_just_the_rows_one_draw_needs():
     rows = rows_of([1, 2, 3, 4, 5, 6], "------")
     view = Transition(stack=2, n_step=2, gamma=1.0, autoreset="same_step")
-    assert drawn(view, rows, capacity=4, times=3) == {4: ([3, 4], 9, 1, [5, 6])}
+    buffer = fbuf.Buffer(4, view=view)
+    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
+    for i in (0, 2, 4):
+        state = buffer.extend(state, {name: x[i : i + 2] for name, x in rows.items()})
+    data = jax.device_get(buffer.peek(state, jax.random.key(0), 8).data)
+    for name, value in {"obs": [3, 4], "reward": 4 + 5, "discount": 1, "next_obs": [5, 6]}.items():
+        assert (data[name] == value).all()
+
+
+def test_ends_whose_reset_rows_are_not_there_yet():
+    view = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
+    buffer = fbuf.Buffer(8, view=view)
+    for name, expected in {
+        "truncated": {(1, 1 + 2 / 2, 0.25, 2, 4)},
+        "terminated": {(1, 1 + 2 / 2, 0.25, 2, 4), (2, 2 + 4 / 2, 0, 2, 4), (4, 4, 0, 2, 4)},
+    }.items():
+        rows = rows_of([1, 2, 4], "---") | {name: np.arange(3) == 2}
+        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+        data = jax.device_get(buffer.peek(state, jax.random.key(0), 64).data)
+        columns = data["obs"][:, 1], data["reward"], data["discount"], *data["next_obs"].T
+        assert {*zip(*(column.tolist() for column in columns), strict=True)} == expected
 
 
 def test_nested_observations_other_leaves_and_rewards_of_several_integers():
@@ -218,9 +149,10 @@ def test_nested_observations_other_leaves_and_rewards_of_several_integers():
     np.testing.assert_array_equal(data["obs"]["image"][:, 1, 0], at)
 
 
-@pytest.mark.parametrize(("layout", "case"), [("final", CASES[1]), ("next_step", CASES[2])])
-def test_transitions_equal_accumulating_before_storing(layout, case):
-    check_accumulated(layout, *case)
+WITHOUT = ("none", 2, None, "zero")  # final observations
+test_transitions_equal_accumulating_before_storing = checks(
+    (check_accumulated, [WITHOUT, ("final", *CASES[1]), ("next_step", *CASES[2])])
+)
 
 
 @pytest.mark.parametrize("pad", ["zero", "repeat"])
@@ -241,13 +173,11 @@ def test_the_pool_of_frames_holds_every_stack(pad):
         np.testing.assert_array_equal(np.take_along_axis(pool, start[:, None] + np.arange(3), axis=1), slots)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_narrow_rewards_stay_as_they_are(dtype):
-    view = Transition(n_step=2, gamma=0.5, autoreset="same_step")
+def test_narrow_rewards_stay_as_they_are():
     rows = rows_of([1, 2, 4], "---")
-    buffer = fbuf.Buffer(4, view=view)
-    rows["reward"] = rows["reward"].astype(dtype)
+    buffer = fbuf.Buffer(4, view=TWO)
+    rows["reward"] = rows["reward"].astype(np.float16)
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
     data = buffer.peek(state, jax.random.key(0), 1).data
-    assert data["reward"].dtype == data["discount"].dtype == dtype
+    assert data["reward"].dtype == data["discount"].dtype == np.float16
     assert float(data["reward"][0]) == 2 and float(data["discount"][0]) == 0.25

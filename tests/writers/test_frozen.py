@@ -54,21 +54,13 @@ def check_batches(path, rows, sampler, view):
         same((one[1].anchors.flags, one[1].anchors.count), (two[1].anchors.flags, two[1].anchors.count))
     drawn = 0
     for i in range(6):
-        (one_state, batch), (two_state, wanted) = (
-            stepping(buffer)(state, jax.random.key(i)) for buffer, state in (one, two)
-        )
+        state, batch = stepping(one[0])(one[1], jax.random.key(i))
+        other, wanted = stepping(two[0])(two[1], jax.random.key(i))
         same(batch, wanted)
         drawn += int(batch.mask.sum())
-        one, two = (one[0], one_state), (two[0], two_state)
+        one, two = (one[0], state), (two[0], other)
     same(one[0].stats(one[1]), two[0].stats(two[1]))
     assert drawn > BATCH
-
-
-def frozen(capacity, sampler, view):
-    buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
-    spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
-    rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
-    return buffer, jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, buffer), rows)
 
 
 @pytest.fixture(autouse=True)
@@ -129,18 +121,19 @@ def test_writes_are_refused_when_they_are_traced(made, opened):
             raises(TypeError, r"expected a writer that accepts rows.*preprocess", call, state)
 
 
-def test_memory_of_a_row(made):
+def test_memory_of_a_row():
     def leaves(capacity, sampler, view):
-        state = frozen(capacity, sampler, view)[1]
+        buffer = fbuf.Buffer(capacity, storage=DataSet("x"), writer=Frozen(), sampler=sampler, view=view)
+        spec = {leaf.name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pieces.SCHEMA.leaves}
+        rows = buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(spec))
+        state = jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, buffer), rows)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
+    small, large = 1 << 12, 1 << 22
     for sampler in (Uniform(), Epoch(), Staleness(4, unit=3)):
-        assert leaves(1 << 22, sampler, Row()) - leaves(1 << 12, sampler, Row()) == 0
-        counted = leaves(1 << 22, sampler, Transition(stack=4, autoreset="same_step")) - leaves(
-            1 << 12, sampler, Transition(stack=4, autoreset="same_step")
-        )
-        assert counted == ((1 << 22) - (1 << 12)) * (1 + 4 / anchors.BLOCK)
-    spare = leaves(1 << 22, Prioritized(uniform=0.1), Transition(autoreset="same_step")) / (1 << 22)
+        for view, each in ((Row(), 0), (STACKS, 1 + 4 / anchors.BLOCK)):
+            assert leaves(large, sampler, view) - leaves(small, sampler, view) == (large - small) * each
+    spare = leaves(large, Prioritized(uniform=0.1), Transition(autoreset="same_step")) / large
     assert spare < 1 + 4 / anchors.BLOCK + 4.6  # no log for the share that is drawn whatever its priority
 
 
@@ -178,12 +171,10 @@ def test_a_state_keeps_its_data_set_open(made):
     assert int(buffer.size(twin)) == 34
     buffer.peek(twin, jax.random.key(0), 3)
     raises(TypeError, "cannot be pickled", pickle.dumps, twin)
-    with pytest.raises(TypeError, match="cannot be vmapped"):
-        jax.vmap(lambda state: buffer.sample(state, jax.random.key(0), 2))(
-            jax.tree.map(lambda x: jnp.stack([x, x]), twin)
-        )
-    with pytest.raises(TypeError, match="cannot be traced"):
-        jax.jit(lambda: buffer.init(fbuf.datasets._open.example(pieces.SCHEMA)))()
+    several = jax.tree.map(lambda x: jnp.stack([x, x]), twin)
+    raises(TypeError, "cannot be vmapped", jax.vmap(lambda s: buffer.sample(s, jax.random.key(0), 2)), several)
+    raises(TypeError, "cannot be traced", jax.jit(buffer.init), fbuf.datasets._open.example(pieces.SCHEMA))
+    del several
     jax.block_until_ready(twin)
     del twin
     gc.collect()
@@ -200,14 +191,14 @@ def test_parts_that_do_not_go_together(made):
         (34, 2, 0.0, "in 2 lanes"),
         (34, None, jnp.zeros(2), "rows of .* are"),
     ):
-        with pytest.raises(ValueError, match=message):
-            fbuf.Buffer(capacity, DataSet(path), writer=Frozen(), lanes=lanes).init({**example, "reward": reward})
+        buffer = fbuf.Buffer(capacity, DataSet(path), writer=Frozen(), lanes=lanes)
+        raises(ValueError, message, buffer.init, {**example, "reward": reward})
     for settings in ({"path": ""}, {"path": path, "memory": -1}, {"path": path, "cache": 1.5}):
         raises((TypeError, ValueError), "DataSet: ", DataSet, **settings)
     buffer = fbuf.Buffer(34, storage=DataSet(path), writer=Frozen())
     assert pickle.loads(pickle.dumps(buffer)) == buffer and "Frozen()" in repr(buffer)
-    with pytest.raises(TypeError, match="another storage made this state"):
-        buffer.sample(fbuf.Buffer(34).init(example), jax.random.key(0), 2)
+    state = fbuf.Buffer(34).init(example)
+    raises(TypeError, "another storage made this state", buffer.sample, state, jax.random.key(0), 2)
 
 
 def test_any_structure(tmp_path):

@@ -22,16 +22,8 @@ from tests.support.refusals import raises
 from tests.support.tables import checks
 
 CAPACITY, AT_ONCE = 12, 40
-KINDS = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "int32": np.int32,
-    "uint32": np.uint32,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "bool": np.bool_,
-}
+DTYPES = np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.uint32, np.int8, np.uint8, np.bool_
+KINDS = {np.dtype(dtype).name: dtype for dtype in DTYPES}
 NAN = float("nan")
 
 
@@ -41,9 +33,7 @@ def order_of(rank):
 
 
 def best(ranks, capacity=CAPACITY):
-    by_rank = sorted(
-        range(len(ranks)), key=lambda i: order_of(ranks[i]), reverse=True
-    )  # stable: of equal ones the first
+    by_rank = sorted(range(len(ranks)), key=lambda i: order_of(ranks[i]), reverse=True)  # of equal ones the first
     return sorted(by_rank[:capacity])
 
 
@@ -116,9 +106,8 @@ def check_ways(capacity, number):
     def by(way, tree, rows, keep, held):
         return way(tree, rows, keep, held, capacity=capacity)
 
-    ways = {
-        way: [top_k_tree.init(capacity, 1), 0] for way in (top_k_tree._insert_one_by_one, top_k_tree._insert_at_once)
-    }
+    every_way = top_k_tree._insert_one_by_one, top_k_tree._insert_at_once
+    ways = {way: [top_k_tree.init(capacity, 1), 0] for way in every_way}
     lowest = jax.jit(top_k_tree.lowest, static_argnums=(1, 2))
     rng, came, every = np.random.default_rng(0), 0, []
     for turn in range(30):
@@ -251,8 +240,7 @@ def test_it_is_saved_with_its_ranks(tmp_path):
     loaded, state = (put(buffer, s, ranks[40:], 40) for s in (loaded, state))
     assert ids(again, loaded) == ids(buffer, state) == best(ranks.tolist())
     raises(fbuf.SchemaError, "chooses slots itself", fbuf.load, tmp_path, resize=5)
-    with pytest.raises(fbuf.SchemaError, match=r"the writer of .* is another"):
-        fbuf.load(tmp_path, fbuf.Buffer(CAPACITY, storage=buffer.storage))
+    raises(fbuf.SchemaError, "the writer of .* is another", fbuf.load, tmp_path, fbuf.Buffer(CAPACITY))
 
 
 def test_what_cannot_rank_is_named():

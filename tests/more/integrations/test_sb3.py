@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.support.processes import run_python
 pytest.importorskip("stable_baselines3")
 
 from stable_baselines3.common import buffers as theirs  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
 
 from fbuf.integrations import sb3  # noqa: E402
 
@@ -129,6 +131,19 @@ def test_dictionaries():
             same_batches(one, other, t)
             other = pickle.loads(pickle.dumps(other))
     assert other.nbytes < 2 * one.observations["image"].nbytes
+
+
+def test_observations_are_normalised_by_vec_normalize():
+    env = VecNormalize(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]))
+    one, other = pair(theirs.ReplayBuffer, env.observation_space, 50)
+    observation = env.reset()
+    for t in range(80):
+        _, reward, done, infos = env.step(np.array([t % 2]))
+        following = env.get_original_obs()
+        for buffer in (one, other):
+            buffer.add(observation, following, np.array([t % 2]), reward, done, infos)
+        observation = following
+    same_batches(one, other, 0, env=env)
 
 
 def filled(size=40, steps=50, **settings):

@@ -1,5 +1,6 @@
 """The benchmarks count what they say, and drivers of all libraries return what was written. No time is judged."""
 
+import sys
 import warnings
 
 import jax
@@ -7,11 +8,12 @@ import numpy as np
 import pytest
 
 import fbuf
-from benchmarks import bench_gpu, hops, peers
+from benchmarks import _harness, bench_gpu, hops, peers
 from benchmarks._harness import Absent
 from benchmarks.peers import EXAMPLE, FBUF, PEERS
 from fbuf._bridge import callbacks
 from tests.support.fixtures import fixed
+from tests.support.refusals import raises
 
 
 @pytest.mark.parametrize("section", ["torch", "deduplicated"])
@@ -71,3 +73,23 @@ def test_a_driver_returns_what_was_written(library, kind):
         driver.writer({name: leaf[:1] for name, leaf in new.items()})()
         got = rewards((driver.sampler if kind == "Uniform" else driver.stepper)(16)())
         assert got.shape == (16,) and set(got.astype(np.float32)) <= set(new["reward"])
+
+
+def held(mebibytes, fail=False):
+    waste = np.ones(mebibytes << 20, np.uint8)  # freed before the baseline
+    del waste
+    yield
+    if fail:
+        raise ArithmeticError("of the child")
+    array = np.ones(mebibytes << 20, np.uint8)
+    print("noise on standard output")
+    yield {"nbytes": array.nbytes}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_measure_memory_counts_what_is_held_or_shows_the_childs_error():
+    report = _harness.measure_memory(held, 64)
+    assert report["result"] == {"nbytes": 64 << 20}
+    for kind in ("rss", "pss", "private", "peak"):
+        assert report[kind] == pytest.approx(64 << 20, rel=0.1), kind
+    raises(RuntimeError, "ArithmeticError: of the child", _harness.measure_memory, held, 1, True)

@@ -9,10 +9,9 @@ import fbuf
 from fbuf._algorithms import random
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness
 from fbuf.views import Transition
-from tests.samplers import test_consume as consume
 from tests.samplers.test_staleness import check_versions
 from tests.support import priorities
-from tests.support.epoch import Trial, buffer_of, empty
+from tests.support.epoch import Pool, Trial, buffer_of, check_places, empty
 from tests.support.priorities import KEY, index_of
 from tests.support.tables import checks, one_of
 from tests.support.trees import changed
@@ -24,7 +23,7 @@ case = one_of((Consume(3), Transition(n_step=2, autoreset="same_step"), 2))
 def test_no_row_is_drawn_too_often(case):
     sampler, view, lanes = case
     buffer = fbuf.Buffer(11 * (lanes or 1), sampler=sampler, view=view, lanes=lanes)
-    consume.Trial(buffer, 0).run(60)
+    Trial(buffer, 0, Pool).run(60, (2, 7, 30))
 
 
 def test_weights_too_small_for_a_float():
@@ -122,4 +121,4 @@ def test_eager_draws_of_an_epoch_copy_nothing_that_grows():
 
 VERSIONS = [(Staleness(2, version="version", decay="none"), [1, 1, 1, 0])]
 VERSIONS += [(Staleness(0, version="version"), [1, 0, 0, 0])]
-test_checks = checks((consume.check_places, [3000]), (check_versions, VERSIONS))
+test_checks = checks((check_places, [(Consume(), 3000)]), (check_versions, VERSIONS))

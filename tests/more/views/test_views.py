@@ -44,7 +44,8 @@ def test_episodes_of_one_row():
         assert set(ids[:, 0].tolist()) == {0, 3, 6}
 
 
-test_checks = checks((check_chances, [(WINDOWS[0], Uniform(over="episodes"))]))
+CHANCES = [(WINDOWS[0], Uniform(over="episodes")), (WINDOWS[1], Uniform()), (WINDOWS[4], Uniform())]
+test_checks = checks((check_chances, CHANCES))
 
 
 KEY = jax.random.key(0)
