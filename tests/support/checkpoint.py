@@ -75,8 +75,8 @@ def check_goes_on(pair, number, tmp_path):
         same(jax.device_get(loaded.stats(again)), jax.device_get(buffer.stats(state)))
         drawn, compiled = steps(buffer, state, 100, number)[1], step._cache_size()
         same(steps(loaded, again, 100, number)[1], drawn)
-        # A loaded buffer equals the saved one, so that jitted steps do not retrace.
-        assert pair[0] != "Device" or step._cache_size() == compiled
+        # A loaded buffer equals the saved one, so that jitted steps do not retrace; rows or trees on the host are others.
+        assert pair[0] != "Device" or "host" in pair[1] or step._cache_size() == compiled
         if elsewhere(buffer, tmp_path) is not buffer:
             break  # its path is in use
 
