@@ -116,11 +116,7 @@ class Plan:
     name: str
     source: Source
     layout: Layout
-    marks: Sequence[str | None] | None
-
-    def mark(self, index: int) -> str | None:
-        """Return the mark of a block."""
-        return None if self.marks is None else self.marks[index]
+    marks: list[str | None] | None
 
     @property
     def slices_are_views(self) -> bool:
@@ -177,7 +173,7 @@ def _plan(name: str, source: Source) -> Plan:
         _check_cuts(name, layout)
     if marks is not None and len(marks) != layout.num_blocks:
         raise ValueError(f"fbuf.save: array '{name}' has {len(marks)} marks; expected {layout.num_blocks}.")
-    return Plan(name, source, layout, marks)
+    return Plan(name, source, layout, None if marks is None else list(marks))
 
 
 def _check_cuts(name: str, layout: Layout) -> None:
