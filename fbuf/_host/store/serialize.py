@@ -201,10 +201,11 @@ def save_chunks(part: ChunkedColumn, count: Array, low: Array | None = None) -> 
     """Return all of a chunked column whose lanes have int64[E] `count` rows; only the index is read now."""
     tail, head = part.span(count, low)
     rows = _rows(part, count, part.ring)
-    expired = np.nonzero(~_live(rows, part.ring, tail, head))
     index = {name: array[:rows].copy() for name, array in zip(_INDEX, _index(part), strict=True)}
-    for array in index.values():
-        array[expired] = 0
+    for lane, (first, number) in enumerate(zip((tail % part.ring).tolist(), (head - tail).tolist(), strict=True)):
+        for array in index.values():
+            array[first + number :, lane] = 0
+            array[max(first + number - part.ring, 0) : first, lane] = 0
     span, payload = part.arena.saved(index["address"], index["length"])
     books = dict(sorted(part.table.items()))
     current = part.coder.current
