@@ -7,7 +7,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "checkpoint",
         "Second save",
-        "two waits for the disk in a row take longer than the target; they come before the rename",
+        "comparing 21 MB of arrays and waiting for the disk take most of the target; the rest is Python",
     ),
     ("checkpoint", "Seconds to load", "every byte is checked: CPU time of checksums beside that of reading"),
     ("compression", "Read of 256", "zstd and copies into the batch take most of the time; the rest is Python and JAX"),

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Saving:
             raise
 
     def _run(self) -> None:
+        time.sleep(0)  # gives the interpreter to the caller, which waits for it in `Thread.start`
         try:
             self._written = self._work()
         except BaseException as error:  # reported by `result`, the next save, or at exit

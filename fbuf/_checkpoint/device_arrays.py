@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._formats.checkpoint import SavedArray
+from fbuf._host.types import flat
 
 _SUMS = 8
 _SEED = 0x6662_7566
@@ -192,15 +193,19 @@ def _count_written_host(view: np.ndarray) -> int:
     rows, size = view.shape[0], view.dtype.itemsize
     word = np.dtype({1: "u1", 2: "u2", 4: "u4"}.get(size, "u8"))
     step = max(BLOCK_BYTES // max(view[:1].nbytes, 1), 1)
-    last: np.ndarray | None = None
+    last, same = None, bytearray()  # the last element, and a block of it
     for stop in range(rows, 0, -step):
         start = max(stop - step, 0)
         part = np.ascontiguousarray(view[start:stop])
+        if same.startswith(flat(part)):
+            continue
         bits = part.reshape(-1).view(np.uint8).view(word).reshape(-1, max(size // word.itemsize, 1))
         last = bits[-1].copy() if last is None else last
-        differs = bits != (last if len(last) > 1 else last[0])
-        if differs.any():
-            return start + int(np.flatnonzero(differs.reshape(stop - start, -1).any(axis=1))[-1]) + 1
+        differs = (bits != (last if len(last) > 1 else last[0])).reshape(-1)
+        at = len(differs) - 1 - int(differs[::-1].argmax())  # of the last that differs, if any does
+        if differs[at]:
+            return start + at * (stop - start) // len(differs) + 1
+        same = bytearray(flat(part))
     return 0
 
 

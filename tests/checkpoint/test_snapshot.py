@@ -129,6 +129,18 @@ def test_little_of_what_was_saved_changes(case, tmp_path):
     assert number > 10 and alike >= 0.8 * number, (alike, number)
 
 
+def test_little_of_the_index_of_chunks_changes(tmp_path):
+    life = Life(dataclasses.replace(CASES[1], length=500), tmp_path / "a", 7)
+    for _ in range(3):
+        life.write(200, 1)
+    before = life.store.to_arrays()["column0:address"]
+    life.write(5, 1)
+    after = life.store.to_arrays()["column0:address"]
+    blocks = [slice(start, start + after.block) for start in range(0, *after.shape[:1], after.block)]
+    changed = sum(not np.array_equal(before[block], after[block]) for block in blocks)
+    assert len(blocks) >= 8 and 1 <= changed <= 3
+
+
 @EVERY
 def test_a_snapshot_is_read_while_others_write(case, tmp_path):
     life = Life(case, tmp_path / "a", 11)

@@ -335,3 +335,12 @@ def test_memory_is_bounded(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 6 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_the_last_bytes_of_a_block_are_compared(tmp_path: Path) -> None:
+    array = np.arange(13, dtype=np.uint8)
+    for value in (12, 99):
+        array[-1] = value
+        checkpoint.write(tmp_path, {"a": array}, {}, sync=False)
+    with checkpoint.read(tmp_path) as saved:
+        assert saved.arrays["a"][()].tolist() == array.tolist()

@@ -12,8 +12,6 @@ import json
 import os
 from typing import Any
 
-import numpy as np
-
 from fbuf._formats.checkpoint.dtypes import stored
 from fbuf._formats.checkpoint.filesystem import SAVE_ELSEWHERE, Disk, read_into, write_all
 from fbuf._formats.checkpoint.layout import Layout
@@ -186,13 +184,6 @@ def open_plain(disk: Disk, path: str) -> tuple[int, int]:
         if error.errno == errno.EINVAL:
             raise StoreCorrupted(f"{path} is not a plain file") from None
         raise
-
-
-def bytes_equal(one: memoryview, other: memoryview) -> bool:
-    """Return whether two byte strings of the same length are equal."""
-    whole = one.nbytes & ~7
-    words, more = (np.frombuffer(bytes[:whole], np.uint64) for bytes in (one, other))
-    return bool((words == more).all()) and one[whole:] == other[whole:]
 
 
 def _dumps(value: Any) -> bytes:

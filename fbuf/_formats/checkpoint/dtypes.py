@@ -59,6 +59,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name))
 
 
+@functools.lru_cache(maxsize=64)
 def canonical(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in little endian. Raises TypeError: it is not supported."""
     if dtype.name in NAMES and (dtype.isbuiltin != 2 or dtype == dtype_named(dtype.name)):

@@ -63,12 +63,17 @@ class Layout:
         assert self.block is not None
         return -(-self.rows // self.block)
 
+    @functools.cached_property
+    def bounds(self) -> list[int]:
+        """The first row of each block, and the end; read only."""
+        if self.cuts is not None:
+            return list(self.cuts)
+        assert self.block is not None
+        return [*range(0, self.rows, self.block), self.rows]
+
     def block_span(self, index: int) -> tuple[int, int]:
         """Return the first row of a block, and the end."""
-        if self.cuts is not None:
-            return self.cuts[index], self.cuts[index + 1]
-        assert self.block is not None
-        return index * self.block, min((index + 1) * self.block, self.rows)
+        return self.bounds[index], self.bounds[index + 1]
 
     def block_key(self, index: int) -> str:
         """Return the key of a block."""
@@ -76,10 +81,7 @@ class Layout:
 
     def block_of_row(self, row: int) -> int:
         """Return the block that contains a row."""
-        if self.cuts is None:
-            assert self.block is not None
-            return row // self.block
-        return bisect.bisect_right(self.cuts, row) - 1
+        return bisect.bisect_right(self.bounds, row) - 1
 
     def block_shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of a block."""
@@ -89,14 +91,7 @@ class Layout:
     @functools.cached_property
     def sizes(self) -> Array:
         """Bytes of each block, int64[num_blocks]; read only."""
-        if self.cuts is not None:
-            return np.diff(np.asarray(self.cuts, np.int64)) * self.row_bytes
-        assert self.block is not None
-        sizes: Array = np.full(self.num_blocks, min(self.block, self.rows) * self.row_bytes, np.int64)
-        if self.num_blocks:
-            start, stop = self.block_span(self.num_blocks - 1)
-            sizes[-1] = (stop - start) * self.row_bytes
-        return sizes
+        return np.diff(np.array(self.bounds, np.int64)) * self.row_bytes
 
     def matches(self, other: Layout) -> bool:
         """Return whether blocks of the two layouts can be equal."""
@@ -116,11 +111,7 @@ class Plan:
     name: str
     source: Source
     layout: Layout
-    marks: Sequence[str | None] | None
-
-    def mark(self, index: int) -> str | None:
-        """Return the mark of a block."""
-        return None if self.marks is None else self.marks[index]
+    marks: list[str | None] | None
 
     @property
     def slices_are_views(self) -> bool:
@@ -177,7 +168,7 @@ def _plan(name: str, source: Source) -> Plan:
         _check_cuts(name, layout)
     if marks is not None and len(marks) != layout.num_blocks:
         raise ValueError(f"fbuf.save: array '{name}' has {len(marks)} marks; expected {layout.num_blocks}.")
-    return Plan(name, source, layout, marks)
+    return Plan(name, source, layout, None if marks is None else list(marks))
 
 
 def _check_cuts(name: str, layout: Layout) -> None:

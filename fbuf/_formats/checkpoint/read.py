@@ -65,7 +65,7 @@ class SavedArray:
 
     def block_places(self) -> tuple[Array, Array, Array, Array, Array]:
         """Return int64[num_blocks] each: first row, index in `Saved.files`, offset, bytes, crc32."""
-        first: Array = np.array([self._layout.block_span(i)[0] for i in range(self._layout.num_blocks)], np.int64)
+        first: Array = np.array(self._layout.bounds[:-1], np.int64)
         entry = self._entry
         return first, entry.file, entry.offset, self._layout.sizes, entry.crc
 
@@ -91,21 +91,20 @@ class SavedArray:
 
     def fill(self, start: int, out: Array) -> None:
         """Read rows from `start` on into a contiguous array of the same dtype. Raises StoreCorrupted."""
-        layout, stop = self._layout, start + len(out)
-        i = layout.block_of_row(start)
-        at = start
+        bounds, stop = self._layout.bounds, start + len(out)
+        i, at = self._layout.block_of_row(start), start
         while at < stop:
-            first, last = layout.block_span(i)
-            end = i + 1
-            if first >= start and last <= stop:
-                while end < layout.num_blocks and self._follows[end] and layout.block_span(end)[1] <= stop:
-                    last, end = layout.block_span(end)[1], end + 1
-                self._read(i, end, out[first - start : last - start])
+            first, end = bounds[i], i + 1
+            if first >= start and bounds[end] <= stop:
+                while end < len(self._follows) and self._follows[end] and bounds[end + 1] <= stop:
+                    end += 1
+                self._read(i, end, out[first - start : bounds[end] - start])
             else:
-                block: Array = np.empty((last - first, *self.shape[1:]), self.dtype)
+                block: Array = np.empty((bounds[end] - first, *self.shape[1:]), self.dtype)
                 self._read(i, end, block)
-                out[max(first, start) - start : min(last, stop) - start] = block[max(start - first, 0) : stop - first]
-            at, i = last, end
+                part = block[max(start - first, 0) : stop - first]
+                out[max(first, start) - start : min(bounds[end], stop) - start] = part
+            at, i = bounds[end], end
 
     def _rows(self, start: int, stop: int) -> Array:
         out: Array = np.empty((stop - start, *self.shape[1:]), self.dtype)
@@ -185,7 +184,7 @@ class Saved:
     def report_progress(self, progress: Progress) -> Iterator[None]:
         """Report the progress of all reads in the context."""
         with contextlib.closing(Bar(progress, "fbuf.load", self.nbytes)) as bar:
-            for array in self.arrays.values():
+            for array in self.arrays.values() if progress else ():  # to count takes time
                 array.bar = bar
             try:
                 yield

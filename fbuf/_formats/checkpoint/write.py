@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import secrets
 import warnings
@@ -19,7 +20,7 @@ import numpy as np
 
 from fbuf._concurrency.parallel import BackgroundCall
 from fbuf._core.progress import Bar, Progress
-from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, bytes_equal, max_header_bytes
+from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, max_header_bytes
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, UNSYNCED_SAVES, Folder
 from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, data_name
 from fbuf._formats.checkpoint.layout import Plan, plan
@@ -41,7 +42,7 @@ class PreviousSave:
     def __init__(self, folder: Folder) -> None:
         self.manifest: Manifest | None = None
         self.files: list[OpenFile | None] = []
-        self._buffer = memoryview(b"")
+        self._buffer = bytearray()
         for generation in folder.generations():
             try:
                 manifest = folder.manifest(generation, known=True)
@@ -60,12 +61,13 @@ class PreviousSave:
                 except BaseException:
                     self.close()
                     raise
+        self.usable: Array = np.array([file is not None for file in self.files], bool)
 
-    def buffer(self, size: int) -> memoryview:
-        """Return memory for so many bytes; the next call returns the same."""
+    def buffer(self, size: int) -> bytearray:
+        """Return memory for so many bytes or more; the next call returns the same."""
         if len(self._buffer) < size:
-            self._buffer = memoryview(bytearray(max(size, _STEP_BYTES)))
-        return self._buffer[:size]
+            self._buffer = bytearray(max(size, _STEP_BYTES))
+        return self._buffer
 
     def close(self) -> None:
         """Close the files."""
@@ -79,8 +81,7 @@ class PendingArray:
 
     def __init__(self, plan: Plan, last: PreviousSave) -> None:
         self.plan, count, self._last = plan, plan.layout.num_blocks, last
-        self.file, self.offset, self.crc = (np.full(count, NEW, np.int64) for _ in range(3))
-        self.marks = [plan.mark(i) for i in range(count)]
+        self.file, self.offset, self.crc = np.full((3, count), NEW, np.int64)
         self.previous: Array = np.full(count, -1, np.int64)  # the last save's block of the same key, if usable
         self.entry = last.manifest.arrays.get(plan.name) if last.manifest else None
         if self.entry is None or not self.entry.layout.matches(plan.layout):
@@ -91,16 +92,16 @@ class PendingArray:
         else:
             place = {key: i for i, key in enumerate(was.keys)}
             self.previous[:] = [place.get(now.block_key(i), -1) for i in range(count)]
-        usable = np.array([file is not None for file in last.files], bool)
         there = self.previous >= 0
         j = self.previous[there]
-        self.previous[there] = np.where((was.sizes[j] == now.sizes[there]) & usable[self.entry.file[j]], j, -1)
+        self.previous[there] = np.where((was.sizes[j] == now.sizes[there]) & last.usable[self.entry.file[j]], j, -1)
         assert last.manifest is not None
         compared = getattr(plan.source, "compared", None)
         if compared is not None and compared[0] == last.manifest.save:
             self.keep(np.flatnonzero(compared[1] & (self.previous >= 0)))
-        if plan.marks is not None and self.entry.marks is not None:
-            marks, last_marks, previous = self.marks, self.entry.marks, self.previous.tolist()
+        marks, last_marks = plan.marks, self.entry.marks
+        if marks is not None and last_marks is not None:
+            previous = self.previous.tolist()
             same = [j >= 0 and marks[i] is not None and marks[i] == last_marks[j] for i, j in enumerate(previous)]
             self.keep(np.flatnonzero(same))
 
@@ -117,13 +118,14 @@ class PendingArray:
         for start, stop in self._runs():
             data = flat(self.plan.read(start, stop))
             stored = self._stored(start, data.nbytes)
-            if stored is not None and bytes_equal(stored, data):
+            # `startswith` is memcmp in place; `==` of memoryviews compares byte by byte
+            if stored is not None and stored.startswith(data):
                 self.keep(slice(start, stop))
                 continue
             at = 0
             for i, size in enumerate(sizes[start:stop].tolist(), start):
                 part, end = data[at : at + size], at + size
-                if stored is not None and stop - start > 1 and bytes_equal(stored[at:end], part):
+                if stored is not None and stop - start > 1 and stored.startswith(part, at):
                     self.keep(i)
                 else:
                     yield i, part
@@ -131,19 +133,23 @@ class PendingArray:
 
     def _runs(self) -> list[tuple[int, int]]:
         """Return the blocks to write or compare, in runs that are contiguous in the source and on the disk."""
-        new = np.flatnonzero(self.file == NEW)
+        new = np.flatnonzero(self.file == NEW).tolist()
         if not self.plan.slices_are_views:
-            return [(i, i + 1) for i in new.tolist()]
-        size, there = int(self.plan.layout.sizes[:1].sum()), self.previous[new] >= 0
-        place = np.stack([there, there, new // max(_STEP_BYTES // max(size, 1), 1)]).astype(np.int64)
-        if self.entry is not None:
-            j = self.previous[new][there]
-            place[:2, there] = self.entry.file[j] + 1, self.entry.offset[j] - new[there] * size
-        breaks = np.flatnonzero((np.diff(new) != 1) | np.diff(place).any(axis=0)) + 1
-        return [(int(run[0]), int(run[-1]) + 1) for run in np.split(new, breaks) if len(run)]
+            return [(i, i + 1) for i in new]
+        size, previous = int(self.plan.layout.sizes[:1].sum()), self.previous.tolist()
+        most = max(_STEP_BYTES // max(size, 1), 1)
+        file, offset = ([], []) if self.entry is None else (self.entry.file.tolist(), self.entry.offset.tolist())
 
-    def _stored(self, i: int, size: int) -> memoryview | None:
-        """Return the bytes of the last save from block `i` on, if it is there."""
+        def run(block: tuple[int, int]) -> tuple[int, ...]:
+            n, i = block
+            j = previous[i]
+            return (i - n, i // most, *(() if j < 0 else (file[j], offset[j] - i * size)))
+
+        runs = [list(blocks) for _, blocks in itertools.groupby(enumerate(new), run)]
+        return [(blocks[0][1], blocks[-1][1] + 1) for blocks in runs]
+
+    def _stored(self, i: int, size: int) -> bytearray | None:
+        """Return the bytes of the last save from block `i` on, `size` and any more; None if they are not there."""
         j = int(self.previous[i])
         if j < 0:
             return None
@@ -151,7 +157,7 @@ class PendingArray:
         file, out = self._last.files[self.entry.file[j]], self._last.buffer(size)
         assert file is not None
         try:
-            file.read(out, int(self.entry.offset[j]))
+            file.read(memoryview(out)[:size], int(self.entry.offset[j]))
         except StoreCorrupted:
             return None
         return out
@@ -250,14 +256,16 @@ class Save:
         column.offset[i] = self._data.add(column.plan.name, column.plan.layout, i, data)
         column.file[i], column.crc[i] = NEW, crc32(data)
 
+    def _blocks(self) -> tuple[Array, Array]:
+        """Return the file and the bytes of every block, int64[blocks] each."""
+        none: Array = np.zeros(0, np.int64)
+        file = np.concatenate([none, *(column.file for column in self._columns)])
+        return file, np.concatenate([none, *(column.plan.layout.sizes for column in self._columns)])
+
     def _live(self) -> list[int]:
         """Return the bytes in use of each old file."""
-        live = np.zeros(len(self._previous.files), np.int64)
-        for column in self._columns:
-            kept = column.file >= 0
-            if len(live):
-                live += np.bincount(column.file[kept], column.plan.layout.sizes[kept], len(live)).astype(np.int64)
-        return live.tolist()
+        file, sizes = self._blocks()
+        return np.bincount(file + 1, sizes, len(self._previous.files) + 1)[1:].astype(np.int64).tolist()
 
     def _is_half_live(self, file: int, live: int) -> bool:
         assert self._previous.manifest is not None
@@ -310,17 +318,13 @@ class Save:
 
     def _manifest(self, meta: dict[str, Any], files: list[FileEntry]) -> Manifest:
         """Return the manifest, with files renumbered."""
-        live = self._live()
-        number: Array = np.zeros(len(live) + 1, np.int64)  # the last is NEW's
-        for f in range(len(live)):
-            if any((column.file == f).any() for column in self._columns):
+        number: Array = np.zeros(len(self._previous.files) + 1, np.int64)  # the last is NEW's
+        for f in np.unique(self._blocks()[0]).tolist():
+            if f != NEW:
                 number[f] = len(files)
                 files = [*files, self._sync_old_file(f)]
         entries = {
-            c.plan.name: ArrayEntry(
-                c.plan.layout, number[c.file], c.offset, c.crc, None if c.plan.marks is None else c.marks
-            )
-            for c in self._columns
+            c.plan.name: ArrayEntry(c.plan.layout, number[c.file], c.offset, c.crc, c.plan.marks) for c in self._columns
         }
         return Manifest(self._generation, self._id, meta, files, entries)
 

@@ -57,9 +57,10 @@ class Lazy:
       cuts: In place of that, where blocks begin, and the end of the last.
       keys: With `cuts`, a name for each block.
       marks: For each block, what it is known by; None: nothing.
+      slices_are_views: Whether `read` copies nothing.
     """
 
-    __slots__ = ("shape", "dtype", "block", "cuts", "keys", "marks", "_read")
+    __slots__ = ("shape", "dtype", "block", "cuts", "keys", "marks", "slices_are_views", "_read")
 
     def __init__(
         self,
@@ -71,11 +72,12 @@ class Lazy:
         cuts: Sequence[int] | None = None,
         keys: Sequence[str] | None = None,
         marks: Sequence[str | None] | None = None,
+        slices_are_views: bool = False,
     ) -> None:
         self.shape = shape
         self.dtype = np.dtype(dtype)
         self.block, self.cuts, self.keys, self.marks = block, cuts, keys, marks
-        self._read = read
+        self.slices_are_views, self._read = slices_are_views, read
 
     def __getitem__(self, rows: slice) -> Array:
         start, stop, step = rows.indices(self.shape[0])
@@ -109,10 +111,16 @@ class Identity:
 os.register_at_fork(after_in_child=Identity.renew)
 
 
-def block_rows(rows: int, nbytes: int) -> int:
+def block_rows(rows: int, nbytes: int, block_bytes: int | None = None) -> int:
     """Return the rows of a block, of `rows` rows of this size: a power of two."""
-    fit = max(BLOCK_BYTES // max(nbytes, 1), 1)
+    fit = max((block_bytes or BLOCK_BYTES) // max(nbytes, 1), 1)
     return max(1 << fit.bit_length() - 1, 1 << max(-(-rows // MAX_BLOCKS) - 1, 0).bit_length())
+
+
+def in_small_blocks(array: Array) -> Lazy:
+    """Return an array of which little changes between two saves, as a source in blocks of 32 KiB."""
+    block = block_rows(len(array), array[:1].nbytes, BLOCK_BYTES // 8)
+    return Lazy(array.shape, array.dtype, lambda start, stop: array[start:stop], block=block, slices_are_views=True)
 
 
 def pieces(parts: Sequence[tuple[str, str | None, int, Callable[[], Array]]]) -> Lazy:

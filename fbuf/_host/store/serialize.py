@@ -25,7 +25,7 @@ from fbuf._host.columns.raw_file import RawFileColumn
 from fbuf._host.columns.stacked import StackedColumn
 from fbuf._host.memory.arena import Spans, strings
 from fbuf._host.memory.file_arena import NOWHERE, FileArena
-from fbuf._host.memory.lazy_array import Sources, expect, lazily, pieces, steps, within
+from fbuf._host.memory.lazy_array import Sources, expect, in_small_blocks, lazily, pieces, steps, within
 from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates
 from fbuf._host.types import Array, ColumnData, StoreCorrupted, flat, unfit
 
@@ -201,11 +201,11 @@ def save_chunks(part: ChunkedColumn, count: Array, low: Array | None = None) -> 
     """Return all of a chunked column whose lanes have int64[E] `count` rows; only the index is read now."""
     tail, head = part.span(count, low)
     rows = _rows(part, count, part.ring)
-    live = _live(rows, part.ring, tail, head)
     index = {name: array[:rows].copy() for name, array in zip(_INDEX, _index(part), strict=True)}
-    if not live.all():
+    for lane, (first, number) in enumerate(zip((tail % part.ring).tolist(), (head - tail).tolist(), strict=True)):
         for array in index.values():
-            array[~live] = 0
+            array[first + number :, lane] = 0
+            array[max(first + number - part.ring, 0) : first, lane] = 0
     span, payload = part.arena.saved(index["address"], index["length"])
     books = dict(sorted(part.table.items()))
     current = part.coder.current
@@ -218,7 +218,7 @@ def save_chunks(part: ChunkedColumn, count: Array, low: Array | None = None) -> 
         "state": np.array(state, np.int64),
         "packed": part.packed.copy(),
         **_save_open(part, count),
-        **index,  # zeros for chunks that have expired
+        **{name: in_small_blocks(array) for name, array in index.items()},  # zeros for chunks that have expired
         "span": span,
         "payload": payload,
         "dictionaries": pieces(
