@@ -98,7 +98,7 @@ def _short_kernels() -> dict[str, str] | None:
     try:
         with jax.default_device(jax.devices("cpu")[0]):
             jax.jit(lambda: jnp.int32(0), compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError:  # such as 0.7.0 and 0.9.0
+    except jax.errors.JaxRuntimeError:  # jaxlib 0.7.0 and 0.9.0, for instance
         return None
     return options
 
