@@ -33,7 +33,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "loop",
         "Prioritized step",
-        "one dispatch of JAX and the wake-up of its threads take longer than cpprb's C++ calls",
+        "one dispatch of JAX, the wake-up of its thread and the conversion of ten arrays take longer than cpprb's C++ calls",
     ),
     ("peers_", "", "calls of a few microseconds, where the dispatch of JAX counts; `loop` has the same question"),
     (

@@ -61,6 +61,7 @@ def structure_of(rows: PyTree) -> Any:
 
 def take(rows: PyTree, slot: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
     """Return the leaves `[B, item]` of the rows in slots int[B]; slots out of range give other rows."""
+    slot = slot.astype(np.intp)  # once, not once a leaf
     # A view that outlives the call would make the next write copy the rows.
     return [np.asarray(memoryview(leaf)).take(slot, 0, mode="clip") for leaf in jax.tree.leaves(rows)]
 
@@ -74,7 +75,7 @@ def pack(batch: Sample) -> jax.Array:
 def read(drawn: np.ndarray[Any, Any], rows: PyTree, structure: Any) -> tuple[HostBatch, bool]:
     """Return the packed batch with its rows, and whether it is without masked entries."""
     mask = drawn[4] != 0
-    leaves, full = take(rows, drawn[0]), bool(mask.all())
+    leaves, full = take(rows, drawn[0]), np.count_nonzero(mask) == mask.size
     if not full:
         for leaf in leaves:
             leaf[~mask] = 0

@@ -25,12 +25,12 @@ class PriorityUpdate:
 
     def __init__(self, buffer: Buffer):
         self._rings = HostRings(buffer.geometry)
-        self._drawn: Any = None, None  # header, and slots and tickets int32[2, B], of the last batch
+        self._drawn: Any = None, b""  # header, and bytes of the slots and tickets int32[2, B], of the last batch
         self.packed: np.ndarray[Any, Any] | None = None  # int32[3, B]: slots, and the bits of tickets and errors
 
     def drawn(self, header: jax.Array, packed: np.ndarray[Any, Any]) -> None:
         """Note the slots and tickets int32[2, B] of a batch, all of rows held under this header."""
-        self._drawn = header, packed.copy()
+        self._drawn = header, packed.tobytes()
 
     def keep(self, header: jax.Array, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
@@ -44,11 +44,12 @@ class PriorityUpdate:
             return False
         packed = np.empty((3, slot.size), np.int32)
         packed[0], packed[1].view(_UINT)[:] = slot, ticket
+        errors = packed[2].view(_FLOAT)
         with np.errstate(over="ignore"):
-            packed[2].view(_FLOAT)[:] = error
+            errors[:] = error
         known, drawn = self._drawn
-        held = (known is header and np.array_equal(packed[:2], drawn)) or self._rings.holds(header, slot, ticket)
-        if not held or not np.isfinite(packed[2].view(_FLOAT)).all():
+        held = (known is header and packed[:2].tobytes() == drawn) or self._rings.holds(header, slot, ticket)
+        if not held or np.count_nonzero(np.isfinite(errors)) < errors.size:
             return False
         self.packed = packed
         return True

@@ -84,7 +84,23 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
         counts = state.counters - before
         return state if writes else changes_of(given, state), jax.random.key_data(key), FORMS[form](batch), counts
 
-    return jax.jit(draw, donate_argnums=0 if writes else ())
+    options = _short_kernels() if form == "drawn" else None
+    return jax.jit(draw, donate_argnums=0 if writes else (), compiler_options=options)
+
+
+@functools.cache
+def _short_kernels() -> dict[str, str] | None:
+    """Return options for programs on CPUs whose kernels are all short; None where jaxlib does not know them.
+
+    In XLA's default order so many kernels are ready at once that it hands some to other threads, which costs more than they do.
+    """
+    options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    try:
+        with jax.default_device(jax.devices("cpu")[0]):
+            jax.jit(lambda: jnp.int32(0), compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:  # jaxlib 0.7.0 and 0.9.0, for instance
+        return None
+    return options
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ class RowBlock:
     def __init__(self, buffer: Buffer, state: BufferState, length: int):
         record, self._structure = _record(buffer, state)
         self._records = np.zeros(length, record)
+        self._bytes = self._records.view(np.uint8).reshape(length, -1)
         self._mask = self._records["mask"]
         self._columns: list[tuple[Any, ...]] = []
         for name in (record.names or ())[:-1]:
@@ -94,8 +95,7 @@ class RowBlock:
         length = length or next(n for n in self.lengths if n >= self.count)
         self._mask[self.count : length] = False
         # A copy, because the jitted call may share NumPy memory and read it later.
-        packed: np.ndarray[Any, Any] = self._records[:length].copy().view(np.uint8).reshape(length, -1)
-        return packed
+        return self._bytes[:length].copy()
 
     def clear(self) -> None:
         """Remove every row."""

@@ -5,6 +5,7 @@ Every leaf is checked before the first one is converted, so errors name the leaf
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ SHARED = frozenset(
 """The dtypes that DLPack carries. `from_torch` needs `jax_enable_x64` for those of 64 bits."""
 
 
+@functools.cache
 def import_torch(call: str, name: str = "torch", version: str = "2.6", package: str = '"fbuf[torch]"') -> Any:
     """Return the module torch, or another one. Raises ImportError: it is missing."""
     try:

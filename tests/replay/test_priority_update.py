@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -31,6 +32,17 @@ def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         replay.add(rows_of(random))
         batch = replay.sample(4, to="numpy")
         replay.update_priority(batch.index, np.ones(4, np.float32))
+
+
+def test_options_of_xla_are_used_where_it_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = programs._short_kernels.__wrapped__
+    assert jax.__version_info__ < (0, 10) or options()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise jax.errors.JaxRuntimeError("No such compile option")
+
+    monkeypatch.setattr(jax, "jit", refuse)
+    assert options() is None
 
 
 READS = {
