@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
-    *("check_state", "checked_extend", "checked_update_priority", "drawn", "peeked")
+    *("check_state", "checked_extend", "checked_sample", "checked_update_priority", "drawn", "peeked")
 }
 
 
@@ -213,7 +213,7 @@ class Buffer(BufferConfig):
         return self._extend("Buffer.extend", state, rows, priority, mask)
 
     def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
-        if checks.can_trace(self, state, (rows, priority, mask)):
+        if checks.can_trace(self, state, rows, priority, mask):
             return _checked_extend(self, state, rows, priority, mask, static=(call,))[0]
         return self.checked_extend(state, rows, priority, mask, call)[0]
 
@@ -264,7 +264,7 @@ class Buffer(BufferConfig):
         """
         call = "Buffer.update_priority"
         checks.check_state(call, self, state)
-        if checks.can_trace(self, state, (index, td_error, mask)):
+        if checks.can_trace(self, state, index, td_error, mask):
             checks.check_is_index(call, index)
             checks.check_eta(call, eta)
             return _checked_update_priority(self, state, index, td_error, mask, eta)[0]
@@ -425,6 +425,14 @@ class Buffer(BufferConfig):
         self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
     ) -> tuple[BufferState, Sample]:
         """Return what `sample` does, with 64-bit leaves as pairs (`fbuf._core.pytree`)."""
+        if not options and type(batch_size) is int and checks.can_trace(self, state, key):
+            return _checked_sample(self, state, key, static=(batch_size,))
+        return self.checked_sample(state, key, batch_size, **options)
+
+    def checked_sample(
+        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
+    ) -> tuple[BufferState, Sample]:
+        """Return what `drawn` does."""
         call = "Buffer.sample"
         checks.check_state(call, self, state)
         size, given = checks.check_draw(call, "sample(state, key, batch_size)", self, key, batch_size, options)
@@ -810,3 +818,4 @@ class Buffer(BufferConfig):
 
 _checked_extend = Operation(Buffer.checked_extend, scope=False)
 _checked_update_priority = Operation(Buffer.checked_update_priority, scope=False)
+_checked_sample = Operation(Buffer.checked_sample, scope=False)

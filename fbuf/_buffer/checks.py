@@ -257,25 +257,30 @@ def _is_usable(state: Any) -> bool:
     )
 
 
-def can_trace(buffer: BufferConfig, state: Any, arguments: Any) -> bool:
+def can_trace(buffer: BufferConfig, state: Any, *arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
-    if not _is_usable(state) or hasattr(buffer.storage, "parse"):
-        return False
+    return _is_usable(state) and not hasattr(buffer.storage, "parse") and all(map(_is_taken, arguments))
+
+
+_NAMES = {str}
+
+
+def _is_taken(tree: Any) -> bool:
+    """Return whether jit takes all leaves as they are, without tracers."""
+    kind: Any = type(tree)
+    if isinstance(tree, (np.ndarray, np.generic)):
+        dtype = tree.dtype
+        return dtype.char in "?bBhHiIefF" or (dtype.kind in "biufc" and not (dtype.itemsize == 8 and needs_x64(dtype)))
+    if tree is None or _is_concrete(kind):
+        return True
+    if kind is dict and _NAMES.issuperset(map(type, tree)):  # flattening takes three times as long
+        leaves: Any = tree.values()
+        return all(map(_is_concrete, map(type, leaves))) or all(map(_is_taken, leaves))
     try:
-        leaves = jax.tree.leaves(arguments)
+        leaves = jax.tree.leaves(tree)
     except (TypeError, ValueError):  # dicts with keys of several types
         return False
-    for leaf in leaves:
-        if not _is_concrete(leaf.__class__):
-            if (
-                not isinstance(leaf, (np.ndarray, np.generic))
-                or leaf.dtype.kind not in "biufc"
-                or (leaf.dtype.itemsize == 8 and needs_x64(leaf.dtype))
-            ):
-                return False
-        if 0 in leaf.shape:  # no rows: the state stays as it is
-            return False
-    return True
+    return all(leaf is not tree and _is_taken(leaf) for leaf in leaves)
 
 
 @functools.cache

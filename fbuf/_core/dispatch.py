@@ -17,31 +17,46 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._core import control_flow
-from fbuf._core.component import with_fields
+from fbuf._core.component import is_state, with_fields
 from fbuf._core.control_flow import any_unbatched
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-def changes_of(before: Any, after: Any) -> dict[Any, Any]:
-    """Return the leaves of `after` that are not in `before`, while tracing: by field if all are fields, else by position."""
-    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    changes = {position: new for position, (old, new) in enumerate(pairs) if new is not old}
-    fields = {name: new for name, new in vars(after).items() if any(new is leaf for leaf in changes.values())}
-    return fields if len(fields) == len(changes) else changes
+Changes = tuple[dict[str, Any], dict[str, Any]] | dict[int, Any]
+"""Of a state, fields all of whose leaves are new, and changes of other fields; of other pytrees, new leaves by position."""
 
 
-def with_changes(before: Any, changes: dict[Any, Any]) -> Any:
+def changes_of(before: Any, after: Any) -> Changes:
+    """Return the leaves of `after` that are not in `before`, while tracing."""
+    if not is_state(after):
+        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        return {position: new for position, (old, new) in enumerate(pairs) if new is not old}
+    whole: dict[str, Any] = {}
+    parts: dict[str, Changes] = {}
+    for name, field in vars(after).items():
+        old, new = jax.tree.leaves(getattr(before, name)), jax.tree.leaves(field)
+        is_new = [a is not b for a, b in zip(new, old, strict=True)]
+        if is_new and all(is_new):
+            whole[name] = field
+        elif any(is_new):
+            parts[name] = changes_of(getattr(before, name), field)
+    return whole, parts
+
+
+def with_changes(before: S, changes: Changes) -> S:
     """Return `before` with the leaves of `changes_of`."""
-    if not changes:
-        return before
-    if isinstance(next(iter(changes)), str):
-        return with_fields(before, changes)
-    leaves, structure = jax.tree.flatten(before)
-    for position, new in changes.items():
-        leaves[position] = new
-    return jax.tree.unflatten(structure, leaves)
+    if isinstance(changes, dict):
+        leaves, structure = jax.tree.flatten(before)
+        for position, leaf in changes.items():
+            leaves[position] = leaf
+        merged: S = jax.tree.unflatten(structure, leaves)
+        return merged
+    whole, parts = changes
+    if parts:
+        whole = whole | {name: with_changes(getattr(before, name), part) for name, part in parts.items()}
+    return with_fields(before, whole) if whole else before
 
 
 class Operation:

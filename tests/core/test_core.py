@@ -1,15 +1,18 @@
-"""Components and their options, progress bars, numbers in text, and searches in sorted arrays."""
+"""Components and their options, eager calls, progress bars, numbers in text, and searches in sorted arrays."""
 
 import dataclasses
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
+from fbuf._buffer import checks
 from fbuf._core.control_flow import number_up_to
+from fbuf._core.dispatch import changes_of, with_changes
 from fbuf._core.progress import Bar
 from fbuf._core.text_table import counted
 from tests.support.refusals import raises
@@ -97,3 +100,49 @@ def test_searches_are_those_of_numpy():
         got = jax.jit(number_up_to)(ends, values)
         np.testing.assert_array_equal(got, np.searchsorted(ends, values, side="right"))
         assert got.dtype == np.int32
+
+
+@pytest.mark.parametrize("case", ["nothing", "a field", "a state's field", "a leaf of a dict", "all"])
+def test_changed_leaves_are_merged_with_those_that_stay(case: str) -> None:
+    buffer = fbuf.prioritized(4)
+    before = buffer.init({"a": 0, "b": 0.0})
+    new = jax.tree.map(jnp.copy, before)
+    after = {
+        "nothing": before,
+        "a field": dataclasses.replace(before, header=new.header),
+        "a state's field": dataclasses.replace(
+            before, header=new.header, sampler=dataclasses.replace(before.sampler, tree=new.sampler.tree)
+        ),
+        "a leaf of a dict": dataclasses.replace(before, rows={**before.rows, "b": new.rows["b"]}),
+        "all": new,
+    }[case]
+    changes = changes_of(before, after)
+    changed = [b for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True) if a is not b]
+    assert sorted(map(id, jax.tree.leaves(changes))) == sorted(map(id, changed))
+    merged = with_changes(before, changes)
+    assert (merged is before) == (case == "nothing")
+    assert jax.tree.structure(merged) == jax.tree.structure(before)
+    assert all(a is b for a, b in zip(jax.tree.leaves(merged), jax.tree.leaves(after), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rows", "taken"),
+    [
+        ({"t": np.int32(1), "next": {"t": jnp.zeros(2)}}, True),
+        ([np.zeros(2, np.float32), None], True),
+        ({"t": np.zeros(2, bool), "u": np.complex64(1)}, True),
+        ({"t": np.int64(1)}, bool(jax.config.jax_enable_x64)),  # otherwise jit narrows it
+        ({"t": 1.0}, False),
+        ({"t": {"u": [1]}}, False),
+        ({"t": np.zeros(2, "U1")}, False),
+        ({"a": np.int32(1), 0: np.int32(1)}, False),
+        ({0: np.int32(1), 1: np.int32(1)}, True),
+    ],
+)
+def test_only_arrays_that_jit_takes_as_they_are_skip_eager_checks(rows: Any, taken: bool) -> None:
+    buffer = fbuf.uniform(4)
+    state = buffer.init({"t": 0})
+    assert checks.can_trace(buffer, state, rows, None) == taken
+    traced: list[bool] = []
+    jax.make_jaxpr(lambda row: traced.append(checks.can_trace(buffer, state, {"t": row})))(1)
+    assert traced == [False]
