@@ -38,7 +38,7 @@ def test_options_of_xla_are_used_where_it_knows_them(monkeypatch: pytest.MonkeyP
     options = programs._short_kernels.__wrapped__
     assert jax.__version_info__ < (0, 10) or options()
 
-    def refuse(*_: Any, **__: Any) -> None:
+    def refuse(*_, **__):
         raise jax.errors.JaxRuntimeError("No such compile option")
 
     monkeypatch.setattr(jax, "jit", refuse)

@@ -19,8 +19,9 @@ from tests.support.atari_runs import FRAMES, RUN, get, same
 from tests.support.fault_server import Cut, FaultServer, Stall
 
 PROGRAM = """
-import sys
+import signal, sys
 import fbuf.datasets
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs without it
 print("begins", flush=True)
 fbuf.datasets.atari_dqn("Pong/1", root=sys.argv[1], source=sys.argv[2], workers=int(sys.argv[3]))
 print("ends", flush=True)
