@@ -81,7 +81,7 @@ def test_chunks_find_a_replaced_dictionary():
     content[100] ^= 1
     changed = {"dictionaries": content, "dictionary_checksum": np.array([zlib.crc32(content)], np.uint32)}
     damaged = load(store, arrays | {f"column0:{n}": a for n, a in changed.items()})
-    uses = np.repeat(arrays["column0:dictionary"] > 0, 8)
+    uses = np.repeat(np.array(arrays["column0:dictionary"]) > 0, 8)
     assert 0 < uses.sum() < 800
     check_rows(damaged, tickets[~uses], rows[~uses])
     for i in np.flatnonzero(uses)[::8]:
