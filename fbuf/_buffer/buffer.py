@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
-    *("check_state", "checked_extend", "checked_sample", "checked_update_priority", "drawn", "peeked")
+    *("check_state", "checked_extend", "checked_update_priority", "drawn", "peeked")
 }
 
 
@@ -425,14 +425,6 @@ class Buffer(BufferConfig):
         self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
     ) -> tuple[BufferState, Sample]:
         """Return what `sample` does, with 64-bit leaves as pairs (`fbuf._core.pytree`)."""
-        if not options and type(batch_size) is int and checks.can_trace(self, state, key):
-            return _checked_sample(self, state, key, static=(batch_size,))
-        return self.checked_sample(state, key, batch_size, **options)
-
-    def checked_sample(
-        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
-    ) -> tuple[BufferState, Sample]:
-        """Return what `drawn` does."""
         call = "Buffer.sample"
         checks.check_state(call, self, state)
         size, given = checks.check_draw(call, "sample(state, key, batch_size)", self, key, batch_size, options)
@@ -818,4 +810,3 @@ class Buffer(BufferConfig):
 
 _checked_extend = Operation(Buffer.checked_extend, scope=False)
 _checked_update_priority = Operation(Buffer.checked_update_priority, scope=False)
-_checked_sample = Operation(Buffer.checked_sample, scope=False)

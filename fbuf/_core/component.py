@@ -29,7 +29,8 @@ COMPONENTS: dict[str, type[Any]] = {}
 _NAMES: dict[type[Any], str] = {}
 _LITERAL = re.compile(r"""Literal\[((?:"[^"]*"|'[^']*'|None|, )+)\](?: \| None)?""")
 """The annotation of a field with a few strings as values."""
-_STATES: set[type[Any]] = set()
+STATES: set[type[Any]] = set()
+"""The classes made by `state`."""
 
 
 def _qualified(cls: type[Any]) -> str:
@@ -146,7 +147,7 @@ def state(cls: Any = None, *, name: str | None = None) -> Any:
     if cls is None:
         return functools.partial(state, name=name)
     made = dataclasses.dataclass(frozen=True)(cls)
-    _STATES.add(made)
+    STATES.add(made)
     _register_state(made)
     export.register_pytree_node_serialization(
         made,
@@ -158,11 +159,6 @@ def state(cls: Any = None, *, name: str | None = None) -> Any:
 
 
 S = TypeVar("S")
-
-
-def is_state(value: Any) -> bool:
-    """Return whether the class of a value was made by `state`."""
-    return type(value) in _STATES
 
 
 def with_fields(node: S, fields: dict[str, Any]) -> S:

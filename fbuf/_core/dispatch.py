@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._core import control_flow
-from fbuf._core.component import is_state, with_fields
+from fbuf._core.component import STATES, with_fields
 from fbuf._core.control_flow import any_unbatched
 
 S = TypeVar("S")
@@ -30,7 +30,7 @@ Changes = tuple[dict[str, Any], dict[str, Any]] | dict[int, Any]
 
 def changes_of(before: Any, after: Any) -> Changes:
     """Return the leaves of `after` that are not in `before`, while tracing."""
-    if not is_state(after):
+    if type(after) not in STATES:
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
         return {position: new for position, (old, new) in enumerate(pairs) if new is not old}
     whole: dict[str, Any] = {}

@@ -10,9 +10,8 @@ from tests.support.model_cases import EXAMPLES, PROGRAMS, WRITES, cases, listed,
 from tests.support.model_trial import Trial
 
 CASES = listed("""
-row/batch/device/3/donated; one step/uniform/device/3/jit; final, stack/uniform/device/3/eager;
-next step/none/device/-/donated; sequence, stride/episodes/device/3/donated;
-episode, cut/uniform/device/-/donated
+row/batch/device/3/jit; final, stack/uniform/device/3/eager; next step/none/device/-/donated;
+sequence, stride/episodes/device/3/donated; episode, cut/uniform/device/-/donated
 """)
 CONVERSIONS = [("row", "uniform", "stack, steps", "batch", "device", 3)]
 case, conversion = cases(CASES), cases(CONVERSIONS)

@@ -90,7 +90,7 @@ test_checks = checks(
 
 CASES = listed("""
 next step, stack/batch/host/3/donated; stack, steps/buffer, host/compressed/3/donated; other ends/uniform/device/-/donated;
-row/versions/device/3/donated
+row/versions/device/3/donated; one step/uniform/device/3/jit
 """)
 sampler = one_of(Ranked(uniform=0.5, normalize="buffer"))
 CUT = listed("""
