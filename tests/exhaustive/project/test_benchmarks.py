@@ -35,7 +35,8 @@ def test_the_other_side_runs(row: Defect) -> None:
         right, said = _table.outcome(row.theirs)
     gc.collect()  # what a library left behind warns here, not in the next test
     assert right in (True, False, None) and said
-    assert not said.startswith(("AttributeError", "TypeError", "NameError", "KeyError")), said
+    misused = said.startswith(("AttributeError", "TypeError", "NameError", "KeyError"))
+    assert not misused or "is not JSON serializable" in said, said  # what torchrl says of nested rows
 
 
 def test_every_section_runs(tmp_path: Path) -> None:
