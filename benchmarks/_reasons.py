@@ -11,7 +11,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     ("checkpoint", "Seconds to load", "every byte is checked: CPU time of checksums beside that of reading"),
     ("compression", "Read of 256", "zstd and copies into the batch take most of the time; the rest is Python and JAX"),
-    ("datasets", "", "not investigated since 2026-11-22"),
+    ("datasets", "", "not investigated"),
     ("dispatch", "CPU time of an eager", "checks of the arguments, and conversions of NumPy rows"),
     ("dqn_step", "", "callbacks share two cores with the step"),
     (
@@ -19,7 +19,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "",
         "a write takes 3 to 5 us, of which caches and the larger arrays take a little more at 10,000,000 rows",
     ),
-    ("host_store", "", "not investigated since 2026-11-22"),
+    ("host_store", "", "not investigated"),
     (
         "loop",
         "`fbuf.integrations.flashbax`",
@@ -43,8 +43,9 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     ("priorities", "", "dispatch of JAX, which both sides pay, is most of the time"),
     ("import", "", "half of what comes beside JAX makes 54 dataclasses"),
+    ("ray", "", "a draw is a message to another process and back, on the same two cores"),
     ("slices", "", "three quarters of one call are dispatch: in a scan a draw takes 75 us"),
-    ("topk", "", "not investigated since 2026-11-22"),
+    ("topk", "", "not investigated"),
     ("torchrl", "torchrl's sample", "zstd and copies take the time; a copy of the batch alone takes a quarter of it"),
 )
 
