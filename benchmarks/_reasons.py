@@ -43,6 +43,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     ("priorities", "", "dispatch of JAX, which both sides pay, is most of the time"),
     ("import", "", "half of what comes beside JAX makes 54 dataclasses"),
+    ("mixture", "", "not investigated; it was met on 2026-11-22 on another processor"),
     ("ray", "", "a draw is a message to another process and back, on the same two cores"),
     ("slices", "", "three quarters of one call are dispatch: in a scan a draw takes 75 us"),
     ("topk", "", "not investigated"),
