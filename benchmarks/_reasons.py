@@ -7,7 +7,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "checkpoint",
         "Second save",
-        "comparing 21 MB of arrays and waiting for the disk take most of the target; the rest is Python",
+        "comparing the arrays and waiting for the disk take all of the target (see its `least it takes`); the rest is Python",
     ),
     ("checkpoint", "Seconds to load", "every byte is checked: CPU time of checksums beside that of reading"),
     ("compression", "Read of 256", "zstd and copies into the batch take most of the time; the rest is Python and JAX"),
@@ -22,13 +22,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("host_store", "", "not investigated"),
     (
         "loop",
-        "`fbuf.integrations.flashbax`",
-        "fbuf returns zeros for rows that were never written, which takes a mask",
-    ),
-    (
-        "loop",
         "A jitted method",
-        "a bare ring of the same leaves reaches 1.57x; a state of named fields takes the difference",
+        "a bare ring of the same leaves is only a little faster (its row is in `loop`); a state of named fields takes the rest",
     ),
     (
         "loop",

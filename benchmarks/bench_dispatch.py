@@ -265,7 +265,7 @@ def checks(rounds: int) -> list[dict[str, Any]]:
             "eager": functools.partial(method, state, *args),
             "jitted": functools.partial(jitted, state, *args_jitted),
         }
-        # Both run the same kernels; XLA's other threads spin while they wait, some 50 us either way.
+        # Both run the same kernels. XLA's other threads spin while they wait, which varies by more than the difference.
         timings = interleave(sides, rounds=rounds, warmup=10, calls=60, clock=time.thread_time)
         more = 1e6 * float(np.median(np.subtract(timings["eager"], timings["jitted"])))
         report.append(

@@ -84,15 +84,16 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
         counts = state.counters - before
         return state if writes else changes_of(given, state), jax.random.key_data(key), FORMS[form](batch), counts
 
-    options = _short_kernels() if form == "drawn" else None
+    options = _sequential_options() if form == "drawn" else None
     return jax.jit(draw, donate_argnums=0 if writes else (), compiler_options=options)
 
 
 @functools.cache
-def _short_kernels() -> dict[str, str] | None:
-    """Return options for programs on CPUs whose kernels are all short; None where jaxlib does not know them.
+def _sequential_options() -> dict[str, str] | None:
+    """Return compiler options for programs of short kernels on CPUs; None where jaxlib does not know them.
 
-    In XLA's default order so many kernels are ready at once that it hands some to other threads, which costs more than they do.
+    In XLA's default order many kernels are ready at once. XLA hands some of them to other threads, which costs more than the
+    kernels.
     """
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     try:

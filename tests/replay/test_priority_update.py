@@ -34,7 +34,7 @@ def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_of_xla_are_used_where_it_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = programs._short_kernels.__wrapped__
+    options = programs._sequential_options.__wrapped__
     assert jax.__version_info__ < (0, 10) or options()
 
     def refuse(*_, **__):
