@@ -43,7 +43,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Compiling inside an example may take seconds and says nothing about the property: no deadline.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-settings.register_profile("default", deadline=None, max_examples=30, derandomize=True, suppress_health_check=_QUIET)
+settings.register_profile("default", deadline=None, max_examples=20, derandomize=True, suppress_health_check=_QUIET)
 settings.register_profile("exhaustive", deadline=None, max_examples=300, print_blob=True, suppress_health_check=_QUIET)
 
 
