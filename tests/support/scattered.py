@@ -82,7 +82,7 @@ class Model:
         if len(self.held) < self.capacity:
             self.place(row, len(self.held))
             return
-        slot = min(self.held, key=lambda s: (self.held[s][1]["score"], s))
+        slot = min(self.held, key=lambda s: (self.held[s][1]["score"], -self.held[s][0]))
         if row["score"] > self.held[slot][1]["score"]:
             self.place(row, slot)
 

@@ -28,9 +28,9 @@ from tests.support.tables import checks, one_of
 from tests.support.uniformity import lanes_out_of_step
 
 case = one_of(
-    (Consume(), Row(), None, True),
-    (Consume(), same_step.Transition(n_step=2, stack=3), None, False),
-    (Consume(), same_step.Sequence(3, boundary="mask"), 3, True),
+    (Consume(), Row(), None),
+    (Consume(2), Row(), None),
+    (Consume(), same_step.Transition(n_step=2, stack=3), 3),
 )
 
 
