@@ -27,7 +27,7 @@ parts = one_of(
     {"options": {"normalize": "buffer", "alpha": 1.0, "beta": 1.0, "eps": 0.0}, "view": WINDOWS},
     {"options": {"normalize": None, "stratified": False, "alpha": 0.5}},
     AHEAD,
-    AHEAD | {"storage": fbuf.storages.Host()},
+    AHEAD | {"storage": fbuf.storages.Host(slack=2000)},  # no state expires
 )
 capacity = one_of(1, 9, 70_000)
 storage = one_of(fbuf.storages.Host())
