@@ -72,8 +72,8 @@ class Replay(ReplayRows):
     priorities of the last `update_priority` (NumPy and torch arrays) and writes the rows. Batches, counts and errors are
     those of writing each row and priority at once.
     Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
-    for a sampler that keeps their order (lanes of `Epoch` and `Consume`, `Uniform` over windows) are written at once. So are
-    rows of windows with `Prioritized(largest="held")`.
+    for a sampler that depends on their order are written at once: lanes of `Epoch` and `Consume`, `Uniform` over windows,
+    and windows with `largest="held"`.
 
     For actors and a learner in one process, let each actor add in a thread, and let the learner use `batches`. `close`, or
     leaving the `with`, ends waiting calls with `ReplayClosed`. Rows may be overwritten between `sample` and

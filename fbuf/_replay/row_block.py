@@ -113,7 +113,7 @@ def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
     pool = isinstance(buffer.sampler, (Epoch, Consume)) or (isinstance(buffer.sampler, Uniform) and not buffer.dense)
     if pool and not (buffer.dense and buffer.lanes is None):
         return None
-    # A window may end without another in its place. The largest priority held then falls between two `add`s.
+    # A window may end without another in its place: the largest priority held may fall between two `add`s.
     if getattr(buffer.sampler, "largest", "") == "held" and not buffer.dense:
         return None
     if not parts or getattr(buffer.storage, "path", None) is not None or buffer.on_write is not None:
