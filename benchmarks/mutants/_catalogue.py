@@ -6,11 +6,9 @@ A file of the catalogue reads
     R1 place: masked rows take the next slot
     - rank = jnp.cumsum(keep, axis=0) - jnp.int32(1)
     + rank = jnp.cumsum(keep, axis=0)
-    ~ loops
 
 A group and the topics of its likely tests; an id, a definition and what breaks; the snippet and its replacement. Marks:
-`~ tests: a b` (in place of the group's), `~ loops` (may never end) and `~ equivalent: why`. Spaces and line breaks in
-snippets are ignored.
+`~ tests: a b` (in place of the group's) and `~ equivalent: why`. Spaces and line breaks in snippets are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CATALOGUE = Path(__file__).parent / "catalogue"
-_MARKS = ("tests", "loops", "equivalent")
+_MARKS = ("tests", "equivalent")
 
 
 @dataclass
@@ -40,7 +38,6 @@ class Mutant:
     old: str = ""
     new: str = ""
     equivalent: str = ""
-    loops: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,8 @@ def parse(text: str, where: str = "") -> list[Mutant]:
         elif kind in "-+" and mutants:
             field = "old" if kind == "-" else "new"
             setattr(mutants[-1], field, "\n".join(filter(None, (getattr(mutants[-1], field), rest))))
-        elif kind == "~" and mutants and (mark := rest.partition(": "))[0] in _MARKS:
-            value = tuple(mark[2].split()) if mark[0] == "tests" else mark[2] or True
-            setattr(mutants[-1], mark[0], value)
+        elif kind == "~" and mutants and (mark := re.fullmatch(rf"({'|'.join(_MARKS)}): (.+)", rest)):
+            setattr(mutants[-1], mark[1], tuple(mark[2].split()) if mark[1] == "tests" else mark[2])
         elif group and (title := re.fullmatch(r"(\w+) ([\w.]+): (.+)", line)):
             mutants.append(Mutant(title[1], group, title[2], title[3], topics))
         else:

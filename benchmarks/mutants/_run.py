@@ -1,6 +1,6 @@
 """Runs tests on mutants: each in a fork of this process, which has imported what is slow to import but not the package.
 
-The test that killed a mutant in the last run is tried first, then the likely tests, then the rest of each tier.
+Of each tier the likely tests run first, beginning with the file that killed the mutant in the last run, then the rest.
 
 A mutated copy of the package stands first on the path, beside links to the rest of the repository. The forks share one
 cache of compiled programs.
@@ -56,66 +56,54 @@ class Tests:
 
 @dataclass
 class Stage:
-    """Some tests to run on one mutant (None: on the package as it is); `recorded` ones may have been removed."""
+    """Some tests to run on one mutant (None: on the package as it is), for at most `limit` seconds."""
 
     mutant: Mutant | None
     tier: str
     tests: list[str]
     limit: float
-    recorded: bool = False
 
 
 class Runner:
-    """Runs mutants of `repo/package`.
-
-    `known` are tests that fail without any mutant, `killers` those that killed a mutant in the last run, by its id.
-    """
+    """Runs mutants of `repo/package`; `killers` are the tests that killed a mutant in the last run, by its id."""
 
     def __init__(self, repo: Path, package: str, tier: str, jobs: int, timeout: float) -> None:
         repo = repo.resolve()
         self.repo, self.package, self.tier, self.jobs, self.timeout = repo, package, tier, jobs, timeout
         self.sources, self.tests = Package(repo / package), Tests(repo)
-        self.known: list[str] = []
         self.killers: dict[str, str] = {}
         self._running: dict[int, tuple[Stage, Path, float, list[Stage]]] = {}
 
     def stages(self, mutant: Mutant) -> list[Stage]:
         """Return what is run on a mutant until something fails."""
         stages = []
-        killer = self.killers.get(mutant.id, "")
-        if (self.repo / killer.partition("::")[0]).is_file():
-            tier = "more" if Path(killer).parts[1] == "more" else "quick"
-            stages += [Stage(mutant, tier, [killer], self.timeout, recorded=True)]
+        killer = self.killers.get(mutant.id, "").partition("::")[0]
         for tier in ("quick",) if self.tier == "quick" else ("quick", "more"):
-            likely = self.tests.likely(tier, mutant.tests)
-            rest = [f for f in self.tests.tiers[tier] if f not in likely] if self.tier != "likely" else []
+            files = self.tests.tiers[tier]
+            likely = list(dict.fromkeys([f for f in files if f == killer] + self.tests.likely(tier, mutant.tests)))
+            rest = [f for f in files if f not in likely] if self.tier != "likely" else []
             stages += [Stage(mutant, tier, likely, self.timeout)] if likely else []
             stages += [Stage(mutant, tier, rest, _SLOWER * self.timeout)] if rest else []
         return stages
 
-    def base(self) -> list[str]:
-        """Run whole tiers without a mutant and return the tests that fail: they say nothing of mutants."""
-        tiers = {"likely": (), "quick": ("quick",), "more": ("quick", "more")}[self.tier]
-        stages = [Stage(None, tier, self.tests.tiers[tier], 2 * _SLOWER * self.timeout) for tier in tiers]
-        failed = [test for stage in stages for test in next(self._finish([[stage]]))[1]["failed"]]
-        broken = [test for test in failed if "::" not in test]
-        if broken:
-            raise RuntimeError(f"without any mutant these files cannot be collected: {', '.join(broken)}")
-        return failed
+    def failing(self, tests: Sequence[str]) -> list[str]:
+        """Run some tests without a mutant and return those that fail: they say nothing of mutants."""
+        stage = Stage(None, "", sorted(tests), _SLOWER * self.timeout)
+        found = next(self._finish([[stage]]))[1] if tests else {"result": "survived", "failed": []}
+        if found["result"] == "timeout":
+            raise RuntimeError(f"without a mutant these tests take more than {stage.limit:.0f} s: {stage.tests}")
+        return found["failed"]
 
     def run(self, mutants: Sequence[Mutant]) -> Iterator[dict[str, Any]]:
         """Yield what became of each mutant, as they end."""
         for stage, found in self._finish([self.stages(mutant) for mutant in mutants]):
             mutant = stage.mutant
             assert mutant is not None
-            result = found["result"]
-            if result == "timeout" and mutant.loops:
-                result = "killed"
             yield {
                 "id": mutant.id,
                 "digest": self.sources.digest(mutant),
-                "result": result,
-                "tier": stage.tier if result == "killed" else self.tier,
+                "result": found["result"],
+                "tier": stage.tier if found["result"] == "killed" else self.tier,
                 "by": found["failed"][:1],
                 "seconds": found["seconds"],
             }
@@ -132,7 +120,7 @@ class Runner:
                         if ended is None:
                             continue
                         stage, rest, found = ended
-                        if found["result"] == "survived" and rest:
+                        if found["result"] != "killed" and rest:
                             queue.insert(0, rest)
                         else:
                             yield stage, found
@@ -184,7 +172,7 @@ class Runner:
         found: dict[str, Any] = {"failed": [], "result": "timeout" if late else "killed"}
         if (folder / "found.json").exists():
             found = json.loads((folder / "found.json").read_text())
-        elif not late and os.WIFSIGNALED(status):
+        elif not late and os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
             found["failed"] = [f"the process died: {signal.Signals(os.WTERMSIG(status)).name}"]
         elif not late:
             found["result"] = "broken"
@@ -217,11 +205,10 @@ class Runner:
         options = ["-q", "-n0", "-p", "no:cacheprovider", "--tb=short"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins were imported before the fork
         options += ["-x"] if stage.mutant is not None else []
-        options += [f"--deselect={test}" for test in self.known]
         code = int(pytest.main([*options, *stage.tests], plugins=[seen]))
         result = {0: "survived", 5: "survived", 1: "killed", 2: "killed"}.get(code, "broken")
-        if code == pytest.ExitCode.USAGE_ERROR and stage.recorded:  # the file has no such test any more
-            result = "survived"
+        if result == "killed" and not seen.failed:
+            result = "broken"
         module = sys.modules.get(self.package)
         if module is not None and not str(module.__file__).startswith(os.getcwd()):
             print(f"{self.package} was imported from {module.__file__}", flush=True)
@@ -256,7 +243,7 @@ def _kill(pid: int) -> None:
 
 def warm(repo: Path, modules: Sequence[str] = WARM) -> None:
     """Import what forks share, with the settings that the tests' conftest makes before it imports JAX."""
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(repo / ".jax_cache"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(repo / ".jax_cache" / "mutants"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -11,7 +11,7 @@ from fbuf._core.component import state
 from fbuf._core.pytree import Leaves
 from fbuf._core.slots import Geometry, Ring
 
-# Types of class attributes that have no annotation: for pyright, a `ClassVar` does not implement a property of a Protocol.
+# Types of class attributes that have no annotation: type checkers hold that a `ClassVar` is no property of a Protocol.
 NO_NUMBERS: Mapping[str, Any] = {}
 
 

@@ -45,6 +45,11 @@ def test_nothing_to_write():
     np.testing.assert_array_equal(same, sum_tree.expected_tree(leaves))
 
 
+def test_queries_end_in_a_zero_bit():
+    uniform = np.random.default_rng(0).random(1000, np.float32)
+    assert not (np.asarray(st._scale(jnp.asarray(uniform), jnp.float32(0.7))).view(np.int32) & 1).any()
+
+
 def test_messages():
     raises(ValueError, r"sum_tree: capacity is 0; expected 1 to 2\*\*30", st.init, 0)
     raises(ValueError, r"sum_tree.init: fill is 2.0; .*Use rebuild", st.init, 8, 2.0)

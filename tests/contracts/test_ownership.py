@@ -17,7 +17,7 @@ from fbuf._bridge import lifetime
 from tests.support import ownership as _support
 from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, late, make, rows_of
 from tests.support.refusals import raises
-from tests.support.threads import Thread
+from tests.support.threads import PATIENCE, Thread
 
 storage = _support.storage
 NOT_OPEN = r"host store \([0-9a-f]{16}\) is not open in this process.*Keep the BufferState itself"
@@ -70,7 +70,7 @@ OPEN = threading.Event()
 
 
 def _wait(zero):
-    OPEN.wait(10)
+    assert OPEN.wait(PATIENCE)
     return np.zeros((), np.int32)
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import resource
-import time
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,14 +112,13 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_large_or_deep_text_takes_bounded_memory_and_cpu_time(name):
+def test_large_or_deep_text_takes_bounded_memory(name):
     text, says = TEXTS[name]
-    disk, began = base(), time.process_time()
+    disk = base()
     manifest = signed(text)
     with memory(1 << 29):
         ended = attempt(disk, manifest)
     assert ".json is damaged (" in ended and "crc32" not in ended and says in ended
-    assert time.process_time() - began < 10
 
 
 def test_a_manifest_of_a_terabyte_is_not_read(tmp_path):

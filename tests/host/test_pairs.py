@@ -144,15 +144,15 @@ def test_a_failed_write_stores_nothing(monkeypatch):
 def test_readers_see_whole_steps_while_another_thread_adds():
     pairs, stop = ObservationPairs(64, 2, (300,), np.int32, Zstd()), threading.Event()
 
-    def read():
-        rng = np.random.default_rng()
+    def read(seed):
+        rng = np.random.default_rng(seed)
         while not stop.is_set():
             position, lane = rng.integers(0, 64, 16), rng.integers(0, 2, 16)
             one, other = pairs.read(position, lane)
             there = one[:, 0] > 0
             assert ((other - one)[there] == 1).all() and ((one[:, 0] % 64)[there] == (position + 1)[there] % 64).all()
 
-    threads = [Thread(read) for _ in range(2)]
+    threads = [Thread(read, seed) for seed in range(2)]
     for t in range(1, 1500):
         step = np.full((2, 300), t, np.int32)
         pairs.add(step, step + 1, (t - 1) % 64)

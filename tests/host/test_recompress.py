@@ -19,6 +19,7 @@ from fbuf._host.types import StoreCorrupted
 from tests.support import store as stores
 from tests.support.store import check_rows as check
 from tests.support.store import fetch, frames
+from tests.support.threads import PATIENCE
 
 
 def make(lanes=1, length=4096, slack=0, **settings):
@@ -155,7 +156,7 @@ def test_the_thread_ends_with_its_store(monkeypatch):
 
     def slow(self, least=None):
         reached.set()
-        go.wait(60)
+        assert go.wait(PATIENCE)
         return real(self, least)
 
     monkeypatch.undo()
@@ -164,7 +165,7 @@ def test_the_thread_ends_with_its_store(monkeypatch):
     store._parts[0].job_size = 8
     write(store, frames(512))
     thread, gone = store._thread, weakref.ref(store)
-    assert thread.daemon and reached.wait(60)
+    assert thread.daemon and reached.wait(PATIENCE)
     store.close()
     del store
     go.set()

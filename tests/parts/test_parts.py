@@ -152,6 +152,7 @@ def test_methods_must_be_defined_by_the_class(own):
     raises(TypeError, "sampler is .* without `.*`; see fbuf.parts.Sampler", fbuf.Buffer, 4, sampler=own)
 
 
+@pytest.mark.optimized
 def test_states_of_one_name_in_two_private_modules_are_exported():
     for module in ("own._parts.first", "own._parts.second"):
         cls = parts.state(type("Counts", (), {"__module__": module, "__annotations__": {"n": Any}}))

@@ -1,4 +1,4 @@
-"""What a user sees: names, what completion offers, signatures, and what mypy and pyright say of a user's program."""
+"""What a user sees: names, what completion offers, signatures, and what mypy says of a user's program."""
 
 import dataclasses
 import inspect

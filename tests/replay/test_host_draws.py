@@ -29,6 +29,7 @@ def with_lap(replay, lap):
     replay.state = state.replace(ring=ring)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("capacity", "lanes", "lap", "impl"),
     [(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
@@ -53,6 +54,7 @@ def test_tensors_are_the_caller_s():
         batch.data["reward"] += 1  # changes neither rows nor later batches
 
 
+@pytest.mark.optimized
 def test_writes_after_draws_are_in_place():
     replay = fbuf.Replay(fbuf.uniform(5000), EXAMPLE)
     replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0).items()})

@@ -13,6 +13,7 @@ ONES = np.ones(4, np.float32)
 NOTHING = r"there is nothing to draw\. Ask can_sample first, or learn only where mask is True\."
 
 
+@pytest.mark.optimized
 def test_batches_are_those_of_the_buffer():
     same_batches_as_the_buffer(fbuf.storages.Device())
 
@@ -21,6 +22,7 @@ def test_actors_and_learners_lose_and_double_no_row():
     soak("consumed", batches=40)
 
 
+@pytest.mark.optimized
 def test_writes_are_in_place():
     replay = make_frames()
     before, old = replay.state.rows["obs"].unsafe_buffer_pointer(), replay.state

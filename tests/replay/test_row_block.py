@@ -28,6 +28,7 @@ def make(capacity=100, **settings):
     return fbuf.Replay(fbuf.uniform(capacity), EXAMPLE, **settings)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_batches_are_those_of_writing_each_row(parts):
     compare(make_pair(*parts), steps=40)

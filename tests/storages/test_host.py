@@ -15,16 +15,16 @@ from fbuf._bridge import callbacks
 from fbuf._host.store.store import Store
 from fbuf.storages import _host_storage
 from tests.support import ownership as _support
-from tests.support.fixtures import fixed
 from tests.support.host import history, order_of_writes, overtaken, use_other_callbacks
 from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of, store_of
 from tests.support.store import Failing
+from tests.support.tables import one_of
 from tests.support.trees import same
 
 storage = _support.storage
-form = fixed("jit")
-calls = fixed("scan")
-lanes = fixed(3)
+form = one_of("jit")
+calls = one_of("scan")
+lanes = one_of(3)
 
 
 def test_no_write_overtakes_a_late_read(storage: str, form: str) -> None:

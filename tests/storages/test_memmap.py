@@ -13,13 +13,13 @@ import pytest
 import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Device, Host, Memmap
-from tests.support.fixtures import fixed
 from tests.support.memmap import EXAMPLE, PLAIN, TRANSITION, make, rows_of
 from tests.support.refusals import raises
+from tests.support.tables import one_of
 from tests.support.trees import same
 
-storage = fixed("memmap")  # `Compressed(path=...)` is in the other tiers
-way = fixed(("memmap", TRANSITION, Prioritized(), 2, 33))  # storage, view, sampler, lanes, and rows written
+storage = one_of("memmap")  # `Compressed(path=...)` is in the other tiers
+way = one_of(("memmap", TRANSITION, Prioritized(), 2, 33))  # storage, view, sampler, lanes, and rows written
 
 
 def test_a_resumed_state_is_the_state_it_was(way: Any, tmp_path: Path) -> None:

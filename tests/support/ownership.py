@@ -10,7 +10,7 @@ from jax import lax
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.codecs import Zstd
-from tests.support.fixtures import fixed
+from tests.support.tables import one_of
 
 STORAGES = {
     "host": partial(fbuf.storages.Host, keys=("obs",)),
@@ -52,7 +52,7 @@ def store_of(state):
     return lifetime.find(id_of(state))
 
 
-storage = fixed("compressed")  # the other storages are in tests/exhaustive
+storage = one_of("compressed")  # the other storages are in tests/exhaustive
 
 
 _MATRIX = np.full((256, 256), 0.01, np.float32)

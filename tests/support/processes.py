@@ -4,16 +4,15 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
-TREE = Path(__file__).absolute().parents[2]  # not resolved: `benchmarks.mutants` runs tests in a folder of links
+from tests.support.paths import ROOT
 
 
 def run_python(code, *arguments, options=(), **environment):
     """Run code that imports this repository on CPUs; fail with what it printed unless it ends well."""
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TREE), **environment}
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment}
     command = [sys.executable, *options, "-c", textwrap.dedent(code), *map(str, arguments)]
-    done = subprocess.run(command, cwd=TREE, env=env, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done
 

@@ -13,12 +13,12 @@ from tests.more.interop.test_interop import (  # noqa: F401
     test_a_storage_filled_by_an_import_keeps_every_row_or_raises,
     test_every_truncation_and_flipped_bit_is_noticed,
 )
-from tests.support.fixtures import fixed
 from tests.support.processes import run_python
+from tests.support.tables import one_of
 
-buffer_kind = fixed(("flat", 6), ("item", 19))
-on_full = fixed("refuse")
-compress = fixed(False)
+buffer_kind = one_of(("flat", 6), ("item", 19))
+on_full = one_of("refuse")
+compress = one_of(False)
 
 
 def test_memory_stays_bounded(tmp_path):

@@ -15,7 +15,7 @@ from benchmarks.defects._rows import ROWS
 from benchmarks.peers import PEERS
 from benchmarks.peers._versions import version
 from tests.more.project.test_benchmarks import test_a_driver_returns_what_was_written  # noqa: F401
-from tests.support.fixtures import fixed
+from tests.support.tables import one_of
 
 SIDES = {row.ours: row for row in ROWS}  # a side of several rows runs once
 
@@ -47,4 +47,4 @@ def test_every_section_runs(tmp_path: Path) -> None:
     assert all(row["met"] for row in found["gpu: in place"]["rows"])
 
 
-library = fixed(*PEERS)
+library = one_of(*PEERS)

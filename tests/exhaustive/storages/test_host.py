@@ -23,10 +23,10 @@ from tests.storages.test_host import (  # noqa: F401
     test_what_cannot_be_vmapped_says_so,
     test_writes_of_one_jit_reach_the_store_in_order,
 )
-from tests.support.fixtures import fixed
+from tests.support.tables import one_of
 
-storage = fixed("host", "memmap")
-form = fixed("eager", "jit", "donated")
-calls = fixed("eager", "jit", "donated", "scan")
-lanes = fixed(None, 3)
-sampler = fixed(Prioritized())
+storage = one_of("host", "memmap")
+form = one_of("eager", "jit", "donated")
+calls = one_of("eager", "jit", "donated", "scan")
+lanes = one_of(None, 3)
+sampler = one_of(Prioritized())

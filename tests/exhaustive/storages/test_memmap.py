@@ -14,11 +14,11 @@ from tests.storages.test_memmap import (  # noqa: F401
     test_a_resumed_state_is_the_state_it_was,
     test_masked_lanes_and_changed_rows_come_back,
 )
-from tests.support.fixtures import fixed
 from tests.support.memmap import TRANSITION
+from tests.support.tables import one_of
 
 PARTS: list[Any] = [(storage, TRANSITION, Prioritized(), 2) for storage in ("memmap", "files")]
 PARTS += [("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3), ("memmap", Row(), Epoch(), None)]
-way = fixed(*((*parts, rows) for parts in PARTS for rows in (7, 12, 31)))
-storage = fixed("files")
-end = fixed("pass", "import os; os._exit(0)")
+way = one_of(*((*parts, rows) for parts in PARTS for rows in (7, 12, 31)))
+storage = one_of("files")
+end = one_of("pass", "import os; os._exit(0)")

@@ -15,10 +15,10 @@ from tests.more.storages.test_ragged import (  # noqa: F401
     test_a_donated_step_copies_nothing,
 )
 from tests.support import combinations
-from tests.support.fixtures import fixed
 from tests.support.ragged import check_growth
+from tests.support.tables import one_of
 
-view = fixed(Row())
+view = one_of(Row())
 
 
 SAMPLERS = [sampler for name, sampler in combinations.SAMPLERS.items() if name != "Prioritized(on='host')"]

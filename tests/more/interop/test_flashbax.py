@@ -11,7 +11,7 @@ import pytest
 
 import fbuf
 from fbuf.interop import _columns, from_flashbax, from_vault
-from tests.support.fixtures import fixed
+from tests.support.tables import one_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -63,7 +63,7 @@ def leaves_of(state, lanes):
     return np.asarray(fbx.buffers.sum_tree.get_batch(tree, jnp.arange(tree.capacity))).reshape(lanes, -1)
 
 
-buffer_kind = fixed(("trajectory", 19))
+buffer_kind = one_of(("trajectory", 19))
 
 
 def test_priorities_are_those_of_flashbax(buffer_kind):

@@ -5,11 +5,11 @@ import pytest
 
 import fbuf
 from fbuf.interop import from_arrays, to_file, to_ted
-from tests.support.fixtures import fixed
 from tests.support.interop import check_flips, check_truncations, written
 from tests.support.processes import run_python
+from tests.support.tables import one_of
 
-on_full = fixed("retire")
+on_full = one_of("retire")
 
 
 def test_a_storage_filled_by_an_import_keeps_every_row_or_raises(on_full):
@@ -102,7 +102,7 @@ def test_torchrl_slices_ted_within_episodes(tmp_path):
     assert step.any() and (after[:-1][step] == obs[1:][step]).all()
 
 
-compress = fixed(True)
+compress = one_of(True)
 
 
 def test_every_truncation_and_flipped_bit_is_noticed(compress, tmp_path):

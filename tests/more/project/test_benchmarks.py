@@ -12,8 +12,8 @@ from benchmarks import _harness, bench_gpu, hops, peers
 from benchmarks._harness import Absent
 from benchmarks.peers import EXAMPLE, FBUF, PEERS
 from fbuf._bridge import callbacks
-from tests.support.fixtures import fixed
 from tests.support.refusals import raises
+from tests.support.tables import one_of
 
 
 @pytest.mark.parametrize("section", ["torch", "deduplicated"])
@@ -53,7 +53,7 @@ def rewards(batch):
     return np.ravel(np.asarray(batch["reward"]))
 
 
-library = fixed(FBUF, LIST)
+library = one_of(FBUF, LIST)
 
 
 @pytest.mark.parametrize("kind", ["Uniform", "Prioritized"])

@@ -4,10 +4,10 @@ import json
 import re
 
 from benchmarks.notebooks import FOLDER, execute
-from tests.support.fixtures import fixed
+from tests.support.tables import one_of
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-path = fixed(*NOTEBOOKS)
+path = one_of(*NOTEBOOKS)
 
 
 def shown(cell):
@@ -21,7 +21,5 @@ def shown(cell):
 
 def test_runs_and_shows_what_is_stored(path):
     stored = json.loads(path.read_text())["cells"]
-    assert len(stored) < 15 and stored[0]["source"][0].rstrip().endswith("?")
-    assert "assert " in "".join(stored[-1]["source"]), "the last cell asserts what the text claims"
     # A stored notebook is made by: python -m benchmarks.notebooks NAME
     assert [shown(cell) for cell in execute(path)["cells"]] == [shown(cell) for cell in stored]

@@ -163,7 +163,6 @@ PROGRAMS = sorted(p for p in (ROOT / "tests" / "programs").glob("*.py") if not p
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_runs(path):
-    assert len(path.read_text().splitlines()) < 60
     if path.stem == "sharded_dqn":
         run_python(f"import runpy; runpy.run_path({str(path)!r})['main'](50)", **devices(8))
         return

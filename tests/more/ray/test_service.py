@@ -13,6 +13,7 @@ import fbuf
 from tests.support.paths import ROOT
 from tests.support.ray_cluster import MEMORY, kill, local_ray, until
 from tests.support.ray_shards import ROW, steps
+from tests.support.threads import PATIENCE
 
 pytest.importorskip("ray", reason="ray has no wheel for this Python")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray, its threads and sockets
@@ -91,7 +92,7 @@ def test_a_limit_throttles_processes_and_closing_ends_them(ray):
     stats = service.stats()[0]
     assert abs(stats["limit_surplus"] - 64) <= 32 and stats["limit_drawn"] >= 160
     service.close()
-    assert ray.get(actor, timeout=30) == "closed"
+    assert ray.get(actor, timeout=PATIENCE) == "closed"
     assert len(list(batches)) <= 2  # drawn before
     with pytest.raises(fbuf.ReplayClosed):
         learner.sample(4)

@@ -19,18 +19,18 @@ from tests.storages.test_host import (  # noqa: F401
     test_no_write_overtakes_a_late_read,
 )
 from tests.support import ownership as _support
-from tests.support.fixtures import fixed
 from tests.support.host import order_of_writes, overtaken
 from tests.support.inplace import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
 from tests.support.ownership import agree, filled, make, rows_of
 from tests.support.processes import devices, run_python
+from tests.support.tables import one_of
 from tests.support.threads import Thread
 
 storage = _support.storage
 
 
-form = fixed("eager", "donated")
-calls = fixed("eager", "jit", "donated")
+form = one_of("eager", "donated")
+calls = one_of("eager", "jit", "donated")
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_gradients_do_not_flow_into_the_store():
     np.testing.assert_array_equal(jax.jit(jax.grad(through))(jnp.ones(2)), [3.0, 3.0])
 
 
-sampler = fixed(Prioritized(on="host", normalize="buffer"))
+sampler = one_of(Prioritized(on="host", normalize="buffer"))
 
 
 @pytest.mark.optimized

@@ -12,17 +12,17 @@ import fbuf
 from fbuf.samplers import Uniform
 from fbuf.views import Sequence
 from tests.storages.test_memmap import test_a_resumed_state_is_the_state_it_was  # noqa: F401
-from tests.support.fixtures import fixed
 from tests.support.memmap import EXAMPLE, PLAIN, make, rows_of
 from tests.support.processes import run_python
+from tests.support.tables import one_of
 from tests.support.trees import same
 
 FRAMES = {"obs": EXAMPLE["obs"]}
 
 
-way = fixed(("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31))
-storage = fixed("memmap")
-end = fixed("pass")
+way = one_of(("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31))
+storage = one_of("memmap")
+end = one_of("pass")
 
 
 def test_sizes_are_those_of_the_disk(storage, tmp_path):

@@ -13,9 +13,9 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged
 from fbuf.testing import assert_inplace
 from fbuf.views import Sequence
-from tests.support.fixtures import fixed
 from tests.support.ownership import store_of
 from tests.support.ragged import Thing
+from tests.support.tables import one_of
 from tests.support.threads import Thread
 
 
@@ -64,7 +64,7 @@ def test_eager_and_jitted_rows_mix():
     assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
 
 
-view = fixed(Sequence(3, autoreset="same_step"))
+view = one_of(Sequence(3, autoreset="same_step"))
 
 
 @pytest.mark.optimized
