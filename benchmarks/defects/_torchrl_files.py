@@ -139,7 +139,7 @@ def fill(number: int) -> Any:
 
     def items(count: int) -> Any:
         frames = torch.zeros(count, 84, 84, dtype=torch.uint8)
-        frames[:, 10:20, 30:40] = torch.arange(count, dtype=torch.uint8)[:, None, None]
+        frames[:, 10:50, 30:55] = torch.randint(256, (count, 40, 25), dtype=torch.uint8)
         leaves = {name: torch.zeros(count) for name in ("action", "reward", "done", "terminated")}
         return tensordict({"obs": frames, **leaves}, [count])
 

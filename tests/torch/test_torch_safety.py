@@ -10,6 +10,7 @@ import torch
 
 import fbuf
 from fbuf.torch import nested, to_tensordict, to_torch
+from fbuf.torch._dtypes import import_torch
 from tests.support.refusals import raises
 from tests.support.tables import one_of
 
@@ -152,5 +153,6 @@ def test_rows_that_differ_in_a_second_axis_are_refused():
 
 
 def test_a_missing_tensordict_is_named(monkeypatch):
+    import_torch.cache_clear()
     monkeypatch.setitem(sys.modules, "tensordict", None)
     raises(ImportError, "tensordict is missing .*pip install tensordict", lambda: to_tensordict(plain()))
