@@ -10,13 +10,27 @@ from hypothesis import strategies as some
 
 from fbuf._algorithms import block_table
 from fbuf._algorithms.block_table import CHUNK_ITEMS, WAYS
-from tests.support.block_table import CONTENTS, GOOD, REFER, RELEASE, Model, check_sequences, some_blocks, sprites
+from tests.support.block_table import (
+    CONTENTS,
+    GOOD,
+    REFER,
+    RELEASE,
+    Model,
+    check_rebuild,
+    check_sequences,
+    some_blocks,
+    sprites,
+)
 
 MANY = 2**32 - 10  # references a place may have
 
 
 def test_any_sequence_of_calls():
     check_sequences("3 bits", 160, 7)
+
+
+def test_a_table_of_another_size_keeps_blocks_and_counts():
+    check_rebuild("good", 1024)
 
 
 def test_places_are_given_in_order_of_arrival():

@@ -102,8 +102,11 @@ def test_64_bits_need_x64(tmp_path):
     raises(fbuf.SchemaError, r"extra 'step' of .* is int64, but x64 is off", fbuf.load, tmp_path / "extra", extra=True)
 
 
-def test_the_newest_rows_stay(tmp_path):
-    check_resize(("Compressed", "Prioritized", "Row", 16, 9), tmp_path)
+@pytest.mark.parametrize(
+    "case", [("Compressed", "Prioritized", "Row", 16, 9), ("Device", "Uniform", "Transition", 80, 9)]
+)
+def test_the_newest_rows_stay(case, tmp_path):
+    check_resize(case, tmp_path)
 
 
 @pytest.mark.parametrize("capacity", [10, 30])
@@ -118,3 +121,16 @@ def test_earlier_indices_are_stale(capacity, tmp_path):
         assert not np.asarray(loaded.get(again, index).mask).any()
         again = loaded.extend(again, {"t": jnp.arange(10 * i, 10 * i + 10)})
     assert np.asarray(loaded.last(again, 5).data["t"]).tolist() == [35, 36, 37, 38, 39]
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 8}, {"view": Transition(gamma=0.5, autoreset="same_step")}], ids=str)
+def test_a_batch_drawn_ahead_is_dropped_where_another_is_drawn(change, tmp_path):
+    view = Transition(gamma=0.9, autoreset="same_step")
+    buffer = fbuf.Buffer(40, lanes=combinations.LANES, view=view, prefetch=1, batch_size=4)
+    state = buffer.extend(buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 9))
+    state, _ = buffer.sample(state, jax.random.key(0))
+    fbuf.save(tmp_path / "saved", buffer, state)
+    assert fbuf.load(tmp_path / "saved")[1].ahead.batch.mask.any()
+    loaded, again = fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, **change))
+    assert not again.ahead.batch.mask.any()
+    loaded.sample(again, jax.random.key(0))

@@ -250,3 +250,23 @@ def test_rows_that_are_updated_twice_are_written_once():
     state, _ = fbuf._buffer.write._update_rows_core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])}, None)
     np.testing.assert_array_equal(state.rows["t"], [0, 11, 13, 3])
     assert len(set(seen[0].tolist())) == 4 and sorted(seen[0][seen[0] < 4].tolist()) == [1, 2]
+
+
+def test_sampler_and_view_have_keys_of_their_own(monkeypatch):
+    keys = {}
+
+    def noting(cls, method, at):
+        real = getattr(cls, method)
+
+        def noted(self, *args):
+            keys[method] = args[at]
+            return real(self, *args)
+
+        monkeypatch.setattr(cls, method, noted)
+
+    noting(fbuf.samplers.Uniform, "draw", 1)
+    noting(fbuf.views.Row, "window", 4)
+    buffer = fbuf.Buffer(4)
+    with jax.disable_jit():
+        buffer.sample(buffer.add(buffer.init(0.0), 1.0), jax.random.key(0), 2)
+    assert not jnp.array_equal(*map(jax.random.key_data, (keys["draw"], keys["window"])))

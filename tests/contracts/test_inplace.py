@@ -24,6 +24,9 @@ QUICK = [
     ("scan", "distinct", "row", "estu"),
     ("scan", "everything", "row", "estu"),  # `t` reads the largest priority, which comes from a tree
     ("scan", "ranked", "row", "estu"),
+    ("scan", "consume", "row", "ses"),
+    ("scan", "epoch", "row", "ses"),
+    ("scan", "staleness", "row", "ses"),
 ]
 
 

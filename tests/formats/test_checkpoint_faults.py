@@ -210,8 +210,8 @@ def test_a_full_disk(tmp_path):
 
 
 @pytest.mark.parametrize("verify", ["full", "lazy"])
-@pytest.mark.parametrize("change", [support.flips, support.cuts])
-def test_every_flipped_bit_and_every_cut_is_an_error(change, verify):
+@pytest.mark.parametrize("change", [support.flips, support.lengths])
+def test_every_flipped_bit_and_other_length_is_an_error(change, verify):
     seen = support.damaged_outcomes(1, change, verify=verify)
     assert len(seen) > 800 and {k for k, _ in seen} == {None}
 

@@ -35,6 +35,14 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data):
         model.check(drawn.rng)
 
 
+def test_updates_of_two_leaves_are_both_kept():
+    store = make(None, None, length=10)
+    tickets = store.write([np.ones((1, 1, 5), np.uint8)] * 2, None)[:, 0]
+    for column in (0, 1):
+        tickets = store.patch(tickets, np.array([True]), {column: np.full((1, 5), 7 + column, np.uint8)})
+    assert [int(fetch(store, tickets, column=column)[0][0, 0]) for column in (0, 1)] == [7, 8]
+
+
 def test_an_update_expires_with_its_row():
     store = make(Zstd(), length=10, slack=2)
     tickets = store.write([np.ones((10, 1, 5), np.uint8)], None)[:, 0]

@@ -22,6 +22,22 @@ from tests.support.tables import one_of
 from tests.support.uniformity import chi_square_z
 
 
+def test_of_more_rows_than_fit_the_newest_stay_with_their_priorities():
+    buffer = fbuf.Buffer(4, sampler=Prioritized(alpha=1.0, eps=0.0))
+    priority = np.arange(1, 11, dtype=np.float32)
+    state = buffer.extend(buffer.init(np.int32(0)), np.arange(10, dtype=np.int32), priority=priority)
+    assert buffer.rows(state).data.tolist() == [6, 7, 8, 9]
+    assert buffer.priorities(state, buffer.rows(state).index).tolist() == [7, 8, 9, 10]
+
+
+def test_a_slot_without_a_row_gets_no_priority():
+    buffer = fbuf.Buffer(4, sampler=Prioritized())
+    state = buffer.extend(buffer.init(np.int32(0)), np.arange(2, dtype=np.int32))
+    empty = fbuf.Index(jnp.array([3], jnp.int32), jnp.zeros(1, jnp.uint32))
+    state = buffer.update_priority(state, empty, jnp.array([9.0], jnp.float32))
+    assert np.asarray(leaves(buffer, state))[2:].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(("share", "least"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 2.0)])
 def test_a_share_of_the_batch_ignores_priorities(share, least):
     """A row of priority 0 is the least likely one, unless the share is 0: then it is not drawn."""

@@ -9,14 +9,37 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.storages import Deduplicated
+from fbuf.storages import Deduplicated, Device
+from fbuf.views import Transition
 from tests.support import refusals
 from tests.support.deduplicated import SMALL, check_programs
 from tests.support.refusals import raises
+from tests.support.trees import row_with, same
 
 
 def test_rows_and_references_are_right_after_any_calls() -> None:
     check_programs("retire", 63, 39)  # three steps of all lanes at once
+
+
+def test_stacks_are_those_of_the_device() -> None:
+    random, batches = np.random.default_rng(0), []
+    ends = {"terminated": random.random(40) < 0.2, "truncated": np.zeros(40, bool)}
+    rows = row_with(random.integers(0, 256, (40, 8, 8), np.uint8), 40, **ends)
+    view = Transition(n_step=2, stack=3, autoreset="same_step")
+    for storage in (Device(), Deduplicated(keys=("obs",), block=(4, 4), blocks=512)):
+        buffer = fbuf.Buffer(32, storage=storage, view=view)
+        state = buffer.extend(buffer.init(jax.tree.map(lambda leaf: leaf[0], rows)), rows)
+        batches.append(buffer.peek(state, jax.random.key(0), 64))
+    same(*batches)
+
+
+def test_changes_that_find_no_room_are_counted() -> None:
+    rows = {"obs": np.random.default_rng(0).integers(0, 256, (6, 16, 16), np.uint8)}
+    buffer = fbuf.Buffer(8, storage=Deduplicated(keys=("obs",), block=(4, 4), blocks=64, on_full="refuse"))
+    state = buffer.extend(buffer.init({"obs": rows["obs"][0]}), {"obs": rows["obs"][:3]})
+    state = buffer.update_rows(state, buffer.last(state, 3).index, {"obs": rows["obs"][3:]})
+    assert buffer.stats(state)["refused_rows"] == 3
+    np.testing.assert_array_equal(buffer.last(state, 3).data["obs"], rows["obs"][:3])
 
 
 PICTURE = {"obs": np.zeros((84, 84), np.uint8), "small": np.zeros((3,), np.uint8)}

@@ -60,8 +60,8 @@ def flips(data):
     return (flipped(data, bit) for bit in range(8 * len(data)))
 
 
-def cuts(data):
-    return (data[:at] for at in range(len(data)))
+def lengths(data):
+    return (data[:at] if at < len(data) else data + b"\0" for at in range(len(data) + 1))
 
 
 def damaged_outcomes(generations, change, **how):

@@ -24,7 +24,11 @@ SAMPLERS = {
     "distinct": fbuf.samplers.Prioritized(replace=False, normalize="buffer"),
     "everything": fbuf.samplers.Prioritized(normalize="buffer", largest="held", uniform=0.1),
     "ranked": fbuf.samplers.Ranked(largest="held", uniform=0.1),
+    "consume": fbuf.samplers.Consume(2),
+    "epoch": fbuf.samplers.Epoch(),
+    "staleness": fbuf.samplers.Staleness(4),
 }
+NO_PRIORITIES = ("uniform", "consume", "epoch", "staleness")
 DEDUPLICATED = fbuf.storages.Deduplicated(keys=("obs",), blocks=2**19)
 WRITERS = {"topk": fbuf.writers.TopK("reward"), "reservoir": fbuf.writers.Reservoir()}
 VIEWS = {
@@ -103,7 +107,7 @@ def state_of(buffer, bound):
     state = jax.eval_shape(buffer.init, ROW)
     for leaf in jax.tree.leaves(state):
         size = leaf.size * leaf.dtype.itemsize
-        assert size < 4096 or size > bound, f"a copy of {leaf} would go unnoticed below {bound} bytes"
+        assert size <= 4096 or size > bound, f"a copy of {leaf} would go unnoticed below {bound} bytes"
     return state
 
 
@@ -126,7 +130,7 @@ def check_writer(form, writer, sampler, order):
 
 def orders(length, sampler):
     """Every order of `length` verbs that means something: `u` needs a batch, priorities need a prioritized sampler."""
-    verbs = VERBS if sampler != "uniform" else VERBS.replace("u", "").replace("o", "")
+    verbs = VERBS if sampler not in NO_PRIORITIES else VERBS.replace("u", "").replace("o", "")
     every = ("".join(o) for o in itertools.product(verbs, repeat=length))
     return [o for o in every if "u" not in o or "s" in o[: o.index("u")]]
 

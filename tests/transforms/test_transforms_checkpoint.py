@@ -53,6 +53,9 @@ def test_another_on_read_keeps_the_statistics_of_its_stages(saved):
     loaded, state = fbuf.load(path, dataclasses.replace(buffer, on_read=chain))
     stats = loaded.stats(state)
     assert float(stats["normalize_reward_mean"]) == ever and float(stats["clipped_mean"]) == held
+    chain = {"normalize_reward": NormalizeReward(clip=5.0)}
+    other, state = fbuf.load(path, dataclasses.replace(buffer, on_read=chain))
+    assert float(other.stats(state)["normalize_reward_mean"]) == held
     none, state = fbuf.load(path, dataclasses.replace(buffer, on_read=None))
     assert "normalize_reward_mean" not in none.stats(state) and none.on_read is None
     larger, state = fbuf.load(path, resize=30)

@@ -185,8 +185,9 @@ def init(obs, reward=reward, name="reward"):
     fbuf.Buffer(10, view=Hindsight(same_step.Transition(reward=name), reward)).init(rows)
 
 
-def test_goals_are_of_the_same_episode():
-    follow("final", "future", 3, seed=0)
+@pytest.mark.parametrize(("view", "strategy", "lanes"), [("final", "future", 3), ("steps", "episode", None)])
+def test_goals_are_of_the_same_episode(view, strategy, lanes):
+    follow(view, strategy, lanes, seed=0)
 
 
 STEPS = same_step.Transition()
