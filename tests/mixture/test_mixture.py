@@ -41,6 +41,17 @@ def test_all_takes_the_rows_asked_of_each():
     np.testing.assert_allclose(batch.probability, np.array([0.4 / 20] * 2 + [0.6 / 40] * 3), rtol=1e-6)
 
 
+def test_buffers_that_are_alike_draw_other_rows():
+    mixture = fbuf.Mixture({name: fbuf.Buffer(1000) for name in "ab"}, fractions=dict.fromkeys("ab", 0.5))
+    rows = np.arange(1000)
+    state = mixture.init(dict.fromkeys("ab", rows[0]))
+    for name in "ab":
+        state = mixture.extend(state, name, rows)
+    batch = mixture.peek(state, jax.random.key(0), 64)
+    of_a, of_b = (np.asarray(batch.index.slot)[np.asarray(batch.source) == n] for n in (0, 1))
+    assert len(of_a) == 32 and not np.array_equal(of_a, of_b)
+
+
 def test_errors_and_rows_go_where_rows_came_from():
     mixture, state = weighted(MODES["exact"])
     state, batch = sampling(mixture)(state, jax.random.key(0))

@@ -59,6 +59,7 @@ def test_decimals_are_taken_as_they_are_written():
     assert _quota.quotas((0.1, 0.2, 0.7), 10) == (1, 2, 7)
     assert _quota.quotas((0.1,) * 10, 30) == (3,) * 10
     assert np.asarray(traced(np.array([0.1, 0.2, 0.7], np.float32), np.int32(10))).tolist() == [1, 2, 7]
+    assert np.asarray(traced(np.full(4, 0.25, np.float32), np.int32(6))).tolist() == [2, 2, 1, 1]
 
 
 def test_fractions_that_make_no_sense_count_as_none():
