@@ -30,6 +30,7 @@ TIERS = ("likely", "quick", "more")
 WARM = ("jax", "jax.numpy", "numpy", "zstandard", "ml_dtypes", "chex", "hypothesis", "hypothesis.strategies", "torch")
 _MOST_MEMORY = 8 << 30  # bytes of a process
 _SLOWER = 8  # a whole tier's time limit, in those of the likely tests
+_HANGS = 150  # seconds of one test, more than any waits for a thread
 
 
 class Tests:
@@ -174,6 +175,8 @@ class Runner:
             found = json.loads((folder / "found.json").read_text())
         elif not late and os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
             found["failed"] = [f"the process died: {signal.Signals(os.WTERMSIG(status)).name}"]
+        elif not late and os.WEXITSTATUS(status) == 1:
+            found["failed"] = [(folder / "test").read_text()]  # which hung
         elif not late:
             found["result"] = "broken"
         if found["result"] == "broken":
@@ -201,10 +204,10 @@ class Runner:
             import hypothesis.internal.conjecture.engine as engine
 
             engine.MAX_SHRINKS = 0  # an example that fails is enough
-        seen = _Seen()
+        seen = _Seen(folder / "test")
         options = ["-q", "-n0", "-p", "no:cacheprovider", "--tb=short"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins were imported before the fork
-        options += ["-x"] if stage.mutant is not None else []
+        options += ["-x", "-o", f"faulthandler_timeout={_HANGS}"] if stage.mutant is not None else []
         code = int(pytest.main([*options, *stage.tests], plugins=[seen]))
         result = {0: "survived", 5: "survived", 1: "killed", 2: "killed"}.get(code, "broken")
         if result == "killed" and not seen.failed:
@@ -219,10 +222,14 @@ class Runner:
 
 
 class _Seen:
-    """Remembers which tests failed."""
+    """Remembers which tests failed, and writes down which one runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: Path) -> None:
         self.failed: list[str] = []
+        self.running = running
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.running.write_text(nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self._note(report)

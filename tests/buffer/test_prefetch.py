@@ -46,6 +46,13 @@ def test_a_replay_counts_stale_draws():
     assert replay.nbytes()["host"] > 0
 
 
+def test_clear_drops_the_batch_drawn_ahead():
+    buffer = make("device")
+    state, _ = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))
+    assert buffer.sample(state, jax.random.key(1))[1].mask.all()
+    assert not buffer.sample(buffer.clear(state), jax.random.key(1))[1].mask.any()
+
+
 INVALID = """
 fbuf.Buffer(10, prefetch=2, batch_size=4) => ValueError prefetch is 2; expected 0, or 1
 fbuf.Buffer(10, prefetch=True, batch_size=4) => ValueError prefetch is True
