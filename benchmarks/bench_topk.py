@@ -3,7 +3,8 @@
 Both get the same thousand rows a call, of a rank and sixteen numbers, into a full buffer: rows that are all higher than those
 held, the dearest there is; rows as high as those held; and rows of which none is higher. torchrl's writer is a heap in
 Python that looks at each row; ours is `writers.TopK` in one donated, jitted `extend`. Both must hold the same ranks afterwards.
-Expected: 20 times as fast or more. The growth with the capacity is asked of ours alone.
+Expected: 20 times as fast or more. What a ring takes for the same rows, and the growth with the capacity, are asked of ours
+alone.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import fbuf
 from benchmarks._harness import Absent, absent_row, exponent, interleave, load_peer, ratio, row, spread
 
 EXTEND = "The highest of all rows, 1,000 rows a call: time of torchrl's TensorDictMaxValueWriter over ours"
+RING = "extend of 1,000 rows: time of `TopK` over that of `Ring`"
 GROWTH = "The highest of all rows, {:,} to {:,} held: growth exponent"
 
 ROWS, WIDTH = 1000, 16
 CALLS = 8  # in one measurement of either: one of ours may take less than 100 us
+TOPK = fbuf.writers.TopK("rank")
 CASES = ("all are higher", "as high as those held", "none is higher")
 
 
@@ -40,9 +43,11 @@ def ranks(case: str, capacity: int, calls: int) -> Iterator[np.ndarray]:
             yield -1 - rng.random(ROWS, np.float32)
 
 
-def ours(case: str, capacity: int, calls: int) -> tuple[Callable[[], Any], Callable[[], np.ndarray]]:
+def ours(
+    case: str, capacity: int, calls: int, writer: Any = TOPK
+) -> tuple[Callable[[], Any], Callable[[], np.ndarray]]:
     """A thunk of one call, and what ranks are held."""
-    buffer = fbuf.Buffer(capacity, writer=fbuf.writers.TopK("rank"))
+    buffer = fbuf.Buffer(capacity, writer=writer)
     extend = jax.jit(buffer.extend, donate_argnums=0)
     given, obs = ranks(case, capacity, calls), jnp.zeros((ROWS, WIDTH), jnp.float32)
     state = [buffer.init({"rank": jnp.float32(0), "obs": jnp.zeros(WIDTH, jnp.float32)})]
@@ -102,6 +107,19 @@ def compare(capacity: int, rounds: int) -> list[dict[str, Any]]:
     return report
 
 
+def over_ring(capacity: int, rounds: int) -> list[dict[str, Any]]:
+    """How much of a call a ring takes, too."""
+    report = []
+    for case in CASES:
+        writers = {"top": TOPK, "ring": fbuf.writers.Ring()}
+        thunks = {name: ours(case, capacity, rounds * CALLS + 2, writer)[0] for name, writer in writers.items()}
+        timings = interleave(thunks, rounds=rounds, calls=CALLS)
+        times = spread(timings["top"]), spread(timings["ring"])
+        shares = ratio(timings["top"], timings["ring"])
+        report.append(row(RING, f"{capacity:,} held, {case}", ours=times[0], peer=times[1], ratio=shares))
+    return report
+
+
 def growth(sizes: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
     """How the time of a call grows with the capacity where all rows are kept."""
     thunks = {size: ours(CASES[0], size, rounds * CALLS + 2)[0] for size in sizes}
@@ -120,8 +138,8 @@ def growth(sizes: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
 def main(quick: bool) -> list[dict[str, Any]]:
     """1,000 and 100,000 rows held; growth up to 10^6; 1,000 and 10^4 if `quick`."""
     if quick:
-        return compare(1000, 2) + growth((10**3, 10**4), 2)
-    return compare(1000, 21) + compare(100_000, 21) + growth((10**3, 10**4, 10**5, 10**6), 21)
+        return compare(1000, 2) + over_ring(1000, 2) + growth((10**3, 10**4), 2)
+    return compare(1000, 21) + compare(100_000, 21) + over_ring(1000, 21) + growth((10**3, 10**4, 10**5, 10**6), 21)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_64_bits_need_x64(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "case", [("Compressed", "Prioritized", "Row", 16, 9), ("Device", "Uniform", "Transition", 80, 9)]
+    "case", [("Compressed", "Prioritized", "Row", 16, 9), ("Device", "Uniform", "Transition", 80, 20)]
 )
 def test_the_newest_rows_stay(case, tmp_path):
     check_resize(case, tmp_path)

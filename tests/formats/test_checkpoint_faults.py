@@ -12,6 +12,7 @@ import pytest
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint import data_file
+from fbuf._formats.checkpoint.filesystem import data_name
 from tests.support import checkpoint_faults as support
 from tests.support.memory_disk import PATH, Faulty, Killed, Memory, disk_of, load, same, save
 
@@ -162,6 +163,13 @@ def test_power_failures_in_a_save_of_nothing_new(sync):
         if not faulty.failed:
             break
     assert at > 10
+
+
+def test_files_of_a_killed_save_are_removed():
+    disk = disk_of(1)
+    disk.put(data_name(9), b"left")
+    save(PATH, 2, disk)
+    assert data_name(9) not in disk.names and load(PATH, disk) == 2
 
 
 class Dropping(Memory):

@@ -225,6 +225,12 @@ def check_resize(case, tmp_path):
         gone = {(lane, age) for lane, age, _ in kept} - {(lane, age) for lane, age, _ in moved}
         assert set(moved) <= set(kept) and all(age >= held - 3 for _, age in gone)
         assert capacity == 16 or not gone
+        batch = jax.device_get(loaded.peek(again, jax.random.key(0), 256))
+        length, lanes = loaded.geometry.length, loaded.geometry.lanes
+        lane = batch.index.slot % lanes
+        age = (np.asarray(again.ring.cursor)[lane] - 1 - batch.index.slot // lanes) % length
+        drawn = set(zip(lane[batch.mask], age[batch.mask], strict=True))
+        assert drawn <= {place[:2] for place in moved}
     stats = jax.device_get(loaded.stats(again))
     assert stats["size"] == min(int(buffer.size(state)), capacity)
     again, drawn = steps(loaded, again, 100, 12)
