@@ -271,6 +271,29 @@ def test_donated_and_without_checkify():
     raises(ValueError, r"checkify\.checkify", lambda: jax.jit(partial(updated, buffer))(state, jnp.ones(4)))
 
 
+def test_stale_indices_of_a_batch_drawn_ahead_are_no_error():
+    ahead, at_once = (fbuf.checked(buffer_of(**more)) for more in ({"prefetch": 1, "batch_size": 4}, {"batch_size": 4}))
+
+    def learn(buffer):
+        state, batch = buffer.sample(filled(buffer), KEY)
+        state = buffer.extend(state, rows_of(6, 8))  # in place of all rows
+        return buffer.update_priority(state, batch.index, jnp.ones(4))
+
+    assert int(learn(ahead).counters.sum()) > 0
+    raises(Exception, "stale", learn, at_once)
+
+
+def test_a_step_of_a_mixture_is_checked_for_each_buffer():
+    mixture = fbuf.Mixture({name: buffer_of() for name in "ab"}, fractions=dict.fromkeys("ab", 0.5))
+    state = mixture.init(dict.fromkeys("ab", EXAMPLE))
+    for name in "ab":
+        state = mixture.extend(state, name, rows_of(0, 6))
+    state, batch = mixture.sample(state, KEY, 4)
+    step = fbuf.checked(mixture.update_priority)
+    step(state, batch.index, jnp.ones(4))
+    raises(Exception, "NaN|finite", step, state, batch.index, jnp.full(4, jnp.nan))
+
+
 def test_checked_refuses_other_arguments():
     raises(TypeError, "checked: got int; expected a Buffer, or a step of states", fbuf.checked, 3)
     raises(ValueError, "checked: allow names 'stale'", lambda: fbuf.checked(fbuf.uniform(8), allow=("stale",)))

@@ -53,6 +53,7 @@ def check_fixed(view, sampler, storage):
     lot = 3 * 1024 * 160 if isinstance(storage, fbuf.storages.Deduplicated) else 0
     assert held < plan.peak_extend < held + 3 * 100 * 820 + 65536 + lot
     assert held < plan.peak_sample < held + 3 * 16 * 9 * 820 + 65536
+    return plan, buffer, state
 
 
 def deduplicated(blocks, on_full="retire"):
@@ -66,8 +67,16 @@ def distinct_rows(count):
     return rows(count) | {"obs": obs}
 
 
-def test_fixed_sizes_are_exact():
-    check_fixed("transition", "uniform", "host")
+def test_fixed_sizes_are_exact(tmp_path):
+    plan, buffer, state = check_fixed("transition", "uniform", "host")
+    fbuf.save(tmp_path, buffer, state, sync=False)
+    saved = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert plan.checkpoint == pytest.approx(saved, rel=0.05)
+
+
+def test_a_plan_draws_batches_of_the_buffer_s_size():
+    few, many = (fbuf.Buffer(100, batch_size=size).plan(EXAMPLE).peak_sample for size in (None, 2000))
+    assert many > 2 * few
 
 
 def test_a_plan_allocates_no_rows_and_counts_them_twice_without_donation():

@@ -46,6 +46,14 @@ def test_a_replay_counts_stale_draws():
     assert replay.nbytes()["host"] > 0
 
 
+def test_a_converted_state_draws_ahead():
+    ahead = make("device")
+    plain = dataclasses.replace(ahead, prefetch=0, batch_size=None)
+    state = plain.convert(ahead, plain.extend(plain.init(EXAMPLE), rows_at(0)))
+    state, _ = ahead.sample(state, jax.random.key(0))
+    assert ahead.sample(state, jax.random.key(1))[1].mask.all()
+
+
 def test_clear_drops_the_batch_drawn_ahead():
     buffer = make("device")
     state, _ = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))

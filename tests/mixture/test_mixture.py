@@ -41,6 +41,17 @@ def test_all_takes_the_rows_asked_of_each():
     np.testing.assert_allclose(batch.probability, np.array([0.4 / 20] * 2 + [0.6 / 40] * 3), rtol=1e-6)
 
 
+def test_a_buffer_of_which_nothing_is_drawn_may_be_empty():
+    mixture = two(fractions={"a": 0.0, "b": 1.0})
+    assert mixture.can_sample(filled(mixture, a=0)) and not mixture.can_sample(filled(mixture, b=0))
+
+
+def test_sources_at_random_differ_from_batch_to_batch():
+    mixture, state = weighted(MODES["random"])
+    sources = [mixture.peek(state, jax.random.key(i), B).source for i in range(8)]
+    assert len({int(jnp.sum(source)) for source in sources}) > 1
+
+
 def test_buffers_that_are_alike_draw_other_rows():
     mixture = fbuf.Mixture({name: fbuf.Buffer(1000) for name in "ab"}, fractions=dict.fromkeys("ab", 0.5))
     rows = np.arange(1000)

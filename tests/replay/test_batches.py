@@ -15,7 +15,7 @@ import fbuf
 from fbuf import limits
 from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, at_exit, drawing, make, rows, waiting
-from tests.support.threads import Thread, soon
+from tests.support.threads import PATIENCE, Thread, soon
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +200,8 @@ def test_next_has_a_timeout():
         soon(lambda: replay.pace.drawn == 20 and waiting(replay) == 1 and batches._ahead._ready)
         next(batches)
         raises(TimeoutError, r"no batch in 0 s; 10 rows added and 20 drawn", next, batches)
+    with full().batches(4, timeout=PATIENCE) as batches:
+        assert next(batches).mask.all()  # which takes a while
     with make(None).batches(4, timeout=0) as batches, replay._lock.acquire():
         assert batches._explain() == "one is being drawn"
         batches._ahead.hear()

@@ -143,6 +143,12 @@ def test_a_timeout_ends_a_sampler():
     raises(TimeoutError, said, replay.sample, 10, timeout=0.001)
 
 
+def test_a_limit_may_ask_for_a_full_buffer():
+    replay = fbuf.Replay(fbuf.uniform(8), {"t": np.int32(0)}, limit=fbuf.limits.min_size(8))
+    replay.extend({"t": np.arange(8)})
+    assert replay.can_sample(4)
+
+
 def test_calls_that_the_limit_can_never_allow_are_errors():
     replay = make()
     replay.extend(rows(0, 10))

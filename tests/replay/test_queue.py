@@ -41,6 +41,8 @@ def test_an_actor_and_a_learner_wait_for_each_other():
 def test_waiting_ends_with_a_timeout():
     replay = fbuf.Replay(fbuf.Buffer(4, sampler=Consume(order="fifo")), EXAMPLE)
     assert replay.can_add(4) and not replay.can_add(5)
+    lanes = fbuf.Replay(fbuf.Buffer(8, lanes=2, sampler=Consume(order="fifo")), EXAMPLE)
+    assert lanes.can_add(8) and not lanes.can_add(9)
     replay.extend({"t": np.arange(3)})
     assert replay.can_add(1) and not replay.can_add(2) and replay.can_sample(3) and not replay.can_sample(4)
     with pytest.raises(TimeoutError, match="waited 0 s for 2 rows; the queue has no room until more rows are drawn"):

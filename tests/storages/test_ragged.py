@@ -19,7 +19,7 @@ from fbuf.storages import Ragged, Zstd
 from fbuf.views import Transition
 from tests.support import refusals
 from tests.support.ownership import store_of
-from tests.support.ragged import EXAMPLE, Thing, check_history, random_row, same
+from tests.support.ragged import EXAMPLE, Thing, check_growth, check_history, random_row, same
 from tests.support.refusals import raises
 
 
@@ -102,6 +102,10 @@ def test_old_states_and_batches_read_their_own_rows_or_raise() -> None:
     masking.extend(old, rows[4:6])
     lazy = masking.rows(old).lazy
     assert lazy["text"] == [None, None, "2", "3"] and lazy.present.tolist() == [False, False, True, True]
+
+
+def test_a_grown_buffer_does_what_a_larger_one_does() -> None:
+    check_growth(fbuf.samplers.Prioritized(normalize="buffer"), fbuf.views.Row())
 
 
 def test_growing_an_old_state_does_not_change_its_future() -> None:
