@@ -135,6 +135,17 @@ def test_curves_pass_through_the_counts():
     assert values == sorted(values)
 
 
+def test_blocks_grow_no_faster_than_rows():
+    assert Curve((10, 20), (10, 40)).power == 1
+
+
+def test_of_cuts_that_fit_the_given_places_the_smallest_is_best():
+    curves = [Curve((100,), (distinct,)) for distinct in (10, 20)]
+    cuts, blocks = [(8, 2), (4, 1)], [1, 4]
+    assert block_stats.smallest(curves, cuts, blocks, 100, 1024) == 1
+    assert block_stats.smallest(curves, cuts, blocks, 100, 10) == 0  # the other exceeds them by more
+
+
 @given(some.floats(1, 1e10), some.integers(1, 2**32))
 def test_numbers_of_places_are_legal(blocks, most):
     places = block_stats.places_for(blocks, most)
@@ -170,6 +181,7 @@ def test_only_settings_that_are_none_are_chosen():
     rows = {"obs": game(400)}
     block = Deduplicated(block=(14, 28)).fit(rows, 5000)
     assert block.block == (14, 28) and block.blocks is not None
+    assert block.blocks > Deduplicated(block=(14, 28)).fit(rows, 400).blocks
     blocks = Deduplicated(blocks=4096, on_full="refuse").fit(rows, 5000)
     assert blocks.blocks == 4096 and blocks.block is not None and blocks.on_full == "refuse"
     both = Deduplicated(block=(14, 28), blocks=4096)

@@ -43,6 +43,11 @@ def test_an_empty_buffer_has_a_summary():
     assert "0 of 8 (0.0 %)" in repr(summary) and summary.to_dict()["size"] == 0
 
 
+def test_every_bit_of_short_words_counts():
+    rows = jnp.asarray([[0x0100, 0], [0, 1], [1, 0], [0, 0x0100]], jnp.uint16)
+    assert collect.distinct(np.asarray(collect.hashed(rows))) == 4
+
+
 def test_rows_are_hashed_by_their_bits():
     for dtype in ("bool", "int16", "uint32", "float32", "bfloat16", "int4"):
         rows = jnp.asarray(np.random.default_rng(0).integers(0, 2, (64, 3)), dtype)

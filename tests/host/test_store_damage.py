@@ -63,6 +63,17 @@ def test_a_changed_byte_of_a_checkpoint_gives_no_wrong_row(column, name):
         assert failed == 1
 
 
+def test_a_changed_byte_of_a_chunk_that_is_not_full_is_found_at_load():
+    store = make(Zstd(chunk=8), shape=(24, 24), length=64)
+    store.write([frames(5)[:, None]], None)
+    arrays = store.to_arrays()
+    whole = np.array(arrays["column0:open"])
+    assert len(whole) > 20
+    for at in range(len(whole)):
+        flipped = whole ^ (np.arange(len(whole)) == at).astype(np.uint8)
+        raises(StoreCorrupted, "not full", load, store, arrays | {"column0:open": flipped})
+
+
 def test_a_damaged_dictionary_is_found_at_load():
     store, _, _ = with_dictionaries()
     arrays, rng = store.to_arrays(), np.random.default_rng(0)
@@ -127,6 +138,8 @@ def test_arrays_that_do_not_fit_are_refused():
     pytest.raises(ValueError, load, store, arrays, length=65).match("lanes, length and slack")
     columns, fits = (dataclasses.replace(store.columns[0], codec=Zstd(chunk=4)),), {"length": 64, "slack": 0}
     raises(ValueError, "chunks hold 8 rows; expected 4", Store.from_arrays, columns, arrays, lanes=1, **fits)
+    row = arrays["patch:row"] + np.array([0, 0, len(tickets), 0])
+    raises(ValueError, "patch:row has", load, store, arrays | {"patch:row": row})
     for name, array in arrays.items():
         raises(ValueError, "is missing", load, store, {n: a for n, a in arrays.items() if n != name})
         raises(ValueError, "Store.from_arrays", load, store, arrays | {name: array.astype(np.float32)})

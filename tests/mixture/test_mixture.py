@@ -52,6 +52,17 @@ def test_sources_at_random_differ_from_batch_to_batch():
     assert len({int(jnp.sum(source)) for source in sources}) > 1
 
 
+def test_indices_out_of_range_are_counted():
+    mixture, state = weighted(MODES["exact"])
+    assert not any(map(int, state.refused.values()))
+    index = fbuf.MixtureIndex(*(jnp.full(2, n, kind) for n, kind in ((9, jnp.int32), (0, jnp.int32), (1, jnp.uint32))))
+    after = mixture.update_priority(state, index, jnp.ones(2))
+    assert {name: int(count) for name, count in after.refused.items()} == {
+        "empty_samples": 0,
+        "refused_out_of_range": 2,
+    }
+
+
 def test_buffers_that_are_alike_draw_other_rows():
     mixture = fbuf.Mixture({name: fbuf.Buffer(1000) for name in "ab"}, fractions=dict.fromkeys("ab", 0.5))
     rows = np.arange(1000)

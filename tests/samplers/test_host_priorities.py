@@ -24,6 +24,16 @@ from tests.support.tables import one_of
 from tests.support.trees import same
 
 
+def test_priorities_and_their_least_are_saved(tmp_path):
+    buffer = fbuf.Buffer(8, sampler=Prioritized(on="host", normalize="buffer"))
+    given = np.arange(1, 7, dtype=np.float32)
+    state = buffer.extend(buffer.init(np.int32(0)), np.arange(6, dtype=np.int32), priority=given)
+    fbuf.save(tmp_path, buffer, state)
+    loaded, again = fbuf.load(tmp_path)
+    same(loaded.priorities(again), buffer.priorities(state))
+    same(loaded.peek(again, KEY, 16), buffer.peek(state, KEY, 16))
+
+
 def layout_of(capacity):
     return Layout(*sum_tree.layout(capacity), sum_tree.middle(capacity))
 

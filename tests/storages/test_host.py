@@ -79,6 +79,29 @@ def test_a_window_that_lost_a_row_is_masked_whole(storage: str) -> None:
     assert not np.asarray(batch.data["obs"])[~np.asarray(batch.mask)].any()
 
 
+def test_a_row_is_there_if_all_its_leaves_are(storage: str) -> None:
+    view = fbuf.views.Transition(
+        stack=3, action=None, reward="t", terminated="end", truncated=None, autoreset="same_step"
+    )
+    kept = STORAGES[storage](keys=("obs", "t"), slack=5, on_expired="mask")  # rows 3 to 7
+    buffer, rows = fbuf.Buffer(capacity=8, storage=kept, view=view), rows_of(0, 8) | {"end": jnp.zeros(8, bool)}
+    rows["t"] = rows["t"].astype(jnp.float32)
+    old = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    drawn = np.asarray(buffer.peek(old, jax.random.key(0), 64).data["reward"])
+    buffer.extend(old, rows)
+    there = np.asarray(buffer.peek(old, jax.random.key(0), 64).mask)
+    np.testing.assert_array_equal(there, drawn >= 5)
+    assert there.any() and not there.all()
+
+
+def test_slack_is_rounded_up_to_whole_steps(storage: str) -> None:
+    buffer = make(storage, lanes=2, slack=1, on_expired="mask")
+    rows = jax.tree.map(lambda x: x.reshape(-1, 2, *x.shape[1:]), rows_of(0, 10))
+    old = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0, 0], rows)), jax.tree.map(lambda x: x[:4], rows))
+    buffer.extend(old, jax.tree.map(lambda x: x[4:], rows))
+    assert buffer.rows(old).mask.all()
+
+
 def test_two_futures_of_one_state_never_read_each_others_rows(storage: str) -> None:
     buffer = make(storage, slack=64)
     root = filled(buffer)

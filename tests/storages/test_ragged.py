@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._bridge import lifetime
+from fbuf._host.ragged import values
 from fbuf._host.types import StoreCorrupted
 from fbuf.storages import Ragged, Zstd
 from fbuf.views import Transition
@@ -161,6 +162,13 @@ def test_saved_rows_are_loaded() -> None:
     for name in ("obs", "obs_length", "reward"):
         assert np.array_equal(after.data[name], before.data[name])
     assert same(buffer.rows(buffer.extend(again, rows)).lazy.rows()[-1][0], rows[-1][0])
+
+
+def test_ints_of_any_size_return() -> None:
+    for power in (0, 7, 8, 15, 16, 63, 64, 200):
+        for number in (2**power - 1, 2**power, -(2**power), -(2**power) - 1):
+            data = values.encode(number, None)
+            assert data is not None and values.decode(memoryview(data), None) == number
 
 
 def test_objects_are_saved_by_encode_and_refused_without() -> None:
