@@ -13,7 +13,8 @@ from fbuf._host.codecs import Zstd
 from fbuf._host.memory import file_arena
 from tests.support.disk import make
 from tests.support.disk_faults import Faults, resumed
-from tests.support.processes import TREE, run_python
+from tests.support.paths import ROOT
+from tests.support.processes import run_python
 from tests.support.refusals import raises
 from tests.support.store import columns_of, fetch
 from tests.support.store_model import Model
@@ -200,7 +201,7 @@ def test_another_process_hears_of_locks_and_limits_and_its_directory_outlives_fo
     store, own = make(tmp_path / "used", columns_of(None)), tmp_path / "own"
     own.mkdir()
     command = [sys.executable, "-W", "ignore", "-c", ANOTHER, str(tmp_path / "used")]
-    environment = os.environ | {"PYTHONPATH": str(TREE), "TMPDIR": str(own)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(own)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout == "True\n" and "KeyError: 'an error'" in done.stderr, done.stderr
     assert list(own.iterdir()) == []  # temporary, and gone with its process

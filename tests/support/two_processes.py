@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from tests.support.processes import TREE, devices
+from tests.support.paths import ROOT
+from tests.support.processes import devices
 from tests.support.trees import same
 
 HEAD = """
@@ -44,12 +45,12 @@ def free_port() -> int:
 @contextlib.contextmanager
 def started(code: str, *arguments: Any, processes: int = 2, count: int = 8) -> Iterator[Sequence[Any]]:
     port, running = free_port() if processes > 1 else 0, list[subprocess.Popen[str]]()
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TREE), **devices(count // processes)}
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **devices(count // processes)}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     try:
         for number in range(processes):
             command = [sys.executable, "-c", HEAD + code, *map(str, (number, processes, port, *arguments))]
-            running.append(subprocess.Popen(command, cwd=TREE, env=env, **pipes))
+            running.append(subprocess.Popen(command, cwd=ROOT, env=env, **pipes))
         yield running
     finally:
         for each in running:
