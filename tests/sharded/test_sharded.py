@@ -1,9 +1,15 @@
-"""A sharded buffer on one device; everything else is in tests/more/sharded."""
+"""A sharded buffer on one device, and some cases on eight in a process of their own; the others are in tests/more/sharded."""
 
 import jax
+import pytest
 
 from fbuf.sharded import Sharded
-from tests.support.sharded import buffer_of, example, mesh_of
+from tests.support.sharded import buffer_of, example, mesh_of, run
+
+HERE = {
+    "eight_devices": "(priorities_reach and batch and local) or (mass and local) or (every_anchor and sampler0 and view1)",
+    "eight_devices_rows eight_devices_mixture": "(one_buffer and local) or (0.25 and 0.75) or fractions_belong or all_its",
+}
 
 
 def test_arrays_of_all_shards_are_split() -> None:
@@ -11,3 +17,9 @@ def test_arrays_of_all_shards_are_split() -> None:
     state = sharded.init(example())
     assert all(leaf.ndim and leaf.size for leaf in jax.tree.leaves(state))
     assert {leaf.sharding.spec for leaf in jax.tree.leaves(state)} == {jax.sharding.PartitionSpec("data")}
+
+
+@pytest.mark.parametrize("files", HERE)
+def test_eight_devices(files: str) -> None:
+    first, *rest = (f"tests/more/sharded/{file}.py" for file in files.split())
+    run(first, HERE[files], *rest)

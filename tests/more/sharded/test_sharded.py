@@ -15,15 +15,15 @@ from tests.support.sharded import buffer_of, fill, mesh_of, rows_and_masks, run
 from tests.support.trees import same
 from tests.support.two_processes import check_killed, check_two_processes
 
-# The cases of each process; all are in tests/exhaustive.
+# The cases of each process; more are in tests/sharded, all in tests/exhaustive.
 HERE = {
-    "eight_devices": "(every_anchor and (sampler0 or sampler2) and view1) or (in_place and Prioritized and local and not "
-    "blocks) or collectives or refusals or print or (one_axis and local and True and 8) or mass or (strict and local) or "
-    "(priorities and batch)",
+    "eight_devices": "(every_anchor and sampler2 and view1) or (in_place and Prioritized and local and not "
+    "blocks) or collectives or refusals or print or (one_axis and local and True and 8) or (mass and global) or "
+    "(strict and local) or (priorities and batch and global)",
     "eight_devices_saved": "(draws_the_same and batch and 2) or (on_the_host and Compressed and True) or Consume or 64_bits or "
     "planned or (without_lanes and Prioritized and 4) or (new_transform and 4) or (mixtures and Host)",
-    "eight_devices_rows eight_devices_mixture": "(one_buffer and local) or (written_back and global) or inside or (all_rows "
-    "and local) or whole or (0.25 and 0.75) or fractions_belong or windows_summaries",
+    "eight_devices_rows eight_devices_mixture": "(written_back and global) or inside or (all_rows "
+    "and local) or whole or windows_summaries",
 }
 
 
