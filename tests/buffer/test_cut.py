@@ -5,6 +5,7 @@ import gc
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fbuf
 from fbuf.storages import Memmap
@@ -48,6 +49,16 @@ init(Sequence(2, episode_end=(), episode="id"), {"t": 0}) => ValueError no leaf 
 init(Sequence(2, episode_end=(), episode="id"), {"id": 0.5}) => TypeError 'id' is float32[]; expected one integer
 init(Transition(autoreset="same_step", episode="id"), ROW) => ValueError no leaf named 'id'; rows | or None
 """
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_a_cut_ends_an_episode(autoreset):
+    buffer = fbuf.Buffer(8, view=fbuf.views.Episode(3, autoreset=autoreset))
+    state = buffer.extend(buffer.init(jax.tree.map(lambda leaf: leaf[0], steps(0, 1))), steps(0, 3))
+    assert not buffer.can_sample(state)
+    state = buffer.extend(buffer.cut(state), steps(10, 2))
+    assert buffer.can_sample(state)
+    assert np.unique(buffer.peek(state, jax.random.key(0), 8).data["obs"], axis=0).tolist() == [[0, 1, 2]]
 
 
 def test_wrong_lanes_and_ids_are_refused():

@@ -42,7 +42,7 @@ def test_all_takes_the_rows_asked_of_each():
 
 
 def test_a_buffer_of_which_nothing_is_drawn_may_be_empty():
-    mixture = two(fractions={"a": 0.0, "b": 1.0})
+    mixture = two(fractions={"a": 0.0, "b": 1.0}, if_empty="mask")
     assert mixture.can_sample(filled(mixture, a=0)) and not mixture.can_sample(filled(mixture, b=0))
 
 

@@ -130,6 +130,10 @@ def test_a_wait_times_out_while_another_thread_holds_the_lock(monkeypatch):
     assert came == [1]
 
 
+def test_waiting_until_a_time_that_has_passed_returns_at_once():
+    WakeUp().wait(-1.0)
+
+
 def test_waiting_and_entering_can_time_out():
     lock = FairLock()
     with lock.acquire():

@@ -41,6 +41,13 @@ def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     compare(pair, 50, sizes=(7, 7, 12), begin=functools.partial(with_lap, lap=lap))
 
 
+def test_masked_entries_are_zero():
+    replay = fbuf.Replay(fbuf.Buffer(4, sampler=fbuf.samplers.Prioritized(replace=False)), {"t": np.int32(0)})
+    replay.extend({"t": np.arange(1, 5)})
+    batch = replay.sample(6, to="numpy")
+    assert batch.mask.sum() == 4 and not batch.data["t"][~batch.mask].any()
+
+
 def test_tensors_are_the_caller_s():
     torch = pytest.importorskip("torch")
     one, other = (fbuf.Replay(fbuf.uniform(50), EXAMPLE) for _ in range(2))

@@ -185,6 +185,8 @@ def test_leaves_are_joined_and_split():
     np.testing.assert_array_equal(made["both"], np.stack([data["a"], data["e"]], 2))
     parts = run(Split("frame", ("top", "rest"), (1, 5), axis=0), data, lead=2)
     np.testing.assert_array_equal(parts["rest"], data["frame"][:, :, 1:])
+    parts = run(Split("frame", ("x", "y", "z"), (1, 2, 3), axis=0), data, lead=2)
+    np.testing.assert_array_equal(parts["y"], data["frame"][:, :, 1:3])
     lines = run(Unstack("frame", tuple("uvwxy"), axis=-1), data, lead=2)
     np.testing.assert_array_equal(lines["w"], data["frame"][..., 2])
 

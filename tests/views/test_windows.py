@@ -297,5 +297,8 @@ def test_a_name_that_the_view_adds_is_refused_with_a_fix():
     flat, nested = (fbuf.Buffer(20, view=same_step.Sequence(4, episode_end=(name,))) for name in ("done", "step/done"))
     for name in ("mask", "is_first", "learning_mask"):
         row = {name: np.float32(0), "done": np.bool_(False)}
-        raises(ValueError, rf"leaf '{name}', but the view adds mask.*Rename it, or nest the rows", flat.init, row)
+        for made in (row, row | {name: {"x": np.float32(0)}}):
+            raises(
+                ValueError, rf"leaf '{name}.*', but the view adds mask.*Rename it, or nest the rows", flat.init, made
+            )
         assert nested.init({"step": row}).rows["step"].keys() == row.keys()
