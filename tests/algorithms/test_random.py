@@ -161,3 +161,19 @@ def test_folded_keys_differ_and_give_independent_words():
     assert (np.asarray(random.fold_in(jax.random.PRNGKey(7), jnp.int32(3))) == words[3]).all()
     other = jax.random.key(7, impl="rbg")
     assert (random.fold_in(other, jnp.int32(3)) == jax.random.fold_in(other, 3)).all()
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_words_of_any_key(kind):
+    keys = jax.random.split(jax.random.key(0, impl=kind), 3)
+    first, second = map(jnp.stack, zip(*(random.pairs(key, 9) for key in keys), strict=True))
+    words = np.concatenate([first, second]).ravel()
+    assert words.dtype == np.uint32 and len(np.unique(words)) == 54
+    for key, one, other in zip(keys, first, second, strict=True):
+        short = jax.jit(lambda key: random.pairs(key, 4))(key)
+        np.testing.assert_array_equal(short[0], one[:4])
+        np.testing.assert_array_equal(short[1], other[:4])
+    data = jax.random.key_data(keys[0])
+    for at in range(data.size):
+        changed = jax.random.wrap_key_data(data.at[at].add(1), impl=kind)
+        assert (random.pairs(changed, 9)[0] != first[0]).all(), f"word {at} of a key does not count"

@@ -137,3 +137,15 @@ def test_buffers_without_episodes_have_none_to_cut(tmp_path):
     stored = fbuf.Replay(buffer, state)
     stored.save(tmp_path / "saved")
     assert len(fbuf.Replay.load(tmp_path / "saved")) == 6
+
+
+def test_replay_load_cuts_unless_told_otherwise(tmp_path):
+    replay = fbuf.Replay(fbuf.Buffer(20, view=STEPS), ROW)
+    replay.extend(steps(0, 5))
+    replay.save(tmp_path)
+    drawn = replay.sample(64, to="numpy").data["obs"]
+    assert set(drawn) == {0.0, 1.0}
+    exact = fbuf.Replay.load(tmp_path, cut=False)
+    assert (exact.sample(64, to="numpy").data["obs"] == drawn).all()
+    restarted = fbuf.Replay.load(tmp_path)
+    assert set(restarted.sample(64, to="numpy").data["obs"]) == {0.0, 1.0, 2.0, 3.0}

@@ -24,8 +24,9 @@ from tests.support.tables import one_of
 from tests.support.trees import same
 
 
-def test_priorities_and_their_least_are_saved(tmp_path):
-    buffer = fbuf.Buffer(8, sampler=Prioritized(on="host", normalize="buffer"))
+@pytest.mark.parametrize("on", ["device", "host"])
+def test_priorities_and_their_least_are_saved(on, tmp_path):
+    buffer = fbuf.Buffer(8, sampler=Prioritized(on=on, normalize="buffer"))
     given = np.arange(1, 7, dtype=np.float32)
     state = buffer.extend(buffer.init(np.int32(0)), np.arange(6, dtype=np.int32), priority=given)
     fbuf.save(tmp_path, buffer, state)

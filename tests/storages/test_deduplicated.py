@@ -88,3 +88,20 @@ def test_growing_asks_for_more_places_and_a_concrete_state() -> None:
         device = fbuf.Buffer(4)
         device.grow(device.init(jnp.float32(0)))
     raises(ValueError, r"without 'b'.*Give one number, or one for each of: a, b", both.grow, empty, {"a": 960})
+
+
+def test_retired_rows_are_not_drawn_when_every_priority_is_zero():
+    storage = Deduplicated(keys=("obs",), block=(4, 4), blocks=64, on_full="retire")
+    view = fbuf.views.Transition(autoreset="same_step")
+    buffer = fbuf.Buffer(64, storage=storage, sampler=fbuf.samplers.Prioritized(eps=0.0), view=view)
+    obs = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
+    rows = row_with(obs, 40, reward=np.arange(40, dtype=np.float32))
+    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
+    extend = jax.jit(lambda s, part: buffer.extend(s, part, priority=jnp.zeros(4)))
+    for at in range(0, 40, 4):
+        state = extend(state, jax.tree.map(lambda x, at=at: x[at : at + 4], rows))
+    size, retired = (int(buffer.stats(state)[name]) for name in ("size", "retired_rows"))
+    assert retired and size + retired == 40
+    batch = buffer.peek(state, jax.random.key(0), 256)
+    assert batch.mask.all()
+    assert set(np.asarray(batch.data["reward"]).astype(int)) == set(range(retired, 39))

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ import fbuf
 from fbuf._interfaces import writer
 from fbuf.samplers import Prioritized
 from tests.support.refusals import raises
-from tests.support.scattered import EXAMPLE, Largest, Told, check_largest, check_refused, make, rows_of
+from tests.support.scattered import EXAMPLE, STORAGES, Largest, Told, check_largest, check_refused, make, rows_of
 
 
 @given(data=st.data())
@@ -87,3 +88,18 @@ def test_slots_and_states_of_another_kind_are_refused():
 
 def test_a_row_that_would_leave_a_slot_empty_is_refused_and_counted():
     check_refused("Device")
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere the store cannot look at the state's tickets")
+def test_steps_that_are_tried_and_dropped_cost_nothing():
+    buffer = make(dataclasses.replace(STORAGES["Host"], slack=8), "Largest")
+    extend = jax.jit(buffer.extend)
+    state = extend(buffer.init(EXAMPLE), rows_of(0, 12) | {"score": np.arange(12, dtype=np.float32)})
+    for i in range(20):
+        extend(state, rows_of(500, 5) | {"score": np.full(5, 1000 + i, np.float32)})
+        state = buffer.update_rows(state, buffer.last(state, 1).index, {"done": np.ones(1, bool)})
+        state = extend(state, rows_of(100 + i, 1) | {"score": np.float32([3.5])})
+    rows = jax.device_get(buffer.rows(state))
+    assert sorted(rows.data["id"].tolist()) == [*range(4, 12), 100, 101, 102, 103]
+    for number, obs in zip(rows.data["id"], rows.data["obs"], strict=True):
+        assert np.array_equal(obs, rows_of(int(number), 1)["obs"][0])

@@ -10,20 +10,8 @@ import pytest
 import fbuf
 from fbuf.storages import Compressed, Device, Host, Memmap, Ragged
 from fbuf.views import Hindsight, Sequence, Transition
-from tests.buffer.test_cut import ROW, STEPS, WINDOWS, counted, steps, windows
+from tests.buffer.test_cut import ROW, WINDOWS, counted, steps, windows
 from tests.buffer.test_cut import test_cuts_outlive_two_restarts as restarts
-
-
-def test_replay_load_cuts_unless_told_otherwise(tmp_path):
-    replay = fbuf.Replay(fbuf.Buffer(20, view=STEPS), ROW)
-    replay.extend(steps(0, 5))
-    replay.save(tmp_path)
-    drawn = replay.sample(64, to="numpy").data["obs"]
-    assert set(drawn) == {0.0, 1.0}
-    exact = fbuf.Replay.load(tmp_path, cut=False)
-    assert (exact.sample(64, to="numpy").data["obs"] == drawn).all()
-    restarted = fbuf.Replay.load(tmp_path)
-    assert set(restarted.sample(64, to="numpy").data["obs"]) == {0.0, 1.0, 2.0, 3.0}
 
 
 def test_hindsight_takes_no_goal_from_beyond_a_cut():

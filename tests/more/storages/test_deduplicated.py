@@ -1,7 +1,6 @@
 """`storages.Deduplicated`: kinds of leaves, chunks, bad hashes, counters, growth and memory."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,9 +8,9 @@ import fbuf
 from fbuf._algorithms import block_table
 from fbuf.storages import Deduplicated
 from fbuf.testing import assert_inplace
-from tests.support.deduplicated import KEY, check, check_leaves
+from tests.support.deduplicated import check, check_leaves
 from tests.support.deduplicated_device import BATCH_BYTES, OBS, SIZES, atari, noise_rows
-from tests.support.trees import row_with, same
+from tests.support.trees import same
 
 
 @pytest.mark.parametrize("kind", ["frames, colour, stacks", "one table"])
@@ -55,20 +54,3 @@ def test_arrays_load_only_where_their_ids_mean_the_same():
         other = Deduplicated(keys=("obs",), block=block, blocks=blocks)
         with pytest.raises(ValueError, match=message):
             other.from_arrays(arrays, buffer.geometry, OBS, structure)
-
-
-def test_retired_rows_are_not_drawn_when_every_priority_is_zero():
-    storage = Deduplicated(keys=("obs",), block=(4, 4), blocks=64, on_full="retire")
-    view = fbuf.views.Transition(autoreset="same_step")
-    buffer = fbuf.Buffer(64, storage=storage, sampler=fbuf.samplers.Prioritized(eps=0.0), view=view)
-    obs = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
-    rows = row_with(obs, 40, reward=np.arange(40, dtype=np.float32))
-    state = buffer.init(jax.tree.map(lambda x: x[0], rows))
-    extend = jax.jit(lambda s, part: buffer.extend(s, part, priority=jnp.zeros(4)))
-    for at in range(0, 40, 4):
-        state = extend(state, jax.tree.map(lambda x, at=at: x[at : at + 4], rows))
-    size, retired = (int(buffer.stats(state)[name]) for name in ("size", "retired_rows"))
-    assert retired and size + retired == 40
-    batch = buffer.peek(state, KEY, 256)
-    assert batch.mask.all()
-    assert set(np.asarray(batch.data["reward"]).astype(int)) == set(range(retired, 39))

@@ -43,27 +43,6 @@ def test_readers_and_writers_in_threads():
     assert not wrong and store.stats()["rows_accepted"] == 600
 
 
-def test_eager_and_jitted_rows_mix():
-    buffer = fbuf.Buffer(capacity=8, storage=Ragged(maximum={"obs": 4}))
-    state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "reward": 0.0})
-    state = buffer.extend(state, [{"text": "none", "reward": 0.0}, {"obs": np.ones(3, np.float32), "reward": 1.0}])
-    whole = jax.jit(buffer.extend)(state, {"obs": jnp.full((2, 2), 5.0), "reward": jnp.ones(2)})
-    lacking = jax.jit(buffer.extend)(whole, {"reward": jnp.ones(1)})
-    got = buffer.rows(lacking)
-    assert got.data["obs_length"][:5, 0].tolist() == [-1, 3, 2, 2, -1]
-    assert got.data["obs"][:5].tolist() == [[0] * 4, [1, 1, 1, 0], [5, 5, 0, 0], [5, 5, 0, 0], [0] * 4]
-    assert got.lazy.missing == {"obs": [0, 4], "text": [1, 2, 3, 4]}
-    lazy = buffer.get(lacking, jnp.array([1, 2, 3, 2])).lazy
-    pytest.raises(ValueError, lazy.stack, "obs").match(r"2 shapes \(float32\[[23]\]: rows")
-    assert buffer.get(lacking, jnp.array([2, 3, 2])).lazy.stack("obs", axis=-1).shape == (2, 3)
-    again = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "reward": 0.0})
-    again = buffer.extend(again, got.data, mask=got.mask)  # what a batch shows can be added again
-    for one, other in zip(buffer.rows(again).lazy.get("obs")[:5], got.lazy.get("obs")[:5], strict=True):
-        assert np.array_equal(one, other)
-    single = jax.jit(buffer.add)(lacking, {"obs": jnp.arange(4.0), "reward": jnp.float32(3)})
-    assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
-
-
 view = one_of(Sequence(3, autoreset="same_step"))
 
 
@@ -129,21 +108,6 @@ def test_a_batch_keeps_its_store_and_objects_go_with_their_rows():
     state = buffer.extend(state, [{"x": 2}, {"x": 3}])
     gc.collect()
     assert alive() is None
-
-
-def test_memory_does_not_grow():
-    buffer = fbuf.Buffer(capacity=64, lanes=2, storage=Ragged())
-    state = buffer.init({"a": b"", "b": None})
-    rng = np.random.default_rng(0)
-    sizes = []
-    for i in range(120):
-        rows = [[{"a": bytes(int(rng.integers(1, 4000))), "b": Thing()} for _ in range(2)] for _ in range(8)]
-        state = buffer.extend(state, rows, mask=rng.random((8, 2)) < (0.9, 0.1))  # a lane that stalls
-        if i >= 30:
-            sizes.append(store_of(state).nbytes)
-    assert max(sizes) < 2 * np.mean(sizes[:20])
-    stats = store_of(state).stats()
-    assert stats["objects"] <= stats["rows_live"] and len(store_of(state)._columns[1].objects) == stats["objects"]
 
 
 def test_a_batch_can_be_cut_joined_and_scanned():

@@ -42,21 +42,6 @@ def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage):
     raises(Exception, "expired", lambda: jax.block_until_ready(strict.rows(old)))
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere the store cannot look at the state's tickets")
-def test_steps_that_are_tried_and_dropped_cost_nothing():
-    buffer = make(dataclasses.replace(STORAGES["Host"], slack=8), "Largest")
-    extend = jax.jit(buffer.extend)
-    state = extend(buffer.init(EXAMPLE), rows_of(0, 12) | {"score": np.arange(12, dtype=np.float32)})
-    for i in range(20):
-        extend(state, rows_of(500, 5) | {"score": np.full(5, 1000 + i, np.float32)})
-        state = buffer.update_rows(state, buffer.last(state, 1).index, {"done": np.ones(1, bool)})
-        state = extend(state, rows_of(100 + i, 1) | {"score": np.float32([3.5])})
-    rows = jax.device_get(buffer.rows(state))
-    assert sorted(rows.data["id"].tolist()) == [*range(4, 12), 100, 101, 102, 103]
-    for number, obs in zip(rows.data["id"], rows.data["obs"], strict=True):
-        assert np.array_equal(obs, rows_of(int(number), 1)["obs"][0])
-
-
 @pytest.mark.optimized
 def test_update_and_write_in_one_step_copy_nothing():
     buffer = fbuf.Buffer(80_000, sampler=Prioritized(), writer=Anywhere())
