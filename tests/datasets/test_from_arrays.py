@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._formats import dataset as _dataset
+from fbuf._formats.dataset import chunked_leaf
 from fbuf.datasets import _lock
 from fbuf.datasets._arrays.from_arrays import Settings, write_columns
 from fbuf.interop._columns import Column
@@ -126,6 +127,19 @@ def test_leaves_may_be_nested_renamed_and_coded(tmp_path):
     with _dataset.DataSet.open(tmp_path / "c") as dataset:
         assert dataset.read_rows(0, 5)["truncated"].tolist() == [False] * 4 + [True]
         assert dataset.schema["obs/image"].codec is None
+
+
+def test_long_runs_of_chunks_are_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunked_leaf, "_MAX_READ", 5000)
+    images = np.random.default_rng(0).integers(0, 256, (100, 40, 40), np.uint8)
+    data = {
+        "observations": images,
+        "actions": np.arange(100),
+        "rewards": np.zeros(100, np.float32),
+        "dones": np.arange(100) == 99,
+    }
+    buffer, state = fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=("dones",), view=ROW)
+    np.testing.assert_array_equal(buffer.rows(state).data["obs"], images)
 
 
 def test_memory_maps_and_groups_are_read_in_slices(tmp_path):

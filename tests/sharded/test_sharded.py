@@ -7,7 +7,8 @@ from fbuf.sharded import Sharded
 from tests.support.sharded import buffer_of, example, mesh_of, run
 
 HERE = {
-    "eight_devices": "(priorities_reach and batch and local) or (mass and local) or (every_anchor and sampler0 and view1)",
+    "eight_devices": "(priorities_reach and batch and local) or (mass and local) or (every_anchor and sampler0 and view1) "
+    "or (probabilities_of_one and batch and global)",
     "eight_devices_rows eight_devices_mixture": "(one_buffer and local) or (0.25 and 0.75) or fractions_belong or all_its",
 }
 
