@@ -16,7 +16,7 @@ mask, both/uniform/device/-/donated; mask, stride/uniform/device/2/donated; sequ
 """)
 CONVERSIONS = [
     ("row", "uniform", "stack, steps", "batch", "device", 3),
-    ("row", "uniform", "sequence, stride", "uniform", "device", None),
+    ("row", "uniform", "episode, cut", "uniform", "device", None),
 ]
 case, conversion = cases(CASES), cases(CONVERSIONS)
 
