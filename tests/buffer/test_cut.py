@@ -1,5 +1,6 @@
 """Cuts, as programs that restart their environments make them; every method against the model: `contracts/test_model.py`."""
 
+import dataclasses
 import gc
 
 import jax
@@ -67,10 +68,12 @@ def test_wrong_lanes_and_ids_are_refused():
     refusals.check_all(WRONG, globals() | names)
 
 
-def test_no_transition_leads_across_a_restart(tmp_path):
-    buffer = fbuf.Buffer(20, view=STEPS)
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_no_transition_leads_across_a_restart(autoreset, tmp_path):
+    buffer = fbuf.Buffer(20, view=dataclasses.replace(STEPS, autoreset=autoreset))
     fbuf.save(tmp_path, buffer, buffer.extend(buffer.init(ROW), steps(0, 5)))
     buffer, state = fbuf.load(tmp_path, cut=True)
+    assert sorted(pairs(buffer, state)) == [0.0, 1.0, 2.0, 3.0]
     seen = pairs(buffer, buffer.extend(state, steps(1000, 4)))
     assert sorted(seen) == [0.0, 1.0, 2.0, 3.0, 1000.0]
     assert seen[2.0] == (4.0, 1.5, 0.25) and seen[3.0] == (4.0, 1.0, 0.5)
