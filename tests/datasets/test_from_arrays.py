@@ -326,7 +326,8 @@ def test_interrupted_work_is_resumed(tmp_path):
     assert sorted(_dataset.committed(path)) == [0, 1]
     pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
     other = data | {"rewards": data["rewards"] + (np.arange(19) == 1).astype(np.float32)}
-    for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, {"codec": {"obs": fbuf.storages.Zstd()}})):
+    codec, ends = {"codec": {"obs": fbuf.storages.Zstd()}}, {"episode_end": ("terminated",)}
+    for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, codec), (data, ends)):
         settings = {"path": path, "piece_rows": 4} | settings
         raises(FileExistsError, "segments of other rows or settings", fbuf.datasets.from_arrays, wrong, **settings)
     settings, seen = {"path": path, "piece_rows": 4}, []

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from fbuf.sharded import Sharded
+from fbuf.sharded import Sharded, _split
 from tests.support.sharded import buffer_of, example, mesh_of, run
 
 HERE = {
@@ -18,6 +18,11 @@ def test_arrays_of_all_shards_are_split() -> None:
     state = sharded.init(example())
     assert all(leaf.ndim and leaf.size for leaf in jax.tree.leaves(state))
     assert {leaf.sharding.spec for leaf in jax.tree.leaves(state)} == {jax.sharding.PartitionSpec("data")}
+
+
+def test_shards_of_a_table_have_places_for_all_blocks() -> None:
+    assert _split._split_blocks(96, 2) == 64
+    assert _split._split_blocks({"a": 64, "b": None}, 4) == (("a", 32), ("b", None))
 
 
 @pytest.mark.parametrize("files", HERE)
