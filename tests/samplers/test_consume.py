@@ -10,6 +10,14 @@ from tests.support.inplace import assert_draw_write_draw
 from tests.support.refusals import raises
 
 
+def test_a_row_in_place_of_another_is_drawn_once():
+    buffer = fbuf.Buffer(4, sampler=Consume())
+    state = buffer.extend(buffer.init(np.int32(0)), np.arange(4, dtype=np.int32))
+    state = buffer.extend(state, np.arange(4, 7, dtype=np.int32))
+    _, batch = buffer.sample(state, jax.random.key(0), 8)
+    assert sorted(np.asarray(batch.data)[np.asarray(batch.mask)].tolist()) == [3, 4, 5, 6]
+
+
 def test_no_row_is_drawn_too_often():
     Trial(buffer_of(Consume(2), "steps", 3), 1, Pool).run(60, (2, 7, 30))
 
