@@ -26,7 +26,6 @@ QUICK = [
     ("scan", "ranked", "row", "estu"),
     ("scan", "consume", "row", "ses"),
     ("scan", "epoch", "row", "ses"),
-    ("scan", "staleness", "row", "ses"),
 ]
 
 
