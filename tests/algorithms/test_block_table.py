@@ -10,38 +10,28 @@ from hypothesis import strategies as some
 
 from fbuf._algorithms import block_table
 from fbuf._algorithms.block_table import CHUNK_ITEMS, WAYS
-from tests.support.block_table import (
-    CONTENTS,
-    GOOD,
-    REFER,
-    RELEASE,
-    Model,
-    check_rebuild,
-    check_sequences,
-    some_blocks,
-    sprites,
-)
+from tests.support import block_table as support
 
 MANY = 2**32 - 10  # references a place may have
 
 
 def test_any_sequence_of_calls():
-    check_sequences("3 bits", 160, 7)
+    support.check_sequences("3 bits", 160, 7)
 
 
 def test_a_table_of_another_size_keeps_blocks_and_counts():
-    check_rebuild("good", 1024)
+    support.check_rebuild("good", 1024)
 
 
 def test_places_are_given_in_order_of_arrival():
-    model = Model(64, 8)
-    blocks = some_blocks(60, 2**32, 0)
+    model = support.Model(64, 8)
+    blocks = support.some_blocks(60, 2**32, 0)
     order = np.arange(60, dtype=np.int32)
     placed = model.insert(blocks, order, 60)
     assert np.asarray(placed.place).tolist() == list(range(1, 61))
     table, _ = model.calls.refer(model.table, placed.place, np.ones((60,), bool), placed.won)
     model.table, _ = model.calls.release(table, np.array([5, 6, 7, 40, 41, 0], np.int32))
-    place = np.asarray(model.calls.insert(model.table, some_blocks(60, 2**32, 1), order, np.int32(10))[1].place)
+    place = np.asarray(model.calls.insert(model.table, support.some_blocks(60, 2**32, 1), order, np.int32(10))[1].place)
     assert place[:10].tolist() == [61, 62, 63, 5, 6, 7, 40, 41, 0, 0]
 
 
@@ -53,12 +43,12 @@ def test_hashes_of_blocks_that_are_nearly_alike():
     near[at, (at % 144 + 1 + at // 36720) % 144] ^= (at // 36720).astype(np.uint8)
     for blocks in (
         near.view(np.uint32),
-        sprites(2**15),
-        CONTENTS["counter"](2**15),
+        support.sprites(2**15),
+        support.CONTENTS["counter"](2**15),
         np.eye(2**11, 36, dtype=np.uint32),
     ):
         blocks = np.unique(blocks, axis=0)
-        first, second = (np.asarray(h).astype(np.uint64) for h in jax.jit(GOOD)(blocks))
+        first, second = (np.asarray(h).astype(np.uint64) for h in jax.jit(support.GOOD)(blocks))
         assert len(np.unique(first << np.uint64(32) | second)) == len(blocks)
         assert len(blocks) - len(np.unique(second)) <= 4  # 0.1 are expected
         if len(blocks) < 2**14:
@@ -99,7 +89,7 @@ def test_release_counts_blocks_without_references(gone, kept, seed):
     ids = np.repeat(np.arange(1, len(lost) + 1), lost)
     ids = draw.permutation(np.concatenate([ids, np.zeros((800 - len(ids),), ids.dtype)])).astype(np.int32)
     start = table_of(np.concatenate([counts, np.zeros((512 - len(counts),), np.uint32)]))
-    table, _ = RELEASE(start, ids)
+    table, _ = support.RELEASE(start, ids)
     assert int(start.live) - int(table.live) == len(gone)
     np.testing.assert_array_equal(np.asarray(table.count)[1 : len(lost) + 1], counts - lost)
 
@@ -112,7 +102,7 @@ def test_release_counts_right_for_its_most_items():
         ids[blocks * each :] = 0
         counts = np.zeros((CHUNK_ITEMS,), np.uint32)
         counts[:blocks] = each
-        table, _ = RELEASE(table_of(counts), ids)
+        table, _ = support.RELEASE(table_of(counts), ids)
         assert int(table.live) == 0 and np.asarray(table.count).sum() == 1
 
 
@@ -121,13 +111,13 @@ def test_counts_near_2_to_the_32():
     ids = np.repeat(np.arange(5, dtype=np.int32), 8)
     every, none = np.ones((40,), bool) & (ids != 0), np.zeros((40,), bool)
     start = table_of(counts)
-    table, _ = REFER(start, ids, every, none)
+    table, _ = support.REFER(start, ids, every, none)
     assert int(table.live) == 4
     np.testing.assert_array_equal(np.asarray(table.count)[:5], [1, MANY + 8, 2**31 + 8, 2**31 + 7, 11])
-    table, _ = RELEASE(table, ids)
+    table, _ = support.RELEASE(table, ids)
     assert int(table.live) == 4
     jax.tree.map(np.testing.assert_array_equal, table, start)
     fewer = np.array([1, 1, 1, 2, 2, 3, 4, 4, 4], np.int32)
-    table, _ = RELEASE(table, fewer)
+    table, _ = support.RELEASE(table, fewer)
     np.testing.assert_array_equal(np.asarray(table.count)[:5], [1, MANY - 3, 2**31 - 2, 2**31 - 2, 0])
     assert int(table.live) == 3

@@ -20,21 +20,19 @@ def path(request, monkeypatch):
     return sum_tree.use_path(monkeypatch, str(request.param))
 
 
-@pytest.mark.parametrize("capacity", [9, 65, 1000])
-def test_set_is_what_a_plain_array_does(path, capacity):
-    sum_tree.check_set(capacity)
-
-
-def test_trees_written_together_hold_what_plain_arrays_do(path):
-    sum_tree.check_together(300)
-
-
+on_both_paths = pytest.mark.usefixtures("path")
+test_set_is_what_a_plain_array_does = on_both_paths(checks((sum_tree.check_set, [9, 65, 1000])))
+test_trees_on_both_paths = on_both_paths(
+    checks((sum_tree.check_together, [300]), (sum_tree.check_zero_leaves, [9, 1000]))
+)
 test_leaves_and_draws = checks(
     (sum_tree.check_rebuild, [(1, "sum"), (9, "max"), (1000, "min")]),
     (sum_tree.check_every_row, [2**15]),
     (sum_tree.check_one_leaf, [1, 9, 65]),
     (sum_tree.check_strata, [7, 500, 513]),
     (sum_tree.check_frequencies, [65]),
+    # Few do with a spare draw, many without; large trees are read ahead.
+    (sum_tree.check_paths, [(9, 1), (65, 300), (1000, st._MANY), (300_000, 300)]),
     (sum_tree.check_keep_last, [(0, None), (17, None), (17, 334), (1000, 2**31)]),
 )
 
@@ -55,11 +53,6 @@ def test_messages():
     raises(ValueError, r"sum_tree.init: fill is 2.0; .*Use rebuild", st.init, 8, 2.0)
 
 
-@pytest.mark.parametrize("capacity", [9, 1000])
-def test_zero_leaves_are_never_drawn(path, capacity):
-    sum_tree.check_zero_leaves(capacity)
-
-
 def test_extreme_uniforms(path):
     leaves = np.zeros(5000, np.float32)
     leaves[[3, 77, 1000, 4000]] = [1e-8, 1, 3, 1e-8]
@@ -68,12 +61,6 @@ def test_extreme_uniforms(path):
     index, leaf = draw(sum_tree.expected_tree(leaves), *(x.ravel().astype(np.float32) for x in (top, bottom)))
     assert np.all(leaves[np.asarray(index)] > 0)
     np.testing.assert_array_equal(leaf, leaves[np.asarray(index)])
-
-
-# few do with a spare draw, many without; large trees are read ahead
-@pytest.mark.parametrize(("capacity", "batch"), [(9, 1), (65, 300), (1000, st._MANY), (300_000, 300)])
-def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
-    sum_tree.check_paths(capacity, batch, monkeypatch)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "cpu"])

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.experimental import checkify
 
 import fbuf
@@ -15,6 +14,7 @@ from fbuf.samplers import Prioritized, Uniform
 from fbuf.storages import Compressed, Deduplicated, Device, Host, Memmap, Ragged
 from fbuf.views import Transition
 from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.support.trees import example_of, row_with
 
 KEYS = {"keys": ("obs",), "on_expired": "mask", "slack": 0}
@@ -195,17 +195,13 @@ def check_jitted(name, storage):
     case, buffer = made(name, storage)
     checked = fbuf.checked(buffer)
     jitted = jax.jit(checkify.checkify(partial(case.step, checked)))
-    error, result = jitted(case.start(checked), case.good)
-    assert error.get() is None, error.get()
-    plain = jax.jit(partial(case.step, buffer))(case.start(buffer), case.good)
-    for a, b in zip(counts(result), counts(plain), strict=True):
-        np.testing.assert_array_equal(a, b)
-    error, result = jitted(case.start(checked), case.bad)
-    assert error.get() is not None
+    for x in (case.good, case.bad):
+        error, result = jitted(case.start(checked), x)
+        assert (error.get() is None) == (x is case.good), error.get()
+        plain = jax.jit(partial(case.step, buffer))(case.start(buffer), x)
+        for a, b in zip(counts(result), counts(plain), strict=True):
+            np.testing.assert_array_equal(a, b)
     raises(ValueError, case.message, error.throw)
-    plain = jax.jit(partial(case.step, buffer))(case.start(buffer), case.bad)
-    for a, b in zip(counts(result), counts(plain), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def counts(tree):
@@ -220,9 +216,7 @@ def counts(tree):
     return [np.asarray(leaf) for leaf in jax.tree.leaves([parts(x) for x in own])]
 
 
-@pytest.mark.parametrize(("name", "storage"), FIRST)
-def test_an_eager_call_raises_at_once(name, storage):
-    check_eager(name, storage)
+test_an_eager_call_raises_at_once = checks((check_eager, FIRST))
 
 
 def test_a_checked_buffer_is_a_value():

@@ -12,22 +12,19 @@ import fbuf
 from fbuf.storages import Device, Ragged
 from tests.support import checkpoint as support
 from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.support.trees import same
 
 PAIRS = (
     ("Device", "Prioritized", "Transition", 0),
     ("Memmap", "Prioritized(on='host')", "Row", 0),
 )
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_batches_go_on_bit_for_bit(pair, tmp_path):
-    support.check_goes_on(pair, 8, tmp_path)
-
-
-def test_a_kill_leaves_the_old_or_the_new_save(tmp_path):
-    """Batches go on bit for bit there, too."""
-    support.check_killed("Compressed", 0, tmp_path)
+test_batches_go_on_bit_for_bit = checks(
+    (support.check_goes_on, [(pair, 8) for pair in PAIRS]),
+    (support.check_killed, [("Compressed", 0)]),  # the old or the new save is left
+    (support.check_every_number_of_rows, [Device()]),
+    (support.check_old_state, ["Compressed"]),  # saved as it was
+)
 
 
 def test_golden_checkpoints_load_and_are_saved_again(tmp_path):
@@ -42,14 +39,6 @@ def test_a_golden_replay_loads():
     same(replay.last(8).data["obs"], support.golden.rows(support.golden.STEPS - 8, 8)["obs"])
     assert replay._impl == "threefry2x32"
     same(replay._key, jax.random.key_data(jax.random.key(5)))  # its seed
-
-
-def test_every_number_of_rows(tmp_path):
-    support.check_every_number_of_rows(Device(), tmp_path)
-
-
-def test_an_old_state_is_saved_as_it_was(tmp_path):
-    support.check_old_state("Compressed", tmp_path)
 
 
 BITS = ("bool_", "int2", "int4", "float4_e2m1fn")  # which take 0 and 1 here; the others any bits, also NaN and -0.0

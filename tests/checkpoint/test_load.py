@@ -16,6 +16,7 @@ from tests.support import combinations
 from tests.support.checkpoint import check_resize, elsewhere, golden, numbered, saved_transitions
 from tests.support.checkpoint_saving import BUFFER, filled, golden_parts
 from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.support.trees import same, x64
 
 
@@ -102,11 +103,8 @@ def test_64_bits_need_x64(tmp_path):
     raises(fbuf.SchemaError, r"extra 'step' of .* is int64, but x64 is off", fbuf.load, tmp_path / "extra", extra=True)
 
 
-@pytest.mark.parametrize(
-    "case", [("Compressed", "Prioritized", "Row", 16, 9), ("Device", "Uniform", "Transition", 80, 20)]
-)
-def test_the_newest_rows_stay(case, tmp_path):
-    check_resize(case, tmp_path)
+RESIZED = [("Compressed", "Prioritized", "Row", 16, 9), ("Device", "Uniform", "Transition", 80, 20)]
+test_the_newest_rows_stay = checks((check_resize, [(case,) for case in RESIZED]))
 
 
 @pytest.mark.parametrize("capacity", [10, 30])

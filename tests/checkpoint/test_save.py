@@ -31,15 +31,13 @@ from tests.support.checkpoint_saving import (
 from tests.support.disk import flip
 from tests.support.processes import run_python
 from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.support.threads import Thread
 from tests.support.trees import same
 
 _extend_in_place = jax.jit(BUFFER.extend, donate_argnums=0)
-
-
-@pytest.mark.parametrize(("storage", "wait"), [(None, True), (Compressed(keys=("obs",)), False)])
-def test_a_second_save_writes_what_is_new(storage, wait, tmp_path):
-    check_second_save(storage, wait, tmp_path)
+test_a_second_save_writes_what_is_new = checks((check_second_save, [(None, True), (Compressed(keys=("obs",)), False)]))
+test_marks_made_on_the_device = checks((check_marks, ["uint8", "complex64"]))
 
 
 def test_unchanged_arrays_are_neither_copied_nor_read(tmp_path, monkeypatch):
@@ -60,11 +58,6 @@ def test_unchanged_arrays_are_neither_copied_nor_read(tmp_path, monkeypatch):
     saving = fbuf.save(tmp_path / "saved", BUFFER, state, wait=False)
     assert 0 < sum(block.nbytes for block in copied) < saving.result().bytes_written < 3 * (1 << 18)
     same(fbuf.load(tmp_path / "saved")[1], state)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "complex64"])
-def test_marks_made_on_the_device(dtype, monkeypatch):
-    check_marks(dtype, monkeypatch)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3000, 70_001])

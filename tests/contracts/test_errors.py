@@ -213,8 +213,7 @@ def test_every_method_refuses_other_states():
         **dict.fromkeys(("clear", "set", "rows", "stats", "can_sample"), (no,)),
     }.items():
         expected = rf"Buffer\.{verb}: first argument is Uniform, expected BufferState\. The order"
-        with pytest.raises(TypeError, match=expected):
-            getattr(PRIORITIZED, verb)(*arguments)
+        raises(TypeError, expected, getattr(PRIORITIZED, verb), *arguments)
 
 
 def test_a_donated_state_is_named():

@@ -18,30 +18,15 @@ import fbuf
 from fbuf._core.component import from_config, to_config
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, DataSet, Deduplicated, Device, Host, Ragged, Zstd
+from tests.support import functional as support
 from tests.support.combinations import SAMPLERS, STORAGES, VIEWS, WRITERS
-from tests.support.functional import (
-    BATCH,
-    BUFFERS,
-    CAPACITY,
-    EXAMPLE,
-    KEY,
-    LANES,
-    RICH,
-    build,
-    check_laps,
-    check_pure,
-    filled,
-    laps,
-    methods,
-    rows,
-    step,
-)
+from tests.support.functional import rows
 from tests.support.paths import ROOT
 from tests.support.refusals import raises
 from tests.support.trees import changed, same
 
 SAVED = [
-    *BUFFERS.values(),
+    *support.BUFFERS.values(),
     fbuf.Buffer(capacity=10, storage=Host(keys=("obs", ("next", "obs"))), episode_end=("done",)),
     fbuf.Buffer(capacity=10, storage=Compressed(keys=("obs",)), sampler=Prioritized(normalize=None, stratified=False)),
     fbuf.Buffer(capacity=10, storage=Deduplicated(keys=("obs",), block={"obs": (4, 8)}, blocks={"obs": 96})),
@@ -57,11 +42,11 @@ def compiled(caplog):
 
 
 def test_an_eager_method_is_pure_and_compiles_one_program(caplog):
-    buffer, single = dataclasses.replace(RICH, capacity=26), fbuf.Buffer(27)  # of no other test
+    buffer, single = dataclasses.replace(support.RICH, capacity=26), fbuf.Buffer(27)  # of no other test
     programs, stream, numbers, mask = {}, single.init(jnp.zeros(5)), jnp.ones((13, 5)), jnp.ones(13, jnp.bool_)
-    state, _ = filled(buffer), methods(buffer)  # compiles what their arguments take
+    state, _ = support.filled(buffer), support.methods(buffer)  # compiles what their arguments take
     with jax.log_compiles():
-        check_pure(buffer, after=lambda method: programs.update({method: compiled(caplog)}))
+        support.check_pure(buffer, after=lambda method: programs.update({method: compiled(caplog)}))
         assert programs == dict.fromkeys(programs, 1) | {"peek": 0}  # it is `sample`
         for options in ({}, {"mask": mask}):
             single.extend(stream, numbers, **options)
@@ -69,12 +54,12 @@ def test_an_eager_method_is_pure_and_compiles_one_program(caplog):
         for seed in range(3):
             new = rows(3, seed)
             compiled(caplog)
-            state, _ = buffer.sample(buffer.extend(state, new), KEY, BATCH)
+            state, _ = buffer.sample(buffer.extend(state, new), support.KEY, support.BATCH)
             assert compiled(caplog) == 0
 
 
 def test_laps_wrap():
-    check_laps(RICH)
+    support.check_laps(support.RICH)
 
 
 @pytest.mark.parametrize("how", ["static", "argument", "closure"])
@@ -82,17 +67,17 @@ def test_an_equal_buffer_built_again_does_not_trace_again(how):
     chex.clear_trace_counter()
 
     def run(buffer, state, key):
-        return step(buffer, state, key, rows(2))
+        return support.step(buffer, state, key, rows(2))
 
     counted = chex.assert_max_traces(run, n=1)
     if how == "closure":
         # the function closes over the buffer; what it is called with is a state
-        bound = jax.jit(functools.partial(counted, build()))
+        bound = jax.jit(functools.partial(counted, support.build()))
         for seed in range(3):
-            bound(filled(), jax.random.key(seed))
+            bound(support.filled(), jax.random.key(seed))
     else:
         jitted = jax.jit(counted, static_argnums=0) if how == "static" else jax.jit(counted)
-        results = [jitted(build(), filled(), jax.random.key(0)) for _ in range(3)]
+        results = [jitted(support.build(), support.filled(), jax.random.key(0)) for _ in range(3)]
         same(results[0], results[2])
 
 
@@ -102,22 +87,24 @@ def test_annealed_numbers_do_not_trace_again(caplog):
     @jax.jit
     @chex.assert_max_traces(n=1)
     def run(state, key, alpha, beta):
-        state, batch = RICH.sample(RICH.set(state, alpha=alpha), key, BATCH, beta=beta)
-        return RICH.update_priority(state, batch.index, batch.data["reward"]), batch.weight
+        state, batch = support.RICH.sample(support.RICH.set(state, alpha=alpha), key, support.BATCH, beta=beta)
+        return support.RICH.update_priority(state, batch.index, batch.data["reward"]), batch.weight
 
-    uneven = RICH.extend(filled(), rows(7, 4), priority=rows(7, 5)["reward"])
-    weights = [run(uneven, KEY, 0.1 * i, 0.2 * i)[1] for i in range(4)]
+    uneven = support.RICH.extend(support.filled(), rows(7, 4), priority=rows(7, 5)["reward"])
+    weights = [run(uneven, support.KEY, 0.1 * i, 0.2 * i)[1] for i in range(4)]
     assert not np.array_equal(weights[0], weights[3])
-    RICH.sample(RICH.set(filled(), beta=0.0), KEY, BATCH, beta=0.1)
+    support.RICH.sample(support.RICH.set(support.filled(), beta=0.0), support.KEY, support.BATCH, beta=0.1)
     with jax.log_compiles():  # eager too
         for i in range(1, 5):
-            RICH.sample(RICH.set(filled(), beta=0.1 * i), KEY, BATCH, beta=0.2 * i)
+            support.RICH.sample(
+                support.RICH.set(support.filled(), beta=0.1 * i), support.KEY, support.BATCH, beta=0.2 * i
+            )
         assert compiled(caplog) == 0
 
 
 def test_a_buffer_is_a_value():
-    one, two = build(), build()
-    other = dataclasses.replace(one, capacity=CAPACITY * 2)
+    one, two = support.build(), support.build()
+    other = dataclasses.replace(one, capacity=support.CAPACITY * 2)
     assert one == two and one is not two and hash(one) == hash(two)
     assert one != other and hash(one) != hash(other)
     assert len({one, two, other}) == 2
@@ -139,10 +126,10 @@ def test_a_pickled_buffer_hashes_alike_in_another_process():
         "from fbuf.views import Transition\n"
         "b = pickle.load(sys.stdin.buffer)\n"
         "view = Transition(n_step=2, stack=2, autoreset='same_step')\n"
-        f"c = fbuf.Buffer(capacity={CAPACITY}, sampler=Prioritized(), view=view, lanes={LANES})\n"
+        f"c = fbuf.Buffer(capacity={support.CAPACITY}, sampler=Prioritized(), view=view, lanes={support.LANES})\n"
         "assert b == c and hash(b) == hash(c) and len({b, c}) == 1\n"
     )
-    buffer = build()
+    buffer = support.build()
     hash(buffer)
     done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(buffer), cwd=ROOT, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
@@ -155,12 +142,12 @@ def test_a_configuration_builds_only_what_is_ours():
 
 
 def test_a_state_is_a_pytree():
-    state = filled()
+    state = support.filled()
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     same(jax.tree.map(lambda x: x, state), state)
     same(jax.device_put(state, jax.devices()[0]), state)
     same(jax.device_put(jax.device_get(state)), state)
-    shapes = jax.eval_shape(RICH.init, EXAMPLE)
+    shapes = jax.eval_shape(support.RICH.init, support.EXAMPLE)
     assert jax.tree.structure(shapes) == jax.tree.structure(state)
     assert [(x.shape, x.dtype) for x in jax.tree.leaves(shapes)] == [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
@@ -169,54 +156,58 @@ def test_a_state_is_a_pytree():
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s)), copy.copy])
 def test_copies_of_a_state(how):
-    state = filled()
+    state = support.filled()
     twin = how(state)
     same(twin, state)
-    same(RICH.peek(twin, KEY, BATCH), RICH.peek(state, KEY, BATCH))
+    same(support.RICH.peek(twin, support.KEY, support.BATCH), support.RICH.peek(state, support.KEY, support.BATCH))
     if how is copy.deepcopy:  # its own arrays: donating one leaves the other
-        jax.jit(RICH.extend, donate_argnums=0)(twin, rows(1))
-        assert int(RICH.size(state)) == CAPACITY
+        jax.jit(support.RICH.extend, donate_argnums=0)(twin, rows(1))
+        assert int(support.RICH.size(state)) == support.CAPACITY
         np.asarray(state.rows["obs"])
 
 
 def test_init_shares_no_array_between_leaves():
-    state = RICH.init(EXAMPLE)
+    state = support.RICH.init(support.EXAMPLE)
     pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.size]
     assert len(set(pointers)) == len(pointers)
-    jax.jit(RICH.clear, donate_argnums=0)(state)
+    jax.jit(support.RICH.clear, donate_argnums=0)(state)
 
 
 def test_eager_methods_copy_only_what_they_change():
-    before, error = filled(), jnp.ones(BATCH)
-    state, batch = RICH.sample(before, KEY, BATCH)
+    before, error = support.filled(), jnp.ones(support.BATCH)
+    state, batch = support.RICH.sample(before, support.KEY, support.BATCH)
     assert changed(before, state) == [".header"]
-    names = changed(state, RICH.update_priority(state, batch.index, error))
+    names = changed(state, support.RICH.update_priority(state, batch.index, error))
     assert ".sampler.tree" in names and not [name for name in names if name.startswith((".rows", ".anchors"))]
-    names = changed(state, RICH.update_rows(state, batch.index, {"reward": error}))
+    names = changed(state, support.RICH.update_rows(state, batch.index, {"reward": error}))
     assert [name for name in names if name.startswith(".rows")] == [".rows['reward']"]
-    assert not [name for name in changed(state, RICH.clear(state)) if name.startswith(".rows")]
-    assert changed(state, RICH.set(state, beta=0.5)) == [".sampler.numbers"]
-    ahead = dataclasses.replace(RICH, prefetch=1, batch_size=BATCH)
-    state = filled(ahead)
-    assert not [name for name in changed(state, ahead.sample(state, KEY)[0]) if name.startswith((".rows", ".sampler"))]
+    assert not [name for name in changed(state, support.RICH.clear(state)) if name.startswith(".rows")]
+    assert changed(state, support.RICH.set(state, beta=0.5)) == [".sampler.numbers"]
+    ahead = dataclasses.replace(support.RICH, prefetch=1, batch_size=support.BATCH)
+    state = support.filled(ahead)
+    assert not [
+        name for name in changed(state, ahead.sample(state, support.KEY)[0]) if name.startswith((".rows", ".sampler"))
+    ]
 
 
 def test_an_index_from_before_the_wrap_is_stale_after_it():
-    buffer = RICH
-    state = laps(buffer, 2**32 - 1)
-    state, batch = buffer.sample(buffer.extend(state, rows(12)), KEY, BATCH)
+    buffer = support.RICH
+    state = support.laps(buffer, 2**32 - 1)
+    state, batch = buffer.sample(buffer.extend(state, rows(12)), support.KEY, support.BATCH)
     state = buffer.extend(state, rows(12, 1))
     assert not np.any(buffer.get(state, batch.index).mask)
-    after = buffer.update_priority(state, batch.index, jnp.ones((BATCH,), jnp.float32))
-    assert int(buffer.stats(after)["refused_stale"]) == BATCH
-    assert np.all(buffer.clear(buffer.extend(laps(buffer, 2**32 - 1), rows(1))).ring.lap == 1)  # 0 is no generation
+    after = buffer.update_priority(state, batch.index, jnp.ones((support.BATCH,), jnp.float32))
+    assert int(buffer.stats(after)["refused_stale"]) == support.BATCH
+    assert np.all(
+        buffer.clear(buffer.extend(support.laps(buffer, 2**32 - 1), rows(1))).ring.lap == 1
+    )  # 0 is no generation
 
 
 def test_counters_of_refusals_wrap_without_harm():
-    state = RICH.init(EXAMPLE)
+    state = support.RICH.init(support.EXAMPLE)
     state = state.replace(counters=jnp.full_like(state.counters, 2**32 - 1))
-    state, batch = RICH.sample(state, KEY, BATCH)
-    assert int(RICH.stats(state)["empty_samples"]) == 0
+    state, batch = support.RICH.sample(state, support.KEY, support.BATCH)
+    assert int(support.RICH.stats(state)["empty_samples"]) == 0
     assert not np.any(batch.mask)
 
 

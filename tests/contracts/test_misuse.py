@@ -63,8 +63,7 @@ def test_states_of_storages_do_not_mix():
         (more, deduplicated.init(EXAMPLE), ValueError, "made by another buffer"),
         (fbuf.Buffer(10), top.init(EXAMPLE), ValueError, "made by another buffer"),
     ):
-        with pytest.raises(error, match=said):
-            buffer.peek(state, jax.random.key(0), 4)
+        raises(error, said, buffer.peek, state, jax.random.key(0), 4)
 
 
 @pytest.mark.parametrize("kind", [fbuf.storages.Compressed, fbuf.storages.Host])

@@ -15,8 +15,8 @@ from jax import lax
 import fbuf
 from fbuf._bridge import lifetime
 from tests.support import ownership as _support
-from tests.support.ownership import EXAMPLE, KEY, agree, filled, id_of, late, make, rows_of
-from tests.support.refusals import raises
+from tests.support.ownership import EXAMPLE, KEY, agree, filled, full, id_of, late, make, rows_of
+from tests.support.refusals import raises, raises_late
 from tests.support.threads import PATIENCE, Thread
 
 storage = _support.storage
@@ -33,8 +33,7 @@ def nothing_left():
 
 
 def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage):
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     ref = weakref.ref(lifetime.find(id_of(state)))
     gc.disable()
     try:
@@ -51,14 +50,11 @@ def test_a_store_goes_with_its_last_state_without_the_garbage_collector(storage)
 
 
 def test_a_store_that_raised_goes_too():
-    buffer = make("host", slack=0)
-    state = filled(buffer)
+    buffer, state = full("host", slack=0)
     new = buffer.extend(state, rows_of(8, 8))
-    with pytest.raises((RuntimeError, ValueError), match="expired"):
-        jax.block_until_ready(buffer.rows(state))
+    raises_late("expired", buffer.rows, state)
     store = lifetime.find(id_of(state))
-    with pytest.raises(IndexError):
-        store.write([], None)
+    raises(IndexError, None, store.write, [], None)
     assert store.last_error is not None
     ref = weakref.ref(store)
     del store, state, new
@@ -106,8 +102,7 @@ USES = {"read": lambda data: data, "computed": jax.jit(double), "donated": jax.j
 
 
 def read_and_drop(storage, use="read"):
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     jax.block_until_ready(USES[use](buffer.sample(state, KEY, 16)[1].data))  # compiles
     key = behind(KEY)
     state, batch = buffer.sample(state, key, 16)
@@ -133,8 +128,7 @@ def test_without_the_graveyard_the_read_fails(gate, monkeypatch):
     monkeypatch.setattr(lifetime, "_bury", lambda id, until: lifetime._drop(id))
     batch = read_and_drop("host")
     gate.set()
-    with pytest.raises((RuntimeError, ValueError), match="is not open in this process"):
-        jax.block_until_ready(batch)
+    raises_late("is not open in this process", lambda: batch)
 
 
 def test_a_dropped_store_does_not_wait_for_ever(gate, monkeypatch):
@@ -154,8 +148,7 @@ def test_a_dropped_store_does_not_wait_for_ever(gate, monkeypatch):
 
 
 def test_single_leaves_do_not_own_the_store(storage):
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     leaves, structure = jax.tree.flatten(late(state))
     del state
     gc.collect()
@@ -168,16 +161,13 @@ def test_single_leaves_do_not_own_the_store(storage):
     assert again.rows.owner is None
     for bad in (orphan, again, jax.tree.unflatten(structure, late(leaves))):  # the id of the last comes late
         for form in (lambda f: f, jax.jit):
-            with pytest.raises((RuntimeError, ValueError), match=NOT_OPEN):
-                jax.block_until_ready(form(lambda s: buffer.peek(s, KEY, 4))(bad))
-            with pytest.raises((RuntimeError, ValueError), match=NOT_OPEN):
-                jax.block_until_ready(form(lambda s: buffer.extend(s, rows_of(0, 2)))(bad))
+            raises_late(NOT_OPEN, form(lambda s: buffer.peek(s, KEY, 4)), bad)
+            raises_late(NOT_OPEN, form(lambda s: buffer.extend(s, rows_of(0, 2))), bad)
     np.testing.assert_array_equal(agree(buffer.rows(other)), np.arange(900, 908))
 
 
 def test_a_handle_closes_its_store(storage):
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     (handle,) = fbuf.stores()
     assert handle.id == id_of(state) and not handle.waiting
     assert handle.nbytes == buffer.nbytes(state)["host"] > 0 and handle.stats()["rows_live"] == 8
@@ -195,15 +185,13 @@ def test_a_handle_closes_its_store(storage):
         lambda: handle.nbytes,
     ]
     for attempt in attempts:
-        with pytest.raises((RuntimeError, ValueError), match=NOT_OPEN):
-            jax.block_until_ready(attempt())
+        raises_late(NOT_OPEN, attempt)
     again = filled(buffer, 50)
     assert agree(buffer.rows(again))[0] == 50
 
 
 def test_closing_while_others_read():
-    buffer = make("compressed")
-    state = filled(buffer)
+    buffer, state = full("compressed")
 
     def read():
         for i in itertools.count():
@@ -218,8 +206,7 @@ def test_closing_while_others_read():
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_pickling_is_refused_with_what_to_do(protocol):
-    buffer = make("host")
-    state = filled(buffer)
+    buffer, state = full("host")
     said = r"cannot be pickled.*fbuf\.save\(path, buffer, state\).*jax\.device_get\(buffer\.rows\(state\)\)"
     raises(TypeError, said, pickle.dumps, state, protocol)
     rows = jax.device_get(buffer.rows(state))
@@ -228,8 +215,7 @@ def test_pickling_is_refused_with_what_to_do(protocol):
 
 
 def test_states_are_pytrees(storage):
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     forms = {
         "map": jax.tree.map(lambda x: x, state),
         "map with path": jax.tree_util.tree_map_with_path(lambda path, x: x, state),

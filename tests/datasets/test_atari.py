@@ -23,10 +23,7 @@ from tests.support.atari_runs import FRAMES, RUN, get, same
 from tests.support.fault_server import LISTING, FaultServer, Status
 from tests.support.refusals import raises
 
-
-@pytest.fixture(scope="module")
-def run():
-    return made.record(made.synthetic(1000, episode=30), 250)
+run = made.run
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.support.disk_faults import Faults, check_failing_writes, resumed
 from tests.support.refusals import raises
 from tests.support.store import check_rows, columns_of, fetch, frames
 from tests.support.store_model import Drawn, Model
+from tests.support.tables import checks
 
 
 @given(data=st.data())
@@ -47,9 +48,7 @@ def test_any_sequence_of_calls_agrees_with_a_dict(data, tmp_path_factory):
     shutil.rmtree(tmp)
 
 
-@pytest.mark.parametrize("rows", ["noise", "still"])
-def test_a_failed_write_leaves_the_store_unchanged(rows, tmp_path, monkeypatch):
-    check_failing_writes(rows, 0, 20, tmp_path, monkeypatch)
+test_a_failed_write_leaves_the_store_unchanged = checks((check_failing_writes, [("noise", 0, 20), ("still", 0, 20)]))
 
 
 def test_a_failed_update_leaves_the_store_unchanged(tmp_path, monkeypatch):

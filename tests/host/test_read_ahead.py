@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from fbuf._host.store import read_ahead
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf.storages import Zstd
-from tests.support.prefetch import GATE, Gated, settle
+from tests.support.prefetch import GATE, Gated, gate, settle  # noqa: F401
 from tests.support.refusals import raises
 from tests.support.threads import PATIENCE, soon
-
-
-@pytest.fixture(autouse=True)
-def gate():
-    GATE.__init__()
-    yield GATE
-    GATE.open.set()
 
 
 def store(codec=None, length=16, slack=4):
@@ -60,6 +53,14 @@ def filled(count=12, codec=None, **sizes):
     return made, write(made, 0, count)
 
 
+def stopped(made):
+    """Return a store and its tickets, after a request for all of them: the thread waits at the gate."""
+    GATE.open.clear()
+    number = ask(*made)
+    assert GATE.entered.wait(PATIENCE)
+    return *made, number
+
+
 def test_the_thread_reads_a_request_once():
     s, tickets = filled()
     number = ask(s, tickets)
@@ -88,10 +89,7 @@ def test_compressed_rows_may_expire_while_they_are_read():
 
 
 def test_a_write_does_not_wait_for_other_rows():
-    s, tickets = filled(16, slack=4)
-    GATE.open.clear()
-    number = ask(s, tickets)
-    assert GATE.entered.wait(PATIENCE)
+    s, tickets, number = stopped(filled(16, slack=4))
     write(s, 16, 4)  # the ring beside the chunks has room
     assert s._ahead._thread.is_alive() and not s._ahead._requests[number].done.is_set()
     GATE.open.set()
@@ -124,10 +122,7 @@ def test_two_requests_are_kept_and_their_arrays_reused():
 
 
 def test_collect_runs_a_waiting_request():
-    s, tickets = filled()
-    GATE.open.clear()
-    ask(s, tickets)
-    assert GATE.entered.wait(PATIENCE)
+    s, tickets, _ = stopped(filled())
     second = ask(s, tickets[:4])  # behind the first
     for _ in range(2):
         collected(s, second, tickets[:4])  # at once, with the gate closed
@@ -176,10 +171,7 @@ def test_a_closed_store_is_an_error():
 
 
 def test_the_thread_keeps_no_store_alive():
-    s, tickets = filled()
-    GATE.open.clear()
-    ask(s, tickets)
-    assert GATE.entered.wait(PATIENCE)
+    s, tickets, _ = stopped(filled())
     ask(s, tickets)
     ref, thread = weakref.ref(s), s._ahead._thread
     del s

@@ -14,6 +14,7 @@ import fbuf
 from fbuf import orbax as replay
 from fbuf._formats import checkpoint
 from tests.support.processes import devices, run_python
+from tests.support.refusals import raises
 from tests.support.threads import PATIENCE
 
 COMPRESSED = fbuf.Buffer(40, storage=fbuf.storages.Compressed(keys=("obs",)))
@@ -156,8 +157,7 @@ def test_invalid_arguments_are_refused(manager, tmp_path):
     for args in ((buffer, {"x": 0}), (None, state)):
         with pytest.raises(TypeError, match="expected a Buffer"):
             replay.SaveArgs(*args)  # before orbax writes other items
-    with pytest.raises(TypeError, match="expected SaveArgs"):
-        replay.ReplayHandler().save(tmp_path, args=replay.RestoreArgs())
+    raises(TypeError, "expected SaveArgs", lambda: replay.ReplayHandler().save(tmp_path, args=replay.RestoreArgs()))
 
 
 def test_a_mixture_is_saved(manager):
@@ -180,8 +180,7 @@ def test_a_mixture_is_saved(manager):
         for verb in (lambda m, s: m.stats(s), lambda m, s: m.peek(s, jax.random.key(0), 8)):
             one, other = (jax.tree.leaves(verb(m, s)) for m, s in ((mixture, state), (again, loaded)))
             assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-    with pytest.raises(ValueError, match="holds a mixture of online, offline, not a Buffer"):
-        restore(manager, 0, buffer=online)
+    raises(ValueError, "holds a mixture of online, offline, not a Buffer", restore, manager, 0, buffer=online)
     with pytest.raises(TypeError, match=r"expected a MixtureState. Write fbuf.orbax.SaveArgs\(mixture, state\)"):
         replay.SaveArgs(mixture, state["online"])
 
@@ -191,6 +190,7 @@ import sys
 import jax, jax.numpy as jnp, numpy as np, orbax.checkpoint as ocp
 import fbuf, fbuf.orbax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from tests.support.refusals import raises
 assert len(jax.devices()) == 4
 mesh = Mesh(np.array(jax.devices()), ("x",))
 buffer = fbuf.prioritized(64, normalize=None)
@@ -216,12 +216,8 @@ for asynchronous in (True, False):
             devices = {id(None): 1, id(state): 4, id(everywhere): 4}.get(id(asked), 2)
             assert len(rows.sharding.device_set) == devices, (asked, rows.sharding)
             assert rows.is_fully_replicated == (asked is None or asked is everywhere)
-        try:
-            manager.restore(0, args=ocp.args.Composite(replay=fbuf.orbax.RestoreArgs(sharding={"x": everywhere})))
-        except ValueError as error:
-            assert "sharding has NoneType for leaf" in str(error), error
-        else:
-            raise AssertionError("not refused")
+        args = ocp.args.Composite(replay=fbuf.orbax.RestoreArgs(sharding={"x": everywhere}))
+        raises(ValueError, "sharding has NoneType for leaf", manager.restore, 0, args=args)
 print("done")
 """
 

@@ -10,6 +10,7 @@ import fbuf
 from fbuf import samplers, storages, views, writers
 from fbuf.ray._checks import check_path, check_service, check_shards
 from tests.support.ray_shards import clients
+from tests.support.refusals import raises
 
 PLAIN = fbuf.uniform(96)
 SERVICE = [
@@ -42,8 +43,7 @@ def test_a_service_that_cannot_work_is_refused(buffer, options, message):
 def test_a_buffer_that_cannot_be_split_is_refused(buffer, shards, message):
     check_service(buffer, shards, None, None, 0)
     assert check_shards(buffer, 1) is buffer
-    with pytest.raises((TypeError, ValueError), match=f"^RayReplay: .*{re.escape(message)}"):
-        check_shards(buffer, shards)
+    raises((TypeError, ValueError), f"^RayReplay: .*{re.escape(message)}", check_shards, buffer, shards)
 
 
 def test_checkpoints_of_another_number_of_shards_are_refused(tmp_path):
@@ -74,6 +74,5 @@ def test_invalid_calls_do_not_leave_the_client():
         (lambda: remote.batches(4, prefetch=0), "prefetch is 0; expected an int >= 1"),
     ]
     for call, message in calls:
-        with pytest.raises((TypeError, ValueError), match=f"^Client.*{message}"):
-            call()
+        raises((TypeError, ValueError), f"^Client.*{message}", call)
     assert not link.calls

@@ -11,6 +11,7 @@ from fbuf.ray import _draws
 from fbuf.ray._draws import Facts
 from fbuf.samplers import Prioritized
 from tests.support.ray_shards import ROW, clients, steps
+from tests.support.refusals import raises
 
 
 def test_one_shard_draws_the_batches_of_a_replay():
@@ -122,8 +123,7 @@ def test_an_extend_that_raises_sends_no_row():
     remote._settings = remote._settings._replace(in_flight=1, timeout=0.1)
     link.away.add(1)
     remote.extend(steps(0, 2, 2))
-    with pytest.raises(TimeoutError, match="shard 1 was away"):
-        remote.extend(steps(4, 2, 2))
+    raises(TimeoutError, "shard 1 was away", lambda: remote.extend(steps(4, 2, 2)))
     link.away.clear()
     remote.extend(steps(4, 2, 2))
     remote.flush()
@@ -165,8 +165,7 @@ def test_rows_of_64_bits_are_checked_and_stay_exact():
         ({"t": large}, "leaf 'x' is missing"),
         ({"t": large.astype(np.float32), "x": np.ones(2)}, "leaf 't' is float32; this buffer keeps int64"),
     ):
-        with pytest.raises((TypeError, ValueError), match=f"^Client.extend: {message}"):
-            remote.extend(rows)
+        raises((TypeError, ValueError), f"^Client.extend: {message}", remote.extend, rows)
     remote.extend({"t": large, "x": np.ones(2)})
     batch = remote.sample(8)
     assert set(batch.data["t"].tolist()) <= set(large.tolist()) and isinstance(batch.data["x"], jax.Array)

@@ -70,15 +70,18 @@ def test_ragged_rows_count():
     assert replay.sample(2, timeout=0).mask.all() and len(replay) == 6
 
 
-def test_an_adder_waits_for_a_sampler():
+@pytest.mark.parametrize(("wake", "size"), [(lambda replay: replay.sample(10), 25), (fbuf.Replay.clear, 5)])
+def test_a_draw_and_clear_wake_an_adder(wake, size):
     replay = make()
     replay.extend(rows(0, 20), timeout=0)
     thread = Thread(replay.extend, rows(20))
     soon(lambda: waiting(replay) == 1)
     assert len(replay) == 20
-    replay.sample(10)
+    wake(replay)
     thread.ends()
-    assert len(replay) == 25
+    assert len(replay) == size
+    if size == 5:
+        raises(TimeoutError, "5 rows held, but min_size is 10", replay.sample, 10, timeout=0)
 
 
 def test_a_sampler_waits_for_an_adder():
@@ -101,17 +104,6 @@ def test_a_sampler_waits_for_a_window():
     soon(lambda: waiting(replay) == 1)
     replay.extend(rows(3, 3))
     assert thread.ends().mask.all()
-
-
-def test_clear_wakes_an_adder():
-    replay = make()
-    replay.extend(rows(0, 20))
-    thread = Thread(replay.extend, rows(20))
-    soon(lambda: waiting(replay) == 1)
-    replay.clear()
-    thread.ends()
-    assert len(replay) == 5
-    raises(TimeoutError, "5 rows held, but min_size is 10", replay.sample, 10, timeout=0)
 
 
 def test_refused_rows_do_not_count():

@@ -24,8 +24,12 @@ def row(n):
     return {"x": np.full(2, n, np.float32), "n": np.int32(n), "u": np.uint8(n % 256), "end": np.bool_(n % 5 == 4)}
 
 
-def make(capacity=100, **settings):
-    return fbuf.Replay(fbuf.uniform(capacity), EXAMPLE, **settings)
+def make(capacity=100, rows=0, **settings):
+    """Return a replay to which so many rows were added."""
+    replay = fbuf.Replay(fbuf.uniform(capacity), EXAMPLE, **settings)
+    for n in range(rows):
+        replay.add(row(n))
+    return replay
 
 
 @pytest.mark.optimized
@@ -72,15 +76,12 @@ READS = {
 
 @pytest.mark.parametrize("read", READS)
 def test_every_read_sees_every_row(read, tmp_path):
-    replay = make()
-    for n in range(3):
-        replay.add(row(n))
+    replay = make(rows=3)
     assert READS[read](replay, tmp_path) == 3
 
 
 def test_clear_removes_rows_not_yet_written():
-    replay = make()
-    replay.add(row(0))
+    replay = make(rows=1)
     replay.clear()
     assert len(replay) == 0 and not replay.can_sample()
     replay.add(row(1))
@@ -109,8 +110,7 @@ INVALID = [
 
 @pytest.mark.parametrize(("change", "kind", "message"), INVALID)
 def test_invalid_rows_are_errors_at_once(change, kind, message):
-    replay = make()
-    replay.add(row(0))
+    replay = make(rows=1)
     raises(kind, message, lambda: replay.add(row(1) | change))
     assert len(replay) == 1 and replay.last(1).data["n"].tolist() == [0]
 
@@ -140,8 +140,7 @@ def test_numbers_of_half_a_byte_are_written_at_once():
 
 @pytest.mark.parametrize("size", [True, 1.0, [1]], ids=str)
 def test_batch_sizes_are_ints_after_a_draw_too(size):
-    replay = make()
-    replay.add(row(0))
+    replay = make(rows=1)
     replay.sample(1)
     raises(TypeError, r"Replay\.sample: batch_size is \w+; expected a Python int", replay.sample, size)
 
@@ -193,8 +192,7 @@ def test_a_slow_compilation_is_announced_in_interactive_sessions(monkeypatch, ca
             self.cancelled = True
 
     monkeypatch.setattr(threading, "Timer", Timer)
-    replay = make()
-    replay.add(row(0))
+    replay = make(rows=1)
     replay.sample(3)
     assert not timers
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)

@@ -18,7 +18,7 @@ from fbuf._host import priorities
 from fbuf._host.priorities import Layout, Priorities, Tree
 from fbuf.samplers import Prioritized
 from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
-from tests.support.refusals import raises
+from tests.support.refusals import raises, raises_late
 from tests.support.sum_tree import expected_tree
 from tests.support.tables import one_of
 from tests.support.trees import same
@@ -248,8 +248,7 @@ def test_closing_by_hand(nothing_open):
         handle.repack()
         state = verb(buffer, "extend", state, jnp.int32(0))[0]
         assert handle.stats()["rows_live"] > 0
-    with pytest.raises((RuntimeError, ValueError), match="is not open in this process"):
-        jax.block_until_ready(buffer.sample(state, KEY, 4))
+    raises_late("is not open in this process", buffer.sample, state, KEY, 4)
     raises(RuntimeError, "closed", store.leaves, 2)
     assert store.nbytes < 1000
 

@@ -16,7 +16,8 @@ from fbuf._host.store.store import Store
 from fbuf.storages import _host_storage
 from tests.support import ownership as _support
 from tests.support.host import history, order_of_writes, overtaken, use_other_callbacks
-from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, make, rows_of, store_of
+from tests.support.ownership import EXAMPLE, STORAGES, agree, filled, full, make, rows_of, store_of
+from tests.support.refusals import raises_late
 from tests.support.store import Failing
 from tests.support.tables import one_of
 from tests.support.trees import same
@@ -38,20 +39,17 @@ def test_writes_of_one_jit_reach_the_store_in_order(storage: str, monkeypatch: p
 
 
 def test_an_old_state_reads_its_own_rows_then_raises(storage: str) -> None:
-    buffer = make(storage, slack=5)
-    old = filled(buffer)
+    buffer, old = full(storage, slack=5)
     state = buffer.extend(old, rows_of(8, 5))
     np.testing.assert_array_equal(agree(buffer.rows(old)), np.arange(8))
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(5, 13))
     state = buffer.add(state, jax.tree.map(lambda x: x[0], rows_of(13, 1)))
-    with pytest.raises((RuntimeError, ValueError), match=r"1 of 8 rows have expired.*Carry on the state"):
-        jax.block_until_ready(buffer.rows(old))
+    raises_late(r"1 of 8 rows have expired.*Carry on the state", buffer.rows, old)
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(6, 14))
 
 
 def test_an_old_state_can_mask_instead(storage: str) -> None:
-    buffer = make(storage, slack=2, on_expired="mask")
-    old = filled(buffer)
+    buffer, old = full(storage, slack=2, on_expired="mask")
     buffer.extend(old, rows_of(8, 6))
     kept = buffer.rows(old)
     np.testing.assert_array_equal(agree(kept), np.arange(4, 8))
@@ -65,14 +63,17 @@ def test_an_old_state_can_mask_instead(storage: str) -> None:
     assert int(buffer.stats(after)["expired_rows"]) == lost.sum() > 0
 
 
-def test_a_window_that_lost_a_row_is_masked_whole(storage: str) -> None:
-    view = fbuf.views.Transition(
-        stack=3, action=None, reward="t", terminated="end", truncated=None, autoreset="same_step"
-    )
-    buffer = fbuf.Buffer(capacity=8, storage=STORAGES[storage](slack=2, on_expired="mask"), view=view)
+def stacks(storage: Any) -> Any:
+    """Return a buffer of windows of three rows, a state that is full, and its rows."""
+    settings: Any = {"action": None, "reward": "t", "terminated": "end", "truncated": None, "autoreset": "same_step"}
+    buffer = fbuf.Buffer(capacity=8, storage=storage, view=fbuf.views.Transition(stack=3, **settings))
     rows = rows_of(0, 8) | {"end": jnp.zeros(8, bool)}
     rows["t"] = rows["t"].astype(jnp.float32)
-    old = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    return buffer, buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows), rows
+
+
+def test_a_window_that_lost_a_row_is_masked_whole(storage: str) -> None:
+    buffer, old, rows = stacks(STORAGES[storage](slack=2, on_expired="mask"))
     buffer.extend(old, rows)
     batch = buffer.peek(old, jax.random.key(0), 64)
     assert set(np.asarray(batch.data["reward"])[np.asarray(batch.mask)].astype(int)) <= {6, 7}
@@ -80,13 +81,7 @@ def test_a_window_that_lost_a_row_is_masked_whole(storage: str) -> None:
 
 
 def test_a_row_is_there_if_all_its_leaves_are(storage: str) -> None:
-    view = fbuf.views.Transition(
-        stack=3, action=None, reward="t", terminated="end", truncated=None, autoreset="same_step"
-    )
-    kept = STORAGES[storage](keys=("obs", "t"), slack=5, on_expired="mask")  # rows 3 to 7
-    buffer, rows = fbuf.Buffer(capacity=8, storage=kept, view=view), rows_of(0, 8) | {"end": jnp.zeros(8, bool)}
-    rows["t"] = rows["t"].astype(jnp.float32)
-    old = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    buffer, old, rows = stacks(STORAGES[storage](keys=("obs", "t"), slack=5, on_expired="mask"))  # rows 3 to 7
     drawn = np.asarray(buffer.peek(old, jax.random.key(0), 64).data["reward"])
     buffer.extend(old, rows)
     there = np.asarray(buffer.peek(old, jax.random.key(0), 64).mask)
@@ -103,8 +98,7 @@ def test_slack_is_rounded_up_to_whole_steps(storage: str) -> None:
 
 
 def test_two_futures_of_one_state_never_read_each_others_rows(storage: str) -> None:
-    buffer = make(storage, slack=64)
-    root = filled(buffer)
+    buffer, root = full(storage, slack=64)
     left, right = root, root
     for i in range(3):
         left = buffer.extend(left, rows_of(100 + 3 * i, 3))
@@ -115,8 +109,7 @@ def test_two_futures_of_one_state_never_read_each_others_rows(storage: str) -> N
 
 
 def test_changed_rows_leave_the_old_state_alone(storage: str) -> None:
-    buffer = make(storage, slack=0)
-    old = filled(buffer)
+    buffer, old = full(storage, slack=0)
     index = buffer.get(old, jnp.array([1, 6, 1])).index
     state = buffer.update_rows(old, index, rows_of(40, 3))
     np.testing.assert_array_equal(agree(buffer.rows(state)), [0, 42, 2, 3, 4, 5, 41, 7])
@@ -157,8 +150,7 @@ def test_every_form_gives_the_batches_of_device(storage: str, calls: str) -> Non
 
 
 def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     before, index = store_of(state).stats(), buffer.last(state, 2).index
     many, states = (jax.tree.map(lambda x: jnp.stack([x, x]), tree) for tree in (rows_of(0, 4), state))
 
@@ -231,10 +223,9 @@ def test_an_exception_in_a_codec_surfaces_and_changes_nothing(monkeypatch: pytes
     extend: Any = jax.jit(buffer.extend)
     before = store_of(state).stats()
     monkeypatch.setattr(Failing, "left", 0)
-    with pytest.raises((RuntimeError, ValueError), match="full"):
-        jax.block_until_ready(extend(state, rows_of(8, 4)))
+    raises_late("full", extend, state, rows_of(8, 4))
     assert isinstance(store_of(state).last_error, OSError)
-    pytest.raises((RuntimeError, ValueError), lambda: jax.block_until_ready(buffer.rows(state))).match("full")
+    raises_late("full", buffer.rows, state)
     monkeypatch.undo()
     assert store_of(state).stats() == before
     np.testing.assert_array_equal(agree(buffer.rows(state)), np.arange(8))
@@ -246,13 +237,11 @@ def test_the_callbacks_for_accelerators_agree(storage: str, monkeypatch: pytest.
     want = of_device()
     used = use_other_callbacks(monkeypatch)
     same(history(make(storage, 7, slack=17), "scan"), want)
-    buffer = make(storage, 9, slack=1)
-    old = filled(buffer)
+    buffer, old = full(storage, 9, slack=1)
     keys = jax.random.split(jax.random.key(0), 3)
     assert agree(jax.vmap(lambda k: buffer.peek(old, k, 4))(keys)).size == 12
     with pytest.raises(TypeError, match="cannot be vmapped"):
         jax.vmap(lambda x: buffer.extend(old, rows_of(0, 3) | {"obs": x}))(jnp.zeros((2, 3, 6), jnp.int32))
     buffer.extend(old, rows_of(9, 9))
-    with pytest.raises((RuntimeError, ValueError), match="8 of 9 rows have expired"):
-        jax.block_until_ready(buffer.rows(old))
+    raises_late("8 of 9 rows have expired", buffer.rows, old)
     assert set(used) == {"io_callback", "pure_callback"}

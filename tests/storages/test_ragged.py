@@ -192,8 +192,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     arrays = buffer.storage.to_arrays(state.rows)
     load = functools.partial(buffer.storage.from_arrays, geometry=buffer.geometry, spec=spec, structure=structure)
     for name in [n for n in arrays if n.startswith("store:")]:
-        with pytest.raises(ValueError, match="is missing"):
-            load({n: a for n, a in arrays.items() if n != name})
+        raises(ValueError, "is missing", load, {n: a for n, a in arrays.items() if n != name})
     said = r"the records have format, lanes, length, slack \[1, 1, 6, 16\]; expected \[1, 1, 7, 16\]\."
     pytest.raises(ValueError, load, arrays, geometry=buffer.geometry._replace(length=7)).match(said)
     damaged = np.array(arrays["store:payload"])
@@ -236,8 +235,7 @@ def test_a_full_memory_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(arena, "_grow", grow)
     for n in range(3):
         grow.side_effect = [*[mock.DEFAULT] * n, MemoryError]
-        with pytest.raises(MemoryError):
-            buffer.extend(state, [{"a": bytes(30_000)} for _ in range(3)])
+        raises(MemoryError, None, lambda: buffer.extend(state, [{"a": bytes(30_000)} for _ in range(3)]))
         assert buffer.rows(state).lazy.rows() == before[0]
         assert store_of(state).stats() | {"nbytes": 0} == before[1] | {"nbytes": 0}
 

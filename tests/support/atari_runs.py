@@ -6,6 +6,7 @@ import io
 import os
 
 import numpy as np
+import pytest
 
 from fbuf._formats import dataset as _dataset
 from fbuf.datasets._atari import atari, plan
@@ -221,3 +222,8 @@ def same(rows, run, numbers=None):
     for name, leaf in expected.items():
         assert rows[name].dtype == leaf.dtype, name
         np.testing.assert_array_equal(rows[name], leaf)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return record(synthetic(1000, episode=30), 250)

@@ -70,7 +70,7 @@ def segments(store):
     return set(part.arena.segments) if isinstance(part, ChunkedFileColumn) else set()
 
 
-def check_failing_writes(kind, seed, steps, path, monkeypatch):
+def check_failing_writes(kind, seed, steps, tmp_path, monkeypatch):
     """Each write fails at each of its calls: every row that was there is, and no other, here and for the next process.
 
     Noise does not compress, so a column with a codec becomes a ring, in the very write that may fail.
@@ -80,7 +80,7 @@ def check_failing_writes(kind, seed, steps, path, monkeypatch):
     source = {"noise": NOISE, "still": STILL}[kind]
     columns = columns_of(None, Zstd(chunk=4), shape=(400,))
     rng = np.random.default_rng(seed)
-    model = Model(make(path, columns, lanes=2, length=30, slack=3))
+    model = Model(make(tmp_path, columns, lanes=2, length=30, slack=3))
     failed = 0
     for step in range(steps):
         n = int(rng.integers(1, 17))
@@ -93,18 +93,18 @@ def check_failing_writes(kind, seed, steps, path, monkeypatch):
             except OSError as error:
                 failed += 1
                 assert segments(model.store) <= before
-                assert "bytes are free there. Make room in" in str(error) and str(path) in str(error)
+                assert "bytes are free there. Make room in" in str(error) and str(tmp_path) in str(error)
                 faults.left = -1
                 model.check(rng)  # every row that was there, and no other
                 if rng.random() < 0.2:
-                    resumed(model, path)  # and for whoever comes after
+                    resumed(model, tmp_path)  # and for whoever comes after
                     model.check(rng)
             else:
                 faults.left = -1
                 break
         model.check(rng)
         if step % 7 == 0:
-            resumed(model, path)
+            resumed(model, tmp_path)
             model.check(rng)
     assert failed > steps
     assert isinstance(model.store._parts[1], RawFileColumn if kind == "noise" else ChunkedFileColumn)

@@ -7,17 +7,7 @@ sizes. What only flashbax has (`sum_tree_state`, `running_index`) is read from t
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flashbax.buffers import (
-    flat_buffer,
-    item_buffer,
-    mixer,
-    prioritised_flat_buffer,
-    prioritised_item_buffer,
-    prioritised_trajectory_buffer,
-    sum_tree,
-    trajectory_buffer,
-    trajectory_queue,
-)
+from flashbax import buffers
 
 import fbuf.integrations.flashbax as fbx
 from fbuf._core.component import state
@@ -72,26 +62,26 @@ def running_index(current):
 
 
 REPLACED = {
-    flat_buffer: {"make_flat_buffer": fbx.make_flat_buffer},
-    item_buffer: {"make_item_buffer": fbx.make_item_buffer},
-    mixer: {"make_mixer": fbx.make_mixer},
-    prioritised_flat_buffer: {"make_prioritised_flat_buffer": fbx.make_prioritised_flat_buffer},
-    prioritised_item_buffer: {"make_prioritised_item_buffer": fbx.make_prioritised_item_buffer},
-    trajectory_buffer: {
+    buffers.flat_buffer: {"make_flat_buffer": fbx.make_flat_buffer},
+    buffers.item_buffer: {"make_item_buffer": fbx.make_item_buffer},
+    buffers.mixer: {"make_mixer": fbx.make_mixer},
+    buffers.prioritised_flat_buffer: {"make_prioritised_flat_buffer": fbx.make_prioritised_flat_buffer},
+    buffers.prioritised_item_buffer: {"make_prioritised_item_buffer": fbx.make_prioritised_item_buffer},
+    buffers.trajectory_buffer: {
         "make_trajectory_buffer": fbx.make_trajectory_buffer,
         "init": init,
         "add": lambda current, batch: uniform(current).add(current, batch),
         "sample": lambda current, key, *window: uniform(current, *window).sample(current, key),
         "can_sample": lambda current, least: uniform(current, least=least).can_sample(current),
     },
-    prioritised_trajectory_buffer: {
+    buffers.prioritised_trajectory_buffer: {
         "make_prioritised_trajectory_buffer": fbx.make_prioritised_trajectory_buffer,
         "prioritised_init": init,
         "prioritised_add": prioritised_add,
         "prioritised_sample": lambda current, key, *window: prioritised(current, *window).sample(current, key),
         "set_priorities": lambda current, *given: prioritised(current).set_priorities(current, *given[:2]),
     },
-    trajectory_queue: {
+    buffers.trajectory_queue: {
         "make_trajectory_queue": fbx.make_trajectory_queue,
         "init": lambda example, lanes, rows: fbx.make_trajectory_queue(rows, lanes, 1, QUEUED).init(example),
         "add": lambda current, batch: queue(current).add(current, batch),
@@ -99,7 +89,7 @@ REPLACED = {
         "can_sample": lambda current, length, rows: queue(current).can_sample(current),
         "can_add": lambda current, number, rows: queue(current, number).can_add(current),
     },
-    sum_tree: {"get": lambda tree, index: _prioritized.get_leaf(tree.sampler, index.slot)},
+    buffers.sum_tree: {"get": lambda tree, index: _prioritized.get_leaf(tree.sampler, index.slot)},
     fbx.TrajectoryBufferState: {
         "sum_tree_state": property(lambda current: Tree(current.state.sampler)),
         "running_index": property(running_index),

@@ -124,6 +124,14 @@ def in_scan(buffer, order):
 FORMS = {"jit": in_jit, "scan": in_scan}
 
 
+def check_order(form, sampler, view, order, **parts):
+    FORMS[form](buffer_of(sampler, view, **parts), order)
+
+
+def check_blocks(form, sampler, order):
+    check_order(form, sampler, "transition", order, storage=DEDUPLICATED)
+
+
 def check_writer(form, writer, sampler, order):
     FORMS[form](dataclasses.replace(buffer_of(sampler, "row"), writer=WRITERS[writer], episode_end=()), order)
 

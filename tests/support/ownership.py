@@ -44,6 +44,12 @@ def filled(buffer, first=0, count=None):
     return jax.block_until_ready(buffer.extend(buffer.init(EXAMPLE), rows))
 
 
+def full(*args, **settings):
+    """Return the buffer that `make` makes of the arguments, and a state in which it is full."""
+    buffer = make(*args, **settings)
+    return buffer, filled(buffer)
+
+
 def id_of(state):
     return lifetime.join_id(np.asarray(state.rows.id))
 

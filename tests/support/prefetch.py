@@ -7,6 +7,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import fbuf
@@ -35,6 +36,13 @@ class Gate:
 
 
 GATE = Gate()
+
+
+@pytest.fixture(autouse=True)
+def gate():
+    GATE.__init__()
+    yield GATE
+    GATE.open.set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +167,16 @@ def check_batches(storage, sampler, view, form):
         same(one, two)
 
 
+def filled(buffer, count=20):
+    """Return a state with these rows, after the draw of the batch that the next `sample` returns."""
+    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, count))
+    return jax.block_until_ready(buffer.sample(state, jax.random.key(0))[0])
+
+
 def check_evicted_rows(storage):
     """Rows evicted after the draw are returned as drawn; their indices are stale."""
     buffer = make(storage, "prioritized")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20))  # full
-    state, _ = buffer.sample(state, jax.random.key(0))
+    state = filled(buffer)
     then = buffer.peek(state, jax.random.key(0))
     same(then, buffer.peek(state, jax.random.key(0)))
     state = buffer.extend(state, rows_at(1, 20))  # every row is evicted
@@ -187,8 +200,7 @@ def check_evicted_rows(storage):
 
 def check_changed_rows(storage):
     buffer = make(storage, "prioritized")
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0, 20))
-    state, _ = buffer.sample(state, jax.random.key(0))
+    state = filled(buffer)
     every = buffer.rows(state)
     count = every.mask.size
     index = jax.tree.map(lambda x: x.reshape(-1), every.index)
@@ -203,8 +215,7 @@ def check_changed_rows(storage):
 
 def check_clear(storage):
     buffer = make(storage)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
-    state, _ = buffer.sample(state, jax.random.key(0))
+    state = filled(buffer, ROWS)
     state = buffer.clear(state)
     state, batch = buffer.sample(state, jax.random.key(1))
     assert not batch.mask.any() and int(buffer.stats(state)["empty_samples"]) == 1
@@ -219,8 +230,7 @@ def check_clear(storage):
 
 def check_sampled_twice(storage):
     buffer = make(storage)
-    state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
-    state, _ = buffer.sample(state, jax.random.key(0))
+    state = filled(buffer, ROWS)
     one = buffer.sample(state, jax.random.key(1))
     two = buffer.sample(state, jax.random.key(1))
     same(one[1], two[1])
@@ -240,12 +250,8 @@ def check_futures(storage):
             state, batch = buffer.sample(state, jax.random.key(10 * name + i))
             yield jax.device_get(batch)
 
-    def start():
-        state = buffer.extend(buffer.init(EXAMPLE), rows_at(0))
-        return buffer.sample(state, jax.random.key(0))[0]
-
-    alone = [list(steps(start(), name)) for name in (1, 2, 3)]
-    state = start()
+    alone = [list(steps(filled(buffer, ROWS), name)) for name in (1, 2, 3)]
+    state = filled(buffer, ROWS)
     together = list(zip(*(steps(state, name) for name in (1, 2, 3)), strict=True))
     for name, batches in enumerate(alone):
         for i, batch in enumerate(batches):

@@ -4,17 +4,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 MEMORY = 80_000_000  # bytes of the object store, nearly the least
 
 
-@contextmanager
-def local_ray() -> Iterator[Any]:
-    import ray
-
-    context = ray.init(
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    module = pytest.importorskip("ray", reason="ray has no wheel for this Python")
+    context = module.init(
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=MEMORY,
@@ -24,9 +24,9 @@ def local_ray() -> Iterator[Any]:
     )
     try:
         assert context.address_info["node_ip_address"] == "127.0.0.1"
-        yield ray
+        yield module
     finally:
-        ray.shutdown()
+        module.shutdown()
 
 
 def kill(service: Any, shard: int = 0) -> None:

@@ -46,6 +46,12 @@ def check_all(table, scope):
         check(*case.values, scope)
 
 
+def raises_late(match, call, *args, **options):
+    """Check that the call raises, at once or when its results are awaited."""
+    with pytest.raises((RuntimeError, ValueError), match=match):
+        jax.block_until_ready(call(*args, **options))
+
+
 def raises(error, match, call, *args, **options):
     """Check that the call raises this error, with a message that matches unless `match` is None."""
     with pytest.raises(error, match=match):

@@ -1,5 +1,6 @@
 """Tests and fixtures from tables of their cases."""
 
+import inspect
 import itertools
 
 import pytest
@@ -24,7 +25,10 @@ def _name(value):
 
 
 def checks(*rows):
-    """Return a test that calls each check with each of its arguments, given as `(check, [arguments, ...])`."""
+    """Return a test that calls each check with each of its arguments, given as `(check, [arguments, ...])`.
+
+    A check whose last arguments are `tmp_path` and `monkeypatch` gets these of pytest.
+    """
     cases = []
     for check, every in rows:
         for args in every:
@@ -32,10 +36,17 @@ def checks(*rows):
             cases.append(pytest.param(check, args, id="-".join(map(_name, (check, *args)))))
 
     @pytest.mark.parametrize(("check", "args"), cases)
-    def test(check, args):
-        check(*args)
+    def test(check, args, request):
+        fixtures = [name for name in inspect.signature(check).parameters if name in ("tmp_path", "monkeypatch")]
+        check(*args, **{name: request.getfixturevalue(name) for name in fixtures})
 
     return test
+
+
+def select_tests(module, *fixtures):
+    """Return the tests of a module that take one of the fixtures, by name: they run again where others are defined."""
+    tests = {name: test for name, test in vars(module).items() if name.startswith("test_") and callable(test)}
+    return {name: test for name, test in tests.items() if set(fixtures) & set(inspect.signature(test).parameters)}
 
 
 def one_of(*values):

@@ -68,24 +68,24 @@ def run_processes(code: str, *arguments: Any, processes: int = 2) -> None:
             assert each.returncode == 0, out[-6000:]
 
 
-def check_two_processes(draw: str, storage: str, path: Path) -> None:
+def check_two_processes(draw: str, storage: str, tmp_path: Path) -> None:
     found = []
     for processes in (1, 2):
-        folder = path / str(processes)
+        folder = tmp_path / str(processes)
         folder.mkdir()
         run_processes("everything(*sys.argv[4:])", folder, draw, storage, processes=processes)
         with np.load(folder / "found.npz") as arrays:
             found.append([arrays[name] for name in arrays])
     same(found[0], found[1])
-    one, two = (buffer.rows(state) for buffer, state in (fbuf.load(path / name / "saved") for name in "12"))
+    one, two = (buffer.rows(state) for buffer, state in (fbuf.load(tmp_path / name / "saved") for name in "12"))
     same(jax.device_get(one.data), jax.device_get(two.data))
 
 
-def check_killed(seed: int, path: Path) -> None:
+def check_killed(seed: int, tmp_path: Path) -> None:
     """One of two processes is killed at a random instant of a save: the save before it loads, or that one."""
     chance = random.Random(seed)
     last = f"done {chance.randrange(3)}\n"
-    with started("save_for_ever(sys.argv[4])", path) as running:
+    with started("save_for_ever(sys.argv[4])", tmp_path) as running:
         lines = [each.stdout for each in running]
         while (said := lines[0].readline()) != last:
             if not said:
@@ -100,7 +100,7 @@ def check_killed(seed: int, path: Path) -> None:
         out = [said, *lines[0].read().splitlines()]
     done = max(int(line.split()[1]) for line in out if line.startswith("done"))
     begun = max((int(line.split()[1]) for line in out if line.startswith("start")), default=done)
-    number = saved_number(path)
+    number = saved_number(tmp_path)
     assert done <= number <= max(begun, done + 1), f"seed {seed}: {number} of {out[-4:]}"
 
 

@@ -41,40 +41,20 @@ def test_one_to_one(n):
 
 CAPACITIES = [1, 2, 7, 8, 9, 64, 65, 1000, 65_536, 1_000_003]
 LARGEST = CAPACITIES[-1]
-
-
-@pytest.mark.parametrize(
-    ("capacity", "reduce"), [*((c, "sum") for c in CAPACITIES), *((c, r) for c in (1, 9, 1000) for r in ("min", "max"))]
+SET = [*((c, "sum") for c in CAPACITIES), *itertools.product((1, 9, 1000), ("min", "max"))]
+test_checks_on_both_paths = pytest.mark.usefixtures("path")(
+    checks(
+        (sum_tree.check_set, SET),
+        (sum_tree.check_zero_leaves, [1, 8, 65, LARGEST]),
+        (sum_tree.check_strata, [64, LARGEST]),
+        (sum_tree.check_one_leaf, [7]),
+    )
 )
-def test_set_is_what_a_plain_array_does(path, capacity, reduce):
-    sum_tree.check_set(capacity, reduce)
-
-
-@pytest.mark.parametrize("capacity", [1, 8, 65, LARGEST])
-def test_zero_leaves_are_never_drawn(path, capacity):
-    sum_tree.check_zero_leaves(capacity)
-
-
-@pytest.mark.parametrize(
-    ("capacity", "batch"), [(1, 1), (9, 16_384), (65, 1), (LARGEST, 1), (LARGEST, 300), (LARGEST, 16_384)]
-)
-def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
-    sum_tree.check_paths(capacity, batch, monkeypatch)
-
-
-@pytest.mark.parametrize("capacity", [64, LARGEST])
-def test_strata_bound_the_count_of_every_block(path, capacity):
-    sum_tree.check_strata(capacity)
-
-
-def test_one_leaf_or_none(path):
-    sum_tree.check_one_leaf(7)
-
-
 test_checks = checks(
     *((block_table.check_sequences, [(digest, 64, SIZE), (digest, 160, 7)]) for digest in block_table.DIGESTS),
     (block_table.check_load, itertools.product([4096, 65_504], block_table.CONTENTS)),
     (block_table.check_rebuild, itertools.product(block_table.DIGESTS, [64, 1024])),
     (sum_tree.check_rebuild, itertools.product(CAPACITIES, ["sum", "min", "max"])),
     (sum_tree.check_every_row, [2**18, 2**24]),
+    (sum_tree.check_paths, [(1, 1), (9, 16_384), (65, 1), *((LARGEST, batch) for batch in (1, 300, 16_384))]),
 )

@@ -85,24 +85,11 @@ ORDERS += [("deduplicated", "epoch", "sequence", "esr"), ("device", "uniform", "
 KEY = jax.random.key(7)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "view", "storage", "form"),
-    pairwise(prefetch.SAMPLERS, prefetch.VIEWS, PREFETCHED, ("eager", "jit", "donated", "scan")),
+DRAWN = pairwise(PREFETCHED, prefetch.SAMPLERS, prefetch.VIEWS, ("eager", "jit", "donated", "scan"))
+test_prefetched_batches = checks(
+    (prefetch.check_batches, DRAWN), *((check, ["compressed", "deduplicated"]) for check in prefetch.CHECKS)
 )
-def test_sample_returns_the_batch_of_the_previous_call(sampler, view, storage, form):
-    prefetch.check_batches(storage, sampler, view, form)
-
-
-@pytest.mark.parametrize("storage", ["compressed", "deduplicated"])
-@pytest.mark.parametrize("check", prefetch.CHECKS)
-def test_a_pending_batch_survives(check, storage):
-    check(storage)
-
-
-@pytest.mark.optimized
-@pytest.mark.parametrize(("storage", "sampler", "view", "order"), ORDERS)
-def test_a_donated_step_copies_nothing(storage, sampler, view, order):
-    prefetch.check_in_place(storage, sampler, view, order)
+test_a_donated_step_copies_nothing = pytest.mark.optimized(checks((prefetch.check_in_place, ORDERS)))
 
 
 def test_states_and_keys_under_vmap_draw_independently():

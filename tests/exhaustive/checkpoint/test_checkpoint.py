@@ -1,6 +1,7 @@
 """Checkpoints: every storage with every sampler, capacities, many kills, and resized states."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from tests.support import combinations
 from tests.support.checkpoint_saving import check_mangled_meta, check_marks
 from tests.support.refusals import raises
 from tests.support.scattered import Anywhere
-from tests.support.tables import pairwise
+from tests.support.tables import checks, pairwise
 from tests.support.trees import same
 
 VIEWS = ("Row", "Transition", "Episode", "Hindsight", "Sequence('mask')")
@@ -40,45 +41,20 @@ def test_a_grown_buffer_draws_the_batches_of_a_larger_one(sampler, tmp_path):
         same(*([(data, index.slot, *rest) for data, index, *rest in found] for found in drawn))
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)))
-def test_batches_go_on_bit_for_bit(pair, tmp_path):
-    support.check_goes_on(pair, 40, tmp_path)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_the_newest_rows_stay(case, tmp_path):
-    support.check_resize(case, tmp_path)
-
-
-@pytest.mark.parametrize("storage", ["Device", "Deduplicated"])
-def test_an_old_state_is_saved_as_it_was(storage, tmp_path):
-    support.check_old_state(storage, tmp_path)
-
-
-def test_every_number_of_rows(tmp_path):
-    support.check_every_number_of_rows(Compressed(keys=("t",)), tmp_path)
-
-
-@pytest.mark.parametrize("what", support.OTHERS)
-def test_another_buffer(what, tmp_path):
-    support.check_other_buffer(what, tmp_path)
+test_checks = checks(
+    (support.check_goes_on, [(pair, 40) for pair in PAIRS]),
+    (support.check_resize, [(case,) for case in CASES]),
+    (support.check_old_state, ["Device", "Deduplicated"]),
+    (support.check_every_number_of_rows, [Compressed(keys=("t",))]),
+    (support.check_other_buffer, support.OTHERS),
+    (support.check_killed, itertools.product(combinations.STORAGES, range(1, 6))),
+    (check_mangled_meta, itertools.product(["device", "compressed"], range(2, 20))),
+)
 
 
 @pytest.mark.parametrize("name", support.golden.BUFFERS)
 def test_golden_checkpoints_go_on(name, tmp_path):
     support.check_golden(name, tmp_path, draw=True)
-
-
-@pytest.mark.parametrize("seed", range(1, 6))
-@pytest.mark.parametrize("storage", combinations.STORAGES)
-def test_a_kill_leaves_the_old_or_the_new_save(storage, seed, tmp_path):
-    support.check_killed(storage, seed, tmp_path)
-
-
-@pytest.mark.parametrize("seed", range(2, 20))
-@pytest.mark.parametrize("name", ["device", "compressed"])
-def test_mangled_metadata_is_refused(name, seed, tmp_path):
-    check_mangled_meta(name, seed, tmp_path)
 
 
 def test_a_resized_epoch_goes_on_or_starts_again(tmp_path):

@@ -33,20 +33,12 @@ def refused(storage, sampler, view):
     return (sampler, view) in combinations.REFUSED
 
 
-@pytest.mark.parametrize(
-    ("storage", "sampler", "view"),
-    pairwise(list(combinations.STORAGES)[1:], combinations.SAMPLERS, combinations.VIEWS, refused=refused),
+EVERY = pairwise(list(combinations.STORAGES)[1:], combinations.SAMPLERS, combinations.VIEWS, refused=refused)
+WRITTEN = itertools.product(combinations.UNORDERED, ["Row"], combinations.UNORDERED_WRITERS)
+test_storages_give_the_same_batches_in_every_combination = checks(
+    (combinations.check_storages_agree, [([storage], *parts) for storage, *parts in EVERY]),
+    (combinations.check_storages_agree, [(combinations.UNORDERED_STORAGES, *parts) for parts in WRITTEN]),
 )
-def test_storages_give_the_same_batches_in_every_combination(storage, sampler, view):
-    combinations.check_storages_agree([storage], sampler, view)
-
-
-@pytest.mark.parametrize("sampler", combinations.UNORDERED)
-@pytest.mark.parametrize("writer", combinations.UNORDERED_WRITERS)
-def test_storages_give_writers_the_same_batches_with_every_sampler(writer, sampler):
-    combinations.check_storages_agree(combinations.UNORDERED_STORAGES, sampler, "Row", writer)
-
-
 sampler = one_of(Uniform(over="episodes"), Epoch(), Consume(2), Prioritized(), Prioritized(on="host"), Staleness(4))
 
 
@@ -98,6 +90,7 @@ def test_vmapped_states_give_what_each_gives_alone(sampler, view, writer):
 
 TYPED = pairwise(("Device", "Deduplicated"), HERE, combinations.VIEWS, refused=refused)
 KEYED = [Uniform(), Ranked(), Consume(2), Staleness(4), Epoch(), Prioritized(), Prioritized(on="host")]
+OTHERS = [functional.BUFFERS[name] for name in ("uniform-row", "deduplicated")]
 test_checks = checks(
     (check_key_reuse, itertools.product(KEYED, [0, 1])),
     (check_many_keys, [Prioritized(), Prioritized(replace=False), Ranked()]),
@@ -105,16 +98,11 @@ test_checks = checks(
     (check_types, TYPED),
     (check_parts, [(5, slice(0, 1), slice(2, 5)), (40, slice(0, 9))]),
     (check_zero_priorities, [True]),  # of transitions
+    *((check, OTHERS) for check in (functional.check_pure, functional.check_laps)),
 )
 
 
 wrap = one_of(lambda loss: loss)
-
-
-@pytest.mark.parametrize("name", ["uniform-row", "deduplicated"])
-@pytest.mark.parametrize("check", [functional.check_pure, functional.check_laps])
-def test_other_buffers_are_functional(check, name):
-    check(functional.BUFFERS[name])
 
 
 def test_grad_through_rows_that_were_stored():

@@ -19,27 +19,20 @@ def meaningless(form, sampler, view, order):
 
 PAIRS = pairwise(inplace.FORMS, inplace.SAMPLERS, inplace.VIEWS, inplace.orders(2, "everything"), refused=meaningless)
 PARTS = zip(itertools.cycle(inplace.FORMS), itertools.product(inplace.SAMPLERS, inplace.VIEWS))
-FOUR = [(form, sampler, view, inplace.some(4, sampler, 24)[i]) for i, (form, (sampler, view)) in enumerate(PARTS)]
+FOUR = [(form, sampler, view, inplace.some(4, sampler, 24)[i % 24]) for i, (form, (sampler, view)) in enumerate(PARTS)]
 ORDERS = zip(itertools.cycle(inplace.FORMS), inplace.orders(3, "everything"))
 THREE = [(form, "everything", "transition", order) for form, order in ORDERS]
-
-
-@pytest.mark.parametrize(("form", "sampler", "view", "order"), PAIRS + THREE + FOUR)
-def test_orders_are_in_place(form, sampler, view, order):
-    inplace.FORMS[form](inplace.buffer_of(sampler, view), order)
-
-
-@pytest.mark.parametrize(
-    ("form", "sampler", "order"), [("jit", "prioritized", "seor"), ("jit", "uniform", "ter"), ("jit", "ranked", "stu")]
-)
-def test_orders_are_in_place_with_blocks(form, sampler, order):
-    inplace.FORMS[form](inplace.buffer_of(sampler, "transition", storage=inplace.DEDUPLICATED), order)
+test_orders_are_in_place = checks((inplace.check_order, PAIRS + THREE + FOUR))
 
 
 lanes = one_of(None)
-
-
+BLOCKS = [("jit", "prioritized", "seor"), ("jit", "uniform", "ter"), ("jit", "ranked", "stu")]
 WRITERS = [("jit", "topk", "uniform", "ser"), ("scan", "topk", "minimum", "seor")]
 WRITERS += [("scan", "reservoir", "prioritized", "estu"), ("jit", "reservoir", "prioritized", "ser")]
 VMAPPED = [("uniform", "transition", "ser", 3), ("uniform", "row", "se", 2, 2)]
-test_checks = checks((inplace.check_writer, WRITERS), (check_method, ["add", "set"]), (check_vmapped, VMAPPED))
+test_checks = checks(
+    (inplace.check_blocks, BLOCKS),
+    (inplace.check_writer, WRITERS),
+    (check_method, ["add", "set"]),
+    (check_vmapped, VMAPPED),
+)

@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.checkpoint_faults import any_sequence, damaged_outcomes, flips, lengths, power_failures
 from tests.support.hostile_manifests import mutated_manifests
+from tests.support.tables import checks
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
@@ -18,10 +19,4 @@ def test_damage_of_two_generations_loads_a_whole_save_or_is_an_error(change):
     assert {k for k, data in seen if not data} == {0, 1}  # manifests are not shared
 
 
-def test_any_sequence_of_saves_kills_and_damage():
-    any_sequence(1000)
-
-
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_mutated_manifests(seed):
-    mutated_manifests(10_000, seed)
+test_checks = checks((any_sequence, [1000]), (mutated_manifests, [(10_000, seed) for seed in range(1, 11)]))

@@ -1,5 +1,6 @@
 """Host stores used for long, after more kills, power failures and damage, and writes that fail at each call."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.support.disk_faults import check_failing_writes
 from tests.support.recovery import KINDS, check_damages, check_killed, check_power_failed
 from tests.support.replay import resident
 from tests.support.store import fetch, frames, make
+from tests.support.tables import checks
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 
@@ -63,7 +65,5 @@ def test_truncated_and_flipped_files_show_no_wrong_row(kind, verify, tmp_path, m
     check_damages(kind, verify, True, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("rows", ["noise", "still"])
-def test_a_failed_write_leaves_the_store_unchanged(rows, seed, tmp_path, monkeypatch):
-    check_failing_writes(rows, seed, 40, tmp_path, monkeypatch)
+FAILING = itertools.product(["noise", "still"], range(5), [40])
+test_a_failed_write_leaves_the_store_unchanged = checks((check_failing_writes, FAILING))

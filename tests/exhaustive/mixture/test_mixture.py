@@ -12,6 +12,7 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Memmap
 from tests.support import mixture as support
 from tests.support.mixture import EXAMPLE, filled, played, same, two
+from tests.support.tables import checks
 from tests.support.uniformity import chi_square_z
 
 
@@ -19,9 +20,9 @@ def half_of(samplers):
     return [(s, m) for i, s in enumerate(samplers) for j, m in enumerate(support.MODES) if (i + j) % 2 == 0]
 
 
-@pytest.mark.parametrize(("sampler", "mode"), half_of(support.SAMPLERS))
-def test_batches_hold_rows_of_each_buffer(sampler, mode):
-    support.check_sampler(sampler, mode)
+IN_PLACE = half_of(["Uniform", "Epoch", "Consume", "Prioritized", "Prioritized(replace=False)", "Ranked"])
+test_checks = checks((support.check_sampler, half_of(support.SAMPLERS)), (support.check_empty, [False, True]))
+test_steps_are_in_place = pytest.mark.optimized(checks((support.check_in_place, IN_PLACE)))
 
 
 @pytest.mark.parametrize(
@@ -39,15 +40,6 @@ def test_weights_are_those_of_the_mixture(mode, target):
     np.testing.assert_allclose(batch.weight, 1 / relative, rtol=1e-5)
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize(
-    ("sampler", "mode"),
-    half_of(["Uniform", "Epoch", "Consume", "Prioritized", "Prioritized(replace=False)", "Ranked"]),
-)
-def test_steps_are_in_place(sampler, mode):
-    support.check_in_place(sampler, mode)
-
-
 @pytest.mark.parametrize("quota", ["exact", "random"])
 def test_rows_of_an_empty_buffer_are_masked(quota):
     mixture = support.three(quota=quota, if_empty="mask")
@@ -62,11 +54,6 @@ def test_rows_of_an_empty_buffer_are_masked(quota):
         assert counts.tolist() == [0, 4 * 300, 8 * 300, 4 * 300]
     assert not bool(mixture.can_sample(state))
     np.testing.assert_allclose(probability[source == 2], 0.5 / 40, rtol=1e-6)
-
-
-@pytest.mark.parametrize("annealed", [False, True])
-def test_other_buffers_give_the_rows_of_an_empty_one(annealed):
-    support.check_empty(annealed=annealed)
 
 
 def test_buffers_are_loaded_into_other_capacities_and_storages(tmp_path):

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,13 @@ import pytest
 
 import fbuf
 from benchmarks.bench_ray import soak
-from tests.support.ray_cluster import kill, local_ray, until
+from tests.support import ray_cluster
+from tests.support.ray_cluster import kill, until
 
 pytest.importorskip("ray", reason="ray has no wheel for this Python")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray, its threads and sockets
 KILLS, SOAK = 40, 60  # seconds
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    with local_ray() as module:
-        yield module
+ray = ray_cluster.ray
 
 
 def test_no_row_is_lost_or_doubled_over_forty_kills(ray: Any, tmp_path: Path) -> None:

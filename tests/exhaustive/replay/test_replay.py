@@ -1,7 +1,5 @@
 """`Replay` between threads for minutes: no row is lost, doubled or torn, and memory stays constant."""
 
-import pytest
-
 from fbuf.storages import Compressed
 from tests.more.replay.test_replay import (  # noqa: F401
     CASES,
@@ -12,14 +10,13 @@ from tests.support.tables import checks, one_of, pairwise
 from tests.support.two_replays import SAMPLERS, STORAGES, VIEWS
 
 
-@pytest.mark.parametrize("name", BUFFERS)
-def test_actors_and_learners_share_a_replay_for_long(name):
-    soak(name, batches=4000)
-
-
 def refused(storage, *case):
     return case[:2] == ("consume", "sequence")  # windows are not consumed
 
 
 case = one_of(*[c for c in pairwise(STORAGES, SAMPLERS, VIEWS, (None, 2), refused=refused) if c not in CASES])
-test_checks = checks((at_exit, ["room", "error"]), (same_batches_as_the_buffer, [(Compressed(keys=("obs",)),)]))
+test_checks = checks(
+    (soak, [(name, 4000) for name in BUFFERS]),
+    (at_exit, ["room", "error"]),
+    (same_batches_as_the_buffer, [Compressed(keys=("obs",))]),
+)

@@ -10,14 +10,10 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Prioritized
-from tests.samplers.test_host_priorities import (  # noqa: F401
-    nothing_open,
-    test_a_store_goes_with_its_last_state,
-    test_draws_are_those_of_the_device,
-    test_old_states_and_futures_stay_what_they_are,
-)
+from tests.samplers import test_host_priorities as quick
+from tests.samplers.test_host_priorities import nothing_open  # noqa: F401
 from tests.support.host_priorities import BATCH, EXAMPLE, compare, make, run, verb
-from tests.support.tables import one_of
+from tests.support.tables import one_of, select_tests
 from tests.support.threads import Thread
 from tests.support.trees import same
 
@@ -31,6 +27,7 @@ parts = one_of(
 )
 capacity = one_of(1, 9, 70_000)
 storage = one_of(fbuf.storages.Host())
+globals().update(select_tests(quick, "parts", "capacity", "storage"))
 
 
 def test_convert_and_resume(tmp_path):

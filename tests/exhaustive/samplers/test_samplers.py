@@ -10,21 +10,13 @@ import fbuf
 from fbuf._algorithms import sum_tree
 from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness
 from fbuf.views import Row, Sequence, Transition
-from tests.more.samplers.test_samplers import (
-    test_a_share_of_a_buffer_with_lanes_ignores_priorities,
-    test_no_row_is_drawn_too_often,
-)
-from tests.samplers.test_prioritized import (
-    test_draws_by_rank,
-    test_ranks_are_kept_and_found,
-    test_sets_are_those_of_drawing_one_after_another,
-    test_traced_numbers_are_brought_into_range,
-)
+from tests.more.samplers import test_samplers as further
+from tests.samplers import test_prioritized as quick
 from tests.support import priorities, same_step
 from tests.support.epoch import FIELDS, Trial, buffer_of, check_inplace
 from tests.support.inplace import assert_draw_write_draw
 from tests.support.priorities import KEY, index_of, races
-from tests.support.tables import checks, one_of
+from tests.support.tables import checks, one_of, select_tests
 from tests.support.uniformity import lanes_out_of_step
 
 case = one_of(
@@ -64,6 +56,9 @@ stratified = one_of(True)
 ranked = one_of(False, True)
 capacity = one_of(1, 5, 512, 513, 40_000)
 sampler = one_of(Ranked(uniform=0.1, normalize="buffer"))
+globals().update(
+    select_tests(quick, "far_apart", "stratified", "capacity", "sampler"), **select_tests(further, "case", "ranked")
+)
 
 
 @pytest.mark.parametrize(("size", "batch_size", "trials"), [(100, 30, 4000), (5000, 64, 3000)])

@@ -1,11 +1,10 @@
 """Sharded buffers on eight devices and over two processes: the costlier cases, in processes of their own."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.processes import devices, run_python
 from tests.support.sharded import run
+from tests.support.tables import checks
 from tests.support.two_processes import check_killed, check_two_processes
 
 CASES = [
@@ -27,10 +26,4 @@ def test_eight_devices_learn_as_one_does() -> None:
     assert min(eight, one) > 0.85 and abs(eight - one) < 0.1, (eight, one)
 
 
-def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    check_two_processes("global", "Device", tmp_path)
-
-
-@pytest.mark.parametrize("seed", range(2, 102))
-def test_a_killed_save_leaves_the_one_before_or_its_own(seed: int, tmp_path: Path) -> None:
-    check_killed(seed, tmp_path)
+test_two_processes = checks((check_two_processes, [("global", "Device")]), (check_killed, range(2, 102)))

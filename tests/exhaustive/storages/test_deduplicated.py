@@ -16,39 +16,20 @@ from fbuf.samplers import Prioritized
 from fbuf.storages import Deduplicated
 from fbuf.testing import assert_inplace
 from fbuf.views import Row, Transition
+from tests.support import deduplicated
 from tests.support import deduplicated_device as support
-from tests.support.deduplicated import (
-    KEY,
-    LEAVES,
-    SMALL,
-    Trial,
-    check,
-    check_leaves,
-    check_programs,
-    from_pool,
-    methods_of,
-    small,
-    values,
-)
-from tests.support.tables import pairwise
+from tests.support.deduplicated import check
+from tests.support.tables import checks, pairwise
 from tests.support.trees import same, x64
 
-
-@pytest.mark.parametrize("lanes", [3, None])
-@pytest.mark.parametrize("kind", LEAVES)
-def test_leaves_of_every_kind_are_exact(kind: str, lanes: int | None) -> None:
-    check_leaves(kind, lanes)
-
-
-@pytest.mark.parametrize(
-    ("check", "sampler", "view"),
-    pairwise([support.check_masked_draws, support.check_retirement], support.SAMPLERS, support.VIEWS)
-    + list(itertools.product([support.check_retirement], support.OTHERS, support.VIEWS)),
+EXACT = pairwise([support.check_masked_draws, support.check_retirement], support.SAMPLERS, support.VIEWS)
+test_checks = checks(
+    (deduplicated.check_leaves, itertools.product(deduplicated.LEAVES, [3, None])),
+    *((check, [(sampler, view)]) for check, sampler, view in EXACT),
+    (support.check_retirement, itertools.product(support.OTHERS, support.VIEWS)),
+    (support.check_full_table, [(60, Row()), (300, Transition(autoreset="same_step"))]),
+    (deduplicated.check_programs, [("refuse", 14, 33)]),  # two of three lanes at once
 )
-def test_full_tables_are_exact(check: Any, sampler: str, view: str) -> None:
-    check(sampler, view)
-
-
 GAMES = ("Pong", "Breakout", "Seaquest", "MsPacman", "SpaceInvaders", "Qbert", "Freeway", "Enduro", "Asterix", "Krull")
 STORAGE = Deduplicated(keys=("obs",))
 FORMS = {
@@ -64,7 +45,7 @@ def test_frames_of_real_games_are_exact(game: str, form: str) -> None:
     from benchmarks import _atari
 
     buffer, steps = FORMS[form]
-    trial, rng, unread = Trial(buffer, {"obs": ((84, 84), np.uint8)}), np.random.default_rng(0), 0
+    trial, rng, unread = deduplicated.Trial(buffer, {"obs": ((84, 84), np.uint8)}), np.random.default_rng(0), 0
     frames = _atari.frames(game, 20_000)[0].reshape(trial.lanes, -1, 84, 84).swapaxes(0, 1)
     for begin in range(0, len(frames) - steps + 1, steps):
         if unread + steps > trial.length:  # every frame that is stored is read at least once
@@ -107,10 +88,10 @@ def test_steps_are_in_place(form: Any, batches: int) -> None:
 def test_64_bit_leaves_are_exact() -> None:
     with x64():
         leaves = {"real": ((3, 5), np.float64), "whole": ((7,), np.int64)}
-        trial = Trial(fbuf.Buffer(8, storage=Deduplicated(keys=tuple(leaves), blocks=512)), leaves)
+        trial = deduplicated.Trial(fbuf.Buffer(8, storage=Deduplicated(keys=tuple(leaves), blocks=512)), leaves)
         for seed in range(3):
             rng = np.random.default_rng(seed)
-            trial.extend({name: values(rng, (5, 1), *leaf) for name, leaf in leaves.items()})
+            trial.extend({name: deduplicated.values(rng, (5, 1), *leaf) for name, leaf in leaves.items()})
             trial.compare()
     assert trial.compared > 15
 
@@ -118,13 +99,18 @@ def test_64_bit_leaves_are_exact() -> None:
 @pytest.mark.parametrize("on_full", ["refuse", "retire"])
 def test_counters_wrap_at_2_to_the_32(on_full: str) -> None:
     """Nothing but noise, in a table far too small: some row can always be read."""
-    trial, which = Trial(small(on_full), SMALL), ("refuse", "retire").index(on_full)
+    trial, which = (
+        deduplicated.Trial(deduplicated.small(on_full), deduplicated.SMALL),
+        ("refuse", "retire").index(on_full),
+    )
     counter = COUNTERS.index(("refused_rows", "retired_rows")[which])
     counters = trial.state.counters.at[counter].set(jnp.uint32(2**32 - 3))
     trial.state, went = trial.state.replace(counters=counters), 0
     for seed in range(8):
         before, rng = trial.counters(), np.random.default_rng(seed)
-        noise = {name: rng.integers(0, 256, (4, 3, *shape), np.uint8) for name, (shape, _) in SMALL.items()}
+        noise = {
+            name: rng.integers(0, 256, (4, 3, *shape), np.uint8) for name, (shape, _) in deduplicated.SMALL.items()
+        }
         trial.extend(noise, np.ones((4, 3), bool))
         went += int((trial.counters() - before)[which])
         trial.compare()
@@ -134,17 +120,19 @@ def test_counters_wrap_at_2_to_the_32(on_full: str) -> None:
 
 def test_growing_keeps_rows_indices_priorities_and_batches() -> None:
     """A full table of two leaves, and one of a third; then rows come that had found no place before."""
-    leaves = SMALL | {"c": ((6, 6), np.float32)}
+    leaves = deduplicated.SMALL | {"c": ((6, 6), np.float32)}
     cut = {"a": (4, 4), "b": (4, 4), "c": (3, 3)}
     storage = Deduplicated(keys=("a", "b", "c"), block=cut, blocks={"a": 64, "b": 64, "c": 96}, on_full="refuse")
     buffer = fbuf.Buffer(36, lanes=3, storage=storage, sampler=Prioritized())
-    trial, rng = Trial(buffer, leaves), np.random.default_rng(0)
+    trial, rng = deduplicated.Trial(buffer, leaves), np.random.default_rng(0)
     every = np.ones((4, 3), bool)
 
     def extend() -> None:
         numbers = rng.integers(0, 9, (4, 3, 6, 6)).astype(np.float32)
         numbers[rng.random(numbers.shape) < 0.1] = np.nan
-        trial.extend(from_pool(rng, (4, 3)) | {"c": numbers}, every, rng.exponential(size=(4, 3)).astype(np.float32))
+        trial.extend(
+            deduplicated.from_pool(rng, (4, 3)) | {"c": numbers}, every, rng.exponential(size=(4, 3)).astype(np.float32)
+        )
         trial.compare()
 
     for _ in range(5):
@@ -152,12 +140,12 @@ def test_growing_keeps_rows_indices_priorities_and_batches() -> None:
     assert trial.refused
     state = trial.state
     readable = [n for lane in trial.arrived for n in lane if n not in trial.refused]
-    index, batch = trial.index_of(readable), buffer.peek(state, KEY, 64)
+    index, batch = trial.index_of(readable), buffer.peek(state, deduplicated.KEY, 64)
     for wanted, places in ((None, [192, 160]), ({"a": 608, "b": 416, "c": 96}, [1024, 96])):
         grown, larger = buffer.grow(state, wanted)
         assert [len(table.count) for table in larger.rows.tables] == places
         check(larger)
-        same(grown.peek(larger, KEY, 64), batch)
+        same(grown.peek(larger, deduplicated.KEY, 64), batch)
         same(grown.rows(larger), buffer.rows(state))
         assert bool(grown.get(larger, index).mask.all())
         same(larger.sampler, state.sampler)
@@ -167,16 +155,11 @@ def test_growing_keeps_rows_indices_priorities_and_batches() -> None:
         assert stats["blocks_load"] < before["blocks_load"] if wanted is None else stats["blocks_load"] > 0.8
         made, empty = (jax.tree.leaves(state) for state in (larger, jax.eval_shape(grown.init, trial.example)))
         assert [(x.shape, x.dtype) for x in made] == [(x.shape, x.dtype) for x in empty]
-        same(buffer.peek(state, KEY, 64), batch)  # the old state has not changed
-    trial.buffer, trial.methods, trial.state = grown, methods_of(grown), larger
+        same(buffer.peek(state, deduplicated.KEY, 64), batch)  # the old state has not changed
+    trial.buffer, trial.methods, trial.state = grown, deduplicated.methods_of(grown), larger
     trial.compare()
     extend()
     extend()
-
-
-@pytest.mark.parametrize(("number", "view"), [(60, Row()), (300, Transition(autoreset="same_step"))])
-def test_a_table_with_room_for_all_rows_gives_up_none(number: int, view: Any) -> None:
-    support.check_full_table(number, view)
 
 
 def test_masked_writes_do_not_change_the_forecast() -> None:
@@ -192,7 +175,3 @@ def test_masked_writes_do_not_change_the_forecast() -> None:
         stats = buffer.stats(state)
         assert int(stats["refused_rows"]) == 0 and int(stats["retired_rows"]) > 0
         assert 0.55 < float(stats["blocks_load"]) < 0.96, (number, stats)
-
-
-def test_rows_and_references_are_right_after_any_calls() -> None:
-    check_programs("refuse", 14, 33)  # two of three lanes at once

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf.samplers import Prioritized
@@ -16,7 +15,7 @@ from tests.more.storages.test_ragged import (  # noqa: F401
 )
 from tests.support import combinations
 from tests.support.ragged import check_growth
-from tests.support.tables import one_of
+from tests.support.tables import checks, one_of
 
 view = one_of(Row())
 
@@ -26,9 +25,9 @@ VIEWS = [Row(), Transition(observation="id", n_step=2, autoreset="same_step"), E
 VIEWS += [Sequence(3, boundary=boundary, autoreset="same_step") for boundary in ("stop", "mask")]
 
 
-@pytest.mark.parametrize(("sampler", "view"), list(zip(SAMPLERS, itertools.cycle(VIEWS))))
-def test_a_grown_buffer_is_one_that_was_larger_from_the_start(sampler: Any, view: Any) -> None:
-    check_growth(sampler, view)
+test_a_grown_buffer_is_one_that_was_larger_from_the_start = checks(
+    (check_growth, zip(SAMPLERS, itertools.cycle(VIEWS)))
+)
 
 
 def test_unlimited_replay() -> None:

@@ -1,14 +1,8 @@
 """The other storages, with and without prefetch: see `tests/torch/test_torch_safety.py`."""
 
-from tests.more.torch.test_torch_safety import (  # noqa: F401
-    test_tensors_are_stored_as_numpy_arrays_are,
-    test_writes_are_in_place_while_batches_are_held,
-)
-from tests.support.tables import one_of
-from tests.torch.test_torch_safety import (  # noqa: F401
-    STORAGES,
-    test_methods_of_a_replay_take_tensors,
-    test_writing_into_a_batch_changes_no_buffer_and_no_other_batch,
-)
+from tests.more.torch import test_torch_safety as further
+from tests.support.tables import one_of, select_tests
+from tests.torch import test_torch_safety as quick
 
-case = one_of(*[(name, prefetch) for name in STORAGES for prefetch in (0, 1)])
+case = one_of(*[(name, prefetch) for name in quick.STORAGES for prefetch in (0, 1)])
+globals().update(select_tests(quick, "case"), **select_tests(further, "case"))

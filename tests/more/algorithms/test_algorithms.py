@@ -83,11 +83,6 @@ def test_one_to_one(n):
     assert is_permutation(order(n, n))
 
 
-@pytest.mark.parametrize(("capacity", "batch"), [(1, 300), (300_000, st._MANY)])
-def test_both_paths_draw_the_same(capacity, batch, monkeypatch):
-    sum_tree.check_paths(capacity, batch, monkeypatch)
-
-
 @pytest.mark.gpu
 def test_accelerator_draws_and_writes_as_the_cpu():
     capacity = 1_000_003
@@ -128,6 +123,7 @@ test_checks_on_both_paths = pytest.mark.usefixtures("path")(
     )
 )
 test_checks = checks(
+    (sum_tree.check_paths, [(1, 300), (300_000, st._MANY)]),
     (check_load, [(4096, "noise")]),
     (sum_tree.check_keep_last, itertools.product([1, 2, 17], [None, 334, 2**32 // 17 - 5, 2**31])),
 )

@@ -36,11 +36,6 @@ def test_no_memory_during_extend():
     faults.check_no_memory("compressed")
 
 
-@pytest.mark.parametrize(("verb", "donated"), [("write", False), ("read", False), ("read", True)])
-def test_a_callback_that_raises_at_any_call(verb, donated, monkeypatch):
-    faults.check_raising(verb, donated, monkeypatch)
-
-
 @given(**faults.PRIORITIES)
 def test_any_priorities_leave_a_buffer_that_draws(errors, alpha):
     faults.check_priorities(Ranked(), errors, alpha)
@@ -77,6 +72,7 @@ TYPES = [
     for number, (sampler, view) in enumerate(zip((name for name in SAMPLERS if "host" not in name), VIEW, strict=False))
 ]
 test_checks = checks(
+    (faults.check_raising, [("write", False), ("read", False), ("read", True)]),
     (faults.check_many_keys, [Epoch()]),
     (faults.check_key_reuse, [(Consume(2), 1), (Prioritized(on="host"), 1)]),
     (check_types, TYPES),

@@ -18,22 +18,14 @@ ORDERS = ("se", "so", "te", "re", *inplace.some(4, "prioritized", 1))
 PAIRS = [("jit", "prioritized", "transition", order) for order in ORDERS]
 PAIRS += [("scan", "prioritized", *rest) for rest in (("row", "se"), ("transition", "scesc"), ("ids", "sec"))]
 PAIRS += [("scan", "uniform", "episode ids", "sec")]
-
-
-@pytest.mark.parametrize(("form", "sampler", "view", "order"), PAIRS)
-def test_every_pair_of_methods_is_in_place(form, sampler, view, order):
-    inplace.FORMS[form](inplace.buffer_of(sampler, view), order)
-
-
-def test_orders_are_in_place_with_blocks():
-    inplace.FORMS["scan"](inplace.buffer_of("prioritized", "transition", storage=inplace.DEDUPLICATED), "esu")
-
-
-def test_orders_are_in_place_with_other_writers():
-    inplace.check_writer("scan", "topk", "prioritized", "estu")
+test_every_pair_of_methods_is_in_place = checks((inplace.check_order, PAIRS))
 
 
 lanes = one_of(inplace.LANES)
+test_orders_are_in_place_with_other_parts = checks(
+    (inplace.check_blocks, [("scan", "prioritized", "esu")]),
+    (inplace.check_writer, [("scan", "topk", "prioritized", "estu")]),
+)
 
 
 def test_masks_and_priorities_are_in_place(lanes):

@@ -9,7 +9,7 @@ import fbuf
 from fbuf._bridge import lifetime
 from tests.contracts.test_ownership import nothing_left  # noqa: F401
 from tests.support import ownership as _support
-from tests.support.ownership import KEY, agree, filled, id_of, make, rows_of
+from tests.support.ownership import KEY, agree, filled, full, id_of, make, rows_of
 from tests.support.processes import run_python
 
 storage = _support.storage
@@ -35,8 +35,7 @@ print("done")
 
 
 def test_the_garbage_collector_may_come_inside_a_callback():
-    buffer = make("host")
-    state = filled(buffer)
+    buffer, state = full("host")
     store = lifetime.find(id_of(state))
     box = [state]
     box.append(box)  # only the collector can free it
@@ -83,8 +82,7 @@ def test_one_trace_for_each_store_open_at_the_same_time():
 
 
 def test_a_state_of_another_process_is_refused(storage, tmp_path):
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     path = tmp_path / "leaves.npz"
     np.savez(path, *(np.asarray(x) for x in jax.tree.leaves(state)))
     script = f"""
@@ -103,8 +101,7 @@ except (RuntimeError, ValueError) as error:
 
 
 def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage):
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     for other in (copy.deepcopy(state), copy.copy(state)):
         assert len(fbuf.stores()) == 1 and other.rows.owner is state.rows.owner
     other = copy.deepcopy(state)
@@ -123,8 +120,7 @@ def test_a_deep_copy_shares_the_store_and_goes_its_own_way(storage):
 
 
 def test_shapes_and_compilation_ahead_of_time(storage):
-    buffer = make(storage)
-    state = filled(buffer)
+    buffer, state = full(storage)
     before = fbuf.stores()[0].stats()
     step = jax.jit(lambda s, r: buffer.sample(buffer.extend(s, r), KEY, 4), donate_argnums=0)
     shapes, batch = jax.eval_shape(step, state, rows_of(0, 3))

@@ -18,6 +18,7 @@ from tests.support import atari_runs as made
 from tests.support.atari_runs import FRAMES, RUN, get, same
 from tests.support.fault_server import Cut, FaultServer, Stall
 
+run = made.run
 PROGRAM = """
 import signal, sys
 import fbuf.datasets
@@ -26,11 +27,6 @@ print("begins", flush=True)
 fbuf.datasets.atari_dqn("Pong/1", root=sys.argv[1], source=sys.argv[2], workers=int(sys.argv[3]))
 print("ends", flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def run():
-    return made.record(made.synthetic(1000, episode=30), 250)
 
 
 @pytest.fixture

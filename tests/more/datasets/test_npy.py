@@ -3,14 +3,11 @@
 from isal import igzip
 
 from fbuf.datasets._remote import _gzip
-from tests.datasets.test_npy import (  # noqa: F401
-    path,
-    test_a_truncated_or_damaged_file_is_refused,
-    test_arrays_read_as_written,
-    test_bytes_after_the_array_are_refused,
-    test_invalid_headers_are_refused,
-    test_other_files_are_refused,
-)
+from tests.datasets import test_npy as with_gzip
+from tests.datasets.test_npy import path  # noqa: F401
+from tests.support.tables import select_tests
+
+globals().update(select_tests(with_gzip, "path"))
 
 
 def test_isal_is_used_where_it_is_installed():

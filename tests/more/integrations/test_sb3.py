@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from fbuf import StoreCorrupted
 from tests.support.processes import run_python
+from tests.support.refusals import raises
 
 pytest.importorskip("stable_baselines3")
 
@@ -56,6 +57,11 @@ def pair(kind, space, size, n_envs=1, **settings):
     return kind(size, space, ACTIONS, "cpu", n_envs, **settings), made
 
 
+def add_both(one, other, *step):
+    for buffer in (one, other):
+        buffer.add(*step)
+
+
 def stacks(n_envs, ends, seed, side=20):
     rng = np.random.default_rng(seed)
     stack = np.zeros((n_envs, 4, side, side), np.uint8)
@@ -77,8 +83,7 @@ def test_streams_with_ends_and_timeouts(kind, n_envs, ends):
     space = spaces.Box(0, 255, (4, 20, 20), np.uint8)
     one, other = pair(kind, space, 60 * n_envs, n_envs, optimize_memory_usage=True, handle_timeout_termination=True)
     for t, step in enumerate(itertools.islice(stacks(n_envs, ends, n_envs), 200)):
-        one.add(*step)
-        other.add(*step)
+        add_both(one, other, *step)
         if t % 13 == 3:
             same_batches(one, other, t)
         if t % 50 == 40:
@@ -96,8 +101,7 @@ def test_every_dtype_in_any_order(dtype):
     for t in range(150):
         bits = rng.integers(0, 256, (2, 2, 7 * kind.itemsize), np.uint8)
         observation, following = bits.view(kind)  # NaN and -0.0 among them
-        for buffer in (one, other):
-            buffer.add(observation, following, np.zeros(2), np.ones(2), np.zeros(2), [{}, {}])
+        add_both(one, other, observation, following, np.zeros(2), np.ones(2), np.zeros(2), [{}, {}])
         if t % 30 == 29:
             same_batches(one, other, t)
     for name in ("observations", "next_observations"):
@@ -110,8 +114,7 @@ def test_spaces_that_are_no_boxes(space):
     one, other = pair(theirs.ReplayBuffer, space, 30, 2)
     for t in range(50):
         step = [np.stack([space.sample() for _ in range(2)]) for _ in range(2)]
-        for buffer in (one, other):
-            buffer.add(*step, np.zeros(2), np.ones(2), np.zeros(2), [{}, {}])
+        add_both(one, other, *step, np.zeros(2), np.ones(2), np.zeros(2), [{}, {}])
         same_batches(one, other, t)
     actions = spaces.Box(-1, 1, (2,), np.float64)
     one, other = (kind(5, space, actions, "cpu") for kind in (theirs.ReplayBuffer, sb3.CompressedReplayBuffer))
@@ -125,8 +128,7 @@ def test_dictionaries():
     assert isinstance(other.observations["goal"], np.ndarray)  # it is small
     for t, (first, following, *rest) in enumerate(itertools.islice(stacks(2, 0.1, 0), 120)):
         goal = np.full((2, 3), t, np.float32)
-        for buffer in (one, other):
-            buffer.add({"image": first, "goal": goal}, {"image": following, "goal": goal + 1}, *rest)
+        add_both(one, other, {"image": first, "goal": goal}, {"image": following, "goal": goal + 1}, *rest)
         if t % 20 == 5:
             same_batches(one, other, t)
             other = pickle.loads(pickle.dumps(other))
@@ -140,8 +142,7 @@ def test_observations_are_normalised_by_vec_normalize():
     for t in range(80):
         _, reward, done, infos = env.step(np.array([t % 2]))
         following = env.get_original_obs()
-        for buffer in (one, other):
-            buffer.add(observation, following, np.array([t % 2]), reward, done, infos)
+        add_both(one, other, observation, following, np.array([t % 2]), reward, done, infos)
         observation = following
     same_batches(one, other, 0, env=env)
 
@@ -149,8 +150,7 @@ def test_observations_are_normalised_by_vec_normalize():
 def filled(size=40, steps=50, **settings):
     one, other = pair(theirs.ReplayBuffer, spaces.Box(0, 255, (4, 20, 20), np.uint8), 2 * size, 2, **settings)
     for step in itertools.islice(stacks(2, 0.1, 1), steps):
-        one.add(*step)
-        other.add(*step)
+        add_both(one, other, *step)
     return one, other
 
 
@@ -178,10 +178,8 @@ def test_invalid_indices_and_assignments_are_refused():
     one, other = filled(steps=45)
     assert len(list(other.observations)) == 40  # iteration ends
     for index in (40, -41, (0, 2), (np.array([40]), np.array([0]))):
-        with pytest.raises(IndexError):
-            one.observations[index]
-        with pytest.raises(IndexError):
-            other.observations[index]
+        raises(IndexError, None, one.observations.__getitem__, index)
+        raises(IndexError, None, other.observations.__getitem__, index)
     with pytest.raises(IndexError, match="expected row 5"):
         other.observations[3] = 0
     with pytest.raises(IndexError, match="before observations"):
@@ -213,8 +211,7 @@ def test_rows_read_ahead_are_returned_for_their_index_only_and_until_they_are_re
         np.testing.assert_array_equal(other.observations[index], one.observations[index])
     other.next_observations[at, lane]  # reads the observations too
     for step in itertools.islice(stacks(2, 0.1, 3), 5):
-        one.add(*step)
-        other.add(*step)
+        add_both(one, other, *step)
     np.testing.assert_array_equal(other.observations[at, lane], one.observations[at, lane])
 
 
@@ -225,8 +222,7 @@ def test_a_reset_buffer_is_empty_and_batches_share_no_memory():
     other.reset()
     assert not np.asarray(other.observations).any()
     for step in itertools.islice(stacks(2, 0.1, 2), 7):
-        one.add(*step)
-        other.add(*step)
+        add_both(one, other, *step)
     same_batches(one, other, 0)
     array = other.observations[np.array([3]), np.array([0])]
     first, second = other.to_torch(array), other.to_torch(array)

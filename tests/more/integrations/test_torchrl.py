@@ -11,6 +11,7 @@ import torch
 
 from fbuf import StoreCorrupted
 from tests.support.processes import run_python
+from tests.support.refusals import raises
 
 pytest.importorskip("torchrl")
 
@@ -67,6 +68,11 @@ def pair(size=60, kind=ReplayBuffer, ndim=1, **settings):
     return made[0], made[1]
 
 
+def extend_both(one, other, rows):
+    for buffer in (one, other):
+        buffer.extend(rows)
+
+
 def sample_both(one, other, seed=0):
     batches = []
     for buffer in (one, other):
@@ -80,8 +86,7 @@ def sample_both(one, other, seed=0):
 def filled(size=60, number=85, **settings):
     one, other = pair(size, **settings)
     for seed in range(number // 17):
-        for buffer in (one, other):
-            buffer.extend(steps(17, seed))
+        extend_both(one, other, steps(17, seed))
     return one, other
 
 
@@ -125,8 +130,7 @@ def test_rows_of_several_dimensions():
     one, other = pair(60, ndim=2)
     for seed, number in enumerate((7, 1, 20, 5)):
         rows = steps(number, seed, (3,))
-        for buffer in (one, other):
-            buffer.extend(rows.transpose(0, 1))
+        extend_both(one, other, rows.transpose(0, 1))
         sample_both(one, other, seed)
         same(one[:], other[:])
     place = torch.tensor([1, 5, 5]), torch.tensor([2, 0, 1])
@@ -163,8 +167,7 @@ def test_samplers(name, monkeypatch):
     original = torchrl._Leaf.read
     monkeypatch.setattr(torchrl._Leaf, "read", lambda *args: read.append(args[1].size) or original(*args))
     for seed in range(7):
-        for buffer in (one, other):
-            buffer.extend(steps(17, seed))
+        extend_both(one, other, steps(17, seed))
         for _ in range(2):
             for buffer, batch in zip((one, other), sample_both(one, other, seed), strict=True):
                 if name in PRIORITIZED:
@@ -176,8 +179,7 @@ def test_a_writer_in_any_order():
     writer = partial(writers.TensorDictMaxValueWriter, rank_key=("next", "reward"))
     one, other = pair(kind=TensorDictReplayBuffer, writer=writer)
     for seed in range(12):
-        for buffer in (one, other):
-            buffer.extend(steps(40, seed))
+        extend_both(one, other, steps(40, seed))
         same(one[:], other[:])
     sample_both(one, other)
 
@@ -222,8 +224,7 @@ def test_transforms_and_ensembles():
 
 def refill(one, other):
     for seed in range(20, 24):
-        for buffer in (one, other):
-            buffer.extend(steps(11, seed))
+        extend_both(one, other, steps(11, seed))
         same(one[:], other[:])
 
 
@@ -240,8 +241,7 @@ def test_dumps_and_loads(number, tmp_path):
             same(expected[:], loaded[:])
         refill(expected, loaded)
     other.dumps(tmp_path / "ours")  # again
-    with pytest.raises(ValueError, match="of 60 rows; expected 30"):
-        pair(30)[1].loads(tmp_path / "ours")
+    raises(ValueError, "of 60 rows; expected 30", lambda: pair(30)[1].loads(tmp_path / "ours"))
 
 
 def test_damaged_dumps_are_noticed(tmp_path):
@@ -251,8 +251,7 @@ def test_damaged_dumps_are_noticed(tmp_path):
         data = bytearray(path.read_bytes())
         data[len(data) // 2 :: 997] = bytes(len(data[len(data) // 2 :: 997]))
         path.write_bytes(data)
-    with pytest.raises(StoreCorrupted):
-        pair()[1].loads(tmp_path)
+    raises(StoreCorrupted, None, lambda: pair()[1].loads(tmp_path))
 
 
 def copies(buffer):
@@ -312,8 +311,7 @@ def test_slices_are_read_when_they_are_used():
     lazy, index = other[:]["pixels"], torch.tensor([4, 2])
     assert lazy.shape == (60, 4, 12, 12) and isinstance(lazy[3:9][::2], torchrl._Rows)
     later = lazy[index + 25]
-    for buffer in (one, other):
-        buffer.extend(steps(17, 90))
+    extend_both(one, other, steps(17, 90))
     plain = one[:]["pixels"]
     assert torch.equal(plain, lazy) and not torch.equal(plain[index + 25], later)
     np.testing.assert_array_equal(np.asarray(lazy), plain)
@@ -321,15 +319,13 @@ def test_slices_are_read_when_they_are_used():
     assert torch.equal(torch.cat([lazy, lazy]).float().mean(0), torch.cat([plain, plain]).float().mean(0))
     for key in (-1, ..., (3, 2), (slice(None), 2), (..., 5), torch.arange(60) % 2 == 0, [1, 2], None, plain[:] > 100):
         assert torch.equal(lazy[key], plain[key])
-    with pytest.raises(IndexError):
-        lazy[60]
+    raises(IndexError, None, lambda: lazy[60])
 
 
 def test_another_process_is_refused():
     _, other = filled()
     process = torch.multiprocessing.get_context("spawn").Process(target=print, args=(other._storage,))
-    with pytest.raises(RuntimeError, match="expected one process"):
-        process.start()
+    raises(RuntimeError, "expected one process", process.start)
 
 
 def test_no_backend_of_jax_is_started_and_frames_are_stored_once():

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from fbuf._core.pytree import named_leaves
-from fbuf.interop import _columns, from_torchrl
+from fbuf.interop import from_torchrl
+from tests.interop.test_torchrl import small_blocks  # noqa: F401
 from tests.support.processes import run_python
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(_columns, "BLOCK_BYTES", 64)
 
 
 @pytest.fixture(scope="module")

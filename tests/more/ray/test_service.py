@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support import ray_cluster
 from tests.support.paths import ROOT
-from tests.support.ray_cluster import MEMORY, kill, local_ray, until
+from tests.support.ray_cluster import MEMORY, kill, until
 from tests.support.ray_shards import ROW, steps
+from tests.support.refusals import raises
 from tests.support.threads import PATIENCE
 
 pytest.importorskip("ray", reason="ray has no wheel for this Python")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray, its threads and sockets
 OPTIONS = {"num_cpus": 0}
-
-
-@pytest.fixture(scope="module")
-def ray():
-    with local_ray() as module:
-        yield module
+ray = ray_cluster.ray
 
 
 def held(client, number):
@@ -94,8 +91,7 @@ def test_a_limit_throttles_processes_and_closing_ends_them(ray):
     service.close()
     assert ray.get(actor, timeout=PATIENCE) == "closed"
     assert len(list(batches)) <= 2  # drawn before
-    with pytest.raises(fbuf.ReplayClosed):
-        learner.sample(4)
+    raises(fbuf.ReplayClosed, None, learner.sample, 4)
 
 
 def test_batches_larger_than_the_object_store_arrive(ray):
@@ -131,8 +127,7 @@ def test_a_client_that_dies_leaves_whole_calls(ray):
         os._exit(1)  # with calls in flight
 
     with fbuf.ray.RayReplay(fbuf.uniform(64), ROW, options=OPTIONS) as service:
-        with pytest.raises(ray.exceptions.RayError):
-            ray.get(act.remote(service.client()))
+        raises(ray.exceptions.RayError, None, lambda: ray.get(act.remote(service.client())))
         client = service.client()
         client.extend(steps(100, 4))
         client.flush()

@@ -11,6 +11,7 @@ import fbuf
 from fbuf._formats import checkpoint
 from fbuf.ray._calls import Away
 from tests.support.ray_shards import ROW, clients, steps
+from tests.support.refusals import raises
 from tests.support.threads import PATIENCE, soon
 from tests.support.two_processes import run_processes
 
@@ -66,8 +67,7 @@ def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path):
     thread.join()
     assert link.shards[0].stats()["size"] == 8
     link.shards[0].close()
-    with pytest.raises(fbuf.ReplayClosed):
-        learner.sample(4)
+    raises(fbuf.ReplayClosed, None, learner.sample, 4)
 
 
 def test_a_save_that_is_written_holds_up_no_call(tmp_path, monkeypatch):
@@ -134,8 +134,7 @@ def test_other_shards_serve_while_one_is_away():
     remote.sample(8)
     assert set(remote.sample(64, to="numpy").index.shard) == {0, 1}
     link.away |= {0, 1}
-    with pytest.raises(TimeoutError, match="no shard answered"):
-        remote.sample(8)
+    raises(TimeoutError, "no shard answered", remote.sample, 8)
 
 
 def test_updates_go_to_their_shards_in_any_order():
@@ -148,8 +147,7 @@ def test_updates_go_to_their_shards_in_any_order():
     shuffled = jax.tree.map(lambda leaf: leaf[order], batch.index)
     errors = batch.data["t"][order] + 1.0
     errors[0] = np.nan
-    with pytest.raises(ValueError, match="1 TD error of 64 not finite; the others are set"):
-        remote.update_priority(shuffled, errors)
+    raises(ValueError, "1 TD error of 64 not finite; the others are set", remote.update_priority, shuffled, errors)
     remote.flush()
     for shard in link.shards:
         held = shard._replay.rows()
@@ -186,8 +184,7 @@ def test_a_refused_call_raises_and_later_ones_are_applied():
     remote.extend(steps(4, 4))
     shard._replay.extend = extend
     remote.extend(steps(8, 4))
-    with pytest.raises(ZeroDivisionError):
-        remote.flush()
+    raises(ZeroDivisionError, None, remote.flush)
     remote.flush()
     assert set(remote.sample(64, to="numpy").data["t"][:, 0]) == {0, 1, 2, 8, 9, 10}
 
@@ -203,8 +200,7 @@ def test_learners_of_a_group_share_batches():
         whole = replay.sample(12, to="numpy")
         for rank, batch in enumerate(batches):
             assert (batch.data["t"] == whole.data["t"][rank::3]).all() and (batch.weight == whole.weight[rank::3]).all()
-    with pytest.raises(ValueError, match="batch_size is 8; expected a multiple of the 3 ranks"):
-        learners[0].sample(8)
+    raises(ValueError, "batch_size is 8; expected a multiple of the 3 ranks", lambda: learners[0].sample(8))
 
 
 def test_learners_of_a_group_share_batches_of_several_shards():

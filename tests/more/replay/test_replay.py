@@ -10,7 +10,7 @@ from tests.replay.test_epoch import EXAMPLE, numbers, rows
 from tests.support.model_cases import listed
 from tests.support.processes import devices, run_python
 from tests.support.replay import at_exit, replay_of, rows_of, same_batches_as_the_buffer, soak, values
-from tests.support.tables import one_of
+from tests.support.tables import checks, one_of
 from tests.support.threads import Thread
 from tests.support.two_replays import compare, make_pair
 
@@ -26,17 +26,10 @@ def test_epochs_of_other_parts_also_after_close(parts):
     assert sorted(numbers(replay.epoch(3))) == list(range(20, 30))
 
 
-def test_actors_and_learners_share_a_replay():
-    soak("prefetch", batches=60)
-
-
-@pytest.mark.optimized
-def test_batches_are_those_of_the_buffer():
-    same_batches_as_the_buffer(Host(keys=("obs",)))
-
-
-def test_the_interpreter_exits():
-    at_exit("actor")
+test_checks = checks((soak, [("prefetch", 60)]), (at_exit, ["actor"]))
+test_batches_are_those_of_the_buffer = pytest.mark.optimized(
+    checks((same_batches_as_the_buffer, [Host(keys=("obs",))]))
+)
 
 
 _DEVICES = """

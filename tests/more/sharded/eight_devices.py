@@ -19,6 +19,7 @@ from fbuf.sharded import Sharded, ShardedIndex
 from tests.more.transforms.test_transforms_buffer import Largest
 from tests.support import sharded as support
 from tests.support.inplace import ROW
+from tests.support.refusals import raises
 from tests.support.trees import same, x64
 
 DRAWS = ("local", "global")
@@ -262,8 +263,7 @@ def test_refusals():
         with pytest.raises(kind, match=said):
             Sharded(fbuf.Buffer(**({"capacity": 48 if "lanes" in settings else 64} | settings)), mesh)
     for sampler in (Epoch(), Consume(), Prioritized(replace=False)):
-        with pytest.raises(ValueError, match="Use draw='local'"):
-            Sharded(fbuf.Buffer(64, sampler=sampler), mesh, draw="global")
+        raises(ValueError, "Use draw='local'", Sharded, fbuf.Buffer(64, sampler=sampler), mesh, draw="global")
     sharded = Sharded(fbuf.prioritized(64), mesh)
     four = Sharded(fbuf.prioritized(64), support.mesh_of(4))
     state = sharded.init({"id": np.int32(0)})
@@ -276,8 +276,7 @@ def test_refusals():
         "the state has 8 shards; expected 4, of axis 'data'. Save it, and write fbuf.load": lambda: four.size(state),
     }
     for said, call in calls.items():
-        with pytest.raises(ValueError, match=said):
-            call()
+        raises(ValueError, said, call)
     moving = Sharded(fbuf.prioritized(64), mesh, draw="global")
     with pytest.raises(ValueError, match="the key varies over axis 'data'; expected the same key on all devices"):
         peek = lambda state: moving.peek(state, jax.random.key(jax.lax.axis_index("data")), 16).mask  # noqa: E731
@@ -288,5 +287,4 @@ def test_refusals():
     for local in (lambda: four.init({"id": np.int32(0)}), lambda: four.size(four.init({"id": np.int32(0)}))):
         with pytest.raises(ValueError, match="has 8 devices; expected 4"):
             jax.shard_map(local, mesh=mesh, in_specs=(), out_specs=P("data"))()
-    with pytest.raises(TypeError, match="expected ShardedState"):
-        sharded.size(fbuf.prioritized(64).init({"id": np.int32(0)}))
+    raises(TypeError, "expected ShardedState", lambda: sharded.size(fbuf.prioritized(64).init({"id": np.int32(0)})))

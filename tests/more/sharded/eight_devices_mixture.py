@@ -14,6 +14,7 @@ import fbuf
 from fbuf.samplers import Epoch, Prioritized
 from fbuf.sharded import ShardedMixture
 from tests.support import sharded as support
+from tests.support.refusals import raises
 
 SAMPLERS = {"a": "prioritized", "b": "uniform"}
 MODES = [
@@ -129,8 +130,7 @@ def test_windows_summaries_and_plans_are_those_of_the_buffers():
     assert int(mixture.size(empty)) == support.held().sum() and int(mixture.size(mixture.clear(empty))) == 0
     assert int(mixture.size(mixture.replace(empty, {"a": state["a"]}))) == int(mixture.size(state))
     for call in (lambda: mixture.replace(state, {"a": state["b"]}), lambda: mixture.check_state(three(state))):
-        with pytest.raises(ValueError, match="made by another buffer|state of a, b, c; expected a, b"):
-            call()
+        raises(ValueError, "made by another buffer|state of a, b, c; expected a, b", call)
 
 
 def three(state):
@@ -162,5 +162,4 @@ def test_a_buffer_is_empty_if_all_its_shards_are():
     with pytest.raises(ValueError, match="batch_size is 20, not a multiple of the 8 shards"):
         mixture.peek(state, jax.random.key(0), 20)
     uneven = fbuf.Mixture({"a": fbuf.Buffer(64, sampler=Prioritized(), lanes=4)})
-    with pytest.raises(ValueError, match="lanes is 4"):
-        ShardedMixture(uneven, support.mesh_of())
+    raises(ValueError, "lanes is 4", lambda: ShardedMixture(uneven, support.mesh_of()))

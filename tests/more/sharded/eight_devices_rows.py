@@ -14,6 +14,7 @@ from fbuf.samplers import Prioritized
 from fbuf.sharded import Sharded
 from fbuf.transforms import Normalize, NormalizeReward
 from tests.support import sharded as support
+from tests.support.refusals import raises
 from tests.support.trees import same
 
 DRAWS = ("local", "global")
@@ -121,10 +122,8 @@ def test_rows_inside_shard_map_are_those_of_the_device():
     assert last.reshape(8, 2).tolist() == [[4 * i + 2, 4 * i + 3] for i in range(8)]
     np.testing.assert_array_equal(found, sharded.get(state, index).data["id"])
     for call in (lambda: sharded.rows(state), lambda: sharded.last(state, 2)):
-        with pytest.raises(ValueError, match="without lanes rows have no order over 8 shards. Use lanes=8"):
-            call()
-    with pytest.raises(TypeError, match="expected a ShardedIndex"):
-        sharded.get(state, jnp.arange(8))
+        raises(ValueError, "without lanes rows have no order over 8 shards. Use lanes=8", call)
+    raises(TypeError, "expected a ShardedIndex", lambda: sharded.get(state, jnp.arange(8)))
     with pytest.raises(ValueError, match="the length of index is 3, not a multiple"):
         sharded.get(state, jax.tree.map(lambda x: np.asarray(x)[:3], index))
     with pytest.raises(AttributeError, match="'Sharded' has no 'grow'"):

@@ -11,6 +11,7 @@ import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
 from fbuf.sharded import Sharded, ShardedMixture
 from tests.support import sharded as support
+from tests.support.refusals import raises
 from tests.support.sharded_saved import check_moved, check_no_lanes, check_on_host, on
 from tests.support.trees import same
 
@@ -100,16 +101,13 @@ def test_mixtures_are_saved_as_a_whole(storage, tmp_path):
             assert stats[number] == wanted[number] > 0
         assert two.peek(moved, jax.random.key(0), 64).mask.any()
     other = dataclasses.replace(two, mixture=fbuf.Mixture({"z": buffers["z"]}))
-    with pytest.raises(fbuf.SchemaError, match="holds a mixture of z, a; expected z"):
-        fbuf.load(tmp_path / "four", other)
-    with pytest.raises(TypeError, match=r"plot.overview\(mixture\['z'\], state\['z'\]\)"):
-        fbuf.plot.overview(two, moved)
+    raises(fbuf.SchemaError, "holds a mixture of z, a; expected z", fbuf.load, tmp_path / "four", other)
+    raises(TypeError, r"plot.overview\(mixture\['z'\], state\['z'\]\)", fbuf.plot.overview, two, moved)
 
 
 def test_leaves_of_64_bits_are_refused():
     buffer = fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Host(keys=("id",)))
-    with pytest.raises(ValueError, match="leaf 'id' is int64"):
-        Sharded(buffer, support.mesh_of(2)).init({"id": np.int64(0)})
+    raises(ValueError, "leaf 'id' is int64", lambda: Sharded(buffer, support.mesh_of(2)).init({"id": np.int64(0)}))
 
 
 def test_shared_blocks_are_moved(tmp_path):

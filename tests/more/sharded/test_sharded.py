@@ -11,7 +11,9 @@ import pytest
 
 import fbuf
 from fbuf.sharded import Sharded
+from tests.support.refusals import raises
 from tests.support.sharded import buffer_of, fill, mesh_of, rows_and_masks, run
+from tests.support.tables import checks
 from tests.support.trees import same
 from tests.support.two_processes import check_killed, check_two_processes
 
@@ -79,11 +81,9 @@ def test_states_of_other_buffers_are_refused():
                 buffer.size,
                 lambda state, b=buffer: b.sample(state, jax.random.key(0), 4),
             ):
-                with pytest.raises(ValueError, match="made by another buffer"):
-                    call(states[one])
+                raises(ValueError, "made by another buffer", call, states[one])
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), states[0])
-    with pytest.raises(ValueError, match="leading axis of 2"):
-        buffers[0].size(stacked)
+    raises(ValueError, "leading axis of 2", lambda: buffers[0].size(stacked))
 
 
 @pytest.mark.parametrize("files", HERE)
@@ -92,9 +92,4 @@ def test_eight_devices(files):
     run(first, HERE[files], *rest)
 
 
-def test_two_processes_do_what_one_does(tmp_path):
-    check_two_processes("local", "Host", tmp_path)
-
-
-def test_a_killed_save_leaves_the_one_before_or_its_own(tmp_path):
-    check_killed(1, tmp_path)
+test_two_processes = checks((check_two_processes, [("local", "Host")]), (check_killed, [1]))

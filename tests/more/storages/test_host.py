@@ -14,16 +14,13 @@ from fbuf._buffer import operations, priorities, read
 from fbuf.samplers import Prioritized
 from fbuf.storages import _host_rows
 from fbuf.testing import assert_inplace
-from tests.storages.test_host import (  # noqa: F401
-    test_every_form_gives_the_batches_of_device,
-    test_no_write_overtakes_a_late_read,
-)
+from tests.storages import test_host as quick
 from tests.support import ownership as _support
 from tests.support.host import order_of_writes, overtaken
 from tests.support.inplace import BATCH, CAPACITY, LANES, ROW, STEPS, VIEWS, inputs, shape
 from tests.support.ownership import agree, filled, make, rows_of
 from tests.support.processes import devices, run_python
-from tests.support.tables import one_of
+from tests.support.tables import one_of, select_tests
 from tests.support.threads import Thread
 
 storage = _support.storage
@@ -31,6 +28,7 @@ storage = _support.storage
 
 form = one_of("eager", "donated")
 calls = one_of("eager", "jit", "donated")
+globals().update(select_tests(quick, "form", "calls"))
 
 
 @pytest.fixture
@@ -152,9 +150,10 @@ print("done")
 
 def test_any_one_device_is_served_and_several_are_refused(storage):
     script = """
-import sys, jax, numpy as np, fbuf
+import re, sys, jax, numpy as np, fbuf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from tests.support.ownership import agree, filled, make, rows_of, store_of
+from tests.support.refusals import raises
 devices, put, key = jax.devices(), jax.device_put, jax.random.key(0)
 assert len(devices) == 4
 mesh = Mesh(np.array(devices), ("d",))
@@ -188,12 +187,7 @@ for f in (buffer.extend, jax.jit(buffer.extend)):
         ('samplers.Prioritized(on="device")', lambda: host.extend(put(other, everywhere), {"x": np.arange(16)})),
         ('samplers.Prioritized(on="device")', lambda: host.sample(put(other, everywhere), key, 4)),
     ):
-        try:
-            jax.block_until_ready(call())
-        except ValueError as error:
-            assert "serves one device, but this computation spans 4" in str(error) and said in str(error), error
-        else:
-            raise AssertionError("was not refused")
+        raises(ValueError, "serves one device, but this computation spans 4.*" + re.escape(said), call)
 assert agree(buffer.rows(plain)).tolist() == list(range(16))
 print("done")
 """

@@ -14,6 +14,7 @@ from fbuf.views import Sequence
 from tests.storages.test_memmap import test_a_resumed_state_is_the_state_it_was  # noqa: F401
 from tests.support.memmap import EXAMPLE, PLAIN, make, rows_of
 from tests.support.processes import run_python
+from tests.support.refusals import raises
 from tests.support.tables import one_of
 from tests.support.trees import same
 
@@ -71,8 +72,7 @@ def test_a_checkpoint_of_one_loads_at_another_path(storage, tmp_path):
         with pytest.raises((FileExistsError, BlockingIOError), match=f"{taken} already exists and was not modified"):
             there.from_arrays(arrays, other.geometry, spec, structure)
     del rows, state
-    with pytest.raises(FileExistsError, match="one already exists"):
-        buffer.storage.from_arrays(arrays, other.geometry, spec, structure)
+    raises(FileExistsError, "one already exists", buffer.storage.from_arrays, arrays, other.geometry, spec, structure)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before}
     same(other.rows(other.resume(EXAMPLE)), held)
 
@@ -93,8 +93,7 @@ def test_a_write_that_fails_under_jit_leaves_what_was_there(tmp_path, monkeypatc
         with pytest.raises(Exception, match="cannot write .*No space left on device.*are free there. Make room in"):
             jax.block_until_ready(buffer.extend(state, rows_of(12, 5, 2)))
         same(buffer.rows(state), held)
-        with pytest.raises(Exception, match="No space left"):
-            jax.block_until_ready(step(state, rows_of(12, 5, 2)))
+        raises(Exception, "No space left", lambda: jax.block_until_ready(step(state, rows_of(12, 5, 2))))
     del state
     gc.collect()
     state = buffer.resume(EXAMPLE)
@@ -132,10 +131,8 @@ def test_replay_goes_on_with_rows_in_files_after_a_failed_write(tmp_path, monkey
         with pytest.raises(Exception, match="No space left"):
             replay.extend({"t": np.arange(5, dtype=np.int32)})
             len(replay)
-    with pytest.raises(RuntimeError, match=r"donated to a failed write.*Replay\(buffer, example, resume=True\)"):
-        replay.sample(2)
-    with pytest.raises(TypeError, match=r"example is a BufferState; expected one row"):
-        fbuf.Replay(buffer, replay.state)
+    raises(RuntimeError, r"donated to a failed write.*Replay\(buffer, example, resume=True\)", replay.sample, 2)
+    raises(TypeError, r"example is a BufferState; expected one row", fbuf.Replay, buffer, replay.state)
     del replay
     again = fbuf.Replay(buffer, {"t": 0}, resume=True)
     assert np.asarray(again.rows().data["t"])[:5].tolist() == [0, 1, 2, 3, 4] and len(again) == 5

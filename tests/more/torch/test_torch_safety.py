@@ -7,15 +7,12 @@ import torch
 
 import fbuf
 from fbuf.torch import to_torch
-from tests.support.tables import one_of
-from tests.torch.test_torch_safety import (  # noqa: F401
-    replay,
-    rows,
-    test_methods_of_a_replay_take_tensors,
-    test_writing_into_a_batch_changes_no_buffer_and_no_other_batch,
-)
+from tests.support.tables import one_of, select_tests
+from tests.torch import test_torch_safety as quick
+from tests.torch.test_torch_safety import replay, rows
 
 case = one_of(("device", 0))
+globals().update(select_tests(quick, "case"))
 
 
 def as_tensors(way, x):

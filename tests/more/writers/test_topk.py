@@ -9,40 +9,29 @@ from hypothesis import given
 from fbuf._algorithms import top_k_tree
 from tests.support.tables import checks
 from tests.support.trees import x64
-from tests.writers.test_topk import (
-    PROGRAM,
-    best,
-    buffer_of,
-    check_capacity,
-    check_program,
-    check_ways,
-    example_of,
-    held,
-    put,
-    ranks_of,
-)
+from tests.writers import test_topk as quick
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "uint32"])
-@given(program=PROGRAM)
+@given(program=quick.PROGRAM)
 def test_what_sorting_all_rows_would_leave_stays(kind, program):
-    check_program(kind, program)
+    quick.check_program(kind, program)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64])
 def test_ranks_of_64_bits(dtype):
     rng = np.random.default_rng(0)
     if dtype == np.float64:
-        new = np.concatenate([ranks_of(rng, dtype, 40), 1 + rng.integers(0, 20, 40) * 2.0**-50]).astype(dtype)
+        new = np.concatenate([quick.ranks_of(rng, dtype, 40), 1 + rng.integers(0, 20, 40) * 2.0**-50]).astype(dtype)
     else:
         new = (np.uint64(2**32 - 3) + rng.integers(0, 6, 80, np.uint64)).astype(dtype)
         new = np.concatenate([new, -new if dtype == np.int64 else new[:5], np.asarray([np.iinfo(dtype).max], dtype)])
     with x64():
-        buffer = buffer_of()
-        state = buffer.init(example_of(dtype))
-        state = put(buffer, state, new)
-        assert held(state) == best(list(new))
-        assert state.scatter.own.lowest.item() == min(new[i] for i in best(list(new)))
+        buffer = quick.buffer_of()
+        state = buffer.init(quick.example_of(dtype))
+        state = quick.put(buffer, state, new)
+        assert quick.held(state) == quick.best(list(new))
+        assert state.scatter.own.lowest.item() == min(new[i] for i in quick.best(list(new)))
 
 
 @pytest.mark.optimized
@@ -59,4 +48,4 @@ def test_a_row_is_put_in_by_one_kernel(words):
     assert compiled.as_text().count("xla_cpu_small_call") == 2
 
 
-test_checks = checks((check_capacity, [65]), (check_ways, [(5, 9)]))
+test_checks = checks((quick.check_capacity, [65]), (quick.check_ways, [(5, 9)]))
