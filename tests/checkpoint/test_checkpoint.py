@@ -21,7 +21,6 @@ PAIRS = (
 )
 test_batches_go_on_bit_for_bit = checks(
     (support.check_goes_on, [(pair, 8) for pair in PAIRS]),
-    (support.check_killed, [("Compressed", 0)]),  # the old or the new save is left
     (support.check_every_number_of_rows, [Device()]),
     (support.check_old_state, ["Compressed"]),  # saved as it was
 )

@@ -121,14 +121,13 @@ def test_earlier_indices_are_stale(capacity, tmp_path):
     assert np.asarray(loaded.last(again, 5).data["t"]).tolist() == [35, 36, 37, 38, 39]
 
 
-@pytest.mark.parametrize("change", [{"batch_size": 8}, {"view": Transition(gamma=0.5, autoreset="same_step")}], ids=str)
-def test_a_batch_drawn_ahead_is_dropped_where_another_is_drawn(change, tmp_path):
+def test_a_batch_drawn_ahead_is_dropped_where_another_is_drawn(tmp_path):
     view = Transition(gamma=0.9, autoreset="same_step")
     buffer = fbuf.Buffer(40, lanes=combinations.LANES, view=view, prefetch=1, batch_size=4)
     state = buffer.extend(buffer.init(combinations.EXAMPLE), combinations.rows_of(np.random.default_rng(0), 9))
     state, _ = buffer.sample(state, jax.random.key(0))
     fbuf.save(tmp_path / "saved", buffer, state)
     assert fbuf.load(tmp_path / "saved")[1].ahead.batch.mask.any()
-    loaded, again = fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, **change))
-    assert not again.ahead.batch.mask.any()
-    loaded.sample(again, jax.random.key(0))
+    for change in ({"batch_size": 8}, {"view": dataclasses.replace(view, gamma=0.5)}):
+        again = fbuf.load(tmp_path / "saved", dataclasses.replace(buffer, **change))[1]
+        assert not again.ahead.batch.mask.any()

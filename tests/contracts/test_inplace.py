@@ -17,7 +17,7 @@ from tests.support.tables import checks
 
 pytestmark = pytest.mark.optimized
 
-# One order a sampler; more of them are in tests/more, all in tests/exhaustive.
+# One order a sampler (`Epoch` and `Staleness`: in tests/samplers); more of them are in tests/more, all in tests/exhaustive.
 QUICK = [
     ("scan", "uniform", "row", "se"),
     ("scan", "prioritized", "transition", "esu"),
@@ -26,7 +26,6 @@ QUICK = [
     ("scan", "everything", "row", "estu"),  # `t` reads the largest priority, which comes from a tree
     ("scan", "ranked", "row", "estu"),
     ("scan", "consume", "row", "ses"),
-    ("scan", "epoch", "row", "ses"),
 ]
 test_every_sampler_is_in_place = checks((inplace.check_order, QUICK))
 

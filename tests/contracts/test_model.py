@@ -10,13 +10,13 @@ from tests.support.model_cases import EXAMPLES, PROGRAMS, WRITES, cases, listed,
 from tests.support.model_trial import Trial
 
 CASES = listed("""
-row/batch/device/3/jit; final, stack/uniform/device/3/eager; next step, stack/none/device/-/donated;
+row/batch/device/3/jit; final, stack/uniform/device/3/eager; next step/none/device/-/donated;
 sequence, stride/episodes/device/3/donated; episode, cut/uniform/device/-/donated;
-mask, both/uniform/device/-/donated; mask, stride/uniform/device/2/donated; sequence/uniform/device/-/donated
+mask, both/uniform/device/-/donated; sequence/uniform/device/-/donated
 """)
 CONVERSIONS = [
     ("row", "uniform", "stack, steps", "batch", "device", 3),
-    ("row", "uniform", "episode, cut", "uniform", "device", None),
+    ("row", "uniform", "episode, next step", "uniform", "device", None),
 ]
 case, conversion = cases(CASES), cases(CONVERSIONS)
 

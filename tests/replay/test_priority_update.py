@@ -19,7 +19,6 @@ def filled() -> fbuf.Replay:
     return replay
 
 
-@pytest.mark.optimized
 def test_batches_and_states_are_those_of_setting_at_once() -> None:
     assert compare(make_pair("device", "prioritized", "row", 2, capacity=40), steps=50) > 1
 

@@ -17,7 +17,7 @@ from tests.support.threads import Thread
 from tests.support.two_replays import compare, make_pair
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}
-PARTS = [("device", "epoch", "transition"), ("compressed", "prioritized", "row", 2)]
+PARTS = [("device", "epoch", "transition")]
 
 
 def row(n):

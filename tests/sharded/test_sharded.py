@@ -1,16 +1,15 @@
 """A sharded buffer on one device, and some cases on eight in a process of their own; the others are in tests/more/sharded."""
 
 import jax
-import pytest
 
 from fbuf.sharded import Sharded, _split
 from tests.support.sharded import buffer_of, example, mesh_of, run
 
-HERE = {
-    "eight_devices": "(priorities_reach and batch and local) or (mass and local) or (every_anchor and sampler0 and view1) "
-    "or (probabilities_of_one and batch and global)",
-    "eight_devices_rows eight_devices_mixture": "(one_buffer and local) or (0.25 and 0.75) or fractions_belong or all_its",
-}
+FILES = [f"tests/more/sharded/{name}.py" for name in ("eight_devices", "eight_devices_rows", "eight_devices_mixture")]
+CASES = (
+    "(priorities_reach and batch and local) or (mass and local) or (every_anchor and sampler0 and view1) or all_its or "
+    "(probabilities_of_one and batch and global) or (rows_are_those and local) or (0.25 and 0.75) or fractions_belong"
+)
 
 
 def test_arrays_of_all_shards_are_split() -> None:
@@ -25,7 +24,5 @@ def test_shards_of_a_table_have_places_for_all_blocks() -> None:
     assert _split._split_blocks({"a": 64, "b": None}, 4) == (("a", 32), ("b", None))
 
 
-@pytest.mark.parametrize("files", HERE)
-def test_eight_devices(files: str) -> None:
-    first, *rest = (f"tests/more/sharded/{file}.py" for file in files.split())
-    run(first, HERE[files], *rest)
+def test_eight_devices() -> None:
+    run(FILES[0], CASES, *FILES[1:])

@@ -70,7 +70,7 @@ def test_batches_go_to_another_device_and_return():
 CASES = listed("""
 device/ranked/transition/2; device/host priorities/episode/-; compressed/prioritized/transition/2;
 deduplicated/uniform/transition/-; device/prioritized/transition/-; device/held/row/2; device/ranked/row/-;
-device/distinct/row/2; device/held/transition/-
+device/distinct/row/2; device/held/transition/-; compressed/prioritized/row/2
 """)
 case = one_of(*CASES)
 
