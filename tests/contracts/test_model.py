@@ -15,7 +15,7 @@ sequence, stride/episodes/device/3/donated; episode, cut/uniform/device/-/donate
 mask, both/uniform/device/-/donated; sequence/uniform/device/-/donated
 """)
 CONVERSIONS = [
-    ("row", "uniform", "stack, steps", "batch", "device", 3),
+    ("row", "uniform", "next step, stack", "batch", "device", 3),
     ("row", "uniform", "episode, next step", "uniform", "device", None),
 ]
 case, conversion = cases(CASES), cases(CONVERSIONS)

@@ -8,13 +8,17 @@ import fbuf
 from fbuf.samplers import Prioritized
 from fbuf.storages import Compressed, Host
 from fbuf.views import Transition
-from tests.support.checkpoint import check_goes_on, check_golden
+from tests.support.checkpoint import check_goes_on, check_golden, check_killed
 from tests.support.checkpoint_saving import check_mangled_meta, check_second_save, check_store_in_use
 from tests.support.trees import same
 
 
 def test_batches_go_on_bit_for_bit(tmp_path):
     check_goes_on(("Device", "Staleness", "Sequence('mask')", 1), 8, tmp_path)
+
+
+def test_a_killed_save_leaves_the_old_or_the_new_one(tmp_path):
+    check_killed("Compressed", 0, tmp_path)
 
 
 def test_golden_checkpoints_go_on(tmp_path):
