@@ -44,8 +44,8 @@ def test_integers_below_a_bound():
     for bound in (1, 2, 3, 1000, 2**24 + 1, 3 * 2**29, 2**30 + 12345, 2**31 - 2**24):
         got = np.asarray(below(jax.random.key(bound), (uniformity.DRAWS,), np.int32(bound)))
         assert got.min() >= 0 and got.max() < bound
-        words = random.pairs(jax.random.key(bound), uniformity.DRAWS, random.BELOW)
-        first, second = (np.asarray(word).astype(np.uint64) for word in words)
+        bits = random.pairs(jax.random.key(bound), uniformity.DRAWS, random.BELOW)
+        first, second = (np.asarray(half).astype(np.uint64) for half in bits)
         np.testing.assert_array_equal(got, first * bound + (second * bound >> 32) >> 32)
         assert abs(got.mean() / bound - (bound - 1) / (2 * bound)) < 5 / np.sqrt(12 * uniformity.DRAWS)
         if 1 < bound <= 1000:

@@ -165,11 +165,13 @@ def test_power_failures_in_a_save_of_nothing_new(sync):
     assert at > 10
 
 
-def test_files_of_a_killed_save_are_removed():
-    disk = disk_of(1)
+def test_files_of_a_killed_save_are_removed_before_anything_is_written(monkeypatch):
+    disk, left = disk_of(1), []
     disk.put(data_name(9), b"left")
+    write = disk.pwritev
+    monkeypatch.setattr(disk, "pwritev", lambda *given: (left.append(data_name(9) in disk.names), write(*given))[1])
     save(PATH, 2, disk)
-    assert data_name(9) not in disk.names and load(PATH, disk) == 2
+    assert left and not any(left) and load(PATH, disk) == 2
 
 
 class Dropping(Memory):

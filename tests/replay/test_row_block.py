@@ -25,7 +25,7 @@ def row(n):
 
 
 def make(capacity=100, rows=0, **settings):
-    """Return a replay to which so many rows were added."""
+    """Return a replay after adding `rows` rows, one by one."""
     replay = fbuf.Replay(fbuf.uniform(capacity), EXAMPLE, **settings)
     for n in range(rows):
         replay.add(row(n))

@@ -97,7 +97,7 @@ def check_failing_writes(kind, seed, steps, tmp_path, monkeypatch):
                 faults.left = -1
                 model.check(rng)  # every row that was there, and no other
                 if rng.random() < 0.2:
-                    resumed(model, tmp_path)  # and for whoever comes after
+                    resumed(model, tmp_path)  # and for the next process
                     model.check(rng)
             else:
                 faults.left = -1
