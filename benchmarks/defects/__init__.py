@@ -1,10 +1,10 @@
-"""What goes wrong, side by side: each known defect of a peer replayed against the peer that is installed, and against fbuf.
+"""Reproduce known defects of other libraries with the installed versions, and run the same cases with fbuf.
 
     python -m benchmarks.defects [--only NAME] [--peer NAME] [--ours] [--json PATH] [--markdown PATH]
 
-A row is two small programs that do the same with two libraries, and say in words what happened. Nothing is assumed of a
-peer: a defect that does not show in the installed version is reported as not shown, a peer that is absent as absent. fbuf's
-side of every row is a test (`tests/exhaustive/project/test_benchmarks.py`).
+A row is two small programs that do the same with two libraries and describe the result. A defect that does not appear in
+the installed version is reported as not shown, and a library that is not installed as absent. fbuf's side of every row is a
+test (`tests/exhaustive/project/test_benchmarks.py`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What happened."""
+    """Describe what happened, and whether it is right."""
 
     said: str
     right: bool
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "right", bool(self.right))  # numpy's and JAX's are none to JSON
+        object.__setattr__(self, "right", bool(self.right))  # JSON cannot write the booleans of NumPy and JAX
 
 
 @dataclasses.dataclass(frozen=True)
 class Defect:
-    """A row."""
+    """One row of the table."""
 
     name: str
     peer: str

@@ -1,4 +1,4 @@
-"""Brax's side: its queue keeps a row as one vector of one dtype."""
+"""Run the cases of Brax, whose queue stores a row as one vector of one dtype."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from benchmarks.defects import Outcome
 
 EXAMPLE = {"frame": jnp.zeros(8, jnp.uint8), "reward": jnp.float32(0), "id": jnp.int32(0)}
-LARGE = 2**24 + 1  # the first integer that float32 does not have
+LARGE = 2**24 + 1  # the first integer that float32 cannot represent
 
 
 def dtypes() -> Outcome:
@@ -19,4 +19,4 @@ def dtypes() -> Outcome:
     state = queue.insert(queue.init(jax.random.key(0)), rows)
     _, batch = queue.sample(state)
     back, size = int(batch["id"][0]), state.data.itemsize * state.data.shape[1]
-    return Outcome(f"a row of 16 bytes takes {size}; int32 {LARGE:,} comes back as {back:,}", back == LARGE)
+    return Outcome(f"a row of 16 bytes takes {size}; int32 {LARGE:,} is returned as {back:,}", back == LARGE)

@@ -1,4 +1,4 @@
-"""flashbax's side: its buffers as its documentation has them."""
+"""Run the cases of flashbax, with its buffers used as documented."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.defects import Outcome
 
 
 def items(capacity: int, batch: int = 256) -> Any:
-    """A prioritised item buffer, alpha 1, rows added one after another in sequences."""
+    """Return a prioritised item buffer with alpha 1 that takes sequences of rows."""
     import flashbax
 
     return flashbax.make_prioritised_item_buffer(
@@ -21,7 +21,7 @@ def items(capacity: int, batch: int = 256) -> Any:
 
 
 def eight(rows: int = 8) -> tuple[Any, Any]:
-    """A buffer of capacity 8 with some rows 0, 1, ... and priorities 1."""
+    """Return a buffer of capacity 8 with rows 0, 1, ... of priority 1."""
     buffer = items(8)
     state = buffer.init({"t": jnp.int32(0)})
     for t in range(rows):
@@ -47,7 +47,7 @@ def new_row_priority() -> Outcome:
     state = put(buffer, state, [0], [2.75])
     state = buffer.add(state, {"t": jnp.array([1], jnp.int32)})
     leaf = float(leaves(state)[1])
-    return Outcome(f"largest 2.75: the next row got {leaf:.4g}", leaf == 2.75)
+    return Outcome(f"largest 2.75: the next row gets {leaf:.4g}", leaf == 2.75)
 
 
 def not_finite() -> Outcome:
@@ -56,7 +56,7 @@ def not_finite() -> Outcome:
     state = put(buffer, state, [0], [1.0])
     batch = buffer.sample(state, jax.random.key(0))
     drawn = sorted(set(np.asarray(batch.indices).tolist()))
-    text = f"after a NaN and then 1.0: the sum is {root(state):.3g}, the rows drawn {drawn}"
+    text = f"after NaN, then 1.0: the sum is {root(state):.3g}, rows drawn: {drawn}"
     return Outcome(text, bool(np.isfinite(root(state))))
 
 
@@ -64,21 +64,21 @@ def negative() -> Outcome:
     buffer, state = eight(2)
     state = put(buffer, state, [0], [-3.0])
     leaf = float(leaves(state)[0])
-    return Outcome(f"-3 is stored: leaf {leaf:.3g}, the sum {root(state):.3g}", leaf >= 0)
+    return Outcome(f"-3 is stored: the leaf is {leaf:.3g}, the sum {root(state):.3g}", leaf >= 0)
 
 
 def out_of_range() -> Outcome:
     buffer, state = eight()
     state = put(buffer, state, [100], [5.0])
     total = float(leaves(state).sum())
-    return Outcome(f"index 100 of 8: the sum is {root(state):.4g}, the leaves' {total:.4g}", root(state) == total == 8)
+    return Outcome(f"index 100 of 8: the root is {root(state):.4g}, the sum of the leaves {total:.4g}", root(state) == total == 8)
 
 
 def never_written() -> Outcome:
     buffer, state = eight(2)
     state = put(buffer, state, [5], [5.0])
     drawn = sorted(set(np.asarray(buffer.sample(state, jax.random.key(0)).indices).tolist()))
-    return Outcome(f"priority for slot 5 of a buffer of two rows: rows drawn {drawn}", drawn == [0, 1])
+    return Outcome(f"priority of slot 5 in a buffer of two rows: rows drawn: {drawn}", drawn == [0, 1])
 
 
 def empty_sample() -> Outcome:
@@ -108,11 +108,11 @@ def stale_windows(length: int = 16, window: int = 4) -> Outcome:
     for seed in range(5):
         steps = np.diff(np.asarray(buffer.sample(state, jax.random.key(1 + seed)).experience["t"]), axis=1)
         broken, total = broken + int((steps != 1).any(axis=1).sum()), total + 256
-    return Outcome(f"{broken} of {total} windows run across the write head", broken == 0)
+    return Outcome(f"{broken} of {total} windows cross the write position", broken == 0)
 
 
 def shrunk(odd: float) -> tuple[Any, Any, float]:
-    """A buffer all of whose priorities went from about 1000 to about 0.01 (those of odd rows to `odd` of it), their sum."""
+    """Return a buffer whose priorities were about 1000, then about 0.01 (times `odd` in odd rows), and their sum."""
     rows, buffer = 10_000, items(16_384)
     state = buffer.init({"t": jnp.int32(0)})
     state = jax.jit(buffer.add)(state, {"t": jnp.arange(rows, dtype=jnp.int32)})
@@ -130,7 +130,7 @@ def shrunk(odd: float) -> tuple[Any, Any, float]:
 def drift() -> Outcome:
     _, state, total = shrunk(1.0)
     error = root(state) / total - 1
-    return Outcome(f"the sum is off by {error:.1e}", abs(error) < 1e-5)
+    return Outcome(f"relative error of the sum: {error:.1e}", abs(error) < 1e-5)
 
 
 def zero_drawn() -> Outcome:
@@ -153,7 +153,7 @@ def mixture() -> Outcome:
     batches = [np.asarray(mixer.sample(states, jax.random.key(i)).indices) for i in range(40)]
     seen = np.concatenate(batches)
     distinct = len(set(seen.tolist()))
-    return Outcome(f"half of each batch: {distinct} of 100 rows drawn, mean {seen.mean():.1f}", distinct == 100)
+    return Outcome(f"{distinct} of 100 rows drawn, mean {seen.mean():.1f}", distinct == 100)
 
 
 def reachable(capacity: int = 2**24) -> Outcome:
@@ -163,4 +163,4 @@ def reachable(capacity: int = 2**24) -> Outcome:
     levels = [np.full(2**n, 2.0 ** (tree.tree_depth - n), np.float32) for n in range(tree.tree_depth + 1)]
     tree = tree.replace(nodes=jnp.asarray(np.concatenate(levels)))
     odd = np.asarray(jax.jit(sum_tree.stratified_sample, static_argnums=1)(tree, 2**18, jax.random.key(0))) % 2
-    return Outcome(f"of 262,144 draws {odd.mean():.0%} fall on odd rows", abs(odd.mean() - 0.5) < 0.01)
+    return Outcome(f"{odd.mean():.0%} of 262,144 draws are odd rows", abs(odd.mean() - 0.5) < 0.01)

@@ -1,4 +1,4 @@
-"""flashbax's side: its vault, which keeps a buffer's rows in files."""
+"""Run the cases of flashbax's vault, which stores the rows of a buffer in files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.defects import Outcome
 
 @contextlib.contextmanager
 def folder() -> Iterator[str]:
-    """A folder to work in: a vault lies below the working directory."""
+    """Work in a temporary folder: a vault is written below the working directory."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as path, contextlib.redirect_stdout(io.StringIO()):
         os.chdir(path)
@@ -48,7 +48,7 @@ def vault(state: Any, uid: str) -> Any:
 
 
 def added(buffer: Any, state: Any, first: int, number: int) -> Any:
-    """Rows in adds that the buffer takes."""
+    """Add rows, at most eight at a time."""
     for start in range(first, first + number, 8):
         rows = np.arange(start, min(start + 8, first + number), dtype=np.int32)
         state = buffer.add(state, {"t": jnp.asarray(rows)[None]})
@@ -70,7 +70,7 @@ def a_ring_at_once() -> Outcome:
         other.write(added(buffer, state, 11, 21))
         rows = read(other)
     gaps = [(a, b) for a, b in zip(rows[:-1], rows[1:], strict=True) if b != a + 1]
-    side = f"{gaps[0][0]} and {gaps[0][1]} side by side" if gaps else "no gap"
+    side = f"{gaps[0][1]} follows {gaps[0][0]}" if gaps else "no gap"
     text = f"16 rows at once: {written} written; 11, then 21 more: {len(rows)} rows, {side}"
     return Outcome(text, written == 16 and not gaps)
 
@@ -83,7 +83,7 @@ def reopened() -> Outcome:
         state = added(buffer, state, 10, 10)
         vault(state, "one").write(state)  # opened again, as after a restart
         rows = read(vault(state, "one"))
-    return Outcome(f"opened again: {rows}", rows == list(range(20)))
+    return Outcome(f"rows {rows}", rows == list(range(20)))
 
 
 def in_a_running_loop() -> Outcome:
@@ -111,4 +111,4 @@ def priorities_saved() -> Outcome:
         one.write(state)
         loaded = one.read()
     has = hasattr(loaded, "sum_tree_state")
-    return Outcome(f"read gives a {type(loaded).__name__}: {'with' if has else 'without'} priorities", has)
+    return Outcome(f"read returns a {type(loaded).__name__} {'with' if has else 'without'} priorities", has)

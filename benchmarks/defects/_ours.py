@@ -1,4 +1,4 @@
-"""fbuf's side of the rows about priorities: small buffers, looked at through the verbs alone."""
+"""Run fbuf's cases about priorities, with public methods alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = 0
 
 
 def eight(rows: int = 8, priorities: Any = None) -> tuple[fbuf.Buffer, Any]:
-    """A prioritized buffer of capacity 8, alpha 1, with some rows 0, 1, ... of the priorities given."""
+    """Return a prioritized buffer of capacity 8 and alpha 1 with rows 0, 1, ... of these priorities."""
     buffer = fbuf.prioritized(8, alpha=1.0, beta=1.0, eps=0.0)
     state = buffer.init(jnp.int32(0))
     for t in range(rows):
@@ -27,7 +27,7 @@ def eight(rows: int = 8, priorities: Any = None) -> tuple[fbuf.Buffer, Any]:
 
 
 def update(buffer: fbuf.Buffer, state: Any, slots: Any, priorities: Any) -> Any:
-    """New priorities, eight indices at a time, so that one program does it (slot C is nowhere)."""
+    """Set priorities of up to eight slots; padding to eight avoids compiling again."""
     slots = list(slots)
     index = buffer.get(state, np.array(slots + [slots[0]] * (8 - len(slots)), np.int32)).index
     values = np.array([*priorities, *[np.nan] * (8 - len(slots))], np.float32)
@@ -35,19 +35,19 @@ def update(buffer: fbuf.Buffer, state: Any, slots: Any, priorities: Any) -> Any:
 
 
 def pad(index: fbuf.Index, number: int) -> fbuf.Index:
-    """The first `number`, and no rows after them."""
+    """Keep the first `number` entries; the others name no row."""
     there = np.arange(8) < number
     return fbuf.Index(jnp.where(there, index.slot, jnp.int32(8)), jnp.where(there, index.ticket, jnp.uint32(0)))
 
 
 def drawn(buffer: fbuf.Buffer, state: Any, batch_size: int = 256) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(slots, probabilities, mask) of a batch."""
+    """Return the slots, probabilities and mask of a batch."""
     batch = buffer.peek(state, jax.random.key(KEY), batch_size)
     return np.asarray(batch.index.slot), np.asarray(batch.probability), np.asarray(batch.mask)
 
 
 def chances(buffer: fbuf.Buffer, state: Any) -> dict[int, float]:
-    """Slot to its probability, of the slots that a batch of 256 met."""
+    """Return the probability of each slot in a batch of 256."""
     slot, probability, mask = drawn(buffer, state)
     return dict(zip(slot[mask].tolist(), probability[mask].tolist(), strict=True))
 
@@ -66,7 +66,7 @@ def new_row_priority() -> Outcome:
     state = update(buffer, state, [0], [1.0])
     got = chances(buffer, state)
     leaf = got[1] / got[0]
-    return Outcome(f"largest 2.75: the next row got {leaf:.4g}", near(leaf, 2.75))
+    return Outcome(f"largest 2.75: the next row gets {leaf:.4g}", near(leaf, 2.75))
 
 
 def not_finite() -> Outcome:
@@ -76,13 +76,13 @@ def not_finite() -> Outcome:
     state = update(buffer, state, [0], [1.0])
     got = chances(buffer, state)
     even = set(got) == set(range(8)) and all(near(p, 1 / 8) for p in got.values())
-    return Outcome(f"{skipped} refused and counted; all 8 rows are drawn as before: {even}", skipped == 2 and even)
+    return Outcome(f"{skipped} rejected and counted; all 8 rows are drawn as before: {even}", skipped == 2 and even)
 
 
 def negative() -> Outcome:
     buffer, state = eight(2, [-3.0, 1.0])
     got = chances(buffer, state)
-    return Outcome(f"-3 counts as its magnitude: drawn with {got.get(0, 0):.2g}", near(got.get(0, 0), 0.75))
+    return Outcome(f"-3 counts as 3: probability {got.get(0, 0):.2g} beside a priority of 1", near(got.get(0, 0), 0.75))
 
 
 def out_of_range() -> Outcome:
@@ -91,7 +91,7 @@ def out_of_range() -> Outcome:
     state = buffer.update_priority(state, pad(index, 1), np.full(8, 5.0, np.float32))
     got, skipped = chances(buffer, state), refused(buffer, state, "out_of_range")
     right = skipped >= 1 and all(near(p, 1 / 8) for p in got.values())
-    return Outcome(f"refused and counted; the sum of 8 leaves of 1 is {1 / max(got.values()):.4g}", right)
+    return Outcome(f"rejected and counted; the sum of 8 leaves of 1 is {1 / max(got.values()):.4g}", right)
 
 
 def never_written() -> Outcome:
@@ -101,7 +101,7 @@ def never_written() -> Outcome:
     before, now = buffer.stats(state), buffer.stats(after)
     skipped = sum(int(now[name]) - int(before[name]) for name in now if name.startswith("refused_"))
     got = set(chances(buffer, after))
-    return Outcome(f"refused ({skipped} counted); rows drawn: {sorted(got)}", got == {0, 1} and skipped >= 1)
+    return Outcome(f"rejected ({skipped} counted); rows drawn: {sorted(got)}", got == {0, 1} and skipped >= 1)
 
 
 def empty_sample() -> Outcome:
@@ -112,7 +112,7 @@ def empty_sample() -> Outcome:
 
 
 def stale_windows(length: int = 16, window: int = 4) -> Outcome:
-    """Draw, overwrite three rows, then hand in the priorities of the draw."""
+    """Draw, overwrite three rows, then set the priorities of the drawn windows."""
     buffer = fbuf.Buffer(length, view=fbuf.views.Sequence(window, episode_end=()), sampler=fbuf.samplers.Prioritized())
     state = buffer.extend(buffer.init({"t": jnp.int32(0)}), {"t": jnp.arange(length)})
     state, batch = buffer.sample(state, jax.random.key(0), 256)
@@ -124,12 +124,12 @@ def stale_windows(length: int = 16, window: int = 4) -> Outcome:
         steps = np.diff(np.asarray(batch.data["t"]), axis=1)
         broken, total = broken + int((steps != 1).any(axis=1).sum()), total + 256
     return Outcome(
-        f"{broken} of {total} windows broken; {refused(buffer, state, 'stale')} stale updates refused", broken == 0
+        f"{broken} of {total} windows cross it; {refused(buffer, state, 'stale')} stale updates rejected", broken == 0
     )
 
 
 def shrunk(odd: float) -> tuple[fbuf.Buffer, Any, np.ndarray]:
-    """A buffer all of whose priorities went from about 1000 to about 0.01 (those of odd rows to `odd` of it), by row."""
+    """Return a buffer whose priorities were about 1000, then about 0.01 (times `odd` in odd rows), and the priorities."""
     rows = 10_000
     buffer = fbuf.prioritized(16_384, alpha=1.0, eps=0.0)
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(rows, dtype=jnp.int32))
@@ -155,7 +155,7 @@ def drift() -> Outcome:
     buffer, state, leaf = shrunk(1.0)
     slot, probability, _ = drawn(buffer, state)
     error = float(np.median(leaf[slot] / probability)) / leaf.sum() - 1
-    return Outcome(f"the sum is off by {error:.1e}", abs(error) < 1e-5)
+    return Outcome(f"relative error of the sum: {error:.1e}", abs(error) < 1e-5)
 
 
 def zero_drawn() -> Outcome:
@@ -166,12 +166,14 @@ def zero_drawn() -> Outcome:
 
 
 def mixture() -> Outcome:
-    """There is no mixer: half a batch from each of two buffers is two draws."""
-    buffer = fbuf.prioritized(100)
-    state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(100, dtype=jnp.int32))
-    seen = np.concatenate([np.asarray(buffer.peek(state, jax.random.key(i), 128).data)[:64] for i in range(40)])
+    rows = jnp.arange(100, dtype=jnp.int32)
+    both = fbuf.Mixture({name: fbuf.prioritized(100) for name in ("one", "other")})
+    state = both.init({name: rows[0] for name in both.names})
+    for name in both.names:
+        state = both.extend(state, name, rows)
+    seen = np.concatenate([np.asarray(both.peek(state, jax.random.key(i), 64).data) for i in range(40)])
     distinct = len(set(seen.tolist()))
-    return Outcome(f"half of each batch: {distinct} of 100 rows drawn, mean {seen.mean():.1f}", distinct == 100)
+    return Outcome(f"{distinct} of 100 rows drawn, mean {seen.mean():.1f}", distinct == 100)
 
 
 def reachable(capacity: int = 2**24) -> Outcome:
@@ -181,7 +183,7 @@ def reachable(capacity: int = 2**24) -> Outcome:
     for _ in range(capacity // 2**20):
         state = extend(state, rows)
     odd = drawn(buffer, state, 2**18)[0] % 2
-    return Outcome(f"of 262,144 draws {odd.mean():.0%} fall on odd rows", abs(odd.mean() - 0.5) < 0.01)
+    return Outcome(f"{odd.mean():.0%} of 262,144 draws are odd rows", abs(odd.mean() - 0.5) < 0.01)
 
 
 def one_tiny_priority() -> Outcome:
@@ -190,7 +192,7 @@ def one_tiny_priority() -> Outcome:
     state = update(buffer, state, [0], [0.0])
     state, batch = buffer.sample(state, jax.random.key(0), 256)
     weight = np.asarray(batch.weight)[np.asarray(batch.index.slot) > 0]
-    text = f'the others\' weights: {weight.min():.2g} to {weight.max():.2g} (by the batch; normalize="buffer" gives theirs)'
+    text = f"weights of the others: {weight.min():.2g} to {weight.max():.2g} (normalised by the batch maximum)"
     return Outcome(text, weight.min() > 0.5)
 
 
@@ -200,10 +202,10 @@ def alpha_zero() -> Outcome:
     state = buffer.set(state, alpha=1.0)
     state = update(buffer, state, range(8), [3.0] + [1.0] * 7)
     got = chances(buffer, state)
-    return Outcome(f"alpha 0, then 1: priority 3 beside seven of 1 is drawn with {got[0]:.2g}", near(got[0], 0.3))
+    return Outcome(f"alpha 0, then 1: priority 3 among seven of 1 has probability {got[0]:.2g}", near(got[0], 0.3))
 
 
 def no_extension() -> Outcome:
     buffer, state = eight(8, [1.0, 2.0])
     right = len(chances(buffer, state)) > 1
-    return Outcome(f"XLA alone, nothing compiled beforehand: draws by priority: {right}", right)
+    return Outcome(f"works without an extension: {right}", right)

@@ -1,4 +1,4 @@
-"""fbuf's side of the rows about files, compression and what memory is said to be."""
+"""Run fbuf's cases about files, compression and reported memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def rows(first: int, number: int) -> dict[str, np.ndarray]:
 
 
 def held(buffer: fbuf.Buffer, state: Any) -> list[int]:
-    """The rows, oldest first."""
+    """Return the rows, oldest first."""
     found = buffer.rows(state)
     return np.asarray(found.data["t"])[np.asarray(found.mask)].tolist()
 
 
 def _through_files(path: str, *lots: tuple[int, int]) -> list[int]:
-    """Rows written to files lot by lot, each by a state that goes on where the files were left."""
+    """Write each lot of rows to files with a new state that resumes them, and return the rows."""
     buffer = fbuf.Buffer(16, storage=fbuf.storages.Memmap(path))
     for turn, (first, number) in enumerate(lots):
         state = buffer.resume(EXAMPLE) if turn else buffer.init(EXAMPLE)
@@ -47,13 +47,13 @@ def a_ring_at_once() -> Outcome:
         full = _through_files(f"{folder}/one", (0, 16))
         more = _through_files(f"{folder}/two", (0, 11), (11, 21))
     right = full == list(range(16)) and more == list(range(16, 32))
-    return Outcome(f"16 rows at once: {len(full)} are there; 11, then 21 more: rows {more[0]} to {more[-1]}", right)
+    return Outcome(f"16 rows at once: {len(full)} written; 11, then 21 more: rows {more[0]} to {more[-1]}", right)
 
 
 def reopened() -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         got = _through_files(f"{folder}/one", (0, 10), (10, 10), (20, 3))
-    return Outcome(f"opened again twice: rows {got[0]} to {got[-1]}, in order", got == list(range(7, 23)))
+    return Outcome(f"opened twice: rows {got[0]} to {got[-1]}, in order", got == list(range(7, 23)))
 
 
 def in_a_running_loop() -> Outcome:
@@ -62,7 +62,7 @@ def in_a_running_loop() -> Outcome:
 
     with tempfile.TemporaryDirectory() as folder:
         got = asyncio.run(notebook(f"{folder}/one"))
-    return Outcome(f"written and read within a running event loop: {len(got)} rows", got == list(range(5)))
+    return Outcome(f"{len(got)} rows written and read", got == list(range(5)))
 
 
 _WRITES_FOR_EVER = """
@@ -78,7 +78,7 @@ while True:
 
 
 def torn() -> Outcome:
-    """A process that is killed while it writes."""
+    """Kill a process that writes, then resume its files."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
         command = [sys.executable, "-c", _WRITES_FOR_EVER, f"{folder}/one"]
@@ -101,13 +101,13 @@ def magic() -> Outcome:
         data = b"".join(p.read_bytes() for p in Path(folder, "one").iterdir() if p.is_file())
         del state
     found = data.count(b"\x28\xb5\x2f\xfd")
-    return Outcome(f"{found} zstd frames in its file, none of zlib", found > 0)
+    return Outcome(f"{found} zstd frames in the file", found > 0)
 
 
 def nested() -> Outcome:
     buffer, state = _frames(fbuf.storages.Compressed(keys=("next/obs",)), nested=True, number=1024)
     size, raw = buffer.nbytes(state)["host"], 1024 * 7056
-    text = f"1,024 frames below a key: {size / 1e3:,.0f} kB, with all that comes beside them (raw {raw / 1e3:,.0f})"
+    text = f"1,024 nested frames: {size / 1e3:,.0f} kB in all (raw {raw / 1e3:,.0f})"
     return Outcome(text, size < raw / 2)
 
 
@@ -126,7 +126,7 @@ def few_files() -> Outcome:
         files = [p for p in Path(folder, "one").rglob("*") if p.is_file()]
         pickles = [p.name for p in files if p.suffix in (".pkl", ".pickle", ".pt", ".t")]
         del state
-    return Outcome(f"64 rows: {len(files)} files, pickles among them: {len(pickles)}", len(files) < 16 and not pickles)
+    return Outcome(f"64 rows: {len(files)} files; pickles: {len(pickles) or 'none'}", len(files) < 16 and not pickles)
 
 
 def over_another() -> Outcome:
@@ -136,14 +136,14 @@ def over_another() -> Outcome:
         del state
         try:
             _frames(storage, number=5)
-            return Outcome("it wrote over what was there", False)
+            return Outcome("the rows were overwritten", False)
         except (FileExistsError, ValueError) as error:
             said = type(error).__name__
         buffer = fbuf.Buffer(64, storage=storage)
         state = buffer.resume({"obs": np.zeros((84, 84), np.uint8)})
         count = int(buffer.size(state))
         del state
-    return Outcome(f"{said}; what was there is there still: {count} rows", count == 64)
+    return Outcome(f"{said}; the folder still has {count} rows", count == 64)
 
 
 def sparse() -> Outcome:
@@ -158,7 +158,7 @@ def sparse() -> Outcome:
 
 
 def size_is_a_number(few: int = 1_000, many: int = 30_000) -> Outcome:
-    """How many rows there are, of 30 times as many compressed rows."""
+    """Time `size` with few and with many compressed rows."""
     seconds = []
     for number in (few, many):
         buffer = fbuf.Buffer(number, storage=fbuf.storages.Compressed(keys=("obs",), stacks=False))
@@ -173,21 +173,21 @@ def size_is_a_number(few: int = 1_000, many: int = 30_000) -> Outcome:
         seconds.append(float(np.median(times)))
         del state
     grown = seconds[1] / seconds[0]
-    return Outcome(f"size: {grown:.1f} times as long with {many // few} times the rows", grown < 5)
+    return Outcome(f"size takes {grown:.1f} times as long with {many // few} times the rows", grown < 5)
 
 
 def truth(number: int = 20_000) -> Outcome:
-    """What `nbytes` says, and what a process grows by."""
+    """Compare `nbytes` with the growth of the process."""
     from benchmarks._harness import measure_memory
 
     grown = measure_memory(fill, number)
     ratio = grown["rss"] / grown["result"]["nbytes"]
     size = grown["result"]["nbytes"] / number
-    return Outcome(f"a process grows by {ratio:.2f} times what nbytes says ({size:.0f} bytes a row)", 0.7 < ratio < 1.5)
+    return Outcome(f"the process grows by {ratio:.2f} times nbytes ({size:.0f} bytes a row)", 0.7 < ratio < 1.5)
 
 
 def fill(number: int) -> Any:
-    """For `measure_memory`: frames and four numbers a row, as on the other side."""
+    """Fill a buffer for `measure_memory`: one frame and four numbers a row."""
     buffer = fbuf.Buffer(number, storage=fbuf.storages.Compressed(keys=("obs",)))
     extend, random = jax.jit(buffer.extend, donate_argnums=0), np.random.default_rng(0)
 
@@ -210,11 +210,11 @@ def fill(number: int) -> Any:
 
 
 def codec() -> Outcome:
-    """A codec of the user's gets what the documentation says."""
+    """Use a custom codec."""
     from benchmarks.defects._ours_rows import Upside
 
     buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("obs",), codec=Upside()))
     rows = {"obs": jnp.arange(64, dtype=jnp.uint8).reshape(8, 8)}
     state = buffer.extend(buffer.init({"obs": rows["obs"][0]}), rows)
     same = bool((buffer.rows(state).data["obs"] == rows["obs"]).all())
-    return Outcome(f"encode(rows) and decode(data, ...) as its Protocol has them; rows come back: {same}", same)
+    return Outcome(f"encode(rows) and decode(data, out) are called; rows are returned as stored: {same}", same)

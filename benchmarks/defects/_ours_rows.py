@@ -1,4 +1,4 @@
-"""fbuf's side of the rows about windows, episodes, hindsight, n-step returns and rows of any shape."""
+"""Run fbuf's cases about windows, episodes, hindsight, n-step returns and ragged rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.defects import Outcome
 
 
 def steps(lengths: list[int], flag: str = "terminated") -> dict[str, np.ndarray]:
-    """Rows of episodes of these lengths, one after another: `t` counts rows, `episode` names theirs."""
+    """Return rows of episodes of these lengths: `t` is the row number, `episode` the number of its episode."""
     episode = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     ends = np.zeros(len(episode), np.bool_)
     ends[np.cumsum(lengths) - 1] = True
@@ -23,7 +23,7 @@ def steps(lengths: list[int], flag: str = "terminated") -> dict[str, np.ndarray]
 
 
 def windows_of(rows: dict[str, np.ndarray], sampler: Any = None, storage: Any = None, **view: Any) -> Any:
-    """A buffer of windows of 5 rows, and its state."""
+    """Return a buffer of windows of 5 rows, and its state."""
     parts = {"storage": storage} if storage is not None else {}
     buffer = fbuf.Buffer(
         32,
@@ -36,15 +36,15 @@ def windows_of(rows: dict[str, np.ndarray], sampler: Any = None, storage: Any = 
 
 
 def truncated_only() -> Outcome:
-    """Episodes that only ever truncate."""
+    """Use episodes that only ever truncate."""
     buffer, state = windows_of(steps([8, 8, 8], "truncated"))
     _, batch = buffer.sample(state, jax.random.key(0), 256)
     crossed = int((np.ptp(np.asarray(batch.data["episode"]), axis=1) > 0).sum())
-    return Outcome(f"both flags end an episode: {crossed} of 256 windows cross one", crossed == 0)
+    return Outcome(f"{crossed} of 256 windows cross an end", crossed == 0)
 
 
 def cut_windows() -> Outcome:
-    """Windows that may be cut at both ends, where some episodes are short."""
+    """Draw windows that may be cut at both ends from episodes of which some are short."""
     buffer, state = windows_of(steps([3, 9, 2, 12]), boundary="mask", at=2)
     _, batch = buffer.sample(state, jax.random.key(0), 256)
     held = np.asarray(batch.data["mask"]).sum(axis=1)
@@ -53,13 +53,13 @@ def cut_windows() -> Outcome:
 
 
 def short_episodes() -> Outcome:
-    """Windows of 5 without replacement, where some episodes have fewer rows."""
+    """Draw windows of 5 without replacement from episodes of which some have fewer rows."""
     buffer, state = windows_of(steps([10, 3, 10, 3]), sampler=fbuf.samplers.Epoch())
     sizes = []
     for seed in range(3):
         state, batch = buffer.sample(state, jax.random.key(seed), 4)
         sizes.append(int(batch.mask.sum()))
-    return Outcome(f"12 windows in 3 batches of {sizes}, no error", sizes == [4, 4, 4])
+    return Outcome(f"batches of 4 windows have {sizes} windows", sizes == [4, 4, 4])
 
 
 def compressed_windows() -> Outcome:
@@ -67,22 +67,22 @@ def compressed_windows() -> Outcome:
     buffer, state = windows_of(rows, storage=fbuf.storages.Compressed(keys=("obs",)))
     _, batch = buffer.sample(state, jax.random.key(0), 32)
     right = bool((np.asarray(batch.data["obs"][..., 0]) == np.asarray(batch.data["t"])).all())
-    return Outcome(f"windows of compressed rows are drawn: {batch.data['obs'].shape}, the right ones: {right}", right)
+    return Outcome(f"a batch {list(batch.data['obs'].shape)}; the frames are right: {right}", right)
 
 
 def odd_leaves() -> Outcome:
-    """bfloat16 and leaves without elements, compressed."""
+    """Compress bfloat16 and a leaf without elements."""
     buffer = fbuf.Buffer(8, storage=fbuf.storages.Compressed(keys=("half", "none")))
     rows = {"half": jnp.arange(64, dtype=jnp.bfloat16).reshape(8, 8), "none": jnp.zeros((8, 0), jnp.float32)}
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
     got = buffer.rows(state).data
     right = got["half"].dtype == jnp.bfloat16 and bool((got["half"] == rows["half"]).all())
-    return Outcome(f"bfloat16 comes back as it was: {right}; the empty leaf is {got['none'].shape}", right)
+    return Outcome(f"bfloat16 is returned as stored: {right}; the empty leaf has the shape {list(got['none'].shape)}", right)
 
 
 @dataclasses.dataclass(frozen=True)
 class Upside:
-    """A codec of the user's: two methods, called as documented."""
+    """A custom codec that reverses the bytes."""
 
     chunk: int = 1
 
@@ -94,7 +94,7 @@ class Upside:
 
 
 def hindsight() -> Outcome:
-    """A ring that has gone round: goals are of the same episode, in rows anywhere in the batch."""
+    """Relabel goals in a ring that has wrapped around."""
     view = fbuf.views.Hindsight(fbuf.views.Transition(autoreset="same_step"), _reward, fraction=0.5)
     buffer = fbuf.Buffer(20, view=view)
     state = buffer.init(_goal_rows(0, 1, one=True))
@@ -105,8 +105,8 @@ def hindsight() -> Outcome:
     obs = {name: np.asarray(leaf)[there & done] for name, leaf in batch.data["obs"].items()}
     other = int((obs["desired_goal"] // 7 != obs["position"] // 7).sum())
     halves = [float(half.mean()) for half in np.split(done, 2)]
-    text = f"{other} of {int((there & done).sum())} goals of another episode; of either half of a batch "
-    text += " and ".join(f"{half:.0%}" for half in halves) + " are relabelled"
+    text = f"{other} of {int((there & done).sum())} goals are of another episode; "
+    text += f"relabelled in the first half of a batch: {halves[0]:.0%}, in the second: {halves[1]:.0%}"
     return Outcome(text, other == 0 and all(0.2 < half < 0.7 for half in halves))
 
 
@@ -115,7 +115,7 @@ def _reward(achieved: Any, goal: Any) -> Any:
 
 
 def _goal_rows(first: int, number: int, one: bool = False) -> dict[str, Any]:
-    """Rows of episodes of 7; what a row achieved is its number."""
+    """Return rows of episodes of 7 rows; the goal that a row achieved is its number."""
     t = np.arange(first, first + number, dtype=np.float32)
     obs = {"position": t, "achieved_goal": t, "desired_goal": np.full(number, 999, np.float32)}
     rows = {"obs": obs, "action": np.zeros(number, np.float32), "reward": np.full(number, -1, np.float32)}
@@ -124,7 +124,7 @@ def _goal_rows(first: int, number: int, one: bool = False) -> dict[str, Any]:
 
 
 def one_step() -> Outcome:
-    """n-step returns with n = 1: only true ends have discount 0."""
+    """Find the rows whose discount is 0 in n-step returns with n = 1."""
     buffer = fbuf.Buffer(16, view=fbuf.views.Transition(n_step=1, gamma=0.5, autoreset="same_step"))
     t = np.arange(8, dtype=np.float32)
     flags = {"terminated": t == 5, "truncated": np.zeros(8, np.bool_)}
@@ -135,12 +135,12 @@ def one_step() -> Outcome:
         zip(np.asarray(batch.data["obs"]).tolist(), np.asarray(batch.data["discount"]).tolist(), strict=True)
     )
     stops = sorted(t for t, value in discount.items() if value == 0)
-    text = f"no bootstrap after rows {stops} of 0 to 7 (5 is the only end); the newest row waits for its successor"
+    text = f"rows {[int(t) for t in stops]} of 0 to 7 do not bootstrap (only 5 is terminal)"
     return Outcome(text, stops == [5.0] and 7.0 not in discount)
 
 
 def ragged() -> Outcome:
-    """Rows of different shapes, a leaf that some lack."""
+    """Store rows of different shapes, of which some lack a leaf."""
     buffer = fbuf.Buffer(8, storage=fbuf.storages.Ragged())
     state = buffer.init({"tokens": np.zeros(0, np.int32), "note": "", "t": 0})
     said = [{"tokens": np.arange(n, dtype=np.int32), "t": n} | ({"note": "x"} if n % 2 else {}) for n in range(1, 7)]
@@ -149,4 +149,4 @@ def ragged() -> Outcome:
     lengths = [len(x) for x in batch.lazy["tokens"]] == np.asarray(batch.data["t"]).tolist()
     notes = batch.lazy.get("note", "none")
     right = lengths and all((n == "x") == bool(t % 2) for n, t in zip(notes, np.asarray(batch.data["t"]), strict=True))
-    return Outcome(f"lists of arrays of their own shapes, and a default for a leaf that a row lacks: {right}", right)
+    return Outcome(f"lists of arrays, and a default where a row lacks a leaf: {right}", right)

@@ -1,4 +1,4 @@
-"""fbuf's side of the rows about states: keys, counters, copies, what is saved, what is drawn ahead or without replacement."""
+"""Run fbuf's cases about keys, counters, copies, saved states, prefetch and draws without replacement."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def same_key() -> Outcome:
     buffer, state = eight(8, [1.0, 2.0, 3.0, 4.0])
     one, two = drawn(buffer, state)[0], drawn(buffer, state)[0]
     same = bool((one == two).all())
-    return Outcome(f"the same key gives the same batch: {same}", same)
+    return Outcome(f"the same batch with the same key: {same}", same)
 
 
 def counters() -> Outcome:
-    """A buffer whose lap count stands just before 2^32, 20 rows later."""
+    """Add 20 rows to a buffer whose lap count is almost 2^32."""
     buffer = fbuf.uniform(4)
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(4, dtype=jnp.int32))
     state = state.replace(ring=dataclasses.replace(state.ring, lap=jnp.full((1,), 2**32 - 2, jnp.uint32)))
@@ -32,7 +32,7 @@ def counters() -> Outcome:
     rows = np.asarray(buffer.rows(state).data).tolist()
     held = buffer.get(state, buffer.rows(state).index).mask.all()
     return Outcome(
-        f"past 2^32 laps: rows {rows}, all found by their index: {bool(held)}", rows == [20, 21, 22, 23] and held
+        f"after 2^32 laps: rows {rows}, all found by their index: {bool(held)}", rows == [20, 21, 22, 23] and held
     )
 
 
@@ -41,7 +41,7 @@ def copied_once() -> Outcome:
     state = one.extend(one.init(jnp.int32(0)), jnp.arange(100, dtype=jnp.int32))
     copy = other.extend(other.init(jnp.int32(0)), one.rows(state).data)
     kept = len(set(np.asarray(other.rows(copy).data)[:100].tolist()))
-    return Outcome(f"extend(rows(state)): {kept} of 100 rows, in order", kept == 100)
+    return Outcome(f"extend(rows(state)): {kept} of 100 rows", kept == 100)
 
 
 def epoch_sizes() -> Outcome:
@@ -52,11 +52,11 @@ def epoch_sizes() -> Outcome:
         state, batch = buffer.sample(state, jax.random.key(seed), 4)
         shown.append((batch.data.shape[0], int(batch.mask.sum())))
     right = shown == [(4, 4), (4, 4), (4, 2)]
-    return Outcome(f"(batch, rows in it): {shown}; one shape, the mask says which are there", right)
+    return Outcome(f"batches of {[rows for _, rows in shown]}, all of shape [4], as the mask says", right)
 
 
 def prefetched() -> Outcome:
-    """Batches that are drawn ahead are handed out as drawn, counted, and cannot change the rows that came since."""
+    """Overwrite the rows of a prefetched batch, then set their priorities."""
     buffer = fbuf.Buffer(8, sampler=fbuf.samplers.Prioritized(), prefetch=1, batch_size=8)
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(8, dtype=jnp.int32))
     state, _ = buffer.sample(state, jax.random.key(0))
@@ -66,7 +66,7 @@ def prefetched() -> Outcome:
     stale, skipped = int(buffer.stats(state)["stale_draws"]), refused(buffer, state, "stale")
     state, batch = buffer.sample(state, jax.random.key(2))
     fresh = bool((np.asarray(batch.data) >= 8).all())
-    text = f"one batch of old rows, as documented: {stale} counted, {skipped} late updates refused; the next is new: {fresh}"
+    text = f"one batch of old rows, as documented: {stale} counted, {skipped} updates rejected; the next is new: {fresh}"
     return Outcome(text, stale == 8 and skipped == 8 and fresh)
 
 
@@ -77,24 +77,24 @@ def dtypes() -> Outcome:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.rows)) // 4
     back = int(buffer.rows(state).data["id"][0])
     return Outcome(
-        f"a row of 16 bytes takes {size}; int32 {large:,} comes back as {back:,}", back == large and size == 16
+        f"a row of 16 bytes takes {size}; int32 {large:,} is returned as {back:,}", back == large and size == 16
     )
 
 
 def priorities_saved() -> Outcome:
     buffer, state = eight(8, [1.0, 2.0, 3.0, 4.0])
     same = _round_trip(buffer, _saved(state)[1], state)
-    return Outcome(f"a state is a pytree of arrays: saved and loaded it draws the same: {same}", same)
+    return Outcome(f"saved as arrays and loaded: the same draws: {same}", same)
 
 
 def restored_twice() -> Outcome:
     buffer, state = eight(8, [1.0, 2.0, 3.0, 4.0])
     same = _round_trip(buffer, _saved(state)[1], state) and _round_trip(buffer, _saved(state)[1], state)
-    return Outcome(f"arrays saved and loaded twice: the same draws: {same}", same)
+    return Outcome(f"saved as arrays and loaded twice: the same draws: {same}", same)
 
 
 def _saved(state: Any) -> tuple[Any, Any]:
-    """Through a file of numpy arrays."""
+    """Save to a file of NumPy arrays and load it."""
     leaves, structure = jax.tree.flatten(state)
     file = io.BytesIO()
     np.savez(file, *leaves)

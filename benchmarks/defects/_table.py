@@ -1,4 +1,4 @@
-"""Runs rows, and writes the table as JSON and Markdown."""
+"""Run rows, and write the table as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MARKS = {True: "✅", False: "❌", None: "–"}
 
 
 def run(rows: Sequence[Defect], peers: bool = True, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """The table: every row, run.
+    """Run every row and return the table.
 
     Args:
-      rows: Which.
-      peers: Whether to run the peers' sides too.
-      say: Given a line for each.
+      rows: The rows to run.
+      peers: Whether to run the other libraries too.
+      say: Called with the text of each row.
     """
     found = []
     for row in rows:
@@ -50,7 +50,7 @@ def run(rows: Sequence[Defect], peers: bool = True, say: Callable[[str], None] =
 
 
 def outcome(side: Callable[[], Outcome]) -> tuple[bool | None, str]:
-    """(right, said); None where it could not be tried: a library that does not load has not shown the defect."""
+    """Return (right, text). `right` is None if the library cannot be imported: then the defect was not shown."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -63,12 +63,12 @@ def outcome(side: Callable[[], Outcome]) -> tuple[bool | None, str]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A table from a file."""
+    """Read a table from a file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def markdown(table: dict[str, Any]) -> str:
-    """Side by side, and below it what is left out."""
+    """Return the table and the list of omitted defects as Markdown."""
     versions = ", ".join(f"{name} {number}" for name, number in table["versions"].items() if number)
     lines = [
         (
@@ -81,8 +81,8 @@ def markdown(table: dict[str, Any]) -> str:
     ]
     parts = [
         f"Run on {table['time'][:10]} with {versions}.",
-        _report.table(("what", "should", "the peer", "fbuf"), lines),
-        "Not replayed: " + "; ".join(f"{what} ({why})" for what, why in LEFT_OUT.items()) + ".",
+        _report.table(("case", "expected", "other library", "fbuf"), lines),
+        "Not reproduced: " + "; ".join(f"{what} ({why})" for what, why in LEFT_OUT.items()) + ".",
     ]
     return "\n\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""torchrl's side: priorities, draws, writes. Rows that need its C++ trees build them where the wheel's do not load."""
+"""Run the cases of torchrl about priorities, draws and writes. Its C++ trees are built if the wheel's do not load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.defects import Outcome
 
-os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # it reports every storage it makes
+os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # it logs every storage that it makes
 
 
 def modules(trees: bool = True) -> tuple[Any, Any, Any]:
@@ -20,7 +20,7 @@ def modules(trees: bool = True) -> tuple[Any, Any, Any]:
     from benchmarks.peers import _torchrl_tree
 
     try:
-        _torchrl_tree.ensure()  # before torchrl is imported, for whichever row comes first
+        _torchrl_tree.ensure()  # before torchrl is imported
     except ImportError:
         if trees:
             raise
@@ -38,7 +38,7 @@ def rows(first: int, number: int) -> Any:
 
 
 def prioritized(capacity: int = 8, number: int = 8, alpha: float = 1.0, beta: float = 1.0, eps: float = 1e-8) -> Any:
-    """A prioritized buffer with rows 0, 1, ..."""
+    """Return a prioritized buffer with rows 0, 1, ..."""
     _, data, _ = modules()
     from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 
@@ -55,7 +55,7 @@ def put(buffer: Any, indices: Any, priorities: Any) -> None:
 
 
 def extension_loads() -> Outcome:
-    """In a process of its own: this one may have built trees."""
+    """Use another process, since this one may have built the trees."""
     program = (
         "import warnings; warnings.simplefilter('ignore')\n"
         "from torchrl.data.replay_buffers.samplers import PrioritizedSampler\n"
@@ -63,7 +63,7 @@ def extension_loads() -> Outcome:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     last = (done.stderr.strip().splitlines() or [""])[-1]
-    return Outcome("prioritized draws work as installed" if done.returncode == 0 else last[:160], done.returncode == 0)
+    return Outcome("works" if done.returncode == 0 else last[:160], done.returncode == 0)
 
 
 def not_finite() -> Outcome:
@@ -73,10 +73,10 @@ def not_finite() -> Outcome:
         drawn = buffer.sample(256)["t"].unique().numel()
         return Outcome(f"{drawn} of 8 rows drawn", drawn == 8)
     except Exception as error:
-        said = f"after a NaN every sample raises {type(error).__name__}"
+        said = f"after NaN every sample raises {type(error).__name__}"
     put(buffer, [0], [1.0])
     healed = buffer.sample(256)["t"].unique().numel() == 8
-    text = "until that very row, which cannot be drawn, gets another" if healed else "for ever"
+    text = "until that row gets another priority" if healed else "also after that row got another priority"
     return Outcome(f"{said}, {text}", False)
 
 
@@ -85,9 +85,9 @@ def negative() -> Outcome:
     try:
         put(buffer, [0], [-3.0])
         buffer.sample(256)
-        return Outcome("drawn from as before", True)
+        return Outcome("rows are drawn as before", True)
     except Exception as error:
-        return Outcome(f"-3 is taken; then every sample raises {type(error).__name__}: {str(error)[:60]}", False)
+        return Outcome(f"-3 is stored; then every sample raises {type(error).__name__}: {str(error)[:60]}", False)
 
 
 def out_of_range() -> Outcome:
@@ -98,7 +98,7 @@ def out_of_range() -> Outcome:
         return Outcome(f"{type(error).__name__}: {str(error)[:80]}", True)
     total = sum(float(buffer.sampler._sum_tree[i]) for i in range(8))
     return Outcome(
-        f"priority for slot 5 of a buffer of two rows: taken without a word; the leaves sum to {total:.3g}", False
+        f"priority of slot 5 in a buffer of two rows is stored; the sum of the leaves is {total:.3g}", False
     )
 
 
@@ -110,7 +110,7 @@ def seeded() -> Outcome:
         torch.manual_seed(0)
         batches.append(buffer.sample(64)["t"])
     same = bool((batches[0] == batches[1]).all())
-    return Outcome(f"torch.manual_seed(0) gives the same batch again: {same}", same)
+    return Outcome(f"the same batch after torch.manual_seed(0): {same}", same)
 
 
 def one_tiny_priority() -> Outcome:
@@ -118,7 +118,7 @@ def one_tiny_priority() -> Outcome:
     put(buffer, range(8), [0.0] + [1.0] * 7)
     batch, info = buffer.sample(256, return_info=True)
     weight = np.asarray(info["priority_weight"])[np.asarray(batch["t"]) > 0]
-    return Outcome(f"the others' weights: {weight.min():.2g} to {weight.max():.2g}", weight.min() > 0.5)
+    return Outcome(f"weights of the others: {weight.min():.2g} to {weight.max():.2g}", weight.min() > 0.5)
 
 
 def loaded_twice() -> Outcome:
@@ -132,7 +132,7 @@ def loaded_twice() -> Outcome:
                 buffer.sampler.loads(folder)
         except Exception as error:
             return Outcome(f"{type(error).__name__}: {error}", False)
-    return Outcome("loads twice: no error", True)
+    return Outcome("no error", True)
 
 
 def alpha_zero() -> Outcome:
@@ -145,9 +145,9 @@ def alpha_zero() -> Outcome:
         except Exception as error:
             return Outcome(f"{type(error).__name__}: {error}", False)
     share = float((buffer.sample(20_000)["t"] == 0).float().mean())
-    warned = "with a warning" if said else "without a word"
+    warned = "with a warning" if said else "without a warning"
     return Outcome(
-        f"alpha 0, then 1: priority 3 beside seven of 1 is drawn with {share:.2g}, {warned}", abs(share - 0.3) < 0.02
+        f"alpha 0, then 1: priority 3 among seven of 1 has probability {share:.2g}, {warned}", abs(share - 0.3) < 0.02
     )
 
 
@@ -159,7 +159,7 @@ def counters() -> Outcome:
     for t in range(4, 8):
         buffer.extend(rows(t, 1))
     count = buffer.write_count
-    return Outcome(f"past 2^31 rows: write_count is {count}", count == 2**31 + 2)
+    return Outcome(f"after 2^31 rows write_count is {count}", count == 2**31 + 2)
 
 
 def prefilled() -> Outcome:
@@ -181,7 +181,7 @@ def epoch_sizes() -> Outcome:
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
     buffer.extend(rows(0, 10))
     sizes = [len(buffer.sample()) for _ in range(3)]
-    return Outcome(f"batches of {sizes}; documented: the last is completed from the next order", sizes == [4, 4, 4])
+    return Outcome(f"batches of {sizes}; documented: the next order fills the last", sizes == [4, 4, 4])
 
 
 def prefetched() -> Outcome:
@@ -194,5 +194,5 @@ def prefetched() -> Outcome:
     time.sleep(0.5)  # its threads fill the queue
     buffer.extend(rows(8, 8))
     old = sum(bool((buffer.sample()["t"] < 8).any()) for _ in range(6))
-    text = f"{old} batches of rows that were all overwritten, nothing tells them from others"
+    text = f"{old} unmarked batches of overwritten rows"
     return Outcome(text if old else "no batch of overwritten rows", old == 0)

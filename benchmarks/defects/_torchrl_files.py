@@ -1,4 +1,4 @@
-"""torchrl's side: compression, files, and what memory is said to be."""
+"""Run the cases of torchrl about compression, files and reported memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _stored(items: Any, capacity: int | None = None) -> Any:
 
 
 def magic() -> Outcome:
-    """The first bytes of what is stored."""
+    """Read the first bytes of a compressed leaf."""
     leaf = _stored(_frames(1)).storage._storage[0]["obs"]
     first = bytes(leaf[:4].tolist())
     zstd = first == b"\x28\xb5\x2f\xfd"
@@ -37,7 +37,7 @@ def magic() -> Outcome:
 
 def nested() -> Outcome:
     flat, deep = (_stored(_frames(1024, nested=n)).storage.bytes() for n in (False, True))
-    text = f"1,024 frames: {flat / 1e3:,.0f} kB, below a key {deep / 1e3:,.0f} kB (raw 7,225)"
+    text = f"1,024 frames: {flat / 1e3:,.0f} kB, nested: {deep / 1e3:,.0f} kB (raw 7,225)"
     return Outcome(text, deep < 3600e3)
 
 
@@ -53,7 +53,7 @@ def size_is_a_number(few: int = 1_000, many: int = 30_000) -> Outcome:
             times.append(time.perf_counter() - start)
         seconds.append(float(np.median(times)))
     grown = seconds[1] / seconds[0]
-    return Outcome(f"len: {grown:.1f} times as long with {many // few} times the rows", grown < 5)
+    return Outcome(f"len takes {grown:.1f} times as long with {many // few} times the rows", grown < 5)
 
 
 def few_files() -> Outcome:
@@ -62,7 +62,7 @@ def few_files() -> Outcome:
         files = [p for p in Path(folder).rglob("*") if p.is_file()]
         pickles = [p.name for p in files if p.suffix in (".pkl", ".t")]
     return Outcome(
-        f"64 rows: {len(files)} files, pickles among them: {', '.join(pickles) or 'none'}",
+        f"64 rows: {len(files)} files; pickles: {', '.join(pickles) or 'none'}",
         len(files) < 16 and not pickles,
     )
 
@@ -73,7 +73,7 @@ def nested_dump() -> Outcome:
             _stored(_frames(4, nested=True)).dumps(folder)
         except Exception as error:
             return Outcome(f"{type(error).__name__}: {str(error)[:80]}", False)
-    return Outcome("nested rows are dumped", True)
+    return Outcome("written", True)
 
 
 def over_another() -> Outcome:
@@ -89,7 +89,7 @@ def over_another() -> Outcome:
 
 
 def torn() -> Outcome:
-    """Dumped once whole, then again as far as the storage: what a kill in between leaves."""
+    """Dump twice; the second dump ends after the storage, as if the process was killed there."""
     _, data, _ = modules(trees=False)
 
     def buffer() -> Any:
@@ -107,7 +107,7 @@ def torn() -> Outcome:
             return Outcome(f"an error: {type(error).__name__}", True)
         cursor, length = other.writer._cursor, len(other)
     return Outcome(
-        f"ended between its storage and its writer, it loads without a word: {length} rows, the next goes over row {cursor}",
+        f"ended after its storage, before its writer: loads {length} rows without an error, and the next overwrites row {cursor}",
         cursor == length,
     )
 
@@ -129,12 +129,12 @@ def truth(number: int = 20_000) -> Outcome:
     ratio = grown["rss"] / grown["result"]["nbytes"]
     size = grown["result"]["nbytes"] / number
     return Outcome(
-        f"a process grows by {ratio:.2g} times what bytes() says ({size:.0f} bytes a row)", 0.7 < ratio < 1.5
+        f"the process grows by {ratio:.2g} times bytes() ({size:.0f} bytes a row)", 0.7 < ratio < 1.5
     )
 
 
 def fill(number: int) -> Any:
-    """For `measure_memory`: frames of one game's kind, five leaves a row, as a transition has."""
+    """Fill a buffer for `measure_memory`: one frame and four numbers a row."""
     torch, _, tensordict = modules(trees=False)
 
     def items(count: int) -> Any:

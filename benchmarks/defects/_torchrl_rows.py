@@ -1,4 +1,4 @@
-"""torchrl's side: slices, hindsight, n-step returns, rows of any shape."""
+"""Run the cases of torchrl about slices, hindsight, n-step returns and ragged rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.defects._torchrl import modules
 
 
 def sliced(lengths: list[int], flag: str = "terminated", storage: Any = None, **options: Any) -> Any:
-    """A buffer of slices of 5 over episodes of these lengths."""
+    """Return a buffer of slices of 5 rows, with episodes of these lengths."""
     torch, data, tensordict = modules(trees=False)
     from torchrl.data.replay_buffers.samplers import SliceSampler
 
@@ -40,7 +40,7 @@ def sliced(lengths: list[int], flag: str = "terminated", storage: Any = None, **
 
 
 def truncated_only() -> Outcome:
-    """Episodes whose ends say `truncated` alone, with the defaults."""
+    """Use episodes that only ever truncate, with the default options."""
     buffer = sliced([8, 8, 8], "truncated", strict_length=True)
     batches = [buffer.sample()["episode_number"].reshape(-1, 5) for _ in range(64)]
     crossed = sum(int((b != b[:, :1]).any(dim=1).sum()) for b in batches)
@@ -48,7 +48,7 @@ def truncated_only() -> Outcome:
 
 
 def cut_windows() -> Outcome:
-    """Slices that may end early, where some episodes are short."""
+    """Draw slices that may end early from episodes of which some are short."""
     buffer = sliced([3, 9, 2, 12], span=(False, 1), strict_length=False)
     sizes: set[int] = set()
     try:
@@ -56,7 +56,7 @@ def cut_windows() -> Outcome:
             sizes.add(len(buffer.sample()))
     except Exception as error:
         return Outcome(f"span=(False, 1): {type(error).__name__}: {str(error)[:80]}", False)
-    return Outcome(f"200 batches, of {min(sizes)} to {max(sizes)} rows where 20 were asked for", len(sizes) == 1)
+    return Outcome(f"200 batches of 20 rows have {min(sizes)} to {max(sizes)} rows", len(sizes) == 1)
 
 
 def short_episodes() -> Outcome:
@@ -68,7 +68,7 @@ def short_episodes() -> Outcome:
             sizes.append(len(buffer.sample(10)))
         except Exception as error:
             sizes.append(type(error).__name__)
-    return Outcome(f"batches of 10 rows asked for: {sizes}", sizes == [10] * 4)
+    return Outcome(f"batches of 10 rows have {sizes} rows", sizes == [10] * 4)
 
 
 def compressed_windows() -> Outcome:
@@ -90,7 +90,7 @@ def odd_leaves() -> Outcome:
             storage.get(0)
         except Exception as error:
             said.append(f"{name}: {type(error).__name__}")
-    return Outcome("; ".join(said) or "both come back", not said)
+    return Outcome("; ".join(said) or "both are returned as stored", not said)
 
 
 def codec() -> Outcome:
@@ -142,7 +142,7 @@ def _hindsight() -> Any:
 
 
 def hindsight_ring() -> Outcome:
-    """Twenty rows and a sample, then six more, in a ring of twenty."""
+    """Sample from a ring of twenty rows, before and after six more are added."""
     buffer = _hindsight()
     try:
         for lot in ((0, 20), (20, 6)):
@@ -150,13 +150,13 @@ def hindsight_ring() -> Outcome:
             batch = buffer.sample()
     except Exception as error:
         return Outcome(
-            f"sample after the second extend: {type(error).__name__}: {str(error).splitlines()[0][:90]}", False
+            f"the second sample: {type(error).__name__}: {str(error).splitlines()[0][:90]}", False
         )
     return _same_episode(batch)
 
 
 def hindsight_wrapped() -> Outcome:
-    """Rows 0 to 19 and 20 to 25 written before the first sample."""
+    """Write rows 0 to 19 and 20 to 25 before the first sample."""
     buffer = _hindsight()
     buffer.extend(_goals(0, 20))
     buffer.extend(_goals(20, 6))
@@ -171,13 +171,13 @@ def _same_episode(batch: Any) -> Outcome:
 
 
 def hindsight_first() -> Outcome:
-    """Which rows of a batch are relabelled."""
+    """Compare both halves of a batch."""
     buffer = _hindsight()
     buffer.extend(_goals(0, 20))
     done = (buffer.sample()["desired_goal"] != 999).ravel()
     first, second = float(done[:128].float().mean()), float(done[128:].float().mean())
     return Outcome(
-        f"of the first half of a batch {first:.0%} are relabelled, of the second {second:.0%}",
+        f"relabelled in the first half of a batch: {first:.0%}, in the second: {second:.0%}",
         abs(first - second) < 0.3,
     )
 
@@ -194,7 +194,7 @@ def one_step() -> Outcome:
     batch = tensordict({"obs": zeros, "next": tensordict(following, [1, 8])}, [1, 8])
     out = MultiStep(gamma=0.5, n_steps=1)(batch)
     stops = [t for t, more in enumerate(out["nonterminal"].ravel().tolist()) if not more]
-    return Outcome(f"MultiStep(n_steps=1): no bootstrap after rows {stops} of 0 to 7 (5 is the only end)", stops == [5])
+    return Outcome(f"MultiStep(n_steps=1): rows {stops} of 0 to 7 do not bootstrap (only 5 is terminal)", stops == [5])
 
 
 def ragged() -> Outcome:
@@ -210,5 +210,5 @@ def ragged() -> Outcome:
     except Exception as error:
         said.append(f'batch["tokens"]: {type(error).__name__}')
     if "note" not in list(batch.keys()):
-        said.append("a leaf that some rows lack is not among its keys")
-    return Outcome("; ".join(said) or "all there", not said)
+        said.append("a leaf that some rows lack is missing")
+    return Outcome("; ".join(said) or "all leaves can be read", not said)

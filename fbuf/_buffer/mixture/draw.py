@@ -163,15 +163,19 @@ def _draw_sizes(mixture: MixtureConfig, states: States, keys: Array, sizes: tupl
 
 
 def _joined(*parts: Array) -> Array:
-    """Join parts of a batch by writing each to its place.
+    """Join parts of a batch: each row is selected from the part that has it.
 
-    On CPUs a `concatenate` fused with the reads takes twice the time: it selects the part of each byte.
+    On CPUs XLA fuses this with the reads, into one pass over the batch. A `concatenate`, or writing each part to its place,
+    takes twice the time.
     """
-    whole = jnp.zeros((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), parts[0].dtype)
-    first = 0
+    row = jnp.arange(sum(part.shape[0] for part in parts), dtype=jnp.int32)
+    whole, first = None, 0
     for part in parts:
-        whole = lax.dynamic_update_slice_in_dim(whole, part, jnp.int32(first), axis=0)
-        first += part.shape[0]
+        last = first + part.shape[0] - 1
+        padded = part.at[jnp.clip(row, first, last) - first].get(mode="promise_in_bounds")
+        whole = padded if whole is None else jnp.where(expand(row < first, part.ndim), whole, padded)
+        first = last + 1
+    assert whole is not None
     return whole
 
 
