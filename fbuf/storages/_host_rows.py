@@ -131,13 +131,27 @@ def refuse_tracing(call: str, verb: str = "init") -> None:
         )
 
 
-def adopt(store: RowStore, geometry: Geometry, spec: Spec, structure: Any, columns: tuple[str, ...]) -> SideRows:
-    """Return empty rows over a store."""
+def adopt(
+    store: RowStore,
+    geometry: Geometry,
+    spec: Spec,
+    structure: Any,
+    columns: tuple[str, ...],
+    arrays: Mapping[str, Any] | None = None,
+) -> SideRows:
+    """Return rows over a store: empty, or with the tickets and device leaves of such arrays."""
     rest = {n: leaf for n, leaf in spec.items() if n not in columns}
-    ticket = jnp.zeros((geometry.capacity, 2), jnp.uint32)
-    last = None if geometry.streams else jnp.zeros((1, 2), jnp.uint32)
+    ticket, last = (geometry.capacity, 2), (1, 2)
+
+    def words(name: str, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.zeros(shape, jnp.uint32) if arrays is None else _array_rows.as_device_array(arrays[name], jnp.uint32)
+
+    if arrays is None:
+        device = _array_rows.allocate(geometry.capacity, rest)
+    else:
+        device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], leaf.dtype) for n, leaf in rest.items()}
     layout = layout_of(geometry, spec, structure, columns)
-    return open_rows(store, ticket, _array_rows.allocate(geometry.capacity, rest), last, layout)
+    return open_rows(store, words("ticket", ticket), device, None if geometry.streams else words("last", last), layout)
 
 
 def open_rows(store: RowStore, ticket: Any, device: Any, last: Any, layout: Layout) -> SideRows:
@@ -301,13 +315,6 @@ def to_arrays(rows: SideRows) -> dict[str, Any]:
     arrays |= {f"device:{n}": a for n, a in rows.device.items()}
     arrays |= {f"store:{n}": a for n, a in store_of(rows).to_arrays().items()}
     return arrays
-
-
-def load_store(rows: SideRows, arrays: Mapping[str, Any]) -> SideRows:
-    """Return empty rows over a loaded store with the tickets and device leaves of such arrays."""
-    device = {n: _array_rows.as_device_array(arrays[f"device:{n}"], a.dtype) for n, a in rows.device.items()}
-    last = None if rows.last is None else _array_rows.as_device_array(arrays["last"], jnp.uint32)
-    return rows.replace(_array_rows.as_device_array(arrays["ticket"], jnp.uint32), device, last)
 
 
 COPIES = 2

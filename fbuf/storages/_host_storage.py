@@ -206,8 +206,7 @@ class HostStorage(HostRows):
 
         def loaded(folder: Folder | None) -> SideRows:
             store = Store.from_arrays(columns, own, **settings, folder=folder)
-            rows = _host_rows.adopt(store, geometry, spec, structure, tuple(c.name for c in columns))
-            return _host_rows.load_store(rows, arrays)
+            return _host_rows.adopt(store, geometry, spec, structure, tuple(c.name for c in columns), arrays)
 
         if not self.in_files:
             return loaded(None)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fbuf._concurrency.parallel import Advance, run_parallel
 from fbuf._host.memory.lazy_array import Identity, Lazy, Source, pieces, read_into
 from fbuf._host.types import Array, flat, unfit
 
@@ -94,6 +95,7 @@ _LARGE = 256 * 1024
 """Bytes of the largest segment. A segment is a 192nd of what is stored: small ones lose half a chunk each, large ones their
 tail."""
 _SLAB = 1 << 22  # bytes loaded at once
+_READERS = 2  # threads that load slabs
 _LARGE_PAGE = 1 << 21  # numpy asks for large pages from twice as many bytes on
 _PIECE = 1 << 20  # bytes saved at once: all of a segment, unless a string is larger
 
@@ -306,6 +308,7 @@ class Arena(SegmentPool):
         sizes = [own[-1][0] + own[-1][1] for _, own in whole]
         if any(sum(size for _, size, _ in own) != total for (_, own), total in zip(whole, sizes, strict=True)):
             raise unfit("pieces of segments are missing", "all of each")
+        slabs: list[tuple[Array, int]] = []
         while start < len(whole):
             stop, size = start + 1, sizes[start]
             while stop < len(whole) and size + sizes[stop] <= _SLAB:
@@ -313,7 +316,7 @@ class Arena(SegmentPool):
                 stop += 1
             first = whole[start][1][0][2]
             array, slab, at = _large(size), Slab(size), 0
-            read_into(payload, first, array)
+            slabs.append((array, first))
             for number, total in zip([number for number, _ in whole[start:stop]], sizes[start:stop], strict=True):
                 segment = self.segments[number] = Segment(array[at : at + total], slab)
                 segment.used = total
@@ -321,6 +324,12 @@ class Arena(SegmentPool):
                 self._next, at = number + 1, at + total
             self.capacity += size
             start = stop
+
+        def read(number: int, _: Advance) -> None:
+            array, first = slabs[number]
+            read_into(payload, first, array)
+
+        run_parallel(range(len(slabs)), read, lambda amount: None, _READERS)
         self.hold(addresses, lengths)
         self.prune()
 

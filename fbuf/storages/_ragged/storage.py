@@ -137,9 +137,15 @@ class Ragged(HostStorage):
         return {"encode": self.encode, "decode": self.decode, "codec": self.codec}
 
     def _adopt(
-        self, store: Records, geometry: Geometry, spec: Spec, structure: Any, leaves: tuple[RaggedLeaf, ...]
+        self,
+        store: Records,
+        geometry: Geometry,
+        spec: Spec,
+        structure: Any,
+        leaves: tuple[RaggedLeaf, ...],
+        arrays: Mapping[str, Any] | None = None,
     ) -> SideRows:
-        rows = _host_rows.adopt(store, geometry, spec, structure, (*self._own_columns(spec), TICKET))
+        rows = _host_rows.adopt(store, geometry, spec, structure, (*self._own_columns(spec), TICKET), arrays)
         rows.layout = rows.layout._replace(leaves=leaves)
         return rows
 
@@ -246,7 +252,7 @@ class Ragged(HostStorage):
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         own, slack = within(arrays, "store:"), self._slack(geometry)
         store = Records.from_arrays(own, lanes=geometry.lanes, length=geometry.length, slack=slack, **self._functions())
-        return _host_rows.load_store(self._adopt(store, geometry, spec, structure, store.leaves), arrays)
+        return self._adopt(store, geometry, spec, structure, store.leaves, arrays)
 
     def with_capacity(self, rows: SideRows, geometry: Geometry) -> SideRows:
         """Return the rows with more room; slots stay. Other states over the same store are unchanged."""
