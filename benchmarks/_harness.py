@@ -416,16 +416,19 @@ def environment() -> dict[str, Any]:
     }
 
 
-def work_elsewhere() -> Callable[[], float | None]:
-    """Begins to watch; what is returned gives the share of all cores' time that other processes have taken since.
+_descendants: dict[int, float] = {}  # CPU seconds by process, as `count_descendants` found them
 
-    Ratios of sides that use threads in different ways (torch's pool, XLA's) depend on it, so that it belongs beside them. None
+
+def work_elsewhere() -> Callable[[], float | None]:
+    """Return a function that returns the share of all cores' time that unrelated processes took since.
+
+    Ratios of sides that use threads in different ways (torch's pool, XLA's) depend on it, so reports show it. It is None
     where the system does not tell (no Linux).
     """
 
     def busy() -> tuple[float, float, float]:
         ticks = [int(x) for x in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-        own = sum(os.times()[:4])  # with the children that have ended
+        own = sum(os.times()[:4]) + sum(_descendants.values())  # with the children that have ended
         return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK"), own, time.perf_counter()
 
     try:
@@ -438,6 +441,25 @@ def work_elsewhere() -> Callable[[], float | None]:
         return round(min(max((all_ - own) / (max(elapsed, 1e-9) * (os.cpu_count() or 1)), 0.0), 1.0), 3)
 
     return share
+
+
+def count_descendants() -> None:
+    """Count the CPU time of descendants as this process's own. Call it before they end, and again for later ones.
+
+    Children are left out: the system counts them once they end, but not all processes that they started.
+    """
+    parents, seconds = dict[int, int](), dict[int, float]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(stat.parent.name)
+        parents[pid], seconds[pid] = int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    below = {pid for pid, parent in parents.items() if parent == os.getpid()}
+    while below:
+        below = {pid for pid, parent in parents.items() if parent in below}
+        _descendants.update((pid, seconds[pid]) for pid in below)
 
 
 def _processor() -> str:

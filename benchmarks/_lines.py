@@ -154,7 +154,7 @@ LINES = (
     ),
     Line(
         "deduplicated",
-        r"256 transitions of 4-frame stacks",
+        r"256 transitions of 4-frame stacks inside a scan",
         r"geometric mean of (?P<number>\d+)",
         "reading 256 transitions of stacks from `Deduplicated`, in a scan, geometric mean of {number}",
         "a bare gather of the same frames",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import _atari
-from benchmarks._harness import Absent, absent_row, interleave, load_peer, ratio, row, spread
+from benchmarks._harness import Absent, absent_row, count_descendants, interleave, load_peer, ratio, row, spread
 
 SIZE, CAPACITY = 256, 100_000
 ROW = {"obs": np.zeros(64, np.float32)}
@@ -44,6 +44,7 @@ def started(ray: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        count_descendants()
         ray.shutdown()
 
 
@@ -86,6 +87,7 @@ def small_rows(rounds: int, calls: int, judged: bool) -> list[dict[str, Any]]:
     thunks["here"] = learn_here
     theirs, close = torchrl_buffer(rows, calls)
     times = interleave(thunks | theirs, rounds=rounds)
+    count_descendants()
     close()
     for service in (uniform, ranked):
         service.close()
