@@ -45,7 +45,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("mixture", "", "each callback returns its part in an array of its own; joining them copies the batch once more"),
     ("ray", "", "a draw is a message to another process and back, on the same two cores"),
     ("slices", "", "three quarters of one call are dispatch: in a scan a draw takes 75 us"),
-    ("topk", "", "a ring takes about two thirds of this time to write the same rows (see `topk`), most of it dispatch of JAX"),
+    (
+        "topk",
+        "",
+        "a ring takes about two thirds of this time to write the same rows (see `topk`), most of it dispatch of JAX",
+    ),
     ("torchrl", "torchrl's sample", "zstd and copies take the time; a copy of the batch alone takes a quarter of it"),
 )
 

@@ -71,7 +71,9 @@ def out_of_range() -> Outcome:
     buffer, state = eight()
     state = put(buffer, state, [100], [5.0])
     total = float(leaves(state).sum())
-    return Outcome(f"index 100 of 8: the root is {root(state):.4g}, the sum of the leaves {total:.4g}", root(state) == total == 8)
+    return Outcome(
+        f"index 100 of 8: the root is {root(state):.4g}, the sum of the leaves {total:.4g}", root(state) == total == 8
+    )
 
 
 def never_written() -> Outcome:

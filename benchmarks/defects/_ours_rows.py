@@ -77,7 +77,9 @@ def odd_leaves() -> Outcome:
     state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
     got = buffer.rows(state).data
     right = got["half"].dtype == jnp.bfloat16 and bool((got["half"] == rows["half"]).all())
-    return Outcome(f"bfloat16 is returned as stored: {right}; the empty leaf has the shape {list(got['none'].shape)}", right)
+    return Outcome(
+        f"bfloat16 is returned as stored: {right}; the empty leaf has the shape {list(got['none'].shape)}", right
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,9 @@ def prefetched() -> Outcome:
     stale, skipped = int(buffer.stats(state)["stale_draws"]), refused(buffer, state, "stale")
     state, batch = buffer.sample(state, jax.random.key(2))
     fresh = bool((np.asarray(batch.data) >= 8).all())
-    text = f"one batch of old rows, as documented: {stale} counted, {skipped} updates rejected; the next is new: {fresh}"
+    text = (
+        f"one batch of old rows, as documented: {stale} counted, {skipped} updates rejected; the next is new: {fresh}"
+    )
     return Outcome(text, stale == 8 and skipped == 8 and fresh)
 
 

@@ -97,9 +97,7 @@ def out_of_range() -> Outcome:
     except Exception as error:
         return Outcome(f"{type(error).__name__}: {str(error)[:80]}", True)
     total = sum(float(buffer.sampler._sum_tree[i]) for i in range(8))
-    return Outcome(
-        f"priority of slot 5 in a buffer of two rows is stored; the sum of the leaves is {total:.3g}", False
-    )
+    return Outcome(f"priority of slot 5 in a buffer of two rows is stored; the sum of the leaves is {total:.3g}", False)
 
 
 def seeded() -> Outcome:

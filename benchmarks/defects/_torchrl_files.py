@@ -107,7 +107,7 @@ def torn() -> Outcome:
             return Outcome(f"an error: {type(error).__name__}", True)
         cursor, length = other.writer._cursor, len(other)
     return Outcome(
-        f"ended after its storage, before its writer: loads {length} rows without an error, and the next overwrites row {cursor}",
+        f"ended after its storage, before its writer: loads {length} rows, and the next overwrites row {cursor}",
         cursor == length,
     )
 
@@ -128,9 +128,7 @@ def truth(number: int = 20_000) -> Outcome:
     grown = measure_memory(fill, number)
     ratio = grown["rss"] / grown["result"]["nbytes"]
     size = grown["result"]["nbytes"] / number
-    return Outcome(
-        f"the process grows by {ratio:.2g} times bytes() ({size:.0f} bytes a row)", 0.7 < ratio < 1.5
-    )
+    return Outcome(f"the process grows by {ratio:.2g} times bytes() ({size:.0f} bytes a row)", 0.7 < ratio < 1.5)
 
 
 def fill(number: int) -> Any:

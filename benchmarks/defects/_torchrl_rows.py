@@ -149,9 +149,7 @@ def hindsight_ring() -> Outcome:
             buffer.extend(_goals(*lot))
             batch = buffer.sample()
     except Exception as error:
-        return Outcome(
-            f"the second sample: {type(error).__name__}: {str(error).splitlines()[0][:90]}", False
-        )
+        return Outcome(f"the second sample: {type(error).__name__}: {str(error).splitlines()[0][:90]}", False)
     return _same_episode(batch)
 
 

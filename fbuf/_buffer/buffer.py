@@ -47,14 +47,14 @@ class Buffer(BufferConfig):
     """Store rows and sample batches with pure functions of an immutable state.
 
     Attributes:
-      capacity: C, rows held; with lanes a multiple of E.
+      capacity: C, the largest number of rows; a multiple of `lanes`.
       storage: Where rows are kept: `storages.Device()`, `Deduplicated(...)`, `Compressed(...)`, `Host(...)`, `Memmap(...)`,
         `Ragged(...)`, `DataSet(path)`.
       sampler: How anchors (rows that can be sampled) are drawn: `samplers.Uniform()`, `Epoch()`, `Consume()`,
         `Prioritized(...)`, `Ranked(...)`, `Staleness(...)`.
       view: Which batch the drawn anchors make: `views.Row()`, `Transition(...)`, `Sequence(...)`, `Episode(...)`,
         `Hindsight(...)`.
-      writer: Which slots new rows take: `writers.Ring()`, `TopK(...)`, `Reservoir()`; `Frozen()`, none, with
+      writer: Which slots new rows take: `writers.Ring()`, `TopK(...)`, `Reservoir()`; `Frozen()` (no writes) with
         `storages.DataSet`; or a writer of your own (`fbuf.parts.Scattering`).
       lanes: E, parallel environments that add one row each per step; None for a single stream.
       episode_end: Names of boolean leaves that end an episode, in addition to those that the view names.
@@ -63,7 +63,7 @@ class Buffer(BufferConfig):
       on_write: Transforms of rows before storage: a transform (`fbuf.transforms`), a tuple or a dict of them, or a
         `transforms.Chain`. `init` and `extend` take rows before transformation; `rows`, `get`, `last`, `update_rows`, the view,
         the storage and `episode_end` see stored rows.
-      on_read: Transforms of the view's batches, likewise: of `batch.data` of `sample` and `peek`, not of `rows`, `get`, `last`.
+      on_read: Transforms of `batch.data`, in the same forms, in `sample` and `peek`, but not in `rows`, `get` and `last`.
 
     With `prefetch=1` a host storage reads the next batch in a thread during the step. The same keys give the same batches for
     every storage:
@@ -76,7 +76,7 @@ class Buffer(BufferConfig):
       overwritten or retired anchor is stale: `update_priority` and `update_rows` skip it, and `stats` counts `stale_draws`.
     * `Epoch` and `Consume` count a row when it is drawn, not when it is returned.
     * `convert` and `clear` drop the prefetched batch.
-    * After an error in the thread, the rows are read, and may raise, when the batch is returned.
+    * If the thread fails, the rows are read again when the batch is returned, which may raise.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -243,10 +243,9 @@ class Buffer(BufferConfig):
           td_error: float, in the shape of the index; or, with an index `[B]` and a view of windows, float[B, T], the errors of
             each window's rows (those of the burn-in may be left out). The priority of a window is
             :math:`\eta \max_t |\delta_t| + (1 - \eta) \, \mathrm{mean}_t |\delta_t|` (Kapturowski et al. 2019, section 2.3).
-          mask: bool[B, T], which errors count, such as `batch.data["learning_mask"]`, in the shape of the errors. A window
-            without any gets 0; a window with a counted error that is not finite is skipped. With an index `[B, T]`, which
-            rows to set: rows that are no anchors are refused (`~jnp.isnan(priorities(state, index))` leaves them out).
-            None: all count.
+          mask: bool[B, T]. With an index `[B]`: which errors count, such as `batch.data["learning_mask"]`. A window without
+            any gets 0; a window with a counted error that is not finite is skipped. With an index `[B, T]`: which rows to
+            set. Rows that cannot be sampled are refused (`~jnp.isnan(priorities(state, index))` leaves them out). None: all.
           eta: In [0, 1]; a number or float[].
         Raises:
           TypeError: the sampler has no priorities; `index` is not an `Index`.
@@ -350,7 +349,7 @@ class Buffer(BufferConfig):
         return operations.clear(self, state)[0]
 
     def set(self, state: BufferState, **numbers: Unpack[Numbers]) -> BufferState:
-        """Replace annealed numbers of the sampler, `set(state, alpha=0.5)`, without compiling again.
+        """Replace numbers of the sampler (`alpha`, `beta`, `eps`, ...), `set(state, alpha=0.5)`, without compiling again.
 
         Raises:
           ValueError: the sampler has no such number.
@@ -373,7 +372,7 @@ class Buffer(BufferConfig):
         `Ranked` always uses its current numbers, so nothing changes.
 
         Raises:
-          TypeError: the sampler has no priorities, or does not keep them; `Prioritized` does with largest="held".
+          TypeError: the sampler has no priorities, or is `Prioritized` without largest="held".
         Cost: O(C), in place if the state is donated.
 
         Example:
@@ -471,7 +470,7 @@ class Buffer(BufferConfig):
         return dataclasses.replace(batch, data=exact(call, self.storage.spec(state.rows)[0], batch.data))
 
     def get(self, state: BufferState, index: Any) -> Rows:
-        """Return rows by index, as they were added.
+        """Return rows by index, as stored.
 
         Args:
           index: An `Index` of any shape (stale: `mask` False), or slots int32[...] (the rows there now).
@@ -526,7 +525,8 @@ class Buffer(BufferConfig):
     def priorities(self, state: BufferState, index: Index | None = None) -> jax.Array:
         """Return priorities |p| as `update_priority` and `extend(..., priority=...)` set them, not the sampler's leaves.
 
-        It is not ordered before later writes: with those in one jit it may copy them. `jax_debug_nans` refuses its NaN.
+        It is not ordered before later writes: a jitted step that also writes may copy the priorities. `jax_debug_nans` refuses
+        its NaN.
 
         Args:
           index: Rows, an `Index` of any shape; None: every row.
@@ -642,9 +642,9 @@ class Buffer(BufferConfig):
         """Return scalars to log: sizes, statistics of the sampler, and counts of everything refused, by reason.
 
         `is_full` is bool[], whether all C slots hold rows. `cursor` is int32[], the position in [0, C / E) of each lane's next
-        row; -1 where masked rows have left lanes at different ones; missing with a writer that replaces any row. `writes` is
-        uint32[], the rows of all lanes written since `init`, overwritten ones included; 2^32 - 1: that many or more. A `clear`
-        counts as the rest of each lane's round.
+        row; -1 if masked rows have made the lanes' positions differ; missing with a writer that replaces any row. `writes` is
+        uint32[], the rows of all lanes written since `init`, overwritten ones included; it stops at 2^32 - 1. `clear`
+        raises it to a multiple of C.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp

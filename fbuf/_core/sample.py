@@ -38,8 +38,8 @@ class _Lazy(Protocol):
 class Index:
     """Identify rows by slot and generation, which differs between successive rows of a slot.
 
-    An index whose row has been overwritten is *stale*: methods skip it and count it. Generations follow one history: if two
-    states continue from one, an index of the first may match a row of the second.
+    An index whose row has been overwritten is *stale*: methods skip it and count it. Use an index only with states that
+    descend from the one it came from: in another branch it may match another row.
 
     Attributes:
       slot: int32[B], in [0, C); C where the sample's mask is False.
@@ -90,7 +90,7 @@ class Sample(_Ragged):
 
 @state
 class Rows(_Ragged):
-    """Hold rows as they were added, and their indices. Where `mask` is False the row is zeros.
+    """Hold rows as stored, and their indices. Where `mask` is False the row is zeros.
 
     Attributes:
       data: Leaves `[..., item]`.

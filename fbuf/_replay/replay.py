@@ -61,16 +61,15 @@ class Replay(ReplayRows):
         draws and a row can be sampled. None: no call waits, unless the sampler is `Consume(order="fifo")`: then `add` and
         `extend` wait for room, and `sample` waits for a whole batch, with any limit.
       resume: Continue with the rows in the storage's files (`Buffer.resume`), after a `cut`. Their priorities are reset. A
-        limit counts them as drawn as often as it expects.
+        limit starts as if they had been drawn at its target ratio.
 
     A failed write loses the state, which was donated; later calls raise an error that says so. Rows in files remain.
     Ctrl-C is deferred until the current write is complete.
 
-    Plain Python loops are cheap: `add` copies NumPy rows into host memory, and one `extend` writes them when there are 64, or
-    before anything reads the state. In a uniform buffer in CPU memory `sample(to="numpy")` and `to="torch"` draw with NumPy,
-    from the state and from up to 256 collected rows. In a prioritized one it draws with one program, which also sets the
-    priorities of the last `update_priority` (NumPy and torch arrays) and writes the rows. Batches, counts and errors are
-    those of writing each row and priority at once.
+    Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at the
+    latest before anything reads the state. From a uniform buffer in CPU memory `sample(to="numpy")` and `to="torch"` draw
+    with NumPy, collected rows included. From a prioritized one a single program sets the last priorities, writes the rows and
+    draws. Batches, counts and errors are those of writing each row and priority at once.
     Rows with a priority, JAX or CUDA arrays, rows in files, deduplicated and ragged rows, rows for `on_write`, and rows
     for a sampler that depends on their order are written at once: lanes of `Epoch` and `Consume`, `Uniform` over windows,
     and windows with `largest="held"`.
@@ -597,7 +596,7 @@ class Replay(ReplayRows):
     def save(
         self, path: Any, *, keep: int = 2, extra: Any = None, wait: bool = True, sync: bool = True, progress: Any = None
     ) -> Saving:
-        """Save the buffer, its state, its key and its limit; see `fbuf.save`. After `load`, the batches are the same.
+        """Save the buffer, its state, its key and its limit; see `fbuf.save`. `load(path, cut=False)` continues exactly.
 
         Other threads wait until the files are written, or with `wait=False` until changed data is copied.
 
@@ -637,8 +636,8 @@ class Replay(ReplayRows):
         Args:
           cut: `cut` all lanes, because the environments start again. False only if they continue where they were; batches then
             continue exactly.
-          limit: Replaces the saved limit; the rows held count as drawn as often as it expects. None keeps the saved limit and
-            its counts.
+          limit: Replaces the saved limit, and starts as if the rows held had been drawn at its target ratio. None keeps the
+            saved limit and its counts.
         Raises:
           SchemaError: the checkpoint was written by `fbuf.save`, without a key.
 

@@ -128,17 +128,18 @@ class Consume(LimitedSampler):
         `refused_rows`. Where rows were refused, the episode is cut (`Buffer.cut`). `Replay` waits instead.
 
     If fewer than B anchors are left, the batch is short: `mask` is False at its end. `can_sample` returns whether any is
-    left. `probability` is 1 / n for n anchors left before the draw; `weight` is 1. A draw also counts if the row has
-    expired or did not fit. `peek` consumes nothing.
+    left. `probability` is 1 / n for n anchors left before the draw; `weight` is 1. Drawing an expired or
+    dropped row also uses a draw. `peek` consumes nothing.
 
     With "fifo" consumed rows stay readable, and their indices valid, until they are overwritten. The newest rows of a running
-    episode also stay, until no later window needs them. Windows that one call completes are ordered as if its masked rows
-    were left out. With `prefetch=1` the batch drawn ahead may be short.
+    episode also stay, until no later window needs them. Masked rows do not affect the order of windows that one call
+    completes. With `prefetch=1` the batch drawn ahead may be short.
 
     `stats`: `anchors_left`, the anchors that may still be drawn.
 
-    Cost: O(B) a draw, with a shuffle of up to 1024 anchors; O(1) an anchor that opens or closes. 8 bytes a row, 12 if
-    `times` > 1. "fifo" needs no shuffle, and 4 bytes a row, 8 with a view that reads neighbours; 4 more if `times` > 1.
+    Cost: O(B) a draw, with a shuffle of up to 1024 anchors; O(1) for each row that becomes or stops being drawable. 8 bytes a
+    row, 12 if `times` > 1. "fifo" needs no shuffle, and 4 bytes a row, 8 with a view that reads neighbours; 4 more if
+    `times` > 1.
 
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
@@ -165,7 +166,7 @@ class Consume(LimitedSampler):
 
     by_rank = False
     covers = True
-    since = "since they came"
+    since = "since they were added"
 
     def __post_init__(self) -> None:
         if not isinstance(self.times, int) or isinstance(self.times, bool) or not 1 <= self.times < 2**31:

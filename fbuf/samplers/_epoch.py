@@ -69,20 +69,20 @@ class Epoch(LimitedSampler):
         True: skip them and begin the next epoch; with fewer than B anchors in all, the batch is fully masked.
 
     An epoch begins with all anchors of that moment, in an order drawn from the key of that call; keys of later calls are
-    ignored. Anchors that close before they are drawn are skipped. New anchors wait for the next epoch, which begins with
-    the first `sample` that finds none left. Batch sizes may change within an epoch. `probability` is 1 / n for n anchors at
-    the start; `weight` is 1. `clear` ends the epoch. `peek` returns the batch of the next `sample`.
+    ignored. Anchors that are overwritten before they are drawn are skipped. New anchors wait for the next epoch, which
+    begins with the first `sample` that finds none left. Batch sizes may change within an epoch. `probability` is 1 / n for
+    n anchors at the start; `weight` is 1. `clear` ends the epoch. `peek` returns the batch of the next `sample`.
 
     `batch.last` bool[] is True if the epoch ends with this batch: no anchor of it is left, or with `drop_last` fewer than B.
-    It is also True from an empty buffer, so a loop until `batch.last` draws one epoch unless rows close in between.
+    It is also True from an empty buffer, so a loop until `batch.last` draws one epoch unless rows are overwritten in between.
 
     The position is part of the state: a loaded state continues with the same batches. A caller that drops the state returned by
     `sample` draws the same batch again.
 
-    `stats`: `epoch`, epochs begun so far; `epoch_left`, anchors still to come, including closed ones not yet skipped.
+    `stats`: `epoch`, epochs begun so far; `epoch_left`, anchors still to come, including overwritten ones not yet skipped.
 
-    Cost: O(B) a draw; O(1) once for each anchor that closed before its draw; a shuffle of up to 1024 anchors when an epoch
-    begins (0.2 ms). O(1) an anchor that opens or closes. 4 bytes a row if the view reads neighbours, else none, and 4 KiB.
+    Cost: O(B) a draw; O(1) once for each anchor overwritten before its draw; a shuffle of up to 1024 anchors when an epoch
+    begins (0.2 ms). O(1) for each row that becomes drawable. 4 bytes a row if the view reads neighbours, else none, and 4 KiB.
     More than 1024 anchors are drawn in one of 2^64 orders, not in any of n!.
 
     Example:

@@ -147,29 +147,29 @@ class Prioritized(PrioritySampler, LimitedSampler):
     r"""Draw anchors with probability :math:`(|p| + \epsilon)^\alpha / \sum`.
 
     Attributes:
-      alpha: 0 is uniform, 1 proportional. An annealed value (`buffer.set(state, alpha=...)`) applies to leaves as they are
-        written, and to all after `buffer.rebuild(state)` (which needs largest="held").
+      alpha: 0 is uniform, 1 proportional. `buffer.set(state, alpha=...)` applies to priorities written later, and to all after
+        `buffer.rebuild(state)` (which needs largest="held").
       beta: Exponent of the importance weights; `sample(..., beta=...)` overrides it for one call.
       eps: Added to every magnitude, so that every anchor can be drawn.
       normalize: Divide weights by the largest in the "batch", the largest possible in the "buffer" (one more tree; as torchrl
         does), or not at all (None).
       stratified: Draw one row from each of B equal shares of the total, for less variance, or independently. Either way in
         random order, so that any part of a batch is a fair sample.
-      replace: False: no row occurs twice in a batch. Each row is drawn in proportion to the leaves that are left;
-        `stratified` has no effect. If fewer than B leaves are above 0, `mask` is False at the end. `probability` is then
+      replace: False: no row occurs twice in a batch. Each row is drawn in proportion to the priorities not drawn yet;
+        `stratified` has no effect. If fewer than B are above 0, `mask` is False at the end. `probability` is then
         the probability of being in this batch given the other rows, over B. With beta=1 and normalize=None the mean over B
         of weight times f is an unbiased estimate of the mean of f (see `fbuf._algorithms.draw_without_replacement`).
-      uniform: Share of the batch, 0 to 1, that is drawn uniformly: P = (1 - uniform) leaf / sum + uniform / n. None: 0, and it
-        cannot be annealed; `sample(..., uniform=...)` overrides it for one call.
+      uniform: Share of the batch, 0 to 1, that is drawn uniformly: P = (1 - uniform) P' + uniform / n, with P' as above.
+        None: 0, and `set` cannot change it; `sample(..., uniform=...)` overrides it for one call.
       largest: Priority of new rows without `extend(..., priority=...)`: the largest |p| "seen" so far, 1.0 at first, or the
         largest now "held" (1.0 if there is none), which stores the priorities in one more tree.
       on: Where priorities are stored: "device", with the rest of the state, or "host", in this process's memory behind
         callbacks. Draws are equal either way. On the host `replace`, `uniform` and `largest` keep their defaults.
 
-    If every leaf is 0, draws are uniform.
+    If every priority is 0, draws are uniform.
 
-    With `on="host"` a state expires after 256 later writes, or fewer that changed an eighth of the leaves; drawing from it or
-    writing to it raises "expired". Call `init` for each of two futures of one state. `init` cannot be traced, and the state can
+    With `on="host"` a state expires after 256 later writes, or fewer that changed an eighth of the priorities; drawing from it
+    or writing to it raises "expired". `init` cannot be traced, and the state can
     neither be vmapped nor span devices.
 
     `stats`: `max_priority` (the largest seen, or held), `alpha`, `beta`.

@@ -51,8 +51,8 @@ class Ranked(PrioritySampler):
       normalize: Divide weights by the largest in the "batch", the largest possible in the "buffer", or not at all (None).
       stratified: Draw one row from each of B equal shares of the total, for less variance, or independently; in random order.
       uniform: As for `Prioritized`.
-      largest: Priority of new rows without `extend(..., priority=...)`: the largest |p| "seen" so far, 1.0 at first, or a rank
-        among the first of those now "held".
+      largest: Priority of new rows without `extend(..., priority=...)`: the largest |p| "seen" so far, 1.0 at first, or tied
+        with the largest now "held".
 
     Rows whose magnitudes agree in the exponent and the top three mantissa bits (within 6 to 12 %) are tied, and so are rows
     beyond 2^32 and below 2^-32. Tied rows share the probabilities of the ranks they fill. Ranks are always current: nothing

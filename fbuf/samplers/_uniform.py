@@ -32,8 +32,8 @@ class Uniform(BaseSampler):
         anchors first, then one of its anchors, each uniformly, as torchrl's slice sampler does. Rows of short episodes are then
         drawn more often. Overwritten rows do not count.
 
-    Cost: O(1) a draw and an anchor that opens or closes. "anchors": 4 bytes a row if the view reads neighbours, else none.
-    "episodes": 12 bytes a row. With `writers.Frozen` "anchors" takes no memory, and O(log C) a draw.
+    Cost: O(1) a draw, and for each row that becomes or stops being drawable. "anchors": 4 bytes a row if the view reads
+    neighbours, else none. "episodes": 12 bytes a row. With `writers.Frozen` "anchors" takes no memory, and O(log C) a draw.
 
     Example:
       >>> import fbuf

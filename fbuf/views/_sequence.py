@@ -54,7 +54,8 @@ class Sequence(_WindowView):
 
     * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
     * `is_first` bool[B, T]: the row begins an episode (with `dilation`: one began since the previous row);
-    * `learning_mask` bool[B, T]: the row exists, follows the burn-in, precedes the bootstrap rows, and is no reset row.
+    * `learning_mask` bool[B, T]: the row exists, follows the burn-in, precedes the bootstrap rows, and is not a reset row
+      (with autoreset="next_step", the row after an end, with the final observation and an action that was ignored).
 
     With episode_end=(), and without burn-in, bootstrap rows, reset rows and boundary="mask", these are constant: `batch.data`
     is then the rows alone, in their own pytree (a dict, a NamedTuple, a dataclass, one array).
@@ -77,8 +78,8 @@ class Sequence(_WindowView):
 
     A priority given to `extend` with the row that completes a window becomes the priority of the window.
 
-    Cost: reads B T rows ("mask" and "cross" also B T dilation flags); at most one anchor for each added row ("mask"
-    examines as many of the last rows as follow an anchor).
+    Cost: reads B T rows ("mask" and "cross" also B T dilation flags). A write is O(1) a row; with "mask" it also examines
+    the last rows of a window.
 
     Example:
       >>> import fbuf

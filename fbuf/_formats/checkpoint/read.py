@@ -10,7 +10,6 @@ import contextlib
 import errno
 import functools
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
@@ -44,7 +43,6 @@ class SavedArray:
         self.cuts, self.keys, self.marks = entry.layout.cuts, entry.layout.keys, entry.marks
         self.checked: Array = np.zeros(entry.layout.num_blocks, bool)
         self.bar: Bar | None = None
-        self._lock = threading.Lock()  # stores read with several threads
         if entry.layout.block is not None:
             self.block = entry.layout.block
 
@@ -138,10 +136,9 @@ class SavedArray:
         self._mark_checked(i, end)
 
     def _mark_checked(self, i: int, end: int) -> None:
-        with self._lock:
-            if self.bar is not None:
-                self.bar(int(self._layout.sizes[i:end][~self.checked[i:end]].sum()))
-            self.checked[i:end] = True
+        if self.bar is not None:
+            self.bar(int(self._layout.sizes[i:end][~self.checked[i:end]].sum()))
+        self.checked[i:end] = True
 
     def _damage(self, i: int) -> StoreCorrupted:
         DAMAGED_SAVES.add(self._save)

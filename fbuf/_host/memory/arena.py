@@ -11,12 +11,12 @@ import abc
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fbuf._concurrency.parallel import Advance, run_parallel
 from fbuf._host.memory.lazy_array import Identity, Lazy, Source, pieces, read_into
 from fbuf._host.types import Array, flat, unfit
 
@@ -325,11 +325,10 @@ class Arena(SegmentPool):
             self.capacity += size
             start = stop
 
-        def read(number: int, _: Advance) -> None:
-            array, first = slabs[number]
-            read_into(payload, first, array)
-
-        run_parallel(range(len(slabs)), read, lambda amount: None, _READERS)
+        readers = _READERS if getattr(payload, "bar", None) is None else 1  # one thread reports progress
+        with ThreadPoolExecutor(readers, thread_name_prefix="fbuf-load") as pool:
+            for reading in [pool.submit(read_into, payload, first, array) for array, first in slabs]:
+                reading.result()
         self.hold(addresses, lengths)
         self.prune()
 
