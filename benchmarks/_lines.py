@@ -235,8 +235,8 @@ LINES = (
             "datasets",
             "Seconds to open",
             rf"(?P<rows>[\d,]+) rows in .*, {case}$",
-            f"opening a data set of {{rows}} rows, for {case}",
-            "the second time in a process",
+            f"opening a data set of {{rows}} rows again, for {case}",
+            "a second",
             "{ratio} s",
         )
         for case in ("rows", "transitions of stacks")
@@ -306,7 +306,7 @@ LINES = (
             "topk",
             r"The highest of all rows, (?P<rows>[\d,]+) rows a call",
             rf"{held} held, {case}$",
-            f"keeping the highest of all rows, {{rows}} a call, {case}, {held} held",
+            f"`TopK`: adding {{rows}} rows to {held} held, {case}",
             "torchrl's `TensorDictMaxValueWriter`",
             "{ratio}x as fast ({spread})",
         )
@@ -384,7 +384,7 @@ LINES = (
             shows,
         )
         for question, what, against, shows, games in (
-            ("Bytes a row", "bytes a row in Stable-Baselines3, two laps", "the process", "{ratio}", ATARI),
+            ("Bytes a row", "bytes a row in Stable-Baselines3, written twice", "growth of the process", "{ratio}", ATARI),
             ("SB3's add", "`add` in Stable-Baselines3", "its own buffer", "{ratio}x the time", ATARI),
             (r"SB3's sample\(32\)", "`sample(32)` in Stable-Baselines3", "its own buffer", "{ratio}x the time", ATARI),
             ("Pickle", "bytes of a pickle in Stable-Baselines3", "its own buffer", "{ratio}x fewer", ATARI),

@@ -41,7 +41,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "cache misses in the lowest levels of the tree; see `reads and writes alone`",
     ),
     ("priorities", "", "dispatch of JAX, which both sides pay, is most of the time"),
-    ("import", "", "half of what comes beside JAX makes 54 dataclasses"),
+    ("import", "", "half of the time beside that of JAX makes 54 dataclasses"),
     ("mixture", "", "each callback returns its part in an array of its own; joining them copies the batch once more"),
     ("ray", "", "a draw is a message to another process and back, on the same two cores"),
     ("slices", "", "three quarters of one call are dispatch: in a scan a draw takes 75 us"),

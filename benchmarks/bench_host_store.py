@@ -34,7 +34,7 @@ from fbuf._host.store.store import Column, Store
 RAW = "Bytes of raw obs and next_obs stacks over what the process grew by, {} frames, {}"
 PEER = "Bytes of torchrl's payload over what the process grew by, a transition, {} frames, compressed again"
 DRIFT = "A run in which the game changes every {} frames: mean ratio of its games alone over its own"
-INDEX = "Bytes a frame beside chunks, dictionaries and contexts, {} frames"
+INDEX = "Bytes a frame without chunks, dictionaries and contexts, {} frames"
 GROWTH = "Time with {} frames over that with {}"
 
 TIMES = {False: "as written", True: "compressed again"}

@@ -223,6 +223,6 @@ def main(quick: bool) -> list[Record]:
     return [
         *report,
         measured("seconds of a load, every byte checked", final["load"], final["load"] * times),
-        measured("frames lost by SIGKILL", lost, note=f"after {kill['saves']} saves; away for {kill['away']:.1f} s"),
+        measured("frames lost by SIGKILL", lost, note=f"after {kill['saves']} saves; down for {kill['away']:.1f} s"),
         measured("frames that differ from their checksum", final["wrong"], note=f"of {final['checked']:,} drawn"),
     ]
