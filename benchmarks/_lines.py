@@ -384,7 +384,13 @@ LINES = (
             shows,
         )
         for question, what, against, shows, games in (
-            ("Bytes a row", "bytes a row in Stable-Baselines3, written twice", "growth of the process", "{ratio}", ATARI),
+            (
+                "Bytes a row",
+                "bytes a row in Stable-Baselines3, written twice",
+                "growth of the process",
+                "{ratio}",
+                ATARI,
+            ),
             ("SB3's add", "`add` in Stable-Baselines3", "its own buffer", "{ratio}x the time", ATARI),
             (r"SB3's sample\(32\)", "`sample(32)` in Stable-Baselines3", "its own buffer", "{ratio}x the time", ATARI),
             ("Pickle", "bytes of a pickle in Stable-Baselines3", "its own buffer", "{ratio}x fewer", ATARI),

@@ -32,7 +32,12 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "loop",
         "Prioritized step",
-        "one dispatch of JAX, the wake-up of its thread and the conversion of ten arrays take longer than cpprb's C++ calls",
+        "a third of the time is the compiled draw and update, most of the rest dispatch of JAX and conversion of ten arrays",
+    ),
+    (
+        "peers_",
+        "A prioritized step of 4,096.*growth",
+        "cache misses in the lowest levels of the tree, as in `priorities`",
     ),
     ("peers_", "", "calls of a few microseconds, where the dispatch of JAX counts; `loop` has the same question"),
     (
