@@ -7,7 +7,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "checkpoint",
         "Second save",
-        "comparing the arrays and waiting for the disk alone take more than the target (see its `least it takes`)",
+        "comparing the arrays and waiting for the disk take more than the target (see `the least it takes`); wait=False still compares",
     ),
     ("compression", "Read of 256", "zstd and copies into the batch take most of the time; the rest is Python and JAX"),
     (
@@ -27,7 +27,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "loop",
         "A jitted method",
-        "a bare ring of the same leaves is only a little faster (its row is in `loop`); a state of named fields takes the rest",
+        "a bare ring of the same leaves is only a little faster (its row is in `loop`); flattening the state's named fields takes the rest",
     ),
     (
         "loop",
@@ -39,14 +39,14 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "A prioritized step of 4,096.*growth",
         "cache misses in the lowest levels of the tree, as in `priorities`",
     ),
-    ("peers_", "", "calls of a few microseconds, where the dispatch of JAX counts; `loop` has the same question"),
+    ("peers_", "", "most of a call is dispatch of JAX, which flashbax pays too, and cpprb does not"),
     (
         "priorities",
         "Prioritized step in a scan, 10",
         "cache misses in the lowest levels of the tree; see `reads and writes alone`",
     ),
     ("priorities", "", "dispatch of JAX, which both sides pay, is most of the time"),
-    ("import", "", "half of the time beside that of JAX makes 54 dataclasses"),
+    ("import", "", "making 54 dataclasses takes half of the time that fbuf adds"),
     ("mixture", "", "each callback returns its part in an array of its own; joining them copies the batch once more"),
     ("ray", "", "a draw is a message to another process and back, on the same two cores"),
     ("slices", "", "three quarters of one call are dispatch: in a scan a draw takes 75 us"),

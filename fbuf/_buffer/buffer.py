@@ -22,7 +22,7 @@ from fbuf._buffer import checks, init, operations, prefetch, transforms, write
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler
 from fbuf._core.arguments import DrawOptions, Numbers
-from fbuf._core.component import component
+from fbuf._core.component import HidesInternals, component
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, exact, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
@@ -37,13 +37,8 @@ if TYPE_CHECKING:
     from fbuf._buffer.summary import Summary
 
 
-_INTERNAL = {name for name, member in vars(BufferConfig).items() if isinstance(member, property)} | {
-    *("check_state", "checked_extend", "checked_update_priority", "drawn", "peeked")
-}
-
-
 @component
-class Buffer(BufferConfig):
+class Buffer(BufferConfig, metaclass=HidesInternals):
     """Store rows and sample batches with pure functions of an immutable state.
 
     Attributes:
@@ -100,9 +95,12 @@ class Buffer(BufferConfig):
         checks.check_parts(self)
         transforms.check_parts(self)
 
+    _internal = frozenset(name for name, member in vars(BufferConfig).items() if isinstance(member, property)) | {
+        *("check_state", "checked_extend", "checked_update_priority", "drawn", "peeked")
+    }
+
     def __dir__(self) -> list[str]:
-        """List the public methods, without those for the package's own modules."""
-        return sorted(set(super().__dir__()) - _INTERNAL)
+        return sorted(set(super().__dir__()) - self._internal)
 
     # ------------------------------------------------------------------------------------------------ making
 

@@ -226,7 +226,7 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
       >>> draw = fbuf.checked(jax.jit(lambda state, key: fbuf.uniform(10).sample(state, key, 4)))
       >>> draw(buffer.init(jnp.zeros(2)), jax.random.key(0))
       Traceback (most recent call last):
-      ValueError: checked: there is nothing to draw. Ask can_sample first, or learn only where mask is True.
+      ValueError: checked: no row can be sampled. Add rows, or ask can_sample first; in a step learn only where mask is True.
     """
     if isinstance(what, Checked):
         more = Checked(what.buffer, allow).allow  # validates the names
@@ -249,7 +249,9 @@ def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str, ahead
     for name in (*BY_DESIGN, *(("refused_stale",) if ahead else ())):
         del new[name]
     if new.pop("empty_samples"):
-        raise ValueError(f"{call}: there is nothing to draw. Ask can_sample first, or learn only where mask is True.")
+        raise ValueError(
+            f"{call}: no row can be sampled. Add rows, or ask can_sample first; in a step learn only where mask is True."
+        )
     if any(new.values()):
         found = [(message.format(n=new[name]), fix) for name, (message, fix) in _MESSAGES.items() if new.get(name)]
         raise ValueError(f"{call}: {'; '.join(message for message, _ in found)}. {found[0][1]}; {hint}")

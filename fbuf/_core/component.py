@@ -33,6 +33,15 @@ STATES: set[type[Any]] = set()
 """The classes made by `state`."""
 
 
+class HidesInternals(type):
+    """Leave names in `_internal`, for the package's own modules, out of `help` and `dir` of a class and its objects."""
+
+    _internal: frozenset[str]
+
+    def __dir__(cls) -> list[str]:
+        return sorted(set(super().__dir__()) - cls._internal)
+
+
 def _qualified(cls: type[Any]) -> str:
     """Return the name a class is saved under: its own, after its module or, for fbuf's classes, their public package."""
     module = cls.__module__.split(".")

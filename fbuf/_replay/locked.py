@@ -71,8 +71,8 @@ class LockedState(ReplayState):
         if self._state.header.is_deleted():
             self._lock.notify()  # waiting calls must raise too
             raise RuntimeError(
-                "Replay: its state was donated to a failed write, or to a step that took `replay.state`. Load a checkpoint, "
-                "Replay.load(path), or continue with rows in files: Replay(buffer, example, resume=True)."
+                "Replay: its state was donated. Assign the state that your step returns, `replay.state = step(replay.state)`; "
+                "after a failed write use Replay.load(path), or Replay(buffer, example, resume=True) for rows in files."
             )
 
     def _raise(self, call: str, counts: jax.Array | None) -> None:

@@ -254,8 +254,10 @@ def test_a_donated_state_ends_waiting_calls():
     soon(lambda: waiting(replay) == 1)
     step = jax.jit(lambda state: state, donate_argnums=0)
     jax.block_until_ready(step(replay.state))
-    raises(RuntimeError, r"its state was donated to a failed write, or to a step", lambda: replay.extend(rows(5)))
-    raises(RuntimeError, r"its state was donated to a failed write", thread.ends)
+    raises(
+        RuntimeError, r"its state was donated\. Assign the state that your step returns", lambda: replay.extend(rows(5))
+    )
+    raises(RuntimeError, r"its state was donated\. Assign", thread.ends)
     assert "its state was donated" in repr(replay)
 
 

@@ -10,7 +10,7 @@ from tests.support.refusals import raises
 from tests.support.replay import FRAME, frame_rows, make_frames, same_batches_as_the_buffer, soak
 
 ONES = np.ones(4, np.float32)
-NOTHING = r"there is nothing to draw\. Ask can_sample first, or learn only where mask is True\."
+NOTHING = r"no row can be sampled\. Add rows, or ask can_sample first; in a step learn only where mask is True\."
 
 
 @pytest.mark.optimized

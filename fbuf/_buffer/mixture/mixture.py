@@ -17,7 +17,7 @@ from fbuf._buffer.mixture import checks, draw, quota
 from fbuf._buffer.mixture.checks import check_same_leaves
 from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 from fbuf._buffer.state import BufferState
-from fbuf._core.component import component
+from fbuf._core.component import HidesInternals, component
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
@@ -31,7 +31,7 @@ Shares = Mapping[str, Any] | None
 
 
 @component
-class Mixture(MixtureConfig):
+class Mixture(MixtureConfig, metaclass=HidesInternals):
     r"""Sample from several buffers of any capacity, storage, sampler and view as one.
 
     Attributes:
@@ -90,9 +90,10 @@ class Mixture(MixtureConfig):
       [0 0 0 0 0 0 0 0]
     """
 
+    _internal = frozenset({"check_same_batches", "check_state", "first_fractions", "shares"})
+
     def __dir__(self) -> list[str]:
-        """Return the public names."""
-        return sorted(set(super().__dir__()) - {"check_same_batches", "check_state", "first_fractions", "shares"})
+        return sorted(set(super().__dir__()) - self._internal)
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that names the buffer method to use."""
