@@ -7,7 +7,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "checkpoint",
         "Second save",
-        "comparing the arrays and waiting for the disk take more than the target (see `the least it takes`); wait=False still compares",
+        "comparing the arrays and waiting for the disk take more than the target (see `the least it takes`); wait=False "
+        "still compares",
     ),
     ("compression", "Read of 256", "zstd and copies into the batch take most of the time; the rest is Python and JAX"),
     (
@@ -27,7 +28,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "loop",
         "A jitted method",
-        "a bare ring of the same leaves is only a little faster (its row is in `loop`); flattening the state's named fields takes the rest",
+        "a bare ring of the same leaves is only a little faster (its row is in `loop`); flattening the state's named fields "
+        "takes the rest",
     ),
     (
         "loop",

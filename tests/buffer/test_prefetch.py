@@ -38,7 +38,7 @@ test_sample_returns_the_batch_of_the_previous_call = checks(
 
 def test_a_replay_counts_stale_draws():
     replay = fbuf.Replay(make("compressed", "prioritized"), EXAMPLE, seed=0)
-    raises(ValueError, "nothing to draw", replay.sample, to="numpy")
+    raises(ValueError, "no row can be sampled", replay.sample, to="numpy")
     for i in range(12):  # evicts every row more than twice
         replay.extend(rows_at(i))
         batch = replay.sample(to="numpy")

@@ -108,4 +108,4 @@ def test_other_buffers_are_drawn_by_jax():
         (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=())), EXAMPLE),
     ):
         assert fbuf.Replay(buffer, example)._host_draws is None
-    raises(ValueError, "nothing to draw", lambda: fbuf.Replay(fbuf.uniform(50), EXAMPLE).sample(4, to="numpy"))
+    raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.uniform(50), EXAMPLE).sample(4, to="numpy"))

@@ -92,4 +92,4 @@ def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
     assert replay._update is not None and replay._update.packed is None
     view = fbuf.views.Sequence(2, episode_end=())
     assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._update is None
-    raises(ValueError, "nothing to draw", lambda: fbuf.Replay(fbuf.prioritized(24), ROW).sample(4, to="numpy"))
+    raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.prioritized(24), ROW).sample(4, to="numpy"))
