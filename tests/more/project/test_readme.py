@@ -31,7 +31,7 @@ def as_users_have_it():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs(page):
-    found = blocks((ROOT / page).read_text())
+    found = [block for block in blocks((ROOT / page).read_text()) if "ray" not in block.words]  # tests/more/ray
     assert found
     scope = {}
     warns = page == "fbuf/TORCH.md"  # torch, of its prototypes

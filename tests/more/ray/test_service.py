@@ -3,7 +3,9 @@
 import doctest
 import importlib
 import os
+import re
 import runpy
+import tempfile
 
 import jax
 import numpy as np
@@ -148,6 +150,11 @@ def test_the_example_learns(ray):
     assert len(path.read_text().splitlines()) < 80
     with jax.numpy_rank_promotion("allow"):
         runpy.run_path(str(path))["main"]()
+
+
+def test_the_block_of_the_guide_runs(ray):
+    (code,) = re.findall(r"^```python ray\n(.*?)^```$", (ROOT / "fbuf" / "GUIDE.md").read_text(), re.S | re.M)
+    exec(compile(code, "GUIDE.md", "exec"), {"fbuf": fbuf, "np": np, "os": os, "tempfile": tempfile})
 
 
 def test_doctests(ray):
