@@ -14,7 +14,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "datasets",
         "Seconds to make",
-        "zstd takes two fifths of the time and gunzip a fifth; torchrl does not compress, nor wait for the disk",
+        "zstd and gunzip take most of the time; torchrl neither compresses nor waits for the disk",
     ),
     ("deduplicated", "256 transitions", "a frame is read as 21 to 77 blocks, each from another place"),
     ("dispatch", "CPU time of an eager", "checks of the arguments, and conversions of NumPy rows"),
@@ -34,7 +34,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "loop",
         "Prioritized step",
-        "a third of the time is the compiled draw and update, most of the rest dispatch of JAX and conversion of ten arrays",
+        "the compiled draw and update come on top of dispatch of JAX and conversion of ten arrays",
     ),
     (
         "peers_",

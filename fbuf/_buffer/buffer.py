@@ -22,7 +22,7 @@ from fbuf._buffer import checks, init, operations, prefetch, transforms, write
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler
 from fbuf._core.arguments import DrawOptions, Numbers
-from fbuf._core.component import HidesInternals, component
+from fbuf._core.component import HidesInternals, component, public_names
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, exact, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
@@ -99,8 +99,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         *("check_state", "checked_extend", "checked_update_priority", "drawn", "peeked")
     }
 
-    def __dir__(self) -> list[str]:
-        return sorted(set(super().__dir__()) - self._internal)
+    __dir__ = public_names
 
     # ------------------------------------------------------------------------------------------------ making
 

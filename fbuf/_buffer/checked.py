@@ -36,7 +36,7 @@ _MESSAGES: Mapping[str, tuple[str, str]] = {
     ),
     "refused_stale": ("{n} indices are stale and were skipped: their rows have been overwritten since", _NEWEST),
     "refused_closed": ("{n} indices name rows that can no longer be drawn, and were skipped", _NEWEST),
-    "empty_samples": ("there is nothing to draw", "Ask buffer.can_sample(state) first"),
+    "empty_samples": ("no row can be sampled", "Ask buffer.can_sample(state) first"),
     "expired_rows": (
         "{n} rows have expired and are masked: the state is too old",
         "Carry on the state that `sample` and `extend` return, or keep more rows with slack=",
@@ -221,7 +221,7 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
       >>> draw = jax.jit(checkify.checkify(lambda state, key: buffer.sample(state, key, 4)))
       >>> error, (state, batch) = draw(buffer.init(jnp.zeros(2)), jax.random.key(0))
       >>> print(error.get().splitlines()[0].split(" (")[0])
-      Buffer.sample: there is nothing to draw. Ask buffer.can_sample(state) first.
+      Buffer.sample: no row can be sampled. Ask buffer.can_sample(state) first.
 
       >>> draw = fbuf.checked(jax.jit(lambda state, key: fbuf.uniform(10).sample(state, key, 4)))
       >>> draw(buffer.init(jnp.zeros(2)), jax.random.key(0))

@@ -34,12 +34,17 @@ STATES: set[type[Any]] = set()
 
 
 class HidesInternals(type):
-    """Leave names in `_internal`, for the package's own modules, out of `help` and `dir` of a class and its objects."""
+    """Leave the names in `_internal` of a class, which only the package's own modules use, out of its `dir` and `help`."""
 
     _internal: frozenset[str]
 
     def __dir__(cls) -> list[str]:
         return sorted(set(super().__dir__()) - cls._internal)
+
+
+def public_names(self: Any) -> list[str]:
+    """Return the names of an object without those that its class hides. Its `__dir__`."""
+    return sorted(set(object.__dir__(self)) - type(self)._internal)
 
 
 def _qualified(cls: type[Any]) -> str:

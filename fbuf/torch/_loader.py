@@ -294,7 +294,7 @@ class Loader:
             self._key, key = jax.random.split(self._key)
             self._state, drawn = self._source.sample(self._state, key, self.batch_size, **self.options)
         if not np.asarray(drawn.mask).any():
-            raise ValueError("Loader: there is nothing to draw. Add rows first; check buffer.can_sample(state).")
+            raise ValueError("Loader: no row can be sampled. Add rows, or ask buffer.can_sample(state) first.")
         return sample_to_torch(drawn)
 
     def _placed(self, tensor: Any) -> Any:

@@ -109,7 +109,7 @@ HOST = ("Compressed", "Host", "Memmap")
 FEW = {"storage": Deduplicated(keys=("obs",), blocks=64), "sampler": Uniform(), "capacity": 200}
 TWO = np.zeros(2, bool), np.ones(2, bool)  # none of two rows, and both
 LATE = np.ones(8, bool), np.zeros(8, bool)  # eight rows more, and none
-EMPTY = r"Buffer.{}: there is nothing to draw. Ask buffer.can_sample\(state\) first"
+EMPTY = r"Buffer.{}: no row can be sampled. Ask buffer.can_sample\(state\) first"
 
 
 def empty(method):

@@ -130,7 +130,7 @@ def test_errors_of_the_thread_are_raised_once_and_in_order():
     empty = EPOCHS.init(EXAMPLE)
     for prefetch in (0, 1):
         raises(ValueError, "no row can be sampled", next, iter(Loader(replay(0), prefetch=prefetch)))
-        raises(ValueError, "nothing to draw", next, iter(Loader(EPOCHS, state=empty, prefetch=prefetch)))
+        raises(ValueError, "no row can be sampled", next, iter(Loader(EPOCHS, state=empty, prefetch=prefetch)))
     assert no_threads()
 
 

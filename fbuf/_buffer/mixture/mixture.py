@@ -17,7 +17,7 @@ from fbuf._buffer.mixture import checks, draw, quota
 from fbuf._buffer.mixture.checks import check_same_leaves
 from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 from fbuf._buffer.state import BufferState
-from fbuf._core.component import HidesInternals, component
+from fbuf._core.component import HidesInternals, component, public_names
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
@@ -92,8 +92,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
     _internal = frozenset({"check_same_batches", "check_state", "first_fractions", "shares"})
 
-    def __dir__(self) -> list[str]:
-        return sorted(set(super().__dir__()) - self._internal)
+    __dir__ = public_names
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that names the buffer method to use."""

@@ -38,17 +38,17 @@ def test_under_cond_and_vmap():
     jitted = jax.jit(checkify.checkify(maybe))
     empty = buffer.init(ONE)
     assert jitted(empty, False)[0].get() is None
-    assert "Buffer.sample: there is nothing to draw" in str(jitted(empty, True)[0].get())
+    assert "Buffer.sample: no row can be sampled" in str(jitted(empty, True)[0].get())
 
     keys = jax.random.split(KEY, 3)
     peeks = jax.jit(checkify.checkify(lambda s, k: jax.vmap(lambda k: buffer.peek(s, k, 4).index.slot)(k)))
-    assert peeks(filled(buffer), keys)[0].get() is None and "nothing to draw" in str(peeks(empty, keys)[0].get())
+    assert peeks(filled(buffer), keys)[0].get() is None and "no row can be sampled" in str(peeks(empty, keys)[0].get())
 
     many = jax.tree.map(lambda *x: jnp.stack(x), filled(buffer), empty, filled(buffer))
     each = jax.jit(jax.vmap(checkify.checkify(lambda s, k: buffer.sample(s, k, 4)[1].mask)))
     error, mask = each(many, keys)
     assert mask.any(axis=1).tolist() == [True, False, True]
-    assert str(error.get()).count("there is nothing to draw") == 1 and "mapped index 1" in str(error.get())
+    assert str(error.get()).count("no row can be sampled") == 1 and "mapped index 1" in str(error.get())
 
 
 def test_compressed_reports_the_source_of_its_estimate():
