@@ -16,11 +16,6 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "Seconds to make",
         "zstd and gunzip take most of the time; torchrl neither compresses nor waits for the disk",
     ),
-    (
-        "deduplicated",
-        "Write of 256 frames, ring full: time",
-        "each block is hashed, looked up and compared; `Compressed` compresses eight frames at once",
-    ),
     ("deduplicated", "256 transitions", "a frame is read as 21 to 77 blocks, each from another place"),
     ("dispatch", "CPU time of an eager", "checks of the arguments, and conversions of NumPy rows"),
     (
