@@ -18,11 +18,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     ("deduplicated", "256 transitions", "a frame is read as 21 to 77 blocks, each from another place"),
     ("dispatch", "CPU time of an eager", "checks of the arguments, and conversions of NumPy rows"),
-    (
-        "dqn_step",
-        "",
-        "JAX runs a program that has a callback in the calling thread: an empty one costs more (`device, empty callback`)",
-    ),
+    ("dqn_step", "", "callbacks share two cores with the step"),
     (
         "extend",
         "",
