@@ -15,7 +15,6 @@ write can therefore be dropped, but only with the state that it makes, or merged
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import contextvars
 import functools
@@ -232,21 +231,6 @@ def _bind(function: Callable[..., None], *static: Any) -> Callable[..., None]:
 # --------------------------------------------------------------------------------------------- the callbacks
 
 
-@functools.cache
-def _wait_at_exit() -> None:
-    """Let programs under way finish when the interpreter ends: a callback after it would abort the process.
-
-    JAX does so for programs with side effects. Only a program without a live result is not waited for.
-    """
-
-    def wait() -> None:
-        for array in jax.live_arrays("cpu"):
-            with contextlib.suppress(RuntimeError):  # it was donated, or its program failed
-                array.block_until_ready()
-
-    atexit.register(wait)
-
-
 def call(function: Callable[..., None], shapes: Any, operands: Sequence[Array], effect: bool) -> Any:
     """Run `function(context, out, *operands)` on the host; `out` are arrays to fill."""
     return control_flow.vary_like(_call(function, shapes, operands, effect), operands)
@@ -257,7 +241,6 @@ def _call(function: Callable[..., None], shapes: Any, operands: Sequence[Array],
     if jax.default_backend() == "cpu":
         from jax.experimental.buffer_callback import buffer_callback
 
-        _wait_at_exit()
         made = buffer_callback(function, shapes, vmap_method=vmap_method)
         return made(*operands)
 
