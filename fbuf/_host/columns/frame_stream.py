@@ -347,9 +347,8 @@ def remember(last: Array, known: Array, batch: Batch, rows: Array) -> None:
 
 
 _BLOCK = 64  # rows
-
-
 _BLOCKS_AT_ONCE = 1024  # blocks
+_UP_TO = np.tri(_BLOCK, dtype=np.uint8)
 
 
 class RowEnds:
@@ -430,12 +429,15 @@ class RowEnds:
         """
         block, at = np.divmod(count, _BLOCK)
         place = block % self.blocks
-        base, added = self.base[place, lane], np.cumsum(self.added[place, lane], axis=1, dtype=np.int64)
-        which = np.arange(len(count))
+        base, added = self.base[place, lane], self.added[place, lane]
+
+        def frames_up_to(row: Array) -> Array:  # einsum: a cumulative sum takes ten times as long
+            return base + np.einsum("ij,ij->i", added, _UP_TO[row], dtype=np.uint16)
+
         if checked:
             left = rows[lane] - block * _BLOCK  # rows of the block, and of those after it
             then = np.where(left > _BLOCK, self.base[(block + 1) % self.blocks, lane], frames[lane])
-            total = base + added[which, np.minimum(left, _BLOCK) - 1]
+            total = frames_up_to(np.minimum(left, _BLOCK) - 1)
             if (total != then).any():
                 raise corrupted(f"rows end at frame {int(total[total != then][0])}", f"{int(then[total != then][0])}")
-        return np.asarray(base + added[which, at])
+        return frames_up_to(at)
