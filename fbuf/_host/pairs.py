@@ -212,7 +212,6 @@ class ObservationPairs:
             rows = row + np.array(offsets)[:, None]
             stored = rows < written
             tickets = np.where(there & stored, self._tickets.of(lane, rows), np.uint64(0))
-            # In one piece: glibc returns two of them to the system after each batch, and their pages are cleared again.
             outs: Array = np.empty((*rows.shape, *self.column.shape), self.column.dtype)
             found = self._store.read([(0, tickets, outs)])
             assert found.all()

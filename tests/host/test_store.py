@@ -1,6 +1,7 @@
 """Compare the host store with a dict of every row written."""
 
 import gc
+import platform
 import weakref
 from unittest import mock
 
@@ -13,6 +14,7 @@ from fbuf._host.codecs import Codec, Zstd
 from fbuf._host.memory import arena
 from fbuf._host.store.store import Column, Store, StoreClosed
 from fbuf._host.types import StoreCorrupted
+from tests.support.processes import run_python
 from tests.support.refusals import raises
 from tests.support.store import Deflate, Failing, check_rows, compressible, fetch, load, make, same
 from tests.support.store_model import Drawn, Model
@@ -194,3 +196,25 @@ def test_codecs_and_their_settings_are_checked():
     raises(TypeError, "expected chunk, encode and decode", Column, "x", (), np.dtype("uint8"), "zstd")
     with mock.patch.object(Deflate, "encode", return_value=memoryview(b"")):
         raises(TypeError, "gave memoryview; expected bytes", make(Deflate()).write, [np.zeros((4, 1, 5), "u1")], None)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep what is freed")
+def test_the_memory_of_a_batch_serves_the_next():
+    faults = run_python(
+        """
+        import resource
+        import numpy as np
+        from fbuf._host.store.store import Column, Store
+
+        store = Store((Column("obs", (84, 84), np.dtype(np.uint8), None),), lanes=1, length=256, slack=0)
+        tickets = np.tile(store.write([np.ones((256, 1, 84, 84), np.uint8)], None), (1, 4))
+        for read in range(24):
+            if read == 4:
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            outs = [np.empty((256, 4, 84, 84), np.uint8) for _ in range(2)]
+            store.read([(0, tickets, out) for out in outs])
+            del outs
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        """
+    ).stdout
+    assert int(faults) < 1000  # a batch has 3,500 pages

@@ -6,6 +6,7 @@ A read finds its rows under the lock of the store (`_look_up`) and copies or dec
 from __future__ import annotations
 
 import abc
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +19,17 @@ from fbuf._host.types import Array, Fetch, flat, raise_if_corrupted, records_err
 
 Found = tuple[Fetch, Array, list[tuple[int, Callable[[memoryview], None]]], PendingRows]
 """How to fetch rows, bool[M] of which are there, what writes the updated ones of those, and what tells whether they last."""
+_MOST_KEPT = (1 << 25) - (1 << 16)  # bytes; glibc's limit
+
+
+@functools.cache
+def _keep_freed(nbytes: int) -> None:
+    """Let glibc keep the memory of a freed batch for the next one, by freeing an array of its size once.
+
+    Otherwise it may return a batch of a megabyte or more to the system, which clears every page of the next one: that takes
+    longer than the read.
+    """
+    np.empty(min(nbytes, _MOST_KEPT), np.uint8)
 
 
 class TicketReads(abc.ABC):
@@ -110,6 +122,7 @@ class TicketReads(abc.ABC):
     def _run(self, reading: Reading, outs: Sequence[Array]) -> Array:
         """Fill `outs`, one a request, and return what `read` does. Called once for each `reading`."""
         wanted, present, fetches, updated = reading
+        _keep_freed(sum(out.nbytes for out in outs))
         damaged = [fetch.run([flat(outs[i]) for i in group]) for fetch, group, *_ in fetches]
         if any(fetch.may_be_overwritten for fetch, *_ in fetches):
             with self._lock:  # rows that were overwritten while they were copied have expired by now
