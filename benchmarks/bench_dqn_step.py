@@ -7,6 +7,9 @@ The peer is fbuf itself with the frames on the device, the fastest there is; oth
 With `prefetch=1` a thread of the store decodes while the step goes on. A measurement is of a few steps and ends when that
 thread is idle, so that no work of one storage falls into the time of another; what it does after the last of them counts as
 if it had not overlapped.
+
+`device, empty callback` is the step of `Device` with a callback that does nothing. JAX runs a program that has a callback in
+the thread that calls it, so nothing that Python does for the next step overlaps with this one.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     steps = {name: _stepper(storage, held, rows, config) for name, storage in storages.items()}
     steps["compressed, prefetch=1"] = _stepper(storages["compressed"], held, rows, config, prefetch=1)
     steps["memmap"] = _stepper(fbuf.storages.Memmap(keys=("obs",)), held, rows, config)  # its pages are warm
+    steps["device, empty callback"] = _stepper(fbuf.storages.Device(), held, rows, config, change=_with_callback)
     steps["none"] = _without_replay(held, rows, config)
     timings = interleave(steps, rounds=rounds, warmup=1 if quick else 3, calls=1 if quick else CALLS)
 
@@ -97,7 +101,28 @@ class _Idle:
             request.wait()
 
 
-def _stepper(storage: Any, held: int, rows: dict[str, np.ndarray], config: Any, prefetch: int = 0) -> Callable[[], Any]:
+def _with_callback(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step with a callback that does nothing."""
+    from jax.experimental.buffer_callback import buffer_callback
+
+    def fill(context: Any, out: Any, steps: Any) -> None:
+        np.asarray(out)[...] = np.asarray(steps)
+
+    def with_callback(learner: Any, *args: Any) -> Any:
+        steps = buffer_callback(fill, jax.ShapeDtypeStruct((), np.int32))(learner.steps)
+        return step(learner._replace(steps=steps), *args)
+
+    return jax.jit(with_callback, donate_argnums=(0, 1))
+
+
+def _stepper(
+    storage: Any,
+    held: int,
+    rows: dict[str, np.ndarray],
+    config: Any,
+    prefetch: int = 0,
+    change: Callable[..., Any] = lambda step: step,
+) -> Callable[[], Any]:
     """A thunk that takes one step on a full replay and carries what comes of it."""
     from fbuf._bridge.lifetime import find, join_id
     from fbuf.demo import _dqn
@@ -107,7 +132,7 @@ def _stepper(storage: Any, held: int, rows: dict[str, np.ndarray], config: Any, 
     buffer, replay = _filled(buffer, rows)
     store = find(join_id(np.asarray(replay.rows.id))) if prefetch else None
     learner = _dqn.init_learner(jax.random.key(0), config)
-    step, slabs, key = _dqn.make_step(buffer, config), _slabs(rows), jax.random.key(1)
+    step, slabs, key = change(_dqn.make_step(buffer, config)), _slabs(rows), jax.random.key(1)
 
     def take() -> Any:
         nonlocal learner, replay
