@@ -19,17 +19,18 @@ from fbuf._host.types import Array, Fetch, flat, raise_if_corrupted, records_err
 
 Found = tuple[Fetch, Array, list[tuple[int, Callable[[memoryview], None]]], PendingRows]
 """How to fetch rows, bool[M] of which are there, what writes the updated ones of those, and what tells whether they last."""
-_MOST_KEPT = (1 << 25) - (1 << 16)  # bytes; glibc's limit
+_LEAST_KEPT, _MOST_KEPT = 1 << 20, (1 << 25) - (1 << 16)  # bytes; glibc's limit is 32 MiB
 
 
 @functools.cache
 def _keep_freed(nbytes: int) -> None:
     """Let glibc keep the memory of a freed batch for the next one, by freeing an array of its size once.
 
-    Otherwise it may return a batch of a megabyte or more to the system, which clears every page of the next one: that takes
-    longer than the read.
+    Otherwise it may return a large batch to the system, which clears every page of the next one: that takes longer than the
+    read.
     """
-    np.empty(min(nbytes, _MOST_KEPT), np.uint8)
+    if nbytes >= _LEAST_KEPT:
+        np.empty(min(nbytes, _MOST_KEPT), np.uint8)
 
 
 class TicketReads(abc.ABC):

@@ -165,6 +165,7 @@ def test_an_interrupted_write_leaves_nothing(home):
 def test_memory_is_that_of_an_episode(home):
     rows = rows_of(oracle.episodes(0, (16,) * 40, OBS, ACT), final=False)
     made = filled(rows)
+    fbuf.datasets.to_minari(*made, "first-v0", **SPACES)  # imports what it needs
     tracemalloc.start()
     fbuf.datasets.to_minari(*made, "a-v0", **SPACES)
     assert tracemalloc.get_traced_memory()[1] < rows["obs/image"].nbytes / 2
