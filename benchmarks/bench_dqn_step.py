@@ -8,8 +8,8 @@ With `prefetch=1` a thread of the store decodes while the step goes on. A measur
 thread is idle, so that no work of one storage falls into the time of another; what it does after the last of them counts as
 if it had not overlapped.
 
-`device, empty callback` is the step of `Device` with a callback that does nothing. JAX runs a program that has a callback in
-the thread that calls it, so nothing that Python does for the next step overlaps with this one.
+`device, empty callback` is the step of `Device` with a callback that does nothing. A call of a program that has a callback
+returns when the program is done, so nothing that Python does for the next step overlaps with it.
 """
 
 from __future__ import annotations

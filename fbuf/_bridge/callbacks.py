@@ -4,13 +4,9 @@ On CPU they are `jax.experimental.buffer_callback`s, whose operands and results 
 io/pure callbacks. Rules: numpy only inside, never JAX; operand views are read-only; outputs are always filled.
 
 A read depends on its tickets. A write depends on the token of the reads before it and on one element of the ticket table
-that the write before it made; otherwise XLA could run two writes of one jit in either order. A read is a pure function of
-id and tickets, which name immutable bytes, also when it was started early by `request`. Priorities are ordered by versions
-alone: a write takes and returns one, a draw is a pure function of one.
-
-On CPU, JAX is told of no side effects: with one it dispatches the whole program in Python, at the cost of a small step. A
-write can therefore be dropped, but only with the state that it makes, or merged with an equal one of the same state.
-`jax.checkpoint` would repeat it, and is refused.
+that the write before it made; otherwise XLA could run two writes of one jit in either order. A write has a side effect; a
+read is a pure function of id and tickets, which name immutable bytes, also when it was started early by `request`.
+Priorities are ordered by versions alone: a write takes and returns one, a draw is a pure function of one.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.interpreters import ad, batching, mlir
 
 from fbuf._bridge.lifetime import find, join_id, split_id
 from fbuf._core import control_flow
@@ -40,7 +36,11 @@ Shape = tuple[int, ...]
 
 # ---------------------------------------------------------------------------------------------- the guard
 
-_read_p, _change_p = Primitive("fbuf_read_host_store"), Primitive("fbuf_change_host_store")
+_guard_p = Primitive("fbuf_host_store")
+_guard_p.multiple_results = True
+_guard_p.def_impl(lambda *operands, what, shards: list(operands))
+_guard_p.def_abstract_eval(lambda *operands, what, shards: list(operands))
+
 
 _KEPT = {
     "rows": ("rows live", "one store, one stream of rows", "storages.Device()"),
@@ -92,34 +92,17 @@ def _lower_guard(context: Any, *operands: Any, what: str, shards: int) -> Any:
     return operands
 
 
-def _refuse_remat(saveable: Any, unknown: Any, instantiate: Any, equation: Any) -> Any:
-    lives, _, instead = _KEPT[equation.params["what"]]
-    raise TypeError(
-        f"fbuf: a buffer whose {lives} on the host cannot be changed in jax.checkpoint, whose backward pass would change it "
-        f"again. Call its methods outside, or use {instead}."
-    )
+batching.primitive_batchers[_guard_p] = _refuse_vmap
+mlir.register_lowering(_guard_p, _lower_guard)
+ad.primitive_jvps[_guard_p] = lambda primals, tangents, **how: (_guard_p.bind(*primals, **how), list(tangents))
 
 
-def _define(guard_p: Primitive) -> None:
-    guard_p.multiple_results = True
-    guard_p.def_impl(lambda *operands, what, shards: list(operands))
-    guard_p.def_abstract_eval(lambda *operands, what, shards: list(operands))
-    batching.primitive_batchers[guard_p] = _refuse_vmap
-    mlir.register_lowering(guard_p, _lower_guard)
-    ad.primitive_jvps[guard_p] = lambda primals, tangents, **how: (guard_p.bind(*primals, **how), list(tangents))
-
-
-_define(_read_p)
-_define(_change_p)
-partial_eval.partial_eval_jaxpr_custom_rules[_change_p] = _refuse_remat
-
-
-def guard(*operands: Array, what: str = "rows", changes: bool = False) -> list[Array]:
-    """Return the operands; refuse vmap at trace time and several devices at compile time, and changes in `jax.checkpoint`.
+def guard(*operands: Array, what: str = "rows") -> list[Array]:
+    """Return the operands; refuse vmap at trace time and several devices at compile time.
 
     `what` is on the host: "rows" or "priorities".
     """
-    return list((_change_p if changes else _read_p).bind(*operands, what=what, shards=_SHARDS.get()))
+    return list(_guard_p.bind(*operands, what=what, shards=_SHARDS.get()))
 
 
 # ------------------------------------------------------------------------------------------- host functions
@@ -241,7 +224,7 @@ def _call(function: Callable[..., None], shapes: Any, operands: Sequence[Array],
     if jax.default_backend() == "cpu":
         from jax.experimental.buffer_callback import buffer_callback
 
-        made = buffer_callback(function, shapes, vmap_method=vmap_method)
+        made = buffer_callback(function, shapes, has_side_effect=effect, vmap_method=vmap_method)
         return made(*operands)
 
     def fill(*arrays: Any) -> Any:
@@ -253,11 +236,6 @@ def _call(function: Callable[..., None], shapes: Any, operands: Sequence[Array],
     if effect:
         return jax.experimental.io_callback(fill, shapes, *operands)
     return jax.pure_callback(fill, shapes, *operands, vmap_method="broadcast_all")
-
-
-def _change(function: Callable[..., None], shapes: Any, *operands: Array, what: str = "rows") -> Any:
-    """Run a function that changes a store."""
-    return call(function, shapes, guard(*operands, what=what, changes=True), effect=True)
 
 
 def write(id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Array | None) -> Array:
@@ -275,8 +253,7 @@ def write(id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Ar
     shape = jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32)
     rows = [lax.stop_gradient(r) for r in rows]
     operands = rows if keep is None else [keep, *rows]
-    made: Array = _change(_bind(_write_rows, keep is not None), shape, id, token, after, *operands)
-    return made
+    return call(_bind(_write_rows, keep is not None), shape, guard(id, token, after, *operands), effect=True)
 
 
 def write_slots(
@@ -295,7 +272,8 @@ def write_slots(
     rows = [lax.stop_gradient(r) for r in rows]
     if jax.default_backend() != "cpu":
         table = after
-    tickets, made = _change(_write_slots, shapes, id, token, after, table, state, slots, *rows)
+    operands = guard(id, token, after, table, state, slots, *rows)
+    tickets, made = call(_write_slots, shapes, operands, effect=True)
     return tickets, made
 
 
@@ -323,11 +301,11 @@ def read(
 def request(id: Array, requests: Sequence[tuple[int, Array]]) -> Array:
     """Start a read of (column, tickets uint32[..., 2]) in the store; return its number, uint32[].
 
-    Only a hint: `read` gives the same rows without.
+    Neither dropped nor repeated, but only a hint: `read` gives the same rows without.
     """
-    columns, tickets = tuple(c for c, _ in requests), (t for _, t in requests)
-    number: Array = _change(_bind(_request_rows, columns), jax.ShapeDtypeStruct((), jnp.uint32), id, *tickets)
-    return number
+    operands = guard(id, *(t for _, t in requests))
+    shape = jax.ShapeDtypeStruct((), jnp.uint32)
+    return call(_bind(_request_rows, tuple(c for c, _ in requests)), shape, operands, effect=True)
 
 
 def patch(id: Array, token: Array, after: Array, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
@@ -337,8 +315,8 @@ def patch(id: Array, token: Array, after: Array, tickets: Array, keep: Array, fi
     """
     values = [lax.stop_gradient(v) for v in fields.values()]
     shape = jax.ShapeDtypeStruct(tickets.shape, jnp.uint32)
-    made: Array = _change(_bind(_patch_rows, tuple(fields)), shape, id, token, after, tickets, keep, *values)
-    return made
+    operands = guard(id, token, after, tickets, keep, *values)
+    return call(_bind(_patch_rows, tuple(fields)), shape, operands, effect=True)
 
 
 def _of(id: Any) -> Priorities:
@@ -372,14 +350,14 @@ def write_priorities(id: Array, token: Array, version: Array, slot: Array, leaf:
     """Write leaves float32[B] in a version uint32[2]; return the new one. Slots int32[B] out of range are skipped, the last
     of equal ones wins.
     """
-    operands = id, token, version, slot, lax.stop_gradient(leaf)
-    made: Array = _change(_write_leaves, _VERSION, *operands, what="priorities")
+    operands = guard(id, token, version, slot, lax.stop_gradient(leaf), what="priorities")
+    made: Array = call(_write_leaves, _VERSION, operands, effect=True)
     return made
 
 
 def clear_priorities(id: Array, version: Array) -> Array:
     """Return the version uint32[2] with all leaves 0."""
-    made: Array = _change(_clear_leaves, _VERSION, id, version, what="priorities")
+    made: Array = call(_clear_leaves, _VERSION, guard(id, version, what="priorities"), effect=True)
     return made
 
 

@@ -12,8 +12,6 @@ here waits for a store while it holds `_lock`.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import secrets
 import threading
 import time
@@ -42,30 +40,6 @@ class _Grave(NamedTuple):
 
 
 _graveyard: dict[int, _Grave] = {}
-_under_way: list[Any] = []  # an array of each state that is pending
-
-
-def wait_at_exit(array: Any) -> None:
-    """Let the program that makes an array of a state finish before the interpreter ends, even if nothing refers to its results
-    by then: a callback after that would abort the process. JAX itself waits only for programs with side effects.
-    """
-    if _under_way:
-        _forget_done()
-    if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer) and _is_pending(array):
-        with _lock:
-            _under_way.append(array)
-
-
-def _forget_done() -> None:
-    with _lock:
-        _under_way[:] = [array for array in _under_way if _is_pending(array)]
-
-
-@atexit.register
-def _wait() -> None:
-    for array in _live() if _stores else ():
-        with contextlib.suppress(RuntimeError):  # it was donated, or its program failed
-            array.block_until_ready()
 
 
 class Owner:
@@ -260,7 +234,6 @@ def traced() -> bool:
 def sweep() -> None:
     """Drop the stores whose last pending computation is done."""
     with _lock:
-        _forget_done()
         for id, grave in list(_graveyard.items()):
             pending = [_is_pending(ref()) for ref in grave.arrays]
             if any(pending):
@@ -269,10 +242,6 @@ def sweep() -> None:
                 _bury(id, grave.until)
             else:
                 _drop(id)
-
-
-def _live() -> list[Any]:
-    return [array for platform in backend.backends() for array in jax.live_arrays(platform)]
 
 
 def _is_pending(array: Any) -> bool | None:
@@ -288,14 +257,14 @@ def _is_pending(array: Any) -> bool | None:
 def _retire(id: int) -> None:
     """Handle the end of a store's last node."""
     with _lock:
-        _forget_done()
         if id in _stores:
             _bury(id, time.monotonic() + _PATIENCE)
 
 
 def _bury(id: int, until: float) -> None:
     """Let a store wait for what is pending now; `_lock` is held."""
-    arrays = [weakref.ref(array) for array in _live() if _is_pending(array)]
+    live = [array for platform in backend.backends() for array in jax.live_arrays(platform)]
+    arrays = [weakref.ref(array) for array in live if _is_pending(array)]
     if arrays and time.monotonic() < until:
         _graveyard[id] = _Grave(arrays, until)
     else:

@@ -32,7 +32,6 @@ class HostTree(OnHost):
         self.version = version  # uint32[2]
         self.slot = slot  # static: owner group
         self.owner = lifetime.owner_of(slot, id)
-        lifetime.wait_at_exit(version)
 
     def at(self, version: jax.Array) -> HostTree:
         """Return the tree with another version."""

@@ -72,7 +72,6 @@ class SideRows(OnHost):
         self.slot = slot  # static: owner group
         self.layout = layout  # static
         self.owner = lifetime.owner_of(slot, id)
-        lifetime.wait_at_exit(ticket)
 
     def replace(self, ticket: Any, device: Any, last: Any = None) -> SideRows:
         """Return rows of the same store with other tickets and device leaves."""

@@ -171,45 +171,6 @@ def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
     assert store_of(state).stats() == before
 
 
-def test_changes_have_no_effects_on_cpus_but_are_refused_in_checkpoint(storage: str) -> None:
-    """With an effect JAX would dispatch the program in Python."""
-    buffer = make(storage)
-    state = filled(buffer)
-
-    def step(scale: Any, state: Any) -> Any:
-        state = buffer.extend(state, rows_of(8, 2))
-        batch = buffer.peek(state, jax.random.key(0), 4)
-        return (scale * batch.data["obs"]).sum(), state
-
-    assert not jax.make_jaxpr(step)(1.0, state).effects
-    before = store_of(state).stats()
-    gradient: Any = jax.grad(jax.checkpoint(step), has_aux=True)
-    for call in (gradient, jax.jit(gradient)):
-        pytest.raises(TypeError, call, 1.0, state).match(r"cannot be changed in jax\.checkpoint.*storages\.Device\(\)")
-    assert store_of(state).stats() == before
-    value, state = jax.checkpoint(step)(1.0, state)
-    np.testing.assert_array_equal(agree(buffer.last(state, 2)), [8, 9])
-
-
-def test_states_that_one_program_makes_of_one_keep_their_rows(storage: str) -> None:
-    """XLA may drop a write whose state nothing needs, and merge equal ones."""
-    buffer = make(storage, slack=99)
-    state = filled(buffer)
-
-    @jax.jit
-    def branch(state: Any) -> Any:
-        one, equal, other = (buffer.extend(state, rows_of(start, 2)) for start in (8, 8, 50))
-        dropped = buffer.size(buffer.extend(one, rows_of(70, 3)))
-        return dropped, one, equal, other, buffer.extend(one, rows_of(10, 1))
-
-    dropped, *made = branch(state)
-    assert int(dropped) == min(11, buffer.capacity)
-    for after, last in zip(made, ([8, 9], [8, 9], [50, 51], [9, 10]), strict=True):
-        np.testing.assert_array_equal(agree(buffer.last(after, 2)), last)
-    after = buffer.extend(made[-1], rows_of(11, 1))
-    np.testing.assert_array_equal(agree(buffer.last(after, 4)), [8, 9, 10, 11])
-
-
 def test_peek_vmaps_over_keys(storage: str) -> None:
     buffer = make(storage)
     state, keys = filled(buffer), jax.random.split(jax.random.key(0), 5)

@@ -4,7 +4,6 @@ import threading
 
 import jax
 import numpy as np
-import pytest
 
 import fbuf
 from fbuf._bridge import lifetime
@@ -29,31 +28,6 @@ pending = late(rows_of(0, 1))
 jax.block_until_ready(pending)
 assert fbuf.stores() == [], fbuf.stores()
 state = buffer.extend(filled(buffer), late(rows_of(8, 4)))  # pending when the interpreter ends
-print("done")
-"""
-    done = run_python(script)
-    assert done.stdout.strip() == "done" and done.stderr.strip() == ""
-
-
-@pytest.mark.parametrize("change", ["extend", "update_priority"])
-def test_a_dropped_state_may_be_pending_when_the_interpreter_ends(change):
-    """A callback after that would abort the process."""
-    script = f"""
-import jax, jax.numpy as jnp, fbuf
-from tests.support.ownership import EXAMPLE, late, rows_of
-on = "host" if {change!r} == "update_priority" else "device"
-storage = fbuf.storages.Host() if on == "device" else fbuf.storages.Device()
-buffer = fbuf.Buffer(8, sampler=fbuf.samplers.Prioritized(alpha=1.0, beta=0.5, on=on), storage=storage)
-state = buffer.extend(buffer.init(EXAMPLE), rows_of(0, 8))
-_, batch = buffer.sample(state, jax.random.key(0), 4)
-step = jax.jit(buffer.extend if on == "device" else lambda state, x: buffer.update_priority(state, batch.index, x))
-given = jax.device_put(rows_of(8, 4) if on == "device" else jnp.ones(4))
-for _ in range(3):  # the third time JAX dispatches in C++
-    state = jax.block_until_ready(step(state, given))
-for _ in range(20):
-    given = late(given)
-step(state, given)
-del state, given
 print("done")
 """
     done = run_python(script)
