@@ -18,7 +18,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     ("deduplicated", "256 transitions", "a frame is read as 21 to 77 blocks, each from another place"),
     ("dispatch", "CPU time of an eager", "checks of the arguments, and conversions of NumPy rows"),
-    ("dqn_step", "", "callbacks share two cores with the step"),
+    ("dqn_step", "", "a callback that does nothing costs more (see `device, empty callback`)"),
     (
         "extend",
         "",
