@@ -57,7 +57,6 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "",
         "a ring takes about two thirds of this time to write the same rows (see `topk`), most of it dispatch of JAX",
     ),
-    ("torchrl", "torchrl's sample", "zstd and copies take the time; a copy of the batch alone takes a quarter of it"),
 )
 
 

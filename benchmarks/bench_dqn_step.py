@@ -9,7 +9,7 @@ thread is idle, so that no work of one storage falls into the time of another; w
 if it had not overlapped.
 
 `device, empty callback` is the step of `Device` with a callback that does nothing. A call of a program that has a callback
-returns when the program is done, so nothing that Python does for the next step overlaps with it.
+returns only when the program is done, so Python cannot prepare the next step meanwhile.
 """
 
 from __future__ import annotations

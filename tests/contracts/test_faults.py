@@ -203,7 +203,7 @@ def test_each_write_happens_once(monkeypatch):
     rows = jax.tree.map(jnp.asarray, rows_of(0, 3))
 
     def twice(state):
-        buffer.extend(state, rows)  # nobody looks at it
+        buffer.extend(state, rows)  # this state is dropped
         return buffer.extend(state, rows)
 
     def looped(state):

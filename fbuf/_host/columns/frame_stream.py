@@ -348,7 +348,7 @@ def remember(last: Array, known: Array, batch: Batch, rows: Array) -> None:
 
 _BLOCK = 64  # rows
 _BLOCKS_AT_ONCE = 1024  # blocks
-_UP_TO = np.tri(_BLOCK, dtype=np.uint8)
+_UP_TO = np.tri(_BLOCK, dtype=np.uint8)  # row r is 1 up to column r
 
 
 class RowEnds:
@@ -431,7 +431,7 @@ class RowEnds:
         place = block % self.blocks
         base, added = self.base[place, lane], self.added[place, lane]
 
-        def frames_up_to(row: Array) -> Array:  # einsum: a cumulative sum takes ten times as long
+        def frames_up_to(row: Array) -> Array:  # a cumulative sum is slower
             return base + np.einsum("ij,ij->i", added, _UP_TO[row], dtype=np.uint16)
 
         if checked:

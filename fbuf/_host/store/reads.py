@@ -19,18 +19,17 @@ from fbuf._host.types import Array, Fetch, flat, raise_if_corrupted, records_err
 
 Found = tuple[Fetch, Array, list[tuple[int, Callable[[memoryview], None]]], PendingRows]
 """How to fetch rows, bool[M] of which are there, what writes the updated ones of those, and what tells whether they last."""
-_LEAST_KEPT, _MOST_KEPT = 1 << 20, (1 << 25) - (1 << 16)  # bytes; glibc's limit is 32 MiB
+_MOST_KEPT = (1 << 25) - (1 << 16)  # bytes; freeing more than 32 MiB does not raise glibc's threshold
 
 
 @functools.cache
-def _keep_freed(nbytes: int) -> None:
-    """Let glibc keep the memory of a freed batch for the next one, by freeing an array of its size once.
+def _keep_freed(bits: int) -> None:
+    """Let glibc keep freed batches of less than `2**bits` bytes, by freeing an array of that size once.
 
-    Otherwise it may return a large batch to the system, which clears every page of the next one: that takes longer than the
-    read.
+    Otherwise glibc may return a large batch to the system, which clears every page of the next batch: that takes longer than
+    the read. The threshold that this raises is one of the whole process.
     """
-    if nbytes >= _LEAST_KEPT:
-        np.empty(min(nbytes, _MOST_KEPT), np.uint8)
+    np.empty(min(1 << bits, _MOST_KEPT), np.uint8)
 
 
 class TicketReads(abc.ABC):
@@ -123,7 +122,7 @@ class TicketReads(abc.ABC):
     def _run(self, reading: Reading, outs: Sequence[Array]) -> Array:
         """Fill `outs`, one a request, and return what `read` does. Called once for each `reading`."""
         wanted, present, fetches, updated = reading
-        _keep_freed(sum(out.nbytes for out in outs))
+        _keep_freed(sum(out.nbytes for out in outs).bit_length())
         damaged = [fetch.run([flat(outs[i]) for i in group]) for fetch, group, *_ in fetches]
         if any(fetch.may_be_overwritten for fetch, *_ in fetches):
             with self._lock:  # rows that were overwritten while they were copied have expired by now

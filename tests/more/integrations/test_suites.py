@@ -61,7 +61,7 @@ DIFFERENT = {
     # A buffer shared by processes, which ours refuses.
     "TestSharedStorageInit::test_mutation_revision_shared_across_processes",
     "TestSharedStorageInit::test_sequence_boundary_cache_invalidated_across_processes",
-    # `rb[:]` is a view; each leaf of ours is read when it is used, so a writer may come between (seldom).
+    # `rb[:]` is a view. Ours reads each leaf when it is used, so a write between two reads can tear a record.
     "TestUpdateIfPresent::test_concurrent_updates_do_not_tear_records",
 }
 
