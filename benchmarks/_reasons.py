@@ -17,7 +17,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "Seconds to make",
         "zstd and gunzip take most of the time; torchrl neither compresses nor waits for the disk",
     ),
-    ("deduplicated", "Write of 256", "games stored as small blocks (8x12) need more look-ups; the others are written faster"),
+    (
+        "deduplicated",
+        "Write of 256",
+        "games in small blocks (8x12) need more look-ups; others are faster than in Compressed",
+    ),
     ("dispatch", "CPU time of an eager", "checks of the arguments, and conversions of NumPy rows"),
     ("dqn_step", "", "a callback that does nothing costs more (see `device, empty callback`)"),
     (

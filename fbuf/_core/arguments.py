@@ -170,6 +170,8 @@ def check_rows(
         if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
             leaf = _scalar(call, name, leaf, want.dtype)
         where = f"{call}: {_text(name)}"
+        if isinstance(leaf, np.ndarray) and hasattr(leaf, "filled"):
+            raise TypeError(f"{where} is a masked array; expected an array. Use its filled().")
         got = leaf_spec(leaf, where)
         pairs = needs_x64(want.dtype)
         if pairs:

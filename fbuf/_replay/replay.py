@@ -400,7 +400,7 @@ class Replay(ReplayRows):
 
     @locked
     def compile(self, batch_size: int | None = None, *, to: Form = "jax", progress: Any = True) -> None:
-        """Compile `add`, `sample(batch_size, to=to)` and `update_priority` of such batches before their first calls.
+        """Compile `add` (not of ragged rows), `sample(batch_size, to=to)` and `update_priority` of such batches ahead.
 
         Args:
           batch_size: B; None uses the buffer's.
@@ -413,7 +413,7 @@ class Replay(ReplayRows):
           >>> replay.compile(4, progress=False)
         """
         arguments.check_form("Replay.compile", to)
-        jobs = self._compilations(batch_size, packed=to != "jax" and self._packs)
+        jobs = self._compilations(batch_size, to != "jax" and self._packs, collects=self._limiter is None)
         bar = Bar(progress, "Replay.compile", len(jobs), " programs")
         for job in jobs:
             job().compile()

@@ -64,7 +64,7 @@ class RowBlock:
                 if not least <= leaf <= most:
                     return False
                 column[at] = leaf
-            elif not issubclass(kind, (np.ndarray, np.generic)) or leaf.shape != shape:
+            elif not (kind is np.ndarray or issubclass(kind, np.generic)) or leaf.shape != shape:
                 return False
             elif leaf.dtype == dtype:
                 column[at] = leaf
@@ -120,8 +120,8 @@ def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
         return None
     spec, _ = checks.given_spec(buffer, state)
     dtypes = [np.dtype(leaf.dtype) for leaf in spec.values()]
-    if not all(dtype.kind in "biuf" or dtype.name.startswith(("bfloat16", "float8")) for dtype in dtypes):
-        return None  # numbers of int4 have no byte of their own
+    if not all(dtype.kind in "biuf" or dtype.name == "bfloat16" for dtype in dtypes):
+        return None  # numbers of int4 have no byte of their own; NumPy rounds to float8 otherwise than JAX
     size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
     length = min(most, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
     return RowBlock(buffer, state, length) if length > 1 else None

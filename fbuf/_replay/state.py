@@ -234,7 +234,7 @@ class ReplayState:
         """Return a batch with 64-bit leaves as NumPy arrays."""
         return dataclasses.replace(batch, data=exact(call, self._spec, batch.data)) if self._has_pairs else batch
 
-    def _compilations(self, batch_size: int | None, packed: bool) -> list[Any]:
+    def _compilations(self, batch_size: int | None, packed: bool, collects: bool) -> list[Any]:
         """Return functions that lower the programs of `add`, of such draws, and of their `update_priority`."""
         size, numbers = self._check_draw("Replay.compile", batch_size, {})
 
@@ -248,12 +248,22 @@ class ReplayState:
         on_host = packed and self._host_draws is not None
         bits = partial(random_draws(size, self._impl).lower, self._key)
         jobs: list[Any] = [bits if on_host else draw]
-        for length in () if self._block is None else self._block.lengths:
-            rows = self._block.packed(length)  # type: ignore[union-attr]
-            jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
+        block = self._block
+        for length in () if block is None else block.lengths:
+            rows = block.packed(length)  # type: ignore[union-attr]
+            updates: list[Any] = [None] if collects else []
+            if self._update is not None and length == block.lengths[0]:  # type: ignore[union-attr]
+                updates.append(errors)
+            if collects:
+                jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
             if self._on_device and not on_host:
-                updates = [None] if self._update is None or length != self._block.lengths[0] else [None, errors]  # type: ignore[union-attr]
                 jobs += [partial(draw, rows, update) for update in updates]
+        if (block is None or not collects) and not isinstance(self.buffer.storage, Ragged):
+            spec, structure = checks.given_spec(self.buffer, self._state)
+            lanes = () if self.buffer.lanes is None else (self.buffer.lanes,)
+            zeros = [np.zeros((*lanes, *leaf.shape), leaf.dtype) for leaf in spec.values()]
+            row = self._row("Replay.compile", structure.unflatten(zeros))
+            jobs.append(partial(programs.add.lower, self.buffer, self._state, row, priority=None, mask=None))
         if self.buffer.sampler.prioritized:
             words: list[Any] = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
             update: Any = partial(programs.update_priority.lower, self.buffer, self._state, Index(*words[:2]), words[2])

@@ -161,20 +161,37 @@ def test_a_limit_counts_each_row():
     assert replay.pace.added == 3
 
 
-def test_compile_leaves_nothing_to_compile(caplog):
-    replay, counted = fbuf.Replay(fbuf.prioritized(77), EXAMPLE), list[tuple[int, int]]()  # 77: of no other test
+@pytest.mark.parametrize(
+    ("settings", "limit", "programs"),  # capacities of no other test
+    [
+        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 7),
+        ({"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 4),
+        ({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2),
+    ],
+    ids=["collected", "limit", "at once"],
+)
+def test_compile_leaves_nothing_to_compile(settings, limit, programs, caplog):
+    buffer, counted = fbuf.Buffer(**settings), list[tuple[int, int]]()
+    replay = fbuf.Replay(buffer, EXAMPLE, limit=limit)
     replay.compile(4, to="numpy", progress=lambda done, total: counted.append((done, total)))
-    assert counted == [(n, 7) for n in range(1, 8)]
+    assert counted == [(n, programs) for n in range(1, programs + 1)]
     with jax.log_compiles():
         for n in range(70):
             replay.add(row(n))
         batch = replay.sample(4, to="numpy")
-        replay.update_priority(batch.index, np.ones(4, np.float32))
+        if buffer.sampler.prioritized:
+            replay.update_priority(batch.index, np.ones(4, np.float32))
         replay.add(row(0))
         replay.sample(4, to="numpy")
         assert "Compiling" not in caplog.text
         replay.sample(5, to="numpy")
         assert "Compiling" in caplog.text
+
+
+def test_rows_that_are_not_plain_arrays_are_written_at_once():
+    raises(TypeError, "masked", lambda: make(rows=1).add({**row(0), "x": np.ma.masked_array(row(0)["x"])}))
+    replay = fbuf.Replay(fbuf.uniform(4), {"x": jnp.zeros((), jnp.float8_e4m3fn)})
+    assert replay._block is None  # NumPy rounds 1 + 2**-4 + 2**-30 up, JAX down
 
 
 def test_a_slow_compilation_is_announced_in_interactive_sessions(monkeypatch, capsys):
