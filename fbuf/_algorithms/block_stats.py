@@ -35,8 +35,8 @@ Hashes = npt.NDArray[np.uint64]
 
 
 TRIED = ((7, 12), (4, 28), (4, 44), (12, 28))
-"""Lines and bytes per line of the candidate blocks: small ones suit rich pictures, large ones plain pictures. Others, such as
-(12, 12), are read more slowly."""
+"""Lines and bytes per line of the candidate blocks: small ones suit rich pictures, large ones plain pictures. Blocks of
+(12, 12) are read more slowly."""
 
 
 def candidates(height: int, width: int, pixel: int) -> list[tuple[int, int]]:

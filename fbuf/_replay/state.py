@@ -28,6 +28,7 @@ from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
 from fbuf._core.sample import Index, Sample
 from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import host_reads, programs
 from fbuf._replay.host_draws import HostDraws, host_draws, random_draws
 from fbuf._replay.priority_update import PriorityUpdate
@@ -249,16 +250,18 @@ class ReplayState:
         bits = partial(random_draws(size, self._impl).lower, self._key)
         jobs: list[Any] = [bits if on_host else draw]
         block = self._block
-        for length in () if block is None else block.lengths:
-            rows = block.packed(length)  # type: ignore[union-attr]
-            updates: list[Any] = [None] if collects else []
-            if self._update is not None and length == block.lengths[0]:  # type: ignore[union-attr]
-                updates.append(errors)
-            if collects:
-                jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
-            if self._on_device and not on_host:
-                jobs += [partial(draw, rows, update) for update in updates]
-        if (block is None or not collects) and not isinstance(self.buffer.storage, Ragged):
+        if block is not None:
+            for length in block.lengths:
+                rows, updates = block.packed(length), list[Any]()
+                if collects:
+                    jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
+                    updates.append(None)
+                if self._update is not None and length == block.lengths[0]:
+                    updates.append(errors)
+                if self._on_device and not on_host:
+                    jobs += [partial(draw, rows, update) for update in updates]
+        writable = not isinstance(self.buffer.writer, ReadOnly)
+        if writable and not (collects and block is not None) and not isinstance(self.buffer.storage, Ragged):
             spec, structure = checks.given_spec(self.buffer, self._state)
             lanes = () if self.buffer.lanes is None else (self.buffer.lanes,)
             zeros = [np.zeros((*lanes, *leaf.shape), leaf.dtype) for leaf in spec.values()]

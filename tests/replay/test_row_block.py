@@ -188,10 +188,25 @@ def test_compile_leaves_nothing_to_compile(settings, limit, programs, caplog):
         assert "Compiling" in caplog.text
 
 
-def test_rows_that_are_not_plain_arrays_are_written_at_once():
+def test_a_data_set_is_compiled_without_add(tmp_path):
+    fbuf.datasets.from_arrays({"t": np.arange(6)}, path=tmp_path / "six", episode_end=())
+    buffer, _ = fbuf.datasets.open(tmp_path / "six")
+    replay = fbuf.Replay(buffer, {"t": np.int32(0), "terminated": False, "truncated": False})
+    replay.compile(4, progress=False)
+    assert replay.sample(4).mask.all()
+
+
+def test_a_masked_array_is_refused():
     raises(TypeError, "masked", lambda: make(rows=1).add({**row(0), "x": np.ma.masked_array(row(0)["x"])}))
-    replay = fbuf.Replay(fbuf.uniform(4), {"x": jnp.zeros((), jnp.float8_e4m3fn)})
-    assert replay._block is None  # NumPy rounds 1 + 2**-4 + 2**-30 up, JAX down
+
+
+def test_float8_is_rounded_as_by_the_buffer():
+    buffer, example = fbuf.uniform(4), {"x": jnp.zeros((), jnp.float8_e4m3fn)}
+    number = 1 + 2**-4 + 2**-30  # which NumPy rounds up, and JAX down
+    replay = fbuf.Replay(buffer, example)
+    replay.add({"x": number})
+    state = buffer.add(buffer.init(example), {"x": number})
+    assert float(replay.last(1).data["x"][0]) == float(buffer.last(state, 1).data["x"][0])
 
 
 def test_a_slow_compilation_is_announced_in_interactive_sessions(monkeypatch, capsys):
