@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fbuf._members import quota, weights
+
 _Array = np.ndarray[Any, Any]
 
 
@@ -32,27 +34,18 @@ NONE = Facts(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def shares(facts: Sequence[Facts]) -> _Array:
     """Return float64[K], the share of each shard; by the numbers of anchors if nothing has mass, zeros if there are none."""
-    mass = _masses(facts, "total")
-    if not mass.any():
-        mass = np.array([f.number for f in facts], np.float64)
-    return mass / (mass.sum() or 1.0)
+    share: _Array = _by_mass(facts)[0]
+    return share
 
 
-def _masses(facts: Sequence[Facts], field: str) -> _Array:
-    """Return `total` or `least` of all shards in one unit; 0 where it is not known."""
-    largest = max((f.unit for f in facts if f.total > 0), default=0.0)
-    values = (getattr(f, field) if f.total > 0 else 0.0 for f in facts)
-    masses = [
-        value * np.exp2(f.unit - largest) if 0 < value < np.inf else 0.0 for value, f in zip(values, facts, strict=True)
-    ]
-    return np.array(masses, np.float64)
+def _by_mass(facts: Sequence[Facts]) -> Any:
+    columns = np.array([(f.total, f.unit, f.least, f.number) for f in facts], np.float64)
+    return weights.by_mass(*columns.T)
 
 
 def counts(share: _Array, batch_size: int, uniform: float) -> _Array:
-    r"""Return int64[K], rows of each shard, :math:`\lfloor B \sum_{r \le s} h_r + u \rfloor` differences."""
-    upto = np.cumsum(share)
-    ends = np.minimum(np.floor(upto / upto[-1] * batch_size + uniform).astype(np.int64), batch_size)
-    return np.diff(ends, prepend=0)
+    """Return int64[K], rows of each shard."""
+    return np.diff(quota.ends_by_mass(share, batch_size, uniform), prepend=0)
 
 
 def weigh(
@@ -72,22 +65,19 @@ def weigh(
       shard, chance, mask: [B], of each row its shard, its probability there, and whether it is one.
       beta: None: that of the state of the sampler.
     """
-    share = shares(facts)
+    share, least = _by_mass(facts)
     factor = share / np.where(used > 0, used, 1.0)
     whole = np.where(mask, chance * share[shard], 0.0)
-    weight, drawable = factor[shard], whole > 0  # a shard whose mass was set to 0 may still have been drawn from
+    drawable = whole > 0  # a shard whose mass was set to 0 may still have been drawn from
     if sampler.prioritized:
-        normalize = getattr(sampler, "normalize", None)
-        number = sum(f.number for f in facts)
+        normalize, number = getattr(sampler, "normalize", None), sum(f.number for f in facts)
         beta = max(f.beta for f in facts) if beta is None else beta
-        weight = weight * (number * np.where(drawable, whole, 1.0)) ** -beta
-        top: Any = 1.0
+        weight = weights.weigh(number * whole, drawable, beta, factor[shard])
         if normalize == "batch":  # of which these may be some rows
-            rarest = np.array([f.rarest for f in facts])
-            some = (share > 0) & (rarest < np.inf)
-            top = np.max(factor[some] * (number * rarest[some] * share[some]) ** -beta, initial=0.0)
+            rarest = weights.least_drawn(share, np.array([f.rarest for f in facts]))
+            weight = weights.normalized(weight, weights.largest_weight(number, rarest, beta, factor))
         elif normalize == "buffer":
-            least = _masses(facts, "least") / (_masses(facts, "total").sum() or 1.0)
-            top = np.max((number * least[least > 0]) ** -beta, initial=0.0)
-        weight = weight / (top or 1.0)
-    return whole.astype(np.float32), np.where(drawable, weight, 0.0).astype(np.float32)
+            weight = weights.normalized(weight, weights.largest_weight(number, least, beta))
+    else:
+        weight = np.where(drawable, factor[shard], 0.0)
+    return whole.astype(np.float32), weight.astype(np.float32)

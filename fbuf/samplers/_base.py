@@ -22,6 +22,7 @@ from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import nth_by_scan
 from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet
+from fbuf._members import weights
 
 
 class BaseSampler:
@@ -174,29 +175,18 @@ def importance_weights(
       number: float32[], anchors.
       chance: float32[B], probability of each row in one draw.
       mask: bool[B].
-      beta: float32[], clipped by `finite_exponent`.
+      beta: float32[], clipped by `weights.finite_exponent`.
       normalize: Divide by the largest in the "batch", the largest possible in the "buffer", or not at all (None).
       least: float32[], the smallest probability of any row; for "buffer".
     """
-    weight = raw_weight(number, jnp.where(mask, chance, jnp.float32(1)), beta)
-    if normalize is not None:
-        if normalize == "batch":
-            largest = jnp.max(jnp.where(mask, weight, jnp.float32(0)))
-        else:
-            largest = raw_weight(number, jnp.where(jnp.any(mask), least, jnp.float32(1)), beta)
-        weight = weight / jnp.where(largest > jnp.float32(0), largest, jnp.float32(1))
-    return jnp.where(mask, weight, jnp.float32(0))
-
-
-def raw_weight(number: Array, chance: Array, beta: Array) -> Array:
-    """Return (n P)^-beta, finite."""
-    product = jnp.maximum(number * chance, jnp.float32(1e-30))
-    return jnp.minimum(jnp.power(product, -finite_exponent(beta)), jnp.float32(1e30))
-
-
-def finite_exponent(number: Array) -> Array:
-    """Clip an annealed exponent to [0, 1000]; NaN becomes 0."""
-    return jnp.where(number >= jnp.float32(0), jnp.minimum(number, jnp.float32(1000)), jnp.float32(0))
+    weight = weights.weigh(number * chance, mask, beta)
+    if normalize is None:
+        return weight
+    if normalize == "batch":
+        return weights.normalized(weight, jnp.max(weight))
+    return weights.normalized(
+        weight, weights.importance(number * jnp.where(jnp.any(mask), least, jnp.float32(1)), beta)
+    )
 
 
 def clip_unit(share: Array) -> Array:

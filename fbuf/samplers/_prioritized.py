@@ -30,6 +30,7 @@ from fbuf._host import OnHost
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
+from fbuf._members.weights import finite_exponent
 from fbuf.samplers import _base
 from fbuf.samplers._base import LimitedSampler, PrioritySampler
 
@@ -84,7 +85,7 @@ def draw_leaves(
 
 def leaf_of(sampler: PrioritizedState, priority: Array) -> Array:
     """Return (|p| + eps)^alpha, finite and >= 0 for any annealed numbers."""
-    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), _base.finite_exponent(sampler.alpha))
+    leaf = jnp.power(priority + jnp.maximum(sampler.eps, jnp.float32(0)), finite_exponent(sampler.alpha))
     return jnp.where(leaf >= jnp.float32(0), jnp.minimum(leaf, jnp.float32(MAX_LEAF)), jnp.float32(0))
 
 
@@ -334,7 +335,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
         if sampler.top is not None:
             return sum_tree.get(sampler.top, slot)
         leaf = get_leaf(sampler, slot)
-        alpha = _base.finite_exponent(sampler.alpha)
+        alpha = finite_exponent(sampler.alpha)
         power = jnp.power(leaf, jnp.float32(1) / jnp.where(alpha > jnp.float32(0), alpha, jnp.float32(1)))
         known = jnp.maximum(power - jnp.maximum(sampler.eps, jnp.float32(0)), jnp.float32(0))
         return jnp.where(alpha > jnp.float32(0), known, jnp.float32(-1))

@@ -23,6 +23,7 @@ from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
+from fbuf._members.weights import finite_exponent
 from fbuf.samplers import _base
 from fbuf.samplers._base import PrioritySampler
 
@@ -118,7 +119,7 @@ class Ranked(PrioritySampler):
         ranks, capacity = sampler.ranks, eligible.geometry.capacity
         number = sum_of_lanes(eligible.available).astype(jnp.float32)
         some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
-        now = rank_buckets.table(ranks, _base.finite_exponent(sampler.alpha))
+        now = rank_buckets.table(ranks, finite_exponent(sampler.alpha))
         slot, chance = rank_buckets.draw(ranks, now, key, batch_size, capacity, stratified=self.stratified)
         if self.stratified:
             order = random.permutation(key, batch_size)
@@ -150,7 +151,7 @@ class Ranked(PrioritySampler):
     def inspect(self, sampler: RankedState, eligible: EligibleSet) -> Inspected:
         ranks = sampler.ranks
         bucket = ranks.bucket[: eligible.geometry.capacity].astype(jnp.int32)
-        each = rank_buckets.table(ranks, _base.finite_exponent(sampler.alpha)).each[
+        each = rank_buckets.table(ranks, finite_exponent(sampler.alpha)).each[
             jnp.maximum(bucket - jnp.int32(1), jnp.int32(0))
         ]
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))

@@ -22,7 +22,8 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.sample import Sample
 from fbuf._core.slots import sum_of_lanes
 from fbuf._interfaces.sampler import Draw, EligibleSet
-from fbuf.samplers._base import masked_draw, raw_weight
+from fbuf._members import weights
+from fbuf.samplers._base import masked_draw
 from fbuf.sharded._state import ShardedIndex, ShardedSample
 
 
@@ -31,7 +32,7 @@ class Whole(NamedTuple):
 
     share: jax.Array  # float32[D], of each shard in draws of the whole
     number: jax.Array  # float32[], anchors of all shards
-    least: jax.Array  # float32[D], the smallest probability of a row that weights are normalised by; negative: none
+    least: jax.Array  # float32[D], the least probability of a row that weights are normalised by; -1: none
 
 
 def gather(sharded: Any, own: jax.Array) -> jax.Array:
@@ -54,19 +55,8 @@ def whole(sharded: Any, own: BufferState, eligible: EligibleSet, drawn: Draw | N
         assert drawn is not None
         mass = mass._replace(least=jnp.min(jnp.where(drawn.mask, drawn.probability, jnp.float32(jnp.inf))))
     total, unit, least, number = gather(sharded, jnp.stack([*mass, number])).T
-    has_mass = total > jnp.float32(0)
-    largest = jnp.max(jnp.where(has_mass, unit, jnp.float32(-jnp.inf)))
-    is_flat, scale = jnp.isneginf(largest), jnp.where(has_mass, jnp.exp2(unit - largest), jnp.float32(0))
-    masses = jnp.where(is_flat, number, jnp.where(has_mass, total * scale, jnp.float32(0)))
-    all_mass, anchors = jnp.sum(jnp.stack([masses, number]), axis=1)
-    all_mass = jnp.where(all_mass > jnp.float32(0), all_mass, jnp.float32(1))
-    share, known = masses / all_mass, jnp.isfinite(least)
-    if of_batch:
-        least = least * share
-    else:
-        least = jnp.where(is_flat, jnp.float32(1), jnp.where(known, least, jnp.float32(0)) * scale) / all_mass
-        known = least > jnp.float32(0)
-    return Whole(share, anchors, jnp.where(known & (share > jnp.float32(0)), least, jnp.float32(-1)))
+    share, of_all = weights.by_mass(total, unit, least, number)
+    return Whole(share, jnp.sum(number), weights.least_drawn(share, least) if of_batch else of_all)
 
 
 def normalize_of(sharded: Any) -> str | None:
@@ -99,18 +89,13 @@ def weigh(
       factor: float32[], f of this shard's rows.
       factors: float32[D], f of each shard's rows; None: 1, and the rows drawn are not in `every.least`.
     """
-    zero, normalize = jnp.float32(0), normalize_of(sharded)
-    weight = factor * raw_weight(every.number, jnp.where(mask, chance, jnp.float32(1)), beta)
-    weight = jnp.where(mask, weight, zero)
+    weight, normalize = weights.weigh(every.number * chance, mask, beta, factor), normalize_of(sharded)
     if normalize is None:
         return weight
     if normalize == "batch" and factors is None:
-        largest = lax.pmax(jnp.max(weight), sharded.axis)
-    else:
-        factors = jnp.ones_like(every.share) if factors is None else factors
-        each = factors * raw_weight(every.number, every.least, beta)
-        largest = jnp.max(jnp.where(every.least >= zero, each, zero))
-    return weight / jnp.where(largest > zero, largest, jnp.float32(1))
+        return weights.normalized(weight, lax.pmax(jnp.max(weight), sharded.axis))
+    largest = weights.largest_weight(every.number, every.least, beta, 1.0 if factors is None else factors)
+    return weights.normalized(weight, largest)
 
 
 def own_key(sharded: Any, key: jax.Array) -> jax.Array:

@@ -21,25 +21,13 @@ from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core import control_flow
 from fbuf._core.slots import expand
+from fbuf._members import quota
 from fbuf.samplers._base import masked_draw
 from fbuf.sharded._draw import _count_empty, own_key, sample_core, weigh, whole
 from fbuf.sharded._state import ShardedIndex, ShardedSample
 
 SLACK = 1.25  # rows that a shard may send at once, by those it receives
 _COUNTS, _ORDER = 0x736E, 0x736F  # folded into the key
-
-
-def ends_of(key: jax.Array, share: jax.Array, batch_size: int, stratified: bool) -> jax.Array:
-    """Return int32[D], the rows of the batch from each shard and those before it."""
-    upto = jnp.cumsum(share)
-    upto = upto / jnp.where(upto[-1] > jnp.float32(0), upto[-1], jnp.float32(1))
-    if stratified:
-        end = jnp.floor(upto * jnp.float32(batch_size) + jax.random.uniform(key, (), jnp.float32)).astype(jnp.int32)
-    else:
-        aim = jax.random.uniform(key, (batch_size,), jnp.float32)
-        end = jnp.sum(aim[None, :] < upto[:, None], axis=1, dtype=jnp.int32)
-    # Rounding must not give rows to the shards without mass at the end.
-    return jnp.where(upto >= upto[-1], jnp.int32(batch_size), jnp.minimum(end, jnp.int32(batch_size)))
 
 
 def sample_global_core(
@@ -55,7 +43,8 @@ def sample_global_core(
     eligible = state_ops.eligible_set(buffer, own)
     every = whole(sharded, own, eligible)
     stratified = bool(getattr(buffer.sampler, "stratified", False))
-    end = ends_of(jax.random.fold_in(key, _COUNTS), every.share, batch_size, stratified)
+    uniform = jax.random.uniform(jax.random.fold_in(key, _COUNTS), () if stratified else (batch_size,), jnp.float32)
+    end = quota.ends_by_mass(every.share, batch_size, uniform)
     start = jnp.concatenate([jnp.zeros((1,), jnp.int32), end[:-1]])
     rounds = jnp.max((end - start + jnp.int32(most - 1)) // jnp.int32(most))
     key = own_key(sharded, key)

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from fbuf._buffer import state as state_ops
-from fbuf._buffer.mixture import draw, quota
+from fbuf._buffer.mixture import draw
 from fbuf._buffer.mixture.mixture import Mixture, Shares, Sizes
 from fbuf._buffer.mixture.state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
 from fbuf._buffer.plan import Plan, PlanSettings
@@ -21,6 +21,7 @@ from fbuf._buffer.summary import Summary
 from fbuf._core.component import component
 from fbuf._core.dispatch import changes_of, with_changes
 from fbuf._core.pytree import PyTree, tree_bytes
+from fbuf._members import quota
 from fbuf.sharded import _checks
 from fbuf.sharded._draw import own_key, whole
 from fbuf.sharded._operation import is_local, on_each_shard, placed

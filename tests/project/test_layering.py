@@ -13,7 +13,7 @@ PACKAGE = ROOT / "fbuf"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("_core", "_concurrency", "_host"),
-    ("_algorithms", "_interfaces", "_formats.__init__", "_formats.checkpoint"),
+    ("_algorithms", "_interfaces", "_members", "_formats.__init__", "_formats.checkpoint"),
     ("_indexing", "_bridge", "_formats.dataset", "limits", "testing"),
     ("storages", "samplers", "views", "writers", "transforms"),  # never import one another
     ("_buffer", "parts"),

@@ -17,6 +17,7 @@ import fbuf
 from fbuf._buffer import state as state_ops
 from fbuf.samplers import Prioritized, Staleness, Uniform
 from fbuf.sharded import Sharded
+from tests.support import members as oracle
 from tests.support.processes import devices, run_python
 from tests.support.uniformity import chi_square_z
 
@@ -131,14 +132,14 @@ def check_draws(sampler: str, draw: Any, draws: int, size: int = 2**15) -> None:
     assert not batch.weight[~batch.mask].any() and not batch.probability[~batch.mask].any()
     np.testing.assert_array_equal(batch.index.shard, np.where(batch.mask, shard_of(ids(batch)), 8))
 
-    factor = 8 * share[shard_of(drawn)] if draw == "local" else np.ones(drawn.size)
-    weight, part = factor, buffer.sampler
-    if part.prioritized:
-        number = np.count_nonzero(chance)
-        every = (number * np.maximum(chance, 1e-30)) ** -part.beta
-        every *= 8 * share[shard_of(np.arange(chance.size))] if draw == "local" else 1
-        largest = {None: 1.0, "batch": every[drawn].max(), "buffer": every[chance > 0].max()}[part.normalize]
-        weight = every[drawn] / largest
+    part, rows = buffer.sampler, np.full(8, 1 / 8) if draw == "local" else share
+    member = shard_of(np.arange(chance.size))
+    every = np.zeros(chance.size)
+    exact = oracle.weights([chance[member == s].tolist() for s in range(8)], rows.tolist(), getattr(part, "beta", 0.0))
+    for s, own in enumerate(exact):
+        every[member == s] = own
+    normalize = getattr(part, "normalize", None)
+    weight = every[drawn] / {None: 1.0, "batch": every[drawn].max(), "buffer": every.max()}[normalize]
     np.testing.assert_allclose(batch.weight[batch.mask], weight, rtol=1e-6)
 
     if draw == "local":  # each shard draws as many

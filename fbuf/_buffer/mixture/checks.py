@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_batch_size, check_index, check_number, exact_leaves
-from fbuf._buffer.mixture.quota import counted
 from fbuf._buffer.mixture.state import MixtureIndex
 from fbuf._core import arguments
 from fbuf._core.pytree import leaf_spec, named_leaves, needs_x64, spec_of
 from fbuf._core.sample import Index
 from fbuf._interfaces.storage import RaggedStorage
+from fbuf._members.quota import counted
 
 _TOLERANCE = 1e-6
 

@@ -21,7 +21,6 @@ from fbuf._algorithms import random
 from fbuf._algorithms.random import fresh_key
 from fbuf._buffer import read, transforms
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.mixture import quota
 from fbuf._buffer.mixture.checks import check_same_leaves
 from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 from fbuf._buffer.state import BufferState, _zero_masked, anchor_count, eligible_set, index_of
@@ -32,7 +31,8 @@ from fbuf._core.slots import expand
 from fbuf._interfaces.sampler import Draw
 from fbuf._interfaces.view import Window
 from fbuf._interfaces.writer import ReadOnly
-from fbuf.samplers._base import importance_weights, masked_draw
+from fbuf._members import quota, weights
+from fbuf.samplers._base import masked_draw
 
 States = dict[str, BufferState]
 
@@ -87,8 +87,8 @@ def sample(
     if sizes is not None:
         states, part = _draw_sizes(mixture, states, keys, sizes)
         if mixture.quota == "exact" and mixture.if_empty == "share" and _may_lack(mixture, sizes):
-            weights = jnp.asarray(mixture.shares, jnp.float32)
-            extra = quota.shared(part.source, quota.normalized(weights), there)
+            fractions = quota.normalized(jnp.asarray(mixture.shares, jnp.float32))
+            extra = quota.shared(part.source, fractions, there)
             moved = jnp.sum(extra < jnp.int32(size), dtype=jnp.uint32)
             states, part = _fill_up(mixture, states, keys, part, extra)
     else:
@@ -286,8 +286,7 @@ def _weigh_shard(
     )
     weight = weight * own * jnp.float32(of_shard.shards)
     if mixture.normalize is not None:
-        largest = lax.pmax(jnp.max(weight), of_shard.axis)
-        weight = weight / jnp.where(largest > jnp.float32(0), largest, jnp.float32(1))
+        weight = weights.normalized(weight, lax.pmax(jnp.max(weight), of_shard.axis))
     return part, probability, weight
 
 
@@ -326,7 +325,9 @@ def weigh(
         relative = total * probability
     else:
         relative = anchors[mine] * chance
-    weight = importance_weights(jnp.float32(1), relative, mask, beta, normalize, jnp.float32(1))
+    weight = weights.weigh(relative, mask, beta)
+    if normalize is not None:
+        weight = weights.normalized(weight, jnp.max(weight))
     return probability, weight
 
 

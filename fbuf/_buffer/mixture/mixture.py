@@ -13,7 +13,7 @@ from fbuf._buffer import checks as _buffer_checks
 from fbuf._buffer import operations
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import refuse_donated
-from fbuf._buffer.mixture import checks, draw, quota
+from fbuf._buffer.mixture import checks, draw
 from fbuf._buffer.mixture.checks import check_same_leaves
 from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
 from fbuf._buffer.state import BufferState
@@ -21,6 +21,7 @@ from fbuf._core.component import HidesInternals, component, public_names
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index
+from fbuf._members import quota
 
 if TYPE_CHECKING:
     from fbuf._buffer.plan import Plan, PlanSettings

@@ -1,17 +1,22 @@
-r"""Assign the rows of a batch to buffers: quotas by largest remainder, or a random buffer for each row.
+r"""Assign the rows of a batch to members: quotas by largest remainder, by mass, or a random member for each row.
 
-Of B rows, buffer s with fraction :math:`f_s` gets :math:`\lfloor f_s B \rfloor`. The remaining rows are assigned one each
+Of B rows, member s with fraction :math:`f_s` gets :math:`\lfloor f_s B \rfloor`. The remaining rows are assigned one each
 to the largest remainders, the first of equal ones. Quotas differ from :math:`f_s B` by less than one row and sum to B. Rows
 of empty buffers are assigned to the others in the same way; a buffer with fraction 0 gets none.
+
+Of shards, s gets the rows between the floors of :math:`B \sum_{r < s} g_r + u` and :math:`B \sum_{r \le s} g_r + u`, for one
+uniform random number u: :math:`g_s B` on average, differing from it by less than one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def quotas(fractions: Sequence[float], total: int) -> tuple[int, ...]:
@@ -92,3 +97,23 @@ def shared(source: jax.Array, fractions: jax.Array, there: jax.Array) -> jax.Arr
     open_to = normalized(jnp.where(there, fractions, jnp.float32(0)))
     quota = traced(open_to, jnp.sum(over, dtype=jnp.int32))
     return jnp.where(over, of_rank(quota, rank), jnp.int32(fractions.shape[0]))
+
+
+def ends_by_mass(share: Any, batch_size: int, uniform: Any) -> Any:
+    """Return int[K], the rows of a batch from each shard and those before it.
+
+    Args:
+      share: float[K] of JAX or NumPy.
+      batch_size: B.
+      uniform: Random numbers in [0, 1), equal on all shards. float[]: numbers of rows differ from B g by less than one.
+        float[B]: the shard of each row is independent of the others.
+    """
+    xp = jnp if isinstance(share, jax.Array) else np
+    upto = xp.cumsum(share)
+    upto = upto / xp.where(upto[-1] > 0, upto[-1], 1.0)
+    if np.ndim(uniform) == 0:
+        end = xp.floor(upto * batch_size + uniform).astype(np.int32)
+    else:
+        end = xp.sum(uniform[None, :] < upto[:, None], axis=1, dtype=np.int32)
+    # Rounding must not give rows to the shards without mass at the end.
+    return xp.where(upto >= upto[-1], batch_size, xp.minimum(end, batch_size))

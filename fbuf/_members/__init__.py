@@ -1,0 +1,1 @@
+"""Several members as one whole: the buffers of a mixture, the shards of a buffer, the shards of several processes."""
