@@ -55,8 +55,8 @@ def to_minari(
       root: Folder of Minari's data sets; None: `$MINARI_DATASETS_PATH`, or ~/.minari/datasets.
       metadata: Of the data set: `{"algorithm_name": "DQN", "author": {"me"}}`.
       observation, action, reward, terminated, truncated, next_observation, final_observation: As for `interop.to_ted`. A step
-        whose next observation is unknown is dropped, and the step before it truncated. After termination it is the
-        observation itself.
+        whose next observation is unknown is dropped, and the step before it truncated. After termination an unknown one is
+        the observation before the last action.
       progress: True: a bar; or a function of `(done, total)`, in episodes.
     Returns:
       What was written; `dropped` rows have no known next observation.

@@ -61,7 +61,8 @@ def to_ted(
       observation, action, reward, terminated, truncated: Names of leaves (the first two: or subtrees); None: those of a
         `Transition` view, else these words, `"obs"` for the first. Rows without `truncated` are never truncated.
       next_observation: Name of a leaf or subtree with :math:`o_{t+1}` in every row.
-      final_observation: Name of one that has it in an episode's last row; None: that of a `Transition` view.
+      final_observation: Name of one that has it in an episode's last row; None: that of a `Transition` view. Where it is
+        not stored and the episode terminated, `next/observation` is the observation before the last action.
       names: `{leaf or subtree: name in the file}`; None as a name leaves it out. `{"obs": "pixels"}` names `next/pixels` too.
       episode: Name of the column int64[N] with each row's episode number; None: no such column.
       compress, overwrite, progress: As for `to_file`.

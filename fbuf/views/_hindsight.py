@@ -32,7 +32,8 @@ class Hindsight:
     """Relabel a share of the transitions of a batch with goals that their episode reached.
 
     `batch.data` is that of `view`, and `relabelled` bool[B]. Where it is True, the goal in `obs` and `next_obs` is a goal
-    achieved in the same episode, and the reward of each of the n steps is computed by `reward`. All other leaves,
+    achieved in the same episode, and the reward of each of the n steps is computed by `reward`: the last from the achieved
+    goal in `next_obs`. All other leaves,
     `discount` too, are unchanged.
 
     Attributes:

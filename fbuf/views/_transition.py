@@ -42,11 +42,11 @@ class Transition:
     `[B, ...]`, `reward` and `discount` `[B]` (float32, or the reward's floating dtype), and every other leaf of the row at
     t under its own name.
 
-    No stack or return crosses the end of an episode or the write head. If the episode terminated, `discount` is 0, and
-    `next_obs` is the true final observation (`final_observation`), else the last stack before the end. If it was truncated
-    and the true final observation is stored (`final_observation`, or autoreset="next_step"), the return bootstraps from it.
-    Otherwise, and before a cut (`Buffer.cut`), anchors before the end bootstrap from the last observation, and the last step
-    is not drawn.
+    No stack or return crosses the end of an episode or the write head. If the true final observation is stored
+    (`final_observation`, or autoreset="next_step"), it is the newest frame of `next_obs` where the episode ended within the
+    n steps. `discount` is 0 if it terminated; if it was truncated, the return bootstraps from `next_obs`. Where it is not
+    stored, `next_obs` ends with the observation before the last action. A truncated episode then bootstraps from that one,
+    and its last step is not drawn. Episodes that were cut (`Buffer.cut`) have no final observation.
 
     Attributes:
       n_step: n >= 1.
@@ -62,7 +62,7 @@ class Transition:
       pad: Frames before the first of an episode: "zero", or "repeat" the first.
       autoreset: Required, unless `final_observation` is given. "same_step": the row after an end is the first of the next
         episode (also for manual resets). "next_step" (Gymnasium's default vector mode): the row after an end holds the
-        final observation and an ignored action; it is never drawn.
+        final observation and an ignored action. It is never drawn, and the steps that need it are drawn once it is stored.
       episode: Name of an integer leaf that is equal in all rows of an episode (trajectory ids). A row with another id than the
         one before it begins an episode, as after `Buffer.cut`. With `terminated=None, truncated=None` no flags are read.
 
@@ -151,9 +151,9 @@ class Transition:
         next_end = lax.cummin(jnp.where(end, index, never), axis=0, reverse=True)
         truncated, cut = end & ~has(flags, TERMINATED), has(flags, CUT)
         needs_next = jnp.zeros_like(end)
-        if self.rule.reset_rows:  # a truncated end needs the next row, which holds its final observation
-            next_truncated = lax.cummin(jnp.where(truncated & ~cut, index, never), axis=0, reverse=True)
-            needs_next = next_truncated == next_end
+        if self.rule.reset_rows:  # an end needs the next row, which holds its final observation
+            next_uncut = lax.cummin(jnp.where(end & ~cut, index, never), axis=0, reverse=True)
+            needs_next = next_uncut == next_end
         exist = available[None, :]
         complete = next_end + needs_next.astype(jnp.int32) < exist
         by_end = (next_end < index + jnp.int32(self.n_step)) & complete
@@ -184,9 +184,9 @@ class Transition:
         has_final = ended & jnp.bool_(rule.cut_ends) & ~has(last, CUT)
         counts_last = terminated | has_final
         rewards = jnp.where(ended, end_at + counts_last.astype(jnp.int32), jnp.int32(steps))
-        # the row of the newest frame of `next_obs`; a terminated end may be drawn before its reset row arrives
+        # the row of the newest frame of `next_obs`
         after_end = end_at + has_final.astype(jnp.int32) if rule.reset_rows else end_at
-        reach = jnp.where(terminated, end_at, jnp.where(ended, after_end, jnp.int32(steps)))
+        reach = jnp.where(ended, after_end, jnp.int32(steps))
 
         def slots_of(frames: Array) -> Array:
             slots = shift(geometry, safe[:, None], jnp.maximum(frames, began[:, None]))

@@ -1,6 +1,7 @@
 """`fbuf.gymnasium` with CartPole, Atari, structured spaces, processes, single environments, limits and interrupts."""
 
 import functools
+from collections import Counter
 from typing import Any
 
 import ale_py
@@ -127,8 +128,11 @@ def test_no_transition_crosses_a_step_that_failed(mode, written):
             envs.step(np.zeros(3, int))
         expected += by_hand(Lander, example, [100] * 3, seed=seed)
     del replay.add
-    found = drawn(replay, example)
-    assert found <= expected and sum(found.values()) > 120
+    found, zero = drawn(replay, example), np.float32(0).tobytes()
+    # the final observation of an episode that ended in the last step before is lost: `next_obs` is `obs`, discount 0
+    lost = {(*key[:4], key[0]): count for key, count in expected.items() if key[3] == zero}
+    assert found <= expected + Counter(lost) and sum(found.values()) > 120
+    assert sum((found - expected).values()) < 8
 
 
 def test_a_replay_that_holds_rows_is_cut_before_the_first():

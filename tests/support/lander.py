@@ -89,7 +89,7 @@ def play(envs: Any, steps: int, seed: int = 0, **leaves: Any) -> list[int]:
                 episode[lane], time[lane] = episode[lane] + 1, 0
         if mode == disabled and ended.any():
             envs.reset(options={"reset_mask": ended})
-    if mode == AutoresetMode.NEXT_STEP and (ended & ~terminated).any():
+    if mode == AutoresetMode.NEXT_STEP and ended.any():
         envs.step(batched, **leaves)  # the final observations of the last steps
         for lane in np.flatnonzero(~ended):
             count[lane] += 1
@@ -97,10 +97,7 @@ def play(envs: Any, steps: int, seed: int = 0, **leaves: Any) -> list[int]:
 
 
 def by_hand(make: Callable[[], Any], example: Any, counts: list[int], seed: int = 0) -> Transitions:
-    """The first transitions of single environments, without the last one if its episode goes on.
-
-    Where an episode terminated, `next_obs` is `obs`, and the discount 0.
-    """
+    """The first transitions of single environments, without the last one if its episode goes on."""
     found: Transitions = Counter()
     for lane, count in enumerate(counts):
         env, episode, time = make(), 0, 0
@@ -112,7 +109,7 @@ def by_hand(make: Callable[[], Any], example: Any, counts: list[int], seed: int 
             following = jax.tree.map(np.array, following)
             if step < count - 1 or terminated or truncated:
                 discount = np.float32(0 if terminated else GAMMA)
-                found[_key(example, obs, action, reward, discount, obs if terminated else following)] += 1
+                found[_key(example, obs, action, reward, discount, following)] += 1
             obs, time = following, time + 1
             if terminated or truncated:
                 obs, episode, time = jax.tree.map(np.array, env.reset()[0]), episode + 1, 0
@@ -145,7 +142,7 @@ def vectorise(make: Callable[[], Any], lanes: int, mode: AutoresetMode, **option
 def resetting(envs: Any, example: Any, steps: int, rng: np.random.Generator) -> Transitions:
     """Step a recorder, reset environments at random, and return the transitions that must be drawn.
 
-    A transition counts once the next row of its episode is there, or if it ends the episode.
+    A transition counts once the next observation of its episode is stored.
     """
     lanes, mode = envs.num_envs, envs.metadata["autoreset_mode"]
     found: Transitions = Counter()
@@ -176,9 +173,8 @@ def resetting(envs: Any, example: Any, steps: int, rng: np.random.Generator) -> 
             if mode == AutoresetMode.SAME_STEP and end:
                 after = info["final_obs"][lane]
             discount = np.float32(0 if terminated[lane] else GAMMA)
-            after = obs[lane] if terminated[lane] else after
             transition = _key(example, obs[lane], action[lane], reward[lane], discount, after)
-            if terminated[lane] or (end and mode == AutoresetMode.SAME_STEP):
+            if end and mode == AutoresetMode.SAME_STEP:
                 found[transition] += 1
             else:
                 pending[lane] = transition

@@ -96,15 +96,11 @@ class Lanes:
             if here is None:
                 return False
             if here.end:
+                if self.next_step and not here.cut:
+                    return self._after(here, 1) is not None
                 if here.terminated:
                     return True
-                if here.cut:
-                    return step > 0
-                if view.final_observation is not None:
-                    return True
-                if self.next_step:
-                    return self._after(here, 1) is not None
-                return step > 0
+                return step > 0 or (view.final_observation is not None and not here.cut)
         return self._after(row, view.n_step) is not None
 
     def _window(self, row):
@@ -215,7 +211,7 @@ class Lanes:
             pass
         elif view.final_observation is not None:
             final = here.fields[view.final_observation]
-        elif self.next_step and not here.terminated:
+        elif self.next_step:
             last = self._row_after(here, 1)
         gamma = np.float64(view.gamma)
         rewards = [gamma**i * r.fields[view.reward].astype(np.float64) for i, r in enumerate(counted)]

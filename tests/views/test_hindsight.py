@@ -164,6 +164,9 @@ def compare(oracle, batch, strategy, fraction, rewards):
         following = next_obs["desired_goal"][:, -1] if stack else next_obs["desired_goal"]
         assert (following[new] == given[new]).all()
         assert (given[~new] == [-1 - number, -1 - lane]).all()
+        reached = oracle.led_to(oracle.counted(row)[-1])
+        after = next_obs["achieved_goal"][:, -1] if stack else next_obs["achieved_goal"]
+        assert reached is None or (after[:, 0] == reached).all()  # the state that the last reward is of
         assert (given[new][:, 1] == lane).all() and set(given[new][:, 0].tolist()) <= set(goals)
         for goal, got, relabelled in zip(given[:, 0], data["reward"][places], new, strict=True):
             want = oracle.returned(row, float(goal) if relabelled else None, rewards)
@@ -185,7 +188,7 @@ def init(obs, reward=reward, name="reward"):
     fbuf.Buffer(10, view=Hindsight(same_step.Transition(reward=name), reward)).init(rows)
 
 
-@pytest.mark.parametrize(("view", "strategy", "lanes"), [("final", "future", 3), ("steps", "episode", None)])
+@pytest.mark.parametrize(("view", "strategy", "lanes"), [("final", "future", 3), ("steps", "episode", None), ("next step", "future", None)])
 def test_goals_are_of_the_same_episode(view, strategy, lanes):
     follow(view, strategy, lanes, seed=0)
 

@@ -83,7 +83,7 @@ def check_accumulated(layout, n, stack, pad):
             obs, reward, discount, next_obs, _ = expected[action]
             cut = slice(None) if stack else -1
             np.testing.assert_array_equal(batch.data["obs"][i], obs[cut])
-            if discount or final:
+            if discount or layout != "none":
                 np.testing.assert_array_equal(batch.data["next_obs"][i], next_obs[cut])
             np.testing.assert_allclose(batch.data["reward"][i], reward, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(batch.data["discount"][i], discount, rtol=1e-6)
@@ -112,18 +112,30 @@ def test_a_buffer_of_just_the_rows_one_draw_needs():
         assert (data[name] == value).all()
 
 
+def drawn_from(buffer, state):
+    """Newest frame, return, discount and next stack of every transition that is drawn."""
+    data = jax.device_get(buffer.peek(state, jax.random.key(0), 64).data)
+    columns = data["obs"][:, 1], data["reward"], data["discount"], *data["next_obs"].T
+    return {*zip(*(column.tolist() for column in columns), strict=True)}
+
+
 def test_ends_whose_reset_rows_are_not_there_yet():
     view = Transition(n_step=2, gamma=0.5, stack=2, autoreset="next_step")
     buffer = fbuf.Buffer(8, view=view)
     for name, expected in {
-        "truncated": {(1, 1 + 2 / 2, 0.25, 2, 4)},
-        "terminated": {(1, 1 + 2 / 2, 0.25, 2, 4), (2, 2 + 4 / 2, 0, 2, 4), (4, 4, 0, 2, 4)},
+        "truncated": {(2, 2 + 4 / 2, 0.25, 4, 8), (4, 4, 0.5, 4, 8)},
+        "terminated": {(2, 2 + 4 / 2, 0, 4, 8), (4, 4, 0, 4, 8)},
     }.items():
-        rows = rows_of([1, 2, 4], "---") | {name: np.arange(3) == 2}
-        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
-        data = jax.device_get(buffer.peek(state, jax.random.key(0), 64).data)
-        columns = data["obs"][:, 1], data["reward"], data["discount"], *data["next_obs"].T
-        assert {*zip(*(column.tolist() for column in columns), strict=True)} == expected
+        first = (1, 1 + 2 / 2, 0.25, 2, 4)
+        rows = rows_of([1, 2, 4, 8], "----") | {name: np.arange(4) == 2}
+        state = buffer.init(jax.tree.map(lambda x: x[0], rows))
+        state = buffer.extend(state, jax.tree.map(lambda x: x[:3], rows))
+        assert drawn_from(buffer, state) == {first}
+        ended = buffer.extend(state, jax.tree.map(lambda x: x[3:], rows))
+        assert drawn_from(buffer, ended) == {first} | expected
+        unknown = (4, 4, 0, 2, 4) if name == "terminated" else None  # a cut: the final observation will never be stored
+        without = {(2, 2 + 4 / 2, 0, 2, 4), unknown} if unknown else {(2, 2, 0.5, 2, 4)}
+        assert drawn_from(buffer, buffer.cut(state)) == {first} | without
 
 
 def test_nested_observations_other_leaves_and_rewards_of_several_integers():

@@ -57,6 +57,22 @@ def test_transitions_follow_torchrl_conventions(n, form):
         assert td["observation"].data_ptr() == sample.data["obs"].data_ptr()
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_next_observation_of_a_terminated_step_is_the_final_one(n):
+    t = np.arange(40)
+    end = t % 8 == 6  # the row after holds the final observation
+    obs = np.stack([t, -t], axis=1).astype(np.float32)
+    rows = {"obs": obs, "action": (t % 3).astype(np.int32), "reward": np.ones(40, np.float32), "truncated": t < 0}
+    view = fbuf.views.Transition(n_step=n, gamma=GAMMA, autoreset="next_step")
+    replay = fbuf.Replay(fbuf.Buffer(64, view=view, sampler=fbuf.samplers.Epoch()), ROW)
+    replay.extend(rows | {"terminated": end})
+    td = to_tensordict(replay.sample(30, to="numpy"), view)
+    at = td["observation"][:, 0].long()
+    steps = torch.clamp(7 - at % 8, max=n)
+    assert (td["next", "observation"][:, 0] == at + steps).all()
+    assert (td["next", "terminated"][:, 0] == (at % 8 + n >= 7)).all() and td["next", "terminated"].sum() >= 4
+
+
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_steps_are_counted_where_gamma_tells_nothing(gamma):
     view = fbuf.views.Transition(n_step=3, gamma=gamma, autoreset="same_step")
