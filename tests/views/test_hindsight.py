@@ -188,7 +188,10 @@ def init(obs, reward=reward, name="reward"):
     fbuf.Buffer(10, view=Hindsight(same_step.Transition(reward=name), reward)).init(rows)
 
 
-@pytest.mark.parametrize(("view", "strategy", "lanes"), [("final", "future", 3), ("steps", "episode", None), ("next step", "future", None)])
+CASES = [("final", "future", 3), ("steps", "episode", None), ("next step", "future", None)]
+
+
+@pytest.mark.parametrize(("view", "strategy", "lanes"), CASES)
 def test_goals_are_of_the_same_episode(view, strategy, lanes):
     follow(view, strategy, lanes, seed=0)
 
