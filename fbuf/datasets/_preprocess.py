@@ -344,7 +344,7 @@ def preprocess(
       ...     obs = jnp.concatenate([row["obs"]["place"], row["obs"]["goal"]])
       ...     return {"obs": obs, "action": row["action"], "reward": row["reward"]}
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     buffer, state = fbuf.datasets.from_arrays(data, path=f"{folder}/maze")
+      ...     buffer, state = fbuf.datasets.from_arrays(data, path=f"{folder}/maze", ends="terminated")
       ...     buffer, state = fbuf.datasets.preprocess((buffer, state), flat, dest=f"{folder}/flat")
       ...     rows = buffer.rows(state).data
       ...     print(sorted(rows), rows["obs"].shape)

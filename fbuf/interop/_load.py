@@ -17,7 +17,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Progress
 from fbuf._core.pytree import named_leaves
-from fbuf.interop import _export, _hdf5, _npz
+from fbuf.interop import _export, _guards, _hdf5, _npz
 from fbuf.interop._columns import DTYPES, Column, Fields, Source, check_count, choose_leaves, column_of, row_count
 from fbuf.interop._export import FORMAT, VERSION
 from fbuf.interop._fill import fill
@@ -101,6 +101,7 @@ def columns_of(path: Path, reader: Reader, lanes: int | None = None) -> tuple[di
 def _source(path: Path, reader: Reader, lanes: int | None, fields: Fields) -> Source:
     columns, about = columns_of(path, reader, lanes)
     if about is None:
+        _guards.check_ring(_CALL, columns)
         steps = row_count(_CALL, {name: columns[name] for name in choose_leaves(_CALL, columns, fields)})
         return Source(columns, steps, lanes)
     mask = columns.pop(_export.MASK, None)
@@ -185,6 +186,7 @@ def from_arrays(
     if buffer is not None and lanes is None:
         lanes = buffer.lanes
     columns = {name: column_of(name, leaf, lanes) for name, leaf in named_leaves(arrays).items()}
+    _guards.check_ring(call, columns)
     steps = row_count(call, {name: columns[name] for name in choose_leaves(call, columns, fields)})
     magnitude = None if priority is None else np.abs(np.asarray(priority, np.float32))
     shape = (steps,) if lanes is None else (steps, lanes)

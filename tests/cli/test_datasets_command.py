@@ -19,7 +19,7 @@ MINARI = "minari/D4RL/door/human-v2"
 
 def make(path, rows=6):
     data = {"observations": np.arange(rows, dtype=np.float32), "terminals": np.arange(rows) % 3 == 2}
-    return fbuf.datasets.from_arrays(data, path=path, metadata={"by": "me"})
+    return fbuf.datasets.from_arrays(data, path=path, metadata={"by": "me"}, ends="terminated")
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_gaps_between_next_observations_end_episodes(tmp_path):
     data = flat(episodes, following=True)
     keep = ~data.pop("timeouts")
     data = {name: leaf[keep] for name, leaf in data.items()}
-    fbuf.datasets.from_arrays(data, path=tmp_path / "a", view=ROW)
+    fbuf.datasets.from_arrays(data, path=tmp_path / "a", view=ROW, ends="terminated")
     left = []
     for e in episodes:
         steps = e.steps if e.terminated else e.steps - 1
@@ -301,7 +301,7 @@ def test_a_stream_is_read_once_and_released(tmp_path):
             yield {"observations": obs, "rewards": np.full(5, i, np.float32), "terminals": np.arange(5) == 4}
             del obs
 
-    buffer, _ = fbuf.datasets.from_arrays(blocks(), path=tmp_path / "a", piece_rows=20)
+    buffer, _ = fbuf.datasets.from_arrays(blocks(), path=tmp_path / "a", piece_rows=20, ends="terminated")
     assert buffer.capacity == 150
 
     def refilled():
@@ -310,7 +310,7 @@ def test_a_stream_is_read_once_and_released(tmp_path):
             reward[:] = i
             yield {"rewards": reward, "terminals": np.arange(5) == 4}
 
-    fbuf.datasets.from_arrays(refilled(), path=tmp_path / "b", piece_rows=20)
+    fbuf.datasets.from_arrays(refilled(), path=tmp_path / "b", piece_rows=20, ends="trajectory")
     with _dataset.DataSet.open(tmp_path / "b") as dataset:
         assert dataset.read_rows(0, 150)["reward"].tolist() == np.repeat(np.arange(30), 5).tolist()
 

@@ -15,7 +15,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from fbuf._interfaces.view import View
 from fbuf.datasets import _open
 from fbuf.datasets._arrays import episodes
 from fbuf.datasets._arrays.segments import Work, check_free, rows_per_segment, to_path, write, write_stream
-from fbuf.interop import _columns, _load
+from fbuf.interop import _columns, _guards, _load
 
 CALL = "from_arrays"
 Leaves = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -52,6 +52,8 @@ class Settings:
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # metadata
     workers: int = 0
     progress: Progress = None
+    ends: str | None = None
+    rows: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +109,16 @@ def choose_columns(
     call: str, found: Mapping[str, _columns.Column], settings: Settings
 ) -> tuple[dict[str, _columns.Column], int]:
     """Return the columns to take, by their names here and in their dtypes, and their number of rows."""
-    names = _columns.choose_leaves(call, found, settings.fields, episodes.KNOWN)
+    names = _columns.choose_leaves(call, found, settings.fields, known_names(settings))
     rows = _columns.row_count(call, {there: found[there] for there in names})
     return _columns.cast_columns(call, {here: found[there] for there, here in names.items()}, settings.dtypes), rows
+
+
+def known_names(settings: Settings) -> Mapping[str, str]:
+    """Return the names here of the first parts of known names."""
+    if settings.ends != "trajectory":
+        return episodes.KNOWN
+    return episodes.KNOWN | dict.fromkeys(_guards.TERMINALS, "truncated")
 
 
 def plan_rows(call: str, columns: Mapping[str, _columns.Column], settings: Settings) -> Plan:
@@ -132,9 +141,12 @@ def leaves_of(columns: Mapping[str, _columns.Column]) -> Leaves:
 
 def write_columns(found: Mapping[str, _columns.Column], path: Path, settings: Settings) -> None:
     """Write a data set from columns that can be read in any order."""
+    _guards.check_ring(CALL, found)
+    _guards.check_terminals(CALL, found, settings.fields, settings.ends)
     columns, rows = choose_columns(CALL, found, settings)
     if not rows:
         raise ValueError(f"{CALL}: there are no rows; expected one at least.")
+    rows = _guards.written_rows(CALL, columns, rows, settings.rows)
     plan = plan_rows(CALL, columns, settings)
     _check_rows(columns, plan, rows)
     size = rows_per_segment(CALL, settings.piece_rows, plan.schema)
@@ -211,6 +223,8 @@ def _tables(data: Iterable[Any], settings: Settings) -> Iterator[tuple[dict[str,
             raise TypeError(f"{CALL}: data gives a {type(item).__name__}; expected dicts of arrays.")
         found = columns_of(CALL, item)
         if not found or any(column.rows for column in found.values()):
+            _guards.check_ring(CALL, found)
+            _guards.check_terminals(CALL, found, settings.fields, settings.ends)
             yield choose_columns(CALL, found, settings)
 
 
@@ -250,6 +264,8 @@ def from_arrays(
     metadata: Mapping[str, Any] | None = None,
     workers: int = 0,
     progress: Progress = None,
+    ends: Literal["terminated", "trajectory"] | None = None,
+    rows: int | None = None,
 ) -> tuple[Buffer, BufferState]:
     """Write a data set from flat arrays, and open it.
 
@@ -282,6 +298,9 @@ def from_arrays(
       metadata: Further JSON to store; `fbuf.datasets.info` shows it.
       workers: Segments written at a time, in threads, if rows can be read in any order; 0: one.
       progress: True: a bar; or a function of `(rows done, total)`, the total 0 for an iterable.
+      ends: What `terminals` mean where no leaf has the time limits. "terminated": terminations, after which the discount is 0.
+        "trajectory": ends of trajectories, as OGBench's, after which agents bootstrap.
+      rows: Take the first rows only; all of them: rows of zeros at the end are steps. None: such rows are an error.
     Returns:
       The buffer and its state, as from `fbuf.datasets.open(path)`.
     Raises:
@@ -314,19 +333,21 @@ def from_arrays(
     for name, value in {"fields": fields, "episode_end": episode_end}.items():
         if isinstance(value, str):
             raise TypeError(f"{CALL}: {name} is {value!r}; expected names. Write {name}=({value!r},).")
-    ends = None if episode_end is None else tuple(episode_end)
+    extra = None if episode_end is None else tuple(episode_end)
     check = functools.partial(_open.check, path, view, sampler)
     try:
         about = json.loads(json.dumps(dict(metadata or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{CALL}: metadata is not JSON ({error}); expected text, numbers and lists.") from None
-    settings = Settings(fields, ends, dtypes, codec, piece_rows, check, about, workers, progress)
+    settings = Settings(fields, extra, dtypes, codec, piece_rows, check, about, workers, progress, ends, rows)
     if isinstance(data, (str, os.PathLike)):
         _from_file(Path(data).expanduser(), path, settings)
     elif isinstance(data, Mapping):
         check_free(CALL, path, unfinished=True)
         write_columns(columns_of(CALL, data), path, settings)
     elif isinstance(data, Iterable) and not hasattr(data, "dtype"):
+        if rows is not None:
+            raise ValueError(f"{CALL}: rows is {rows}, but data is an iterable. Yield only the rows to take.")
         check_free(CALL, path, unfinished=False)
         write_tables(data, path, settings)
     else:
@@ -350,9 +371,14 @@ def _from_file(file: Path, path: Path, settings: Settings) -> None:
             raise ValueError(f"{CALL}: {file} has rows of {said['lanes']} lanes; expected one stream, [N, ...].")
         if file.suffix != ".npz":
             return write_columns(columns, path, settings)
+        _guards.check_ring(CALL, columns)
+        _guards.check_terminals(CALL, columns, settings.fields, settings.ends)
         # Members of a zip are read from front to back only.
         names = _columns.choose_leaves(CALL, columns, settings.fields, episodes.KNOWN)
         columns = {name: columns[name] for name in names}
         rows, size = _columns.row_count(CALL, columns), _columns.rows_per_block(columns.values())
+        rows = _guards.written_rows(
+            CALL, {names[name]: column for name, column in columns.items()}, rows, settings.rows
+        )
         tables = _columns.blocks(CALL, columns, 0, rows, size)
         write_tables(tables, path, dataclasses.replace(settings, fields=names))

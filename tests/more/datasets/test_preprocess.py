@@ -39,7 +39,7 @@ ROWS = np.arange(N * 300, dtype=np.float32).reshape(N, 300)
 
 
 def from_arrays(folder, path, progress):
-    data = {"observations": ROWS, "terminals": np.arange(N) % 7 == 0}
+    data = {"observations": ROWS, "terminated": np.arange(N) % 7 == 0}
     fbuf.datasets.from_arrays(data, path=path, piece_rows=100, workers=2, view=fbuf.views.Row(), progress=progress)
 
 

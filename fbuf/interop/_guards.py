@@ -1,0 +1,94 @@
+"""Refuse arrays that look like another library's storage, and say how to read them.
+
+Their names are those of usual data sets, but their rows are not: slots of a ring, final states that are no steps, slots that
+were never written. A caller who means the arrays as they are says so by `fields=`, `ends=` or `rows=`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from fbuf._core.arguments import is_int
+from fbuf._core.pytree import under
+from fbuf.interop._columns import Column, Fields
+
+RING = ("_size", "_insertion_idx", "_lengths", "_offset", "last_index")
+"""Names of a ring's cursor, as tianshou writes it beside the slots."""
+TERMINALS = ("terminals", "terminal")
+"""Names that mean terminations in D4RL, and ends of trajectories in OGBench."""
+_TRUNCATIONS = ("timeouts", "timeout", "truncated", "truncations")
+ENDS = {"terminated": "no bootstrap after them", "trajectory": "bootstrap, as after a time limit"}
+
+
+def check_ring(call: str, names: Collection[str]) -> None:
+    """Raise ValueError if leaves are the slots of a ring, or its cursor."""
+    parts = {part for name in names for part in name.split("/")}
+    if found := [name for name in ("_meta", *RING) if name in parts]:
+        raise ValueError(
+            f"{call}: '{found[0]}' belongs to a ring of tianshou, whose slots are in no order of time and partly unwritten. "
+            f"Pass the rows in order: buffer = ReplayBuffer.load_hdf5(path); buffer[buffer.sample_indices(0)]."
+        )
+
+
+def check_terminals(call: str, names: Collection[str], fields: Fields, ends: str | None) -> None:
+    """Raise ValueError if it is unknown what `terminals` mean: names are those there."""
+    if ends is not None and ends not in ENDS:
+        raise ValueError(f"{call}: ends is {ends!r}; expected 'terminated', 'trajectory' or None.")
+    terminals = next((name for name in TERMINALS if name in names), None)
+    renamed = isinstance(fields, Mapping)
+    if odd := [name for name in ("valids", "masks") if name in names and not renamed]:
+        raise ValueError(
+            f"{call}: '{odd[0]}' is a leaf of OGBench, whose terminals end trajectories. Load regular rows "
+            f"(compact_dataset=False), and name the leaves: fields={{'terminals': 'truncated', ...}}."
+        )
+    if terminals is None:
+        if ends is not None:
+            raise ValueError(f"{call}: ends is {ends!r}, but no leaf is 'terminals'. Name them: fields={{...}}.")
+        return
+    if ends is None and not renamed and not any(name in names for name in _TRUNCATIONS):
+        raise ValueError(
+            f"{call}: '{terminals}' comes without timeouts. Pass ends='terminated' (discount 0: {ENDS['terminated']}) or "
+            f"ends='trajectory' ({ENDS['trajectory']})."
+        )
+
+
+def written_rows(call: str, columns: Mapping[str, Column], rows: int, stated: int | None) -> int:
+    """Return the number of rows to take, by their names here.
+
+    Raises:
+      ValueError: none is stated, and two rows or more at the end are zeros in all leaves, as slots that were never written.
+    """
+    if stated is not None:
+        if not is_int(stated) or not 1 <= stated <= rows:
+            raise ValueError(f"{call}: rows is {stated!r}; expected an int from 1 to {rows}.")
+        return int(stated)
+    _check_written(call, columns, rows)
+    return rows
+
+
+def _check_written(call: str, columns: Mapping[str, Column], rows: int) -> None:
+    if rows < 3 or not (under("obs", columns) and ("reward" in columns or under("action", columns))):
+        return
+    size, last = 2, rows
+    while last and (block := _zero(columns, max(0, last - size), last)).all():
+        last, size = max(0, last - size), min(2 * size, 4096)
+    if not last:
+        return  # all rows are zeros
+    written = last - int(np.argmin(block[::-1]))
+    if rows - written < 2:
+        return
+    raise ValueError(
+        f"{call}: rows {written} to {rows - 1} are zeros in every leaf, like slots that were never written. "
+        f"Pass rows={written}, or rows={rows} if they are steps."
+    )
+
+
+def _zero(columns: Mapping[str, Column], first: int, last: int) -> Any:
+    """Return bool[n], which rows are zeros."""
+    zero = np.ones(last - first, bool)
+    for column in columns.values():
+        zero &= ~column.read(first, last).astype(bool).reshape(last - first, -1).any(axis=1)
+    return zero
