@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fbuf._host.io.file import lock_file, sign_lock
+from fbuf._host.io.lock import lock_path
 
 _PATIENCE = 2.0  # seconds; the other process may be writing its last file
 NAME = "lock"
@@ -25,39 +24,26 @@ def exclusive(call: str, path: Path, patience: float | None = None) -> Iterator[
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     until = time.monotonic() + (_PATIENCE if patience is None else patience)
-    while (fd := _try_lock(call, path, until)) is None:
-        pass
+    lock, file = None, path / NAME
+    while lock is None:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = lock_path(
+                f"{call}: the data set at {path}", str(file), "Wait until it is done, or pass another root=."
+            )
+        except FileNotFoundError:  # another process removed the folder in the meantime
+            pass
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
     try:
-        sign_lock(fd)
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path / NAME)
-        os.close(fd)
+        with contextlib.suppress(OSError):  # a lock file that stays locks nothing
+            if lock.is_at(str(file)):
+                file.unlink()
+        lock.release()
         with contextlib.suppress(OSError):  # the first that is not empty
             for folder in made:
                 folder.rmdir()
-
-
-def _try_lock(call: str, path: Path, until: float) -> int | None:
-    """Return the lock's descriptor; None: another process removed the file, or the folder, meanwhile."""
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        fd = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    except FileNotFoundError:
-        return None
-    with contextlib.ExitStack() as on_failure:
-        on_failure.callback(os.close, fd)
-        while True:
-            try:
-                lock_file(f"{call}: the data set at {path}", fd, "Wait until it is done, or pass another root=.")
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.05)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path / NAME), os.fstat(fd)):
-                on_failure.pop_all()
-                return fd
-    return None

@@ -114,10 +114,11 @@ def _check_options(options: argparse.Namespace) -> str:
 def _check_out(out: Path) -> None:
     if out.suffix.lower() != ".png":
         raise CommandError(f"--out {out} does not end in .png. Use --out {out}.png")
-    exists = out.exists()
-    try:
-        out.open("ab").close()  # the only sure test of permissions, quotas and read-only mounts
-        if not exists:
+    try:  # the only sure test of permissions, quotas and read-only mounts
+        try:
+            out.open("xb").close()
             out.unlink()
+        except FileExistsError:
+            out.open("ab").close()
     except OSError as error:
         raise CommandError(f"--out {out}: {error.strerror or error}. Choose another: --out PATH.png") from error

@@ -68,7 +68,10 @@ def open_sink(call: str, path: Path, compress: bool, overwrite: bool) -> Iterato
     try:
         yield Sink(writer)
         _sync(part)
-        os.replace(part, path)
+        if overwrite:
+            os.replace(part, path)
+        else:
+            _place_new(call, part, path)
         _sync(path.parent)
     except BaseException:
         with contextlib.suppress(Exception):
@@ -76,6 +79,18 @@ def open_sink(call: str, path: Path, compress: bool, overwrite: bool) -> Iterato
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def _place_new(call: str, part: Path, path: Path) -> None:
+    """Give a file its name. Raises FileExistsError if another file has got that name in the meantime, which stays."""
+    try:
+        os.link(part, path)
+    except OSError:  # also where a file system has no links
+        if os.path.lexists(path):
+            raise FileExistsError(f"{call}: {path} exists. Pass overwrite=True, or choose another name.") from None
+        os.replace(part, path)
+    else:
+        part.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -27,7 +27,7 @@ from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index
 from fbuf._core.slots import sum_of_lanes
 from fbuf._formats.checkpoint import CheckpointNotFound
-from fbuf._host.io.file import lock_file, sign_lock
+from fbuf._host.io.lock import NO_LOCKS, FileLock, lock_path
 from fbuf._replay import Replay, ReplayClosed
 from fbuf._replay.fair_lock import FairLock
 from fbuf.limits import Limit
@@ -99,6 +99,7 @@ class Shard:
         self._rng, self._plans = np.random.default_rng(seed), dict[Any, list[deque[Plan]]]()
         self._shares: dict[Any, list[Any]] = {}  # by plan
         self._folder = None if path is None else _locked(path)
+        self._is_closed = path is None  # for saves
         saved: dict[str, Any] = {}
         if path is not None:
             with contextlib.suppress(CheckpointNotFound):
@@ -317,7 +318,7 @@ class Shard:
     def save(self) -> None:
         """Save the rows, the limit and the calls that are applied. Other calls wait while what changed is copied."""
         with self._saving.acquire():
-            if self._folder is None:
+            if self._is_closed:
                 raise ReplayClosed("RayReplay.save: the service was closed.")
             with self._lock.acquire():
                 calls = self._ledger.arrays()
@@ -330,8 +331,9 @@ class Shard:
         """End waiting and later calls with `ReplayClosed`. Another service may use the folder."""
         self._replay.close()
         with self._saving.acquire():  # a save under way ends first
+            self._is_closed = True
             if self._folder is not None:
-                os.close(self._folder)
+                self._folder.release()
                 self._folder = None
 
 
@@ -340,23 +342,22 @@ def _take_rows(batch: Any, first: int, step: int, stop: int | None = None) -> An
     return jax.tree.map(lambda leaf: leaf[first:stop:step] if np.ndim(leaf) else leaf, batch)
 
 
-def _locked(path: str) -> int:
-    """Return an open file that keeps other services out of a folder. Wait for one that is ending.
+def _locked(path: str) -> FileLock | None:
+    """Return a lock that keeps other services out of a folder. Wait for one that is ending.
 
     Raises:
       BlockingIOError: another service uses it.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd, until = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644), time.monotonic() + _ENDING
+    until = time.monotonic() + _ENDING
     while True:
         try:
-            lock_file(f"RayReplay: {path}", fd, "Close that service, or use another path.")
-            sign_lock(fd)
-            return fd
+            return lock_path(f"RayReplay: {path}", f"{path}.lock", "Close that service, or use another path.")
         except BlockingIOError:
             if time.monotonic() > until:
-                os.close(fd)
                 raise
             time.sleep(_POLL)
-        except OSError:  # this file system has no locks, of which saves warn
-            return fd
+        except OSError as error:  # this file system has no locks, of which saves warn
+            if error.errno not in NO_LOCKS:
+                raise
+            return None

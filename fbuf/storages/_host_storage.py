@@ -47,7 +47,7 @@ def checked_path(call: str, path: Any) -> str:
 def open_folder(
     storage: Any, geometry: Geometry, slack: int, columns: Sequence[Column], resume: str = ""
 ) -> Iterator[Folder]:
-    """Open the folder of a storage for a store; publish it afterwards, or release it on failure.
+    """Open the folder of a storage for a store; publish it afterwards. On failure release it, and remove a new store.
 
     `resume`: "" for a new store; "full" or "lazy" to continue the store in the folder.
     """
@@ -73,7 +73,7 @@ def open_folder(
         if not resume:
             held.publish()
     except BaseException:
-        held.close()
+        held.discard()
         raise
 
 

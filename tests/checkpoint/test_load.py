@@ -1,6 +1,7 @@
 """`fbuf.load` into other buffers: what may differ, what is refused, and another capacity."""
 
 import dataclasses
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import fbuf
 from fbuf._formats import checkpoint
+from fbuf._host.io.directory import Folder
 from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged
 from fbuf.views import Transition
@@ -17,6 +19,7 @@ from tests.support.checkpoint import check_resize, elsewhere, golden, numbered, 
 from tests.support.checkpoint_saving import BUFFER, filled, golden_parts
 from tests.support.refusals import raises
 from tests.support.tables import checks
+from tests.support.threads import Thread
 from tests.support.trees import same, x64
 
 
@@ -66,6 +69,33 @@ def test_rows_in_files_go_to_the_path_of_the_buffer_and_failed_loads_leave_none(
     assert not (tmp_path / "others").exists()
     loaded, again = fbuf.load(tmp_path / "saved", other)
     same(loaded.rows(again), buffer.rows(state))  # the store in use stays
+    again = numbered(loaded, again, 15, 1)
+    want = jax.device_get(loaded.rows(again).data)
+    del again
+    same(jax.device_get(loaded.rows(loaded.resume({"t": 0.0})).data), want)
+
+
+def test_of_two_loads_into_one_path_one_succeeds(tmp_path, monkeypatch):
+    buffer = fbuf.Buffer(10, storage=fbuf.storages.Memmap(str(tmp_path / "rows")))
+    state = numbered(buffer, buffer.init({"t": 0.0}), 0, 15)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    other = elsewhere(buffer, tmp_path / "others")
+    inside, go = threading.Event(), threading.Event()
+    publish = Folder.publish
+
+    def slowly(folder):  # as a large load
+        inside.set()
+        assert go.wait(60)
+        publish(folder)
+
+    monkeypatch.setattr(Folder, "publish", slowly)
+    first = Thread(lambda: fbuf.load(tmp_path / "saved", other))
+    assert inside.wait(60)
+    raises(BlockingIOError, "another path", fbuf.load, tmp_path / "saved", other)
+    go.set()
+    loaded, again = first.ends()
+    first.value = None
+    same(loaded.rows(again), buffer.rows(state))
     again = numbered(loaded, again, 15, 1)
     want = jax.device_get(loaded.rows(again).data)
     del again

@@ -105,7 +105,7 @@ def test_one_thread_saves_to_a_path_at_a_time(tmp_path):
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch):
     with (
-        mock.patch("fbuf._host.io.file.fcntl.flock", side_effect=OSError(errno.ENOLCK, "no locks")),
+        mock.patch("fbuf._host.io.lock.fcntl.flock", side_effect=OSError(errno.ENOLCK, "no locks")),
         pytest.warns(RuntimeWarning, match="has no locks"),
     ):
         save(str(tmp_path), 1)

@@ -221,6 +221,20 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     assert (tmp_path / "a.npz").read_bytes() == b"mine" and len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appears_during_an_export_stays(tmp_path, monkeypatch, links):
+    buffer, state = from_arrays(every_kind(9))
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: os.open("/nowhere", 0))
+    to_file(tmp_path / "b.npz", buffer, state)
+    path = tmp_path / "a.npz"
+    settings = {"progress": lambda *_: path.write_bytes(b"theirs")}
+    raises(FileExistsError, "overwrite=True", to_file, path, buffer, state, **settings)
+    assert path.read_bytes() == b"theirs" and len(list(tmp_path.iterdir())) == 2
+    to_file(path, buffer, state, overwrite=True, **settings)
+    assert path.read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
 def test_a_state_whose_rows_expired_is_refused(tmp_path):
     buffer = fbuf.Buffer(4, storage=Host(slack=0, on_expired="mask"))
     old = buffer.extend(buffer.init({"t": 0}), {"t": np.arange(4, dtype=np.int32)})

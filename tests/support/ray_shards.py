@@ -1,6 +1,5 @@
 """Shards of a `RayReplay` in this process, whose calls return at once, and which can be restarted."""
 
-import os
 from typing import Any
 
 import jax
@@ -35,7 +34,7 @@ class LocalLink:
     def stop(self, shard: int) -> None:
         """Release the folder, as the end of a process does."""
         if self.shards[shard]._folder is not None:
-            os.close(self.shards[shard]._folder)
+            self.shards[shard]._folder.release()
 
     def call(self, shard: int, method: str, *args: Any) -> Any:
         self.calls.append(method)

@@ -16,7 +16,8 @@ from fbuf._concurrency.parallel import BackgroundCall
 from fbuf._formats.checkpoint import filesystem
 from fbuf._formats.checkpoint.data_file import OpenFile, open_plain
 from fbuf._formats.checkpoint.manifest import INVALID, MAX_BYTES, Manifest, VersionError, decode, encode
-from fbuf._host.io.file import annotate_os_error, lock_file, sign_lock, unlock_file
+from fbuf._host.io.file import annotate_os_error
+from fbuf._host.io.lock import NO_LOCKS, FileLock
 from fbuf._host.types import StoreCorrupted
 
 DAMAGED_SAVES: set[str] = set()
@@ -27,7 +28,6 @@ while reads still return them. No save builds on such a file."""
 _manifest_cache: dict[str, tuple[bytes, Manifest]] = {}
 """By path: the manifest that this process wrote last, as bytes and parsed, for a file with the same bytes."""
 _MAX_CACHED_BYTES, _MAX_CACHED = 1 << 20, 4
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Folder:
@@ -112,30 +112,30 @@ class Folder:
     def locked(self) -> Iterator[None]:
         """Hold the lock. Raises BlockingIOError: another save holds it; FileExistsError: a live store is in the folder."""
         path = self.file(filesystem.LOCK)
-        with annotate_os_error("open", path, filesystem.SAVE_ELSEWHERE):
-            fd = self.disk.open(path, os.O_RDWR | os.O_CREAT)
-        held = False
+
+        def opened() -> int:
+            with annotate_os_error("open", path, filesystem.SAVE_ELSEWHERE):
+                return self.disk.open(path, os.O_RDWR | os.O_CREAT)
+
+        what, fix = f"fbuf.save: the checkpoint at {self.path}", "Wait for that save, or give another path."
+        lock: FileLock | None = None
         try:
-            try:
-                lock_file(f"fbuf.save: the checkpoint at {self.path}", fd, "Wait for that save, or give another path.")
-                held = True
-                with contextlib.suppress(OSError):  # leftovers may fill the disk; they are removed under the lock
-                    sign_lock(fd)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                warnings.warn(
-                    f"fbuf.save: the file system of {self.path} has no locks; concurrent saves there would corrupt each other.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+            lock = FileLock(what, opened, fix, self.disk.close)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            warnings.warn(
+                f"fbuf.save: the file system of {self.path} has no locks; concurrent saves there would corrupt each other.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        try:
             if "manifest.json" in self.names():
                 raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} holds a live store. Use another.")
             yield
         finally:
-            if held:
-                unlock_file(fd)
-            self.disk.close(fd)
+            if lock is not None:
+                lock.release()
 
     def next_number(self, many: int = 1) -> int:
         """Return the first of the next `many` numbers. Raises FileExistsError: a foreign file has the largest number."""

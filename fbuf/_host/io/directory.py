@@ -18,6 +18,7 @@ import secrets
 import shutil
 import struct
 import tempfile
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.io.file import File, annotate_os_error, lock_file, sign_lock, unlink, unlock_file
+from fbuf._host.io.file import File, annotate_os_error, unlink
+from fbuf._host.io.lock import FileLock, lock_path
 from fbuf._host.types import Array, damaged_file
 
 VERSION = 2
@@ -37,6 +39,8 @@ _OURS = re.compile(
     r"column\d+\.(rows|sums|open|segment-\d+|dictionary-[0-9a-f]{16}(\.new)?)"
 )
 _FOLDERS = "Give the store a folder of its own."
+_rollbacks = threading.local()
+"""Of a thread: the paths that may be rolled back, each with the folders that the thread made there."""
 
 
 class Folder:
@@ -86,15 +90,20 @@ class Folder:
         self.path = os.path.abspath(path)
         if resume and not os.path.exists(self.file("manifest.json")):
             raise FileNotFoundError(errno.ENOENT, f"Buffer.resume: no store at {self.path}. Use buffer.init.")
+        self._created = not os.path.lexists(self.path)
+        self._is_ours = False  # whether everything in the folder was written by this object
         try:
             with annotate_os_error("make", self.file("lock")):
                 os.makedirs(self.path, exist_ok=True)
-            fd = _lock(call, self.file("lock"))
+            if not resume:
+                self._refuse_foreign_files(call)
+            fix = "Drop every state of it (or close it: fbuf.stores()), or give another path."
+            self.lock = lock_path(f"{call}: the store at {self.path}", self.file("lock"), fix)
         except BaseException:
             if self.temporary:
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
-        self._end = weakref.finalize(self, _release, fd, self.path if self.temporary else None, os.getpid())
+        self._end = weakref.finalize(self, _release, self.lock, self.path if self.temporary else None)
         self._end.atexit = self.temporary  # a write may be under way: the system unlocks what is left
         try:
             if resume:
@@ -103,13 +112,18 @@ class Folder:
                 self._load()
             else:
                 self._clean(call)
+                self._is_ours = True
+                for where, made in getattr(_rollbacks, "open", ()):
+                    if where == self.path:
+                        self.lock.share()
+                        made.append(self)
                 self.seed = secrets.randbits(64)
                 stride = -(-len(self._encoded(self.kinds, self.count)) // 4096) * 4096
                 self._head = File(self.file("head"), 2 * stride)
                 self._head.write(bytes(2 * stride), 0)  # its blocks are there from now on
                 self.save(self.kinds, self.count)
         except BaseException:
-            self.close()
+            self.discard()
             raise
 
     def file(self, name: str) -> str:
@@ -229,43 +243,80 @@ class Folder:
             if old != new:
                 raise ValueError(f"Buffer.resume: {what} at {self.path} has {key} {old}; expected {new}.")
 
-    def _clean(self, call: str) -> None:
-        """Remove what an unfinished store left behind. Raises FileExistsError if there is anything else."""
+    def _refuse_foreign_files(self, call: str) -> list[str]:
+        """Return the names in the folder. Raises FileExistsError if some are not those of a store."""
         names = self.files("")
-        if "manifest.json" in names:
-            raise FileExistsError(errno.EEXIST, f"{call}: {self.path} has a store. Use buffer.resume(example).")
         others = [name for name in names if not _OURS.fullmatch(name)]
         if others:
             raise FileExistsError(
                 errno.EEXIST, f"{call}: {self.path} holds other files ({others[0]}); expected none. {_FOLDERS}"
             )
+        return names
+
+    def _clean(self, call: str) -> None:
+        """Remove what an unfinished store left behind. Raises FileExistsError if there is anything else."""
+        names = self._refuse_foreign_files(call)
+        if "manifest.json" in names:
+            raise FileExistsError(errno.EEXIST, f"{call}: {self.path} has a store. Use buffer.resume(example).")
         for name in names:
             if name != "lock":
                 unlink(self.file(name))
+
+    def check_held(self) -> None:
+        """Raise FileNotFoundError if the folder was removed or replaced, or is held by the parent of this process."""
+        if not self.lock.is_held:
+            raise FileNotFoundError(
+                errno.ENOENT, f"{self.path} is not held by this process. Make a store of its own here."
+            )
+        with annotate_os_error("look at", self.file("lock")):
+            is_there = self.lock.is_at(self.file("lock"))
+        if not is_there:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"{self.path} was removed or replaced while its store is open, and nothing was written. Save the rows that the "
+                f"store holds with fbuf.save, or load the last checkpoint.",
+            )
 
     def close(self) -> None:
         """Release the directory, and remove it if it is temporary. Closing twice is fine."""
         self._end()
 
+    def discard(self) -> None:
+        """Close, and remove the files of a store that this object made. Files of a resumed store stay."""
+        if self._is_ours and not self.temporary:
+            with contextlib.suppress(OSError):
+                if self.lock.is_at(self.file("lock")):
+                    names = set(filter(_OURS.fullmatch, os.listdir(self.path))) - {"manifest.json", "lock"}
+                    for name in ("manifest.json", *sorted(names), "lock"):  # last: then another store may be made here
+                        unlink(self.file(name))
+                    if self._created:
+                        os.rmdir(self.path)
+        self.close()
+
 
 @contextlib.contextmanager
 def rollback(path: str | None) -> Iterator[None]:
-    """Remove the store made at `path` in the `with` block if the block fails."""
-    here = None if path is None else os.path.abspath(os.path.expanduser(path))
-    if here is None or os.path.lexists(os.path.join(here, "manifest.json")):  # an existing store is not removed
+    """Remove the store that this thread makes at `path` in the `with` block if the block fails.
+
+    The lock is held until then. Stores that others made there stay.
+    """
+    if path is None:
         yield
         return
-    there = os.path.isdir(here)
+    made: list[Folder] = []
+    entry = os.path.abspath(os.path.expanduser(path)), made
+    is_open = _rollbacks.__dict__.setdefault("open", [])
+    is_open.append(entry)
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):
-            if Path(here, "lock").read_text() == str(os.getpid()):
-                for name in sorted(filter(_OURS.fullmatch, os.listdir(here)), key="manifest.json".__ne__):
-                    unlink(os.path.join(here, name))
-                if not there:
-                    os.rmdir(here)
+        for folder in made:
+            folder.discard()
         raise
+    finally:
+        is_open[:] = [other for other in is_open if other is not entry]
+        for folder in made:
+            folder.lock.release()
 
 
 def replace(path: str, write: Callable[[File], None], size: int) -> None:
@@ -289,28 +340,8 @@ def _kind(column: Mapping[str, Any]) -> bytes:
     return RING if column["codec"] is None else CHUNKS
 
 
-def _lock(call: str, path: str) -> int:
-    with annotate_os_error("open", path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        lock_file(
-            f"{call}: the store at {os.path.dirname(path)}",
-            fd,
-            "Drop every state of it (or close it: fbuf.stores()), or give another path.",
-        )
-        sign_lock(fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _release(fd: int, path: str | None, process: int) -> None:
+def _release(lock: FileLock, path: str | None) -> None:
     """Release the directory. Runs in the garbage collector or at exit, so it takes no lock."""
-    if os.getpid() != process:  # a fork of the process that holds it
-        return
-    if path is not None:
+    if path is not None and lock.is_held:  # a forked child does not hold it
         shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        unlock_file(fd)
-        os.close(fd)
+    lock.release()

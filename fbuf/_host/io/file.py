@@ -1,15 +1,13 @@
-"""Files that are written with `pwrite` and read through a read-only mapping, and locks on them.
+"""Files that are written with `pwrite` and read through a read-only mapping.
 
 Writing through a mapping would turn a full disk into SIGBUS, which ends the process; a failed `pwrite` is an OSError. A file
 gets its whole size at once (`ftruncate`), and the system allocates blocks as they are written. Only written bytes are read
-through the mapping: on tmpfs, reading a hole allocates too. The system releases a lock when its process ends; the locked
-file names the process, for the message to the next one.
+through the mapping: on tmpfs, reading a hole allocates too.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 
@@ -138,6 +136,7 @@ _FIXES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit on open files (ulimit -n), or close some."),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Use a path that this process may write to."),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "Use the path of a folder; {folder} is a file."),
+    errno.ELOOP: "Replace the link with the file itself; fbuf follows no links in its folders.",
 }
 
 
@@ -188,34 +187,3 @@ def unlink(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
-
-
-def lock_file(what: str, fd: int, fix: str) -> None:
-    """Lock the open file `fd`, or fail at once.
-
-    Args:
-      what: Who asks for what, for the message: `"Memmap: the store at /path"`.
-      fix: What to do if it is held.
-    Raises:
-      BlockingIOError: this or another process holds it.
-      OSError: the file system has no locks.
-    """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace")
-        who = "this process" if holder == str(os.getpid()) else f"process {holder or 'unknown'}"
-        raise BlockingIOError(errno.EWOULDBLOCK, f"{what} is in use by {who}; expected no other user. {fix}") from None
-
-
-def sign_lock(fd: int) -> None:
-    """Write the process id into a locked file. Raises OSError."""
-    mine = str(os.getpid()).encode()
-    if os.pread(fd, 32, 0) != mine:  # to cut a file takes as long as to wait for it
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, mine, 0)
-
-
-def unlock_file(fd: int) -> None:
-    """Release the lock, also where a forked child has the file open."""
-    fcntl.flock(fd, fcntl.LOCK_UN)

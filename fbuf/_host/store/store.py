@@ -153,6 +153,7 @@ class Store(TicketReads):
             self._check_open()
             if self._folder is None:
                 return self._write(rows, keep, slots, state)
+            self._folder.check_held()
             tickets: list[Array] = []
             done = 0
             while done < n or not tickets:
@@ -238,6 +239,7 @@ class Store(TicketReads):
 
     def _flush(self) -> None:
         if self._folder is not None:
+            self._folder.check_held()
             self._folder.flush()
             self._flushed = time.monotonic()
 
@@ -418,6 +420,7 @@ class Store(TicketReads):
                 values = {c: v[at] for c, v in fields.items()}
                 made.append((old, self._updates.prepare(old, int(lane[at]), int(count[at]), values)))
             if self._log is not None and self._folder is not None and made:
+                self._folder.check_held()
                 with self._log.appended(self._updates.made + 1, [patch for _, patch in made]):
                     self._folder.save(kind_bytes(self._parts), self._count, self._updates.made + len(made))
             with self._lock:
