@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from fbuf._buffer import checks
-from fbuf._core.pytree import PyTree, named_leaves
+from fbuf._core.pytree import PyTree, Spec, named_leaves, under
+from fbuf._indexing.anchors import CUT, has
 from fbuf._replay import Replay
 from fbuf.views import Transition
 
@@ -85,8 +86,10 @@ class Recorder:
       envs: A `gymnasium.vector.VectorEnv` of E environments, or a `gymnasium.Env`.
       replay: Of rows like `spec(envs)`, with `lanes=E` (`lanes=None` for an `Env`) and a view with
         `autoreset="next_step"`. It may hold rows already; the first `reset` cuts their episodes.
+      obs: The last observation that `step` or `reset` returned before `replay.save`, to continue without `reset` where the
+        environments also continue: after `Replay.load(path, cut=False)` the rows are those of a run that was not interrupted.
     Raises:
-      ValueError: the replay does not fit; or the autoreset mode is unknown.
+      ValueError: the replay or `obs` does not fit; or the autoreset mode is unknown.
 
     Example:
       >>> import fbuf, gymnasium
@@ -99,9 +102,20 @@ class Recorder:
       ...     obs, reward, terminated, truncated, info = envs.step(envs.action_space.sample())
       >>> len(replay)
       40
+
+      Continue from a checkpoint, with environments that were not reset:
+
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     saving = replay.save(folder, extra={"obs": obs})
+      ...     replay, extra = fbuf.Replay.load(folder, extra=True, cut=False)
+      >>> envs = fbuf.gymnasium.Recorder(envs.envs, replay, obs=extra["obs"])
+      >>> obs, reward, terminated, truncated, info = envs.step(envs.action_space.sample())
+      >>> len(replay)
+      44
     """
 
-    def __init__(self, envs: Any, replay: Replay):
+    def __init__(self, envs: Any, replay: Replay, *, obs: PyTree = None):
         if not isinstance(replay, Replay):
             raise TypeError(f"Recorder: replay is {type(replay).__name__}; expected a Replay.")
         buffer = replay.buffer
@@ -126,6 +140,32 @@ class Recorder:
         self._obs: PyTree = None  # None: not reset since the start or the last error
         self._row: dict[str, PyTree] = {}
         self._ended = np.zeros(() if lanes is None else lanes, bool)  # whose final observation is not written yet
+        if obs is not None:
+            self._continue(obs, rows)
+
+    def _continue(self, obs: PyTree, rows: Spec) -> None:
+        """Continue after the newest rows of the replay, with `obs` of the same time."""
+        replay, lead = self.replay, self._ended.shape
+        expected = {name: (*lead, *rows[name].shape) for name in under("obs", rows)}
+        got = {name: np.shape(leaf) for name, leaf in named_leaves({"obs": obs}).items()}
+        if got != expected:
+            raise ValueError(
+                f"Recorder: obs has the shapes {got}; expected {expected}. Pass what step or reset returned."
+            )
+        state = replay.state
+        newest = jax.device_get(replay.last(1))
+        row = jax.tree.map(lambda leaf: np.array(leaf[0]), newest.data)
+        self._ended = np.asarray(newest.mask[0] & (row["terminated"] | row["truncated"]))
+        assert state.anchors is not None
+        if (self._ended & np.reshape(has(state.anchors.tail_flags[-1], CUT), lead)).any():
+            raise ValueError(
+                "Recorder: obs continues episodes, but the replay was cut. Write Replay.load(path, cut=False), or reset()."
+            )
+        if self._ended.any() and replay.buffer.on_write is not None:
+            raise ValueError(
+                "Recorder: obs continues after the end of an episode, but rows changed on_write. Save after another step."
+            )
+        self._row, self._obs = row, jax.tree.map(np.array, obs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("_", "step_", "reset_", "send", "recv")):
@@ -230,15 +270,20 @@ class Recorder:
 
 def _mode(envs: Any) -> str:
     """Return the autoreset mode: "NextStep", "SameStep" or "Disabled"."""
-    mode = "Disabled"
-    if hasattr(envs, "single_action_space"):
+    if not hasattr(envs, "single_action_space"):
+        return "Disabled"
+    mode, inner = None, envs
+    while mode is None and inner is not None:  # `metadata` may be shared by environments of different modes
+        mode, inner = getattr(inner, "autoreset_mode", None), getattr(inner, "env", None)
+    if mode is None:
         mode = envs.metadata.get("autoreset_mode")
-        mode = getattr(mode, "value", mode)
+    mode = getattr(mode, "value", mode)
     if mode not in ("NextStep", "SameStep", "Disabled"):
         raise ValueError(
-            f"fbuf.gymnasium: envs.metadata['autoreset_mode'] is {mode!r}; expected an AutoresetMode. Set it."
+            f"fbuf.gymnasium: the autoreset mode of envs is {mode!r}; expected an AutoresetMode. Set "
+            f"envs.metadata['autoreset_mode']."
         )
-    return mode
+    return str(mode)
 
 
 def _zeros(space: Any) -> PyTree:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("gymnasium")
+import gymnasium
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
@@ -77,6 +78,84 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(AttributeError, match="would bypass the replay"):
         _ = recorder.step_async
     assert recorder.single_action_space == spaces.Discrete(3)
+    del envs.autoreset_mode
     envs.metadata.pop("autoreset_mode")
-    said = r"envs\.metadata\['autoreset_mode'\] is None; expected an AutoresetMode\. Set it\."
+    said = r"mode of envs is None; expected an AutoresetMode\. Set envs\.metadata\['autoreset_mode'\]\."
     pytest.raises(ValueError, fbuf.gymnasium.view, envs).match(said)
+
+
+def test_the_mode_is_that_of_the_environments_not_of_shared_metadata() -> None:
+    """The metadata of ale-py's environments is one dict, which names the mode of the environments opened last."""
+
+    class Plain(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name)
+
+    for mode, other in ((MODES[0], MODES[1]), (MODES[1], MODES[0]), (MODES[2], MODES[0])):
+        inner = vectorise(Lander, 3, mode, copy=False)
+        for envs in (inner, gymnasium.vector.VectorWrapper(inner), Plain(inner)):
+            inner.metadata = envs.metadata = {"autoreset_mode": other}
+            replay = fbuf.Replay(fbuf.Buffer(90, view=fbuf.gymnasium.view(envs), lanes=3), fbuf.gymnasium.spec(envs))
+            assert fbuf.gymnasium.Recorder(envs, replay)._mode == mode.value
+        del inner.autoreset_mode
+        assert fbuf.gymnasium.Recorder(inner, replay)._mode == other.value
+
+
+def contents(replay: fbuf.Replay) -> Any:
+    rows, batch = replay.rows(), replay.sample(64)
+    return jax.device_get((rows.data, rows.mask, batch.data, batch.index.slot))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_an_interrupted_run_equals_one_that_was_not(mode: AutoresetMode, tmp_path: Any) -> None:
+    rng = np.random.default_rng(len(mode.name))
+    expected = None
+    stops = [None, *rng.choice(np.arange(1, 25), 3, replace=False).tolist(), "ended"]
+    for number, stop in enumerate(stops):
+        inner = vectorise(Lander, 3, mode, copy=False)
+        example = fbuf.gymnasium.spec(inner) | {"step": np.int32(0)}
+        replay = fbuf.Replay(fbuf.Buffer(300, view=fbuf.gymnasium.view(inner, n_step=2), lanes=3), example)
+        envs: Any = fbuf.gymnasium.Recorder(inner, replay)
+        obs, stopped = envs.reset(seed=0)[0], 0
+        for step in range(30):
+            action = np.arange(3) * step % 3
+            obs, _, terminated, truncated, _ = envs.step(action, step=np.full(3, step, np.int32))
+            ended = terminated | truncated
+            if step == stop or (stop == "ended" and ended.any()):
+                path = tmp_path / f"{number}_{stopped}"
+                stopped += 1
+                replay.save(path, extra={"obs": obs})
+                replay, extra = fbuf.Replay.load(path, extra=True, cut=False)
+                envs = fbuf.gymnasium.Recorder(inner, replay, obs=extra["obs"])
+            if step == 20:
+                obs = envs.reset(seed=1)[0]
+            elif mode == AutoresetMode.DISABLED and ended.any():
+                obs = envs.reset(options={"reset_mask": ended})[0]
+        found = contents(replay)
+        expected = found if expected is None else expected
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        assert stopped >= 3 if stop == "ended" else stopped == (stop is not None)
+
+
+def test_what_does_not_continue_is_refused() -> None:
+    envs = vectorise(Lander, 3, AutoresetMode.NEXT_STEP)
+    for scale in (None, fbuf.transforms.Scale("obs", offset=1.0)):
+        buffer = fbuf.Buffer(90, view=fbuf.gymnasium.view(envs), lanes=3, on_write=scale)
+        replay = fbuf.Replay(buffer, fbuf.gymnasium.spec(envs))
+        recorder = fbuf.gymnasium.Recorder(envs, replay)
+        recorder.reset(seed=0)
+        ended = np.zeros(3, bool)
+        while not ended.any():
+            obs, _, terminated, truncated, _ = recorder.step(np.zeros(3, int))
+            ended = terminated | truncated
+        for wrong in (obs[:2], obs[:, :1], {"x": obs}):
+            pytest.raises(ValueError, fbuf.gymnasium.Recorder, envs, replay, obs=wrong).match(
+                "what step or reset returned"
+            )
+        if scale is not None:
+            pytest.raises(ValueError, fbuf.gymnasium.Recorder, envs, replay, obs=obs).match("Save after another step")
+            recorder.step(np.zeros(3, int))
+        fbuf.gymnasium.Recorder(envs, replay, obs=obs)
+        if scale is None:
+            replay.cut()
+            pytest.raises(ValueError, fbuf.gymnasium.Recorder, envs, replay, obs=obs).match(r"cut\. Write .*cut=False")

@@ -73,7 +73,7 @@ def action_at(space: Any, lane: int, episode: int, step: int) -> Any:
 def play(envs: Any, steps: int, seed: int = 0, **leaves: Any) -> list[int]:
     """Step a recorder, as a user would, and return how many steps of each environment count."""
     lanes, space, disabled = envs.num_envs, envs.single_action_space, AutoresetMode.DISABLED
-    mode = envs.metadata["autoreset_mode"]
+    mode = getattr(envs, "autoreset_mode", envs.metadata["autoreset_mode"])
     envs.reset(seed=seed)
     episode, time, count, ended = [0] * lanes, [0] * lanes, [0] * lanes, np.zeros(lanes, bool)
     for _ in range(steps):
