@@ -1,7 +1,8 @@
 """Connect jitted code with host stores: callbacks for rows and priorities, and the guard in front of them.
 
 On CPU they are `jax.experimental.buffer_callback`s, whose operands and results are the arrays themselves; elsewhere
-io/pure callbacks. Rules: numpy only inside, never JAX; operand views are read-only; outputs are always filled.
+io/pure callbacks. The platform that is lowered for chooses. Rules: numpy only inside, never JAX; operand views are
+read-only; outputs are always filled.
 
 A read depends on its tickets. A write depends on the token of the reads before it and on one element of the ticket table
 that the write before it made; otherwise XLA could run two writes of one jit in either order. A write has a side effect; a
@@ -214,19 +215,39 @@ def _bind(function: Callable[..., None], *static: Any) -> Callable[..., None]:
 # --------------------------------------------------------------------------------------------- the callbacks
 
 
-def call(function: Callable[..., None], shapes: Any, operands: Sequence[Array], effect: bool) -> Any:
-    """Run `function(context, out, *operands)` on the host; `out` are arrays to fill."""
-    return control_flow.vary_like(_call(function, shapes, operands, effect), operands)
+def call(
+    function: Callable[..., None],
+    shapes: Any,
+    operands: Sequence[Array],
+    effect: bool,
+    elsewhere: Sequence[Array] | None = None,
+) -> Any:
+    """Run `function(context, out, *operands)` on the host; `out` are arrays to fill.
+
+    Off CPUs, where operands are copied to the host, `elsewhere` are the operands, if given.
+    """
+    on_cpu = functools.partial(_call_on_cpu, function, shapes, effect)
+    off_cpu = functools.partial(_call_elsewhere, function, shapes, effect)
+    if elsewhere is None:
+        made = control_flow.platform_dependent(*operands, cpu=on_cpu, default=off_cpu)
+    else:
+        made = control_flow.platform_dependent(
+            tuple(operands),
+            tuple(elsewhere),
+            cpu=lambda here, _: on_cpu(*here),
+            default=lambda _, there: off_cpu(*there),
+        )
+    return control_flow.vary_like(made, operands)
 
 
-def _call(function: Callable[..., None], shapes: Any, operands: Sequence[Array], effect: bool) -> Any:
+def _call_on_cpu(function: Callable[..., None], shapes: Any, effect: bool, *operands: Array) -> Any:
+    from jax.experimental.buffer_callback import buffer_callback
+
     vmap_method = None if effect else "broadcast_all"
-    if jax.default_backend() == "cpu":
-        from jax.experimental.buffer_callback import buffer_callback
+    return buffer_callback(function, shapes, has_side_effect=effect, vmap_method=vmap_method)(*operands)
 
-        made = buffer_callback(function, shapes, has_side_effect=effect, vmap_method=vmap_method)
-        return made(*operands)
 
+def _call_elsewhere(function: Callable[..., None], shapes: Any, effect: bool, *operands: Array) -> Any:
     def fill(*arrays: Any) -> Any:
         lead = () if effect else np.shape(arrays[0])[:-1]  # the id leaf is uint32[2], more under vmap
         out = jax.tree.map(lambda s: np.zeros(lead + s.shape, s.dtype), shapes)
@@ -270,10 +291,9 @@ def write_slots(
     """
     shapes = (jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32), jax.ShapeDtypeStruct((1, 2), jnp.uint32))
     rows = [lax.stop_gradient(r) for r in rows]
-    if jax.default_backend() != "cpu":
-        table = after
     operands = guard(id, token, after, table, state, slots, *rows)
-    tickets, made = call(_write_slots, shapes, operands, effect=True)
+    elsewhere = [*operands[:3], operands[2], *operands[4:]]
+    tickets, made = call(_write_slots, shapes, operands, effect=True, elsewhere=elsewhere)
     return tickets, made
 
 

@@ -159,7 +159,6 @@ def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
 
     attempts: list[tuple[Any, Any]] = [
         (lambda rows: buffer.extend(state, rows), many),
-        (lambda go: lax.cond(go, extend, lambda s: s, state), np.array([True, False])),
         (lambda obs: buffer.update_rows(state, index, {"obs": obs}), np.zeros((2, 2, 6), np.int32)),
         (lambda state: buffer.sample(state, jax.random.key(0), 4), states),
         (extend, states),
@@ -168,6 +167,9 @@ def test_what_cannot_be_vmapped_says_so(storage: str) -> None:
     for method, given in attempts:
         for call in (jax.vmap(method), jax.jit(jax.vmap(method))):
             pytest.raises(TypeError, call, given).match(r"cannot be vmapped.*lanes=E.*storages\.Device\(\)")
+    # JAX refuses a branch of a batched conditional by its effects, before it looks inside.
+    maybe = jax.vmap(lambda go: lax.cond(go, extend, lambda s: s, state))
+    pytest.raises(NotImplementedError, maybe, np.array([True, False])).match("IO effect not supported in vmap-of-cond")
     assert store_of(state).stats() == before
 
 
@@ -245,3 +247,22 @@ def test_the_callbacks_for_accelerators_agree(storage: str, monkeypatch: pytest.
     buffer.extend(old, rows_of(9, 9))
     raises_late("8 of 9 rows have expired", buffer.rows, old)
     assert set(used) == {"io_callback", "pure_callback"}
+
+
+def test_the_platform_that_is_lowered_for_chooses_the_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = make("compressed", 7, slack=19)
+
+    def step(state: Any) -> Any:
+        state, batch = buffer.sample(buffer.extend(state, rows_of(8, 3)), jax.random.key(0), 4)
+        return state, batch.data
+
+    state = filled(buffer)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    traced = jax.jit(step).trace(state)
+    lowered = traced.lower(lowering_platforms=("cpu",)).as_text()
+    assert lowered.count("@xla_buffer_python_cpu_callback") == 2
+    assert "@xla_ffi_python_cpu_callback" not in lowered and "@xla_python_cpu_callback" not in lowered
+    # Without a TPU or its compiler JAX lowers no io_callback for one; a buffer_callback would be refused in other words.
+    with pytest.raises(Exception, match="platform|backend") as caught:
+        traced.lower(lowering_platforms=("tpu",))
+    assert "buffer_callback" not in str(caught.value)

@@ -1,5 +1,6 @@
 """What the tests of buffers on the host share: writes that overtake reads, and histories in every form of calling."""
 
+import types
 from typing import Any
 
 import jax
@@ -8,6 +9,8 @@ import pytest
 from jax import lax
 
 import fbuf
+from fbuf._bridge import callbacks
+from fbuf._core import control_flow
 from fbuf._host.store.store import Store
 from tests.support.ownership import agree, filled, late, make, rows_of
 
@@ -88,11 +91,21 @@ def history(buffer: fbuf.Buffer, calls: str) -> list[Any]:
 
 
 def use_other_callbacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Off CPU there is no buffer_callback. Return which of the others are used from now on."""
+    """Trace what is lowered off CPUs, where there is no buffer_callback. Return which of the others are used from now on."""
     used: list[str] = []
     for name in ("io_callback", "pure_callback"):
         module = jax.experimental if name == "io_callback" else jax
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, n=name, real=real, **k: (used.append(n), real(*a, **k))[1])
-    monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
+    trace_for_accelerators(monkeypatch)
     return used
+
+
+def trace_for_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let host stores use on the CPU what is lowered for any other platform."""
+
+    def choose(*args: Any, cpu: Any, default: Any) -> Any:
+        return default(*args)
+
+    changed = vars(control_flow) | {"platform_dependent": choose}
+    monkeypatch.setattr(callbacks, "control_flow", types.SimpleNamespace(**changed))

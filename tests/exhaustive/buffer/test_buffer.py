@@ -13,6 +13,7 @@ from tests.buffer import test_checked as support
 from tests.buffer.test_plan import EXAMPLE, SAMPLERS, STORAGES, VIEWS, check_fixed, deduplicated, distinct_rows
 from tests.support import combinations as parts
 from tests.support import prefetch
+from tests.support.host import trace_for_accelerators
 from tests.support.ownership import store_of
 from tests.support.refusals import raises
 from tests.support.summary import check_all, check_unordered
@@ -147,7 +148,7 @@ def test_plan_and_nbytes_count_the_pending_batch(storage):
 
 
 def test_other_platforms(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
+    trace_for_accelerators(monkeypatch)
     jax.clear_caches()
     try:
         prefetch.check_batches("compressed", "epoch", "row", "donated")
