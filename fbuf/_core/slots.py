@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf._core import control_flow
 from fbuf._core.component import state
 
 FEW = 4  # lanes whose numbers are selected and added one by one, which XLA fuses with the reader
@@ -205,12 +206,28 @@ def write_rows(
     If all slots are known to be `inside`, one row is written without the comparisons of a scatter.
     """
     at = (slot + token).reshape(-1, 1)
-    values = values.reshape((at.shape[0], 1, *array.shape[1:])).astype(array.dtype)
+    values = values.reshape((at.shape[0], *array.shape[1:])).astype(array.dtype)
     if inside and at.shape[0] == 1:
-        return lax.dynamic_update_index_in_dim(array, values[0], at[0, 0], 0)
-    # Windows of one row, not rows: for these XLA on CPU copies the values first.
+        return lax.dynamic_update_index_in_dim(array, values, at[0, 0], 0)
+    written: jax.Array = control_flow.platform_dependent(array, at, values, cpu=_write_windows, default=_write_items)
+    return written
+
+
+def _write_windows(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+    """Write windows of one row: for items XLA on CPU copies the values first."""
     windows = lax.ScatterDimensionNumbers(tuple(range(1, array.ndim + 1)), (), (0,))
-    return lax.scatter(array, at, values, windows, unique_indices=True, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    return _scatter(array, at, values[:, None], windows)
+
+
+def _write_items(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+    """Write items: windows become a loop over the rows on a TPU, which copies the array out and back."""
+    items = lax.ScatterDimensionNumbers(tuple(range(1, array.ndim)), (0,), (0,))
+    return _scatter(array, at, values, items)
+
+
+def _scatter(array: jax.Array, at: jax.Array, values: jax.Array, dimensions: lax.ScatterDimensionNumbers) -> jax.Array:
+    mode = lax.GatherScatterMode.FILL_OR_DROP
+    return lax.scatter(array, at, values, dimensions, unique_indices=True, mode=mode)
 
 
 def read_rows(array: jax.Array, slot: jax.Array) -> jax.Array:

@@ -85,3 +85,51 @@ def test_numbers_of_few_lanes_are_those_of_many(lanes):
     values, lane = jnp.arange(3, 3 + lanes, dtype=jnp.int32), jnp.arange(12, dtype=jnp.int32).reshape(3, 4) % lanes
     np.testing.assert_array_equal(jnp.broadcast_to(slots.of_lane(values, lane), (3, 4)), np.asarray(values)[lane])
     assert int(slots.sum_of_lanes(values)) == int(np.sum(values)) and slots.sum_of_lanes(values).dtype == jnp.int32
+
+
+@pytest.mark.parametrize("item", [(), (3,), (2, 3)])
+def test_every_form_of_writing_rows_gives_the_same_array(item):
+    rng = np.random.default_rng(0)
+    array, values = rng.integers(0, 99, (9, *item)), rng.integers(100, 199, (2, 3, *item))
+    slot = np.array([[4, 9, 0], [70, 8, 2]], np.int32)  # 9 and 70 are no slots
+    expected = array.copy()
+    expected[[4, 0, 8, 2]] = values.reshape(6, *item)[[0, 2, 4, 5]]
+    array, values = array.astype(np.int32), values.astype(np.int32)
+    for write in (slots.write_rows, jax.jit(slots.write_rows)):
+        assert np.array_equal(write(jnp.asarray(array), slot, values, jnp.int32(0)), expected)
+    at = jnp.asarray(slot.reshape(-1, 1))
+    for form in (slots._write_windows, slots._write_items):
+        assert np.array_equal(form(jnp.asarray(array), at, values.reshape(6, *item)), expected)
+    many = jax.vmap(slots.write_rows, (0, None, 0, None))(
+        np.stack([array, array + 1]), slot, values[None].repeat(2, 0), 0
+    )
+    untouched = np.isin(np.arange(9), [4, 0, 8, 2], invert=True).reshape(9, *(1,) * len(item))
+    assert np.array_equal(many, np.stack([expected, expected + untouched]))
+
+
+@pytest.mark.optimized
+def test_the_platform_that_is_lowered_for_chooses_how_rows_are_written():
+    array, slot = jax.ShapeDtypeStruct((1000, 17), jnp.float32), jax.ShapeDtypeStruct((4, 8), jnp.int32)
+    values = jax.ShapeDtypeStruct((4, 8, 17), jnp.float32)
+
+    def write(array, slot, values):
+        return slots.write_rows(array, slot, values, jnp.int32(0))
+
+    traced = jax.jit(write, donate_argnums=0).trace(array, slot, values)
+    for platform, expected in (
+        ("tpu", "inserted_window_dims = [0]"),
+        ("cuda", "inserted_window_dims = [0]"),
+        ("cpu", ""),
+    ):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        scatter = next(line for line in text.splitlines() if "stablehlo.scatter" in line)
+        assert expected in scatter and ("inserted_window_dims" in scatter) == bool(expected)
+    compiled = traced.lower().compile()
+    if jax.default_backend() == "cpu":
+        program = compiled.as_text()
+        assert " conditional(" not in program and " copy(" not in program and " while(" not in program
+    assert compiled.memory_analysis().alias_size_in_bytes == 1000 * 17 * 4
+    both = jax.export.export(jax.jit(write), platforms=("cpu", "tpu"))(array, slot, values)
+    at, ones = np.arange(32, dtype=np.int32).reshape(4, 8), np.ones((4, 8, 17), np.float32)
+    rows = both.call(np.zeros((1000, 17), np.float32), at, ones)
+    assert np.array_equal(rows[:, 0] == 1, np.arange(1000) < 32)
