@@ -61,13 +61,21 @@ class Reader:
         self.path = path
         self.columns: dict[str, Column] = {}
         size = path.stat().st_size
+        self._open = contextlib.ExitStack()  # the zip, and above it its members: only both closed, the file is
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = self._open.enter_context(zipfile.ZipFile(path))
         except PermissionError:
             raise
         except Exception as error:  # also NotImplementedError, struct.error and what else its parser meets
             raise ValueError(f"{path}: is not a zip ({error}); expected an .npz. It is damaged or truncated.") from None
-        entries = self._zip.infolist()
+        try:
+            self._find_columns(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_columns(self, size: int) -> None:
+        path, entries = self.path, self._zip.infolist()
         if (number := _stated(path)) not in (len(entries), None):
             raise ValueError(f"{path}: lists {len(entries)} members; expected {number}. The file is damaged.")
         for entry in entries:
@@ -81,7 +89,8 @@ class Reader:
             most = entry.compress_size * (_MOST_RATIO if entry.compress_type == zipfile.ZIP_DEFLATED else 1)
             if entry.file_size > most or entry.header_offset + entry.compress_size > size:
                 raise ValueError(f"{path}: member {name!r} claims {entry.file_size} bytes in a zip of {size}: damaged.")
-            self.columns[name] = _column(self._zip, f"{path}: member {name!r}", entry)
+            member = self._open.enter_context(contextlib.closing(_Member(self._zip, f"{path}: member {name!r}", entry)))
+            self.columns[name] = _column(member)
 
     def about(self) -> bytes | None:
         """Return the description of the file, or None."""
@@ -92,45 +101,69 @@ class Reader:
 
     def close(self) -> None:
         """Close the file."""
-        self._zip.close()
+        self._open.close()
 
 
-def _column(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo) -> Column:
-    begin, shape, dtype, why = _header(where, _start(archive, where, entry, _LARGEST_HEADER)[1])
+class _Member:
+    """Read the bytes of one array, in order."""
+
+    def __init__(self, archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo) -> None:
+        self.where, self.size = where, entry.file_size
+        self._archive, self._entry = archive, entry
+        self._file: IO[bytes] | None = None
+
+    def start(self, number: int) -> bytes:
+        """Return the first bytes, so many or as many as there are; `read` returns those after them."""
+        self.close()
+        with _report_damage(self.where):
+            self._file = self._archive.open(self._entry)
+            return self._file.read(number)
+
+    def read(self, number: int) -> bytes:
+        """Return the next bytes."""
+        assert self._file is not None, "start first"
+        with _report_damage(self.where):
+            data = self._file.read(number)
+        if len(data) != number:
+            raise ValueError(f"{self.where} has fewer bytes than its header says. The file is damaged.")
+        return data
+
+    def close(self) -> None:
+        """Close the member; the zip stays open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _column(member: _Member) -> Column:
+    where = member.where
+    begin, shape, dtype, why = _header(where, member.start(_LARGEST_HEADER))
+    member.close()
     if why:
         return refused(f"{where} {why}")
     row = math.prod(shape[1:]) * dtype.itemsize
     size = math.prod(shape) * dtype.itemsize
-    if entry.file_size - begin != size:
-        has = entry.file_size - begin
+    if member.size - begin != size:
+        has = member.size - begin
         raise ValueError(f"{where} has {has} bytes; expected {size} of {dtype.name}{list(shape)}. The file is damaged.")
     if not shape:
         return refused(f"{where} is a scalar, of shape []; expected [N, ...].")
-    file: IO[bytes] | None = None
-    at = 0
+    at = -1  # the row that the member's next bytes begin; -1: it was not started
 
     def read(first: int, last: int) -> np.ndarray:
-        nonlocal file, at
-        if file is None or first < at:
-            file, _ = _start(archive, where, entry, begin)
+        nonlocal at
+        if at < 0 or first < at:
+            member.start(begin)
             at = 0
         for skipped in range(at, first, step := max(1, 2**20 // max(1, row))):
-            _read_exactly(where, file, (min(skipped + step, first) - skipped) * row)
-        data = _read_exactly(where, file, (last - first) * row)
-        rows = np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
+            member.read((min(skipped + step, first) - skipped) * row)
+        rows = np.frombuffer(member.read((last - first) * row), dtype).reshape(last - first, *shape[1:])
         at = last
         if dtype == np.bool_ and (rows.view(np.uint8) > 1).any():
             raise ValueError(f"{where} has bytes above 1; expected booleans. The file is damaged.")
         return rows
 
     return Column(shape[1:], dtype, read, shape[0])
-
-
-def _start(archive: zipfile.ZipFile, where: str, entry: zipfile.ZipInfo, number: int) -> tuple[IO[bytes], bytes]:
-    """Open a member; return it and its first bytes."""
-    with _report_damage(where):
-        file = archive.open(entry)
-        return file, file.read(number)
 
 
 def _stated(path: Path) -> int | None:
@@ -148,14 +181,6 @@ def _report_damage(where: str) -> Iterator[None]:
         yield
     except Exception as error:  # BadZipFile, zlib.error, EOFError, ...
         raise ValueError(f"{where} is damaged ({type(error).__name__}: {error}).") from None
-
-
-def _read_exactly(where: str, file: IO[bytes], number: int) -> bytes:
-    with _report_damage(where):
-        data = file.read(number)
-    if len(data) != number:
-        raise ValueError(f"{where} has fewer bytes than its header says. The file is damaged.")
-    return data
 
 
 def _header(where: str, begin: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any], str]:
