@@ -203,6 +203,7 @@ def test_an_interrupt_at_any_moment_releases_the_lock(changes):
         nonlocal left
         if frame.f_code.co_filename not in files:
             return None
+        frame.f_trace = trace  # from Python 3.13 on, opcodes are traced only if this is set before the next line
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "call" or (event == "opcode" and called.get(frame)):
             left -= 1
@@ -213,6 +214,7 @@ def test_an_interrupt_at_any_moment_releases_the_lock(changes):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces opcodes only if a frame asked for them before settrace
     for at in itertools.count(1):
         left = at
         errors.clear()
