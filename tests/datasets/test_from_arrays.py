@@ -7,7 +7,6 @@ import h5py
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,7 +196,6 @@ WRONG = [
     (bad(things=np.array([None] * 19)), ValueError, "leaf 'things' is object; expected plain numbers"),
     (bad(lists=[[1], [2, 3]]), ValueError, "leaf 'lists' is not an array"),
     (bad(swapped=np.zeros(19, ">f4")), ValueError, r"or booleans. Pass x.astype\('float32'\). Leave it out: fields="),
-    (bad(tensor=torch.zeros(19)), ValueError, "is torch.float32; expected plain numbers, or booleans. Pass x.numpy()"),
     (bad(terminals=np.full(19, 2)), ValueError, "leaf 'terminated' is 2 in row 0; expected 0 or 1"),
     (bad(terminals=np.zeros((19, 1), bool)), ValueError, r"leaf 'terminated' has shape .*; expected \[N\]"),
     (bad(terminated=np.zeros(19)), ValueError, "'terminals' and 'terminated' would be 'ter.* Leave one out: fields"),
@@ -213,11 +211,20 @@ WRONG = [
 ]
 
 
+def refused(data, kind, words, folder):
+    for rows in (data, iter([data])):
+        raises(kind, words, fbuf.datasets.from_arrays, rows, path=folder / "a")
+        assert files(folder) == []
+
+
 def test_invalid_data_is_refused_and_leaves_nothing(tmp_path):
-    for data, kind, words in WRONG:
-        for rows in (data, iter([data])):
-            raises(kind, words, fbuf.datasets.from_arrays, rows, path=tmp_path / "a")
-            assert files(tmp_path) == []
+    for wrong in WRONG:
+        refused(*wrong, tmp_path)
+
+
+def test_tensors_are_refused(tmp_path):
+    data = bad(tensor=pytest.importorskip("torch").zeros(19))
+    refused(data, ValueError, "is torch.float32; expected plain numbers, or booleans. Pass x.numpy()", tmp_path)
 
 
 def test_invalid_settings_are_refused(tmp_path):

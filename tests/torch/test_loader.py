@@ -5,13 +5,14 @@ import threading
 import jax
 import numpy as np
 import pytest
-import torch
 
 import fbuf
 from fbuf.torch import Loader
 from tests.support import refusals
 from tests.support.refusals import raises
 from tests.support.threads import PATIENCE, Thread, soon
+
+torch = pytest.importorskip("torch")
 
 EXAMPLE = {"t": np.float32(0)}
 

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 import fbuf
 from fbuf.torch import _from_torch, _to_torch, from_torch, to_torch
 from tests.support.refusals import raises
 from tests.support.trees import x64
+
+torch = pytest.importorskip("torch")
 
 NARROW = "bool uint8 int8 uint16 int16 uint32 int32 float16 bfloat16 float32 complex64".split()
 NARROW += "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()

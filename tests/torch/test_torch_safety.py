@@ -6,13 +6,14 @@ import sys
 import jax
 import numpy as np
 import pytest
-import torch
 
 import fbuf
 from fbuf.torch import nested, to_tensordict, to_torch
 from fbuf.torch._dtypes import import_torch
 from tests.support.refusals import raises
 from tests.support.tables import one_of
+
+torch = pytest.importorskip("torch")
 
 EXAMPLE = {"obs": np.zeros((8, 8), np.uint8), "reward": np.float32(0)}
 STORAGES = {

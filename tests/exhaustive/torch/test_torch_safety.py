@@ -1,8 +1,13 @@
 """The other storages, with and without prefetch: see `tests/torch/test_torch_safety.py`."""
 
-from tests.more.torch import test_torch_safety as further
+import pytest
+
 from tests.support.tables import one_of, select_tests
-from tests.torch import test_torch_safety as quick
+
+pytest.importorskip("torch")
+
+from tests.more.torch import test_torch_safety as further  # noqa: E402
+from tests.torch import test_torch_safety as quick  # noqa: E402
 
 case = one_of(*[(name, prefetch) for name in quick.STORAGES for prefetch in (0, 1)])
 globals().update(select_tests(quick, "case"), **select_tests(further, "case"))

@@ -7,13 +7,13 @@ import pickle
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
 from fbuf import StoreCorrupted
 from tests.support.processes import run_python
 from tests.support.refusals import raises
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
 
 from stable_baselines3.common import buffers as theirs  # noqa: E402

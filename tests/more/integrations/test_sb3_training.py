@@ -5,8 +5,8 @@ from typing import Any
 
 import gymnasium
 import pytest
-import torch
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
 contrib = pytest.importorskip("sb3_contrib")
 

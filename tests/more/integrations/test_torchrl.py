@@ -7,15 +7,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
+from benchmarks.peers import _torchrl_tree
 from fbuf import StoreCorrupted
 from tests.support.processes import run_python
 from tests.support.refusals import raises
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("torchrl")
-
-from benchmarks.peers import _torchrl_tree
 
 try:
     _torchrl_tree.ensure()

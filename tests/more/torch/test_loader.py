@@ -3,11 +3,12 @@ import textwrap
 import jax
 import numpy as np
 import pytest
-import torch
 
 import fbuf
 from fbuf.torch import Loader
 from tests.support.processes import run_python
+
+torch = pytest.importorskip("torch")
 
 MAKE = """
 import warnings; warnings.simplefilter("ignore")

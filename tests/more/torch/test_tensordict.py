@@ -3,13 +3,15 @@
 import jax
 import numpy as np
 import pytest
-import tensordict
-import torch
 
 import fbuf
 from fbuf.torch import from_tensordict, index_of, to_tensordict
 from tests.support.refusals import raises
-from tests.torch.test_torch_safety import ragged
+
+torch = pytest.importorskip("torch")
+tensordict = pytest.importorskip("tensordict")
+
+from tests.torch.test_torch_safety import ragged  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 GAMMA = 0.9

@@ -1,12 +1,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import torch
 
 import fbuf
 from fbuf.torch import to_torch
 from tests.support.processes import devices, run_python
 from tests.support.refusals import raises
+
+torch = pytest.importorskip("torch")
 
 
 def test_one_of_several_devices_is_named():

@@ -3,13 +3,15 @@
 import jax
 import numpy as np
 import pytest
-import torch
 
 import fbuf
 from fbuf.torch import to_torch
 from tests.support.tables import one_of, select_tests
-from tests.torch import test_torch_safety as quick
-from tests.torch.test_torch_safety import replay, rows
+
+torch = pytest.importorskip("torch")
+
+from tests.torch import test_torch_safety as quick  # noqa: E402
+from tests.torch.test_torch_safety import replay, rows  # noqa: E402
 
 case = one_of(("device", 0))
 globals().update(select_tests(quick, "case"))
