@@ -13,6 +13,7 @@ import numpy as np
 from fbuf._concurrency import wakeup
 from fbuf._concurrency.prefetcher import Make, Prefetch
 from fbuf._core.sample import Index, Sample
+from fbuf._replay.outside_jit import refuse_trace
 
 
 class Batches:
@@ -37,6 +38,7 @@ class Batches:
           TimeoutError: the batch was not ready in time. It may be later.
           Exception: the thread's error. No batches follow it.
         """
+        refuse_trace("batches")
         if os.getpid() != self._process:
             raise RuntimeError(
                 "Replay.batches: this process was forked, and the thread that draws is not in it. Make the replay and the "
@@ -97,6 +99,7 @@ class EpochBatches:
         return number // self._batch_size if self._drop_last else -(-number // self._batch_size)
 
     def __iter__(self) -> Iterator[Sample]:
+        refuse_trace("epoch")
         key, number, size = self._next_key(), self._index.slot.size, self._batch_size
         order: Any = np.arange(number)
         if self._shuffle:

@@ -13,16 +13,24 @@ from fbuf._buffer.checked import raise_for
 from fbuf._concurrency.wakeup import StopToken
 from fbuf._core.pytree import PyTree
 from fbuf._replay.fair_lock import Acquired, FairLock
+from fbuf._replay.outside_jit import refuse_trace
 from fbuf._replay.state import ReplayState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def restores_lock(method: F) -> F:
-    """Restore the lock on error: the thread then holds what it held before the call, even after an interrupt."""
+    """Restore the lock on error: the thread then holds what it held before the call, even after an interrupt.
+
+    Refuse public methods inside jit.
+    """
+    name = method.__name__
+    public = name in ("__getitem__", "__len__") or not name.startswith("_")
 
     @functools.wraps(method)
     def call(self: LockedState, *args: Any, **kwargs: Any) -> Any:
+        if public:
+            refuse_trace(name, args, kwargs)
         depth = self._lock.depth()
         try:
             return method(self, *args, **kwargs)

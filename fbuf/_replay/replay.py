@@ -40,6 +40,7 @@ from fbuf._replay.batches import Batches
 from fbuf._replay.fair_lock import FairLock
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
 from fbuf._replay.locked import locked, restores_lock
+from fbuf._replay.outside_jit import refuse_trace
 from fbuf._replay.rows import ReplayRows
 from fbuf._replay.written import WrittenIndex, newest
 from fbuf.limits import Limit, LimitState
@@ -116,6 +117,7 @@ class Replay(ReplayRows):
         limit: Limit | None = None,
         resume: bool = False,
     ):
+        refuse_trace("__init__", example)
         if not isinstance(buffer, Buffer):
             usage = "The order is Replay(buffer, example)."
             if type(buffer).__name__ == "Mixture":
@@ -176,10 +178,12 @@ class Replay(ReplayRows):
           >>> len(replay)
           0
         """
+        refuse_trace("state")
         return self._current_state()
 
     @state.setter
     def state(self, state: BufferState) -> None:
+        refuse_trace("state", state)
         if not isinstance(state, BufferState):
             raise TypeError(f"Replay.state: got {type(state).__name__}; expected a BufferState of {self.buffer!r}.")
         if not isinstance(state.header, Array):
@@ -235,6 +239,7 @@ class Replay(ReplayRows):
           >>> len(replay)
           1
         """
+        refuse_trace("add", row, priority, mask)
         if timeout is not None or priority is not None or self._limiter is not None or not self._collect_now(row, mask):
             self._write("Replay.add", programs.add, row, priority, mask, timeout)
 
@@ -264,6 +269,7 @@ class Replay(ReplayRows):
           ...     print("the queue is full")
           the queue is full
         """
+        refuse_trace("extend", rows, priority, mask)
         return self._write("Replay.extend", programs.extend, rows, priority, mask, timeout)
 
     @restores_lock
@@ -309,7 +315,8 @@ class Replay(ReplayRows):
         keep = np.array(mask) if type(mask) is np.ndarray else mask  # the caller may change it
 
         def compute(index: WrittenIndex) -> None:
-            with self._acquire():
+            # also where a function that is being traced reads it
+            with jax.ensure_compile_time_eval(), self._acquire():
                 if index.known is None:  # else another thread was first
                     index.store(newest(self.buffer, count, self._state.header, keep))
 
@@ -361,6 +368,7 @@ class Replay(ReplayRows):
           >>> type(batch.data["t"]).__name__, batch.weight.shape
           ('ndarray', (4,))
         """
+        refuse_trace("sample", batch_size, options)
         arguments.check_form("Replay.sample", to)
         self._check_timeout("Replay.sample", timeout)
         packed = to != "jax" and self._packs
@@ -396,6 +404,7 @@ class Replay(ReplayRows):
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
           >>> replay.expect_stale()
         """
+        refuse_trace("expect_stale")
         self._ahead = True
 
     @locked
@@ -459,6 +468,7 @@ class Replay(ReplayRows):
           ...     print(next(batches).data["t"].shape)
           (4,)
         """
+        refuse_trace("batches", batch_size, options)
         call = "Replay.batches"
         arguments.check_form(call, to, device)
         check_int(call, "prefetch", prefetch, hint=". Without prefetch use replay.sample")
@@ -651,6 +661,7 @@ class Replay(ReplayRows):
           >>> bool((again.sample(4).data["t"] == replay.sample(4).data["t"]).all())
           True
         """
+        refuse_trace("load")
         metadata, saved = _replay.load(path, buffer, example, verify, resize, extra, progress)
         if limit is not None and limit != metadata.limit:
             arguments.check_limit("Replay.load", limit, metadata.buffer, metadata.unlimited)
@@ -671,7 +682,8 @@ class Replay(ReplayRows):
 
     @restores_lock
     def __repr__(self) -> str:
-        with self._lock.acquire():  # else a write may hold the state
+        # Without the lock a write may hold the state; and debuggers print in functions that are traced.
+        with jax.ensure_compile_time_eval(), self._lock.acquire():
             rows = "its state was donated" if self._state.header.is_deleted() else counted(len(self), "row")
         limit = "" if self._limiter is None else f", limit={self._limiter.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"

@@ -20,6 +20,7 @@ from fbuf._replay import programs
 from fbuf._replay.arguments import Form, check_form, convert, to_array, to_device_of, to_index, to_rows
 from fbuf._replay.batches import EpochBatches
 from fbuf._replay.locked import LockedState, locked, restores_lock
+from fbuf._replay.outside_jit import refuse_trace
 from fbuf._replay.state import DeferInterrupts
 
 
@@ -143,6 +144,7 @@ class ReplayRows(LockedState):
         return self.buffer.get(self._state, jnp.asarray(self._slots(positions)))
 
     def __iter__(self) -> Iterator[Rows]:
+        refuse_trace("__iter__")
         for first in range(0, len(self), 256):
             block = jax.device_get(self[first : first + 256])
             for i in range(len(block.mask)):
@@ -200,6 +202,7 @@ class ReplayRows(LockedState):
           >>> len(epoch), [batch.data["t"].tolist() for batch in epoch]
           (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
         """
+        refuse_trace("epoch", batch_size)
         call = "Replay.epoch"
         check_form(call, to)
         check_bool(call, "shuffle", shuffle)
