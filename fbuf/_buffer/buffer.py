@@ -52,7 +52,8 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
       writer: Which slots new rows take: `writers.Ring()`, `TopK(...)`, `Reservoir()`; `Frozen()` (no writes) with
         `storages.DataSet`; or a writer of your own (`fbuf.parts.Scattering`).
       lanes: E, parallel environments that add one row each per step; None for a single stream.
-      episode_end: Names of boolean leaves that end an episode, in addition to those that the view names.
+      episode_end: Names of boolean leaves that end an episode, in addition to those that the view names. Names are paths:
+        `("done/__all__",)` is the leaf `__all__` of a dict `done`.
       prefetch: 1: each `sample` returns the batch that the previous call drew, and draws the next; see below. 0: off.
       batch_size: Default B of `sample`; required with prefetch.
       on_write: Transforms of rows before storage: a transform (`fbuf.transforms`), a tuple or a dict of them, or a

@@ -49,6 +49,21 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     return leaves
 
 
+def check_nesting(names: Collection[str]) -> None:
+    """Raise if the name of a leaf begins that of another, because parts refer to subtrees by their names.
+
+    Raises:
+      ValueError: `{"camera": 0, "camera/depth": 1}`.
+    """
+    for name in names:
+        for end in (i for i, letter in enumerate(name) if letter == "/"):
+            if name[:end] in names:
+                raise ValueError(
+                    f"fbuf: the name of leaf '{name[:end]}' begins that of leaf '{name}', as if it were a subtree. Rename one "
+                    f"of them."
+                )
+
+
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested dicts of leaves by name: the inverse of `named_leaves` for nested dicts."""
     out: dict[str, Any] = {}
@@ -130,10 +145,12 @@ def spec_of(example: PyTree, exact: Sequence[str] = ()) -> dict[str, jax.ShapeDt
     Args:
       exact: Leaves and subtrees that keep the 64 bits of NumPy's dtypes.
     Raises:
-      ValueError: a value does not fit the dtype of its leaf.
+      ValueError: a value does not fit the dtype of its leaf; or the name of a leaf begins that of another.
     """
-    spec = {}
-    for name, leaf in named_leaves(example).items():
+    spec: dict[str, jax.ShapeDtypeStruct] = {}
+    leaves = named_leaves(example)
+    check_nesting(leaves)
+    for name, leaf in leaves.items():
         where = f"fbuf: leaf '{name}'"
         spec[name] = leaf_spec(leaf, where)
         if needs_x64(getattr(leaf, "dtype", None)) and is_under(name, exact):

@@ -34,9 +34,9 @@ class Compressed(HostStorage):
     """Store large leaves compressed in host memory, or in files.
 
     Attributes:
-      keys: Leaves (or subtrees) on the host; None: every leaf of 1 KiB a row or more. Leaves named here may have 64 bits, as
-        in `Host`. With a `path` None stores all leaves in
-        files, those of 1 KiB or more compressed, so that `Buffer.resume` finds complete rows.
+      keys: Leaves (or subtrees) on the host, by their paths, `("obs/image",)`; None: every leaf of 1 KiB a row or more. Leaves
+        named here may have 64 bits, as in `Host`. With a `path` None stores all leaves in files, those of 1 KiB or more
+        compressed, so that `Buffer.resume` finds complete rows.
       codec: `Zstd(level, chunk, dictionary)`; `BitPack()` for zeros and ones; `Raw()` for incompressible leaves; or any value
         with `chunk`, `encode`, `decode` (`Codec`). Or a codec by leaf, `Zstd()` for the others: `{"obs": Zstd(chunk=16),
         "mask": BitPack()}`. With a writer that replaces any row, rows are encoded one by one (about 35 bytes a row more), and

@@ -42,7 +42,8 @@ class Deduplicated:
     """Store large leaves as ids of distinct blocks, on the device.
 
     Attributes:
-      keys: Leaves (or subtrees) to deduplicate; None: every leaf of 1 KiB a row or more. Any dtype but complex numbers.
+      keys: Leaves (or subtrees) to deduplicate, by their paths, `("obs/image",)`; None: every leaf of 1 KiB a row or more. Any
+        dtype but complex numbers.
       block: Rows and pixels of a block, `(h, w)`, or such a pair by leaf as `{"obs": (12, 12)}`; None: about 12 lines of
         12 bytes. `fit` finds the best for given rows.
       blocks: Table entries for distinct blocks, a multiple of 32, or by leaf; None: one for every 4 blocks of a full buffer.

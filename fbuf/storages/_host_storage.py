@@ -247,7 +247,7 @@ class Host(HostStorage):
     """Store leaves as NumPy arrays on the host, if they are too large for the device and do not compress.
 
     Attributes:
-      keys: Leaves (or subtrees) on the host; None: all of them.
+      keys: Leaves (or subtrees) on the host, by their paths, `("obs/image",)`; None: all of them.
       slack: Rows kept beyond the capacity, so that a slightly old state still reads its own rows; None: a sixteenth of the
         capacity, at most 4096 a lane.
       on_expired: A read of a row evicted since raises ("raise"), or returns zeros with `mask` False ("mask").

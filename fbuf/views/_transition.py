@@ -22,7 +22,7 @@ from jax import Array, lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
-from fbuf._core.pytree import PyTree, Spec, beside, listed, name_of, outside, subtree, under
+from fbuf._core.pytree import PyTree, Spec, beside, is_under, listed, name_of, outside, subtree, under
 from fbuf._core.slots import expand, shift
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._interfaces.sampler import EligibleSet
@@ -39,8 +39,8 @@ class Transition:
     """Return n-step transitions with stacked frames.
 
     `batch.data` is a dict: `obs` and `next_obs` `[B, stack, ...]` (without the stack axis if `stack` is None), `action`
-    `[B, ...]`, `reward` and `discount` `[B]` (float32, or the reward's floating dtype), and every other leaf of the row at
-    t under its own name.
+    `[B, ...]`, `reward` `[B]` (of vectors `[B, ...]`: one return for each agent or objective) and `discount` `[B]` (float32,
+    or the reward's floating dtype), and every other leaf of the row at t under its own name.
 
     No stack or return crosses the end of an episode or the write head. If the true final observation is stored
     (`final_observation`, or autoreset="next_step"), it is the newest frame of `next_obs` where the episode ended within the
@@ -52,10 +52,13 @@ class Transition:
       n_step: n >= 1.
       gamma: Discount of one step, in [0, 1].
       stack: Frames a stack, or None for plain observations.
+      stack_keys: Names of the leaves or subtrees of the observation that are stacked; None: all. Names are paths:
+        `("obs/image",)` is the leaf `image` of a dict `obs`. Others are `[B, ...]`, the newest observation.
       observation: Name of the leaf or subtree with o_t.
       action: Name of a_t (leaf or subtree), or None.
-      reward: Name of r_{t+1}, the result of the action in the same row.
-      terminated: Name of the boolean leaf that marks termination with this step; None: never.
+      reward: Name of the leaf with r_{t+1}, the result of the action in the same row: a number, or a vector.
+      terminated: Name of the boolean leaf that marks termination with this step, such as `"terminated"` or the path
+        `"done/__all__"`; None: never.
       truncated: Name of the boolean leaf that marks truncation after this step; None: never.
       final_observation: Name of a leaf or subtree like `observation` with o_{t+1} of the last row of an episode (any
         content in other rows), for environments that reset within the step. None: it is not stored.
@@ -77,6 +80,7 @@ class Transition:
     n_step: int = 1
     gamma: float = 0.99
     stack: int | None = None
+    stack_keys: tuple[str, ...] | None = None
     observation: str = "obs"
     action: str | None = "action"
     reward: str = "reward"
@@ -94,6 +98,15 @@ class Transition:
         check_int("Transition", "n_step", self.n_step)
         if self.stack is not None:
             check_int("Transition", "stack", self.stack, hint=", or None for no stack")
+        if self.stack_keys is not None:
+            if not isinstance(self.stack_keys, (tuple, list)):
+                raise TypeError(
+                    f"Transition: stack_keys is {self.stack_keys!r}; expected a tuple of names. Write "
+                    f"stack_keys=({self.stack_keys!r},)."
+                )
+            if self.stack is None:
+                raise ValueError(f"Transition: stack_keys is {self.stack_keys!r}, but stack is None. Write stack=4.")
+            object.__setattr__(self, "stack_keys", tuple(name_of(name) for name in self.stack_keys))
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"Transition: gamma is {self.gamma!r}; expected a number in [0, 1].")
         if self.autoreset is None and self.final_observation is not None:
@@ -128,6 +141,10 @@ class Transition:
         for field in _NAMES:
             name = getattr(self, field)
             single = field in ("reward", "terminated", "truncated", "episode")  # no subtree
+            if name is not None and single and name not in spec and (leaves := under(name, spec)):
+                raise ValueError(
+                    f"Transition: {field} is '{name}', a subtree of {listed(leaves)}; {_one_leaf(field, leaves)}"
+                )
             if name is not None and not (name in spec if single else under(name, spec)):
                 optional = "" if field in ("observation", "reward") else ", or None"
                 raise ValueError(
@@ -135,6 +152,12 @@ class Transition:
                 )
         for name in self.episode_fields()[0]:
             check_flag("Transition", name, spec)
+        for name in self.stack_keys or ():
+            if not under(name, observation := under(self.observation, spec)):
+                raise ValueError(
+                    f"Transition: stack_keys has '{name}'; '{self.observation}' has {listed(observation)}. Write whole paths: "
+                    f"stack_keys=('{observation[0]}',)."
+                )
         check_id("Transition", self.episode, spec)
         check_single("Transition", self.reward, spec, "one number")
         if self.final_observation is not None:
@@ -220,8 +243,13 @@ class Transition:
             frames = jnp.arange(-back, steps + 1, dtype=jnp.int32)[None, :]
             pool = slots_of(jnp.broadcast_to(frames, (slot.shape[0], back + steps + 1)))
         observation, final_observation, action, others = self._leaves(spec)
-        reads = [Read(n, obs_slot, pool, jnp.zeros_like(reach)) for n in observation]
-        reads += [Read(n, next_slot, pool, reach) for n in observation]
+        stacked = self._stacked(spec)
+
+        def read(name: str, slots: Array, start: Array) -> Read:
+            return Read(name, slots, pool, start) if name in stacked or self.stack is None else Read(name, slots[:, -1])
+
+        reads = [read(n, obs_slot, jnp.zeros_like(reach)) for n in observation]
+        reads += [read(n, next_slot, reach) for n in observation]
         reads += [Read(n, final) for n in final_observation]
         reads.append(Read(self.reward, reward_slot))
         reads += [Read(n, here) for n in (*action, *others)]
@@ -234,13 +262,14 @@ class Transition:
         obs = {n: next(rest) for n in names}
         next_obs = {n: next(rest) for n in names}
         if self.final_observation is not None:
+            stacked = self._stacked(spec)
             for name in names:
-                final, stacked = next(rest), next_obs[name]
-                if self.stack is not None:
-                    newest = jnp.where(expand(has_final, final.ndim), final, stacked[:, -1])
-                    next_obs[name] = jnp.concatenate([stacked[:, :-1], newest[:, None]], axis=1)
+                final, following = next(rest), next_obs[name]
+                if name in stacked:
+                    newest = jnp.where(expand(has_final, final.ndim), final, following[:, -1])
+                    next_obs[name] = jnp.concatenate([following[:, :-1], newest[:, None]], axis=1)
                 else:
-                    next_obs[name] = jnp.where(expand(has_final, final.ndim), final, stacked)
+                    next_obs[name] = jnp.where(expand(has_final, final.ndim), final, following)
         reward = next(rest)
         if not jnp.issubdtype(reward.dtype, jnp.floating):
             reward = reward.astype(jnp.float32)
@@ -257,9 +286,26 @@ class Transition:
         data["next_obs"] = subtree(structure, spec, self.observation, next_obs)
         return data | beside(structure, spec, dict(zip(others, rest, strict=True)))
 
+    def _stacked(self, spec: Spec) -> list[str]:
+        """Return the leaves of the observation that are stacked."""
+        if self.stack is None:
+            return []
+        return [n for n in under(self.observation, spec) if self.stack_keys is None or is_under(n, self.stack_keys)]
+
     def _leaves(self, spec: Spec) -> tuple[list[str], list[str], list[str], list[str]]:
         """Return the leaves of the observation, of its final one, of the action, and those that are passed on unchanged."""
         final = [] if self.final_observation is None else under(self.final_observation, spec)
         action = [] if self.action is None else under(self.action, spec)
         observation = under(self.observation, spec)
         return observation, final, action, outside((*observation, *final, *action, self.reward), spec)
+
+
+def _one_leaf(field: str, leaves: Sequence[str]) -> str:
+    """Return what to do where rows have several leaves for one."""
+    if field == "reward":
+        return (
+            f"expected one leaf. Store a vector, np.stack(jax.tree.leaves(reward), axis=-1), or write "
+            f"Transition(reward='{leaves[0]}')."
+        )
+    chosen = next((name for name in leaves if name.endswith("/__all__")), leaves[0])
+    return f"expected one leaf. Write Transition({field}='{chosen}')."

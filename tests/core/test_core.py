@@ -146,3 +146,23 @@ def test_only_arrays_that_jit_takes_as_they_are_skip_eager_checks(rows: Any, tak
     traced: list[bool] = []
     jax.make_jaxpr(lambda row: traced.append(checks.can_trace(buffer, state, {"t": row})))(1)
     assert traced == [False]
+
+
+@pytest.mark.parametrize("first", ["camera", "obs/camera"])
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Host()], ids=repr)
+def test_a_name_that_begins_another_is_refused(first, storage):
+    row = {"camera": np.int32(0), "camera/depth": np.zeros(2, np.float32)}
+    row = {"obs": row} if "/" in first else row
+    said = (
+        f"the name of leaf '{first}' begins that of leaf '{first}/depth', as if it were a subtree. Rename one of them."
+    )
+    raises(ValueError, said, fbuf.Buffer(8, storage=storage).init, row)
+    raises(ValueError, said, fbuf.Buffer(8, storage=storage).init, row | {"camera_id": 0})
+    allowed = {"camera": {"depth": np.zeros(2, np.float32), "dept": 0}, "camera_id": 0, "cam": 0}
+    fbuf.Buffer(8, storage=storage).init(allowed)
+
+
+def test_a_name_that_begins_another_is_refused_where_it_is_made_on_write():
+    renamed = fbuf.transforms.Map(lambda row: {"a": row["a"], "a/b": row["c"]})
+    buffer = fbuf.Buffer(8, on_write=renamed)
+    raises(ValueError, "the name of leaf 'a' begins that of leaf 'a/b'", buffer.init, {"a": 0, "c": 0})

@@ -196,6 +196,26 @@ def test_goals_are_of_the_same_episode(view, strategy, lanes):
     follow(view, strategy, lanes, seed=0)
 
 
+def test_goals_beside_stacked_frames():
+    """Where only the frames are stacked, goals and rewards are those of the newest of whole stacks."""
+    number = np.arange(40)
+    rows = {"obs": observation(number, number * 0, 0.0), "last": observation(number, number * 0, FINAL)}
+    rows |= {"action": number.astype(np.int32), "reward": np.zeros(40, np.float32)}
+    rows |= {"terminated": number % 9 == 8, "truncated": np.zeros(40, bool)}
+    made = []
+    for stack_keys in (None, ("obs/frame",)):
+        inner = Transition(n_step=2, stack=3, stack_keys=stack_keys, final_observation="last")
+        buffer = fbuf.Buffer(64, view=Hindsight(inner, reward, fraction=0.8))
+        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+        made.append(jax.device_get(buffer.sample(state, jax.random.key(1), 128)[1].data))
+    every, some = made
+    for name in ("obs", "next_obs"):
+        for goal in ("achieved_goal", "desired_goal"):
+            every[name][goal] = every[name][goal][:, -1]
+    jax.tree.map(np.testing.assert_array_equal, every, some)
+    assert 80 < some["relabelled"].sum() < 128
+
+
 STEPS = same_step.Transition()
 WRONG = """
 Hindsight(fbuf.views.Row(), reward) => TypeError view is Row(); expected a views.Transition

@@ -185,6 +185,54 @@ def test_the_pool_of_frames_holds_every_stack(pad):
         np.testing.assert_array_equal(np.take_along_axis(pool, start[:, None] + np.arange(3), axis=1), slots)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_leaves_that_are_not_stacked_are_the_newest_of_their_stack(layout):
+    episodes = episodes_of(np.random.default_rng(0), 60)
+    rows = stored(episodes, layout)
+    for name in ("obs", "final"):
+        rows[name] = {"image": {"grey": rows[name]}, "speed": rows[name].astype(np.float32)}
+    settings = {"final": {"final_observation": "final"}, "none": {"autoreset": "same_step"}}
+    settings = settings.get(layout, {"autoreset": "next_step"}) | {"n_step": 2, "stack": 3}
+    batches = []
+    for stack_keys in (None, ("obs/image",)):
+        buffer = fbuf.Buffer(100, view=Transition(stack_keys=stack_keys, **settings))
+        state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+        batches.append(jax.device_get(buffer.peek(state, jax.random.key(0), 128).data))
+    every, some = batches
+    assert some["obs"]["image"]["grey"].shape == (128, 3, 3) and some["obs"]["speed"].shape == (128, 3)
+    for name in ("obs", "next_obs"):
+        every[name]["speed"] = every[name]["speed"][:, -1]
+    jax.tree.map(np.testing.assert_array_equal, every, some)
+
+
+def test_what_cannot_be_stacked_is_refused():
+    pytest.raises(TypeError, Transition, stack=2, stack_keys="obs/x", autoreset="same_step").match(
+        "stack_keys=..obs/x.,"
+    )
+    pytest.raises(ValueError, Transition, stack_keys=("obs/x",), autoreset="same_step").match("Write stack=4")
+    row = row_with({"x": np.float32(0), "y": np.float32(0)})
+    for name in ("x", "action", "obs/z"):
+        buffer = fbuf.Buffer(8, view=Transition(stack=2, stack_keys=(name,), autoreset="same_step"))
+        said = f"stack_keys has '{name}'; 'obs' has obs/x, obs/y. Write whole paths: stack_keys=..obs/x.,"
+        pytest.raises(ValueError, buffer.init, row).match(said)
+
+
+def test_rewards_and_flags_of_several_agents():
+    view = Transition(gamma=0.5, n_step=2, terminated="done/__all__", truncated=None, autoreset="same_step")
+    reward = {"a": np.float32(1), "b": np.float32(2)}
+    row = {"obs": np.float32(0), "action": 0, "reward": reward, "done": {"__all__": False, "a": False}}
+    buffer = fbuf.Buffer(8, view=view)
+    said = r"subtree of reward/a, reward/b; .* np.stack\(jax.tree.leaves\(reward\), axis=-1\), or .*reward='reward/a'"
+    pytest.raises(ValueError, buffer.init, row).match(said)
+    row["reward"] = np.stack(jax.tree.leaves(reward), axis=-1)
+    rows = jax.tree.map(lambda x: np.stack([x] * 4), row)
+    data = buffer.peek(buffer.extend(buffer.init(row), rows), jax.random.key(0), 4).data
+    assert data["reward"].tolist() == [[1.5, 3]] * 4 and data["discount"].tolist() == [0.25] * 4
+    wrong = fbuf.Buffer(8, view=Transition(terminated="done", truncated=None, autoreset="same_step"))
+    said = r"terminated is 'done', a subtree of done/__all__, done/a; .* Write Transition\(terminated='done/__all__'\)"
+    pytest.raises(ValueError, wrong.init, row).match(said)
+
+
 def test_narrow_rewards_stay_as_they_are():
     rows = rows_of([1, 2, 4], "---")
     buffer = fbuf.Buffer(4, view=TWO)
