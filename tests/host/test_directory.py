@@ -41,8 +41,8 @@ def test_another_store_is_refused_unchanged(tmp_path):
     assert (fetch(store, ticket)[0] == 7).all()
     store.close()
     manifest = tmp_path / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 3}))
-    raises(ValueError, "is of version 3, not 2", make, tmp_path, **settings, resume=True)
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 4}))
+    raises(ValueError, "is of version 4, not 3", make, tmp_path, **settings, resume=True)
 
 
 def test_a_directory_serves_one_store_at_a_time(tmp_path):

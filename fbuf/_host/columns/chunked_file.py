@@ -138,18 +138,12 @@ class ChunkedFileColumn(ChunkedColumn):
     def damaged(self, low: Array, count: Array) -> InvalidRows:
         """Return lanes and counts of the invalid rows among those from int64[E] `low` to `count`."""
         k = self.k
-        found, books = self._found(count), set[int]()
-        for number in {entry.dictionary for entry in found.values()} - {0}:
-            if self._read_dictionary(number) is not None:
-                books.add(number)
+        found = self._found(count)
         lane, chunk = self.live(count, low)
         whole = np.zeros(len(lane), bool)
         for i, place in enumerate(zip(lane.tolist(), chunk.tolist(), strict=True)):
             entry = found.get(place)
-            if entry is not None and entry.dictionary in books | {0}:
-                book = None if not entry.dictionary else self._read_dictionary(entry.dictionary)
-                data = self.arena.view(entry.address, entry.length)
-                whole[i] = checksum(data, book) == entry.checksum
+            whole[i] = entry is not None and self._is_intact(entry)
         gone, row = lane[~whole].repeat(k), (chunk[~whole][:, None] * k + np.arange(k)).reshape(-1)
         held = row >= low[gone]
         open_lane, open_row, right = self._look_open(count)[:3]
@@ -161,11 +155,19 @@ class ChunkedFileColumn(ChunkedColumn):
         if not self._entries:
             self._entries = list(self.arena.scan())
         tail, stop = self.span(count)
-        return {
-            (entry.lane, entry.chunk): entry
-            for entry in self._entries
-            if entry.lane < self.lanes and tail[entry.lane] <= entry.chunk < stop[entry.lane]
-        }
+        found: dict[tuple[int, int], Entry] = {}
+        for entry in self._entries:
+            if entry.lane < self.lanes and tail[entry.lane] <= entry.chunk < stop[entry.lane]:
+                place = entry.lane, entry.chunk
+                if place not in found or self._is_intact(entry):  # a moved chunk may not have reached the disk
+                    found[place] = entry
+        return found
+
+    def _is_intact(self, entry: Entry) -> bool:
+        book = self._read_dictionary(entry.dictionary) if entry.dictionary else None
+        if entry.dictionary and book is None:
+            return False
+        return checksum(self.arena.view(entry.address, entry.length), book) == entry.checksum
 
     def resume(self, count: Array) -> None:
         """Find the chunks of lanes with int64[E] `count` rows; missing ones raise when they are read. Chunks of later rows are

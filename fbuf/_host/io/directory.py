@@ -4,7 +4,8 @@
 places written in turn, each with a sequence number and a checksum: one is intact whenever the process is killed. It is
 written after the rows it counts. The system holds `lock` while the store is open. The store's own random number is part of
 every checksum, so files of two stores are never confused. Written rows outlive the process; only `flush` protects them from
-a power failure, after which invalid rows are found (`raw_file.RowChecksums`) and dropped (`recovery`).
+a power failure, after which invalid rows are found (`raw_file.RowChecksums`) and dropped (`recovery`). A file that the last
+`flush` waited for and that is no longer used is removed by the next one (`retire`): what replaced it may not be on the disk.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ from fbuf._host.io.file import File, annotate_os_error, unlink
 from fbuf._host.io.lock import FileLock, lock_path
 from fbuf._host.types import Array, damaged_file
 
-VERSION = 2
+VERSION = 3
 RING, CHUNKS, NOTHING = b"r", b"c", b"n"
 """How a column is kept: as it is, encoded, or not at all (rows of 0 bytes)."""
 _OURS = re.compile(
-    r"lock|head|changes|changes\.new|manifest\.json|manifest\.json\.new|"
+    r"lock|head|changes|changes\.(new|old)|manifest\.json|manifest\.json\.new|"
     r"column\d+\.(rows|sums|open|segment-\d+|dictionary-[0-9a-f]{16}(\.new)?)"
 )
 _FOLDERS = "Give the store a folder of its own."
@@ -83,6 +84,9 @@ class Folder:
         lanes, columns = int(identity["lanes"]), list(identity["columns"])
         self.count: Array = np.zeros(lanes, np.int64)
         self.first: Array = np.zeros(lanes, np.int64)  # rows of each lane before this one are not there
+        self.flushed: Array = np.zeros(lanes, np.int64)  # rows of each lane when all was on the disk last
+        self._synced: set[str] = set()  # names of files that the last flush waited for
+        self._retired: list[str] = []  # those of them that the next one removes
         self.kinds = b"".join(_kind(column) for column in columns)
         if path is None:
             with annotate_os_error("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
@@ -110,6 +114,7 @@ class Folder:
                 self._check()
                 self._head = File(self.file("head"))
                 self._load()
+                self._synced = set(self.files(""))  # an earlier process may have waited for each
             else:
                 self._clean(call)
                 self._is_ours = True
@@ -135,11 +140,27 @@ class Folder:
         with annotate_os_error("list", self.file(prefix)):
             return sorted(name for name in os.listdir(self.path) if name.startswith(prefix))
 
-    def delete_chunks(self, name: str) -> None:
-        """Delete the files of an encoded column that is now stored raw."""
+    def retire(self, name: str) -> None:
+        """Remove a file: at once, or in the next `flush` if the last one waited for it."""
+        if name in self._synced:
+            self._synced.remove(name)
+            self._retired.append(name)
+        else:
+            unlink(self.file(name))
+
+    def replace(self, name: str, write: Callable[[File], None], size: int) -> None:
+        """Replace a file atomically; `flush` removes the one before, now `<name>.old`, if the last flush waited for it."""
+        old = f"{name}.old" if name in self._synced else None
+        replace(self.file(name), write, size, None if old is None else self.file(old))
+        if old is not None:
+            self._synced.remove(name)
+            self._retired.append(old)
+
+    def retire_chunks(self, name: str) -> None:
+        """Remove the files of an encoded column that is now stored raw."""
         for file in self.files(f"{name}."):
-            if not file.endswith((".rows", ".sums")):
-                unlink(self.file(file))
+            if not file.endswith((".rows", ".sums")) and file not in self._retired:
+                self.retire(file)
 
     @property
     def nbytes(self) -> int:
@@ -174,7 +195,7 @@ class Folder:
 
     def _encoded(self, kinds: bytes, count: Array) -> bytes:
         body = struct.pack("<QQ", self._sequence, self.changes) + kinds
-        body += np.asarray(count, "<i8").tobytes() + np.asarray(self.first, "<i8").tobytes()
+        body += b"".join(np.asarray(array, "<i8").tobytes() for array in (count, self.first, self.flushed))
         return body + struct.pack("<I", self.crc(body))
 
     def crc(self, data: bytes) -> int:
@@ -182,8 +203,34 @@ class Folder:
         return zlib.crc32(data, self.seed & 0xFFFFFFFF)
 
     def flush(self) -> None:
-        """Wait until everything written is on disk. Raises OSError."""
-        for name in self.files(""):
+        """Wait until everything written is on disk, then remove what was retired. Raises OSError."""
+        names = [name for name in self.files("") if name not in self._retired]
+        self.wait_for(names)
+        before, self.flushed = self.flushed, self.count.copy()
+        try:
+            self.save(self.kinds, self.count)
+        except BaseException:
+            self.flushed = before
+            raise
+        self._head.sync()
+        for name in self._retired:
+            unlink(self.file(name))
+        self._synced, self._retired = set(names), []
+
+    def tidy(self) -> None:
+        """Flush if a file is left that only the flush of an earlier process needs."""
+        if self._retired:
+            self.flush()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Return whether a flush waited for anything."""
+        return bool(self._synced)
+
+    def wait_for(self, names: Sequence[str]) -> None:
+        """Wait until files, and the names of all, are on disk. Raises OSError."""
+        # The rows of open chunks replace rows that the head counts until it is on the disk; it counts all others.
+        for name in sorted(names, key=lambda name: (name.endswith(".open"), name == "head")):
             self._flush(self.file(name))
         self._flush(self.path)
 
@@ -211,7 +258,9 @@ class Folder:
             raise damaged_file(f"{self._head.path} does not say how many rows there are", "one of its two places whole")
         self._sequence, self.changes = struct.unpack_from("<QQ", best)
         self.kinds = best[16 : 16 + columns]
-        self.count, self.first = np.frombuffer(best[16 + columns :], "<i8").astype(np.int64).reshape(2, -1)
+        self.count, self.first, self.flushed = (
+            np.frombuffer(best[16 + columns :], "<i8").astype(np.int64).reshape(3, -1)
+        )
 
     def _check(self) -> None:
         """Raise ValueError unless this is the expected store."""
@@ -319,14 +368,21 @@ def rollback(path: str | None) -> Iterator[None]:
             folder.lock.release()
 
 
-def replace(path: str, write: Callable[[File], None], size: int) -> None:
-    """Replace a file atomically."""
+def replace(path: str, write: Callable[[File], None], size: int, old: str | None = None) -> None:
+    """Replace a file atomically; with `old`, rename the one before to that."""
     new = f"{path}.new"
     file = File(new, size)
     try:
         write(file)
         with annotate_os_error("rename", new):
-            os.replace(new, path)
+            if old is not None:
+                os.replace(path, old)
+            try:
+                os.replace(new, path)
+            except BaseException:
+                if old is not None:
+                    os.replace(old, path)
+                raise
     except BaseException:
         unlink(new)
         raise

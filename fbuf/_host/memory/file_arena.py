@@ -4,13 +4,14 @@ A segment is a file, appended to with `pwrite` and read through a mapping. It is
 hold its bytes keep them. A header before each chunk says which chunk it is, so the index can be rebuilt (`scan`). Of two
 headers for one chunk the later is right: a chunk is written twice only when it was moved, or after a failed write. The room
 of a failed write is emptied before reuse, and a new process begins a new segment. A segment is a sixteenth of what is
-stored, which bounds both waste and open files.
+stored, which bounds both waste and open files. One whose chunks were moved is removed by the next flush (`Folder.retire`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -78,6 +79,8 @@ class FileArena(SegmentPool):
     def __init__(self, folder: Folder, name: str) -> None:
         super().__init__()
         self._path = f"{folder.path}/{name}.segment-"
+        self._folder = folder
+        self._moved: set[int] = set()  # segments whose chunks may have copies that no flush waited for
         self._undo: tuple[int, int, int] | None = None
         self._crc = folder.crc
         if not folder.fresh:
@@ -87,6 +90,7 @@ class FileArena(SegmentPool):
                 found = File(folder.file(file))
                 if found.size:
                     self._enter(number, found)
+                    self._moved.add(number)
                 found.close()
 
     def head(self, lane: int, chunk: int, dictionary: int, length: int, checksum: int) -> bytes:
@@ -180,11 +184,21 @@ class FileArena(SegmentPool):
         for number, stop in zip(numbers.tolist(), end.tolist(), strict=True):
             self.segments[number].used = max(self.segments[number].used, stop)
 
+    def move(self, addresses: Array, lengths: Array) -> Array:
+        """Store strings again; the old ones are still there. Raises OSError."""
+        moved = super().move(addresses, lengths)
+        self._moved.update((addresses >> np.uint64(_OFFSET_BITS)).tolist())
+        return moved
+
     def _drop(self, number: int) -> None:
         segment = self.segments.pop(number)
         self.capacity -= segment.size
         segment.file.close()
-        unlink(segment.file.path)
+        if number in self._moved:
+            self._moved.remove(number)
+            self._folder.retire(os.path.basename(segment.file.path))
+        else:  # its rows have expired, or were never written
+            unlink(segment.file.path)
 
     # ---------------------------------------------------------------- resuming
 

@@ -84,6 +84,10 @@ class ColumnFactory:
         there, start = np.ones(len(lane), bool), np.zeros(1, np.int64)
         raise_if_corrupted(part.fetch(lane, row, there, count, start).run([flat(values)]), there)
         ring.put(lane, row, values)
+        if (
+            self.folder is not None and self.folder.is_flushed
+        ):  # else the head could count rows that are not on the disk
+            self.folder.wait_for([f"column{index}.rows", f"column{index}.sums"])
         return ring
 
     def saved(self, index: int, part: ColumnData, arrays: Sources) -> ColumnData:
@@ -112,15 +116,19 @@ def reopen(
       StoreCorrupted: Files are damaged beyond what the folder allows to drop.
     """
     total, files = folder.count, [part for part in parts if isinstance(part, RawFileColumn | ChunkedFileColumn)]
+    # What follows erases rows of open chunks that are in the segments, which a killed process may not have flushed.
+    folder.wait_for(folder.files(""))
     low, lost = np.maximum(total - depth, folder.first), 0
     count, held = total.copy(), np.minimum(total - low, length)
     if folder.verify:
         chunks = [part.k for part in files if isinstance(part, ChunkedFileColumn)]
-        count, held = longest_valid_run(low, total, length, [part.damaged(low, total) for part in files], chunks)
+        invalid = [part.damaged(low, total) for part in files]
+        count, held = longest_valid_run(low, total, length, invalid, chunks, folder.flushed)
         if total.any() and not held.any():
             raise StoreCorrupted(f"Buffer.resume: no row at {folder.path} is intact. Load the last checkpoint.")
         first, before = count - held, np.maximum(total - length, low)
         lost = int((total - count + np.maximum(first - before, 0)).clip(max=total - before).sum())
+        folder.flushed = np.minimum(folder.flushed, count)
         folder.first = np.where((count < total) | (first > before), first, folder.first)
         low = np.maximum(count - depth, folder.first)
     for i, part in enumerate(parts):
@@ -129,11 +137,13 @@ def reopen(
         elif isinstance(part, ChunkedFileColumn | RawColumn):
             part.resume(count)
         if not isinstance(part, ChunkedFileColumn):
-            folder.delete_chunks(f"column{i}")
+            folder.retire_chunks(f"column{i}")
     lost_updates = log.load(updates, low, count, len(parts))
+    if lost or lost_updates:
+        folder.save(kind_bytes(parts), count, updates.made)
+    folder.tidy()
     if not lost and not lost_updates:
         return count, held, ""
-    folder.save(kind_bytes(parts), count, updates.made)
     return (
         count,
         held,
@@ -143,9 +153,9 @@ def reopen(
 
 
 def longest_valid_run(
-    low: Array, count: Array, length: int, invalid: Sequence[InvalidRows], chunks: Sequence[int]
+    low: Array, count: Array, length: int, invalid: Sequence[InvalidRows], chunks: Sequence[int], flushed: Array
 ) -> tuple[Array, Array]:
-    """Find the longest run of valid rows of each lane, the newest of several.
+    """Find the run of valid rows of each lane that the last flush ended with, or else the longest, the newest of several.
 
     Args:
       low: int64[E], the first row of each lane that is counted.
@@ -153,6 +163,7 @@ def longest_valid_run(
       length: Rows of a lane that states name.
       invalid: By column.
       chunks: Rows a chunk, of the encoded columns: such a lane ends between two chunks, or where it ended.
+      flushed: int64[E], the row after the last that was flushed. A longer run may be of rows that have expired.
     Returns:
       int64[E], rows each lane counts from now on, and int64[E], how many of its newest are held (at most `length`).
     """
@@ -165,6 +176,9 @@ def longest_valid_run(
         edges = np.concatenate([[int(low[lane]) - 1], np.unique(rows[lanes == lane]), [end]])
         sizes = np.diff(edges) - 1
         best = len(sizes) - 1 - int(np.argmax(sizes[::-1]))
+        last = int(np.searchsorted(edges, flushed[lane] - 1)) - 1
+        if flushed[lane] > low[lane] and edges[last + 1] != flushed[lane] - 1:
+            best = last
         first, stop = int(edges[best]) + 1, _between_chunks(int(edges[best + 1]), end, chunks)
         number = min(stop - first, length)
         # A lane whose oldest row is at position 0 would look like one that never lost a row.

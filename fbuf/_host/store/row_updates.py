@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import os
 import struct
 import zlib
 from collections import deque
@@ -165,7 +166,11 @@ class UpdateLog:
     def __init__(self, folder: Folder) -> None:
         self._path = folder.file("changes")
         self._folder = folder
-        self._file = File(self._path, 0) if folder.fresh else existing(self._path)
+        self._before: File | None = None  # the log that was rewritten last, as an earlier process left it
+        if not folder.fresh and os.path.exists(f"{self._path}.old"):
+            self._before = File(f"{self._path}.old")
+        missing = self._before is not None and not os.path.exists(self._path)  # the process ended between two renames
+        self._file = File(self._path, 0) if folder.fresh or missing else existing(self._path)
         self._end = 0
 
     @contextlib.contextmanager
@@ -190,10 +195,19 @@ class UpdateLog:
         with contextlib.suppress(OSError):
             self.write(updates)
 
-    def write(self, updates: RowUpdates) -> None:
-        """Rewrite the log. Raises OSError and leaves it unchanged if that fails."""
+    def write(self, updates: RowUpdates, sync: bool = False) -> None:
+        """Rewrite the log, and with `sync` wait for the disk. Raises OSError and leaves it unchanged if that fails."""
         record = self._record({ticket & ~UPDATE_BIT: update for ticket, update in updates.held.items()}, updates.made)
-        replace(self._path, lambda file: file.write(record, 0), len(record))
+
+        def fill(file: File) -> None:
+            file.write(record, 0)
+            if sync:
+                file.sync()
+
+        if sync:
+            replace(self._path, fill, len(record))
+        else:
+            self._folder.replace("changes", fill, len(record))
         self._file = File(self._path)
         self._end = len(record)
 
@@ -205,20 +219,16 @@ class UpdateLog:
         Raises:
           StoreCorrupted: some are, and the folder is not to go on with what is whole.
         """
-        text, at = self._file.read(0, self._file.size), 0
         newest: dict[tuple[int, int], tuple[int, RowUpdate]] = {}
-        made, later = 0, False
-        while at + _RECORD.size <= len(text):
-            magic, size, crc = _RECORD.unpack_from(text, at)
-            body = text[at + _RECORD.size : at + _RECORD.size + size]
-            if magic != _MAGIC or len(body) < size or self._folder.crc(body) != crc:
-                break  # the process ended there, or it was damaged
+        made, later, at = 0, False, 0
+        for body, end in self._records():
+            at = end
             made = max(made, *_MADE.unpack_from(body))
             for number, update in _read(body[_MADE.size :]).items():
                 if update.lane < len(low) and low[update.lane] <= update.count < high[update.lane]:
-                    newest[update.lane, update.count] = number, update
+                    row = update.lane, update.count
+                    newest[row] = max((number, update), newest.get(row, (0, update)), key=lambda known: known[0])
                 later |= update.lane < len(high) and update.count >= high[update.lane]
-            at += _RECORD.size + size
         lost = max(self._folder.changes - made, 0)
         if lost and not self._folder.verify:
             raise StoreCorrupted(
@@ -230,10 +240,24 @@ class UpdateLog:
             if all(0 <= column < columns or column == CUT for column in update.values):
                 updates.insert(UPDATE_BIT | number, update)
         updates.resume(max(made, self._folder.changes))
-        if later or lost:  # no row to come is to be taken for one that was changed
-            self.write(updates)
-            self._file.sync()
+        if later or lost or self._before is not None:  # no row to come is to be taken for one that was changed
+            self.write(updates, sync=True)
+        if self._before is not None:
+            self._before = None
+            self._folder.retire("changes.old")
         return lost
+
+    def _records(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the body of each record and where it ends, those of the log before the last rewrite first."""
+        for file in (self._before, self._file):
+            text, at = b"" if file is None else file.read(0, file.size), 0
+            while at + _RECORD.size <= len(text):
+                magic, size, crc = _RECORD.unpack_from(text, at)
+                body = text[at + _RECORD.size : at + _RECORD.size + size]
+                if magic != _MAGIC or len(body) < size or self._folder.crc(body) != crc:
+                    break  # the process ended there, or it was damaged
+                at += _RECORD.size + size
+                yield body, at
 
     def _record(self, made: Mapping[int, RowUpdate], ever: int) -> bytes:
         body = _MADE.pack(ever) + b"".join(

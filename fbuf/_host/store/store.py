@@ -223,7 +223,7 @@ class Store(TicketReads):
             self._repack_if_due()
         for i in replaced:
             if self._folder is not None:
-                self._folder.delete_chunks(f"column{i}")
+                self._folder.retire_chunks(f"column{i}")
         return tickets
 
     def flush(self) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from fbuf._host.codecs import Zstd
 from fbuf._host.memory import file_arena
+from fbuf._host.store import row_updates
+from tests.support import power
 from tests.support.disk_faults import check_failing_writes
 from tests.support.recovery import KINDS, check_damages, check_killed, check_power_failed
 from tests.support.replay import resident
@@ -48,6 +50,16 @@ def test_memory_stays_flat_over_a_million_operations():
 @pytest.mark.parametrize("seed", range(10))
 def test_a_killed_process_loses_no_row(kind, seed, tmp_path):
     check_killed(kind, tmp_path / "store", 20, seed)
+
+
+@pytest.mark.parametrize("kind", power.KINDS)
+@pytest.mark.parametrize("first", range(1000, 1500, 10))
+def test_flushed_rows_survive_a_power_failure_after_any_call(kind, first, tmp_path, monkeypatch):
+    monkeypatch.setattr(file_arena.FileArena, "small", 1024)
+    monkeypatch.setattr(row_updates, "_LEAST", 512)
+    for seed in range(first, first + 10):
+        (tmp_path / str(seed)).mkdir()
+        power.check_prefixes(kind, seed, tmp_path / str(seed), 60, prefixes=8, again=0.02)
 
 
 @pytest.mark.parametrize("kind", ["memmap", "files"])
