@@ -202,12 +202,18 @@ def unexplained(leaves: np.ndarray, slots: np.ndarray, top: np.ndarray, bottom: 
       slots: int32[D], drawn elsewhere.
       top, bottom: float32[D], the queries that drew them: the uniforms of both halves of the descent.
     """
-    tree = Tree(Layout(*sum_tree.layout(len(leaves)), sum_tree.middle(len(leaves))), False)
-    tree.fill(leaves)
+    tree = host_tree(leaves)
     near = np.zeros(slots.shape, np.bool_)
     for up, down in itertools.product(range(-NEAR, NEAR + 1), repeat=2):
         near |= tree.draw(_moved(top, up), _moved(bottom, down)) == slots
     return int(np.sum(~near))
+
+
+def host_tree(leaves: np.ndarray) -> Tree:
+    """The tree of float32[C] in NumPy."""
+    tree = Tree(Layout(*sum_tree.layout(len(leaves)), sum_tree.middle(len(leaves))), False)
+    tree.fill(leaves)
+    return tree
 
 
 def _moved(uniform: np.ndarray, steps: int) -> np.ndarray:

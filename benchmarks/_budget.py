@@ -7,6 +7,7 @@ that section alone: the caller replaces the worker. The caller never starts a ba
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -54,10 +55,10 @@ class Progress:
 
     name: str
     rows: list[Row]
-    seconds: float = 0.0
-    over: bool = False
-    complete: bool = False
-    environment: dict[str, Any] = dataclasses.field(default_factory=_harness.environment)
+    seconds: float
+    over: bool
+    complete: bool
+    environment: dict[str, Any]
 
 
 def run(module: str, sections: Mapping[str, Section], quick: bool, deadline: float) -> Iterator[Progress]:
@@ -70,16 +71,18 @@ def run(module: str, sections: Mapping[str, Section], quick: bool, deadline: flo
       deadline: By `time.monotonic`. A section that runs then is ended, and keeps its rows.
     """
     worker: _Worker | None = None
+    environment = _harness.environment(devices=False)
     try:
         for name, section in sections.items():
             now = time.monotonic()
             left = deadline - now
             if now + section.seconds + (0 if worker else START) > deadline:
                 why = f"not run: expected to take {section.seconds:.0f} s, and {max(left, 0):.0f} s are left"
-                yield Progress(name, [_harness.row(f"bench_{name}", "not run", note=why)], over=True)
+                yield Progress(name, [_harness.row(name, "not run", note=why)], 0.0, True, False, environment)
                 continue
-            worker = worker or _Worker(module, quick)
+            worker = worker or _Worker(module, quick, environment)
             yield from worker.section(name, min(deadline, now + START + PATIENCE * section.seconds))
+            environment = worker.environment
             if worker.ended:
                 worker.close()
                 worker = None
@@ -91,7 +94,7 @@ def run(module: str, sections: Mapping[str, Section], quick: bool, deadline: flo
 class _Worker:
     """A process that runs the sections it is told to run."""
 
-    def __init__(self, module: str, quick: bool) -> None:
+    def __init__(self, module: str, quick: bool, environment: dict[str, Any]) -> None:
         reading, writing = os.pipe()
         # Where this process finds its modules, the worker does too.
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -111,33 +114,30 @@ class _Worker:
         os.close(writing)
         self._reading, self._text = reading, b""
         self.ended = False
-        self._environment: dict[str, Any] | None = None
+        self.environment = environment  # until it tells its own
 
     def section(self, name: str, until: float) -> Iterator[Progress]:
         """Run one section; yield after each row and at the end."""
         start, rows = time.monotonic(), list[Row]()
 
-        def progress(**settings: Any) -> Progress:
-            found = {"environment": self._environment} if self._environment else {}
-            return Progress(name, list(rows), time.monotonic() - start, **found, **settings)
+        def progress(over: bool, complete: bool) -> Progress:
+            return Progress(name, list(rows), time.monotonic() - start, over, complete, self.environment)
 
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # it has ended; reading says how
             self._process.stdin.write(f"{name}\n".encode())
             self._process.stdin.flush()
-        except OSError:
-            pass  # it has ended; reading says how
         while True:
             told = self._receive(until)
             if isinstance(told, str):
                 self.ended = True
                 told = {"failed": told}
-            self._environment = told.get("environment", self._environment)
+            self.environment = told.get("environment", self.environment)
             if "row" in told:
                 rows.append(told["row"])
-                yield progress()
+                yield progress(over=False, complete=False)
             if "failed" in told:
-                rows.append(_harness.row(f"bench_{name}", "failed", note=f"failed: {told['failed']}"))
+                rows.append(_harness.row(name, "failed", note=f"failed: {told['failed']}"))
             if "failed" in told or "end" in told:
                 yield progress(over=True, complete="end" in told)
                 return
@@ -158,7 +158,8 @@ class _Worker:
     def close(self) -> None:
         self._process.kill()
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
         self._process.wait()
         os.close(self._reading)
 

@@ -394,15 +394,15 @@ _PACKAGES = (
 ).split()
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, as they belong beside every figure."""
+def environment(devices: bool = True) -> dict[str, Any]:
+    """Versions and machine, as they belong beside every figure; without the devices, no backend starts."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    jax = sys.modules.get("jax")  # not loaded for this: asking for devices starts a backend
+    jax = sys.modules.get("jax") if devices else None  # not loaded for this: asking for devices starts a backend
     return {
         "versions": versions,
         "machine": {

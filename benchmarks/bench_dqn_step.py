@@ -15,7 +15,7 @@ returns only when the program is done, so Python cannot prepare the next step me
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +28,16 @@ from benchmarks.bench_deduplicated import lots, write_all
 QUESTION = "DQN step (32 rows written, 32 transitions of 4-frame stacks learnt from), real frames"
 TARGETS = {"compressed": "<= 1.12", "compressed, prefetch=1": "<= 1.10", "memmap": "<= 1.2", "deduplicated": "<= 1.05"}
 """Against `Device`."""
+NAMES = (
+    "host",
+    "compressed",
+    "deduplicated",
+    "compressed, prefetch=1",
+    "memmap",
+    "device, empty callback",
+    "none",
+)
+"""What `Device` is compared with; "none" is the step without replay."""
 CALLS = 4  # steps a measurement
 GAME = "Breakout"
 ACTIONS = 4
@@ -35,23 +45,37 @@ ACTIONS = 4
 
 def main(quick: bool) -> list[dict[str, Any]]:
     """Seconds a step with each storage against `Device`, and without any replay."""
+    return measure(*((4_000, 2) if quick else (40_000, 60)), NAMES)
+
+
+def measure(held: int, rounds: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of some of `NAMES` with so many rows held."""
     for peer in map(load_peer, ("optax", "ale_py")):
         if isinstance(peer, Absent):
-            return [absent_row(QUESTION, f"{name}, {GAME}", peer, target) for name, target in TARGETS.items()]
+            return [
+                absent_row(QUESTION, f"{name}, {GAME}", peer, target)
+                for name, target in TARGETS.items()
+                if name in names
+            ]
     import fbuf
     from fbuf.demo import _dqn
 
-    held, rounds = (4_000, 2) if quick else (40_000, 60)
     rows = lane_rows(held // _dqn.LANES, _dqn.LANES)
     config = _dqn.Config(ACTIONS)
     storages = {name: make() for name, make in _dqn.STORAGES.items()}
-    storages["deduplicated"] = _fitted(rows, held)
-    steps = {name: _stepper(storage, held, rows, config) for name, storage in storages.items()}
-    steps["compressed, prefetch=1"] = _stepper(storages["compressed"], held, rows, config, prefetch=1)
-    steps["memmap"] = _stepper(fbuf.storages.Memmap(keys=("obs",)), held, rows, config)  # its pages are warm
-    steps["device, empty callback"] = _stepper(fbuf.storages.Device(), held, rows, config, change=_with_callback)
-    steps["none"] = _without_replay(held, rows, config)
-    timings = interleave(steps, rounds=rounds, warmup=1 if quick else 3, calls=1 if quick else CALLS)
+    storages["memmap"] = fbuf.storages.Memmap(keys=("obs",))  # its pages are warm
+    steps = {"device": _stepper(storages["device"], held, rows, config)}
+    for name in names:
+        if name == "none":
+            steps[name] = _without_replay(held, rows, config)
+        elif name == "deduplicated":
+            steps[name] = _stepper(_fitted(rows, held), held, rows, config)
+        elif name == "device, empty callback":
+            steps[name] = _stepper(storages["device"], held, rows, config, change=_with_callback)
+        else:
+            storage, _, ahead = name.partition(", prefetch=")
+            steps[name] = _stepper(storages[storage], held, rows, config, prefetch=int(ahead or 0))
+    timings = interleave(steps, rounds=rounds, warmup=min(rounds - 1, 3), calls=min(rounds - 1, CALLS))
 
     case = f"{GAME}, {held:,} rows"
     device = timings["device"]

@@ -2,15 +2,17 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
 from benchmarks import __main__ as runner
-from benchmarks import _harness, readme
+from benchmarks import _budget, _harness, readme
 from benchmarks._harness import Spread
 from benchmarks.defects import Defect, Outcome, _table
+from tests.support import sections
 from tests.support.refusals import raises
 
 
@@ -89,3 +91,26 @@ def test_the_table_says_what_happened(tmp_path: Path) -> None:
     absent = Defect("row", "no-such-library", "be right", mock.Mock(side_effect=broken), right)
     table = _table.run([absent], say=lambda line: None)
     assert table["rows"][0]["theirs"] == {"said": "absent: not installed", "right": None}
+
+
+def test_a_section_that_fails_crashes_or_hangs_ends_alone(monkeypatch):
+    monkeypatch.setattr(_budget, "START", 5)
+    told = list(_budget.run("tests.support.sections", sections.SECTIONS, True, time.monotonic() + 60))
+    last = {progress.name: progress for progress in told if progress.over}
+    assert list(last) == list(sections.SECTIONS)
+    cases = {name: [row["case"] for row in progress.rows] for name, progress in last.items()}
+    assert cases.pop("measured") == ["first", "second"] and cases.pop("long") == ["not run"]
+    assert set(map(tuple, cases.values())) == {("first", "failed")}
+    notes = {name: progress.rows[-1]["note"] for name, progress in last.items()}
+    assert notes["fails"] == "failed: ArithmeticError: of the section"
+    assert notes["crashes"] == "failed: its process ended with 3"
+    assert notes["hangs"] == "failed: it took too long and was ended"
+    assert notes["long"].startswith("not run: expected to take 1000000 s")
+    assert [name for name, progress in last.items() if progress.complete] == ["measured"]
+    assert [len(p.rows) for p in told if p.name == "measured"] == [1, 2, 2]  # each row as soon as it is known
+    assert all(progress.environment["versions"]["jax"] for progress in told)
+
+
+def test_no_section_starts_after_the_deadline():
+    (only,) = _budget.run("no module", {"measured": sections.SECTIONS["measured"]}, True, time.monotonic() + 5)
+    assert [row["case"] for row in only.rows] == ["not run"]  # a worker takes longer than that to start

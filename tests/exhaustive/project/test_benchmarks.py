@@ -44,7 +44,8 @@ def test_every_section_runs(tmp_path: Path) -> None:
     assert runner.main(["--gpu", "--quick", "--json", str(path)]) == 0
     found = json.loads(path.read_text())["benchmarks"]
     assert list(found) == sorted(f"gpu: {name}" for name in bench_gpu.SECTIONS)
-    assert all(row["met"] for row in found["gpu: in place"]["rows"])
+    for name in ("correct", "in place", "in place, deduplicated"):
+        assert all(row["met"] or row["peer"] == "absent" for row in found[f"gpu: {name}"]["rows"])
 
 
 library = one_of(*PEERS)

@@ -2,15 +2,18 @@
 
 import sys
 import warnings
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import fbuf
-from benchmarks import _harness, bench_gpu, hops, peers
+from benchmarks import __main__ as runner
+from benchmarks import _agreement, _budget, _harness, _launches, bench_gpu, hops, peers
 from benchmarks._harness import Absent
 from benchmarks.peers import EXAMPLE, FBUF, PEERS
+from fbuf._algorithms import sum_tree
 from fbuf._bridge import callbacks
 from tests.support.refusals import raises
 from tests.support.tables import one_of
@@ -18,8 +21,50 @@ from tests.support.tables import one_of
 
 @pytest.mark.parametrize("section", ["torch", "deduplicated"])
 def test_accelerator_sections_run_on_a_cpu(section):
-    rows = bench_gpu.SECTIONS[section](True)
+    rows = list(bench_gpu.SECTIONS[section].run(True))
     assert rows and all(row["ratio"] is not None and row["met"] is not False for row in rows)
+
+
+def test_accelerator_sections_fit_their_budget():
+    expected = sum(section.seconds for section in bench_gpu.SECTIONS.values())
+    assert _budget.START + expected + runner.REPORT <= bench_gpu.BUDGET
+    first, *_, last = bench_gpu.SECTIONS
+    assert first == "correct" and last.startswith("in place")
+
+
+def test_kernels_are_counted_on_streams_of_devices():
+    def plane(name, **lines):
+        return SimpleNamespace(
+            name=name, lines=[SimpleNamespace(name=line, events=iter("k" * n)) for line, n in lines.items()]
+        )
+
+    gpu = plane("/device:GPU:0", **{"Stream #13(Compute)": 20, "Stream #14(MemcpyD2H)": 5, "XLA Modules": 5})
+    assert _launches.on_streams([gpu, plane("/host:CPU", **{"Stream": 7})]) == 25
+    step = jax.jit(lambda state, key: (state + 1, key))
+    assert _launches.launches(step, jax.numpy.zeros(3)) is None  # a CPU records no streams
+
+
+def test_agreement_names_what_differs():
+    ours = {"a": np.float32([1, -2]), "b": np.int32([3])}
+    theirs = {"a": np.nextafter(np.float32([1, -2]), np.float32([2, -2])), "b": np.int32([3])}
+    assert _agreement.differences(ours, ours) == {}
+    assert _agreement.differences(ours, theirs) == {"['a']": "1 of 2 differ, by up to 1 ulp"}
+    assert _agreement.ulps(np.float32([-1e-45, 0.0]), np.float32([1e-45, -0.0])).tolist() == [2, 0]
+
+
+def test_agreement_explains_slots_beside_a_boundary_only():
+    leaves = np.full(1_024, 1.0, np.float32)
+    top, bottom = (np.asarray(x) for x in sum_tree.uniforms(jax.random.key(0), 400, stratified=True))
+    tree = _agreement.host_tree(leaves)
+    slots = tree.draw(top, bottom)
+    assert _agreement.unexplained(leaves, slots, top, bottom) == 0
+    assert _agreement.unexplained(leaves, (slots + 1) % 1_024, top, bottom) == 400
+    edge = np.full(400, 0.5, np.float32)  # exactly between two nodes of the middle level's halves
+    below, above = (tree.draw(np.nextafter(edge, np.float32(to)), bottom) for to in (0, 1))
+    assert (below != above).all()
+    assert (
+        _agreement.unexplained(leaves, below, edge, bottom) == _agreement.unexplained(leaves, above, edge, bottom) == 0
+    )
 
 
 def test_compressed_sample_goes_through_few_files():
