@@ -86,6 +86,7 @@ def load(
       TypeError: the call is traced.
       MemoryError: the state needs more memory than is free (on a CPU; not checked if buffer and example are given).
       FileExistsError, BlockingIOError: the path of the buffer's files is in use: use another path.
+      OSError: the disk fails, also when a read is repeated. Nothing is known of the bytes, so no older generation is loaded.
 
     A sharded buffer loads on any number of shards and processes, `fbuf.load(path, Sharded(buffer, mesh))`, and as a plain
     buffer on one device, `fbuf.load(path)`; a plain one loads as a `Sharded`. On the saved number of shards the state is the

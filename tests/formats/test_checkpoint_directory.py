@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
+from fbuf._formats.checkpoint import filesystem
 from tests.support.hostile_manifests import signed
 from tests.support.memory_disk import PATH, Blocks, Faulty, Keyed, Memory, disk_of, load, same, save, sources, state
 from tests.support.refusals import raises
@@ -179,15 +180,27 @@ def test_a_later_version_is_neither_damage_nor_overwritten():
     assert disk.contents() == before
 
 
-def test_files_that_cannot_be_opened_are_not_removed():
+def test_files_that_cannot_be_opened_are_not_removed(monkeypatch):
+    class Full(Faulty):  # from the n-th call on no file can be opened to be read
+        def _call(self, kind):
+            def call(*args):
+                if kind == "open" and not args[1] & (os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY):
+                    self.count += 1
+                    if self.at is not None and self.count > self.at:
+                        self._fail()
+                return getattr(self.disk, kind)(*args)
+
+            return call
+
+    monkeypatch.setattr(filesystem, "_PAUSES", (0.0,))
     disk, kept = disk_of(1, 2, 3, keep=3), 0
-    counter = Faulty(disk.copy(), kinds=("open",))
+    counter = Full(disk.copy())
     save(PATH, 4, counter, keep=3)
     for at in range(counter.count):
         trial = disk.copy()
         with warnings.catch_warnings(record=True, action="always") as told:
             try:
-                save(PATH, 4, Faulty(trial, at, errno.EMFILE, kinds=("open",)), keep=3)
+                save(PATH, 4, Full(trial, at, errno.EMFILE), keep=3)
             except OSError as error:
                 assert "ulimit -n" in str(error)
                 continue

@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import random
+import re
 import resource
 import warnings
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from fbuf._formats import checkpoint
-from fbuf._formats.checkpoint import data_file
+from fbuf._formats.checkpoint import data_file, directory, filesystem
 from fbuf._formats.checkpoint.filesystem import data_name
 from tests.support import checkpoint_faults as support
 from tests.support.memory_disk import PATH, Faulty, Killed, Memory, disk_of, load, same, save
@@ -72,21 +74,141 @@ def test_a_save_that_cannot_remove_old_files_warns():
     assert sum(n.startswith("manifest") for n in disk.contents()) == 2
 
 
-def test_an_unreadable_disk_is_damage():
-    disk = disk_of(1, 2)
-    good = Faulty(disk)
-    load(PATH, good)
-    fell_back = 0
-    for at in range(good.count):
+READS = ("open", "size", "pread", "listdir")
+NUMBERS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.ESTALE, errno.ENOENT, errno.EAGAIN)
+
+
+class Hiccups(Faulty):
+    """Another disk whose n-th call that reads fails, and so do the same calls after it, so many times in all."""
+
+    def __init__(self, disk, at, error, times):
+        super().__init__(disk, at, error, READS)
+        self.times, self.failing = times, None
+
+    def _call(self, kind):
+        def call(*args):
+            if kind in READS:
+                self.count += 1
+                if self.failing is None and self.count - 1 == self.at:
+                    self.failing, self.failed = kind, True
+                if self.failing == kind and self.times:
+                    self.times -= 1
+                    self._fail()
+            return getattr(self.disk, kind)(*args)
+
+        return call
+
+
+class Lasting(Hiccups):
+    """Another disk of which no bytes can be read from the n-th `pread` on."""
+
+    def _call(self, kind):
+        def call(*args):
+            if kind == "pread":
+                self.count += 1
+                if self.count > self.at:
+                    self._fail()
+            return getattr(self.disk, kind)(*args)
+
+        return call
+
+    def __init__(self, disk, at, error):
+        super().__init__(disk, at, error, 0)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_read_that_fails_is_repeated(times, monkeypatch):
+    monkeypatch.setattr(filesystem, "_PAUSES", (0.0, 0.0))
+    base = disk_of(1, 2)
+    counter = Hiccups(base, -1, 0, 0)
+    load(PATH, counter)
+    for at, number in itertools.product(range(counter.count), NUMBERS if times == 1 else NUMBERS[:1]):
+        disk = base.copy()
+        faulty = Hiccups(disk, at, number, times)
+        assert load(PATH, faulty) == 2 and faulty.failed  # without a warning, which would be an error
+        if number == errno.EIO:
+            save(PATH, 3, disk)
+            assert "manifest-000000000002.json" in disk.contents() and load(PATH, disk) == 3
+    assert at > 5
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_the_disk_does_not_read_is_neither_damaged_nor_removed(number, monkeypatch):
+    monkeypatch.setattr(filesystem, "_PAUSES", (0.0,))
+    base, damaged = disk_of(1, 2), set(directory.DAMAGED_SAVES)
+    counter = Faulty(base, kinds=("pread",))
+    load(PATH, counter)
+    for at in range(counter.count):
+        disk = base.copy()
+        with pytest.raises(OSError, match="cannot read /checkpoint/.* at byte .*Try again; if it fails again") as told:
+            load(PATH, Lasting(disk, at, number))
+        assert told.value.errno == number and directory.DAMAGED_SAVES == damaged
+        assert load(PATH, disk) == 2
+    for at in range(2 * counter.count):  # a save builds on nothing that it cannot read, and removes nothing
+        disk = base.copy()
+        faulty = Hiccups(disk, at, number, 1 << 20)
         with warnings.catch_warnings(record=True, action="always") as told:
             try:
-                fell_back += load(PATH, Faulty(disk, at, kinds=("pread", "open", "listdir"))) == 1
-                assert len(told) <= 1
-            except OSError as error:
-                assert "cannot" in str(error)
-            except checkpoint.StoreCorrupted as error:
-                assert "cannot be read at byte" in str(error)
-    assert fell_back > 5
+                save(PATH, 3, faulty)
+            except OSError:
+                assert load(PATH, disk) == 2
+                continue
+        assert load(PATH, disk) == 3
+        if told:
+            assert "older ones were not removed" in str(told[0].message)
+            assert {"manifest-000000000001.json", "manifest-000000000002.json"} <= set(disk.contents())
+
+
+def test_the_error_of_a_failing_disk_says_how_to_load_the_generation_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "_PAUSES", (0.0,))
+    for k in (1, 2):
+        save(str(tmp_path / "c"), k)
+
+    class Failing(checkpoint.Disk):
+        def pread(self, fd, out, at):
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("data-000000000002.safetensors"):
+                raise OSError(errno.EIO, "bad sector")
+            return super().pread(fd, out, at)
+
+    with pytest.raises(OSError, match="or try generation 1: move .* away") as told:
+        load(str(tmp_path / "c"), Failing())
+    os.rename(re.search(r"move (\S+) away", str(told.value))[1], tmp_path / "away")
+    assert load(str(tmp_path / "c"), Failing()) == 1
+
+
+def test_bytes_that_are_wrong_once_are_not_damage():
+    base = disk_of(1, 2)
+    counter = Faulty(base, kinds=("pread",))
+    load(PATH, counter)
+
+    class Wrong(Faulty):
+        def _call(self, kind):
+            def call(*args):
+                got = getattr(self.disk, kind)(*args)
+                if kind == "pread":
+                    self.count += 1
+                    if self.count - 1 == self.at:
+                        args[1][got // 2] ^= 1
+                return got
+
+            return call
+
+    for at in range(1, counter.count):  # the first reads the manifest, which a load reads once
+        assert load(PATH, Wrong(base, at)) == 2
+
+
+def test_a_save_reads_a_damaged_generation_again_before_it_removes_it():
+    for healed in (False, True):
+        disk = disk_of(1, 2)
+        file = disk.names["data-000000000002.safetensors"].data
+        file[-3] ^= 1
+        with pytest.warns(RuntimeWarning, match="not the newest"):
+            assert load(PATH, disk) == 1
+        file[-3] ^= healed
+        for k, kept in ((3, {1, 2, 3} if healed else {1, 3}), (4, {3, 4})):
+            save(PATH, k, disk)
+            assert {int(n[9:21]) for n in disk.contents() if n[0] == "m"} == kept
+            assert load(PATH, disk) == k
 
 
 def test_power_failures_leave_the_old_or_the_new_save():

@@ -1,5 +1,6 @@
 """Damaged and hostile files of a data set: every row that is read is right, or there is an error."""
 
+import errno
 import json
 import os
 
@@ -12,6 +13,7 @@ from fbuf._formats import dataset as _dataset
 from fbuf.storages import Zstd
 from tests.support import pieces
 from tests.support.hostile_manifests import dumps, signed
+from tests.support.refusals import raises
 
 SegmentRows = _dataset.SegmentRows
 
@@ -52,6 +54,39 @@ def test_a_file_truncated_while_open_is_an_error(tmp_path):
         for leaf in ("obs", "vector"):
             pytest.raises(fbuf.StoreCorrupted, dataset.read_rows, 0, 5, [leaf]).match("cut short")
         assert isinstance(dataset.store.last_error, fbuf.StoreCorrupted)
+
+
+def test_a_read_that_fails_is_repeated_and_one_that_keeps_failing_is_no_damage(tmp_path, monkeypatch):
+    schema = _dataset.Schema({"obs": ((6,), "uint8"), "vector": ((3,), "float32")}, codec={"obs": Zstd()})
+    rows = {"obs": np.ones((9, 6), np.uint8), "vector": np.ones((9, 3), np.float32)}
+    pieces.write(tmp_path, 0, schema, rows)
+    _dataset.finish(tmp_path, [SegmentRows(0)])
+    left = [0]
+
+    def failing(real):
+        def call(*args):
+            if left[0]:
+                left[0] -= 1
+                raise OSError(errno.EIO, "a hiccup")
+            return real(*args)
+
+        return call
+
+    for name in ("pread", "preadv"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+    for leaf, want in rows.items():
+        for times in (1, 2, 1 << 20):
+            with _dataset.DataSet.open(tmp_path, memory=0) as dataset:
+                left[0] = times
+                if times < 3:
+                    assert (dataset.read_rows(0, 9, [leaf])[leaf] == want).all()
+                else:
+                    raises(OSError, "cannot read .*Input/output error. Try again", dataset.read_rows, 0, 9, [leaf])
+            left[0] = 0
+    assert _dataset.committed(tmp_path)
+    left[0] = 1 << 20
+    raises(OSError, "cannot read", _dataset.committed, tmp_path)  # which would be written again
+    left[0] = 0
 
 
 def test_another_version_is_refused_by_name(tmp_path):

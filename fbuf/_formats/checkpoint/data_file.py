@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from fbuf._formats.checkpoint.dtypes import stored
-from fbuf._formats.checkpoint.filesystem import SAVE_ELSEWHERE, Disk, read_into, write_all
+from fbuf._formats.checkpoint.filesystem import SAVE_ELSEWHERE, Disk, read_into, retried, write_all
 from fbuf._formats.checkpoint.layout import Layout
 from fbuf._formats.checkpoint.manifest import FileEntry
 from fbuf._host.io.checksum import crc32
@@ -112,7 +112,7 @@ class OpenFile:
 
     Raises:
       StoreCorrupted: they do not, or the file is missing or not a plain file.
-      OSError: it cannot be opened.
+      OSError: it cannot be opened or read.
     """
 
     def __init__(self, disk: Disk, folder: str, entry: FileEntry) -> None:
@@ -124,6 +124,8 @@ class OpenFile:
                 raise StoreCorrupted(f"{self.path} has {size} bytes; expected {entry.size}: cut short or replaced")
             crc = self.crc(0, entry.header)
             if crc != entry.crc:
+                crc = self.crc(0, entry.header)  # read again: only lasting damage counts
+            if crc != entry.crc:
                 raise StoreCorrupted(
                     f"{self.path} has a header (bytes 0 to {entry.header}) with crc32 {crc:#010x}; expected {entry.crc:#010x}: "
                     f"damaged, or a file of another save"
@@ -133,13 +135,10 @@ class OpenFile:
             raise
 
     def read(self, out: memoryview, at: int) -> None:
-        """Fill `out`. Raises StoreCorrupted: the file is too short or unreadable; ValueError: it is closed."""
+        """Fill `out`. Raises StoreCorrupted: the file is too short; ReadError: the disk fails; ValueError: it is closed."""
         if self.fd < 0:
             raise ValueError(f"fbuf.load: {self.path} is closed; expected it open. Read before close(), or load again.")
-        try:
-            got = read_into(self._disk, self.fd, self.path, out, at)
-        except OSError as error:
-            raise StoreCorrupted(f"{self.path} cannot be read at byte {at}: {error}") from error
+        got = read_into(self._disk, self.fd, self.path, out, at)
         if got != out.nbytes:
             raise StoreCorrupted(f"{self.path} ends at byte {at + got}; expected {at + out.nbytes}: it was cut short")
 
@@ -168,7 +167,7 @@ class OpenFile:
 def open_plain(disk: Disk, path: str) -> tuple[int, int]:
     """Open a plain file; return descriptor and size. Raises StoreCorrupted: missing, a link, or not plain; and OSError."""
     try:
-        fd = disk.open(path, os.O_RDONLY)
+        fd = retried(lambda: disk.open(path, os.O_RDONLY))
     except FileNotFoundError:
         raise StoreCorrupted(f"{path} is missing") from None
     except OSError as error:
@@ -178,7 +177,7 @@ def open_plain(disk: Disk, path: str) -> tuple[int, int]:
             raise error
     try:
         with annotate_os_error("look at", path):
-            return fd, disk.size(fd)
+            return fd, retried(lambda: disk.size(fd))
     except OSError as error:
         disk.close(fd)
         if error.errno == errno.EINVAL:

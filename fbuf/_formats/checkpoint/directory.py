@@ -21,7 +21,9 @@ from fbuf._host.io.lock import NO_LOCKS, FileLock
 from fbuf._host.types import StoreCorrupted
 
 DAMAGED_SAVES: set[str] = set()
-"""Ids of saves in which this process found a damaged block. No save builds on or keeps one."""
+"""Ids of saves in which this process found damage. No save builds on one, or counts it among those to keep."""
+INTACT_SAVES: set[str] = set()
+"""Those of them whose every block proved right when it was read again. No save removes one."""
 UNSYNCED_SAVES: set[str] = set()
 """Ids of saves whose data file failed to sync later. A second sync proves nothing: the system may have dropped the pages,
 while reads still return them. No save builds on such a file."""
@@ -44,7 +46,7 @@ class Folder:
         """Return the names in the folder; none without a folder. Raises OSError."""
         try:
             with annotate_os_error("list", self.file("")):
-                return sorted(self.disk.listdir(self.path))
+                return sorted(filesystem.retried(lambda: self.disk.listdir(self.path)))
         except FileNotFoundError:
             return []
 
@@ -69,10 +71,7 @@ class Folder:
             if size > MAX_BYTES:
                 raise StoreCorrupted(f"{path} has {size} bytes; expected at most {MAX_BYTES}")
             text = bytearray(size)
-            try:
-                got = filesystem.read_into(self.disk, fd, path, memoryview(text), 0)
-            except OSError as error:
-                raise StoreCorrupted(f"{path} cannot be read: {error}") from error
+            got = filesystem.read_into(self.disk, fd, path, memoryview(text), 0)
         finally:
             self.disk.close(fd)
         cached, manifest = _manifest_cache.get(self.path, (b"", None)) if known else (b"", None)
@@ -85,16 +84,32 @@ class Folder:
         except INVALID as error:
             raise StoreCorrupted(f"{path} is damaged ({type(error).__name__}): {str(error)[:200]}") from None
 
-    def is_complete(self, manifest: Manifest) -> bool:
-        """Return whether all files of a manifest are there with the right sizes and headers, and no damage is known."""
-        if manifest.save in DAMAGED_SAVES:
-            return False
-        try:
-            for entry in manifest.files:
-                OpenFile(self.disk, self.path, entry).close()
-        except StoreCorrupted:
-            return False
-        return True
+    def is_complete(self, manifest: Manifest, blocks: bool = False) -> bool:
+        """Return whether all files of a manifest are there with the right sizes and headers; and `blocks`, if they are read.
+
+        Raises:
+          OSError: that cannot be told.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                files = [OpenFile(self.disk, self.path, entry) for entry in manifest.files]
+            except StoreCorrupted:
+                return False
+            for file in files:
+                stack.callback(file.close)
+            return not blocks or all(
+                files[file].crc(offset, size) == crc or files[file].crc(offset, size) == crc
+                for array in manifest.arrays.values()
+                for file, offset, size, crc in zip(
+                    *(a.tolist() for a in (array.file, array.offset, array.layout.sizes, array.crc)), strict=True
+                )
+            )
+
+    def _is_kept_apart(self, manifest: Manifest) -> bool:
+        """Return whether a save that was found damaged proves intact when it is read again. Raises OSError."""
+        if manifest.save not in INTACT_SAVES and self.is_complete(manifest, blocks=True):
+            INTACT_SAVES.add(manifest.save)
+        return manifest.save in INTACT_SAVES
 
     def create(self, sync: bool) -> None:
         """Create the folder and its parents."""
@@ -195,8 +210,17 @@ class Folder:
         ]
         self._remove(left)
 
+    def _manifest_again(self, generation: int) -> Manifest:
+        """Read a manifest, twice if it is damaged. Raises as `manifest`."""
+        try:
+            return self.manifest(generation)
+        except StoreCorrupted:
+            return self.manifest(generation)
+
     def prune(self, latest: Manifest, before: Manifest | None, keep: int) -> None:
         """Remove all but the latest generation and the newest other complete ones, `keep` in all.
+
+        A generation that this process found damaged is read again: if that finds no damage, it stays besides those.
 
         Args:
           before: A generation known to be complete.
@@ -204,16 +228,23 @@ class Folder:
           OSError, VersionError: a generation cannot be read; nothing was removed.
         """
         names = self.names()
-        kept = [latest]
+        kept, apart = [latest], list[Manifest]()
         for generation in filesystem.find_generations(names):
             if len(kept) >= keep:
                 break
             if generation != latest.generation:
-                with contextlib.suppress(StoreCorrupted):
-                    if before is not None and before.generation == generation:
-                        kept.append(before)
-                    elif self.is_complete(manifest := self.manifest(generation)):
-                        kept.append(manifest)
+                if before is not None and before.generation == generation:
+                    kept.append(before)
+                    continue
+                try:
+                    manifest = self._manifest_again(generation)
+                    if manifest.save not in DAMAGED_SAVES:
+                        kept += [manifest] if self.is_complete(manifest) else []
+                    elif self._is_kept_apart(manifest):
+                        apart.append(manifest)
+                except StoreCorrupted:
+                    continue
+        kept += apart
         manifests = {filesystem.manifest_name(manifest.generation) for manifest in kept}
         named = {entry.name for manifest in kept for entry in manifest.files}
         old = [

@@ -12,7 +12,9 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from fbuf._host.io.file import annotate_os_error
 
@@ -70,6 +72,10 @@ SAVE_ELSEWHERE = "save to another path; the checkpoint that was there is as befo
 _MAX_CALL_BYTES = 1 << 30  # Linux moves at most 2 GiB a call
 
 
+class ReadError(OSError):
+    """The system cannot read a file, so that nothing is known of its bytes."""
+
+
 class Disk:
     """The system calls, one to one. It has no state; tests override some."""
 
@@ -105,6 +111,22 @@ class Disk:
 
 
 DISK = Disk()
+_PAUSES = (0.0, 0.05)
+"""Seconds before a failed read is repeated: network disks fail now and then."""
+_LASTING = (errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EBADF)
+Result = TypeVar("Result")
+
+
+def retried(call: Callable[[], Result]) -> Result:
+    """Return the result of a call that changes nothing; repeat it if the system fails. Raises OSError: it fails each time."""
+    for pause in _PAUSES:
+        try:
+            return call()
+        except OSError as error:
+            if error.errno in _LASTING:
+                raise
+            time.sleep(pause)
+    return call()
 
 
 def write_all(disk: Disk, fd: int, path: str, parts: Sequence[memoryview], at: int) -> None:
@@ -123,15 +145,30 @@ def write_all(disk: Disk, fd: int, path: str, parts: Sequence[memoryview], at: i
 
 
 def read_into(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
-    """Fill `out` from byte `at` on; return the number of bytes read. Raises OSError."""
+    """Fill `out` from byte `at` on; return the number of bytes read. Raises ReadError."""
     got = 0
     while got < out.nbytes:
-        with annotate_os_error("read", path):
-            done = disk.pread(fd, out[got : got + _MAX_CALL_BYTES], at + got)
+        part = out[got : got + _MAX_CALL_BYTES], at + got
+        try:
+            done = disk.pread(fd, *part)
+        except OSError:
+            done = _read_again(disk, fd, path, *part)
         if done <= 0:
             break
         got += done
     return got
+
+
+def _read_again(disk: Disk, fd: int, path: str, out: memoryview, at: int) -> int:
+    try:
+        return retried(lambda: disk.pread(fd, out, at))
+    except OSError as error:
+        number = error.errno or errno.EIO
+        raise ReadError(
+            number,
+            f"fbuf: cannot read {path} at byte {at}: {os.strerror(number)}. Try again; if it fails again, copy the folder to "
+            f"another disk.",
+        ) from error
 
 
 def sync_folder(disk: Disk, path: str) -> None:

@@ -1,7 +1,7 @@
 """Load the newest complete generation of a checkpoint.
 
-Blocks are read on request and checked. If the newest generation is damaged, the one before is loaded with a warning. All files
-are opened at once, so that a concurrent save cannot remove them.
+Blocks are read on request and checked. If the newest generation is damaged, the one before is loaded with a warning; not if the
+disk fails, since its bytes may be right. All files are opened at once, so that a concurrent save cannot remove them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fbuf._core.arguments import check_choice
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import OpenFile
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, Folder
-from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path
+from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, ReadError, manifest_name
 from fbuf._formats.checkpoint.manifest import ArrayEntry, CheckpointNotFound, Manifest
 from fbuf._host.io.checksum import crc32
 from fbuf._host.types import Array, StoreCorrupted, flat, without_traceback
@@ -81,7 +81,7 @@ class SavedArray:
             file = self._files[self._entry.file[i]]
             try:
                 if whole is None or (file.path, at, crc) not in whole:
-                    if file.crc(at, size, buffer) != crc:
+                    if file.crc(at, size, buffer) != crc and file.crc(at, size, buffer) != crc:  # read again
                         raise self._damage(i)
                     if whole is not None:
                         whole.add((file.path, at, crc))
@@ -124,12 +124,15 @@ class SavedArray:
         data, at = flat(out), 0
         if not data.nbytes:
             return
-        self._files[self._entry.file[i]].read(data, int(self._entry.offset[i]))
+        file, offset = self._files[self._entry.file[i]], int(self._entry.offset[i])
+        file.read(data, offset)
         for j, (size, crc) in enumerate(
             zip(self._layout.sizes[i:end].tolist(), self._entry.crc[i:end].tolist(), strict=True)
         ):
             if crc32(data[at : at + size]) != crc:
-                raise self._damage(i + j)
+                file.read(data[at : at + size], offset + at)  # again: only lasting damage counts
+                if crc32(data[at : at + size]) != crc:
+                    raise self._damage(i + j)
             at += size
         if self.dtype == bool and out.view(np.uint8).max() > 1:
             raise StoreCorrupted(f"fbuf.load: array '{self._name}' is bool and holds other bytes than 0 and 1")
@@ -217,6 +220,8 @@ Verify = Literal["full", "lazy"]
 def read(path: Path, *, verify: Verify = "full", progress: Progress = None, disk: Disk = DISK) -> Saved:
     """Open the newest complete generation; if a newer one is damaged, a RuntimeWarning says why.
 
+    Only bytes that were read, twice, and are wrong are damage. If the disk fails, reads are repeated, then an OSError says so.
+
     Args:
       path: The folder given to `write`.
       verify: `"full"`: check every byte first. `"lazy"`: check the manifest, and headers and sizes of files; each block is
@@ -291,6 +296,8 @@ def _load_newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
         except BaseException as error:
             if saved is not None:
                 saved.close()
+            if isinstance(error, ReadError):
+                raise _unreadable(folder, left, error) from error
             if not isinstance(error, StoreCorrupted):
                 raise
             if saved is not None:
@@ -299,6 +306,15 @@ def _load_newest(folder: Folder, use: Callable[[Saved], Built]) -> Built:
             continue
         _warn_of_damage(folder, saved, {g: e for g, e in wrong.items() if g > saved.generation})
         return made
+
+
+def _unreadable(folder: Folder, left: list[int], error: ReadError) -> ReadError:
+    """Return the error of a disk that fails. Other generations are older, so the user decides."""
+    text = str(error.strerror)
+    if len(left) > 1:
+        name = folder.file(manifest_name(left[0]))
+        text = f"{text[:-1]}, or try generation {left[1]}: move {name} away."
+    return ReadError(error.errno, text)
 
 
 def _raise_none(folder: Folder, there: list[int], wrong: dict[int, Exception]) -> NoReturn:

@@ -22,7 +22,7 @@ from fbuf._concurrency.parallel import BackgroundCall
 from fbuf._core.progress import Bar, Progress
 from fbuf._formats.checkpoint.data_file import DataFile, OpenFile, max_header_bytes
 from fbuf._formats.checkpoint.directory import DAMAGED_SAVES, UNSYNCED_SAVES, Folder
-from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, data_name
+from fbuf._formats.checkpoint.filesystem import DISK, SAVE_ELSEWHERE, Disk, Path, ReadError, data_name
 from fbuf._formats.checkpoint.layout import Plan, plan
 from fbuf._formats.checkpoint.manifest import MAX_DEPTH, ArrayEntry, FileEntry, Manifest, VersionError
 from fbuf._host.io.checksum import crc32
@@ -46,7 +46,7 @@ class PreviousSave:
         for generation in folder.generations():
             try:
                 manifest = folder.manifest(generation, known=True)
-            except StoreCorrupted:
+            except (StoreCorrupted, ReadError):
                 continue
             if manifest.save not in DAMAGED_SAVES:
                 self.manifest = manifest
@@ -56,7 +56,7 @@ class PreviousSave:
                 try:
                     lost = entry.save in UNSYNCED_SAVES and not entry.synced
                     self.files.append(None if lost else OpenFile(folder.disk, folder.path, entry))
-                except StoreCorrupted:
+                except (StoreCorrupted, ReadError):
                     self.files.append(None)
                 except BaseException:
                     self.close()
@@ -158,7 +158,7 @@ class PendingArray:
         assert file is not None
         try:
             file.read(memoryview(out)[:size], int(self.entry.offset[j]))
-        except StoreCorrupted:
+        except (StoreCorrupted, ReadError):
             return None
         return out
 
@@ -290,14 +290,18 @@ class Save:
         file = self._previous.files[column.file[i]]
         assert file is not None
         data, at = memoryview(bytearray(size)), int(column.offset[i])
+        is_read = whole = False
         try:
             file.read(data, at)
-            whole = crc32(data) == column.crc[i]
+            is_read, whole = True, crc32(data) == column.crc[i]
         except StoreCorrupted:
-            whole = False
+            is_read = True
+        except ReadError:
+            pass
         if not whole:  # damaged on the disk: the source may have it still, and the next save compares with none
             assert self._previous.manifest is not None
-            DAMAGED_SAVES.add(self._previous.manifest.save)
+            if is_read:
+                DAMAGED_SAVES.add(self._previous.manifest.save)
             data = flat(column.plan.read(i, i + 1))
         self._write(column, i, data)
 

@@ -22,7 +22,7 @@ from fbuf._host.codecs import Dictionary, coder_of
 from fbuf._host.columns.chunked import ChunkCache, ChunkFetch, fetch_chunks
 from fbuf._host.memory.arena import Spans
 from fbuf._host.memory.lazy_array import expect, lazily, within
-from fbuf._host.types import Array, StoreCorrupted
+from fbuf._host.types import Array
 
 _BITS = 40  # an address is file << 40 | offset
 _MAX_READ = 1 << 20
@@ -42,7 +42,7 @@ class FileChunks:
         """Yield chunks in order, read on request; adjacent chunks in one call.
 
         Raises:
-          StoreCorrupted: a file is too short, or cannot be read.
+          StoreCorrupted: a file is too short. OSError: it cannot be read.
         """
         number = len(addresses)
         if not number:
@@ -97,11 +97,11 @@ class FileChunks:
 def _read(file: OpenFile, size: int, at: int) -> bytes:
     try:
         data = os.pread(file.fd, size, at)
-    except OSError as error:
-        raise StoreCorrupted(f"{file.path} cannot be read at byte {at}: {error}") from error
+    except OSError:
+        data = b""
     if len(data) != size:
         out = bytearray(size)
-        file.read(memoryview(out), at)  # raises, or reads on
+        file.read(memoryview(out), at)  # raises, or reads again
         return bytes(out)
     return data
 
