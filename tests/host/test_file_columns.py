@@ -1,5 +1,6 @@
 """Rows in files: the store against a dict of every row, whatever call fails, and damage that is found."""
 
+import errno
 import itertools
 import os
 import shutil
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fbuf._host.codecs import Zstd
-from fbuf._host.store.store import Store
+from fbuf._host.store.store import UPDATE_BIT, Store
 from fbuf._host.types import StoreCorrupted
 from tests.support.disk import flip, make
 from tests.support.disk_faults import Faults, check_failing_writes, resumed
@@ -74,6 +75,41 @@ def test_a_failed_update_leaves_the_store_unchanged(tmp_path, monkeypatch):
             resumed(model, tmp_path)
         model.check(rng)
     assert model.origin
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("fields", [{0: np.full((3, 5), 200, np.uint8)}, {}], ids=["rows", "cuts"])
+def test_an_update_that_raised_never_appears(tmp_path, monkeypatch, before, fields):
+    columns = columns_of(None, None)
+    store = make(tmp_path, columns)
+    tickets = store.write([np.full((6, 1, 5), 7, np.uint8)] * 2, None)[:, 0]
+    rows = np.full((1, 5), 100, np.uint8)
+    for i in range(before):
+        store.patch(tickets[3 + i :][:1], np.ones(1, bool), {0: rows})
+    log = (tmp_path / "changes").stat().st_size
+    real = os.pwrite
+
+    def failing(fd, data, at):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("head"):
+            raise OSError(errno.EIO, "injected")
+        return real(fd, data, at)
+
+    with monkeypatch.context() as patch:  # the head is not written, and the record not taken back
+        patch.setattr(os, "pwrite", failing)
+        patch.setattr(os, "ftruncate", lambda *_: failing(store._folder._head.fd, b"", 0))
+        raises(OSError, "cannot write", store.patch, tickets[:3], np.ones(3, bool), fields)
+    assert (tmp_path / "changes").stat().st_size > log
+    made = {3 + i for i in range(before)}
+    for more in (None, 5, 4):  # nor is it taken for one of the updates to come
+        updated = store.newest()[1][:6, 0] >= UPDATE_BIT
+        assert set(np.flatnonzero(updated).tolist()) == made
+        store.close()
+        store = make(tmp_path, columns, resume=True)
+        assert set(np.flatnonzero(store.newest()[1][:6, 0] >= UPDATE_BIT).tolist()) == made
+        if more is not None:
+            store.patch(store.newest()[1][more : more + 1, 0], np.ones(1, bool), {1: rows})
+            made.add(more)
+    store.close()
 
 
 def test_the_update_log_stays_short(tmp_path):

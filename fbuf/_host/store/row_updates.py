@@ -2,8 +2,9 @@
 
 An update holds the columns that differ from its row, under a ticket with bit 63 set. It is dropped with the row it replaced,
 or `slack` updates after another one replaced it. Updates are encoded one by one, without dictionaries: they are corrections,
-not streams. The log has one record a call, with a checksum, written before the update is visible; the head of the directory
-counts all updates, so a truncated log is noticed. The log is rewritten when most of it is unused.
+not streams. The log has one record a call, with a checksum, written before the update is visible. The head of the directory
+counts all updates: a truncated log is noticed, and a record beyond that count is dropped. The log is rewritten when most of it
+is unused.
 """
 
 from __future__ import annotations
@@ -220,10 +221,14 @@ class UpdateLog:
           StoreCorrupted: some are, and the folder is not to go on with what is whole.
         """
         newest: dict[tuple[int, int], tuple[int, RowUpdate]] = {}
-        made, later, at = 0, False, 0
+        made, later, at, is_confirmed = 0, False, 0, True
         for body, end in self._records():
             at = end
-            made = max(made, *_MADE.unpack_from(body))
+            (number,) = _MADE.unpack_from(body)
+            if number > self._folder.changes:  # its call raised, or was killed, before the head counted it
+                is_confirmed = False
+                continue
+            made = max(made, number)
             for number, update in _read(body[_MADE.size :]).items():
                 if update.lane < len(low) and low[update.lane] <= update.count < high[update.lane]:
                     row = update.lane, update.count
@@ -240,7 +245,8 @@ class UpdateLog:
             if all(0 <= column < columns or column == CUT for column in update.values):
                 updates.insert(UPDATE_BIT | number, update)
         updates.resume(max(made, self._folder.changes))
-        if later or lost or self._before is not None:  # no row to come is to be taken for one that was changed
+        # No row or update to come is to be taken for one of these.
+        if later or lost or not is_confirmed or self._before is not None:
             self.write(updates, sync=True)
         if self._before is not None:
             self._before = None
