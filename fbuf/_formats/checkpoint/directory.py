@@ -42,12 +42,14 @@ class Folder:
         """Return the path of a file."""
         return os.path.join(self.path, name)
 
-    def names(self) -> list[str]:
-        """Return the names in the folder; none without a folder. Raises OSError."""
+    def names(self, exists: bool = False) -> list[str]:
+        """Return the names in the folder; none without a folder, unless it `exists`. Raises OSError."""
         try:
             with annotate_os_error("list", self.file("")):
                 return sorted(filesystem.retried(lambda: self.disk.listdir(self.path)))
         except FileNotFoundError:
+            if exists:
+                raise
             return []
 
     def generations(self) -> list[int]:
@@ -145,7 +147,7 @@ class Folder:
                 stacklevel=2,
             )
         try:
-            if "manifest.json" in self.names():
+            if "manifest.json" in self.names(exists=True):
                 raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} holds a live store. Use another.")
             yield
         finally:
@@ -154,7 +156,7 @@ class Folder:
 
     def next_number(self, many: int = 1) -> int:
         """Return the first of the next `many` numbers. Raises FileExistsError: a foreign file has the largest number."""
-        number = filesystem.largest_number(self.names()) + 1
+        number = filesystem.largest_number(self.names(exists=True)) + 1
         if number > filesystem.MAX_GENERATION - many + 1:  # its name would not be recognised
             raise FileExistsError(errno.EEXIST, f"fbuf.save: {self.path} has no number left. Use another.")
         return number
@@ -193,15 +195,16 @@ class Folder:
         with contextlib.suppress(OSError):
             self.disk.unlink(self.file(filesystem.partial_name(generation)))
 
-    def remove_generation(self, generation: int) -> None:
-        """Remove the files of a failed save, the manifest first."""
-        for named in (filesystem.manifest_name, filesystem.partial_name, filesystem.data_name):
+    def remove_generation(self, generation: int, data: bool = True) -> None:
+        """Remove the files of a failed save, the manifest first; the data file only if the save made it."""
+        data_name = (filesystem.data_name,) if data else ()
+        for named in (filesystem.manifest_name, filesystem.partial_name, *data_name):
             with contextlib.suppress(OSError):
                 self.disk.unlink(self.file(named(generation)))
 
     def remove_leftovers(self) -> None:
         """Remove the files of killed saves, which may fill the disk."""
-        names = self.names()
+        names = self.names(exists=True)
         newest = max(filesystem.find_generations(names), default=0)
         left = [
             n
@@ -227,7 +230,7 @@ class Folder:
         Raises:
           OSError, VersionError: a generation cannot be read; nothing was removed.
         """
-        names = self.names()
+        names = self.names(exists=True)
         kept, apart = [latest], list[Manifest]()
         for generation in filesystem.find_generations(names):
             if len(kept) >= keep:

@@ -233,9 +233,9 @@ class Save:
             self._data.close()
 
     def rollback(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, and no file that was there."""
         self.close()
-        self._folder.remove_generation(self._generation)
+        self._folder.remove_generation(self._generation, data=self._data is not None)
 
     def _max_header(self) -> int:
         """Return an upper bound of the header's bytes: that of all blocks that may be written."""
