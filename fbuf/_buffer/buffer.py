@@ -642,7 +642,8 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         `is_full` is bool[], whether all C slots hold rows. `cursor` is int32[], the position in [0, C / E) of each lane's next
         row; -1 if masked rows have made the lanes' positions differ; missing with a writer that replaces any row. `writes` is
         uint32[], the rows of all lanes written since `init`, overwritten ones included; it stops at 2^32 - 1. `clear`
-        raises it to a multiple of C.
+        raises it to a multiple of C. `unlearnt` (views of windows; not under a trace, because it is O(C)) is an int, the rows
+        held that no window learns, as in `summary`.
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
@@ -651,8 +652,10 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           >>> int(buffer.stats(state)["size"])
           5
         """
+        from fbuf._buffer.summary import unlearnt
+
         checks.check_state("Buffer.stats", self, state)
-        return operations.stats(self, state)[1]
+        return operations.stats(self, state)[1] | unlearnt(self, state)
 
     def summary(self, state: BufferState, *, compare: int | None = 1 << 14) -> Summary:
         """Summarise the contents: ages, priorities, effective size, episodes, duplicates, bytes by leaf. Eager.

@@ -205,7 +205,8 @@ def _check_same(call: str, path: str, field: str, config: Any, given: Any, free:
 
 
 def _check_rule(call: str, path: str, meta: Mapping[str, Any], target: Buffer) -> None:
-    found = meta["rule"] and {"episode": None, **meta["rule"]}  # absent in older files
+    absent = {"episode": None, "closes": False, "learns": None}  # in older files
+    found = meta["rule"] and absent | meta["rule"]
     expected = None if target.dense else config_json.to_json(target.rule)
     if found != expected:
         lines = [

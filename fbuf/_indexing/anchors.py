@@ -72,7 +72,7 @@ def bit(condition: Array, bits: int) -> Array:
 
 def width(rule: EligibilityRule) -> int:
     """Return W, rows of the tail: as many as can be undecided, and at least two to detect the start of an episode."""
-    return 2 if rule.prompt else max(rule.ahead, 2)
+    return 2 if rule.prompt else max(rule.ahead + (rule.closes or rule.learns is not None), 2)
 
 
 def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, spec: Spec, counted: bool = False) -> Anchors:
@@ -80,7 +80,7 @@ def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, spec: Spec
     lanes = geometry.lanes
     shape = (width(rule), lanes)
     before = jnp.uint8(RESET if rule.reset_rows else END)
-    counts = rule.prompt or rule.stride > 1
+    counts = rule.prompt or rule.stride > 1 or rule.learns is not None
     return Anchors(
         flags=jnp.zeros((geometry.capacity,), jnp.uint8),
         tail_flags=jnp.zeros(shape, jnp.uint8).at[-1].set(before),
@@ -255,9 +255,14 @@ def extend(
         assert anchors.pending is not None
         decided, drawable, source = view.decide(flags, available, index if step is None else step)
         undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
-        open_mask = undecided_before & decided & drawable & stays & ~lacks_frames(age)
+        examined = undecided_before
+        if again and rule.closes:  # the window that the newest row completed closes the episode if it is cut there
+            uncut = view.decide(flags.at[tail_rows - 1].set(was[0]), available, step)[1]
+            completed = index == jnp.int32(tail_rows - 1 - rule.ahead)
+            examined = examined | completed & ~uncut & (flags[tail_rows - 1] != was[0])[None, :]
+        open_mask = examined & decided & drawable & stays & ~lacks_frames(age)
         flags = flags | bit(open_mask, OPEN)
-        written = [(undecided_before & stays, age, flags)]
+        written = [(examined & stays, age, flags)]
         open_slot = by_age(ring, geometry, age)
         pending = jnp.sum(undecided_before & exists & ~decided, axis=0, dtype=jnp.int32)
         if source is not None:
@@ -344,6 +349,9 @@ def undecided(anchors: Anchors) -> Array:
     if anchors.pending is not None:
         return anchors.pending
     assert step is not None
+    if rule.closes:  # the next row may end the episode
+        number = jnp.minimum(step, jnp.int32(rule.ahead))
+        return jnp.where(has(anchors.tail_flags[-1], RESET | CUT if rule.reset_rows else END), jnp.int32(0), number)
     after = step - jnp.int32(rule.ahead + 1)  # rows since the first window was complete
     partial = after % jnp.int32(rule.stride) + jnp.int32(rule.ahead + 1 - rule.stride)
     number = jnp.where(after < jnp.int32(0), step, jnp.maximum(partial, jnp.int32(0)))

@@ -24,6 +24,9 @@ class EligibilityRule:
       prompt: Whether each new row opens at most one anchor, named by `View.opens`; otherwise `View.decide` reads the last
         `ahead` rows again with every write.
       stride: Distance in rows between anchors of an episode.
+      closes: Whether one more anchor closes each episode: the row `ahead` rows before its last.
+      learns: Rows of a window that are not learnt, the first and the last, where they decide what can be drawn. `decide`
+        then gets exact steps.
       crosses: Whether windows continue across the ends of episodes.
       reset_rows: Whether the row after an episode's end belongs to it (Gymnasium's next-step autoreset).
       cut_ends: Whether the last row of a truncated episode can be drawn. Never if it was cut (`Buffer.cut`).
@@ -39,6 +42,8 @@ class EligibilityRule:
     ahead: int = 0
     prompt: bool = True
     stride: int = 1
+    closes: bool = False
+    learns: tuple[int, int] | None = None
     crosses: bool = False
     reset_rows: bool = False
     cut_ends: bool = True
@@ -72,9 +77,11 @@ class View(Protocol):
         remainder by `stride` is exact. The anchor gets the priority of the new row.
       decide(flags, available, step): If not `rule.prompt`: which rows of uint8[A, E] the first `available` int32[E] of them
         settle, which of those are anchors, and which row gave an anchor's priority, int32[A, E] (None: the anchor). `step`
-        int32[A, E] is exact for rows that were not settled before; where `stride` is 1 it has no meaning.
+        int32[A, E] is exact for rows of the running episode and newer ones; where `stride` is 1 and `learns` None it has no
+        meaning.
 
-    Optional: `adds`, False if batches of windows are the rows alone, without a leaf `mask` of the view.
+    Optional: `adds`, False if batches of windows are the rows alone, without a leaf `mask` of the view. `learnt(flags)`:
+    given the flags uint8[L, E] of rows in order of arrival (NumPy; 0 where there is none), which rows a batch may learn.
     """
 
     @property

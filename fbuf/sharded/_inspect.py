@@ -76,6 +76,24 @@ def _look_core(sharded: Any, own: BufferState, number: int) -> tuple[BufferState
 _look = ShardedOperation(on_open(_look_core))
 
 
+def _flags_core(sharded: Any, own: BufferState) -> tuple[BufferState, tuple[jax.Array, jax.Array]]:
+    return own, collect.flags_core(sharded.shard, own)[1]
+
+
+_flags = ShardedOperation(on_open(_flags_core))
+
+
+def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:
+    """Return what `summary.unlearnt` does; nothing either where other processes have shards."""
+    anchors = state.shards.anchors
+    if anchors is None or not hasattr(sharded.buffer.view, "learnt"):
+        return {}
+    if isinstance(anchors.flags, jax.core.Tracer) or not anchors.flags.is_fully_addressable:
+        return {}
+    out = (PartitionSpec(None, sharded.axis),) * 2
+    return {"unlearnt": collect.count_unlearnt(sharded.buffer, *jax.device_get(_flags(sharded, state, out=out)[1]))}
+
+
 def seen(sharded: Any, state: ShardedState, compare: int = 0) -> Seen:
     """Return arrays about every row, with one column a lane, without lanes one a shard. Eager."""
     number = collect.newest_of_each(sharded.buffer if sharded.buffer.lanes else sharded.shard, compare)

@@ -442,11 +442,11 @@ class Sharded:
 
         Counts are sums; `max_priority`, `blocks_load`, `blocks_ratio` and the like are the largest of any shard. `balance` is
         float32[], from 1 / D (one shard has all anchors) to 1 (all have equally many). With draw="local" the weighted
-        batch is worth about this share of an unweighted one.
+        batch is worth about this share of an unweighted one. `unlearnt` is missing where other processes have shards.
         """
         _checks.check_state("Sharded.stats", self, state)
         found: dict[str, jax.Array] = _stats(self, state)[1]
-        return found
+        return found | _inspect.unlearnt(self, state)
 
     def summary(self, state: ShardedState, *, compare: int | None = 1 << 14) -> Summary:
         r"""Summarise the contents of all shards: as `Buffer.summary`. Eager.

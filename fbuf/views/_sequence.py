@@ -11,17 +11,19 @@ from collections.abc import Sequence as Several
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, name_of
 from fbuf._core.slots import Geometry, shift
-from fbuf._indexing.anchors import RESET, START, has
+from fbuf._indexing.anchors import RESET, START, TERMINATED, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views import _fields
+from fbuf.views._learnt import learnt
 
 
 class _WindowView:
@@ -50,27 +52,40 @@ class _WindowView:
 class Sequence(_WindowView):
     """Return windows of `length` rows: leaves `[B, T, ...]`, T = length.
 
+    What is not learnt: with "stop", episodes of fewer than `length` rows; "mask" learns them. Where dilation is 1 and
+    stride <= length - burn_in - bootstrap, all other rows of an ended episode are learnt, except its last `bootstrap` rows if
+    it did not terminate (a reset row is one of them). In a running episode of n rows, the newest (n - length + at) % stride +
+    bootstrap wait for more. A longer stride also skips stride - (length - burn_in - bootstrap) rows between two windows.
+    `summary` and `stats` count `unlearnt`, the rows held that no window learns.
+
     `batch.data` is a dict with every leaf of the rows under its own name (rows that are not a dict are whole under `row`), and
 
     * `mask` bool[B, T]: the row exists; other entries of missing rows are zeros;
     * `is_first` bool[B, T]: the row begins an episode (with `dilation`: one began since the previous row);
-    * `learning_mask` bool[B, T]: the row exists, follows the burn-in, precedes the bootstrap rows, and is not a reset row
-      (with autoreset="next_step", the row after an end, with the final observation and an action that was ignored).
+    * `learning_mask` bool[B, T]: the row exists, and is not a reset row (with autoreset="next_step", the row after an end, with
+      the final observation and an action that was ignored). In its window `burn_in` rows precede it, unless one of them, or
+      itself, begins an episode; and `bootstrap` rows follow it, unless one of them, or itself, is terminated.
 
-    With episode_end=(), and without burn-in, bootstrap rows, reset rows and boundary="mask", these are constant: `batch.data`
-    is then the rows alone, in their own pytree (a dict, a NamedTuple, a dataclass, one array).
+    No window without a row to learn is drawn. Rows that two windows share are learnt in both. With episode_end=(), and without
+    burn-in, bootstrap rows, reset rows and boundary="mask", the masks are constant: `batch.data` is then the rows alone, in
+    their own pytree (a dict, a NamedTuple, a dataclass, one array).
 
     Attributes:
       length: T >= 1, rows of a window, including burn-in and bootstrap rows.
-      burn_in: First rows of a window, which only warm up a recurrent state.
-      bootstrap: Last rows of a window, which only provide bootstrap values.
-      stride: Rows between successive anchors of an episode, from its first row (with "cross": of a lane).
+      burn_in: First rows of a window, which only warm up a recurrent state. A window that begins its episode needs none.
+      bootstrap: Last rows of a window, which only provide bootstrap values. A window that ends with a terminated row needs
+        none.
+      stride: Rows between successive anchors of an episode, from its first row (with "cross": of a lane). If it is not 1, one
+        more window ends with the last row of the episode (with "mask": if `at` is not 0).
       dilation: Rows between successive rows of a window.
-      boundary: At the end of an episode: "stop", windows are within one episode, and shorter episodes are not drawn;
-        "mask", every row has a window, cut at the ends of its episode; "cross", windows continue across ends and cuts.
+      boundary: At the end of an episode: "stop", windows are within one episode; "mask", windows are cut there, and missing
+        rows are zeros, which suits R2D2; "cross", windows continue, also across cuts, and rows of the next episode count as
+        bootstrap rows: the learner must look at the flags.
       at: With "mask": position of the anchor in its window. 0: windows begin at the anchor and are cut on the right. length
         - 1: windows end at the anchor and are cut on the left. In between: on either side.
       episode_end: Names of the boolean leaves that end an episode; `()`: there are no episodes.
+      terminated: The name among `episode_end` that marks termination. Every other end (also by an id or `Buffer.cut`) counts as
+        truncated.
       autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
         "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
       episode: Name of an integer leaf that is equal in all rows of an episode (trajectory ids). A row with another id than the
@@ -83,7 +98,7 @@ class Sequence(_WindowView):
 
     Example:
       >>> import fbuf
-      >>> fbuf.views.Sequence(80, burn_in=40, stride=40, autoreset="same_step").length
+      >>> fbuf.views.Sequence(80, burn_in=40, stride=40, boundary="mask", autoreset="same_step").length
       80
     """
 
@@ -95,6 +110,7 @@ class Sequence(_WindowView):
     boundary: Literal["stop", "mask", "cross"] = "stop"
     at: int = 0
     episode_end: tuple[str, ...] = ("terminated", "truncated")
+    terminated: str = "terminated"
     autoreset: Literal["same_step", "next_step"] | None = None
     episode: str | None = None
 
@@ -110,6 +126,12 @@ class Sequence(_WindowView):
             raise ValueError(f"Sequence: at is {self.at}; expected 0, or less than {self.length} with boundary='mask'.")
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
         object.__setattr__(self, "episode_end", _fields.checked_ends("Sequence", self.episode_end))
+        object.__setattr__(self, "terminated", name_of(self.terminated))
+        if self.terminated not in ("terminated", *self.episode_end):
+            raise ValueError(
+                f"Sequence: terminated is '{self.terminated}'; expected a name of episode_end, {self.episode_end!r}. Write "
+                f"episode_end=({self.terminated!r}, ...)."
+            )
         _fields.check_autoreset("Sequence", self.autoreset, self.episode_end)
 
     @property
@@ -128,14 +150,37 @@ class Sequence(_WindowView):
         """Rows from the anchor of a window to its last."""
         return (self.length - 1 - self.at) * self.dilation
 
+    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
+        known = self.bootstrap and self.terminated in self.episode_end  # without bootstrap rows all ends are alike
+        return self.episode_end, self.terminated if known else None
+
+    def learnt(self, flags: np.ndarray) -> np.ndarray:
+        """Return which rows of uint8[L, E], in order of arrival, a window learns."""
+        settings = {name: getattr(self, name) for name in ("length", "burn_in", "bootstrap", "dilation", "at")}
+        return learnt(flags, last_bit=_fields.last_bit(self.autoreset) if self.boundary == "mask" else None, **settings)
+
+    @property
+    def _least_learnt(self) -> tuple[int, int] | None:
+        """`EligibilityRule.learns`: burn-in and bootstrap rows, if a window can have no other row, or reset rows only."""
+        resets, regular = self.autoreset == "next_step", self.length - self.burn_in - self.bootstrap
+        empty = {
+            "stop": resets and regular == 1 and not self.bootstrap,
+            "mask": self.burn_in or self.bootstrap or (resets and self.at),
+            "cross": resets and regular == 1,
+        }
+        return (self.burn_in, self.bootstrap) if empty[self.boundary] else None
+
     @property
     def rule(self) -> EligibilityRule:
+        ends = bool(self.episode_end or self.episode)
         return EligibilityRule(
             self.boundary,
             self.back,
             self.ahead,
-            prompt=self.boundary != "mask",
+            prompt=self.boundary == "stop" or (self.boundary == "cross" and self._least_learnt is None),
             stride=self.stride,
+            closes=ends and self.stride > 1 and (self.boundary == "stop" or self.at > 0),
+            learns=self._least_learnt,
             crosses=self.boundary == "cross",
             reset_rows=self.autoreset == "next_step",
             window=self.length,
@@ -143,54 +188,114 @@ class Sequence(_WindowView):
         )
 
     def opens(self, step: Array, flags: Array, before: Array) -> tuple[Array, Array]:
-        first = step - jnp.int32(self.ahead)
-        opens = (first >= jnp.int32(0)) & (first % jnp.int32(self.stride) == jnp.int32(0))
-        if self.boundary == "stop":  # nothing follows a reset row, and it is no window itself
-            opens = opens & ~has(before if self.ahead else flags, RESET)
+        rule, first = self.rule, step - jnp.int32(self.ahead)
+        chosen = first % jnp.int32(self.stride) == jnp.int32(0)
+        if rule.closes:
+            chosen = chosen | has(flags, _fields.last_bit(self.autoreset))
+        opens = (first >= jnp.int32(0)) & chosen
+        if self.boundary == "stop" and rule.reset_rows:
+            if self.ahead:  # nothing follows a reset row
+                opens = opens & ~has(before, RESET)
+            if rule.learns:  # the last row is the only one to learn, except at the start of an episode
+                opens = opens & (~has(flags, RESET) | (first == jnp.int32(0) if self.ahead else False))
         return jnp.full_like(step, self.ahead), opens
 
     def decide(self, flags: Array, available: Array, step: Array) -> tuple[Array, Array, Array | None]:
-        index = jnp.arange(flags.shape[0], dtype=jnp.int32)[:, None]
-        last = jnp.where(has(flags, _fields.last_bit(self.autoreset)), index, jnp.int32(2**30))
-        # the row that completes the window: its last, or the last of the episode
-        by = jnp.minimum(lax.cummin(last, axis=0, reverse=True), index + jnp.int32(self.ahead))
-        drawable = (step % jnp.int32(self.stride) == jnp.int32(0)) & ~has(flags, RESET)
-        return by < available[None, :], drawable, jnp.minimum(by, jnp.int32(flags.shape[0] - 1))
+        rule, rows = self.rule, flags.shape[0]
+        index = jnp.arange(rows, dtype=jnp.int32)[:, None]
+        by = index + jnp.int32(self.ahead)  # the row that completes the window: its last, or the last of the episode
+        chosen = step % jnp.int32(self.stride) == jnp.int32(0)
+        if not rule.crosses:
+            last = jnp.where(has(flags, _fields.last_bit(self.autoreset)), index, jnp.int32(2**30))
+            last = lax.cummin(last, axis=0, reverse=True)
+            chosen = chosen | (last == by) if rule.closes else chosen
+            by = jnp.minimum(last, by)
+        source = jnp.minimum(by, jnp.int32(rows - 1))
+        if rule.learns is None:
+            chosen = chosen & ~has(flags, RESET)
+        elif rule.crosses:
+            near = index + jnp.arange(self.ahead + 1, dtype=jnp.int32)[None, :]
+            near_flags = jnp.moveaxis(flags.at[jnp.minimum(near, jnp.int32(rows - 1))].get(), 1, 2)
+            chosen = chosen & jnp.any(self._masks(near_flags.reshape(-1, self.ahead + 1))[2], axis=1).reshape(
+                flags.shape
+            )
+        else:
+            before = jnp.concatenate([jnp.zeros_like(flags[:1]), flags[:-1]])
+            chosen = chosen & ~has(flags & before, RESET) & self._learns(flags, index, source, step)
+        return by < available[None, :], chosen, source
+
+    def _learns(self, flags: Array, index: Array, by: Array, step: Array) -> Array:
+        """Return whether the window of each row, which `by` completes, learns a row ("mask")."""
+        apart, at = jnp.int32(self.dilation), jnp.int32(self.at)
+        behind = jnp.minimum(step // apart, at)
+        begins = step <= jnp.int32(self.back)  # the first of its rows begins the episode
+        first = jnp.where(begins, at - behind, jnp.int32(self.burn_in))
+        last = at + (by - index) // apart
+        on_grid = (by - index) % apart == jnp.int32(0)
+        end = jnp.take_along_axis(flags, by, axis=0)
+        reset = on_grid & has(end, RESET)
+        final = last - jnp.maximum(reset.astype(jnp.int32), jnp.int32(self.bootstrap))
+        if self.bootstrap:  # a terminated row needs no bootstrap rows; a reset row may follow it
+            final = jnp.where(on_grid & has(end, TERMINATED), last - reset.astype(jnp.int32), final)
+            before = by - jnp.int32(1)
+            ended = has(jnp.take_along_axis(flags, jnp.maximum(before, jnp.int32(0)), axis=0), TERMINATED)
+            ended = ended & (before >= index - behind * apart) & ((before - index) % apart == jnp.int32(0))
+            final = jnp.where(ended, jnp.maximum(final, at + (before - index) // apart), final)
+        return first <= final
+
+    def _masks(self, near: Array) -> tuple[Array, Array, Array]:
+        """Return `mask`, `is_first` and `learning_mask` bool[B, T] of windows, from the flags uint8[B, back + 1 + ahead]."""
+        number, apart = self.length, self.dilation
+        within = jnp.ones(near.shape, bool)
+        if self.boundary == "mask":
+            behind = has(near[:, 1 : self.back + 1], START)
+            began = lax.associative_scan(jnp.logical_or, behind, reverse=True, axis=1) if self.back else behind
+            ends = has(near[:, self.back : -1], _fields.last_bit(self.autoreset))
+            ended = lax.associative_scan(jnp.logical_or, ends, axis=1) if self.ahead else ends
+            within = jnp.concatenate([~began, jnp.ones((near.shape[0], 1), bool), ~ended], axis=1)
+        starts = has(near, START) & within
+        if apart > 1:  # an episode began since the previous row of the window
+            lines = jnp.concatenate([jnp.zeros((near.shape[0], apart - 1), bool), starts], axis=1)
+            first = jnp.any(lines.reshape(near.shape[0], number, apart), axis=2)
+        else:
+            first = starts
+        there, flags = within[:, ::apart], near[:, ::apart]
+        place = jnp.arange(number, dtype=jnp.int32)[None, :]
+        learn = there & ~has(flags, RESET)
+        if self.burn_in:
+            begun = lax.associative_scan(jnp.logical_or, first, axis=1)
+            learn = learn & (begun | (place >= jnp.int32(self.burn_in)))
+        if self.bootstrap:
+            missing = jnp.zeros((near.shape[0], self.bootstrap), bool)
+            followed = jnp.concatenate([there[:, self.bootstrap :], missing], axis=1)
+            terminated = has(flags, TERMINATED) & there
+            learn = learn & (followed | lax.associative_scan(jnp.logical_or, terminated, reverse=True, axis=1))
+        return there, first, learn
 
     def window(self, spec: Spec, eligible: EligibleSet, slot: Array, mask: Array, key: Array) -> Window:
         geometry, flags = eligible.geometry, eligible.flags
         assert flags is not None
-        number, apart = self.length, self.dilation
         safe = jnp.where(mask, slot, jnp.int32(0))
-        offset = jnp.arange(number, dtype=jnp.int32)[None, :] * jnp.int32(apart) - jnp.int32(self.back)
-        slots = shift(geometry, safe[:, None], offset)
-        if self.boundary == "stop":
-            # Only the first row can begin an episode, and only the last can be a reset row.
-            near = flags.at[slots[:, jnp.array([0, -1])]].get(mode="promise_in_bounds")
-            within = jnp.ones(slots.shape, bool)
-            first = jnp.zeros(slots.shape, bool).at[:, 0].set(has(near[:, 0], START))
-            reset = jnp.zeros(slots.shape, bool).at[:, -1].set(has(near[:, 1], RESET))
-        else:
+        place = jnp.arange(self.length, dtype=jnp.int32)[None, :]
+        slots = shift(geometry, safe[:, None], place * jnp.int32(self.dilation) - jnp.int32(self.back))
+        if self.boundary != "stop":
             every = jnp.arange(-self.back, self.ahead + 1, dtype=jnp.int32)[None, :]
             near = flags.at[shift(geometry, safe[:, None], every)].get(mode="promise_in_bounds")
-            within = jnp.ones(near.shape, bool)
-            if self.boundary == "mask":
-                behind = has(near[:, 1 : self.back + 1], START)
-                began = lax.associative_scan(jnp.logical_or, behind, reverse=True, axis=1) if self.back else behind
-                ends = has(near[:, self.back : -1], _fields.last_bit(self.autoreset))
-                ended = lax.associative_scan(jnp.logical_or, ends, axis=1) if self.ahead else ends
-                within = jnp.concatenate([~began, jnp.ones((near.shape[0], 1), bool), ~ended], axis=1)
-            starts = has(near, START) & within
-            if apart > 1:  # an episode began since the previous row of the window
-                lines = jnp.concatenate([jnp.zeros((near.shape[0], apart - 1), bool), starts], axis=1)
-                first = jnp.any(lines.reshape(near.shape[0], number, apart), axis=2)
-            else:
-                first = starts
-            within, reset = within[:, ::apart], has(near[:, ::apart], RESET)
-        there = within & mask[:, None]
-        place_in = jnp.arange(number, dtype=jnp.int32)[None, :]
-        learn = (place_in >= jnp.int32(self.burn_in)) & (place_in < jnp.int32(number - self.bootstrap))
-        return _window(spec, geometry, slots, (there, first & there, learn & there & ~reset))
+            there, first, learn = self._masks(near)
+            return _window(spec, geometry, slots, tuple(part & mask[:, None] for part in (there, first, learn)))
+        # Only the first row can begin an episode, and only the last can be a reset row; then the one before may be terminated.
+        ends = (0, -1, -2) if self.bootstrap else (0, -1)
+        near = flags.at[slots[:, jnp.array(ends)]].get(mode="promise_in_bounds")
+        begins, last = has(near[:, :1], START), place == jnp.int32(self.length - 1)
+        learn = ~(last & has(near[:, 1:2], RESET))
+        if self.burn_in:
+            learn = learn & ((place >= jnp.int32(self.burn_in)) | begins)
+        if self.bootstrap:
+            terminated = has(near[:, 1:2] | near[:, 2:], TERMINATED)
+            learn = learn & ((place < jnp.int32(self.length - self.bootstrap)) | terminated)
+        there = jnp.broadcast_to(mask[:, None], slots.shape)
+        first = there & begins & (place == jnp.int32(0))
+        return _window(spec, geometry, slots, (there, first, there & learn))
 
 
 @component
@@ -235,6 +340,11 @@ class Episode(_WindowView):
         _fields.check_autoreset("Episode", self.autoreset, self.episode_end)
         if not self.episode_end and self.episode is None:
             raise ValueError("Episode: episode_end is (); expected at least one name, or episode='id'.")
+
+    def learnt(self, flags: np.ndarray) -> np.ndarray:
+        """Return which rows of uint8[L, E], in order of arrival, belong to an episode that can be drawn."""
+        last = _fields.last_bit(self.autoreset)
+        return learnt(flags, length=self.max_length, burn_in=0, bootstrap=0, dilation=1, at=0, last_bit=last)
 
     @property
     def rule(self) -> EligibilityRule:

@@ -18,7 +18,7 @@ ROWS, BATCH = 5, 4
 
 
 class Queue:
-    """Windows of `window` rows, one for every `stride` rows of an episode, in order of their last rows."""
+    """Windows of `window` rows, one for every `stride` rows of an episode and one at its end, in order of their last rows."""
 
     def __init__(self, length, lanes, times, window, stride):
         self.length, self.times, self.window, self.stride = length, times, window, stride
@@ -30,8 +30,7 @@ class Queue:
     def room(self, lane):
         """Rows of the lane before the first one that a window needs, or will need, may be overwritten."""
         count, begun = len(self.rows[lane]), self.begun[lane]
-        later = range(begun, count, self.stride)
-        unfinished = [first for first in later if first + self.window > count]
+        unfinished = [max(begun, count - self.window + 1)]  # the next row may end the episode
         first = min([w[1] for w in self.waiting if w[0] == lane] + unfinished, default=count)
         return self.length - (count - first)
 
@@ -49,18 +48,26 @@ class Queue:
                     room[lane] -= 1
                     self._add(lane, int(t[n, lane]), bool(end[n, lane]))
         for lane in range(lanes):
-            if refused[lane]:
-                self.begun[lane] = len(self.rows[lane])  # no window spans the gap
+            if refused[lane]:  # no window spans the gap
+                if (len(self.rows[lane]) - self.window - self.begun[lane]) % self.stride:
+                    self._close(lane)
+                self.begun[lane] = len(self.rows[lane])
         self.refused += sum(refused)
 
     def _add(self, lane, t, end):
         self.rows[lane].append(t)
         count = len(self.rows[lane])
         first = count - self.window
-        if first >= self.begun[lane] and (first - self.begun[lane]) % self.stride == 0:
-            self.waiting.append([lane, first, self.times])
+        if (first - self.begun[lane]) % self.stride == 0 or (end and self.window > 1):
+            self._close(lane)
         if end and self.window > 1:
             self.begun[lane] = count
+
+    def _close(self, lane):
+        """Add the window that ends with the newest row, if it is of one episode."""
+        first = len(self.rows[lane]) - self.window
+        if first >= self.begun[lane]:
+            self.waiting.append([lane, first, self.times])
 
     def sample(self, number):
         drawn = list(self.waiting)[:number]

@@ -44,7 +44,7 @@ VIEWS = {
     "Row": Row(),
     "Transition": Transition(n_step=2, stack=3, autoreset="same_step"),
     "Sequence('stop')": Sequence(4, stride=2, autoreset="same_step"),
-    "Sequence('mask')": Sequence(4, boundary="mask", at=1, autoreset="same_step"),
+    "Sequence('mask')": Sequence(4, burn_in=1, stride=2, boundary="mask", at=1, autoreset="same_step"),
     "Sequence('cross')": Sequence(4, boundary="cross", autoreset="same_step"),
     "Episode": Episode(6, autoreset="same_step"),
     "Hindsight": Hindsight(

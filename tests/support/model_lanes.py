@@ -55,6 +55,8 @@ class Lanes:
             self.cut_after(before)
         row.end = row.cut or any(bool(row.fields[name]) for name in self.ends)
         ends = self.transitions and self.view.terminated
+        if self.kind == "Sequence" and self.view.terminated in self.view.episode_end:
+            ends = self.view.terminated
         row.terminated = bool(ends and row.fields[ends])
         if self.next_step:
             row.reset = before is not None and before.end and not before.cut
@@ -110,11 +112,25 @@ class Lanes:
             return None
         if self.kind == "Episode":
             return self._whole(row) if row.start else None
+        window = self._all_windows(row)
+        regular = view.length - view.burn_in - view.bootstrap
+        # With "cross" all rows of a longer window may be reset rows, if reset rows end episodes, which no environment does.
+        exact = view.boundary != "cross" or (self.next_step and regular == 1)
+        return None if window is None or (exact and not any(self._learnt(window)[1])) else window
+
+    def _all_windows(self, row):
+        """Also those that learn nothing."""
+        view = self.view
         offsets = [(k - view.at) * view.dilation for k in range(view.length)]
-        if row.step % view.stride:
+        last = self._after(row, offsets[-1])
+        closes = (
+            (view.episode_end or view.episode) and view.boundary != "cross" and (view.boundary == "stop" or view.at)
+        )
+        if row.step % view.stride and not (closes and last is not None and self._is_last(last)):
             return None
         if view.boundary == "mask":
-            if row.reset:
+            before = self._after(row, -1)
+            if row.reset and before is not None and before.reset:
                 return None
             rows = {0: row}
             for direction in (-1, 1):
@@ -166,9 +182,17 @@ class Lanes:
         return [r for r in window if r is not None][-1]
 
     def _in_window(self, row):
-        view, window = self.view, self._window(row)
+        window = self._window(row)
         assert window is not None
         there = np.array([r is not None for r in window])
+        first, learn = self._learnt(window)
+        blank = {n: np.zeros(shape, dtype) for n, (shape, dtype) in self.fields.items()}
+        leaves = {n: np.stack([blank[n] if r is None else r.fields[n] for r in window]) for n in self.fields}
+        return leaves | {"mask": there, "is_first": first, "learning_mask": learn}
+
+    def _learnt(self, window):
+        """Which rows begin an episode, and which are learnt."""
+        view = self.view
         first, learn = np.zeros(len(window), bool), np.zeros(len(window), bool)
         apart = view.dilation if self.kind == "Sequence" else 1
         burn_in, bootstrap = (view.burn_in, view.bootstrap) if self.kind == "Sequence" else (0, 0)
@@ -177,10 +201,11 @@ class Lanes:
                 continue
             since = [self._after(here, -i) for i in range(apart if k else 1)]
             first[k] = any(r is not None and r.start for r in since)
-            learn[k] = burn_in <= k < len(window) - bootstrap and not here.reset
-        blank = {n: np.zeros(shape, dtype) for n, (shape, dtype) in self.fields.items()}
-        leaves = {n: np.stack([blank[n] if r is None else r.fields[n] for r in window]) for n in self.fields}
-        return leaves | {"mask": there, "is_first": first, "learning_mask": learn}
+            warm = k >= burn_in or first[: k + 1].any()
+            followed = k + bootstrap < len(window) and window[k + bootstrap] is not None
+            ended = any(r is not None and r.terminated for r in window[k:])
+            learn[k] = warm and (followed or ended) and not here.reset
+        return first, learn
 
     def episode_of(self, row):
         """A name for a row's episode: the oldest number known of it."""

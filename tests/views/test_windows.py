@@ -253,7 +253,10 @@ def learnt(view, ends):
 
 
 def test_burn_in_bootstrap_and_reset_rows_are_not_learnt_from():
-    assert learnt(same_step.Sequence(5, burn_in=1, bootstrap=2), "-----") == [False, True, True, False, False]
+    view = same_step.Sequence(5, burn_in=1, bootstrap=2)
+    assert learnt(view, "------") == [False, True, True, False, False]
+    assert learnt(view, "-----") == [True, True, True, False, False]
+    assert learnt(view, "-----t") == [False, True, True, True, True]
     assert learnt(Sequence(3, autoreset="next_step"), "-t-") == [True, True, False]
     crossing = Sequence(4, boundary="cross", autoreset="next_step")
     assert learnt(crossing, "-t--") == [True, True, False, True]

@@ -515,8 +515,12 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
           >>> int(mixture.stats(state)["online/size"])
           5
         """
+        from fbuf._buffer.summary import unlearnt
+
         self._check("Mixture.stats", "stats(state)", state)
-        return _stats(self, state)[1]
+        found: dict[str, jax.Array] = _stats(self, state)[1]
+        eager = ((name, unlearnt(buffer, state[name])) for name, buffer in self.members)
+        return found | {f"{name}/{key}": count for name, counts in eager for key, count in counts.items()}
 
     def nbytes(self, state: MixtureState) -> dict[str, int]:
         """Return the bytes held: `device`, `host`, `disk`. Eager.

@@ -4,7 +4,7 @@ One jitted call reads the state (`collect`); numpy computes statistics in float6
 millions of probabilities. For scalars inside a step there is `Buffer.stats`.
 """
 
-from fbuf._buffer.summary.collect import Seen, look, newest_of_each, seen, seen_of
+from fbuf._buffer.summary.collect import Seen, look, newest_of_each, seen, seen_of, unlearnt
 from fbuf._buffer.summary.statistics import Episodes, Quantiles
 from fbuf._buffer.summary.summary import LeafSummary, Summary, checked_compare, summary, summary_of
 
@@ -21,4 +21,5 @@ __all__ = [
     "seen_of",
     "summary",
     "summary_of",
+    "unlearnt",
 ]

@@ -92,6 +92,8 @@ def _look_core(buffer: BufferConfig, state: BufferState, number: int) -> tuple[B
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
         out["anchor"] = drawable(state, slot, held)
+        if hasattr(buffer.view, "learnt"):
+            out["flags"] = jnp.where(held, state.anchors.flags[slot], jnp.uint8(0))
     inspect = getattr(buffer.sampler, "inspect", None)
     if inspect is not None:
         said = inspect(state.sampler, eligible_set(buffer, state))
@@ -109,6 +111,28 @@ def _look_core(buffer: BufferConfig, state: BufferState, number: int) -> tuple[B
 
 
 look = Operation(_look_core)
+
+
+def flags_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[jax.Array, jax.Array]]:
+    """Return which rows uint8[L, E] in order of arrival are held, and their flags, 0 where there is none."""
+    assert state.anchors is not None
+    slot, held = arrival_order(buffer, state)
+    return state, (held, jnp.where(held, state.anchors.flags[slot], jnp.uint8(0)))
+
+
+_flags = Operation(flags_core)
+
+
+def unlearnt(buffer: BufferConfig, state: BufferState) -> dict[str, Any]:
+    """Return the number of rows held that no window learns, reset rows aside; nothing under a trace, or without windows."""
+    if state.anchors is None or not hasattr(buffer.view, "learnt") or isinstance(state.anchors.flags, jax.core.Tracer):
+        return {}
+    return {"unlearnt": count_unlearnt(buffer, *jax.device_get(_flags(buffer, state)[1]))}
+
+
+def count_unlearnt(buffer: Any, held: np.ndarray, flags: np.ndarray) -> int:
+    """Return how many of the rows held no window learns, from their flags uint8[L, E] in order of arrival."""
+    return int((held & ((flags & anchors.RESET) == 0) & ~buffer.view.learnt(flags)).sum())
 
 
 def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
@@ -140,7 +164,8 @@ def seen_of(buffer: BufferConfig, raw: dict[str, Any]) -> Seen:
         uniform=hasattr(buffer.sampler, "inspect") and "probability" not in raw,
         draws_since=getattr(buffer.sampler, "since", ""),
         hashes={name: array[there] for name, array in hashes.items()},
-        stats={name: np.asarray(value).item() for name, value in raw["stats"].items()},
+        stats={name: np.asarray(value).item() for name, value in raw["stats"].items()}
+        | ({"unlearnt": count_unlearnt(buffer, held, raw["flags"])} if "flags" in raw else {}),
         available=int(raw["available"]),
         **{name: raw.get(name) for name in ("probability", "priority", "draws", "start", "end", "reset")},
     )

@@ -47,6 +47,7 @@ class Summary:
       size, capacity: Rows held, and C.
       drawable: Anchors (rows that can be sampled).
       available: Anchors that the sampler can draw now.
+      unlearnt: Rows held that no window or episode learns, reset rows aside; None: the view has no windows.
       ages: Of rows held: the number of newer rows of the lane. With a writer that replaces any row: of all stored rows.
       drawn_ages: Of anchors, weighted by their probabilities in the next draw.
       priorities: |p| of anchors: exact (`Prioritized(largest="held")`), computed with the present alpha and eps
@@ -67,6 +68,7 @@ class Summary:
     capacity: int
     drawable: int
     available: int
+    unlearnt: int | None
     ages: Quantiles | None
     drawn_ages: Quantiles | None
     priorities: Quantiles | None
@@ -101,7 +103,7 @@ class Summary:
     def to_dict(self) -> dict[str, float]:
         """Return the numbers as a flat dict for loggers, with keys such as `"ages/median"`. Unknown numbers are left out."""
         out: dict[str, Any] = {"size": self.size, "capacity": self.capacity, "fill": self.fill}
-        out |= {"drawable": self.drawable, "available": self.available}
+        out |= {"drawable": self.drawable, "available": self.available, "unlearnt": self.unlearnt}
         out |= {"effective_size": self.effective_size, "likeliest": self.likeliest}
         spread = {"ages": self.ages, "drawn_ages": self.drawn_ages, "priorities": self.priorities, "draws": self.draws}
         if self.episodes is not None:
@@ -142,6 +144,8 @@ def _rows(summary: Summary) -> Section:
     if summary.drawable != summary.size or summary.available != summary.drawable:
         available = f", {summary.available:,} now" if summary.available != summary.drawable else ""
         rows.append(("drawable", f"{summary.drawable:,}{available}"))
+    if summary.unlearnt:
+        rows.append(("not learnt", f"{summary.unlearnt:,} ({_percent(summary.unlearnt / summary.size)})"))
     if summary.effective_size is not None:
         of = f" ({_percent(summary.effective_size / summary.drawable)} of those drawable)" if summary.drawable else ""
         rows.append(("effective", f"{number(summary.effective_size)}{of}"))
@@ -202,7 +206,7 @@ def _sampler(summary: Summary) -> Section:
     shown = {
         n: v
         for n, v in summary.stats.items()
-        if n not in (*COUNTERS, "size", "drawable", "is_full", "cursor", "writes")
+        if n not in (*COUNTERS, "size", "drawable", "unlearnt", "is_full", "cursor", "writes")
     }
     return Section("stats", (), tuple((name.replace("_", " "), number(value)) for name, value in shown.items()))
 
@@ -243,6 +247,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
         capacity=buffer.capacity,
         drawable=drawable,
         available=found.available,
+        unlearnt=found.stats.get("unlearnt"),
         ages=quantiles(found.age[held]),
         drawn_ages=quantiles(ages, chance) if known else None,
         priorities=None if priority is None else quantiles(priority),
