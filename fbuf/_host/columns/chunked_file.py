@@ -21,6 +21,8 @@ from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
 from fbuf._host.types import Array, Batch, DType, InvalidRows, Shape, StoreCorrupted, damaged_file, flat, ranges
 
+_MAX_DICTIONARY_ROWS, _BLOCK = 512, 1 << 20  # bytes of a dictionary that is read: of so many rows, and a megabyte
+
 
 class ChunkedFileColumn(ChunkedColumn):
     """The newest `depth` rows of each lane, k rows an encoded chunk, in files."""
@@ -216,9 +218,10 @@ class ChunkedFileColumn(ChunkedColumn):
         if known is None:
             try:
                 file = File(self._dictionary(number))
-            except FileNotFoundError:
+            except (FileNotFoundError, StoreCorrupted):
                 return None
-            content = file.read(0, file.size)
+            content = file.read(0, file.size) if file.size <= _MAX_DICTIONARY_ROWS * self.row + _BLOCK else b""
+            file.close()
             if _hash(content) != number:
                 return None
             known = self._books[number] = Dictionary(content)

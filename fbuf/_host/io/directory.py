@@ -23,7 +23,6 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,11 +36,18 @@ RING, CHUNKS, NOTHING = b"r", b"c", b"n"
 """How a column is kept: as it is, encoded, or not at all (rows of 0 bytes)."""
 _OURS = re.compile(
     r"lock|head|changes|changes\.(new|old)|manifest\.json|manifest\.json\.new|"
-    r"column\d+\.(rows|sums|open|segment-\d+|dictionary-[0-9a-f]{16}(\.new)?)"
+    r"column[0-9]+\.(rows|sums|open|segment-[0-9]{8,10}|dictionary-[0-9a-f]{16}(\.new)?)"
 )
+_MAX_MANIFEST = 1 << 24  # bytes
+_MAX_COUNT = 1 << 62
 _FOLDERS = "Give the store a folder of its own."
 _rollbacks = threading.local()
 """Of a thread: the paths that may be rolled back, each with the folders that the thread made there."""
+
+
+def is_store_name(name: str) -> bool:
+    """Return whether a name is that of a store's file."""
+    return _OURS.fullmatch(name) is not None
 
 
 class Folder:
@@ -170,9 +176,9 @@ class Folder:
     def size(self, prefix: str) -> int:
         """Return the bytes of the files whose names begin with `prefix`."""
         total = 0
-        for entry in Path(self.path).iterdir():
+        for name in self.files(prefix):
             with contextlib.suppress(FileNotFoundError):
-                total += entry.stat().st_blocks * 512 if entry.name.startswith(prefix) else 0
+                total += os.stat(self.file(name), follow_symlinks=False).st_blocks * 512
         return total
 
     def publish(self) -> None:
@@ -230,15 +236,16 @@ class Folder:
     def wait_for(self, names: Sequence[str]) -> None:
         """Wait until files, and the names of all, are on disk. Raises OSError."""
         # The rows of open chunks replace rows that the head counts until it is on the disk; it counts all others.
-        for name in sorted(names, key=lambda name: (name.endswith(".open"), name == "head")):
+        for name in sorted(filter(is_store_name, names), key=lambda name: (name.endswith(".open"), name == "head")):
             self._flush(self.file(name))
         self._flush(self.path)
 
-    @staticmethod
-    def _flush(path: str) -> None:
+    def _flush(self, path: str) -> None:
         with annotate_os_error("flush", path):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(
+                    path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if path == self.path else os.O_NOFOLLOW)
+                )
             except FileNotFoundError:  # removed in the meantime
                 return
             try:
@@ -261,13 +268,27 @@ class Folder:
         self.count, self.first, self.flushed = (
             np.frombuffer(best[16 + columns :], "<i8").astype(np.int64).reshape(3, -1)
         )
+        kinds = [
+            (NOTHING,) if 0 in c["shape"] else (RING,) if c["codec"] is None else (RING, CHUNKS)
+            for c in self.identity["columns"]
+        ]
+        right = all(self.kinds[i : i + 1] in known for i, known in enumerate(kinds)) and self.changes < _MAX_COUNT
+        right &= bool(((0 <= self.first) & (self.first <= self.count) & (self.count < _MAX_COUNT)).all())
+        if not right or not ((0 <= self.flushed) & (self.flushed < _MAX_COUNT)).all():
+            raise damaged_file(
+                f"{self._head.path} holds impossible numbers of rows, updates or kinds of columns", "those of a store"
+            )
 
     def _check(self) -> None:
         """Raise ValueError unless this is the expected store."""
         path = self.file("manifest.json")
-        with annotate_os_error("read", path):
-            text = Path(path).read_bytes()
+        file = File(path)
+        size = file.size
+        text = file.read(0, min(size, _MAX_MANIFEST))
+        file.close()
         try:
+            if size > _MAX_MANIFEST:
+                raise ValueError(f"{size} bytes, more than {_MAX_MANIFEST}")
             there = json.loads(text)
             version = there["version"]
             found = {key: there[key] for key in self.identity}
@@ -275,9 +296,11 @@ class Folder:
             if there["format"] != "fbuf store":
                 raise ValueError("of another format")
             self.seed = int(there["id"], 16) if version == VERSION else 0
-        except (ValueError, KeyError, TypeError) as error:
+            if not 0 <= self.seed < 1 << 64 or not all(isinstance(name, str) for name in columns):
+                raise ValueError("an invalid id or name")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
-                f"Buffer.resume: {path} is damaged ({error}); expected a manifest. Start a new store at another path."
+                f"Buffer.resume: {path} is damaged ({error!r:.200}); expected a manifest. Start a new store at another path."
             ) from error
         if version != VERSION:
             raise ValueError(f"Buffer.resume: {path} is of version {version}, not {VERSION}. Use that release of fbuf.")
@@ -295,7 +318,7 @@ class Folder:
     def _refuse_foreign_files(self, call: str) -> list[str]:
         """Return the names in the folder. Raises FileExistsError if some are not those of a store."""
         names = self.files("")
-        others = [name for name in names if not _OURS.fullmatch(name)]
+        others = [name for name in names if not is_store_name(name)]
         if others:
             raise FileExistsError(
                 errno.EEXIST, f"{call}: {self.path} holds other files ({others[0]}); expected none. {_FOLDERS}"
@@ -335,7 +358,7 @@ class Folder:
         if self._is_ours and not self.temporary:
             with contextlib.suppress(OSError):
                 if self.lock.is_at(self.file("lock")):
-                    names = set(filter(_OURS.fullmatch, os.listdir(self.path))) - {"manifest.json", "lock"}
+                    names = set(filter(is_store_name, os.listdir(self.path))) - {"manifest.json", "lock"}
                     for name in ("manifest.json", *sorted(names), "lock"):  # last: then another store may be made here
                         unlink(self.file(name))
                     if self._created:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 
 import numpy as np
 
-from fbuf._host.types import Array, StoreCorrupted, flat
+from fbuf._host.types import Array, StoreCorrupted, damaged_file, flat
 
 _READ = 1 << 20
 
@@ -26,6 +27,7 @@ class File:
       size: Bytes of a new file, which replaces what is there; None: open what is there.
     Raises:
       OSError: it cannot be made or opened.
+      StoreCorrupted: it is a link, a pipe, or anything but a plain file.
     """
 
     __slots__ = ("fd", "path", "size")
@@ -34,11 +36,21 @@ class File:
     def __init__(self, path: str, size: int | None = None) -> None:
         self.fd = -1
         self.path = path
-        with annotate_os_error("open", path):
-            flags = os.O_RDWR | os.O_CLOEXEC | (0 if size is None else os.O_CREAT | os.O_TRUNC)
-            self.fd = os.open(path, flags, 0o644)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self.fd = os.open(path, flags | (0 if size is None else os.O_CREAT | os.O_TRUNC), 0o644)
+            status = os.fstat(self.fd)
+        except OSError as error:
+            self.close()
+            if error.errno == errno.ELOOP:
+                raise damaged_file(f"{path} is a link", "a plain file") from None
+            with annotate_os_error("open", path):
+                raise
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise damaged_file(f"{path} is not a plain file", "one")
         if size is None:
-            size = os.fstat(self.fd).st_size
+            size = status.st_size
         else:
             try:
                 with annotate_os_error(f"give {size} bytes to", path):

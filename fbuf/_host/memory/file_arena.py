@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fbuf._host.io.directory import Folder
+from fbuf._host.io.directory import Folder, is_store_name
 from fbuf._host.io.file import File, once, unlink
 from fbuf._host.memory.arena import SegmentPool
 from fbuf._host.memory.lazy_array import Lazy, pieces
@@ -84,7 +84,7 @@ class FileArena(SegmentPool):
         self._undo: tuple[int, int, int] | None = None
         self._crc = folder.crc
         if not folder.fresh:
-            for file in folder.files(f"{name}.segment-"):
+            for file in filter(is_store_name, folder.files(f"{name}.segment-")):
                 number = int(file.rpartition("-")[2])
                 self._next = max(self._next, number + 1)
                 found = File(folder.file(file))

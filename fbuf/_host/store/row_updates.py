@@ -23,7 +23,7 @@ import numpy as np
 from fbuf._host.codecs import Codec, Zstd
 from fbuf._host.io.directory import Folder, replace
 from fbuf._host.io.file import File, existing
-from fbuf._host.types import Array, StoreCorrupted, corrupted, flat
+from fbuf._host.types import Array, StoreCorrupted, corrupted, damaged_file, flat
 
 UPDATE_BIT = 1 << 63
 CUT = 2**32 - 1
@@ -229,7 +229,11 @@ class UpdateLog:
                 is_confirmed = False
                 continue
             made = max(made, number)
-            for number, update in _read(body[_MADE.size :]).items():
+            try:
+                updated = _read(body[_MADE.size :])
+            except struct.error as error:
+                raise damaged_file(f"{self._path} holds something else before byte {end}", "changed rows") from error
+            for number, update in updated.items():
                 if update.lane < len(low) and low[update.lane] <= update.count < high[update.lane]:
                     row = update.lane, update.count
                     newest[row] = max((number, update), newest.get(row, (0, update)), key=lambda known: known[0])
@@ -256,12 +260,15 @@ class UpdateLog:
     def _records(self) -> Iterator[tuple[bytes, int]]:
         """Yield the body of each record and where it ends, those of the log before the last rewrite first."""
         for file in (self._before, self._file):
-            text, at = b"" if file is None else file.read(0, file.size), 0
-            while at + _RECORD.size <= len(text):
-                magic, size, crc = _RECORD.unpack_from(text, at)
-                body = text[at + _RECORD.size : at + _RECORD.size + size]
-                if magic != _MAGIC or len(body) < size or self._folder.crc(body) != crc:
+            at = 0
+            while file is not None and at + _RECORD.size <= file.size:
+                head = file.read(at, _RECORD.size)
+                magic, size, crc = _RECORD.unpack(head.ljust(_RECORD.size, b"\0"))
+                if magic != _MAGIC or at + _RECORD.size + size > file.size or size < _MADE.size:
                     break  # the process ended there, or it was damaged
+                body = file.read(at + _RECORD.size, size)
+                if len(body) < size or self._folder.crc(body) != crc:
+                    break
                 at += _RECORD.size + size
                 yield body, at
 
@@ -275,6 +282,7 @@ class UpdateLog:
 
 
 def _read(body: bytes) -> dict[int, RowUpdate]:
+    """Parse the updates of a record. Raises struct.error: it is no record, although its checksum is right."""
     made: dict[int, RowUpdate] = {}
     at = 0
     while at < len(body):
