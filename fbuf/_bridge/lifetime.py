@@ -210,6 +210,16 @@ def find(id: int) -> RowStore:
     return cast(RowStore, store)
 
 
+def cause_of(error: Exception, owner: Owner | None) -> Exception | None:
+    """Return what a callback of these stores raised, of which JAX made `error`; None if it was something else."""
+    for id in () if owner is None else owner.ids:
+        store = _stores.get(id)
+        cause = None if store is None else store.last_error
+        if cause is not None and str(cause) in str(error):
+            return cause
+    return None
+
+
 def stores() -> list[StoreHandle]:
     """Return every host store open in this process, oldest first.
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
+from fbuf._bridge import lifetime
 from fbuf._buffer.checked import raise_for
 from fbuf._concurrency.wakeup import StopToken
 from fbuf._core.pytree import PyTree
@@ -34,10 +35,12 @@ def restores_lock(method: F) -> F:
         depth = self._lock.depth()
         try:
             return method(self, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             if self._lock.depth() > depth:
                 self._lock.notify()  # the interrupt may have prevented it
             self._lock.restore(depth)
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                self._raise_os_error(error)
             raise
 
     return cast(F, call)
@@ -82,6 +85,21 @@ class LockedState(ReplayState):
                 "Replay: its state was donated. Assign the state that your step returns, `replay.state = step(replay.state)`; "
                 "after a failed write use Replay.load(path), or Replay(buffer, example, resume=True) for rows in files."
             )
+
+    def _raise_os_error(self, error: Exception) -> None:
+        """Raise the OSError of a callback, of which JAX made `error`, if that is what it was."""
+        rows: Any = self._state.rows
+        cause = lifetime.cause_of(error, getattr(rows, "owner", None))
+        if not isinstance(cause, OSError):
+            return
+        text = cause.strerror or str(cause)
+        if self._state.header.is_deleted():
+            rows.owner = None  # lets go of the folder, so that its rows can be resumed while this object is referenced
+            text = (
+                f"Replay: a write failed, and the state is lost, because it was donated; rows in files remain. {text} Then use "
+                f"Replay(buffer, example, resume=True), or Replay.load(path)."
+            )
+        raise OSError(cause.errno, text) from None
 
     def _raise(self, call: str, counts: jax.Array | None) -> None:
         """Raise for what a call only counted. Wait for it without the lock."""
