@@ -1,11 +1,11 @@
 """Data sets on disk as frozen buffers: `open`, `info`, `verify`, `delete`.
 
 Rows stay compressed in their files and are read inside jit; every view and sampler works. `atari_dqn` downloads runs of the
-DQN replay data set (`available` lists them), `minari` converts Minari's (`to_minari` writes them), `from_arrays` your own, and
-`preprocess` maps a function over one. `python -m fbuf datasets` offers them on the command line.
+DQN replay data set (`available` lists them), `minari` converts Minari's (`to_minari` writes them), `preprocess` maps a function
+over one. Data of other libraries, and your own: `fbuf.interop.from_file(...).save(path)` and its siblings. On the command line:
+`python -m fbuf datasets`.
 """
 
-from fbuf.datasets._arrays.from_arrays import from_arrays
 from fbuf.datasets._atari.atari import atari_dqn, available
 from fbuf.datasets._info import Info, delete, info, verify
 from fbuf.datasets._minari import minari
@@ -18,7 +18,6 @@ __all__ = [
     "atari_dqn",
     "available",
     "delete",
-    "from_arrays",
     "info",
     "minari",
     "open",

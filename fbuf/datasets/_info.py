@@ -80,7 +80,7 @@ def info(path: str | os.PathLike[str]) -> Info:
       >>> arrays = {"obs": np.zeros((100, 3), np.float32), "done": np.arange(100) % 10 == 9}
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = f"{folder}/episodes"
-      ...     buffer, state = fbuf.datasets.from_arrays(arrays, path=path, episode_end=("done",))
+      ...     buffer, state = fbuf.interop.from_arrays(arrays, episode_end=("done",)).save(path)
       ...     print(fbuf.datasets.info(path).rows)
       100
     """
@@ -130,7 +130,7 @@ def verify(path: str | os.PathLike[str]) -> None:
       >>> arrays = {"obs": np.zeros((100, 3), np.float32), "done": np.arange(100) % 10 == 9}
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = f"{folder}/episodes"
-      ...     buffer, state = fbuf.datasets.from_arrays(arrays, path=path, episode_end=("done",))
+      ...     buffer, state = fbuf.interop.from_arrays(arrays, episode_end=("done",)).save(path)
       ...     fbuf.datasets.verify(path)
     """
     dataset.DataSet.open(path, verify="full").close()
@@ -149,7 +149,7 @@ def delete(path: str | os.PathLike[str]) -> None:
       >>> arrays = {"obs": np.zeros((100, 3), np.float32), "done": np.arange(100) % 10 == 9}
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = f"{folder}/episodes"
-      ...     buffer, state = fbuf.datasets.from_arrays(arrays, path=path, episode_end=("done",))
+      ...     buffer, state = fbuf.interop.from_arrays(arrays, episode_end=("done",)).save(path)
       ...     del state
       ...     fbuf.datasets.delete(path)
     """

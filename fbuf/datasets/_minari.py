@@ -26,13 +26,13 @@ from fbuf._formats.dataset.manifest import NAME, is_dataset, load
 from fbuf._host.codecs import Codec
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
+from fbuf._rows.columns import Block, Column, blocks, cast_columns, check_name, columns_of, read_json
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import NEXT
-from fbuf.datasets._arrays.from_arrays import Settings, choose_columns, columns_of, opened, plan_rows
 from fbuf.datasets._arrays.segments import Work, rows_per_segment, write
+from fbuf.datasets._arrays.write import Settings, opened, plan_rows
 from fbuf.datasets._info import delete
 from fbuf.datasets._open import root_of
-from fbuf.interop._columns import Block, Column, blocks, check_name, read_json
 from fbuf.torch._dtypes import NARROW
 
 _CALL = "minari"
@@ -73,7 +73,7 @@ def minari(
         Minari has one per step only, that of its step.
       dtypes: `{name: dtype}`, in place of the 32-bit defaults for float64 and 64-bit integers (an error where one does not
         fit).
-      codec, piece_rows, workers, progress: As for `from_arrays`.
+      codec, piece_rows, workers, progress: As for `interop.Source.save`.
       view, sampler: Of the buffer; None: `Transition(final_observation="final_obs")`, and `Uniform`.
     Returns:
       The buffer and its state, as from `fbuf.datasets.open`.
@@ -118,8 +118,8 @@ def minari(
     if there:
         _check_same(path, asked, _mark(folder))
         return opened(path, view, sampler)
-    settings = Settings(None, None, dtypes, codec, piece_rows, functools.partial(_open.check, path, view, sampler))
-    write(_CALL, path, _work(folder, settings, skip, infos, asked), workers=workers, progress=progress)
+    settings = Settings(None, codec, piece_rows, functools.partial(_open.check, path, view, sampler))
+    write(_CALL, path, _work(folder, settings, dtypes, skip, infos, asked), workers=workers, progress=progress)
     return opened(path, view, sampler)
 
 
@@ -189,12 +189,19 @@ def _reading(what: str) -> Iterator[None]:
         ) from error
 
 
-def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence[str], asked: str) -> Work:
+def _work(
+    folder: Path,
+    settings: Settings,
+    wanted: Mapping[str, str] | None,
+    skip: Sequence[str],
+    infos: Sequence[str],
+    asked: str,
+) -> Work:
     """Return the work of writing the rows. Raises errors of the description, the leaves and the episodes' lengths."""
     about, mark = read_json(folder / "metadata.json"), _mark(folder)
     for name in ("observation_space", "action_space"):
         if name not in about:  # minari would make the environment, and import what the description names
-            raise ValueError(f"{_CALL}: {folder}/metadata.json has no {name}; expected one. Use from_arrays.")
+            raise ValueError(f"{_CALL}: {folder}/metadata.json has no {name}; expected one. Use interop.from_arrays.")
     package = import_minari(_CALL)
     with _reading(f"{folder}"):
         dataset = package.MinariDataset(folder)
@@ -210,10 +217,9 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
 
     first = read(next(episode for episode, length in enumerate(steps) if length))
     dtypes = {name: NARROW[column.dtype.name] for name, column in first.items() if column.dtype.name in NARROW}
-    dtypes |= settings.dtypes or {}
+    dtypes |= wanted or {}
     dtypes |= {NEXT + name[len("obs") :]: dtypes[name] for name in under("obs", dtypes)}
-    settings = dataclasses.replace(settings, dtypes=dtypes)
-    plan = plan_rows(_CALL, choose_columns(_CALL, first, settings)[0], settings)
+    plan = plan_rows(_CALL, cast_columns(_CALL, first, dtypes), settings)
     del first
     pieces = _whole_episodes(steps, rows_per_segment(_CALL, settings.piece_rows, plan.schema))
 
@@ -221,9 +227,9 @@ def _work(folder: Path, settings: Settings, skip: Sequence[str], infos: Sequence
         for episode in pieces[piece]:
             if steps[episode]:
                 where = f"{_CALL}: episode {episode}"
-                columns, length = choose_columns(where, read(episode), settings)
+                columns, length = cast_columns(where, read(episode), dtypes), steps[episode]
                 plan.check(f"{where}:", columns)
-                yield from plan.ends.mark_blocks(where, 0, blocks(where, columns, 0, length, plan.block), None, [])
+                yield from plan.marked(where, 0, blocks(where, columns, 0, length, plan.block), None, [])
 
     kept = {name: about[name] for name in _KEPT if name in about}
     return Work(
@@ -247,7 +253,7 @@ def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: S
     if not under("obs", found):
         raise ValueError(f"{where}: skip={tuple(skip)} leaves no observation; expected one at least.")
     found |= columns_of(where, {"reward": episode.rewards, **ends})
-    recorded = columns_of(where, _dicts(episode.infos or {}), "infos/")
+    recorded = columns_of(where, _dicts(episode.infos or {}), prefix="infos/")
     for name in infos:
         if not (leaves := under(f"infos/{name}", recorded)):
             there = ", ".join(leaf.removeprefix("infos/") for leaf in recorded) or "nothing"

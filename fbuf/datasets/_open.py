@@ -64,7 +64,7 @@ def open(
     Example:
       >>> import fbuf, jax, numpy as np, tempfile
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     made = fbuf.datasets.from_arrays({"t": np.arange(6)}, path=f"{folder}/six", episode_end=())
+      ...     made = fbuf.interop.from_arrays({"t": np.arange(6)}, episode_end=()).save(f"{folder}/six")
       ...     buffer, state = fbuf.datasets.open(f"{folder}/six", sampler=fbuf.samplers.Epoch(shuffle=False))
       ...     state, batch = buffer.sample(state, jax.random.key(0), 4)
       >>> batch.data["t"].tolist()

@@ -33,12 +33,12 @@ from fbuf._host.codecs import Codec
 from fbuf._indexing.anchors import OPEN
 from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import View
+from fbuf._rows.columns import BLOCK_BYTES, DTYPES, Block
+from fbuf._rows.row_reader import Reader
 from fbuf.datasets import _open
 from fbuf.datasets._arrays.episodes import default_view
 from fbuf.datasets._arrays.segments import Work, check_free, rows_per_segment, to_path, write
 from fbuf.datasets._lock import exclusive
-from fbuf.interop._columns import BLOCK_BYTES, DTYPES, Block
-from fbuf.interop._row_reader import Reader
 from fbuf.storages import DataSet, _host_rows
 from fbuf.views import Row
 
@@ -318,7 +318,7 @@ def preprocess(
         episodes are preserved; nothing with a view, or for a buffer whose writer keeps no order (`TopK`, `Reservoir`).
       limit: Process only the first rows or windows: to try a function.
       batch_size: Rows in one call of the compiled program; None: 8 MiB of rows, at most 4096; with a view 256.
-      piece_rows, codec, metadata, progress: As for `from_arrays`.
+      piece_rows, codec, metadata, progress: As for `interop.Source.save`.
       sampler: Of the buffer; its view is `Transition` if the rows are steps, else `Row`.
       resume: Continue an interrupted call with the same function and data. Functions that call back into Python
         (`jax.pure_callback`) and live buffers cannot resume, since nothing identifies them. False: discard its segments.
@@ -344,7 +344,7 @@ def preprocess(
       ...     obs = jnp.concatenate([row["obs"]["place"], row["obs"]["goal"]])
       ...     return {"obs": obs, "action": row["action"], "reward": row["reward"]}
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     buffer, state = fbuf.datasets.from_arrays(data, path=f"{folder}/maze", ends="terminated")
+      ...     buffer, state = fbuf.interop.from_arrays(data, ends="terminated").save(f"{folder}/maze")
       ...     buffer, state = fbuf.datasets.preprocess((buffer, state), flat, dest=f"{folder}/flat")
       ...     rows = buffer.rows(state).data
       ...     print(sorted(rows), rows["obs"].shape)

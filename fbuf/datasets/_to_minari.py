@@ -15,10 +15,9 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
 from fbuf._core.pytree import nested
+from fbuf._rows.columns import check_name
+from fbuf._rows.row_reader import Exported, Plan, Reader, plan_steps
 from fbuf.datasets._minari import VARIABLE, import_minari
-from fbuf.interop._columns import check_name
-from fbuf.interop._export import Exported
-from fbuf.interop._row_reader import Plan, Reader, plan_steps
 
 _CALL = "to_minari"
 _BLOCK = 256  # rows of a read: one program a leaf, for episodes of every length

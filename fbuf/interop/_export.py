@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import secrets
@@ -17,9 +16,9 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
 from fbuf._core.pytree import under
+from fbuf._rows.columns import check_name
+from fbuf._rows.row_reader import Exported, Reader
 from fbuf.interop import _hdf5, _npz
-from fbuf.interop._columns import check_name
-from fbuf.interop._row_reader import Reader
 
 H5 = (".h5", ".hdf5")
 MASK = "__mask__"  # which rows there are, where lanes hold different numbers
@@ -132,25 +131,6 @@ def check_names(call: str, names: Iterable[str]) -> None:
 FORMAT, VERSION = "fbuf rows", 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Exported:
-    """Hold what was written.
-
-    Attributes:
-      path: The file.
-      rows: Number of rows, over all lanes.
-      episodes: Number of episodes, partial ones included; None if not counted.
-      dropped: Rows left out because the layout cannot hold them.
-      nbytes: Size of the file.
-    """
-
-    path: Path
-    rows: int
-    episodes: int | None
-    dropped: int
-    nbytes: int
-
-
 def to_file(
     path: str | os.PathLike[str],
     buffer: Buffer,
@@ -193,7 +173,7 @@ def to_file(
       >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     done = fbuf.interop.to_file(f"{folder}/rows.npz", buffer, state, names={"t": "time"})
-      ...     buffer, state = fbuf.interop.from_file(done.path)
+      ...     buffer, state = fbuf.interop.from_file(done.path).into()
       >>> buffer.rows(state).data["time"].tolist()
       [0, 1, 2, 3, 4]
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import exact_leaves
+from fbuf._buffer.presets import prioritized
 from fbuf._buffer.state import COUNTERS, BufferState, index_of
 from fbuf._core.arguments import check_int
 from fbuf._core.progress import Bar, Progress
@@ -25,50 +26,51 @@ from fbuf._core.pytree import needs_x64, nested, to_pairs
 from fbuf._core.sample import Index
 from fbuf._host.io.directory import rollback
 from fbuf._interfaces.storage import Growable
-from fbuf.interop import _columns
-from fbuf.samplers import Prioritized, Uniform
+from fbuf._rows import columns as _columns
+from fbuf.datasets._arrays.segments import length_of, split_blocks
 from fbuf.storages import Ragged
+
+Source = Any  # `interop._source.Source`, which imports this module
 
 _REFUSED = COUNTERS.index("refused_rows")
 _CLOSED = COUNTERS.index("refused_closed")
 
 
 def fill(
-    call: str,
-    source: _columns.Source,
-    buffer: Buffer | None,
-    *,
-    fields: _columns.Fields,
-    dtypes: Mapping[str, str] | None,
-    newest: int | None,
-    progress: Progress,
-    capacity: int | None = None,
+    source: Source, buffer: Buffer | None, *, capacity: int | None, newest: int | None, progress: Progress
 ) -> tuple[Buffer, BufferState]:
-    """Return a buffer with the rows of `source`; arguments and errors as for the public functions."""
+    """Return a buffer with the rows of `source`; arguments and errors as for `Source.into`."""
+    call = source.call
+    if source.tables is not None and (buffer is None or newest is not None or buffer.lanes is not None):
+        raise ValueError(
+            f"{call}: data is an iterable of unknown length; expected a buffer of one stream, and no newest=."
+        )
     if buffer is not None and buffer.lanes == 1 and source.lanes is None:
         source = _with_lane(source)
-    taken = _columns.choose_leaves(call, source.columns, fields)
-    columns = {here: source.columns[there] for there, here in taken.items()}
-    exact = () if buffer is None else exact_leaves(buffer)
-    columns = _columns.cast_columns(
-        call, _columns.squeeze_scalars(columns) if fields == "ted" else columns, dtypes, exact
-    )
+    example, blocks, known = source.stored(() if buffer is None else exact_leaves(buffer))
     if newest is not None:
         check_int(call, "newest", newest, 0, ", or None for all")
-    steps = source.steps if newest is None else min(int(newest), source.steps)
-    buffer = _buffer(call, source, steps, buffer, capacity)
-    example = {name: jax.ShapeDtypeStruct(c.shape, c.dtype) for name, c in columns.items()}
-    keep_structure = source.structure is not None and fields is None
-    rows_of = (lambda leaves: source.structure.unflatten(list(leaves.values()))) if keep_structure else nested
+    steps = known if newest is None else min(int(newest), known)
+    buffer = _buffer(source, max(steps, 0), buffer, capacity)
+    keep = source.structure if source.fields is None else None
+    rows_of = nested if keep is None else lambda leaves: keep.unflatten(list(leaves.values()))
+    lanes = None if source.lanes is None else source.lanes
+    block = max(1, min(_columns.rows_per_block(example.values(), lanes), buffer.geometry.length))
+    block = block if steps < 0 else max(1, min(block, steps))
+    if isinstance(buffer.storage, Growable):  # its table makes room by the write
+        block = max(1, min(block, 256 // (lanes or 1)))
+    first, last = known - steps, known
     with (
         rollback(getattr(buffer.storage, "path", None)),
-        contextlib.closing(Bar(progress, call, steps, " rows")) as bar,
+        contextlib.closing(Bar(progress, call, max(steps, 0), " rows")) as bar,
     ):
-        state = _write_rows(call, source, buffer, buffer.init(rows_of(example)), columns, rows_of, steps, bar)
+        parts = blocks(first, last, block) if steps >= 0 else split_blocks(blocks(0, 0, block), block)
+        state = buffer.init(rows_of(example))
+        state = _write_rows(source, buffer, state, parts, first if steps >= 0 else 0, block, rows_of, bar)
     return buffer, state
 
 
-def _with_lane(source: _columns.Source) -> _columns.Source:
+def _with_lane(source: Source) -> Source:
     """Return the same rows as one lane, `[N, 1, ...]`."""
 
     def widened(read: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
@@ -81,27 +83,25 @@ def _with_lane(source: _columns.Source) -> _columns.Source:
 
 
 def _write_rows(
-    call: str,
-    source: _columns.Source,
+    source: Source,
     buffer: Buffer,
     state: BufferState,
-    columns: Mapping[str, _columns.Column],
+    parts: Iterable[_columns.Block],
+    first: int,
+    block: int,
     rows_of: Callable[[dict[str, Any]], Any],
-    steps: int,
     bar: Bar,
 ) -> BufferState:
-    """Return the state with the newest `steps` rows of the source."""
+    """Return the state with the rows of all parts, which begin with row `first` of the source."""
+    call = source.call
     lanes = () if source.lanes is None else (source.lanes,)
-    first = start = source.steps - steps
-    block = max(1, min(steps, _columns.rows_per_block(columns.values(), source.lanes), buffer.geometry.length))
-    if isinstance(buffer.storage, Growable):  # its table makes room by the write
-        block = max(1, min(block, 256 // (source.lanes or 1)))
+    start = first
     priorities = source.priority if buffer.sampler.prioritized else None
     # Ragged stores values outside arrays, which a jitted function cannot.
     write: Callable[..., BufferState] = _write if isinstance(buffer.storage, Ragged) else _write_in_place
     total = 0
-    for rows in _columns.blocks(call, columns, first, source.steps, block, lanes):
-        stop = min(start + block, source.steps)
+    for rows in parts:
+        stop = start + length_of(rows)
         leaves = {name: _padded(leaf, block) for name, leaf in rows.items()}
         if write is _write_in_place:
             leaves = {n: to_pairs(call, x, x.dtype) if needs_x64(x.dtype) else x for n, x in leaves.items()}
@@ -116,7 +116,7 @@ def _write_rows(
         bar(stop - start)
         start = stop
     stored = int(buffer.size(state)) - int(np.asarray(state.counters[_REFUSED]))
-    if buffer.geometry.streams and stored < total:
+    if buffer.geometry.streams and stored < total and source.tables is None:
         raise ValueError(
             f"{call}: {buffer.storage!r} held {stored} of {total} rows. Use newest={stored // buffer.geometry.lanes}."
         )
@@ -139,13 +139,14 @@ def _padded(rows: np.ndarray, block: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((block - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def _buffer(call: str, source: _columns.Source, steps: int, buffer: Buffer | None, capacity: int | None) -> Buffer:
+def _buffer(source: Source, steps: int, buffer: Buffer | None, capacity: int | None) -> Buffer:
     """Return the buffer passed, or one with room for exactly these rows. Raises ValueError if they do not fit."""
-    lanes = source.lanes or 1
+    call, lanes = source.call, source.lanes or 1
     if buffer is None:
-        sampler = Uniform() if source.priority is None else Prioritized()
         room = capacity if capacity is not None else max(steps, 1) * lanes
-        buffer = Buffer(room, sampler=sampler, lanes=source.lanes)
+        if source.priority is None:
+            return Buffer(room, lanes=source.lanes)
+        buffer = prioritized(room, *source.exponents, lanes=source.lanes)
     elif capacity is not None:
         raise ValueError(f"{call}: both buffer and capacity are given; expected one of them. Drop capacity={capacity}.")
     if buffer.lanes != source.lanes:
@@ -160,7 +161,7 @@ def _buffer(call: str, source: _columns.Source, steps: int, buffer: Buffer | Non
 
 
 def _set_priorities(
-    call: str, buffer: Buffer, state: BufferState, source: _columns.Source, priority: np.ndarray, block: int
+    call: str, buffer: Buffer, state: BufferState, source: Source, priority: np.ndarray, block: int
 ) -> BufferState:
     """Set the priorities of rows that a view samples; warn of those it does not."""
     if not buffer.geometry.streams:

@@ -14,6 +14,7 @@ Source: flashbax 0.1.3, `trajectory_buffer.py`, `prioritised_trajectory_buffer.p
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,13 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.presets import prioritized
-from fbuf._buffer.state import BufferState
-from fbuf._core.progress import Progress
 from fbuf._core.pytree import named_leaves
-from fbuf.interop._columns import DTYPES, Column, Fields, Source, check_name, read_json
-from fbuf.interop._fill import fill
+from fbuf._rows.columns import DTYPES, Column, Fields, check_name, read_json
+from fbuf.interop._source import Source
 
 _CALL = "from_flashbax"
 
@@ -37,47 +34,38 @@ _CALL = "from_flashbax"
 def from_flashbax(
     state: Any,
     *,
-    buffer: Buffer | None = None,
     priority_exponent: float | None = None,
     priorities: bool = True,
     fields: Fields = None,
     dtypes: Mapping[str, str] | None = None,
-    newest: int | None = None,
-    progress: Progress = None,
-) -> tuple[Buffer, BufferState]:
-    """Fill a buffer with the rows, and priorities, of a flashbax state: flat, item, trajectory, prioritised, queue.
+) -> Source:
+    """Return the rows, and priorities, of a flashbax state: flat, item, trajectory, prioritised, queue.
 
     Args:
       state: Of any flashbax buffer, or dicts with its fields. An `add_batch_size` above 1 becomes lanes.
-      buffer: The buffer to fill; None: one with room for exactly these rows, `Uniform` or, for a prioritised state,
-        `Prioritized(alpha=priority_exponent)`.
       priority_exponent: flashbax's exponent (`make_prioritised_..._buffer(priority_exponent=0.6)`): the state has only the
         powers.
       priorities: False: ignore the priorities.
       fields: `{name there: name here}`, or names of leaves; None: all, in the structure of the experience.
-      dtypes, newest, progress: As for `from_arrays`.
+      dtypes: As for `from_arrays`.
     Returns:
-      The buffer, and its state. A row has the priority of the window that begins with it; a row that begins none (the
-      newest of a flat buffer) has the largest recorded, as flashbax gives to new windows.
+      The source; without a buffer, `into` makes one with `priority_exponent` as alpha. A row has the priority of the window
+      that begins with it; a row that begins none (the newest of a flat buffer) has the largest recorded, as flashbax gives to
+      new windows.
     Raises:
       TypeError: it is not a state of flashbax.
       ValueError: priorities without an exponent; a tree that does not fit the rows; else as `from_arrays`.
-    Cost: O(N), in blocks of about 8 MiB; leaves on an accelerator are transferred block by block.
+    Leaves on an accelerator are transferred block by block.
 
     Example:
       >>> import fbuf, numpy as np
       >>> experience = {"obs": np.array([[4, 5, 2, 3]])}  # lane 0, its ring
       >>> state = {"experience": experience, "current_index": 2, "is_full": True}
-      >>> buffer, state = fbuf.interop.from_flashbax(state)
+      >>> buffer, state = fbuf.interop.from_flashbax(state).into()
       >>> buffer.rows(state).data["obs"].tolist()
       [2, 3, 4, 5]
     """
-    source = _source(state, priorities, priority_exponent)
-    if buffer is None and source.priority is not None:
-        assert priority_exponent is not None
-        rows = (source.steps if newest is None else min(newest, source.steps)) or 1
-        buffer = prioritized(rows * (source.lanes or 1), alpha=priority_exponent, lanes=source.lanes)
-    return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
+    return dataclasses.replace(_source(state, priorities, priority_exponent), fields=fields, dtypes=dtypes)
 
 
 def _field(state: Any, name: str) -> Any:
@@ -113,8 +101,8 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
     if tree is not None and priorities:
         priority, largest = _priorities(tree, lanes, length, exponent, (oldest + np.arange(steps)) % max(length, 1))
         priority = priority[:, 0] if lanes == 1 else priority
-    structure = jax.tree.structure(experience)
-    return Source(columns, steps, None if lanes == 1 else lanes, None, priority, largest, structure)
+    kept = {"structure": jax.tree.structure(experience), "call": _CALL, "exponents": (exponent or 0.6, 0.4)}
+    return Source("flashbax state", columns, steps, None if lanes == 1 else lanes, None, priority, largest, **kept)
 
 
 def _row_reader(leaf: Any, oldest: int, length: int, lanes: int) -> Callable[[int, int], np.ndarray]:
@@ -169,32 +157,25 @@ _VAULT = "from_vault"
 def from_vault(
     path: str | os.PathLike[str],
     *,
-    buffer: Buffer | None = None,
     fields: Fields = None,
     dtypes: Mapping[str, str] | None = None,
-    newest: int | None = None,
-    progress: Progress = None,
-) -> tuple[Buffer, BufferState]:
-    """Fill a buffer with the rows of a flashbax Vault, oldest first. Needs tensorstore (`pip install "fbuf[vault]"`).
+) -> Source:
+    """Return the rows of a flashbax Vault, oldest first. Needs tensorstore (`pip install "fbuf[vault]"`).
 
     Args:
-      path: The folder with `metadata.json`: `<rel_dir>/<vault_name>/<vault_uid>`.
-      buffer: The buffer to fill; None: one with room for exactly these rows. An `add_batch_size` above 1 becomes lanes.
-      fields, dtypes, newest, progress: As for `from_arrays`.
+      path: The folder with `metadata.json`: `<rel_dir>/<vault_name>/<vault_uid>`. An `add_batch_size` above 1 becomes lanes.
+      fields, dtypes: As for `from_arrays`.
     Returns:
-      The buffer, and its state.
+      The source.
     Raises:
       ImportError: tensorstore is missing.
       FileNotFoundError: there is no Vault.
       ValueError: another version; arrays that are damaged, incomplete, or of other dtypes than stated; else as `from_arrays`.
-    Cost: O(N), in blocks of about 8 MiB.
 
     Example:
-      buffer, state = fbuf.interop.from_vault("vaults/pong/20260101", newest=100_000)
+      buffer, state = fbuf.interop.from_vault("vaults/pong/20260101").into(newest=100_000)
     """
-    return fill(
-        _VAULT, _vault_source(Path(path)), buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress
-    )
+    return dataclasses.replace(_vault_source(Path(path)), fields=fields, dtypes=dtypes)
 
 
 def _vault_source(path: Path) -> Source:
@@ -231,7 +212,7 @@ def _vault_source(path: Path) -> Source:
         if dtype is None or dtype != DTYPES.get(names[name]):
             raise ValueError(f"{described}: leaf '{name}' is {names[name]!r}, but its array {array.dtype.name!r}.")
         columns[name] = Column(tuple(array.shape[2:]), dtype, _block_reader(path, name, array, single))
-    return Source(columns, steps, None if single else number)
+    return Source("flashbax Vault", columns, steps, None if single else number, call=_VAULT)
 
 
 def _leaves(described: Path, tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

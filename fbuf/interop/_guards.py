@@ -13,7 +13,7 @@ import numpy as np
 
 from fbuf._core.arguments import is_int
 from fbuf._core.pytree import under
-from fbuf.interop._columns import Column, Fields
+from fbuf._rows.columns import Column, Fields
 
 RING = ("_size", "_insertion_idx", "_lengths", "_offset", "last_index")
 """Names of a ring's cursor, as tianshou writes it beside the slots."""
@@ -25,11 +25,11 @@ ENDS = {"terminated": "no bootstrap after them", "trajectory": "bootstrap, as af
 
 def check_ring(call: str, names: Collection[str]) -> None:
     """Raise ValueError if leaves are the slots of a ring, or its cursor."""
-    parts = {part for name in names for part in name.split("/")}
+    parts = {part for name in names for part in str(name).split("/")}
     if found := [name for name in ("_meta", *RING) if name in parts]:
         raise ValueError(
-            f"{call}: '{found[0]}' belongs to a ring of tianshou, whose slots are in no order of time and partly unwritten. "
-            f"Pass the rows in order: buffer = ReplayBuffer.load_hdf5(path); buffer[buffer.sample_indices(0)]."
+            f"{call}: '{found[0]}' belongs to a ring, whose slots are in no order of time and partly unwritten. Save "
+            f"tianshou's buffer by save_hdf5(path), and call from_file(path)."
         )
 
 
@@ -41,8 +41,8 @@ def check_terminals(call: str, names: Collection[str], fields: Fields, ends: str
     renamed = isinstance(fields, Mapping)
     if odd := [name for name in ("valids", "masks") if name in names and not renamed]:
         raise ValueError(
-            f"{call}: '{odd[0]}' is a leaf of OGBench, whose terminals end trajectories. Load regular rows "
-            f"(compact_dataset=False), and name the leaves: fields={{'terminals': 'truncated', ...}}."
+            f"{call}: '{odd[0]}' is a leaf of OGBench, whose terminals end trajectories. Use from_ogbench(data), or name "
+            f"all leaves if it is not: fields={{'terminals': 'terminated', ...}}."
         )
     if terminals is None:
         if ends is not None:

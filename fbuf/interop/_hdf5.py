@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.interop._columns import DTYPES, Column, check_name, refused
+from fbuf._rows.columns import DTYPES, Column, check_name, refused
 
 _ABOUT = "fbuf"  # the attribute that describes the file
 _LARGEST_CHUNK = 2**30  # bytes
@@ -118,6 +118,20 @@ class Reader:
         """Return the description of the file, or None."""
         about = self._file.attrs.get(_ABOUT)
         return about.encode() if isinstance(about, str) else None
+
+    def attribute(self, name: str, group: str = "/") -> int | None:
+        """Return an integer attribute, or None."""
+        value = self._file[group].attrs.get(name)
+        return int(value) if isinstance(value, (int, np.integer)) else None
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a small data set as a whole. Raises ValueError: it is missing, large or damaged."""
+        if name not in self.columns or self._file[name].size > 2**20:
+            raise ValueError(f"{self.path}: has no data set '{name}' of this kind of file. It is damaged.")
+        try:
+            return np.asarray(self._file[name][()])
+        except OSError as error:
+            raise ValueError(f"{self.path}: data set '{name}' is damaged ({error}).") from None
 
     def close(self) -> None:
         """Close the file."""

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from fbuf.interop._columns import DTYPES, Column, check_name, check_shape, refused
+from fbuf._rows.columns import DTYPES, Column, check_name, check_shape, refused
 
 ABOUT = "__fbuf__"  # the member that describes the file
 _LARGEST_HEADER = 10_000  # bytes, numpy's own limit

@@ -22,9 +22,9 @@ import numpy as np
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.progress import Bar, Progress
+from fbuf._rows.row_reader import Exported, Plan, Reader, plan_steps
 from fbuf.interop import _export
-from fbuf.interop._export import FORMAT, VERSION, Exported
-from fbuf.interop._row_reader import Plan, Reader, plan_steps
+from fbuf.interop._export import FORMAT, VERSION
 
 _CALL = "to_ted"
 

@@ -10,6 +10,7 @@ Source: torchrl 0.14.1 (`checkpointers.py`, `writers/round_robin.py`, `samplers/
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.presets import prioritized
-from fbuf._buffer.state import BufferState
-from fbuf._core.progress import Progress
-from fbuf.interop import _columns
-from fbuf.interop._fill import fill
+from fbuf._rows import columns as _columns
+from fbuf.interop._source import Source
 
 Leaf = tuple[Path, np.dtype[Any], tuple[int, ...]]
 """File, dtype and shape of an array."""
@@ -132,37 +129,32 @@ _CALL = "from_torchrl"
 def from_torchrl(
     path: str | os.PathLike[str],
     *,
-    buffer: Buffer | None = None,
     lanes: int | None = None,
     rows: int | None = None,
     cursor: int | None = None,
     priorities: bool = True,
     fields: _columns.Fields = None,
     dtypes: Mapping[str, str] | None = None,
-    newest: int | None = None,
-    progress: Progress = None,
-) -> tuple[Buffer, BufferState]:
-    """Fill a buffer with the rows, oldest first, and priorities of a torchrl dump or memory-mapped storage.
+) -> Source:
+    """Return the rows, oldest first, and priorities of a torchrl dump or memory-mapped storage.
 
     Args:
       path: Folder of `ReplayBuffer.dumps(path)`, of a `TensorStorage`, `LazyTensorStorage` or `LazyMemmapStorage` of
         tensordicts or pytrees of tensors; or the folder of a `LazyMemmapStorage` (`scratch_dir`), with `rows=`.
-      buffer: The buffer to fill; None: one with room for exactly these rows, `Uniform` or, if there are priorities,
-        `Prioritized` with torchrl's alpha and beta.
       lanes: E of a storage with `ndim=2`, if the dump's counts do not state it.
       rows: Number of rows (per lane) written, if the folder does not state it.
       cursor: Slot of the next row, if the folder does not state it or states a wrong one.
       priorities: False: ignore the priorities.
       fields: `{name there: name here}` ("next/reward" is a name there); "ted": `interop.TED`, each observation once and
         scalars without their last axis; None: all but `index`, the slots of torchrl's writer.
-      dtypes, newest, progress: As for `from_arrays`.
+      dtypes: As for `from_arrays`.
     Returns:
-      The buffer, and its state.
+      The source; without a buffer, `into` makes one with torchrl's alpha and beta if there are priorities.
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: sizes, counts, names or dtypes are unknown or contradict one another; a leaf is not an array, or is pickled,
         unless `fields` leaves it out; else as `from_arrays`.
-    Cost: O(N), in blocks of about 8 MiB. Transforms of torchrl's buffer are not applied.
+    Transforms of torchrl's buffer are not applied.
 
     Example:
       >>> import fbuf, json, numpy as np, pathlib, tempfile
@@ -172,24 +164,18 @@ def from_torchrl(
       ...     size = folder.joinpath("action.memmap").write_bytes(np.array([4, 5, 2, 3]).tobytes())
       ...     about = {"is_pytree": True, "metadata": {"action": {"dtype": "torch.int64", "shape": [4]}}, "len": 4}
       ...     size = folder.joinpath("storage_metadata.json").write_text(json.dumps(about))
-      ...     buffer, state = fbuf.interop.from_torchrl(dump, cursor=2, fields={"action": "a"})
+      ...     buffer, state = fbuf.interop.from_torchrl(dump, cursor=2, fields={"action": "a"}).into()
       >>> buffer.rows(state).data["a"].tolist()
       [2, 3, 4, 5]
     """
-    source, numbers = _source(Path(path), lanes, rows, cursor, priorities)
+    source = _source(Path(path), lanes, rows, cursor, priorities)
     if fields is None:
         fields = [name for name in source.columns if name != "index"] or None
-    if buffer is None and source.priority is not None:
-        held = (source.steps if newest is None else min(newest, source.steps)) or 1
-        alpha, beta = numbers
-        buffer = prioritized(held * (source.lanes or 1), alpha, beta, lanes=source.lanes)
-    return fill(_CALL, source, buffer, fields=fields, dtypes=dtypes, newest=newest, progress=progress)
+    return dataclasses.replace(source, fields=fields, dtypes=dtypes)
 
 
-def _source(
-    path: Path, lanes: int | None, rows: int | None, cursor: int | None, priorities: bool
-) -> tuple[_columns.Source, tuple[float, float]]:
-    """Return the rows, and alpha and beta."""
+def _source(path: Path, lanes: int | None, rows: int | None, cursor: int | None, priorities: bool) -> Source:
+    """Return the rows."""
     storage = path / "storage" if (path / "storage").is_dir() else path
     if not storage.is_dir():
         raise FileNotFoundError(f"{_CALL}: {path} is no folder; expected what ReplayBuffer.dumps(path) wrote.")
@@ -226,7 +212,7 @@ def _source(
     priority, numbers = _priorities(path / "sampler", room * (lanes or 1)) if priorities else (None, (0.6, 0.4))
     if priority is not None:
         priority = priority.reshape(room, lanes)[at] if lanes is not None else priority[at]
-    return _columns.Source(columns, steps, lanes, priority=priority), numbers
+    return Source("torchrl dump", columns, steps, lanes, priority=priority, exponents=numbers, call=_CALL)
 
 
 def _lane_length(storage: Path, arrays: Mapping[str, Leaf], batch: tuple[int, ...], lanes: int | None) -> int:

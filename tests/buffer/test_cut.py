@@ -11,6 +11,7 @@ import pytest
 import fbuf
 from fbuf.storages import Memmap
 from fbuf.views import Sequence, Transition
+from tests.support import datasets_oracle as oracle
 from tests.support import refusals
 from tests.support.refusals import raises
 
@@ -135,7 +136,7 @@ def test_buffers_without_episodes_have_none_to_cut(tmp_path):
     before = jax.device_get(replay.state)
     replay.cut()
     assert jax.tree.all(jax.tree.map(np.array_equal, before, jax.device_get(replay.state)))
-    buffer, state = fbuf.datasets.from_arrays({"t": np.arange(6)}, path=tmp_path / "set", episode_end=())
+    buffer, state = oracle.from_arrays({"t": np.arange(6)}, path=tmp_path / "set", episode_end=())
     raises(TypeError, "Buffer.cut", buffer.cut, state)
     stored = fbuf.Replay(buffer, state)
     stored.save(tmp_path / "saved")

@@ -12,6 +12,7 @@ import pytest
 import fbuf
 from fbuf.__main__ import main
 from fbuf._formats import dataset
+from tests.support import datasets_oracle as oracle
 from tests.support.disk import flip
 
 MINARI = "minari/D4RL/door/human-v2"
@@ -19,7 +20,7 @@ MINARI = "minari/D4RL/door/human-v2"
 
 def make(path, rows=6):
     data = {"observations": np.arange(rows, dtype=np.float32), "terminals": np.arange(rows) % 3 == 2}
-    return fbuf.datasets.from_arrays(data, path=path, metadata={"by": "me"}, ends="terminated")
+    return oracle.from_arrays(data, path=path, metadata={"by": "me"}, ends="terminated")
 
 
 @pytest.fixture

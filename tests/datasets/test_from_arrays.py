@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._formats import dataset as _dataset
 from fbuf._formats.dataset import chunked_leaf
+from fbuf._rows.columns import Column
 from fbuf.datasets import _lock
-from fbuf.datasets._arrays.from_arrays import Settings, write_columns
-from fbuf.interop._columns import Column
+from fbuf.datasets._arrays.write import Settings, write_columns
 from tests.support import datasets_oracle as oracle
 from tests.support.refusals import raises
 
@@ -49,7 +49,7 @@ def files(path):
 
 def test_steps_whose_successor_is_unknown_are_not_drawn(tmp_path):
     episodes = made()
-    buffer, state = fbuf.datasets.from_arrays(flat(episodes), path=tmp_path / "a", piece_rows=4)
+    buffer, state = oracle.from_arrays(flat(episodes), path=tmp_path / "a", piece_rows=4)
     assert buffer.view == fbuf.views.Transition(autoreset="same_step") and buffer.capacity == 19
     assert sorted(_dataset.committed(tmp_path / "a")) == [0, 1, 2, 3, 4]
     oracle.check_rows(buffer, state, oracle.rows_of(episodes, final=False))
@@ -59,11 +59,11 @@ def test_steps_whose_successor_is_unknown_are_not_drawn(tmp_path):
 def test_next_observations_are_kept_where_episodes_end(tmp_path):
     episodes = made()
     data = flat(episodes, following=True)
-    buffer, _ = fbuf.datasets.from_arrays(data, path=tmp_path / "a", piece_rows=4, workers=3)
+    buffer, _ = oracle.from_arrays(data, path=tmp_path / "a", piece_rows=4, workers=3)
     assert buffer.view == fbuf.views.Transition(final_observation="final_obs")  # what it draws: test_preprocess
     oracle.check_files(tmp_path / "a", oracle.rows_of(episodes))
     np.savez(tmp_path / "a.npz", **data)
-    fbuf.datasets.from_arrays(tmp_path / "a.npz", path=tmp_path / "b", piece_rows=7, view=ROW)
+    oracle.from_arrays(tmp_path / "a.npz", path=tmp_path / "b", piece_rows=7, view=ROW)
     oracle.check_files(tmp_path / "b", oracle.rows_of(episodes))
 
 
@@ -73,7 +73,7 @@ def test_gaps_between_next_observations_end_episodes(tmp_path):
     data = flat(episodes, following=True)
     keep = ~data.pop("timeouts")
     data = {name: leaf[keep] for name, leaf in data.items()}
-    fbuf.datasets.from_arrays(data, path=tmp_path / "a", view=ROW, ends="terminated")
+    oracle.from_arrays(data, path=tmp_path / "a", view=ROW, ends="terminated")
     left = []
     for e in episodes:
         steps = e.steps if e.terminated else e.steps - 1
@@ -93,7 +93,7 @@ def test_episodes_segments_and_streams_may_have_any_length(lengths, piece, follo
         whole = data
         data = ({n: x[i : i + chunk] for n, x in whole.items()} for i in range(0, rows, chunk))
     with tempfile.TemporaryDirectory() as folder:
-        fbuf.datasets.from_arrays(data, path=f"{folder}/a", piece_rows=piece, view=ROW)
+        oracle.from_arrays(data, path=f"{folder}/a", piece_rows=piece, view=ROW)
         oracle.check_files(f"{folder}/a", expected)
         sizes = [info.rows for info in _dataset.committed(f"{folder}/a").values()]
     assert sizes[:-1] == [piece] * (len(sizes) - 1) and 0 < sizes[-1] <= piece
@@ -107,22 +107,22 @@ def test_leaves_may_be_nested_renamed_and_coded(tmp_path):
         "dones": np.array([0, 1, 0, 0, 0], np.float32),
         "infos": {"qpos": np.ones((5, 2), np.float16)},
     }
-    raises(ValueError, r"no leaf says where episodes", fbuf.datasets.from_arrays, data, path=tmp_path / "a")
+    raises(ValueError, r"no leaf says where episodes", oracle.from_arrays, data, path=tmp_path / "a")
     settings = {"episode_end": ("dones",), "metadata": {"by": "me"}}
-    buffer, state = fbuf.datasets.from_arrays(data, path=tmp_path / "a", **settings, view=ROW)
+    buffer, state = oracle.from_arrays(data, path=tmp_path / "a", **settings, view=ROW)
     rows = buffer.rows(state).data
     assert rows["truncated"].tolist() == [False, True, False, False, True] and not rows["terminated"].any()
     assert rows["action"].dtype == np.int32 and rows["infos"]["qpos"].dtype == np.float16
     assert np.array_equal(rows["obs"]["image"], data["observations"]["image"])
     assert fbuf.datasets.info(tmp_path / "a").meta["by"] == "me"
     fields = {"dones": "terminated", "actions": "action"}
-    buffer, _ = fbuf.datasets.from_arrays(data, path=tmp_path / "b", fields=fields)
+    buffer, _ = oracle.from_arrays(data, path=tmp_path / "b", fields=fields)
     assert buffer.view == ROW
     ended = np.arange(5) == 1
     expected = {"action": data["actions"], "terminated": ended, "truncated": np.arange(5) == 4}
     oracle.check_files(tmp_path / "b", expected)
     codec = {"obs/image": fbuf.storages.Raw()}
-    fbuf.datasets.from_arrays(data, path=tmp_path / "c", episode_end=(), codec=codec, view=ROW)
+    oracle.from_arrays(data, path=tmp_path / "c", episode_end=(), codec=codec, view=ROW)
     with _dataset.DataSet.open(tmp_path / "c") as dataset:
         assert dataset.read_rows(0, 5)["truncated"].tolist() == [False] * 4 + [True]
         assert dataset.schema["obs/image"].codec is None
@@ -137,7 +137,7 @@ def test_long_runs_of_chunks_are_read_in_parts(tmp_path, monkeypatch):
         "rewards": np.zeros(100, np.float32),
         "dones": np.arange(100) == 99,
     }
-    buffer, state = fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=("dones",), view=ROW)
+    buffer, state = oracle.from_arrays(data, path=tmp_path / "a", episode_end=("dones",), view=ROW)
     np.testing.assert_array_equal(buffer.rows(state).data["obs"], images)
 
 
@@ -147,7 +147,7 @@ def test_memory_maps_and_groups_are_read_in_slices(tmp_path):
     expected = oracle.rows_of(episodes, final=False)
     data["observations"].tofile(tmp_path / "obs")
     mapped = np.memmap(tmp_path / "obs", np.float32, "r", shape=data["observations"].shape)
-    fbuf.datasets.from_arrays(data | {"observations": mapped}, path=tmp_path / "a", view=ROW)
+    oracle.from_arrays(data | {"observations": mapped}, path=tmp_path / "a", view=ROW)
     oracle.check_files(tmp_path / "a", expected)
     with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
         for name, leaf in data.items():
@@ -157,29 +157,37 @@ def test_memory_maps_and_groups_are_read_in_slices(tmp_path):
     names = list(data)
     with h5py.File(tmp_path / "d4rl.hdf5") as file:
         group = file["offline"]
-        raises(ValueError, r"'metadata/algorithm' is a scalar", fbuf.datasets.from_arrays, group, path=tmp_path / "b")
-        fbuf.datasets.from_arrays(group, path=tmp_path / "b", fields=names, piece_rows=5, workers=2, view=ROW)
+        raises(
+            ValueError,
+            r"'metadata/weight' has 3 rows",
+            oracle.from_arrays,
+            group,
+            path=tmp_path / "b",
+            fields=[*names, "metadata/weight"],
+        )
+        oracle.from_arrays(group, path=tmp_path / "b", piece_rows=5, workers=2, view=ROW)
         oracle.check_files(tmp_path / "b", expected)
     there = {f"offline/{n}": n for n in names}
     file, path = tmp_path / "d4rl.hdf5", tmp_path / "c"
-    raises(ValueError, r"Leave it out: fields=\['offline/", fbuf.datasets.from_arrays, file, path=path)
-    raises(ValueError, "no leaf says where", fbuf.datasets.from_arrays, file, path=path, fields=list(there))
+    raises(ValueError, r"Leave it out: fields=\['offline/", oracle.from_arrays, file, path=path)
     fields = dict(zip(there, ("obs", "action", "reward", "terminated", "truncated"), strict=True))
-    fbuf.datasets.from_arrays(file, path=path, fields=fields, view=ROW)
+    oracle.from_arrays(file, path=path, fields=fields, view=ROW)
     oracle.check_files(tmp_path / "c", expected)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_files_of_to_file_are_read(tmp_path, suffix):
     rows = {"obs": np.arange(6).astype(jnp.bfloat16), "done": np.arange(6) == 5}
-    fbuf.interop.to_file(tmp_path / f"one{suffix}", *fbuf.interop.from_arrays(rows))
-    buffer, state = fbuf.datasets.from_arrays(tmp_path / f"one{suffix}", path=tmp_path / "a", episode_end=("done",))
+    fbuf.interop.to_file(tmp_path / f"one{suffix}", *fbuf.interop.from_arrays(rows).into())
+    buffer, state = oracle.from_arrays(tmp_path / f"one{suffix}", path=tmp_path / "a", episode_end=("done",))
     assert buffer.rows(state).data["obs"].dtype == jnp.bfloat16
     oracle.check_files(tmp_path / "a", rows | {"terminated": np.zeros(6, bool), "truncated": rows["done"]})
     lanes = {name: leaf.reshape(3, 2) for name, leaf in rows.items()}
-    fbuf.interop.to_file(tmp_path / f"two{suffix}", *fbuf.interop.from_arrays(lanes, lanes=2))
-    words = r"has rows of 2 lanes; expected one stream, \[N, ...\]"
-    raises(ValueError, words, fbuf.datasets.from_arrays, tmp_path / f"two{suffix}", path=tmp_path / "b")
+    fbuf.interop.to_file(tmp_path / f"two{suffix}", *fbuf.interop.from_arrays(lanes, lanes=2).into())
+    oracle.from_arrays(tmp_path / f"two{suffix}", path=tmp_path / "b", view=ROW, piece_rows=2)
+    by_lane = {name: leaf.T.reshape(-1) for name, leaf in lanes.items()}
+    cut = np.array([False, False, True, False, False, True])
+    oracle.check_files(tmp_path / "b", by_lane | {"terminated": np.zeros(6, bool), "truncated": cut})
 
 
 def bad(**change):
@@ -213,7 +221,7 @@ WRONG = [
 
 def refused(data, kind, words, folder):
     for rows in (data, iter([data])):
-        raises(kind, words, fbuf.datasets.from_arrays, rows, path=folder / "a")
+        raises(kind, words, oracle.from_arrays, rows, path=folder / "a")
         assert files(folder) == []
 
 
@@ -245,20 +253,20 @@ def test_invalid_settings_are_refused(tmp_path):
     ]
     for settings, kind, words in wrong:
         for data in (bad(), iter([bad()])):
-            raises(kind, words, fbuf.datasets.from_arrays, data, **{"path": tmp_path / "a", **settings})
-    pytest.raises(TypeError, lambda: fbuf.datasets.from_arrays(3, path=tmp_path / "a")).match("data is a int")
+            raises(kind, words, oracle.from_arrays, data, **{"path": tmp_path / "a", **settings})
+    pytest.raises(TypeError, lambda: oracle.from_arrays(3, path=tmp_path / "a")).match("data is a int")
     assert files(tmp_path) == []
 
 
 def test_existing_files_are_not_modified(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/mine.txt").write_text("mine")
-    raises(FileExistsError, "already exists and is not", lambda: fbuf.datasets.from_arrays(bad(), path=tmp_path / "a"))
+    raises(FileExistsError, "already exists and is not", lambda: oracle.from_arrays(bad(), path=tmp_path / "a"))
     assert files(tmp_path) == ["a", "a/mine.txt"]
-    fbuf.datasets.from_arrays(bad(), path=tmp_path / "b", view=ROW)
+    oracle.from_arrays(bad(), path=tmp_path / "b", view=ROW)
     before = files(tmp_path)
     for data in (bad(), iter([bad()])):
-        raises(FileExistsError, r"is a data set already. Open", fbuf.datasets.from_arrays, data, path=tmp_path / "b")
+        raises(FileExistsError, r"is a data set already. Open", oracle.from_arrays, data, path=tmp_path / "b")
     assert files(tmp_path) == before
 
 
@@ -268,7 +276,7 @@ def test_a_failure_removes_only_its_own_files(tmp_path):
     theirs.write_text("theirs")
     column = Column((), np.dtype(np.float32), lambda first, last: 1 / 0, 9)
     for path, left in ((tmp_path / "project", [theirs]), (tmp_path / "new", [])):
-        raises(ZeroDivisionError, None, write_columns, {"x": column}, path, Settings(None, (), None, None, None))
+        raises(ZeroDivisionError, None, write_columns, "from_arrays", {"x": column}, 9, path, Settings(()))
         assert [p for p in path.rglob("*") if p.is_file()] == left
     assert not (tmp_path / "new").exists()
 
@@ -282,15 +290,15 @@ def test_streams_whose_rows_change_are_refused(tmp_path):
         (3, "data gives a int"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
-            fbuf.datasets.from_arrays(iter([data, other]), path=tmp_path / "a", piece_rows=4)
+            oracle.from_arrays(iter([data, other]), path=tmp_path / "a", piece_rows=4)
         assert files(tmp_path) == []
-    raises(ValueError, "there are no rows", lambda: fbuf.datasets.from_arrays(iter([]), path=tmp_path / "a"))
+    raises(ValueError, "there are no rows", lambda: oracle.from_arrays(iter([]), path=tmp_path / "a"))
 
     fails = (data if i == 0 else 1 / 0 for i in range(2))
-    raises(ZeroDivisionError, None, fbuf.datasets.from_arrays, fails, path=tmp_path / "a", piece_rows=4)
+    raises(ZeroDivisionError, None, oracle.from_arrays, fails, path=tmp_path / "a", piece_rows=4)
     assert files(tmp_path) == []
     empty = {n: x[:0] for n, x in data.items()}
-    buffer, _ = fbuf.datasets.from_arrays(iter([empty, data, empty, data, empty]), path=tmp_path / "a", view=ROW)
+    buffer, _ = oracle.from_arrays(iter([empty, data, empty, data, empty]), path=tmp_path / "a", view=ROW)
     assert buffer.capacity == 38
 
 
@@ -308,7 +316,7 @@ def test_a_stream_is_read_once_and_released(tmp_path):
             yield {"observations": obs, "rewards": np.full(5, i, np.float32), "terminals": np.arange(5) == 4}
             del obs
 
-    buffer, _ = fbuf.datasets.from_arrays(blocks(), path=tmp_path / "a", piece_rows=20, ends="terminated")
+    buffer, _ = oracle.from_arrays(blocks(), path=tmp_path / "a", piece_rows=20, ends="terminated")
     assert buffer.capacity == 150
 
     def refilled():
@@ -317,7 +325,7 @@ def test_a_stream_is_read_once_and_released(tmp_path):
             reward[:] = i
             yield {"rewards": reward, "terminals": np.arange(5) == 4}
 
-    fbuf.datasets.from_arrays(refilled(), path=tmp_path / "b", piece_rows=20, ends="trajectory")
+    oracle.from_arrays(refilled(), path=tmp_path / "b", piece_rows=20, ends="trajectory")
     with _dataset.DataSet.open(tmp_path / "b") as dataset:
         assert dataset.read_rows(0, 150)["reward"].tolist() == np.repeat(np.arange(30), 5).tolist()
 
@@ -329,17 +337,17 @@ def test_interrupted_work_is_resumed(tmp_path):
         if done >= 12:
             raise KeyboardInterrupt
 
-    pytest.raises(KeyboardInterrupt, fbuf.datasets.from_arrays, data, path=path, piece_rows=4, progress=stop)
+    pytest.raises(KeyboardInterrupt, oracle.from_arrays, data, path=path, piece_rows=4, progress=stop)
     assert sorted(_dataset.committed(path)) == [0, 1]
     pytest.raises(FileNotFoundError, fbuf.datasets.open, path).match("not finished")
     other = data | {"rewards": data["rewards"] + (np.arange(19) == 1).astype(np.float32)}
     codec, ends = {"codec": {"obs": fbuf.storages.Zstd()}}, {"episode_end": ("terminated",)}
     for wrong, settings in ((other, {}), (data, {"piece_rows": 5}), (data, codec), (data, ends)):
         settings = {"path": path, "piece_rows": 4} | settings
-        raises(FileExistsError, "segments of other rows or settings", fbuf.datasets.from_arrays, wrong, **settings)
+        raises(FileExistsError, "segments of other rows or settings", oracle.from_arrays, wrong, **settings)
     settings, seen = {"path": path, "piece_rows": 4}, []
-    raises(FileExistsError, "a stream, which cannot be", fbuf.datasets.from_arrays, iter([data]), **settings)
-    fbuf.datasets.from_arrays(data, view=ROW, progress=lambda *at: seen.append(at), **settings)
+    raises(FileExistsError, "a stream, which cannot be", oracle.from_arrays, iter([data]), **settings)
+    oracle.from_arrays(data, view=ROW, progress=lambda *at: seen.append(at), **settings)
     assert seen[0] == (8, 19) and seen[-1] == (19, 19)
     oracle.check_files(path, oracle.rows_of(made()))
 
@@ -348,7 +356,7 @@ def test_one_writer_holds_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(_lock.exclusive.__wrapped__, "__defaults__", (0.1,))
     with _lock.exclusive("another", tmp_path / "a"):
         for data in (bad(), iter([bad()])):
-            raises(BlockingIOError, "the data set at", fbuf.datasets.from_arrays, data, path=tmp_path / "a")
+            raises(BlockingIOError, "the data set at", oracle.from_arrays, data, path=tmp_path / "a")
     assert files(tmp_path / "a") == []
-    fbuf.datasets.from_arrays(bad(), path=tmp_path / "a", view=ROW)
+    oracle.from_arrays(bad(), path=tmp_path / "a", view=ROW)
     assert "lock" not in files(tmp_path / "a")

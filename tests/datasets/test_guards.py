@@ -2,11 +2,12 @@
 
 import re
 
+import h5py
 import numpy as np
 import pytest
 
 import fbuf
-from fbuf.datasets import from_arrays
+from tests.support.datasets_oracle import from_arrays
 from tests.support.foreign import FILES
 from tests.support.refusals import raises
 
@@ -48,11 +49,16 @@ def test_terminals_without_time_limits_need_a_declaration(name, tmp_path):
 
 
 def test_slots_of_a_ring_are_refused(tmp_path):
-    for name in ("part", "wrapped", "vector"):
-        file = FILES / f"tianshou_{name}.hdf5"
-        for call, more in ((fbuf.interop.from_file, {}), (from_arrays, {"path": tmp_path / "a"})):
-            raises(ValueError, "a ring of tianshou", call, file, **more)
-            raises(ValueError, "a ring of tianshou", call, file, fields=["_meta/obs", "_meta/rew"], **more)
+    with h5py.File(FILES / "tianshou_wrapped.hdf5") as file:
+        raises(ValueError, "belongs to a ring.*from_file", from_arrays, file, path=tmp_path / "a")
+        raises(
+            ValueError,
+            "belongs to a ring",
+            from_arrays,
+            {"_meta": file["_meta"]},
+            path=tmp_path / "a",
+            fields=["_meta/obs"],
+        )
     raises(ValueError, "'_size' belongs", from_arrays, flat() | {"_size": np.zeros(12)}, path=tmp_path / "a")
 
 

@@ -12,6 +12,7 @@ from fbuf import datasets
 from fbuf._formats import dataset as _dataset
 from fbuf._host.types import StoreCorrupted
 from fbuf.datasets import _minari
+from tests.support import datasets_oracle as oracle
 from tests.support import pieces
 from tests.support.disk import flip
 from tests.support.refusals import raises
@@ -41,7 +42,7 @@ def test_verify_names_the_damaged_segment(tmp_path):
 
 def test_a_damaged_segment_is_written_again_as_the_error_says(tmp_path):
     def make():
-        made = fbuf.datasets.from_arrays({"t": np.arange(9)}, path=tmp_path / "a", episode_end=(), piece_rows=3)
+        made = oracle.from_arrays({"t": np.arange(9)}, path=tmp_path / "a", episode_end=(), piece_rows=3)
         return np.asarray(made[0].rows(made[1]).data["t"])
 
     make()

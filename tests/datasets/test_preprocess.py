@@ -25,7 +25,7 @@ def maze(tmp_path_factory):
     rows = oracle.rows_of(EPISODES, final=False)
     rows |= {"next_" + name: np.concatenate([e.obs[name][1:] for e in EPISODES]) for name in OBS}
     rows["reward"] = rows["reward"].astype(np.float32)
-    fbuf.datasets.from_arrays(rows, path=path, piece_rows=4)
+    oracle.from_arrays(rows, path=path, piece_rows=4)
     return path
 
 
@@ -101,10 +101,10 @@ def test_rows_of_a_live_buffer_are_written_oldest_first(tmp_path):
 
 def test_a_state_of_a_data_set_that_was_replaced_is_refused(tmp_path):
     data = {"x": np.arange(9, dtype=np.int32)}
-    opened = fbuf.datasets.from_arrays(data, path=tmp_path / "a", episode_end=())
+    opened = oracle.from_arrays(data, path=tmp_path / "a", episode_end=())
     for name in ("dataset.json", "pieces"):
         (tmp_path / "a" / name).rename(tmp_path / name)
-    again = fbuf.datasets.from_arrays({"x": data["x"] + 1}, path=tmp_path / "a", episode_end=())
+    again = oracle.from_arrays({"x": data["x"] + 1}, path=tmp_path / "a", episode_end=())
     raises(ValueError, r"has changed since this state was", fbuf.datasets.preprocess, opened, same, dest=tmp_path / "b")
     assert not (tmp_path / "b").exists()
     elsewhere = fbuf.Buffer(9).init({"x": 0})

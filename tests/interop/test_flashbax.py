@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import _columns, _flashbax, from_flashbax
+from fbuf._rows import columns as _columns
+from fbuf.interop import _flashbax
+from tests.support.interop import from_flashbax
 from tests.support.refusals import raises
 
 LENGTH, PERIOD, ALPHA = 8, 2, 0.7

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import _columns, _export, _row_reader, from_arrays, from_file, to_file
-from fbuf.interop._columns import DTYPES
+from fbuf._rows import columns as _columns
+from fbuf._rows import row_reader as _row_reader
+from fbuf._rows.columns import DTYPES
+from fbuf.interop import _export, to_file
 from fbuf.storages import Compressed, Host, Memmap
-from tests.support.interop import every_kind, held, read_file
+from tests.support.interop import every_kind, from_arrays, from_file, held, read_file
 from tests.support.refusals import raises
 from tests.support.trees import same
 
@@ -87,7 +89,9 @@ def test_priorities_of_windows_are_those_of_their_first_rows(small_blocks):
     ],
 )
 def test_invalid_arrays_are_refused(settings, error, match):
-    raises(error, match, from_arrays, **{"arrays": {"a": np.arange(4, dtype=np.float32)}} | settings)
+    settings = dict(settings)
+    data = settings.pop("arrays", {"a": np.arange(4, dtype=np.float32)})
+    raises(error, match, from_arrays, data, **settings)
 
 
 @pytest.mark.parametrize("storage", [Memmap, Compressed])

@@ -16,9 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf.interop import from_arrays, from_file, to_file
-from fbuf.interop._columns import check_name, check_shape, read_json
-from tests.support.interop import ROWS, check_flips, check_truncations, npy, packed, read_file, written
+from fbuf._rows.columns import check_name, check_shape, read_json
+from fbuf.interop import to_file
+from tests.support.interop import (
+    ROWS,
+    check_flips,
+    check_truncations,
+    from_arrays,
+    from_file,
+    npy,
+    packed,
+    read_file,
+    written,
+)
 from tests.support.refusals import raises
 
 

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf.interop import _row_reader, _ted, from_arrays, to_ted
+from fbuf._rows import row_reader as _row_reader
+from fbuf.interop import _ted, to_ted
+from tests.support.interop import from_arrays
 from tests.support.refusals import raises
 
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 import fbuf
 from fbuf._core.pytree import named_leaves
-from fbuf.interop import _columns, _torchrl, from_torchrl
+from fbuf._rows import columns as _columns
+from fbuf.interop import _torchrl
 from tests.support.hostile_manifests import at_path
+from tests.support.interop import from_torchrl
 from tests.support.processes import run_python
 from tests.support.refusals import raises
 
@@ -110,7 +112,7 @@ def test_priorities_are_read(tmp_path):
     write_sampler(path, (td_error + eps) ** alpha, alpha, eps)
     buffer, _ = from_torchrl(path)
     assert buffer.sampler == fbuf.samplers.Prioritized(alpha=alpha, beta=0.9)
-    source, _ = _torchrl._source(path, None, None, None, True)
+    source = _torchrl._source(path, None, None, None, True)
     np.testing.assert_allclose(source.priority, td_error[held % 8])
     assert from_torchrl(path, priorities=False)[0].sampler == fbuf.samplers.Uniform()
 
@@ -199,7 +201,7 @@ def test_any_description_is_read_or_refused(value, file, data, tmp_path_factory)
         value = about
     (path / file).write_text(json.dumps(value))
     try:
-        source, _ = _torchrl._source(path, None, None, None, True)
+        source = _torchrl._source(path, None, None, None, True)
         for column in source.columns.values():
             if not column.refused:
                 assert len(column.read(0, source.steps)) == source.steps
@@ -298,8 +300,8 @@ import numpy as np
 import fbuf
 from fbuf.interop import from_torchrl, from_file
 folder = sys.argv[1]
-from_torchrl(f"{folder}/good")  # everything that is imported or compiled once, is
-from_file(f"{folder}/good.npz")
+from_torchrl(f"{folder}/good").into()  # everything that is imported or compiled once, is
+from_file(f"{folder}/good.npz").into()
 watching, seen = True, []
 NEVER = {"pickle.find_class", "exec", "compile", "import", "marshal.loads", "os.system", "subprocess.Popen", "ctypes.dlopen"}
 
@@ -309,15 +311,15 @@ def hook(event, args):
         seen.append((event, str(args)[:200]))
 
 sys.addaudithook(hook)
-from_torchrl(f"{folder}/pickles")
+from_torchrl(f"{folder}/pickles").into()
 for name in ("dtype", "other"):
     try:
-        from_torchrl(f"{folder}/{name}")
+        from_torchrl(f"{folder}/{name}").into()
     except ValueError:
         continue
     raise AssertionError(name)
 try:
-    from_file(f"{folder}/object.npz")
+    from_file(f"{folder}/object.npz").into()
 except ValueError as error:
     assert "pickled Python objects" in str(error), error
 else:

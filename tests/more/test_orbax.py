@@ -133,7 +133,7 @@ def test_an_error_of_the_saving_thread_is_raised(tmp_path, monkeypatch):
 
 def test_flipped_bits_raise(manager, tmp_path):
     """orbax itself misses most of these."""
-    buffer, state = fbuf.interop.from_arrays({"x": np.arange(2**14, dtype=np.float32)})
+    buffer, state = fbuf.interop.from_arrays({"x": np.arange(2**14, dtype=np.float32)}).into()
     save(manager, 0, buffer, state)
     manager.wait_until_finished()
     (path,) = (tmp_path / "run" / "0" / "replay").glob("data-*.safetensors")
@@ -148,7 +148,7 @@ def test_flipped_bits_raise(manager, tmp_path):
 
 
 def test_invalid_arguments_are_refused(manager, tmp_path):
-    buffer, state = fbuf.interop.from_arrays({"x": np.arange(3, dtype=np.float32)})
+    buffer, state = fbuf.interop.from_arrays({"x": np.arange(3, dtype=np.float32)}).into()
     save(manager, 0, buffer, state)
     manager.wait_until_finished()
     examples = ({"x": np.int8(0)}, {"x": np.zeros(2, np.float32)}, {"y": np.float32(0)})

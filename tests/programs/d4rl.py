@@ -46,7 +46,7 @@ def main(epochs=20):
     params = {"value": one, "policy": one}
     momentum = optax.adam(1e-2).init(params)
     with tempfile.TemporaryDirectory() as folder:
-        replay = fbuf.Replay(*fbuf.datasets.from_arrays(data, path=f"{folder}/push"))
+        replay = fbuf.Replay(*fbuf.interop.from_arrays(data).save(f"{folder}/push"))
         for _ in range(epochs):
             for batch in replay.epoch(256, drop_last=True):
                 params, momentum = update(params, momentum, batch.data)

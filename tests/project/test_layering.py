@@ -18,8 +18,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("storages", "samplers", "views", "writers", "transforms"),  # never import one another
     ("_buffer", "parts"),
     ("sharded", "torch"),
-    ("_checkpoint", "interop", "plot"),
+    ("_checkpoint", "_rows", "plot"),
     ("_replay", "orbax", "datasets", "integrations"),
+    ("interop",),
     ("_cli", "demo", "gymnasium", "ray", "__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")

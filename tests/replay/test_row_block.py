@@ -12,6 +12,7 @@ import pytest
 import fbuf
 from fbuf import limits, storages
 from fbuf._replay import programs
+from tests.support import datasets_oracle as oracle
 from tests.support.refusals import raises
 from tests.support.threads import Thread
 from tests.support.two_replays import compare, make_pair
@@ -189,7 +190,7 @@ def test_compile_leaves_nothing_to_compile(settings, limit, programs, caplog):
 
 
 def test_a_data_set_is_compiled_without_add(tmp_path):
-    fbuf.datasets.from_arrays({"t": np.arange(6)}, path=tmp_path / "six", episode_end=())
+    oracle.from_arrays({"t": np.arange(6)}, path=tmp_path / "six", episode_end=())
     buffer, _ = fbuf.datasets.open(tmp_path / "six")
     replay = fbuf.Replay(buffer, {"t": np.int32(0), "terminated": False, "truncated": False})
     replay.compile(4, progress=False)

@@ -1,6 +1,7 @@
 """Episodes in plain Python, and what each view is to make of the rows of a data set that holds them."""
 
 import dataclasses
+import os
 
 import jax
 import numpy as np
@@ -128,3 +129,11 @@ def check_transitions(buffer, state, episodes, *, n, final, gamma=0.9):
             assert np.array_equal(leaf_of(batch.data, name)[i], here[name][row].astype(leaf_of(batch.data, name).dtype))
         assert np.allclose(np.asarray(batch.data["reward"])[i], wanted["reward"], rtol=1e-5)
         assert np.allclose(np.asarray(batch.data["discount"])[i], wanted["discount"])
+
+
+def from_arrays(data, *, path, **settings):
+    """Read arrays, an iterable or a file, and write a data set of them."""
+    sink = ("codec", "piece_rows", "view", "sampler", "metadata", "workers", "progress")
+    saved = {name: settings.pop(name) for name in sink if name in settings}
+    read = fbuf.interop.from_file if isinstance(data, (str, os.PathLike)) else fbuf.interop.from_arrays
+    return read(data, **settings).save(path, **saved)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import _columns, _load, from_arrays, to_file
+from fbuf import interop
+from fbuf._rows import columns as _columns
+from fbuf.interop import to_file
 from tests.support.disk import flipped
 from tests.support.trees import same
 
@@ -38,10 +40,25 @@ def held(buffer, state):
 
 def read_file(path):
     """Return what `from_file` reads, without a buffer to put it into."""
-    with _load.opened("from_file", path) as reader:
-        source = _load._source(path, reader, None, None)
-        names = _columns.choose_leaves("from_file", source.columns, None)
-        return {name: source.columns[name].read(0, source.steps) for name in names}
+    source = interop.from_file(path)
+    names = _columns.choose_leaves("from_file", source.columns, None)
+    return {name: source.columns[name].read(0, source.steps) for name in names}
+
+
+def into(reader):
+    """Return a function that reads with `reader` and fills a buffer."""
+
+    def fill(data, *, buffer=None, capacity=None, newest=None, **settings):
+        if buffer is not None and buffer.lanes and reader is interop.from_arrays:
+            settings.setdefault("lanes", buffer.lanes)
+        return reader(data, **settings).into(buffer, capacity=capacity, newest=newest)
+
+    return fill
+
+
+from_arrays, from_file, from_torchrl, from_flashbax, from_vault = map(
+    into, (interop.from_arrays, interop.from_file, interop.from_torchrl, interop.from_flashbax, interop.from_vault)
+)
 
 
 ROWS = {"a": np.arange(6, dtype=np.int32), "b": np.arange(12).reshape(6, 2) % 2 == 0}

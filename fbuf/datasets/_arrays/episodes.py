@@ -18,7 +18,7 @@ import numpy as np
 from fbuf._core.pytree import under
 from fbuf._host.codecs import Codec, Raw, Zstd
 from fbuf._interfaces.view import View
-from fbuf.interop._columns import Block
+from fbuf._rows.columns import Block
 from fbuf.views import Row, Transition
 
 _LARGE = 1024  # bytes a row
@@ -31,10 +31,12 @@ class Ends:
     Attributes:
       extra: Boolean leaves that end an episode, besides `terminated` and `truncated`.
       follows: `{leaf of the observation: leaf with that of the next row}`; empty: rows have none.
+      lanes: E, where blocks are `[n, E, ...]`; None: one stream.
     """
 
     extra: tuple[str, ...]
     follows: Mapping[str, str]
+    lanes: int | None = None
 
     def mark_blocks(
         self, call: str, first: int, raw: Iterable[Block], after: Block | None, found: list[int]
@@ -59,21 +61,23 @@ class Ends:
             yield self._mark(call, first, last, after, found)
 
     def _mark(self, call: str, first: int, rows: Block, after: Block | None, found: list[int]) -> Block:
-        none = np.zeros(len(next(iter(rows.values()))), bool)
+        count = len(next(iter(rows.values())))
+        none = np.zeros(count if self.lanes is None else (count, self.lanes), bool)
         check_rewards(call, first, rows)
-        flags = {name: as_flag(call, name, first, rows[name]) for name in self.flags(rows)}
+        flags = {name: as_flag(call, name, first, rows[name], none.ndim) for name in self.flags(rows)}
         terminated, truncated = flags.get("terminated", none), flags.get("truncated", none).copy()
         for name in self.extra:
             truncated |= flags[name] & ~terminated
-        cuts = int(after is None and not terminated[-1] and not truncated[-1])
+        cuts = 0
         if after is None:
-            truncated[-1] = not terminated[-1] or truncated[-1]
+            cuts = int((~terminated[-1] & ~truncated[-1]).sum())
+            truncated[-1] |= ~terminated[-1]
         out = {name: leaf for name, leaf in rows.items() if name not in self.follows.values()} | flags
         if self.follows:
             equal = ~none
             for here, following in self.follows.items():
                 last = rows[here][-1:] if after is None else after[here]  # an end anyway
-                equal &= _rows_equal(np.concatenate([rows[here][1:], last]), rows[following])
+                equal &= _rows_equal(np.concatenate([rows[here][1:], last]), rows[following], none.shape)
             missing = ~equal & ~terminated & ~truncated
             truncated |= missing
             cuts += int(missing.sum())
@@ -89,7 +93,10 @@ class Ends:
 
 
 def ends_of(
-    call: str, leaves: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], extra: Sequence[str] | None
+    call: str,
+    leaves: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
+    extra: Sequence[str] | None,
+    lanes: int | None = None,
 ) -> Ends:
     """Return how ends are found in rows of these leaves.
 
@@ -114,7 +121,7 @@ def ends_of(
     clash = next((final_name(here) for here in follows if final_name(here) in leaves), None)
     if clash is not None:
         raise ValueError(f"{call}: '{clash}' is made from next observations, but rows have it. Leave one out: fields=.")
-    found = Ends(tuple(extra or ()), follows)
+    found = Ends(tuple(extra or ()), follows, lanes)
     if extra is None and not found.flags(leaves):
         raise ValueError(
             f"{call}: no leaf says where episodes end; expected terminals and timeouts among {', '.join(leaves)}. "
@@ -141,15 +148,18 @@ def only(rows: np.ndarray, where: np.ndarray) -> np.ndarray:
     return out
 
 
-def as_flag(call: str, name: str, first: int, rows: np.ndarray) -> np.ndarray:
-    """Return bool[n]. Raises ValueError: a value is neither 0 nor 1, or a row has several."""
-    if rows.ndim != 1:
-        raise ValueError(f"{call}: leaf '{name}' has shape {[len(rows), *rows.shape[1:]]}; expected [N]. Give x[:, 0].")
+def as_flag(call: str, name: str, first: int, rows: np.ndarray, axes: int = 1) -> np.ndarray:
+    """Return bool[n], or bool[n, E] of two axes. Raises ValueError: a value is neither 0 nor 1, or a row has several."""
+    if rows.ndim != axes:
+        expected, fix = ("[N]", "x[:, 0], or lanes=") if axes == 1 else ("[N, E]", "x[..., 0]")
+        raise ValueError(
+            f"{call}: leaf '{name}' has shape {[len(rows), *rows.shape[1:]]}; expected {expected}. Give {fix}."
+        )
     flag = rows.astype(bool)
-    wrong = np.flatnonzero(flag != rows)
-    if wrong.size:
-        at = wrong[0]
-        raise ValueError(f"{call}: leaf '{name}' is {rows[at]} in row {first + at}; expected 0 or 1.")
+    wrong = np.argwhere(flag != rows)
+    if len(wrong):
+        at = tuple(wrong[0])
+        raise ValueError(f"{call}: leaf '{name}' is {rows[at]} in row {first + at[0]}; expected 0 or 1.")
     return flag
 
 
@@ -165,12 +175,12 @@ def check_rewards(call: str, first: int, rows: Mapping[str, np.ndarray]) -> None
         raise ValueError(f"{call}: leaf 'reward' is {reward[at]} in row {first + at}; expected finite numbers.")
 
 
-def _rows_equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return bool[n], which rows are equal; NaN equals NaN."""
+def _rows_equal(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return bool of this shape, which rows are equal; NaN equals NaN."""
     same = a == b
     if a.dtype.kind in "fc":
         same |= (a != a) & (b != b)
-    return same.reshape(len(a), -1).all(axis=1)
+    return same.reshape(*shape, -1).all(axis=-1)
 
 
 def _text(leaf: tuple[tuple[int, ...], np.dtype[Any]]) -> str:

@@ -21,9 +21,9 @@ from fbuf._core.progress import Bar, Progress
 from fbuf._formats import dataset
 from fbuf._formats.dataset.manifest import NAME
 from fbuf._formats.dataset.segment_writer import MAX_ROWS
+from fbuf._rows.columns import Block
 from fbuf.datasets._lock import NAME as LOCK
 from fbuf.datasets._lock import exclusive
-from fbuf.interop._columns import Block
 
 Step = Callable[[int], None]
 _PIECE_BYTES = 512 * 2**20  # before compression
@@ -145,6 +145,13 @@ def _write_piece(
             step(length_of(block))
         piece.commit(meta={"mark": mark()})
     return rows
+
+
+def split_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
+    """Yield blocks of at most this many rows."""
+    for block in blocks:
+        for first in range(0, length_of(block), rows):
+            yield {name: leaf[first : first + rows] for name, leaf in block.items()}
 
 
 def _split(blocks: Iterable[Block], rows: int) -> Iterator[Iterator[Block]]:

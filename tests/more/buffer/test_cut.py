@@ -12,6 +12,7 @@ from fbuf.storages import Compressed, Device, Host, Memmap, Ragged
 from fbuf.views import Hindsight, Sequence, Transition
 from tests.buffer.test_cut import ROW, WINDOWS, counted, steps, windows
 from tests.buffer.test_cut import test_cuts_outlive_two_restarts as restarts
+from tests.support import datasets_oracle as oracle
 
 
 def test_hindsight_takes_no_goal_from_beyond_a_cut():
@@ -90,7 +91,7 @@ IDS = jnp.array([7, 7, 7, 3, 3, 3, 3, 7, 7])
 def test_ids_of_a_data_set(tmp_path, monkeypatch):
     arrays = {"t": np.arange(9), "id": np.asarray(IDS)}
     view = Sequence(3, episode_end=(), episode="id")
-    buffer, state = fbuf.datasets.from_arrays(arrays, path=tmp_path, episode_end=(), view=view)
+    buffer, state = oracle.from_arrays(arrays, path=tmp_path, episode_end=(), view=view)
     assert windows(buffer, state) == {(0, 1, 2), (3, 4, 5), (4, 5, 6)}
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import fbuf
 from fbuf._formats import dataset as _dataset
+from tests.support import datasets_oracle as oracle
 from tests.support.paths import ROOT
 
 
@@ -40,7 +41,7 @@ ROWS = np.arange(N * 300, dtype=np.float32).reshape(N, 300)
 
 def from_arrays(folder, path, progress):
     data = {"observations": ROWS, "terminated": np.arange(N) % 7 == 0}
-    fbuf.datasets.from_arrays(data, path=path, piece_rows=100, workers=2, view=fbuf.views.Row(), progress=progress)
+    oracle.from_arrays(data, path=path, piece_rows=100, workers=2, view=fbuf.views.Row(), progress=progress)
 
 
 def preprocess(folder, path, progress):
@@ -48,7 +49,7 @@ def preprocess(folder, path, progress):
         return {"obs": row["obs"] + 0}
 
     if not (folder / "source").exists():
-        fbuf.datasets.from_arrays({"obs": ROWS}, path=folder / "source", episode_end=(), piece_rows=700)
+        oracle.from_arrays({"obs": ROWS}, path=folder / "source", episode_end=(), piece_rows=700)
     settings = {"piece_rows": 100, "batch_size": 25, "workers": 2, "progress": progress}
     fbuf.datasets.preprocess(folder / "source", same, dest=path, **settings)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import _columns, from_flashbax, from_vault
+from fbuf._rows import columns as _columns
+from tests.support.interop import from_flashbax, from_vault
 from tests.support.tables import one_of
 
 with warnings.catch_warnings():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.interop import from_arrays, to_file, to_ted
-from tests.support.interop import check_flips, check_truncations, written
+from fbuf.interop import to_file, to_ted
+from tests.support.interop import check_flips, check_truncations, from_arrays, written
 from tests.support.processes import run_python
 from tests.support.tables import one_of
 
@@ -25,7 +25,7 @@ def test_a_storage_filled_by_an_import_keeps_every_row_or_raises(on_full):
 FULL_DISK = """
 import resource, signal, sys, fbuf
 import numpy as np
-buffer, state = fbuf.interop.from_arrays({"x": np.arange(2**18, dtype=np.float32)})
+buffer, state = fbuf.interop.from_arrays({"x": np.arange(2**18, dtype=np.float32)}).into()
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for suffix in (".npz", ".h5"):
@@ -60,12 +60,12 @@ def peak():
 
 def both(n, name):
     buffer = fbuf.Buffer(n, storage=fbuf.storages.Compressed(keys=("x",)))
-    buffer, state = fbuf.interop.from_arrays({"x": Frames(n), "i": np.arange(n, dtype=np.int32)}, buffer=buffer)
+    buffer, state = fbuf.interop.from_arrays({"x": Frames(n), "i": np.arange(n, dtype=np.int32)}).into(buffer)
     done = fbuf.interop.to_file(f"{folder}/{name}", buffer, state)
     assert done.nbytes > n * 84 * 84
     del state
     gc.collect()
-    buffer, state = fbuf.interop.from_file(f"{folder}/{name}", buffer=buffer)
+    buffer, state = fbuf.interop.from_file(f"{folder}/{name}").into(buffer)
     assert int(buffer.size(state)) == n
     return buffer.nbytes(state)["host"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fbuf._core.pytree import named_leaves
-from fbuf.interop import from_torchrl
 from tests.interop.test_torchrl import small_blocks  # noqa: F401
+from tests.support.interop import from_torchrl
 from tests.support.processes import run_python
 
 

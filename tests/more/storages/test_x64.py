@@ -117,7 +117,7 @@ def test_files_of_interop_keep_64_bits(tmp_path):
     fbuf.interop.to_file(tmp_path / "rows.npz", buffer, state)
     with np.load(tmp_path / "rows.npz") as saved:
         same_rows({name: saved[name] for name in rows}, rows)
-    again, state = fbuf.interop.from_file(tmp_path / "rows.npz", buffer=buffer)
+    again, state = fbuf.interop.from_file(tmp_path / "rows.npz").into(buffer)
     same_rows(again.rows(state).data, rows)
 
 

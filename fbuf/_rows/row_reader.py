@@ -9,9 +9,11 @@ row's true final observation. A row whose next observation is unknown is dropped
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +26,27 @@ from fbuf._core.pytree import Spec, exact, under
 from fbuf._indexing import scatter
 from fbuf._indexing.anchors import CUT
 from fbuf._interfaces.storage import Read
-from fbuf.interop._columns import BLOCK_BYTES
+from fbuf._rows.columns import BLOCK_BYTES
 from fbuf.storages import Ragged
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """Hold what was written.
+
+    Attributes:
+      path: The file.
+      rows: Number of rows, over all lanes.
+      episodes: Number of episodes, partial ones included; None if not counted.
+      dropped: Rows left out because the layout cannot hold them.
+      nbytes: Size of the file.
+    """
+
+    path: Path
+    rows: int
+    episodes: int | None
+    dropped: int
+    nbytes: int
 
 
 class Reader:

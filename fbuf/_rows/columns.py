@@ -1,7 +1,7 @@
 """Columns: the leaves of a source in order of time, read block by block, by their names and dtypes here.
 
-Every format becomes a `Source` of columns, so names, dtypes and lengths are checked once. `fill` writes a source into a
-buffer; `fbuf.datasets` writes columns to files. No value changes unless the caller asked for a cast.
+Every format becomes columns (`interop._source.Source`), so names, dtypes and lengths are checked once. No value changes unless
+the caller asked for a cast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._core.pytree import is_under, name_of, under
+from fbuf._core.pytree import is_under, name_of, named_leaves, under
 from fbuf.torch._dtypes import NARROW
 from fbuf.torch._tensordict import TED
 
@@ -56,29 +56,6 @@ class Column:
     read: Callable[[int, int], np.ndarray]
     rows: int = -1
     refused: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Rows of another library or a file, oldest first.
-
-    Attributes:
-      columns: By name, as in the source.
-      steps: Rows (per lane).
-      lanes: E; None: one stream.
-      mask: Return which rows exist, bool `[n, E]`, from the first to before the second number; None: all.
-      priority: |p| of each row, `[T]` or `[T, E]`, NaN where it has none; None: no priorities.
-      largest: |p| of rows without a priority.
-      structure: Treedef of a row whose leaves are the columns in this order; None: nested dicts.
-    """
-
-    columns: Mapping[str, Column]
-    steps: int
-    lanes: int | None = None
-    mask: Callable[[int, int], np.ndarray] | None = None
-    priority: np.ndarray | None = None
-    largest: float = 1.0
-    structure: Any = None
 
 
 def refused(why: str) -> Column:
@@ -167,6 +144,33 @@ def column_of(name: str, value: Any, lanes: int | None = None) -> Column:
             fix = f" Pass x.astype('{array.dtype.name}')."
         return refused(f"leaf '{name}' is {array.dtype}; expected plain numbers, or booleans.{fix}")
     return Column(shape[lead:], dtype, lambda first, last: np.asarray(array[first:last]), shape[0])
+
+
+def columns_of(call: str, data: Mapping[str, Any], lanes: int | None = None, prefix: str = "") -> dict[str, Column]:
+    """Return the leaves of nested dicts of arrays, or of lists of numbers."""
+    out: dict[str, Column] = {}
+    for key, value in data.items():
+        if not isinstance(key, str) or not key:
+            raise TypeError(f"{call}: a dict has the key {key!r}; expected the name of a leaf.")
+        name = check_name(call, prefix + key)
+        if isinstance(value, Mapping):
+            found = columns_of(call, value, lanes, name + "/")
+        elif isinstance(value, (list, str, bytes)) or hasattr(value, "dtype") or tree_is_leaf(value):
+            found = {name: column_of(name, value, lanes)}
+        else:  # another pytree
+            leaves = named_leaves(value).items()
+            found = {
+                full: column_of(full, leaf, lanes) for leaf_name, leaf in leaves for full in [f"{name}/{leaf_name}"]
+            }
+        if twice := [leaf for leaf in found if leaf in out]:
+            raise ValueError(f"{call}: two leaves have the name '{twice[0]}'. Rename one, or leave it out.")
+        out |= found
+    return out
+
+
+def tree_is_leaf(value: Any) -> bool:
+    """Whether a value is no pytree of others."""
+    return jax.tree_util.treedef_is_leaf(jax.tree.structure(value))
 
 
 def choose_leaves(

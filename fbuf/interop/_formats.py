@@ -1,0 +1,402 @@
+"""Recognise and read the files of tianshou, d3rlpy, robomimic and LeRobot; refuse others by name.
+
+Each becomes columns of steps: `obs`, `action`, `reward`, `terminated`, `truncated`, and `next_obs` where the file has it.
+Counts in a file are checked against its arrays. Sources: tianshou 2.0.1 `data/utils/converter.py`, `buffer/manager.py`;
+d3rlpy 2.8.1 `dataset/io.py`; robomimic 0.3.0 `utils/dataset.py`; LeRobot 0.4.4 `datasets/lerobot_dataset.py` (format v3.0).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fbuf._rows.columns import DTYPES, Column, Fields, check_count, check_name, check_shape, read_json, refused
+from fbuf.interop import _guards, _hdf5, _npz
+from fbuf.interop._source import Source
+
+_REFUSED = {
+    ".pkl": "a pickle, which may run code. Load it with its library, as for from_sb3(model.replay_buffer)",
+    ".pt": "a torch pickle, which may run code. Load it with torch, and pass arrays: from_arrays",
+    ".parquet": "one parquet file. Pass the folder of a LeRobot data set, or RLlib's episodes, read by RLlib, to from_arrays",
+    ".msgpack": "a checkpoint of dopamine, whose elements are stacks and n-step sums. Use its raw logs: datasets.atari_dqn",
+    ".gz": "compressed. Logs of dopamine are read by datasets.atari_dqn(source=folder)",
+}
+_REFUSED[".pickle"] = _REFUSED[".pkl"]
+
+
+def refuse(call: str, path: Path) -> None:
+    """Raise ValueError for a file of a known format that is not read."""
+    if path.suffix in _REFUSED:
+        raise ValueError(f"{call}: {path} is {_REFUSED[path.suffix]}.")
+
+
+def recognise(
+    path: Path, reader: _npz.Reader | _hdf5.Reader, made: Source, ends: str | None, mask: str | None
+) -> Source | None:
+    """Return the source of a file whose format is known; None: plain arrays."""
+    names = reader.columns
+    if isinstance(reader, _npz.Reader):
+        if {"data", "safe", "version"} <= set(names):
+            raise ValueError(
+                f"{made.call}: {path} is of cpprb, whose rows are pickled. Load it with cpprb: "
+                f"from_cpprb(buffer.get_all_transitions(), position=buffer.get_next_index(), ends=...)."
+            )
+        return None
+    if "_meta/rew" in names:
+        return _tianshou(path, reader, made)
+    if {"columns", "num_episodes", "version"} <= set(names):
+        return _d3rlpy(path, reader, made)
+    if any(re.fullmatch(r"data/demo_\d+/actions", name) for name in names):
+        return _robomimic(path, reader, made, ends, mask)
+    return None
+
+
+def from_folder(path: Path, made: Source, ends: str | None) -> Source:
+    """Return the source of a folder."""
+    if (path / "meta" / "info.json").is_file():
+        return _lerobot(path, made, ends)
+    if (path / "data" / "metadata.json").is_file():
+        raise ValueError(f"{made.call}: {path} is a Minari data set. Use fbuf.datasets.minari({str(path)!r}).")
+    raise ValueError(
+        f"{made.call}: {path} is a folder without meta/info.json; expected a file, or a LeRobot v3 data set."
+    )
+
+
+def without_infos(columns: Mapping[str, Column], fields: Fields) -> Mapping[str, Column]:
+    """Return the columns without D4RL's `metadata/` and `infos/`, unless fields are named."""
+    d4rl = {"observations", "rewards", "terminals"} <= set(columns)
+    if fields is not None or not d4rl:
+        return columns
+    return {name: column for name, column in columns.items() if name.split("/")[0] not in ("metadata", "infos")}
+
+
+def known_steps(made: Source, kind: str, columns: Mapping[str, Column], steps: int, **more: Any) -> Source:
+    """Return a source of steps; 64-bit values become 32-bit ones, and `fields` may name any column."""
+    keep = {"obs", "action", "reward", "terminated", "truncated", "next_obs"}
+    usual = {name: name for name in columns if name.split("/")[0] in keep}
+    fields: Any = usual
+    if made.fields is not None:  # ends are never left out, nor next observations of observations that are taken
+        fields = dict(made.fields) if isinstance(made.fields, Mapping) else {name: name for name in made.fields}
+        ends = {n: n for n in usual if n in ("terminated", "truncated") or fields.get(n.removeprefix("next_")) == n[5:]}
+        fields = {name: name for name in ends if name not in fields.values()} | fields
+    if not steps:
+        raise ValueError(f"{made.call}: there are no rows; expected one at least.")
+    known = {"columns": columns, "steps": steps, "plain": False, "fields": fields, "narrow": True, "slots": False}
+    return dataclasses.replace(made, format=kind, **{"lanes": None, **known, **more})
+
+
+def concatenate(where: str, parts: Sequence[Column]) -> Column:
+    """Return one column of the rows of all parts. Raises ValueError if they differ in shape or dtype."""
+    first = parts[0]
+    starts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
+    for number, part in enumerate(parts):
+        if part.refused:
+            raise ValueError(part.refused)
+        if (part.shape, part.dtype) != (first.shape, first.dtype):
+            what = f"{part.dtype.name}{list(part.shape)}"
+            raise ValueError(f"{where} of episode {number} are {what}; expected {first.dtype.name}{list(first.shape)}.")
+
+    def read(begin: int, end: int) -> np.ndarray:
+        number = bisect.bisect_right(starts, begin) - 1
+        out = []
+        while begin < end:
+            stop = min(end, starts[number + 1])
+            if stop > begin:
+                out.append(parts[number].read(begin - starts[number], stop - starts[number]))
+            begin, number = max(begin, stop), number + 1
+        return np.concatenate(out) if out else np.zeros((0, *first.shape), first.dtype)
+
+    return Column(first.shape, first.dtype, read, starts[-1])
+
+
+def array_column(array: np.ndarray, shape: tuple[int, ...] = ()) -> Column:
+    """Return the column of an array in memory, whose rows (of a lane) have this shape."""
+    return Column(shape, array.dtype, lambda first, last: array[first:last], len(array))
+
+
+def squeezed(column: Column) -> Column:
+    """Return a column `[N, 1]` as `[N]`, with lanes alike."""
+    if column.shape != (1,):
+        return column
+    return dataclasses.replace(column, shape=(), read=lambda first, last: column.read(first, last)[..., 0])
+
+
+def flags(done: Column | None, last: np.ndarray, ends: str) -> dict[str, Column]:
+    """Return `terminated` and `truncated` of flags of one kind; `last`: the rows after which an episode has no more."""
+    none = array_column(np.zeros(len(last), bool))
+    over = array_column(last)
+    if done is None or ends == "trajectory":
+        return {"terminated": none, "truncated": over if done is None else _either(done, over)}
+    return {"terminated": done, "truncated": _without(over, done)}
+
+
+def _either(a: Column, b: Column) -> Column:
+    return Column((), np.dtype(bool), lambda i, j: (a.read(i, j) != 0) | b.read(i, j), b.rows)
+
+
+def _without(a: Column, b: Column) -> Column:
+    return Column((), np.dtype(bool), lambda i, j: a.read(i, j) & (b.read(i, j) == 0), a.rows)
+
+
+def check_ends(call: str, what: str, ends: str | None) -> str:
+    """Return what flags mean. Raises ValueError: the caller did not state it."""
+    if ends not in _guards.ENDS:
+        raise ValueError(
+            f"{call}: {what}: the file does not say whether they are terminations. Pass ends='terminated' "
+            f"({_guards.ENDS['terminated']}) or ends='trajectory' ({_guards.ENDS['trajectory']})."
+        )
+    return ends
+
+
+def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
+    renamed = {"act": "action", "rew": "reward", "obs_next": "next_obs"}
+    slots: dict[str, Column] = {}
+    for name, column in reader.columns.items():
+        first, slash, rest = name.removeprefix("_meta/").partition("/")
+        if name.startswith("_meta/"):
+            slots[renamed.get(first, first) + slash + rest] = column
+    room = slots["reward"].rows
+    if missing := [name for name in ("action", "terminated", "truncated") if name not in slots]:
+        raise ValueError(f"{path}: has no _meta/{missing[0]}; expected a ReplayBuffer of tianshou 0.5 or later.")
+    if odd := [name for name, column in slots.items() if not column.refused and column.rows != room]:
+        raise ValueError(f"{path}: '_meta/{odd[0]}' has {slots[odd[0]].rows} slots; expected {room}. It is damaged.")
+    if "_lengths" in reader.columns:
+        offset, count, newest = (reader.array(name) for name in ("_offset", "_lengths", "last_index"))
+        sizes = np.diff([*offset, room]) if offset.ndim == count.ndim == 1 and len(offset) else np.zeros(0)
+    else:
+        size, cursor = (np.array([reader.attribute(name)]) for name in ("_size", "_insertion_idx"))
+        offset, count, sizes, newest = np.zeros(1, np.int64), size, np.array([room]), cursor - 1
+        newest = np.where(newest < 0, room - 1, newest)
+        if not (0 <= cursor[0] <= room and (size[0] == room or size[0] == cursor[0])):
+            raise ValueError(
+                f"{path}: _size is {size[0]} and _insertion_idx {cursor[0]} of {room} slots. It is damaged."
+            )
+    shape = {a.shape for a in (offset, count, sizes, newest)}
+    place = newest - offset if len(shape) == 1 else np.zeros(0)
+    if len(shape) != 1 or not (
+        (sizes > 0).all()
+        and (count >= 0).all()
+        and (count <= sizes).all()
+        and (place >= 0).all()
+        and (place < sizes).all()
+    ):
+        raise ValueError(f"{path}: the counts of its rows are not those of {room} slots. It is damaged.")
+    full = count == sizes
+    if (~full & (count > 0) & (place != count - 1)).any():
+        raise ValueError(f"{path}: the newest rows are not where its counts say. It is damaged.")
+    oldest = np.where(full, (place + 1) % sizes, 0)
+    steps, lanes = int(count.max()), len(count)
+
+    def ring(column: Column) -> Column:
+        def lane_rows(lane: int, first: int, last: int) -> np.ndarray:
+            begin, size = int(offset[lane]), int(sizes[lane])
+            out = np.zeros((last - first, *column.shape), column.dtype)
+            stop = min(last, int(count[lane]))
+            if stop <= first:
+                return out
+            at = (int(oldest[lane]) + first) % size
+            head = min(stop - first, size - at)
+            out[:head] = column.read(begin + at, begin + at + head)
+            if head < stop - first:
+                out[head : stop - first] = column.read(begin, begin + stop - first - head)
+            return out
+
+        def read(first: int, last: int) -> np.ndarray:
+            if "_lengths" not in reader.columns:
+                return lane_rows(0, first, last)
+            return np.stack([lane_rows(lane, first, last) for lane in range(lanes)], axis=1)
+
+        return column if column.refused else dataclasses.replace(column, read=read, rows=steps)
+
+    columns = {name: ring(column) for name, column in slots.items()}
+    if "_lengths" not in reader.columns:
+        return known_steps(made, "tianshou buffer", columns, steps)
+    ended, cut = columns["terminated"], columns["truncated"]
+
+    def truncated(first: int, last: int) -> np.ndarray:
+        newest_row = np.arange(first, last)[:, None] == count - 1
+        return cut.read(first, last).astype(bool) | newest_row & (ended.read(first, last) == 0)
+
+    columns["truncated"] = dataclasses.replace(cut, dtype=np.dtype(bool), read=truncated)
+
+    def exists(first: int, last: int) -> np.ndarray:
+        return np.arange(first, last)[:, None] < count
+
+    return known_steps(made, "tianshou vector buffer", columns, steps, lanes=lanes, mask=exists)
+
+
+def _d3rlpy(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
+    version, number = reader.array("version"), reader.array("num_episodes")
+    if version.shape or not bytes(version.item() if version.dtype.kind == "S" else str(version).encode()).startswith(
+        b"2."
+    ):
+        raise ValueError(
+            f"{path}: version is {str(version)[:40]}; expected 2.x of d3rlpy. Save it again with d3rlpy 2."
+        )
+    if number.shape or number.dtype.kind not in "iu" or not 0 < number <= len(reader.columns):
+        raise ValueError(f"{path}: num_episodes is {str(number)[:40]}; expected one for each actions_i. It is damaged.")
+    count = int(number)
+    parts: dict[str, list[Column]] = {}
+    for episode in range(count):
+        found = {"action": f"actions_{episode}", "reward": f"rewards_{episode}"}
+        if f"observations_{episode}" in reader.columns:
+            found["obs"] = f"observations_{episode}"
+        else:
+            prefix = f"observations_{episode}_"
+            found |= {f"obs/{name[len(prefix) :]}": name for name in reader.columns if name.startswith(prefix)}
+        for here, there in found.items():
+            if there not in reader.columns:
+                raise ValueError(f"{path}: has no '{there}', but {count} episodes. It is damaged.")
+            parts.setdefault(here, []).append(reader.columns[there])
+    lengths = _episode_lengths(path, parts, count)
+    if f"actions_{count}" in reader.columns:
+        raise ValueError(f"{path}: has actions_{count}, but num_episodes is {count}. It is damaged.")
+    last = np.zeros(sum(lengths) + 1, bool)
+    last[np.cumsum(lengths) - 1] = True
+    last = last[:-1]
+    ended = [reader.array(f"terminated_{episode}") for episode in range(count)]
+    if any(flag.shape or flag.dtype.kind not in "biu" for flag in ended):
+        raise ValueError(f"{path}: a flag terminated_i is no number; expected True or False. It is damaged.")
+    done = np.zeros(len(last), bool)
+    done[last] = [bool(flag) for flag in ended]
+    columns = {name: concatenate(f"{path}: {name}", columns) for name, columns in parts.items()}
+    columns["reward"] = squeezed(columns["reward"])
+    return known_steps(made, "d3rlpy buffer", columns | flags(array_column(done), last, "terminated"), len(last))
+
+
+def _episode_lengths(path: Path, parts: Mapping[str, Sequence[Column]], count: int) -> list[int]:
+    """Return the rows of each episode. Raises ValueError if columns of one differ, or one has none."""
+    for name, columns in parts.items():
+        if len(columns) != count:
+            raise ValueError(f"{path}: {len(columns)} of {count} episodes have '{name}'; expected all. It is damaged.")
+    lengths = [column.rows for column in next(iter(parts.values()))]
+    for name, columns in parts.items():
+        for number, column in enumerate(columns):
+            if column.refused:
+                raise ValueError(column.refused)
+            if column.rows != lengths[number] or not column.rows:
+                rows = lengths[number] or "some"
+                raise ValueError(f"{path}: '{name}' of episode {number} has {column.rows} rows; expected {rows}.")
+    return lengths
+
+
+def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None, mask: str | None) -> Source:
+    demos = sorted({name.split("/")[1] for name in reader.columns if name.startswith("data/demo_")}, key=_number)
+    if mask is not None:
+        keys = [name.removeprefix("mask/") for name in reader.columns if name.startswith("mask/")]
+        if mask not in keys:
+            raise ValueError(
+                f"{made.call}: mask is {mask!r}; expected one of {', '.join(keys) or 'none in this file'}."
+            )
+        wanted = [bytes(name).decode(errors="replace") for name in np.atleast_1d(reader.array(f"mask/{mask}"))]
+        if missing := [name for name in wanted if name not in demos]:
+            raise ValueError(f"{path}: mask/{mask} names '{missing[0]}', which is missing. It is damaged.")
+        demos = sorted(set(wanted), key=_number)
+    parts: dict[str, list[Column]] = {}
+    renamed = {"actions": "action", "rewards": "reward"}
+    for demo in demos:
+        prefix = f"data/{demo}/"
+        for name, column in reader.columns.items():
+            if name.startswith(prefix):
+                first, slash, rest = name[len(prefix) :].partition("/")
+                parts.setdefault(renamed.get(first, first) + slash + rest, []).append(column)
+    parts = {name: columns for name, columns in parts.items() if made.fields is not None or len(columns) == len(demos)}
+    if not demos or "action" not in parts:
+        raise ValueError(f"{path}: no demonstration with actions; expected data/demo_0/actions.")
+    lengths = _episode_lengths(path, parts, len(demos))
+    for demo, rows in zip(demos, lengths, strict=True):
+        stated = reader.attribute("num_samples", f"data/{demo}")
+        if stated is not None and stated != rows:
+            raise ValueError(f"{path}: {demo} has {rows} rows; expected num_samples, {stated}. It is damaged.")
+    last = np.zeros(sum(lengths), bool)
+    last[np.cumsum(lengths) - 1] = True
+    columns = {name: concatenate(f"{path}: {name}", columns) for name, columns in parts.items()}
+    done = columns.pop("dones", None)
+    kind = "trajectory" if done is None else check_ends(made.call, f"{path} has dones", ends)
+    return known_steps(made, "robomimic demonstrations", columns | flags(done, last, kind), len(last))
+
+
+def _number(demo: str) -> int:
+    return int(demo.rpartition("_")[2]) if demo.rpartition("_")[2].isdigit() else -1
+
+
+def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
+    call = made.call
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ImportError(f'{call}: pyarrow is missing ({error}). Run pip install "fbuf[minari]".') from None
+    described = path / "meta" / "info.json"
+    about = read_json(described)
+    version, features = about.get("codebase_version"), about.get("features")
+    if not str(version).startswith("v3.") or not isinstance(features, dict):
+        raise ValueError(
+            f"{described}: codebase_version is {str(version)[:40]!r}; expected v3.x. Convert it with LeRobot."
+        )
+    total = check_count(str(described), "total_frames", about.get("total_frames"))
+    files = []
+    for file in sorted((path / "data").glob("chunk-*/file-*.parquet")):
+        try:
+            files.append(parquet.ParquetFile(file))
+        except Exception as error:  # of pyarrow's parser
+            raise ValueError(f"{file}: is not parquet ({str(error)[:200]}). It is damaged.") from None
+    groups = [(file, number) for file in files for number in range(file.metadata.num_row_groups)]
+    rows = [file.metadata.row_group(number).num_rows for file, number in groups]
+    starts = np.cumsum([0, *rows]).tolist()
+    if starts[-1] != total:
+        raise ValueError(f"{path}: its parquet files have {starts[-1]} rows; expected total_frames, {total}.")
+
+    def column(name: str, feature: Mapping[str, Any]) -> Column:
+        dtype = DTYPES.get(str(feature.get("dtype")))
+        shape = check_shape(str(described), feature.get("shape"))
+        if dtype is None:
+            kind = str(feature.get("dtype"))[:40]
+            return refused(f"leaf '{name}' is {kind}, which is not in the parquet files; decode it with lerobot.")
+        cached: tuple[int, np.ndarray] | None = None
+
+        def group(number: int) -> np.ndarray:
+            nonlocal cached
+            if cached is None or cached[0] != number:
+                file, part = groups[number]
+                try:
+                    values = file.read_row_group(part, columns=[name]).column(name).combine_chunks()
+                    while hasattr(values, "flatten") and values.type.num_fields:
+                        values = values.flatten()
+                    array = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(rows[number], *shape)
+                except Exception as error:  # of pyarrow and NumPy
+                    raise ValueError(f"{path}: leaf '{name}' is damaged ({str(error)[:200]}).") from None
+                cached = number, array
+            return cached[1]
+
+        parts = [
+            Column(shape, dtype, lambda first, last, number=number: group(number)[first:last], count)  # type: ignore[misc]
+            for number, count in enumerate(rows)
+        ]
+        return (
+            concatenate(f"{path}: {name}", parts)
+            if parts
+            else Column(shape, dtype, lambda a, b: np.zeros((0, *shape)), 0)
+        )
+
+    found = {name: column(name, feature) for name, feature in features.items() if isinstance(feature, dict)}
+    if not {"episode_index", "action"} <= set(found):
+        raise ValueError(f"{described}: features lack episode_index or action; expected both.")
+    episode = squeezed(found["episode_index"]).read(0, total) if total else np.zeros(0, np.int64)
+    if (np.diff(episode) < 0).any():
+        raise ValueError(f"{path}: episode_index falls; expected rows in order of time. It is damaged.")
+    last = np.append(episode[1:] != episode[:-1], True) if total else np.zeros(0, bool)
+    done = found.pop("next.done", None)
+    kind = "trajectory" if done is None else check_ends(call, f"{path} has next.done", ends)
+    columns = {}
+    for name, leaf in found.items():
+        here = name.replace("observation.", "obs/", 1) if name.startswith("observation.") else name
+        columns[check_name(call, {"next.reward": "reward", "observation": "obs"}.get(here, here))] = leaf
+    columns = {n: c if n.split("/")[0] in ("obs", "action") else squeezed(c) for n, c in columns.items()}
+    columns |= flags(None if done is None else squeezed(done), last, kind)
+    return known_steps(made, f"LeRobot {version}", columns, total)

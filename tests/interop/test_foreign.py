@@ -1,0 +1,164 @@
+"""Every reader against files and buffers that the library itself wrote, row by row, through both sinks."""
+
+import ast
+import dataclasses
+
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf import interop
+from tests.support.foreign import FILES, world
+from tests.support.foreign.check import check_draws
+from tests.support.foreign.check import check_rows as check
+from tests.support.refusals import raises
+
+TIANSHOU = {
+    "part": ([world.steps(25)], True),
+    "wrapped": ([world.steps(57)[-40:]], True),
+    "prioritized": ([world.steps(57)[-40:]], True),
+    "ignore": ([world.steps(57)[-40:]], False),
+    "vector": ([world.steps(11, 0), world.steps(33, 1)[-20:], []], True),
+}
+
+
+@pytest.mark.parametrize("name", TIANSHOU)
+def test_tianshou(name, tmp_path):
+    lanes, final = TIANSHOU[name]
+    check(lambda: interop.from_file(FILES / f"tianshou_{name}.hdf5"), lanes, tmp_path, final)
+
+
+@pytest.mark.parametrize("name", ["continuous", "discrete", "tuple"])
+def test_d3rlpy(name, tmp_path):
+    # An episode of one step that ran out of time has no transition, and d3rlpy does not write it.
+    episodes = [steps for steps in world.episodes(7) if len(steps) > 1 or steps[0].terminated]
+    steps = [step for steps in episodes for step in steps]
+    check(lambda: interop.from_file(FILES / f"d3rlpy_{name}.h5"), [steps], tmp_path, final=False)
+
+
+@pytest.mark.parametrize("name", ["", "_regular", "_compact"])
+def test_ogbench(name, tmp_path):
+    steps = [step for steps in world.episodes(6) for step in steps]
+    late = [dataclasses.replace(s, terminated=False, truncated=s.terminated or s.truncated, reward=1.0) for s in steps]
+    with np.load(FILES / f"ogbench{name}.npz") as file:
+        arrays = dict(file)
+    rewards = {"rewards": np.ones(len(arrays["terminals"]), np.float32)}
+    check(lambda: interop.from_ogbench(arrays | rewards), [late], tmp_path)
+    mask = {"masks": np.ones(len(arrays["terminals"]))}
+    mask["masks"][2] = 0  # a success
+    ended = [dataclasses.replace(step, terminated=i == 2) for i, step in enumerate(late)]
+    check(lambda: interop.from_ogbench(arrays | rewards | mask), [ended], tmp_path / "b")
+    buffer, state = interop.from_ogbench(FILES / f"ogbench{name}.npz").save(tmp_path / "c", view=fbuf.views.Row())
+    rows = buffer.rows(state).data
+    assert rows["obs"].tolist() == [s.obs.tolist() for s in late]
+    assert rows["final_obs"].tolist() == [s.next_obs.tolist() if s.truncated else [0, 0, 0] for s in late]
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_robomimic(mode, tmp_path):
+    demos, path = world.episodes(6), FILES / f"robomimic_{mode}.hdf5"
+    raises(ValueError, "has dones: .*Pass ends='terminated'", interop.from_file, path)
+    ends = "terminated" if mode == 0 else "trajectory"
+    for mask, chosen in ((None, demos), ("train", [demos[0], demos[2], demos[5]]), ("valid", [demos[1]])):
+        steps = [step for demo in chosen for step in demo]
+        if mode:
+            steps = [dataclasses.replace(s, terminated=False, truncated=s.terminated or s.truncated) for s in steps]
+        check(lambda m=mask: interop.from_file(path, ends=ends, mask=m), [steps], tmp_path / str(mask))
+    raises(ValueError, "mask is 'x'; expected one of train, valid", interop.from_file, path, ends=ends, mask="x")
+
+
+def test_lerobot(tmp_path):
+    late = [s for steps in world.episodes(5) for s in steps]
+    late = [dataclasses.replace(s, terminated=False, truncated=s.terminated or s.truncated) for s in late]
+    path = FILES / "lerobot_rewards"
+    raises(ValueError, "has next.done: .*Pass ends='terminated'", interop.from_file, path)
+    check(lambda: interop.from_file(path, ends="trajectory"), [late], tmp_path, final=False)
+    ended = [dataclasses.replace(s, terminated=s.truncated, truncated=False) for s in late]
+    check(lambda: interop.from_file(path, ends="terminated"), [ended], tmp_path / "b", final=False)
+    buffer, state = interop.from_file(FILES / "lerobot_plain").save(tmp_path / "c", view=fbuf.views.Row())
+    rows = buffer.rows(state).data
+    assert rows["truncated"].tolist() == [s.truncated for s in late] and "reward" not in rows
+    names = {"task_index": "task", "obs/state": "obs", "episode_index": "episode"}
+    task = interop.from_file(FILES / "lerobot_plain", fields=names).stored()[1](0, len(late), 50)
+    assert sorted(set(next(task)["task"].tolist())) == [0, 1]
+    with pytest.raises(ValueError, match="'observation.images.front' is video, which is not in .* fields=") as caught:
+        interop.from_file(FILES / "lerobot_video").save(tmp_path / "d")
+    advice = ast.literal_eval(str(caught.value).partition("fields=")[2][:-1])
+    again, _ = interop.from_file(FILES / "lerobot_video", fields=advice).save(tmp_path / "d", view=fbuf.views.Row())
+    assert again.capacity == len(late)
+
+
+@pytest.mark.parametrize("name", ["part", "wrapped"])
+def test_skrl(name, tmp_path):
+    number = 9 if name == "part" else 33
+    lanes = [world.steps(number, lane)[-20:] for lane in range(2)]
+    there = {"position": number % 20, "filled": number > 20}
+    check(lambda: interop.from_skrl(FILES / f"skrl_{name}.npz", **there), lanes, tmp_path)
+    if name == "part":
+        raises(ValueError, "was never written", interop.from_skrl, FILES / "skrl_part.npz", position=9, filled=True)
+        raises(ValueError, "was never written", interop.from_skrl, FILES / "skrl_part.npz", position=12, filled=False)
+
+
+@pytest.mark.parametrize("name", ["part", "wrapped"])
+def test_cpprb(name, tmp_path):
+    steps = world.steps(25) if name == "part" else world.steps(57)[-40:]
+    with np.load(FILES / f"cpprb_{name}.npz") as file:
+        arrays = dict(file)
+    there = {"position": 25 if name == "part" else 17, "ends": "terminated"}
+    check(lambda: interop.from_cpprb(arrays, **there), [steps], tmp_path)
+    raises(ValueError, "done: the file does not say.*Pass ends=", interop.from_cpprb, arrays, position=0, ends=None)
+    saved = FILES / f"cpprb_saved_{name}.npz"
+    raises(ValueError, r"is of cpprb, whose rows are pickled.*get_all_transitions\(\)", interop.from_file, saved)
+
+
+def rlds_steps(episode):
+    final = {"observation": episode[-1].next_obs, "action": 9, "reward": 0.0}
+    steps = [{"observation": s.obs, "action": s.action, "reward": s.reward} for s in episode] + [final]
+    for t, step in enumerate(steps):
+        last = t == len(steps) - 1
+        step |= {"is_first": t == 0, "is_last": last, "is_terminal": last and episode[-1].terminated, "discount": 1.0}
+    return steps
+
+
+def test_rlds(tmp_path):
+    episodes = world.episodes(7)
+    nested = [{"steps": rlds_steps(episode)} for episode in episodes]
+    single = [step for episode in nested for step in episode["steps"]]
+    batched = [{"steps": {n: np.stack([s[n] for s in e["steps"]]) for n in e["steps"][0]}} for e in nested]
+    for number, data in enumerate((nested, single, batched)):
+        steps = [step for episode in episodes for step in episode]
+        check(lambda d=data: interop.from_rlds(d), [steps], tmp_path / str(number))
+    with pytest.raises(ValueError, match="an iterable of unknown length; expected a buffer"):
+        interop.from_rlds(nested).into()
+    cut = single[:3]  # before is_last
+    buffer, state = interop.from_rlds(cut).save(tmp_path / "cut", view=fbuf.views.Row())
+    assert buffer.capacity == 2 and buffer.rows(state).data["truncated"].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(("number", "envs"), [(9, 1), (33, 1), (9, 3), (33, 3)])
+def test_stable_baselines(number, envs, compact, tmp_path):
+    buffers = pytest.importorskip("stable_baselines3.common.buffers")
+    spaces = pytest.importorskip("gymnasium.spaces")
+    settings = {"optimize_memory_usage": compact, "handle_timeout_termination": not compact}
+    space = spaces.Box(-9, 9999, (3,), np.float32), spaces.Discrete(3)
+    made = buffers.ReplayBuffer(20 * envs, *space, device="cpu", n_envs=envs, **settings)
+    lanes = [world.steps(number, lane) for lane in range(envs)]
+    for together in zip(*lanes, strict=True):
+        stacked = (np.stack([getattr(s, name) for s in together]) for name in ("obs", "next_obs", "action", "reward"))
+        done = np.array([s.terminated or s.truncated for s in together])
+        made.add(*stacked, done, [{"TimeLimit.truncated": s.truncated} for s in together])
+    kept = [steps[-20:] for steps in lanes]
+    if compact:  # as Stable-Baselines3 then has it: time limits terminate, final observations are lost
+        kept = [steps[1:] if number > 20 else steps for steps in kept]
+        kept = [
+            [dataclasses.replace(s, terminated=s.terminated or s.truncated, truncated=False) for s in k] for k in kept
+        ]
+    check(lambda: interop.from_sb3(made), kept, tmp_path, final=not compact)
+    raises(TypeError, "expected a ReplayBuffer of Stable", interop.from_sb3, {})
+
+
+def test_transitions_are_drawn(tmp_path):
+    """One stream and lanes of different lengths; every format in tests/more/interop/test_foreign.py."""
+    lanes, final = TIANSHOU["vector"]
+    check_draws(lambda: interop.from_file(FILES / "tianshou_vector.hdf5"), lanes, tmp_path / "a", final)
