@@ -1,4 +1,4 @@
-"""`python -m fbuf datasets`: list, download, describe, verify and delete data sets."""
+"""`python -m fbuf datasets`: list, download, convert, describe, verify and delete data sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fbuf import datasets
+from fbuf import datasets, interop
 from fbuf._cli.inspect import ERRORS, CommandError, _table, guarded, text_of
 from fbuf._core.text_table import counted
 from fbuf._formats.dataset.manifest import NAME
@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
     """Add the subcommand `datasets` to a parser."""
     parser = commands.add_parser(
         "datasets",
-        help="list, download, look at, check and delete data sets",
+        help="list, download, convert, look at, check and delete data sets",
         description="Data sets as frozen buffers: runs of the DQN replay data set (`Pong/1`), and Minari's "
         "(`minari:D4RL/door/human-v2`).",
     )
@@ -55,6 +55,7 @@ def add_commands(commands: Any) -> None:
             action.add_argument("--yes", action="store_true", help="do not ask")
         if name == "download":
             _add_download(action)
+    _add_convert(actions)
 
 
 def _add_download(action: argparse.ArgumentParser) -> None:
@@ -67,6 +68,49 @@ def _add_download(action: argparse.ArgumentParser) -> None:
         "--skip", action="append", default=[], metavar="LEAF", help="of a Minari data set: a leaf to leave out"
     )
     action.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def _add_convert(actions: Any) -> None:
+    text = "make a data set of a file of another library, recognised by its contents"
+    action = actions.add_parser("convert", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    action.add_argument(
+        "source", type=Path, metavar="SOURCE", help="an .npz or .h5, or the folder of a LeRobot data set"
+    )
+    action.add_argument("path", type=Path, metavar="PATH", help="the folder to write, which must not exist")
+    action.add_argument("--dry-run", action="store_true", help="print what was recognised, and write nothing")
+    action.add_argument("--ogbench", action="store_true", help="SOURCE is of OGBench, whose terminals end trajectories")
+    action.add_argument("--ends", choices=("terminated", "trajectory"), help="what terminals, dones or next.done mean")
+    action.add_argument("--mask", help="of robomimic: a filter key, such as train")
+    action.add_argument("--lanes", type=int, help="E, for arrays [N, E, ...]")
+    action.add_argument("--rows", type=int, help="take the first rows only")
+    action.add_argument("--field", action="append", metavar="THERE[=HERE]", help="a leaf to take (default: all)")
+    action.add_argument("--workers", type=int, default=0, help="segments written at a time (default: one)")
+    action.add_argument("--quiet", action="store_true", help="no progress bar")
+    action.set_defaults(run=functools.partial(guarded, _convert))
+
+
+def _convert(options: argparse.Namespace) -> int:
+    fields = None
+    if options.field:
+        fields = {there: here or there for there, _, here in (text.partition("=") for text in options.field)}
+    if options.ogbench:
+        source = interop.from_ogbench(options.source, fields=fields)
+    else:
+        asked = {name: getattr(options, name) for name in ("ends", "mask", "lanes", "rows")}
+        source = interop.from_file(options.source, fields=fields, **asked)
+    found, leaves = source.count(), source.stored()[0]
+    lanes = "" if source.lanes is None else f" in {counted(source.lanes, 'lane')}"
+    print(f"{options.source}: {source.format}, {counted(found['rows'], 'row')}{lanes}")
+    if "episodes" in found:
+        number = counted(found["episodes"], "episode")
+        print(f"  ends        {number}: {found['terminated']:,} terminated, {found['truncated']:,} truncated")
+    shown = ", ".join(f"{name} {leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items())
+    print(f"  leaves      {shown}", flush=True)
+    if options.dry_run:
+        return 0
+    source.save(options.path, workers=options.workers, progress=not options.quiet)
+    print(datasets.info(options.path))
+    return 0
 
 
 def _pieces(text: str) -> list[int]:

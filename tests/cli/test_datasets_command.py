@@ -14,6 +14,7 @@ from fbuf.__main__ import main
 from fbuf._formats import dataset
 from tests.support import datasets_oracle as oracle
 from tests.support.disk import flip
+from tests.support.foreign import FILES, world
 
 MINARI = "minari/D4RL/door/human-v2"
 
@@ -116,3 +117,24 @@ def test_help_is_printed_and_an_interrupt_is_130(capsys):
     assert "download" in capsys.readouterr().out
     with mock.patch.object(fbuf.datasets, "atari_dqn", side_effect=KeyboardInterrupt):
         assert main(["datasets", "download", "Pong/1"]) == 130
+
+
+def test_convert_prints_what_it_recognised_and_writes(tmp_path, capsys):
+    source, path = str(FILES / "tianshou_vector.hdf5"), tmp_path / "set"
+    status, out, err = run(capsys, "convert", source, str(path), "--dry-run")
+    assert (status, err) == (0, "") and not path.exists()
+    assert "tianshou vector buffer, 31 rows in 3 lanes" in out
+    lanes = world.steps(11, 0), world.steps(33, 1)[-20:]
+    ended = sum(step.terminated for steps in lanes for step in steps)
+    late = sum(step.truncated or step is steps[-1] and not step.terminated for steps in lanes for step in steps)
+    assert f"{ended + late} episodes: {ended} terminated, {late} truncated" in out
+    assert "obs float32[3]" in out and "final_obs float32[3]" in out
+    status, out, _ = run(capsys, "convert", source, str(path), "--quiet")
+    assert status == 0 and fbuf.datasets.info(path).rows == 31 and "rows        31" in out
+    status, _, err = run(capsys, "convert", str(FILES / "ogbench.npz"), str(path))
+    assert status == 1 and "ends='trajectory'" in err
+    names = ["--field", "observations=obs", "--field", "terminals=truncated", "--dry-run"]
+    status, out, _ = run(capsys, "convert", str(FILES / "ogbench.npz"), str(path), *names)
+    assert status == 0 and "qpos" not in out
+    status, out, _ = run(capsys, "convert", str(FILES / "ogbench.npz"), str(path), "--ogbench", "--dry-run")
+    assert status == 0 and "6 episodes: 0 terminated, 6 truncated" in out
