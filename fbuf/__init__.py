@@ -98,4 +98,12 @@ _name, __dir__ = later(
 
 def __getattr__(name: str) -> Any:
     """Import names that a training step does not need when they are first read."""
-    return importlib.import_module(f"fbuf.{name}") if name in _MODULES else _name(name)
+    if name in _MODULES:
+        return importlib.import_module(f"fbuf.{name}")
+    try:
+        return _name(name)
+    except AttributeError as error:
+        parts = (samplers, storages, views, writers, transforms)
+        home = next((part.__name__ for part in parts if not name.startswith("_") and name in part.__all__), None)
+        fix = "" if home is None else f". Write {home}.{name}"
+        raise AttributeError(f"{error}{fix}", name=name) from None

@@ -12,7 +12,7 @@ call is one dispatch, and a call inside jit is inlined. `fbuf._core.control_flow
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -622,6 +622,12 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         checks.check_state("Buffer.can_add", self, state)
         return operations.can_add(self, state, checks.check_rows_count("Buffer.can_add", n))[1]
+
+    def __len__(self) -> NoReturn:
+        raise TypeError("len(buffer): the rows are in the state. Write buffer.size(state), or buffer.capacity.")
+
+    def __bool__(self) -> bool:
+        return True
 
     def size(self, state: BufferState) -> jax.Array:
         """Return int32[], the rows held.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, Protocol
 
 import jax
 
@@ -51,16 +51,31 @@ class Index:
 
 
 class _Ragged:
-    """The `lazy` property of `Sample` and `Rows`."""
+    """The `lazy` property of `Sample` and `Rows`, and advice for leaves that are asked of the batch itself."""
 
     data: PyTree
     ragged: Any
+    __iter__ = None  # not a sequence, although there is a `__getitem__`
+
+    def __getattr__(self, name: str) -> Any:
+        kind, fix = type(self).__name__, ""
+        if name == "lazy":  # the property raised
+            raise AttributeError("lazy: all rows are arrays, in `data`. For text or objects use storages.Ragged().")
+        data = self.__dict__.get("data")
+        if isinstance(data, Mapping) and name in data:
+            fix = f". Write batch.data['{name}']"
+        raise AttributeError(f"{kind} has no attribute '{name}'{fix}.")
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}[{key!r}] is not defined; leaves are in `data`. Write batch.data[{key!r}]."
+        )
 
     @property
     def lazy(self) -> _Lazy:
         """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""
         if self.ragged is None:
-            raise AttributeError("lazy: all rows are arrays, in `data`. For text or objects use storages.Ragged().")
+            raise AttributeError
         opened: _Lazy = self.ragged.open(self.data)
         return opened
 

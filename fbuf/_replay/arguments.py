@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_args
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_is_index
-from fbuf._core.arguments import check_choice
+from fbuf._core.arguments import check_choice, did_you_mean
 from fbuf._core.pytree import PyTree, named_leaves, needs_x64
 from fbuf._core.sample import Index, Sample
 from fbuf._interfaces.writer import ReadOnly
@@ -19,9 +22,35 @@ from fbuf._replay.host_reads import HostBatch
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
 
+Init = TypeVar("Init", bound=Callable[..., None])
 Form = Literal["jax", "numpy", "torch"]
 FORMS: tuple[Form, ...] = get_args(Form)
 _SHARED = {"bool", "uint8", "int8", "int16", "uint32", "int32", "float32"}
+
+
+_ELSEWHERE = {
+    "to": 'Write replay.sample(256, to="torch")',
+    "device": "Put the state there: jax.config.update('jax_default_device', device). For SB3 use fbuf.integrations.sb3",
+    "batch_size": "Write Buffer(..., batch_size=256), or replay.sample(256)",
+    "capacity": "Write Replay(fbuf.uniform(capacity), example)",
+    "lanes": "Write Buffer(..., lanes=4)",
+}
+"""Where options belong that `Replay` does not have."""
+
+
+def named_options(init: Init) -> Init:
+    """Return an `__init__` that says where an option belongs that it does not have."""
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(*args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                fix = f" {_ELSEWHERE[name]}." if name in _ELSEWHERE else did_you_mean(name, known)
+                raise TypeError(f"Replay: there is no option '{name}'.{fix}")
+        init(*args, **given)
+
+    return cast(Init, checked)
 
 
 def check_form(call: str, to: Any, device: Any = None) -> None:

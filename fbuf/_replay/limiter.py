@@ -6,6 +6,7 @@ answer depends on it, because reading waits for pending writes.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from fbuf._replay.fair_lock import FairLock
 from fbuf.limits import Limit, LimitState
 
 Kind = Literal["add", "sample"]
+PATIENCE = 10.0
+"""Seconds in which nothing changes, after which a call without a timeout prints what it waits for."""
 
 
 class _Waiting(NamedTuple):
@@ -44,7 +47,7 @@ class BlockingLimiter:
         self._shrinks, self._size = shrinks, size
         self._reached = False  # min_size rows are held, and will be until `clear`
         self._waiting: list[_Waiting] = []
-        self._warned = False
+        self._warned = self._told = False
 
     def allows(self, kind: Kind, count: int) -> bool:
         """Return whether `count` rows may be added, or drawn, now."""
@@ -99,9 +102,19 @@ class BlockingLimiter:
                     f"{call}: waited {timeout:g} s for {counted(count, what)}; {self.explain(kind, count)}. {fix} in another "
                     f"thread, or raise timeout."
                 )
-            with self._registered(_Waiting(call, kind, count, lock.changes)):
-                lock.wait(until, stop)
+            before, silent = lock.changes, until is None and not self._told
+            patient = wakeup.clock() + PATIENCE if silent else until
+            with self._registered(_Waiting(call, kind, count, before)):
+                lock.wait(patient, stop)
             check()
+            if silent and patient is not None and lock.changes == before and wakeup.clock() >= patient:
+                self._told = True
+                fix = "Sample" if kind == "add" else "Add rows"
+                print(
+                    f"fbuf: {call} waits, and nothing has changed in {PATIENCE:g} s; {self.explain(kind, count)}. {fix} in "
+                    f"another thread, or pass timeout= to raise an error.",
+                    file=sys.stderr,
+                )
 
     @contextmanager
     def _registered(self, call: _Waiting) -> Iterator[None]:

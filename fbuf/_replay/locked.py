@@ -11,8 +11,10 @@ import numpy as np
 
 from fbuf._bridge import lifetime
 from fbuf._buffer.checked import raise_for
+from fbuf._buffer.state import COUNTERS
 from fbuf._concurrency.wakeup import StopToken
 from fbuf._core.pytree import PyTree
+from fbuf._core.text_table import counted
 from fbuf._replay.fair_lock import Acquired, FairLock
 from fbuf._replay.outside_jit import refuse_trace
 from fbuf._replay.state import ReplayState
@@ -101,8 +103,21 @@ class LockedState(ReplayState):
             )
         raise OSError(cause.errno, text) from None
 
+    def _explain_empty(self, call: str) -> None:
+        """Raise for a draw from too few rows of an episode. Return if there are none."""
+        ahead = self.buffer.view.rule.ahead
+        with self._acquire():
+            held = self._held()
+        if 0 < held <= ahead * (self.buffer.lanes or 1):
+            raise ValueError(
+                f"{call}: none of the {counted(held, 'row')} held can be sampled yet; {self.buffer.view!r} needs up to {ahead} "
+                f"more of the same lane after a row. Add rows, or ask can_sample first."
+            )
+
     def _raise(self, call: str, counts: jax.Array | None) -> None:
         """Raise for what a call only counted. Wait for it without the lock."""
         if self.strict and counts is not None and (new := np.asarray(counts)).any():
+            if new[COUNTERS.index("empty_samples")]:
+                self._explain_empty(call)
             hint = "Replay(..., strict=False) counts them in stats() instead."
             raise_for(call, np.zeros_like(new), new, hint, ahead=self._ahead)

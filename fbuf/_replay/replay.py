@@ -107,6 +107,7 @@ class Replay(ReplayRows):
       >>> actor.join()
     """
 
+    @arguments.named_options
     def __init__(
         self,
         buffer: Buffer,

@@ -163,7 +163,7 @@ class Prioritized(PrioritySampler, LimitedSampler):
       uniform: Share of the batch, 0 to 1, that is drawn uniformly: P = (1 - uniform) P' + uniform / n, with P' as above.
         None: 0, and `set` cannot change it; `sample(..., uniform=...)` overrides it for one call.
       largest: Priority of new rows without `extend(..., priority=...)`: the largest |p| "seen" so far, 1.0 at first, or the
-        largest now "held" (1.0 if there is none), which stores the priorities in one more tree.
+        largest now "held" (1.0 if there is none, or all are 0), which stores the priorities in one more tree.
       on: Where priorities are stored: "device", with the rest of the state, or "host", in this process's memory behind
         callbacks. Draws are equal either way. On the host `replace`, `uniform` and `largest` keep their defaults.
 
@@ -243,7 +243,10 @@ class Prioritized(PrioritySampler, LimitedSampler):
     ) -> PrioritizedState:
         token = after(sampler, token)
         slot, given, largest = _base.written_slots(change, geometry.capacity)
-        priority = jnp.where(given, change.priority.reshape(-1), sampler.max_priority)
+        first = sampler.max_priority
+        if self.largest == "held":  # else new rows would never be drawn where all are 0
+            first = jnp.where(first > jnp.float32(0), first, jnp.float32(1))
+        priority = jnp.where(given, change.priority.reshape(-1), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.float32)
         leaf = jnp.concatenate([closed, leaf_of(sampler, priority)])
         stored = jnp.concatenate([jnp.full_like(closed, -jnp.inf), priority])

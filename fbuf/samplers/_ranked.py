@@ -53,7 +53,7 @@ class Ranked(PrioritySampler):
       stratified: Draw one row from each of B equal shares of the total, for less variance, or independently; in random order.
       uniform: As for `Prioritized`.
       largest: Priority of new rows without `extend(..., priority=...)`: the largest |p| "seen" so far, 1.0 at first, or tied
-        with the largest now "held".
+        with the largest now "held" (1.0 if there is none, or all are 0).
 
     Rows whose magnitudes agree in the exponent and the top three mantissa bits (within 6 to 12 %) are tied, and so are rows
     beyond 2^32 and below 2^-32. Tied rows share the probabilities of the ranks they fill. Ranks are always current: nothing
@@ -101,7 +101,8 @@ class Ranked(PrioritySampler):
         first = rank_buckets.bucket_of(sampler.max_priority)
         if self.largest == "held":
             token, held = order_after_reads(token, rank_buckets.highest(sampler.ranks))
-            first = jnp.where(held > jnp.int32(0), held, rank_buckets.bucket_of(jnp.ones((), jnp.float32)))
+            least = rank_buckets.bucket_of(jnp.zeros((), jnp.float32))
+            first = jnp.where(held > least, held, rank_buckets.bucket_of(jnp.ones((), jnp.float32)))
         bucket = jnp.where(given, rank_buckets.bucket_of(change.priority.reshape(-1)), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
         if largest is not None:

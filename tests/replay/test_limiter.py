@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 import warnings
 from fractions import Fraction
 
@@ -15,6 +16,7 @@ import fbuf
 from fbuf import limits
 from fbuf._checkpoint import replay as _replay
 from fbuf._concurrency import wakeup
+from fbuf._replay import limiter
 from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, LIMIT, make, rows, waiting
 from tests.support.threads import Thread, soon
@@ -305,3 +307,24 @@ def test_an_invalid_saved_limit_is_refused(tmp_path, monkeypatch):
         replay.save(tmp_path / "saved")
         monkeypatch.undo()
         raises(fbuf.SchemaError, "is invalid", lambda: fbuf.Replay.load(tmp_path / "saved"))
+
+
+def test_a_wait_that_nobody_ends_says_what_it_waits_for(monkeypatch, capsys):
+    monkeypatch.setattr(limiter, "PATIENCE", 0.05)
+    replay = fbuf.Replay(fbuf.uniform(10), {"t": 0}, limit=fbuf.limits.min_size(5))
+    thread = Thread(replay.sample, 4)
+    said = []
+
+    def told():
+        said.append(capsys.readouterr().err)
+        return "waits" in "".join(said)
+
+    soon(told)
+    replay.extend({"t": np.arange(2)})  # it waits on, silently
+    time.sleep(0.2)
+    replay.extend({"t": np.arange(3)})
+    thread.ends()
+    assert "".join(said) + capsys.readouterr().err == (
+        "fbuf: Replay.sample waits, and nothing has changed in 0.05 s; 0 rows held, but min_size is 5. Add rows in another "
+        "thread, or pass timeout= to raise an error.\n"
+    )

@@ -129,6 +129,18 @@ def test_a_batch_larger_than_what_there_is():
     assert sorted(batch.data[:4].tolist()) == [0, 1, 2, 3] and not batch.mask[4:].any()
 
 
+@pytest.mark.parametrize("kind", [Prioritized, Ranked])
+def test_new_rows_are_drawn_where_every_priority_held_is_zero(kind):
+    parts = {"alpha": 1.0} | ({"eps": 0.0} if kind is Prioritized else {})
+    buffer = fbuf.Buffer(8, sampler=kind(largest="held", **parts))
+    state = buffer.extend(buffer.init(0.0), jnp.zeros(4), priority=jnp.zeros(4))
+    state = buffer.add(state, 1.0)
+    assert buffer.priorities(state)[:5].tolist() == [0, 0, 0, 0, 1]
+    state = buffer.update_priority(state, buffer.last(state, 1).index, jnp.full(1, 0.25))
+    state = buffer.add(state, 1.0)  # as the largest held
+    assert float(buffer.priorities(state)[5]) == 0.25
+
+
 @pytest.mark.parametrize("largest", ["seen", "held"])
 def test_new_rows_get_the_largest_priority(largest):
     held = largest == "held"

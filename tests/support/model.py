@@ -87,7 +87,8 @@ class Model(Lanes):
                     self._stamp(row)
         if not self.prioritized:
             return
-        largest, first = self.max_priority, max(self.leaf.values(), default=self._leaf(1.0))
+        largest = self.max_priority or 1.0
+        first = max((leaf for leaf in self.leaf.values() if leaf > self._leaf(0.0)), default=self._leaf(1.0))
         for name in before - {row.name for row in now}:
             del self.leaf[name], self.magnitude[name]
         for row in now:
