@@ -12,10 +12,13 @@ import dataclasses
 import functools
 import json
 import os
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
@@ -37,6 +40,7 @@ from fbuf.torch._dtypes import NARROW
 
 _CALL = "minari"
 VARIABLE = "MINARI_DATASETS_PATH"
+_BATCH = 2**15 - 1  # steps; Minari takes the first record batch of arrow and parquet, 2^15 rows, for the episode
 _KEPT = "algorithm_name author author_email code_permalink dataset_id description env_spec minari_version".split()
 
 
@@ -60,7 +64,8 @@ def minari(
 
     Rows are steps: `obs`, `action`, `reward`, `terminated`, `truncated`, and `final_obs`, the observation after an
     episode's last step (zeros in other rows). Dicts stay dicts; tuples become dicts of "0", "1", .... An episode without an
-    end is truncated. The `minari` package reads the files (`pip install "fbuf[minari]"`).
+    end is truncated. The `minari` package reads the files (`pip install "fbuf[minari]"`). A warning says if frames are JPEG,
+    Minari's default, and so not exactly those of the environment.
 
     Args:
       id: Minari's id, "D4RL/door/human-v2"; or the path of a data set's folder.
@@ -80,9 +85,9 @@ def minari(
     Raises:
       FileNotFoundError: the data set is missing.
       ImportError: minari, or a package that it needs for these files, is missing.
-      ValueError: it is damaged, unfinished or of another version of Minari; a leaf is text, or has values of several
-        shapes; it
-        was converted with other settings, or has changed since.
+      ValueError: an episode in arrow or parquet has more than 32,767 steps, of which Minari returns no more; the data set is
+        damaged, unfinished or of another version of Minari; a leaf is text, or has values of several shapes; it was converted
+        with other settings, or has changed since.
       FileExistsError: the folder to write exists and is not a data set.
     Cost: converting reads every episode once, with one episode per worker in memory. The next call completes an
       interrupted one.
@@ -203,12 +208,19 @@ def _work(
         if name not in about:  # minari would make the environment, and import what the description names
             raise ValueError(f"{_CALL}: {folder}/metadata.json has no {name}; expected one. Use interop.from_arrays.")
     package = import_minari(_CALL)
+    form = str(about.get("data_format"))
     with _reading(f"{folder}"):
         dataset = package.MinariDataset(folder)
         number, total = dataset.total_episodes, dataset.total_steps
         steps = [int(meta["total_steps"]) for meta in dataset.storage.get_episode_metadata(range(number))]
     if sum(steps) != total or not total:
         raise ValueError(f"{_CALL}: {folder} has {sum(steps)} steps in {number} episodes; expected {total or 'some'}.")
+
+    if form in ("arrow", "parquet") and max(steps) > _BATCH:
+        raise ValueError(
+            f"{_CALL}: episode {steps.index(max(steps))} in {folder} has {max(steps)} steps, and of {form} Minari returns "
+            f"{_BATCH} only, of any episode. Record it again with data_format='hdf5'."
+        )
 
     def read(episode: int) -> dict[str, Column]:
         with _reading(f"episode {episode} in {folder}"):
@@ -220,6 +232,14 @@ def _work(
     dtypes |= wanted or {}
     dtypes |= {NEXT + name[len("obs") :]: dtypes[name] for name in under("obs", dtypes)}
     plan = plan_rows(_CALL, cast_columns(_CALL, first, dtypes), settings)
+    lossy = [n for n, c in first.items() if c.dtype == np.uint8 and len(c.shape) == 3 and c.shape[-1] == 3]
+    lossy = [name for name in lossy if is_under(name, ("obs", "action"))] if about.get("jpeg_encoding") is True else []
+    if lossy:
+        warnings.warn(
+            f"{_CALL}: Minari stored {', '.join(lossy)} of {folder} as JPEG, its default, so these frames are not those of "
+            f"the environment. Record them with jpeg_encoding=False.",
+            stacklevel=3,
+        )
     del first
     pieces = _whole_episodes(steps, rows_per_segment(_CALL, settings.piece_rows, plan.schema))
 
@@ -237,7 +257,7 @@ def _work(
         [sum(steps[episode] for episode in piece) for piece in pieces],
         rows,
         lambda piece: f"{mark} {asked} {pieces[piece].start} {pieces[piece].stop}",
-        lambda: {"from": "minari", "mark": mark, "settings": asked, "episodes": number, "minari": kept},
+        lambda: {"from": "minari", "mark": mark, "settings": asked, "episodes": number, "minari": kept, "lossy": lossy},
     )
 
 

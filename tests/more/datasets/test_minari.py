@@ -1,5 +1,6 @@
 """Minari data sets written by the `minari` package, against plain-Python episodes."""
 
+import contextlib
 import io
 import json
 import os
@@ -97,6 +98,7 @@ def unpacked(frame):
     return np.asarray(Image.open(file))
 
 
+@pytest.mark.filterwarnings("ignore:.*JPEG:UserWarning")
 @pytest.mark.parametrize("jpeg", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
 def test_dicts_tuples_and_packed_images_are_read(tmp_path, form, jpeg):
@@ -204,6 +206,7 @@ def test_descriptions_that_name_code_are_refused(tmp_path):
     assert not (tmp_path / "ours").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*JPEG:UserWarning")
 def test_damaged_images_are_refused(tmp_path):
     folder = write(tmp_path, "test/jpeg-v0", made("nested"), "nested", "hdf5", jpeg=True)
     with file_of(folder) as file:
@@ -269,3 +272,32 @@ def test_the_package_downloads_once_or_when_forced(tmp_path, monkeypatch):
         assert calls[seed:] == [("test/plain-v0", True)]
         oracle.check_files(tmp_path / "ours/minari/test/plain-v0", oracle.rows_of(episodes[0]))
         (tmp_path / "ours/minari/test/plain-v0/dataset.json").unlink()  # as an interrupted conversion leaves it
+
+
+def test_lossy_frames_are_named(tmp_path):
+    kinds = {"raw": False, "jpeg": True}
+    for name, jpeg in kinds.items():
+        folder = write(tmp_path, f"test/{name}-v0", made("nested"), "nested", "hdf5", jpeg=jpeg)
+        with contextlib.ExitStack() as stack:
+            if jpeg:
+                stack.enter_context(
+                    pytest.warns(UserWarning, match="stored obs/image of .* as JPEG.*jpeg_encoding=False")
+                )
+            fbuf.datasets.minari(folder, root=tmp_path / "ours", view=ROW)
+        meta = fbuf.datasets.info(tmp_path / "ours" / "minari" / f"test/{name}-v0").meta
+        assert meta["lossy"] == (["obs/image"] if jpeg else [])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_episodes_that_minari_cuts_are_refused(form, tmp_path):
+    long = oracle.episodes(0, (3, 32_768), *LEAVES["plain"])
+    folder = write(tmp_path, "test/long-v0", long, "plain", form)
+    if form == "hdf5":
+        buffer, _ = fbuf.datasets.minari(folder, root=tmp_path / "ours", view=ROW)
+        assert buffer.capacity == 32_771
+    else:
+        words = f"episode 1 in .* has 32768 steps, and of {form} Minari returns 32767.*data_format='hdf5'"
+        raises(ValueError, words, fbuf.datasets.minari, folder, root=tmp_path / "ours")
+    whole = write(tmp_path, "test/whole-v0", oracle.episodes(0, (32_767,), *LEAVES["plain"]), "plain", form)
+    buffer, _ = fbuf.datasets.minari(whole, root=tmp_path / "ours", view=ROW)
+    assert buffer.capacity == 32_767
