@@ -18,6 +18,7 @@ import numpy as np
 from fbuf._buffer import prefetch
 from fbuf._buffer.state import BufferConfig, BufferState, empty_state, given_of
 from fbuf._core import arguments
+from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves, needs_x64
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index
@@ -232,7 +233,7 @@ def fits(buffer: BufferConfig, state: BufferState) -> bool:
 
 
 def _outline(state: BufferState) -> Any:
-    leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state))
+    leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(state, is_leaf=is_packed))
     rule = None if state.anchors is None else state.anchors.rule
     return leaves, rule, jax.tree.structure((state.ahead, state.transforms))
 

@@ -26,7 +26,7 @@ from fbuf._formats import checkpoint
 from fbuf._interfaces.writer import ReadOnly
 from fbuf.storages import Ragged
 
-_FLEXIBLE_STORAGE = ("path", "memory", "cache", "on_expired", "on_full", "encode", "decode")
+_FLEXIBLE_STORAGE = ("layout", "path", "memory", "cache", "on_expired", "on_full", "encode", "decode")
 """Settings that a storage's arrays do not depend on."""
 _FLEXIBLE_SAMPLER: dict[str, tuple[str, ...] | None] = {
     "fbuf.samplers.Prioritized": None,  # all: settings that change the state change its leaves
@@ -54,6 +54,8 @@ def match(call: str, path: str, meta: Mapping[str, Any], buffer: Buffer | None, 
     """
     older = {"on_write": None, "on_read": None}  # absent in older files
     config = older | _without_removed(call, path, meta["buffer"])
+    if config["storage"].get("type") == "fbuf.storages.Device":
+        config["storage"] = {"layout": None} | config["storage"]
     if buffer is None:
         lacking = config_json.custom_part(config)
         if lacking is not None:

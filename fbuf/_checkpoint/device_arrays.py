@@ -8,6 +8,7 @@ strongly universal sums of 16-bit words, which miss a change with probability :m
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf._core.packed_leaf import PackedLeaf, Packing, pack_on_host, unpack_on_host
 from fbuf._formats.checkpoint import SavedArray
 from fbuf._host.types import flat
 
@@ -178,6 +180,40 @@ class DeviceLeaf:
         return int(_count_written_device(part)), np.asarray(part[-1:]).reshape(-1)[-1:].tobytes()
 
 
+class PackedSource(DeviceLeaf):
+    """A packed leaf as a source of rows `[C, ...]`: what is fetched at a time is unpacked on the host.
+
+    Marks are of the stored elements, so those of another layout differ, and its blocks are written again.
+    """
+
+    def __init__(self, leaf: PackedLeaf):
+        self._packing = packing = leaf.packing
+        self._axis = packing.stored[0] if packing.form == "flat" else 1  # elements of a row along the stored first axis
+        self._stored = DeviceLeaf(leaf.array, whole=True)
+        written = DeviceLeaf(leaf.array)
+        self.rows, self.dtype, self.fill = leaf.shape[0], np.dtype(leaf.dtype), written.fill
+        self.shape = (-(-written.shape[0] // self._axis), *packing.shape)
+        self.block = rows_of_block((self.rows, *packing.shape), self.dtype.itemsize)
+
+    @functools.cached_property
+    def slices_are_views(self) -> bool:
+        """Return whether slices copy nothing: rows in tiles are copied."""
+        return self._packing.form == "flat" and self._stored.slices_are_views
+
+    @functools.cached_property
+    def marks(self) -> list[str] | None:
+        """Mark of each block; None where comparing bytes is as fast."""
+        stored = self._stored
+        if stored.slices_are_views or not stored._single_device:
+            return None
+        marks = hash_device_blocks(stored._array, self.shape[0] * self._axis, self.block * self._axis)
+        return [f"{self._packing.form}-{mark}" for mark in marks]
+
+    def __getitem__(self, at: slice) -> np.ndarray:
+        start, stop, _ = at.indices(self.shape[0])
+        return unpack_on_host(self._stored[start * self._axis : stop * self._axis], self._packing)
+
+
 def _platform(array: jax.Array) -> str:
     device: Any = next(iter(array.sharding.device_set))
     return str(device.platform)
@@ -209,11 +245,31 @@ def _count_written_host(view: np.ndarray) -> int:
     return 0
 
 
-def to_device(source: SavedArray, shape: tuple[int, ...], dtype: Any, fill: bytes) -> jax.Array:
-    """Return a new array on the default device: a source's rows, then rows of one element's bits.
+def to_device(
+    source: SavedArray, shape: tuple[int, ...], dtype: Any, fill: bytes, packing: Packing | None = None
+) -> jax.Array | PackedLeaf:
+    """Return a new array on the default device, or a packed leaf: a source's rows, then rows of one element's bits.
 
     A large one is created there, and filled a few blocks at a time, in place.
     """
+    if packing is None:
+        return _to_array(source, shape, dtype, fill, shape, lambda rows: rows, 1)
+    axis = packing.stored[0] if packing.form == "flat" else 1
+    stored = (shape[0] * axis,) if packing.form == "flat" else (shape[0], *packing.stored)
+    pack = functools.partial(pack_on_host, packing=packing)
+    return PackedLeaf(_to_array(source, shape, dtype, fill, stored, pack, axis), packing)
+
+
+def _to_array(
+    source: SavedArray,
+    shape: tuple[int, ...],
+    dtype: Any,
+    fill: bytes,
+    stored: tuple[int, ...],
+    pack: Callable[[np.ndarray], np.ndarray],
+    axis: int,
+) -> jax.Array:
+    """Return an array of shape `stored`, whose first axis has `axis` elements a row, with `pack` of the rows."""
     dtype, flat = np.dtype(dtype), shape or (1,)
     element = np.frombuffer(fill, dtype)[0] if fill else np.zeros((), dtype)
     kept = source.shape[0]
@@ -221,9 +277,9 @@ def to_device(source: SavedArray, shape: tuple[int, ...], dtype: Any, fill: byte
         whole = np.empty(flat, dtype)
         source.fill(0, whole[:kept])
         whole[kept:] = element
-        return jnp.array(whole.reshape(shape))
+        return jnp.array(pack(whole.reshape(shape)))
     with jax.debug_nans(False), jax.debug_infs(False):  # NaNs that were saved are loaded
-        out = jnp.full(flat, element, dtype)
+        out = jnp.full(stored or (1,), element, dtype)
         block = rows_of_block(flat, dtype.itemsize)
         size = min(max(_PUT_BYTES * flat[0] // out.nbytes // block, 1) * block, flat[0])
         for start in range(0, kept, size):
@@ -232,8 +288,8 @@ def to_device(source: SavedArray, shape: tuple[int, ...], dtype: Any, fill: byte
             part = np.empty((size, *flat[1:]), dtype)
             source.fill(first, part[: stop - first])
             part[stop - first :] = element
-            out = _put(out, part, first)
-        return out.reshape(shape)
+            out = _put(out, pack(part), first * axis)
+        return out.reshape(stored)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -30,6 +30,7 @@ from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint import resize as _resize
 from fbuf._checkpoint.parts import device_array, whole_shape
 from fbuf._checkpoint.save import Progress, checked_path
+from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._formats import checkpoint
@@ -234,14 +235,16 @@ def _read(
     found = {n: jax.ShapeDtypeStruct(whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
     compatibility.check_leaves(call, saved.path, found, wanted)
     _check_sizes(call, saved, reader, wanted, abstract.rows, given)
-    rows = {
-        name.removeprefix("rows/"): _array_rows.OwnedArray(device_array(saved, name)) if name in placed else array
-        for name, array in saved.arrays.items()
-        if name.startswith("rows/")
-    }
-    made = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
+    packings = {n: leaf.packing for n, leaf in _array_rows.stored_leaves(abstract.rows).items() if is_packed(leaf)}
+    rows = {}
+    for whole_name, array in saved.arrays.items():
+        if whole_name.startswith("rows/"):
+            name = whole_name.removeprefix("rows/")
+            made = device_array(saved, whole_name, packings.get(name)) if whole_name in placed else None
+            rows[name] = array if made is None else _array_rows.OwnedArray(made)
+    stored = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
     leaves = {n: device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
-    return state_arrays.from_saved_arrays(reader, abstract, leaves, made)
+    return state_arrays.from_saved_arrays(reader, abstract, leaves, stored)
 
 
 def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool) -> None:

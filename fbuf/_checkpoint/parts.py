@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fbuf._checkpoint.device_arrays import to_device
+from fbuf._core.packed_leaf import Packing
 from fbuf._formats import checkpoint
 
 
@@ -34,8 +35,8 @@ def whole_shape(saved: Any, name: str) -> tuple[int, ...]:
     return tuple(placed[name][0]) if name in placed else tuple(saved.arrays[name].shape)
 
 
-def device_array(saved: Any, name: str) -> Any:
-    """Return an array of the state on the default device."""
+def device_array(saved: Any, name: str, packing: Packing | None = None) -> Any:
+    """Return an array of the state on the default device, or a packed leaf."""
     source, fill = saved.arrays[name], bytes.fromhex(saved.meta["placed"][name][1])
     shape = whole_shape(saved, name)
     if (shape[1:] if shape else ()) != source.shape[1:] or (shape or (1,))[0] < source.shape[0]:
@@ -43,4 +44,4 @@ def device_array(saved: Any, name: str) -> Any:
             f"fbuf.load: {saved.path}: '{name}' has shape {list(shape)}, but {list(source.shape)} is stored. Load another "
             f"checkpoint."
         )
-    return to_device(source, shape, source.dtype, fill)
+    return to_device(source, shape, source.dtype, fill, packing)

@@ -26,7 +26,8 @@ from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import async_save, config_json, mixture, processes, row_schema, sharded, state_arrays
 from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint.async_save import Saving
-from fbuf._checkpoint.device_arrays import DeviceLeaf
+from fbuf._checkpoint.device_arrays import DeviceLeaf, PackedSource
+from fbuf._core.packed_leaf import is_packed
 from fbuf._formats import checkpoint
 from fbuf.sharded import Sharded, ShardedMixture, ShardedState
 
@@ -232,13 +233,15 @@ def _gather(buffer: Buffer, state: BufferState) -> tuple[dict[str, Any], dict[st
     for name, leaf in named.items():
         if isinstance(leaf, state_arrays.Prefix):
             source: Any = DeviceLeaf(leaf.array, leaf.rows)
+        elif is_packed(leaf):
+            source = PackedSource(leaf)
         elif isinstance(leaf, jax.Array):
             source = DeviceLeaf(leaf)
         else:
             source = np.atleast_1d(leaf) if isinstance(leaf, np.ndarray) else leaf
         arrays[name] = source
         if isinstance(source, DeviceLeaf):
-            shape = list(leaf.shape) if isinstance(leaf, jax.Array) else [leaf.rows]
+            shape = [leaf.rows] if isinstance(leaf, state_arrays.Prefix) else list(leaf.shape)
             placed[name] = [shape, source.fill.hex()]
         elif leaf.shape == ():  # of a custom storage
             placed[name] = [[], ""]

@@ -11,7 +11,7 @@ Gathers are unchecked (`promise_in_bounds`), and zeroing masked rows fuses into 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax import lax
 
 from fbuf._core import control_flow
 from fbuf._core.component import state
+from fbuf._core.packed_leaf import PackedLeaf, is_packed, pack, unpack
 
 FEW = 4  # lanes whose numbers are selected and added one by one, which XLA fuses with the reader
 _MANY = 2**32 - 2**20  # rows, beyond which the float32 sum cannot exclude an overflow
@@ -198,13 +199,29 @@ def generation(ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
     return lax.select(inside & (behind < size), lap, lax.full_like(lap, 0))
 
 
-def write_rows(
-    array: jax.Array, slot: jax.Array, values: jax.Array, token: jax.Array, inside: bool = False
-) -> jax.Array:
+Stored = TypeVar("Stored", bound="jax.Array | PackedLeaf")
+
+
+def write_rows(array: Stored, slot: jax.Array, values: jax.Array, token: jax.Array, inside: bool = False) -> Stored:
     """Write `values` `[..., item]` to unique slots int32[...]; out-of-range slots are dropped.
 
     If all slots are known to be `inside`, one row is written without the comparisons of a scatter.
     """
+    written: Any
+    if is_packed(array):
+        stored = pack(values, array.packing)
+        if array.packing.form == "tiles":
+            written = write_rows(array.array, slot, stored, token, inside)
+        else:
+            written = _write_flat(array, (slot + token).reshape(-1), stored)
+        written = PackedLeaf(written, array.packing)
+    else:
+        written = _write_array(array, slot, values, token, inside)
+    result: Stored = written
+    return result
+
+
+def _write_array(array: Any, slot: jax.Array, values: jax.Array, token: jax.Array, inside: bool) -> jax.Array:
     at = (slot + token).reshape(-1, 1)
     values = values.reshape((at.shape[0], *array.shape[1:])).astype(array.dtype)
     if inside and at.shape[0] == 1:
@@ -225,16 +242,32 @@ def _write_items(array: jax.Array, at: jax.Array, values: jax.Array) -> jax.Arra
     return _scatter(array, at, values, items)
 
 
+def _write_flat(leaf: PackedLeaf, slot: jax.Array, values: jax.Array) -> jax.Array:
+    """Write the elements of rows one by one: windows of them become a loop over the rows on a TPU."""
+    capacity, number, elements = leaf.shape[0], slot.shape[0], leaf.packing.elements
+    beyond = jnp.int32(capacity) + jnp.arange(number, dtype=jnp.int32)
+    row = jnp.where((slot >= jnp.int32(0)) & (slot < jnp.int32(capacity)), slot, beyond)
+    at = row[:, None] * jnp.int32(elements) + jnp.arange(elements, dtype=jnp.int32)[None, :]
+    single = lax.ScatterDimensionNumbers((), (0,), (0,))
+    return _scatter(leaf.array, at.reshape(-1, 1), values.reshape(-1).astype(leaf.dtype), single)
+
+
 def _scatter(array: jax.Array, at: jax.Array, values: jax.Array, dimensions: lax.ScatterDimensionNumbers) -> jax.Array:
     mode = lax.GatherScatterMode.FILL_OR_DROP
     return lax.scatter(array, at, values, dimensions, unique_indices=True, mode=mode)
 
 
-def read_rows(array: jax.Array, slot: jax.Array) -> jax.Array:
+def read_rows(array: Any, slot: jax.Array) -> jax.Array:
     """Return `[..., item]` of slots int32[...]; zeros for slots out of range."""
     inside = (slot >= jnp.int32(0)) & (slot < jnp.int32(array.shape[0]))
     at = jnp.where(inside, slot, jnp.int32(0))
-    return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
+    if not is_packed(array):
+        return zero_unless(inside, array.at[at].get(mode="promise_in_bounds"))
+    if array.packing.form == "flat":
+        elements = array.packing.elements
+        within = jnp.arange(elements, dtype=jnp.int32).reshape((1,) * at.ndim + (elements,))
+        at = at[..., None] * jnp.int32(elements) + within
+    return zero_unless(inside, unpack(array.array.at[at].get(mode="promise_in_bounds"), array.packing))
 
 
 def expand(mask: jax.Array, ndim: int) -> jax.Array:

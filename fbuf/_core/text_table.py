@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from fbuf._core.packed_leaf import is_packed
+
 
 class Section(NamedTuple):
     """A part of a table: the first columns are text, the others numbers."""
@@ -153,7 +155,7 @@ def _leaves(rows: Any) -> tuple[int | None, list[tuple[str, str, str]]]:
     if described is not None:
         capacity, leaves = described()
         return capacity, [(name, *cells) for name, cells in leaves.items()]
-    pairs = jax.tree_util.tree_flatten_with_path(rows)[0]
+    pairs = jax.tree_util.tree_flatten_with_path(rows, is_leaf=is_packed)[0]
     found = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in pairs]
     capacity = next((leaf.shape[0] for _, leaf in found if getattr(leaf, "shape", ())), None)
     return capacity, [(name or WHOLE, spec_text(leaf.shape[1:], leaf.dtype), "device") for name, leaf in found]

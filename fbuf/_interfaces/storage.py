@@ -77,7 +77,7 @@ class Storage(Protocol):
         """Return present bytes: `device`, `host`, `disk`. Eager."""
 
     def to_arrays(self, rows: Any) -> dict[str, Any]:
-        """Return plain arrays from which `from_arrays` builds the rows; arrays of the state as they are. Eager."""
+        """Return arrays from which `from_arrays` builds the rows; arrays and packed leaves of the state as they are. Eager."""
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> Any:
         """Build rows from `to_arrays`, in any process. Eager."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
+from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
 from fbuf.samplers import Prioritized, Ranked, Uniform
@@ -49,6 +50,8 @@ def can_read(buffer: Buffer, state: BufferState) -> bool:
     parts = type(buffer.storage), type(buffer.view), type(buffer.writer)
     rows = parts == (Device, Row, Ring) and type(buffer.sampler) in (Uniform, Prioritized, Ranked)
     if not rows or not buffer.dense or buffer.prefetch or buffer.on_read is not None:
+        return False
+    if any(map(is_packed, jax.tree.leaves(state.rows, is_leaf=is_packed))):
         return False
     # Python's buffers have no bfloat16 or float8.
     return all(np.dtype(leaf.dtype).isbuiltin != 2 for leaf in jax.tree.leaves(state.rows))

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf._core.pytree import Spec, item_bytes
+from fbuf._core.packed_leaf import PackedLeaf, is_packed, pack, packing_for, unpack, zeros
+from fbuf._core.pytree import PyTree, Spec, item_bytes
 
 HostPlan = tuple[int, str, int]
 """Host bytes of a full buffer, how they are known, and the bytes without compression."""
@@ -19,12 +20,40 @@ def allocate(capacity: int, spec: Mapping[str, jax.ShapeDtypeStruct]) -> dict[st
     return {name: jnp.zeros((capacity, *leaf.shape), leaf.dtype) for name, leaf in spec.items()}
 
 
+def allocate_packed(capacity: int, spec: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | PackedLeaf]:
+    """Return zeros `[C, ...]` by leaf, packed where a TPU gains by it."""
+    out: dict[str, jax.Array | PackedLeaf] = {}
+    for name, leaf in spec.items():
+        packing = packing_for(capacity, leaf)
+        out |= allocate(capacity, {name: leaf}) if packing is None else {name: zeros(capacity, packing, leaf.dtype)}
+    return out
+
+
+def default_platform() -> str:
+    """Return the platform of the device on which new arrays are placed."""
+    device: Any = getattr(jax.config, "jax_default_device", None)
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else str(device.platform)
+
+
+def stored_leaves(rows: PyTree) -> dict[str, jax.Array | PackedLeaf]:
+    """Return the leaves of rows by name, packed ones whole."""
+    pairs = jax.tree_util.tree_flatten_with_path(rows, is_leaf=is_packed)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+
+
+def structure_of(rows: PyTree) -> Any:
+    """Return the structure of one row."""
+    return jax.tree.structure(rows, is_leaf=is_packed)
+
+
 class OwnedArray:
     """An array with no other owner, which `from_arrays` need not copy."""
 
     __slots__ = ("array",)
 
-    def __init__(self, array: jax.Array):
+    def __init__(self, array: Any):
         self.array = array
 
     @property
@@ -38,10 +67,30 @@ class OwnedArray:
         return self.array.dtype
 
 
+def as_stored(array: Any, like: Any) -> jax.Array | PackedLeaf:
+    """Return an array given to `from_arrays` in the layout of `like`: a copy, unless it is `OwnedArray`."""
+    given = array.array if isinstance(array, OwnedArray) else array
+    if is_packed(like) and is_packed(given) and like.packing == given.packing:
+        whole = OwnedArray(given.array) if given is not array else given.array
+        return PackedLeaf(as_device_array(whole, like.dtype), like.packing)
+    if is_packed(given):
+        given = array = unpack_rows(given)
+    if not is_packed(like):
+        return as_device_array(array, like.dtype)
+    return PackedLeaf(pack(jnp.asarray(given, like.dtype), like.packing).reshape(like.array.shape), like.packing)
+
+
+@jax.jit
+def unpack_rows(leaf: PackedLeaf) -> jax.Array:
+    """Return all rows as an array `[C, ...]`."""
+    return unpack(leaf.array.reshape(leaf.shape[0], *leaf.packing.stored), leaf.packing)
+
+
 def as_device_array(array: Any, dtype: Any) -> jax.Array:
     """Return an array given to `from_arrays`: a copy, unless it is `OwnedArray`."""
-    if isinstance(array, OwnedArray) and array.dtype == dtype:
-        return array.array
+    if isinstance(array, OwnedArray) and array.dtype == dtype and not is_packed(array.array):
+        own: jax.Array = array.array
+        return own
     return jnp.array(array.array if isinstance(array, OwnedArray) else array, dtype)
 
 

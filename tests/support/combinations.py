@@ -20,6 +20,7 @@ def missed(achieved, goal):
 
 STORAGES = {
     "Device": Device(),
+    "Device('tiles')": Device("tiles"),
     "Deduplicated": Deduplicated(keys=("obs",), blocks=512),
     "Compressed": Compressed(keys=("obs",)),
     "Compressed(path=...)": Compressed(keys=("obs",), path=somewhere("combinations")),
@@ -53,7 +54,13 @@ VIEWS = {
 }
 WRITERS = {"Ring": fbuf.writers.Ring(), "TopK": fbuf.writers.TopK("reward"), "Reservoir": fbuf.writers.Reservoir()}
 REFUSED = {("Uniform(over='episodes')", "Sequence('cross')"): "its windows cross the ends of episodes"}
-UNORDERED_STORAGES = ("Device", "Deduplicated", "Compressed", "Host")  # for writers that replace any row
+UNORDERED_STORAGES = (
+    "Device",
+    "Device('tiles')",
+    "Deduplicated",
+    "Compressed",
+    "Host",
+)  # for writers that replace any row
 UNORDERED_WRITERS = [w for w in WRITERS if not WRITERS[w].streams]
 UNORDERED = [s for s in SAMPLERS if SAMPLERS[s].by_episode is False and not getattr(SAMPLERS[s], "in_order", False)]
 LANES, BATCH = 2, 6

@@ -121,3 +121,18 @@ def test_shared_blocks_are_moved(tmp_path):
     held = plain.rows(loaded)
     assert np.asarray(held.mask).sum() == 48
     same(jax.tree.map(lambda x: np.asarray(x[:6]), held.data), rows)
+
+
+@pytest.mark.parametrize("layouts", [("tiles", "rows"), ("rows", "tiles")], ids=str)
+def test_packed_leaves_of_shards_are_moved(layouts, tmp_path):
+    saved, loaded = (fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Device(layout)) for layout in layouts)
+    eight, four = Sharded(saved, support.mesh_of()), Sharded(loaded, support.mesh_of(4))
+    rng = np.random.default_rng(0)
+    rows = {"id": np.arange(48, dtype=np.int32).reshape(6, 8), "obs": rng.integers(0, 9, (6, 8, 12, 84), np.uint8)}
+    rows["action"] = rng.random((6, 8, 5), np.float32)
+    state = eight.extend(eight.init(jax.tree.map(lambda x: x[0, 0], rows)), rows)
+    fbuf.save(tmp_path, eight, state)
+    moved = fbuf.load(tmp_path, four)[1]
+    plain, whole = fbuf.load(tmp_path, loaded)
+    for held in (eight.rows(state), four.rows(moved), plain.rows(whole)):
+        same(jax.tree.map(lambda x: np.asarray(x[:6]), held.data), rows)
