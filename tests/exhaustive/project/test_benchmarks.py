@@ -2,6 +2,8 @@
 
 import gc
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,3 +51,9 @@ def test_every_section_runs(tmp_path: Path) -> None:
 
 
 library = one_of(*PEERS)
+
+
+def test_no_row_is_lost_or_doubled_where_writing_processes_are_killed():
+    command = [sys.executable, "-m", "benchmarks.faults", "--kills", "500", "--seconds", "120"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("no row lost or doubled") == 4, done.stdout + done.stderr
