@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -86,17 +87,20 @@ def _built(root: Path, build: bool, why: str, cuda: bool) -> str:
         os.environ.setdefault("MAX_JOBS", "1")
         os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ninja's
         folder.mkdir(parents=True, exist_ok=True)
-        cpp_extension.load(
-            name="_torchrl",
-            sources=[str(source) for source in sources],
-            extra_include_paths=[str(root / "csrc")],
-            # As torchrl's own build has it; the default is no optimisation at all.
-            extra_cflags=["-O3", *(["-DWITH_CUDA"] if cuda else [])],
-            extra_cuda_cflags=["-O3", "-DWITH_CUDA"] if cuda else None,
-            with_cuda=cuda,
-            build_directory=str(folder),
-            is_python_module=False,
-        )
+        # Torch locks the folder it builds in, and a lock outlives a process that is killed: each build has its own folder.
+        with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as build_folder:
+            cpp_extension.load(
+                name="_torchrl",
+                sources=[str(source) for source in sources],
+                extra_include_paths=[str(root / "csrc")],
+                # As torchrl's own build has it; the default is no optimisation at all.
+                extra_cflags=["-O3", *(["-DWITH_CUDA"] if cuda else [])],
+                extra_cuda_cflags=["-O3", "-DWITH_CUDA"] if cuda else None,
+                with_cuda=cuda,
+                build_directory=build_folder,
+                is_python_module=False,
+            )
+            os.replace(Path(build_folder) / library.name, library)
     origin = f"its C++ sources, built here ({why})"
     _load(library)._fbuf_origin = origin
     return origin

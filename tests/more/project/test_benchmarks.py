@@ -1,7 +1,9 @@
 """The benchmarks count what they say, and drivers of all libraries return what was written. No time is judged."""
 
+import importlib.util
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +14,7 @@ import fbuf
 from benchmarks import __main__ as runner
 from benchmarks import _agreement, _budget, _harness, _launches, bench_gpu, hops, peers
 from benchmarks._harness import Absent
-from benchmarks.peers import EXAMPLE, FBUF, PEERS
+from benchmarks.peers import EXAMPLE, FBUF, PEERS, _torchrl_tree
 from fbuf._algorithms import sum_tree
 from fbuf._bridge import callbacks
 from tests.support.refusals import raises
@@ -82,6 +84,34 @@ def test_device_extend_goes_through_few_files():
     assert "storages/_device.py" in traced.files
     assert len(traced.files) <= 16 and len(warm.files) <= 6
     assert fbuf.stores() == []
+
+
+def test_an_interrupted_build_of_trees_stops_no_later_one(tmp_path, monkeypatch):
+    """Torch waits for the file `lock` in the folder that it builds in, which a killed process leaves there."""
+    pytest.importorskip("torchrl")
+    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = _torchrl_tree._folder(sys.modules["torch"].__version__)
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    fails = True
+
+    def load(build_directory, **settings):
+        build = Path(build_directory)
+        assert list(build.iterdir()) == []
+        (build / "lock").touch()
+        (build / "_torchrl.so").write_text("built")
+        if fails:
+            raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    monkeypatch.setattr(_torchrl_tree, "_load", lambda path: SimpleNamespace(text=path.read_text()))
+    root = Path(importlib.util.find_spec("torchrl").submodule_search_locations[0])
+    raises(RuntimeError, "no compiler", _torchrl_tree._built, root, True, "why", False)
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+    fails = False
+    assert _torchrl_tree._built(root, True, "why", False) == "its C++ sources, built here (why)"
+    assert sorted(path.name for path in folder.iterdir()) == ["_torchrl.so", "lock"]
 
 
 LIST = next(library for library in PEERS if library.name == "NumPy list")
