@@ -5,7 +5,7 @@ It reads the temporary bytes of the compiled program. Equal pointers prove nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ class Memory(NamedTuple):
     temporary: int  # scratch memory of the program
     given: int  # arguments that are not donated
     made: int  # results that do not reuse a donated argument
+    read: int  # rows and nodes of trees that it reads, whether or not it returns them
     reused: int  # bytes of donated arguments that results reuse
     bound: int  # default limit of `temporary`
 
@@ -42,9 +43,12 @@ def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 
         fn = partial(fn.__func__, fn.__self__)
     step: Any = fn if isinstance(fn, partial) else partial(fn)
     if hasattr(step.func, "lower"):
-        lowered = step.func.lower(*step.args, *args, **step.keywords)
+        jitted, arguments = step.func, (*step.args, *args)
     else:
-        lowered = jax.jit(step, donate_argnums=donated).lower(*args)
+        jitted, arguments, step = jax.jit(step, donate_argnums=donated), args, partial(step.func)
+    # Wrappers of other libraries may have `lower` only.
+    traced = jitted.trace(*arguments, **step.keywords) if hasattr(jitted, "trace") else None
+    lowered = jitted.lower(*arguments, **step.keywords) if traced is None else traced.lower()
     infos = jax.tree.leaves(lowered.args_info)
     wanted = sum(tree_bytes(args[i]) for i in donated)
     if tree_bytes([info for info in infos if info.donated]) < wanted:
@@ -56,8 +60,30 @@ def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 
     analysis: Any = lowered.compile().memory_analysis()
     given = tree_bytes([info for info in infos if not info.donated])
     made = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-    reused = int(analysis.alias_size_in_bytes)
-    return Memory(int(analysis.temp_size_in_bytes), given, made, reused, 3 * (given + made) + 64 * 1024)
+    reused, read = int(analysis.alias_size_in_bytes), 0 if traced is None else _bytes_read(traced.jaxpr.jaxpr)
+    bound = 3 * (given + max(made, read)) + 64 * 1024
+    return Memory(int(analysis.temp_size_in_bytes), given, made, read, reused, bound)
+
+
+def _bytes_read(jaxpr: Any) -> int:
+    """Return the bytes that gathers and callbacks return, those in a loop counted once."""
+    size = 0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name == "gather" or name.endswith("callback"):
+            size += tree_bytes([variable.aval for variable in equation.outvars])
+        size += sum(map(_bytes_read, _subprograms(tuple(equation.params.values()))))
+    return size
+
+
+def _subprograms(value: Any) -> Iterator[Any]:
+    if hasattr(value, "eqns"):
+        yield value
+    elif hasattr(value, "jaxpr"):
+        yield value.jaxpr
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _subprograms(item)
 
 
 def assert_inplace(
@@ -70,8 +96,9 @@ def assert_inplace(
         otherwise it is jitted here with `donate_argnums=donate`.
       *args: Its arguments, or their `jax.ShapeDtypeStruct`s; nothing runs.
       donate: Positions of the donated arguments.
-      bound: Limit of temporary bytes; None: three times the other arguments and results, plus 64 KiB. A step that trains a
-        network needs more: pass its temporary bytes without the buffer.
+      bound: Limit of temporary bytes; None: three times the other arguments and the results (or what it reads, if that is
+        more: it may use a batch and not return it), plus 64 KiB. A step that trains a network needs more: pass its temporary
+        bytes without the buffer.
     Returns:
       The bytes.
     Raises:
@@ -93,8 +120,8 @@ def assert_inplace(
     most = memory.bound if bound is None else bound
     if memory.temporary > most:
         raise AssertionError(
-            f"assert_inplace: the step needs {memory.temporary} temporary bytes; expected at most {most}. It copies part "
-            f"of the {buffer_bytes} bytes it is donated. Usual causes: the state `sample` returned was dropped; `peek`, "
-            f"`get` or `rows` before a write; a state chosen with jnp.where instead of lax.cond or mask=."
+            f"assert_inplace: the step needs {memory.temporary} temporary bytes; expected at most {most}, so it copies part "
+            f"of the {buffer_bytes} bytes it is donated. Carry the state that each method returns (also `sample`) to the next "
+            f"and return the last; avoid `peek`, `get` or `rows` before a write, and jnp.where instead of lax.cond or mask=."
         )
     return memory

@@ -6,6 +6,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -14,6 +15,7 @@ from fbuf.testing import assert_inplace
 from tests.support import inplace
 from tests.support.refusals import raises
 from tests.support.tables import checks
+from tests.support.trees import row_with
 
 pytestmark = pytest.mark.optimized
 
@@ -53,16 +55,38 @@ def test_control_without_pin_leaves_are_copied(no_pin):
 def test_control_a_dropped_state_copies(form):
     buffer = inplace.buffer_of("uniform", "row")
 
-    def step(state, given):
-        _, batch = buffer.sample(state, given["key"], inplace.BATCH)
-        return buffer.extend(state, given["rows"]), batch
+    def step(state, given, carried):
+        drawn, batch = buffer.sample(state, given["key"], inplace.BATCH)
+        return buffer.extend(drawn if carried else state, given["rows"]), batch
 
-    state = jax.eval_shape(buffer.init, inplace.ROW)
-    with pytest.raises(AssertionError, match="the state `sample` returned was dropped"):
+    def check(carried):
+        state = jax.eval_shape(buffer.init, inplace.ROW)
         if form == "jit":
-            assert_inplace(step, state, inplace.inputs())
+            assert_inplace(functools.partial(step, carried=carried), state, inplace.inputs())
         else:
-            assert_inplace(lambda s, given: lax.scan(step, s, given), state, inplace.inputs((inplace.STEPS,)))
+            scanned = functools.partial(lax.scan, functools.partial(step, carried=carried))
+            assert_inplace(scanned, state, inplace.inputs((inplace.STEPS,)))
+
+    with pytest.raises(AssertionError, match=r"Carry the state that each method returns \(also `sample`\) to the next"):
+        check(carried=False)
+    check(carried=True)
+
+
+@pytest.mark.parametrize("storage", ["Device", "Deduplicated", "Compressed"])
+def test_a_step_may_use_its_batch_and_not_return_it(storage):
+    keys = {} if storage == "Device" else {"keys": ("obs",)}
+    settings = {"storage": getattr(fbuf.storages, storage)(**keys), "sampler": fbuf.samplers.Prioritized()}
+    buffer = fbuf.Buffer(3_000, view=inplace.VIEWS["transition"], **settings)
+    row = row_with(np.zeros((84, 84), np.uint8))
+    rows = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), leaf.dtype), row)
+
+    def step(state, key):
+        state, batch = buffer.sample(buffer.extend(state, rows), key, 32)
+        value = batch.data["obs"].astype(jnp.float32).mean(axis=(1, 2, 3))
+        return buffer.update_priority(state, batch.index, value)
+
+    memory = assert_inplace(step, buffer.init(row), jax.random.key(0))
+    assert memory.made < 1_000 and memory.read >= 32 * 7 * 84 * 84  # the rows of all windows
 
 
 def test_control_a_result_that_reuses_nothing():
