@@ -64,7 +64,7 @@ def check_autoreset(view: str, autoreset: str | None, ends: tuple[str, ...]) -> 
         raise ValueError(
             f"{view}: autoreset is missing; rows end episodes ({', '.join(ends)}), and the view must know what row follows. "
             f'Write autoreset="next_step" for gymnasium.vector environments (their default mode), or '
-            f'autoreset="same_step" for SAME_STEP mode, manual resets and JAX environments.'
+            f'autoreset="same_step" for SAME_STEP mode and manual resets; JAX environments differ, see fbuf/ENVIRONMENTS.md.'
         )
 
 

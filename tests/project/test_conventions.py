@@ -11,7 +11,7 @@ import pytest
 import fbuf
 from tests.support.paths import ROOT
 
-FOLDER = "DESIGN GUIDE storages/README datasets/README parts/README MIGRATING TORCH FORMAT".split()
+FOLDER = "DESIGN GUIDE ENVIRONMENTS storages/README datasets/README parts/README MIGRATING TORCH FORMAT".split()
 PAGES = ("README.md", "benchmarks/README.md", "findings/README.md", *(f"fbuf/{name}.md" for name in FOLDER))
 ROW = {"obs": np.zeros((4, 4), np.uint8), "reward": np.float32(0)}
 
