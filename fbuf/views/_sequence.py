@@ -263,7 +263,10 @@ class Sequence(_WindowView):
         place = jnp.arange(number, dtype=jnp.int32)[None, :]
         learn = there & ~has(flags, RESET)
         if self.burn_in:
-            begun = lax.associative_scan(jnp.logical_or, first, axis=1)
+            if self.boundary == "mask":  # only the first row that exists can begin an episode
+                begun = jnp.any(first, axis=1, keepdims=True)
+            else:
+                begun = lax.associative_scan(jnp.logical_or, first, axis=1)
             learn = learn & (begun | (place >= jnp.int32(self.burn_in)))
         if self.bootstrap:
             missing = jnp.zeros((near.shape[0], self.bootstrap), bool)
