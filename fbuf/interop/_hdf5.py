@@ -121,7 +121,10 @@ class Reader:
 
     def attribute(self, name: str, group: str = "/") -> int | None:
         """Return an integer attribute, or None."""
-        value = self._file[group].attrs.get(name)
+        try:
+            value = self._file[group].attrs.get(name)
+        except Exception as error:  # of the library, where bytes are damaged
+            raise ValueError(f"{self.path}: attribute '{name}' is damaged ({error}).") from None
         return int(value) if isinstance(value, (int, np.integer)) else None
 
     def array(self, name: str) -> np.ndarray:
@@ -130,7 +133,7 @@ class Reader:
             raise ValueError(f"{self.path}: has no data set '{name}' of this kind of file. It is damaged.")
         try:
             return np.asarray(self._file[name][()])
-        except OSError as error:
+        except Exception as error:  # of the library, where bytes are damaged
             raise ValueError(f"{self.path}: data set '{name}' is damaged ({error}).") from None
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 
+import h5py
 import numpy as np
 import pytest
 
@@ -162,3 +163,53 @@ def test_transitions_are_drawn(tmp_path):
     """One stream and lanes of different lengths; every format in tests/more/interop/test_foreign.py."""
     lanes, final = TIANSHOU["vector"]
     check_draws(lambda: interop.from_file(FILES / "tianshou_vector.hdf5"), lanes, tmp_path / "a", final)
+
+
+def test_other_formats_are_refused_by_name(tmp_path):
+    for ending, words in {
+        "pkl": r"a pickle, which may run code.*from_sb3\(model.replay_buffer\)",
+        "pt": "a torch pickle",
+        "parquet": "one parquet file.*LeRobot.*RLlib",
+        "msgpack": "a checkpoint of dopamine",
+    }.items():
+        (tmp_path / f"x.{ending}").write_bytes(b"")
+        raises(ValueError, words, interop.from_file, tmp_path / f"x.{ending}")
+    raises(ValueError, "a folder without meta/info.json", interop.from_file, tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/metadata.json").write_text("{}")
+    raises(ValueError, r"a Minari data set. Use fbuf.datasets.minari\(", interop.from_file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "edits", "words"),
+    [
+        ("tianshou_part", {"_size": 26}, "_size is 26 and _insertion_idx 25 of 40 slots"),
+        ("tianshou_wrapped", {"_insertion_idx": 41}, "_insertion_idx 41 of 40 slots"),
+        ("tianshou_vector", {"_lengths": [11, 21, 0]}, "the counts of its rows are not those of 60 slots"),
+        ("tianshou_vector", {"last_index": [9, 32, 40]}, "the newest rows are not where its counts say"),
+        ("d3rlpy_continuous", {"num_episodes": 5}, "has actions_5, but num_episodes is 5"),
+        ("d3rlpy_continuous", {"num_episodes": 7}, "has no 'actions_6', but 7 episodes"),
+        (
+            "d3rlpy_continuous",
+            {"rewards_1": np.zeros((5, 1), np.float32)},
+            "'reward' of episode 1 has 5 rows; expected 6",
+        ),
+        ("robomimic_1", {"data/demo_2/rewards": np.zeros(5)}, "'reward' of episode 2 has 5 rows; expected 6"),
+        ("robomimic_1", {"mask/train": np.array([b"demo_9"])}, "mask/train names 'demo_9', which is missing"),
+    ],
+)
+def test_counts_that_contradict_the_rows_are_refused(name, edits, words, tmp_path):
+    file = next(FILES.glob(f"{name}.h*5"))
+    path = tmp_path / file.name
+    path.write_bytes(file.read_bytes())
+    with h5py.File(path, "a") as there:
+        for key, value in edits.items():
+            if key in there.attrs:
+                there.attrs[key] = value
+            else:
+                del there[key]
+                there[key] = value
+    more = {"ends": "trajectory", "mask": "train"} if name.startswith("robomimic") else {}
+    if "data/demo_2/rewards" in edits:
+        more.pop("mask")
+    raises(ValueError, words, interop.from_file, path, **more)
