@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,7 @@ from fbuf._checkpoint import compatibility, mixture, processes, sharded, state_a
 from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint import resize as _resize
 from fbuf._checkpoint.parts import device_array, whole_shape
+from fbuf._checkpoint.ranges import check_ranges
 from fbuf._checkpoint.save import Progress, checked_path
 from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import Spec
@@ -170,7 +172,12 @@ def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
             raise checkpoint.SchemaError(f"{call}: {saved.path} holds no buffer. Give a path that fbuf.save wrote.")
         try:
             return build(saved)
-        except (KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        except (checkpoint.SchemaError, checkpoint.VersionError):
+            raise
+        except (*_RAW, TypeError, ValueError) as error:
+            own = _PREFIX.match(str(error))
+            if isinstance(error, TypeError | ValueError) and own and own[1] not in _STORES:  # of an argument, or clear
+                raise
             raise checkpoint.SchemaError(
                 f"{call}: the buffer's description in {saved.path} is invalid ({error!r})."
             ) from error
@@ -242,8 +249,9 @@ def _read(
             name = whole_name.removeprefix("rows/")
             made = device_array(saved, whole_name, packings.get(name)) if whole_name in placed else None
             rows[name] = array if made is None else _array_rows.OwnedArray(made)
-    stored = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
     leaves = {n: device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
+    check_ranges(call, saved.path, reader, leaves)
+    stored = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
     return state_arrays.from_saved_arrays(reader, abstract, leaves, stored)
 
 
@@ -265,6 +273,11 @@ def _shape_of(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct((leaf.rows,), leaf.array.dtype) if isinstance(leaf, state_arrays.Prefix) else leaf
 
 
+_RAW = (KeyError, IndexError, AttributeError, RecursionError, OverflowError)
+"""Errors of code that reads what no buffer wrote."""
+_PREFIX = re.compile(r"([\w.]+): ")
+_STORES = ("Store.from_arrays", "Records.from_arrays")
+"""Prefixes of errors that name no path."""
 _MEMORY = Path("/proc/meminfo")
 
 

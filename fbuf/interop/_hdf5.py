@@ -6,8 +6,9 @@ its C library parses the file: prefer npz for files from strangers.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,20 @@ class Reader:
                 raise
             raise ValueError(f"{path}: is not an HDF5 file ({error}). It is damaged or truncated.") from None
         self.columns: dict[str, Column] = {}
-        self._walk(self._file, "", 0)
+        try:
+            with self._damage():
+                self._walk(self._file, "", 0)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @contextlib.contextmanager
+    def _damage(self, what: str = "") -> Iterator[None]:
+        """Name the file in errors of the library, which are of any kind where bytes are damaged."""
+        try:
+            yield
+        except (OSError, RuntimeError, KeyError, TypeError, AttributeError, UnicodeError, OverflowError) as error:
+            raise ValueError(f"{what or self.path} is damaged ({error!r:.200}).") from error
 
     def _walk(self, group: Any, prefix: str, depth: int) -> None:
         if depth > 64:
@@ -107,17 +121,16 @@ class Reader:
             return refused(f"{where} is a scalar, of shape []; expected [N, ...].")
 
         def read(first: int, last: int) -> np.ndarray:
-            try:
+            with self._damage(where):
                 return np.asarray(data[first:last])
-            except OSError as error:
-                raise ValueError(f"{where} is damaged ({error}).") from None
 
         return Column(shape[1:], dtype, read, shape[0])
 
     def about(self) -> bytes | None:
         """Return the description of the file, or None."""
-        about = self._file.attrs.get(_ABOUT)
-        return about.encode() if isinstance(about, str) else None
+        with self._damage():
+            about = self._file.attrs.get(_ABOUT)
+            return about.encode() if isinstance(about, str) else None
 
     def attribute(self, name: str, group: str = "/") -> int | None:
         """Return an integer attribute, or None."""

@@ -105,3 +105,62 @@ def test_a_false_capacity_allocates_nothing(storage, tmp_path, monkeypatch):
     checkpoint.write(str(tmp_path / "leaves"), arrays, large)
     raises(fbuf.SchemaError, "is not one of this buffer|rows take", fbuf.load, tmp_path / "leaves", buffer)
     assert fbuf.load(tmp_path / "saved", buffer)[0] == buffer
+
+
+HEADER = "state/header"
+RANGES = [
+    ("Uniform", HEADER, 10, 2**30, "the cursor of a lane .* is 1073741824; expected 0 to 24"),
+    ("Uniform", HEADER, 10, -1, "the cursor of a lane .* is -1; expected 0 to 24"),
+    ("Uniform", HEADER, 12, 2**30, "the size of a lane .* is 1073741824; expected 0 to 25"),
+    ("Epoch", HEADER, 13, -5, "the size of a lane .* is -5; expected 0 to 25"),
+    ("Prioritized", "tree", 3, np.nan, "tree' .* is nan; expected finite numbers, 0 or more"),
+    ("Prioritized", "tree", 3, np.inf, "tree' .* is inf; expected finite"),
+    ("Prioritized", "tree", 3, -1.0, "tree' .* is -1.0; expected finite"),
+    ("Prioritized", "low", 3, -1.0, "low' .* is -1.0; expected 0 or more"),
+    ("Prioritized", "low", 3, np.nan, "low' .* is nan"),
+    ("Prioritized", "top", 3, np.inf, "top' .* is inf"),
+    ("Prioritized", "numbers", 0, np.inf, "the largest priority .* is inf"),
+    ("Prioritized", "numbers", 2, np.nan, "numbers' .* is nan"),
+    ("Ranked", "numbers", 1, np.nan, "numbers' .* is nan"),
+]
+
+
+def test_numbers_that_no_buffer_writes_are_refused(tmp_path):
+    samplers = {
+        "Uniform": fbuf.samplers.Uniform(),
+        "Epoch": fbuf.samplers.Epoch(),
+        "Prioritized": fbuf.samplers.Prioritized(normalize="buffer", largest="held"),
+        "Ranked": fbuf.samplers.Ranked(),
+    }
+    saved = {}
+    for name, sampler in samplers.items():
+        buffer = fbuf.Buffer(50, lanes=2, sampler=sampler)
+        rows, priority = {"t": np.arange(60, dtype=np.int32).reshape(30, 2)}, np.linspace(1, 2, 60).reshape(30, 2)
+        more = {"priority": priority.astype(np.float32)} if buffer.sampler.prioritized else {}
+        state = buffer.extend(buffer.init({"t": 0}), rows, **more)
+        fbuf.save(tmp_path / name, buffer, state)
+        with checkpoint.read(tmp_path / name) as found:
+            saved[name] = {n: np.asarray(a) for n, a in found.arrays.items()}, found.meta
+    for i, (name, leaf, place, number, match) in enumerate(RANGES):
+        arrays, meta = saved[name]
+        (leaf,) = [n for n in arrays if n.rpartition("/")[2] == leaf or n == leaf]
+        changed = arrays[leaf].copy()
+        changed.reshape(-1)[place] = number
+        checkpoint.write(str(tmp_path / f"changed{i}"), arrays | {leaf: changed}, meta)
+        with pytest.raises(fbuf.SchemaError, match=match) as caught:
+            fbuf.load(tmp_path / f"changed{i}")
+        assert f"{tmp_path}/changed{i}" in str(caught.value)
+        raises(fbuf.SchemaError, match, fbuf.load, tmp_path / f"changed{i}", verify="lazy")
+
+
+def test_text_of_another_kind_is_an_error_with_the_path(tmp_path):
+    buffer = fbuf.Buffer(8, storage=fbuf.storages.Ragged())
+    state = buffer.extend(buffer.init({"text": "", "n": 0}), [{"text": "a", "n": 1}, {"text": "bc", "n": 2}])
+    fbuf.save(tmp_path / "saved", buffer, state)
+    with checkpoint.read(tmp_path / "saved") as found:
+        arrays, meta = {n: np.asarray(a) for n, a in found.arrays.items()}, found.meta
+    (name,) = [n for n in arrays if n.endswith("leaves")]
+    for i, text in enumerate((b"\xff\xfe", b"{", b"3", b"[[1, 2]]", b'[["text", 3, 4, 5]]')):
+        checkpoint.write(str(tmp_path / f"c{i}"), arrays | {name: np.frombuffer(text, np.uint8)}, meta)
+        with pytest.raises((fbuf.SchemaError, fbuf.StoreCorrupted), match=f"{tmp_path}/c{i}"):
+            fbuf.load(tmp_path / f"c{i}")

@@ -39,6 +39,22 @@ def test_truncations_and_flipped_bits_are_noticed(compress, tmp_path):
     check_flips(file, tmp_path, every=23)
 
 
+@pytest.mark.parametrize("compress", [False, True])
+def test_errors_of_damaged_h5_files_name_the_path(compress, tmp_path):
+    buffer, state = from_arrays(ROWS)
+    text = to_file(tmp_path / "a.h5", buffer, state, compress=compress).path.read_bytes()
+    refused = 0
+    for at in range(0, len(text), max(len(text) // 60, 1)):
+        path = tmp_path / "b.h5"
+        path.write_bytes(text[:at] + bytes([text[at] ^ 0x41]) + text[at + 1 :])
+        try:
+            read_file(path)
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 5
+
+
 @given(data=st.binary(max_size=300))
 def test_any_bytes_are_refused(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("any") / "a.npz"
