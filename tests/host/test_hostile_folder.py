@@ -13,6 +13,7 @@ from fbuf._host.codecs import Zstd
 from fbuf._host.io.directory import Folder
 from fbuf._host.types import StoreCorrupted
 from tests.support.disk import identity, make
+from tests.support.processes import run_python
 from tests.support.refusals import raises
 from tests.support.store import columns_of, frames
 
@@ -152,3 +153,28 @@ def test_a_log_of_updates_with_a_right_checksum_and_wrong_content(folder, tmp_pa
         )
         held = Folder("Memmap", str(path), identity(COLUMNS, **SIZES), resume=True)
     held.close()
+
+
+CUT = """
+import glob, os, sys, numpy as np
+from fbuf._host.codecs import Zstd
+from fbuf._host.types import StoreCorrupted
+from tests.support.disk import make
+from tests.support.refusals import raises
+from tests.support.store import columns_of, fetch
+CASES = [("rows", None, 4096), ("rows", None, 0), ("segment-*", Zstd(chunk=2), 4096), ("segment-*", Zstd(chunk=2), 0)]
+for name, codec, size in CASES:
+    path = f"{sys.argv[1]}/{codec is None}-{size}"
+    store = make(path, columns_of(codec, shape=(600,)), length=64)
+    tickets = store.write([np.random.default_rng(0).integers(0, 4, (64, 1, 600), np.uint8)], None)
+    fetch(store, tickets)
+    for file in glob.glob(f"{path}/column0.{name}"):
+        os.truncate(file, size)
+    raises(StoreCorrupted, "column0.* has [0-9]+ bytes; expected [0-9]+: it was cut short", fetch, store, tickets)
+    store.close()
+    print("alive")
+"""
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path):
+    assert run_python(CUT, tmp_path).stdout == "alive\n" * 4

@@ -17,7 +17,7 @@ import numpy as np
 
 from fbuf._host.columns.raw import DirtyBlocks
 from fbuf._host.io.directory import Folder
-from fbuf._host.io.file import File, existing
+from fbuf._host.io.file import File, check_size, existing
 from fbuf._host.memory.lazy_array import Lazy
 from fbuf._host.types import Array, Batch, ColumnData, DType, InvalidRows, Shape, damaged_file, flat, raise_if_corrupted
 
@@ -115,7 +115,8 @@ class RawFileColumn(ColumnData):
             ):
                 if file.size != size or self.places <= depth:
                     raise damaged_file(f"{file.path} has {file.size} bytes", f"{size}")
-        self.table: Array = np.frombuffer(self.file.map(), np.uint8)
+        self.mapping = self.file.map()
+        self.table: Array = np.frombuffer(self.mapping, np.uint8)
         self._tracked = DirtyBlocks(self.places, lanes * self.row)
 
     def _read_header(self, folder: Folder) -> int:
@@ -279,12 +280,17 @@ class RawFileFetch:
     may_be_overwritten = True  # the ring wraps around
 
     def run(self, outs: Sequence[memoryview]) -> Array | None:
-        """Fill the outputs of the requests; return bool[M] of damaged rows if some were read for the first time."""
+        """Fill the outputs of the requests; return bool[M] of damaged rows if some were read for the first time.
+
+        Raises:
+          StoreCorrupted: the file was cut short.
+        """
         row = self.ring.row
         table = self.ring.table.reshape(-1, row)
         some = np.flatnonzero(self.there)
         if not len(some):
             return None
+        check_size(self.ring.mapping, self.ring.file.path)
         # Holes of the file are left alone: a row that is not there is read as one that is.
         places = self.at if len(some) == len(self.at) else np.where(self.there, self.at, self.at[some[0]])
         first = 0

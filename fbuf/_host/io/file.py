@@ -184,8 +184,19 @@ class annotate_os_error:
         raise OSError(number, f"fbuf: cannot {self.what} {self.path}: {os.strerror(number)}; {room}. {fix}") from error
 
 
-def once(view: memoryview, at: int, size: int) -> Array:
-    """Return a copy of bytes of a mapping, and release its pages."""
+def check_size(view: memoryview, path: str) -> None:
+    """Raise StoreCorrupted if the file of a mapping was cut short: reading beyond its end would end the process (SIGBUS)."""
+    mapping = view.obj
+    if isinstance(mapping, mmap.mmap) and mapping.size() < view.nbytes:
+        raise StoreCorrupted(
+            f"{path} has {mapping.size()} bytes; expected {view.nbytes}: it was cut short while its store is open. Load the "
+            f"last checkpoint with fbuf.load(path)."
+        )
+
+
+def once(view: memoryview, at: int, size: int, path: str) -> Array:
+    """Return a copy of bytes of the mapping of a file, and release its pages. Raises StoreCorrupted: it was cut short."""
+    check_size(view, path)
     out = np.frombuffer(view, np.uint8, size, at).copy()
     mapping = view.obj
     if isinstance(mapping, mmap.mmap):

@@ -13,13 +13,13 @@ import contextlib
 import functools
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fbuf._host.io.directory import Folder, is_store_name
-from fbuf._host.io.file import File, once, unlink
+from fbuf._host.io.file import File, check_size, once, unlink
 from fbuf._host.memory.arena import SegmentPool
 from fbuf._host.memory.lazy_array import Lazy, pieces
 from fbuf._host.types import Array
@@ -102,6 +102,20 @@ class FileArena(SegmentPool):
         segment = self.segments[number] = Segment(file)
         self.capacity += segment.size
         return segment
+
+    def view(self, address: int, length: int) -> memoryview:
+        """Return a chunk as `Arena` does. Raises StoreCorrupted: its file was cut short."""
+        self._check((address >> _OFFSET_BITS,))
+        return super().view(address, length)
+
+    def views(self, addresses: Array, lengths: Array) -> list[memoryview]:
+        """Return many chunks. Raises StoreCorrupted: a file was cut short."""
+        self._check(np.unique(addresses >> np.uint64(_OFFSET_BITS)).tolist())
+        return super().views(addresses, lengths)
+
+    def _check(self, numbers: Iterable[int]) -> None:
+        for segment in filter(None, map(self.segments.get, numbers)):
+            check_size(segment.view, segment.file.path)
 
     # ---------------------------------------------------------------- writing
 
@@ -250,7 +264,7 @@ class FileArena(SegmentPool):
                 offset = at * segment.piece
                 size = min(segment.used - offset, segment.piece)
                 table.append((number, offset, size))
-                read = functools.partial(once, segment.view, offset, size)
+                read = functools.partial(once, segment.view, offset, size, segment.file.path)
                 parts.append((f"{number}/{offset}", f"{name}:{number}/{offset}:{size}", size, read))
         return np.array(table, np.int64).reshape(-1, 3), pieces(parts)
 
