@@ -168,8 +168,9 @@ def _needs_32_bits(buffer: BufferConfig, name: str) -> str:
     for part in (buffer.view, getattr(buffer.view, "view", None), buffer.sampler, buffer.writer):
         if hasattr(part, "rank"):  # a function of the whole row
             return f"{part!r} reads rows there"
-        fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
-        if is_under(name, (key for field in fields if isinstance(key := getattr(part, field.name), str))):
+        fields = [field.name for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
+        fields = [field for field in fields if field not in getattr(part, "reads_pairs", ())]
+        if is_under(name, (key for field in fields if isinstance(key := getattr(part, field), str))):
             return f"{part!r} reads it there"
     return ""
 

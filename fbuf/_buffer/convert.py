@@ -51,7 +51,7 @@ def _index_rows_core(
         if anchors is None:
             change = _anchors.dense(slot, there, None, stamp)
         else:
-            new, ids = _state.ending(other, leaves, slot.shape), _state.ids_of(other, leaves, slot.shape)
+            new, ids = _state.ending(other, leaves, slot.shape), _state.ids_of(other, leaves, anchors.newest_id)
             before = Ring(cursor=start[None], size=start[None], lap=jnp.ones((1,), jnp.uint32))
             count = jnp.minimum(jnp.int32(geometry.capacity) - start, jnp.int32(block))[None]
             anchors, change, token = _anchors.extend(
@@ -104,12 +104,12 @@ def _convert_core(
     if other.dense:
         anchors, change = None, _anchors.dense(slot, keep, None, stamp)
     else:
-        new, ids = _state.ending(other, leaves, keep.shape), _state.ids_of(other, leaves, keep.shape)
+        assert empty.anchors is not None
+        new, ids = _state.ending(other, leaves, keep.shape), _state.ids_of(other, leaves, empty.anchors.newest_id)
         was_cut = jnp.zeros(keep.shape, bool)
         if state.anchors is not None:
             was_cut = _anchors.has(state.anchors.flags.at[slot].get(mode="fill", fill_value=0), _anchors.CUT)
             new = new | _anchors.bit(was_cut, _anchors.CUT | _anchors.END)
-        assert empty.anchors is not None
         full = _may_have_lost_rows(buffer, state)
         first = state.ring.cursor - state.ring.size
         tail, unknown, cut = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8), None

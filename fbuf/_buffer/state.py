@@ -333,10 +333,15 @@ def ending(buffer: BufferConfig, leaves: dict[str, Array], shape: tuple[int, ...
     return flags
 
 
-def ids_of(buffer: BufferConfig, leaves: dict[str, Array], shape: tuple[int, ...]) -> Array | None:
-    """Return the episode id of each row; None if the view names none."""
+def ids_of(buffer: BufferConfig, leaves: dict[str, Array], newest: Array | None) -> Array | None:
+    """Return the episode id of each row, [N, E] or [N, E, 2] like the `newest` [E] or [E, 2]; None if the view names none."""
     name = buffer.view.rule.episode
-    return None if name is None else leaves[name].reshape(shape)
+    if name is None or newest is None:
+        return None
+    ids = leaves[name]
+    if ids.dtype.itemsize == 8:
+        ids = lax.bitcast_convert_type(ids, jnp.uint32)
+    return ids.reshape(-1, *newest.shape)
 
 
 def stamp_of(buffer: BufferConfig, leaves: dict[str, Array], shape: tuple[int, ...]) -> Array | None:

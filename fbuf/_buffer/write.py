@@ -78,10 +78,8 @@ def _extend_core(
         given = None if priority is None else priority[skipped:]
         change = _anchors.dense(slot, all_kept, given, None if stamp is None else stamp[skipped:])
     else:
-        new, ids = (
-            _state.ending(buffer, leaves, (num, geometry.lanes)),
-            _state.ids_of(buffer, leaves, (num, geometry.lanes)),
-        )
+        new = _state.ending(buffer, leaves, (num, geometry.lanes))
+        ids = _state.ids_of(buffer, leaves, state.anchors.newest_id)
         anchors, change, token = jax.named_scope("anchors")(_anchors.extend)(
             state.anchors, buffer.view, geometry, state.ring, new, priority, stamp, mask, token, ids=ids
         )

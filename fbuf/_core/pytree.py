@@ -240,7 +240,7 @@ def to_pairs(where: str, values: Any, dtype: Any) -> Any:
 
 
 def exact(call: str, spec: Mapping[str, jax.ShapeDtypeStruct], data: Any) -> Any:
-    """Return rows or a batch with NumPy arrays of their 64-bit dtypes instead of pairs.
+    """Return rows or a batch with NumPy arrays of their 64-bit dtypes instead of pairs; what a view rounded stays.
 
     Raises:
       TypeError: the data are traced.
@@ -253,7 +253,7 @@ def exact(call: str, spec: Mapping[str, jax.ShapeDtypeStruct], data: Any) -> Any
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name not in spec:  # views may put rows that are not dicts under `row`
             name = name.removeprefix("row").removeprefix("/")
-        if name not in dtypes:
+        if name not in dtypes or leaf.dtype != np.uint32:
             return leaf
         if isinstance(leaf, jax.core.Tracer):
             raise TypeError(

@@ -23,7 +23,7 @@ from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import number_up_to, order_after_reads
 from fbuf._core.pytree import Spec
-from fbuf._core.slots import Geometry, Ring, by_age, slot_at, zeros
+from fbuf._core.slots import Geometry, Ring, by_age, expand, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
 from fbuf._interfaces.view import EligibilityRule
 
@@ -54,7 +54,9 @@ class Anchors:
     count: Array  # int32[E], open rows
     rule: EligibilityRule  # static: the rule that decided them
     before: Array | None = None  # int32[blocks], open rows before each block of a data set
-    newest_id: Array | None = None  # [E], episode id of each lane's newest row; None without ids
+    newest_id: Array | None = (
+        None  # [E], or uint32[E, 2] of 64 bits: episode id of each lane's newest row; None without ids
+    )
 
 
 _LONG = 2**30  # rows; steps of longer episodes are stored modulo the stride
@@ -93,8 +95,13 @@ def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, spec: Spec
         count=jnp.zeros((lanes,), jnp.int32),
         rule=rule,
         before=jnp.zeros((-(-geometry.capacity // BLOCK),), jnp.int32) if counted else None,
-        newest_id=None if rule.episode is None else jnp.zeros((lanes,), spec[rule.episode].dtype),
+        newest_id=None if rule.episode is None else _no_id(lanes, spec[rule.episode].dtype),
     )
+
+
+def _no_id(lanes: int, dtype: Any) -> Array:
+    """Return zeros as the episode ids of rows: pairs of uint32 if they have 64 bits, with x64 or without."""
+    return jnp.zeros((lanes, 2), jnp.uint32) if dtype.itemsize == 8 else jnp.zeros((lanes,), dtype)
 
 
 def _compact(keep: Array | None, *arrays: Array | None) -> tuple[Any, ...]:
@@ -102,7 +109,7 @@ def _compact(keep: Array | None, *arrays: Array | None) -> tuple[Any, ...]:
     if keep is None:
         return arrays
     order = jnp.argsort(~keep, axis=0, stable=True)
-    return tuple(None if a is None else jnp.take_along_axis(a, order, axis=0) for a in arrays)
+    return tuple(None if a is None else jnp.take_along_axis(a, expand(order, a.ndim), axis=0) for a in arrays)
 
 
 def _row_flags(tail: Array, new: Array, changed: Array | None, reset_rows: bool) -> Array:
@@ -154,7 +161,7 @@ def extend(
       keep: bool[N, E], or None for all.
       evict: int32[E], decided rows to evict, and their maximum; then N is 0.
       arrive: int32[E], how many of the rows exist, in a ring that has room and never lost a row; `keep` is None.
-      ids: [N, E], episode ids; a change is a cut before that row.
+      ids: [N, E], or uint32[N, E, 2] of 64 bits: episode ids; a change is a cut before that row.
       cut: bool[E], lanes that are cut before the write.
     Returns:
       The anchors, what opened and closed, and the token.
@@ -173,9 +180,12 @@ def extend(
     if ids is not None:
         assert anchors.newest_id is not None
         every = jnp.concatenate([anchors.newest_id[None], ids])
-        changed = (every[1:] != every[:-1]) & (jnp.arange(num, dtype=jnp.int32)[:, None] < count[None, :])
+        differs = every[1:] != every[:-1]
+        differs = differs if differs.ndim == 2 else jnp.any(differs, axis=2)
+        changed = differs & (jnp.arange(num, dtype=jnp.int32)[:, None] < count[None, :])
+        newest = jnp.take_along_axis(every, expand(count[None, :], every.ndim), axis=0)[0]
         cut = changed[0] if cut is None else changed[0] | cut
-        anchors = dataclasses.replace(anchors, newest_id=jnp.take_along_axis(every, count[None, :], axis=0)[0])
+        anchors = dataclasses.replace(anchors, newest_id=newest)
     was = anchors.tail_flags[-1:]
     if cut is not None:
         anchors = _cut_newest(anchors, geometry, ring, cut, token)

@@ -80,8 +80,10 @@ class View(Protocol):
         int32[A, E] is exact for rows of the running episode and newer ones; where `stride` is 1 and `learns` None it has no
         meaning.
 
-    Optional: `adds`, False if batches of windows are the rows alone, without a leaf `mask` of the view. `learnt(flags)`:
-    given the flags uint8[L, E] of rows in order of arrival (NumPy; 0 where there is none), which rows a batch may learn.
+    Optional: `adds`, False if batches of windows are the rows alone, without a leaf `mask` of the view. `learnt(flags)`: given
+    the flags uint8[L, E] of rows in order of arrival (NumPy; 0 where there is none), which rows a batch may learn.
+    `reads_pairs`: names of the view's fields that name leaves which it also takes as pairs of uint32, what 64 bits of a storage
+    on the host are without x64.
     """
 
     @property

@@ -255,7 +255,8 @@ class Host(HostStorage):
     Leaves keep 64 bits without `jax_enable_x64` if `keys` names them and the example has NumPy's int64, uint64 or float64.
     Outside jit they are written from NumPy arrays and returned as NumPy arrays, by `Replay` also as tensors. JAX cannot hold
     them: a method inside jit that takes or returns them raises TypeError, and so does `init` if the view, the writer or a
-    transform reads them. Take them out of a batch before you pass it to jit, which would narrow them.
+    transform reads them. But views read rewards, as float32 rounded once, and episode ids, which are compared in full. Take
+    them out of a batch before you pass it to jit, which would narrow them.
 
     Cost: a write or read is one callback and one copy of its rows.
 

@@ -24,7 +24,7 @@ from fbuf._indexing.anchors import CUT, END, episode_around, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, View, Window
-from fbuf.views._fields import check_free
+from fbuf.views._fields import as_float, check_free
 
 
 @component
@@ -212,8 +212,7 @@ class Hindsight:
                 shape = (goal.shape[0],) + (1,) * (array.ndim - goal.ndim) + goal.shape[1:]
                 arrays[i] = jnp.where(expand(next(where_goals), array.ndim), goal.reshape(shape), array)
             elif read.name == inner.reward:
-                if not jnp.issubdtype(array.dtype, jnp.floating):
-                    array = array.astype(jnp.float32)
+                array = as_float(array, spec[inner.reward].dtype)
                 new = expand(there & expand(relabelled, 2), array.ndim)
                 arrays[i] = jnp.where(new, rewards.astype(array.dtype), array)
         data = inner.assemble(spec, structure, arrays, Window(reads, context))

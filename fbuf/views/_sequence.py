@@ -31,6 +31,7 @@ class _WindowView:
 
     episode_end: tuple[str, ...]
     episode: str | None
+    reads_pairs = ("episode",)
     adds = True
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:

@@ -28,7 +28,7 @@ from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.views._fields import check_autoreset, check_flag, check_free, check_id, check_single
+from fbuf.views._fields import as_float, check_autoreset, check_flag, check_free, check_id, check_single
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation", "episode")
@@ -56,7 +56,8 @@ class Transition:
         `("obs/image",)` is the leaf `image` of a dict `obs`. Others are `[B, ...]`, the newest observation.
       observation: Name of the leaf or subtree with o_t.
       action: Name of a_t (leaf or subtree), or None.
-      reward: Name of the leaf with r_{t+1}, the result of the action in the same row: a number, or a vector.
+      reward: Name of the leaf with r_{t+1}, the result of the action in the same row: a number, or a vector. Integers, and the
+        64 bits of a storage on the host without x64, are rounded once to float32.
       terminated: Name of the boolean leaf that marks termination with this step, such as `"terminated"` or the path
         `"done/__all__"`; None: never.
       truncated: Name of the boolean leaf that marks truncation after this step; None: never.
@@ -90,6 +91,7 @@ class Transition:
     pad: Literal["zero", "repeat"] = "zero"
     autoreset: Literal["same_step", "next_step"] | None = None
     episode: str | None = None
+    reads_pairs = ("reward", "episode")
 
     def __post_init__(self) -> None:
         for name in _NAMES:
@@ -270,9 +272,7 @@ class Transition:
                     next_obs[name] = jnp.concatenate([following[:, :-1], newest[:, None]], axis=1)
                 else:
                     next_obs[name] = jnp.where(expand(has_final, final.ndim), final, following)
-        reward = next(rest)
-        if not jnp.issubdtype(reward.dtype, jnp.floating):
-            reward = reward.astype(jnp.float32)
+        reward = as_float(next(rest), spec[self.reward].dtype)
         powers = jnp.asarray([self.gamma**i for i in range(self.n_step + 1)], reward.dtype)
         shape = (1, self.n_step) + (1,) * (reward.ndim - 2)
         total = jnp.sum(reward * powers[:-1].reshape(shape), axis=1)
