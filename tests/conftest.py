@@ -34,7 +34,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
-TIERS = ("more", "exhaustive", "accelerators")
+TIERS = ("more", "exhaustive", "accelerators", "environments")
 pytest.register_assert_rewrite("tests.support")
 _TESTS = itertools.count()
 

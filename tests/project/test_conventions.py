@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.environments.install import LIBRARIES
 from tests.support.paths import ROOT
 
 FOLDER = "DESIGN GUIDE ENVIRONMENTS storages/README datasets/README parts/README MIGRATING TORCH FORMAT".split()
@@ -62,3 +63,11 @@ def test_numpy_takes_batches() -> None:
     replay = fbuf.Replay(buffer, ROW)
     replay.extend({"obs": np.ones((9, 4, 4), np.uint8), "reward": np.arange(9, dtype=np.float32)})
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(replay.sample(4, to="numpy").data))
+
+
+def test_the_versions_of_environments_are_those_that_are_tested() -> None:
+    table = [line.split("|")[1] for line in (ROOT / "fbuf/ENVIRONMENTS.md").read_text().splitlines() if line[:1] == "|"]
+    named = set(re.findall(r"([\w-]+) (\d+\.\d+\.\d+)(?!.*by its source)", "\n".join(table)))
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "tests/environments/requirements.txt").read_text(), flags=re.M))
+    assert len(named) >= len(LIBRARIES) + 1 and named == {(name, pinned[name]) for name, _ in named}
+    assert {name.replace("-", "_") for name, _ in named} == {*LIBRARIES, "gymnasium"}
