@@ -360,3 +360,11 @@ def test_one_writer_holds_the_lock(tmp_path, monkeypatch):
     assert files(tmp_path / "a") == []
     oracle.from_arrays(bad(), path=tmp_path / "a", view=ROW)
     assert "lock" not in files(tmp_path / "a")
+
+
+def test_next_observations_are_compared_as_numbers():
+    obs = np.array([[0.0, 1], [np.nan, 2], [0, 3], [5, np.nan], [6, 7], [8, 9]], np.float32)
+    following = np.array([[np.nan, 2], [-0.0, 3], [5, 0], [6, 7], [0, 0], [0, 0]], np.float32)
+    data = {"observations": obs, "next_observations": following, "terminals": [False] * 6, "timeouts": [False] * 6}
+    buffer, state = fbuf.interop.from_arrays(data).into()
+    assert buffer.rows(state).data["truncated"].tolist() == [False, False, True, False, True, True]

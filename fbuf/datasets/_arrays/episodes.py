@@ -76,8 +76,10 @@ class Ends:
         if self.follows:
             equal = ~none
             for here, following in self.follows.items():
-                last = rows[here][-1:] if after is None else after[here]  # an end anyway
-                equal &= _rows_equal(np.concatenate([rows[here][1:], last]), rows[following], none.shape)
+                now, then = rows[here], rows[following]
+                equal[:-1] &= _rows_equal(now[1:], then[:-1], equal[:-1].shape)
+                if after is not None:  # else it is an end anyway
+                    equal[-1:] &= _rows_equal(after[here], then[-1:], equal[-1:].shape)
             missing = ~equal & ~terminated & ~truncated
             truncated |= missing
             cuts += int(missing.sum())
@@ -155,6 +157,8 @@ def as_flag(call: str, name: str, first: int, rows: np.ndarray, axes: int = 1) -
         raise ValueError(
             f"{call}: leaf '{name}' has shape {[len(rows), *rows.shape[1:]]}; expected {expected}. Give {fix}."
         )
+    if rows.dtype == bool:
+        return rows
     flag = rows.astype(bool)
     wrong = np.argwhere(flag != rows)
     if len(wrong):
@@ -169,18 +173,21 @@ def check_rewards(call: str, first: int, rows: Mapping[str, np.ndarray]) -> None
     if reward is None or reward.dtype.kind in "iub":
         return
     fine = np.isfinite(reward.astype(np.float32) if reward.dtype.isbuiltin == 2 else reward)
-    wrong = np.flatnonzero(~fine.reshape(len(reward), -1).all(axis=1))
-    if wrong.size:
-        at = wrong[0]
+    if not fine.all():
+        at = np.flatnonzero(~fine.reshape(len(reward), -1).all(axis=1))[0]
         raise ValueError(f"{call}: leaf 'reward' is {reward[at]} in row {first + at}; expected finite numbers.")
 
 
 def _rows_equal(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return bool of this shape, which rows are equal; NaN equals NaN."""
-    same = a == b
+    equal = np.ones(shape, bool)
+    a, b = a.reshape(-1), b.reshape(-1)
+    differ = np.flatnonzero(a != b)  # seldom any
     if a.dtype.kind in "fc":
-        same |= (a != a) & (b != b)
-    return same.reshape(*shape, -1).all(axis=-1)
+        differ = differ[~((a[differ] != a[differ]) & (b[differ] != b[differ]))]
+    if differ.size:
+        equal.reshape(-1)[differ // (a.size // equal.size)] = False
+    return equal
 
 
 def _text(leaf: tuple[tuple[int, ...], np.dtype[Any]]) -> str:
