@@ -44,7 +44,7 @@ def recognise(
     if isinstance(reader, _npz.Reader):
         if {"data", "safe", "version"} <= set(names):
             raise ValueError(
-                f"{made.call}: {path} is of cpprb, whose rows are pickled. Load it with cpprb: "
+                f"{made.call}: is of cpprb, whose rows are pickled. Load it with cpprb: "
                 f"from_cpprb(buffer.get_all_transitions(), position=buffer.get_next_index(), ends=...)."
             )
         return None
@@ -62,10 +62,8 @@ def from_folder(path: Path, made: Source, ends: str | None) -> Source:
     if (path / "meta" / "info.json").is_file():
         return _lerobot(path, made, ends)
     if (path / "data" / "metadata.json").is_file():
-        raise ValueError(f"{made.call}: {path} is a Minari data set. Use fbuf.datasets.minari({str(path)!r}).")
-    raise ValueError(
-        f"{made.call}: {path} is a folder without meta/info.json; expected a file, or a LeRobot v3 data set."
-    )
+        raise ValueError(f"{made.call}: is a Minari data set. Use fbuf.datasets.minari({str(path)!r}).")
+    raise ValueError(f"{made.call}: is a folder without meta/info.json; expected a file, or a LeRobot v3 data set.")
 
 
 def without_infos(columns: Mapping[str, Column], fields: Fields) -> Mapping[str, Column]:
@@ -171,6 +169,8 @@ def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
         sizes = np.diff([*offset, room]) if offset.ndim == count.ndim == 1 and len(offset) else np.zeros(0)
     else:
         size, cursor = (np.array([reader.attribute(name)]) for name in ("_size", "_insertion_idx"))
+        if None in (size[0], cursor[0]):
+            raise ValueError(f"{path}: _size or _insertion_idx is no integer; expected both. It is damaged.")
         offset, count, sizes, newest = np.zeros(1, np.int64), size, np.array([room]), cursor - 1
         newest = np.where(newest < 0, room - 1, newest)
         if not (0 <= cursor[0] <= room and (size[0] == room or size[0] == cursor[0])):
@@ -306,7 +306,12 @@ def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None,
             if name.startswith(prefix):
                 first, slash, rest = name[len(prefix) :].partition("/")
                 parts.setdefault(renamed.get(first, first) + slash + rest, []).append(column)
-    parts = {name: columns for name, columns in parts.items() if made.fields is not None or len(columns) == len(demos)}
+    steps = ("obs", "action", "reward", "dones", "next_obs")
+    parts = {
+        name: columns
+        for name, columns in parts.items()
+        if made.fields is not None or name.split("/")[0] in steps or len(columns) == len(demos)
+    }
     if not demos or "action" not in parts:
         raise ValueError(f"{path}: no demonstration with actions; expected data/demo_0/actions.")
     lengths = _episode_lengths(path, parts, len(demos))
@@ -318,7 +323,7 @@ def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None,
     last[np.cumsum(lengths) - 1] = True
     columns = {name: concatenate(f"{path}: {name}", columns) for name, columns in parts.items()}
     done = columns.pop("dones", None)
-    kind = "trajectory" if done is None else check_ends(made.call, f"{path} has dones", ends)
+    kind = "trajectory" if done is None else check_ends(made.call, "dones", ends)
     return known_steps(made, "robomimic demonstrations", columns | flags(done, last, kind), len(last))
 
 
@@ -346,6 +351,8 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
             files.append(parquet.ParquetFile(file))
         except Exception as error:  # of pyarrow's parser
             raise ValueError(f"{file}: is not parquet ({str(error)[:200]}). It is damaged.") from None
+        if lost := [name for name in files[-1].schema_arrow.names if name not in features]:
+            raise ValueError(f"{file}: has a column {lost[0]!r} that meta/info.json does not describe. It is damaged.")
     groups = [(file, number) for file in files for number in range(file.metadata.num_row_groups)]
     rows = [file.metadata.row_group(number).num_rows for file, number in groups]
     starts = np.cumsum([0, *rows]).tolist()
@@ -357,7 +364,9 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
         shape = check_shape(str(described), feature.get("shape"))
         if dtype is None:
             kind = str(feature.get("dtype"))[:40]
-            return refused(f"leaf '{name}' is {kind}, which is not in the parquet files; decode it with lerobot.")
+            return refused(
+                f"{path}: leaf '{name}' is {kind}, which is not in the parquet files; decode it with lerobot."
+            )
         cached: tuple[int, np.ndarray] | None = None
 
         def group(number: int) -> np.ndarray:
@@ -392,7 +401,7 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
         raise ValueError(f"{path}: episode_index falls; expected rows in order of time. It is damaged.")
     last = np.append(episode[1:] != episode[:-1], True) if total else np.zeros(0, bool)
     done = found.pop("next.done", None)
-    kind = "trajectory" if done is None else check_ends(call, f"{path} has next.done", ends)
+    kind = "trajectory" if done is None else check_ends(call, "next.done", ends)
     columns = {}
     for name, leaf in found.items():
         here = name.replace("observation.", "obs/", 1) if name.startswith("observation.") else name

@@ -55,6 +55,17 @@ class Writer:
         self.file.close()
 
 
+@contextlib.contextmanager
+def _report_damage(path: Path, what: str = "") -> Iterator[None]:
+    """Name the file in errors of the library, which are of any kind where bytes are damaged."""
+    try:
+        yield
+    except Exception as error:
+        if str(path) in str(error):  # it was raised here
+            raise
+        raise ValueError(f"{path}{what} is damaged ({error!r:.200}).") from error
+
+
 class Reader:
     """Read the data sets of a file.
 
@@ -73,19 +84,11 @@ class Reader:
             raise ValueError(f"{path}: is not an HDF5 file ({error}). It is damaged or truncated.") from None
         self.columns: dict[str, Column] = {}
         try:
-            with self._damage():
+            with _report_damage(path):
                 self._walk(self._file, "", 0)
         except BaseException:
             self._file.close()
             raise
-
-    @contextlib.contextmanager
-    def _damage(self, what: str = "") -> Iterator[None]:
-        """Name the file in errors of the library, which are of any kind where bytes are damaged."""
-        try:
-            yield
-        except (OSError, RuntimeError, KeyError, TypeError, AttributeError, UnicodeError, OverflowError) as error:
-            raise ValueError(f"{what or self.path} is damaged ({error!r:.200}).") from error
 
     def _walk(self, group: Any, prefix: str, depth: int) -> None:
         if depth > 64:
@@ -120,34 +123,32 @@ class Reader:
         if not shape:
             return refused(f"{where} is a scalar, of shape []; expected [N, ...].")
 
+        path = self.path  # not the reader: a cycle would keep the file open after its source is dropped
+
         def read(first: int, last: int) -> np.ndarray:
-            with self._damage(where):
+            with _report_damage(path, f": data set '{name}'"):
                 return np.asarray(data[first:last])
 
         return Column(shape[1:], dtype, read, shape[0])
 
     def about(self) -> bytes | None:
         """Return the description of the file, or None."""
-        with self._damage():
+        with _report_damage(self.path):
             about = self._file.attrs.get(_ABOUT)
             return about.encode() if isinstance(about, str) else None
 
     def attribute(self, name: str, group: str = "/") -> int | None:
         """Return an integer attribute, or None."""
-        try:
+        with _report_damage(self.path, f": attribute '{name}'"):
             value = self._file[group].attrs.get(name)
-        except Exception as error:  # of the library, where bytes are damaged
-            raise ValueError(f"{self.path}: attribute '{name}' is damaged ({error}).") from None
         return int(value) if isinstance(value, (int, np.integer)) else None
 
     def array(self, name: str) -> np.ndarray:
         """Return a small data set as a whole. Raises ValueError: it is missing, large or damaged."""
-        if name not in self.columns or self._file[name].size > 2**20:
-            raise ValueError(f"{self.path}: has no data set '{name}' of this kind of file. It is damaged.")
-        try:
-            return np.asarray(self._file[name][()])
-        except Exception as error:  # of the library, where bytes are damaged
-            raise ValueError(f"{self.path}: data set '{name}' is damaged ({error}).") from None
+        with _report_damage(self.path, f": data set '{name}'"):
+            if name in self.columns and self._file[name].size <= 2**20:
+                return np.asarray(self._file[name][()])
+        raise ValueError(f"{self.path}: has no data set '{name}' of this kind of file. It is damaged.")
 
     def close(self) -> None:
         """Close the file."""

@@ -178,14 +178,22 @@ def from_file(
       [3, 4]
     """
     call, path = "from_file", Path(path).expanduser()
-    made = Source("arrays", {}, -1, lanes, call=call, fields=fields, dtypes=dtypes, rows=rows)
+    made = Source("arrays", {}, -1, lanes, call=f"{call}: {path}", fields=fields, dtypes=dtypes, rows=rows)
     if path.is_dir():
         return _formats.from_folder(path, made, ends)
     _formats.refuse(call, path)
     reader = opened(call, path)
-    if (found := _formats.recognise(path, reader, made, ends, mask)) is not None:
-        return found
-    columns, about = file_columns(path, reader, lanes)
+    try:
+        found = _formats.recognise(path, reader, made, ends, mask)
+        return _plain(path, reader, made, ends, episode_end) if found is None else found
+    except BaseException:
+        reader.close()  # which the error's traceback would keep open
+        raise
+
+
+def _plain(path: Path, reader: Reader, made: Source, ends: Ends, episode_end: Sequence[str] | None) -> Source:
+    """Return the rows of `to_file`, `to_ted`, D4RL or plain arrays."""
+    columns, about = file_columns(path, reader, made.lanes)
     if about is not None:
         exists = columns.pop(_export.MASK, None)
         extra = None if episode_end is None else tuple(episode_end)
@@ -193,12 +201,12 @@ def from_file(
         return dataclasses.replace(
             made, columns=columns, steps=about["steps"], **own, plain=extra is None, episode_end=extra
         )
-    _guards.check_ring(call, columns)
+    _guards.check_ring(made.call, columns)
     forward = path.suffix == ".npz"
-    made = dataclasses.replace(made, columns=_formats.without_infos(columns, fields), forward=forward, slots=True)
+    made = dataclasses.replace(made, columns=_formats.without_infos(columns, made.fields), forward=forward, slots=True)
     made = _as_steps(made, made.columns, ends, episode_end)
-    names = choose_leaves(call, made.columns, fields, made.known)
-    return dataclasses.replace(made, steps=row_count(call, {name: columns[name] for name in names}))
+    names = choose_leaves(made.call, made.columns, made.fields, made.known)
+    return dataclasses.replace(made, steps=row_count(made.call, {name: columns[name] for name in names}))
 
 
 def opened(call: str, path: Path) -> Reader:

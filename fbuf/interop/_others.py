@@ -161,6 +161,7 @@ def from_skrl(
     if isinstance(path, Mapping):
         found: Mapping[str, Column] = columns_of(made.call, path)
     else:
+        made = dataclasses.replace(made, call=f"{made.call}: {path}")
         found = _npz.Reader(Path(path).expanduser()).columns
     arrays = {name: column.read(0, column.rows) for name, column in found.items()}
     lead = {array.shape[:2] for array in arrays.values() if array.ndim == 3}
@@ -217,6 +218,7 @@ def from_ogbench(
     """
     made = Source("", {}, 0, call="from_ogbench", fields=fields, dtypes=dtypes)
     path = None if isinstance(data, Mapping) else Path(data).expanduser()
+    made = made if path is None else dataclasses.replace(made, call=f"{made.call}: {path}")
 
     def opened() -> Mapping[
         str, Column

@@ -58,7 +58,7 @@ def test_ogbench(name, tmp_path):
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_robomimic(mode, tmp_path):
     demos, path = world.episodes(6), FILES / f"robomimic_{mode}.hdf5"
-    raises(ValueError, "has dones: .*Pass ends='terminated'", interop.from_file, path)
+    raises(ValueError, ": dones: .*Pass ends='terminated'", interop.from_file, path)
     ends = "terminated" if mode == 0 else "trajectory"
     for mask, chosen in ((None, demos), ("train", [demos[0], demos[2], demos[5]]), ("valid", [demos[1]])):
         steps = [step for demo in chosen for step in demo]
@@ -72,7 +72,7 @@ def test_lerobot(tmp_path):
     late = [s for steps in world.episodes(5) for s in steps]
     late = [dataclasses.replace(s, terminated=False, truncated=s.terminated or s.truncated) for s in late]
     path = FILES / "lerobot_rewards"
-    raises(ValueError, "has next.done: .*Pass ends='terminated'", interop.from_file, path)
+    raises(ValueError, ": next.done: .*Pass ends='terminated'", interop.from_file, path)
     check(lambda: interop.from_file(path, ends="trajectory"), [late], tmp_path, final=False)
     ended = [dataclasses.replace(s, terminated=s.truncated, truncated=False) for s in late]
     check(lambda: interop.from_file(path, ends="terminated"), [ended], tmp_path / "b", final=False)
