@@ -111,7 +111,8 @@ def check_raising(verb, donated, monkeypatch):
         again = buffer.extend(old, rows_of(50, 2))
         assert held(buffer, again) == [0, 1, 2, 3, 4, 50, 51]
         del state, old, again, store
-    assert fbuf.stores() == []
+    # JAX before 0.10 holds the operands of the last program that failed.
+    assert len(fbuf.stores()) <= (jax.__version_info__ < (0, 10))
 
 
 SIZE = 16
