@@ -1,4 +1,4 @@
-"""64-bit rewards and episode ids of host storages, which views read without x64: against the same buffer under x64."""
+"""64-bit rewards and episode ids that views read without x64: against a buffer under x64 with ids of 32 bits."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ STORAGES = {
 }
 STEPS, LANES = 40, 2
 NO_FLAGS = {"terminated": None, "truncated": None, "episode": "id"}
-IDS = np.array([5, 5 + 2**32, -6 + 2**32, -6])  # neighbours differ in one half alone
+IDS = np.array([0, 5, 5 + 2**32, -6 + 2**32, -6])  # neighbours differ in one half alone; missing rows have 0
 REWARDS = np.array([1.0, -(2.0**20) - 2.0**-40, 3.0 + 2.0**-30, 0.1, 2.0**-120, 16777217.0, -7.0])
 
 
@@ -37,14 +37,14 @@ VIEWS = {
 
 
 def rows_of(dtype, seed=0):
-    """Return rows whose episodes differ in one half of their ids alone, and rewards that round."""
+    """Return rows with the number of the id of each, int32, and rewards that round."""
     rng = np.random.default_rng(seed)
-    ids = IDS[np.cumsum(rng.random((STEPS, LANES)) < 0.3, axis=0) % 4]
+    number = 1 + np.cumsum(rng.random((STEPS, LANES)) < 0.3, axis=0, dtype=np.int32) % 4
     integers = rng.integers(-(2**60), 2**60, (STEPS, LANES))
     reward = rng.choice(REWARDS, (STEPS, LANES)) if dtype == "float64" else integers
     n = np.arange(STEPS * LANES, dtype=np.float32).reshape(STEPS, LANES)
     obs = {"goal": n + 1000, "achieved": n}
-    return {"id": ids, "reward": reward.astype(dtype), "obs": obs, "action": n, "n": n}
+    return {"id": number, "reward": reward.astype(dtype), "obs": obs, "action": n, "n": n}
 
 
 def batch_of(view, storage, rows, way):
@@ -71,7 +71,8 @@ def compare(view, got, wanted, rounded):
         wrong = 0 if VIEWS[view] == VIEWS["transition"] else 1e-6 * np.abs(rounded["reward"]).max()
         np.testing.assert_allclose(reward, np.asarray(rounded["reward"], np.float32), rtol=0, atol=wrong)
         np.testing.assert_array_equal(discount, np.asarray(rounded["discount"], np.float32))
-    assert got["id"].dtype == np.int64
+    ids = IDS[np.asarray(wanted.pop("id"))]
+    same(got.pop("id"), ids)
     same(got, wanted)
 
 
@@ -92,7 +93,7 @@ CASES = [
 def test_batches_are_those_under_x64(view, storage, dtype, tmp_path):
     rows = rows_of(dtype)
     way = "replay" if storage == "compressed" else "buffer"
-    got = batch_of(VIEWS[view], STORAGES[storage](tmp_path / "one"), rows, way)
+    got = batch_of(VIEWS[view], STORAGES[storage](tmp_path / "one"), rows | {"id": IDS[rows["id"]]}, way)
     with x64():
         wanted = batch_of(VIEWS[view], STORAGES[storage](tmp_path / "two"), rows, way)
         if dtype == "float64":
