@@ -84,7 +84,8 @@ class Sequence(_WindowView):
         bootstrap rows: the learner must look at the flags.
       at: With "mask": position of the anchor in its window. 0: windows begin at the anchor and are cut on the right. length
         - 1: windows end at the anchor and are cut on the left. In between: on either side.
-      episode_end: Names of the boolean leaves that end an episode; `()`: there are no episodes.
+      episode_end: Names of the boolean leaves that end an episode, such as `"terminated"` or the path `"done/__all__"`; `()`:
+        there are no episodes.
       terminated: The name among `episode_end` that marks termination. Every other end (also by an id or `Buffer.cut`) counts as
         truncated.
       autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
@@ -315,7 +316,7 @@ class Episode(_WindowView):
     Attributes:
       max_length: T, rows of the longest episode that is drawn; with autoreset="next_step" the reset row counts.
       longer: Longer episodes: "skip", they are never drawn; "cut", they are drawn as their first T rows.
-      episode_end: Names of the boolean leaves that end an episode.
+      episode_end: Names of the boolean leaves that end an episode, such as `"terminated"` or the path `"done/__all__"`.
       autoreset: Required if rows end episodes. "same_step": the row after an end is the first of the next episode.
         "next_step" (Gymnasium's default vector mode): it belongs to the episode and holds the final observation.
       episode: Name of an integer leaf that is equal in all rows of an episode (trajectory ids). A row with another id than the
