@@ -180,7 +180,7 @@ def frames(ray: Any, count: int) -> list[dict[str, Any]]:
     service = fbuf.ray.RayReplay(buffer, example, options=OPTIONS)
     players = [Player.remote(service.client(lanes=(lane,))) for lane in range(actors)]
     ray.get([player.play.remote(0, 50) for player in players])
-    pid, learner, drawn = int(service.stats()[0]["pid"]), service.client(), 0
+    pid, learner, drawn = int(service.stats()["shard0/pid"]), service.client(), 0
     batches = learner.batches(32, to="numpy")
     next(batches)
     begun = time.perf_counter()
@@ -188,7 +188,7 @@ def frames(ray: Any, count: int) -> list[dict[str, Any]]:
     while ray.wait(working, num_returns=actors, timeout=0)[1]:
         next(batches)
         drawn += 1
-    seconds, stats = time.perf_counter() - begun, service.stats()[0]
+    seconds, stats = time.perf_counter() - begun, service.stats()
     written, resident = stats["size"] - 50 * actors, resident_bytes(pid)
     service.close()
     return [
@@ -214,7 +214,7 @@ def soak(path: Any, seconds: float, points: int = 10, rate: float = 20) -> list[
     with fbuf.ray.RayReplay(buffer, example, shards=2, path=path, save_every=200, options=OPTIONS) as service:
         client = service.client(durable=True)
         client.extend({"frame": np.zeros((16, 84, 84), np.uint8)})
-        pids = [os.getpid(), *(int(shard["pid"]) for shard in service.stats())]
+        pids = [os.getpid(), *(int(service.stats()[f"shard{i}/pid"]) for i in range(2))]
         batches, start, calls = client.batches(32, to="numpy"), time.monotonic(), 0
         for point in range(points):
             while time.monotonic() < start + seconds * (point + 1) / points:

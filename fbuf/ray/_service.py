@@ -75,7 +75,7 @@ class RayReplay:
       >>> for step, batch in zip(range(10), learner.batches(32, to="numpy")):
       ...     learner.update_priority(batch.index, np.ones(32, np.float32))
       >>> learner.flush()
-      >>> replay.stats()[0]["size"]
+      >>> replay.stats()["size"]
       5
       >>> replay.close()
     """
@@ -166,15 +166,19 @@ class RayReplay:
         calls: Any = {"in_flight": in_flight, "timeout": float(timeout), "durable": durable}
         return Client(self._settings._replace(lanes=own, group=(rank, ranks), group_name=group, **calls))
 
-    def stats(self) -> list[dict[str, float]]:
-        """Return `Replay.stats` of each shard, with `host_bytes` and `device_bytes` in use, and counts of its
-        calls: `writes` applied, and `skipped` because they were sent twice or followed a missing one.
+    def stats(self) -> dict[str, float]:
+        """Return a flat dict of scalars: `Replay.stats` of each shard as `shard0/size`, and of the whole as `size`.
+
+        Each shard adds `host_bytes` and `device_bytes` in use, its process `pid`, and counts of its calls: `writes` applied,
+        and `skipped` because they were sent twice or followed a missing one. Of the whole, counts are sums, `is_full` is
+        True if all shards are full, and other numbers are the largest; it has no `cursor` and no `pid`.
 
         Example:
-          >>> [shard["refused_stale"] for shard in replay.stats()]
-          [0]
+          >>> stats = replay.stats()
+          >>> stats["size"], stats["shard0/size"]
+          (5, 5)
         """
-        return self._ask("stats")
+        return merged_stats(self._ask("stats"))
 
     def save(self) -> None:
         """Save each shard under `path`, with its limit and the calls that it applied. Other calls wait while what changed
@@ -212,6 +216,23 @@ class RayReplay:
 
     def __repr__(self) -> str:
         return f"RayReplay({self.buffer!r}, shards={self.shards})"
+
+
+_OF_A_SHARD = ("cursor", "pid")
+_LATEST = ("epoch", "version")
+"""Numbers of `stats` that only shards have, and integers that are not sums."""
+
+
+def merged_stats(shards: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the numbers of all shards together under their names, and those of each under `shard0/name`."""
+    merged: dict[str, float] = {}
+    for name in (name for name in shards[0] if name not in _OF_A_SHARD):
+        values = [shard[name] for shard in shards]
+        if isinstance(values[0], bool):
+            merged[name] = all(values)
+        else:
+            merged[name] = max(values) if isinstance(values[0], float) or name in _LATEST else sum(values)
+    return merged | {f"shard{i}/{name}": value for i, shard in enumerate(shards) for name, value in shard.items()}
 
 
 def _actor_class(ray: Any) -> type[Shard]:

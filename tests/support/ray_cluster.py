@@ -31,7 +31,7 @@ def ray() -> Iterator[Any]:
 
 def kill(service: Any, shard: int = 0) -> None:
     """End the process of a shard, as a broken machine does."""
-    os.kill(int(service.stats()[shard]["pid"]), signal.SIGKILL)
+    os.kill(int(service.stats()[f"shard{shard}/pid"]), signal.SIGKILL)
 
 
 def until(condition: Any, seconds: float = 60) -> None:

@@ -45,13 +45,14 @@ def test_actors_write_and_a_learner_draws(ray):
             learner.update_priority(batch.index, np.asarray(batch.data["t"]) + 1.0)
         learner.flush()
         stats = service.stats()
-        assert [s["size"] for s in stats] == [24, 24] and [s["cuts"] for s in stats] == [0, 0]
-        assert stats[1]["max_priority"] == pytest.approx(312, abs=12)
+        assert [stats[f"shard{i}/size"] for i in range(2)] == [24, 24] and [stats["size"], stats["cuts"]] == [48, 0]
+        assert stats["shard1/max_priority"] == pytest.approx(312, abs=12)
+        assert stats["max_priority"] == max(stats[f"shard{i}/max_priority"] for i in range(2))
         group = [service.client(rank=rank, ranks=2) for rank in range(2)]
         for shares in zip(*(learner.batches(8, prefetch=3, to="numpy") for learner in group), range(6), strict=False):
             assert [len(share.mask) for share in shares[:2]] == [4, 4]
         assert held(learner, 64) == {100 * lane + i for lane in range(4) for i in range(12)}
-        assert "JAX_PLATFORMS" in os.environ or stats[0]["pid"] != os.getpid()
+        assert "JAX_PLATFORMS" in os.environ or stats["shard0/pid"] != os.getpid()
 
 
 def test_a_killed_shard_comes_back_with_every_row(ray, tmp_path):
@@ -60,15 +61,15 @@ def test_a_killed_shard_comes_back_with_every_row(ray, tmp_path):
         for i in range(10):
             client.extend(steps(4 * i, 4))
             if i == 6:
-                until(lambda: service.stats()[0]["writes"] >= 5)
+                until(lambda: service.stats()["writes"] >= 5)
                 kill(service)
-                assert "size" in service.stats()[0]  # waits for the restart
+                assert "size" in service.stats()  # waits for the restart
         client.flush()
         assert held(reader, 64) == set(range(40))
-        stats = service.stats()[0]
+        stats = service.stats()
         assert stats["size"] == 40 and stats["restored"] == 1
     with fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS) as again:
-        assert again.stats()[0]["size"] == 40
+        assert again.stats()["size"] == 40
         with pytest.raises(RuntimeError, match="BlockingIOError: .* is in use by process .* Close that service"):
             fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS)
 
@@ -88,7 +89,7 @@ def test_a_limit_throttles_processes_and_closing_ends_them(ray):
     batches = learner.batches(16, prefetch=2, to="numpy")
     for _ in range(10):
         next(batches)
-    stats = service.stats()[0]
+    stats = service.stats()
     assert abs(stats["limit_surplus"] - 64) <= 32 and stats["limit_drawn"] >= 160
     service.close()
     assert ray.get(actor, timeout=PATIENCE) == "closed"
@@ -107,7 +108,7 @@ def test_batches_larger_than_the_object_store_arrive(ray):
         kept = [client.sample(2048, to="numpy") for _ in range(2 * MEMORY // (2048 * 84 * 84))]
         assert all((b.data["frame"] == b.data["frame"][:, :1, :1]).all() for b in kept)
         assert client.sample(512, to="torch").data["frame"].shape == (512, 84, 84)
-        assert service.stats()[0]["size"] == 1024
+        assert service.stats()["size"] == 1024
 
 
 def test_a_reply_that_is_lost_with_its_machine_is_asked_for_again(ray, monkeypatch):
@@ -118,7 +119,7 @@ def test_a_reply_that_is_lost_with_its_machine_is_asked_for_again(ray, monkeypat
         client.extend(steps(0, 4))
         client.flush()
         lost.append(ray.exceptions.ObjectLostError("00", None, ""))
-        assert client.sample(8).mask.all() and service.stats()[0]["size"] == 4
+        assert client.sample(8).mask.all() and service.stats()["size"] == 4
 
 
 def test_a_client_that_dies_leaves_whole_calls(ray):
@@ -133,7 +134,7 @@ def test_a_client_that_dies_leaves_whole_calls(ray):
         client = service.client()
         client.extend(steps(100, 4))
         client.flush()
-        sizes = [service.stats()[0]["size"] for _ in range(50)]  # while the last calls of the dead arrive
+        sizes = [service.stats()["size"] for _ in range(50)]  # while the last calls of the dead arrive
         assert not any(size % 4 for size in sizes)
         assert held(client, 64) >= set(range(100, 104))
 
