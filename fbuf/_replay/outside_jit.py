@@ -51,11 +51,11 @@ _context: Any = getattr(importlib.import_module("jax._src.core"), "trace_ctx", N
 _nothing_traced = getattr(_context, "is_top_level", _never)
 
 
-def refuse_trace(name: str, *args: Any) -> None:
-    """Raise if the method `name` runs inside jit, scan or vmap, or has tracers among its arguments."""
+def refuse_trace(name: str, *args: Any, owner: str = "Replay") -> None:
+    """Raise if the method `name` of `owner` runs inside jit, scan or vmap, or has tracers among its arguments."""
     if _nothing_traced():
         return
     if lifetime.traced() or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
-        call, use = _SPECIAL.get(name, f"Replay.{name}"), _BUFFER.get(name)
+        call, use = _SPECIAL.get(name, f"{owner}.{name}"), _BUFFER.get(name)
         instead = "Call it outside." if use is None else f"Use {use} there."
         raise RuntimeError(f"{call}: called inside jit. {instead}")

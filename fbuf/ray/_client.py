@@ -21,6 +21,7 @@ from fbuf._core.pytree import PyTree, named_leaves, narrow
 from fbuf._core.text_table import counted
 from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import Form, check_form, to_array, to_rows
+from fbuf._replay.outside_jit import refuse_trace
 from fbuf.ray import _draws
 from fbuf.ray._batch import RayIndex, RaySample, of_shard, placed
 from fbuf.ray._blocks import pack, unpack
@@ -110,6 +111,7 @@ class Client:
           >>> client = replay.client()
           >>> client.extend({"obs": np.ones((5, 3), np.float32)}, priority=np.ones(5))
         """
+        refuse_trace("extend", rows, priority, mask, owner="Client")
         leaves, priority, mask = self._checked(rows, priority, mask)
         routes = self._routes(len(leaves[0]))
         for shard, _, _ in routes:  # may raise: before any row is sent, so that the caller can repeat the call
@@ -204,6 +206,7 @@ class Client:
           >>> client.extend({"obs": np.ones((5, 3), np.float32)})
           >>> client.flush()
         """
+        refuse_trace("flush", owner="Client")
         for shard, box in enumerate(self._boxes):
             self._settle(shard, 0)
             while self._settings.durable and box.kept:
@@ -232,6 +235,7 @@ class Client:
           >>> batch = client.sample(4, to="numpy")
           >>> client.update_priority(batch.index, np.ones(4, np.float32))
         """
+        refuse_trace("update_priority", index, td_error, mask, owner="Client")
         call = "Client.update_priority"
         if not isinstance(index, RayIndex):
             raise TypeError(f"{call}: index is {type(index).__name__}; expected a RayIndex. Pass batch.index.")
@@ -289,6 +293,7 @@ class Client:
           >>> batch.data["obs"].shape, batch.weight.shape
           ((4, 3), (4,))
         """
+        refuse_trace("sample", batch_size, options, owner="Client")
         check_form("Client.sample", to)
         return placed(self._collect(self._request(batch_size, 1, dict(options)))[0], to)
 
@@ -320,6 +325,7 @@ class Client:
           >>> batch.data["obs"].shape
           (4, 3)
         """
+        refuse_trace("batches", options, owner="Client")
         check_form("Client.batches", to, device)
         if prefetch is not None:
             arguments.check_int("Client.batches", "prefetch", prefetch)

@@ -1,6 +1,7 @@
 """Clients and shards without Ray: rows arrive where they belong, and batches are those of one buffer."""
 
 import pickle
+import re
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import fbuf
 from fbuf.ray import _draws
 from fbuf.ray._draws import Facts
+from fbuf.ray._service import merged_stats
 from fbuf.samplers import Prioritized
 from tests.support.ray_shards import ROW, clients, steps
 from tests.support.refusals import raises
@@ -211,3 +213,36 @@ def test_groups_of_other_names_or_sizes_have_plans_of_their_own():
     second = [shard.plan(1, 2, np.ones(1), 16, *rest) for rest in ((1, "b"), (1,), (8,))]
     assert [plan.name for plan in first] == [plan.name for plan in reversed(second)]
     assert [len(plan.counts) for plan in first] == [8, 1, 1]
+
+
+def test_stats_of_shards_are_one_flat_dict() -> None:
+    one = {"size": 3, "is_full": True, "max_priority": 2.0, "epoch": 4, "cursor": 1, "pid": 10}
+    two = {"size": 5, "is_full": False, "max_priority": 1.0, "epoch": 2, "cursor": 2, "pid": 11}
+    whole = {"size": 8, "is_full": False, "max_priority": 2.0, "epoch": 4}
+    apart = {f"shard{i}/{name}": value for i, own in enumerate((one, two)) for name, value in own.items()}
+    assert merged_stats([one, two]) == whole | apart
+    assert merged_stats([one]) == {n: v for n, v in one.items() if n not in ("cursor", "pid")} | {
+        f"shard0/{name}": value for name, value in one.items()
+    }
+
+
+def test_methods_of_a_client_inside_jit_say_what_to_use() -> None:
+    _, client = clients(fbuf.prioritized(16), ROW)
+    remote = client()
+    remote.extend(steps(0, 4))
+    batch = remote.sample(2, to="numpy")
+    inside = {
+        "extend": (lambda x: remote.extend(jax.tree.map(lambda leaf: leaf + x, steps(4, 2))), "extend(state, rows)"),
+        "sample": (lambda x: remote.sample(2).data, "sample(state, key, B)"),
+        "batches": (lambda x: remote.batches(2), "sample(state, key, B)"),
+        "update_priority": (
+            lambda x: remote.update_priority(batch.index, x * np.ones(2, np.float32)),
+            "update_priority(state, index, td_error)",
+        ),
+    }
+    for name, (method, instead) in inside.items():
+        match = rf"^Client.{name}: called inside jit. Use buffer.{re.escape(instead)} there."
+        raises(RuntimeError, match, jax.jit(method), 1)
+    raises(RuntimeError, r"^Client.flush: called inside jit. Call it outside.", jax.jit(lambda x: remote.flush()), 1)
+    remote.flush()
+    assert remote.sample(4, to="numpy").mask.all()
