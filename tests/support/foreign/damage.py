@@ -127,7 +127,7 @@ def check(seed, number, folder):
             shutil.copy(FILES / root, folder)
         whole = (folder / name).read_bytes()
         intact[name] = whole, rows_of(name, folder / root), shown(folder / name)
-    refused, most = 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused = 0
     tracemalloc.start()
     try:
         for i, name in enumerate(names):
@@ -137,8 +137,6 @@ def check(seed, number, folder):
             (folder / name).write_bytes(whole)
     finally:
         tracemalloc.stop()
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most) * 1024
-    assert grown < 256 * 2**20, f"memory grew by {grown} bytes, allocations of C libraries included"
     return refused, number - refused
 
 
@@ -147,6 +145,7 @@ def _check(where, name, folder, before, arrays):
     path = folder / name.split("/")[0]
     size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
     tracemalloc.reset_peak()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     held, begin = tracemalloc.get_traced_memory()[0], time.process_time()
     try:
         rows, exists = rows_of(name, path)
@@ -155,6 +154,8 @@ def _check(where, name, folder, before, arrays):
         error = caught
     except Exception as caught:
         raise AssertionError(f"{where}: {type(caught).__name__}: {caught}") from caught
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most) * 1024
+    assert grown < 256 * 2**20, f"{where}: memory grew by {grown} bytes, allocations of C libraries included"
     took, peak = time.process_time() - begin, tracemalloc.get_traced_memory()[1] - held
     assert took < SECONDS, f"{where}: took {took} s"
     assert peak < RATIO * size + CONSTANT, f"{where}: allocated {peak} bytes for a file of {size}"
