@@ -25,6 +25,8 @@ from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views import _fields
 from fbuf.views._learnt import learnt
 
+_LAST_RESET, _LAST_TERMINATED, _TERMINATED_BEFORE = 1, 2, 4  # the last row of an episode, and the row before it
+
 
 class _WindowView:
     """What `Sequence` and `Episode` share."""
@@ -207,74 +209,117 @@ class Sequence(_WindowView):
         index = jnp.arange(rows, dtype=jnp.int32)[:, None]
         by = index + jnp.int32(self.ahead)  # the row that completes the window: its last, or the last of the episode
         chosen = step % jnp.int32(self.stride) == jnp.int32(0)
-        if not rule.crosses:
-            last = jnp.where(has(flags, _fields.last_bit(self.autoreset)), index, jnp.int32(2**30))
-            last = lax.cummin(last, axis=0, reverse=True)
-            chosen = chosen | (last == by) if rule.closes else chosen
-            by = jnp.minimum(last, by)
-        source = jnp.minimum(by, jnp.int32(rows - 1))
-        if rule.learns is None:
+        if rule.crosses and rule.learns is None:
             chosen = chosen & ~has(flags, RESET)
         elif rule.crosses:
-            near = index + jnp.arange(self.ahead + 1, dtype=jnp.int32)[None, :]
-            near_flags = jnp.moveaxis(flags.at[jnp.minimum(near, jnp.int32(rows - 1))].get(), 1, 2)
-            chosen = chosen & jnp.any(self._masks(near_flags.reshape(-1, self.ahead + 1))[2], axis=1).reshape(
-                flags.shape
-            )
+            near = jnp.minimum(index + jnp.arange(self.ahead + 1, dtype=jnp.int32)[None, :], jnp.int32(rows - 1))
+            near_flags = jnp.moveaxis(flags.at[near].get(), 1, 2).reshape(-1, self.ahead + 1)
+            chosen = chosen & jnp.any(self._masks(near_flags)[2], axis=1).reshape(flags.shape)
         else:
-            before = jnp.concatenate([jnp.zeros_like(flags[:1]), flags[:-1]])
-            chosen = chosen & ~has(flags & before, RESET) & self._learns(flags, index, source, step)
-        return by < available[None, :], chosen, source
+            before = jnp.concatenate([jnp.zeros_like(flags[:1]), flags[:-1]]) if rule.reset_rows else flags
+            last, end = self._ends(flags, before, index)
+            if rule.closes:
+                chosen = chosen | (last == by)
+            by = jnp.minimum(last, by)
+            if rule.learns is not None:
+                chosen = chosen & self._learns(flags, index, by, last, end, step)
+            if rule.reset_rows:
+                chosen = chosen & ~has(flags if rule.learns is None else flags & before, RESET)
+        return by < available[None, :], chosen, jnp.minimum(by, jnp.int32(rows - 1))
 
-    def _learns(self, flags: Array, index: Array, by: Array, step: Array) -> Array:
-        """Return whether the window of each row, which `by` completes, learns a row ("mask")."""
-        apart, at = jnp.int32(self.dilation), jnp.int32(self.at)
-        behind = jnp.minimum(step // apart, at)
+    def _ends(self, flags: Array, before: Array, index: Array) -> tuple[Array, Array]:
+        """Return the last row of each row's episode, or one later than all, and what `_learns` asks of it.
+
+        One scan finds both: uint32, the row above the bits `_LAST_RESET`, `_LAST_TERMINATED` and `_TERMINATED_BEFORE`.
+        """
+        rule = self.rule
+        end = index.astype(jnp.uint32) * jnp.uint32(8)
+        if rule.learns is not None and rule.reset_rows:
+            end = end | jnp.where(has(flags, RESET), jnp.uint32(_LAST_RESET), jnp.uint32(0))
+        if rule.learns is not None and self.bootstrap:
+            end = end | jnp.where(has(flags, TERMINATED), jnp.uint32(_LAST_TERMINATED), jnp.uint32(0))
+            if rule.reset_rows:
+                end = end | jnp.where(has(before, TERMINATED), jnp.uint32(_TERMINATED_BEFORE), jnp.uint32(0))
+        end = jnp.where(has(flags, _fields.last_bit(self.autoreset)), end, jnp.uint32(2**32 - 8))
+        end = lax.cummin(end, axis=0, reverse=True)
+        return (end // jnp.uint32(8)).astype(jnp.int32), end
+
+    def _learns(self, flags: Array, index: Array, by: Array, last: Array, end: Array, step: Array) -> Array:
+        """Return whether the window of each row, which `by` completes, learns a row ("mask"). `last`, `end`: see `_ends`."""
+
+        def is_set(bits: int) -> Array:
+            return (end & jnp.uint32(bits)) != jnp.uint32(0)
+
+        def position(row: Array) -> tuple[Array, Array | bool]:
+            """Return the position in the window of the last of its rows up to `row`, and whether that is `row` itself."""
+            if self.dilation == 1:
+                return jnp.int32(self.at) + (row - index), True
+            apart = jnp.int32(self.dilation)
+            return jnp.int32(self.at) + (row - index) // apart, (row - index) % apart == jnp.int32(0)
+
+        resets = self.rule.reset_rows
+        behind = jnp.minimum(step // jnp.int32(self.dilation), jnp.int32(self.at)) if self.at else jnp.int32(0)
         begins = step <= jnp.int32(self.back)  # the first of its rows begins the episode
-        first = jnp.where(begins, at - behind, jnp.int32(self.burn_in))
-        last = at + (by - index) // apart
-        on_grid = (by - index) % apart == jnp.int32(0)
-        end = jnp.take_along_axis(flags, by, axis=0)
-        reset = on_grid & has(end, RESET)
-        final = last - jnp.maximum(reset.astype(jnp.int32), jnp.int32(self.bootstrap))
+        first = jnp.where(begins, jnp.int32(self.at) - behind, jnp.int32(self.burn_in))
+        final, on_grid = position(by)
+        regular = final - jnp.int32(self.bootstrap)
+        if resets:
+            reset = on_grid & (by == last) & is_set(_LAST_RESET)
+            final = final - reset.astype(jnp.int32)
+            regular = jnp.minimum(regular, final)
         if self.bootstrap:  # a terminated row needs no bootstrap rows; a reset row may follow it
-            final = jnp.where(on_grid & has(end, TERMINATED), last - reset.astype(jnp.int32), final)
+            terminated = on_grid & (by == last) & is_set(_LAST_TERMINATED)
+            if resets:
+                full = jnp.concatenate([flags[self.ahead :], jnp.zeros_like(flags[: self.ahead])])
+                terminated = terminated | (on_grid & (by < last) & has(full, TERMINATED))
+            regular = jnp.where(terminated, final, regular)
+        if self.bootstrap and resets:
             before = by - jnp.int32(1)
-            ended = has(jnp.take_along_axis(flags, jnp.maximum(before, jnp.int32(0)), axis=0), TERMINATED)
-            ended = ended & (before >= index - behind * apart) & ((before - index) % apart == jnp.int32(0))
-            final = jnp.where(ended, jnp.maximum(final, at + (before - index) // apart), final)
-        return first <= final
+            final, on_grid = position(before)
+            ended = on_grid & (by == last) & is_set(_TERMINATED_BEFORE)
+            ended = ended & (before >= index - behind * jnp.int32(self.dilation))
+            regular = jnp.where(ended, jnp.maximum(regular, final), regular)
+        return first <= regular
 
     def _masks(self, near: Array) -> tuple[Array, Array, Array]:
         """Return `mask`, `is_first` and `learning_mask` bool[B, T] of windows, from the flags uint8[B, back + 1 + ahead]."""
-        number, apart = self.length, self.dilation
-        within = jnp.ones(near.shape, bool)
         if self.boundary == "mask":
-            behind = has(near[:, 1 : self.back + 1], START)
-            began = lax.associative_scan(jnp.logical_or, behind, reverse=True, axis=1) if self.back else behind
-            ends = has(near[:, self.back : -1], _fields.last_bit(self.autoreset))
-            ended = lax.associative_scan(jnp.logical_or, ends, axis=1) if self.ahead else ends
-            within = jnp.concatenate([~began, jnp.ones((near.shape[0], 1), bool), ~ended], axis=1)
-        starts = has(near, START) & within
+            return self._cut_masks(near)
+        number, apart = self.length, self.dilation
+        first, flags = has(near, START), near[:, ::apart]
         if apart > 1:  # an episode began since the previous row of the window
-            lines = jnp.concatenate([jnp.zeros((near.shape[0], apart - 1), bool), starts], axis=1)
+            lines = jnp.concatenate([jnp.zeros((near.shape[0], apart - 1), bool), first], axis=1)
             first = jnp.any(lines.reshape(near.shape[0], number, apart), axis=2)
-        else:
-            first = starts
-        there, flags = within[:, ::apart], near[:, ::apart]
         place = jnp.arange(number, dtype=jnp.int32)[None, :]
-        learn = there & ~has(flags, RESET)
+        learn = ~has(flags, RESET)
         if self.burn_in:
-            if self.boundary == "mask":  # only the first row that exists can begin an episode
-                begun = jnp.any(first, axis=1, keepdims=True)
-            else:
-                begun = lax.associative_scan(jnp.logical_or, first, axis=1)
+            begun = lax.associative_scan(jnp.logical_or, first, axis=1)
             learn = learn & (begun | (place >= jnp.int32(self.burn_in)))
         if self.bootstrap:
-            missing = jnp.zeros((near.shape[0], self.bootstrap), bool)
-            followed = jnp.concatenate([there[:, self.bootstrap :], missing], axis=1)
-            terminated = has(flags, TERMINATED) & there
-            learn = learn & (followed | lax.associative_scan(jnp.logical_or, terminated, reverse=True, axis=1))
+            terminated = lax.associative_scan(jnp.logical_or, has(flags, TERMINATED), reverse=True, axis=1)
+            learn = learn & (terminated | (place < jnp.int32(number - self.bootstrap)))
+        return jnp.ones(first.shape, bool), first, learn
+
+    def _cut_masks(self, near: Array) -> tuple[Array, Array, Array]:
+        """Return what `_masks` does, of windows that are cut at the ends of their episode."""
+        back, ahead, apart = self.back, self.ahead, jnp.int32(self.dilation)
+        age = jnp.arange(-back, ahead + 1, dtype=jnp.int32)[None, :]  # of a row, from the anchor
+        row = age[:, :: self.dilation]
+        unknown = jnp.int32(-back - self.dilation)  # the episode began before the window
+        began = jnp.where(has(near[:, : back + 1], START), age[:, : back + 1], unknown)
+        began = jnp.max(began, axis=1, keepdims=True)
+        ended = jnp.where(has(near[:, back:], _fields.last_bit(self.autoreset)), age[:, back:], jnp.int32(ahead))
+        ended = jnp.min(ended, axis=1, keepdims=True)
+        there = (row >= began) & (row <= ended)
+        first = there & (row < began + apart)
+        learn, flags = there, near[:, :: self.dilation]
+        if self.autoreset == "next_step":
+            learn = learn & ~has(flags, RESET)
+        if self.burn_in:
+            learn = learn & ((began > unknown) | (row >= jnp.int32(self.burn_in * self.dilation - back)))
+        if self.bootstrap:  # rows after a terminated one are reset rows
+            terminated = jnp.any(has(flags, TERMINATED) & there, axis=1, keepdims=True)
+            learn = learn & (terminated | (row <= ended - jnp.int32(self.bootstrap) * apart))
         return there, first, learn
 
     def window(self, spec: Spec, eligible: EligibleSet, slot: Array, mask: Array, key: Array) -> Window:
