@@ -74,7 +74,8 @@ def bit(condition: Array, bits: int) -> Array:
 
 def width(rule: EligibilityRule) -> int:
     """Return W, rows of the tail: as many as can be undecided, and at least two to detect the start of an episode."""
-    return 2 if rule.prompt else max(rule.ahead + (rule.closes or rule.learns is not None), 2)
+    earlier = rule.closes or (rule.learns is not None and rule.reset_rows)  # the row before the undecided ones matters
+    return 2 if rule.prompt else max(rule.ahead + earlier, 2)
 
 
 def init(geometry: Geometry, rule: EligibilityRule, sampler: Sampler, spec: Spec, counted: bool = False) -> Anchors:
