@@ -224,9 +224,11 @@ def extend(
             opens = opens.at[:1].set(opens[:1] & ~already & (newest != was))
         opened = _Opened(by_age(ring, geometry, anchor_age), anchor_age, opens)
     reads = (near, around) if opened is None else (near, around, opened.slot)
-    token, (near_flags, around_flags, *old) = order_after_reads(
-        token, tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in reads)
-    )
+    values = tuple(anchors.flags.at[at].get(mode="promise_in_bounds") for at in reads)
+    if opened is None:
+        decided, chosen, source = view.decide(flags, available, index if step is None else step)
+        values += (decided & chosen,)  # not read, but computed once: XLA would compute it again for each use
+    token, (near_flags, around_flags, *others) = order_after_reads(token, values)
     # The first `back` rows that stay lack earlier frames, unless an episode starts in between.
     newer = jnp.clip(context - size + jnp.int32(tail_rows), 0, index.shape[0] - 1)
     fresh = jnp.take_along_axis(flags, newer, axis=0)
@@ -258,20 +260,19 @@ def extend(
         flags = flags | bit(_among_new(opened, size, tail_rows, num), OPEN)
         older = opened.mask & (opened.age < size)
         written = [(stays[tail_rows:], age[tail_rows:], flags[tail_rows:])]
-        written += [(older, opened.age, old[0] | jnp.uint8(OPEN))]
+        written += [(older, opened.age, others[0] | jnp.uint8(OPEN))]
         open_slot, open_mask = opened.slot, opened.mask
         given, stamp = given[first:], None if stamp is None else stamp[first:]
         episode = None if episode is None else episode[first:]
     else:
         assert anchors.pending is not None
-        decided, drawable, source = view.decide(flags, available, index if step is None else step)
         undecided_before = index >= (jnp.int32(tail_rows) - anchors.pending)[None, :]
         examined = undecided_before
         if again and rule.closes:  # the window that the newest row completed closes the episode if it is cut there
             uncut = view.decide(flags.at[tail_rows - 1].set(was[0]), available, step)[1]
             completed = index == jnp.int32(tail_rows - 1 - rule.ahead)
             examined = examined | completed & ~uncut & (flags[tail_rows - 1] != was[0])[None, :]
-        open_mask = examined & decided & drawable & stays & ~lacks_frames(age)
+        open_mask = examined & others[0] & stays & ~lacks_frames(age)
         flags = flags | bit(open_mask, OPEN)
         written = [(examined & stays, age, flags)]
         open_slot = by_age(ring, geometry, age)
