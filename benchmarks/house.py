@@ -1,0 +1,183 @@
+"""Count what makes the package easy or hard to read: `python -m benchmarks.house`; exits with 1 above a limit.
+
+A limit is what the code reaches today, so that a change that makes it worse must say so by raising it. A change that lowers a
+count lowers its limit.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fbuf
+from benchmarks import hops
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMITS = {
+    "public methods of all facades": 153,
+    "public names": 182,
+    "code lines of fbuf/": 36_700,
+    "probes of parts": 140,
+    "reads of module._name": 71,
+    "functions above 60 lines": 16,
+    "lines of tests/": 45_200,
+    "lines of tests/support/": 10_100,
+    "test files that import tests": 52,
+    "files of a traced device extend": 17,
+    "moves of a traced device extend": 141,
+    "files of a traced compressed sample": 28,
+    "moves of a traced compressed sample": 134,
+}
+
+_FACADES = {
+    "_buffer/buffer.py": ("Buffer",),
+    "_buffer/checked.py": ("Checked",),
+    "_buffer/mixture/mixture.py": ("Mixture",),
+    "sharded/_sharded.py": ("Sharded",),
+    "sharded/_mixture.py": ("ShardedMixture",),
+    "_replay/replay.py": ("Replay",),
+    "_replay/rows.py": ("ReplayRows",),
+    "ray/_client.py": ("Client",),
+    "ray/_service.py": ("RayReplay",),
+}
+_PARTS = re.compile(r"storage|sampler|view|writer|transform|codec|part$|component|rule$", re.I)
+
+
+def trees(folder: str) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the modules below a folder of the repository, parsed."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        yield path, ast.parse(path.read_text())
+
+
+def public_methods() -> int:
+    """Return the methods and properties without an underscore that the facades define."""
+    total = 0
+    for name, classes in _FACADES.items():
+        path = ROOT / "fbuf" / name
+        for node in ast.parse(path.read_text()).body if path.exists() else []:
+            if isinstance(node, ast.ClassDef) and node.name in classes:
+                total += sum(isinstance(m, ast.FunctionDef) and m.name[0] != "_" for m in node.body)
+    return total
+
+
+def public_names() -> int:
+    """Return the names of `fbuf` and its public modules."""
+    names = [*fbuf.__all__, "ray", "torch"]
+    modules = [value for value in (getattr(fbuf, name) for name in names) if hasattr(value, "__path__")]
+    modules += [value for value in (getattr(fbuf, name) for name in fbuf.__all__) if hasattr(value, "__spec__")]
+    every = {id(module): module for module in modules}.values()
+    return len(names) + sum(len(module.__all__) for module in every)
+
+
+def code_lines(folder: str) -> int:
+    """Return the lines that are not blank, a comment or part of a docstring."""
+    total = 0
+    for path, tree in trees(folder):
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = set[int]()
+        for node in ast.walk(tree):
+            if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+                text = node.body[0]
+                docs |= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+        lines = enumerate(path.read_text().splitlines(), 1)
+        total += sum(bool(line.strip()) and line.strip()[0] != "#" and at not in docs for at, line in lines)
+    return total
+
+
+def probes() -> int:
+    """Return the calls that ask a part what it can do: `getattr` with a default, `hasattr`, `isinstance` of an interface."""
+    interfaces = {
+        node.name
+        for _, tree in trees("fbuf/_interfaces")
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
+    }
+    return sum(_is_probe(node, interfaces) for _, tree in trees("fbuf") for node in ast.walk(tree))
+
+
+def _is_probe(node: ast.AST, interfaces: set[str]) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
+        return False
+    of = ast.unparse(node.args[0])
+    if node.func.id == "isinstance":
+        return bool(interfaces & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)})
+    named = len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+    wanted = {"getattr": 3, "hasattr": 2}.get(node.func.id, 0)
+    return named and len(node.args) == wanted and bool(_PARTS.search(of.rsplit(".", 1)[-1]))
+
+
+def reads_of_private_names() -> int:
+    """Return the reads of `module._name` of another module of the package."""
+    total = 0
+    for _, tree in trees("fbuf"):
+        modules = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fbuf")
+            for alias in node.names
+            if (ROOT / (node.module or "").replace(".", "/") / f"{alias.name}.py").exists()
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+                total += node.attr.startswith("_") and not node.attr.startswith("__")
+    return total
+
+
+def long_functions() -> list[str]:
+    """Return the functions of more than 60 lines without their docstrings."""
+    found = []
+    for path, tree in trees("fbuf"):
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = node.body[1 if ast.get_docstring(node) is not None and len(node.body) > 1 else 0].lineno
+                if (node.end_lineno or first) - first + 1 + node.body[0].lineno - node.lineno > 60:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    return found
+
+
+def lines(folder: str) -> int:
+    """Return the lines of all modules below a folder."""
+    return sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
+
+
+def tests_that_import_tests() -> int:
+    """Return the files below tests/ that import another test file."""
+    pattern = re.compile(r"^\s*(?:from|import) tests\.(?!support)", re.M)
+    return sum(bool(pattern.search(path.read_text())) for path in (ROOT / "tests").rglob("*.py"))
+
+
+def counts() -> dict[str, int]:
+    """Return every count, by name."""
+    counter = hops.Counter()
+    extend, sample = hops.device_extend(counter)[0], hops.compressed_sample(counter)[0]
+    return {
+        "public methods of all facades": public_methods(),
+        "public names": public_names(),
+        "code lines of fbuf/": code_lines("fbuf"),
+        "probes of parts": probes(),
+        "reads of module._name": reads_of_private_names(),
+        "functions above 60 lines": len(long_functions()),
+        "lines of tests/": lines("tests"),
+        "lines of tests/support/": lines("tests/support"),
+        "test files that import tests": tests_that_import_tests(),
+        "files of a traced device extend": len(extend.files),
+        "moves of a traced device extend": extend.moves,
+        "files of a traced compressed sample": len(sample.files),
+        "moves of a traced compressed sample": sample.moves,
+    }
+
+
+def main() -> int:
+    """Print the counts with their limits; return 1 if one is exceeded."""
+    above = 0
+    for name, count in counts().items():
+        above += count > LIMITS[name]
+        print(f"{name:40} {count:8,} {'of' if count <= LIMITS[name] else 'ABOVE':>6} {LIMITS[name]:,}")
+    return 1 if above else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
