@@ -12,7 +12,7 @@ import pytest
 
 import fbuf
 from benchmarks import __main__ as runner
-from benchmarks import _agreement, _budget, _harness, _launches, bench_gpu, hops, peers
+from benchmarks import _agreement, _budget, _harness, _launches, bench_gpu, hops, house, peers
 from benchmarks._harness import Absent
 from benchmarks.peers import EXAMPLE, FBUF, PEERS, _torchrl_tree
 from fbuf._algorithms import sum_tree
@@ -75,14 +75,15 @@ def test_compressed_sample_goes_through_few_files():
     assert callbacks.call is real
     for counted in (traced, warm):
         assert "_host/codecs.py" in counted.files, "what callbacks run is not counted"
-    assert len(traced.files) <= 25 and traced.moves <= 120
+    assert len(traced.files) <= house.LIMITS["files of a traced compressed sample"]
+    assert traced.moves <= house.LIMITS["moves of a traced compressed sample"]
     assert len(warm.files) <= 20 and warm.moves <= 45
 
 
 def test_device_extend_goes_through_few_files():
     traced, warm = hops.device_extend(hops.Counter())
     assert "storages/_device.py" in traced.files
-    assert len(traced.files) <= 16 and len(warm.files) <= 6
+    assert len(traced.files) <= house.LIMITS["files of a traced device extend"] and len(warm.files) <= 6
     assert fbuf.stores() == []
 
 
