@@ -90,9 +90,9 @@ def _add_convert(actions: Any) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    fields = None
-    if options.field:
-        fields = {there: here or there for there, _, here in (text.partition("=") for text in options.field)}
+    fields: Any = options.field  # names alone declare nothing: ambiguous leaves are still refused
+    if fields and any("=" in text for text in fields):
+        fields = {there: here or there for there, _, here in (text.partition("=") for text in fields)}
     if options.ogbench:
         source = interop.from_ogbench(options.source, fields=fields)
     else:

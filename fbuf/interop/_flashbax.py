@@ -101,7 +101,11 @@ def _source(state: Any, priorities: bool, exponent: float | None) -> Source:
     if tree is not None and priorities:
         priority, largest = _priorities(tree, lanes, length, exponent, (oldest + np.arange(steps)) % max(length, 1))
         priority = priority[:, 0] if lanes == 1 else priority
-    kept = {"structure": jax.tree.structure(experience), "call": _CALL, "exponents": (exponent or 0.6, 0.4)}
+    kept = {
+        "structure": jax.tree.structure(experience),
+        "call": _CALL,
+        "exponents": (0.6 if exponent is None else exponent, 0.4),
+    }
     return Source("flashbax state", columns, steps, None if lanes == 1 else lanes, None, priority, largest, **kept)
 
 

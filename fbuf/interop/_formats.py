@@ -82,6 +82,11 @@ def known_steps(made: Source, kind: str, columns: Mapping[str, Column], steps: i
     if made.fields is not None:  # ends are never left out, nor next observations of observations that are taken
         fields = dict(made.fields) if isinstance(made.fields, Mapping) else {name: name for name in made.fields}
         ends = {n: n for n in usual if n in ("terminated", "truncated") or fields.get(n.removeprefix("next_")) == n[5:]}
+        lost = [n for n in usual if n.startswith("next_") and n not in fields and fields.get(n[5:], n[5:]) != n[5:]]
+        if lost:
+            raise ValueError(
+                f"{made.call}: fields renames '{lost[0][5:]}', whose next observations would be lost. Keep its name."
+            )
         fields = {name: name for name in ends if name not in fields.values()} | fields
     if not steps:
         raise ValueError(f"{made.call}: there are no rows; expected one at least.")
@@ -170,7 +175,7 @@ def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
     else:
         size, cursor = (np.array([reader.attribute(name)]) for name in ("_size", "_insertion_idx"))
         if None in (size[0], cursor[0]):
-            raise ValueError(f"{path}: _size or _insertion_idx is no integer; expected both. It is damaged.")
+            raise ValueError(f"{path}: _size or _insertion_idx is not an integer; expected both. It is damaged.")
         offset, count, sizes, newest = np.zeros(1, np.int64), size, np.array([room]), cursor - 1
         newest = np.where(newest < 0, room - 1, newest)
         if not (0 <= cursor[0] <= room and (size[0] == room or size[0] == cursor[0])):
@@ -180,7 +185,8 @@ def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
     shape = {a.shape for a in (offset, count, sizes, newest)}
     place = newest - offset if len(shape) == 1 else np.zeros(0)
     if len(shape) != 1 or not (
-        (sizes > 0).all()
+        len(count)
+        and (sizes > 0).all()
         and (count >= 0).all()
         and (count <= sizes).all()
         and (place >= 0).all()

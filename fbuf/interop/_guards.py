@@ -62,11 +62,16 @@ def written_rows(call: str, columns: Mapping[str, Column], rows: int, stated: in
       ValueError: none is stated, and two rows or more at the end are zeros in all leaves, as slots that were never written.
     """
     if stated is not None:
-        if not is_int(stated) or not 1 <= stated <= rows:
-            raise ValueError(f"{call}: rows is {stated!r}; expected an int from 1 to {rows}.")
-        return int(stated)
+        return checked_rows(call, stated, rows)
     _check_written(call, columns, rows)
     return rows
+
+
+def checked_rows(call: str, stated: int, rows: int) -> int:
+    """Return the stated number of rows. Raises ValueError if there are fewer."""
+    if not is_int(stated) or not 1 <= stated <= rows:
+        raise ValueError(f"{call}: rows is {stated!r}; expected an int from 1 to {rows}.")
+    return int(stated)
 
 
 def _check_written(call: str, columns: Mapping[str, Column], rows: int) -> None:

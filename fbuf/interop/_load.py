@@ -75,6 +75,9 @@ def from_arrays(
     if not isinstance(data, Mapping) and _gives_dicts(data):
         if rows is not None:
             raise ValueError(f"{call}: rows is {rows}, but data is an iterable. Yield only the rows to take.")
+        if priority is not None or lanes is not None:
+            name = "lanes" if priority is None else "priority"
+            raise ValueError(f"{call}: {name} is given, but data is an iterable. Pass arrays.")
         checked = (_checked_names(call, item, fields, ends) for item in data)
         return dataclasses.replace(
             _as_steps(source, None, ends, episode_end), format="tables", tables=checked, lanes=None
@@ -185,6 +188,13 @@ def from_file(
     reader = opened(call, path)
     try:
         found = _formats.recognise(path, reader, made, ends, mask)
+        used: tuple[str, ...] = ("ends", "lanes", "episode_end")
+        if found is not None:
+            used = ("ends", "mask") if found.format.startswith("robomimic") else ()
+        given = {"ends": ends, "lanes": lanes, "episode_end": episode_end, "mask": mask}
+        if unused := [name for name, value in given.items() if value is not None and name not in used]:
+            kind = "file of arrays" if found is None else found.format
+            raise ValueError(f"{made.call}: {unused[0]} is {given[unused[0]]!r}, which a {kind} has no use for.")
         return _plain(path, reader, made, ends, episode_end) if found is None else found
     except BaseException:
         reader.close()  # which the error's traceback would keep open

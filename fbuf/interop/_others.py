@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fbuf._core.arguments import is_int
 from fbuf._rows.columns import Column, Fields, columns_of
 from fbuf.datasets._arrays.episodes import KNOWN, NEXT
 from fbuf.interop import _npz
@@ -112,6 +113,9 @@ def from_cpprb(
     """
     made = Source("", {}, 0, call="from_cpprb", fields=fields, dtypes=dtypes)
     slots = columns_of(made.call, transitions)
+    room = min((column.rows for column in slots.values()), default=0)
+    if not is_int(position) or not 0 <= position <= room:
+        raise ValueError(f"{made.call}: position is {position!r}; expected buffer.get_next_index(), 0 to {room}.")
     found = {name: _rolled(column, position) for name, column in slots.items()}
     names = {"act": "action", "rew": "reward"}
     columns = {
@@ -171,7 +175,7 @@ def from_skrl(
             f"{made.call}: arrays have shapes {shapes}; expected [memory_size, num_envs, size] of a memory."
         )
     room, envs = next(iter(lead))
-    if not 0 <= position <= room:
+    if not is_int(position) or not 0 <= position <= room:
         raise ValueError(f"{made.call}: position is {position!r}; expected memory.memory_index, 0 to {room}.")
     position %= room if filled else room + 1
     place = np.roll(np.arange(room), -position) if filled else np.arange(position)

@@ -202,7 +202,9 @@ class Source:
             narrow = {name: NARROW[c.dtype.name] for name, c in columns.items() if c.dtype.name in NARROW}
             dtypes = narrow | dtypes
         columns = cast_columns(call, squeeze_scalars(columns) if ted else columns, dtypes, exact)
-        return columns, _guards.written_rows(call, columns, self.steps, self.rows) if self.slots else self.steps
+        if self.slots:
+            return columns, _guards.written_rows(call, columns, self.steps, self.rows)
+        return columns, self.steps if self.rows is None else _guards.checked_rows(call, self.rows, self.steps)
 
     def stream(self) -> tuple[dict[str, Column], int]:
         """Return columns of one stream, lane after lane, by their names here, and their number of rows."""

@@ -213,3 +213,30 @@ def test_counts_that_contradict_the_rows_are_refused(name, edits, words, tmp_pat
     if "data/demo_2/rewards" in edits:
         more.pop("mask")
     raises(ValueError, words, interop.from_file, path, **more)
+
+
+def test_arguments_that_a_file_does_not_use_are_refused():
+    d3rlpy = FILES / "d3rlpy_continuous.h5"
+    for name, value in {"lanes": 2, "mask": "train", "ends": "terminated", "episode_end": ("done",)}.items():
+        with pytest.raises(ValueError, match=rf"{name} is .*, which a d3rlpy buffer has no use for"):
+            interop.from_file(d3rlpy, **{name: value})
+    rows = interop.from_file(d3rlpy).count()["rows"]
+    assert interop.from_file(d3rlpy, rows=rows - 1).count()["rows"] == rows - 1
+    with pytest.raises(ValueError, match=f"rows is {rows + 1}; expected an int from 1 to {rows}"):
+        interop.from_file(d3rlpy, rows=rows + 1).into()
+    with pytest.raises(ValueError, match="fields renames 'obs', whose next observations would be lost"):
+        interop.from_file(FILES / "tianshou_part.hdf5", fields={"obs": "state", "action": "action"})
+
+
+@pytest.mark.parametrize("position", [-1, 99, 1.5, None])
+def test_positions_outside_a_ring_are_refused(position):
+    rows = {"obs": np.zeros((5, 2)), "act": np.zeros((5, 1)), "rew": np.zeros((5, 1)), "done": np.zeros((5, 1))}
+    with pytest.raises(ValueError, match="expected buffer.get_next_index"):
+        interop.from_cpprb(rows, position=position, ends="terminated")
+
+
+def test_iterables_take_neither_priorities_nor_lanes():
+    data = [{"obs": np.zeros((3, 2), np.float32)}]
+    for given in ({"priority": np.ones(3)}, {"lanes": 2}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is given, but data is an iterable"):
+            interop.from_arrays(iter(data), **given)
