@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # jax.export keeps donate_argnums out of what the exported function does when it is called: exported.call copies the
 # whole buffer in each call, and keeps the old one alive. Wrap it once more, jax.jit(exported.call, donate_argnums=0),
-# and it updates in place. It hurts whoever ships a compiled `add`: twice the memory, and time that grows with the
+# and it updates in place. It hurts a program that ships a compiled `add`: twice the memory, and time that grows with the
 # capacity, with right results.
 #
 # Needs Python 3.12 or newer.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # safetensors.numpy stores a NumPy view of every second row, of some columns or of a transpose as other values, without
 # an error. It writes the memory from the view's first element on, not the view. Pass np.ascontiguousarray(view):
-# whoever saves one lane or a slice of a ring otherwise loads rows that were never in it. (JAX arrays and
+# a program that saves one lane or a slice of a ring otherwise loads rows that were never in it. (JAX arrays and
 # safetensors.flax are not affected.)
 #
 # Needs Python 3.11 or newer.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Rows that were cut off a Zarr array by resize come back when it grows again: Zarr deletes whole chunks, and leaves
-# what is behind the new end in the last one. zarr-python and TensorStore agree on this, HDF5 returns zeros. Whoever
-# cuts a damaged tail off a log of steps and appends with a gap reads the removed steps as data; overwrite the tail with
+# Rows that were cut off a Zarr array by resize return when it grows again: Zarr deletes whole chunks, and leaves
+# what is behind the new end in the last one. zarr-python and TensorStore agree on this, HDF5 returns zeros. A program
+# that cuts a damaged tail off a log of steps and appends with a gap reads the removed steps as data; overwrite the tail with
 # the fill value before the resize.
 #
 # Needs Python 3.11 or newer.

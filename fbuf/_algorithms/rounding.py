@@ -54,7 +54,7 @@ def _of_float64(number: Wide) -> jax.Array:
     size = number.high & ~_SIGN
     exponent = (size >> jnp.uint32(20)).astype(jnp.int32) - jnp.int32(1023 - 127)
     fraction = ((size & jnp.uint32(0xFFFFF)) << jnp.uint32(3)) | (number.low >> jnp.uint32(29))
-    rest = number.low & jnp.uint32(2**29 - 1)  # what a float32 has not
+    rest = number.low & jnp.uint32(2**29 - 1)  # below the precision of float32
     digits = ((fraction | jnp.uint32(2**23)) << jnp.uint32(8)) | (rest >> jnp.uint32(21))
     digits = digits | ((rest & jnp.uint32(2**21 - 1)) != jnp.uint32(0)).astype(jnp.uint32)
     # Numbers below 2^-126 have fewer digits.

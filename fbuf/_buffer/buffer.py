@@ -648,7 +648,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         `is_full` is bool[], whether all C slots hold rows. `cursor` is int32[], the position in [0, C / E) of each lane's next
         row; -1 if masked rows have made the lanes' positions differ; missing with a writer that replaces any row. `writes` is
         uint32[], the rows of all lanes written since `init`, overwritten ones included; it stops at 2^32 - 1. `clear`
-        raises it to a multiple of C. `unlearnt` (views of windows; not under a trace) is an int, the rows held that no window
+        raises it to a multiple of C. `unlearnt` (views of windows; not under a trace) is int32[], the rows held that no window
         learns, as in `summary`. It reads the flags of all rows: 0.03 to 0.2 s for a million.
 
         Example:

@@ -54,9 +54,8 @@ class Anchors:
     count: Array  # int32[E], open rows
     rule: EligibilityRule  # static: the rule that decided them
     before: Array | None = None  # int32[blocks], open rows before each block of a data set
-    newest_id: Array | None = (
-        None  # [E], or uint32[E, 2] of 64 bits: episode id of each lane's newest row; None without ids
-    )
+    # [E], or uint32[E, 2] of 64 bits: episode id of each lane's newest row; None without ids
+    newest_id: Array | None = None
 
 
 _LONG = 2**30  # rows; steps of longer episodes are stored modulo the stride

@@ -10,7 +10,7 @@ i, which it draws with probability :math:`P_s(i)`, has in the whole of N rows th
 | buffers of a mixture | its fractions | g |
 | shards that draw B / D rows each | by mass | 1 / D |
 | shards whose rows are exchanged | by mass | g |
-| shards of several processes | by mass | by the masses last told |
+| shards of several processes | by mass | by the newest reported masses |
 
 The functions take arrays of JAX or of NumPy and return the same.
 """

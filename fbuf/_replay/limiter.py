@@ -47,7 +47,7 @@ class BlockingLimiter:
         self._shrinks, self._size = shrinks, size
         self._reached = False  # min_size rows are held, and will be until `clear`
         self._waiting: list[_Waiting] = []
-        self._warned = self._told = False
+        self._warned = self._has_printed = False
 
     def allows(self, kind: Kind, count: int) -> bool:
         """Return whether `count` rows may be added, or drawn, now."""
@@ -102,13 +102,13 @@ class BlockingLimiter:
                     f"{call}: waited {timeout:g} s for {counted(count, what)}; {self.explain(kind, count)}. {fix} in another "
                     f"thread, or raise timeout."
                 )
-            before, silent = lock.changes, until is None and not self._told
+            before, silent = lock.changes, until is None and not self._has_printed
             patient = wakeup.clock() + PATIENCE if silent else until
             with self._registered(_Waiting(call, kind, count, before)):
                 lock.wait(patient, stop)
             check()
             if silent and patient is not None and lock.changes == before and wakeup.clock() >= patient:
-                self._told = True
+                self._has_printed = True
                 fix = "Sample" if kind == "add" else "Add rows"
                 print(
                     f"fbuf: {call} waits, and nothing has changed in {PATIENCE:g} s; {self.explain(kind, count)}. {fix} in "

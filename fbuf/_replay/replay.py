@@ -565,6 +565,8 @@ class Replay(ReplayRows):
     def stats(self) -> dict[str, float]:
         """Return `Buffer.stats` as Python numbers, with `limit_added`, `limit_drawn` and `limit_surplus` under a limit.
 
+        With a view of windows it counts `unlearnt` rows, O(C), while other threads wait.
+
         Example:
           >>> import fbuf, numpy as np
           >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})

@@ -91,7 +91,10 @@ def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:
     if isinstance(anchors.flags, jax.core.Tracer) or not anchors.flags.is_fully_addressable:
         return {}
     out = (PartitionSpec(None, sharded.axis),) * 2
-    return {"unlearnt": collect.count_unlearnt(sharded.buffer, *jax.device_get(_flags(sharded, state, out=out)[1]))}
+    found = _flags(sharded, state, out=out)[1]
+    if isinstance(found[1], jax.core.Tracer):  # a state from outside the trace
+        return {}
+    return {"unlearnt": jnp.int32(collect.count_unlearnt(sharded.buffer, *jax.device_get(found)))}
 
 
 def seen(sharded: Any, state: ShardedState, compare: int = 0) -> Seen:

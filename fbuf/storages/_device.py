@@ -25,11 +25,13 @@ from fbuf.storages._array_rows import HostPlan, stored_leaves, structure_of
 class Device:
     """Store rows as device arrays `[C, ...]`.
 
-    Args:
-      layout: "rows": an array `[C, ...]` for each leaf. "tiles": what a TPU writes in place, leaves of many elements in whole
-        tiles and small ones along one axis; `rows`, batches and checkpoints have the same shapes. None: "tiles" if `init`
-        places the state on a TPU, otherwise "rows". Checkpoints load in either layout.
-    Cost: C times the bytes of a row, in tiles up to 5 % more (`Buffer.plan` tells); a write or read touches only its rows.
+    Attributes:
+      layout: "rows": an array `[C, ...]` for each leaf. "tiles": arrays that a TPU writes in place; leaves of many elements are
+        stored in whole tiles, small ones along one axis. `rows`, batches and checkpoints have the same shapes. None: "tiles"
+        if `init` places the state on a TPU, otherwise "rows". Checkpoints load in either layout.
+
+    Cost: C times the bytes of a row. Tiles take up to 5 % more, and up to twice as much for a leaf of more than 2^30 elements
+    whose rows fill no whole tiles (`Buffer.plan` tells). A write or read touches only its rows.
 
     Example:
       >>> import fbuf

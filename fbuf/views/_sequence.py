@@ -56,10 +56,11 @@ class Sequence(_WindowView):
     """Return windows of `length` rows: leaves `[B, T, ...]`, T = length.
 
     What is not learnt: with "stop", episodes of fewer than `length` rows; "mask" learns them. Where dilation is 1 and
-    stride <= length - burn_in - bootstrap, all other rows of an ended episode are learnt, except its last `bootstrap` rows if
-    it did not terminate (a reset row is one of them). In a running episode of n rows, the newest (n - length + at) % stride +
-    bootstrap wait for more. A longer stride also skips stride - (length - burn_in - bootstrap) rows between two windows.
-    `summary` and `stats` count `unlearnt`, the rows held that no window learns.
+    stride <= length - burn_in - bootstrap, all other rows of an ended episode are learnt, except its last `bootstrap` rows
+    if it did not terminate (a reset row is one of them). In a running episode of n rows, the newest (n - length + at) %
+    stride + bootstrap wait for more, and all of them if n < length - at. A longer stride also skips stride - (length -
+    burn_in - bootstrap) rows between two windows. `summary` and `stats` count `unlearnt`, the rows held that no window
+    learns.
 
     `batch.data` is a dict with every leaf of the rows under its own name (rows that are not a dict are whole under `row`), and
 
@@ -155,7 +156,9 @@ class Sequence(_WindowView):
         return (self.length - 1 - self.at) * self.dilation
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
-        known = self.bootstrap and self.terminated in self.episode_end  # without bootstrap rows all ends are alike
+        known = (
+            self.bootstrap and self.terminated in self.episode_end
+        )  # without bootstrap rows all ends are treated equally
         return self.episode_end, self.terminated if known else None
 
     def learnt(self, flags: np.ndarray) -> np.ndarray:

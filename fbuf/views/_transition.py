@@ -108,6 +108,8 @@ class Transition:
                 )
             if self.stack is None:
                 raise ValueError(f"Transition: stack_keys is {self.stack_keys!r}, but stack is None. Write stack=4.")
+            if not self.stack_keys:
+                raise ValueError("Transition: stack_keys is empty; expected names. Write stack=None to stack no leaf.")
             object.__setattr__(self, "stack_keys", tuple(name_of(name) for name in self.stack_keys))
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"Transition: gamma is {self.gamma!r}; expected a number in [0, 1].")

@@ -175,6 +175,8 @@ def test_short_episodes_are_counted():
         replay.extend(rows_of([3, 7, 5]))
         assert replay.stats()["unlearnt"] == summary.unlearnt
         assert "unlearnt" not in jax.eval_shape(buffer.stats, state)
+        inside = jax.jit(lambda number, buffer=buffer, state=state: buffer.stats(state)["size"] + number)
+        assert int(inside(1)) == int(buffer.stats(state)["size"]) + 1
     plain = fbuf.Buffer(20)
     state = plain.extend(plain.init(ROW), rows_of([3]))
     assert plain.summary(state).unlearnt is None and "unlearnt" not in plain.stats(state)

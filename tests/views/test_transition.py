@@ -210,6 +210,7 @@ def test_what_cannot_be_stacked_is_refused():
         "stack_keys=..obs/x.,"
     )
     pytest.raises(ValueError, Transition, stack_keys=("obs/x",), autoreset="same_step").match("Write stack=4")
+    pytest.raises(ValueError, Transition, stack=2, stack_keys=(), autoreset="same_step").match("stack_keys is empty")
     row = row_with({"x": np.float32(0), "y": np.float32(0)})
     for name in ("x", "action", "obs/z"):
         buffer = fbuf.Buffer(8, view=Transition(stack=2, stack_keys=(name,), autoreset="same_step"))

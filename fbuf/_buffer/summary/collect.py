@@ -127,7 +127,10 @@ def unlearnt(buffer: BufferConfig, state: BufferState) -> dict[str, Any]:
     """Return the number of rows held that no window learns, reset rows aside; nothing under a trace, or without windows."""
     if state.anchors is None or not hasattr(buffer.view, "learnt") or isinstance(state.anchors.flags, jax.core.Tracer):
         return {}
-    return {"unlearnt": count_unlearnt(buffer, *jax.device_get(_flags(buffer, state)[1]))}
+    found = _flags(buffer, state)[1]
+    if isinstance(found[1], jax.core.Tracer):  # a state from outside the trace
+        return {}
+    return {"unlearnt": jnp.int32(count_unlearnt(buffer, *jax.device_get(found)))}
 
 
 def count_unlearnt(buffer: Any, held: np.ndarray, flags: np.ndarray) -> int:
