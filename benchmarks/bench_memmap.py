@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks._harness import interleave, ratio, row, spread
 from fbuf._host.codecs import Zstd
+from fbuf._host.io import directory
 from fbuf._host.io.directory import Folder
 from fbuf._host.io.file import unlink
 from fbuf._host.store.store import Column, Store
@@ -40,7 +41,11 @@ def removing_at_once(removes: bool) -> Iterator[None]:
     if not removes:
         yield
         return
-    with mock.patch.object(Folder, "retire", lambda folder, name: unlink(folder.file(name))):
+    at_once = {
+        "retire": lambda folder, name: unlink(folder.file(name)),
+        "replace": lambda folder, name, write, size: directory.replace(folder.file(name), write, size),
+    }
+    with mock.patch.multiple(Folder, **at_once):
         yield
 
 
