@@ -49,7 +49,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
 
 
 def measure(held: int, rounds: int, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of some of `NAMES` with so many rows held."""
+    """Rows of some of `NAMES`, at a number of rows held."""
     for peer in map(load_peer, ("optax", "ale_py")):
         if isinstance(peer, Absent):
             return [

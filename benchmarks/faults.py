@@ -76,7 +76,7 @@ def opened(kind: str, path: str, resume: bool) -> Store:
     return store
 
 
-class Told:
+class Confirmed:
     """What a writing process did, in memory that outlives it."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Told:
         self.updated = shared[2 * LANES :].reshape(LANES, LENGTH)  # numbers of updated rows from 1, at their positions
 
 
-def work(kind: str, path: str, resume: bool, seed: int, told: Told) -> None:
+def work(kind: str, path: str, resume: bool, seed: int, confirmed: Confirmed) -> None:
     """Write until killed."""
     store, rng, pending = opened(kind, path, resume), np.random.default_rng(seed), 0
     while True:
@@ -95,17 +95,17 @@ def work(kind: str, path: str, resume: bool, seed: int, told: Told) -> None:
         lane = np.broadcast_to(np.arange(LANES), count.shape)
         rows = content(kind, lane.reshape(-1), count.reshape(-1), np.zeros(count.size, np.int64))
         store.write([r.reshape(n, LANES, *r.shape[1:]) for r in rows], keep)
-        told.rows[0] = store._count
+        confirmed.rows[0] = store._count
         if rng.random() < 0.2:
             lane, row, tickets = newest(store)
             pick = rng.permutation(len(row))[:5]
             changed = content(kind, lane[pick], row[pick], np.ones(len(pick), np.int64))
             store.patch(tickets[pick], np.ones(len(pick), bool), dict(enumerate(changed)))
-            told.updated[lane[pick], row[pick] % LENGTH] = row[pick] + 1
+            confirmed.updated[lane[pick], row[pick] % LENGTH] = row[pick] + 1
         pending += int(keep.sum())
         if pending >= EVERY:
             store.flush()
-            told.rows[1], pending = store._count, 0
+            confirmed.rows[1], pending = store._count, 0
 
 
 def newest(store: Store) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -115,7 +115,7 @@ def newest(store: Store) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return lane, place + (count[lane] - 1 - place) // LENGTH * LENGTH, tickets[place, lane]
 
 
-def check(kind: str, path: str, told: Told) -> list[str]:
+def check(kind: str, path: str, confirmed: Confirmed) -> list[str]:
     """Resume the store of a killed process, and return what is wrong."""
     wrong = []
     store = opened(kind, path, resume=True)
@@ -123,8 +123,10 @@ def check(kind: str, path: str, told: Told) -> list[str]:
         if store.warning:
             wrong.append(store.warning)
         count = store._count
-        if (count < told.rows).any():
-            wrong.append(f"{count.tolist()} rows are counted; these were written and flushed: {told.rows.tolist()}")
+        if (count < confirmed.rows).any():
+            wrong.append(
+                f"{count.tolist()} rows are counted; these were written and flushed: {confirmed.rows.tolist()}"
+            )
         lane, row, tickets = newest(store)
         numbers = np.empty(len(row), np.int64)
         obs = np.empty((len(row), ITEM), np.uint8)
@@ -135,7 +137,7 @@ def check(kind: str, path: str, told: Told) -> list[str]:
         expected = content(kind, lane, row, changed)
         if (expected[1] != numbers).any() or (expected[0] != obs).any():
             wrong.append("rows are doubled, changed or in another order")
-        updated = told.updated[lane, row % LENGTH] == row + 1
+        updated = confirmed.updated[lane, row % LENGTH] == row + 1
         if not changed[updated].all():
             wrong.append(f"{int((changed[updated] == 0).sum())} row updates are missing")
     finally:
@@ -147,28 +149,28 @@ def campaign(kind: str, kills: int, until: float) -> tuple[int, int, list[str]]:
     """Return how many processes were killed, how many rows were written, and what was wrong."""
     folder = tempfile.mkdtemp(prefix="fbuf-kill-")
     path, wrong, killed = f"{folder}/store", list[str](), 0
-    told, rng = Told(), np.random.default_rng(kills)
+    confirmed, rng = Confirmed(), np.random.default_rng(kills)
     try:
         while killed < kills and time.monotonic() < until and not wrong:
             child = os.fork()
             if child == 0:
                 try:
-                    work(kind, path, killed > 0, killed, told)
+                    work(kind, path, killed > 0, killed, confirmed)
                 except BaseException:
                     traceback.print_exc()
                 finally:
                     os._exit(1)
-            before, ended = told.rows[0].sum(), 0
-            while not ended and told.rows[0].sum() == before and (killed == 0 or rng.random() > 0.01):
+            before, ended = confirmed.rows[0].sum(), 0
+            while not ended and confirmed.rows[0].sum() == before and (killed == 0 or rng.random() > 0.01):
                 ended = os.waitpid(child, os.WNOHANG)[0]  # some are killed while they resume
                 time.sleep(0.001)
             time.sleep(float(rng.exponential(0.03)))
             if not ended:
                 os.kill(child, signal.SIGKILL)
                 ended = os.waitpid(child, 0)[1] != signal.SIGKILL
-            wrong += ["the writing process ended by itself"] if ended else check(kind, path, told)
+            wrong += ["the writing process ended by itself"] if ended else check(kind, path, confirmed)
             killed += 1
-        return killed, int(told.rows[0].sum()), wrong
+        return killed, int(confirmed.rows[0].sum()), wrong
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

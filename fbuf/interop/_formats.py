@@ -44,7 +44,7 @@ def recognise(
     if isinstance(reader, _npz.Reader):
         if {"data", "safe", "version"} <= set(names):
             raise ValueError(
-                f"{made.call}: is of cpprb, whose rows are pickled. Load it with cpprb: "
+                f"{made.call}: holds pickled rows of cpprb. Load it with cpprb: "
                 f"from_cpprb(buffer.get_all_transitions(), position=buffer.get_next_index(), ends=...)."
             )
         return None
@@ -268,7 +268,7 @@ def _d3rlpy(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
     last = last[:-1]
     ended = [reader.array(f"terminated_{episode}") for episode in range(count)]
     if any(flag.shape or flag.dtype.kind not in "biu" for flag in ended):
-        raise ValueError(f"{path}: a flag terminated_i is no number; expected True or False. It is damaged.")
+        raise ValueError(f"{path}: a flag terminated_i is not a number; expected True or False. It is damaged.")
     done = np.zeros(len(last), bool)
     done[last] = [bool(flag) for flag in ended]
     columns = {name: concatenate(f"{path}: {name}", columns) for name, columns in parts.items()}

@@ -79,7 +79,7 @@ NUMBERS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, er
 
 
 class Hiccups(Faulty):
-    """Another disk whose n-th call that reads fails, and so do the same calls after it, so many times in all."""
+    """Another disk whose n-th call that reads fails, and so do the same calls after it, `times` in all."""
 
     def __init__(self, disk, at, error, times):
         super().__init__(disk, at, error, READS)

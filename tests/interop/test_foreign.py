@@ -109,7 +109,7 @@ def test_cpprb(name, tmp_path):
     check(lambda: interop.from_cpprb(arrays, **there), [steps], tmp_path)
     raises(ValueError, "done: the file does not say.*Pass ends=", interop.from_cpprb, arrays, position=0, ends=None)
     saved = FILES / f"cpprb_saved_{name}.npz"
-    raises(ValueError, r"is of cpprb, whose rows are pickled.*get_all_transitions\(\)", interop.from_file, saved)
+    raises(ValueError, r"holds pickled rows of cpprb.*get_all_transitions\(\)", interop.from_file, saved)
 
 
 def rlds_steps(episode):

@@ -309,7 +309,7 @@ def test_an_invalid_saved_limit_is_refused(tmp_path, monkeypatch):
         raises(fbuf.SchemaError, "is invalid", lambda: fbuf.Replay.load(tmp_path / "saved"))
 
 
-def test_a_wait_that_nobody_ends_says_what_it_waits_for(monkeypatch, capsys):
+def test_a_wait_that_no_thread_can_end_says_what_it_waits_for(monkeypatch, capsys):
     monkeypatch.setattr(limiter, "PATIENCE", 0.05)
     replay = fbuf.Replay(fbuf.uniform(10), {"t": 0}, limit=fbuf.limits.min_size(5))
     thread = Thread(replay.sample, 4)

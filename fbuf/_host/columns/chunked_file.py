@@ -21,7 +21,8 @@ from fbuf._host.io.file import File, existing, unlink
 from fbuf._host.memory.file_arena import NOWHERE, Entry, FileArena
 from fbuf._host.types import Array, Batch, DType, InvalidRows, Shape, StoreCorrupted, damaged_file, flat, ranges
 
-_MAX_DICTIONARY_ROWS, _BLOCK = 512, 1 << 20  # bytes of a dictionary that is read: of so many rows, and a megabyte
+# A dictionary that is read has at most the bytes of 512 rows and a megabyte.
+_MAX_DICTIONARY_ROWS, _BLOCK = 512, 1 << 20
 
 
 class ChunkedFileColumn(ChunkedColumn):
@@ -166,10 +167,10 @@ class ChunkedFileColumn(ChunkedColumn):
         return found
 
     def _is_intact(self, entry: Entry) -> bool:
-        book = self._read_dictionary(entry.dictionary) if entry.dictionary else None
-        if entry.dictionary and book is None:
+        dictionary = self._read_dictionary(entry.dictionary) if entry.dictionary else None
+        if entry.dictionary and dictionary is None:
             return False
-        return checksum(self.arena.view(entry.address, entry.length), book) == entry.checksum
+        return checksum(self.arena.view(entry.address, entry.length), dictionary) == entry.checksum
 
     def resume(self, count: Array) -> None:
         """Find the chunks of lanes with int64[E] `count` rows; missing ones raise when they are read. Chunks of later rows are

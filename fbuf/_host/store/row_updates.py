@@ -282,7 +282,7 @@ class UpdateLog:
 
 
 def _read(body: bytes) -> dict[int, RowUpdate]:
-    """Parse the updates of a record. Raises struct.error: it is no record, although its checksum is right."""
+    """Parse the updates of a record. Raises struct.error: the bytes are not a record, although their checksum is right."""
     made: dict[int, RowUpdate] = {}
     at = 0
     while at < len(body):
