@@ -60,6 +60,8 @@ class _Ragged:
     def __getattr__(self, name: str) -> Any:
         kind, fix = type(self).__name__, ""
         if name == "lazy":  # the property raised
+            if self.ragged is not None:
+                return self.ragged.open(self.data)  # for the error itself
             raise AttributeError("lazy: all rows are arrays, in `data`. For text or objects use storages.Ragged().")
         data = self.__dict__.get("data")
         if isinstance(data, Mapping) and name in data:

@@ -176,6 +176,11 @@ class HostSampler(Protocol):
         """Return the present size of the store in bytes. Eager."""
 
 
+def draws_once(sampler: Any) -> bool:
+    """Return whether a batch holds each anchor at most once, so that the draws depend on one another."""
+    return getattr(sampler, "covers", False) or not getattr(sampler, "replace", True)
+
+
 def host_sampler(sampler: Any) -> HostSampler | None:
     """Return the sampler if it keeps part of its state on the host."""
     return sampler if isinstance(sampler, HostSampler) and sampler.on_host else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from fbuf._bridge import lifetime
 from fbuf._buffer.checked import raise_for
-from fbuf._buffer.state import COUNTERS
+from fbuf._buffer.state import COUNTERS, anchor_count
 from fbuf._concurrency.wakeup import StopToken
 from fbuf._core.pytree import PyTree
 from fbuf._core.text_table import counted
@@ -104,14 +104,14 @@ class LockedState(ReplayState):
         raise OSError(cause.errno, text) from None
 
     def _explain_empty(self, call: str) -> None:
-        """Raise for a draw from too few rows of an episode. Return if there are none."""
+        """Raise for a draw from rows that all need later ones. Return if there are no rows, or some only were drawn already."""
         ahead = self.buffer.view.rule.ahead
         with self._acquire():
-            held = self._held()
-        if 0 < held <= ahead * (self.buffer.lanes or 1):
+            held, count = self._held(), int(np.asarray(anchor_count(self._state)).sum())
+        if held and ahead and not count:
             raise ValueError(
                 f"{call}: none of the {counted(held, 'row')} held can be sampled yet; {self.buffer.view!r} needs up to {ahead} "
-                f"more of the same lane after a row. Add rows, or ask can_sample first."
+                f"more of its episode and lane after a row. Add rows, or ask can_sample first."
             )
 
     def _raise(self, call: str, counts: jax.Array | None) -> None:

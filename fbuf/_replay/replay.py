@@ -351,6 +351,8 @@ class Replay(ReplayRows):
     ) -> Sample:
         """Draw a batch; see `Buffer.sample`. Wait until the limit allows it and a row can be sampled.
 
+        Warns once if B is larger than the number of rows that can be sampled, where the sampler draws each at most once.
+
         Args:
           batch_size: B; None uses the buffer's.
           to: Arrays in the `Sample`: "jax", "numpy" or "torch".
@@ -392,6 +394,8 @@ class Replay(ReplayRows):
             if self._limiter is not None:
                 self._check_fits(call, "draws", size)
                 self._wait(call, "sample", size, lambda: self._ready(size), timeout, stop)
+            if self._warns_short and size > self._most_drawn:
+                self._warn_short(call, size)
             batch, counts = self._draw(f"{call}({size})", size, numbers, packed)
             if self._limiter is not None:
                 self._limiter.done("sample", size)

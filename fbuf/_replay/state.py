@@ -9,6 +9,7 @@ import _signal  # type: ignore[import-not-found]  # without the enums of `signal
 import contextlib
 import dataclasses
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -26,8 +27,9 @@ from fbuf._core import arguments
 from fbuf._core.dispatch import with_changes
 from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
 from fbuf._core.sample import Index, Sample
+from fbuf._core.text_table import counted
 from fbuf._indexing import scatter
-from fbuf._interfaces.sampler import host_sampler
+from fbuf._interfaces.sampler import draws_once, host_sampler
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import host_reads, programs
 from fbuf._replay.host_draws import HostDraws, host_draws, random_draws
@@ -50,6 +52,8 @@ class ReplayState:
         self._written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
+        self._most_drawn = 0  # the largest batch size for which there were enough rows, where each is drawn once
+        self._warns_short = draws_once(buffer.sampler)
         self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not host_sampler(buffer.sampler)
         self._spec = buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
@@ -217,6 +221,21 @@ class ReplayState:
             if plain:
                 self._draws[batch_size] = known
         return known
+
+    def _warn_short(self, call: str, size: int) -> None:
+        """Warn, once for a replay, of a batch larger than the number of rows, each of which is drawn at most once."""
+        self._flush()
+        count = int(np.asarray(anchor_count(self._state)).sum())
+        if count >= size:
+            self._most_drawn = size
+        elif count:
+            self._warns_short = False
+            warnings.warn(
+                f"{call}: batch_size is {size}, but only {counted(count, 'row')} can be sampled, and a batch of "
+                f"{self.buffer.sampler!r} has each at most once; `mask` is False in the rest. Draw fewer, or add rows first.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _check_rows(self, state: BufferState) -> None:
         """Raise unless a state of this buffer holds rows like the present one."""

@@ -10,6 +10,7 @@ from typing import Any
 from fbuf._buffer.buffer import Buffer
 from fbuf._core import arguments
 from fbuf._core.text_table import counted
+from fbuf._interfaces.sampler import draws_once
 from fbuf._interfaces.view import EligibilityRule
 from fbuf.limits import Limit
 from fbuf.storages import Ragged
@@ -66,9 +67,8 @@ def check_shards(buffer: Buffer, shards: int) -> Buffer:
         raise TypeError(
             f"{call}: {buffer.writer!r} needs all rows in one place; expected writers.Ring(). Use shards=1."
         )
-    alone = getattr(sampler, "covers", False) or not getattr(sampler, "replace", True)
     mixes = getattr(sampler, "uniform", None) is not None
-    if alone or mixes or getattr(sampler, "on_host", False) or not hasattr(sampler, "mass"):
+    if draws_once(sampler) or mixes or getattr(sampler, "on_host", False) or not hasattr(sampler, "mass"):
         raise TypeError(
             f"{call}: {sampler!r} cannot draw from several shards. Use samplers.Prioritized(), or shards=1."
         )

@@ -13,6 +13,7 @@ from fbuf._buffer.checks import refuse_donated
 from fbuf._core import arguments
 from fbuf._core.control_flow import axes_of
 from fbuf._core.sample import Index
+from fbuf._interfaces.sampler import draws_once
 from fbuf._interfaces.view import EligibilityRule
 from fbuf.samplers import Prioritized
 from fbuf.sharded._operation import is_local
@@ -106,8 +107,7 @@ def _of_one_shard(stages: Chain | None) -> list[str]:
 def check_draw_mode(call: str, buffer: Buffer, shards: int, fix: str) -> None:
     """Raise for samplers whose draws depend on one another."""
     sampler = buffer.sampler
-    alone = getattr(sampler, "covers", False) or not getattr(sampler, "replace", True)
-    if alone and shards > 1:
+    if draws_once(sampler) and shards > 1:
         raise ValueError(f"{call}: {sampler!r} draws without replacement, {fix}")
 
 

@@ -1,6 +1,7 @@
 """Advice for what newcomers write first: each line named in an error works."""
 
 import copy
+import dataclasses
 import pickle
 
 import jax
@@ -59,6 +60,18 @@ def test_options_of_a_replay_that_belong_elsewhere():
     assert fbuf.Replay(fbuf.uniform(5), example=0.0, seed=3).buffer.capacity == 5
 
 
+def test_errors_of_lazy_leaves_are_not_replaced():
+    class Broken:
+        def open(self, data):
+            raise AttributeError("the store has no such thing")
+
+    replay = fbuf.Replay(fbuf.Buffer(4), {"t": 0})
+    replay.add({"t": 0})
+    batch = replay.sample(2)
+    raises(AttributeError, "all rows are arrays", getattr, batch, "lazy")
+    raises(AttributeError, "no such thing", getattr, dataclasses.replace(batch, ragged=Broken()), "lazy")
+
+
 def test_fewer_rows_than_a_view_needs():
     row = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
     for view, ahead in (
@@ -69,8 +82,41 @@ def test_fewer_rows_than_a_view_needs():
         raises(ValueError, "no row can be sampled. Add rows", replay.sample, 4)
         for held in range(1, ahead + 1):
             replay.add(row)
-            said = rf"none of the {held} rows? held can be sampled yet; .* needs up to {ahead} more of the same lane"
+            said = rf"none of the {held} rows? held can be sampled yet; .* needs up to {ahead} more of its episode"
             raises(ValueError, said, replay.sample, 4)
             assert not replay.can_sample()
         replay.add(row)
         assert replay.can_sample() and replay.sample(4).mask.all()
+
+
+def test_episodes_that_are_too_short_and_rows_that_were_drawn():
+    row = {"obs": 0.0, "action": 0, "reward": 0.0, "terminated": True, "truncated": False}
+    replay = fbuf.Replay(fbuf.Buffer(90, view=fbuf.views.Sequence(4, autoreset="same_step")), row)
+    for held in range(1, 9):
+        replay.add(row)
+        said = rf"none of the {held} rows? held can be sampled yet; .* needs up to 3 more of its episode"
+        raises(ValueError, said, replay.sample, 4)
+    for _ in range(4):
+        replay.add({**row, "terminated": False})
+    assert replay.sample(4).mask.all()
+    view = fbuf.views.Transition(n_step=3, autoreset="same_step")
+    replay = fbuf.Replay(fbuf.Buffer(9, view=view, sampler=fbuf.samplers.Consume()), row)
+    replay.add(row)
+    assert replay.sample(1).mask.all()
+    raises(ValueError, "no row can be sampled. Add rows", replay.sample, 1)
+
+
+@pytest.mark.parametrize("to", ["jax", "numpy"])
+@pytest.mark.parametrize(
+    "sampler", [fbuf.samplers.Epoch(), fbuf.samplers.Consume(), fbuf.samplers.Prioritized(replace=False)]
+)
+def test_a_batch_larger_than_the_rows_that_are_drawn_once_warns_once(sampler, to):
+    replay = fbuf.Replay(fbuf.Buffer(100, sampler=sampler), {"t": 0})
+    for number in range(12):
+        replay.add({"t": number})
+    assert replay.sample(2, to=to).mask.all()
+    with pytest.warns(RuntimeWarning, match="batch_size is 16, but only 12 rows can be .*has each at most once.*fewer"):
+        batch = replay.sample(16, to=to)
+    assert 0 < np.asarray(batch.mask).sum() <= 12
+    replay.extend({"t": np.arange(4)})
+    assert np.asarray(replay.sample(16, to=to).mask).any()  # an error if it warned again
