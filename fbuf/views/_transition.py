@@ -97,6 +97,10 @@ class Transition:
         for name in _NAMES:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, name_of(value))
+            elif name in ("observation", "reward"):
+                raise TypeError(
+                    f"Transition: {name} is None; expected the name of a leaf, such as '{vars(Transition)[name]}'."
+                )
         check_int("Transition", "n_step", self.n_step)
         if self.stack is not None:
             check_int("Transition", "stack", self.stack, hint=", or None for no stack")

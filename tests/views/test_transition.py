@@ -205,6 +205,12 @@ def test_leaves_that_are_not_stacked_are_the_newest_of_their_stack(layout):
     jax.tree.map(np.testing.assert_array_equal, every, some)
 
 
+@pytest.mark.parametrize(("name", "usual"), [("observation", "obs"), ("reward", "reward")])
+def test_leaves_that_every_transition_has_need_a_name(name, usual):
+    with pytest.raises(TypeError, match=f"Transition: {name} is None; expected the name of a leaf, such as '{usual}'"):
+        Transition(autoreset="same_step", **{name: None})
+
+
 def test_what_cannot_be_stacked_is_refused():
     pytest.raises(TypeError, Transition, stack=2, stack_keys="obs/x", autoreset="same_step").match(
         "stack_keys=..obs/x.,"
