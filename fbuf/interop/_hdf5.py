@@ -51,7 +51,7 @@ class Writer:
 
     def close(self, about: bytes) -> None:
         """Write the description and close the file."""
-        self.file.attrs[_ABOUT] = about.decode()
+        self.file.attrs[_ABOUT] = np.bytes_(about)  # of a fixed length, see `Reader`
         self.file.close()
 
 
@@ -67,10 +67,11 @@ def _report_damage(path: Path, what: str = "") -> Iterator[None]:
 
 
 class Reader:
-    """Read the data sets of a file.
+    """Read the data sets of a file. Text of variable length is never read: where it is damaged, HDF5 may not return.
 
     Attributes:
       columns: By name; those that cannot be read are refused.
+      others: Names that are of no data set, all refused.
     """
 
     def __init__(self, path: Path, call: str) -> None:
@@ -83,41 +84,49 @@ class Reader:
                 raise
             raise ValueError(f"{path}: is not an HDF5 file ({error}). It is damaged or truncated.") from None
         self.columns: dict[str, Column] = {}
+        self.others: dict[str, Column] = {}
         try:
             with _report_damage(path):
-                self._walk(self._file, "", 0)
+                self._walk(self._file.id, "", 0)
         except BaseException:
             self._file.close()
             raise
 
     def _walk(self, group: Any, prefix: str, depth: int) -> None:
+        h5 = self._h5
         if depth > 64:
             raise ValueError(f"{self.path}: groups are nested more than 64 deep.")
         for key in group:
-            name = check_name(str(self.path), prefix + key)
-            if not isinstance(group.get(key, getlink=True), self._h5.HardLink):
+            name = check_name(str(self.path), prefix + key.decode())
+            if group.links.get_info(key).type != h5.h5l.TYPE_HARD:
                 raise ValueError(f"{self.path}: '{name}' is a link; expected a data set. Copy its target.")
-            item = group[key]
-            if isinstance(item, self._h5.Group):
-                self._walk(item, name + "/", depth + 1)
-            elif isinstance(item, self._h5.Dataset):
+            item = h5.h5o.open(group, key)
+            if isinstance(item, h5.h5d.DatasetID):
                 self.columns[name] = self._column(name, item)
+            elif isinstance(item, h5.h5g.GroupID) and item.get_num_objs():
+                self._walk(item, name + "/", depth + 1)
+            else:
+                self.others[name] = refused(f"{self.path}: '{name}' is empty, or a type; expected a data set.")
 
     def _column(self, name: str, data: Any) -> Column:
-        where = f"{self.path}: data set '{name}'"
-        if data.external or data.is_virtual:
-            raise ValueError(f"{where} is stored in other files. Copy it into this file.")
-        dtype = DTYPES.get(data.dtype.name) if data.dtype.isnative else None
-        if dtype is None or dtype != data.dtype or data.shape is None:
-            return refused(f"{where} is {data.dtype}; expected plain little-endian numbers.")
-        shape, size = tuple(data.shape), math.prod(data.shape) * dtype.itemsize
-        if data.chunks is None:
-            whole = data.id.get_storage_size() == size
-        else:
-            if math.prod(data.chunks) * dtype.itemsize > _LARGEST_CHUNK:
-                raise ValueError(f"{where} has chunks of {data.chunks}; expected at most {_LARGEST_CHUNK} bytes each.")
-            chunks = math.prod([-(-n // c) for n, c in zip(shape, data.chunks, strict=True)])
-            whole = data.id.get_num_chunks() == chunks
+        """Return the column of a data set, by h5py's low-level objects: files may have thousands."""
+        h5, where, dtype = self._h5, f"{self.path}: data set '{name}'", data.dtype
+        space, settings = data.get_space(), None
+        if data.get_offset() is None:  # not one piece of this file
+            settings = data.get_create_plist()
+            if settings.get_external_count() or settings.get_layout() == h5.h5d.VIRTUAL:
+                raise ValueError(f"{where} is stored in other files. Copy it into this file.")
+        plain = DTYPES.get(dtype.name) if dtype.isnative else None
+        if plain is None or plain != dtype or space.get_simple_extent_type() == h5.h5s.NULL:
+            return refused(f"{where} is {dtype}; expected plain little-endian numbers.")
+        shape: tuple[int, ...] = space.shape
+        size = math.prod(shape) * dtype.itemsize
+        whole = data.get_storage_size() == size
+        if settings is not None and settings.get_layout() == h5.h5d.CHUNKED:
+            chunk = settings.get_chunk()
+            if math.prod(chunk) * dtype.itemsize > _LARGEST_CHUNK:
+                raise ValueError(f"{where} has chunks of {chunk}; expected at most {_LARGEST_CHUNK} bytes each.")
+            whole = data.get_num_chunks() == math.prod([-(-n // c) for n, c in zip(shape, chunk, strict=True)])
         if size and not whole:
             raise ValueError(f"{where} has fewer bytes than {dtype.name}{list(shape)}; its writer did not finish.")
         if not shape:
@@ -127,27 +136,48 @@ class Reader:
 
         def read(first: int, last: int) -> np.ndarray:
             with _report_damage(path, f": data set '{name}'"):
-                return np.asarray(data[first:last])
+                out = np.empty((last - first, *shape[1:]), dtype)
+                if out.size:
+                    here, there = h5.h5s.create_simple(out.shape), data.get_space()
+                    there.select_hyperslab((first, *(0 for _ in shape[1:])), out.shape)
+                    data.read(here, there, out)
+                return out
 
         return Column(shape[1:], dtype, read, shape[0])
 
     def about(self) -> bytes | None:
-        """Return the description of the file, or None."""
+        """Return the description of the file, or None. Raises ValueError: it is not of a fixed length."""
         with _report_damage(self.path):
-            about = self._file.attrs.get(_ABOUT)
-            return about.encode() if isinstance(about, str) else None
+            about: bytes | None = self._attribute(_ABOUT, "/", "S")
+            if about is None and self._h5.h5a.exists(self._file.id, _ABOUT.encode()):
+                raise ValueError(f"{self.path}: attribute '{_ABOUT}' is not text of a fixed length. Write it again.")
+            return about
 
     def attribute(self, name: str, group: str = "/") -> int | None:
         """Return an integer attribute, or None."""
         with _report_damage(self.path, f": attribute '{name}'"):
-            value = self._file[group].attrs.get(name)
-        return int(value) if isinstance(value, (int, np.integer)) else None
+            value = self._attribute(name, group, "iu")
+        return None if value is None else int(value)
+
+    def _attribute(self, name: str, group: str, kinds: str) -> Any:
+        """Return an attribute that is one value of these kinds, or None."""
+        h5a, at = self._h5.h5a, {"obj_name": group.encode()}
+        if not h5a.exists(self._file.id, name.encode(), **at):
+            return None
+        found = h5a.open(self._file.id, name.encode(), **at)
+        if found.dtype.kind not in kinds or found.shape != () or not found.get_storage_size():
+            return None
+        value = np.zeros((), found.dtype)
+        found.read(value)
+        return value[()]
 
     def array(self, name: str) -> np.ndarray:
-        """Return a small data set as a whole. Raises ValueError: it is missing, large or damaged."""
+        """Return a small data set as a whole. Raises ValueError: it is missing, large, damaged or of objects."""
         with _report_damage(self.path, f": data set '{name}'"):
-            if name in self.columns and self._file[name].size <= 2**20:
-                return np.asarray(self._file[name][()])
+            if name in self.columns:
+                data = self._file[name]
+                if data.size <= 2**20 and not data.dtype.hasobject:
+                    return np.asarray(data[()])
         raise ValueError(f"{self.path}: has no data set '{name}' of this kind of file. It is damaged.")
 
     def close(self) -> None:

@@ -77,14 +77,17 @@ def shown(path):
 
 def _walk(out, group, prefix):
     with _into(out, prefix + "attributes"):
-        out |= {f"{prefix}{name} (attribute)": value for name, value in group.attrs.items()}
+        for name in group.attrs:
+            if not group.attrs.get_id(name).dtype.hasobject:
+                out[f"{prefix}{name} (attribute)"] = group.attrs[name]
     for key in group:
         with _into(out, prefix + key):
             item = group[key]
             if isinstance(item, h5py.Group):
                 _walk(out, item, f"{prefix}{key}/")
             else:
-                out[prefix + key] = item[()] if item.size is None or item.nbytes < 2**24 else "large"
+                plain = not item.dtype.hasobject and (item.size is None or item.nbytes < 2**24)
+                out[prefix + key] = item[()] if plain else "not read"  # text may never end where it is damaged
 
 
 @contextlib.contextmanager
