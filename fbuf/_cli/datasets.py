@@ -93,10 +93,12 @@ def _convert(options: argparse.Namespace) -> int:
     fields: Any = options.field  # names alone declare nothing: ambiguous leaves are still refused
     if fields and any("=" in text for text in fields):
         fields = {there: here or there for there, _, here in (text.partition("=") for text in fields)}
+    asked = {name: getattr(options, name) for name in ("ends", "mask", "lanes", "rows")}
     if options.ogbench:
+        if unused := [name for name, value in asked.items() if value is not None]:
+            raise ValueError(f"convert: --{unused[0]} is given with --ogbench, which has no use for it. Leave it out.")
         source = interop.from_ogbench(options.source, fields=fields)
     else:
-        asked = {name: getattr(options, name) for name in ("ends", "mask", "lanes", "rows")}
         source = interop.from_file(options.source, fields=fields, **asked)
     found, leaves = source.count(), source.stored()[0]
     lanes = "" if source.lanes is None else f" in {counted(source.lanes, 'lane')}"

@@ -188,7 +188,7 @@ def choose_leaves(
     elif isinstance(fields, str):
         raise TypeError(f'{call}: fields is {fields!r}; expected a dict, a sequence of names, "ted" or None.')
     if not isinstance(fields, Mapping):
-        fields = {name: _rename(name_of(name), known or {}) for name in (columns if fields is None else fields)}
+        fields = {name: renamed(name_of(name), known or {}) for name in (columns if fields is None else fields)}
     chosen: dict[str, str] = {}
     for there, here in ((name_of(there), name_of(here)) for there, here in fields.items()):
         if there not in columns:
@@ -207,7 +207,8 @@ def choose_leaves(
     return chosen
 
 
-def _rename(name: str, known: Mapping[str, str]) -> str:
+def renamed(name: str, known: Mapping[str, str]) -> str:
+    """Return a name with its first part as it is here."""
     first, slash, rest = name.partition("/")
     return known.get(first, first) + slash + rest
 

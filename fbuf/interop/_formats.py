@@ -10,13 +10,15 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fbuf._rows.columns import DTYPES, Column, Fields, check_count, check_name, check_shape, read_json, refused
+from fbuf._core.pytree import name_of, under
+from fbuf._rows.columns import DTYPES, Column, Fields, check_count, check_name, check_shape, read_json, refused, renamed
+from fbuf.datasets._arrays.episodes import KNOWN, NEXT
 from fbuf.interop import _guards, _hdf5, _npz
 from fbuf.interop._source import Source
 
@@ -28,6 +30,11 @@ _REFUSED = {
     ".gz": "compressed. Logs of dopamine are read by datasets.atari_dqn(source=folder)",
 }
 _REFUSED[".pickle"] = _REFUSED[".pkl"]
+
+STEPS = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
+"""First parts of the leaves that are taken unless `fields` names others."""
+NAMES = KNOWN | {"act": "action", "rew": "reward", "obs_next": NEXT}
+"""First parts of names in files, and what they become."""
 
 
 def refuse(call: str, path: Path) -> None:
@@ -76,22 +83,38 @@ def without_infos(columns: Mapping[str, Column], fields: Fields) -> Mapping[str,
 
 def known_steps(made: Source, kind: str, columns: Mapping[str, Column], steps: int, **more: Any) -> Source:
     """Return a source of steps; 64-bit values become 32-bit ones, and `fields` may name any column."""
-    keep = {"obs", "action", "reward", "terminated", "truncated", "next_obs"}
-    usual = {name: name for name in columns if name.split("/")[0] in keep}
-    fields: Any = usual
-    if made.fields is not None:  # ends are never left out, nor next observations of observations that are taken
-        fields = dict(made.fields) if isinstance(made.fields, Mapping) else {name: name for name in made.fields}
-        ends = {n: n for n in usual if n in ("terminated", "truncated") or fields.get(n.removeprefix("next_")) == n[5:]}
-        lost = [n for n in usual if n.startswith("next_") and n not in fields and fields.get(n[5:], n[5:]) != n[5:]]
-        if lost:
-            raise ValueError(
-                f"{made.call}: fields renames '{lost[0][5:]}', whose next observations would be lost. Keep its name."
-            )
-        fields = {name: name for name in ends if name not in fields.values()} | fields
     if not steps:
         raise ValueError(f"{made.call}: there are no rows; expected one at least.")
+    fields = chosen_steps(made.call, columns, made.fields)
     known = {"columns": columns, "steps": steps, "plain": False, "fields": fields, "narrow": True, "slots": False}
     return dataclasses.replace(made, format=kind, **{"lanes": None, **known, **more})
+
+
+def chosen_steps(call: str, columns: Collection[str], fields: Fields) -> dict[str, str]:
+    """Return `{name: name here}` of the columns to take; `fields` may use the names that the format has for them.
+
+    Ends are never left out, nor next observations of observations that are taken.
+    """
+    usual = {name: name for name in columns if name.split("/")[0] in STEPS}
+    if fields is None:
+        return usual
+    if isinstance(fields, str):
+        raise TypeError(f"{call}: fields is {fields!r}; expected a dict, or names.")
+    known = {name_of(name): renamed(name_of(name), NAMES) for name in fields}
+    named = fields.items() if isinstance(fields, Mapping) else known.items()
+    chosen = {there if there in columns else known[there]: here for there, here in named}
+    ends = {n: n for n in usual if n in ("terminated", "truncated") or chosen.get(n.removeprefix("next_")) == n[5:]}
+    lost = [n for n in usual if n.startswith("next_") and n not in chosen and chosen.get(n[5:], n[5:]) != n[5:]]
+    if lost:
+        raise ValueError(
+            f"{call}: fields renames '{lost[0][5:]}', whose next observations would be lost. Keep its name."
+        )
+    return {name: name for name in ends if name not in chosen.values()} | chosen
+
+
+def is_taken(name: str, names: Mapping[str, str], fields: Fields) -> bool:
+    """Whether a leaf of a file is of a step, by its name, or is asked for; others may be of any length."""
+    return renamed(name, names).split("/")[0] in (*STEPS, "done") or name in map(name_of, fields or ())
 
 
 def concatenate(where: str, parts: Sequence[Column]) -> Column:
@@ -147,8 +170,14 @@ def _without(a: Column, b: Column) -> Column:
     return Column((), np.dtype(bool), lambda i, j: a.read(i, j) & (b.read(i, j) == 0), a.rows)
 
 
-def check_ends(call: str, what: str, ends: str | None) -> str:
-    """Return what flags mean. Raises ValueError: the caller did not state it."""
+def check_ends(call: str, what: str, ends: str | None, done: Column | None) -> str:
+    """Return what flags mean. Raises ValueError: the caller did not state it, or there are none."""
+    if done is None:
+        if ends is not None:
+            raise ValueError(
+                f"{call}: ends is {ends!r}, but there are no {what}. Leave it out: ends of episodes truncate."
+            )
+        return "trajectory"
     if ends not in _guards.ENDS:
         raise ValueError(
             f"{call}: {what}: the file does not say whether they are terminations. Pass ends='terminated' "
@@ -158,15 +187,17 @@ def check_ends(call: str, what: str, ends: str | None) -> str:
 
 
 def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
-    renamed = {"act": "action", "rew": "reward", "obs_next": "next_obs"}
-    slots: dict[str, Column] = {}
-    for name, column in reader.columns.items():
-        first, slash, rest = name.removeprefix("_meta/").partition("/")
-        if name.startswith("_meta/"):
-            slots[renamed.get(first, first) + slash + rest] = column
+    there = (reader.others | reader.columns).items()
+    slots = {renamed(name[6:], NAMES): column for name, column in there if name.startswith("_meta/")}
     room = slots["reward"].rows
     if missing := [name for name in ("action", "terminated", "truncated") if name not in slots]:
         raise ValueError(f"{path}: has no _meta/{missing[0]}; expected a ReplayBuffer of tianshou 0.5 or later.")
+    other = [name for name in slots if name.split("/")[0] not in (*STEPS, "done", "info", "policy")]
+    if other and made.fields is None and not under(NEXT, slots):  # obs_next itself, if its name is damaged
+        raise ValueError(
+            f"{made.call}: has '_meta/{other[0]}', which is not of tianshou, and no obs_next. Name the leaves if it is "
+            f"yours: fields=['obs', 'act', 'rew']."
+        )
     if odd := [name for name, column in slots.items() if not column.refused and column.rows != room]:
         raise ValueError(f"{path}: '_meta/{odd[0]}' has {slots[odd[0]].rows} slots; expected {room}. It is damaged.")
     if "_lengths" in reader.columns:
@@ -238,31 +269,23 @@ def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
 
 
 def _d3rlpy(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
-    version, number = reader.array("version"), reader.array("num_episodes")
-    if version.shape or not bytes(version.item() if version.dtype.kind == "S" else str(version).encode()).startswith(
-        b"2."
-    ):
-        raise ValueError(
-            f"{path}: version is {str(version)[:40]}; expected 2.x of d3rlpy. Save it again with d3rlpy 2."
-        )
+    number = reader.array("num_episodes")
     if number.shape or number.dtype.kind not in "iu" or not 0 < number <= len(reader.columns):
         raise ValueError(f"{path}: num_episodes is {str(number)[:40]}; expected one for each actions_i. It is damaged.")
     count = int(number)
-    parts: dict[str, list[Column]] = {}
-    for episode in range(count):
-        found = {"action": f"actions_{episode}", "reward": f"rewards_{episode}"}
-        if f"observations_{episode}" in reader.columns:
-            found["obs"] = f"observations_{episode}"
-        else:
-            prefix = f"observations_{episode}_"
-            found |= {f"obs/{name[len(prefix) :]}": name for name in reader.columns if name.startswith(prefix)}
-        for here, there in found.items():
-            if there not in reader.columns:
-                raise ValueError(f"{path}: has no '{there}', but {count} episodes. It is damaged.")
-            parts.setdefault(here, []).append(reader.columns[there])
+    episodes: dict[str, dict[str, Column]] = {str(episode): {} for episode in range(count)}
+    for name, column in reader.columns.items():
+        kind, _, rest = name.partition("_")
+        episode, _, part = rest.partition("_")
+        if kind in ("observations", "actions", "rewards"):
+            if episode not in episodes:
+                raise ValueError(f"{path}: has '{name}', but num_episodes is {count}. It is damaged.")
+            episodes[episode][KNOWN[kind] + (part and f"/{part}")] = column
+    found = dict.fromkeys(name for columns in episodes.values() for name in columns)
+    if missing := [name for name in ("obs", "action", "reward") if not under(name, found)]:
+        raise ValueError(f"{path}: has no '{missing[0]}' of any episode. It is damaged.")
+    parts = {name: [columns[name] for columns in episodes.values() if name in columns] for name in found}
     lengths = _episode_lengths(path, parts, count)
-    if f"actions_{count}" in reader.columns:
-        raise ValueError(f"{path}: has actions_{count}, but num_episodes is {count}. It is damaged.")
     last = np.zeros(sum(lengths) + 1, bool)
     last[np.cumsum(lengths) - 1] = True
     last = last[:-1]
@@ -304,20 +327,14 @@ def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None,
         if missing := [name for name in wanted if name not in demos]:
             raise ValueError(f"{path}: mask/{mask} names '{missing[0]}', which is missing. It is damaged.")
         demos = sorted(set(wanted), key=_number)
-    parts: dict[str, list[Column]] = {}
-    renamed = {"actions": "action", "rewards": "reward"}
-    for demo in demos:
-        prefix = f"data/{demo}/"
-        for name, column in reader.columns.items():
-            if name.startswith(prefix):
-                first, slash, rest = name[len(prefix) :].partition("/")
-                parts.setdefault(renamed.get(first, first) + slash + rest, []).append(column)
-    steps = ("obs", "action", "reward", "dones", "next_obs")
-    parts = {
-        name: columns
-        for name, columns in parts.items()
-        if made.fields is not None or name.split("/")[0] in steps or len(columns) == len(demos)
-    }
+    groups: dict[str, dict[str, Column]] = {demo: {} for demo in demos}
+    for name, column in reader.columns.items():
+        demo, _, leaf = name.removeprefix("data/").partition("/")
+        if name.startswith("data/") and demo in groups:
+            groups[demo][renamed(leaf, NAMES)] = column
+    found = list(dict.fromkeys(name for group in groups.values() for name in group))
+    taken = {*chosen_steps(made.call, found, made.fields), "dones"}  # others may be of any length
+    parts = {name: [group[name] for group in groups.values() if name in group] for name in found if name in taken}
     if not demos or "action" not in parts:
         raise ValueError(f"{path}: no demonstration with actions; expected data/demo_0/actions.")
     lengths = _episode_lengths(path, parts, len(demos))
@@ -329,7 +346,7 @@ def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None,
     last[np.cumsum(lengths) - 1] = True
     columns = {name: concatenate(f"{path}: {name}", columns) for name, columns in parts.items()}
     done = columns.pop("dones", None)
-    kind = "trajectory" if done is None else check_ends(made.call, "dones", ends)
+    kind = check_ends(made.call, "dones", ends, done)
     return known_steps(made, "robomimic demonstrations", columns | flags(done, last, kind), len(last))
 
 
@@ -407,7 +424,7 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
         raise ValueError(f"{path}: episode_index falls; expected rows in order of time. It is damaged.")
     last = np.append(episode[1:] != episode[:-1], True) if total else np.zeros(0, bool)
     done = found.pop("next.done", None)
-    kind = "trajectory" if done is None else check_ends(call, "next.done", ends)
+    kind = check_ends(call, "next.done", ends, done)
     columns = {}
     for name, leaf in found.items():
         here = name.replace("observation.", "obs/", 1) if name.startswith("observation.") else name

@@ -23,13 +23,15 @@ _TRUNCATIONS = ("timeouts", "timeout", "truncated", "truncations")
 ENDS = {"terminated": "no bootstrap after them", "trajectory": "bootstrap, as after a time limit"}
 
 
-def check_ring(call: str, names: Collection[str]) -> None:
-    """Raise ValueError if leaves are the slots of a ring, or its cursor."""
-    parts = {part for name in names for part in str(name).split("/")}
-    if found := [name for name in ("_meta", *RING) if name in parts]:
+def check_ring(call: str, names: Collection[str], fields: Fields) -> None:
+    """Raise ValueError if leaves are the slots of a ring, or its cursor, unless `fields` names what each leaf is."""
+    parts = {part: name for name in names for part in str(name).split("/")}
+    found = [name for name in ("_meta", *RING) if name in parts]
+    if found and not isinstance(fields, Mapping):
+        name = parts[found[0]]
         raise ValueError(
-            f"{call}: '{found[0]}' belongs to a ring, whose slots are in no order of time and partly unwritten. Save "
-            f"tianshou's buffer by save_hdf5(path), and call from_file(path)."
+            f"{call}: '{name}' is of a ring, whose slots are in no order of time. Save tianshou's buffer by save_hdf5(path) "
+            f"and call from_file(path), or name all leaves if it is yours: fields={{'{name}': '{name}', ...}}."
         )
 
 

@@ -91,7 +91,7 @@ def from_arrays(
     else:
         columns = {name: column_of(name, leaf, lanes) for name, leaf in named_leaves(data).items()}
     source = dataclasses.replace(source, columns=columns)
-    _guards.check_ring(call, columns)
+    _guards.check_ring(call, columns, fields)
     source = _as_steps(source, columns, ends, episode_end)
     names = choose_leaves(call, columns, fields, source.known)
     steps = row_count(call, {name: columns[name] for name in names})
@@ -114,7 +114,7 @@ def _gives_dicts(data: Any) -> bool:
 
 def _checked_names(call: str, item: Any, fields: Fields, ends: Ends) -> Any:
     if isinstance(item, Mapping):
-        _guards.check_ring(call, item)
+        _guards.check_ring(call, item, fields)
         _guards.check_terminals(call, item, fields, ends)
     return item
 
@@ -182,23 +182,31 @@ def from_file(
     """
     call, path = "from_file", Path(path).expanduser()
     made = Source("arrays", {}, -1, lanes, call=f"{call}: {path}", fields=fields, dtypes=dtypes, rows=rows)
+    given = {"ends": ends, "lanes": lanes, "episode_end": episode_end, "mask": mask}
     if path.is_dir():
-        return _formats.from_folder(path, made, ends)
+        return _checked_use(_formats.from_folder(path, made, ends), given, "ends")
     _formats.refuse(call, path)
     reader = opened(call, path)
     try:
         found = _formats.recognise(path, reader, made, ends, mask)
-        used: tuple[str, ...] = ("ends", "lanes", "episode_end")
         if found is not None:
-            used = ("ends", "mask") if found.format.startswith("robomimic") else ()
-        given = {"ends": ends, "lanes": lanes, "episode_end": episode_end, "mask": mask}
-        if unused := [name for name, value in given.items() if value is not None and name not in used]:
-            kind = "file of arrays" if found is None else found.format
-            raise ValueError(f"{made.call}: {unused[0]} is {given[unused[0]]!r}, which a {kind} has no use for.")
-        return _plain(path, reader, made, ends, episode_end) if found is None else found
+            return _checked_use(found, given, *(("ends", "mask") if found.format.startswith("robomimic") else ()))
+        found = _plain(path, reader, made, ends, episode_end)
+        return _checked_use(found, given, "episode_end", *(() if found.format == _ROWS else ("ends", "lanes")))
     except BaseException:
         reader.close()  # which the error's traceback would keep open
         raise
+
+
+def _checked_use(source: Source, given: Mapping[str, Any], *used: str) -> Source:
+    """Return the source. Raises ValueError: an argument is given that it does not use."""
+    for name, value in given.items():
+        if value is not None and name not in used:
+            raise ValueError(f"{source.call}: {name} is {value!r}, which the format '{source.format}' has no use for.")
+    return source
+
+
+_ROWS = "fbuf rows"
 
 
 def _plain(path: Path, reader: Reader, made: Source, ends: Ends, episode_end: Sequence[str] | None) -> Source:
@@ -207,11 +215,11 @@ def _plain(path: Path, reader: Reader, made: Source, ends: Ends, episode_end: Se
     if about is not None:
         exists = columns.pop(_export.MASK, None)
         extra = None if episode_end is None else tuple(episode_end)
-        own = {"format": "fbuf rows", "lanes": about["lanes"], "mask": None if exists is None else exists.read}
+        own = {"format": _ROWS, "lanes": about["lanes"], "mask": None if exists is None else exists.read}
         return dataclasses.replace(
             made, columns=columns, steps=about["steps"], **own, plain=extra is None, episode_end=extra
         )
-    _guards.check_ring(made.call, columns)
+    _guards.check_ring(made.call, columns, made.fields)
     forward = path.suffix == ".npz"
     made = dataclasses.replace(made, columns=_formats.without_infos(columns, made.fields), forward=forward, slots=True)
     made = _as_steps(made, made.columns, ends, episode_end)

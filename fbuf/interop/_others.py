@@ -11,13 +11,23 @@ from typing import Any, Literal
 import numpy as np
 
 from fbuf._core.arguments import is_int
-from fbuf._rows.columns import Column, Fields, columns_of
-from fbuf.datasets._arrays.episodes import KNOWN, NEXT
+from fbuf._rows.columns import Column, Fields, choose_leaves, columns_of, renamed
+from fbuf.datasets._arrays.episodes import NEXT
 from fbuf.interop import _npz
-from fbuf.interop._formats import array_column, check_ends, flags, known_steps, squeezed
+from fbuf.interop._formats import (
+    NAMES,
+    array_column,
+    check_ends,
+    chosen_steps,
+    flags,
+    is_taken,
+    known_steps,
+    squeezed,
+)
 from fbuf.interop._source import Source
 
 Ends = Literal["terminated", "trajectory"]
+_OGBENCH = dict.fromkeys(("terminals", "valids", "masks"), "done")
 
 
 def from_sb3(buffer: Any, *, fields: Fields = None, dtypes: Mapping[str, str] | None = None) -> Source:
@@ -112,14 +122,17 @@ def from_cpprb(
       ).into()
     """
     made = Source("", {}, 0, call="from_cpprb", fields=fields, dtypes=dtypes)
-    slots = columns_of(made.call, transitions)
+    slots = {
+        name: c
+        for name, c in columns_of(made.call, transitions).items()
+        if is_taken(name, NAMES | {"done": "done"}, fields)
+    }
     room = min((column.rows for column in slots.values()), default=0)
     if not is_int(position) or not 0 <= position <= room:
         raise ValueError(f"{made.call}: position is {position!r}; expected buffer.get_next_index(), 0 to {room}.")
     found = {name: _rolled(column, position) for name, column in slots.items()}
-    names = {"act": "action", "rew": "reward"}
     columns = {
-        names.get(name, name): squeezed(column) if name in ("rew", "done") else column for name, column in found.items()
+        renamed(name, NAMES): squeezed(column) if name in ("rew", "done") else column for name, column in found.items()
     }
     done = columns.pop("done", None)
     rows = min((column.rows for column in columns.values()), default=0)
@@ -128,7 +141,9 @@ def from_cpprb(
             f"{made.call}: transitions have {', '.join(found)}; expected obs, act, rew and done of one length."
         )
     last = np.arange(rows) == rows - 1
-    return known_steps(made, "cpprb buffer", columns | flags(done, last, check_ends(made.call, "done", ends)), rows)
+    return known_steps(
+        made, "cpprb buffer", columns | flags(done, last, check_ends(made.call, "done", ends, done)), rows
+    )
 
 
 def _rolled(column: Column, oldest: int) -> Column:
@@ -167,7 +182,8 @@ def from_skrl(
     else:
         made = dataclasses.replace(made, call=f"{made.call}: {path}")
         found = _npz.Reader(Path(path).expanduser()).columns
-    arrays = {name: column.read(0, column.rows) for name, column in found.items()}
+    names = NAMES | ({} if "observations" in found else {"states": "obs", "next_states": NEXT})
+    arrays = {name: c.read(0, c.rows) for name, c in found.items() if is_taken(name, names, fields)}
     lead = {array.shape[:2] for array in arrays.values() if array.ndim == 3}
     if len(lead) != 1 or any(array.ndim != 3 for array in arrays.values()):
         shapes = {name: list(array.shape) for name, array in arrays.items()}
@@ -179,7 +195,6 @@ def from_skrl(
         raise ValueError(f"{made.call}: position is {position!r}; expected memory.memory_index, 0 to {room}.")
     position %= room if filled else room + 1
     place = np.roll(np.arange(room), -position) if filled else np.arange(position)
-    names = KNOWN | ({} if "observations" in arrays else {"states": "obs", "next_states": NEXT})
     columns = {}
     for name, array in arrays.items():
         rows = array[place] if envs > 1 else array[place, 0]
@@ -231,12 +246,12 @@ def from_ogbench(
             columns_of(made.call, data) if isinstance(data, Mapping) else _npz.Reader(Path(data).expanduser()).columns
         )
 
-    found = opened()
+    found = {name: column for name, column in opened().items() if is_taken(name, NAMES | _OGBENCH, fields)}
     sizes = {name: column.rows for name, column in found.items()}
     if not {"observations", "actions", "terminals"} <= set(found) or len(set(sizes.values())) != 1:
         raise ValueError(f"{made.call}: data has {sizes}; expected observations, actions and terminals of one length.")
     total = sizes["terminals"]
-    renamed = {name: KNOWN.get(name, name) for name in found if name not in ("terminals", "valids", "masks")}
+    names = {name: renamed(name, NAMES) for name in found if name not in _OGBENCH}
     end = found["terminals"].read(0, total) != 0
     masks = found["masks"].read(0, total) if "masks" in found else np.ones(total)
     if "next_observations" in found:
@@ -260,7 +275,7 @@ def from_ogbench(
 
         return dataclasses.replace(column, read=read, rows=len(step))
 
-    columns = {here: taken(found[there]) for there, here in renamed.items()}
+    columns = {here: taken(found[there]) for there, here in names.items()}
     if "next_observations" not in found:
         columns[NEXT] = taken(opened()["observations"], 1)
     ended = masks[step] == 0
@@ -289,8 +304,16 @@ def from_rlds(data: Iterable[Any], *, fields: Fields = None, dtypes: Mapping[str
       >>> buffer.rows(state).data["terminated"][:3].tolist()
       [False, False, True]
     """
-    made = Source("RLDS", {}, -1, call="from_rlds", fields=fields, dtypes=dtypes, plain=False, narrow=True)
-    return dataclasses.replace(made, tables=_episode_tables(made.call, data))
+    made = Source("RLDS", {}, -1, call="from_rlds", dtypes=dtypes, plain=False, narrow=True)
+    return dataclasses.replace(made, tables=_chosen_tables(made.call, data, fields))
+
+
+def _chosen_tables(call: str, data: Iterable[Any], fields: Fields) -> Iterator[dict[str, Any]]:
+    for table in _episode_tables(call, data):
+        names = (
+            table if fields is None else choose_leaves(call, columns_of(call, table), chosen_steps(call, table, fields))
+        )
+        yield table if fields is None else {here: table[there] for there, here in names.items()}
 
 
 def _episode_tables(call: str, data: Iterable[Any]) -> Iterator[dict[str, Any]]:
@@ -350,8 +373,7 @@ def _table(call: str, steps: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any
         first, slash, rest = name.partition("/")
         if first in ("is_first", "is_last", "is_terminal", "discount"):
             continue
-        here = {"observation": "obs"}.get(first, KNOWN.get(first, first))
-        table[here + slash + rest] = rows[:-1]
-        if here == "obs":
+        table[renamed(name, NAMES)] = rows[:-1]
+        if NAMES.get(first, first) == "obs":
             table[NEXT + slash + rest] = rows[1:]
     yield table

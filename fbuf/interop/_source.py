@@ -271,7 +271,15 @@ class Source:
         return plan.example, rows, steps
 
     def count(self) -> dict[str, int]:
-        """Return the numbers of rows, episodes, terminations, truncations and known final observations."""
+        """Return the numbers of rows, and of steps also those of episodes, terminations and truncations.
+
+        Raises:
+          ValueError: rows come from an iterable, which is read once.
+        """
+        if self.tables is not None:
+            raise ValueError(
+                f"{self.call}: data is an iterable, which is read once. Save it, and see fbuf.datasets.info(path)."
+            )
         columns, rows = self.stream()
         settings = Settings(self.episode_end, plain=self.plain and self.lanes is None)
         ends = plan_rows(self.call, columns, settings).ends

@@ -138,3 +138,5 @@ def test_convert_prints_what_it_recognised_and_writes(tmp_path, capsys):
     assert status == 0 and "qpos" not in out
     status, out, _ = run(capsys, "convert", str(FILES / "ogbench.npz"), str(path), "--ogbench", "--dry-run")
     assert status == 0 and "6 episodes: 0 terminated, 6 truncated" in out
+    status, _, err = run(capsys, "convert", str(FILES / "ogbench.npz"), str(path), "--ogbench", "--lanes", "2")
+    assert status == 1 and "--lanes is given with --ogbench" in err

@@ -1,5 +1,6 @@
 """Arrays that look like another library's storage are refused, and what the errors advise is right."""
 
+import ast
 import re
 
 import h5py
@@ -50,16 +51,29 @@ def test_terminals_without_time_limits_need_a_declaration(name, tmp_path):
 
 def test_slots_of_a_ring_are_refused(tmp_path):
     with h5py.File(FILES / "tianshou_wrapped.hdf5") as file:
-        raises(ValueError, "belongs to a ring.*from_file", from_arrays, file, path=tmp_path / "a")
+        raises(ValueError, "of a ring.*from_file", from_arrays, file, path=tmp_path / "a")
         raises(
             ValueError,
-            "belongs to a ring",
+            "'_meta/.*' is of a ring",
             from_arrays,
             {"_meta": file["_meta"]},
             path=tmp_path / "a",
             fields=["_meta/obs"],
         )
-    raises(ValueError, "'_size' belongs", from_arrays, flat() | {"_size": np.zeros(12)}, path=tmp_path / "a")
+    raises(ValueError, "'_size' is of a ring", from_arrays, flat() | {"_size": np.zeros(12)}, path=tmp_path / "a")
+
+
+def test_own_leaves_named_like_a_cursor_are_taken_if_all_are_named(tmp_path):
+    rows = flat() | {"last_index": np.arange(12)}
+    np.savez(tmp_path / "a.npz", **rows)
+    for number, source in enumerate((rows, tmp_path / "a.npz", iter([rows]))):
+        with pytest.raises(ValueError, match="name all leaves if it is yours") as caught:
+            from_arrays(iter([rows]) if number == 2 else source, path=tmp_path / "b")
+        advice = ast.literal_eval(str(caught.value).partition("fields=")[2].rstrip(".").replace(", ...}", "}"))
+        fields = {name: fbuf.datasets._arrays.episodes.KNOWN.get(name, name) for name in flat()} | advice
+        buffer, state = from_arrays(source, path=tmp_path / str(number), fields=fields, view=ROW)
+        assert buffer.rows(state).data["last_index"].tolist() == list(range(12))
+        del state
 
 
 @pytest.mark.parametrize("zeros", [2, 7])

@@ -1,5 +1,6 @@
 """Every reader against files and buffers that the library itself wrote, row by row, through both sinks."""
 
+import ast
 import dataclasses
 
 import h5py
@@ -142,8 +143,8 @@ def test_other_formats_are_refused_by_name(tmp_path):
         ("tianshou_wrapped", {"_insertion_idx": 41}, "_insertion_idx 41 of 40 slots"),
         ("tianshou_vector", {"_lengths": [11, 21, 0]}, "the counts of its rows are not those of 60 slots"),
         ("tianshou_vector", {"last_index": [9, 32, 40]}, "the newest rows are not where its counts say"),
-        ("d3rlpy_continuous", {"num_episodes": 5}, "has actions_5, but num_episodes is 5"),
-        ("d3rlpy_continuous", {"num_episodes": 7}, "has no 'actions_6', but 7 episodes"),
+        ("d3rlpy_continuous", {"num_episodes": 5}, "has 'actions_5', but num_episodes is 5"),
+        ("d3rlpy_continuous", {"num_episodes": 7}, "6 of 7 episodes have 'action'"),
         (
             "d3rlpy_continuous",
             {"rewards_1": np.zeros((5, 1), np.float32)},
@@ -173,7 +174,7 @@ def test_counts_that_contradict_the_rows_are_refused(name, edits, words, tmp_pat
 def test_arguments_that_a_file_does_not_use_are_refused():
     d3rlpy = FILES / "d3rlpy_continuous.h5"
     for name, value in {"lanes": 2, "mask": "train", "ends": "terminated", "episode_end": ("done",)}.items():
-        with pytest.raises(ValueError, match=rf"{name} is .*, which a d3rlpy buffer has no use for"):
+        with pytest.raises(ValueError, match=rf"{name} is .*, which the format 'd3rlpy buffer' has no"):
             interop.from_file(d3rlpy, **{name: value})
     rows = interop.from_file(d3rlpy).count()["rows"]
     assert interop.from_file(d3rlpy, rows=rows - 1).count()["rows"] == rows - 1
@@ -181,6 +182,117 @@ def test_arguments_that_a_file_does_not_use_are_refused():
         interop.from_file(d3rlpy, rows=rows + 1).into()
     with pytest.raises(ValueError, match="fields renames 'obs', whose next observations would be lost"):
         interop.from_file(FILES / "tianshou_part.hdf5", fields={"obs": "state", "action": "action"})
+
+
+def test_arguments_that_rows_of_to_file_do_not_use_are_refused(tmp_path):
+    buffer, state = interop.from_arrays({"a": np.arange(4)}).into()
+    interop.to_file(tmp_path / "a.npz", buffer, state)
+    for name, value in {"lanes": 2, "mask": "train", "ends": "terminated"}.items():
+        with pytest.raises(ValueError, match=rf"{name} is .*, which the format 'fbuf rows' has no use for"):
+            interop.from_file(tmp_path / "a.npz", **{name: value})
+
+
+def test_ends_without_flags_are_refused(tmp_path):
+    path = tmp_path / "robomimic_1.hdf5"
+    path.write_bytes((FILES / path.name).read_bytes())
+    with h5py.File(path, "a") as file:
+        for demo in file["data"].values():
+            del demo["dones"]
+    with pytest.raises(ValueError, match="ends is 'terminated', but there are no dones"):
+        interop.from_file(path, ends="terminated")
+    assert interop.from_file(path).count()["terminated"] == 0
+
+
+def test_leaves_that_are_not_taken_may_have_any_length(tmp_path):
+    path = tmp_path / "robomimic_1.hdf5"
+    path.write_bytes((FILES / path.name).read_bytes())
+    with h5py.File(path, "a") as file:
+        for demo in file["data"].values():
+            demo["camera_times"] = np.zeros(3)
+            demo["notes"] = "text"
+    rows = interop.from_file(FILES / path.name, ends="trajectory").count()
+    assert interop.from_file(path, ends="trajectory").count() == rows
+    with pytest.raises(ValueError, match="'camera_times' of episode 0 has 3 rows"):
+        interop.from_file(path, ends="trajectory", fields=["obs/flat", "action", "camera_times"])
+    with np.load(FILES / "ogbench_regular.npz") as file:
+        data = dict(file)
+    expected = interop.from_ogbench(data).count()
+    np.savez(tmp_path / "a.npz", **data, version=2, notes=np.array(["a"]))
+    assert interop.from_ogbench(tmp_path / "a.npz").count() == expected
+    with np.load(FILES / "skrl_part.npz") as file:
+        data = dict(file)
+    expected = interop.from_skrl(data, position=9, filled=False).count()
+    assert interop.from_skrl(data | {"seeds": np.zeros(2)}, position=9, filled=False).count() == expected
+    rows = {"obs": np.zeros((5, 2)), "act": np.zeros((5, 1)), "rew": np.zeros((5, 1)), "done": np.zeros((5, 1))}
+    assert interop.from_cpprb(rows | {"seeds": np.zeros(2)}, position=0, ends="terminated").count()["rows"] == 5
+
+
+def test_fields_may_have_the_names_of_the_file():
+    path, fields = FILES / "robomimic_1.hdf5", ["obs/flat", "actions"]
+    names = interop.from_file(path, ends="trajectory").columns
+    fields = [next(name for name in names if name.startswith("obs/")), "actions"]
+    for given in (fields, tuple(fields), {fields[0]: fields[0], "actions": "action"}):
+        example = interop.from_file(path, ends="trajectory", fields=given).stored()[0]
+        assert {"action", "terminated", "truncated"} < set(example) and "reward" not in example
+    with pytest.raises(TypeError, match="fields is 'ted'; expected a dict, or names"):
+        interop.from_file(path, ends="trajectory", fields="ted")
+
+
+def test_rlds_without_its_flags_among_fields_keeps_them():
+    data = [{"steps": rlds_steps(episode)} for episode in world.episodes(7)]
+    steps = [step for episode in world.episodes(7) for step in episode]
+    for fields in (["obs", "action"], ["observation", "action"], {"observation": "obs", "action": "a"}):
+        buffer, state = interop.from_rlds(data, fields=fields).into(fbuf.Buffer(len(steps)))
+        rows = buffer.rows(state).data
+        assert set(rows) == {"obs", "final_obs", "terminated", "truncated", "a" if "a" in rows else "action"}
+        assert rows["terminated"].tolist() == [step.terminated for step in steps]
+        assert rows["final_obs"].tolist() == [
+            s.next_obs.tolist() if s.terminated or s.truncated else [0] * 3 for s in steps
+        ]
+    with pytest.raises(ValueError, match="fields has 'x', which is missing"):
+        interop.from_rlds(data, fields=["x"]).into(fbuf.Buffer(200))
+
+
+def test_rows_of_an_iterable_are_not_counted(tmp_path):
+    data = [{"steps": rlds_steps(episode)} for episode in world.episodes(7)]
+    for source in (interop.from_rlds(data), interop.from_arrays([{"a": np.zeros(3)}])):
+        with pytest.raises(ValueError, match=r"is read once. Save it, and see fbuf.datasets.info\(path\)"):
+            source.count()
+    buffer, state = interop.from_rlds(data).save(tmp_path / "a")
+    assert fbuf.datasets.info(tmp_path / "a").rows == buffer.capacity
+
+
+def test_objects_of_hdf5_that_are_no_data_sets_are_not_overlooked(tmp_path):
+    path = tmp_path / "tianshou_part.hdf5"
+    for other in (lambda file: np.dtype("f4"), lambda file: file.create_group("other")):
+        path.write_bytes((FILES / path.name).read_bytes())
+        with h5py.File(path, "a") as file:
+            del file["_meta/obs_next"]
+            file["_meta/obs_next"] = other(file)
+        with pytest.raises(ValueError, match="'_meta/obs_next' is empty, or a type; expected a data set"):
+            interop.from_file(path).into()
+    with h5py.File(path, "a") as file:
+        del file["_meta/obs_next"]
+        file["_meta/obs_nexu"] = np.zeros((40, 3), np.float32)
+    with pytest.raises(ValueError, match="'_meta/obs_nexu', which is not of tianshou") as caught:
+        interop.from_file(path)
+    fields = ast.literal_eval(str(caught.value).partition("fields=")[2].rstrip("."))
+    assert interop.from_file(path, fields=fields).count()["rows"] == 25
+
+
+def test_text_of_variable_length_is_not_read(tmp_path):
+    """HDF5 does not return from some damaged text."""
+    reader = interop._hdf5.Reader(FILES / "d3rlpy_continuous.h5", "x")
+    assert {"columns", "version"} < set(reader.columns)
+    for name in ("columns", "version"):
+        raises(ValueError, f"no data set '{name}' of this kind", reader.array, name)
+    reader.close()
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.attrs["fbuf"] = file.attrs["_size"] = "text"
+    reader = interop._hdf5.Reader(tmp_path / "a.h5", "x")
+    assert reader.attribute("_size") is None
+    raises(ValueError, "attribute 'fbuf' is not text of a fixed length", reader.about)
+    reader.close()
 
 
 @pytest.mark.parametrize("position", [-1, 99, 1.5, None])

@@ -90,3 +90,11 @@ def test_stable_baselines(number, envs, compact, tmp_path):
         ]
     check(lambda: interop.from_sb3(made), kept, tmp_path, final=not compact)
     raises(TypeError, "expected a ReplayBuffer of Stable", interop.from_sb3, {})
+
+
+def test_arguments_that_lerobot_does_not_use_are_refused():
+    for name, value in {"lanes": 2, "mask": "train", "episode_end": ("x",)}.items():
+        with pytest.raises(ValueError, match=rf"{name} is .*, which the format 'LeRobot v3.0' has no use for"):
+            interop.from_file(FILES / "lerobot_rewards", ends="trajectory", **{name: value})
+    with pytest.raises(ValueError, match=r"ends is 'terminated', but there are no next.done"):
+        interop.from_file(FILES / "lerobot_plain", ends="terminated")
