@@ -20,7 +20,8 @@ from fbuf._buffer.state import BufferState, host_ring
 from fbuf._checkpoint import compatibility, config_json, reshard
 from fbuf._checkpoint.parts import SavedPart, device_array
 from fbuf._formats import checkpoint
-from fbuf.sharded import Sharded, ShardedState, _checks, _sharded, _split
+from fbuf._members import split
+from fbuf.sharded import Sharded, ShardedState, _sharded, _split
 
 KEYS = frozenset(("shards", "shard", "buffer", "rows", "rule", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
@@ -94,9 +95,9 @@ class _Sources:
             ]
         else:
             self._saved = [saved]
-        _checks.check_multiple(call, "capacity", whole.capacity, self.number, about.get("axis", ""))
+        split.check_multiple(call, "capacity", whole.capacity, self.number, f" of axis '{about.get('axis', '')}'")
         self._whole = dataclasses.replace(whole, prefetch=0, batch_size=None)
-        self._buffer = _split.shard_of(self._whole, self.number)
+        self._buffer = split.member_of(self._whole, self.number)
         self._states: dict[int, BufferState] = {}
 
     def state(self, number: int, shards: int) -> BufferState:
@@ -106,7 +107,7 @@ class _Sources:
         first, stop = number * self.number // shards, -(-(number + 1) * self.number // shards)
         with _near():
             self._states = {n: self._states[n] if n in self._states else self._read(n) for n in range(first, stop)}
-            target = _split.shard_of(self._whole, shards)
+            target = split.member_of(self._whole, shards)
             parts = list(self._states.values())
             moves = reshard.Moves(first, self.number, number, shards, *self._numbers())
             return reshard.reshard(self._call, self._buffer, parts, target, moves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 from fbuf._buffer.buffer import Buffer
 from fbuf._core import arguments
 from fbuf._core.text_table import counted
-from fbuf._interfaces.sampler import draws_once
-from fbuf._interfaces.view import EligibilityRule
+from fbuf._members import split
 from fbuf.limits import Limit
 from fbuf.storages import Ragged
 
@@ -57,31 +55,8 @@ def check_shards(buffer: Buffer, shards: int) -> Buffer:
     """Return the buffer of one shard; raise for parts that need all rows, or their order, in one place."""
     if shards == 1:
         return buffer
-    call, sampler = "RayReplay", buffer.sampler
     for name, value in (("capacity", buffer.capacity), ("lanes", buffer.lanes)):
-        if value is not None and value % shards:
-            low = value - value % shards
-            near = f"{low} or {low + shards}" if low else f"{shards}"
-            raise ValueError(f"{call}: {name} is {value}, not a multiple of the {shards} shards. Use {near}.")
-    if not buffer.writer.streams:
-        raise TypeError(
-            f"{call}: {buffer.writer!r} needs all rows in one place; expected writers.Ring(). Use shards=1."
-        )
-    mixes = getattr(sampler, "uniform", None) is not None
-    if draws_once(sampler) or mixes or getattr(sampler, "on_host", False) or not hasattr(sampler, "mass"):
-        raise TypeError(
-            f"{call}: {sampler!r} cannot draw from several shards. Use samplers.Prioritized(), or shards=1."
-        )
-    if buffer.lanes is None and (buffer.view.rule != EligibilityRule() or sampler.by_episode):
-        reader = sampler if sampler.by_episode else buffer.view
-        raise ValueError(
-            f"{call}: {reader!r} reads neighbouring rows, but without lanes those are in several shards. Use lanes={shards}, "
-            f"or another multiple of {shards}."
-        )
-    for role, stages in (("on_write", buffer.on_write), ("on_read", buffer.on_read)):
-        if stages is not None and stages.remembers:
-            raise TypeError(
-                f"{call}: stage '{stages.remembers[0]}' of {role} keeps statistics of one shard. Use shards=1."
-            )
-    lanes = None if buffer.lanes is None else buffer.lanes // shards
-    return dataclasses.replace(buffer, capacity=buffer.capacity // shards, lanes=lanes, batch_size=None)
+        if value is not None:
+            split.check_multiple("RayReplay", name, value, shards)
+    split.check_split("RayReplay", buffer, shards, alone="shards=1")
+    return split.member_of(buffer, shards)

@@ -13,14 +13,12 @@ from fbuf._buffer.checks import refuse_donated
 from fbuf._core import arguments
 from fbuf._core.control_flow import axes_of
 from fbuf._core.sample import Index
-from fbuf._interfaces.sampler import draws_once
-from fbuf._interfaces.view import EligibilityRule
-from fbuf.samplers import Prioritized
+from fbuf._members import split
 from fbuf.sharded._operation import is_local
 from fbuf.sharded._split import keeps_rows_on_host
 from fbuf.sharded._state import ShardedIndex, ShardedState
 from fbuf.storages import Deduplicated, Device
-from fbuf.transforms import Chain, Normalize, NormalizeReward
+from fbuf.transforms import Normalize, NormalizeReward
 
 
 def check_parts(buffer: Any, mesh: Any, axis: Any) -> None:
@@ -36,7 +34,7 @@ def check_parts(buffer: Any, mesh: Any, axis: Any) -> None:
     for name in ("capacity", "lanes", "batch_size"):
         value = getattr(buffer, name)
         if value is not None:
-            check_multiple("Sharded", name, value, shards, axis)
+            split.check_multiple("Sharded", name, value, shards, of_axis(axis))
     if not isinstance(buffer.storage, (Device, Deduplicated)) and not keeps_rows_on_host(buffer):
         raise ValueError(
             f"Sharded: storage is {buffer.storage!r}; expected Device(), Deduplicated(...), or Host(...) or Compressed(...) "
@@ -54,71 +52,17 @@ def check_parts(buffer: Any, mesh: Any, axis: Any) -> None:
     if buffer.prefetch:
         raise ValueError("Sharded: prefetch is 1; expected 0. Write dataclasses.replace(buffer, prefetch=0).")
     if shards > 1:
-        _check_split(buffer, shards, axis)
+        split.check_split("Sharded", buffer, shards, merged=(Normalize, NormalizeReward), may_cover=True)
 
 
-def _check_split(buffer: Buffer, shards: int, axis: str) -> None:
-    """Raise for parts that need all rows, or their order, in one place."""
-    sampler = buffer.sampler
-    if not buffer.writer.streams:
-        raise TypeError(
-            f"Sharded: {buffer.writer!r} needs all rows in one place; expected writers.Ring(). Leave it out."
-        )
-    if not hasattr(sampler, "mass") and not getattr(sampler, "covers", False):
-        raise TypeError(
-            f"Sharded: {sampler!r} has no `mass` (fbuf.parts.Sampler), such as a sampler that ranks the rows of the whole. Use "
-            f"samplers.Prioritized()."
-        )
-    if buffer.lanes is None and (buffer.view.rule != EligibilityRule() or sampler.by_episode):
-        reader = sampler if sampler.by_episode else buffer.view
-        raise ValueError(
-            f"Sharded: {reader!r} reads neighbouring rows, but without lanes those are on several shards. Use "
-            f"lanes={shards}, or another multiple of {shards}."
-        )
-    if getattr(sampler, "order", "") == "fifo":
-        raise TypeError(f"Sharded: {sampler!r} is one queue of all rows; expected order='random'. Leave it out.")
-    if isinstance(sampler, Prioritized):
-        if sampler.uniform is not None:
-            raise ValueError(f"Sharded: {sampler!r} mixes two draws; expected uniform=None. Leave it out.")
-        if not sampler.replace and sampler.normalize == "buffer":
-            raise ValueError(f"Sharded: {sampler!r} cannot bound its weights; expected another normalize. Use 'batch'.")
-    for role, stages in (("on_write", buffer.on_write), ("on_read", buffer.on_read)):
-        for name in _of_one_shard(stages):
-            raise TypeError(
-                f"Sharded: stage '{name}' of {role} would keep statistics of one shard. Use transforms.Normalize or "
-                f"NormalizeReward, or apply it in your step."
-            )
+def of_axis(axis: str) -> str:
+    """Return which shards are meant, for `split.check_multiple`."""
+    return f" of axis '{axis}'"
 
 
-def _of_one_shard(stages: Chain | None) -> list[str]:
-    """Return the stages with a memory that is not merged over shards."""
-    found: list[str] = []
-    if stages is None:
-        return found
-    for name in stages.remembers:
-        stage = stages[name]
-        if isinstance(stage, Chain):
-            found += _of_one_shard(stage)
-        elif not isinstance(stage, (Normalize, NormalizeReward)):
-            found.append(name)
-    return found
-
-
-def check_draw_mode(call: str, buffer: Buffer, shards: int, fix: str) -> None:
-    """Raise for samplers whose draws depend on one another."""
-    sampler = buffer.sampler
-    if draws_once(sampler) and shards > 1:
-        raise ValueError(f"{call}: {sampler!r} draws without replacement, {fix}")
-
-
-def check_multiple(call: str, name: str, value: int, shards: int, axis: str) -> None:
-    """Raise unless the number can be split over the shards."""
-    rest = value % shards
-    if rest:
-        near = f"{value - rest} or {value - rest + shards}" if value > shards else f"{shards}"
-        raise ValueError(
-            f"{call}: {name} is {value}, not a multiple of the {shards} shards of axis '{axis}'. Use {near}."
-        )
+def check_multiple(call: str, sharded: Any, name: str, value: int) -> None:
+    """Raise unless the number can be divided among the shards."""
+    split.check_multiple(call, name, value, sharded.shards, of_axis(sharded.axis))
 
 
 def check_key(call: str, axis: str, key: Any) -> None:
@@ -170,7 +114,7 @@ def checked_index(call: str, sharded: Any, index: Any, axes: tuple[int, ...] = (
     own = checks.check_index(call, Index(index.slot, index.ticket), axes)
     shard = arguments.check_array(call, "index.shard", index.shard, own.slot.shape, "i")
     if not is_local(sharded.axis):
-        check_multiple(call, "the length of index", own.slot.shape[0], sharded.shards, sharded.axis)
+        check_multiple(call, sharded, "the length of index", own.slot.shape[0])
     return ShardedIndex(shard.astype(own.slot.dtype), own.slot, own.ticket)
 
 

@@ -22,6 +22,7 @@ from fbuf._core.component import component
 from fbuf._core.dispatch import changes_of, with_changes
 from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._members import quota
+from fbuf._members.split import check_draw_mode
 from fbuf.sharded import _checks
 from fbuf.sharded._draw import own_key, whole
 from fbuf.sharded._operation import is_local, on_each_shard, placed
@@ -70,7 +71,9 @@ class ShardedMixture:
             raise TypeError(f"ShardedMixture: mixture is {type(self.mixture).__name__}; expected a Mixture.")
         for name in self.mixture.names:
             fix = "which mixtures over several shards cannot weigh. Use samplers.Uniform() or Prioritized()."
-            _checks.check_draw_mode(f"ShardedMixture: '{name}'", self[name].buffer, self.shards, fix)
+            sampler = self[name].buffer.sampler
+            if self.shards > 1:
+                check_draw_mode(f"ShardedMixture: '{name}'", sampler, fix)
 
     def __getitem__(self, name: str) -> Sharded:
         return Sharded(self.mixture[name], self.mesh, self.axis)
@@ -149,7 +152,7 @@ class ShardedMixture:
         """
         call = "ShardedMixture.sample"
         for name, size in batch_size.items() if isinstance(batch_size, Mapping) else [("batch_size", batch_size)]:
-            _checks.check_multiple(call, name, size, self.shards, self.axis)
+            _checks.check_multiple(call, self, name, size)
         each: Any = jax.tree.map(lambda size: size // self.shards, batch_size)
         args = self.mixture._checked_draw(call, self._joined(state), key, each, fractions, beta)
         changes, batch = _sample(self, is_local(self.axis), args[2:], state, (key, *args[:2]))

@@ -28,7 +28,7 @@ def plan(
     """Return the plan of one shard, with the peak of a `sample` that moves rows."""
     shards, shard = sharded.shards, sharded.shard
     size = batch_size or sharded.buffer.batch_size or 32 * shards
-    _checks.check_multiple("Sharded.plan", "batch_size", size, shards, sharded.axis)
+    _checks.check_multiple("Sharded.plan", sharded, "batch_size", size)
     if shard.lanes is None:
         num_rows = -(-num_rows // shards)
     elif rows is not None:

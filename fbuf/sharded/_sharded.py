@@ -22,9 +22,10 @@ from fbuf._core.component import component
 from fbuf._core.control_flow import vary
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows
+from fbuf._members.split import check_draw_mode, member_of
 from fbuf.sharded import _checks, _draw, _exchange, _feedback, _inspect, _plan, _rows
 from fbuf.sharded._operation import ShardedOperation, is_local
-from fbuf.sharded._split import init_each, keeps_rows_on_host, shard_of
+from fbuf.sharded._split import init_each, keeps_rows_on_host
 from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState, block_of, split_specs
 
 
@@ -88,9 +89,8 @@ class Sharded:
 
     def __post_init__(self) -> None:
         _checks.check_parts(self.buffer, self.mesh, self.axis)
-        if self.draw == "global":
-            fix = "but draw is 'global'. Use draw='local'."
-            _checks.check_draw_mode("Sharded", self.buffer, self.shards, fix)
+        if self.draw == "global" and self.shards > 1:
+            check_draw_mode("Sharded", self.buffer.sampler, "but draw is 'global'. Use draw='local'.")
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that says what to do instead of calling a method that only a `Buffer` has."""
@@ -109,7 +109,7 @@ class Sharded:
     @functools.cached_property
     def shard(self) -> Buffer:
         """The buffer of one shard."""
-        return shard_of(self.buffer, self.shards)
+        return member_of(self.buffer, self.shards)
 
     def check_state(self, state: ShardedState) -> None:
         """Raise ValueError if another buffer made the state, or it is on another mesh."""
@@ -189,7 +189,7 @@ class Sharded:
         leaves, _, shape, priority, mask = checks.check_rows(call, buffer, state.shards, rows, priority, mask)
         single = call.endswith("add")
         if self.buffer.lanes is None and not is_local(self.axis) and not single:
-            _checks.check_multiple(call, "the number of rows", shape[0], self.shards, self.axis)
+            _checks.check_multiple(call, self, "the number of rows", shape[0])
             shape = (shape[0] // self.shards, 1)
         elif self.buffer.lanes is not None:
             shape = (shape[0], self.shard.geometry.lanes)
@@ -329,7 +329,7 @@ class Sharded:
         _checks.check_state(call, self, state)
         form = "sample(state, key, batch_size)"
         size, given = checks.check_draw(call, form, self.buffer, key, batch_size, options)
-        _checks.check_multiple(call, "batch_size", size, self.shards, self.axis)
+        _checks.check_multiple(call, self, "batch_size", size)
         if self.draw == "global":
             _checks.check_key(call, self.axis, key)
         draw = _sample_global if self.draw == "global" else _sample

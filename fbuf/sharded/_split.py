@@ -1,4 +1,4 @@
-"""Split a buffer into the buffers of shards, and a state into those of the shards in this process."""
+"""Split a state into those of the shards in this process, and join them."""
 
 from __future__ import annotations
 
@@ -15,35 +15,13 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import PyTree, needs_x64
 from fbuf.sharded._state import ShardedState, block_of
-from fbuf.storages import Compressed, Deduplicated, Host, _host_rows
+from fbuf.storages import Compressed, Host, _host_rows
 from fbuf.storages._host_rows import SideRows
 
 
 def keeps_rows_on_host(buffer: Buffer) -> bool:
     """Return whether each shard has a store on the host."""
     return isinstance(buffer.storage, (Compressed, Host)) and not buffer.storage.in_files
-
-
-def shard_of(buffer: Buffer, shards: int) -> Buffer:
-    """Return the buffer of one shard."""
-    storage = buffer.storage
-    if isinstance(storage, Deduplicated) and storage.blocks is not None:
-        storage = dataclasses.replace(storage, blocks=_split_blocks(storage.blocks, shards))
-    lanes = None if buffer.lanes is None else buffer.lanes // shards
-    return dataclasses.replace(
-        buffer, capacity=buffer.capacity // shards, lanes=lanes, batch_size=None, storage=storage
-    )
-
-
-def _split_blocks(blocks: Any, shards: int) -> Any:
-    """Return the entries of one shard's table, a multiple of 32."""
-
-    def one(number: int | None) -> int | None:
-        return None if number is None else -(-number // (32 * shards)) * 32
-
-    return (
-        one(blocks) if isinstance(blocks, int) else tuple((name, one(number)) for name, number in dict(blocks).items())
-    )
 
 
 def states_here(sharded: Any, state: ShardedState) -> dict[int, BufferState]:

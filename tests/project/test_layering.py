@@ -13,10 +13,12 @@ PACKAGE = ROOT / "fbuf"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("_core", "_concurrency", "_host"),
-    ("_algorithms", "_interfaces", "_members", "_formats.__init__", "_formats.checkpoint"),
+    ("_algorithms", "_interfaces", "_formats.__init__", "_formats.checkpoint"),
+    ("_members.__init__", "_members.quota", "_members.weights"),
     ("_indexing", "_bridge", "_formats.dataset", "limits", "testing"),
     ("storages", "samplers", "views", "writers", "transforms"),  # never import one another
     ("_buffer", "parts"),
+    ("_members.split",),
     ("sharded", "torch"),
     ("_checkpoint", "_rows", "plot"),
     ("_replay", "orbax", "datasets", "integrations"),
@@ -35,7 +37,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 def folder(module: str) -> str:
     """Return the name of a module's row in the table: that of its folder, or its own."""
     parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == "_formats" else parts[0]
+    return ".".join(parts[:2]) if parts[0] in ("_formats", "_members") else parts[0]
 
 
 def floor(module: str) -> int:

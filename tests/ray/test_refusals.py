@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf import samplers, storages, views, writers
+from fbuf import samplers, storages, transforms, views, writers
 from fbuf.ray._checks import check_path, check_service, check_shards
 from tests.support.ray_shards import clients
 from tests.support.refusals import raises
@@ -27,9 +27,17 @@ SHARDS = [
     (fbuf.uniform(64), 3, "capacity is 64, not a multiple of the 3 shards. Use 63 or 66"),
     (fbuf.Buffer(24, lanes=2), 3, "lanes is 2, not a multiple of the 3 shards. Use 3"),
     (fbuf.Buffer(24, writer=writers.Reservoir()), 3, "needs all rows in one place"),
-    (fbuf.Buffer(24, sampler=samplers.Epoch()), 3, "cannot draw from several shards"),
-    (fbuf.Buffer(24, sampler=samplers.Prioritized(uniform=0.1)), 3, "cannot draw from several shards"),
-    (fbuf.Buffer(24, view=STEPS), 3, "without lanes those are in several shards. Use lanes=3"),
+    (fbuf.Buffer(24, sampler=samplers.Epoch()), 3, "has no `mass` (fbuf.parts.Sampler), such as"),
+    (fbuf.Buffer(24, sampler=samplers.Ranked()), 3, "Use samplers.Prioritized(), or shards=1."),
+    (fbuf.Buffer(24, sampler=samplers.Prioritized(on="host")), 3, "expected on='device'. Use shards=1."),
+    (fbuf.Buffer(24, sampler=samplers.Prioritized(uniform=0.1)), 3, "expected uniform=None. Use shards=1."),
+    (
+        fbuf.Buffer(24, sampler=samplers.Prioritized(replace=False)),
+        3,
+        "draws without replacement, which several shards cannot",
+    ),
+    (fbuf.Buffer(24, view=STEPS), 3, "without lanes those are on several shards. Use lanes=3"),
+    (fbuf.Buffer(24, on_read=transforms.Normalize("obs")), 3, "would keep statistics of one shard. Use shards=1."),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import jax
 
-from fbuf.sharded import Sharded, _split
+from fbuf.sharded import Sharded
 from tests.support.sharded import buffer_of, example, mesh_of, run
 
 FILES = [f"tests/more/sharded/{name}.py" for name in ("eight_devices", "eight_devices_rows", "eight_devices_mixture")]
@@ -18,11 +18,6 @@ def test_arrays_of_all_shards_are_split() -> None:
     assert all(leaf.ndim and leaf.size for leaf in jax.tree.leaves(state))
     split = jax.sharding.NamedSharding(sharded.mesh, jax.sharding.PartitionSpec("data"))
     assert all(leaf.sharding.is_equivalent_to(split, leaf.ndim) for leaf in jax.tree.leaves(state))
-
-
-def test_shards_of_a_table_have_places_for_all_blocks() -> None:
-    assert _split._split_blocks(96, 2) == 64
-    assert _split._split_blocks({"a": 64, "b": None}, 4) == (("a", 32), ("b", None))
 
 
 def test_eight_devices() -> None:
