@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 153,
     "public names": 182,
-    "code lines of fbuf/": 36_700,
+    "code lines of fbuf/": 36_910,
     "probes of parts": 140,
     "reads of module._name": 71,
     "functions above 60 lines": 16,
-    "lines of tests/": 45_200,
+    "lines of tests/": 45_350,
     "lines of tests/support/": 10_100,
     "test files that import tests": 52,
     "files of a traced device extend": 17,

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from fbuf import __version__
 from fbuf._cli import datasets as _datasets
 from fbuf._cli import inspect
 from fbuf.demo import _command
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that suggests the command or value that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, with a suggestion, and exit with status 2."""
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong is not None:
+            close = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1)
+            message += f". Did you mean '{close[0]}'?" if close else ""
+        super().error(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit status: 0 success, 1 failure with a message on standard error, 130 interrupted.
     """
     name = "fbuf" if Path(sys.argv[0]).name == "fbuf" else "python -m fbuf"
-    parser = argparse.ArgumentParser(prog=name, description="Functional experience replay for JAX.")
+    parser = Parser(prog=name, description="Functional experience replay for JAX.")
     parser.add_argument("--version", action="version", version=f"fbuf {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     demo = commands.add_parser(

@@ -230,7 +230,35 @@ def _temporary_reader(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
 def _read(
     call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: RowFormat | None, given: bool
 ) -> BufferState:
-    placed, stages = saved.meta["placed"], () if reader.on_read is None else reader.on_read.names
+    placed = saved.meta["placed"]
+    abstract, wanted = _wanted(call, saved, reader, spec, structure, was)
+    _check_sizes(call, saved, reader, wanted, abstract.rows, given)
+    packings = {n: leaf.packing for n, leaf in _array_rows.stored_leaves(abstract.rows).items() if is_packed(leaf)}
+    rows = {}
+    for whole_name, array in saved.arrays.items():
+        if whole_name.startswith("rows/"):
+            name = whole_name.removeprefix("rows/")
+            made = device_array(saved, whole_name, packings.get(name)) if whole_name in placed else None
+            rows[name] = array if made is None else _array_rows.OwnedArray(made)
+    leaves = _leaves(call, saved, reader, wanted)
+    stored = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
+    return state_arrays.from_saved_arrays(reader, abstract, leaves, stored)
+
+
+def read_without_rows(call: str, saved: Any) -> tuple[Buffer, BufferState]:
+    """Return the saved buffer and its state with `rows` None, as `restore_buffer` would: flags and priorities only."""
+    reader = compatibility.match(call, saved.path, saved.meta, None, None).reader
+    spec, structure, was = compatibility.rows_of(call, saved.path, saved.meta, reader, None)
+    abstract, wanted = _wanted(call, saved, reader, spec, structure, was)
+    check_memory(call, saved.path, nbytes((leaf.shape, leaf.dtype) for leaf in wanted.values()), saved.nbytes)
+    return reader, state_arrays.from_saved_arrays(reader, abstract, _leaves(call, saved, reader, wanted), None)
+
+
+def _wanted(
+    call: str, saved: Any, reader: Buffer, spec: Spec, structure: Any, was: RowFormat | None
+) -> tuple[BufferState, dict[str, Any]]:
+    """Return the shapes of a state, and those of its saved leaves other than rows by name; raise if others are saved."""
+    stages = () if reader.on_read is None else reader.on_read.names
     abstract = state_arrays.template(reader, spec, structure, was)
     wanted = {f"state/{name}": _shape_of(leaf) for name, leaf in state_arrays.to_saved_arrays(reader, abstract).items()}
     there = {n for n in saved.arrays if n.startswith("state/")}
@@ -241,18 +269,15 @@ def _read(
     there = {n for n in there if not n.startswith(_STAGES) or n.removeprefix(_STAGES).split("/")[0] in stages}
     found = {n: jax.ShapeDtypeStruct(whole_shape(saved, n), saved.arrays[n].dtype) for n in saved.arrays if n in there}
     compatibility.check_leaves(call, saved.path, found, wanted)
-    _check_sizes(call, saved, reader, wanted, abstract.rows, given)
-    packings = {n: leaf.packing for n, leaf in _array_rows.stored_leaves(abstract.rows).items() if is_packed(leaf)}
-    rows = {}
-    for whole_name, array in saved.arrays.items():
-        if whole_name.startswith("rows/"):
-            name = whole_name.removeprefix("rows/")
-            made = device_array(saved, whole_name, packings.get(name)) if whole_name in placed else None
-            rows[name] = array if made is None else _array_rows.OwnedArray(made)
+    return abstract, wanted
+
+
+def _leaves(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved leaves of a state other than rows."""
+    placed = saved.meta["placed"]
     leaves = {n: device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
     check_ranges(call, saved.path, reader, leaves)
-    stored = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
-    return state_arrays.from_saved_arrays(reader, abstract, leaves, stored)
+    return leaves
 
 
 def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool) -> None:

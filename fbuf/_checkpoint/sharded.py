@@ -80,21 +80,25 @@ def restore(
     return target, _sharded._refit(target, joined, static=(new,))[0] if new.remembers else joined
 
 
+def parts(saved: Any) -> list[Any]:
+    """Return the saved shards, each as if it had been saved alone; of a plain buffer itself."""
+    meta, about = saved.meta, saved.meta.get("shards")
+    if about is None:
+        return [saved]
+    common = {name: meta[name] for name in ("rows", "given", "rule")} | {"buffer": meta["shard"]}
+    placed = about["placed"]
+    return [SavedPart(saved, prefix(n), common | {"placed": placed[str(n)]}) for n in range(int(about["number"]))]
+
+
 class _Sources:
     """The saved shards, read as far as they are needed."""
 
     def __init__(self, call: str, saved: checkpoint.Saved, whole: Buffer, example: Any, resize: Any, of_buffer: Load):
         self._call = f"{call}: {saved.path}"
         self._of_buffer, self._example, self._resize = of_buffer, example, None if resize is None else True
-        meta, about = saved.meta, saved.meta.get("shards", {"number": 1})
-        self.number = int(about["number"])
-        if "shards" in meta:
-            common = {name: meta[name] for name in ("rows", "given", "rule")} | {"buffer": meta["shard"]}
-            self._saved: list[Any] = [
-                SavedPart(saved, prefix(n), common | {"placed": about["placed"][str(n)]}) for n in range(self.number)
-            ]
-        else:
-            self._saved = [saved]
+        about = saved.meta.get("shards", {})
+        self._saved = parts(saved)
+        self.number = len(self._saved)
         split.check_multiple(call, "capacity", whole.capacity, self.number, f" of axis '{about.get('axis', '')}'")
         self._whole = dataclasses.replace(whole, prefetch=0, batch_size=None)
         self._buffer = split.member_of(self._whole, self.number)

@@ -1,4 +1,4 @@
-"""`python -m fbuf inspect` and `verify`: print the contents of a checkpoint, and check every byte."""
+"""`python -m fbuf inspect` and `verify`: print the contents of a checkpoint or data set, and check every byte."""
 
 from __future__ import annotations
 
@@ -8,67 +8,111 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from fbuf._core.text_table import printable
+from fbuf import datasets
+from fbuf._checkpoint import contents
+from fbuf._formats import dataset
 from fbuf._formats.checkpoint.directory import Folder
 from fbuf._formats.checkpoint.filesystem import DISK, is_checkpoint_name, is_data_name
-from fbuf._formats.checkpoint.manifest import CheckpointNotFound, VersionError
+from fbuf._formats.checkpoint.manifest import CheckpointNotFound, SchemaError, VersionError
 from fbuf._formats.checkpoint.read import Saved
 from fbuf._host.types import StoreCorrupted
-
-_META = 400  # characters shown of a value
 
 
 def add_commands(commands: Any) -> None:
     """Add both subcommands to a parser."""
     for name, run, text in (
-        ("inspect", _inspect, "print what a checkpoint holds: generations, arrays, files"),
-        ("verify", _verify, "check every byte of a checkpoint; exit status 1 if any is damaged"),
+        ("inspect", _inspect, "print what a checkpoint or data set holds, and whether it is intact"),
+        ("verify", _verify, "check every byte of a checkpoint or data set; exit status 1 if any is damaged"),
     ):
         parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         parser.add_argument("path", help="the folder that fbuf.save was given")
+        if name == "inspect":
+            parser.add_argument("--json", action="store_true", help="print the internals: metadata, arrays, files")
         parser.set_defaults(run=functools.partial(guarded, run))
 
 
 def describe(path: str) -> Iterator[str]:
-    """Yield lines that describe the checkpoint at `path`, without reading its blocks.
+    """Yield lines about the checkpoint or data set at `path`, for people; the last says whether every byte is intact.
 
     Raises:
-      CheckpointNotFound: there is no checkpoint.
+      CheckpointNotFound: there is neither.
       StoreCorrupted, VersionError: no generation can be opened.
+    Cost: each byte is read once. Memory: the state without its rows.
     """
+    if dataset.is_dataset(path):
+        about = datasets.info(path)
+        head, *lines = str(about).splitlines()
+        yield from (f"{head}: a data set, fbuf.datasets.open(path)", *lines)
+        if about.finished:
+            yield from _intact(path)
+        return
     folder = Folder(path, DISK)
-    names = folder.names()
-    shown, last = False, None
+    generations, last = _generations(folder), None
+    yield f"{folder.path}: a checkpoint, fbuf.load(path)"
+    for generation in generations:
+        try:
+            with Saved(folder, generation) as saved:
+                yield from (_line(*line) for line in contents.describe(saved))
+            break
+        except (StoreCorrupted, VersionError, SchemaError) as error:
+            last = error
+            yield _line("not opened", f"generation {generation}: {error}")
+    else:
+        assert last is not None
+        raise last
+    if generations[1:]:
+        yield _line("generations", f"{', '.join(map(str, generations))}; the newest that is intact is loaded")
+    yield from _intact(path)
+
+
+def _intact(path: str) -> Iterator[str]:
+    damage = [_line("damaged", line) for line in faults(path)]
+    yield from damage or [_line("intact", "yes, every byte")]
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<11} {text}"
+
+
+def internals(path: str) -> dict[str, Any]:
+    """Return everything that the manifests of a checkpoint or data set say, as JSON; blocks are not read.
+
+    Raises:
+      As `describe`.
+    """
+    if dataset.is_dataset(path):
+        return {"kind": "data set", **vars(datasets.info(path))}
+    folder = Folder(path, DISK)
+    names, found, last = folder.names(), [], None
     for generation in _generations(folder):
         try:
-            saved = Saved(folder, generation)
+            with Saved(folder, generation) as saved:
+                found.append(_manifest(saved, names))
         except (StoreCorrupted, VersionError) as error:
             last = error
-            yield f"generation {generation} cannot be opened: {error}"
-            continue
-        with saved:
-            yield f"generation {generation}: {len(saved.arrays)} arrays, {saved.nbytes:,} bytes, save {saved.manifest.save}"
-            if not shown:
-                shown = True
-                yield from _contents(saved, names)
-    if last is not None and not shown:
+            found.append({"generation": generation, "error": str(error)})
+    if last is not None and all("error" in one for one in found):
         raise last
     others = [name for name in names if not is_checkpoint_name(name)]
-    if others:
-        yield f"other files, which are not looked at: {', '.join(map(printable, others))}"
+    return {"kind": "checkpoint", "path": folder.path, "generations": found, "other files": others}
 
 
 def faults(path: str) -> Iterator[str]:
-    """Yield a line for each damage in any generation at `path`. Cost: each byte is read once.
+    """Yield a line for each damage in any generation, or in a data set, at `path`. Cost: each byte is read once.
 
     Raises:
       CheckpointNotFound: there is no checkpoint.
     """
+    if dataset.is_dataset(path):
+        try:
+            datasets.verify(path)
+        except StoreCorrupted as damage:
+            yield str(damage)
+        return
     folder = Folder(path, DISK)
     whole: set[tuple[str, int, int]] = set()
     for generation in _generations(folder):
@@ -84,40 +128,24 @@ def faults(path: str) -> Iterator[str]:
 def _generations(folder: Folder) -> list[int]:
     found = folder.generations()
     if not found:
-        raise CheckpointNotFound(2, f"no checkpoint at {folder.path}; expected the path that fbuf.save was given.")
+        raise CheckpointNotFound(
+            2, f"no checkpoint or data set at {folder.path}; expected the path that fbuf.save or datasets was given."
+        )
     return found
 
 
-def _contents(saved: Saved, names: list[str]) -> Iterator[str]:
-    for key, value in saved.meta.items():
-        text = printable(value) if isinstance(value, str) else json.dumps(value)
-        text += _date(value) if key == "time" else ""
-        yield f"  {printable(key)}: {text if len(text) <= _META else text[:_META] + f'... ({len(text)} characters)'}"
-    rows: list[tuple[str, ...]] = [("array", "dtype", "shape", "bytes", "blocks")]
-    live: dict[str, int] = {entry.name: 0 for entry in saved.manifest.files}
+def _manifest(saved: Saved, names: list[str]) -> dict[str, Any]:
+    arrays, live = {}, {entry.name: 0 for entry in saved.manifest.files}
     for name, entry in saved.manifest.arrays.items():
         layout = entry.layout
-        rows.append((name, layout.dtype.name, str(list(layout.shape)), f"{layout.nbytes:,}", str(layout.num_blocks)))
-        sizes = layout.sizes
+        shape, sizes = list(layout.shape), layout.sizes
+        arrays[name] = {"dtype": layout.dtype.name, "shape": shape, "bytes": layout.nbytes, "blocks": layout.num_blocks}
         for number in np.unique(entry.file).tolist():
             live[saved.manifest.files[number].name] += int(sizes[entry.file == number].sum())
-    yield from _table(rows)
-    rows = [("file", "bytes", "in use")]
-    for file in sorted(saved.manifest.files, key=lambda file: file.name):
-        data = file.size - file.header
-        rows.append((file.name, f"{file.size:,}", f"{100 * live[file.name] / data if data else 100:.0f} %"))
-    rows += [(name, "", "not by this generation") for name in names if is_data_name(name) and name not in live]
-    yield from _table(rows)
-
-
-def _date(seconds: Any) -> str:
-    """Return ` (2026-11-22 14:05:09 UTC)`, or "" if the value in the file is not a valid time."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        return ""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime(" (%Y-%m-%d %H:%M:%S UTC)")
-    except (OverflowError, OSError, ValueError):
-        return ""
+    files = {file.name: {"bytes": file.size, "in use": live[file.name]} for file in saved.manifest.files}
+    unused = [name for name in names if is_data_name(name) and name not in live]
+    about = {"generation": saved.generation, "save": saved.manifest.save, "bytes": saved.nbytes, "meta": saved.meta}
+    return {**about, "arrays": arrays, "files": files, "files of other generations": unused}
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
@@ -127,8 +155,11 @@ def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    if options.json:
+        print(json.dumps(internals(options.path), indent=1))
+        return 0
     for line in describe(options.path):
-        print(line)
+        print(line, flush=True)
     return 0
 
 

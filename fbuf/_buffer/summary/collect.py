@@ -143,6 +143,13 @@ def seen(buffer: BufferConfig, state: BufferState, compare: int = 0) -> Seen:
     return seen_of(buffer, jax.device_get(look(buffer, state, static=(newest_of_each(buffer, compare),))[1]))
 
 
+def seen_without_rows(buffer: BufferConfig, state: BufferState) -> Seen:
+    """Return arrays about every row of a state whose `rows` are None; episodes only if the state has flags. Eager."""
+    if state.anchors is None:  # ends would be read from rows
+        buffer = dataclasses.replace(buffer, episode_end=())
+    return seen_of(buffer, jax.device_get(jax.jit(lambda state: look.core(buffer, state, 0)[1])(state)))
+
+
 def newest_of_each(buffer: BufferConfig, compare: int) -> int:
     """Return how many of the newest rows of each lane are compared."""
     lanes, length, _ = buffer.geometry
