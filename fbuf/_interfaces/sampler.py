@@ -100,6 +100,8 @@ class Sampler(Protocol):
       since: str, "". Describes the event since which `Inspected.draws` counts.
       mass(sampler, eligible): `Mass` of all anchors. Needed in `fbuf.sharded`, where a shard draws in proportion to it.
       covers: bool, False. Whether anchors are drawn equally often and `draw_some` limits them; needs no `mass`.
+      row_by_row(dense): bool, False. Whether one `change` by many rows equals one for each row, if no anchor both opens and
+        closes in it. `Replay.add` may then collect rows.
     """
 
     def init(self, geometry: Geometry, dense: bool) -> Any:

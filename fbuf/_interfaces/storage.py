@@ -30,6 +30,8 @@ class Storage(Protocol):
       forecast(geometry, spec, trial): `Forecast` of how full the table of distinct blocks will be, from rows
         `[N, E, ...]`. Eager.
       bytes_per_leaf(rows): `LeafBytes` by leaf, at most `nbytes` in all. Eager.
+      row_by_row: bool, False. Whether one `write` of many rows equals one of each row, and rows need not outlive the process.
+        `Replay.add` may then collect rows.
     """
 
     @property

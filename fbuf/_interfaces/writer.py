@@ -22,7 +22,11 @@ class ReadOnly(Protocol):
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A writer of one ring a lane: new rows replace the oldest, so neighbours in time are neighbours in the buffer."""
+    """A writer of one ring a lane: new rows replace the oldest, so neighbours in time are neighbours in the buffer.
+
+    Optional member, read with `getattr`:
+      row_by_row: bool, False. Whether one `place` of many rows equals one of each row. `Replay.add` may then collect rows.
+    """
 
     @property
     def streams(self) -> bool:

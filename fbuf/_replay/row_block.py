@@ -18,14 +18,10 @@ from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import DTYPES, PyTree, fits, needs_x64
-from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Uniform
-from fbuf.storages import Compressed, Device, Host
-from fbuf.writers import Ring
 
 _SHORT = 16  # rows; XLA runs such a write in the calling thread
 _MOST_BYTES = 1 << 20
 _NUMBERS = {"b": (bool,), "i": (bool, int), "u": (bool, int), "f": (bool, int, float), "V": (bool, int, float)}
-_STORAGES, _SAMPLERS = (Device, Host, Compressed), (Uniform, Epoch, Consume, Prioritized, Ranked)
 
 
 class RowBlock:
@@ -102,28 +98,36 @@ class RowBlock:
         self.count, self.masked = 0, False
 
 
-def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
-    """Return a block for at most `most` rows of `buffer`, or None where one `extend` is not known to equal as many `add`s.
+def collects_rows(buffer: Buffer) -> bool:
+    """Return whether one `extend` of up to `longest` rows leaves the state of as many `add`s, and rows may wait for it."""
+    if buffer.on_read is not None and buffer.on_read.remembers:  # it learns from the rows of each write
+        return False
+    parts = [buffer.storage, buffer.writer, *([] if buffer.on_write is None else [buffer.on_write])]
+    return all(map(_row_by_row, parts)) and _row_by_row(buffer.sampler, buffer.dense)
 
-    That holds for the storages in memory, samplers and writer of this package. Rows in files are written at once, because
-    they must outlive the process.
-    """
-    parts = type(buffer.storage) in _STORAGES and type(buffer.sampler) in _SAMPLERS and type(buffer.writer) is Ring
-    # Pools of slots keep the order in which rows become eligible. Lanes and windows make it depend on the calls.
-    pool = isinstance(buffer.sampler, (Epoch, Consume)) or (isinstance(buffer.sampler, Uniform) and not buffer.dense)
-    if pool and not (buffer.dense and buffer.lanes is None):
-        return None
-    # A window may end without another in its place: the largest priority held may fall between two `add`s.
-    if getattr(buffer.sampler, "largest", "") == "held" and not buffer.dense:
-        return None
-    if not parts or getattr(buffer.storage, "path", None) is not None or buffer.on_write is not None:
+
+def longest(buffer: Buffer) -> int:
+    """Return the rows of a lane in which no anchor both opens and closes."""
+    rule = buffer.rule
+    return buffer.geometry.length + 1 - rule.rows - rule.closes
+
+
+def _row_by_row(part: Any, *case: Any) -> bool:
+    """Return what a part says of itself; `case`: arguments of a sampler's method."""
+    says = getattr(part, "row_by_row", False)
+    return bool(says(*case) if callable(says) else says)
+
+
+def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:
+    """Return a block for at most `most` rows of `buffer`, or None where one `extend` is not known to equal as many `add`s."""
+    if not collects_rows(buffer):
         return None
     spec, _ = checks.given_spec(buffer, state)
     dtypes = [np.dtype(leaf.dtype) for leaf in spec.values()]
     if not all(dtype.kind in "biuf" or dtype.name == "bfloat16" for dtype in dtypes):
         return None  # numbers of int4 have no byte of their own; NumPy rounds to float8 otherwise than JAX
     size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.values()) * (buffer.lanes or 1)
-    length = min(most, buffer.geometry.length, max(8, _MOST_BYTES // max(size, 1)))
+    length = min(most, longest(buffer), max(8, _MOST_BYTES // max(size, 1)))
     return RowBlock(buffer, state, length) if length > 1 else None
 
 

@@ -164,7 +164,7 @@ class ReplayState:
     def _draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array | None]:
         """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
         if packed and self._host_draws is not None:
-            if self._block is not None and self._block.masked:
+            if self._block is not None and (self._block.masked or self.buffer.on_write is not None):
                 self._flush()
             drawn = self._host_draws.draw(self._state, self._block, self._key, size)
             if drawn is not None:

@@ -48,6 +48,9 @@ class BaseSampler:
     def available(self, sampler: Any, count: Array) -> Array:
         return count
 
+    def row_by_row(self, dense: bool) -> bool:
+        return True  # a log of anchors does not depend on the calls
+
 
 class LimitedSampler(BaseSampler):
     """Define `draw` of a sampler with `draw_some`."""
@@ -105,6 +108,10 @@ class PrioritySampler(BaseSampler):
     @property
     def options(self) -> Mapping[str, Any]:
         return dict.fromkeys((name for name in ("beta", "uniform") if name in self.numbers), np.float32)
+
+    def row_by_row(self, dense: bool) -> bool:
+        # A window may end without another in its place: the largest priority held may then fall between two rows.
+        return dense or vars(self)["largest"] == "seen"
 
     def stats(self, sampler: Any) -> dict[str, Array]:
         # Scalars of the state only: reading a tree here would make a later write in the same step copy it.

@@ -246,5 +246,9 @@ class Consume(LimitedSampler):
         chance = listed.astype(jnp.float32) / number
         return Inspected(chance, draws=jnp.int32(self.times) - left)
 
+    def row_by_row(self, dense: bool) -> bool:
+        # Where an anchor closes, the last of the pool takes its place.
+        return dense and not self.in_order
+
     def stats(self, sampler: ConsumeState | FifoState) -> dict[str, Array]:
         return {"anchors_left": self.available(sampler)}

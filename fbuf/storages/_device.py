@@ -42,6 +42,7 @@ class Device:
     layout: Literal["rows", "tiles"] | None = None
 
     masks_expired = False
+    row_by_row = True
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         return ()

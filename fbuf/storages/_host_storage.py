@@ -140,6 +140,11 @@ class HostStorage(HostRows):
         """Whether the rows are in files instead of memory."""
         return self.path is not None
 
+    @property
+    def row_by_row(self) -> bool:
+        """Whether rows may be collected: those in files must outlive the process."""
+        return not self.in_files
+
     def _check(self) -> None:
         name = type(self).__name__
         if isinstance(self.keys, str):

@@ -123,6 +123,10 @@ class Chain:
     def keyed(self) -> bool:
         return any(_wants_key(transform) for _, transform in self)
 
+    @property
+    def row_by_row(self) -> bool:
+        return all(getattr(transform, "row_by_row", False) for _, transform in self)
+
     def apply(self, data: PyTree, context: Context) -> PyTree:
         """Apply all stages; `context.memory` is a dict by names of stages."""
         number, more, windows = 0, None, context.lead == 2 and not context.writing

@@ -102,6 +102,8 @@ class Concatenate:
     axis: int = -1
     sizes: tuple[int, ...] | None = None
 
+    row_by_row = True
+
     def __post_init__(self) -> None:
         _convert_join("Concatenate", self)
         if self.sizes is not None:
@@ -158,6 +160,8 @@ class Split:
     sizes: tuple[int, ...]
     axis: int = -1
 
+    row_by_row = True
+
     def __post_init__(self) -> None:
         _convert_split("Split", self)
         convert(self, sizes=_check_sizes("Split", self.sizes, len(self.into)))
@@ -199,6 +203,8 @@ class Stack:
     into: str
     axis: int = 0
 
+    row_by_row = True
+
     def __post_init__(self) -> None:
         _convert_join("Stack", self)
 
@@ -238,6 +244,8 @@ class Unstack:
     key: str
     into: tuple[str, ...]
     axis: int = 0
+
+    row_by_row = True
 
     def __post_init__(self) -> None:
         _convert_split("Unstack", self)

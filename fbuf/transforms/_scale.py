@@ -58,6 +58,8 @@ class Cast:
     dtype: Any
     source: Any = None
 
+    row_by_row = True
+
     def __post_init__(self) -> None:
         _convert_dtypes("Cast", self)
 

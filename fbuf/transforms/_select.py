@@ -28,6 +28,8 @@ class Select:
 
     keys: str | tuple[str, ...]
 
+    row_by_row = True
+
     def __post_init__(self) -> None:
         convert(self, keys=checked_keys("Select", self.keys))
 
@@ -50,6 +52,8 @@ class Drop:
     """
 
     keys: str | tuple[str, ...]
+
+    row_by_row = True
 
     def __post_init__(self) -> None:
         convert(self, keys=checked_keys("Drop", self.keys))
@@ -77,6 +81,8 @@ class Rename:
     """
 
     names: tuple[tuple[str, str], ...] | Mapping[str, str]
+
+    row_by_row = True
 
     def __post_init__(self) -> None:
         given: Any = self.names

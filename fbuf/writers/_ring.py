@@ -28,6 +28,7 @@ class Ring:
     """
 
     streams = True
+    row_by_row = True
 
     init = staticmethod(slots.init_rings)
     resume = staticmethod(slots.resume_rings)
@@ -52,6 +53,8 @@ class Frozen(Ring):
       >>> fbuf.writers.Frozen()
       Frozen()
     """
+
+    row_by_row = False  # each `add` must raise
 
     def init(self, geometry: Geometry) -> RingState:
         return slots.resume_rings(geometry, np.full(geometry.lanes, geometry.length, np.int64))

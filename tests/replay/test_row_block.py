@@ -15,10 +15,11 @@ from fbuf._replay import programs
 from tests.support import datasets_oracle as oracle
 from tests.support.refusals import raises
 from tests.support.threads import Thread
-from tests.support.two_replays import compare, make_pair
+from tests.support.trees import same
+from tests.support.two_replays import compare, leaves_of, make_pair
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}
-PARTS = [("device", "epoch", "transition")]
+PARTS = [("device", "epoch", "transition"), ("device", "uniform", "sequence", 2)]
 
 
 def row(n):
@@ -131,6 +132,36 @@ def test_wide_numbers_are_collected():
     assert replay._block is not None and replay._block.count == 1
     held = replay.last(1).data
     assert held["x"].tolist() == [[np.float32(0.1)] * 2] and held["n"].tolist() == [-7] and held["u"].tolist() == [255]
+
+
+MAPPED = fbuf.transforms.Map(lambda row: row)
+COLLECTED = [
+    (True, {"view": fbuf.views.Sequence(3, episode_end=("end",), autoreset="same_step"), "lanes": 2}),
+    (True, {"sampler": fbuf.samplers.Epoch(), "lanes": 2}),
+    (True, {"sampler": fbuf.samplers.Staleness(3, version="n"), "lanes": 2}),
+    (True, {"on_write": fbuf.transforms.Chain((fbuf.transforms.Drop("u"), fbuf.transforms.Cast("n", "float32")))}),
+    (True, {"on_read": MAPPED}),
+    (False, {"sampler": fbuf.samplers.Consume(), "view": fbuf.views.Sequence(3, episode_end=())}),
+    (False, {"sampler": fbuf.samplers.Prioritized(largest="held"), "view": fbuf.views.Sequence(3, episode_end=())}),
+    (False, {"on_write": fbuf.transforms.Chain((fbuf.transforms.Drop("u"), MAPPED))}),
+    (False, {"on_read": fbuf.transforms.Normalize("x")}),
+    (False, {"writer": fbuf.writers.TopK("n")}),
+    (False, {"view": fbuf.views.Sequence(64, episode_end=())}),
+]
+
+
+@pytest.mark.parametrize(("collects", "parts"), COLLECTED, ids=str)
+def test_rows_are_collected_where_the_parts_say_so(collects, parts):
+    buffer = fbuf.Buffer(64 * parts.get("lanes", 1), **parts)
+    lead = () if buffer.lanes is None else (buffer.lanes,)
+    replays = [fbuf.Replay(buffer, EXAMPLE, strict=False) for _ in range(2)]
+    for n in range(20):
+        for replay in replays:
+            replay.add(jax.tree.map(lambda x: np.broadcast_to(x, (*lead, *x.shape)), row(n)))
+        assert replays[1].state is not None  # writes the row
+    assert (replays[0]._block is not None and replays[0]._block.count == 20) is collects
+    same(*(leaves_of(replay.state) for replay in replays))
+    same(*(replay.sample(5, to="numpy") for replay in replays))
 
 
 def test_numbers_of_half_a_byte_are_written_at_once():

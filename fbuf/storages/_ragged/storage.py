@@ -108,6 +108,8 @@ class Ragged(HostStorage):
         """Return the largest shapes by name."""
         return dict(self.maximum)
 
+    row_by_row = False  # values are stored when they are added
+
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         """Return the leaves padded from the host; other ragged leaves are not arrays."""
         return tuple(n for n in self.shapes if n in spec)
