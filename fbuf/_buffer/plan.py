@@ -16,15 +16,15 @@ import jax
 from fbuf._buffer import init, prefetch, transforms
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, exact, in_jax, tree_bytes
-from fbuf._core.text_table import human
+from fbuf._core.text_table import Section, html, human
 from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import Forecast, RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """Hold the bytes of a buffer, by place.
+    """Hold the bytes of a buffer, by place. It prints as a table, also in notebooks.
 
     Attributes:
       device: Of the state.
@@ -50,7 +50,13 @@ class Plan:
     donated: bool
     table: Forecast | None = None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<24}{size:>12}  {note}".rstrip() for name, size, note in self._lines())
+
+    def _repr_html_(self) -> str:
+        return html("", [Section("Plan", ("bytes", ""), tuple(self._lines()))])
+
+    def _lines(self) -> list[tuple[str, str, str]]:
         lines = [
             ("state on device", self.device, ""),
             ("side-store on host", self.host, self.host_from),
@@ -64,7 +70,7 @@ class Plan:
         shown = [(name, human(size), note) for name, size, note in lines]
         if self.table is not None:
             shown.append(_table_line(self.table))
-        return "\n".join(f"{name:<24}{size:>12}  {note}".rstrip() for name, size, note in shown)
+        return shown
 
 
 def _table_line(table: Forecast) -> tuple[str, str, str]:

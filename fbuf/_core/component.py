@@ -160,7 +160,7 @@ def state(cls: Any = None, *, name: str | None = None) -> Any:
     """
     if cls is None:
         return functools.partial(state, name=name)
-    made = dataclasses.dataclass(frozen=True)(cls)
+    made = dataclasses.dataclass(frozen=True, repr=cls.__repr__ is object.__repr__)(cls)
     STATES.add(made)
     _register_state(made)
     export.register_pytree_node_serialization(

@@ -73,6 +73,16 @@ class _Ragged:
             f"{type(self).__name__}[{key!r}] is not defined; leaves are in `data`. Write batch.data[{key!r}]."
         )
 
+    def __repr__(self) -> str:
+        from fbuf._core import sample_display
+
+        return sample_display.as_text(self)
+
+    def _repr_html_(self) -> str:
+        from fbuf._core import sample_display
+
+        return sample_display.as_html(self)
+
     @property
     def lazy(self) -> _Lazy:
         """Leaves that are not arrays, of rows in `storages.Ragged`; see `fbuf.Lazy`. Eager."""

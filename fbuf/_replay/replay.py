@@ -46,6 +46,9 @@ from fbuf._replay.written import WrittenIndex, newest
 from fbuf.limits import Limit, LimitState
 from fbuf.storages import Ragged
 
+SUMMARY_ROWS = 1 << 17
+"""Largest capacity whose summary a notebook shows for the replay itself; of larger ones it is computed on request."""
+
 
 class Replay(ReplayRows):
     """Hold a buffer, its state and its key, for plain Python loops. Threads may share it.
@@ -695,6 +698,16 @@ class Replay(ReplayRows):
             rows = "its state was donated" if self._state.header.is_deleted() else counted(len(self), "row")
         limit = "" if self._limiter is None else f", limit={self._limiter.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        with jax.ensure_compile_time_eval(), self._lock.acquire():
+            if self._state.header.is_deleted():
+                return f"<code>{escape(repr(self))}</code>"
+            if self.buffer.capacity > SUMMARY_ROWS:
+                return f"<div><code>{escape(repr(self))}</code>{self._current_state()._repr_html_()}</div>"
+            return self.summary(compare=0)._repr_html_()
 
     def _refuse_closed(self, call: str) -> None:
         if self._closed:

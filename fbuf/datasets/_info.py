@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fbuf._bridge import lifetime
-from fbuf._core.text_table import counted, printable
+from fbuf._core.text_table import Section, counted, html, printable
 from fbuf._formats import dataset
 from fbuf.datasets._atari.workers import DOWNLOADS
 from fbuf.datasets._lock import exclusive
@@ -22,9 +22,9 @@ _CALL = "fbuf.datasets.delete"
 _LINE = 200  # characters
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Info:
-    """Hold the figures of a data set; `print` shows a table.
+    """Hold the figures of a data set. It prints as a table, also in notebooks.
 
     Attributes:
       path: Its folder.
@@ -53,19 +53,24 @@ class Info:
         """Raw bytes over bytes on disk."""
         return self.raw / self.disk if self.disk else 0.0
 
-    def __str__(self) -> str:
-        state = "" if self.finished else " (not finished)"
+    def __repr__(self) -> str:
+        return "\n".join([self._title(), *(f"  {label:<11} {text}" for label, text in self._lines())])
+
+    def _repr_html_(self) -> str:
+        return html(self._title(), [Section("data set", (), tuple(self._lines()))])
+
+    def _title(self) -> str:
+        return f"{self.path}{'' if self.finished else ' (not finished)'}"
+
+    def _lines(self) -> list[tuple[str, str]]:
         lines = [
-            f"{self.path}{state}",
-            f"  rows        {self.rows:,} in {counted(len(self.pieces), 'segment')}",
-            f"  on disk     {self.disk:,} bytes, {self.disk / self.rows if self.rows else 0:.1f} a row",
-            f"  raw         {self.raw:,} bytes, {self.ratio:.1f} times as many",
-            f"  leaves      {', '.join(f'{name} {text}' for name, text in self.leaves.items())}",
+            ("rows", f"{self.rows:,} in {counted(len(self.pieces), 'segment')}"),
+            ("on disk", f"{self.disk:,} bytes, {self.disk / self.rows if self.rows else 0:.1f} a row"),
+            ("raw", f"{self.raw:,} bytes, {self.ratio:.1f} times as many"),
+            ("leaves", ", ".join(f"{name} {text}" for name, text in self.leaves.items())),
         ]
-        if self.beside:
-            lines.append(f"  not used    segments {', '.join(map(str, self.beside))}")
-        lines += [f"  {printable(key):<11} {_short(key, value)}" for key, value in self.meta.items()]
-        return "\n".join(lines)
+        lines += [("not used", f"segments {', '.join(map(str, self.beside))}")] if self.beside else []
+        return lines + [(printable(key), _short(key, value)) for key, value in self.meta.items()]
 
 
 def info(path: str | os.PathLike[str]) -> Info:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fbuf._buffer.state import BufferState
 from fbuf._core.arguments import check_int
+from fbuf._core.frames import is_frames, to_images
 from fbuf._core.pytree import named_leaves
 from fbuf._core.sample import Sample
 from fbuf.plot import _style
@@ -101,7 +102,7 @@ def draw_batch(call: str, batch: Sample, observation: str | None, next_observati
     name = _chosen(call, data, observation)
     shown = np.flatnonzero(batch.mask)[:number].tolist()
     leaves = [name] + ([next_observation] if next_observation in data and next_observation != name else [])
-    images = {leaf: _magnified(_images(data[leaf][shown])) for leaf in leaves} if shown else {}
+    images = {leaf: _magnified(to_images(data[leaf][shown])) for leaf in leaves} if shown else {}
     strips = [(_strip([images[leaf][j] for leaf in leaves]), _words(data, batch, i)) for j, i in enumerate(shown)]
     heading = " | ".join(leaf or "row" for leaf in leaves)
     if not strips:
@@ -113,7 +114,7 @@ def draw_batch(call: str, batch: Sample, observation: str | None, next_observati
 
 def _chosen(call: str, data: dict[str, np.ndarray], observation: str | None) -> str:
     """Return the leaf with frames."""
-    like = [name for name, leaf in data.items() if _is_frames(leaf.shape[1:])]
+    like = [name for name, leaf in data.items() if is_frames(leaf.shape[1:])]
     if observation is not None:
         if observation not in data or observation not in like:
             what = "does not look like frames" if observation in data else "is not in the batch"
@@ -126,35 +127,6 @@ def _chosen(call: str, data: dict[str, np.ndarray], observation: str | None) -> 
         shapes = ", ".join(f"'{name}' {list(leaf.shape[1:])}" for name, leaf in data.items())
         raise ValueError(f"{call}: no leaf looks like frames ({shapes}); expected [H, W] of 4 by 4 or more.")
     return "obs" if "obs" in like else like[0]
-
-
-def _is_frames(shape: tuple[int, ...]) -> bool:
-    if len(shape) == 4:
-        return shape[3] in (1, 3) and min(shape[1:3]) >= 4
-    if len(shape) == 3:
-        return min(shape[:2] if shape[2] in (1, 3, 4) else shape[1:]) >= 4
-    return len(shape) == 2 and min(shape) >= 4
-
-
-def _images(rows: np.ndarray) -> np.ndarray:
-    """Return float[B, S, H, W, 3] in [0, 1] of rows `[B, ...]`."""
-    item = rows.shape[1:]
-    if len(item) == 2:
-        rows = rows[:, None, :, :, None]
-    elif len(item) == 3 and item[2] in (1, 3):
-        rows = rows[:, None]
-    elif len(item) == 3 and item[2] == 4:
-        rows = np.moveaxis(rows, 3, 1)[..., None]
-    elif len(item) == 3:
-        rows = rows[..., None]
-    whole = rows.astype(np.float64)
-    if rows.dtype == np.uint8:
-        whole = whole / 255
-    elif rows.dtype != bool:
-        finite = whole[np.isfinite(whole)]
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        whole = np.nan_to_num((whole - low) / (high - low if high > low else 1.0), nan=0.0, posinf=1.0, neginf=0.0)
-    return np.broadcast_to(whole, (*whole.shape[:-1], 3))
 
 
 def _magnified(images: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary import Quantiles, Seen, seen
+from fbuf._buffer.summary.statistics import WIDE
 from fbuf._buffer.summary.statistics import episode_lengths as lengths_of
 from fbuf._core.arguments import check_choice, check_int
 from fbuf.plot import _style
@@ -17,7 +18,6 @@ from fbuf.sharded._inspect import seen as of_shards
 if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
 
-WIDE = 30.0  # largest over smallest, from which an axis is logarithmic
 SIZE = (6.0, 3.6)
 
 

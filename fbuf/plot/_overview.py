@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fbuf._buffer.state import BufferState
+from fbuf._core.frames import is_frames
 from fbuf._core.text_table import human
 from fbuf._interfaces.storage import LeafBytes
 from fbuf.plot import _style
-from fbuf.plot._frames import _is_frames, frames
+from fbuf.plot._frames import frames
 from fbuf.plot._histograms import ages, episode_lengths, found_in, priorities
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any
     tops += [("episode_lengths", episode_lengths)] if known else []
     tops += [("shards", _shards)] if of is not buffer else []
     spec, _ = of.storage.spec(held.rows)
-    pictures = any(_is_frames(leaf.shape) for leaf in spec.values())
+    pictures = any(is_frames(leaf.shape) for leaf in spec.values())
     if figure is None:
         figure = _style.import_pyplot(call).figure(figsize=(13.0, 7.6 if pictures else 6.4))
     if not hasattr(figure, "add_gridspec"):

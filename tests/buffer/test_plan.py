@@ -1,10 +1,13 @@
 """`buffer.plan` against what is then allocated and compiled."""
 
+from xml.etree import ElementTree
+
 import jax
 import numpy as np
 import pytest
 
 import fbuf
+from fbuf._core.text_table import human
 from tests.support.refusals import raises
 from tests.support.trees import row_with
 
@@ -92,3 +95,10 @@ def test_invalid_plan_arguments_are_refused():
     raises(ValueError, "ratio is 0", buffer.plan, EXAMPLE, ratio=0.0)
     odd = rows(10) | {"obs": np.zeros((10, 3, 3), np.uint8)}
     raises(ValueError, "leaf 'obs' has shape", buffer.plan, EXAMPLE, rows=odd)
+
+
+def test_a_plan_shows_itself():
+    plan = fbuf.uniform(1000).plan({"obs": np.zeros(17, np.float32)})
+    assert repr(plan) == str(plan) and "peak on device, sample" in repr(plan)
+    page = ElementTree.fromstring(plan._repr_html_())
+    assert [cell.text for cell in page.iter("td")][:2] == ["state on device", human(plan.device)]

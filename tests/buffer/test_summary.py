@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._buffer.summary import collect
+from fbuf._buffer.summary import collect, statistics
 from fbuf.samplers import Prioritized
 from tests.support.refusals import raises
 from tests.support.summary import check, check_all, close, history, plain_quantiles
@@ -208,3 +208,32 @@ def test_traced_donated_and_abstract_states_print():
     assert repr(state).startswith("BufferState(donated, of 16 rows)")
     state = jax.eval_shape(fbuf.prioritized(16).init, EXAMPLE)
     assert repr(state).startswith("BufferState(? of 16 rows)") and "obs          uint8[8, 8]" in repr(state)
+
+
+def test_histograms_count_every_value():
+    ages = np.array([0, 1, 1, 2, 99, 99], np.int64)
+    counts, low, high, is_log = statistics.histogram(ages)
+    assert (low, high, is_log) == (0, 99, False) and len(counts) == 25 and counts[0] == 4 and counts[-1] == 2
+    flat = statistics.histogram(np.arange(320))
+    assert set(flat.counts) == {10} and len(flat.counts) == 32
+    wide = statistics.histogram(np.array([0.0, 0.01, 0.1, 1.0, 10.0, 100.0], np.float32))
+    assert wide.is_log and sum(wide.counts) == 6 and wide.counts[0] == 2 and wide.counts[-1] == 1 and wide.low < 0.011
+    same = statistics.histogram(np.ones(5, np.float32))
+    assert not same.is_log and sum(same.counts) == 5 and statistics.histogram(np.zeros(0)) is None
+
+
+def test_a_summary_shows_histograms_of_what_it_knows():
+    buffer = fbuf.Buffer(64, sampler=Prioritized(alpha=1.0), episode_end=("done",))
+    done = np.isin(np.arange(50), [9, 29])
+    given = np.linspace(1, 5, 50, dtype=np.float32)
+    state = buffer.extend(buffer.init({"done": False}), {"done": done}, priority=given)
+    summary = buffer.summary(state)
+    assert summary.histograms.keys() == {"age", "priority", "episode length"}
+    assert {name: sum(one.counts) for name, one in summary.histograms.items()} == {
+        **{"age": 50, "priority": 50},
+        "episode length": 2,
+    }
+    page = ElementTree.fromstring(summary._repr_html_())
+    assert len(list(page.iter("svg"))) == 3
+    plain = fbuf.uniform(8)
+    assert plain.summary(plain.init({"x": 0})).histograms == {}

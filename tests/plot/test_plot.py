@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-from fbuf.plot._frames import _images  # noqa: E402
+from fbuf._core.frames import to_images  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def test_frames_of_every_layout() -> None:
     single = [((6, 6), (1, 6, 6)), ((6, 6, 1), (1, 6, 6)), ((6, 6, 3), (1, 6, 6))]
     for item, shown in (*single, ((6, 5, 4), (4, 6, 5)), ((2, 6, 6), (2, 6, 6)), ((2, 6, 6, 3), (2, 6, 6))):
         rows = np.arange(2 * np.prod(item), dtype=np.int64).reshape(2, *item).astype(np.uint8)
-        images = _images(rows)
+        images = to_images(rows)
         assert images.shape == (2, *shown, 3)
         if item == (6, 5, 4):
             np.testing.assert_allclose(images[1, 2, ..., 0], rows[1, ..., 2] / 255)
@@ -135,12 +135,12 @@ def test_frames_of_every_layout() -> None:
 
 def test_other_numbers_are_shown_from_black_to_white() -> None:
     for dtype in (np.float32, np.bool_, np.int16):
-        images = _images((np.arange(32).reshape(2, 4, 4) % 2).astype(dtype))
+        images = to_images((np.arange(32).reshape(2, 4, 4) % 2).astype(dtype))
         assert set(np.unique(images).tolist()) == {0.0, 1.0}
-    assert (_images(np.ones((1, 4, 4), bool)) == 1).all() and (_images(np.zeros((1, 4, 4), bool)) == 0).all()
+    assert (to_images(np.ones((1, 4, 4), bool)) == 1).all() and (to_images(np.zeros((1, 4, 4), bool)) == 0).all()
     rows = np.full((1, 4, 4), np.nan, np.float32)
     rows[0, 0] = [0, 1, np.inf, -np.inf]
-    assert _images(rows)[0, 0, 0, :, 0].tolist() == [0, 1, 1, 0] and np.isfinite(_images(rows)).all()
+    assert to_images(rows)[0, 0, 0, :, 0].tolist() == [0, 1, 1, 0] and np.isfinite(to_images(rows)).all()
 
 
 def test_an_overview_leaves_out_plots_without_data() -> None:

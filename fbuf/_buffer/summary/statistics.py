@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+WIDE = 30.0
+"""Largest over smallest, from which bins have equal ratios."""
 LEVELS = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 
@@ -35,6 +37,34 @@ class Episodes(NamedTuple):
     number: int  # complete: from first row to last
     lengths: Quantiles | None  # rows of each complete episode; None: there is none
     cut: int  # incomplete: first rows overwritten, or last rows missing
+
+
+class Histogram(NamedTuple):
+    """Numbers of values in bins of equal width, or of equal ratio if the values differ by a factor of 30 or more."""
+
+    counts: tuple[int, ...]
+    low: float
+    high: float
+    is_log: bool
+
+
+def histogram(values: np.ndarray, most: int = 32) -> Histogram | None:
+    """Return the histogram of values [N] in at most so many bins; None if there are none. Bins of integers hold equally many.
+
+    Values <= 0 are in the first of bins of equal ratio.
+    """
+    if not values.size:
+        return None
+    positive, low, high = values[values > 0], float(values.min()), float(values.max())
+    if values.dtype.kind in "iu":
+        width = -(-(int(high - low) + 1) // most)
+        place = (values - values.min()) // width
+        return Histogram(tuple(np.bincount(place).tolist()), low, high, False)
+    is_log = bool(positive.size) and bool(positive.max() > WIDE * positive.min())
+    low = float(positive.min()) if is_log else low
+    edges = (np.geomspace if is_log else np.linspace)(low, high, most + 1)
+    place = np.searchsorted(edges[1:-1], values, side="right")
+    return Histogram(tuple(np.bincount(place, minlength=most).tolist()), low, high, is_log)
 
 
 def quantiles(values: np.ndarray, weights: np.ndarray | None = None) -> Quantiles | None:

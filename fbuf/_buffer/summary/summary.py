@@ -10,7 +10,17 @@ import numpy as np
 
 from fbuf._buffer.state import COUNTERS, BufferConfig, BufferState
 from fbuf._buffer.summary.collect import Seen, distinct, seen, together, whole_rows
-from fbuf._buffer.summary.statistics import Episodes, Quantiles, effective_size, episodes, quantiles, share_of_likeliest
+from fbuf._buffer.summary.statistics import (
+    Episodes,
+    Histogram,
+    Quantiles,
+    effective_size,
+    episode_lengths,
+    episodes,
+    histogram,
+    quantiles,
+    share_of_likeliest,
+)
 from fbuf._core import text_table
 from fbuf._core.arguments import is_int
 from fbuf._core.pytree import item_bytes, tree_bytes
@@ -61,6 +71,7 @@ class Summary:
       compared, distinct: Number of newest rows that were compared, and of distinct ones among them.
       refused: Counts of refusals and evictions, by reason, if not 0 (see `stats`).
       stats: `Buffer.stats` as Python numbers.
+      histograms: Of ages, priorities and episode lengths, as notebooks show them.
     """
 
     buffer: str
@@ -83,6 +94,7 @@ class Summary:
     distinct: int | None
     refused: dict[str, int]
     stats: dict[str, float]
+    histograms: dict[str, Histogram] = dataclasses.field(default_factory=dict)
 
     @property
     def fill(self) -> float:
@@ -132,7 +144,11 @@ class Summary:
         return text_table.text(self.buffer, self.sections())
 
     def _repr_html_(self) -> str:
-        return text_table.html(self.buffer, self.sections())
+        histograms = (
+            text_table.bars(name, one.counts, number(one.low), number(one.high), " (logarithmic)" if one.is_log else "")
+            for name, one in self.histograms.items()
+        )
+        return f"<div>{text_table.html(self.buffer, self.sections())}{''.join(histograms)}</div>"
 
 
 def _percent(share: float) -> str:
@@ -240,6 +256,10 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
     priority = None if priority is None or bool((priority < 0).any()) else priority
     hashes = [found.hashes[name] for name in found.hashes]
     compared = len(hashes[0]) if hashes else 0
+    known_ends = found.start is not None and found.end is not None and found.reset is not None
+    lengths = episode_lengths(held, found.start, found.end, found.reset)[0] if known_ends else None  # type: ignore[arg-type]
+    seen = {"age": found.age[held], "priority": priority, "episode length": lengths}
+    drawn = {name: histogram(values) for name, values in seen.items() if values is not None}
     leaves, parts = _bytes(buffer, state, size, {name: distinct(h) for name, h in found.hashes.items()})
     return Summary(
         buffer=repr(buffer),
@@ -264,6 +284,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
         distinct=distinct(together(hashes)) if hashes and whole_rows(buffer) else None,
         refused={name: int(found.stats[name]) for name in COUNTERS if found.stats[name]},
         stats=found.stats,
+        histograms={name: one for name, one in drawn.items() if one is not None},
     )
 
 
