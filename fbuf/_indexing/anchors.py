@@ -270,7 +270,7 @@ def extend(
         if again and rule.closes:  # the window that the newest row completed closes the episode if it is cut there
             uncut = view.decide(flags.at[tail_rows - 1].set(was[0]), available, step)[1]
             completed = index == jnp.int32(tail_rows - 1 - rule.ahead)
-            examined = examined | completed & ~uncut & (flags[tail_rows - 1] != was[0])[None, :]
+            examined = examined | completed & ~uncut & others[0] & (flags[tail_rows - 1] != was[0])[None, :]
         open_mask = examined & others[0] & stays & ~lacks_frames(age)
         flags = flags | bit(open_mask, OPEN)
         written = [(examined & stays, age, flags)]

@@ -158,6 +158,18 @@ def test_the_end_of_an_episode_is_learnt_by_hand():
     assert learnt_by(ended, rows_of([8], terminated=False))[-1] == [[4, 5, 6, 7], [4, 5, 6, 7]]
 
 
+@pytest.mark.parametrize("by_id", [False, True])
+def test_the_end_of_a_short_episode_closes_no_window_of_the_one_before(by_id):
+    view = same_step.Sequence(5, stride=2, boundary="mask", at=1, episode="id" if by_id else None)
+    buffer = fbuf.Buffer(20, view=view)
+    state = buffer.init(ROW)
+    for number, steps in enumerate((5, 1, 1)):
+        rows = {name: np.full(steps, number if name == "id" else 0, leaf.dtype) for name, leaf in ROW.items()}
+        state = buffer.cut(buffer.extend(state, rows))
+    open_slots = np.flatnonzero(state.anchors.flags & anchors.OPEN)
+    assert open_slots.tolist() == [0, 1, 2, 4, 5, 6] and state.anchors.count == 6
+
+
 def test_short_episodes_are_counted():
     for view, expected in (
         (same_step.Sequence(4, stride=2), 3),
