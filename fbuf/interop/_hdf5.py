@@ -96,9 +96,11 @@ class Reader:
         h5 = self._h5
         if depth > 64:
             raise ValueError(f"{self.path}: groups are nested more than 64 deep.")
-        for key in group:
+        links: list[tuple[bytes, Any]] = []
+        group.links.iterate(lambda key, link: links.append((key, link.type)), info=True)
+        for key, kind in links:
             name = check_name(str(self.path), prefix + key.decode())
-            if group.links.get_info(key).type != h5.h5l.TYPE_HARD:
+            if kind != h5.h5l.TYPE_HARD:
                 raise ValueError(f"{self.path}: '{name}' is a link; expected a data set. Copy its target.")
             item = h5.h5o.open(group, key)
             if isinstance(item, h5.h5d.DatasetID):
@@ -137,9 +139,11 @@ class Reader:
         def read(first: int, last: int) -> np.ndarray:
             with _report_damage(path, f": data set '{name}'"):
                 out = np.empty((last - first, *shape[1:]), dtype)
-                if out.size:
+                here = there = h5.h5s.ALL
+                if out.shape != shape:
                     here, there = h5.h5s.create_simple(out.shape), data.get_space()
                     there.select_hyperslab((first, *(0 for _ in shape[1:])), out.shape)
+                if out.size:
                     data.read(here, there, out)
                 return out
 

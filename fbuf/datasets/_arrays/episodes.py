@@ -140,12 +140,12 @@ def final_name(observation: str) -> str:
 def final_codec(shape: tuple[int, ...], dtype: Any) -> Codec:
     """Return the codec of final observations: nearly all are zeros, so chunks unless they would cost more than the rows."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    return Raw() if size <= 4 else Zstd(chunk=64) if size < _LARGE else Zstd()
+    return Raw() if size <= 4 else Zstd(chunk=64, repack=False) if size < _LARGE else Zstd()
 
 
 def only(rows: np.ndarray, where: np.ndarray) -> np.ndarray:
     """Return rows where a flag is set, zeros elsewhere."""
-    out = np.zeros_like(rows)
+    out = np.zeros(rows.shape, rows.dtype)  # mostly never touched
     out[where] = rows[where]
     return out
 
