@@ -16,6 +16,10 @@ The large data sets are many pieces of a million rows: real frames of games in t
 index and makes the state, after everything was compiled once. In the largest the raw frames would take fifteen times this
 machine's memory; what a batch takes there is compared with one from a fiftieth of it.
 
+*Converting* is the CPU time to read an HDF5 file of vectors (17 observations, 6 actions), by `into` and `save`, against a bare
+read of the same arrays by h5py, and against the loaders of d3rlpy and robomimic for files in their layouts. What a process
+grows by is told.
+
 Expected: making 3 times as fast as torchrl, 150 times smaller than stacks, opening 10^7 rows in a second, reading 3 times as
 fast.
 """
@@ -24,6 +28,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import shutil
 import tempfile
@@ -49,13 +54,14 @@ from benchmarks._harness import (
     row,
     spread,
 )
-from fbuf import datasets
+from fbuf import datasets, interop
 from fbuf._formats import dataset
 
 MAKE = "Seconds to make a data set of {} rows from the files: torchrl's over ours"
 KEEP = "Bytes of stacks with next stacks over those of the data set, {} rows"
 READ = "Seconds to read 256 stacks with next stacks of {} rows: torchrl's over ours"
 OPEN = "Seconds to open a data set"
+CONVERT = "CPU seconds to {} {} rows of vectors: the peer's over ours"
 LARGE = "Seconds to read 256 stacks with next stacks of {} rows over the same of {}"
 FRAME, STACKS = 84 * 84, 8 * 84 * 84
 BATCH, MOST = 256, 50_000_000
@@ -309,6 +315,134 @@ def large(rows: int, sizes: tuple[int, int], rounds: int, where: Path) -> list[d
     return report
 
 
+# --------------------------------------------------------------------------------------- vectors
+
+
+def write_vectors(path: Path, layout: str, rows: int, each: int = 1000) -> list[str]:
+    """An HDF5 file of vectors as D4RL, d3rlpy or robomimic write it; the names of its arrays that a loader reads."""
+    import h5py
+
+    random = np.random.default_rng(0)
+    obs = random.standard_normal((rows + 1, 17), np.float32)
+    data = {"observations": obs[:-1], "next_observations": obs[1:]}
+    data |= {
+        "actions": random.standard_normal((rows, 6), np.float32),
+        "rewards": random.standard_normal(rows, np.float32),
+    }
+    end = np.arange(rows) % each == each - 1
+    with h5py.File(path, "w") as file:
+        if layout == "D4RL":
+            for name, array in (data | {"terminals": 0 * end > 0, "timeouts": end}).items():
+                file[name] = array
+            return list(file)
+        names = []
+        for number, start in enumerate(range(0, rows, each)):
+            part = {name: array[start : start + each] for name, array in data.items()}
+            if layout == "d3rlpy":
+                part = {f"{name}_{number}": array for name, array in part.items() if name != "next_observations"}
+                part |= {
+                    f"rewards_{number}": part[f"rewards_{number}"][:, None],
+                    f"terminated_{number}": np.array(False),
+                }
+            else:
+                keys = {"observations": "obs/flat", "next_observations": "next_obs/flat"}
+                part = {f"data/demo_{number}/{keys.get(name, name)}": array for name, array in part.items()}
+                part[f"data/demo_{number}/dones"] = end[start : start + each].astype(np.int64)
+            for name, array in part.items():
+                file[name] = array
+            names += list(part)
+            if layout == "robomimic":
+                file[f"data/demo_{number}"].attrs["num_samples"] = len(part[names[-1]])
+        if layout == "d3rlpy":
+            columns = ["observations", "actions", "rewards", "terminated"]
+            file["columns"] = np.array(columns, dtype=h5py.string_dtype())
+            file["num_episodes"], file["version"] = number + 1, "2.1"
+        else:
+            file["data"].attrs["total"] = rows
+            file["data"].attrs["env_args"] = json.dumps({"env_name": "", "type": 1, "env_kwargs": {}})
+    return names
+
+
+def _bare(path: Path, names: list[str]) -> None:
+    import h5py
+
+    with h5py.File(path) as file:
+        held = [file[name][()] for name in names]
+    assert held
+
+
+def _loader(layout: str, path: Path) -> Callable[[], Any] | Absent | None:
+    """What the library of a layout does to load a file of it."""
+    if layout == "D4RL":
+        return None
+    peer = load_peer({"d3rlpy": "d3rlpy", "robomimic": "robomimic.utils.dataset"}[layout])
+    if isinstance(peer, Absent):
+        return peer
+    if layout == "d3rlpy":
+
+        def load() -> None:
+            with path.open("rb") as file:
+                peer.dataset.ReplayBuffer.load(file, peer.dataset.InfiniteBuffer())
+
+        return load
+    utils = load_peer("robomimic.utils.obs_utils")
+    utils.initialize_obs_utils_with_obs_specs({"obs": {"low_dim": ["flat"]}})
+    options = {"obs_keys": ("flat",), "dataset_keys": ("actions", "rewards", "dones"), "load_next_obs": True}
+    return lambda: peer.SequenceDataset(hdf5_path=str(path), hdf5_cache_mode="low_dim", **options) and None
+
+
+def converted(path: str, folder: str) -> Iterator[Any]:
+    """What a process grows by that converts a file (for `measure_memory`); it has converted another one before."""
+    source = interop.from_arrays({"a": np.arange(5)})
+    source.save(Path(folder) / "first")
+    yield None
+    interop.from_file(path).save(Path(folder) / "second")
+    yield {}
+
+
+def vectors(rows: int, rounds: int, where: Path) -> list[dict[str, Any]]:
+    """Rows of converting files of vectors."""
+    where.mkdir()
+    report = []
+    for layout in ("D4RL", "d3rlpy", "robomimic"):
+        path = where / f"{layout}.hdf5"
+        names = write_vectors(path, layout, rows)
+        options: dict[str, Any] = {"ends": "terminated"} if layout == "robomimic" else {}
+        loader = _loader(layout, path)
+
+        def save(path: Path = path, options: dict[str, Any] = options) -> None:
+            shutil.rmtree(where / "set", ignore_errors=True)
+            interop.from_file(path, **options).save(where / "set")
+
+        thunks: dict[str, Callable[[], Any]] = {
+            "into": lambda path=path, options=options: interop.from_file(path, **options).into()[1],
+            "save": save,
+            "bare": lambda path=path, names=names: _bare(path, names),
+        }
+        if callable(loader):
+            thunks["loader"] = loader
+        timings = _quietly(lambda thunks=thunks: interleave(thunks, rounds=rounds, warmup=2, clock=time.process_time))
+        grown = measure_memory(converted, str(path), str(where)) if layout == "D4RL" else None
+        for way, verb in (("into", "read"), ("save", "make a data set of")):
+            question = CONVERT.format(verb, f"{rows:,}")
+            target = ">= 0.5" if (layout, way) == ("D4RL", "into") else None
+            note = f"grows by {grown['rss'] / 1e6:.0f} MB" if grown is not None and way == "save" else ""
+            ours, bare = timings[way], timings["bare"]
+            case = f"{layout}, a bare read by h5py"
+            found = {"ours": spread(ours), "peer": spread(bare), "ratio": ratio(bare, ours)}
+            report.append(row(question, case, **found, target=target, note=note))
+            target = ">= 1.0" if way == "into" else None
+            case = f"{layout}, its own loader"
+            if isinstance(loader, Absent):
+                report.append(absent_row(question, case, loader, target))
+            elif loader is not None:
+                theirs = timings["loader"]
+                found |= {"peer": spread(theirs), "ratio": ratio(theirs, ours)}
+                report.append(row(question, case, **found, target=target))
+        path.unlink()
+    return report
+
+
 def main(quick: bool) -> list[dict[str, Any]]:
     """Rows for six games of two pieces of 50,000 rows (`quick`: one game, of 2,000), then for large data sets."""
     games = _atari.GAMES[:1] if quick else _atari.GAMES
@@ -321,6 +455,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
         for game in games:
             report += _game(game, rows, 2, rounds, where / "small", peer)
             shutil.rmtree(where / "small")
+        report += vectors(10_000 if quick else 1_000_000, rounds, where / "vectors")
         report += large(*((2_000, (2, 4)) if quick else (1_000_000, (10, 50))), rounds, where / "large")
     total = f"{2 * rows:,}"
     for question, end, target in (
