@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 153,
     "public names": 182,
-    "code lines of fbuf/": 37_235,
+    "code lines of fbuf/": 37_238,
     "probes of parts": 140,
     "reads of module._name": 71,
     "functions above 60 lines": 16,
-    "lines of tests/": 45_760,
+    "lines of tests/": 45_770,
     "lines of tests/support/": 10_120,
     "test files that import tests": 52,
     "files of a traced device extend": 17,

@@ -342,6 +342,9 @@ def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None,
         stated = reader.attribute("num_samples", f"data/{demo}")
         if stated is not None and stated != rows:
             raise ValueError(f"{path}: {demo} has {rows} rows; expected num_samples, {stated}. It is damaged.")
+    total = reader.attribute("total", "data")
+    if mask is None and total not in (None, sum(lengths)):
+        raise ValueError(f"{path}: demonstrations have {sum(lengths)} rows; expected total, {total}. It is damaged.")
     last = np.zeros(sum(lengths), bool)
     last[np.cumsum(lengths) - 1] = True
     columns = {name: concatenate(f"{path}: {name}", columns) for name, columns in parts.items()}

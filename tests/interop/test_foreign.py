@@ -227,6 +227,14 @@ def test_leaves_that_are_not_taken_may_have_any_length(tmp_path):
     assert interop.from_cpprb(rows | {"seeds": np.zeros(2)}, position=0, ends="terminated").count()["rows"] == 5
 
 
+def test_a_demonstration_that_is_missing_is_noticed(tmp_path):
+    path = tmp_path / "robomimic_1.hdf5"
+    path.write_bytes((FILES / path.name).read_bytes())
+    with h5py.File(path, "a") as file:
+        del file["data/demo_2"]
+    raises(ValueError, "rows; expected total, 23", interop.from_file, path, ends="trajectory")
+
+
 def test_fields_may_have_the_names_of_the_file():
     path, fields = FILES / "robomimic_1.hdf5", ["obs/flat", "actions"]
     names = interop.from_file(path, ends="trajectory").columns
