@@ -6,9 +6,8 @@ its C library parses the file: prefer npz for files from strangers.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +54,21 @@ class Writer:
         self.file.close()
 
 
-@contextlib.contextmanager
-def _report_damage(path: Path, what: str = "") -> Iterator[None]:
-    """Name the file in errors of the library, which are of any kind where bytes are damaged."""
-    try:
-        yield
-    except Exception as error:
-        if str(path) in str(error):  # it was raised here
-            raise
-        raise ValueError(f"{path}{what} is damaged ({error!r:.200}).") from error
+class _ReportDamage:
+    """Name the file in errors of the library, which are of any kind where bytes are damaged.
+
+    No generator: the error thrown into one refers to itself through the frames of `contextlib`, which keeps the file open.
+    """
+
+    def __init__(self, path: Path, what: str = "") -> None:
+        self._path, self._what = path, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and str(self._path) not in str(error):  # else it was raised here
+            raise ValueError(f"{self._path}{self._what} is damaged ({error!r:.200}).") from error
 
 
 class Reader:
@@ -86,7 +91,7 @@ class Reader:
         self.columns: dict[str, Column] = {}
         self.others: dict[str, Column] = {}
         try:
-            with _report_damage(path):
+            with _ReportDamage(path):
                 self._walk(self._file.id, "", 0)
         except BaseException:
             self._file.close()
@@ -137,7 +142,7 @@ class Reader:
         path = self.path  # not the reader: a cycle would keep the file open after its source is dropped
 
         def read(first: int, last: int) -> np.ndarray:
-            with _report_damage(path, f": data set '{name}'"):
+            with _ReportDamage(path, f": data set '{name}'"):
                 out = np.empty((last - first, *shape[1:]), dtype)
                 here = there = h5.h5s.ALL
                 if out.shape != shape:
@@ -151,7 +156,7 @@ class Reader:
 
     def about(self) -> bytes | None:
         """Return the description of the file, or None. Raises ValueError: it is not of a fixed length."""
-        with _report_damage(self.path):
+        with _ReportDamage(self.path):
             about: bytes | None = self._attribute(_ABOUT, "/", "S")
             if about is None and self._h5.h5a.exists(self._file.id, _ABOUT.encode()):
                 raise ValueError(f"{self.path}: attribute '{_ABOUT}' is not text of a fixed length. Write it again.")
@@ -159,7 +164,7 @@ class Reader:
 
     def attribute(self, name: str, group: str = "/") -> int | None:
         """Return an integer attribute, or None."""
-        with _report_damage(self.path, f": attribute '{name}'"):
+        with _ReportDamage(self.path, f": attribute '{name}'"):
             value = self._attribute(name, group, "iu")
         return None if value is None else int(value)
 
@@ -177,7 +182,7 @@ class Reader:
 
     def array(self, name: str) -> np.ndarray:
         """Return a small data set as a whole. Raises ValueError: it is missing, large, damaged or of objects."""
-        with _report_damage(self.path, f": data set '{name}'"):
+        with _ReportDamage(self.path, f": data set '{name}'"):
             if name in self.columns:
                 data = self._file[name]
                 if data.size <= 2**20 and not data.dtype.hasobject:
