@@ -38,6 +38,7 @@ _MANY = 8192  # queries that are worth a thread pool
 _SPARE = 1
 
 _CACHED = 2**18  # leaves of a tree that the cache of a core holds
+_COMPARED = 1024  # indices of which accelerators compare each pair, in one kernel
 _SCATTERED = 32  # leaves a query from which on neighbouring queries share no cache lines
 
 
@@ -272,7 +273,8 @@ def keep_last(index: Array, below: int | None = None) -> Array:
       below: Upper bound, exclusive, of values >= 0, if known.
     Returns:
       bool[B], True where no later element of `index` has the same value.
-    Cost: one sort, O(B log B); an eighth of the time on CPUs if B `below` <= 2^32.
+    Cost: one sort, O(B log B); an eighth of the time on CPUs if B `below` <= 2^32. Accelerators compare up to 1024 values
+      pair by pair.
     Example:
       >>> keep_last(jnp.array([4, 7, 4], jnp.int32))
       Array([False,  True,  True], dtype=bool)
@@ -280,6 +282,21 @@ def keep_last(index: Array, below: int | None = None) -> Array:
     batch = index.shape[0]
     if batch < 2:
         return jnp.ones((batch,), jnp.bool_)
+    by_sort = partial(_keep_last_by_sort, below=below)
+    if batch > _COMPARED:
+        return by_sort(index)
+    last: Array = control_flow.platform_dependent(index, cpu=by_sort, default=_keep_last_by_comparison)
+    return last
+
+
+def _keep_last_by_comparison(index: Array) -> Array:
+    order = lax.iota(np.int32, index.shape[0])
+    again = (index[:, None] == index[None, :]) & (order[:, None] < order[None, :])
+    return ~jnp.any(again, axis=1)
+
+
+def _keep_last_by_sort(index: Array, below: int | None) -> Array:
+    batch = index.shape[0]
     if below is not None and below * batch <= 2**32:
         key = lax.sort(index.astype(jnp.uint32) * np.uint32(batch) + lax.iota(np.uint32, batch), is_stable=False)
         value, position = key // np.uint32(batch), key % np.uint32(batch)

@@ -7,7 +7,8 @@ the operation that is being traced (`varying_as`). Elsewhere they are those of J
 `order_after_reads` finishes reads before later writes, without ordered effects and without copies. XLA often copies an array
 that a step reads and then writes in place, but not values that went through a conditional: so it is the identity as a
 conditional whose other branch never runs. Its token is the old one plus a zero that XLA cannot fold; every write adds the
-token to its indices. Under `vmap` the predicate is reduced over the batch, because a batched conditional becomes a `select`.
+token to its indices. For a GPU XLA turns the conditional into selects and reads again in later kernels, so a barrier follows.
+Under `vmap` the predicate is reduced over the batch, because a batched conditional becomes a `select`.
 `sum_of_shards` sums statistics of rows over the shards of a sharded buffer.
 """
 
@@ -24,6 +25,8 @@ from jax import lax
 
 C = TypeVar("C")
 _AXES: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("axes", default=frozenset())
+
+_COMPARED = 64
 
 _SUM: contextvars.ContextVar[str | None] = contextvars.ContextVar("sum", default=None)
 
@@ -106,6 +109,7 @@ def number_up_to(ends: jax.Array, values: jax.Array) -> jax.Array:
     """Return int32[...], how many of the sorted `ends` [N] are at most each of `values` [...].
 
     It is `jnp.searchsorted(side="right")`, which JAX 0.10 cannot trace inside `jax.shard_map` over some axes of a mesh only.
+    Up to `_COMPARED` ends, such as those of lanes, are all compared, in one kernel; a search is a loop of several.
 
     Cost: O(log N) a value.
     Example:
@@ -113,6 +117,9 @@ def number_up_to(ends: jax.Array, values: jax.Array) -> jax.Array:
       [0, 3, 4]
     """
     number = ends.shape[0]
+    if number <= _COMPARED:
+        each = ends.reshape((number,) + (1,) * values.ndim) <= values[None]
+        return jnp.sum(each, axis=0, dtype=jnp.int32)
 
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
@@ -137,9 +144,16 @@ def cond(predicate: jax.Array, if_true: Callable[..., Any], if_false: Callable[.
     return lax.cond(predicate, _casting(if_true), _casting(if_false), *operands)
 
 
-def platform_dependent(*args: Any, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
-    """`jax.lax.platform_dependent` for a CPU and anything else."""
-    return lax.platform_dependent(*args, cpu=_casting(cpu), default=_casting(default))
+def platform_dependent(
+    *args: Any,
+    cpu: Callable[..., Any] | None = None,
+    gpu: Callable[..., Any] | None = None,
+    default: Callable[..., Any],
+) -> Any:
+    """`jax.lax.platform_dependent` for a CPU, a GPU of any vendor, and anything else."""
+    own = {"cpu": cpu, "cuda": gpu, "rocm": gpu}
+    branches = {name: _casting(branch) for name, branch in own.items() if branch is not None}
+    return lax.platform_dependent(*args, **branches, default=_casting(default))
 
 
 T = TypeVar("T")
@@ -172,8 +186,15 @@ def order_after_reads(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
     def never(values: T) -> tuple[T, jax.Array]:
         return jax.tree.map(jnp.zeros_like, values), jnp.ones((), jnp.int32)
 
-    reads, zero = cond(_is_never(token), never, keep, reads)
-    return token + zero, reads
+    def by_branch(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
+        reads, zero = cond(_is_never(token), never, keep, reads)
+        return token + zero, reads
+
+    def by_barrier(token: jax.Array, reads: T) -> tuple[jax.Array, T]:
+        return lax.optimization_barrier(by_branch(token, reads))
+
+    ordered: tuple[jax.Array, T] = platform_dependent(token, reads, gpu=by_barrier, default=by_branch)
+    return ordered
 
 
 @jax.custom_batching.custom_vmap

@@ -33,6 +33,7 @@ class Compiled(NamedTuple):
     temporary: int
     passed: int  # bytes of the other arguments and results
     launches: int
+    waits: int  # conditionals and loops of unknown length, for which a GPU waits for the host
 
 
 def devices(kind: str, number: int) -> tuple[str, list[Any]]:
@@ -67,8 +68,10 @@ def bytes_of(tree: Any) -> int:
     return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
-def compile_step(kind: str, buffer: Any, row: Mapping[str, Any], number: int = 1) -> Compiled:
-    """Compile extend, sample and, with priorities, their update, as one donated step."""
+def compile_step(
+    kind: str, buffer: Any, row: Mapping[str, Any], number: int = 1, *, draw_first: bool = False
+) -> Compiled:
+    """Compile extend, sample and, with priorities, their update, as one donated step; `draw_first`: sample, then extend."""
     platform, found = devices(kind, number)
     spread: Any = SingleDeviceSharding(found[0])
     everywhere = spread
@@ -79,7 +82,11 @@ def compile_step(kind: str, buffer: Any, row: Mapping[str, Any], number: int = 1
     plain: Any = buffer.shard if number > 1 else buffer
 
     def step(state: Any, rows: Any, key: Any, error: Any) -> Any:
-        state, batch = buffer.sample(buffer.extend(state, rows), key, BATCH)
+        if not draw_first:
+            state = buffer.extend(state, rows)
+        state, batch = buffer.sample(state, key, BATCH)
+        if draw_first:
+            state = buffer.extend(state, rows)
         if plain.sampler.prioritized:
             state = buffer.update_priority(state, batch.index, error)
         return state, batch
@@ -106,6 +113,7 @@ def compile_step(kind: str, buffer: Any, row: Mapping[str, Any], number: int = 1
         temporary=memory.temp_size_in_bytes,
         passed=others + made,
         launches=launches(compiled.as_text()),
+        waits=waits(compiled.as_text()),
     )
 
 
@@ -120,8 +128,15 @@ _FREE = {
     "replica-id",
     "iota",
 }
+_WAITING = {"conditional", "while"}
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = .*?\s([a-z][\w\-]*)\(")
 _CALLED = re.compile(r"(?:body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+
+
+def waits(program: str) -> int:
+    """Return the conditionals and the loops of unknown length in the text of a program."""
+    found = [line for line in program.splitlines() if (made := _OPERATION.match(line)) and made[1] in _WAITING]
+    return sum("known_trip_count" not in line for line in found)
 
 
 def launches(program: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from fbuf._algorithms import sum_tree as st
-from fbuf._algorithms.sum_tree import keep_last
+from fbuf._algorithms.sum_tree import _keep_last_by_comparison, keep_last
 from tests.support.uniformity import chi_square_z
 
 REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}
@@ -193,3 +193,4 @@ def check_keep_last(batch, below):
     kept = np.asarray(jax.jit(keep_last, static_argnums=1)(index, below))
     assert kept.dtype == bool and kept.shape == (batch,)
     np.testing.assert_array_equal(np.flatnonzero(kept), sorted(last.values()))
+    np.testing.assert_array_equal(_keep_last_by_comparison(index), kept)  # what accelerators do
