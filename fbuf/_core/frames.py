@@ -18,6 +18,14 @@ def is_frames(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and min(shape) >= 4
 
 
+def is_picture(shape: tuple[int, ...], dtype: object) -> bool:
+    """Return whether to show it as frames unasked: they are uint8, or too large for a matrix of numbers."""
+    if not is_frames(shape):
+        return False
+    high, wide = shape[1:3] if len(shape) == 4 or (len(shape) == 3 and shape[2] not in (1, 3, 4)) else shape[:2]
+    return dtype == np.uint8 or min(high, wide) >= 12
+
+
 def to_images(rows: np.ndarray) -> np.ndarray:
     """Return float[B, S, H, W, 3] in [0, 1] of rows `[B, ...]`: uint8 from 0 to 255, others from least to largest."""
     item = rows.shape[1:]

@@ -148,7 +148,7 @@ def _thumbnails(batch: Any) -> str:
     for name, leaf in _named(batch.data):
         if hasattr(leaf, "shape") and frames.is_frames(tuple(leaf.shape[mask.ndim :])):
             array = _values(leaf)
-            if array is not None and (array.dtype == np.uint8 or min(array.shape[-2:]) >= 12):
+            if array is not None and frames.is_picture(array.shape[mask.ndim :], array.dtype):
                 rows = array.reshape(-1, *array.shape[mask.ndim :])
                 found[name] = frames.to_images(rows[np.flatnonzero(mask.reshape(-1))[:_THUMBNAILS]])
     found = {name: images for name, images in found.items() if len(images)}

@@ -18,6 +18,7 @@ from fbuf.sharded import ShardedState
 
 if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
+    from fbuf._replay import Replay
 
 WIDTH = 10.0  # inches of a new figure
 LINE = 0.21  # inches of a line of text
@@ -34,7 +35,7 @@ _Strip = tuple[np.ndarray, str]
 
 
 def frames(
-    buffer: Buffer | Sample,
+    buffer: Buffer | Replay | Sample,
     state: BufferState | None = None,
     key: Any = None,
     *,
@@ -50,7 +51,7 @@ def frames(
     uint8 is shown from 0, black, to 255, white; other dtypes from the least to the largest value.
 
     Args:
-      buffer, state: What to draw from; or a `Sample` to show, in place of both.
+      buffer, state: What to draw from; or a `Replay`, or a `Sample` to show, in place of both.
       key: PRNG key of the draw; None: `jax.random.key(0)`.
       number: Rows to show.
       observation: Leaf of `batch.data` with frames; None: "obs", or the first that looks like frames.
@@ -77,9 +78,8 @@ def frames(
     check_int(call, "number", number)
     if isinstance(buffer, Sample):
         return draw_batch(call, buffer, observation, next_observation, int(number), ax)
-    _style.check(call, buffer, state)
+    buffer, state = _style.opened(call, buffer, state)
     if batch is None:
-        assert state is not None
         batch = _peek(buffer, state, jax.random.key(0) if key is None else key, int(number))
     elif not hasattr(batch, "data"):
         raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a Sample. Pass buffer.peek(state, key, 6).")

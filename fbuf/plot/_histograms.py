@@ -17,14 +17,16 @@ from fbuf.sharded._inspect import seen as of_shards
 
 if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
+    from fbuf._replay import Replay
 
 SIZE = (6.0, 3.6)
 
 
-def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
+def priorities(buffer: Buffer | Replay, state: BufferState | None = None, *, bins: int = 40, ax: Any = None) -> Any:
     """Plot a histogram of the priorities |p| of anchors, and of those sampled; see `Summary.priorities`.
 
     Args:
+      buffer, state: What to plot; or a `Replay`, alone.
       bins: Number of bins; even on a logarithmic axis if priorities differ by a factor of 30 or more.
       ax: Axes to draw into; None: those of a new figure.
     Returns:
@@ -32,9 +34,19 @@ def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = 
     Raises:
       ValueError: the sampler has no priorities; `bins` < 1.
       ImportError: matplotlib is missing.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> from matplotlib.figure import Figure
+      >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+      >>> index = replay.extend({"t": np.arange(50), "done": np.arange(50) % 10 == 9})
+      >>> fbuf.plot.priorities(replay, ax=Figure().subplots()).get_xlabel()
+      '|p|'
     """
     call = "plot.priorities"
-    found = _found(call, buffer, state, bins)
+    buffer, state = _style.opened(call, buffer, state)
+    check_int(call, "bins", bins)
+    found = found_in(buffer, state)
     sampler = _style.whole(buffer, state)[0].sampler
     if not sampler.prioritized:
         raise ValueError(f"{call}: {sampler!r} has no priorities. Use fbuf.plot.ages(buffer, state).")
@@ -61,10 +73,11 @@ def priorities(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = 
     return axes
 
 
-def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
+def ages(buffer: Buffer | Replay, state: BufferState | None = None, *, bins: int = 40, ax: Any = None) -> Any:
     """Plot a histogram of the ages of anchors, and of those sampled: how much the sampler prefers new rows.
 
     Args:
+      buffer, state: What to plot; or a `Replay`, alone.
       bins: Largest number of bins.
       ax: Axes to draw into; None: those of a new figure.
     Returns:
@@ -72,9 +85,19 @@ def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) 
     Raises:
       ValueError: `bins` < 1.
       ImportError: matplotlib is missing.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> from matplotlib.figure import Figure
+      >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+      >>> index = replay.extend({"t": np.arange(50), "done": np.arange(50) % 10 == 9})
+      >>> fbuf.plot.ages(replay, ax=Figure().subplots()).get_xlabel()
+      'age: later rows of the lane'
     """
     call = "plot.ages"
-    found = _found(call, buffer, state, bins)
+    buffer, state = _style.opened(call, buffer, state)
+    check_int(call, "bins", bins)
+    found = found_in(buffer, state)
     axes = _style.new_axes(call, ax, SIZE)
     later = "later rows of the lane" if _style.whole(buffer, state)[0].writer.streams else "rows added later"
     _style.dress(axes, "Ages", f"age: {later}", "share")
@@ -86,10 +109,13 @@ def ages(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) 
     return axes
 
 
-def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: Any = None) -> Any:
+def episode_lengths(
+    buffer: Buffer | Replay, state: BufferState | None = None, *, bins: int = 40, ax: Any = None
+) -> Any:
     """Plot a histogram of the lengths of complete episodes.
 
     Args:
+      buffer, state: What to plot; or a `Replay`, alone.
       bins: Largest number of bins.
       ax: Axes to draw into; None: those of a new figure.
     Returns:
@@ -97,9 +123,19 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
     Raises:
       ValueError: the buffer does not know where episodes end; `bins` < 1.
       ImportError: matplotlib is missing.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> from matplotlib.figure import Figure
+      >>> replay = fbuf.Replay(fbuf.prioritized(100, episode_end=("done",)), {"t": 0, "done": False})
+      >>> index = replay.extend({"t": np.arange(50), "done": np.arange(50) % 10 == 9})
+      >>> fbuf.plot.episode_lengths(replay, ax=Figure().subplots()).get_xlabel()
+      'rows'
     """
     call = "plot.episode_lengths"
-    found = _found(call, buffer, state, bins)
+    buffer, state = _style.opened(call, buffer, state)
+    check_int(call, "bins", bins)
+    found = found_in(buffer, state)
     if found.start is None or found.end is None or found.reset is None:
         fix = "Use Buffer(..., episode_end=('terminated', 'truncated')), with writers.Ring()."
         raise ValueError(f"{call}: {buffer!r} does not know where episodes end. {fix}")
@@ -116,13 +152,6 @@ def episode_lengths(buffer: Buffer, state: BufferState, *, bins: int = 40, ax: A
         axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     _style.legend(axes)
     return axes
-
-
-def _found(call: str, buffer: Buffer, state: BufferState, bins: Any) -> Seen:
-    """Check the arguments, and return the anchors."""
-    _style.check(call, buffer, state)
-    check_int(call, "bins", bins)
-    return found_in(buffer, state)
 
 
 def found_in(buffer: Any, state: Any) -> Seen:
@@ -178,7 +207,7 @@ class Evolution:
         self.steps: list[float] = []
         self.quantiles: list[Quantiles] = []
 
-    def record(self, buffer: Buffer, state: BufferState, step: float | None = None) -> None:
+    def record(self, buffer: Buffer | Replay, state: BufferState | None = None, step: float | None = None) -> None:
         """Record the quantiles of a state; skip a state without anchors.
 
         Args:
@@ -187,11 +216,11 @@ class Evolution:
           ValueError: the buffer has no priorities to record.
         """
         call = "plot.Evolution.record"
-        _style.check(call, buffer, state)
-        sampler = _style.whole(buffer, state)[0].sampler
+        of, held = _style.opened(call, buffer, state)
+        sampler = _style.whole(of, held)[0].sampler
         if self.of == "priorities" and not sampler.prioritized:
             raise ValueError(f"{call}: {sampler!r} has no priorities. Use Evolution('ages').")
-        found: Quantiles | None = getattr(buffer.summary(state, compare=0), self.of)
+        found: Quantiles | None = getattr(of.summary(held, compare=0), self.of)
         step = step if step is not None else (self.steps[-1] + 1 if self.steps else 0)
         if found is not None:
             self.steps.append(float(step))
@@ -206,6 +235,16 @@ class Evolution:
           The axes.
         Raises:
           ImportError: matplotlib is missing.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> from matplotlib.figure import Figure
+          >>> replay, evolution = fbuf.Replay(fbuf.uniform(100), {"t": 0}), fbuf.plot.Evolution("ages")
+          >>> for step in range(3):
+          ...     index = replay.extend({"t": np.arange(10)})
+          ...     evolution.record(replay, step=step)
+          >>> evolution.plot(ax=Figure().subplots()).get_title(loc="left")
+          'Age over time'
         """
         axes = _style.new_axes("plot.Evolution.plot", ax, SIZE)
         _style.dress(axes, f"{OF[self.of][0].upper()}{OF[self.of][1:]} over time", "step", OF[self.of])

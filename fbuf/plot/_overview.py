@@ -16,12 +16,14 @@ from fbuf.plot._histograms import ages, episode_lengths, found_in, priorities
 
 if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
+    from fbuf._replay import Replay
 
 
-def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any = None) -> Any:
+def overview(buffer: Buffer | Replay, state: BufferState | None = None, key: Any = None, *, figure: Any = None) -> Any:
     """Plot ages, priorities, episode lengths, memory, and frames if rows have some.
 
     Args:
+      buffer, state: What to plot; or a `Replay`, alone.
       key: PRNG key of the draw that is shown; None: `jax.random.key(0)`.
       figure: Figure to draw into; None: a new one of pyplot.
     Returns:
@@ -29,9 +31,19 @@ def overview(buffer: Buffer, state: BufferState, key: Any = None, *, figure: Any
       "priorities", "episode_lengths", "shards" (of `fbuf.sharded.Sharded`) and "frames" that apply.
     Raises:
       ImportError: matplotlib is missing.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> from matplotlib.figure import Figure
+      >>> replay = fbuf.Replay(fbuf.prioritized(100), {"obs": np.zeros(3, np.float32), "reward": 0.0})
+      >>> index = replay.extend({"obs": np.ones((50, 3), np.float32), "reward": np.ones(50, np.float32)})
+      >>> figure = Figure(figsize=(10, 6))
+      >>> axes = fbuf.plot.overview(replay, figure=figure)
+      >>> [axes.get_label() for axes in figure.axes]
+      ['ages', 'priorities', 'memory']
     """
     call = "plot.overview"
-    _style.check(call, buffer, state)
+    buffer, state = _style.opened(call, buffer, state)
     of, held = _style.whole(buffer, state)
     known = bool(of.ends) and of.writer.streams
     tops: list[tuple[str, Any]] = [("ages", ages)]
@@ -77,21 +89,29 @@ def _shards(sharded: Any, state: Any, *, ax: Any) -> Any:
     return axes
 
 
-def memory(buffer: Buffer, state: BufferState, *, ax: Any = None) -> Any:
+def memory(buffer: Buffer | Replay, state: BufferState | None = None, *, ax: Any = None) -> Any:
     """Plot the bytes of each leaf on device, host and disk, and of the rest of the state.
 
     Labels state the bytes of each bar and, for a leaf, its compression ratio (`LeafSummary.ratio`).
 
     Args:
+      buffer, state: What to plot; or a `Replay`, alone.
       ax: Axes to draw into; None: those of a new figure.
     Returns:
       The axes.
     Raises:
       ImportError: matplotlib is missing.
+
+    Example:
+      >>> import fbuf, numpy as np
+      >>> from matplotlib.figure import Figure
+      >>> replay = fbuf.Replay(fbuf.uniform(100), {"obs": np.zeros(3, np.float32), "reward": 0.0})
+      >>> [label.get_text() for label in fbuf.plot.memory(replay, ax=Figure().subplots()).get_yticklabels()]
+      ['obs', 'reward', 'header']
     """
     call = "plot.memory"
-    _style.check(call, buffer, state)
-    summary = buffer.summary(state, compare=0)
+    of, held = _style.opened(call, buffer, state)
+    summary = of.summary(held, compare=0)
     bars = [(name, leaf.stored, leaf.ratio) for name, leaf in summary.leaves.items() if leaf.stored is not None]
     bars = sorted(bars, key=lambda bar: -sum(bar[1]))
     parts = sorted(summary.parts.items(), key=lambda part: -sum(part[1]))

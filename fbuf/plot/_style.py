@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fbuf._buffer.state import BufferState
+from fbuf._replay import Replay
 from fbuf.sharded import ShardedState
 
 
@@ -60,16 +61,19 @@ def import_pyplot(call: str) -> Any:
     return pyplot
 
 
-def check(call: str, buffer: Any, state: Any) -> None:
-    """Raise TypeError unless it is a buffer with its concrete state."""
+def opened(call: str, buffer: Any, state: Any) -> tuple[Any, Any]:
+    """Return a buffer and its concrete state, also those of a `Replay`. Raises TypeError for anything else."""
+    if isinstance(buffer, Replay) and state is None:
+        return buffer.buffer, buffer.state
     if not hasattr(buffer, "summary") or not isinstance(state, (BufferState, ShardedState)):
-        fix = f"Write {call}(replay.buffer, replay.state)."
+        fix = f"Write {call}(buffer, state), or {call}(replay)."
         if type(buffer).__name__ in ("Mixture", "ShardedMixture"):
             name = getattr(buffer, "mixture", buffer).names[0]
             fix = f"Plot its buffers: {call}(mixture[{name!r}], state[{name!r}])."
         raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected Buffer and state. {fix}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")
+    return buffer, state
 
 
 def whole(buffer: Any, state: Any) -> tuple[Any, Any]:

@@ -20,9 +20,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_buffer", "parts"),
     ("_members.split",),
     ("sharded", "torch"),
-    ("_checkpoint", "_rows", "plot"),
+    ("_checkpoint", "_rows"),
     ("_replay", "orbax", "datasets", "integrations"),
     ("interop",),
+    ("plot",),
     ("_cli", "demo", "gymnasium", "ray", "__main__", "__init__"),
 )
 PARTS = ("storages", "samplers", "views", "writers", "transforms")
