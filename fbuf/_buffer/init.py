@@ -17,7 +17,6 @@ from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, ope
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
 from fbuf._core.row_format import RowFormat, given
-from fbuf._core.slots import Ring
 from fbuf._indexing.anchors import CUT
 from fbuf._interfaces.storage import RaggedStorage, Resumable
 from fbuf._interfaces.writer import ReadOnly, Streaming
@@ -104,21 +103,9 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
     arguments.check_choice(call, "verify", verify, ("full", "lazy"))
     rows, count, held, cuts = buffer.storage.resume(buffer.geometry, spec, jax.tree.structure(example), verify)
     ring = dataclasses.replace(writer.resume(buffer.geometry, np.asarray(count)), size=jnp.asarray(held, jnp.int32))
-    return state_over(buffer, call, rows, ring, row_format, cuts)
-
-
-def state_over(
-    buffer: BufferConfig,
-    call: str,
-    rows: Any,
-    ring: Ring,
-    row_format: RowFormat | None = None,
-    cuts: Any = False,
-) -> BufferState:
-    """Return a state over rows of the storage that exist already; `cuts`: bool [C], ends that no row marks."""
     state = prefetch.empty_state(buffer, rows, row_format).replace(ring=ring)
     if state.anchors is not None:  # `convert` keeps cuts
-        flags = jnp.broadcast_to(jnp.where(cuts, jnp.uint8(CUT), jnp.uint8(0)), state.anchors.flags.shape)
+        flags = jnp.where(cuts, jnp.uint8(CUT), jnp.uint8(0))
         state = dataclasses.replace(state, anchors=dataclasses.replace(state.anchors, flags=flags))
     sampler = init_host_sampler(buffer, call)
     anchors, sampler = operations.convert(buffer, state, sampler, static=(buffer,))[1]

@@ -1,17 +1,15 @@
 """Fill a buffer from a `Source`: check names, dtypes and room, then write blocks.
 
-Uniform buffers of up to 1 GiB on CPUs are filled by NumPy, whose arrays JAX then shares. Otherwise one jitted, donated `extend`
-writes every block; the last is padded with masked rows, so one program serves all and nothing copies the buffer. Priorities are
-written with the rows if every row can be sampled, else afterwards by the rows' anchors.
+One jitted, donated `extend` writes every block; the last is padded with masked rows, so one program serves all and nothing
+copies the buffer. Priorities are written with the rows if every row can be sampled, else afterwards by the rows' anchors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -20,28 +18,20 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import exact_leaves
-from fbuf._buffer.init import checked_spec, state_over
 from fbuf._buffer.presets import prioritized
 from fbuf._buffer.state import COUNTERS, BufferState, index_of
 from fbuf._core.arguments import check_int
 from fbuf._core.progress import Bar, Progress
-from fbuf._core.pytree import needs_x64, nested, to_pairs, under
+from fbuf._core.pytree import needs_x64, nested, to_pairs
 from fbuf._core.sample import Index
-from fbuf._core.slots import resume_rings
 from fbuf._host.io.directory import rollback
 from fbuf._interfaces.storage import Growable
 from fbuf._rows import columns as _columns
-from fbuf.datasets._arrays.episodes import FINAL
 from fbuf.datasets._arrays.segments import length_of, split_blocks
-from fbuf.samplers import Uniform
-from fbuf.storages import Device, Ragged
-from fbuf.storages._array_rows import default_platform
-from fbuf.writers import Ring
+from fbuf.storages import Ragged
 
 Source = Any  # `interop._source.Source`, which imports this module
 
-_MOST_SHARED = 1 << 30
-"""Bytes of rows that JAX may share with NumPy: the first donated update copies them once, and both are then in memory."""
 _REFUSED = COUNTERS.index("refused_rows")
 _CLOSED = COUNTERS.index("refused_closed")
 
@@ -75,8 +65,6 @@ def fill(
         contextlib.closing(Bar(progress, call, max(steps, 0), " rows")) as bar,
     ):
         parts = blocks(first, last, block) if steps >= 0 else split_blocks(blocks(0, 0, block), block)
-        if steps >= 0 and _can_share(source, buffer, example):
-            return buffer, _share_rows(source, buffer, example, parts, rows_of, bar)
         state = buffer.init(rows_of(example))
         state = _write_rows(source, buffer, state, parts, first if steps >= 0 else 0, block, rows_of, bar)
     return buffer, state
@@ -92,53 +80,6 @@ def _with_lane(source: Source) -> Source:
     priority = None if source.priority is None else source.priority[:, None]
     mask = None if source.mask is None else widened(source.mask)
     return dataclasses.replace(source, columns=columns, lanes=1, priority=priority, mask=mask)
-
-
-def _can_share(source: Source, buffer: Buffer, example: Mapping[str, Any]) -> bool:
-    """Return whether rows can be written by NumPy, into arrays that JAX then uses without a copy."""
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in example.values()) * buffer.capacity
-    return (
-        default_platform() == "cpu"
-        and buffer.storage in (Device(), Device(layout="rows"))
-        and buffer.writer == Ring()
-        and buffer.sampler == Uniform()  # others keep rows in an order of their own
-        and (buffer.on_write, buffer.on_read, source.mask) == (None, None, None)
-        and not any(needs_x64(leaf.dtype) for leaf in example.values())
-        and size <= _MOST_SHARED
-    )
-
-
-def _share_rows(
-    source: Source,
-    buffer: Buffer,
-    example: Mapping[str, Any],
-    parts: Iterable[_columns.Block],
-    rows_of: Callable[[dict[str, Any]], Any],
-    bar: Bar,
-) -> BufferState:
-    """Return the state with the rows of all parts; its leaves are arrays of NumPy."""
-    checked_spec(buffer, "Buffer.init", rows_of(dict(example)))
-    lanes, length, _ = buffer.geometry
-    leaves = {name: _zeros((buffer.capacity, *leaf.shape), leaf.dtype) for name, leaf in example.items()}
-    finals = [] if source.plain else under(FINAL, leaves)  # zeros but at ends
-    count = 0
-    for rows in parts:
-        start, count = count, count + length_of(rows)
-        ends = (rows["terminated"] | rows["truncated"]).reshape(-1) if finals else None
-        for name, leaf in leaves.items():
-            at = ends if name in finals else slice(None)
-            leaf[start * lanes : count * lanes][at] = rows[name].reshape((count - start) * lanes, *leaf.shape[1:])[at]
-        bar(count - start)
-    ring = resume_rings(buffer.geometry, np.full(lanes, count, np.int64))
-    return state_over(buffer, "Buffer.init", rows_of(jax.device_put(leaves)), ring)
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Return zeros from a multiple of 64 bytes on, which JAX shares. Memory that is never written costs nothing."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    room = np.zeros(size + 64, np.uint8)
-    first = -room.ctypes.data % 64
-    return room[first : first + size].view(dtype).reshape(shape)
 
 
 def _write_rows(

@@ -114,8 +114,7 @@ class Source:
           ValueError: leaves of different lengths; text or objects; more rows than capacity; other lanes; a value that a dtype
             cannot hold; no leaf says where episodes end.
           TypeError: 64-bit floats while jax_enable_x64 is off and without a cast; a dtype that no buffer holds.
-        Cost: O(N), in blocks of about 8 MiB. On CPUs a uniform buffer of up to 1 GiB shares memory with NumPy, until the first
-          donated update copies it.
+        Cost: O(N), in blocks of about 8 MiB.
 
         Example:
           >>> import fbuf, numpy as np

@@ -14,7 +14,7 @@ import fbuf
 from fbuf._rows import columns as _columns
 from fbuf._rows import row_reader as _row_reader
 from fbuf._rows.columns import DTYPES
-from fbuf.interop import _export, _fill, to_file
+from fbuf.interop import _export, to_file
 from fbuf.storages import Compressed, Host, Memmap
 from tests.support.interop import every_kind, from_arrays, from_file, held, read_file
 from tests.support.refusals import raises
@@ -272,47 +272,3 @@ def test_an_error_at_any_call_leaves_the_old_file(suffix, monkeypatch, tmp_path)
             break
     assert n > 10 and path.read_bytes() != before
     same(read_file(path), fbuf._core.pytree.named_leaves(every_kind(9)))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"capacity": 44},
-        {"view": fbuf.views.Transition(n_step=2, final_observation="final_obs", autoreset="same_step")},
-        {"lanes": 2, "capacity": 48},
-        {
-            "storage": fbuf.storages.Device(layout="rows"),
-            "episode_end": ("last",),
-            "view": fbuf.views.Sequence(2, autoreset="same_step"),
-        },
-    ],
-)
-def test_rows_that_jax_shares_with_numpy_are_those_of_extend(options, monkeypatch):
-    """The same key draws the same batch, also after donated writes, which the arrays of NumPy do not see."""
-    lanes = options.get("lanes")
-    lead = (40,) if lanes is None else (20, lanes)
-    t = np.arange(40, dtype=np.float32).reshape(lead)
-    rows = {"observations": np.stack([t, -t], -1), "actions": t.astype(np.int32), "rewards": t, "last": t % 5 == 4}
-    rows |= {"terminals": t % 10 == 9, "timeouts": t % 7 == 6, "next_observations": np.stack([t + 1, -t - 1], -1)}
-    buffer = fbuf.Buffer(**({"capacity": 40} | options))
-    source = fbuf.interop.from_arrays(rows, lanes=lanes, episode_end=("last",))
-    shared = []
-    put = jax.device_put
-    monkeypatch.setattr(jax, "device_put", lambda leaves: [shared.append(leaves), put(leaves)][1])
-    states = [source.into(buffer)[1]]
-    assert len(shared) == 1
-    monkeypatch.setattr(_fill, "_MOST_SHARED", 0)
-    states.append(source.into(buffer)[1])
-    assert len(shared) == 1
-    monkeypatch.undo()
-    kept = {name: leaf.copy() for name, leaf in shared[0].items()}
-    extend = jax.jit(fbuf.Buffer.extend, static_argnums=0, donate_argnums=1)
-    head = (4,) if lanes is None else (4, lanes)
-    for turn in range(3):
-        batches = [buffer.sample(state, jax.random.key(turn), 64)[1] for state in states]
-        same(*batches)
-        assert bool(np.asarray(batches[0].mask).any())
-        more = {name: np.ones((*head, *leaf.shape[1:]), leaf.dtype) for name, leaf in states[1].rows.items()}
-        states = [extend(buffer, state, more) for state in states]
-    assert all((leaf == kept[name]).all() for name, leaf in shared[0].items())
