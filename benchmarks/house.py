@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 153,
     "public names": 183,
-    "code lines of fbuf/": 37_564,
+    "code lines of fbuf/": 37_750,
     "probes of parts": 140,
     "reads of module._name": 71,
     "functions above 60 lines": 16,
-    "lines of tests/": 46_009,
+    "lines of tests/": 46_030,
     "lines of tests/support/": 10_120,
     "test files that import tests": 52,
     "files of a traced device extend": 17,

@@ -1,4 +1,4 @@
-"""`HostDraws`: draws for NumPy and torch in NumPy, where the rows are in CPU memory and all equally likely.
+"""`HostDraws`: draws for NumPy and torch in NumPy, where the rows are in CPU memory and all anchors equally likely.
 
 A jitted draw of 256 small rows takes 200 to 500 us in a Python loop, most of it for dispatch. Here one program computes the
 random bits of several draws. Slots, generations and reads of rows are computed by NumPy in the memory of the state's arrays.
@@ -17,12 +17,14 @@ from fbuf._algorithms import random
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._replay import host_reads
-from fbuf._replay.host_reads import HostBatch
-from fbuf._replay.host_rings import HostRings, generation
+from fbuf._replay.host_anchors import HostAnchors
+from fbuf._replay.host_reads import HeldRows, HostBatch
+from fbuf._replay.host_rings import HostRings, Rings, generation
 from fbuf._replay.row_block import RowBlock
 from fbuf.samplers import Uniform
 
 _AHEAD = 1 << 13  # rows whose random bits one call computes
+_LANES = 64  # beyond, a program is faster than a loop over the lanes of each row
 
 
 @functools.lru_cache(maxsize=64)
@@ -47,22 +49,28 @@ class HostDraws:
     Args:
       buffer, state: Of the replay; `host_draws` says which can have them.
       impl: Of its keys.
+      view: The buffer's, in NumPy; None: every row is an anchor.
     """
 
-    def __init__(self, buffer: Buffer, state: BufferState, impl: str):
-        self._geometry, self._lanes, self._impl = buffer.geometry, buffer.lanes, impl
+    def __init__(self, buffer: Buffer, state: BufferState, impl: str, view: Any):
+        self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
         self._rings = HostRings(buffer.geometry)
         self._size = 0  # of the last draw
         self._key: Any = None  # after it
         self._next: Any = iter(())  # keys and random bits of the next draws
-        self._structure = host_reads.structure_of(state.rows)
+        self._view = view
+        names = list(buffer.storage.spec(state.rows)[0])
+        self._anchors = None if view is None else HostAnchors(buffer, names, view.opens)
+        self._structure = host_reads.structure_of(state.rows if view is None else view.example)
 
     def draw(self, state: BufferState, block: RowBlock | None, key: Any, size: int) -> tuple[Any, HostBatch] | None:
         """Return the data of the next key and a batch of the state with the rows of `block`; None if there are none."""
-        lanes, length, _ = self._geometry
-        count = 0 if block is None else block.count
-        cursor, held, lap = self._rings.read(state.header, count)
-        total = int(held.sum())
+        lanes, count = self._geometry.lanes, 0 if block is None else block.count
+        rings = self._rings.read(state.header, count)
+        if self._anchors is None:
+            total = int(rings.size.sum())
+        else:
+            total = self._anchors.follow(state, self._rings.read(state.header), block)
         if not total:
             return None
         self._key, first, second = self._bits(key, size)
@@ -70,22 +78,13 @@ class HostDraws:
         rank = first * total
         rank += second * total >> 32
         rank = (rank >> 32).view(np.int64)
-        lane: Any = 0
-        if lanes > 1:
-            ends = np.cumsum(held)
-            lane = np.searchsorted(ends, rank, side="right")
-            rank -= (ends - held)[lane]
-        position = (rank + (cursor - held)[lane]) % length
-        ticket = generation(position, cursor[lane], lap[lane])
-        slot = position * lanes + lane if lanes > 1 else position
-        leaves = host_reads.take(state.rows, slot)
-        if block is not None and count:
-            step = rank - held[lane] + count  # in the block, negative for rows that are written
-            (new,) = (step >= 0).nonzero()
-            if new.size:
-                at = step[new] if self._lanes is None else (step[new], lane[new] if lanes > 1 else 0)
-                for leaf, column in zip(leaves, block.columns, strict=True):
-                    leaf[new] = column[at]
+        if self._anchors is None:
+            (slot, lane), fresh = self._slots(rings, rank), None
+        else:
+            (slot, lane), fresh = self._anchors.slots(state, rank), self._anchors.flags
+        rows = HeldRows(self._buffer, state, self._rings.read(state.header).cursor, block, fresh)
+        leaves = rows.all(rows.at(slot, lane)) if self._view is None else self._view.read(rows, slot, lane)
+        ticket = generation(slot // lanes if lanes > 1 else slot, rings.cursor[lane], rings.lap[lane])
         chance = np.full(size, np.float32(1) / np.float32(total))
         leaves += [
             slot.astype(np.int32),
@@ -95,6 +94,16 @@ class HostDraws:
             np.ones(size, bool),
         ]
         return self._key, HostBatch(leaves, self._structure)
+
+    def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
+        """Return the slots of rows int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""
+        (lanes, length, _), (cursor, held, _) = self._geometry, rings
+        if lanes == 1:
+            return (rank + (cursor[0] - held[0])) % length, 0
+        ends = np.cumsum(held)
+        lane = np.searchsorted(ends, rank, side="right")
+        rank = rank - (ends - held)[lane]
+        return (rank + (cursor - held)[lane]) % length * lanes + lane, lane
 
     def _bits(self, key: Any, size: int) -> Any:
         """Return the data of the next key and the random bits of a draw."""
@@ -109,6 +118,13 @@ class HostDraws:
 
 
 def host_draws(buffer: Buffer, state: BufferState, impl: str) -> HostDraws | None:
-    """Return the draws of a uniform buffer whose rows NumPy can read; None for others."""
-    equal = type(buffer.sampler) is Uniform and host_reads.can_read(buffer, state)
-    return HostDraws(buffer, state, impl) if equal else None
+    """Return the draws of a uniform buffer whose rows and view NumPy can read; None for others."""
+    if type(buffer.sampler) is not Uniform or buffer.sampler.by_episode or not host_reads.can_share(buffer, state):
+        return None
+    view = None if buffer.dense else _host_view(buffer, state)
+    return HostDraws(buffer, state, impl, view) if buffer.dense or view is not None else None
+
+
+def _host_view(buffer: Buffer, state: BufferState) -> Any:
+    on_host = getattr(buffer.view, "on_host", None)
+    return None if on_host is None or buffer.geometry.lanes > _LANES else on_host(*buffer.storage.spec(state.rows))

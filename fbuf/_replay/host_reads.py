@@ -17,6 +17,7 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
+from fbuf._replay.row_block import RowBlock
 from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Device
 from fbuf.views import Row
@@ -47,9 +48,14 @@ class HostBatch(NamedTuple):
 
 def can_read(buffer: Buffer, state: BufferState) -> bool:
     """Return whether batches are the drawn rows, of dtypes that NumPy shares. The state must be in CPU memory."""
-    parts = type(buffer.storage), type(buffer.view), type(buffer.writer)
-    rows = parts == (Device, Row, Ring) and type(buffer.sampler) in (Uniform, Prioritized, Ranked)
-    if not rows or not buffer.dense or buffer.prefetch or buffer.on_read is not None:
+    uniform = type(buffer.view) is Row and type(buffer.sampler) in (Uniform, Prioritized, Ranked)
+    return uniform and buffer.dense and can_share(buffer, state)
+
+
+def can_share(buffer: Buffer, state: BufferState) -> bool:
+    """Return whether NumPy can read the rows of a state in CPU memory, and nothing maps them afterwards."""
+    rows = (type(buffer.storage), type(buffer.writer)) == (Device, Ring)
+    if not rows or buffer.prefetch or buffer.on_read is not None:
         return False
     if any(map(is_packed, jax.tree.leaves(state.rows, is_leaf=is_packed))):
         return False
@@ -67,6 +73,78 @@ def take(rows: PyTree, slot: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]
     slot = slot.astype(np.intp)  # once, not once a leaf
     # A view that outlives the call would make the next write copy the rows.
     return [np.asarray(memoryview(leaf)).take(slot, 0, mode="clip") for leaf in jax.tree.leaves(rows)]
+
+
+_FEW = 8  # rows that are copied one by one
+
+
+_FEW = 8  # rows that are copied one by one
+
+
+class At(NamedTuple):
+    """Where some rows are: in slots of the state, except for those that are in a `RowBlock`."""
+
+    slot: np.ndarray[Any, Any]
+    new: list[int] = []  # which are in the block
+    index: Any = None  # of these in the columns of the block: ints, or arrays if there are many
+
+
+class HeldRows:
+    """Rows of a state and those collected since, by slot.
+
+    Args:
+      buffer, state: Of the replay.
+      cursor: int64[E], of the state.
+      block: The collected rows, or None.
+      flags: Of the collected rows.
+    """
+
+    def __init__(self, buffer: Buffer, state: BufferState, cursor: Any, block: RowBlock | None, flags: Any):
+        self._leaves, self._state, self._fresh = jax.tree.leaves(state.rows), state, flags
+        self._by_lane, (self._lanes, self._length, _) = buffer.lanes is not None, buffer.geometry
+        self._cursor, self._block, self._count = cursor, block, 0 if block is None else block.count
+
+    def at(self, slot: np.ndarray[Any, Any], lane: Any) -> At:
+        """Return the places of slots int64[B] of lanes."""
+        if not self._count:
+            return At(slot)
+        position = slot if self._lanes == 1 else slot // self._lanes
+        step = (position - self._cursor[lane]) % self._length
+        (new,) = (step < self._count).nonzero()
+        index: Any = step[new]
+        if self._by_lane:
+            index = index, lane[new] if self._lanes > 1 else np.zeros_like(new)
+        if len(new) <= _FEW:
+            index = list(zip(*(part.tolist() for part in index), strict=True)) if self._by_lane else index.tolist()
+        return At(slot, new.tolist(), index)
+
+    def next(self, slot: np.ndarray[Any, Any], moves: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the slots one step later where `moves` bool[B]."""
+        return (slot + moves * self._lanes) % (self._lanes * self._length)
+
+    def flags(self, at: At) -> np.ndarray[Any, Any]:
+        """Return the flags of rows, uint8[B]."""
+        assert self._state.anchors is not None
+        return _read(self._state.anchors.flags, self._fresh, at)
+
+    def take(self, number: int, at: At) -> np.ndarray[Any, Any]:
+        """Return a leaf of rows, `[B, item]`."""
+        return _read(self._leaves[number], None if self._block is None else self._block.columns[number], at)
+
+    def all(self, at: At) -> list[np.ndarray[Any, Any]]:
+        """Return every leaf of rows."""
+        return [self.take(number, at) for number in range(len(self._leaves))]
+
+
+def _read(array: Any, column: Any, at: At) -> np.ndarray[Any, Any]:
+    # A view that outlives the call would make the next write copy the rows.
+    leaf = np.asarray(memoryview(array)).take(at.slot, 0, mode="clip")
+    if isinstance(at.index, list):
+        for place, index in zip(at.new, at.index, strict=True):
+            leaf[place] = column[index]
+    elif at.new:
+        leaf[at.new] = column[at.index]
+    return leaf
 
 
 def pack(batch: Sample) -> jax.Array:

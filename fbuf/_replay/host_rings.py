@@ -26,18 +26,21 @@ class HostRings:
         self._geometry = geometry
         self._header: Any = None
         self._rings: Any = None
+        self._last: Any = 0, None  # the last rings after more rows
 
     def read(self, header: jax.Array, more: int = 0) -> Rings:
         """Return the rings of a header after `more` rows in each lane, at most as many as a lane holds."""
         if header is not self._header:
             self._header, self._rings = header, Rings(*(part.astype(np.int64) for part in host_ring(header)))
-        cursor, size, lap = self._rings
+            self._last = 0, self._rings
         if not more:
-            return Rings(cursor, size, lap)
-        length = self._geometry.length
-        lap = lap + (cursor + more >= length)
-        lap = (lap & 0xFFFFFFFF) + (lap >> 32)  # 0 is no lap
-        return Rings((cursor + more) % length, np.minimum(size + more, length), lap)
+            return self._rings
+        if more != self._last[0]:
+            (cursor, size, lap), length = self._rings, self._geometry.length
+            lap = lap + (cursor + more >= length)
+            lap = (lap & 0xFFFFFFFF) + (lap >> 32)  # 0 is no lap
+            self._last = more, Rings((cursor + more) % length, np.minimum(size + more, length), lap)
+        return self._last[1]
 
     def holds(self, header: jax.Array, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any]) -> bool:
         """Return whether every row int32[B], uint32[B] is held."""

@@ -44,8 +44,10 @@ class RowBlock:
             wide = next((w for w in DTYPES if w != dtype and jax.dtypes.canonicalize_dtype(w) == dtype), dtype)
             numbers = () if shape else _NUMBERS[dtype.kind]
             self._columns.append((column, dtype, wide, shape, numbers, *_bounds(dtype)))
+        self.columns = [column for column, *_ in self._columns]  # the memory of each leaf, [N, ...] or [N, E, ...]
         self.lengths = (_SHORT, length) if length > _SHORT else (length,)
         self.length, self.count = length, 0
+        self.cleared = 0  # how often
         self.masked = False  # some row has a mask
 
     def append(self, row: PyTree, mask: Any) -> bool:
@@ -81,11 +83,6 @@ class RowBlock:
         self.count = at + 1
         return True
 
-    @property
-    def columns(self) -> list[np.ndarray[Any, Any]]:
-        """The memory of each leaf: `[N, ...]`, with lanes `[N, E, ...]`."""
-        return [column for column, *_ in self._columns]
-
     def packed(self, length: int | None = None) -> np.ndarray[Any, Any]:
         """Return the records as uint8[N, bytes], padded with masked rows to `length`, by default the least that holds them."""
         length = length or next(n for n in self.lengths if n >= self.count)
@@ -96,6 +93,7 @@ class RowBlock:
     def clear(self) -> None:
         """Remove every row."""
         self.count, self.masked = 0, False
+        self.cleared += 1
 
 
 def collects_rows(buffer: Buffer) -> bool:

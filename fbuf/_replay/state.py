@@ -164,9 +164,10 @@ class ReplayState:
     def _draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array | None]:
         """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
         if packed and self._host_draws is not None:
-            if self._block is not None and (self._block.masked or self.buffer.on_write is not None):
+            block = self._block if self.buffer.on_write is None else None  # else its rows are not those of the state
+            if block is None or block.masked:
                 self._flush()
-            drawn = self._host_draws.draw(self._state, self._block, self._key, size)
+            drawn = self._host_draws.draw(self._state, block, self._key, size)
             if drawn is not None:
                 self._key = drawn[0]
                 return drawn[1], None

@@ -14,7 +14,7 @@ with m = n, or fewer if the episode ends earlier. `Transition` documents the end
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views._fields import as_float, check_autoreset, check_flag, check_free, check_id, check_single
+from fbuf.views._host_transition import HostTransition
 
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation", "episode")
@@ -266,7 +267,7 @@ class Transition:
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[Array], window: Window) -> PyTree:
         mask, rewards, has_final, terminated = window.context
         rest = iter(arrays)
-        names, _, action, others = self._leaves(spec)
+        names, *_ = self._leaves(spec)
         obs = {n: next(rest) for n in names}
         next_obs = {n: next(rest) for n in names}
         if self.final_observation is not None:
@@ -281,16 +282,33 @@ class Transition:
         reward = as_float(next(rest), spec[self.reward].dtype)
         powers = jnp.asarray([self.gamma**i for i in range(self.n_step + 1)], reward.dtype)
         shape = (1, self.n_step) + (1,) * (reward.ndim - 2)
-        total = jnp.sum(reward * powers[:-1].reshape(shape), axis=1)
+        # One reward is not rounded, which `HostTransition` relies on.
+        total = jnp.sum(reward * powers[:-1].reshape(shape), axis=1) if self.n_step > 1 else reward[:, 0]
         discount = powers.at[rewards].get(mode="promise_in_bounds")
         discount = jnp.where(mask & ~terminated, discount, jnp.zeros((), reward.dtype))
-        actions = {n: next(rest) for n in action}
-        data = {"obs": subtree(structure, spec, self.observation, obs)}
+        parts: dict[str, Any] = {
+            "obs": obs,
+            "next_obs": next_obs,
+            "reward": {None: total},
+            "discount": {None: discount},
+        }
+        return self.batch(spec, structure, lambda kind, name=None: parts[kind][name] if kind in parts else next(rest))
+
+    def batch(self, spec: Spec, structure: Any, leaf: Callable[..., Any]) -> dict[str, Any]:
+        """Return a batch of `leaf(kind, name)`, where kind is a key of the batch, or "other" for leaves that are passed on."""
+        observation, _, action, others = self._leaves(spec)
+        actions = {n: leaf("action", n) for n in action}
+        data = {"obs": subtree(structure, spec, self.observation, {n: leaf("obs", n) for n in observation})}
         if self.action is not None:
             data["action"] = subtree(structure, spec, self.action, actions)
-        data |= {"reward": total, "discount": discount}
-        data["next_obs"] = subtree(structure, spec, self.observation, next_obs)
-        return data | beside(structure, spec, dict(zip(others, rest, strict=True)))
+        data |= {"reward": leaf("reward"), "discount": leaf("discount")}
+        data["next_obs"] = subtree(structure, spec, self.observation, {n: leaf("next_obs", n) for n in observation})
+        return data | beside(structure, spec, {n: leaf("other", n) for n in others})
+
+    def on_host(self, spec: Spec, structure: Any) -> HostTransition | None:
+        """Return these transitions in NumPy; None with several steps, stacks or ids."""
+        simple = self.n_step == 1 and self.stack is None and self.episode is None
+        return HostTransition(self, spec, structure) if simple else None
 
     def _stacked(self, spec: Spec) -> list[str]:
         """Return the leaves of the observation that are stacked."""

@@ -13,7 +13,7 @@ import pytest
 import fbuf
 from tests.support.refusals import raises
 from tests.support.trees import same
-from tests.support.two_replays import ROW, compare, make_pair, rows_of
+from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
 EXAMPLE = pickle.loads(pickle.dumps(ROW))  # an actor's: its dtypes are not NumPy's own objects
 
@@ -39,6 +39,29 @@ def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
         pair = make_pair("device", "uniform", "row", lanes, capacity)
     assert pair[0]._host_draws is not None
     compare(pair, 50, sizes=(7, 7, 12), begin=functools.partial(with_lap, lap=lap))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(("view", "lanes"), [("step", None), ("reset step", 2), ("final", 1)], ids=str)
+def test_transitions_in_numpy_are_those_of_jax(view, lanes):
+    pair = make_pair("device", "uniform", view, lanes, 24)
+    assert pair[0]._host_draws is not None
+    compare(pair, 50, sizes=(7, 7, 12))
+
+
+def test_rows_that_replace_rows_of_the_same_state_are_drawn():
+    buffer = fbuf.Buffer(50, view=VIEWS["final"])
+    replay, other = fbuf.Replay(buffer, EXAMPLE), fbuf.Replay(buffer, EXAMPLE)
+    before = [(each.state, each._key)[0] for each in (replay, other)]
+    for n in range(3):
+        replay.add(row(n) | {"done": np.bool_(True)})
+    replay.sample(4, to="numpy")
+    replay.state, other.state = before
+    other._key = replay._key
+    for n in range(5):
+        for each in (replay, other):
+            each.add(row(n))
+    same(replay.sample(9, to="numpy"), jax.device_get(other.sample(9)))
 
 
 def test_masked_entries_are_zero():

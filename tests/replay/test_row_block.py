@@ -140,6 +140,7 @@ COLLECTED = [
     (True, {"sampler": fbuf.samplers.Epoch(), "lanes": 2}),
     (True, {"sampler": fbuf.samplers.Staleness(3, version="n"), "lanes": 2}),
     (True, {"on_write": fbuf.transforms.Chain((fbuf.transforms.Drop("u"), fbuf.transforms.Cast("n", "float32")))}),
+    (True, {"on_write": fbuf.transforms.Split("x", ("left", "right"), (1, 1))}),
     (True, {"on_read": MAPPED}),
     (False, {"sampler": fbuf.samplers.Consume(), "view": fbuf.views.Sequence(3, episode_end=())}),
     (False, {"sampler": fbuf.samplers.Prioritized(largest="held"), "view": fbuf.views.Sequence(3, episode_end=())}),

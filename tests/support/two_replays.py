@@ -8,6 +8,8 @@ from fbuf import samplers, storages, views
 from tests.support.trees import same
 
 ROW = {"obs": np.zeros((3, 4), np.uint8), "action": np.int32(0), "reward": np.float32(0), "done": np.bool_(False)}
+ROW["last"] = np.zeros((3, 4), np.uint8)
+ENDS = {"terminated": "done", "truncated": None}
 STORAGES = {
     "device": storages.Device(),
     "host": storages.Host(keys=("obs",)),
@@ -26,7 +28,10 @@ SAMPLERS = {
 }
 VIEWS = {
     "row": views.Row(),
-    "transition": views.Transition(terminated="done", truncated=None, n_step=3, autoreset="same_step"),
+    "transition": views.Transition(**ENDS, n_step=3, autoreset="same_step"),
+    "step": views.Transition(truncated="done", terminated=None, autoreset="same_step"),
+    "reset step": views.Transition(**ENDS, autoreset="next_step"),
+    "final": views.Transition(truncated="done", terminated=None, final_observation="last"),
     "sequence": views.Sequence(4, episode_end=("done",), autoreset="same_step"),
     "episode": views.Episode(6, episode_end=("done",), autoreset="same_step"),
 }
@@ -44,6 +49,7 @@ def rows_of(random, *lead):
     return {
         "obs": random.integers(0, 4, (*lead, 3, 4)).astype(np.uint8),
         "action": random.integers(0, 4, lead).astype(np.int32),
+        "last": random.integers(0, 4, (*lead, 3, 4)).astype(np.uint8),
         "reward": random.random(lead).astype(np.float32),
         "done": random.random(lead) < 0.25,
     }
