@@ -19,17 +19,17 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 153,
     "public names": 183,
-    "code lines of fbuf/": 37_750,
+    "code lines of fbuf/": 37_884,
     "probes of parts": 140,
     "reads of module._name": 71,
     "functions above 60 lines": 16,
-    "lines of tests/": 46_030,
-    "lines of tests/support/": 10_120,
+    "lines of tests/": 46_193,
+    "lines of tests/support/": 10_160,
     "test files that import tests": 52,
     "files of a traced device extend": 17,
     "moves of a traced device extend": 141,
     "files of a traced compressed sample": 28,
-    "moves of a traced compressed sample": 134,
+    "moves of a traced compressed sample": 140,
 }
 
 _FACADES = {

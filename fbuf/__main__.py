@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from fbuf import __version__
 from fbuf._cli import datasets as _datasets
-from fbuf._cli import inspect
+from fbuf._cli import inspect, view
 from fbuf.demo import _command
 
 
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _command.add_arguments(demo)
     demo.set_defaults(run=_command.main)
     inspect.add_commands(commands)
+    view.add_commands(commands)
     _datasets.add_commands(commands)
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):

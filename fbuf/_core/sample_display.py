@@ -95,14 +95,15 @@ def _cells(leaf: Any, mask: np.ndarray | None) -> tuple[str, str]:
     spec, array = spec_text(leaf.shape, str(leaf.dtype).removeprefix("torch.")), _values(leaf)
     if array is None:
         return spec, "donated" if isinstance(leaf, jax.Array) and _is_deleted(leaf) else ""
-    return spec, _described(array, mask)
+    return spec, described(array, mask)
 
 
 def _is_deleted(leaf: jax.Array) -> bool:
     return not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
 
 
-def _described(array: np.ndarray, mask: np.ndarray | None) -> str:
+def described(array: np.ndarray, mask: np.ndarray | None = None) -> str:
+    """Return the values of a small array, or their range, and how many are not finite."""
     if array.ndim and array.size > _SEEN:
         step = -(-array.size // _SEEN)
         array, mask = array[::step], None if mask is None or not mask.ndim else mask[::step]

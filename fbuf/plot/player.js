@@ -36,7 +36,7 @@ function player(root, track) {
   if (!track.whole) said.push("its first rows were overwritten");
   if (track.every > 1) said.push(`1 step in ${track.every} is shown, rewards between are added`);
   note.textContent = said.join(" · ");
-  let frames = null, now = 0, timer = null, due = 0;
+  let frames = null, now = 0, timer = null;
   if (track.frames) {
     const { count, height, width, channels, data } = track.frames;
     const zoom = Math.max(1, Math.min(8, Math.floor(260 / Math.max(height, width))));
@@ -115,21 +115,18 @@ function player(root, track) {
     play.textContent = timer === null ? "play" : "pause";
   }
 
-  function tick(time) {
-    if (time >= due) {
-      due = time + 1000 / Number(speed.value);
-      if (now + 1 >= steps) { root.stop(); draw(); return; }
-      now++;
-      draw();
-    }
-    timer = requestAnimationFrame(tick);
+  function tick() {
+    if (now + 1 >= steps) { root.stop(); draw(); return; }
+    now++;
+    timer = setTimeout(tick, 1000 / Number(speed.value));
+    draw();
   }
 
   root.seek = (step) => { now = Math.max(0, Math.min(steps - 1, Math.round(step))); draw(); };
-  root.stop = () => { if (timer !== null) cancelAnimationFrame(timer); timer = null; };
+  root.stop = () => { clearTimeout(timer); timer = null; };
   play.onclick = () => {
     if (timer !== null) root.stop();
-    else { if (now + 1 >= steps) now = 0; due = 0; timer = requestAnimationFrame(tick); }
+    else { if (now + 1 >= steps) now = 0; timer = setTimeout(tick, 0); }
     draw();
   };
   slider.oninput = () => root.seek(Number(slider.value));
