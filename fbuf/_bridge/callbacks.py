@@ -6,7 +6,8 @@ read-only; outputs are always filled.
 
 A read depends on its tickets. A write depends on the token of the reads before it and on one element of the ticket table
 that the write before it made; otherwise XLA could run two writes of one jit in either order. A write has a side effect; a
-read is a pure function of id and tickets, which name immutable bytes, also when it was started early by `request`.
+read is a pure function of id and tickets, which name immutable bytes, also when it was started early by `request`. A write
+that fails raises nothing, because a donated state would be lost: `send`ed rows get no tickets, and `lifetime` keeps the error.
 Priorities are ordered by versions alone: a write takes and returns one, a draw is a pure function of one.
 """
 
@@ -25,12 +26,12 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fbuf._bridge.lifetime import find, join_id, split_id
+from fbuf._bridge.lifetime import find, join_id, record_failure, split_id
 from fbuf._core import control_flow
 from fbuf._core.pytree import DTYPES
 from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
-from fbuf._host.types import RowStore
+from fbuf._host.types import LOST, RowStore
 
 Shape = tuple[int, ...]
 """Shape and dtype of one row of a leaf."""
@@ -123,10 +124,20 @@ def _typed(store: Any, column: int, array: np.ndarray) -> np.ndarray:
     return array.view(columns[column].dtype)[..., 0] if pairs else array
 
 
-def _write_rows(masked: bool, context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any) -> None:
-    store = find(join_id(view(id)))
+def _write_rows(
+    masked: bool, raises: bool, context: Any, out: Any, id: Any, token: Any, after: Any, *rows: Any
+) -> None:
+    number = join_id(view(id))
+    store = find(number)
     arrays = [_typed(store, i, view(r)) for i, r in enumerate(rows[masked:])]
-    tickets = store.write(arrays, view(rows[0]) if masked else None)
+    keep = view(rows[0]) if masked else None
+    if raises:
+        tickets = store.write(arrays, keep)
+    else:
+        tickets, error = cast(Store, store).try_write(arrays, keep)  # no other sends rows
+        if error is not None:
+            wanted = tickets.size if keep is None else np.count_nonzero(keep)
+            record_failure(number, error, int(wanted - np.count_nonzero(tickets)))
     np.asarray(out)[...] = tickets[..., None].view(np.uint32)
 
 
@@ -195,9 +206,12 @@ def _patch_rows(
     keep: Any,
     *fields: Any,
 ) -> None:
-    store = find(join_id(view(id)))
+    number = join_id(view(id))
+    store = cast(Store, find(number))  # no other changes rows
     values = {c: _typed(store, c, view(f)) for c, f in zip(columns, fields, strict=True)}
-    new = store.patch(_tickets(view(tickets)), view(keep), values)
+    new, error = store.try_patch(_tickets(view(tickets)), view(keep), values)
+    if error is not None:
+        record_failure(number, error, int(np.count_nonzero(new == LOST)))
     np.asarray(out)[...] = new[..., None].view(np.uint32)
 
 
@@ -259,7 +273,9 @@ def _call_elsewhere(function: Callable[..., None], shapes: Any, effect: bool, *o
     return jax.pure_callback(fill, shapes, *operands, vmap_method="broadcast_all")
 
 
-def write(id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Array | None) -> Array:
+def write(
+    id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Array | None, raises: bool = True
+) -> Array:
     """Write rows to the store.
 
     Args:
@@ -268,13 +284,15 @@ def write(id: Array, token: Array, after: Array, rows: Sequence[Array], keep: Ar
       after: uint32[1, 2], a piece of the ticket table, orders this after the writes before it.
       rows: One array a column, `[N, E, item]`.
       keep: bool[N, E], or None for all.
+      raises: Raise if the store fails. False: `lifetime.raise_failed` does, and rows that are not stored get 0.
     Returns:
       Tickets uint32[N, E, 2], 0 where `keep` is False.
     """
     shape = jax.ShapeDtypeStruct((*rows[0].shape[:2], 2), jnp.uint32)
     rows = [lax.stop_gradient(r) for r in rows]
     operands = rows if keep is None else [keep, *rows]
-    return call(_bind(_write_rows, keep is not None), shape, guard(id, token, after, *operands), effect=True)
+    write = _bind(_write_rows, keep is not None, raises)
+    return call(write, shape, guard(id, token, after, *operands), effect=True)
 
 
 def write_slots(
@@ -328,15 +346,20 @@ def request(id: Array, requests: Sequence[tuple[int, Array]]) -> Array:
     return call(_bind(_request_rows, tuple(c for c, _ in requests)), shape, operands, effect=True)
 
 
-def patch(id: Array, token: Array, after: Array, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> Array:
+def patch(
+    id: Array, token: Array, after: Array, tickets: Array, keep: Array, fields: Mapping[int, Array]
+) -> tuple[Array, Array]:
     """Store rows again with some leaves `[B, item]` replaced; return tickets uint32[B, 2] (the old where not).
 
+    Also return bool[B], which rows were not stored because the store failed; `lifetime.raise_failed` raises the error.
     `token` and `after` order it as they do `write`.
     """
     values = [lax.stop_gradient(v) for v in fields.values()]
     shape = jax.ShapeDtypeStruct(tickets.shape, jnp.uint32)
     operands = guard(id, token, after, tickets, keep, *values)
-    return call(_bind(_patch_rows, tuple(fields)), shape, operands, effect=True)
+    new = call(_bind(_patch_rows, tuple(fields)), shape, operands, effect=True)
+    lost = jnp.all(new == jnp.uint32(0xFFFFFFFF), axis=-1)
+    return jnp.where(lost[:, None], tickets, new), lost
 
 
 def _of(id: Any) -> Priorities:

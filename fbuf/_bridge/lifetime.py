@@ -12,6 +12,7 @@ here waits for a store while it holds `_lock`.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import threading
 import time
@@ -29,7 +30,16 @@ from fbuf._host.types import HostObject, RowStore
 _lock = threading.RLock()
 _stores: dict[int, HostObject] = {}
 _slots: list[weakref.ref[Owner] | None] = []
+failed: dict[int, FailedWrite] = {}
+"""Writes whose errors were not raised yet, by id of the store."""
 _PATIENCE = 60.0  # seconds; a loop that never idles would keep a dropped store for ever
+
+
+class FailedWrite(NamedTuple):
+    """Writes of a store that failed since the last error was raised."""
+
+    error: Exception
+    rows: int  # not stored, or not changed
 
 
 class _Grave(NamedTuple):
@@ -210,6 +220,25 @@ def find(id: int) -> RowStore:
     return cast(RowStore, store)
 
 
+def record_failure(id: int, error: Exception, rows: int) -> None:
+    """Keep the error of a write, which the next call that takes a state of the store raises."""
+    with _lock:
+        before = failed.get(id)
+        failed[id] = FailedWrite(error, rows) if before is None else before._replace(rows=before.rows + rows)
+
+
+def raise_failed(owner: Owner | None) -> None:
+    """Raise OSError, once, if a write of these stores failed."""
+    for id in () if owner is None else owner.ids:
+        write = failed.pop(id, None)
+        if write is not None:
+            number, text = errno.ENOMEM, f"fbuf: a write failed: {write.error!r}."
+            if isinstance(write.error, OSError):
+                number, text = write.error.errno or errno.EIO, write.error.strerror or text
+            lost = f"{write.rows} rows were not written: write them again" if write.rows else "All rows were written"
+            raise OSError(number, f"{text} {lost}. The state is whole.")
+
+
 def cause_of(error: Exception, owner: Owner | None) -> Exception | None:
     """Return what a callback of these stores raised, of which JAX made `error`; None if it was something else."""
     for id in () if owner is None else owner.ids:
@@ -284,6 +313,7 @@ def _bury(id: int, until: float) -> None:
 def _drop(id: int) -> None:
     """Forget a store: its memory is freed with the last callback that uses it; `_lock` is held."""
     _graveyard.pop(id, None)
+    failed.pop(id, None)
     store = _stores.pop(id, None)
     if store is not None:
         store.last_error = None  # its traceback refers to the store
@@ -292,6 +322,7 @@ def _drop(id: int) -> None:
 def _close(id: int) -> None:
     with _lock:
         _graveyard.pop(id, None)
+        failed.pop(id, None)
         store = _stores.pop(id, None)
     if store is not None:
         store.close()

@@ -20,7 +20,7 @@ import numpy as np
 
 from fbuf._buffer import checks, init, operations, prefetch, transforms, write
 from fbuf._buffer import convert as _convert
-from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler
+from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, raise_failed
 from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.component import HidesInternals, component, public_names
 from fbuf._core.dispatch import Operation
@@ -212,8 +212,11 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
     def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
         if checks.can_trace(self, state, rows, priority, mask):
-            return _checked_extend(self, state, rows, priority, mask, static=(call,))[0]
-        return self.checked_extend(state, rows, priority, mask, call)[0]
+            after = _checked_extend(self, state, rows, priority, mask, static=(call,))[0]
+        else:
+            after = self.checked_extend(state, rows, priority, mask, call)[0]
+        raise_failed(after, self.storage)
+        return after
 
     def checked_extend(
         self, state: BufferState, rows: PyTree, priority: Any, mask: Any, call: str, slots: bool = False
@@ -298,7 +301,9 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         call = "Buffer.update_rows"
         checks.check_writable(call, self)
-        return operations.update_rows(self, state, *checks.check_update(call, self, state, index, fields, mask))[0]
+        after = operations.update_rows(self, state, *checks.check_update(call, self, state, index, fields, mask))[0]
+        raise_failed(after, self.storage)
+        return after
 
     def cut(self, state: BufferState, lanes: Any = None) -> BufferState:
         """End the running episodes at their newest rows: the next row of each lane begins an episode.
@@ -726,6 +731,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         checks.check_state("Buffer.flush", self, state)
         if isinstance(self.storage, Resumable):
             jax.block_until_ready(state)
+            raise_failed(state, self.storage)
             self.storage.flush(state.rows)
 
     def plan(self, example: PyTree, **settings: Unpack[PlanSettings]) -> Plan:

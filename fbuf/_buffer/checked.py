@@ -41,7 +41,10 @@ _MESSAGES: Mapping[str, tuple[str, str]] = {
         "{n} rows have expired and are masked: the state is too old",
         "Carry on the state that `sample` and `extend` return, or keep more rows with slack=",
     ),
-    "refused_rows": ("{n} rows found no room and were not stored", f"{_GROW}; ask buffer.can_add(state, n) of a queue"),
+    "refused_rows": (
+        "{n} rows were not stored: they found no room, or could not be written",
+        f"{_GROW}; ask buffer.can_add(state, n) of a queue",
+    ),
     "retired_rows": (
         "{n} of the oldest rows were evicted before the buffer was full",
         f"{_GROW}, or write fbuf.checked(buffer, allow=('retired_rows',))",
@@ -212,6 +215,8 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
     Raises:
       ValueError: (what is returned) something was refused; the method, or the step, has run nevertheless. Through checkify its
         subclass `JaxRuntimeError`.
+      OSError: (what is returned, eagerly) a storage could not write rows; the state keeps those it had. What a step returned
+        is then `error.result`, as for a ValueError.
     Cost: a comparison of nine counters per method; eager calls wait for the method. Unchecked buffers cost nothing.
 
     Example:
@@ -288,9 +293,14 @@ def checked_step(step: F) -> F:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         before = [_counters(state) for state in _states((args, kwargs))]
         result = step(*args, **kwargs)
-        for old, new in zip(before, _states(result), strict=False):
-            ahead = getattr(new, "ahead", None) is not None
-            raise_for("checked", old, _counters(new), "buffer.stats(state) has the totals.", ahead)
+        try:
+            for old, new in zip(before, _states(result), strict=False):
+                after, ahead = _counters(new), getattr(new, "ahead", None) is not None  # waits for the step
+                jax.tree.leaves(new)  # raises if a write failed
+                raise_for("checked", old, after, "buffer.stats(state) has the totals.", ahead)
+        except (OSError, ValueError) as error:
+            error.result = result  # type: ignore[union-attr]
+            raise
         return result
 
     return cast(F, wrapped)

@@ -23,6 +23,7 @@ from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import Geometry, Ring, zero_unless
+from fbuf._host import OnHost
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
 from fbuf._indexing.anchors import Anchors
@@ -242,6 +243,14 @@ def on_open(core: Callable[..., tuple[BufferState, Any]]) -> Callable[..., tuple
         return after.pack(), result
 
     return on_packed
+
+
+def raise_failed(state: BufferState, storage: Any) -> None:
+    """Raise OSError if the storage failed to write rows; the state is whole. Wait for rows in files; inside jit do nothing."""
+    if isinstance(state.rows, OnHost) and not isinstance(state.header, jax.core.Tracer):
+        if storage.in_files:
+            jax.block_until_ready(state.header)
+        jax.tree.leaves(state.rows)  # raises
 
 
 def given_of(state: BufferState) -> RowFormat | None:

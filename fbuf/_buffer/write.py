@@ -15,12 +15,13 @@ from fbuf._buffer.state import BufferConfig, BufferState
 from fbuf._core import control_flow
 from fbuf._core import slots as _slots
 from fbuf._core.control_flow import any_unbatched, order_after_reads
+from fbuf._core.dispatch import update_if
 from fbuf._core.sample import TICKET, Index
 from fbuf._core.slots import Ring
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
 from fbuf._interfaces.sampler import EligibilityUpdate
-from fbuf._interfaces.storage import Growable, RaggedStorage, Resumable
+from fbuf._interfaces.storage import Growable, RaggedStorage, Resumable, Sending
 
 
 def _extend_core(
@@ -48,6 +49,13 @@ def _extend_core(
     if transforms is not None:
         leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
     counts = {} if refused is None else {"refused_rows": jnp.sum(refused, dtype=jnp.uint32)}
+    lost = None
+    if isinstance(buffer.storage, Sending) and geometry.streams:
+        leaves, mask, gone = jax.named_scope("send")(_send)(buffer, state, leaves, mask)
+        lost = jnp.any(gone, axis=0)
+        counts["refused_rows"] = jnp.sum(gone, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
+        nothing = jnp.any(lost) & ~jnp.any(mask)
+        transforms = jax.tree.map(lambda new, old: jnp.where(nothing, old, new), transforms, state.transforms)
     if priority is not None:
         priority = jnp.abs(priority.astype(jnp.float32))
         fine = jnp.isfinite(priority)
@@ -97,8 +105,34 @@ def _extend_core(
         scatter=scatter,
         transforms=transforms,
     )
-    # No window spans the gap that refused rows leave.
+    # No window spans the gap that refused or lost rows leave.
+    if lost is not None and after.anchors is not None:
+        after, _ = update_if(
+            jnp.any(lost), lambda _, after, lost: (_cut_anchors(buffer, after, lost), lost), after, lost
+        )
     return (after, slot if slots else None) if refused is None else _cut_core(buffer, after, refused > jnp.int32(0))
+
+
+def _send(
+    buffer: BufferConfig, state: BufferState, leaves: dict[str, jax.Array], mask: jax.Array | None
+) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+    """Let the storage store rows `[N, E, ...]` first, since that can fail.
+
+    Returns:
+      The leaves that `Storage.write` takes; bool[N, E], the rows to write; and bool[N, E], the rows that were lost. If there
+      are any, the write continues as if only the rows that were stored had been given.
+    """
+    geometry = buffer.geometry
+    num = next(iter(leaves.values())).shape[0]
+    given = jnp.ones((num, geometry.lanes), bool) if mask is None else mask
+    keep = None
+    if mask is not None or num > geometry.length:
+        writer: Any = buffer.writer
+        keep = writer.place(state.ring, geometry, num, given, 0).slot < jnp.int32(geometry.capacity)
+    storage: Any = buffer.storage
+    leaves, stored = storage.send(state.rows, leaves, keep, state.token)
+    lost = ~stored if keep is None else keep & ~stored
+    return leaves, jnp.where(jnp.any(lost), stored, given), lost
 
 
 def _admitted(
@@ -230,18 +264,27 @@ def _cut_core(buffer: BufferConfig, state: BufferState, lanes: jax.Array | None)
     before, geometry = state.anchors, buffer.geometry
     if before is None:
         return state, None
-    none = jnp.zeros((0, geometry.lanes), jnp.uint8)
     lanes = jnp.ones((geometry.lanes,), bool) if lanes is None else lanes.reshape(-1)
-    anchors, change, token = _anchors.extend(
-        before, buffer.view, geometry, state.ring, none, None, None, None, state.token, cut=lanes
-    )
-    rows = state.rows
+    state = _cut_anchors(buffer, state, lanes)
     if isinstance(buffer.storage, Resumable):
-        cut = anchors.tail_flags[-1] != before.tail_flags[-1]
+        assert state.anchors is not None
+        cut = state.anchors.tail_flags[-1] != before.tail_flags[-1]
         newest = _slots.by_age(state.ring, geometry, state.ring.size[None, :] - jnp.int32(1))[0]
-        rows = buffer.storage.cut(rows, jnp.where(cut, newest, jnp.int32(geometry.capacity)), token)
+        slot = jnp.where(cut, newest, jnp.int32(geometry.capacity))
+        state = state.replace(rows=buffer.storage.cut(state.rows, slot, state.token))
+    return state, None
+
+
+def _cut_anchors(buffer: BufferConfig, state: BufferState, lanes: jax.Array) -> BufferState:
+    """Cut the lanes bool[E] in the state; it has anchors."""
+    assert state.anchors is not None
+    geometry = buffer.geometry
+    none = jnp.zeros((0, geometry.lanes), jnp.uint8)
+    anchors, change, token = _anchors.extend(
+        state.anchors, buffer.view, geometry, state.ring, none, None, None, None, state.token, cut=lanes
+    )
     sampler = buffer.sampler.change(state.sampler, change, geometry, token)
-    return state.replace(rows=rows, anchors=anchors, sampler=sampler, token=token), None
+    return state.replace(anchors=anchors, sampler=sampler, token=token)
 
 
 def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:

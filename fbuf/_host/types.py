@@ -21,6 +21,10 @@ DType = np.dtype[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+LOST = np.uint64(2**64 - 1)
+"""In place of the ticket of a row that could not be changed."""
+
+
 class StoreClosed(RuntimeError):
     """The store was closed; its rows are gone."""
 

@@ -107,6 +107,23 @@ class Prefetchable(Protocol):
 
 
 @runtime_checkable
+class Sending(Protocol):
+    """Optional members of a storage whose writes can fail: it stores the rows of a stream before the state changes."""
+
+    @property
+    def in_files(self) -> bool:
+        """Whether rows are in files, so that eager calls wait for errors."""
+
+    def send(
+        self, rows: Any, leaves: Leaves, keep: jax.Array | None, token: jax.Array
+    ) -> tuple[dict[str, jax.Array], jax.Array]:
+        """Store leaves `[N, E, ...]` where `keep`; return leaves that `write` takes, and bool[N, E], the rows that are stored.
+
+        An error is kept for the next call that takes the state (`fbuf._bridge.lifetime.raise_failed`).
+        """
+
+
+@runtime_checkable
 class Growable(Protocol):
     """Optional methods of a storage whose space can run out and be enlarged."""
 

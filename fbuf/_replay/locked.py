@@ -85,7 +85,7 @@ class LockedState(ReplayState):
             self._lock.notify()  # waiting calls must raise too
             raise RuntimeError(
                 "Replay: its state was donated. Assign the state that your step returns, `replay.state = step(replay.state)`; "
-                "after a failed write use Replay.load(path), or Replay(buffer, example, resume=True) for rows in files."
+                "after a step that failed use Replay.load(path), or Replay(buffer, example, resume=True) for rows in files."
             )
 
     def _raise_os_error(self, error: Exception) -> None:
@@ -94,14 +94,7 @@ class LockedState(ReplayState):
         cause = lifetime.cause_of(error, getattr(rows, "owner", None))
         if not isinstance(cause, OSError):
             return
-        text = cause.strerror or str(cause)
-        if self._state.header.is_deleted():
-            rows.owner = None  # lets go of the folder, so that its rows can be resumed while this object is referenced
-            text = (
-                f"Replay: a write failed, and the state is lost, because it was donated; rows in files remain. {text} Then use "
-                f"Replay(buffer, example, resume=True), or Replay.load(path)."
-            )
-        raise OSError(cause.errno, text) from None
+        raise OSError(cause.errno, cause.strerror or str(cause)) from None
 
     def _explain_empty(self, call: str) -> None:
         """Raise for a draw from rows that all need later ones. Return if there are no rows, or some only were drawn already."""

@@ -67,8 +67,8 @@ class Replay(ReplayRows):
       resume: Continue with the rows in the storage's files (`Buffer.resume`), after a `cut`. Their priorities are reset. A
         limit starts as if they had been drawn at its target ratio.
 
-    A failed write loses the state, which was donated; later calls raise an error that says so. Rows in files remain: a full
-    disk raises OSError, and once there is room `Replay(buffer, example, resume=True)` continues with them.
+    If a storage cannot write (a full disk, say), the call raises OSError and the replay keeps the rows it had, with a cut; once
+    there is room, write the rows again.
     Ctrl-C is deferred until the current write is complete.
 
     Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at the

@@ -22,7 +22,7 @@ import numpy as np
 
 from fbuf._buffer import checks, write
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, anchor_count, host_ring, room_left
+from fbuf._buffer.state import BufferState, anchor_count, host_ring, raise_failed, room_left
 from fbuf._core import arguments
 from fbuf._core.dispatch import with_changes
 from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
@@ -102,6 +102,15 @@ class ReplayState:
                 self._state, _ = programs.extend_packed(self.buffer, self._state, packed)
                 block.clear()
                 self._sizes = sizes
+            self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        """Raise OSError if the last write failed. The state is whole."""
+        try:
+            raise_failed(self._state, self.buffer.storage)
+        except OSError:
+            self._sizes = None
+            raise
 
     def _sizes_after(self) -> np.ndarray[Any, Any] | None:
         """Return the rows held per lane once the collected rows are written, where known."""
@@ -116,6 +125,7 @@ class ReplayState:
         with DeferInterrupts():
             self._sizes = None
             self._state, counts = method(self.buffer, self._state, *args, **options)
+        self._raise_failed()
         return counts
 
     def _keep_written(self) -> None:

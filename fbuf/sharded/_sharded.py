@@ -15,7 +15,7 @@ from fbuf._buffer import checks, write
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.plan import Plan, PlanSettings
-from fbuf._buffer.state import BufferState, on_open
+from fbuf._buffer.state import BufferState, on_open, raise_failed
 from fbuf._buffer.summary import Summary, checked_compare, summary_of
 from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.component import component
@@ -197,7 +197,9 @@ class Sharded:
             return state
         axes = (not single) + (buffer.lanes is not None)
         spec = PartitionSpec(None, self.axis) if axes == 2 else PartitionSpec(self.axis) if axes else PartitionSpec()
-        return _extend(self, state, leaves, priority, mask, specs=(spec,) * 3, static=(shape, axes))[0]
+        after = _extend(self, state, leaves, priority, mask, specs=(spec,) * 3, static=(shape, axes))[0]
+        raise_failed(after.shards, buffer.storage)
+        return after
 
     def update_priority(
         self, state: ShardedState, index: ShardedIndex, td_error: Any, *, mask: Any = None, eta: Any = 0.9

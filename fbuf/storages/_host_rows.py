@@ -105,6 +105,8 @@ class SideRows(OnHost):
 
 
 def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
+    if lifetime.failed:  # a state that a call takes is flattened before it is donated
+        lifetime.raise_failed(rows.owner)
     return (rows.id, rows.ticket, rows.device, rows.last), (rows.slot, rows.layout)
 
 
@@ -251,11 +253,20 @@ def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> 
     return int(last["nbytes"] - last["payload_bytes"] + number / column.codec.chunk * a_chunk)
 
 
+def send(rows: SideRows, leaves: Leaves, keep: Array | None, token: Array) -> tuple[dict[str, Array], Array]:
+    """Write host leaves to the store; return all leaves with their tickets, and bool[N, E], which rows are stored."""
+    side = [leaves[n] for n in rows.layout.columns]
+    tickets = callbacks.write(rows.id, token, _after(rows), side, keep, raises=False)
+    return {**leaves, TICKET: tickets}, jnp.any(tickets != jnp.uint32(0), axis=-1)
+
+
 def write(rows: SideRows, slot: Array, leaves: Leaves, keep: Array | None, token: Array) -> tuple[SideRows, None]:
-    """Write host leaves to the store, and their tickets and the other leaves to the device."""
+    """Write host leaves to the store, unless `send` did, and their tickets and the other leaves to the device."""
     columns = rows.layout.columns
     side, last = [leaves[n] for n in columns], None
-    if rows.layout.streams:
+    if TICKET in leaves:
+        tickets = leaves[TICKET]
+    elif rows.layout.streams:
         tickets = callbacks.write(rows.id, token, _after(rows), side, keep)
     else:  # slots of dropped rows are out of range
         tickets, last = callbacks.write_slots(rows.id, token, _after(rows), rows.ticket, rows.last, side, slot)
@@ -268,25 +279,32 @@ def _after(rows: SideRows) -> Array:
     return lax.slice(rows.ticket, (0, 0), (1, 2))
 
 
-def update(rows: SideRows, slot: Array, leaves: Leaves, token: Array) -> tuple[SideRows, None]:
-    """Write device leaves in place, and host leaves as new rows under new tickets, so that old states keep theirs."""
-    device = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
+def update(rows: SideRows, slot: Array, leaves: Leaves, token: Array) -> tuple[SideRows, Array | None]:
+    """Write device leaves in place, and host leaves as new rows under new tickets, so that old states keep theirs.
+
+    Also return how many rows the store failed to write, uint32[], which stay unchanged.
+    """
     side = {rows.layout.columns.index(n): x for n, x in leaves.items() if n in rows.layout.columns}
-    if not side:
-        return rows.replace(rows.ticket, device), None
-    return _patched(rows, slot, side, device, token), None
+    lost = None
+    if side:
+        rows, is_lost, token = _patched(rows, slot, side, token)
+        slot = jnp.where(is_lost, jnp.int32(rows.ticket.shape[0]) + jnp.arange(slot.size, dtype=jnp.int32), slot)
+        lost = jnp.sum(is_lost, dtype=jnp.uint32)
+    device = {n: write_rows(a, slot, leaves[n], token) if n in leaves else a for n, a in rows.device.items()}
+    return rows.replace(rows.ticket, device), lost
 
 
 def cut(rows: SideRows, slot: Array, token: Array) -> SideRows:
     """Record in the store that a cut follows the rows in slots int32[B]."""
-    return _patched(rows, slot, {}, rows.device, token)
+    return _patched(rows, slot, {}, token)[0]
 
 
-def _patched(rows: SideRows, slot: Array, side: Mapping[int, Array], device: Any, token: Array) -> SideRows:
+def _patched(rows: SideRows, slot: Array, side: Mapping[int, Array], token: Array) -> tuple[SideRows, Array, Array]:
+    """Return the rows after an update of distinct slots int32[B]; bool[B], rows that could not be written; and the token."""
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
     token, (old,) = order_after_reads(token, (read_rows(rows.ticket, slot),))
-    new = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
-    return rows.replace(write_rows(rows.ticket, slot, new, token), device)
+    new, lost = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
+    return rows.replace(write_rows(rows.ticket, slot, new, token), rows.device), lost, token
 
 
 def store_of(rows: SideRows) -> RowStore:

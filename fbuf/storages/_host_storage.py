@@ -278,6 +278,8 @@ class Host(HostStorage):
     slack: int | None = None
     on_expired: Literal["raise", "mask"] = "raise"
 
+    send = staticmethod(_host_rows.send)
+
     def __post_init__(self) -> None:
         self._check()
 
@@ -286,12 +288,12 @@ class Host(HostStorage):
 class Memmap(HostStorage):
     """Store leaves in files.
 
-    A write that fails (full or broken disk) raises and leaves the rows unchanged. A killed process loses no row whose write
-    returned: `Buffer.resume` finds them. After a power failure the rows synced by `Buffer.flush`, or by a write every `sync`
-    seconds, are safe if fewer rows than the slack were written later (for encoded leaves except the newest `chunk - 1` of a
-    lane). `resume` checks which later rows are complete: each has a checksum of its contents and identity, so damaged,
-    missing, older and foreign bytes are detected. Files are sparse and grow with the rows. A folder serves one store at a time,
-    and holds nothing else.
+    A write that fails (full or broken disk) leaves the rows unchanged and raises OSError; after a jitted step the next call
+    that takes its state does. A killed process loses no row whose write returned: `Buffer.resume` finds them. After a power
+    failure the rows synced by `Buffer.flush`, or by a write every `sync` seconds, are safe if fewer rows than the slack were
+    written later (for encoded leaves except the newest `chunk - 1` of a lane). `resume` checks which later rows are complete:
+    each has a checksum of its contents and identity, so damaged, missing, older and foreign bytes are detected. Files are
+    sparse and grow with the rows. A folder serves one store at a time, and holds nothing else.
 
     Attributes:
       path: The folder, created if missing; it must not hold a store yet (`Buffer.resume` continues one). None: a temporary
@@ -321,6 +323,8 @@ class Memmap(HostStorage):
     slack: int | None = None
     on_expired: Literal["raise", "mask"] = "raise"
     sync: float | None = None
+
+    send = staticmethod(_host_rows.send)
 
     def __post_init__(self) -> None:
         self._check()

@@ -1,56 +1,139 @@
-"""Test what a `Replay` raises, and how it goes on, where the disk of its storage is full."""
+"""Test what is raised, and how a `Replay` or a step goes on, where a storage cannot write."""
 
 import errno
 import os
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf._host.store.reads import TicketReads
 from fbuf._host.types import records_errors
+from tests.support.failing_writes import PLAIN, failing, held, plain_buffer, plain_rows, wait
 from tests.support.refusals import raises
 
-EXAMPLE = {"obs": np.zeros(64, np.uint8), "t": np.int32(0)}
+LOST = "5 rows were not written: write them again"
 
 
-def rows_of(first, count):
-    rng = np.random.default_rng(first)
-    return {"obs": rng.integers(0, 255, (count, 64), np.uint8), "t": np.arange(first, first + count, dtype=np.int32)}
+@pytest.mark.parametrize(("storage", "prioritized"), [("memmap", False), ("files", False), ("compressed", False)])
+def test_a_replay_goes_on_after_a_write_that_failed(storage, prioritized, tmp_path):
+    in_files = storage in ("memmap", "files")
+    replay = fbuf.Replay(plain_buffer(storage, tmp_path / "store", prioritized), PLAIN)
+    replay.extend(plain_rows(0, 20))
+    with failing():
+        with pytest.raises(OSError, match=LOST) as caught:
+            replay.extend(plain_rows(20, 5))
+            wait(replay.state)
+            len(replay)  # a store in memory is not waited for
+    text, number = str(caught.value), caught.value.errno
+    del caught  # its traceback holds the state
+    assert number == (errno.ENOSPC if in_files else errno.ENOMEM)
+    assert "Traceback" not in text and len(text) < 600 and (not in_files or f"{tmp_path}/store/column" in text)
+    assert len(replay) == 20 and int(replay.stats()["refused_rows"]) == 5
+    assert set(np.asarray(replay.sample(200).data["t"]).tolist()) == set(range(20))
+    replay.save(str(tmp_path / "checkpoint"))
+    replay.extend(plain_rows(20, 5))
+    buffer = replay.buffer
+    assert held(buffer, replay.state) == list(range(25))
+    del replay
+    if in_files:
+        assert held(buffer, buffer.resume(PLAIN)) == list(range(25))
+    else:
+        assert len(fbuf.Replay.load(str(tmp_path / "checkpoint"))) == 20
+
+
+@pytest.mark.parametrize(
+    ("storage", "by"),
+    [("memmap", "step"), ("files", "sample"), ("host", "save"), ("compressed", "leaves"), ("files", "flush")],
+)
+def test_the_next_call_with_the_state_of_a_donated_step_raises(storage, by, tmp_path):
+    buffer = plain_buffer(storage, tmp_path / "store")
+    step = jax.jit(buffer.extend, donate_argnums=0)
+    state = step(buffer.init(PLAIN), plain_rows(0, 20))
+    calls = {
+        "step": lambda state: step(state, plain_rows(20, 5)),
+        "sample": lambda state: buffer.sample(state, jax.random.key(0), 4),
+        "save": lambda state: fbuf.save(str(tmp_path / "checkpoint"), buffer, state),
+        "leaves": jax.tree.leaves,
+        "flush": buffer.flush,
+    }
+    for _ in range(2):
+        with failing():
+            state = wait(step(state, plain_rows(20, 5)))
+        raises(OSError, LOST, calls[by], state)
+        assert held(buffer, state) == list(range(20))  # raised once
+    assert int(buffer.stats(state)["refused_rows"]) == 10
+    state = step(state, plain_rows(20, 5))
+    assert held(buffer, state) == list(range(25))
+
+
+def test_eager_methods_raise_at_once(tmp_path):
+    buffer = fbuf.checked(plain_buffer("files", tmp_path / "store"))
+    state = buffer.extend(buffer.init(PLAIN), plain_rows(0, 20))
+    index = buffer.last(state, 3).index
+    fields = {"obs": np.ones((3, 64), np.uint8), "t": np.full(3, 99, np.int32)}
+    with failing():
+        raises(OSError, LOST, buffer.extend, state, plain_rows(20, 5))
+        raises(OSError, "3 rows were not written", buffer.update_rows, state, index, fields)
+    assert held(buffer, state) == list(range(20))
+    state = buffer.update_rows(state, index, fields)
+    assert held(buffer, state) == [*range(17), 99, 99, 99]
+
+
+def test_a_row_update_that_failed_changes_neither_files_nor_device(tmp_path):
+    buffer = fbuf.uniform(50, storage=fbuf.storages.Memmap(str(tmp_path / "store"), keys=("obs",)))
+    state = buffer.extend(buffer.init(PLAIN), plain_rows(0, 20))
+    before = jax.device_get(buffer.rows(state).data)
+    step = jax.jit(buffer.update_rows, donate_argnums=0)
+    index, fields = buffer.last(state, 3).index, {"obs": np.ones((3, 64), np.uint8), "t": np.full(3, 99, np.int32)}
+    with failing():
+        state = wait(step(state, index, fields))
+    raises(OSError, "3 rows were not written", buffer.size, state)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(buffer.rows(state).data), before)
+    assert int(buffer.stats(state)["refused_rows"]) == 3
+    assert held(buffer, step(state, index, fields))[-3:] == [99, 99, 99]
+
+
+def test_a_checked_step_raises_with_what_it_returned(tmp_path):
+    buffer = plain_buffer("memmap", tmp_path / "store")
+    step = fbuf.checked(jax.jit(buffer.extend, donate_argnums=0))
+    state = step(buffer.init(PLAIN), plain_rows(0, 20))
+    with failing(), pytest.raises(OSError, match=LOST) as caught:
+        step(state, plain_rows(20, 5))
+    assert held(buffer, step(caught.value.result, plain_rows(20, 5))) == list(range(25))
 
 
 @pytest.mark.parametrize("storage", ["memmap", "files"])
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_a_full_disk_is_an_os_error_and_the_rows_can_be_resumed(storage, prioritized, tmp_path, monkeypatch):
-    path = str(tmp_path / "store")
-    kept = fbuf.storages.Memmap(path) if storage == "memmap" else fbuf.storages.Compressed(path=path, keys=("obs", "t"))
-    buffer = (fbuf.prioritized if prioritized else fbuf.uniform)(100, storage=kept)
-    replay = fbuf.Replay(buffer, EXAMPLE)
-    replay.extend(rows_of(0, 20))
-    real = os.pwrite
-    with monkeypatch.context() as full:
+def test_rows_whose_sync_failed_are_held(storage, tmp_path, monkeypatch):
+    kind = {"memmap": fbuf.storages.Memmap, "files": fbuf.storages.Compressed}[storage]
+    replay = fbuf.Replay(fbuf.uniform(100, storage=kind(path=str(tmp_path / "store"), sync=0)), PLAIN)
 
-        def fail(fd, data, at):
-            raise OSError(errno.ENOSPC, "injected")
+    def fail(_):
+        raise OSError(errno.EIO, "injected")
 
-        full.setattr(os, "pwrite", fail)
-        with pytest.raises(OSError, match="No space left on device") as caught:
-            replay.extend(rows_of(20, 20))
-    assert os.pwrite is real and caught.value.errno == errno.ENOSPC
-    text = str(caught.value)
-    assert "Replay: a write failed" in text[:40] and "Traceback" not in text and len(text) < 600
-    assert caught.value.__suppress_context__ and "Replay(buffer, example, resume=True)" in text
-    raises(RuntimeError, "after a failed write", replay.sample, 4)
-    again = fbuf.Replay(buffer, EXAMPLE, resume=True)  # `replay` is still referenced
-    again.extend(rows_of(20, 20))
-    assert len(again) == 40
-    assert np.asarray(buffer.rows(again.state).data["t"])[:40].tolist() == list(range(40))
-    assert len(again.sample(8).data["t"]) == 8
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        raises(OSError, "Input/output error.*All rows were written", replay.extend, plain_rows(0, 5))
+    assert held(replay.buffer, replay.state) == list(range(5))
+
+
+def test_statistics_of_transforms_do_not_count_rows_that_were_lost(tmp_path):
+    transform = fbuf.transforms.Normalize("x")
+    buffer = fbuf.Buffer(40, storage=fbuf.storages.Memmap(str(tmp_path / "store")), on_read=transform)
+    step = jax.jit(buffer.extend, donate_argnums=0)
+    state = step(buffer.init({"x": 0.0}), {"x": jnp.arange(8.0)})
+    before = jax.device_get(state.transforms)
+    with failing():
+        state = wait(step(state, {"x": jnp.full(8, 100.0)}))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.transforms), before)
+    raises(OSError, "8 rows", buffer.size, state)
 
 
 def test_a_file_that_cannot_be_read_is_an_os_error(monkeypatch):
-    replay = fbuf.Replay(fbuf.uniform(100, storage=fbuf.storages.Host()), EXAMPLE)
-    replay.extend(rows_of(0, 20))
+    replay = fbuf.Replay(fbuf.uniform(100, storage=fbuf.storages.Host()), PLAIN)
+    replay.extend(plain_rows(0, 20))
 
     @records_errors
     def fail(self, *_):

@@ -54,15 +54,16 @@ def order_of_writes(storage: str, monkeypatch: pytest.MonkeyPatch, verbs: str, c
 
     def record(method: Any) -> Any:
         def call(*args: Any) -> Any:
-            calls.append(method.__name__)
-            calls.append(str(int((args[1][0] if method.__name__ == "write" else args[3][0]).reshape(-1)[0])))
+            name = method.__name__.removeprefix("try_")
+            calls.append(name)
+            calls.append(str(int((args[1][0] if name == "write" else args[3][0]).reshape(-1)[0])))
             return method(*args)
 
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "write", record(Store.write))
-        patch.setattr(Store, "patch", record(Store.patch))
+        patch.setattr(Store, "try_write", record(Store.try_write))
+        patch.setattr(Store, "try_patch", record(Store.try_patch))
         state = jax.block_until_ready(step(state, rows_of(100, capacity // 2), rows_of(200, capacity // 2)))
     return calls, buffer.rows(state)
 

@@ -90,6 +90,10 @@ class RowUpdates:
             heapq.heappush(self._heaps.setdefault(update.lane, []), update.count)
         self._origins[origin].append(ticket)
 
+    def newest(self, lane: int, count: int) -> int:
+        """Return the ticket of the last update of a row; 0 if there is none."""
+        return max(self._origins.get((lane, count), (0,)))
+
     def resume(self, made: int) -> None:
         """Resume after the updates of a checkpoint were inserted."""
         self.made = made

@@ -33,6 +33,7 @@ from fbuf._host.store.reads import Found, TicketReads
 from fbuf._host.store.row_updates import CUT, UPDATE_BIT, RowUpdate, RowUpdates, UpdateLog
 from fbuf._host.store.slot_map import Placement, SlotMap
 from fbuf._host.types import (
+    LOST,
     Array,
     Batch,
     ColumnData,
@@ -100,6 +101,9 @@ class Store(TicketReads):
         self._log: UpdateLog | None = None
         self.held: Array = np.zeros(self._lanes, np.int64)  # rows of each lane that were there when it was opened
         self.warning = ""  # what was wrong with the files then
+        self._uncut: Array = np.zeros(
+            lanes, bool
+        )  # lanes of files with a cut after the newest row that is not recorded
         self._flushed = time.monotonic()
         self._writing = threading.Lock()  # taken before _lock
         self._closed = False
@@ -143,7 +147,37 @@ class Store(TicketReads):
           StoreClosed: after `close`. Nothing was stored, as with any exception.
         Cost: about 2.5 to 4 us a frame of 84x84 with Zstd, one copy without codec; about 20 us a call.
         """
-        n = len(rows[0])
+        tickets = np.zeros(rows[0].shape[:2], np.uint64)
+        self._write_all(tickets, rows, keep, slots, state)
+        return tickets
+
+    @records_errors
+    def try_write(self, rows: Sequence[Array], keep: Array | None) -> tuple[Array, Exception | None]:
+        """Store what can be stored: rows of the first steps if a large write fails half-way.
+
+        Returns:
+          Tickets as of `write`, 0 for rows that are not stored; and the error, if there was one.
+        """
+        tickets = np.zeros(rows[0].shape[:2], np.uint64)
+        try:
+            self._write_all(tickets, rows, keep)
+        except (OSError, MemoryError) as error:
+            if self._log is not None:
+                lost = tickets == 0 if keep is None else keep & (tickets == 0)
+                self._uncut |= lost.any(axis=0)
+            return tickets, without_traceback(error)
+        return tickets, None
+
+    def _write_all(
+        self,
+        tickets: Array,
+        rows: Sequence[Array],
+        keep: Array | None,
+        slots: Array | None = None,
+        state: SlotState | None = None,
+    ) -> None:
+        """Store rows in as many parts as files need; fill in the tickets of what is stored."""
+        n = len(tickets)
         if slots is not None:
             inside = (slots >= 0) & (slots < self.lanes * self.length)
             keep = inside if keep is None else inside & keep
@@ -152,16 +186,18 @@ class Store(TicketReads):
         with self._writing:
             self._check_open()
             if self._folder is None:
-                return self._write(rows, keep, slots, state)
+                tickets[...] = self._write(rows, keep, slots, state)
+                return
             self._folder.check_held()
-            tickets: list[Array] = []
+            if self._uncut.any():
+                self._record_cuts()
             done = 0
-            while done < n or not tickets:
+            while done < n:
                 # In files, rows are written before they count, to places without readable rows.
                 room = min((p.room(self._count) for p in self._parts if isinstance(p, RawFileColumn)), default=n)
                 piece = slice(done, min(done + room, n))
                 try:
-                    tickets.append(self._write([r[piece] for r in rows], None if keep is None else keep[piece]))
+                    tickets[piece] = self._write([r[piece] for r in rows], None if keep is None else keep[piece])
                 except OSError as error:
                     if done:
                         error.strerror = f"{error.strerror} The first {done} of {n} rows were written before."
@@ -169,7 +205,6 @@ class Store(TicketReads):
                 done = piece.stop
             if self._folder.sync is not None and time.monotonic() - self._flushed >= self._folder.sync:
                 self._flush()
-        return np.concatenate(tickets)
 
     def _write(
         self, rows: Sequence[Array], keep: Array | None, slots: Array | None = None, state: SlotState | None = None
@@ -411,23 +446,65 @@ class Store(TicketReads):
         new = tickets.copy()
         with self._writing:
             self._check_open()
-            # Only writers drop rows, so what is there now is there until `_writing` is released.
-            lane, count, there, _ = self._resolve(0, tickets)
-            picks = np.flatnonzero(there & keep).tolist()
-            made: list[tuple[int, RowUpdate]] = []
-            for at in picks:
-                old = int(tickets[at])
-                values = {c: v[at] for c, v in fields.items()}
-                made.append((old, self._updates.prepare(old, int(lane[at]), int(count[at]), values)))
-            if self._log is not None and self._folder is not None and made:
-                self._folder.check_held()
-                with self._log.appended(self._updates.made + 1, [patch for _, patch in made]):
-                    self._folder.save(kind_bytes(self._parts), self._count, self._updates.made + len(made))
-            with self._lock:
-                new[picks] = np.array(self._updates.add(made), np.uint64)
-            if self._log is not None:
-                self._log.tidy(self._updates)
+            picks, lane, count = self._changeable(tickets, keep)
+            new[picks] = self._patch(tickets[picks], lane, count, {c: v[picks] for c, v in fields.items()})
         return new
+
+    @records_errors
+    def try_patch(self, tickets: Array, keep: Array, fields: Mapping[int, Array]) -> tuple[Array, Exception | None]:
+        """Do what `patch` does; also return the error of the disk or of memory, with `LOST` as tickets of unchanged rows.
+
+        A cut after the newest row of a lane that cannot be recorded is no error: the next write records it.
+        """
+        new = tickets.copy()
+        with self._writing:
+            self._check_open()
+            picks, lane, count = self._changeable(tickets, keep)
+            try:
+                new[picks] = self._patch(tickets[picks], lane, count, {c: v[picks] for c, v in fields.items()})
+            except (OSError, MemoryError) as error:
+                if fields or (count != self._count[lane] - 1).any():
+                    new[picks] = LOST
+                    return new, without_traceback(error)
+                self._uncut[lane] = True
+        return new, None
+
+    def _changeable(self, tickets: Array, keep: Array) -> tuple[Array, Array, Array]:
+        """Return which rows are there and in `keep`, with their lanes and counts; `_writing` is held."""
+        # Only writers drop rows, so what is there now is there until `_writing` is released.
+        lane, count, there, _ = self._resolve(0, tickets)
+        picks = np.flatnonzero(there & keep)
+        return picks, lane[picks], count[picks]
+
+    def _patch(self, tickets: Array, lane: Array, count: Array, fields: Mapping[int, Array]) -> Array:
+        """Update rows that are there; return their new tickets. `_writing` is held."""
+        made = []
+        for at, old in enumerate(tickets.tolist()):
+            values = {c: v[at] for c, v in fields.items()}
+            made.append((old, self._updates.prepare(old, int(lane[at]), int(count[at]), values)))
+        return self._add_updates(made)
+
+    def _add_updates(self, made: list[tuple[int, RowUpdate]]) -> Array:
+        """Store prepared updates, each with the ticket it replaces; return their tickets. `_writing` is held."""
+        if self._log is not None and self._folder is not None and made:
+            self._folder.check_held()
+            with self._log.appended(self._updates.made + 1, [update for _, update in made]):
+                self._folder.save(kind_bytes(self._parts), self._count, self._updates.made + len(made))
+        with self._lock:
+            tickets = np.array(self._updates.add(made), np.uint64)
+        if self._log is not None:
+            self._log.tidy(self._updates)
+        return tickets
+
+    def _record_cuts(self) -> None:
+        """Record that a cut follows the newest row of the lanes that lost rows; `_writing` is held."""
+        made = []
+        for lane in np.flatnonzero(self._uncut & (self._count > 0)).tolist():
+            count = int(self._count[lane]) - 1
+            newest = self._updates.newest(lane, count)
+            made.append((0, self._updates.prepare(newest, lane, count, {})))  # the states' ticket stays readable
+        self._add_updates(made)
+        self._uncut[:] = False
 
     # ---------------------------------------------------------------- checkpoints
 
