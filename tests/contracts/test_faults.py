@@ -194,13 +194,15 @@ def test_no_memory_at_init(storage, place, monkeypatch):
 
 
 def test_a_callback_that_raises_at_any_call(monkeypatch):
-    check_raising("write", True, monkeypatch)
+    check_raising("try_write", True, monkeypatch)
 
 
 def test_each_write_happens_once(monkeypatch):
     buffer = fbuf.Buffer(64, storage=Host())
-    calls, real = list[int](), Store.write
-    monkeypatch.setattr(Store, "write", lambda self, rows, *args: calls.append(len(rows[0])) or real(self, rows, *args))
+    calls, real = list[int](), Store.try_write
+    monkeypatch.setattr(
+        Store, "try_write", lambda self, rows, *args: calls.append(len(rows[0])) or real(self, rows, *args)
+    )
     rows = jax.tree.map(jnp.asarray, rows_of(0, 3))
 
     def twice(state):

@@ -72,7 +72,7 @@ TYPES = [
     for number, (sampler, view) in enumerate(zip((name for name in SAMPLERS if "host" not in name), VIEW, strict=False))
 ]
 test_checks = checks(
-    (faults.check_raising, [("write", False), ("read", False), ("read", True)]),
+    (faults.check_raising, [("try_write", False), ("read", False), ("read", True)]),
     (faults.check_many_keys, [Epoch()]),
     (faults.check_key_reuse, [(Consume(2), 1), (Prioritized(on="host"), 1)]),
     (check_types, TYPES),
