@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 153,
     "public names": 183,
-    "code lines of fbuf/": 38_044,
-    "probes of parts": 140,
+    "code lines of fbuf/": 38_080,
+    "probes of parts": 141,
     "reads of module._name": 71,
     "functions above 60 lines": 16,
     "lines of tests/": 46_673,
