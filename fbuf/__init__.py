@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fbuf._bridge.lazy_rows import Lazy
     from fbuf._bridge.lifetime import StoreHandle, stores
     from fbuf._buffer.checked import checked
-    from fbuf._buffer.mixture import Mixture, MixtureIndex, MixtureSample, MixtureState
+    from fbuf._buffer.mixture import Mixture, MixtureState
     from fbuf._buffer.plan import Plan
     from fbuf._buffer.summary import Summary
     from fbuf._checkpoint.async_save import Saving
@@ -41,8 +41,6 @@ __all__ = [
     "Index",
     "Lazy",
     "Mixture",
-    "MixtureIndex",
-    "MixtureSample",
     "MixtureState",
     "Plan",
     "Replay",
@@ -87,7 +85,7 @@ _name, __dir__ = later(
         "fbuf._formats.checkpoint": ["CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"],
         "fbuf._bridge.lifetime": ["StoreHandle", "stores"],
         "fbuf._bridge.lazy_rows": ["Lazy"],
-        "fbuf._buffer.mixture": ["Mixture", "MixtureIndex", "MixtureSample", "MixtureState"],
+        "fbuf._buffer.mixture": ["Mixture", "MixtureState"],
         "fbuf._buffer.plan": ["Plan"],
         "fbuf._replay": ["Replay", "ReplayClosed"],
         "fbuf._buffer.summary": ["Summary"],

@@ -489,6 +489,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         checks.check_state("Buffer.get", self, state)
         if isinstance(index, Index):
+            checks.check_is_index("Buffer.get", index)
             rows = operations.get(self, state, index)[1]
         else:
             rows = operations.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]

@@ -522,30 +522,42 @@ def check_rebuilds(call: str, sampler: Sampler) -> None:
 # ----------------------------------------------------------------------------------------------------- indices
 
 
-def check_is_index(call: str, index: Any) -> None:
-    """Raise unless it is the index of a batch of one buffer."""
+_MEMBERS = ("source", "shard", "birth")
+
+
+def check_is_index(call: str, index: Any, *members: str) -> None:
+    """Raise unless it is an index with these of `source`, `shard` and `birth`, and no others."""
     if not isinstance(index, Index):
-        fix = "mixture.route(batch.index, name)" if hasattr(index, "source") else "batch.index"
-        raise TypeError(f"{call}: index is {type(index).__name__}; expected the Index of a batch. Pass {fix}.")
+        raise TypeError(f"{call}: index is {type(index).__name__}; expected the Index of a batch. Pass batch.index.")
+    found = tuple(name for name in _MEMBERS if getattr(index, name) is not None)
+    if found != members:
+        fix = "mixture.route(batch.index, name)" if set(found) - set(members) == {"source"} else "batch.index"
+        has, needs = (", ".join(names) or "one buffer" for names in (found, members))
+        raise TypeError(f"{call}: index is an Index of {has}; expected one of {needs}. Pass {fix}.")
 
 
-def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,)) -> Index:
-    """Return the index of a batch as int32 and uint32; it has one of the numbers of `axes`."""
-    check_is_index(call, index)
+def check_index(call: str, index: Any, axes: tuple[int, ...] = (1,), *members: str) -> Index:
+    """Return the index of a batch as int32 and uint32; it has one of the numbers of `axes`, and these `members`."""
+    check_is_index(call, index, *members)
     slot = arguments.check_array(call, "index.slot", index.slot, np.shape(index.slot), "i")
     if slot.ndim not in axes:
         expected = " or ".join(("", "[B]", "[B, T]")[number] for number in axes)
         raise ValueError(f"{call}: index has shape {list(slot.shape)}; expected {expected}. Flatten it.")
     ticket = arguments.check_array(call, "index.ticket", index.ticket, slot.shape, "i")
-    return Index(slot.astype(jnp.int32), ticket.astype(jnp.uint32))
+    where = {
+        name: arguments.check_array(call, f"index.{name}", getattr(index, name), slot.shape, "i") for name in members
+    }
+    return Index(
+        slot.astype(jnp.int32),
+        ticket.astype(jnp.uint32),
+        **{name: leaf.astype(jnp.int32) for name, leaf in where.items()},
+    )
 
 
 def check_slots(call: str, index: Any) -> jax.Array:
     """Return slots int32[...] of `get`."""
     if isinstance(index, slice):
         raise TypeError(f"{call}: index is {index}; expected an Index or int32 slots. Use last or rows for ranges.")
-    if hasattr(index, "source"):
-        check_is_index(call, index)
     slots = jnp.asarray(index)
     if not jnp.issubdtype(slots.dtype, jnp.integer):
         raise TypeError(f"{call}: index is {slots.dtype}; expected an Index or int32 slots. Use batch.index.")

@@ -39,15 +39,22 @@ class Index:
     """Identify rows by slot and generation, which differs between successive rows of a slot.
 
     An index whose row has been overwritten is *stale*: methods skip it and count it. Use an index only with states that
-    descend from the one it came from: in another branch it may match another row.
+    descend from the one it came from: in another branch it may match another row. Any selection of its entries is an index
+    too. The last three say which of several members has the row; each is None, and no leaf, where it does not apply.
 
     Attributes:
-      slot: int32[B], in [0, C); C where the sample's mask is False.
+      slot: int32[B], in [0, C) of the buffer or shard; C where the sample's mask is False (0 in a mixture).
       ticket: uint32[B], generation of the slot; 0 where the mask is False.
+      source: int32[B], of a mixture: its buffer, in the order of the names; their number where the mask is False.
+      shard: int32[B], of a buffer in D shards: in [0, D); D where the mask is False.
+      birth: uint32[B], of a `RayReplay`: the incarnation of the shard, which a restart changes.
     """
 
     slot: jax.Array
     ticket: jax.Array
+    source: Any = None
+    shard: Any = None
+    birth: Any = None
 
 
 class _Ragged:
@@ -99,7 +106,7 @@ class Sample(_Ragged):
     Attributes:
       data: The batch of the view, leaves `[B, ...]`: see `fbuf.views.Row`, `Transition`, `Sequence`, ...
       index: The sampled rows, `Index` `[B]`, for `update_priority` and `update_rows`.
-      probability: float32[B], of each row in one draw from the whole buffer.
+      probability: float32[B], of each row in one draw from the whole buffer, of all its shards, or mixture.
       weight: float32[B], importance weights; 1 for uniform draws.
       mask: bool[B], False where no row could be drawn, or the row had expired.
       ragged: Tickets of rows in `storages.Ragged`, which `lazy` reads; None for other storages.

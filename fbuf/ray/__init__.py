@@ -17,11 +17,10 @@ Example:
   >>> replay.close()  # doctest: +SKIP
 """
 
-from fbuf.ray._batch import RayIndex, RaySample
 from fbuf.ray._client import Client
 from fbuf.ray._service import RayReplay
 
-__all__ = ["Client", "RayIndex", "RayReplay", "RaySample"]
+__all__ = ["Client", "RayReplay"]
 
 
 def __dir__() -> list[str]:

@@ -15,15 +15,17 @@ import jax
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.checks import check_is_index
 from fbuf._core import arguments
 from fbuf._core.arguments import DrawOptions
 from fbuf._core.pytree import PyTree, named_leaves, narrow
+from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._replay import ReplayClosed
 from fbuf._replay.arguments import Form, check_form, to_array, to_rows
 from fbuf._replay.outside_jit import refuse_trace
 from fbuf.ray import _draws
-from fbuf.ray._batch import RayIndex, RaySample, of_shard, placed
+from fbuf.ray._batch import of_shard, placed
 from fbuf.ray._blocks import pack, unpack
 from fbuf.ray._calls import Away, Outbox
 from fbuf.ray._draws import Facts
@@ -218,7 +220,7 @@ class Client:
 
     # ------------------------------------------------------------------------------------------------------ priorities
 
-    def update_priority(self, index: RayIndex, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
+    def update_priority(self, index: Index, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
         """Set priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
 
         They are sent with the next draw of this client, at the latest by `flush`. Updates of rows that were overwritten since,
@@ -237,8 +239,7 @@ class Client:
         """
         refuse_trace("update_priority", index, td_error, mask, owner="Client")
         call = "Client.update_priority"
-        if not isinstance(index, RayIndex):
-            raise TypeError(f"{call}: index is {type(index).__name__}; expected a RayIndex. Pass batch.index.")
+        check_is_index(call, index, "shard", "birth")
         shard, birth, slot, ticket = (_array(x, "index") for x in (index.shard, index.birth, index.slot, index.ticket))
         td_error, mask = _array(td_error, "td_error"), _array(mask, "mask")
         if slot.ndim != 1 or td_error.shape[:1] != slot.shape:
@@ -276,7 +277,7 @@ class Client:
 
     # ----------------------------------------------------------------------------------------------------------- draws
 
-    def sample(self, batch_size: int | None = None, *, to: Form = "jax", **options: Unpack[DrawOptions]) -> RaySample:
+    def sample(self, batch_size: int | None = None, *, to: Form = "jax", **options: Unpack[DrawOptions]) -> Sample:
         """Draw a batch from all shards; see `Buffer.sample`. Wait until a row can be sampled, and the limit allows it.
 
         Args:
@@ -305,7 +306,7 @@ class Client:
         to: Form = "jax",
         device: Any = None,
         **options: Unpack[DrawOptions],
-    ) -> Iterator[RaySample]:
+    ) -> Iterator[Sample]:
         """Yield batches, and draw up to `prefetch` more while the caller uses one. End when the service is closed.
 
         One call draws a third of them, and costs about as much as drawing a few batches. Priorities set in the meantime do not
@@ -333,7 +334,7 @@ class Client:
 
     def _batches(
         self, batch_size: int | None, prefetch: int | None, to: str, device: Any, options: dict[str, Any]
-    ) -> Iterator[RaySample]:
+    ) -> Iterator[Sample]:
         with contextlib.suppress(ReplayClosed):
             if prefetch is None:
                 (first,) = self._collect(self._request(batch_size, 1, options))
@@ -411,7 +412,7 @@ class Client:
         if shard not in self._probes:
             self._probes[shard] = self._link.call(shard, "facts")
 
-    def _collect(self, request: _Request) -> list[RaySample]:
+    def _collect(self, request: _Request) -> list[Sample]:
         """Wait for batches; at least one."""
         shards, (rank, ranks), plan = self._settings.shards, self._settings.group, request.plan
         if request.call:
@@ -450,9 +451,7 @@ class Client:
             self._facts[shard] = drawn.facts[-1]
         return batches or self._collect(self._request(request.size, len(plan.counts), request.options))
 
-    def _joined(
-        self, parts: Mapping[int, RaySample], facts: Sequence[Facts], used: Any, beta: float | None
-    ) -> RaySample:
+    def _joined(self, parts: Mapping[int, Sample], facts: Sequence[Facts], used: Any, beta: float | None) -> Sample:
         """Return one batch of the rows of several shards."""
         joined: Any = jax.tree.map(lambda *x: x[0] if len(x) == 1 else np.concatenate(x), *parts.values())
         shard = np.repeat(list(parts), [len(sample.mask) for sample in parts.values()])

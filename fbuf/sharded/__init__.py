@@ -19,9 +19,9 @@ Example:
 
 from fbuf.sharded._mixture import ShardedMixture
 from fbuf.sharded._sharded import Sharded
-from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState
+from fbuf.sharded._state import ShardedState
 
-__all__ = ["Sharded", "ShardedIndex", "ShardedMixture", "ShardedSample", "ShardedState"]
+__all__ = ["Sharded", "ShardedMixture", "ShardedState"]
 
 
 def __dir__() -> list[str]:

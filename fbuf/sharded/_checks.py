@@ -10,13 +10,12 @@ from jax.sharding import Mesh, NamedSharding
 from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import refuse_donated
-from fbuf._core import arguments
 from fbuf._core.control_flow import axes_of
 from fbuf._core.sample import Index
 from fbuf._members import split
 from fbuf.sharded._operation import is_local
 from fbuf.sharded._split import keeps_rows_on_host
-from fbuf.sharded._state import ShardedIndex, ShardedState
+from fbuf.sharded._state import ShardedState
 from fbuf.storages import Deduplicated, Device
 from fbuf.transforms import Normalize, NormalizeReward
 
@@ -107,15 +106,12 @@ def check_state(call: str, sharded: Any, state: Any) -> None:
         )
 
 
-def checked_index(call: str, sharded: Any, index: Any, axes: tuple[int, ...] = (1, 2)) -> ShardedIndex:
+def checked_index(call: str, sharded: Any, index: Any, axes: tuple[int, ...] = (1, 2)) -> Index:
     """Return the index with its dtypes; its length is a multiple of D."""
-    if not isinstance(index, ShardedIndex):
-        raise TypeError(f"{call}: index is {type(index).__name__}; expected a ShardedIndex. Pass batch.index.")
-    own = checks.check_index(call, Index(index.slot, index.ticket), axes)
-    shard = arguments.check_array(call, "index.shard", index.shard, own.slot.shape, "i")
+    index = checks.check_index(call, index, axes, "shard")
     if not is_local(sharded.axis):
-        check_multiple(call, sharded, "the length of index", own.slot.shape[0])
-    return ShardedIndex(shard.astype(own.slot.dtype), own.slot, own.ticket)
+        check_multiple(call, sharded, "the length of index", index.slot.shape[0])
+    return index
 
 
 def check_order(call: str, sharded: Any) -> None:

@@ -24,7 +24,6 @@ from fbuf._core.slots import sum_of_lanes
 from fbuf._interfaces.sampler import Draw, EligibleSet
 from fbuf._members import weights
 from fbuf.samplers._base import masked_draw
-from fbuf.sharded._state import ShardedIndex, ShardedSample
 
 
 class Whole(NamedTuple):
@@ -105,7 +104,7 @@ def own_key(sharded: Any, key: jax.Array) -> jax.Array:
 
 def sample_core(
     sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
-) -> tuple[BufferState, ShardedSample]:
+) -> tuple[BufferState, Sample]:
     """Draw this shard's part of a batch of `batch_size`."""
     buffer, shards = sharded.shard, sharded.shards
     key, size = own_key(sharded, key), batch_size // shards
@@ -169,11 +168,10 @@ def _count_empty(sharded: Any, own: BufferState, number: jax.Array) -> BufferSta
     return own.replace(counters=state_ops._count_up(own, empty_samples=is_empty))
 
 
-def sharded_batch(sharded: Any, batch: Sample) -> ShardedSample:
+def sharded_batch(sharded: Any, batch: Sample) -> Sample:
     """Return a shard's batch with the shard in its index."""
     shard = jnp.where(batch.mask, lax.axis_index(sharded.axis).astype(jnp.int32), jnp.int32(sharded.shards))
-    index = ShardedIndex(shard, batch.index.slot, batch.index.ticket)
     last = batch.last
     if last is not None:  # an epoch ends when it has on every shard
         last = lax.pmin(last.astype(jnp.int32), sharded.axis) == jnp.int32(1)
-    return ShardedSample(batch.data, index, batch.probability, batch.weight, batch.mask, last)
+    return dataclasses.replace(batch, index=dataclasses.replace(batch.index, shard=shard), last=last)

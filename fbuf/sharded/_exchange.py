@@ -20,11 +20,11 @@ from fbuf._buffer import read
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState
 from fbuf._core import control_flow
+from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import expand
 from fbuf._members import quota
 from fbuf.samplers._base import masked_draw
 from fbuf.sharded._draw import _count_empty, own_key, sample_core, weigh, whole
-from fbuf.sharded._state import ShardedIndex, ShardedSample
 
 SLACK = 1.25  # rows that a shard may send at once, by those it receives
 _COUNTS, _ORDER = 0x736E, 0x736F  # folded into the key
@@ -32,7 +32,7 @@ _COUNTS, _ORDER = 0x736E, 0x736F  # folded into the key
 
 def sample_global_core(
     sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
-) -> tuple[BufferState, ShardedSample]:
+) -> tuple[BufferState, Sample]:
     """Draw a batch of `batch_size` from all shards; return this device's part of it."""
     buffer, shards, axis = sharded.shard, sharded.shards, sharded.axis
     if shards == 1:
@@ -92,6 +92,7 @@ def sample_global_core(
         beta = options.get("beta", own.sampler.beta)
         weight = weigh(sharded, every, chance, mask, beta, jnp.float32(1), None)
     capacity = jnp.int32(buffer.capacity)
-    index = ShardedIndex(jnp.where(mask, owner, jnp.int32(shards)), jnp.where(mask, index.slot, capacity), index.ticket)
+    shard = jnp.where(mask, owner, jnp.int32(shards))
+    index = Index(jnp.where(mask, index.slot, capacity), index.ticket, shard=shard)
     own = _count_empty(sharded, own.replace(counters=counters, token=token), every.number)
-    return own, ShardedSample(data, index, chance, weight, mask)
+    return own, Sample(data, index, chance, weight, mask)

@@ -20,11 +20,10 @@ from fbuf._buffer.state import BufferState
 from fbuf._core import control_flow
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index
-from fbuf.sharded._state import ShardedIndex
 
 
 def update_priority_core(
-    sharded: Any, own: BufferState, index: ShardedIndex, td_error: jax.Array, mask: Any, eta: Any
+    sharded: Any, own: BufferState, index: Index, td_error: jax.Array, mask: Any, eta: Any
 ) -> tuple[BufferState, None]:
     """Set the priorities of this shard's rows among those of all devices."""
     buffer, shards = sharded.shard, sharded.shards

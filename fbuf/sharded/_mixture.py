@@ -13,21 +13,23 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from fbuf._buffer import state as state_ops
+from fbuf._buffer.checks import check_is_index
 from fbuf._buffer.mixture import draw
 from fbuf._buffer.mixture.mixture import Mixture, Shares, Sizes
-from fbuf._buffer.mixture.state import COUNTERS, MixtureIndex, MixtureSample, MixtureState
+from fbuf._buffer.mixture.state import COUNTERS, MixtureState
 from fbuf._buffer.plan import Plan, PlanSettings
 from fbuf._buffer.summary import Summary
 from fbuf._core.component import component
 from fbuf._core.dispatch import changes_of, with_changes
 from fbuf._core.pytree import PyTree, tree_bytes
+from fbuf._core.sample import Index, Sample
 from fbuf._members import quota
 from fbuf._members.split import check_draw_mode
 from fbuf.sharded import _checks
 from fbuf.sharded._draw import own_key, whole
 from fbuf.sharded._operation import is_local, on_each_shard, placed
 from fbuf.sharded._sharded import Sharded
-from fbuf.sharded._state import ShardedIndex, ShardedState, block_of
+from fbuf.sharded._state import ShardedState, block_of
 
 
 @component
@@ -58,7 +60,7 @@ class ShardedMixture:
       ...     state = mixture.extend(state, name, {"t": jnp.arange(5 * mesh.size)})
       >>> state, batch = mixture.sample(state, jax.random.key(0), 4 * mesh.size)
       >>> state = mixture.update_priority(state, batch.index, jnp.ones(4 * mesh.size))
-      >>> batch.source.tolist().count(0) == 2 * mesh.size
+      >>> batch.index.source.tolist().count(0) == 2 * mesh.size
       True
     """
 
@@ -142,7 +144,7 @@ class ShardedMixture:
 
     def sample(
         self, state: MixtureState, key: jax.Array, batch_size: Sizes, *, fractions: Shares = None, beta: Any = None
-    ) -> tuple[MixtureState, MixtureSample]:
+    ) -> tuple[MixtureState, Sample]:
         """Draw a batch, split over the axis: as `Mixture.sample`.
 
         Args:
@@ -160,12 +162,12 @@ class ShardedMixture:
 
     def peek(
         self, state: MixtureState, key: jax.Array, batch_size: Sizes, *, fractions: Shares = None, beta: Any = None
-    ) -> MixtureSample:
+    ) -> Sample:
         """Return the batch of `sample` without the state."""
         return self.sample(state, key, batch_size, fractions=fractions, beta=beta)[1]
 
     def update_priority(
-        self, state: MixtureState, index: MixtureIndex, td_error: Any, *, mask: Any = None, eta: Any = 0.9
+        self, state: MixtureState, index: Index, td_error: Any, *, mask: Any = None, eta: Any = 0.9
     ) -> MixtureState:
         """Set priorities of drawn rows, each in its buffer, whichever devices they are on: as `Mixture.update_priority`.
 
@@ -182,9 +184,7 @@ class ShardedMixture:
             states[name] = self[name].update_priority(states[name], own, td_error, mask=mask, eta=eta)
         return self._with(state, states)
 
-    def update_rows(
-        self, state: MixtureState, index: MixtureIndex, fields: PyTree, *, mask: Any = None
-    ) -> MixtureState:
+    def update_rows(self, state: MixtureState, index: Index, fields: PyTree, *, mask: Any = None) -> MixtureState:
         """Replace some leaves of drawn rows, each in its buffer: as `Mixture.update_rows`."""
         states: Any = dict(state.buffers)
         for number, name in enumerate(self.mixture.names):
@@ -193,7 +193,7 @@ class ShardedMixture:
             )
         return self._with(state, states)
 
-    def window_index(self, state: MixtureState, index: MixtureIndex) -> MixtureIndex:
+    def window_index(self, state: MixtureState, index: Index) -> Index:
         """Return the rows `[B, T]` of sampled windows: as `Mixture.window_index`."""
         nowhere = jnp.int32(self.shards)
         given = index.source, index.shard, index.slot, index.ticket
@@ -205,9 +205,9 @@ class ShardedMixture:
             window = source, rows.shard, jnp.where(there, rows.slot, jnp.int32(0)), rows.ticket
             leaves = [jnp.where(mine, new, old) for new, old in zip(window, leaves, strict=True)]
         source, shard, slot, ticket = leaves
-        return MixtureIndex(source, slot, ticket, shard)
+        return Index(slot, ticket, source, shard)
 
-    def route(self, index: MixtureIndex, name: str) -> ShardedIndex:
+    def route(self, index: Index, name: str) -> Index:
         """Return the rows of one buffer, other rows masked, for `mixture[name]`: as `Mixture.route`."""
         return self._index(index, name, False)
 
@@ -261,10 +261,9 @@ class ShardedMixture:
     def _shares(self, state: MixtureState) -> jax.Array:
         return jnp.asarray(self.mixture.shares, jnp.float32) if state.fractions is None else state.fractions
 
-    def _index(self, index: MixtureIndex, name: str, and_invalid: bool) -> ShardedIndex:
+    def _index(self, index: Index, name: str, and_invalid: bool) -> Index:
         """Return the rows of one buffer, masked elsewhere; `and_invalid`: and those of none, on shard -1."""
-        if not isinstance(index, MixtureIndex) or index.shard is None:
-            raise TypeError("ShardedMixture: index is not of a sharded mixture. Pass batch.index.")
+        check_is_index("ShardedMixture", index, "source", "shard")
         number, size = self.mixture.names.index(name), len(self.mixture.names)
         mine = index.source == jnp.int32(number)
         shard = jnp.where(mine, index.shard, jnp.int32(self.shards))
@@ -273,7 +272,7 @@ class ShardedMixture:
             invalid = ((index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))) & ~masked
             shard, mine = jnp.where(invalid, jnp.int32(-1), shard), mine | invalid
         slot = jnp.where(mine, index.slot, jnp.int32(self[name].shard.capacity))
-        return ShardedIndex(shard, slot, jnp.where(mine, index.ticket, jnp.uint32(0)))
+        return Index(slot, jnp.where(mine, index.ticket, jnp.uint32(0)), shard=shard)
 
     def _joined(self, state: MixtureState) -> MixtureState:
         """Return the state with those of all shards as if of one buffer, to check."""

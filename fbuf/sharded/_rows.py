@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,6 @@ from fbuf._buffer.state import BufferState
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index, Rows
 from fbuf.sharded._feedback import homes
-from fbuf.sharded._state import ShardedIndex
 from fbuf.transforms import Chain
 
 
@@ -30,7 +30,7 @@ def _own(sharded: Any, shard: jax.Array, index: Index) -> Index:
     )
 
 
-def _ask(sharded: Any, index: ShardedIndex, answer: Callable[[Index], Any]) -> Any:
+def _ask(sharded: Any, index: Index, answer: Callable[[Index], Any]) -> Any:
     """Return leaves `[R, ...]` of what their shards answer about R rows; each shard reads the rows of all devices."""
     shards, size = sharded.shards, index.slot.size
     shard, rows, _ = homes(sharded, index.shard.reshape(-1), Index(index.slot.reshape(-1), index.ticket.reshape(-1)))
@@ -49,11 +49,10 @@ def _ask(sharded: Any, index: ShardedIndex, answer: Callable[[Index], Any]) -> A
 def _indexed(sharded: Any, rows: Rows, shard: jax.Array) -> Rows:
     """Return rows of `shard` with the index of the whole."""
     shard = jnp.where(rows.mask, shard, jnp.int32(sharded.shards))
-    index: Any = ShardedIndex(shard, rows.index.slot, rows.index.ticket)
-    return Rows(rows.data, index, rows.mask, rows.ragged)
+    return dataclasses.replace(rows, index=dataclasses.replace(rows.index, shard=shard))
 
 
-def get_core(sharded: Any, own: BufferState, index: ShardedIndex) -> tuple[BufferState, Rows]:
+def get_core(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Rows]:
     """Return rows by index."""
     rows = _ask(sharded, index, lambda rows: read._get_core(sharded.shard, own, rows)[1])
     rows = jax.tree.map(lambda leaf: leaf.reshape(index.slot.shape + leaf.shape[1:]), rows)
@@ -72,7 +71,7 @@ def last_core(sharded: Any, own: BufferState, n: int) -> tuple[BufferState, Rows
     return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
 
 
-def priorities_core(sharded: Any, own: BufferState, index: ShardedIndex | None) -> tuple[BufferState, jax.Array]:
+def priorities_core(sharded: Any, own: BufferState, index: Index | None) -> tuple[BufferState, jax.Array]:
     """Return |p| of rows; None: of all rows of this shard."""
     if index is None:
         return priorities._priorities_core(sharded.shard, own, None)
@@ -80,7 +79,7 @@ def priorities_core(sharded: Any, own: BufferState, index: ShardedIndex | None) 
     return own, found.reshape(index.slot.shape)
 
 
-def window_index_core(sharded: Any, own: BufferState, index: ShardedIndex) -> tuple[BufferState, ShardedIndex]:
+def window_index_core(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Index]:
     """Return the rows of windows; rows of no shard keep their index."""
     rows = _ask(sharded, index, lambda rows: read._window_index_core(sharded.shard, own, rows)[1])
     foreign = (index.shard < jnp.int32(0)) | (index.shard >= jnp.int32(sharded.shards))
@@ -88,11 +87,11 @@ def window_index_core(sharded: Any, own: BufferState, index: ShardedIndex) -> tu
     ticket = jnp.where(foreign[:, None], index.ticket[:, None], rows.ticket)
     masked = (slot == jnp.int32(sharded.shard.capacity)) & (ticket == jnp.uint32(0))
     shard = jnp.where(masked, jnp.int32(sharded.shards), index.shard[:, None])
-    return own, ShardedIndex(shard, slot, ticket)
+    return own, Index(slot, ticket, shard=shard)
 
 
 def update_rows_core(
-    sharded: Any, own: BufferState, index: ShardedIndex, leaves: dict[str, jax.Array], mask: jax.Array | None
+    sharded: Any, own: BufferState, index: Index, leaves: dict[str, jax.Array], mask: jax.Array | None
 ) -> tuple[BufferState, None]:
     """Replace leaves of rows; they are sent to all devices if any of them is not on the device that has its index."""
     buffer, nowhere = sharded.shard, jnp.int32(sharded.shard.capacity)

@@ -21,12 +21,12 @@ from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.component import component
 from fbuf._core.control_flow import vary
 from fbuf._core.pytree import PyTree
-from fbuf._core.sample import Index, Rows
+from fbuf._core.sample import Index, Rows, Sample
 from fbuf._members.split import check_draw_mode, member_of
 from fbuf.sharded import _checks, _draw, _exchange, _feedback, _inspect, _plan, _rows
 from fbuf.sharded._operation import ShardedOperation, is_local
 from fbuf.sharded._split import init_each, keeps_rows_on_host
-from fbuf.sharded._state import ShardedIndex, ShardedSample, ShardedState, block_of, split_specs
+from fbuf.sharded._state import ShardedState, block_of, split_specs
 
 
 @component
@@ -202,7 +202,7 @@ class Sharded:
         return after
 
     def update_priority(
-        self, state: ShardedState, index: ShardedIndex, td_error: Any, *, mask: Any = None, eta: Any = 0.9
+        self, state: ShardedState, index: Index, td_error: Any, *, mask: Any = None, eta: Any = 0.9
     ) -> ShardedState:
         """Set the priorities of drawn rows, whichever devices they are on: as `Buffer.update_priority`.
 
@@ -212,7 +212,7 @@ class Sharded:
           mask: bool[B, T], which errors count.
           eta: In [0, 1]; a number or float[].
         Raises:
-          TypeError: the sampler has no priorities; `index` is not a `ShardedIndex`.
+          TypeError: the sampler has no priorities; `index` is not one of shards.
           ValueError: shapes differ, or B is not a multiple of D.
         Cost: one collective of 16 bytes a row; O(B log C / D) on each device if each has as many rows as others.
 
@@ -266,9 +266,7 @@ class Sharded:
         checks.check_rebuilds("Sharded.rebuild", self.buffer.sampler)
         return _rebuild(self, state)[0]
 
-    def update_rows(
-        self, state: ShardedState, index: ShardedIndex, fields: PyTree, *, mask: Any = None
-    ) -> ShardedState:
+    def update_rows(self, state: ShardedState, index: Index, fields: PyTree, *, mask: Any = None) -> ShardedState:
         """Replace some leaves of existing rows, whichever devices they are on: as `Buffer.update_rows`.
 
         Args:
@@ -302,7 +300,7 @@ class Sharded:
 
     def sample(
         self, state: ShardedState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
-    ) -> tuple[ShardedState, ShardedSample]:
+    ) -> tuple[ShardedState, Sample]:
         """Draw a batch. Use the returned state from then on: it orders this read before later writes.
 
         Args:
@@ -311,7 +309,7 @@ class Sharded:
           batch_size: B of all devices together, a multiple of D; None: the buffer's.
           **options: Numbers of the sampler for this call: `beta=schedule(step)`.
         Returns:
-          The state, and a `ShardedSample` with leaves `[B, ...]`, split over the axis. Rows of an empty shard have `mask`
+          The state, and a `Sample` with leaves `[B, ...]`, split over the axis. Rows of an empty shard have `mask`
           False; the weighted mean over all B is still unbiased.
         Raises:
           ValueError, TypeError: as `Buffer.sample`; B is not a multiple of D.
@@ -338,17 +336,17 @@ class Sharded:
         specs = (PartitionSpec(), PartitionSpec())
         out = _specs_of_batch(self)
         after, batch = draw(self, state, key, given, specs=specs, out=out, static=(size,))
-        sampled: ShardedSample = batch
+        sampled: Sample = batch
         return after, sampled
 
     def peek(
         self, state: ShardedState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
-    ) -> ShardedSample:
+    ) -> Sample:
         """Return the batch that `sample` would draw, without a new state; not ordered before later writes."""
         return self.sample(state, key, batch_size, **options)[1]
 
-    def get(self, state: ShardedState, index: ShardedIndex) -> Rows:
-        """Return rows by index, from whichever devices they are on: as `Buffer.get`, with a `ShardedIndex` in `index`.
+    def get(self, state: ShardedState, index: Index) -> Rows:
+        """Return rows by index, from whichever devices they are on: as `Buffer.get`, with the shard in `index`.
 
         Args:
           index: `[B]` or `[B, T]`; stale: `mask` False. Slots alone do not name rows of several shards.
@@ -359,19 +357,19 @@ class Sharded:
         found: Rows = self._ask(_get, state, _checks.checked_index(call, self, index))
         return found
 
-    def window_index(self, state: ShardedState, index: ShardedIndex) -> ShardedIndex:
+    def window_index(self, state: ShardedState, index: Index) -> Index:
         """Return the rows `[B, T]` of sampled windows, for `update_rows`: as `Buffer.window_index`. Cost: as `get`."""
         call = "Sharded.window_index"
         _checks.check_state(call, self, state)
         checks.check_windows(call, self.buffer.view)
-        found: ShardedIndex = self._ask(_window_index, state, _checks.checked_index(call, self, index, (1,)))
+        found: Index = self._ask(_window_index, state, _checks.checked_index(call, self, index, (1,)))
         return found
 
-    def _ask(self, operation: ShardedOperation, state: ShardedState, index: ShardedIndex) -> Any:
+    def _ask(self, operation: ShardedOperation, state: ShardedState, index: Index) -> Any:
         split = PartitionSpec(self.axis)
         return operation(self, state, index, specs=(split,), out=split)[1]
 
-    def priorities(self, state: ShardedState, index: ShardedIndex | None = None) -> jax.Array:
+    def priorities(self, state: ShardedState, index: Index | None = None) -> jax.Array:
         """Return priorities |p|, of all rows in the order of `rows`: as `Buffer.priorities`. Cost: as `get`, or `rows`."""
         call = "Sharded.priorities"
         _checks.check_state(call, self, state)
@@ -382,7 +380,7 @@ class Sharded:
         return found
 
     def rows(self, state: ShardedState) -> Rows:
-        """Return every row, oldest first, `[C / E, E, ...]`, with a `ShardedIndex` in `index`: as `Buffer.rows`.
+        """Return every row, oldest first, `[C / E, E, ...]`, with the shard in `index`: as `Buffer.rows`.
 
         Raises:
           ValueError: without lanes, as rows then have no order over several shards.
@@ -494,7 +492,7 @@ class Sharded:
         return _plan.plan(self, example, **settings)
 
 
-def _specs_of_batch(sharded: Sharded) -> ShardedSample:
+def _specs_of_batch(sharded: Sharded) -> Sample:
     split = PartitionSpec(sharded.axis)
     whole = PartitionSpec() if hasattr(sharded.buffer.sampler, "position") else None
     return split_specs(split, whole)

@@ -1,4 +1,4 @@
-"""Hold the state of all shards, and the indices of their rows."""
+"""Hold the state of all shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from fbuf._buffer.state import BufferState
 from fbuf._core import text_table
 from fbuf._core.component import component, state
-from fbuf._core.pytree import PyTree
+from fbuf._core.sample import Index, Sample
 
 
 @component
@@ -62,30 +62,6 @@ def block_of(shards: int, own: BufferState) -> ShardedState:
     return ShardedState(structure.unflatten([leaf if leaf.ndim else leaf[None] for leaf in leaves]), layout)
 
 
-@state
-class ShardedIndex:
-    """Identify rows of a sharded buffer by shard, slot and ticket, on whichever device the index is."""
-
-    shard: jax.Array  # int32[B], in [0, D); D where the sample's mask is False
-    slot: jax.Array  # int32[B], in the shard, in [0, C / D); C / D where the mask is False
-    ticket: jax.Array  # uint32[B], generation of the slot; 0 where the mask is False
-
-
-@state
-class ShardedSample:
-    """Hold a batch of a sharded buffer, leaves `[B, ...]` split over the mesh axis. Where `mask` is False it is zero.
-
-    Attributes: those of `fbuf.Sample`. `index` is a `ShardedIndex`; `probability` is of one draw from the whole buffer.
-    """
-
-    data: PyTree
-    index: ShardedIndex
-    probability: jax.Array
-    weight: jax.Array
-    mask: jax.Array
-    last: Any = None
-
-
-def split_specs(split: Any, last: Any) -> ShardedSample:
+def split_specs(split: Any, last: Any) -> Sample:
     """Return the PartitionSpecs of a batch."""
-    return ShardedSample(split, ShardedIndex(split, split, split), split, split, split, last)
+    return Sample(split, Index(split, split, shard=split), split, split, split, last=last)

@@ -67,6 +67,8 @@ def to_tensordict(
     torch, tensordict = import_torch(call), import_torch(call, "tensordict", "0.8", "tensordict")
     if not isinstance(batch, (Sample, Rows)):
         raise TypeError(f"{call}: batch is {type(batch).__name__}; expected a Sample or Rows. Pass it whole.")
+    if len(jax.tree.leaves(batch.index)) > len(_INDEX):
+        raise TypeError(f"{call}: batch is of several buffers or shards; expected one buffer. Use fbuf.torch.to_torch.")
     leaves = as_tensors(torch, named_leaves(batch.data))
     index: dict[str, Any] = {name: getattr(batch.index, of) for name, of in _INDEX.items()} | {"mask": batch.mask}
     if isinstance(batch, Sample):

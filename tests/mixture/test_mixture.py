@@ -35,9 +35,9 @@ def test_all_takes_the_rows_asked_of_each():
     mixture = two(quota="all")
     state = filled(mixture, a=0)
     batch = mixture.peek(state, jax.random.key(0), {"b": 3, "a": 2})
-    assert batch.source.tolist() == [2, 2, 1, 1, 1] and not bool(mixture.can_sample(state))
+    assert batch.index.source.tolist() == [2, 2, 1, 1, 1] and not bool(mixture.can_sample(state))
     batch = mixture.peek(filled(mixture), jax.random.key(0), {"b": 3, "a": 2})
-    assert batch.source.tolist() == [0, 0, 1, 1, 1]
+    assert batch.index.source.tolist() == [0, 0, 1, 1, 1]
     np.testing.assert_allclose(batch.probability, np.array([0.4 / 20] * 2 + [0.6 / 40] * 3), rtol=1e-6)
 
 
@@ -48,14 +48,14 @@ def test_a_buffer_of_which_nothing_is_drawn_may_be_empty():
 
 def test_sources_at_random_differ_from_batch_to_batch():
     mixture, state = weighted(MODES["random"])
-    sources = [mixture.peek(state, jax.random.key(i), B).source for i in range(8)]
+    sources = [mixture.peek(state, jax.random.key(i), B).index.source for i in range(8)]
     assert len({int(jnp.sum(source)) for source in sources}) > 1
 
 
 def test_indices_out_of_range_are_counted():
     mixture, state = weighted(MODES["exact"])
     assert not any(map(int, state.refused.values()))
-    index = fbuf.MixtureIndex(*(jnp.full(2, n, kind) for n, kind in ((9, jnp.int32), (0, jnp.int32), (1, jnp.uint32))))
+    index = fbuf.Index(jnp.zeros(2, jnp.int32), jnp.ones(2, jnp.uint32), source=jnp.full(2, 9, jnp.int32))
     after = mixture.update_priority(state, index, jnp.ones(2))
     assert {name: int(count) for name, count in after.refused.items()} == {
         "empty_samples": 0,
@@ -70,14 +70,14 @@ def test_buffers_that_are_alike_draw_other_rows():
     for name in "ab":
         state = mixture.extend(state, name, rows)
     batch = mixture.peek(state, jax.random.key(0), 64)
-    of_a, of_b = (np.asarray(batch.index.slot)[np.asarray(batch.source) == n] for n in (0, 1))
+    of_a, of_b = (np.asarray(batch.index.slot)[np.asarray(batch.index.source) == n] for n in (0, 1))
     assert len(of_a) == 32 and not np.array_equal(of_a, of_b)
 
 
 def test_errors_and_rows_go_where_rows_came_from():
     mixture, state = weighted(MODES["exact"])
     state, batch = sampling(mixture)(state, jax.random.key(0))
-    source, slot = np.asarray(batch.source), np.asarray(batch.index.slot)
+    source, slot = np.asarray(batch.index.source), np.asarray(batch.index.slot)
     error = np.where(np.arange(B) == 0, np.nan, np.arange(B) + 2.0).astype(np.float32)  # row 0 is of a
     after = mixture.update_priority(state, batch.index, error)
     leaves = np.asarray(state["a"].sampler.tree[:20]).copy()
@@ -99,7 +99,7 @@ def test_errors_and_rows_go_where_rows_came_from():
     index = dataclasses.replace(batch.index, source=np.array([0, 7, -1, 2] + [0] * (B - 4), np.int32))
     after = mixture.update_priority(state, index, np.ones(B, np.float32))
     assert int(mixture.stats(after)["refused_out_of_range"]) == 3
-    masked = fbuf.MixtureIndex(np.full(B, 2, np.int32), np.zeros(B, np.int32), np.zeros(B, np.uint32))
+    masked = fbuf.Index(np.zeros(B, np.int32), np.zeros(B, np.uint32), source=np.full(B, 2, np.int32))
     stats = mixture.stats(mixture.update_priority(state, masked, np.full(B, np.nan, np.float32)))
     assert not any(int(stats[name]) for name in stats if "refused" in name)
     after = mixture.update_priority(mixture.extend(state, "a", rows_of(1500, 20)), batch.index, np.ones(B, np.float32))
@@ -114,7 +114,7 @@ def test_changing_fractions_compiles_once():
     def step(state, key, share):
         traces.append(0)
         state, batch = mixture.sample(state, key, 8, fractions={"a": share})
-        return state, batch.source
+        return state, batch.index.source
 
     for share, wanted in ((0.0, 0), (0.25, 2), (0.5, 4), (0.9, 7), (1.0, 8), (2.0, 8), (-1.0, 0), (float("nan"), 0)):
         state, source = step(state, jax.random.key(0), share)
@@ -122,7 +122,7 @@ def test_changing_fractions_compiles_once():
     assert len(traces) == 1
     state = mixture.set(state, fractions={"b": 0.25}, beta=0.5)
     assert state.fractions.tolist() == [0.75, 0.25] and float(state.beta) == 0.5
-    assert jnp.sum(mixture.peek(state, jax.random.key(0), 8).source == 0) == 6
+    assert jnp.sum(mixture.peek(state, jax.random.key(0), 8).index.source == 0) == 6
     stats = mixture.stats(state)
     assert (float(stats["a/fraction"]), float(stats["beta"])) == (0.75, 0.5)
 
@@ -200,10 +200,10 @@ mixture.sample(state, key, 4, fractions={"a": "x"}) => TypeError 'a' is 'x'; exp
 two(fractions={"a": 1.0, "b": 0.0}).sample(state, key, 4, fractions={"a": 0.5}) => ValueError fractions lacks b
 mixture.update_priority(state, index, jnp.ones(4)) => TypeError no buffer has priorities
 mixture.update_rows(state, fbuf.Index(index.slot, index.ticket), {}) => TypeError
-    index is Index; expected a MixtureIndex
+    index is an Index of one buffer; expected one of source. Pass batch.index.
 mixture["a"].get(state["a"], index) => TypeError
-    Buffer.get: index is MixtureIndex; expected the Index of a batch. Pass mixture.route(batch.index, name)
-own.update_priority(held, index, jnp.ones(4)) => TypeError Buffer.update_priority: index is MixtureIndex
+    Buffer.get: index is an Index of source; expected one of one buffer. Pass mixture.route(batch.index, name)
+own.update_priority(held, index, jnp.ones(4)) => TypeError Buffer.update_priority: index is an Index of source
 mixture.update_rows(state, index, {"x": jnp.ones(4)}) => ValueError leaf 'x'
 mixture.set(state, fractions={"a": 1}) => ValueError annealed is False
 mixture.set(state, alpha=1) => ValueError

@@ -42,7 +42,7 @@ def main(steps: int = 400) -> float:
         gradient, td_error = jax.grad(loss, has_aux=True)(params)
         state = mixture.update_priority(state, batch.index, td_error)
         changes, momentum = optimizer.update(gradient, momentum)
-        return (state, optax.apply_updates(params, changes), momentum), (batch.source == 0).mean()
+        return (state, optax.apply_updates(params, changes), momentum), (batch.index.source == 0).mean()
 
     given = jnp.arange(steps), jax.random.split(jax.random.key(2), steps)
     (state, params, _), share = jax.lax.scan(step, (state, params, optimizer.init(params)), given)

@@ -74,7 +74,10 @@ def test_invalid_calls_do_not_leave_the_client():
         (lambda: remote.extend({"action": rows["obs"]}), "leaf 'obs' is missing"),
         (lambda: remote.extend(rows, mask=np.ones(3, bool)), r"mask has shape \[3\]; expected \[4\]"),
         (lambda: remote.extend(rows, priority=np.ones((4, 1))), r"priority has shape \[4, 1\]; expected \[4\]"),
-        (lambda: remote.update_priority(fbuf.Index(0, 0), 1.0), "index is Index; expected a RayIndex"),
+        (
+            lambda: remote.update_priority(fbuf.Index(0, 0), 1.0),
+            "an Index of one buffer; expected one of shard, birth.",
+        ),
         (lambda: remote.sample(0), "batch_size is 0; expected an int >= 1"),
         (lambda: remote.sample(4, uniform=0.1), "expected beta only. Use shards=1"),
         (lambda: remote.sample(4, to="tf"), "to is 'tf'"),

@@ -67,7 +67,7 @@ def sampling(mixture):
 
 def check(mixture, batch, held):
     batch = jax.device_get(batch)
-    source, mask, ids = batch.source, batch.mask, batch.data["id"]
+    source, mask, ids = batch.index.source, batch.mask, batch.data["id"]
     assert ((source == len(mixture.names)) == ~mask).all()
     for leaf in (ids, batch.index.slot, batch.index.ticket, batch.probability, batch.weight):
         assert not leaf[~mask].any()
@@ -92,7 +92,7 @@ def numbers(mixture, batch_size=B):
     @jax.jit
     def run(state, keys):
         batch = jax.vmap(lambda key: mixture.peek(state, key, size_of(mixture, batch_size)))(keys)
-        return tuple(x.reshape(-1) for x in (batch.data["id"], batch.probability, batch.source, batch.weight))
+        return tuple(x.reshape(-1) for x in (batch.data["id"], batch.probability, batch.index.source, batch.weight))
 
     return run
 
@@ -108,7 +108,7 @@ def check_sampler(sampler, mode):
         state, batch = step(state, jax.random.key(i))
         check(mixture, batch, {"a": 20, "b": 40})
         empty += not bool(jnp.any(batch.mask))
-        mask, source = np.asarray(batch.mask), np.asarray(batch.source)
+        mask, source = np.asarray(batch.mask), np.asarray(batch.index.source)
         for s in (0, 1):
             mine = np.asarray(batch.data["id"])[mask & (source == s)].tolist()
             if not sampler.startswith(("Uniform", "Prioritized'", "Ranked", "Staleness")) and "replace" in sampler:
@@ -117,7 +117,7 @@ def check_sampler(sampler, mode):
         if mode != "random" and sampler not in ("Epoch", "Consume", "Consume(3)"):
             assert np.bincount(source, minlength=3).tolist() == [4, 12, 0]
         if mixture["a"].sampler.prioritized:
-            error = jnp.where(batch.source == 0, 3.0, batch.data["id"] % 7)
+            error = jnp.where(batch.index.source == 0, 3.0, batch.data["id"] % 7)
             state = mixture.update_priority(state, batch.index, error)
     for s, capacity in ((0, 20), (1, 40)):
         if sampler == "Epoch":  # each once before any comes again
@@ -208,7 +208,7 @@ def check_empty(annealed):
     for held, quota, moved in HELD:
         state, batch = sampling(mixture)(filled(mixture, **held), jax.random.key(0))
         check(mixture, batch, held)
-        assert np.bincount(batch.source, minlength=4).tolist() == [*quota, 16 - sum(quota)]
+        assert np.bincount(batch.index.source, minlength=4).tolist() == [*quota, 16 - sum(quota)]
         stats = mixture.stats(state)
         assert int(stats["moved_rows"]) == moved and int(stats["empty_samples"]) == (not sum(quota))
         assert not int(stats["a/empty_samples"])
@@ -216,7 +216,7 @@ def check_empty(annealed):
         for i, (name, number) in enumerate(zip(THREE, quota, strict=True)):
             left = held[name] - number if number else 0  # rows not returned can still be drawn
             assert int(stats[f"{name}/epoch_left"]) == left
-            got = np.asarray(batch.probability)[np.asarray(batch.source) == i]
+            got = np.asarray(batch.probability)[np.asarray(batch.index.source) == i]
             np.testing.assert_allclose(got, number / 16 / 40, rtol=1e-6)
         ids = np.asarray(batch.data["id"])[np.asarray(batch.mask)]
         assert len(set(ids.tolist())) == len(ids)

@@ -5,6 +5,6 @@ weighs them, `checks` checks arguments.
 """
 
 from fbuf._buffer.mixture.mixture import Mixture
-from fbuf._buffer.mixture.state import MixtureIndex, MixtureSample, MixtureState
+from fbuf._buffer.mixture.state import MixtureState
 
-__all__ = ["Mixture", "MixtureIndex", "MixtureSample", "MixtureState"]
+__all__ = ["Mixture", "MixtureState"]

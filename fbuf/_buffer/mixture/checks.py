@@ -10,11 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_batch_size, check_index, check_number, exact_leaves
-from fbuf._buffer.mixture.state import MixtureIndex
-from fbuf._core import arguments
+from fbuf._buffer.checks import check_batch_size, check_number, exact_leaves
 from fbuf._core.pytree import leaf_spec, named_leaves, needs_x64, spec_of
-from fbuf._core.sample import Index
 from fbuf._interfaces.storage import RaggedStorage
 from fbuf._members.quota import counted
 
@@ -113,15 +110,6 @@ def checked_beta(call: str, beta: Any) -> jax.Array | None:
         return None
     check_number(call, "beta", beta)
     return jnp.asarray(beta, jnp.float32)
-
-
-def checked_index(call: str, index: Any, axes: tuple[int, ...] = (1,)) -> MixtureIndex:
-    """Return the index of a batch with its dtypes; it has one of the numbers of `axes`."""
-    if not isinstance(index, MixtureIndex):
-        raise TypeError(f"{call}: index is {type(index).__name__}; expected a MixtureIndex. Pass batch.index.")
-    own = check_index(call, Index(index.slot, index.ticket), axes)
-    source = arguments.check_array(call, "index.source", index.source, own.slot.shape, "i")
-    return MixtureIndex(source.astype(jnp.int32), own.slot, own.ticket)
 
 
 def refuse_64_bits(call: str, buffers: Iterable[tuple[str, Buffer]], states: Mapping[str, Any]) -> None:

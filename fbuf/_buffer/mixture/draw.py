@@ -22,7 +22,7 @@ from fbuf._algorithms.random import fresh_key
 from fbuf._buffer import read, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.mixture.checks import check_same_leaves
-from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
+from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureState
 from fbuf._buffer.state import BufferState, _zero_masked, anchor_count, eligible_set, index_of
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import update_if
@@ -75,7 +75,7 @@ def sample(
     sizes: tuple[int, ...] | None,
     batch_size: int,
     of_shard: OfShard | None = None,
-) -> tuple[MixtureState, MixtureSample]:
+) -> tuple[MixtureState, Sample]:
     """Draw a batch: `sizes` rows of each buffer if they are known, else by `fractions` float32[S]."""
     states: States = {name: own.open() for name, own in state.buffers.items()}
     number = available(mixture, states) if of_shard is None else of_shard.number
@@ -120,8 +120,8 @@ def sample(
     else:
         part, probability, weight = _weigh_shard(mixture, of_shard, part, share, beta)
     source = jnp.where(part.mask, part.source, jnp.int32(size))
-    index = MixtureIndex(source, part.slot, part.ticket)
-    batch = MixtureSample(part.data, index, probability, weight, part.mask)
+    index = Index(part.slot, part.ticket, source)
+    batch = Sample(part.data, index, probability, weight, part.mask)
     counters = count_up(state, empty_samples=(~jnp.any(there)).astype(jnp.uint32), moved_rows=moved)
     states = {name: own.pack() for name, own in states.items()}
     return dataclasses.replace(state, buffers=states, counters=counters), batch
@@ -331,25 +331,25 @@ def weigh(
     return probability, weight
 
 
-def of(index: MixtureIndex, number: int, buffer: Buffer) -> Index:
+def of(index: Index, number: int, buffer: Buffer) -> Index:
     """Return the rows of one buffer as its index; other rows are masked with slot C and ticket 0."""
     mine = index.source == jnp.int32(number)
     return Index(jnp.where(mine, index.slot, jnp.int32(buffer.capacity)), jnp.where(mine, index.ticket, jnp.uint32(0)))
 
 
-def window_index(mixture: MixtureConfig, state: MixtureState, index: MixtureIndex) -> tuple[MixtureState, MixtureIndex]:
+def window_index(mixture: MixtureConfig, state: MixtureState, index: Index) -> tuple[MixtureState, Index]:
     """Call `Buffer.window_index` for each buffer. Masked rows have source S and slot and ticket 0."""
-    leaves = [index.source[:, None], index.slot[:, None], index.ticket[:, None]]
+    leaves = [index.slot[:, None], index.ticket[:, None], index.source[:, None]]
     for number, (name, buffer) in enumerate(mixture.members):
         rows = buffer.window_index(state[name], of(index, number, buffer))
         mine, there = index.source[:, None] == jnp.int32(number), rows.slot < jnp.int32(buffer.capacity)
         source = jnp.where(there, jnp.int32(number), jnp.int32(len(mixture.members)))
-        window = source, jnp.where(there, rows.slot, jnp.int32(0)), rows.ticket
+        window = jnp.where(there, rows.slot, jnp.int32(0)), rows.ticket, source
         leaves = [jnp.where(mine, new, old) for new, old in zip(window, leaves, strict=True)]
-    return state, MixtureIndex(*leaves)
+    return state, Index(*leaves)
 
 
-def _nowhere(index: MixtureIndex, size: int, mask: Any) -> Array:
+def _nowhere(index: Index, size: int, mask: Any) -> Array:
     """Return the rows with an invalid source that are not masked, by the index or by `mask`, uint32[]."""
     none = (index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))
     masked = (index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0))
@@ -357,7 +357,7 @@ def _nowhere(index: MixtureIndex, size: int, mask: Any) -> Array:
 
 
 def update_priority(
-    mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, td_error: Any, mask: Any, eta: Any
+    mixture: MixtureConfig, state: MixtureState, index: Index, td_error: Any, mask: Any, eta: Any
 ) -> tuple[MixtureState, None]:
     """Call `Buffer.update_priority` for each buffer with priorities."""
     states = dict(state.buffers)
@@ -371,7 +371,7 @@ def update_priority(
 
 
 def update_rows(
-    mixture: MixtureConfig, state: MixtureState, index: MixtureIndex, fields: Any, mask: Any
+    mixture: MixtureConfig, state: MixtureState, index: Index, fields: Any, mask: Any
 ) -> tuple[MixtureState, None]:
     """Call `Buffer.update_rows` for each buffer whose rows can change."""
     states, kept = dict(state.buffers), jnp.zeros((), jnp.uint32)

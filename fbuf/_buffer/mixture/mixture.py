@@ -15,12 +15,12 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import refuse_donated
 from fbuf._buffer.mixture import checks, draw
 from fbuf._buffer.mixture.checks import check_same_leaves
-from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureIndex, MixtureSample, MixtureState
+from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureState
 from fbuf._buffer.state import BufferState
 from fbuf._core.component import HidesInternals, component, public_names
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, tree_bytes
-from fbuf._core.sample import Index
+from fbuf._core.sample import Index, Sample
 from fbuf._members import quota
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
       ...     state, batch = mixture.sample(state, key, 8, fractions={"offline": offline})
       ...     td_error = batch.data["reward"] + 0.1  # of your network
       ...     state = mixture.update_priority(state, batch.index, td_error)
-      ...     return state, batch.source
+      ...     return state, batch.index.source
       >>> step = jax.jit(step, donate_argnums=0)
       >>> for i in range(5):
       ...     state, source = step(state, i, jax.random.key(i))
@@ -223,7 +223,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
         return self._with(state, name, buffer.extend(state[name], rows, priority=priority, mask=mask))
 
     def update_priority(
-        self, state: MixtureState, index: MixtureIndex, td_error: Any, *, mask: Any = None, eta: Any = 0.9
+        self, state: MixtureState, index: Index, td_error: Any, *, mask: Any = None, eta: Any = 0.9
     ) -> MixtureState:
         """Set priorities of drawn rows, each in its buffer; see `Buffer.update_priority`.
 
@@ -233,7 +233,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
           index: `batch.index`, `[B]`.
           td_error, mask, eta: As for `Buffer.update_priority`.
         Raises:
-          TypeError: no buffer has priorities, or `index` is no `MixtureIndex`.
+          TypeError: no buffer has priorities, or `index` is not one of a mixture.
           ValueError: shapes differ.
         Cost: O(B log C) a buffer with priorities.
 
@@ -251,13 +251,11 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
         if not any(buffer.sampler.prioritized for _, buffer in self.members):
             raise TypeError(f"{call}: no buffer has priorities. Use sampler=fbuf.samplers.Prioritized().")
         _buffer_checks.check_eta(call, eta)
-        index = checks.checked_index(call, index, (1, 2))
+        index = _buffer_checks.check_index(call, index, (1, 2), "source")
         td_error = jnp.asarray(td_error)
         return _update_priority(self, state, index, td_error, mask, jnp.asarray(eta, jnp.float32))[0]
 
-    def update_rows(
-        self, state: MixtureState, index: MixtureIndex, fields: PyTree, *, mask: Any = None
-    ) -> MixtureState:
+    def update_rows(self, state: MixtureState, index: Index, fields: PyTree, *, mask: Any = None) -> MixtureState:
         """Replace some leaves of drawn rows, each in its buffer; see `Buffer.update_rows`.
 
         All buffers whose rows can change must have these leaves. Rows of data sets are unchanged, and counted.
@@ -276,9 +274,9 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
         """
         call = "Mixture.update_rows"
         self._check(call, "update_rows(state, index, fields)", state)
-        return _update_rows(self, state, checks.checked_index(call, index, (1, 2)), fields, mask)[0]
+        return _update_rows(self, state, _buffer_checks.check_index(call, index, (1, 2), "source"), fields, mask)[0]
 
-    def window_index(self, state: MixtureState, index: MixtureIndex) -> MixtureIndex:
+    def window_index(self, state: MixtureState, index: Index) -> Index:
         """Return the rows `[B, T]` of sampled windows; see `Buffer.window_index`. All views have windows of equal length.
 
         Example:
@@ -295,9 +293,9 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
         self._check(call, "window_index(state, index)", state)
         for _, buffer in self.members:
             _buffer_checks.check_windows(call, buffer.view)
-        return _window_index(self, state, checks.checked_index(call, index))[1]
+        return _window_index(self, state, _buffer_checks.check_index(call, index, (1,), "source"))[1]
 
-    def route(self, index: MixtureIndex, name: str) -> Index:
+    def route(self, index: Index, name: str) -> Index:
         """Return the rows of one buffer as its `Index`, other rows masked; for methods that a mixture lacks.
 
         Example:
@@ -308,12 +306,12 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
           >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
           >>> state, batch = mixture.sample(state, jax.random.key(0), 4)
           >>> rows = mixture["offline"].get(state["offline"], mixture.route(batch.index, "offline"))
-          >>> rows.mask.tolist() == (batch.source == 1).tolist()
+          >>> rows.mask.tolist() == (batch.index.source == 1).tolist()
           True
         """
         call = "Mixture.route"
         name = self._known(call, name)
-        return draw.of(checks.checked_index(call, index, (1, 2)), self.names.index(name), self[name])
+        return draw.of(_buffer_checks.check_index(call, index, (1, 2), "source"), self.names.index(name), self[name])
 
     def cut(self, state: MixtureState, name: str, lanes: Any = None) -> MixtureState:
         """End the running episodes of buffer `name`; see `Buffer.cut`.
@@ -400,7 +398,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
     def sample(
         self, state: MixtureState, key: jax.Array, batch_size: Sizes, *, fractions: Shares = None, beta: Any = None
-    ) -> tuple[MixtureState, MixtureSample]:
+    ) -> tuple[MixtureState, Sample]:
         """Draw a batch from all buffers. Carry the returned state: it orders this read before later writes.
 
         Args:
@@ -410,7 +408,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
           fractions: For this call, by name, traced or not; other buffers share the rest. Negative fractions and NaN count as 0.
           beta: For this call.
         Returns:
-          The state, and a `MixtureSample` with leaves `[B, ...]`. Missing rows have `mask` False and zeros.
+          The state, and a `Sample` with leaves `[B, ...]`. Missing rows have `mask` False and zeros.
         Raises:
           ValueError, TypeError: a number is out of range, or batches of the buffers differ (at trace time).
         Cost: see `Mixture`.
@@ -422,7 +420,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
           >>> state = mixture.extend(state, "online", {"t": jnp.arange(5)})
           >>> state = mixture.extend(state, "offline", {"t": jnp.arange(10, 20)})
           >>> state, batch = mixture.sample(state, jax.random.key(0), 8, fractions={"online": 0.25})
-          >>> batch.data["t"].shape, batch.source.tolist().count(0)
+          >>> batch.data["t"].shape, batch.index.source.tolist().count(0)
           ((8,), 2)
         """
         args = self._checked_draw("Mixture.sample", state, key, batch_size, fractions, beta)
@@ -430,7 +428,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
     def peek(
         self, state: MixtureState, key: jax.Array, batch_size: Sizes, *, fractions: Shares = None, beta: Any = None
-    ) -> MixtureSample:
+    ) -> Sample:
         """Return the batch of `sample` without the state, for evaluation and for `vmap` over keys.
 
         Example:

@@ -1,4 +1,4 @@
-"""Hold the configuration of a mixture, its state, and its batches."""
+"""Hold the configuration of a mixture, and its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import jax
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.component import state
-from fbuf._core.pytree import PyTree
 
 COUNTERS = ("empty_samples", "moved_rows", "refused_out_of_range", "refused_read_only")
 """Batches with all buffers empty; rows drawn from other buffers in place of empty ones; invalid indices; updates of data
@@ -71,37 +70,3 @@ class MixtureState:
         if name not in self.buffers:
             raise KeyError(f"MixtureState: buffer is '{name}'; expected one of {', '.join(self.buffers)}.")
         return self.buffers[name]
-
-
-@state
-class MixtureIndex:
-    """Name rows of several buffers by buffer, slot and ticket; `Mixture.route` returns an `Index`."""
-
-    source: jax.Array  # int32[B], in [0, S), in the order of the mixture's names; S where the sample's mask is False
-    slot: jax.Array  # int32[B], in that buffer; 0 where the mask is False
-    ticket: jax.Array  # uint32[B]; 0 where the mask is False
-    shard: jax.Array | None = None  # int32[B], of a sharded mixture, D where the mask is False; None for others
-
-
-@state
-class MixtureSample:
-    """Hold a batch of several buffers. Where `mask` is False everything is zero, except `source`, which is S.
-
-    Attributes:
-      data: The batch of the views, leaves `[B, ...]`.
-      index: `MixtureIndex` `[B]`, for `update_priority` and `update_rows`.
-      probability: float32[B], of each row in one draw of the mixture.
-      weight: float32[B], importance weights.
-      mask: bool[B], False where no row could be drawn.
-    """
-
-    data: PyTree
-    index: MixtureIndex
-    probability: jax.Array
-    weight: jax.Array
-    mask: jax.Array
-
-    @property
-    def source(self) -> jax.Array:
-        """int32[B], buffer of each row, in the order of the names; S where `mask` is False."""
-        return self.index.source

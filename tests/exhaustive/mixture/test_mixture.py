@@ -35,7 +35,7 @@ def test_weights_are_those_of_the_mixture(mode, target):
     wanted = support.density(mixture, state, {"a": 0.25, "b": 0.75})
     chance = np.array([wanted[n] for n in batch.data["id"].tolist()])
     np.testing.assert_allclose(batch.probability, chance, rtol=1e-5)
-    number, share = np.where(batch.source == 0, 20, 40), np.where(batch.source == 0, 0.25, 0.75)
+    number, share = np.where(batch.index.source == 0, 20, 40), np.where(batch.index.source == 0, 0.25, 0.75)
     relative = 60 * chance if target == "union" else number * chance / share
     np.testing.assert_allclose(batch.weight, 1 / relative, rtol=1e-5)
 

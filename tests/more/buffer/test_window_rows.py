@@ -57,7 +57,7 @@ def test_rows_of_a_mixture_return_to_their_buffers():
     state, batch = mixture.sample(state, jax.random.key(0), 32)
     rows = mixture.window_index(state, batch.index)
     mask = np.asarray(batch.data["mask"])
-    np.testing.assert_array_equal(rows.source, np.where(mask, np.asarray(batch.source)[:, None], 2))
+    np.testing.assert_array_equal(rows.source, np.where(mask, np.asarray(batch.index.source)[:, None], 2))
     carries = jnp.stack([batch.data["t"] * 1.0, jnp.ones((32, 4))], axis=-1)
     state = mixture.update_rows(state, rows, {"carry": carries}, mask=batch.data["t"] != 1)
     assert state["online"].rows["carry"][:4, 0].tolist() == [0, 0, 2, 0]

@@ -22,7 +22,7 @@ def test_data_sets_are_mixed(tmp_path):
     sets = fbuf.Mixture({"one": buffer, "two": buffer}, fractions={"one": 0.3, "two": 0.7})
     both = sets.init({"one": held, "two": held})
     both, batch = sets.sample(both, jax.random.key(0), 10)
-    assert batch.source.tolist() == [0] * 3 + [1] * 7 and bool(jnp.all(batch.mask))
+    assert batch.index.source.tolist() == [0] * 3 + [1] * 7 and bool(jnp.all(batch.mask))
     actions = np.asarray(rows["action"])[np.asarray(batch.index.slot)]
     assert (np.asarray(batch.data["action"]) == actions).all()
 
@@ -30,10 +30,10 @@ def test_data_sets_are_mixed(tmp_path):
     mixture = fbuf.Mixture({"online": online, "offline": buffer})
     state = mixture.init({"online": {name: array[0] for name, array in rows.items()}, "offline": held})
     state, batch = mixture.sample(state, jax.random.key(0), 8)
-    assert batch.source.tolist() == [1] * 8 and int(mixture.stats(state)["moved_rows"]) == 4
+    assert batch.index.source.tolist() == [1] * 8 and int(mixture.stats(state)["moved_rows"]) == 4
     state = mixture.extend(state, "online", {name: array[:20] for name, array in rows.items()})
     state, batch = mixture.sample(state, jax.random.key(1), 8)
-    assert batch.source.tolist() == [0] * 4 + [1] * 4
+    assert batch.index.source.tolist() == [0] * 4 + [1] * 4
     state = mixture.update_priority(state, batch.index, jnp.ones(8))
     after = mixture.update_rows(state, batch.index, {"action": batch.data["action"]})
     assert int(mixture.stats(after)["refused_read_only"]) == 4
@@ -54,7 +54,7 @@ def test_a_host_reads_only_the_rows_it_returns(monkeypatch):
     buffers = {name: fbuf.Buffer(20, storage=Compressed(keys=("obs",))) for name in "ab"}
     mixture = fbuf.Mixture(buffers, annealed=True)
     batch = mixture.peek(filled(mixture), jax.random.key(0), 16, fractions={"a": 0.25})
-    assert batch.source.tolist() == [0] * 4 + [1] * 12
+    assert batch.index.source.tolist() == [0] * 4 + [1] * 12
     jax.block_until_ready(batch)
     assert sorted(asked) == [(4, 16), (12, 16)]
 

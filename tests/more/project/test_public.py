@@ -48,7 +48,7 @@ with replay:
     index: fbuf.Index = batch.index
 saving: fbuf.Saving = fbuf.save("here", buffer, state, wait=False)
 mixture = fbuf.Mixture({"a": buffer, "b": fbuf.uniform(10)}, fractions={"a": 0.5, "b": 0.5})
-drawn: tuple[fbuf.MixtureState, fbuf.MixtureSample] = mixture.sample(
+drawn: tuple[fbuf.MixtureState, fbuf.Sample] = mixture.sample(
     mixture.init({"a": state, "b": {"t": 0}}), jax.random.key(0), {"a": 4, "b": 4}
 )
 with_text = fbuf.storages.Ragged(keys=("text",), maximum={"obs": (12,)})

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import fbuf
 from fbuf._core.pytree import tree_bytes
 from fbuf.samplers import Consume, Epoch, Prioritized
-from fbuf.sharded import Sharded, ShardedIndex
+from fbuf.sharded import Sharded
 from tests.more.transforms.test_transforms_buffer import Largest
 from tests.support import sharded as support
 from tests.support.inplace import ROW
@@ -267,7 +267,8 @@ def test_refusals():
     sharded = Sharded(fbuf.prioritized(64), mesh)
     four = Sharded(fbuf.prioritized(64), support.mesh_of(4))
     state = sharded.init({"id": np.int32(0)})
-    index = ShardedIndex(*(jnp.zeros((12,), kind) for kind in (jnp.int32, jnp.int32, jnp.uint32)))
+    zeros = jnp.zeros((12,), jnp.int32)
+    index = fbuf.Index(zeros, zeros.astype(jnp.uint32), shard=zeros)
     calls = {
         "Use 16 or 24": lambda: sharded.sample(state, jax.random.key(0), 20),
         "the number of rows is 4": lambda: sharded.extend(state, {"id": np.arange(4)}),

@@ -47,7 +47,7 @@ def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode):
     batch = jax.device_get(jax.jit(mixture.peek, static_argnums=2)(state, jax.random.key(0), size))
     chance = {n: support.chances(mixture.mixture[n], support.fill(mixture.mixture[n])) for n in "ab"}
     fractions = np.array(list(mode.get("fractions", {"a": 0.5, "b": 0.5}).values()))
-    ids, source, there = support.ids(batch), batch.source, batch.mask
+    ids, source, there = support.ids(batch), batch.index.source, batch.mask
     assert 0 < (~there).sum() < size / 4 and set(batch.index.shard[~there]) == {8} and not batch.weight[~there].any()
     within = np.where(source == 0, chance["a"][ids], chance["b"][ids])[there]
     share = fractions[source[there]]
@@ -84,11 +84,11 @@ def test_errors_and_rows_go_where_rows_came_from():
         batch = jax.device_get(batch)
         for name, number in (("a", 0), ("b", 1)):
             rows = jax.device_get(mixture[name].rows(after[name]))
-            drawn = set(batch.data["id"][batch.source == number].tolist())
+            drawn = set(batch.data["id"][batch.index.source == number].tolist())
             assert {int(i) for i in rows.data["id"][rows.mask & (rows.data["version"] >= 1000)]} == drawn != set()
         priority = np.asarray(mixture["a"].priorities(after["a"]))
         rows = jax.device_get(mixture["a"].rows(after["a"]))
-        mine = np.isin(rows.data["id"], batch.data["id"][batch.source == 0]) & rows.mask
+        mine = np.isin(rows.data["id"], batch.data["id"][batch.index.source == 0]) & rows.mask
         np.testing.assert_allclose(priority[mine], 1.0 + rows.data["id"][mine], rtol=1e-5)
     order = np.random.default_rng(0).permutation(64)
     index = jax.tree.map(lambda x: np.asarray(x)[order].copy(), batch.index)
@@ -97,7 +97,7 @@ def test_errors_and_rows_go_where_rows_came_from():
     index.shard[there[1]] = 9
     after = mixture.update_priority(state, index, np.full(64, 3.0, np.float32))
     refused = int(mixture.stats(after)["a/refused_out_of_range"])
-    assert refused == 1 + (batch.source[order][there[1]] == 0)
+    assert refused == 1 + (batch.index.source[order][there[1]] == 0)
 
 
 def test_windows_summaries_and_plans_are_those_of_the_buffers():
@@ -106,7 +106,7 @@ def test_windows_summaries_and_plans_are_those_of_the_buffers():
     state = filled(mixture, "a", "b")
     batch = jax.jit(mixture.peek, static_argnums=2)(state, jax.random.key(0), 32)
     index = jax.tree.map(lambda x: np.asarray(x)[::-1].copy(), batch.index)
-    data, first = (jax.tree.map(lambda x: np.asarray(x)[::-1], each) for each in (batch.data, batch.source))
+    data, first = (jax.tree.map(lambda x: np.asarray(x)[::-1], each) for each in (batch.data, batch.index.source))
     index.source[0] = 7
     at = jax.device_get(jax.jit(mixture.window_index)(state, index))
     there = data["mask"] & (np.arange(32) > 0)[:, None]
@@ -155,7 +155,7 @@ def test_a_buffer_is_empty_if_all_its_shards_are():
     assert not bool(batch.mask.any()) and int(mixture.stats(state)["empty_samples"]) == 1
     assert not bool(mixture.can_sample(state))
     state, batch = mixture.sample(filled(mixture, "b"), jax.random.key(0), 64)
-    assert set(np.asarray(batch.source)[np.asarray(batch.mask)].tolist()) == {1}
+    assert set(np.asarray(batch.index.source)[np.asarray(batch.mask)].tolist()) == {1}
     assert int(mixture.stats(state)["moved_rows"]) == 32
     with pytest.raises(ValueError, match="'c': .*Epoch.* draws without replacement"):
         ShardedMixture(fbuf.Mixture({"c": fbuf.Buffer(64, sampler=Epoch())}), support.mesh_of())

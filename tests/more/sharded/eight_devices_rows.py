@@ -123,7 +123,9 @@ def test_rows_inside_shard_map_are_those_of_the_device():
     np.testing.assert_array_equal(found, sharded.get(state, index).data["id"])
     for call in (lambda: sharded.rows(state), lambda: sharded.last(state, 2)):
         raises(ValueError, "without lanes rows have no order over 8 shards. Use lanes=8", call)
-    raises(TypeError, "expected a ShardedIndex", lambda: sharded.get(state, jnp.arange(8)))
+    raises(TypeError, "expected the Index of a batch", lambda: sharded.get(state, jnp.arange(8)))
+    plain = fbuf.Index(index.slot, index.ticket)
+    raises(TypeError, "of one buffer; expected one of shard. Pass batch.index", lambda: sharded.get(state, plain))
     with pytest.raises(ValueError, match="the length of index is 3, not a multiple"):
         sharded.get(state, jax.tree.map(lambda x: np.asarray(x)[:3], index))
     with pytest.raises(AttributeError, match="'Sharded' has no 'grow'"):
