@@ -39,16 +39,17 @@ def cases(quick: bool) -> dict[str, tuple[dict[str, Any], dict[str, fbuf.Buffer]
 
 def filled(mixture: fbuf.Mixture, example: Any) -> Any:
     """A state whose buffers are full."""
-    state, rng = mixture.init(dict.fromkeys(mixture.names, example)), np.random.default_rng(0)
-    for name in mixture.names:
-        left = mixture[name].capacity
+    states, rng = {}, np.random.default_rng(0)
+    for name, buffer in mixture.members:
+        left, state = buffer.capacity, buffer.init(example)
         while left:
             number = min(left, 10_000)
             rows = {key: np.zeros((number, *np.shape(x)), np.asarray(x).dtype) for key, x in example.items()}
             rows["obs"] += rng.integers(0, 250, (number, *(1,) * np.ndim(example["obs"]))).astype(rows["obs"].dtype)
-            state = mixture.extend(state, name, rows)
+            state = buffer.extend(state, rows)
             left -= number
-    return state
+        states[name] = state
+    return states
 
 
 def stepping(sample: Callable[[Any, Any], Any], state: Any) -> Callable[[Any], Any]:

@@ -35,9 +35,8 @@ LIMITS = {
 _FACADES = {
     "_buffer/buffer.py": ("Buffer",),
     "_buffer/checked.py": ("Checked",),
-    "_buffer/mixture/mixture.py": ("Mixture",),
+    "_members/mixture/mixture.py": ("Mixture",),
     "sharded/_sharded.py": ("Sharded",),
-    "sharded/_mixture.py": ("ShardedMixture",),
     "_replay/replay.py": ("Replay",),
     "_replay/rows.py": ("ReplayRows",),
     "ray/_client.py": ("Client",),

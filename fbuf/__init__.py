@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from fbuf._bridge.lazy_rows import Lazy
     from fbuf._bridge.lifetime import StoreHandle, stores
     from fbuf._buffer.checked import checked
-    from fbuf._buffer.mixture import Mixture, MixtureState
     from fbuf._buffer.plan import Plan
     from fbuf._buffer.summary import Summary
     from fbuf._checkpoint.async_save import Saving
     from fbuf._checkpoint.load import load
     from fbuf._checkpoint.save import save
     from fbuf._formats.checkpoint import CheckpointNotFound, SchemaError, StoreCorrupted, VersionError
+    from fbuf._members.mixture import Mixture
     from fbuf._replay import Replay, ReplayClosed
 
 __version__ = "0.1.0"
@@ -41,7 +41,6 @@ __all__ = [
     "Index",
     "Lazy",
     "Mixture",
-    "MixtureState",
     "Plan",
     "Replay",
     "ReplayClosed",
@@ -85,7 +84,7 @@ _name, __dir__ = later(
         "fbuf._formats.checkpoint": ["CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"],
         "fbuf._bridge.lifetime": ["StoreHandle", "stores"],
         "fbuf._bridge.lazy_rows": ["Lazy"],
-        "fbuf._buffer.mixture": ["Mixture", "MixtureState"],
+        "fbuf._members.mixture": ["Mixture"],
         "fbuf._buffer.plan": ["Plan"],
         "fbuf._replay": ["Replay", "ReplayClosed"],
         "fbuf._buffer.summary": ["Summary"],

@@ -168,9 +168,7 @@ def zero_drawn() -> Outcome:
 def mixture() -> Outcome:
     rows = jnp.arange(100, dtype=jnp.int32)
     both = fbuf.Mixture({name: fbuf.prioritized(100) for name in ("one", "other")})
-    state = both.init({name: rows[0] for name in both.names})
-    for name in both.names:
-        state = both.extend(state, name, rows)
+    state = {name: buffer.extend(buffer.init(rows[0]), rows) for name, buffer in both.members}
     seen = np.concatenate([np.asarray(both.peek(state, jax.random.key(i), 64).data) for i in range(40)])
     distinct = len(set(seen.tolist()))
     return Outcome(f"{distinct} of 100 rows drawn, mean {seen.mean():.1f}", distinct == 100)

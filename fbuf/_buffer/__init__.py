@@ -1,1 +1,1 @@
-"""`Buffer`: its fields, its methods, and the pure cores behind them; and `Mixture`."""
+"""`Buffer`: its fields, its methods, and the pure cores behind them."""

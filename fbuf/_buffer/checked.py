@@ -206,7 +206,7 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
     A checked step compares the counters before and after the call, on the host; it cannot be called inside jit.
 
     Args:
-      what: A `Buffer`, checked or not (then what it allows stays allowed); or a function that takes states (of buffers or
+      what: A `Buffer`, checked or not (then what it allows stays allowed); or a function that takes states (also of
         mixtures) and returns them in the same order, jitted or not.
       allow: Of a buffer: counts that are not errors, by their names in `stats`: `("retired_rows",)`.
     Returns:
@@ -262,28 +262,10 @@ def raise_for(call: str, before: np.ndarray, after: np.ndarray, hint: str, ahead
         raise ValueError(f"{call}: {'; '.join(message for message, _ in found)}. {found[0][1]}; {hint}")
 
 
-def _states(tree: Any) -> list[Any]:
-    """Return the states of buffers and mixtures, each mixture before its buffers."""
-    found = []
-    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, BufferState) or _is_joint(x)):
-        if _is_joint(leaf):
-            found += [leaf, *_states(leaf.buffers)]
-        elif isinstance(leaf, BufferState):
-            found.append(leaf)
-    return found
-
-
-def _is_joint(state: Any) -> bool:
-    """Whether it is the state of a mixture."""
-    return hasattr(state, "buffers") and hasattr(state, "refused")
-
-
-def _counters(state: Any) -> np.ndarray:
-    """Return a copy of the counters, uint32, on the host."""
-    if isinstance(state, BufferState):
-        return np.array(state.counters)
-    counts = jax.device_get(state.refused)
-    return np.array([counts.get(name, 0) for name in COUNTERS], np.uint32)
+def _states(tree: Any) -> list[BufferState]:
+    """Return the states of buffers, those of a mixture among them."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, BufferState))
+    return [leaf for leaf in leaves if isinstance(leaf, BufferState)]
 
 
 def checked_step(step: F) -> F:
@@ -291,11 +273,11 @@ def checked_step(step: F) -> F:
 
     @functools.wraps(step)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        before = [_counters(state) for state in _states((args, kwargs))]
+        before = [np.array(state.counters) for state in _states((args, kwargs))]
         result = step(*args, **kwargs)
         try:
             for old, new in zip(before, _states(result), strict=False):
-                after, ahead = _counters(new), getattr(new, "ahead", None) is not None  # waits for the step
+                after, ahead = np.array(new.counters), new.ahead is not None  # waits for the step
                 jax.tree.leaves(new)  # raises if a write failed
                 raise_for("checked", old, after, "buffer.stats(state) has the totals.", ahead)
         except (OSError, ValueError) as error:

@@ -24,7 +24,6 @@ import numpy as np
 from fbuf._bridge import lifetime
 from fbuf._buffer import checks, prefetch, transforms
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.mixture import Mixture
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import compatibility, mixture, processes, sharded, state_arrays
 from fbuf._checkpoint import extra as _extra
@@ -38,7 +37,8 @@ from fbuf._core.row_format import RowFormat
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
 from fbuf._interfaces.writer import ReadOnly
-from fbuf.sharded import Sharded, ShardedMixture
+from fbuf._members.mixture import Mixture
+from fbuf.sharded import Sharded
 from fbuf.storages import _array_rows
 
 _STAGES = "state/transforms/read/"
@@ -47,7 +47,7 @@ _STAGES = "state/transforms/read/"
 
 def load(
     path: str | os.PathLike[str],
-    buffer: Buffer | Mixture | Sharded | ShardedMixture | None = None,
+    buffer: Buffer | Mixture | Sharded | None = None,
     *,
     example: Any = None,
     verify: Literal["full", "lazy"] = "full",
@@ -94,8 +94,8 @@ def load(
     A sharded buffer loads on any number of shards and processes, `fbuf.load(path, Sharded(buffer, mesh))`, and as a plain
     buffer on one device, `fbuf.load(path)`; a plain one loads as a `Sharded`. On the saved number of shards the state is the
     same bit for bit. On another all rows are kept, with their lanes, order and priorities; indices become stale, and an epoch
-    restarts. Without lanes, rows of several shards are merged by age. `Mixture` and `ShardedMixture` load as one another
-    alike. Each process calls `load`; it makes its own shards, and checks every byte with "full".
+    restarts. Without lanes, rows of several shards are merged by age. Mixtures of plain and of sharded buffers
+    load as one another alike. Each process calls `load`; it makes its own shards, and checks every byte with "full".
 
     Cost: each byte is read once; twice with "full" if rows are stored in files. Memory: the state, and a few blocks; twice the
       state if it is resized.
@@ -133,7 +133,7 @@ def load(
     def here(build: Any = build) -> Any:
         return load_newest(call, path, verify, progress, build)
 
-    if isinstance(buffer, Sharded | ShardedMixture) and processes.spans_processes(buffer.mesh):
+    if processes.spans_processes(mixture.mesh_of(buffer)):
         return _load_jointly(call, here, build)
     return here()
 

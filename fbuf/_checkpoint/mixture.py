@@ -1,4 +1,4 @@
-"""A mixture in a checkpoint: each buffer as if saved alone, under prefixed names, and the mixture's numbers.
+"""A mixture in a checkpoint: each buffer as if saved alone, under prefixed names.
 
 Each member supports what a checkpoint of one buffer does: another storage or capacity, differing settings, the same errors.
 """
@@ -10,25 +10,19 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.mixture import Mixture, MixtureState
-from fbuf._buffer.mixture.state import COUNTERS
 from fbuf._checkpoint import config_json
-from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._checkpoint.parts import SavedPart
 from fbuf._core.component import from_config
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
-from fbuf.sharded import Sharded, ShardedMixture
+from fbuf._members.mixture import Mixture
+from fbuf._members.mixture.draw import buffer_of
+from fbuf.sharded import Sharded
 
 KEYS = frozenset(("names", "mixture", "buffers", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
 _BUFFER_KEYS = ("buffer", "rows", "given", "rule", "placed", "shard", "shards")
-AnyMixture = Mixture | ShardedMixture
 Gathered = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -42,58 +36,53 @@ def buffers_by_prefix(mixture: Mixture) -> dict[str, Buffer]:
     return {prefix(number): buffer for number, (_, buffer) in enumerate(mixture.members)}
 
 
-def config_of(mixture: AnyMixture) -> Mixture:
-    """Return the mixture whose fractions and other settings these are."""
-    return mixture.mixture if isinstance(mixture, ShardedMixture) else mixture
+def mesh_of(buffer: Any) -> Any:
+    """Return the mesh of a sharded buffer, or of the sharded buffers of a mixture; None for others."""
+    one = buffer.members[0][1] if isinstance(buffer, Mixture) else buffer
+    return one.mesh if isinstance(one, Sharded) else None
 
 
-def check_state(call: str, mixture: AnyMixture, state: Any, of_buffer: Callable[[str, Any, Any], None]) -> None:
-    """Raise if the state cannot be saved; `of_buffer` checks a member."""
-    if not isinstance(state, MixtureState):
-        usage = f"{call}(mixture, state)" if call.endswith("SaveArgs") else f"{call}(path, mixture, state)"
-        raise TypeError(f"{call}: state is {type(state).__name__}; expected a MixtureState. Write {usage}.")
-    names = config_of(mixture).names
-    if set(state.buffers) != set(names):
-        raise ValueError(f"{call}: the state is of {', '.join(state.buffers)}; expected {', '.join(names)}.")
-    for name in names:
-        of_buffer(call, mixture[name], state[name])
+def check_state(call: str, mixture: Mixture, states: Any, of_buffer: Callable[[str, Any, Any], None]) -> None:
+    """Raise if the states cannot be saved; `of_buffer` checks a member."""
+    names = ", ".join(mixture.names)
+    if not isinstance(states, Mapping):
+        usage = f"{call}(mixture, states)" if call.endswith("SaveArgs") else f"{call}(path, mixture, states)"
+        raise TypeError(
+            f"{call}: states is {type(states).__name__}; expected a dict of those of {names}. Write {usage}."
+        )
+    if set(states) != set(mixture.names):
+        raise ValueError(f"{call}: states of {', '.join(map(str, states))}; expected {names}.")
+    for name, buffer in mixture.members:
+        of_buffer(call, buffer, states[name])
 
 
-def gather(mixture: AnyMixture, state: MixtureState, of_buffer: Callable[[Any, Any], Gathered]) -> Gathered:
+def gather(mixture: Mixture, states: Mapping[str, Any], of_buffer: Callable[[Any, Any], Gathered]) -> Gathered:
     """Return sources by name, and their description for the manifest; `of_buffer` returns those of a member."""
     arrays: dict[str, Any] = {}
     parts = []
     common: dict[str, Any] = {}
-    config = config_of(mixture)
-    for number, name in enumerate(config.names):
-        own, about = of_buffer(mixture[name], state[name])
+    for number, (name, buffer) in enumerate(mixture.members):
+        own, about = of_buffer(buffer, states[name])
         arrays |= {prefix(number) + key: value for key, value in own.items()}
         parts.append({key: about.pop(key) for key in _BUFFER_KEYS if key in about})
         common = about
-    for name, leaf in _numbers(state).items():
-        arrays[f"mixture/{name}"] = DeviceLeaf(jnp.asarray(np.asarray(leaf)), whole=True)
-    settings = {f.name: config_json.to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    settings = {f.name: config_json.to_json(getattr(mixture, f.name)) for f in dataclasses.fields(mixture)}
     del settings["buffers"]
-    return arrays, common | {"names": list(config.names), "mixture": settings, "buffers": parts}
-
-
-def _numbers(state: MixtureState) -> dict[str, jax.Array]:
-    found = {"beta": state.beta, "counters": state.counters}
-    return found if state.fractions is None else found | {"fractions": state.fractions}
+    return arrays, common | {"names": list(mixture.names), "mixture": settings, "buffers": parts}
 
 
 def restore(
     call: str, saved: checkpoint.Saved, mixture: Any, examples: Any, resize: Any, of_buffer: Callable[..., Any]
-) -> tuple[AnyMixture, MixtureState]:
-    """Return the mixture and its state; `of_buffer(part, buffer, example, resize)` loads a member."""
+) -> tuple[Mixture, dict[str, Any]]:
+    """Return the mixture and the states of its buffers; `of_buffer(part, buffer, example, resize)` loads a member."""
     path, names = saved.path, list(saved.meta["names"])
-    if mixture is not None and not isinstance(mixture, AnyMixture):
+    if mixture is not None and not isinstance(mixture, Mixture):
         raise checkpoint.SchemaError(
             f"{call}: {path} holds a mixture of {', '.join(names)}, not a {type(mixture).__name__}. Write {call}(path)."
         )
-    if mixture is not None and list(config_of(mixture).names) != names:
+    if mixture is not None and list(mixture.names) != names:
         raise checkpoint.SchemaError(
-            f"{call}: {path} holds a mixture of {', '.join(names)}; expected {', '.join(config_of(mixture).names)}."
+            f"{call}: {path} holds a mixture of {', '.join(names)}; expected {', '.join(mixture.names)}."
         )
     for what, given in (("example", examples), ("resize", resize)):
         if given is not None and given is not True and not isinstance(given, Mapping):
@@ -110,32 +99,15 @@ def restore(
             part = SavedPart(saved, prefix(number), saved.meta["buffers"][number])
             buffer = None if mixture is None else mixture[name]
             saved_path = part.meta["buffer"]["storage"].get("path")
-            own = buffer.buffer if isinstance(buffer, Sharded) else buffer
-            storage = saved_path if own is None else getattr(own.storage, "path", None)
+            storage = saved_path if buffer is None else getattr(buffer_of(buffer).storage, "path", None)
             stack.enter_context(rollback(storage if isinstance(storage, str) else None))
             example = examples.get(name) if isinstance(examples, Mapping) else None
             size = resize.get(name) if isinstance(resize, Mapping) else resize
             buffers[name], states[name] = of_buffer(part, buffer, example, size)
-        made: AnyMixture
-        if mixture is None:
-            made = _build_mixture(call, saved, buffers)
-        else:
-            plain = {name: b.buffer if isinstance(b, Sharded) else b for name, b in buffers.items()}
-            made = dataclasses.replace(config_of(mixture), buffers=plain)
-            if isinstance(mixture, ShardedMixture):
-                made = dataclasses.replace(mixture, mixture=made)
-        fractions = config_of(made).first_fractions()
-        if fractions is not None and "mixture/fractions" in saved.arrays:
-            fractions = _load_number(saved, "fractions", (len(names),), np.float32)
-        state = MixtureState(
-            buffers=states,
-            fractions=fractions,
-            beta=_load_number(saved, "beta", (), np.float32),
-            counters=_load_number(saved, "counters", (len(COUNTERS),), np.uint32),
+        made = (
+            _build_mixture(call, saved, buffers) if mixture is None else dataclasses.replace(mixture, buffers=buffers)
         )
-        if mixture is not None:  # the given mixture's views may differ from the saved ones
-            made.check_same_batches(call, states)
-    return made, state
+    return made, states
 
 
 def _build_mixture(call: str, saved: checkpoint.Saved, buffers: dict[str, Buffer]) -> Mixture:
@@ -144,11 +116,3 @@ def _build_mixture(call: str, saved: checkpoint.Saved, buffers: dict[str, Buffer
         return Mixture(buffers, **{key: from_config(value) for key, value in settings.items()})
     except (TypeError, ValueError) as error:
         raise checkpoint.VersionError(f"{call}: {saved.path} was saved by a later release of fbuf ({error}).") from None
-
-
-def _load_number(saved: checkpoint.Saved, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    found = saved.arrays[f"mixture/{name}"]
-    if found.dtype != dtype or found.shape != (shape or (1,)):
-        got, want = f"{found.dtype}{list(found.shape)}", f"{np.dtype(dtype)}{list(shape)}"
-        raise checkpoint.SchemaError(f"fbuf.load: {saved.path}: 'mixture/{name}' is {got}; expected {want}.")
-    return jnp.array(np.asarray(found).reshape(shape))

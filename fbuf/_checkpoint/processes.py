@@ -61,5 +61,5 @@ def _sent(text: str) -> str:
 
 
 def spans_processes(mesh: Any) -> bool:
-    """Return whether the devices of a mesh belong to several processes."""
-    return len({device.process_index for device in mesh.devices.flat}) > 1
+    """Return whether the devices of a mesh belong to several processes; of no mesh, None, they do not."""
+    return mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1

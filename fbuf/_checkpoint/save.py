@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,6 @@ import numpy as np
 from fbuf._bridge import lifetime
 from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.mixture import Mixture, MixtureState
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import async_save, config_json, mixture, processes, row_schema, sharded, state_arrays
 from fbuf._checkpoint import extra as _extra
@@ -29,7 +28,8 @@ from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.device_arrays import DeviceLeaf, PackedSource
 from fbuf._core.packed_leaf import is_packed
 from fbuf._formats import checkpoint
-from fbuf.sharded import Sharded, ShardedMixture, ShardedState
+from fbuf._members.mixture import Mixture
+from fbuf.sharded import Sharded, ShardedState
 
 Progress = Callable[[int, int], None]
 _USAGE = {
@@ -42,8 +42,8 @@ _OF_SHARD = re.compile(r"(buffers/\d+/)?shards/")
 
 def save(
     path: str | os.PathLike[str],
-    buffer: Buffer | Mixture | Sharded | ShardedMixture,
-    state: BufferState | MixtureState | ShardedState,
+    buffer: Buffer | Mixture | Sharded,
+    state: BufferState | ShardedState | Mapping[str, BufferState | ShardedState],
     *,
     keep: int = 2,
     extra: Any = None,
@@ -58,7 +58,7 @@ def save(
 
     Args:
       path: A folder; created if missing. Save repeatedly to one path.
-      buffer: The buffer, a `Mixture`, or one of `fbuf.sharded`; its configuration is saved too. Custom functions
+      buffer: The buffer, a `Mixture`, or a `Sharded`; its configuration is saved too. Custom functions
         (`views.Hindsight`, `storages.Ragged(encode=...)`) and parts are saved by name; `load` then needs the buffer.
       state: Its state: concrete, and not donated. Of an old state, rows that have expired on the host are missing.
       keep: Number of generations to keep, this one included.
@@ -118,7 +118,7 @@ def start_save(
         extra_arrays, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
         replay_arrays, meta["replay"] = ({}, None) if own is None else own
         arrays |= extra_arrays | replay_arrays
-        if isinstance(buffer, Sharded | ShardedMixture) and processes.spans_processes(buffer.mesh):
+        if processes.spans_processes(mixture.mesh_of(buffer)):
             return _save_jointly(call, folder, arrays, meta, keep, wait, sync, progress)
         if not wait:  # host stores' own arrays stay valid when the state is donated; those of custom storages may not
             custom_rows = _custom_row_prefixes(buffer)
@@ -164,7 +164,7 @@ def _save_jointly(
 
 def _custom_row_prefixes(buffer: Any) -> tuple[str, ...]:
     """Return the prefixes of arrays of custom storages."""
-    if isinstance(buffer, Sharded | ShardedMixture):
+    if mixture.mesh_of(buffer) is not None:
         return ()  # the storages are fbuf's
     members = {"": buffer} if isinstance(buffer, Buffer) else mixture.buffers_by_prefix(buffer)
     return tuple(f"{begin}rows/" for begin, b in members.items() if type(b.storage).__module__.split(".")[0] != "fbuf")
@@ -179,7 +179,7 @@ def checked_path(call: str, path: Any) -> str:
 
 def check_state(call: str, buffer: Any, state: Any) -> None:
     """Raise if the state cannot be saved, before anything is written."""
-    if isinstance(buffer, mixture.AnyMixture):
+    if isinstance(buffer, Mixture):
         mixture.check_state(call, buffer, state, check_state)
         return
     usage = f"{call}(buffer, state)" if call.endswith("SaveArgs") else f"{call}(path, buffer, state)"
@@ -216,7 +216,7 @@ def _check_leaves(call: str, usage: str, state: Any) -> None:
 
 def gather(call: str, buffer: Any, state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return sources by name, and their description for the manifest."""
-    if isinstance(buffer, mixture.AnyMixture):
+    if isinstance(buffer, Mixture):
         return mixture.gather(buffer, state, functools.partial(gather, call))
     if isinstance(buffer, Sharded):
         return sharded.gather(buffer, state, _gather)

@@ -25,24 +25,29 @@ T = TypeVar("T")
 
 
 Changes = tuple[dict[str, Any], dict[str, Any]] | dict[int, Any]
-"""Of a state, fields all of whose leaves are new, and changes of other fields; of other pytrees, new leaves by position."""
+"""Of a state or dict, fields all of whose leaves are new, and changes of other fields; of other pytrees, leaves by position."""
 
 
 def changes_of(before: Any, after: Any) -> Changes:
     """Return the leaves of `after` that are not in `before`, while tracing."""
-    if type(after) not in STATES:
+    if type(after) not in STATES and type(after) is not dict:
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
         return {position: new for position, (old, new) in enumerate(pairs) if new is not old}
     whole: dict[str, Any] = {}
     parts: dict[str, Changes] = {}
-    for name, field in vars(after).items():
-        old, new = jax.tree.leaves(getattr(before, name)), jax.tree.leaves(field)
+    before, after = _fields(before), _fields(after)
+    for name, field in after.items():
+        old, new = jax.tree.leaves(before[name]), jax.tree.leaves(field)
         is_new = [a is not b for a, b in zip(new, old, strict=True)]
         if is_new and all(is_new):
             whole[name] = field
         elif any(is_new):
-            parts[name] = changes_of(getattr(before, name), field)
+            parts[name] = changes_of(before[name], field)
     return whole, parts
+
+
+def _fields(state: Any) -> dict[str, Any]:
+    return state if isinstance(state, dict) else vars(state)
 
 
 def with_changes(before: S, changes: Changes) -> S:
@@ -55,7 +60,11 @@ def with_changes(before: S, changes: Changes) -> S:
         return merged
     whole, parts = changes
     if parts:
-        whole = whole | {name: with_changes(getattr(before, name), part) for name, part in parts.items()}
+        fields = _fields(before)
+        whole = whole | {name: with_changes(fields[name], part) for name, part in parts.items()}
+    if isinstance(before, dict):
+        merged_dict: Any = before | whole
+        return merged_dict
     return with_fields(before, whole) if whole else before
 
 

@@ -67,8 +67,8 @@ def opened(call: str, buffer: Any, state: Any) -> tuple[Any, Any]:
         return buffer.buffer, buffer.state
     if not hasattr(buffer, "summary") or not isinstance(state, (BufferState, ShardedState)):
         fix = f"Write {call}(buffer, state), or {call}(replay)."
-        if type(buffer).__name__ in ("Mixture", "ShardedMixture"):
-            name = getattr(buffer, "mixture", buffer).names[0]
+        if type(buffer).__name__ == "Mixture":
+            name = buffer.names[0]
             fix = f"Plot its buffers: {call}(mixture[{name!r}], state[{name!r}])."
         raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected Buffer and state. {fix}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):

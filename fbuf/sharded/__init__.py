@@ -1,8 +1,8 @@
 """One logical buffer over the devices of a mesh axis, for data-parallel learners.
 
 Each device holds a shard: some of the lanes, with their own rows and priorities. Probabilities and importance weights are
-those of the whole buffer. `Sharded` has the methods of a buffer, for arrays that span the mesh and inside `jax.shard_map`;
-`ShardedMixture` those of a mixture.
+those of the whole buffer. `Sharded` has the methods of a buffer, for arrays that span the mesh and inside `jax.shard_map`.
+An `fbuf.Mixture` draws from several.
 
 Example:
   >>> import fbuf, jax, jax.numpy as jnp
@@ -17,11 +17,10 @@ Example:
   True
 """
 
-from fbuf.sharded._mixture import ShardedMixture
 from fbuf.sharded._sharded import Sharded
 from fbuf.sharded._state import ShardedState
 
-__all__ = ["Sharded", "ShardedMixture", "ShardedState"]
+__all__ = ["Sharded", "ShardedState"]
 
 
 def __dir__() -> list[str]:

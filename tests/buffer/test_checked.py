@@ -279,9 +279,9 @@ def test_stale_indices_of_a_batch_drawn_ahead_are_no_error():
 
 def test_a_step_of_a_mixture_is_checked_for_each_buffer():
     mixture = fbuf.Mixture({name: buffer_of() for name in "ab"}, fractions=dict.fromkeys("ab", 0.5))
-    state = mixture.init(dict.fromkeys("ab", EXAMPLE))
-    for name in "ab":
-        state = mixture.extend(state, name, rows_of(0, 6))
+    empty = {name: buffer.init(EXAMPLE) for name, buffer in mixture.members}
+    raises(ValueError, "no row can be sampled", fbuf.checked(mixture.sample), empty, KEY, 4)
+    state = {name: buffer.extend(empty[name], rows_of(0, 6)) for name, buffer in mixture.members}
     state, batch = mixture.sample(state, KEY, 4)
     step = fbuf.checked(mixture.update_priority)
     step(state, batch.index, jnp.ones(4))

@@ -112,9 +112,11 @@ def test_a_stacked_state_is_refused_with_the_call_that_works(method):
 
 def test_a_mixture_refuses_stacked_states_too():
     mixture = fbuf.Mixture({"online": BUFFER, "offline": fbuf.uniform(10)})
-    state = stacked(lambda: mixture.init({"online": {"t": 0}, "offline": {"t": 0}}))
-    raises(ValueError, r"Mixture.size: .* axis of 3: use jax.vmap\(mixture.size\)\(state\)", mixture.size, state)
-    raises(ValueError, r"jax.vmap\(lambda state, row: mixture.add\(state", mixture.add, state, "online", {"t": 1})
+    state = stacked(lambda: {name: buffer.init({"t": 0}) for name, buffer in mixture.members})
+    said = r"Mixture.can_sample: .* axis of 3: use jax.vmap\(mixture.can_sample\)\(states\)"
+    raises(ValueError, said, mixture.can_sample, state)
+    said = r"jax.vmap\(lambda states, key: mixture.sample\(states, key, batch_size\)\)\(states, key\)"
+    raises(ValueError, said, mixture.sample, state, jax.random.key(0), 4)
 
 
 def test_sizes_and_a_second_axis_are_counted():

@@ -43,15 +43,10 @@ def replay(method, given):
     return made.last(2)
 
 
-def mixture(method, given):
-    made = fbuf.Mixture({"a": BUFFER})
-    return BUFFER.last(getattr(made, method)(made.init({"a": EXAMPLE}), "a", given)["a"], 2)
-
-
 METHODS = [("add", one), ("add", number), ("extend", rows), ("update_rows", rows)]
 
 
-CASES = [(by, *method) for by in (buffer, replay) for method in METHODS] + [(mixture, "extend", rows)]
+CASES = [(by, *method) for by in (buffer, replay) for method in METHODS]
 
 
 @pytest.mark.parametrize(("by", "method", "make"), CASES)

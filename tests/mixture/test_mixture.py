@@ -12,8 +12,9 @@ import pytest
 
 import fbuf
 from fbuf.samplers import Epoch
+from tests.support import mixture as support
 from tests.support import refusals
-from tests.support.mixture import EXAMPLE, MODES, B, density, filled, numbers, rows_of, same, sampling, two, weighted
+from tests.support.mixture import EXAMPLE, MODES, B, extended, filled, numbers, refused, rows_of, same, two, weighted
 from tests.support.refusals import raises
 from tests.support.uniformity import chi_square_z
 
@@ -21,8 +22,8 @@ from tests.support.uniformity import chi_square_z
 def test_chances_and_weights_are_those_of_the_closed_form():
     mixture, state = weighted(MODES["annealed"], target="union", normalize=None, beta=0.7)
     keys = jax.random.split(jax.random.key(7), 3000)
-    ids, probability, _, weight = map(np.asarray, numbers(mixture)(state, keys))
-    wanted = density(mixture, state, {"a": 0.25, "b": 0.75})
+    ids, probability, _, weight = map(np.asarray, numbers(mixture, mode="annealed")(state, keys))
+    wanted = support.density(mixture, state, {"a": 0.25, "b": 0.75})
     chance = np.array([wanted[n] for n in ids.tolist()])
     np.testing.assert_allclose(probability, chance, rtol=1e-5)
     np.testing.assert_allclose(weight, (60 * chance) ** -0.7, rtol=1e-5)
@@ -52,23 +53,21 @@ def test_sources_at_random_differ_from_batch_to_batch():
     assert len({int(jnp.sum(source)) for source in sources}) > 1
 
 
-def test_indices_out_of_range_are_counted():
-    mixture, state = weighted(MODES["exact"])
-    assert not any(map(int, state.refused.values()))
+def test_the_first_buffer_that_can_counts_rows_of_no_buffer():
+    mixture = two(fbuf.uniform(20), fbuf.prioritized(40))
+    states = filled(mixture)
     index = fbuf.Index(jnp.zeros(2, jnp.int32), jnp.ones(2, jnp.uint32), source=jnp.full(2, 9, jnp.int32))
-    after = mixture.update_priority(state, index, jnp.ones(2))
-    assert {name: int(count) for name, count in after.refused.items()} == {
-        "empty_samples": 0,
-        "refused_out_of_range": 2,
-    }
+    assert refused(mixture, mixture.update_priority(states, index, jnp.ones(2))) == {"b/refused_out_of_range": 2}
+    fields = {"id": jnp.zeros(2, jnp.int32)}
+    assert refused(mixture, mixture.update_rows(states, index, fields)) == {"a/refused_out_of_range": 2}
+    after = mixture.update_rows(states, index, fields, mask=np.arange(2) == 0)
+    assert refused(mixture, after) == {"a/refused_out_of_range": 1}
 
 
 def test_buffers_that_are_alike_draw_other_rows():
     mixture = fbuf.Mixture({name: fbuf.Buffer(1000) for name in "ab"}, fractions=dict.fromkeys("ab", 0.5))
     rows = np.arange(1000)
-    state = mixture.init(dict.fromkeys("ab", rows[0]))
-    for name in "ab":
-        state = mixture.extend(state, name, rows)
+    state = {name: buffer.extend(buffer.init(rows[0]), rows) for name, buffer in mixture.members}
     batch = mixture.peek(state, jax.random.key(0), 64)
     of_a, of_b = (np.asarray(batch.index.slot)[np.asarray(batch.index.source) == n] for n in (0, 1))
     assert len(of_a) == 32 and not np.array_equal(of_a, of_b)
@@ -76,7 +75,7 @@ def test_buffers_that_are_alike_draw_other_rows():
 
 def test_errors_and_rows_go_where_rows_came_from():
     mixture, state = weighted(MODES["exact"])
-    state, batch = sampling(mixture)(state, jax.random.key(0))
+    state, batch = support.sampling(mixture)(state, jax.random.key(0))
     source, slot = np.asarray(batch.index.source), np.asarray(batch.index.slot)
     error = np.where(np.arange(B) == 0, np.nan, np.arange(B) + 2.0).astype(np.float32)  # row 0 is of a
     after = mixture.update_priority(state, batch.index, error)
@@ -84,7 +83,7 @@ def test_errors_and_rows_go_where_rows_came_from():
     for row in np.flatnonzero(source == 0)[1:]:
         leaves[slot[row]] = row + 2
     np.testing.assert_allclose(after["a"].sampler.tree[:20], leaves, rtol=1e-6)
-    assert int(mixture.stats(after)["a/refused_nonfinite"]) == 1
+    assert refused(mixture, after) == {"a/refused_nonfinite": 1}
     assert same(state["b"], after["b"])
 
     after = mixture.update_rows(state, batch.index, {"id": -np.arange(1, B + 1, dtype=np.int32)})
@@ -98,16 +97,16 @@ def test_errors_and_rows_go_where_rows_came_from():
 
     index = dataclasses.replace(batch.index, source=np.array([0, 7, -1, 2] + [0] * (B - 4), np.int32))
     after = mixture.update_priority(state, index, np.ones(B, np.float32))
-    assert int(mixture.stats(after)["refused_out_of_range"]) == 3
+    assert refused(mixture, after) == {"a/refused_out_of_range": 3 + np.sum((index.source == 0) & (slot >= 20))}
     masked = fbuf.Index(np.zeros(B, np.int32), np.zeros(B, np.uint32), source=np.full(B, 2, np.int32))
-    stats = mixture.stats(mixture.update_priority(state, masked, np.full(B, np.nan, np.float32)))
-    assert not any(int(stats[name]) for name in stats if "refused" in name)
-    after = mixture.update_priority(mixture.extend(state, "a", rows_of(1500, 20)), batch.index, np.ones(B, np.float32))
-    assert int(mixture.stats(after)["a/refused_stale"]) == int(np.sum(source == 0)) > 0
+    assert not refused(mixture, mixture.update_priority(state, masked, np.full(B, np.nan, np.float32)))
+    later = extended(mixture, state, "a", rows_of(1500, 20))
+    after = mixture.update_priority(later, batch.index, np.ones(B, np.float32))
+    assert refused(mixture, after) == {"a/refused_stale": int(np.sum(source == 0))}
 
 
 def test_changing_fractions_compiles_once():
-    mixture = two(fractions={"a": 0.5, "b": 0.5}, annealed=True)
+    mixture = two(fractions={"a": 0.5, "b": 0.5})
     state, traces = filled(mixture), []
 
     @jax.jit
@@ -120,11 +119,8 @@ def test_changing_fractions_compiles_once():
         state, source = step(state, jax.random.key(0), share)
         assert (int(jnp.sum(source == 0)), int(jnp.sum(source == 1))) == (wanted, 8 - wanted), share
     assert len(traces) == 1
-    state = mixture.set(state, fractions={"b": 0.25}, beta=0.5)
-    assert state.fractions.tolist() == [0.75, 0.25] and float(state.beta) == 0.5
-    assert jnp.sum(mixture.peek(state, jax.random.key(0), 8).index.source == 0) == 6
-    stats = mixture.stats(state)
-    assert (float(stats["a/fraction"]), float(stats["beta"])) == (0.75, 0.5)
+    sorted_by_name = jax.jit(lambda states: states)({"b": state["b"], "a": state["a"]})
+    assert jnp.sum(mixture.peek(sorted_by_name, jax.random.key(0), 8, fractions={"b": 0.25}).index.source == 0) == 6
 
 
 def test_parts_are_not_concatenated():
@@ -140,13 +136,6 @@ def test_a_mixture_is_a_value():
     assert fbuf.Mixture(one.buffers, one.fractions) == one
     said = "Mixture(buffers=(('a', Buffer(capacity=20)), ('b', Buffer(capacity=40))), fractions=(0.5, 0.5))"
     assert repr(one) == said
-    state = filled(one)
-    assert int(one.size(state)) == 60
-    sizes = one.nbytes(state)
-    parts = [one[name].nbytes(state[name]) for name in "ab"]
-    assert sizes["device"] == sum(p["device"] for p in parts) + 4 + 16
-    assert int(one.size(one.clear(state))) == 0 and int(one.size(one.clear(state, "b"))) == 20
-    assert repr(state).startswith("MixtureState(a, b)\n\na: BufferState(20 of 20 rows)")
 
 
 SETTINGS = """
@@ -166,25 +155,24 @@ two(quota="each") => ValueError quota is 'each'; expected "exact", "random" or "
 two(target=None) => ValueError target is None
 two(normalize="buffer") => ValueError normalize is 'buffer'; expected "batch" or None.
 two(if_empty="raise") => ValueError if_empty is 'raise'
-two(annealed=1) => TypeError annealed is 1
-two(quota="all", annealed=True) => ValueError quota is "all"; expected fractions=None
+two(quota="all", fractions={"a": 0.5, "b": 0.5}) => ValueError quota is "all"; expected fractions=None
 two(beta=-1) => ValueError beta is -1
 """
 ARGUMENTS = """
-mixture.init({"a": EXAMPLE}) => ValueError Mixture.init: examples is a; expected one row, or
-mixture.init({"a": EXAMPLE, "b": EXAMPLE | {"id": np.float32(0)}}) => ValueError
-    Mixture.init | id: int32[] in 'a', float32[] in 'b' | on_read
-mixture.init({"a": EXAMPLE, "b": {"id": np.int32(0)}}) => ValueError obs: uint8[8, 8] in 'a', nothing in 'b'
-mixture.init({"a": [np.int32(0)], "b": (np.int32(0),)}) => ValueError PyTreeDef([*]) in 'a', PyTreeDef((*,)) in 'b'
-mixture.init({"a": state["b"], "b": EXAMPLE}) => ValueError another buffer
-mixture.sample(state["a"], key, 4) => TypeError state is BufferState; expected MixtureState
-mixture.extend(state, "c", EXAMPLE) => ValueError name is 'c'; expected one of a, b
-state["c"] => KeyError buffer is 'c'
-mixture.add(state, EXAMPLE, "a") => TypeError name is | expected one of a, b
-mixture.plan({"a": EXAMPLE}) => ValueError Mixture.plan: examples is a; expected one row for each
+drawn(EXAMPLE, EXAMPLE | {"id": np.float32(0)}) => ValueError
+    Mixture.sample | id: int32[] in 'a', float32[] in 'b' | on_read
+drawn(EXAMPLE, {"id": np.int32(0)}) => ValueError obs: uint8[8, 8] in 'a', nothing in 'b'
+drawn([np.int32(0)], (np.int32(0),)) => ValueError PyTreeDef([*]) in 'a', PyTreeDef((*,)) in 'b'
+mixture.sample(state | {"a": state["b"]}, key, 4) => ValueError another buffer
+mixture.sample(state["a"], key, 4) => TypeError
+    states is BufferState; expected a dict of the states of a, b. The order is sample(states, key, batch_size).
+mixture.sample(state | {"a": EXAMPLE}, key, 4) => TypeError
+    the state of 'a' is dict; expected BufferState. Write mixture['a'].init(row).
+mixture.route(index, "c") => ValueError name is 'c'; expected one of a, b
+mixture.route("a", index) => TypeError name is Index; expected one of a, b
+mixture["c"] => ValueError name is 'c'; expected one of a, b
 mixture.peek(state, key, 4, fractions={"a": jnp.array(True)}) => TypeError a number from 0 to 1
-fbuf.Mixture({"a": mixture["a"]}).size(state) => ValueError state of a, b; expected a
-two(annealed=True).size(state) => ValueError expected a, b, annealed
+fbuf.Mixture({"a": mixture["a"]}).can_sample(state) => ValueError states of a, b; expected a
 two(fbuf.uniform(21)).sample(state, key, 4) => ValueError another buffer
 jax.jit(lambda n: mixture.sample(state, key, n))(4) => TypeError batch_size is traced
 mixture.sample(state, key, 0) => ValueError Mixture.sample: batch_size is 0
@@ -205,13 +193,14 @@ mixture["a"].get(state["a"], index) => TypeError
     Buffer.get: index is an Index of source; expected one of one buffer. Pass mixture.route(batch.index, name)
 own.update_priority(held, index, jnp.ones(4)) => TypeError Buffer.update_priority: index is an Index of source
 mixture.update_rows(state, index, {"x": jnp.ones(4)}) => ValueError leaf 'x'
-mixture.set(state, fractions={"a": 1}) => ValueError annealed is False
-mixture.set(state, alpha=1) => ValueError
-    'alpha' is unknown; expected fractions or beta. Write set(state, 'a', alpha=...).
-mixture.set(state, "a", alpha=1) => ValueError has no number 'alpha'
-mixture.set(state, "a", fractions={"a": 1}) => ValueError fractions belong to the mixture
 """
 U = fbuf.uniform(10)
+
+
+def drawn(a, b):
+    mixture = two()
+    states = {"a": mixture["a"].init(a), "b": mixture["b"].init(b)}
+    return jax.eval_shape(lambda key: mixture.peek(states, key, 4), jax.random.key(0))
 
 
 def test_invalid_settings_are_refused():
@@ -232,9 +221,10 @@ def test_invalid_arguments_are_refused():
 def test_methods_of_buffers_alone_are_named():
     mixture = two()
     told = {
-        "get": r"mixture\['a'\].get\(state\['a'\], mixture.route\(batch.index, 'a'\)\)",
-        "last": r"mixture\['a'\].last\(state\['a'\], n\)",
-        "convert": r"mixture\['a'\].convert\(other, state\['a'\]\)",
+        "get": r"mixture\['a'\].get\(states\['a'\], mixture.route\(batch.index, 'a'\)\)",
+        "extend": r"mixture\['a'\].extend\(states\['a'\], \.\.\.\)",
+        "init": r"mixture\['a'\].init\(row\)",
+        "convert": r"mixture\['a'\].convert\(other, states\['a'\]\)",
         "resume": r"mixture\['a'\].resume\(row\)",
         "capacity": r"mixture\['a'\].capacity\.",
         "prefetch": r"mixture\['a'\].prefetch\.",
@@ -259,17 +249,16 @@ class Remembering(Epoch):
 
 def test_a_sampler_that_remembers_must_be_told_how_many():
     buffers = {name: fbuf.Buffer(50, sampler=Remembering()) for name in "ab"}
-    state = jax.eval_shape(lambda: fbuf.Mixture(buffers).init(dict.fromkeys("ab", EXAMPLE)))
+    state = jax.eval_shape(lambda: {name: buffer.init(EXAMPLE) for name, buffer in buffers.items()})
     for mixture, works in ((fbuf.Mixture(buffers), False), (fbuf.Mixture(buffers, if_empty="mask"), True)):
         message = "changes its state when it draws, and has no `draw_some`"
         with contextlib.nullcontext() if works else pytest.raises(TypeError, match=message):
             jax.eval_shape(lambda state, key, m=mixture: m.peek(state, key, 8), state, jax.random.key(0))
 
 
-def test_set_reaches_a_sampler_and_a_donated_state_is_named():
+def test_a_donated_state_is_named():
     mixture = two(fbuf.prioritized(20))
-    state = mixture.set(filled(mixture), "a", alpha=0.5, beta=0.25)
-    assert (float(state["a"].sampler.alpha), float(state["a"].sampler.beta), float(state.beta)) == (0.5, 0.25, 1.0)
-    jax.jit(lambda state: mixture.extend(state, "a", rows_of(0, 3)), donate_argnums=0)(state)
-    for verb in (mixture.stats, mixture.size, lambda state: mixture.sample(state, jax.random.key(0), 4)):
-        raises(RuntimeError, r"^(Mixture\.\w+|Buffer.size): the state was donated", verb, state)
+    state = filled(mixture)
+    jax.jit(lambda state: extended(mixture, state, "a", rows_of(0, 3)), donate_argnums=0)(state)
+    for call in (mixture.can_sample, lambda state: mixture.sample(state, jax.random.key(0), 4)):
+        raises(RuntimeError, r"^Mixture\.\w+: the state was donated", call, state)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fbuf
-from fbuf._buffer.mixture.draw import weigh
 from fbuf._members import quota as _quota
+from fbuf._members.mixture.draw import weigh
 from fbuf.samplers import Consume, Epoch, Prioritized
 from tests.support.uniformity import chi_square_z
 

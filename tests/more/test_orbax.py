@@ -161,15 +161,12 @@ def test_invalid_arguments_are_refused(manager, tmp_path):
 
 
 def test_a_mixture_is_saved(manager):
-    """With its fractions and what its transforms learned."""
+    """With what its transforms learned."""
     learn = fbuf.transforms.NormalizeReward()
     online = fbuf.prioritized(40, on_write={"at_write": fbuf.transforms.Normalize("reward", clip=5.0)}, on_read=learn)
     offline = fbuf.Buffer(40, storage=fbuf.storages.Host(), on_read=learn)
-    mixture = fbuf.Mixture({"online": online, "offline": offline}, annealed=True)
-    state = mixture.init({"online": ROW, "offline": ROW})
-    for name in mixture.names:
-        state = mixture.extend(state, name, rows(2))
-    state = mixture.set(state, fractions={"online": 0.75})
+    mixture = fbuf.Mixture({"online": online, "offline": offline}, fractions={"online": 0.75, "offline": 0.25})
+    state = {name: buffer.extend(buffer.init(ROW), rows(2)) for name, buffer in mixture.members}
     save(manager, 0, mixture, state)
     manager.wait_until_finished()
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -177,11 +174,11 @@ def test_a_mixture_is_saved(manager):
     for settings in loads:
         again, loaded = restore(manager, 0, **settings).replay
         assert again == mixture
-        for verb in (lambda m, s: m.stats(s), lambda m, s: m.peek(s, jax.random.key(0), 8)):
-            one, other = (jax.tree.leaves(verb(m, s)) for m, s in ((mixture, state), (again, loaded)))
+        for read in (lambda m, s: m["online"].stats(s["online"]), lambda m, s: m.peek(s, jax.random.key(0), 8)):
+            one, other = (jax.tree.leaves(read(m, s)) for m, s in ((mixture, state), (again, loaded)))
             assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     raises(ValueError, "holds a mixture of online, offline, not a Buffer", restore, manager, 0, buffer=online)
-    with pytest.raises(TypeError, match=r"expected a MixtureState. Write fbuf.orbax.SaveArgs\(mixture, state\)"):
+    with pytest.raises(TypeError, match=r"those of online, offline. Write fbuf.orbax.SaveArgs\(mixture, states\)"):
         replay.SaveArgs(mixture, state["online"])
 
 

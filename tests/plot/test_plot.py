@@ -173,7 +173,7 @@ plot.episode_lengths(plain, held) => ValueError does not know where episodes end
 def test_invalid_arguments_are_refused() -> None:
     buffer, state = filled(fbuf.samplers.Uniform())
     mixture = fbuf.Mixture({"old": buffer})
-    mixed, plain = mixture.init({"old": state}), fbuf.uniform(8)
+    mixed, plain = {"old": state}, fbuf.uniform(8)
     held = plain.extend(plain.init(jnp.zeros(3)), jnp.ones((2, 3)))
     names = {"buffer": buffer, "state": state, "mixture": mixture, "mixed": mixed, "plain": plain, "held": held}
     refusals.check_all(INVALID, names | {"plot": fbuf.plot, "jax": jax})

@@ -21,18 +21,18 @@ def main(steps: int = 400) -> float:
     best = obs[:, :ACTIONS].argmax(-1)
     recorded = expert.extend(expert.init(row), rows_of(obs, jnp.where(jnp.arange(2000) % 3 > 0, best, 0)))
     mixture = fbuf.Mixture({"expert": expert, "online": online}, fractions={"expert": 0.5, "online": 0.5})
-    state, params = mixture.init({"expert": recorded, "online": row}), jnp.zeros((OBS, ACTIONS))
+    states, params = {"expert": recorded, "online": online.init(row)}, jnp.zeros((OBS, ACTIONS))
     optimizer = optax.adam(0.02)
 
     def step(carry, given):
-        (state, params, momentum), (number, key) = carry, given
+        (states, params, momentum), (number, key) = carry, given
         act, explore, draw = jax.random.split(key, 3)
         obs = jax.random.normal(act, (8, OBS))
         random = jax.random.randint(explore, (8,), 0, ACTIONS)
         action = jnp.where(jax.random.bernoulli(explore, 0.2, (8,)), random, (obs @ params).argmax(-1))
-        state = mixture.extend(state, "online", rows_of(obs, action))
+        states = states | {"online": online.extend(states["online"], rows_of(obs, action))}
         share = {"expert": jnp.maximum(0.0, 1 - 2 * number / steps)}  # none from the middle of the run on
-        state, batch = mixture.sample(state, draw, BATCH, fractions=share, beta=0.4)
+        states, batch = mixture.sample(states, draw, BATCH, fractions=share, beta=0.4)
 
         def loss(params):
             data = batch.data
@@ -40,14 +40,14 @@ def main(steps: int = 400) -> float:
             return (batch.weight * optax.huber_loss(td_error)).mean(), td_error
 
         gradient, td_error = jax.grad(loss, has_aux=True)(params)
-        state = mixture.update_priority(state, batch.index, td_error)
+        states = mixture.update_priority(states, batch.index, td_error)
         changes, momentum = optimizer.update(gradient, momentum)
-        return (state, optax.apply_updates(params, changes), momentum), (batch.index.source == 0).mean()
+        return (states, optax.apply_updates(params, changes), momentum), (batch.index.source == 0).mean()
 
     given = jnp.arange(steps), jax.random.split(jax.random.key(2), steps)
-    (state, params, _), share = jax.lax.scan(step, (state, params, optimizer.init(params)), given)
+    (states, params, _), share = jax.lax.scan(step, (states, params, optimizer.init(params)), given)
     assert share[0] == 1 and abs(share[steps // 4] - 0.5) < 0.02 and not share[steps // 2 :].any()
-    assert mixture.stats(state)["refused_out_of_range"] == 0 and mixture.size(state) == 3000
+    assert online.stats(states["online"])["refused_out_of_range"] == 0 and online.size(states["online"]) == 1000
     agreed = float(((obs @ params).argmax(-1) == best).mean())
     assert agreed > 0.95, agreed
     return agreed

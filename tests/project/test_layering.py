@@ -20,6 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_buffer", "parts"),
     ("_members.split",),
     ("sharded", "torch"),
+    ("_members.mixture",),
     ("_checkpoint", "_rows"),
     ("_replay", "orbax", "datasets", "integrations"),
     ("interop",),

@@ -29,7 +29,7 @@ SAMPLERS = {
 }
 MODES = {
     "exact": {"fractions": {"a": 0.25, "b": 0.75}},
-    "annealed": {"fractions": {"a": 0.25, "b": 0.75}, "annealed": True},
+    "annealed": {},
     "random": {"fractions": {"a": 0.25, "b": 0.75}, "quota": "random"},
     "all": {"quota": "all"},
 }
@@ -47,31 +47,40 @@ def two(one=None, other=None, **settings):
 
 
 def filled(mixture, **counts):
-    state = mixture.init(dict.fromkeys(mixture.names, EXAMPLE))
-    for i, name in enumerate(mixture.names):
-        number = counts.get(name, mixture[name].capacity)
-        if number:
-            state = mixture.extend(state, name, rows_of(1000 * (i + 1), number))
-    return state
+    states = {name: buffer.init(EXAMPLE) for name, buffer in mixture.members}
+    for i, (name, buffer) in enumerate(mixture.members):
+        states = extended(mixture, states, name, rows_of(1000 * (i + 1), counts.get(name, buffer.capacity)))
+    return states
+
+
+def extended(mixture, states, name, rows):
+    return states | {name: mixture[name].extend(states[name], rows)}
+
+
+def traced(mode):
+    return {"fractions": {"a": jnp.float32(0.25)}} if mode == "annealed" else {}
+
+
+def refused(mixture, states):
+    stats = {name: buffer.stats(states[name]) for name, buffer in mixture.members}
+    return {f"{n}/{key}": int(x) for n, of in stats.items() for key, x in of.items() if "refused" in key and int(x)}
 
 
 def size_of(mixture, size=B):
-    """What to ask for to get `size` rows, a quarter of them of a."""
     return {"a": size // 4, "b": size - size // 4} if mixture.quota == "all" else size
 
 
 @functools.cache
-def sampling(mixture):
-    return jax.jit(lambda state, key: mixture.sample(state, key, size_of(mixture)), donate_argnums=0)
+def sampling(mixture, mode=""):
+    return jax.jit(lambda state, key: mixture.sample(state, key, size_of(mixture), **traced(mode)), donate_argnums=0)
 
 
 def check(mixture, batch, held):
     batch = jax.device_get(batch)
     source, mask, ids = batch.index.source, batch.mask, batch.data["id"]
     assert ((source == len(mixture.names)) == ~mask).all()
-    for leaf in (ids, batch.index.slot, batch.index.ticket, batch.probability, batch.weight):
+    for leaf in (*batch.data.values(), batch.index.slot, batch.index.ticket, batch.probability, batch.weight):
         assert not leaf[~mask].any()
-    assert not batch.data["obs"][~mask].any()
     assert (ids[mask] // 1000 == source[mask] + 1).all()
     assert (batch.data["obs"][mask] == (ids[mask] % 251)[:, None, None]).all()
     for i, name in enumerate(mixture.names):
@@ -86,12 +95,12 @@ def check(mixture, batch, held):
 
 
 @functools.cache
-def numbers(mixture, batch_size=B):
+def numbers(mixture, batch_size=B, mode=""):
     """A jitted draw of many batches: numbers, probabilities, sources and weights, flat."""
 
     @jax.jit
     def run(state, keys):
-        batch = jax.vmap(lambda key: mixture.peek(state, key, size_of(mixture, batch_size)))(keys)
+        batch = jax.vmap(lambda key: mixture.peek(state, key, size_of(mixture, batch_size), **traced(mode)))(keys)
         return tuple(x.reshape(-1) for x in (batch.data["id"], batch.probability, batch.index.source, batch.weight))
 
     return run
@@ -101,7 +110,7 @@ def check_sampler(sampler, mode):
     """Nine batches: rows of each buffer as its quota says, and as its sampler draws them."""
     one, other = (fbuf.Buffer(c, sampler=SAMPLERS[sampler]) for c in (20, 40))
     mixture = two(one, other, **MODES[mode])
-    state, step = filled(mixture), sampling(mixture)
+    state, step = filled(mixture), sampling(mixture, mode)
     drawn = {0: [], 1: []}
     empty = 0
     for i in range(9):
@@ -126,9 +135,9 @@ def check_sampler(sampler, mode):
         if sampler.startswith("Consume"):
             times = 3 if "3" in sampler else 1
             assert max(np.unique(drawn[s], return_counts=True)[1]) <= times
-    stats = mixture.stats(state)
-    assert not any(int(stats[name]) for name in stats if "refused" in name or name.endswith("/empty_samples"))
-    assert int(stats["empty_samples"]) == empty and (not empty or sampler == "Consume")
+    assert not refused(mixture, state)
+    counts = [int(mixture[name].stats(state[name])["empty_samples"]) for name in "ab"]
+    assert counts == [empty, 0] and (not empty or sampler == "Consume")
 
 
 def density(mixture, state, share):
@@ -148,7 +157,7 @@ def weighted(mode, **settings):
     state = filled(mixture)
     index = mixture["a"].rows(state["a"]).index
     online = mixture["a"].update_priority(state["a"], index, 1.0 + np.arange(1000, 1020) % 5)
-    return mixture, mixture.replace(state, {"a": online})
+    return mixture, state | {"a": online}
 
 
 BIG = 400_000
@@ -157,15 +166,14 @@ ROW = {"obs": jax.ShapeDtypeStruct((8,), np.uint8), "id": jax.ShapeDtypeStruct((
 
 def check_in_place(sampler, mode):
     mixture = two(*(fbuf.Buffer(BIG, sampler=SAMPLERS[sampler]) for _ in "ab"), **MODES[mode])
-    state = jax.eval_shape(lambda: mixture.init({"a": ROW, "b": ROW}))
+    state = jax.eval_shape(lambda: {name: mixture[name].init(ROW) for name in "ab"})
 
     def step(state, rows, key):
-        state, batch = mixture.sample(state, key, size_of(mixture))
+        state, batch = mixture.sample(state, key, size_of(mixture), **traced(mode))
         if mixture["a"].sampler.prioritized:
             state = mixture.update_priority(state, batch.index, jnp.ones(B))
         state = mixture.update_rows(state, batch.index, {"id": jnp.zeros(B, jnp.int32)})
-        state = mixture.extend(state, "a", rows)
-        return mixture.extend(state, "b", rows), batch
+        return {name: mixture[name].extend(state[name], rows) for name in "ab"}, batch
 
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype), ROW)
     assert_inplace(step, state, rows, jax.eval_shape(lambda: jax.random.key(0)), bound=BIG)
@@ -189,33 +197,32 @@ def played(mixture, state, first, steps):
         state, batch = mixture.sample(state, jax.random.key(i), size_of(mixture, 8))
         if mixture["a"].sampler.prioritized:
             state = mixture.update_priority(state, batch.index, batch.data["id"] % 7 + 1.0)
-        state = mixture.extend(state, "b", rows_of(2040 + 3 * i, 3))
+        state = extended(mixture, state, "b", rows_of(2040 + 3 * i, 3))
         out.append((batch.data, batch.index.source, batch.index.slot, batch.probability, batch.weight, batch.mask))
     return state, out
 
 
 HELD = [
-    ({"a": 40, "b": 40, "c": 40}, [4, 4, 8], 0),
-    ({"a": 0, "b": 40, "c": 40}, [0, 5, 11], 4),
-    ({"a": 0, "b": 40, "c": 0}, [0, 16, 0], 12),
-    ({"a": 0, "b": 0, "c": 0}, [0, 0, 0], 0),
+    ({"a": 40, "b": 40, "c": 40}, [4, 4, 8]),
+    ({"a": 0, "b": 40, "c": 40}, [0, 5, 11]),
+    ({"a": 0, "b": 40, "c": 0}, [0, 16, 0]),
+    ({"a": 0, "b": 0, "c": 0}, [0, 0, 0]),
 ]
 
 
 def check_empty(annealed):
     """Other buffers give the rows of one that is empty, by their quotas."""
-    mixture = three(annealed=annealed)
-    for held, quota, moved in HELD:
-        state, batch = sampling(mixture)(filled(mixture, **held), jax.random.key(0))
+    mixture = three()
+    draw = sampling(mixture, "annealed" * annealed)
+    for held, quota in HELD:
+        state, batch = draw(filled(mixture, **held), jax.random.key(0))
         check(mixture, batch, held)
         assert np.bincount(batch.index.source, minlength=4).tolist() == [*quota, 16 - sum(quota)]
-        stats = mixture.stats(state)
-        assert int(stats["moved_rows"]) == moved and int(stats["empty_samples"]) == (not sum(quota))
-        assert not int(stats["a/empty_samples"])
+        stats = {name: mixture[name].stats(state[name]) for name in THREE}
+        assert [int(of["empty_samples"]) for of in stats.values()] == [not sum(quota), 0, 0]
         assert bool(mixture.can_sample(state)) == bool(sum(quota))
         for i, (name, number) in enumerate(zip(THREE, quota, strict=True)):
-            left = held[name] - number if number else 0  # rows not returned can still be drawn
-            assert int(stats[f"{name}/epoch_left"]) == left
+            assert int(stats[name]["epoch_left"]) == (held[name] - number if number else 0)  # the others can be drawn
             got = np.asarray(batch.probability)[np.asarray(batch.index.source) == i]
             np.testing.assert_allclose(got, number / 16 / 40, rtol=1e-6)
         ids = np.asarray(batch.data["id"])[np.asarray(batch.mask)]

@@ -9,7 +9,7 @@ from jax.experimental import multihost_utils
 
 import fbuf
 from fbuf._formats.checkpoint.data_file import DataFile
-from fbuf.sharded import Sharded, ShardedMixture
+from fbuf.sharded import Sharded
 from tests.support import sharded as support
 from tests.support.trees import same
 
@@ -53,8 +53,7 @@ def everything(path: str, draw: Any, storage: str) -> None:
     fewer = Sharded(sharded.buffer, jax.make_mesh((4,), ("data",), devices=jax.devices()[::2]))
     _, moved = fbuf.load(f"{path}/saved", fewer)
     assert int(fewer.size(moved)) == int(sharded.size(state))
-    mixture = ShardedMixture(fbuf.Mixture({"a": sharded.buffer}), sharded.mesh)
-    state = mixture.replace(mixture.init({"a": support.example()}), {"a": state})
+    mixture, state = fbuf.Mixture({"a": sharded}), {"a": state}
     fbuf.save(f"{path}/mixture", mixture, state, extra={"number": 8})
     again, loaded, beside = fbuf.load(f"{path}/mixture", mixture, extra=True)
     assert again == mixture and beside["number"] == 8

@@ -13,6 +13,7 @@ from jax import lax
 import fbuf
 from fbuf.testing import assert_inplace
 from tests.buffer.test_window_rows import WINDOWS, rows_of
+from tests.support.mixture import refused
 from tests.support.model_cases import EXAMPLES, STEPS, cases, listed, make
 from tests.support.model_windows import WindowTrial
 from tests.support.refusals import raises
@@ -51,9 +52,8 @@ def test_rows_of_a_mixture_return_to_their_buffers():
     other = dataclasses.replace(WINDOWS, capacity=9)
     mixture = fbuf.Mixture({"online": WINDOWS, "offline": other}, fractions={"online": 0.5, "offline": 0.5})
     example = jax.tree.map(lambda x: x[0], rows_of(0, 1))
-    state = mixture.init({"online": example, "offline": example})
-    state = mixture.extend(state, "online", rows_of(0, 6, end=2))
-    state = mixture.extend(state, "offline", rows_of(100, 9))
+    state = {"online": WINDOWS.extend(WINDOWS.init(example), rows_of(0, 6, end=2))}
+    state |= {"offline": other.extend(other.init(example), rows_of(100, 9))}
     state, batch = mixture.sample(state, jax.random.key(0), 32)
     rows = mixture.window_index(state, batch.index)
     mask = np.asarray(batch.data["mask"])
@@ -63,17 +63,16 @@ def test_rows_of_a_mixture_return_to_their_buffers():
     assert state["online"].rows["carry"][:4, 0].tolist() == [0, 0, 2, 0]
     held = state["offline"].rows
     np.testing.assert_array_equal(held["carry"][:, 0], held["t"])
-    stats = mixture.stats(state)
-    assert not any(int(value) for name, value in stats.items() if "refused" in name)
+    assert not refused(mixture, state)
     state = mixture.update_priority(state, rows, carries[..., 0], mask=mask & (batch.data["t"] < 102))
     known = other.priorities(state["offline"])
     np.testing.assert_allclose(known[:2], [100, 101], rtol=1e-4)
     invalid = dataclasses.replace(batch.index, source=jnp.full(32, 5))
     state = mixture.update_rows(state, mixture.window_index(state, invalid), {"carry": carries})
-    assert int(mixture.stats(state)["refused_out_of_range"]) == 32 * 4
+    assert refused(mixture, state) == {"online/refused_out_of_range": 32 * 4}
     none = jnp.zeros((32, 4), bool)
     state = mixture.update_rows(state, mixture.window_index(state, invalid), {"carry": carries}, mask=none)
-    assert int(mixture.stats(state)["refused_out_of_range"]) == 32 * 4
+    assert refused(mixture, state) == {"online/refused_out_of_range": 32 * 4}
 
 
 @pytest.mark.optimized

@@ -48,9 +48,8 @@ with replay:
     index: fbuf.Index = batch.index
 saving: fbuf.Saving = fbuf.save("here", buffer, state, wait=False)
 mixture = fbuf.Mixture({"a": buffer, "b": fbuf.uniform(10)}, fractions={"a": 0.5, "b": 0.5})
-drawn: tuple[fbuf.MixtureState, fbuf.Sample] = mixture.sample(
-    mixture.init({"a": state, "b": {"t": 0}}), jax.random.key(0), {"a": 4, "b": 4}
-)
+mixed, drawn = mixture.sample({"a": state, "b": fbuf.uniform(10).init({"t": 0})}, jax.random.key(0), {"a": 4, "b": 4})
+of_both: fbuf.Sample = drawn
 with_text = fbuf.storages.Ragged(keys=("text",), maximum={"obs": (12,)})
 sampler: fbuf.parts.Sampler = fbuf.samplers.Epoch()
 transitions = fbuf.views.Transition(autoreset="same_step")

@@ -122,9 +122,8 @@ def test_converted_rows_and_data_sets_are_read_once_in_order(tmp_path):
     assert replay.limit is None  # it is read-only, so no call waits
     assert [replay.sample(4).data["t"].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 0, 0]]
     mixture = fbuf.Mixture({"fresh": queue, "old": uniform}, fractions={"fresh": 0.5, "old": 0.5})
-    state, got = mixture.init({"fresh": {"t": np.int32(0)}, "old": {"t": np.int32(0)}}), []
-    for name in ("fresh", "old"):
-        state = mixture.extend(state, name, {"t": np.arange(8, dtype=np.int32)})
+    eight, got = {"t": np.arange(8, dtype=np.int32)}, []
+    state = {name: buffer.extend(buffer.init({"t": np.int32(0)}), eight) for name, buffer in mixture.members}
     for _ in range(2):
         state, batch = mixture.sample(state, jax.random.key(0), 8)
         got += np.asarray(batch.data["t"])[np.asarray(batch.index.source) == 0].tolist()

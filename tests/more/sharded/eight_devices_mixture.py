@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import fbuf
-from fbuf.samplers import Epoch, Prioritized
-from fbuf.sharded import ShardedMixture
+from fbuf.samplers import Epoch
+from fbuf.sharded import Sharded
 from tests.support import sharded as support
 from tests.support.refusals import raises
 
@@ -20,22 +18,23 @@ SAMPLERS = {"a": "prioritized", "b": "uniform"}
 MODES = [
     {"fractions": {"a": 0.25, "b": 0.75}},
     {"fractions": {"a": 0.4, "b": 0.6}, "quota": "random", "target": "source"},
-    {"annealed": True, "normalize": None, "beta": 0.6},
+    {"normalize": None, "beta": 0.6},
 ]
 
 
 def mixture_of(parts=(), **settings):
     buffers = {name: support.buffer_of(sampler, **dict(parts)) for name, sampler in SAMPLERS.items()}
-    return ShardedMixture(fbuf.Mixture(buffers, **settings), support.mesh_of())
+    mesh = support.mesh_of()
+    return fbuf.Mixture({name: Sharded(buffer, mesh) for name, buffer in buffers.items()}, **settings)
 
 
 def filled(mixture, *names):
-    state = mixture.init({"a": support.example(), "b": support.example()})
+    states = {name: buffer.init(support.example()) for name, buffer in mixture.members}
     rows, mask, priority = support.rows_and_masks()
     for name in names:
         given = {"priority": priority} if name == "a" else {}
-        state = mixture.extend(state, name, rows, mask=mask, **given)
-    return state
+        states[name] = mixture[name].extend(states[name], rows, mask=mask, **given)
+    return states
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -43,9 +42,10 @@ def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode):
     """Weighted means over all rows estimate what the unsharded mixture's do, although shards differ in fill and mass."""
     mixture, size = mixture_of(**mode), 4096
     state = filled(mixture, "a", "b")
-    assert bool(mixture.can_sample(state)) and int(mixture.size(state)) == 2 * support.held().sum()
-    batch = jax.device_get(jax.jit(mixture.peek, static_argnums=2)(state, jax.random.key(0), size))
-    chance = {n: support.chances(mixture.mixture[n], support.fill(mixture.mixture[n])) for n in "ab"}
+    assert bool(mixture.can_sample(state))
+    given = {} if "fractions" in mode else {"fractions": {"a": jnp.float32(0.5)}}
+    batch = jax.device_get(jax.jit(lambda *args: mixture.peek(*args, size, **given))(state, jax.random.key(0)))
+    chance = {n: support.chances(mixture[n].buffer, support.fill(mixture[n].buffer)) for n in "ab"}
     fractions = np.array(list(mode.get("fractions", {"a": 0.5, "b": 0.5}).values()))
     ids, source, there = support.ids(batch), batch.index.source, batch.mask
     assert 0 < (~there).sum() < size / 4 and set(batch.index.shard[~there]) == {8} and not batch.weight[~there].any()
@@ -78,8 +78,8 @@ def test_errors_and_rows_go_where_rows_came_from():
         state = mixture.update_priority(state, batch.index, jnp.float32(1) + batch.data["id"].astype(jnp.float32))
         return mixture.update_rows(state, batch.index, {"version": batch.data["id"] + 1000}), batch
 
-    specs = fbuf._buffer.mixture.state.MixtureState(P("data"), P(), P(), P())
-    for run in (step, jax.shard_map(step, mesh=mixture.mesh, in_specs=(specs, P()), out_specs=(specs, P("data")))):
+    specs = {"in_specs": (P("data"), P()), "out_specs": (P("data"), P("data"))}
+    for run in (step, jax.shard_map(step, mesh=mixture["a"].mesh, **specs)):
         after, batch = jax.jit(run)(state, jax.random.key(1))
         batch = jax.device_get(batch)
         for name, number in (("a", 0), ("b", 1)):
@@ -96,11 +96,11 @@ def test_errors_and_rows_go_where_rows_came_from():
     index.source[there[0]] = 7
     index.shard[there[1]] = 9
     after = mixture.update_priority(state, index, np.full(64, 3.0, np.float32))
-    refused = int(mixture.stats(after)["a/refused_out_of_range"])
+    refused = int(mixture["a"].stats(after["a"])["refused_out_of_range"])
     assert refused == 1 + (batch.index.source[order][there[1]] == 0)
 
 
-def test_windows_summaries_and_plans_are_those_of_the_buffers():
+def test_rows_of_windows_return_to_their_buffers():
     view = fbuf.views.Sequence(3, boundary="mask", autoreset="same_step")
     mixture = mixture_of({"view": view}, fractions={"a": 0.25, "b": 0.75})
     state = filled(mixture, "a", "b")
@@ -119,47 +119,43 @@ def test_windows_summaries_and_plans_are_those_of_the_buffers():
         mine = there & (first == number)[:, None]
         np.testing.assert_array_equal(rows.mask, mine)
         assert mine.any() and (rows.data["version"][mine] == data["id"][mine] + 7).all()
-    summary, stats = mixture.summary(state), mixture.stats(state)
-    assert {name: each.size for name, each in summary.items()} == dict.fromkeys(SAMPLERS, support.held().sum())
-    assert summary["a"].stats["balance"] < 1 and float(stats["b/fraction"]) == 0.75 and float(stats["b/balance"]) < 1
-    plans = mixture.plan(dict.fromkeys(SAMPLERS, support.example()), batch_size=64)
-    assert plans["a"] == mixture["a"].plan(support.example(), batch_size=64) and set(plans) == set(SAMPLERS)
-    sizes = [mixture[name].nbytes(state[name])["device"] for name in SAMPLERS]
-    assert mixture.nbytes(state)["device"] == sum(sizes) + state.beta.nbytes + state.counters.nbytes
-    empty = mixture.clear(mixture.cut(state, "a"), "a")
-    assert int(mixture.size(empty)) == support.held().sum() and int(mixture.size(mixture.clear(empty))) == 0
-    assert int(mixture.size(mixture.replace(empty, {"a": state["a"]}))) == int(mixture.size(state))
-    for call in (lambda: mixture.replace(state, {"a": state["b"]}), lambda: mixture.check_state(three(state))):
-        raises(ValueError, "made by another buffer|state of a, b, c; expected a, b", call)
-
-
-def three(state):
-    return dataclasses.replace(state, buffers={**state.buffers, "c": state["b"]})
 
 
 @pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0)])
 def test_fractions_belong_to_their_buffers_in_any_order(shares):
     """A jitted call sorts the names of a state."""
-    buffers = dict.fromkeys("ba", fbuf.uniform(64))
-    mixture = ShardedMixture(fbuf.Mixture(buffers, fractions=dict(zip("ba", shares, strict=True))), support.mesh_of())
-    state = mixture.init(dict.fromkeys("ba", {"id": np.int32(0)}))
-    state = jax.jit(lambda state: mixture.extend(state, "b", {"id": np.arange(16, dtype=np.int32)}))(state)
-    assert bool(mixture.can_sample(state)) == (shares[0] > 0)
-    assert float(mixture.stats(state)["b/fraction"]) == shares[0]
+    buffers = dict.fromkeys("ba", Sharded(fbuf.uniform(64), support.mesh_of()))
+    mixture = fbuf.Mixture(buffers, fractions=dict(zip("ba", shares, strict=True)))
+    sharded, rows = mixture["b"], {"id": np.arange(16, dtype=np.int32)}
+    states = {name: buffer.init({"id": np.int32(0)}) for name, buffer in mixture.members}
+    states = jax.jit(lambda states: states | {"b": sharded.extend(states["b"], rows)})(states)
+    assert bool(mixture.can_sample(states)) == (shares[0] > 0)
+    assert mixture.peek(states, jax.random.key(0), 8, beta=0.5).mask.any() == (shares[0] > 0)
 
 
 def test_a_buffer_is_empty_if_all_its_shards_are():
     mixture = mixture_of(fractions={"a": 0.5, "b": 0.5})
-    state = mixture.init({"a": support.example(), "b": support.example()})
-    state, batch = mixture.sample(state, jax.random.key(0), 64)
-    assert not bool(batch.mask.any()) and int(mixture.stats(state)["empty_samples"]) == 1
+    state, batch = mixture.sample(filled(mixture), jax.random.key(0), 64)
+    counts = [int(mixture[name].stats(state[name])["empty_samples"]) for name in "ab"]
+    assert not bool(batch.mask.any()) and counts == [1, 0]
     assert not bool(mixture.can_sample(state))
     state, batch = mixture.sample(filled(mixture, "b"), jax.random.key(0), 64)
     assert set(np.asarray(batch.index.source)[np.asarray(batch.mask)].tolist()) == {1}
-    assert int(mixture.stats(state)["moved_rows"]) == 32
-    with pytest.raises(ValueError, match="'c': .*Epoch.* draws without replacement"):
-        ShardedMixture(fbuf.Mixture({"c": fbuf.Buffer(64, sampler=Epoch())}), support.mesh_of())
     with pytest.raises(ValueError, match="batch_size is 20, not a multiple of the 8 shards"):
         mixture.peek(state, jax.random.key(0), 20)
-    uneven = fbuf.Mixture({"a": fbuf.Buffer(64, sampler=Prioritized(), lanes=4)})
-    raises(ValueError, "lanes is 4", lambda: ShardedMixture(uneven, support.mesh_of()))
+
+
+def test_buffers_that_do_not_draw_together_are_refused():
+    mesh, one = support.mesh_of(), fbuf.uniform(64)
+    epoch, moving = Sharded(fbuf.Buffer(64, sampler=Epoch()), mesh), Sharded(one, mesh, draw="global")
+    other = Sharded(one, support.mesh_of(4))
+    mixture = fbuf.Mixture({"a": Sharded(one, mesh)})
+    raises(ValueError, "Mixture: 'a': .*Epoch.* draws without replacement", fbuf.Mixture, {"a": epoch})
+    raises(ValueError, "'a' has draw='global'; expected 'local'", fbuf.Mixture, {"a": moving})
+    raises(TypeError, "'b' is Buffer, but 'a' is Sharded", fbuf.Mixture, {"a": mixture["a"], "b": one})
+    raises(ValueError, "'b' is over another mesh or axis", fbuf.Mixture, {"a": mixture["a"], "b": other})
+    state, plain = mixture["a"].init({"t": 0}), one.init({"t": 0})
+    raises(TypeError, "the state of 'a' is BufferState; expected ShardedState", mixture.can_sample, {"a": plain})
+    batch = mixture.peek({"a": state}, jax.random.key(0), 8)
+    index = fbuf.Index(batch.index.slot, batch.index.ticket, batch.index.source)
+    raises(TypeError, "is an Index of source; expected one of source, shard", mixture.route, index, "a")

@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 
 import fbuf
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
-from fbuf.sharded import Sharded, ShardedMixture
+from fbuf.sharded import Sharded
 from tests.support import sharded as support
 from tests.support.refusals import raises
 from tests.support.sharded_saved import check_moved, check_no_lanes, check_on_host, on
@@ -81,28 +81,32 @@ def test_host_rows_that_are_moved_are_planned():
 @pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Host()], ids=str)
 def test_mixtures_are_saved_as_a_whole(storage, tmp_path):
     buffers = {"z": support.buffer_of("prioritized", storage=storage), "a": support.buffer_of("uniform")}
-    plain = fbuf.Mixture(buffers, annealed=True)
-    two, four = (ShardedMixture(plain, support.mesh_of(number, axis_types=(AxisType.Auto,))) for number in (2, 4))
+    plain = fbuf.Mixture(buffers, fractions={"z": 0.75, "a": 0.25})
+    two, four = (spread(plain, number) for number in (2, 4))
     rows, mask, priority = support.rows_and_masks()
-    state = four.init(dict.fromkeys(buffers, support.example()))
-    state = four.extend(state, "z", rows, mask=mask, priority=priority)
-    state = four.set(four.extend(state, "a", rows, mask=mask), fractions={"z": 0.75})
-    fbuf.save(tmp_path / "four", four, state, extra={"step": 7})
+    states = {name: sharded.init(support.example()) for name, sharded in four.members}
+    states["z"] = four["z"].extend(states["z"], rows, mask=mask, priority=priority)
+    states["a"] = four["a"].extend(states["a"], rows, mask=mask)
+    fbuf.save(tmp_path / "four", four, states, extra={"step": 7})
     again, loaded, extra = fbuf.load(tmp_path / "four", four, extra=True)
     assert again == four and extra == {"step": 7}
-    same(*(jax.device_get(four.peek(each, jax.random.key(0), 64)) for each in (state, loaded)))
-    whole, state = fbuf.load(tmp_path / "four")
+    same(*(jax.device_get(four.peek(each, jax.random.key(0), 64)) for each in (states, loaded)))
+    whole, states = fbuf.load(tmp_path / "four")
     assert whole == plain
-    fbuf.save(tmp_path / "one", whole, state)
+    fbuf.save(tmp_path / "one", whole, states)
     for name in ("four", "one"):
         _, moved = fbuf.load(tmp_path / name, two)
-        stats, wanted = (jax.device_get(each.stats(s)) for each, s in ((two, moved), (whole, state)))
-        for number in ("z/fraction", "z/size", "a/size", "z/max_priority"):
-            assert stats[number] == wanted[number] > 0
+        for number, member in (("size", "z"), ("size", "a"), ("max_priority", "z")):
+            assert two[member].stats(moved[member])[number] == whole[member].stats(states[member])[number] > 0
         assert two.peek(moved, jax.random.key(0), 64).mask.any()
-    other = dataclasses.replace(two, mixture=fbuf.Mixture({"z": buffers["z"]}))
+    other = fbuf.Mixture({"z": two["z"]})
     raises(fbuf.SchemaError, "holds a mixture of z, a; expected z", fbuf.load, tmp_path / "four", other)
     raises(TypeError, r"plot.overview\(mixture\['z'\], state\['z'\]\)", fbuf.plot.overview, two, moved)
+
+
+def spread(mixture, number):
+    mesh = support.mesh_of(number, axis_types=(AxisType.Auto,))
+    return dataclasses.replace(mixture, buffers={name: Sharded(buffer, mesh) for name, buffer in mixture.members})
 
 
 def test_leaves_of_64_bits_are_refused():

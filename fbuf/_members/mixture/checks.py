@@ -14,11 +14,13 @@ from fbuf._buffer.checks import check_batch_size, check_number, exact_leaves
 from fbuf._core.pytree import leaf_spec, named_leaves, needs_x64, spec_of
 from fbuf._interfaces.storage import RaggedStorage
 from fbuf._members.quota import counted
+from fbuf._members.split import check_draw_mode
+from fbuf.sharded import Sharded
 
 _TOLERANCE = 1e-6
 
 
-def checked_buffers(buffers: Any) -> tuple[tuple[str, Buffer], ...]:
+def checked_buffers(buffers: Any) -> tuple[tuple[str, Any], ...]:
     """Return names and buffers, in order."""
     pairs = tuple(buffers.items()) if isinstance(buffers, Mapping) else buffers
     if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
@@ -28,8 +30,13 @@ def checked_buffers(buffers: Any) -> tuple[tuple[str, Buffer], ...]:
     for name, buffer in pairs:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f'Mixture: buffer name is {name!r}; expected text without "/".')
-        if not isinstance(buffer, Buffer):
-            raise TypeError(f"Mixture: '{name}' is {type(buffer).__name__}; expected a Buffer. States go to `init`.")
+        if not isinstance(buffer, Buffer | Sharded):
+            raise TypeError(
+                f"Mixture: '{name}' is {type(buffer).__name__}; expected a Buffer. States go to the methods."
+            )
+        if isinstance(buffer, Sharded):
+            _check_sharded(name, buffer)
+            continue
         if buffer.prefetch:
             raise ValueError(f"Mixture: '{name}' has prefetch={buffer.prefetch}; expected 0.")
         if isinstance(buffer.storage, RaggedStorage):
@@ -38,7 +45,27 @@ def checked_buffers(buffers: Any) -> tuple[tuple[str, Buffer], ...]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"Mixture: two buffers are named '{twice}'; expected distinct names.")
+    first, one = pairs[0]
+    for name, other in pairs[1:]:
+        if type(other) is not type(one):
+            raise TypeError(
+                f"Mixture: '{name}' is {type(other).__name__}, but '{first}' is {type(one).__name__}; expected all of one "
+                f"kind. Use fbuf.sharded.Sharded(buffer, mesh) for each."
+            )
+        if isinstance(one, Sharded) and (other.mesh, other.axis) != (one.mesh, one.axis):
+            raise ValueError(
+                f"Mixture: '{name}' is over another mesh or axis than '{first}'; expected the same for all."
+            )
     return pairs
+
+
+def _check_sharded(name: str, sharded: Sharded) -> None:
+    """Raise unless each shard can draw its part of a batch by itself."""
+    if sharded.draw != "local":
+        raise ValueError(f"Mixture: '{name}' has draw={sharded.draw!r}; expected 'local'. Leave it out.")
+    if sharded.shards > 1:
+        fix = "which mixtures over several shards cannot weigh. Use samplers.Uniform() or Prioritized()."
+        check_draw_mode(f"Mixture: '{name}'", sharded.buffer.sampler, fix)
 
 
 def checked_fractions(fractions: Any, names: Sequence[str]) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Draw, read and assemble batches of a mixture, with exact quotas.
+"""Draw, read and assemble batches of a mixture of buffers, with exact quotas.
 
 If the quotas are known while tracing, each buffer draws and reads its part, and the parts are joined at the cost of the
 buffers' own `sample`s. Otherwise (annealed fractions, a source per row) each buffer draws up to B anchors and reads slot C,
@@ -11,7 +11,8 @@ Rows of empty buffers are drawn from the others with `update_if`; a branch would
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,7 @@ from fbuf._algorithms import random
 from fbuf._algorithms.random import fresh_key
 from fbuf._buffer import read, transforms
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.mixture.checks import check_same_leaves
-from fbuf._buffer.mixture.state import COUNTERS, MixtureConfig, MixtureState
-from fbuf._buffer.state import BufferState, _zero_masked, anchor_count, eligible_set, index_of
+from fbuf._buffer.state import BufferState, _count_up, _zero_masked, anchor_count, eligible_set, index_of
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index, Sample
@@ -32,9 +31,39 @@ from fbuf._interfaces.sampler import Draw
 from fbuf._interfaces.view import Window
 from fbuf._interfaces.writer import ReadOnly
 from fbuf._members import quota, weights
+from fbuf._members.mixture.checks import check_same_leaves
 from fbuf.samplers._base import masked_draw
 
-States = dict[str, BufferState]
+States = Mapping[str, BufferState]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureConfig:
+    """Hold the fields of a `Mixture`, unchecked, and values derived from them."""
+
+    buffers: Mapping[str, Any] | tuple[tuple[str, Any], ...]
+    fractions: Mapping[str, float] | tuple[float, ...] | None = None
+    quota: Literal["exact", "random", "all"] = "exact"
+    target: Literal["union", "source"] = "union"
+    beta: float = 1.0
+    normalize: Literal["batch", None] = "batch"
+    if_empty: Literal["share", "mask"] = "share"
+
+    @property
+    def members(self) -> tuple[tuple[str, Any], ...]:
+        """Names and buffers, in order; here all are `Buffer`s, those of one shard if the mixture is sharded."""
+        assert isinstance(self.buffers, tuple)
+        return self.buffers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the buffers, in the order of `source`."""
+        return tuple(name for name, _ in self.members)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The fractions, in order; they may have any sum."""
+        return self.fractions if isinstance(self.fractions, tuple) else (1.0,) * len(self.members)
 
 
 class Part(NamedTuple):
@@ -68,28 +97,26 @@ def available(mixture: MixtureConfig, states: States) -> Array:
 
 def sample(
     mixture: MixtureConfig,
-    state: MixtureState,
+    states: States,
     key: Array,
     fractions: Array | None,
     beta: Array | None,
     sizes: tuple[int, ...] | None,
     batch_size: int,
     of_shard: OfShard | None = None,
-) -> tuple[MixtureState, Sample]:
+) -> tuple[States, Sample]:
     """Draw a batch: `sizes` rows of each buffer if they are known, else by `fractions` float32[S]."""
-    states: States = {name: own.open() for name, own in state.buffers.items()}
+    states = {name: states[name].open() for name in mixture.names}
     number = available(mixture, states) if of_shard is None else of_shard.number
     there = number > jnp.int32(0)
     size = len(mixture.members)
     keys = jax.random.split(key, 2 * size + 2)
-    moved = jnp.zeros((), jnp.uint32)
     share: Array | None = None
     if sizes is not None:
         states, part = _draw_sizes(mixture, states, keys, sizes)
         if mixture.quota == "exact" and mixture.if_empty == "share" and _may_lack(mixture, sizes):
             fractions = quota.normalized(jnp.asarray(mixture.shares, jnp.float32))
             extra = quota.shared(part.source, fractions, there)
-            moved = jnp.sum(extra < jnp.int32(size), dtype=jnp.uint32)
             states, part = _fill_up(mixture, states, keys, part, extra)
     else:
         assert fractions is not None
@@ -106,13 +133,12 @@ def sample(
                 fractions = open_to
             else:
                 extra = quota.shared(source, fractions, there)
-            moved = jnp.sum(extra < jnp.int32(size), dtype=jnp.uint32)
             source = jnp.where(extra < jnp.int32(size), extra, source)
         states, part = _draw_masked(mixture, states, keys, source)
         share = fractions if mixture.quota == "random" else None
     if share is None:
         share = _shares(part.source, size)
-    beta = state.beta if beta is None else beta
+    beta = jnp.float32(mixture.beta) if beta is None else beta
     if of_shard is None:
         probability, weight = weigh(
             part.source, part.chance, part.mask, share, number, beta, mixture.target, mixture.normalize
@@ -122,20 +148,22 @@ def sample(
     source = jnp.where(part.mask, part.source, jnp.int32(size))
     index = Index(part.slot, part.ticket, source)
     batch = Sample(part.data, index, probability, weight, part.mask)
-    counters = count_up(state, empty_samples=(~jnp.any(there)).astype(jnp.uint32), moved_rows=moved)
-    states = {name: own.pack() for name, own in states.items()}
-    return dataclasses.replace(state, buffers=states, counters=counters), batch
+    return {name: own.pack() for name, own in _count_empty(mixture, states, there, of_shard).items()}, batch
+
+
+def _count_empty(mixture: MixtureConfig, states: States, there: Array, of_shard: OfShard | None) -> States:
+    """Count a batch of which all buffers are empty: in the first buffer, on the first shard."""
+    first, is_empty = mixture.names[0], ~jnp.any(there)
+    if of_shard is not None:
+        is_empty = is_empty & (lax.axis_index(of_shard.axis) == jnp.int32(0))
+    own = states[first]
+    return {**states, first: own.replace(counters=_count_up(own, empty_samples=is_empty))}
 
 
 def _may_lack(mixture: MixtureConfig, sizes: tuple[int, ...]) -> bool:
     """Return whether a buffer may be empty while another is not: data sets never are."""
     pairs = zip(mixture.members, sizes, strict=True)
     return len(sizes) > 1 and any(size and not isinstance(buffer.writer, ReadOnly) for (_, buffer), size in pairs)
-
-
-def count_up(state: MixtureState, **counts: Array) -> Array:
-    """Add to the counters."""
-    return state.counters + jnp.stack([counts.get(name, jnp.zeros((), jnp.uint32)) for name in COUNTERS])
 
 
 def _shares(source: Array, size: int) -> Array:
@@ -331,56 +359,79 @@ def weigh(
     return probability, weight
 
 
-def of(index: Index, number: int, buffer: Buffer) -> Index:
-    """Return the rows of one buffer as its index; other rows are masked with slot C and ticket 0."""
+def route(index: Index, number: int, buffer: Any, invalid: Array | None = None) -> Index:
+    """Return the rows of one buffer as its index; other rows are masked with slot C and ticket 0, and shard D.
+
+    Args:
+      index: Of the mixture.
+      number: Of the buffer.
+      buffer: It, or its `Sharded`.
+      invalid: bool[B], rows of no buffer, which this one is to count as out of range.
+    """
     mine = index.source == jnp.int32(number)
-    return Index(jnp.where(mine, index.slot, jnp.int32(buffer.capacity)), jnp.where(mine, index.ticket, jnp.uint32(0)))
+    slot = jnp.where(mine, index.slot, jnp.int32(getattr(buffer, "shard", buffer).capacity))
+    shard = None if index.shard is None else jnp.where(mine, index.shard, jnp.int32(buffer.shards))
+    if invalid is not None:
+        slot, mine = jnp.where(invalid, jnp.int32(-1), slot), mine | invalid
+    return Index(slot, jnp.where(mine, index.ticket, jnp.uint32(0)), shard=shard)
 
 
-def window_index(mixture: MixtureConfig, state: MixtureState, index: Index) -> tuple[MixtureState, Index]:
-    """Call `Buffer.window_index` for each buffer. Masked rows have source S and slot and ticket 0."""
-    leaves = [index.slot[:, None], index.ticket[:, None], index.source[:, None]]
-    for number, (name, buffer) in enumerate(mixture.members):
-        rows = buffer.window_index(state[name], of(index, number, buffer))
-        mine, there = index.source[:, None] == jnp.int32(number), rows.slot < jnp.int32(buffer.capacity)
-        source = jnp.where(there, jnp.int32(number), jnp.int32(len(mixture.members)))
-        window = jnp.where(there, rows.slot, jnp.int32(0)), rows.ticket, source
-        leaves = [jnp.where(mine, new, old) for new, old in zip(window, leaves, strict=True)]
-    return state, Index(*leaves)
-
-
-def _nowhere(index: Index, size: int, mask: Any) -> Array:
-    """Return the rows with an invalid source that are not masked, by the index or by `mask`, uint32[]."""
+def of_no_buffer(index: Index, size: int) -> Array:
+    """Return the rows with an invalid source that are not masked, bool[B]."""
     none = (index.source < jnp.int32(0)) | (index.source >= jnp.int32(size))
-    masked = (index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0))
-    return jnp.sum(none & ~masked & (True if mask is None else mask), dtype=jnp.uint32)
+    return none & ~((index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0)))
+
+
+def window_index(mixture: MixtureConfig, states: Any, index: Index) -> tuple[Any, Index]:
+    """Call `window_index` of each buffer. Masked rows have source S, slot and ticket 0, and shard D."""
+    found = jax.tree.map(lambda leaf: leaf[:, None], index)
+    for number, (name, buffer) in enumerate(mixture.members):
+        rows = buffer.window_index(states[name], route(index, number, buffer))
+        if rows.shard is None:
+            there = rows.slot < jnp.int32(buffer.capacity)
+        else:
+            there = rows.shard < jnp.int32(buffer.shards)
+        source = jnp.where(there, jnp.int32(number), jnp.int32(len(mixture.members)))
+        rows = dataclasses.replace(rows, source=source, slot=jnp.where(there, rows.slot, jnp.int32(0)))
+        mine = index.source[:, None] == jnp.int32(number)
+        found = jax.tree.map(lambda new, old, mine=mine: jnp.where(mine, new, old), rows, found)
+    return states, found
 
 
 def update_priority(
-    mixture: MixtureConfig, state: MixtureState, index: Index, td_error: Any, mask: Any, eta: Any
-) -> tuple[MixtureState, None]:
-    """Call `Buffer.update_priority` for each buffer with priorities."""
-    states = dict(state.buffers)
+    mixture: MixtureConfig, states: Any, index: Index, td_error: Any, mask: Any, eta: Any
+) -> tuple[Any, None]:
+    """Call `update_priority` of each buffer with priorities, of which the first counts rows of no buffer."""
+    states = dict(states)
+    invalid: Array | None = of_no_buffer(index, len(mixture.members))
     for number, (name, buffer) in enumerate(mixture.members):
-        if buffer.sampler.prioritized:
-            own = of(index, number, buffer)
-            states[name] = buffer.update_priority(states[name], own, td_error, mask=mask, eta=eta)
-    of_rows = mask if index.slot.ndim == 2 else None  # else it is of the errors of windows
-    counters = count_up(state, refused_out_of_range=_nowhere(index, len(mixture.members), of_rows))
-    return dataclasses.replace(state, buffers=states, counters=counters), None
+        if buffer_of(buffer).sampler.prioritized:
+            own = route(index, number, buffer, invalid)
+            states[name], invalid = buffer.update_priority(states[name], own, td_error, mask=mask, eta=eta), None
+    return states, None
 
 
-def update_rows(
-    mixture: MixtureConfig, state: MixtureState, index: Index, fields: Any, mask: Any
-) -> tuple[MixtureState, None]:
-    """Call `Buffer.update_rows` for each buffer whose rows can change."""
-    states, kept = dict(state.buffers), jnp.zeros((), jnp.uint32)
+def update_rows(mixture: MixtureConfig, states: Any, index: Index, fields: Any, mask: Any) -> tuple[Any, None]:
+    """Call `update_rows` of each buffer whose rows can change, of which the first counts rows of no buffer."""
+    states = dict(states)
+    invalid: Array | None = of_no_buffer(index, len(mixture.members))
     for number, (name, buffer) in enumerate(mixture.members):
-        if isinstance(buffer.writer, ReadOnly):
-            theirs = (index.source == jnp.int32(number)) & (index.ticket != jnp.uint32(0))
-            kept = kept + jnp.sum(theirs & (True if mask is None else mask), dtype=jnp.uint32)
-        else:
-            states[name] = buffer.update_rows(states[name], of(index, number, buffer), fields, mask=mask)
-    outside = _nowhere(index, len(mixture.members), mask)
-    counters = count_up(state, refused_out_of_range=outside, refused_read_only=kept)
-    return dataclasses.replace(state, buffers=states, counters=counters), None
+        if not isinstance(buffer_of(buffer).writer, ReadOnly):
+            own = route(index, number, buffer, invalid)
+            states[name], invalid = buffer.update_rows(states[name], own, fields, mask=mask), None
+    return states, None
+
+
+def can_sample(mixture: MixtureConfig, states: Any) -> tuple[Any, Array]:
+    """Return whether a batch can be drawn."""
+    there = jnp.stack([buffer.can_sample(states[name]) for name, buffer in mixture.members])
+    is_drawn = jnp.asarray(mixture.shares, jnp.float32) > jnp.float32(0)
+    if mixture.quota == "all" or mixture.if_empty == "mask":
+        return states, jnp.all(there | ~is_drawn)
+    return states, jnp.any(there & is_drawn)
+
+
+def buffer_of(member: Any) -> Buffer:
+    """Return a buffer, or that of a `Sharded`."""
+    buffer: Buffer = getattr(member, "buffer", member)
+    return buffer
