@@ -111,6 +111,7 @@ IMPOSSIBLE = [
     {"first": np.array([513, 0])},
     {"first": np.array([-1, 0])},
     {"flushed": np.array([0, -5])},
+    {"flushed": np.array([0, 1 << 40])},
     {"changes": FAR},
     {"kinds": b"cc"},
     {"kinds": b"xr"},

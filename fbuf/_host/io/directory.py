@@ -274,7 +274,7 @@ class Folder:
         ]
         right = all(self.kinds[i : i + 1] in known for i, known in enumerate(kinds)) and self.changes < _MAX_COUNT
         right &= bool(((0 <= self.first) & (self.first <= self.count) & (self.count < _MAX_COUNT)).all())
-        if not right or not ((0 <= self.flushed) & (self.flushed < _MAX_COUNT)).all():
+        if not right or not ((0 <= self.flushed) & (self.flushed <= self.count)).all():
             raise damaged_file(
                 f"{self._head.path} holds impossible numbers of rows, updates or kinds of columns", "those of a store"
             )
