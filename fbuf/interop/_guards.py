@@ -6,6 +6,7 @@ were never written. A caller who means the arrays as they are says so by `fields
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -21,6 +22,13 @@ TERMINALS = ("terminals", "terminal")
 """Names that mean terminations in D4RL, and ends of trajectories in OGBench."""
 _TRUNCATIONS = ("timeouts", "timeout", "truncated", "truncations")
 ENDS = {"terminated": "no bootstrap after them", "trajectory": "bootstrap, as after a time limit"}
+
+
+def raise_refused(path: Any, error: BaseException | None) -> None:
+    """Raise OSError with the path if the system refused to read; without an errno, or with EINVAL, the bytes are wrong."""
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+        text = error.strerror if str(path) in str(error.strerror) else f"{path}: {error.strerror}"
+        raise OSError(error.errno, f"{text}. Check the disk and the permissions; the file may be intact.") from error
 
 
 def check_ring(call: str, names: Collection[str], fields: Fields) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fbuf._rows.columns import DTYPES, Column, check_name, refused
+from fbuf.interop._guards import raise_refused
 
 _ABOUT = "fbuf"  # the attribute that describes the file
 _LARGEST_CHUNK = 2**30  # bytes
@@ -67,6 +68,7 @@ class _ReportDamage:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        raise_refused(self._path, error)
         if isinstance(error, Exception) and str(self._path) not in str(error):  # else it was raised here
             raise ValueError(f"{self._path}{self._what} is damaged ({error!r:.200}).") from error
 
@@ -87,6 +89,7 @@ class Reader:
         except OSError as error:
             if not path.exists():
                 raise
+            raise_refused(path, error)
             raise ValueError(f"{path}: is not an HDF5 file ({error}). It is damaged or truncated.") from None
         self.columns: dict[str, Column] = {}
         self.others: dict[str, Column] = {}

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from fbuf._rows.columns import DTYPES, Column, check_name, check_shape, refused
+from fbuf.interop._guards import raise_refused
 
 ABOUT = "__fbuf__"  # the member that describes the file
 _LARGEST_HEADER = 10_000  # bytes, numpy's own limit
@@ -64,9 +65,8 @@ class Reader:
         self._open = contextlib.ExitStack()  # the zip, and above it its members: only both closed, the file is
         try:
             self._zip = self._open.enter_context(zipfile.ZipFile(path))
-        except PermissionError:
-            raise
         except Exception as error:  # also NotImplementedError, struct.error and what else its parser meets
+            raise_refused(path, error)
             raise ValueError(f"{path}: is not a zip ({error}); expected an .npz. It is damaged or truncated.") from None
         try:
             self._find_columns(size)
@@ -180,6 +180,7 @@ def _report_damage(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # BadZipFile, zlib.error, EOFError, ...
+        raise_refused(where, error)
         raise ValueError(f"{where} is damaged ({type(error).__name__}: {error}).") from None
 
 
