@@ -76,10 +76,11 @@ def main(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _progress(what: str, steps: int) -> Iterator[Callable[[int, dict[str, str]], None]]:
-    """Show a progress bar on standard error; in a log file a line every 10 s."""
+    """Show a progress bar on standard error; in a log file a line every 10 s. It says "compiling" until the first step."""
     from tqdm import tqdm
 
     with tqdm(total=steps, desc=what, unit="step", mininterval=0.2 if sys.stderr.isatty() else 10.0) as bar:
+        bar.set_postfix_str("compiling")
 
         def show(step: int, shown: dict[str, str]) -> None:
             bar.set_postfix(shown, refresh=False)

@@ -18,7 +18,7 @@ from fbuf.demo import _dqn
 from fbuf.demo._compare_storages import READS, Blocks, Column
 from fbuf.demo._run import Result, raw_bytes_per_row
 from fbuf.plot._frames import draw_batch
-from fbuf.plot._style import dress
+from fbuf.plot._style import dress, legend
 
 _EPISODES = 20  # in a mean score
 _BLUE, _ORANGE, _GREEN, _GREY = "#4c72b0", "#dd8452", "#2a9d5c", "#9a9a9a"
@@ -126,7 +126,7 @@ def plot(result: Result, path: Path) -> None:
 def _style(axes: Any, title: str, x: str) -> None:
     dress(axes, title, x, "")
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=9, loc="upper left")
+        legend(axes)
 
 
 def _draw_scores(axes: Any, result: Result) -> None:

@@ -67,3 +67,12 @@ def test_rows_and_stacks_are_of_one_episode():
         assert (after[fresh, 0] == 0).all()
         np.testing.assert_array_equal(after[~fresh, 0], before[~fresh, 1])
         np.testing.assert_array_equal(after[:, 1], draw(actors.games))
+
+
+def test_the_bar_says_compiling_until_the_first_step(capsys):
+    pytest.importorskip("tqdm")
+    with _command._progress("steps", 2) as show:
+        assert "compiling" in capsys.readouterr().err
+        show(2, {"loss": "1.0"})
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert "loss=1.0" in last and "compiling" not in last
