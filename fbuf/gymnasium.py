@@ -21,6 +21,10 @@ from fbuf.views import Transition
 __all__ = ["Recorder", "spec", "view"]
 
 
+def __dir__() -> list[str]:
+    return __all__  # without the imports
+
+
 def spec(envs: Any) -> dict[str, PyTree]:
     """Return one row of `gymnasium.vector.VectorEnv` or `gymnasium.Env`, for `Replay` or `Buffer.init`.
 

@@ -35,6 +35,12 @@ except ImportError as error:
         f'fbuf.orbax: orbax is missing ({error}); expected orbax-checkpoint 0.12 or later. Run pip install "fbuf[orbax]".'
     ) from error
 
+__all__ = ["ReplayHandler", "RestoreArgs", "SaveArgs"]
+
+
+def __dir__() -> list[str]:
+    return __all__  # without the imports
+
 
 class ReplayHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
     """Save and restore `(buffer, state)`; orbax finds it through `SaveArgs` and `RestoreArgs`."""

@@ -41,6 +41,11 @@ __all__ = [
     "make_trajectory_queue",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__  # without the imports
+
+
 _DEVICE = Device()
 _Part = Callable[[Any], Any]
 

@@ -33,6 +33,11 @@ __all__ = [
     "CompressedReplayBuffer",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__  # without the imports
+
+
 _MIN_BYTES = 1024
 _new: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
 """Arrays that were read and not yet converted to tensors, by id: they need no copy."""

@@ -1,5 +1,6 @@
 """mypy understands the programs of users: see `tests/project/test_public.py`."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -126,3 +127,11 @@ def test_mypy_understands_a_users_program(tmp_path):
     done = subprocess.run(MYPY, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert not marked(done.stdout, tmp_path / "good.py"), done.stdout
     assert marked(done.stdout, tmp_path / "wrong.py") == {*range(4, 9), *range(10, 19)}, done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["gymnasium", "orbax", "integrations.flashbax", "integrations.sb3", "integrations.torchrl"]
+)
+def test_completion_of_an_optional_module_offers_what_is_public(name):
+    module = importlib.import_module(f"fbuf.{name}")
+    assert [each for each in dir(module) if each[0] != "_"] == sorted(module.__all__)
