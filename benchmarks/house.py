@@ -29,7 +29,7 @@ LIMITS = {
     "files of a traced device extend": 17,
     "moves of a traced device extend": 142,
     "files of a traced compressed sample": 28,
-    "moves of a traced compressed sample": 140,
+    "moves of a traced compressed sample": 138,
 }
 
 _FACADES = {

@@ -17,9 +17,10 @@ class HostTransition:
     Args:
       view: A `Transition` of one step, without stack and ids.
       spec, structure: Of stored rows.
+      kinds: The leaves of the observation, of the final one, of the action, and the others.
     """
 
-    def __init__(self, view: Any, spec: Spec, structure: Any):
+    def __init__(self, view: Any, spec: Spec, structure: Any, kinds: Any):
         names = list(spec)
         self._number = {name: number for number, name in enumerate(names)}
         self._reward, self._resets = self._number[view.reward], view.autoreset == "next_step"
@@ -28,17 +29,16 @@ class HostTransition:
         self._gamma, self._cut_ends = self._float.type(view.gamma), view.rule.cut_ends
         self._final = {}
         if view.final_observation is not None:
-            finals = [n for n in names if n == view.final_observation or n.startswith(view.final_observation + "/")]
-            self._final = {view.observation + n.removeprefix(view.final_observation): self._number[n] for n in finals}
+            self._final = {view.observation + n.removeprefix(view.final_observation): self._number[n] for n in kinds[1]}
         made = list[tuple[Any, tuple[str, Any]]]()
 
         def leaf(kind: str, name: Any = None) -> Any:
             made.append((np.zeros(0), (kind, name)))
             return made[-1][0]
 
-        self.example = view.batch(spec, structure, leaf)  # of leaves that tell what they are
-        kinds = {id(array): what for array, what in made}
-        self._leaves = [kinds[id(array)] for array in jax.tree.leaves(self.example)]
+        self.example = view.batch(spec, structure, kinds, leaf)  # of leaves that tell what they are
+        known = {id(array): what for array, what in made}
+        self._leaves = [known[id(array)] for array in jax.tree.leaves(self.example)]
 
     def opens(self, before: int, flags: int) -> tuple[bool, bool]:
         """Return whether a row opens the one before it and itself, by the flags of both; see `Transition.decide`."""

@@ -267,7 +267,8 @@ class Transition:
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[Array], window: Window) -> PyTree:
         mask, rewards, has_final, terminated = window.context
         rest = iter(arrays)
-        names, *_ = self._leaves(spec)
+        kinds = self._leaves(spec)
+        names = kinds[0]
         obs = {n: next(rest) for n in names}
         next_obs = {n: next(rest) for n in names}
         if self.final_observation is not None:
@@ -292,11 +293,16 @@ class Transition:
             "reward": {None: total},
             "discount": {None: discount},
         }
-        return self.batch(spec, structure, lambda kind, name=None: parts[kind][name] if kind in parts else next(rest))
+        return self.batch(
+            spec, structure, kinds, lambda kind, name=None: parts[kind][name] if kind in parts else next(rest)
+        )
 
-    def batch(self, spec: Spec, structure: Any, leaf: Callable[..., Any]) -> dict[str, Any]:
-        """Return a batch of `leaf(kind, name)`, where kind is a key of the batch, or "other" for leaves that are passed on."""
-        observation, _, action, others = self._leaves(spec)
+    def batch(self, spec: Spec, structure: Any, kinds: Any, leaf: Callable[..., Any]) -> dict[str, Any]:
+        """Return a batch of `leaf(kind, name)`, where kind is a key of the batch, or "other" for leaves that are passed on.
+
+        `kinds`: what `_leaves` returns.
+        """
+        observation, _, action, others = kinds
         actions = {n: leaf("action", n) for n in action}
         data = {"obs": subtree(structure, spec, self.observation, {n: leaf("obs", n) for n in observation})}
         if self.action is not None:
@@ -308,7 +314,7 @@ class Transition:
     def on_host(self, spec: Spec, structure: Any) -> HostTransition | None:
         """Return these transitions in NumPy; None with several steps, stacks or ids."""
         simple = self.n_step == 1 and self.stack is None and self.episode is None
-        return HostTransition(self, spec, structure) if simple else None
+        return HostTransition(self, spec, structure, self._leaves(spec)) if simple else None
 
     def _stacked(self, spec: Spec) -> list[str]:
         """Return the leaves of the observation that are stacked."""
