@@ -4,8 +4,10 @@ Every library is called as its users call it, from NumPy rows to torch tensors: 
 prioritized step (a row, a batch, its priorities), beside Stable-Baselines3, cpprb, torchrl and flashbax under the user's
 own jit. Then donated jitted calls beside flashbax's, in wall time, and whole runs of one DQN script (torch, CartPole, after
 cleanrl's dqn.py), which differ in their buffer alone. All other figures are CPU seconds of all threads, interleaved.
-Expected: `add` at most 4 times SB3's time, `sample` at most twice, the run at most 1.1 times; the prioritized step at least
-as fast as cpprb's and torchrl's; jitted calls, and those of `fbuf.integrations.flashbax`, at least as fast as flashbax's.
+Transitions and windows, whose rows hold each observation once, are measured beside SB3's rows.
+Expected: `add` at most 4 times SB3's time (3 times for transitions and windows), `sample` at most twice, the run at most 1.1
+times; the prioritized step at least as fast as cpprb's and torchrl's; jitted calls, and those of
+`fbuf.integrations.flashbax`, at least as fast as flashbax's.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ STEP = (
 JITTED = "A jitted method, the state donated: flashbax's time over ours"
 BARE = "A jitted ring without counters or token, the state donated: flashbax's time over its"
 SHIM = "`fbuf.integrations.flashbax`, a jitted call, the state donated: flashbax's time over its"
+VIEWS = "`Replay` of the view that is recommended, in a Python loop: its time over that of SB3's buffer of rows"
 RUN = "A DQN script (torch, CartPole), its time over that with the peer's buffer"
 
 CAPACITY, BATCH = 100_000, 256
@@ -219,7 +222,7 @@ def main(quick: bool) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     try:
         rounds = 2 if quick else 15
-        report = calls(rounds, quick)
+        report = calls(rounds, quick) + recommended(rounds, quick)
         return report + jitted(rounds, 20 if quick else 200) + runs(1 if quick else 5, 1_500 if quick else 50_000)
     finally:
         torch.set_num_threads(threads)
@@ -257,6 +260,62 @@ def calls(rounds: int, quick: bool) -> list[dict[str, Any]]:
                 over = ratio(theirs, ours) if prioritized else ratio(ours, theirs)
                 target = targets.get(name)
                 report.append(row(question, name, ours=spread(ours), peer=spread(theirs), ratio=over, target=target))
+    return report
+
+
+PAIRS = ("terminated", "truncated")
+STEP_ROW = {name: EXAMPLE[name] for name in ("obs", "action", "reward")} | {name: np.bool_(False) for name in PAIRS}
+CASES: dict[str, tuple[Any, Any, int | None, int]] = {  # sampler, view, lanes, rows of an entry of a batch
+    f"{kind}, Transition, n = {steps}{'' if lanes is None else f', {lanes} lanes'}": (
+        sampler,
+        fbuf.views.Transition(n_step=steps, autoreset="same_step"),
+        lanes,
+        1,
+    )
+    for kind, sampler in (("uniform", fbuf.samplers.Uniform()), ("prioritized", fbuf.samplers.Prioritized()))
+    for steps, lanes in ((1, None), (3, None), (1, 8))
+}
+CASES |= {
+    f"{kind}, Sequence(16)": (sampler, fbuf.views.Sequence(16, autoreset="same_step"), None, 16)
+    for kind, sampler in (("uniform", fbuf.samplers.Uniform()), ("prioritized", fbuf.samplers.Prioritized()))
+}
+
+
+def recommended(rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """`add`, `sample` and one of each: transitions and windows beside SB3's rows, as many of them as are drawn."""
+    if isinstance(peer := load_peer("stable_baselines3"), Absent):
+        return [absent_row(VIEWS, case, peer) for case in CASES]
+    theirs, rows, report = SB3(), rows_of(1000), []
+    theirs.fill(rows * (2 if quick else 20))
+    for case, (sampler, view, lanes, entry) in CASES.items():
+        lead = () if lanes is None else (lanes,)
+        steps = [
+            {name: np.broadcast_to(r.get(name, False), (*lead, *leaf.shape)).copy() for name, leaf in STEP_ROW.items()}
+            | {"terminated": np.broadcast_to(r["done"], lead).copy()}
+            for r in rows
+        ]
+        buffer = fbuf.Buffer(CAPACITY, lanes=lanes, view=view, sampler=sampler)
+        replay, number = fbuf.Replay(buffer, STEP_ROW), iter(range(10**9))
+        replay.extend({name: np.concatenate([np.stack([s[name] for s in steps])] * 2) for name in STEP_ROW})
+        sides: dict[str, tuple[Any, Any, list[Any]]] = {
+            "fbuf": (replay.add, lambda replay=replay: replay.sample(BATCH, to="torch").data, steps),
+            "SB3": (theirs.add, lambda entry=entry: theirs.sample(BATCH * entry), rows),
+        }
+        for what, most, often in (("add", 3.0, 640), ("sample", None, 100), ("add + sample", None, 100)):
+
+            def call(side: str, what: str = what, sides: Any = sides, number: Any = number) -> Any:
+                add, sample, given = sides[side]
+                if what != "sample":
+                    add(given[next(number) % len(given)])
+                return sample() if what != "add" else None
+
+            thunks = {side: partial(call, side) for side in sides}
+            timings = interleave(thunks, rounds=rounds, warmup=300, calls=often, clock=time.process_time)
+            ours, peers = timings["fbuf"], timings["SB3"]
+            target = f"<= {most or (2.5 if sampler.prioritized else 1.5)}"
+            over = ratio(ours, peers)
+            name = f"{case}: {what}"
+            report.append(row(VIEWS, name, ours=spread(ours), peer=spread(peers), ratio=over, target=target))
     return report
 
 
