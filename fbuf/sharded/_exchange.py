@@ -24,6 +24,7 @@ from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import expand
 from fbuf._members import quota
 from fbuf.samplers._base import masked_draw
+from fbuf.sharded import _blocks
 from fbuf.sharded._draw import _count_empty, own_key, sample_core, weigh, whole
 
 SLACK = 1.25  # rows that a shard may send at once, by those it receives
@@ -70,7 +71,7 @@ def sample_global_core(
         own, batch = read._read_drawn(buffer, own, round_key, drawn, window, partly=True)
         sent = (batch.data, batch.index, batch.probability, batch.mask)
         blocks = jax.tree.map(lambda leaf: leaf.reshape(shards, block, *leaf.shape[1:]), sent)
-        received = jax.tree.map(lambda leaf: lax.all_to_all(leaf, axis, 0, 0), blocks)
+        received = _blocks.exchange(blocks, axis)
         column = (nth - first - (me - start[owner] - first) % jnp.int32(shards)) // jnp.int32(shards)
         column = jnp.clip(column, jnp.int32(0), jnp.int32(block - 1))
         return own, jax.tree.map(lambda leaf: leaf[owner, column], received)

@@ -15,6 +15,7 @@ from fbuf._buffer import priorities, read, transforms, write
 from fbuf._buffer.state import BufferState
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index, Rows
+from fbuf.sharded import _blocks
 from fbuf.sharded._feedback import homes
 from fbuf.transforms import Chain
 
@@ -38,12 +39,9 @@ def _ask(sharded: Any, index: Index, answer: Callable[[Index], Any]) -> Any:
         return answer(rows)
     owner, number = jnp.minimum(shard, jnp.int32(shards - 1)), lax.iota(np.int32, size)
 
-    def back(leaf: jax.Array) -> jax.Array:
-        blocks = leaf.reshape(shards, size, *leaf.shape[1:])
-        found: jax.Array = lax.all_to_all(blocks, sharded.axis, 0, 0)[owner, number]
-        return found
-
-    return jax.tree.map(back, answer(_own(sharded, shard, rows)))
+    answers = answer(_own(sharded, shard, rows))
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(shards, size, *leaf.shape[1:]), answers)
+    return jax.tree.map(lambda leaf: leaf[owner, number], _blocks.exchange(blocks, sharded.axis))
 
 
 def _indexed(sharded: Any, rows: Rows, shard: jax.Array) -> Rows:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import fbuf
 from fbuf._core.pytree import tree_bytes
 from fbuf.samplers import Consume, Epoch, Prioritized
-from fbuf.sharded import Sharded
+from fbuf.sharded import Sharded, _blocks
 from tests.more.transforms.test_transforms_buffer import Largest
 from tests.support import sharded as support
 from tests.support.inplace import ROW
@@ -215,18 +215,23 @@ def test_a_step_is_in_place_and_moves_no_rows(case):
     assert moved <= 1.3 * size / 8 and (moved > 0) == (case[2] == "global")
 
 
-def test_a_step_has_few_collectives():
-    """One for the draw and one for the update, in which a loop that seldom runs has two more."""
-    sharded = Sharded(fbuf.prioritized(256, lanes=8), support.mesh_of())
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_step_has_few_collectives(draw):
+    """One for the draw and one for the update, in which a loop that seldom runs has two more; rows move in one message."""
+    sharded = Sharded(fbuf.prioritized(256, lanes=8), support.mesh_of(), draw=draw)
 
     def step(state, rows, key):
         state, batch = sharded.sample(sharded.extend(state, rows), key, 32)
         return sharded.update_priority(state, batch.index, batch.weight)
 
-    rows = {"id": jax.ShapeDtypeStruct((2, 8), jnp.int32)}
-    state = jax.eval_shape(sharded.init, {"id": jnp.int32(0)})
+    row = {"id": jnp.int32(0), "flag": jnp.bool_(False), "obs": jnp.zeros((3, 4), jnp.float16)}
+    rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, 8, *leaf.shape), leaf.dtype), row)
+    state = jax.eval_shape(sharded.init, row)
     text = jax.jit(step).lower(state, rows, jax.eval_shape(lambda: jax.random.key(0))).as_text()
-    assert [text.count(f"stablehlo.{name}") for name in ("all_reduce", "all_gather", "all_to_all")] == [3, 1, 0]
+    assert [text.count(f"stablehlo.{name}") for name in ("all_reduce", "all_gather", "all_to_all")][1:] == [
+        1,
+        int(draw == "global"),
+    ]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -242,6 +247,28 @@ def test_steps_are_clean_under_strict_flags(draw):
             state = sharded.extend(state, rows, mask=np.array([added] * 2), priority=np.zeros((2, 8), np.float32))
             state, (batch, stats, _, _) = step(state, rows, jax.random.key(turn))
             jax.block_until_ready((batch, stats))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bool_, jnp.int8, jnp.uint16, jnp.bfloat16, jnp.float32, jnp.int32, jnp.int4])
+def test_blocks_of_any_dtype_are_exchanged_bit_for_bit(dtype):
+    bits = np.random.default_rng(0).integers(0, 256, (64, 8, 3, 2), np.uint8)
+    large = np.arange(64 * 8 * 600, dtype=np.int32).reshape(64, 8, 600)
+    blocks = {
+        "a": jnp.asarray(bits).view(jnp.int8).astype(dtype),
+        "b": jnp.asarray(bits[..., 0, 0]),
+        "c": jnp.asarray(large),
+    }
+    split = P("data")
+    exchange = jax.shard_map(
+        lambda tree: _blocks.exchange(tree, "data"), mesh=support.mesh_of(), in_specs=split, out_specs=split
+    )
+    blocks = jax.device_put(blocks, jax.sharding.NamedSharding(support.mesh_of(), split))
+    for name, got in jax.jit(exchange)(blocks).items():
+        sent = np.asarray(blocks[name])
+        expected = np.swapaxes(sent.reshape(8, 8, *sent.shape[1:]), 0, 1).reshape(sent.shape)
+        np.testing.assert_array_equal(np.asarray(got), expected)
+    text = jax.jit(exchange).lower(blocks).as_text()
+    assert text.count("stablehlo.all_to_all") == (3 if dtype == jnp.int4 else 2)
 
 
 def test_refusals():
