@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 115,
     "public names": 175,
-    "code lines of fbuf/": 37_757,
+    "code lines of fbuf/": 37_785,
     "probes of parts": 141,
     "reads of module._name": 71,
     "functions above 60 lines": 16,
