@@ -151,7 +151,7 @@ COLLECTED = [
 ]
 
 
-@pytest.mark.parametrize(("collects", "parts"), COLLECTED, ids=str)
+@pytest.mark.parametrize(("collects", "parts"), COLLECTED)
 def test_rows_are_collected_where_the_parts_say_so(collects, parts):
     buffer = fbuf.Buffer(64 * parts.get("lanes", 1), **parts)
     lead = () if buffer.lanes is None else (buffer.lanes,)
