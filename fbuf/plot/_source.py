@@ -57,7 +57,7 @@ def _of_path(call: str, path: str, folder: str) -> tuple[Buffer, BufferState]:
         return interop.from_file(path).save(os.path.join(folder, "rows"))
     if "mixture" in meta:
         names = ", ".join(map(str, meta["names"]))
-        fix = f"mixture, state = fbuf.load(path); {call}((mixture[name], state[name]))"
+        fix = f"mixture, states = fbuf.load(path); {call}((mixture[name], states[name]))"
         raise TypeError(f"{call}: {path} holds a mixture of {names}; expected one buffer. Write {fix}.")
     buffer = compatibility.match(call, path, meta, None, None).reader
     storage: Any = buffer.storage

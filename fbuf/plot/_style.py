@@ -69,7 +69,7 @@ def opened(call: str, buffer: Any, state: Any) -> tuple[Any, Any]:
         fix = f"Write {call}(buffer, state), or {call}(replay)."
         if type(buffer).__name__ == "Mixture":
             name = buffer.names[0]
-            fix = f"Plot its buffers: {call}(mixture[{name!r}], state[{name!r}])."
+            fix = f"Plot its buffers: {call}(mixture[{name!r}], states[{name!r}])."
         raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected Buffer and state. {fix}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")

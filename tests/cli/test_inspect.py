@@ -68,7 +68,7 @@ def test_inspect_of_mixtures_shards_host_priorities_and_custom_parts(run, tmp_pa
     buffer = fbuf.Buffer(8)
     state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
     mixture = fbuf.Mixture({"a": buffer, "b": fbuf.prioritized(20)}, {"a": 0.5, "b": 0.5})
-    fbuf.save(tmp_path / "mixture", mixture, mixture.init({"a": state, "b": {"t": 0}}))
+    fbuf.save(tmp_path / "mixture", mixture, {"a": state, "b": mixture["b"].init({"t": 0})})
     out = run("inspect", str(tmp_path / "mixture"))[1]
     assert "Mixture of a, b" in out and "a: rows     5 of 8" in out and "b: rows     0 of 20" in out
     shards = fbuf.sharded.Sharded(fbuf.Buffer(8, lanes=2), jax.make_mesh((1,), ("data",)), "data")

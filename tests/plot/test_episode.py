@@ -210,7 +210,7 @@ def test_other_sources_are_refused(tmp_path):
     with raises(FileNotFoundError, "no checkpoint, data set or file at"):
         episode(tmp_path / "nothing")
     mixture = fbuf.Mixture({"a": plain.buffer, "b": plain.buffer})
-    fbuf.save(tmp_path / "mixture", mixture, mixture.init({"a": {"x": 0.0}, "b": {"x": 0.0}}))
+    fbuf.save(tmp_path / "mixture", mixture, {name: plain.buffer.init({"x": 0.0}) for name in mixture.names})
     with raises(TypeError, "holds a mixture of a, b; expected one buffer"):
         episode(tmp_path / "mixture")
     top = fbuf.Buffer(4, writer=fbuf.writers.Reservoir())

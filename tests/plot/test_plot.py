@@ -163,7 +163,7 @@ plot.ages(buffer, state, ax=3) => TypeError ax is int; expected the axes of matp
 plot.overview(buffer, state, figure=3) => TypeError figure is int; expected a matplotlib Figure
 plot.frames({}) => TypeError dict and NoneType; expected Buffer and state
 plot.frames(buffer, state, batch=6) => TypeError batch is int; expected a Sample
-plot.ages(mixture, mixed) => TypeError Plot its buffers: plot.ages(mixture['old'], state['old'])
+plot.ages(mixture, mixed) => TypeError Plot its buffers: plot.ages(mixture['old'], states['old'])
 jax.jit(lambda state: plot.ages(buffer, state))(state) => TypeError the state is traced
 plot.frames(plain, held) => ValueError no leaf looks like frames ('' [3]); expected [H, W] of 4 by 4 or more.
 plot.episode_lengths(plain, held) => ValueError does not know where episodes end

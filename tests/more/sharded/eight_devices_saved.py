@@ -101,7 +101,7 @@ def test_mixtures_are_saved_as_a_whole(storage, tmp_path):
         assert two.peek(moved, jax.random.key(0), 64).mask.any()
     other = fbuf.Mixture({"z": two["z"]})
     raises(fbuf.SchemaError, "holds a mixture of z, a; expected z", fbuf.load, tmp_path / "four", other)
-    raises(TypeError, r"plot.overview\(mixture\['z'\], state\['z'\]\)", fbuf.plot.overview, two, moved)
+    raises(TypeError, r"plot.overview\(mixture\['z'\], states\['z'\]\)", fbuf.plot.overview, two, moved)
 
 
 def spread(mixture, number):
