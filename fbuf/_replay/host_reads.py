@@ -78,9 +78,6 @@ def take(rows: PyTree, slot: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]
 _FEW = 8  # rows that are copied one by one
 
 
-_FEW = 8  # rows that are copied one by one
-
-
 class At(NamedTuple):
     """Where some rows are: in slots of the state, except for those that are in a `RowBlock`."""
 
