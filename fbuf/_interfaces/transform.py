@@ -34,7 +34,7 @@ class Transform(Protocol):
     Optional members, read with `getattr`:
       keyed: bool, False. Whether `Context.key` is needed; such a transform is for batches only.
       row_by_row: bool, False. Whether rows `[N, E, item]` are mapped one by one, bit for bit. Arithmetic of floats is not: XLA
-        compiles it anew for each N. `Replay.add` may then collect rows for `on_write`.
+        compiles it for each N, and may round differently. `Replay.add` may then collect rows for `on_write`.
       inverse(): The inverse `Transform`, which is given the memory of this one; raise ValueError if there is none.
     """
 
