@@ -1,7 +1,7 @@
 """Install the compilers for TPUs and NVIDIA GPUs of the present JAX into a folder of their own: no device is needed.
 
     python tests/accelerators/install.py FOLDER
-    PYTHONPATH=FOLDER python -m pytest -n 1 tests/accelerators
+    PYTHONPATH=FOLDER JAX_PLATFORMS=cpu python -m pytest -n 1 tests/accelerators
 
 The wheels unpack to 1.1 GB. What does not install is named, and its tests are skipped.
 """
