@@ -1,5 +1,7 @@
 """Two replays with one history, of which one writes each row, sets priorities and draws at once, compared bit for bit."""
 
+import warnings
+
 import jax
 import numpy as np
 
@@ -57,6 +59,7 @@ def rows_of(random, *lead):
 
 def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
     """Call the same methods on both, which `begin` prepares while they are empty; return how many updates were deferred."""
+    warnings.filterwarnings("ignore", ".*has each at most once", RuntimeWarning)  # until the test ends
     ours, theirs = pair
     random, buffer, batch, deferred = np.random.default_rng(seed), ours.buffer, None, 0
     lead, prioritized = () if buffer.lanes is None else (buffer.lanes,), buffer.sampler.prioritized
