@@ -156,7 +156,7 @@ def size_of(frames: np.ndarray, probed: int = PROBED) -> Size:
     """Writes all frames into a buffer for as many, with block and places from the first `probed`."""
     count = len(frames)
     storage = fbuf.storages.Deduplicated(keys=KEYS).fit({"obs": frames[:probed]}, capacity=count)
-    buffer = fbuf.uniform(count, storage=storage)
+    buffer = fbuf.Buffer(count, storage=storage)
     buffer, state, grown = write_all(buffer, buffer.init(EXAMPLE), lots({"obs": frames}))
     check_frames(buffer, state, frames)
     stats = buffer.stats(state)
@@ -207,7 +207,7 @@ def fill(game: str, count: int) -> Iterator[Any]:
         pieces = _atari.blocks(game, count)
         first = next(pieces)[0]
         storage = fbuf.storages.Deduplicated(keys=KEYS).fit({"obs": first[:PROBED]}, capacity=count)
-        buffer = fbuf.uniform(count, storage=storage)
+        buffer = fbuf.Buffer(count, storage=storage)
         rest = itertools.chain([first], (frames for frames, _ in pieces))
         rows = (lot for frames in rest for lot in lots({"obs": frames}))
         buffer, state, _ = write_all(buffer, buffer.init(EXAMPLE), rows)
@@ -244,7 +244,7 @@ def load_when_refused(frames: np.ndarray, size: Size, lot: int = 32) -> tuple[fl
     """
     places = -(-(size.blocks + 1) // 32) * 32
     storage = dataclasses.replace(size.storage, blocks=max(places, 64), on_full="refuse")
-    buffer = fbuf.uniform(len(frames), storage=storage)
+    buffer = fbuf.Buffer(len(frames), storage=storage)
     state, load = buffer.init(EXAMPLE), 0.0
     for i, rows in enumerate(lots({"obs": frames[: len(frames) // lot * lot]}, lot)):
         state = writer(buffer)(state, rows)
@@ -312,11 +312,11 @@ def measure_read(
             yield from lots(steps_of(piece))
         yield again
 
-    plain = fbuf.uniform(capacity, view=view)
+    plain = fbuf.Buffer(capacity, view=view)
     state = plain.init(example)
     for lot in rows():
         state = writer(plain)(state, lot)
-    buffer = fbuf.uniform(capacity, view=view, storage=storage)
+    buffer = fbuf.Buffer(capacity, view=view, storage=storage)
     buffer, packed, _ = write_all(buffer, buffer.init(example), rows())
     nbytes = buffer.nbytes(packed)["device"]
 
@@ -477,7 +477,7 @@ def measure_blocks(
 def written(frames: np.ndarray, block: tuple[int, int]) -> tuple[fbuf.Buffer, Any]:
     """A buffer of all frames in such blocks, and its state."""
     storage = fbuf.storages.Deduplicated(keys=KEYS, block=block).fit({"obs": frames[:PROBED]}, capacity=len(frames))
-    buffer = fbuf.uniform(len(frames), view=fbuf.views.Transition(stack=STACK, autoreset="same_step"), storage=storage)
+    buffer = fbuf.Buffer(len(frames), view=fbuf.views.Transition(stack=STACK, autoreset="same_step"), storage=storage)
     rows = steps_of(frames)
     buffer, state, _ = write_all(buffer, buffer.init({name: x[0] for name, x in rows.items()}), lots(rows), crowded=0.8)
     return buffer, state
@@ -559,7 +559,7 @@ def measure_growth(
         for size in sizes:
             capacity, room = parts_of(size)
             storage = fbuf.storages.Deduplicated(keys=KEYS, blocks=room)
-            buffer = fbuf.uniform(capacity, storage=storage)
+            buffer = fbuf.Buffer(capacity, storage=storage)
             state, run = buffer.init(EXAMPLE), _scanned(buffer)
             for _ in range(-(-capacity // len(frames))):
                 state = run(state, whole)
@@ -602,7 +602,7 @@ def _thunk(run: Callable[..., Any], carried: list[Any], rows: Iterator[Tree]) ->
 
 def report_temporary(storage: Any, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Rows for `extend` of so many frames; compiled, not run."""
-    buffer = fbuf.uniform(100_000, storage=storage)
+    buffer = fbuf.Buffer(100_000, storage=storage)
     state = jax.eval_shape(buffer.init, EXAMPLE)
     h, w = block_of(state)
     report = []

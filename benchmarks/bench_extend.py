@@ -39,7 +39,7 @@ class Uniform:
 
     @staticmethod
     def buffer(capacity: int) -> fbuf.Buffer:
-        return fbuf.uniform(capacity)
+        return fbuf.Buffer(capacity)
 
     @staticmethod
     def flashbax(peer: Any, capacity: int) -> Any:

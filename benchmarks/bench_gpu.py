@@ -114,7 +114,7 @@ def counted(quick: bool) -> Rows:
     frames = {"obs": np.zeros((84, 84), np.uint8), "action": np.int32(0), "reward": np.float32(0), **flags}
     view = fbuf.views.Transition(n_step=3, stack=4, autoreset="same_step")
     cases = (
-        ("uniform, 17 + 6 floats", fbuf.uniform(capacity), vectors),
+        ("uniform, 17 + 6 floats", fbuf.Buffer(capacity), vectors),
         ("prioritized, n=3, stacks of 4 frames", fbuf.prioritized(capacity, view=view), frames),
     )
     for case, buffer, example in cases:

@@ -64,7 +64,7 @@ class Ours:
     """`fbuf.Replay`; batches as torch tensors."""
 
     def __init__(self, prioritized: bool = False, capacity: int = CAPACITY):
-        buffer = fbuf.prioritized(capacity) if prioritized else fbuf.uniform(capacity)
+        buffer = fbuf.prioritized(capacity) if prioritized else fbuf.Buffer(capacity)
         self.replay = fbuf.Replay(buffer, EXAMPLE)
         self.add = self.replay.add
 
@@ -364,7 +364,7 @@ def _bare_add() -> Callable[[], Any]:
 
 
 def _our_methods(kind: str) -> dict[str, Callable[[], Any]]:
-    buffer = fbuf.uniform(CAPACITY) if kind == "flat" else fbuf.prioritized(CAPACITY)
+    buffer = fbuf.Buffer(CAPACITY) if kind == "flat" else fbuf.prioritized(CAPACITY)
 
     def sample(state: Any, key: jax.Array) -> Any:
         return buffer.sample(state, key, BATCH)

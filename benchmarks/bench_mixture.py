@@ -29,11 +29,11 @@ def cases(quick: bool) -> dict[str, tuple[dict[str, Any], dict[str, fbuf.Buffer]
     many, few = (20_000, 300) if quick else (1_000_000, 4000)
     compressed = fbuf.storages.Compressed(keys=("obs",))
     return {
-        "76 bytes a row, uniform": (SMALL, {name: fbuf.uniform(many) for name in "ab"}),
+        "76 bytes a row, uniform": (SMALL, {name: fbuf.Buffer(many) for name in "ab"}),
         "76 bytes a row, prioritized": (SMALL, {name: fbuf.prioritized(many) for name in "ab"}),
-        "stacks of frames, uniform": (FRAMES, {name: fbuf.uniform(few) for name in "ab"}),
+        "stacks of frames, uniform": (FRAMES, {name: fbuf.Buffer(few) for name in "ab"}),
         "stacks of frames, prioritized": (FRAMES, {name: fbuf.prioritized(few) for name in "ab"}),
-        "stacks of frames, compressed": (FRAMES, {name: fbuf.uniform(few, storage=compressed) for name in "ab"}),
+        "stacks of frames, compressed": (FRAMES, {name: fbuf.Buffer(few, storage=compressed) for name in "ab"}),
     }
 
 

@@ -54,7 +54,7 @@ def small_rows(rounds: int, calls: int, judged: bool) -> list[dict[str, Any]]:
 
     rng = np.random.default_rng(0)
     rows, td_error = {"obs": rng.random((SIZE, 64), np.float32)}, rng.random(SIZE, np.float32)
-    uniform = fbuf.ray.RayReplay(fbuf.uniform(CAPACITY), ROW, options=OPTIONS)
+    uniform = fbuf.ray.RayReplay(fbuf.Buffer(CAPACITY), ROW, options=OPTIONS)
     ranked = fbuf.ray.RayReplay(fbuf.prioritized(CAPACITY), ROW, options=OPTIONS)
     local = fbuf.Replay(fbuf.prioritized(CAPACITY), ROW)
     local.expect_stale()

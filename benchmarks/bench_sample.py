@@ -54,7 +54,7 @@ STACKED = Case(
 
 def filled(case: Case, capacity: int) -> tuple[fbuf.Buffer, Any]:
     """A full buffer whose only episode never ends, so that every window is whole."""
-    buffer = fbuf.uniform(capacity, view=case.view)
+    buffer = fbuf.Buffer(capacity, view=case.view)
     example = {"obs": np.zeros(SHAPE, np.uint8)}
     if case is not ROW:
         example |= {"action": np.int32(0), "reward": np.float32(0)}

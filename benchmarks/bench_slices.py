@@ -45,7 +45,8 @@ def rows_of(count: int) -> dict[str, np.ndarray]:
 
 def filled(rows: dict[str, np.ndarray], over: str) -> tuple[fbuf.Buffer, Any]:
     """Our buffer with all rows in it."""
-    buffer = fbuf.trajectory(len(rows["obs"]), LENGTH, over=over, autoreset="same_step")
+    view = fbuf.views.Sequence(LENGTH, autoreset="same_step")
+    buffer = fbuf.Buffer(len(rows["obs"]), view=view, sampler=fbuf.samplers.Uniform(over))
     state = buffer.init(jax.tree.map(lambda x: x[0], rows))
     return buffer, jax.jit(buffer.extend, donate_argnums=0)(state, rows)
 

@@ -33,7 +33,7 @@ EXAMPLE = {
     "truncated": np.bool_(False),
 }
 CASES: dict[str, tuple[Callable[[], fbuf.Buffer], str, str]] = {
-    "uniform": (lambda: fbuf.uniform(CAPACITY), "flat", "<= 1.0"),
+    "uniform": (lambda: fbuf.Buffer(CAPACITY), "flat", "<= 1.0"),
     "Transition": (lambda: fbuf.Buffer(CAPACITY, view=fbuf.views.Transition(autoreset="same_step")), "flat", "<= 1.2"),
     "prioritized": (lambda: fbuf.prioritized(CAPACITY), "prioritized", "<= 1.6"),
 }
@@ -112,7 +112,7 @@ def count_instructions(step: Step) -> dict[str, int]:
 def first_batches(rounds: int) -> list[dict[str, Any]]:
     """Rows for a uniform and a prioritized replay, and batches for JAX and NumPy."""
     report = []
-    makers = {"uniform": (fbuf.uniform, 3), "prioritized": (fbuf.prioritized, 5)}
+    makers = {"uniform": (fbuf.Buffer, 3), "prioritized": (fbuf.prioritized, 5)}
     for name, (make, target) in makers.items():
         for form in ("jax", "numpy"):
             taken = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fbuf import samplers, storages, transforms, views, writers
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.presets import prioritized, trajectory, uniform
+from fbuf._buffer.prioritized import prioritized
 from fbuf._buffer.state import BufferState
 from fbuf._core.lazy_import import later
 from fbuf._core.sample import Index, Rows, Sample
@@ -66,9 +66,7 @@ __all__ = [
     "storages",
     "stores",
     "testing",
-    "trajectory",
     "transforms",
-    "uniform",
     "views",
     "writers",
 ]

@@ -98,7 +98,7 @@ class Recorder:
     Example:
       >>> import fbuf, gymnasium
       >>> envs = gymnasium.make_vec("CartPole-v1", num_envs=4)
-      >>> buffer = fbuf.uniform(1000, view=fbuf.gymnasium.view(envs), lanes=4)
+      >>> buffer = fbuf.Buffer(1000, view=fbuf.gymnasium.view(envs), lanes=4)
       >>> replay = fbuf.Replay(buffer, fbuf.gymnasium.spec(envs))
       >>> envs = fbuf.gymnasium.Recorder(envs, replay)
       >>> obs, info = envs.reset(seed=0)
@@ -182,7 +182,7 @@ class Recorder:
         Example:
           >>> import fbuf, gymnasium
           >>> env = gymnasium.make("CartPole-v1")
-          >>> replay = fbuf.Replay(fbuf.uniform(100, view=fbuf.gymnasium.view(env)), fbuf.gymnasium.spec(env))
+          >>> replay = fbuf.Replay(fbuf.Buffer(100, view=fbuf.gymnasium.view(env)), fbuf.gymnasium.spec(env))
           >>> env = fbuf.gymnasium.Recorder(env, replay)
           >>> obs, info = env.reset(seed=0)
           >>> obs.shape
@@ -218,7 +218,7 @@ class Recorder:
           >>> import fbuf, gymnasium, numpy as np
           >>> env = gymnasium.make("CartPole-v1")
           >>> example = fbuf.gymnasium.spec(env) | {"carry": np.zeros(8, np.float32)}
-          >>> replay = fbuf.Replay(fbuf.uniform(100, view=fbuf.gymnasium.view(env)), example)
+          >>> replay = fbuf.Replay(fbuf.Buffer(100, view=fbuf.gymnasium.view(env)), example)
           >>> env = fbuf.gymnasium.Recorder(env, replay)
           >>> obs, info = env.reset(seed=0)
           >>> obs, reward, terminated, truncated, info = env.step(1, carry=np.ones(8, np.float32))

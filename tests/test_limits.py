@@ -245,7 +245,7 @@ def test_counts_that_are_not_whole_and_the_state_of_a_buffer_as_pace_are_refused
             for pace in (limit.init(), limit.init(host=True)):
                 with pytest.raises(TypeError, match=rf"Limit\.{call}: {name} is .*; expected an int"):
                     getattr(limit, call)(pace, count)
-    state = fbuf.uniform(4).init(0)
+    state = fbuf.Buffer(4).init(0)
     for call in ("added", "sampled", "can_add", "can_sample", "stats"):
         with pytest.raises(TypeError, match=rf"Limit\.{call}: pace is BufferState; .* Use pace = limit\.init\(\)"):
             getattr(Limit(), call)(state)

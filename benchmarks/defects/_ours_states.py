@@ -24,7 +24,7 @@ def same_key() -> Outcome:
 
 def counters() -> Outcome:
     """Add 20 rows to a buffer whose lap count is almost 2^32."""
-    buffer = fbuf.uniform(4)
+    buffer = fbuf.Buffer(4)
     state = buffer.extend(buffer.init(jnp.int32(0)), jnp.arange(4, dtype=jnp.int32))
     state = state.replace(ring=dataclasses.replace(state.ring, lap=jnp.full((1,), 2**32 - 2, jnp.uint32)))
     for t in range(4, 24):
@@ -37,7 +37,7 @@ def counters() -> Outcome:
 
 
 def copied_once() -> Outcome:
-    one, other = fbuf.uniform(100), fbuf.uniform(200)
+    one, other = fbuf.Buffer(100), fbuf.Buffer(200)
     state = one.extend(one.init(jnp.int32(0)), jnp.arange(100, dtype=jnp.int32))
     copy = other.extend(other.init(jnp.int32(0)), one.rows(state).data)
     kept = len(set(np.asarray(other.rows(copy).data)[:100].tolist()))
@@ -73,7 +73,7 @@ def prefetched() -> Outcome:
 
 
 def dtypes() -> Outcome:
-    large, buffer = 2**24 + 1, fbuf.uniform(4)
+    large, buffer = 2**24 + 1, fbuf.Buffer(4)
     example = {"frame": jnp.zeros(8, jnp.uint8), "reward": jnp.float32(0), "id": jnp.int32(large)}
     state = buffer.add(buffer.init(example), example)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.rows)) // 4

@@ -13,10 +13,10 @@ from benchmarks.peers._jax import Carried
 
 
 class Uniform:
-    """`fbuf.uniform`, or the buffer given."""
+    """`fbuf.Buffer`, or the buffer given."""
 
     def __init__(self, capacity: int, example: Any, buffer: fbuf.Buffer | None = None):
-        self.buffer = fbuf.uniform(capacity) if buffer is None else buffer
+        self.buffer = fbuf.Buffer(capacity) if buffer is None else buffer
         self.carried = Carried(self.buffer.init(example))
 
     def writer(self, rows: Rows) -> Thunk:

@@ -117,7 +117,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> state = fbuf.uniform(100).init({"obs": jax.ShapeDtypeStruct((84, 84), jnp.uint8), "reward": 0.0})
+          >>> state = fbuf.Buffer(100).init({"obs": jax.ShapeDtypeStruct((84, 84), jnp.uint8), "reward": 0.0})
           >>> state.rows["obs"].shape
           (100, 84, 84)
         """
@@ -179,7 +179,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.add(buffer.init({"t": 0}), {"t": 7})
           >>> int(buffer.size(state))
           1
@@ -202,7 +202,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100, lanes=2)
+          >>> buffer = fbuf.Buffer(100, lanes=2)
           >>> state = buffer.init({"t": 0})
           >>> state = buffer.extend(state, {"t": jnp.arange(6).reshape(3, 2)}, mask=jnp.array([[1, 1], [1, 0], [1, 1]], bool))
           >>> buffer.size(state)
@@ -292,7 +292,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> state, batch = buffer.sample(state, jax.random.key(0), 3)
           >>> state = buffer.update_rows(state, batch.index, {"t": jnp.full(3, 9)})
@@ -342,7 +342,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> int(buffer.size(buffer.clear(state)))
           0
@@ -413,7 +413,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> step = jax.jit(lambda state, key: buffer.sample(state, key, 32), donate_argnums=0)
           >>> state, batch = step(state, jax.random.key(0))
@@ -449,7 +449,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> keys = jax.random.split(jax.random.key(0), 4)
           >>> jax.vmap(lambda key: buffer.peek(state, key, 8).data["t"])(keys).shape
@@ -482,7 +482,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> buffer.get(state, jnp.array([0, 4])).data["t"].tolist()
           [0, 4]
@@ -567,7 +567,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> rows = buffer.rows(state)
           >>> rows.data["t"][rows.mask].tolist()
@@ -583,7 +583,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> buffer.last(state, 2).data["t"].tolist()
           [3, 4]
@@ -597,7 +597,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> bool(buffer.can_sample(state)), bool(buffer.can_sample(buffer.clear(state)))
           (True, False)
@@ -640,7 +640,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> int(buffer.size(state))
           5
@@ -659,7 +659,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> int(buffer.stats(state)["size"])
           5
@@ -701,7 +701,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> buffer.nbytes(state)["host"]
           0
@@ -740,7 +740,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax.numpy as jnp
-          >>> plan = fbuf.uniform(1_000_000).plan({"obs": jnp.zeros((84, 84), jnp.uint8)})
+          >>> plan = fbuf.Buffer(1_000_000).plan({"obs": jnp.zeros((84, 84), jnp.uint8)})
           >>> plan.device > 7056 * 1_000_000
           True
         """
@@ -762,7 +762,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> buffer = fbuf.uniform(100)
+          >>> buffer = fbuf.Buffer(100)
           >>> state = buffer.extend(buffer.init({"t": 0}), {"t": jnp.arange(5)})
           >>> ranked = fbuf.prioritized(100)
           >>> int(ranked.size(buffer.convert(ranked, state)))

@@ -222,13 +222,13 @@ def checked(what: Any, *, allow: tuple[str, ...] = ()) -> Any:
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
       >>> from jax.experimental import checkify
-      >>> buffer = fbuf.checked(fbuf.uniform(10))
+      >>> buffer = fbuf.checked(fbuf.Buffer(10))
       >>> draw = jax.jit(checkify.checkify(lambda state, key: buffer.sample(state, key, 4)))
       >>> error, (state, batch) = draw(buffer.init(jnp.zeros(2)), jax.random.key(0))
       >>> print(error.get().splitlines()[0].split(" (")[0])
       Buffer.sample: no row can be sampled. Ask buffer.can_sample(state) first.
 
-      >>> draw = fbuf.checked(jax.jit(lambda state, key: fbuf.uniform(10).sample(state, key, 4)))
+      >>> draw = fbuf.checked(jax.jit(lambda state, key: fbuf.Buffer(10).sample(state, key, 4)))
       >>> draw(buffer.init(jnp.zeros(2)), jax.random.key(0))
       Traceback (most recent call last):
       ValueError: checked: no row can be sampled. Add rows, or ask can_sample first; in a step learn only where mask is True.

@@ -32,7 +32,7 @@ _ELSEWHERE = {
     "to": 'Write replay.sample(256, to="torch")',
     "device": "Put the state there: jax.config.update('jax_default_device', device). For SB3 use fbuf.integrations.sb3",
     "batch_size": "Write Buffer(..., batch_size=256), or replay.sample(256)",
-    "capacity": "Write Replay(fbuf.uniform(capacity), example)",
+    "capacity": "Write Replay(fbuf.Buffer(capacity), example)",
     "lanes": "Write Buffer(..., lanes=4)",
 }
 """Where options belong that `Replay` does not have."""

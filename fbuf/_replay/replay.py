@@ -102,7 +102,7 @@ class Replay(ReplayRows):
       ...             replay.extend({"t": np.arange(10)})
       ...     except fbuf.ReplayClosed:
       ...         pass
-      >>> with fbuf.Replay(fbuf.uniform(1000), {"t": 0}, limit=limit) as replay:
+      >>> with fbuf.Replay(fbuf.Buffer(1000), {"t": 0}, limit=limit) as replay:
       ...     actor = threading.Thread(target=act, args=(replay,))
       ...     actor.start()
       ...     for step, batch in zip(range(100), replay.batches(32)):
@@ -176,7 +176,7 @@ class Replay(ReplayRows):
 
         Example:
           >>> import copy, fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0})
           >>> before = copy.deepcopy(replay.state)
           >>> replay.add({"t": np.int32(7)})
           >>> replay.state = before
@@ -264,7 +264,7 @@ class Replay(ReplayRows):
 
         Example:
           >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.queue(5))
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0}, limit=fbuf.limits.queue(5))
           >>> index = replay.extend({"t": np.arange(5)})
           >>> replay.get(index).data["t"].tolist()
           [0, 1, 2, 3, 4]
@@ -427,7 +427,7 @@ class Replay(ReplayRows):
 
         Example:
           >>> import fbuf
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0})
           >>> replay.compile(4, progress=False)
         """
         arguments.check_form("Replay.compile", to)
@@ -471,7 +471,7 @@ class Replay(ReplayRows):
 
         Example:
           >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0})
           >>> index = replay.extend({"t": np.arange(5)})
           >>> with replay.batches(4, to="numpy") as batches:
           ...     print(next(batches).data["t"].shape)
@@ -561,7 +561,7 @@ class Replay(ReplayRows):
 
         Example:
           >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0}, limit=fbuf.limits.queue(5))
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0}, limit=fbuf.limits.queue(5))
           >>> replay.can_add(5), replay.can_add(6)
           (True, False)
         """
@@ -664,7 +664,7 @@ class Replay(ReplayRows):
 
         Example:
           >>> import fbuf, tempfile, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0})
           >>> index = replay.extend({"t": np.arange(5)})
           >>> with tempfile.TemporaryDirectory() as folder:
           ...     saving = replay.save(folder)

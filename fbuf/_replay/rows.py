@@ -128,7 +128,7 @@ class ReplayRows(LockedState):
 
         Example:
           >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0})
           >>> index = replay.extend({"t": np.arange(5)})
           >>> int(replay[-1].data["t"]), replay[2:4].data["t"].tolist(), [int(row.data["t"]) for row in replay]
           (4, [2, 3], [0, 1, 2, 3, 4])
@@ -196,7 +196,7 @@ class ReplayRows(LockedState):
 
         Example:
           >>> import fbuf, numpy as np
-          >>> replay = fbuf.Replay(fbuf.uniform(100), {"t": 0})
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0})
           >>> index = replay.extend({"t": np.arange(10)})
           >>> epoch = replay.epoch(4, shuffle=False, to="numpy")
           >>> len(epoch), [batch.data["t"].tolist() for batch in epoch]

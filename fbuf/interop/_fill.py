@@ -18,7 +18,7 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import exact_leaves
-from fbuf._buffer.presets import prioritized
+from fbuf._buffer.prioritized import prioritized
 from fbuf._buffer.state import COUNTERS, BufferState, index_of
 from fbuf._core.arguments import check_int
 from fbuf._core.progress import Bar, Progress

@@ -67,7 +67,7 @@ def frames(
     Example:
       >>> import fbuf, jax, jax.numpy as jnp
       >>> from matplotlib.figure import Figure
-      >>> buffer = fbuf.uniform(100)
+      >>> buffer = fbuf.Buffer(100)
       >>> state = buffer.init({"obs": jnp.zeros((16, 16), jnp.uint8)})
       >>> state = buffer.extend(state, {"obs": jnp.ones((9, 16, 16), jnp.uint8)})
       >>> axes = fbuf.plot.frames(buffer, state, jax.random.key(1), number=3, ax=Figure().subplots())

@@ -239,7 +239,7 @@ class Evolution:
         Example:
           >>> import fbuf, numpy as np
           >>> from matplotlib.figure import Figure
-          >>> replay, evolution = fbuf.Replay(fbuf.uniform(100), {"t": 0}), fbuf.plot.Evolution("ages")
+          >>> replay, evolution = fbuf.Replay(fbuf.Buffer(100), {"t": 0}), fbuf.plot.Evolution("ages")
           >>> for step in range(3):
           ...     index = replay.extend({"t": np.arange(10)})
           ...     evolution.record(replay, step=step)

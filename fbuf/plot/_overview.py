@@ -105,7 +105,7 @@ def memory(buffer: Buffer | Replay, state: BufferState | None = None, *, ax: Any
     Example:
       >>> import fbuf, numpy as np
       >>> from matplotlib.figure import Figure
-      >>> replay = fbuf.Replay(fbuf.uniform(100), {"obs": np.zeros(3, np.float32), "reward": 0.0})
+      >>> replay = fbuf.Replay(fbuf.Buffer(100), {"obs": np.zeros(3, np.float32), "reward": 0.0})
       >>> [label.get_text() for label in fbuf.plot.memory(replay, ax=Figure().subplots()).get_yticklabels()]
       ['obs', 'reward', 'header']
     """

@@ -69,7 +69,7 @@ class Sharded:
       >>> import fbuf, jax, jax.numpy as jnp
       >>> from jax.sharding import AxisType, PartitionSpec as P
       >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
-      >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
+      >>> replay = fbuf.sharded.Sharded(fbuf.Buffer(100 * mesh.size), mesh)
       >>> def step(state, rows, key):
       ...     state = replay.extend(state, rows)
       ...     state, batch = replay.sample(state, key, 4 * mesh.size)  # 4 rows here
@@ -130,7 +130,7 @@ class Sharded:
         Example:
           >>> import fbuf, jax
           >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
-          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
+          >>> replay = fbuf.sharded.Sharded(fbuf.Buffer(100 * mesh.size), mesh)
           >>> int(replay.size(replay.init({"t": 0})))
           0
         """
@@ -176,7 +176,7 @@ class Sharded:
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
           >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
-          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size, lanes=2 * mesh.size), mesh)
+          >>> replay = fbuf.sharded.Sharded(fbuf.Buffer(100 * mesh.size, lanes=2 * mesh.size), mesh)
           >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.zeros((3, 2 * mesh.size), int)})
           >>> int(replay.size(state)) == 6 * mesh.size
           True
@@ -281,7 +281,7 @@ class Sharded:
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
           >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
-          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
+          >>> replay = fbuf.sharded.Sharded(fbuf.Buffer(100 * mesh.size), mesh)
           >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.arange(5 * mesh.size)})
           >>> state, batch = replay.sample(state, jax.random.key(0), 4 * mesh.size)
           >>> state = replay.update_rows(state, batch.index, {"t": jnp.full(4 * mesh.size, 9)})
@@ -399,7 +399,7 @@ class Sharded:
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
           >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
-          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size, lanes=mesh.size), mesh)
+          >>> replay = fbuf.sharded.Sharded(fbuf.Buffer(100 * mesh.size, lanes=mesh.size), mesh)
           >>> rows = {"t": jnp.broadcast_to(jnp.arange(5)[:, None], (5, mesh.size))}
           >>> state = replay.extend(replay.init({"t": 0}), rows)
           >>> replay.last(state, 2).data["t"][:, 0].tolist()
@@ -457,7 +457,7 @@ class Sharded:
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
           >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
-          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(100 * mesh.size), mesh)
+          >>> replay = fbuf.sharded.Sharded(fbuf.Buffer(100 * mesh.size), mesh)
           >>> state = replay.extend(replay.init({"t": 0}), {"t": jnp.arange(5 * mesh.size)})
           >>> replay.summary(state).size == 5 * mesh.size, replay.summary(state).stats["balance"]
           (True, 1.0)
@@ -485,7 +485,7 @@ class Sharded:
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
           >>> mesh = jax.make_mesh((len(jax.devices()),), ("data",))
-          >>> replay = fbuf.sharded.Sharded(fbuf.uniform(1000 * mesh.size), mesh)
+          >>> replay = fbuf.sharded.Sharded(fbuf.Buffer(1000 * mesh.size), mesh)
           >>> 4000 < replay.plan(jnp.float32(0), batch_size=mesh.size).device < 5000
           True
         """

@@ -290,6 +290,6 @@ def test_a_step_of_a_mixture_is_checked_for_each_buffer():
 
 def test_checked_refuses_other_arguments():
     raises(TypeError, "checked: got int; expected a Buffer, or a step of states", fbuf.checked, 3)
-    raises(ValueError, "checked: allow names 'stale'", lambda: fbuf.checked(fbuf.uniform(8), allow=("stale",)))
-    raises(TypeError, r"allow is 'retired_rows'; expected", lambda: fbuf.checked(fbuf.uniform(8), allow="retired_rows"))
+    raises(ValueError, "checked: allow names 'stale'", lambda: fbuf.checked(fbuf.Buffer(8), allow=("stale",)))
+    raises(TypeError, r"allow is 'retired_rows'; expected", lambda: fbuf.checked(fbuf.Buffer(8), allow="retired_rows"))
     raises(TypeError, "but a step is given; expected a", lambda: fbuf.checked(lambda s: s, allow=("retired_rows",)))

@@ -131,7 +131,7 @@ def test_cuts_outlive_two_restarts(tmp_path, storage=Memmap):
 
 
 def test_buffers_without_episodes_have_none_to_cut(tmp_path):
-    replay = fbuf.Replay(fbuf.uniform(9), {"t": 0})
+    replay = fbuf.Replay(fbuf.Buffer(9), {"t": 0})
     replay.extend(counted(0, 4))
     before = jax.device_get(replay.state)
     replay.cut()

@@ -98,7 +98,7 @@ def test_invalid_plan_arguments_are_refused():
 
 
 def test_a_plan_shows_itself():
-    plan = fbuf.uniform(1000).plan({"obs": np.zeros(17, np.float32)})
+    plan = fbuf.Buffer(1000).plan({"obs": np.zeros(17, np.float32)})
     assert repr(plan) == str(plan) and "peak on device, sample" in repr(plan)
     page = ElementTree.fromstring(plan._repr_html_())
     assert [cell.text for cell in page.iter("td")][:2] == ["state on device", human(plan.device)]

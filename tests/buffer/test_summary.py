@@ -72,7 +72,7 @@ def test_rows_are_equal_only_if_all_leaves_are():
 
 
 def test_invalid_arguments_are_refused():
-    buffer = fbuf.uniform(4)
+    buffer = fbuf.Buffer(4)
     state = buffer.init(0.0)
     raises(TypeError, "inside, use buffer.stats", lambda: jax.jit(buffer.summary)(state))
     for compare in (-1, True, 1.5, "all"):
@@ -123,7 +123,7 @@ def golden():
 
 
 def test_names_are_escaped():
-    buffer = fbuf.uniform(4)
+    buffer = fbuf.Buffer(4)
     state = buffer.init({"a\x00\x1b[31m\nb": np.float32(0), "ünï ☃": 0, "<b>&'\"": 0})
     for made in (buffer.summary(state), state):
         page = made._repr_html_()
@@ -189,7 +189,7 @@ def test_every_storage_names_its_leaves():
     text = repr(ragged.init({"obs": np.zeros(3, np.float32), "text": "", "reward": 0.0}))
     lines = [line.split() for line in text.splitlines()]
     assert ["text", "text", "host"] in lines and ["obs", "float32[4]", "host"] in lines and "length" not in text
-    lines = [line.split() for line in repr(fbuf.uniform(8).init(np.zeros(3, np.float32))).splitlines()]
+    lines = [line.split() for line in repr(fbuf.Buffer(8).init(np.zeros(3, np.float32))).splitlines()]
     assert ["(row)", "float32[3]", "device"] in lines
 
 
@@ -200,7 +200,7 @@ def test_traced_donated_and_abstract_states_print():
         assert "traced, of 16 rows" in seen[0]
         if name == "Device":
             jax.eval_shape(jax.vmap(lambda state: shown(state) and state), jax.tree.map(lambda x: x[None], state))
-    buffer = fbuf.uniform(16)
+    buffer = fbuf.Buffer(16)
     state = buffer.init(np.zeros(2, np.float32))
     with jax.transfer_guard("disallow"):
         assert repr(state).startswith("BufferState(")
@@ -235,5 +235,5 @@ def test_a_summary_shows_histograms_of_what_it_knows():
     }
     page = ElementTree.fromstring(summary._repr_html_())
     assert len(list(page.iter("svg"))) == 3
-    plain = fbuf.uniform(8)
+    plain = fbuf.Buffer(8)
     assert plain.summary(plain.init({"x": 0})).histograms == {}

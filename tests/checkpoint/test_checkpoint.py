@@ -125,7 +125,7 @@ def test_nan_rows_load_under_debug_nans(count, tmp_path):
 
 
 def test_a_legacy_key_is_kept(tmp_path):
-    replay = fbuf.Replay(fbuf.uniform(4), {"t": 0.0})
+    replay = fbuf.Replay(fbuf.Buffer(4), {"t": 0.0})
     replay._key, replay._impl = jax.random.key_data(jax.random.key(0, impl="rbg")), "rbg"
     replay.extend({"t": np.zeros(2, np.float32)})
     replay.save(tmp_path / "saved")

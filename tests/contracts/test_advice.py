@@ -34,7 +34,7 @@ def test_leaves_of_a_batch_are_in_its_data(form):
 
 
 def test_rows_are_in_the_state():
-    buffer = fbuf.uniform(5)
+    buffer = fbuf.Buffer(5)
     raises(TypeError, r"len\(buffer\): .*Write buffer.size\(state\), or buffer.capacity.", len, buffer)
     assert buffer and bool(buffer) is True and int(buffer.size(buffer.init(0.0))) == 0
 
@@ -55,9 +55,9 @@ def test_parts_are_in_their_modules():
 def test_options_of_a_replay_that_belong_elsewhere():
     for name in ("to", "device", "batch_size", "capacity", "lanes"):
         with pytest.raises(TypeError, match=f"Replay: there is no option '{name}'. .*Write|Put"):
-            fbuf.Replay(fbuf.uniform(5), 0.0, **{name: 4})
-    raises(TypeError, "no option 'sed'. Did you mean 'seed'", fbuf.Replay, fbuf.uniform(5), 0.0, sed=3)
-    assert fbuf.Replay(fbuf.uniform(5), example=0.0, seed=3).buffer.capacity == 5
+            fbuf.Replay(fbuf.Buffer(5), 0.0, **{name: 4})
+    raises(TypeError, "no option 'sed'. Did you mean 'seed'", fbuf.Replay, fbuf.Buffer(5), 0.0, sed=3)
+    assert fbuf.Replay(fbuf.Buffer(5), example=0.0, seed=3).buffer.capacity == 5
 
 
 def test_errors_of_lazy_leaves_are_not_replaced():

@@ -95,7 +95,7 @@ def test_control_a_result_that_reuses_nothing():
         assert_inplace(lambda x: x.astype(jnp.int8), inplace.shape((inplace.CAPACITY,), jnp.float32), bound=1024)
 
 
-BUFFER = fbuf.uniform(100_000)
+BUFFER = fbuf.Buffer(100_000)
 STATE = jax.eval_shape(lambda: BUFFER.init(jnp.zeros(8)))
 ROWS = jax.ShapeDtypeStruct((32, 8), jnp.float32)
 
@@ -114,7 +114,7 @@ def test_a_function_jitted_without_donation_fails():
     raises(AssertionError, r"jitted without donation, so", lambda: assert_inplace(jax.jit(BUFFER.extend), STATE, ROWS))
     draw = jax.jit(lambda state, key: BUFFER.sample(state, key, 32))
     raises(AssertionError, r"without donation.*jax.jit\(step", lambda: assert_inplace(draw, STATE, jax.random.key(0)))
-    small = fbuf.uniform(4)
+    small = fbuf.Buffer(4)
     raises(AssertionError, "without donation", lambda: assert_inplace(jax.jit(small.add), small.init(0.0), 1.0))
     with pytest.raises(AssertionError, match=r"without donation.*donate_argnums=1\)"):
         assert_inplace(functools.partial(jax.jit(fbuf.Buffer.extend, static_argnums=0), BUFFER), STATE, ROWS)

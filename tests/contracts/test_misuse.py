@@ -111,7 +111,7 @@ def test_a_stacked_state_is_refused_with_the_call_that_works(method):
 
 
 def test_a_mixture_refuses_stacked_states_too():
-    mixture = fbuf.Mixture({"online": BUFFER, "offline": fbuf.uniform(10)})
+    mixture = fbuf.Mixture({"online": BUFFER, "offline": fbuf.Buffer(10)})
     state = stacked(lambda: {name: buffer.init({"t": 0}) for name, buffer in mixture.members})
     said = r"Mixture.can_sample: .* axis of 3: use jax.vmap\(mixture.can_sample\)\(states\)"
     raises(ValueError, said, mixture.can_sample, state)

@@ -87,7 +87,7 @@ def test_bars(capsys, monkeypatch):
 
 def test_a_noun_is_in_the_number_of_its_count():
     assert [counted(n, "row") for n in (0, 1, 2, 2000)] == ["0 rows", "1 row", "2 rows", "2,000 rows"]
-    replay = fbuf.Replay(fbuf.uniform(4), {"t": np.int32(0)})
+    replay = fbuf.Replay(fbuf.Buffer(4), {"t": np.int32(0)})
     replay.add({"t": np.int32(1)})
     assert repr(replay) == "Replay(Buffer(capacity=4), 1 row)"
 
@@ -140,7 +140,7 @@ def test_changed_leaves_are_merged_with_those_that_stay(case: str) -> None:
     ],
 )
 def test_only_arrays_that_jit_takes_as_they_are_skip_eager_checks(rows: Any, taken: bool) -> None:
-    buffer = fbuf.uniform(4)
+    buffer = fbuf.Buffer(4)
     state = buffer.init({"t": 0})
     assert checks.can_trace(buffer, state, rows, None) == taken
     traced: list[bool] = []

@@ -47,7 +47,7 @@ def test_a_batch_prints_ranges():
     assert said["done"] == ["bool[64]", "3 of 4 true"] and said["half"] == ["bfloat16[64]", "-1 to 1"]
     assert said["same"] == ["uint8[64, 9]", "all 3"] and said["mask"] == ["bool[64]", "4 of 64 true"]
     assert {"index.slot", "index.ticket"} <= said.keys()
-    row = fbuf.Replay(fbuf.uniform(4), {"a": 0.5, "k": np.zeros(3, np.int32)})
+    row = fbuf.Replay(fbuf.Buffer(4), {"a": 0.5, "k": np.zeros(3, np.int32)})
     row.add({"a": np.float32(0.25), "k": np.arange(3, dtype=np.int32)})
     assert repr(row[0]).startswith("Rows: one row\n") and shown(row[0])["a"] == ["float32[]", "0.25"]
     assert shown(row[0])["k"] == ["int32[3]", "[0, 1, 2]"] and shown(row.sample(1))["weight"] == ["float32[1]", "[1]"]
@@ -78,7 +78,7 @@ def test_traced_abstract_donated_and_mapped_batches_print_shapes():
 
 
 def test_a_large_state_prints_without_computing(caplog):
-    rows = fbuf.Replay(fbuf.uniform(1_000_003), {"x": np.zeros(5, np.float32)}).rows()
+    rows = fbuf.Replay(fbuf.Buffer(1_000_003), {"x": np.zeros(5, np.float32)}).rows()
     jax.block_until_ready(rows)
     with jax.log_compiles(), caplog.at_level(logging.WARNING), jax.transfer_guard_host_to_device("disallow"):
         text, page = repr(rows), rows._repr_html_()
@@ -94,7 +94,7 @@ def test_html_is_well_formed_and_escaped_with_thumbnails_in_20_kilobytes():
     images = list(root.iter("img"))
     assert len(images) == 2 and len(page) < 23_000 and sum(len(i.get("src")) for i in images) <= 20_000
     assert images[0].get("alt").startswith("<img>")
-    assert "img" not in fbuf.uniform(4).last(fbuf.uniform(4).init({"x": 0}), 1)._repr_html_()
+    assert "img" not in fbuf.Buffer(4).last(fbuf.Buffer(4).init({"x": 0}), 1)._repr_html_()
 
 
 def test_a_thumbnail_shows_the_rows_that_exist():

@@ -8,7 +8,7 @@ import fbuf
 from fbuf._core.pytree import exact
 from tests.support.refusals import raises
 
-BUFFER = fbuf.uniform(16)
+BUFFER = fbuf.Buffer(16)
 EXAMPLE = {"id": np.int64(0), "x": np.float64(0)}
 MOST = float(np.finfo(np.float32).max)
 
@@ -64,7 +64,7 @@ def test_only_values_that_fit_are_stored(by, method, make):
 
 
 def test_rows_of_lanes_that_replay_collects_are_checked():
-    replay = fbuf.Replay(fbuf.uniform(16, lanes=2), EXAMPLE)
+    replay = fbuf.Replay(fbuf.Buffer(16, lanes=2), EXAMPLE)
     replay.add(rows(2**31 - 1, MOST))
     assert replay._block is not None and replay._block.count == 1  # not yet written
     for wrong in (rows(id=2**31), rows(x=1e39)):

@@ -54,7 +54,7 @@ def test_sources_at_random_differ_from_batch_to_batch():
 
 
 def test_the_first_buffer_that_can_counts_rows_of_no_buffer():
-    mixture = two(fbuf.uniform(20), fbuf.prioritized(40))
+    mixture = two(fbuf.Buffer(20), fbuf.prioritized(40))
     states = filled(mixture)
     index = fbuf.Index(jnp.zeros(2, jnp.int32), jnp.ones(2, jnp.uint32), source=jnp.full(2, 9, jnp.int32))
     assert refused(mixture, mixture.update_priority(states, index, jnp.ones(2))) == {"b/refused_out_of_range": 2}
@@ -173,7 +173,7 @@ mixture.route("a", index) => TypeError name is Index; expected one of a, b
 mixture["c"] => ValueError name is 'c'; expected one of a, b
 mixture.peek(state, key, 4, fractions={"a": jnp.array(True)}) => TypeError a number from 0 to 1
 fbuf.Mixture({"a": mixture["a"]}).can_sample(state) => ValueError states of a, b; expected a
-two(fbuf.uniform(21)).sample(state, key, 4) => ValueError another buffer
+two(fbuf.Buffer(21)).sample(state, key, 4) => ValueError another buffer
 jax.jit(lambda n: mixture.sample(state, key, n))(4) => TypeError batch_size is traced
 mixture.sample(state, key, 0) => ValueError Mixture.sample: batch_size is 0
 mixture.sample(state, key, {"a": 4}) => TypeError batch_size is a dict; expected an int
@@ -194,7 +194,7 @@ mixture["a"].get(state["a"], index) => TypeError
 own.update_priority(held, index, jnp.ones(4)) => TypeError Buffer.update_priority: index is an Index of source
 mixture.update_rows(state, index, {"x": jnp.ones(4)}) => ValueError leaf 'x'
 """
-U = fbuf.uniform(10)
+U = fbuf.Buffer(10)
 
 
 def drawn(a, b):

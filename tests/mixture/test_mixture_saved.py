@@ -47,7 +47,7 @@ def test_other_mixtures_and_buffers_are_refused(tmp_path):
     raises(fbuf.SchemaError, "expected b, a", lambda: fbuf.load(path, other))
     raises(TypeError, "expected a dict", lambda: fbuf.load(path, resize=7))
     raises(ValueError, "resize names 'c'", lambda: fbuf.load(path, resize={"c": 7}))
-    larger = two(fbuf.uniform(21))
+    larger = two(fbuf.Buffer(21))
     raises(fbuf.SchemaError, "capacity of .* is 20; expected 21", lambda: fbuf.load(path, larger))
     raises(fbuf.SchemaError, "not like the example", lambda: fbuf.load(path, example={"a": {"id": np.int32(0)}}))
     raises(TypeError, "buffer is Mixture; expected a Buffer", lambda: fbuf.load(tmp_path / "b", mixture))

@@ -199,7 +199,7 @@ def test_frames_of_every_layout_are_shown(shape, dtype):
 
 def test_other_sources_are_refused(tmp_path):
     episode = fbuf.plot.episode
-    plain = fbuf.Replay(fbuf.uniform(4), {"x": 0.0})
+    plain = fbuf.Replay(fbuf.Buffer(4), {"x": 0.0})
     plain.add({"x": 1.0})
     with raises(ValueError, "plot.episode: nothing says where episodes end (rows have x). Use Buffer(..., episode_end"):
         episode(plain)

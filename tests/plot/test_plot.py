@@ -144,7 +144,7 @@ def test_other_numbers_are_shown_from_black_to_white() -> None:
 
 
 def test_an_overview_leaves_out_plots_without_data() -> None:
-    buffer = fbuf.uniform(8)
+    buffer = fbuf.Buffer(8)
     state = buffer.extend(buffer.init(jnp.zeros(3)), jnp.ones((4, 3)))
     figure = Figure()
     made = fbuf.plot.overview(buffer, state, figure=figure)
@@ -173,7 +173,7 @@ plot.episode_lengths(plain, held) => ValueError does not know where episodes end
 def test_invalid_arguments_are_refused() -> None:
     buffer, state = filled(fbuf.samplers.Uniform())
     mixture = fbuf.Mixture({"old": buffer})
-    mixed, plain = {"old": state}, fbuf.uniform(8)
+    mixed, plain = {"old": state}, fbuf.Buffer(8)
     held = plain.extend(plain.init(jnp.zeros(3)), jnp.ones((2, 3)))
     names = {"buffer": buffer, "state": state, "mixture": mixture, "mixed": mixed, "plain": plain, "held": held}
     refusals.check_all(INVALID, names | {"plot": fbuf.plot, "jax": jax})

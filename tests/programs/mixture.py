@@ -15,7 +15,7 @@ def rows_of(obs, action):
 
 
 def main(steps: int = 400) -> float:
-    expert, online = fbuf.uniform(2000), fbuf.prioritized(1000)
+    expert, online = fbuf.Buffer(2000), fbuf.prioritized(1000)
     row = {"obs": jnp.zeros(OBS), "action": 0, "reward": 0.0}
     obs = jax.random.normal(jax.random.key(0), (2000, OBS))
     best = obs[:, :ACTIONS].argmax(-1)

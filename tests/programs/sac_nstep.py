@@ -27,7 +27,7 @@ def main(steps: int = 1200, entropy: float = 0.05) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     envs = gymnasium.make_vec("Pendulum-v1", num_envs=8)
-    buffer = fbuf.uniform(50_000, view=fbuf.gymnasium.view(envs, n_step=3, gamma=0.97), lanes=8)
+    buffer = fbuf.Buffer(50_000, view=fbuf.gymnasium.view(envs, n_step=3, gamma=0.97), lanes=8)
     replay = fbuf.Replay(buffer, fbuf.gymnasium.spec(envs))
     envs = fbuf.gymnasium.Recorder(envs, replay)
     actor, critics, targets = mlp(3, 2), *(nn.ModuleList([mlp(4, 1), mlp(4, 1)]) for _ in range(2))

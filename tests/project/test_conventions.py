@@ -55,7 +55,7 @@ def test_keys_of_either_kind_draw_alike() -> None:
 
 
 def test_numpy_takes_batches() -> None:
-    buffer = fbuf.uniform(40)
+    buffer = fbuf.Buffer(40)
     data = buffer.peek(filled(buffer), jax.random.key(0), 8).data
     assert np.asarray(data["obs"]).dtype == np.uint8
     borrowed = np.from_dlpack(data["obs"])

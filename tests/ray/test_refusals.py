@@ -12,9 +12,9 @@ from fbuf.ray._checks import check_path, check_service, check_shards
 from tests.support.ray_shards import clients
 from tests.support.refusals import raises
 
-PLAIN = fbuf.uniform(96)
+PLAIN = fbuf.Buffer(96)
 SERVICE = [
-    (fbuf.uniform, {}, "buffer is function; expected a Buffer"),
+    (fbuf.Buffer, {}, "buffer is function; expected a Buffer"),
     (PLAIN, {"shards": 0}, "shards is 0; expected an int >= 1"),
     (PLAIN, {"save_every": 3}, "save_every is 3, but path is None. Use path='/data/replay'"),
     (PLAIN, {"limit": fbuf.limits.queue(4), "shards": 2}, "shards that wait for one another could deadlock"),
@@ -24,7 +24,7 @@ SERVICE = [
 ]
 STEPS = views.Transition(autoreset="same_step")
 SHARDS = [
-    (fbuf.uniform(64), 3, "capacity is 64, not a multiple of the 3 shards. Use 63 or 66"),
+    (fbuf.Buffer(64), 3, "capacity is 64, not a multiple of the 3 shards. Use 63 or 66"),
     (fbuf.Buffer(24, lanes=2), 3, "lanes is 2, not a multiple of the 3 shards. Use 3"),
     (fbuf.Buffer(24, writer=writers.Reservoir()), 3, "needs all rows in one place"),
     (fbuf.Buffer(24, sampler=samplers.Epoch()), 3, "has no `mass` (fbuf.parts.Sampler), such as"),

@@ -188,14 +188,14 @@ def test_weights_follow_updates_that_the_draw_brings():
 
 
 def test_batches_of_several_shards_end_when_the_service_is_closed():
-    link, client = clients(fbuf.uniform(64), ROW, shards=2)
+    link, client = clients(fbuf.Buffer(64), ROW, shards=2)
     link.call = lambda *_: fbuf.ReplayClosed("closed")
     assert list(client().batches(4)) == []
 
 
 def test_a_learner_that_waits_for_the_limit_lets_others_have_their_shares(tmp_path):
     limit = fbuf.limits.samples_per_insert(1, min_size=16, rows=16, draws=16)
-    link, client = clients(fbuf.uniform(64), ROW, limit=limit, path=tmp_path)
+    link, client = clients(fbuf.Buffer(64), ROW, limit=limit, path=tmp_path)
     client().extend(steps(0, 16))
     shard = link.shards[0]
     plans = [shard.plan(0, 2, np.ones(1), 16, 1) for _ in range(3)]
@@ -207,7 +207,7 @@ def test_a_learner_that_waits_for_the_limit_lets_others_have_their_shares(tmp_pa
 
 
 def test_groups_of_other_names_or_sizes_have_plans_of_their_own():
-    link, _ = clients(fbuf.uniform(64), ROW)
+    link, _ = clients(fbuf.Buffer(64), ROW)
     shard = link.shards[0]
     first = [shard.plan(0, 2, np.ones(1), 16, *rest) for rest in ((8,), (1,), (1, "b"))]
     second = [shard.plan(1, 2, np.ones(1), 16, *rest) for rest in ((1, "b"), (1,), (8,))]

@@ -83,7 +83,7 @@ def test_eager_methods_raise_at_once(tmp_path):
 
 
 def test_a_row_update_that_failed_changes_neither_files_nor_device(tmp_path):
-    buffer = fbuf.uniform(50, storage=fbuf.storages.Memmap(str(tmp_path / "store"), keys=("obs",)))
+    buffer = fbuf.Buffer(50, storage=fbuf.storages.Memmap(str(tmp_path / "store"), keys=("obs",)))
     state = buffer.extend(buffer.init(PLAIN), plain_rows(0, 20))
     before = jax.device_get(buffer.rows(state).data)
     step = jax.jit(buffer.update_rows, donate_argnums=0)
@@ -108,7 +108,7 @@ def test_a_checked_step_raises_with_what_it_returned(tmp_path):
 @pytest.mark.parametrize("storage", ["memmap", "files"])
 def test_rows_whose_sync_failed_are_held(storage, tmp_path, monkeypatch):
     kind = {"memmap": fbuf.storages.Memmap, "files": fbuf.storages.Compressed}[storage]
-    replay = fbuf.Replay(fbuf.uniform(100, storage=kind(path=str(tmp_path / "store"), sync=0)), PLAIN)
+    replay = fbuf.Replay(fbuf.Buffer(100, storage=kind(path=str(tmp_path / "store"), sync=0)), PLAIN)
 
     def fail(_):
         raise OSError(errno.EIO, "injected")
@@ -132,7 +132,7 @@ def test_statistics_of_transforms_do_not_count_rows_that_were_lost(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_is_an_os_error(monkeypatch):
-    replay = fbuf.Replay(fbuf.uniform(100, storage=fbuf.storages.Host()), PLAIN)
+    replay = fbuf.Replay(fbuf.Buffer(100, storage=fbuf.storages.Host()), PLAIN)
     replay.extend(plain_rows(0, 20))
 
     @records_errors

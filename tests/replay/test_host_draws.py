@@ -74,7 +74,7 @@ def test_masked_entries_are_zero():
 
 def test_tensors_are_the_caller_s():
     torch = pytest.importorskip("torch")
-    one, other = (fbuf.Replay(fbuf.uniform(50), EXAMPLE) for _ in range(2))
+    one, other = (fbuf.Replay(fbuf.Buffer(50), EXAMPLE) for _ in range(2))
     for n in range(30):
         one.add(row(n))
         other.add(row(n))
@@ -87,7 +87,7 @@ def test_tensors_are_the_caller_s():
 
 @pytest.mark.optimized
 def test_writes_after_draws_are_in_place():
-    replay = fbuf.Replay(fbuf.uniform(5000), EXAMPLE)
+    replay = fbuf.Replay(fbuf.Buffer(5000), EXAMPLE)
     replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0).items()})
     before = replay.state.rows["reward"].unsafe_buffer_pointer()
     for n in range(4):
@@ -106,13 +106,13 @@ def test_rows_may_be_of_a_class_that_checks_its_values():
             if isinstance(self.x, int):
                 raise TypeError("x is not an array")
 
-    replay = fbuf.Replay(fbuf.uniform(50), Step(np.zeros(2, np.float32)))
+    replay = fbuf.Replay(fbuf.Buffer(50), Step(np.zeros(2, np.float32)))
     replay.add(Step(np.ones(2, np.float32)))
     assert replay.sample(3, to="numpy").data.x.tolist() == [[1, 1]] * 3
 
 
 def test_draws_are_clean_under_transfer_guards():
-    replay = fbuf.Replay(fbuf.uniform(50), EXAMPLE)
+    replay = fbuf.Replay(fbuf.Buffer(50), EXAMPLE)
     replay.add(row(0))
     with jax.transfer_guard("disallow"):
         for _ in range(2):
@@ -125,11 +125,11 @@ def test_draws_are_clean_under_transfer_guards():
 
 def test_other_buffers_are_drawn_by_jax():
     for buffer, example in (
-        (fbuf.uniform(50), {"x": jnp.zeros(2, jnp.bfloat16)}),
-        (fbuf.uniform(50), {"x": jnp.zeros(2, jnp.float8_e5m2)}),
+        (fbuf.Buffer(50), {"x": jnp.zeros(2, jnp.bfloat16)}),
+        (fbuf.Buffer(50), {"x": jnp.zeros(2, jnp.float8_e5m2)}),
         (fbuf.prioritized(50), EXAMPLE),
         (fbuf.Buffer(50, sampler=fbuf.samplers.Epoch()), EXAMPLE),
         (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=())), EXAMPLE),
     ):
         assert fbuf.Replay(buffer, example)._host_draws is None
-    raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.uniform(50), EXAMPLE).sample(4, to="numpy"))
+    raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.Buffer(50), EXAMPLE).sample(4, to="numpy"))

@@ -138,7 +138,7 @@ def test_a_timeout_ends_a_sampler():
 
 
 def test_a_limit_may_ask_for_a_full_buffer():
-    replay = fbuf.Replay(fbuf.uniform(8), {"t": np.int32(0)}, limit=fbuf.limits.min_size(8))
+    replay = fbuf.Replay(fbuf.Buffer(8), {"t": np.int32(0)}, limit=fbuf.limits.min_size(8))
     replay.extend({"t": np.arange(8)})
     assert replay.can_sample(4)
 
@@ -311,7 +311,7 @@ def test_an_invalid_saved_limit_is_refused(tmp_path, monkeypatch):
 
 def test_a_wait_that_no_thread_can_end_says_what_it_waits_for(monkeypatch, capsys):
     monkeypatch.setattr(limiter, "PATIENCE", 0.05)
-    replay = fbuf.Replay(fbuf.uniform(10), {"t": 0}, limit=fbuf.limits.min_size(5))
+    replay = fbuf.Replay(fbuf.Buffer(10), {"t": 0}, limit=fbuf.limits.min_size(5))
     thread = Thread(replay.sample, 4)
     said = []
 

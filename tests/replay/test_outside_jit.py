@@ -98,7 +98,7 @@ def test_every_method_raises_and_changes_nothing(traced, tmp_path):
 
 def test_a_replay_is_not_made_inside_jit():
     def make(x):
-        return len(fbuf.Replay(fbuf.uniform(10), {"t": x}))
+        return len(fbuf.Replay(fbuf.Buffer(10), {"t": x}))
 
     with pytest.raises(RuntimeError, match=r"^Replay: called inside jit. Use buffer.init\(example\) there."):
         jax.jit(make)(jnp.int32(0))

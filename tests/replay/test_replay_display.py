@@ -21,7 +21,7 @@ def test_a_replay_shows_its_summary_and_a_large_one_its_shapes(monkeypatch):
 
 
 def test_a_replay_shows_itself_when_traced_or_donated():
-    replay = fbuf.Replay(fbuf.uniform(10), {"x": np.float32(0)})
+    replay = fbuf.Replay(fbuf.Buffer(10), {"x": np.float32(0)})
     replay.add({"x": np.float32(1)})
     seen = []
     jax.jit(lambda x: seen.append(replay._repr_html_()) or x)(1)

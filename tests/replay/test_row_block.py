@@ -28,7 +28,7 @@ def row(n):
 
 def make(capacity=100, rows=0, **settings):
     """Return a replay after adding `rows` rows, one by one."""
-    replay = fbuf.Replay(fbuf.uniform(capacity), EXAMPLE, **settings)
+    replay = fbuf.Replay(fbuf.Buffer(capacity), EXAMPLE, **settings)
     for n in range(rows):
         replay.add(row(n))
     return replay
@@ -166,7 +166,7 @@ def test_rows_are_collected_where_the_parts_say_so(collects, parts):
 
 
 def test_numbers_of_half_a_byte_are_written_at_once():
-    replay = fbuf.Replay(fbuf.uniform(9), {"x": jnp.zeros(2, jnp.int4)})
+    replay = fbuf.Replay(fbuf.Buffer(9), {"x": jnp.zeros(2, jnp.int4)})
     replay.add({"x": np.ones(2, jnp.int4)})
     assert replay.last(1).data["x"].astype(int).tolist() == [[1, 1]]
 
@@ -234,7 +234,7 @@ def test_a_masked_array_is_refused():
 
 
 def test_float8_is_rounded_as_by_the_buffer():
-    buffer, example = fbuf.uniform(4), {"x": jnp.zeros((), jnp.float8_e4m3fn)}
+    buffer, example = fbuf.Buffer(4), {"x": jnp.zeros((), jnp.float8_e4m3fn)}
     number = 1 + 2**-4 + 2**-30  # which NumPy rounds up, and JAX down
     replay = fbuf.Replay(buffer, example)
     replay.add({"x": number})

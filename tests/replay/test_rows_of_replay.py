@@ -28,7 +28,7 @@ def test_rows_by_position_and_by_iteration():
         for wrong in several:
             raises(error, None, lambda wrong=wrong: replay[wrong])
     assert list(replay_of()) == []
-    many = fbuf.Replay(fbuf.uniform(300), {"t": np.int32(0)})
+    many = fbuf.Replay(fbuf.Buffer(300), {"t": np.int32(0)})
     many.extend(rows_of(*range(300)))
     assert [int(row.data["t"]) for row in many] == list(range(300))
 

@@ -179,4 +179,4 @@ def test_what_it_refuses():
     checked = fbuf.checked(fbuf.Buffer(2, sampler=Consume(order="fifo")))
     state, said = checked.init(np.int32(0)), "1 rows were not stored: they found no room.*can_add"
     raises(ValueError, said, checked.extend, state, np.arange(3, dtype=np.int32))
-    assert bool(fbuf.uniform(2).can_add(fbuf.uniform(2).init(np.int32(0)), 5))
+    assert bool(fbuf.Buffer(2).can_add(fbuf.Buffer(2).init(np.int32(0)), 5))

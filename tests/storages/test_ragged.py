@@ -128,9 +128,9 @@ def test_growth_that_is_impossible_is_refused() -> None:
     fresh = buffer.init({"text": ""})
     pytest.raises(ValueError, buffer.grow, fresh, capacity=4).match("capacity is 4; expected an int > 4")
     pytest.raises(TypeError, lambda: jax.jit(lambda s: buffer.grow(s)[1])(fresh)).match("state is traced")
-    raises(TypeError, "cannot grow", lambda: fbuf.uniform(4).grow(fbuf.uniform(4).init(0.0), capacity=8))
+    raises(TypeError, "cannot grow", lambda: fbuf.Buffer(4).grow(fbuf.Buffer(4).init(0.0), capacity=8))
     with pytest.raises(TypeError, match="unlimited needs storages.Ragged"):
-        fbuf.Replay(fbuf.uniform(4), {"x": 0.0}, unlimited=True)
+        fbuf.Replay(fbuf.Buffer(4), {"x": 0.0}, unlimited=True)
     replay = fbuf.Replay(fbuf.Buffer(2, storage=Ragged()), TEXT, unlimited=True)
     pytest.raises(TypeError, lambda: replay.extend([TEXT] * 5, priority=np.ones(5))).match("takes no priority")
     assert replay.buffer.capacity == 2
@@ -287,10 +287,10 @@ jit(lambda x: extend([{"reward": x}]))(jnp.zeros(())) => TypeError
     rows are list; expected a dict of arrays [N, ...] inside jit.
 jit(lambda s: buffer.sample(s, KEY, 2)[1].lazy["text"])(state) => TypeError this batch is traced
 jit(buffer.init)({"x": 0.0}) => TypeError cannot be traced
-fbuf.uniform(3).peek(fbuf.uniform(3).init(0.0), KEY, 1).lazy => AttributeError all rows are arrays | Ragged
-fbuf.uniform(3).extend(fbuf.uniform(3).init({"x": 0.0}), [{"x": 1.0}, {"x": 2.0}]) => TypeError
+fbuf.Buffer(3).peek(fbuf.Buffer(3).init(0.0), KEY, 1).lazy => AttributeError all rows are arrays | Ragged
+fbuf.Buffer(3).extend(fbuf.Buffer(3).init({"x": 0.0}), [{"x": 1.0}, {"x": 2.0}]) => TypeError
     takes one dict of arrays | Ragged
-fbuf.uniform(3).init({"t": "a"}) => TypeError leaf 't' is <U1 | Ragged
+fbuf.Buffer(3).init({"t": "a"}) => TypeError leaf 't' is <U1 | Ragged
 Ragged(maximum={"obs": ()}) => ValueError one or more sizes
 Ragged(maximum=3) => TypeError expected shapes by name
 Ragged(encode=bytes) => TypeError encode is given without decode

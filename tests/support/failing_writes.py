@@ -158,7 +158,7 @@ def plain_buffer(storage, path, prioritized=False):
     kept = STORAGES[storage](str(path))
     if storage == "files":
         kept = fbuf.storages.Compressed(path=str(path), keys=tuple(PLAIN))
-    return (fbuf.prioritized if prioritized else fbuf.uniform)(100, storage=kept)
+    return (fbuf.prioritized if prioritized else fbuf.Buffer)(100, storage=kept)
 
 
 def plain_rows(first, count):

@@ -42,7 +42,7 @@ def rows_of(first, number):
 
 def two(one=None, other=None, **settings):
     """Rows of a are numbered from 1000, those of b from 2000."""
-    buffers = {"a": one or fbuf.uniform(20), "b": other or fbuf.uniform(40)}
+    buffers = {"a": one or fbuf.Buffer(20), "b": other or fbuf.Buffer(40)}
     return fbuf.Mixture(buffers, **settings)
 
 
@@ -153,7 +153,7 @@ def density(mixture, state, share):
 
 def weighted(mode, **settings):
     sampler = Prioritized(alpha=1.0, eps=0.0)
-    mixture = two(fbuf.Buffer(20, sampler=sampler), fbuf.uniform(40), **mode, **settings)
+    mixture = two(fbuf.Buffer(20, sampler=sampler), fbuf.Buffer(40), **mode, **settings)
     state = filled(mixture)
     index = mixture["a"].rows(state["a"]).index
     online = mixture["a"].update_priority(state["a"], index, 1.0 + np.arange(1000, 1020) % 5)

@@ -29,7 +29,7 @@ def make(limit=LIMIT, capacity=64, **settings):
 
 
 def replay_of(capacity=8, **parts):
-    return fbuf.Replay(fbuf.uniform(capacity, **parts), {"t": np.int32(0)})
+    return fbuf.Replay(fbuf.Buffer(capacity, **parts), {"t": np.int32(0)})
 
 
 def rows_of(*numbers):
@@ -218,7 +218,7 @@ import sys, threading
 import numpy as np
 import fbuf
 limit = fbuf.limits.samples_per_insert(2, min_size=10, rows=5, draws=10)
-buffer = fbuf.uniform(64, storage=fbuf.storages.Compressed(keys=("x",)))
+buffer = fbuf.Buffer(64, storage=fbuf.storages.Compressed(keys=("x",)))
 replay = fbuf.Replay(buffer, {"x": np.zeros(64, np.uint8)}, limit=limit)
 def add(count, size):
     for _ in range(count):

@@ -202,7 +202,7 @@ def test_it_ends_when_the_replay_is_closed(prefetch):
 INVALID = """
 Loader(3) => TypeError source is int
 Loader(EPOCHS) => TypeError a Buffer without state
-Loader(fbuf.Mixture({"a": fbuf.uniform(4)}), 2) => TypeError source is Mixture; | to_torch
+Loader(fbuf.Mixture({"a": fbuf.Buffer(4)}), 2) => TypeError source is Mixture; | to_torch
 Loader(source, state=state) => TypeError which has its own state
 Loader(EPOCHS, state={}) => TypeError state is dict; expected a BufferState
 Loader(source, steps=-1) => ValueError steps is -1

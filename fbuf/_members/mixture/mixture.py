@@ -67,7 +67,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
     Example (offline to online, with an annealed fraction):
       >>> import fbuf, jax, jax.numpy as jnp
-      >>> online, offline = fbuf.prioritized(1000), fbuf.uniform(5000)
+      >>> online, offline = fbuf.prioritized(1000), fbuf.Buffer(5000)
       >>> mixture = fbuf.Mixture({"online": online, "offline": offline}, fractions={"online": 0.25, "offline": 0.75})
       >>> row = {"obs": jnp.zeros(3), "reward": 0.0}
       >>> recorded = {"obs": jnp.ones((50, 3)), "reward": jnp.ones(50)}
@@ -136,7 +136,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> online, offline = fbuf.prioritized(10), fbuf.uniform(10)
+          >>> online, offline = fbuf.prioritized(10), fbuf.Buffer(10)
           >>> mixture = fbuf.Mixture({"online": online, "offline": offline})
           >>> states = {
           ...     "online": online.extend(online.init({"t": 0}), {"t": jnp.arange(5)}),
@@ -156,7 +156,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax
-          >>> buffer = fbuf.uniform(10)
+          >>> buffer = fbuf.Buffer(10)
           >>> mixture = fbuf.Mixture({"one": buffer, "other": buffer})
           >>> states = {name: buffer.add(buffer.init({"t": 0}), {"t": 7}) for name in mixture.names}
           >>> mixture.peek(states, jax.random.key(0), 8).weight.shape
@@ -182,7 +182,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax, jax.numpy as jnp
-          >>> online, offline = fbuf.prioritized(10), fbuf.uniform(10)
+          >>> online, offline = fbuf.prioritized(10), fbuf.Buffer(10)
           >>> mixture = fbuf.Mixture({"online": online, "offline": offline})
           >>> states = {name: mixture[name].add(mixture[name].init({"t": 0}), {"t": 7}) for name in mixture.names}
           >>> states, batch = mixture.sample(states, jax.random.key(0), 4)
@@ -211,7 +211,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax
-          >>> buffer = fbuf.uniform(10)
+          >>> buffer = fbuf.Buffer(10)
           >>> mixture = fbuf.Mixture({"one": buffer, "other": buffer})
           >>> states = {name: buffer.add(buffer.init({"t": 0}), {"t": 7}) for name in mixture.names}
           >>> states, batch = mixture.sample(states, jax.random.key(0), 4)
@@ -247,7 +247,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf, jax
-          >>> buffer = fbuf.uniform(10)
+          >>> buffer = fbuf.Buffer(10)
           >>> mixture = fbuf.Mixture({"one": buffer, "other": buffer})
           >>> states = {name: buffer.add(buffer.init({"t": 0}), {"t": 7}) for name in mixture.names}
           >>> states, batch = mixture.sample(states, jax.random.key(0), 4)
@@ -265,7 +265,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
 
         Example:
           >>> import fbuf
-          >>> buffer = fbuf.uniform(10)
+          >>> buffer = fbuf.Buffer(10)
           >>> mixture = fbuf.Mixture({"one": buffer, "other": buffer})
           >>> bool(mixture.can_sample({name: buffer.init({"t": 0}) for name in mixture.names}))
           False

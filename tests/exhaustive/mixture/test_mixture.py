@@ -58,7 +58,7 @@ def test_rows_of_an_empty_buffer_are_masked(quota):
 
 
 def test_buffers_are_loaded_into_other_capacities_and_storages(tmp_path):
-    mixture = two(fbuf.Buffer(20, sampler=Prioritized()), fbuf.uniform(40))
+    mixture = two(fbuf.Buffer(20, sampler=Prioritized()), fbuf.Buffer(40))
     state, _ = played(mixture, filled(mixture), 0, 1)
     fbuf.save(tmp_path / "c", mixture, state)
     small, fewer = fbuf.load(tmp_path / "c", resize={"a": 5})

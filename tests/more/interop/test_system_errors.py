@@ -43,9 +43,9 @@ def test_a_refused_read_is_an_os_error_with_the_path(path, when, number, monkeyp
             broken.setattr(zipfile.ZipExtFile, "read", failing(number))
             broken.setattr(_hdf5.Reader, "_walk", failing(number))
         with pytest.raises(OSError, match=f"{path}.*injected. Check the disk and the permissions") as caught:
-            fbuf.interop.from_file(path, episode_end=()).into(fbuf.uniform(40))
+            fbuf.interop.from_file(path, episode_end=()).into(fbuf.Buffer(40))
     assert caught.value.errno == number
-    _, state = fbuf.interop.from_file(path, episode_end=()).into(fbuf.uniform(40))
+    _, state = fbuf.interop.from_file(path, episode_end=()).into(fbuf.Buffer(40))
     assert np.asarray(state.rows["reward"]).tolist() == list(range(40))
 
 

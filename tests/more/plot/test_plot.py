@@ -29,7 +29,7 @@ def test_without_matplotlib_the_extra_is_named():
         "import fbuf, jax.numpy as jnp\n"
         "assert not {'matplotlib', 'torch'} & set(sys.modules), 'imported'\n"
         "sys.modules['matplotlib'] = None\n"
-        "b = fbuf.uniform(4); s = b.init(jnp.zeros(2))\n"
+        "b = fbuf.Buffer(4); s = b.init(jnp.zeros(2))\n"
         "for draw in (fbuf.plot.ages, fbuf.plot.memory, fbuf.plot.overview):\n"
         "    try:\n"
         "        draw(b, s)\n"

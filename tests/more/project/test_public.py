@@ -48,8 +48,8 @@ with replay:
     batch: fbuf.Sample = replay.sample(8, to="numpy")
     index: fbuf.Index = batch.index
 saving: fbuf.Saving = fbuf.save("here", buffer, state, wait=False)
-mixture = fbuf.Mixture({"a": buffer, "b": fbuf.uniform(10)}, fractions={"a": 0.5, "b": 0.5})
-mixed, drawn = mixture.sample({"a": state, "b": fbuf.uniform(10).init({"t": 0})}, jax.random.key(0), {"a": 4, "b": 4})
+mixture = fbuf.Mixture({"a": buffer, "b": fbuf.Buffer(10)}, fractions={"a": 0.5, "b": 0.5})
+mixed, drawn = mixture.sample({"a": state, "b": fbuf.Buffer(10).init({"t": 0})}, jax.random.key(0), {"a": 4, "b": 4})
 of_both: fbuf.Sample = drawn
 with_text = fbuf.storages.Ragged(keys=("text",), maximum={"obs": (12,)})
 sampler: fbuf.parts.Sampler = fbuf.samplers.Epoch()
@@ -91,7 +91,7 @@ own = fbuf.Buffer(10, storage=Own(), sampler=Lately(share=0.1), view=Pairs(), on
 WRONG = """
 import fbuf
 
-buffer = fbuf.uniform("many")
+buffer = fbuf.Buffer("many")
 fbuf.samplers.Prioritized(alpha="much")
 fbuf.Buffer(10, sampler=fbuf.views.Row())
 buffer.sampel
@@ -102,7 +102,7 @@ replay.sample(2, to="numpi")
 replay.set(alfa=0.4)
 fbuf.views.Transition(autoreset="nextstep")
 fbuf.prioritized(10, lane=2)
-fbuf.trajectory(10, 2, boundary="stay")
+fbuf.views.Sequence(2, boundary="stay")
 fbuf.samplers.Prioritized(normalize="bach")
 buffer.sample(state, index, 2, bta=0.4)
 fbuf.Mixture({"a": buffer}, quota="exactly")

@@ -56,7 +56,7 @@ def test_actors_write_and_a_learner_draws(ray):
 
 
 def test_a_killed_shard_comes_back_with_every_row(ray, tmp_path):
-    with fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, save_every=4, seed=1, options=OPTIONS) as service:
+    with fbuf.ray.RayReplay(fbuf.Buffer(256), ROW, path=tmp_path, save_every=4, seed=1, options=OPTIONS) as service:
         client, reader = service.client(durable=True), service.client()
         for i in range(10):
             client.extend(steps(4 * i, 4))
@@ -68,10 +68,10 @@ def test_a_killed_shard_comes_back_with_every_row(ray, tmp_path):
         assert held(reader, 64) == set(range(40))
         stats = service.stats()
         assert stats["size"] == 40 and stats["restored"] == 1
-    with fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS) as again:
+    with fbuf.ray.RayReplay(fbuf.Buffer(256), ROW, path=tmp_path, options=OPTIONS) as again:
         assert again.stats()["size"] == 40
         with pytest.raises(RuntimeError, match="BlockingIOError: .* is in use by process .* Close that service"):
-            fbuf.ray.RayReplay(fbuf.uniform(256), ROW, path=tmp_path, options=OPTIONS)
+            fbuf.ray.RayReplay(fbuf.Buffer(256), ROW, path=tmp_path, options=OPTIONS)
 
 
 def test_a_limit_throttles_processes_and_closing_ends_them(ray):
@@ -84,7 +84,7 @@ def test_a_limit_throttles_processes_and_closing_ends_them(ray):
             return "closed"
 
     limit = fbuf.limits.samples_per_insert(4, min_size=16, rows=4, draws=16)
-    service = fbuf.ray.RayReplay(fbuf.uniform(64), ROW, limit=limit, options=OPTIONS)
+    service = fbuf.ray.RayReplay(fbuf.Buffer(64), ROW, limit=limit, options=OPTIONS)
     actor, learner = act.remote(service.client(in_flight=2)), service.client()
     batches = learner.batches(16, prefetch=2, to="numpy")
     for _ in range(10):
@@ -113,7 +113,7 @@ def test_batches_larger_than_the_object_store_arrive(ray):
 
 def test_a_reply_that_is_lost_with_its_machine_is_asked_for_again(ray, monkeypatch):
     get, lost = ray.get, [ray.exceptions.ObjectLostError("00", None, ""), ray.exceptions.OwnerDiedError("00", None, "")]
-    with fbuf.ray.RayReplay(fbuf.uniform(64), ROW, options=OPTIONS) as service:
+    with fbuf.ray.RayReplay(fbuf.Buffer(64), ROW, options=OPTIONS) as service:
         client = service.client()
         monkeypatch.setattr(ray, "get", lambda reference: (_ for _ in ()).throw(lost.pop()) if lost else get(reference))
         client.extend(steps(0, 4))
@@ -129,7 +129,7 @@ def test_a_client_that_dies_leaves_whole_calls(ray):
             client.extend(steps(4 * i, 4))
         os._exit(1)  # with calls in flight
 
-    with fbuf.ray.RayReplay(fbuf.uniform(64), ROW, options=OPTIONS) as service:
+    with fbuf.ray.RayReplay(fbuf.Buffer(64), ROW, options=OPTIONS) as service:
         raises(ray.exceptions.RayError, None, lambda: ray.get(act.remote(service.client())))
         client = service.client()
         client.extend(steps(100, 4))

@@ -38,7 +38,7 @@ def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("fbuf.ray._shard._ENDING", 0)
     limit = fbuf.limits.samples_per_insert(2, min_size=8, rows=4, draws=8)
     options = {"path": tmp_path, "save_every": 2, "limit": limit}
-    link, client = clients(fbuf.uniform(64), ROW, **options)
+    link, client = clients(fbuf.Buffer(64), ROW, **options)
     remote = client()
     for i in range(3):
         remote.extend(steps(4 * i, 4))
@@ -48,14 +48,14 @@ def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path, monkeypatch):
     stats = link.shards[0].stats()
     assert (stats["limit_added"], stats["limit_drawn"], stats["size"]) == (8, 0, 8)
     with pytest.raises(BlockingIOError, match="is in use by this process; .* Close that service"):
-        clients(fbuf.uniform(64), ROW, **options)
+        clients(fbuf.Buffer(64), ROW, **options)
     link.stop(0)
-    link, client = clients(fbuf.uniform(64), ROW, **(options | {"limit": None}))
+    link, client = clients(fbuf.Buffer(64), ROW, **(options | {"limit": None}))
     assert "limit_added" not in link.shards[0].stats()  # an earlier limit is dropped
 
 
 def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path):
-    link, client = clients(fbuf.uniform(64), ROW, path=tmp_path, limit=fbuf.limits.queue(4))
+    link, client = clients(fbuf.Buffer(64), ROW, path=tmp_path, limit=fbuf.limits.queue(4))
     writer, learner = client(), client()
     writer.extend(steps(0, 4))
     thread = threading.Thread(target=writer.extend, args=(steps(4, 4),))
@@ -71,7 +71,7 @@ def test_a_write_that_waits_for_the_limit_lets_a_save_run(tmp_path):
 
 
 def test_a_save_that_is_written_holds_up_no_call(tmp_path, monkeypatch):
-    link, client = clients(fbuf.uniform(64), ROW, path=tmp_path)
+    link, client = clients(fbuf.Buffer(64), ROW, path=tmp_path)
     remote, shard = client(), link.shards[0]
     remote.extend(steps(0, 4))
     begun, ended, waited, write = threading.Event(), threading.Event(), list[bool](), checkpoint.write
@@ -159,7 +159,7 @@ def test_updates_go_to_their_shards_in_any_order():
 
 @pytest.mark.parametrize("to", ["jax", "torch", "numpy"])
 def test_batches_are_drawn_ahead_in_few_calls(to, monkeypatch):
-    link, client = clients(fbuf.uniform(64), ROW)
+    link, client = clients(fbuf.Buffer(64), ROW)
     remote = client()
     remote.extend(steps(0, 8))
     link.calls.clear()
@@ -262,7 +262,7 @@ mesh, row = jax.make_mesh((8,), ("data",)), {"t": np.int32(0)}
 _, client = clients(fbuf.prioritized(64, lanes=4), row, shards=2)
 client().extend({"t": np.arange(64, dtype=np.int32).reshape(16, 4)})
 learner = client(group=(process, processes))
-sharded, over = fbuf.sharded.Sharded(fbuf.uniform(64), mesh), NamedSharding(mesh, PartitionSpec("data"))
+sharded, over = fbuf.sharded.Sharded(fbuf.Buffer(64), mesh), NamedSharding(mesh, PartitionSpec("data"))
 state = sharded.init(row)
 for _, batch in zip(range(4), learner.batches(16, device=over)):
     assert batch.weight.sharding == over and batch.data["t"].shape == batch.mask.shape == (16,)

@@ -50,7 +50,7 @@ with replay.batches(4, device=sharding) as batches:
     assert batch.data["t"].sharding == sharding
     replay.update_priority(batch.index, batch.data["t"])
 
-replay, other = (fbuf.Replay(fbuf.uniform(64), {"t": np.float32(0)}) for _ in range(2))
+replay, other = (fbuf.Replay(fbuf.Buffer(64), {"t": np.float32(0)}) for _ in range(2))
 for each in replay, other:
     each.add({"t": np.float32(1)})
 other.state = jax.device_put(other.state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))

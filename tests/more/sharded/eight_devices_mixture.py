@@ -124,7 +124,7 @@ def test_rows_of_windows_return_to_their_buffers():
 @pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0)])
 def test_fractions_belong_to_their_buffers_in_any_order(shares):
     """A jitted call sorts the names of a state."""
-    buffers = dict.fromkeys("ba", Sharded(fbuf.uniform(64), support.mesh_of()))
+    buffers = dict.fromkeys("ba", Sharded(fbuf.Buffer(64), support.mesh_of()))
     mixture = fbuf.Mixture(buffers, fractions=dict(zip("ba", shares, strict=True)))
     sharded, rows = mixture["b"], {"id": np.arange(16, dtype=np.int32)}
     states = {name: buffer.init({"id": np.int32(0)}) for name, buffer in mixture.members}
@@ -146,7 +146,7 @@ def test_a_buffer_is_empty_if_all_its_shards_are():
 
 
 def test_buffers_that_do_not_draw_together_are_refused():
-    mesh, one = support.mesh_of(), fbuf.uniform(64)
+    mesh, one = support.mesh_of(), fbuf.Buffer(64)
     epoch, moving = Sharded(fbuf.Buffer(64, sampler=Epoch()), mesh), Sharded(one, mesh, draw="global")
     other = Sharded(one, support.mesh_of(4))
     mixture = fbuf.Mixture({"a": Sharded(one, mesh)})

@@ -108,7 +108,7 @@ def test_windows_are_written_back(draw):
 
 
 def test_rows_inside_shard_map_are_those_of_the_device():
-    sharded = Sharded(fbuf.uniform(64), support.mesh_of())
+    sharded = Sharded(fbuf.Buffer(64), support.mesh_of())
     state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(32, dtype=np.int32)})
 
     def local(state, index):

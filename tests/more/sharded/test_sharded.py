@@ -69,7 +69,7 @@ def test_foreign_rows_are_refused_with_one_shard_too():
 
 
 def test_states_of_other_buffers_are_refused():
-    kinds = fbuf.prioritized(64), fbuf.prioritized(128), fbuf.uniform(64), fbuf.prioritized(64, lanes=4)
+    kinds = fbuf.prioritized(64), fbuf.prioritized(128), fbuf.Buffer(64), fbuf.prioritized(64, lanes=4)
     buffers = [Sharded(buffer, mesh_of(1)) for buffer in kinds]
     states = [buffer.init({"id": np.int32(0)}) for buffer in buffers]
     for one in range(len(kinds)):

@@ -86,7 +86,7 @@ CRASHES = """
         for copy in (True, False):
             attempt(name, lambda: from_torch({"x": leaf}, copy=copy))
         example = {"x": np.zeros(leaf.shape[1:] if not leaf.is_nested else (), np.float32)}
-        attempt(f"row {name}", lambda: fbuf.Replay(fbuf.uniform(64), example).extend({"x": leaf}))
+        attempt(f"row {name}", lambda: fbuf.Replay(fbuf.Buffer(64), example).extend({"x": leaf}))
     print("end")
 """
 
