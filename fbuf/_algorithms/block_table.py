@@ -25,6 +25,7 @@ from jax import Array, lax
 from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import any_unbatched, order_after_reads
+from fbuf._core.slots import Geometry, Ranges
 
 WAYS = 32
 """Slots of a bucket, whose free slots are the bits of one word."""
@@ -40,6 +41,14 @@ class Table:
     prints: Array  # uint32[S], fingerprint of the block named; 0: none
     names: Array  # uint32[S], place of the block; 0: the slot is free
     tally: Array  # uint32[2]: places with references, except place 0; the hand
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        places, slots = self.count.shape[0], self.names.shape[0]
+        live = np.count_nonzero(np.asarray(self.count)[1:])
+        yield "count", np.asarray(self.count)[:1], 1, 1
+        yield "tally", self.tally, np.array([live, 0]), np.array([live, places - 1])
+        yield "home", self.home, 0, slots - 1
+        yield "names", self.names, 0, places - 1
 
     @property
     def live(self) -> Array:

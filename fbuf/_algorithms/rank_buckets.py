@@ -22,6 +22,7 @@ from fbuf._algorithms import random, sum_tree
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
+from fbuf._core.slots import Geometry, Ranges
 
 BUCKETS = 512
 _LOWEST = (127 - 32) * 8  # 2^-32: exponent and three bits of mantissa of a float32
@@ -38,6 +39,9 @@ class Ranks:
     total: jax.Array  # int32[512], rows of each bucket
     # int32[512 * nodes], rows in each block and each node above, bucket by bucket; None for one block
     count: Any
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "bucket", self.bucket, 0, BUCKETS
 
 
 class Table(NamedTuple):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._algorithms import random
 from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
+from fbuf._core.slots import Geometry, Ranges
 
 
 @state(name="fbuf.Roster")
@@ -21,6 +23,14 @@ class SlotPool:
     slot: jax.Array  # int32[C], by place; undefined beyond `number`
     place: jax.Array  # int32[C], by slot; -1 outside the pool
     number: jax.Array  # int32[], slots of the pool
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        capacity = geometry.capacity
+        yield "number", self.number, 0, capacity
+        yield "slot", self.slot, 0, capacity - 1
+        place, number = np.full(capacity, -1), int(self.number)
+        place[np.asarray(self.slot)[:number]] = np.arange(number)
+        yield "place", self.place, place, place
 
 
 def init(capacity: int) -> SlotPool:

@@ -26,7 +26,7 @@ from fbuf._core import control_flow
 from fbuf._core.control_flow import any_unbatched, order_after_reads
 
 _SIGN = np.uint32(0x80000000)
-_NONE = np.uint32(0xFFFFFFFF)  # every word of an empty slot: higher than any row
+NONE = np.uint32(0xFFFFFFFF)  # every word of an empty slot: higher than any row
 
 
 def number_of_words(dtype: Any) -> int:
@@ -90,7 +90,7 @@ def root(tree: Array) -> Array:
 
 def init(capacity: int, words: int) -> Array:
     """Make an empty tree uint32[nodes, words + 3] for ranks of `words` words."""
-    return jnp.full((layout(capacity)[1][-1], words + 3), _NONE, jnp.uint32)
+    return jnp.full((layout(capacity)[1][-1], words + 3), NONE, jnp.uint32)
 
 
 def insert(tree: Array, capacity: int, rank: Array, arrival: Wide, keep: Array, held: Array) -> tuple[Array, Array]:
@@ -129,7 +129,7 @@ def _lowest_child(children: Array) -> Array:
         return tuple(jnp.where(less, x, y) for x, y in zip(a, b, strict=True))
 
     words = _words(children)
-    return jnp.stack(lax.reduce(words, [_NONE] * len(words), lower, (words[0].ndim - 1,)), axis=-1)
+    return jnp.stack(lax.reduce(words, [NONE] * len(words), lower, (words[0].ndim - 1,)), axis=-1)
 
 
 def _words(row: Array) -> list[Array]:
@@ -180,7 +180,7 @@ def _put_all(trees: Array, rows: Array, keep: Array, held: Array, capacity: int)
         empty = full < jnp.int32(capacity)
         takes = keep & (empty | _less(_words(low[:words]), _words(row[:words])))
         slot = jnp.where(takes, jnp.where(empty, full, low[-1].astype(jnp.int32)), jnp.int32(0))
-        leaf = jnp.where(takes, jnp.concatenate([row, slot.astype(jnp.uint32)[None]]), _NONE)
+        leaf = jnp.where(takes, jnp.concatenate([row, slot.astype(jnp.uint32)[None]]), NONE)
         # A row that is not taken writes the padding beside the root.
         where = jnp.where(takes, slot, jnp.int32(offsets[-1] - 1))
         tree = lax.dynamic_update_slice(tree, leaf[None], (base + where, jnp.int32(0)))
@@ -243,10 +243,10 @@ def lowest(tree: Array, capacity: int, number: int) -> Array:
     first = next(level for level, count in enumerate(counts) if count <= FAN_OUT * number)
     found = _first(tree[offsets[first] : offsets[first] + counts[first]], number)
     for level in range(first - 1, -1, -1):
-        none = found[:, -1] == _NONE
+        none = found[:, -1] == NONE
         slot = jnp.where(none, jnp.uint32(0), found[:, -1]).astype(jnp.int32)
         children = _children(tree, slot >> (3 * (level + 1)), offsets[level])
-        children = jnp.where(none[:, None, None], _NONE, children)
+        children = jnp.where(none[:, None, None], NONE, children)
         found = _first(children.reshape(-1, tree.shape[1]), number)
     return found
 
@@ -255,4 +255,4 @@ def _first(rows: Array, number: int) -> Array:
     """Return the lowest of rows [M, W] in order, padded with all ones."""
     columns = lax.sort(tuple(rows[:, w] for w in range(rows.shape[1])), num_keys=rows.shape[1])
     found = jnp.stack(columns, axis=-1)[:number]
-    return jnp.pad(found, ((0, number - found.shape[0]), (0, 0)), constant_values=_NONE)
+    return jnp.pad(found, ((0, number - found.shape[0]), (0, 0)), constant_values=NONE)

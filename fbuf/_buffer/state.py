@@ -22,7 +22,7 @@ from fbuf._core.control_flow import any_unbatched, order_after_reads
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index, Sample
-from fbuf._core.slots import Geometry, Ring, zero_unless
+from fbuf._core.slots import Geometry, Ranges, Ring, zero_unless
 from fbuf._host import OnHost
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
@@ -104,6 +104,9 @@ class Header(NamedTuple):
     counters: Array  # uint32[9], see `COUNTERS`
     token: Array  # int32[], always 0: orders reads before writes (`fbuf._core.control_flow`)
 
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "token", self.token, 0, 0
+
     def pack(self) -> Array:
         """Return int32[10 + 3 E]: token, counters, cursors, sizes and laps."""
         ring = self.ring
@@ -133,6 +136,13 @@ def host_ring(header: Array) -> tuple[np.ndarray[Any, Any], ...]:
     return cursor, size, lap.view(np.uint32)
 
 
+def host_header(packed: Array) -> Header:
+    """Return the arrays of `Header.pack` of one state as NumPy arrays."""
+    words: Any = np.asarray(packed)
+    parts: Any = host_ring(words)
+    return Header(Ring(*parts), words[1 : 1 + len(COUNTERS)].view(np.uint32), words[0])
+
+
 @component
 class ReadNames:
     """The leaf of each read of a view. Static."""
@@ -150,6 +160,10 @@ class Ahead:
     held: Any  # of the storage: the rows, or what it needs to read them
     stale: Array  # uint32[], draws returned after their anchor was evicted
     reading: Any = None  # `fbuf._buffer.transforms.Reading` of the draw; None unless `on_read` needs it
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "batch/index/slot", self.batch.index.slot, 0, geometry.capacity
+        yield "batch/weight", self.batch.weight, 0, float(np.finfo(np.float32).max)
 
     def dropped(self) -> Ahead:
         """Return it without a pending batch."""

@@ -240,9 +240,9 @@ def _read(
             name = whole_name.removeprefix("rows/")
             made = device_array(saved, whole_name, packings.get(name)) if whole_name in placed else None
             rows[name] = array if made is None else _array_rows.OwnedArray(made)
-    leaves = _leaves(call, saved, reader, wanted)
+    leaves = _leaves(saved, wanted)
     stored = reader.storage.from_arrays(rows, reader.geometry, spec, structure)
-    return state_arrays.from_saved_arrays(reader, abstract, leaves, stored)
+    return check_ranges(call, saved.path, reader, state_arrays.from_saved_arrays(reader, abstract, leaves, stored))
 
 
 def read_without_rows(call: str, saved: Any) -> tuple[Buffer, BufferState]:
@@ -251,7 +251,8 @@ def read_without_rows(call: str, saved: Any) -> tuple[Buffer, BufferState]:
     spec, structure, was = compatibility.rows_of(call, saved.path, saved.meta, reader, None)
     abstract, wanted = _wanted(call, saved, reader, spec, structure, was)
     check_memory(call, saved.path, nbytes((leaf.shape, leaf.dtype) for leaf in wanted.values()), saved.nbytes)
-    return reader, state_arrays.from_saved_arrays(reader, abstract, _leaves(call, saved, reader, wanted), None)
+    state = state_arrays.from_saved_arrays(reader, abstract, _leaves(saved, wanted), None)
+    return reader, check_ranges(call, saved.path, reader, state)
 
 
 def _wanted(
@@ -272,12 +273,10 @@ def _wanted(
     return abstract, wanted
 
 
-def _leaves(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _leaves(saved: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved leaves of a state other than rows."""
     placed = saved.meta["placed"]
-    leaves = {n: device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
-    check_ranges(call, saved.path, reader, leaves)
-    return leaves
+    return {n: device_array(saved, n) if n in placed else jnp.array(np.asarray(saved.arrays[n])) for n in wanted}
 
 
 def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any], rows: Any, given: bool) -> None:

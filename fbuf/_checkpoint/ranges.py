@@ -1,47 +1,58 @@
 """Check the numbers of a loaded state: checksums do not say that a buffer wrote them.
 
-Positions beyond the rows would be read unchecked on a device, and priorities that are not finite give such weights.
+Each class made by `@state` says what its own fields hold, by its method `ranges`. Numbers beyond would be read unchecked on a
+device, give weights that are not finite, or never end a loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import host_ring
+from fbuf._buffer.state import BufferState, Header, host_header
+from fbuf._core.component import STATES
 from fbuf._formats.checkpoint import SchemaError
 
 
-def check_ranges(call: str, path: str, buffer: Buffer, leaves: Mapping[str, Any]) -> None:
-    """Raise SchemaError if saved leaves of a state, by name, hold numbers that no buffer writes."""
-    length = buffer.geometry.length
-    cursor, size, _ = host_ring(leaves["state/header"])
-    _check(call, path, "the cursor of a lane", cursor, (cursor >= 0) & (cursor < length), f"0 to {length - 1}")
-    _check(call, path, "the size of a lane", size, (size >= 0) & (size <= length), f"0 to {length}")
-    if type(buffer.sampler).__module__.split(".")[0] != "fbuf":
+def check_ranges(call: str, path: str, buffer: Buffer, state: BufferState) -> BufferState:
+    """Return a loaded state; raise SchemaError if it holds numbers that no buffer writes."""
+    for name, node in _nodes("", dataclasses.replace(state, header=host_header(state.header))):
+        for field, values, low, high in node.ranges(buffer.geometry):
+            _check(call, path, f"{name}{field}", np.asarray(values), np.asarray(low), np.asarray(high))
+    return state
+
+
+def _nodes(name: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a state that say what they hold, arrays as NumPy's, inner ones first."""
+    children: Mapping[str, Any]
+    if type(node) in STATES:
+        children = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+    elif isinstance(node, Header):
+        children = node._asdict()
+    elif isinstance(node, dict):
+        children = node
+    elif isinstance(node, tuple | list):
+        children = {str(number): child for number, child in enumerate(node)}
+    else:
         return
-    for name, leaf in leaves.items():
-        field = name.rpartition("/")[2]
-        if not name.startswith("state/sampler/") or field not in ("tree", "low", "top", "numbers", "held"):
-            continue
-        values = np.asarray(leaf)
-        if field == "held":
-            _check(call, path, f"'{name}'", values, (values >= 0) & (values <= length), f"0 to {length}")
-        elif field == "tree":
-            _check(call, path, f"'{name}'", values, np.isfinite(values) & (values >= 0), "finite numbers, 0 or more")
-        elif field == "low":
-            _check(call, path, f"'{name}'", values, values >= 0, "0 or more")
-        elif field == "top":
-            _check(call, path, f"'{name}'", values, values < np.inf, "finite numbers, or -inf")
-        else:
-            _check(call, path, f"'{name}'", values, ~np.isnan(values), "numbers")
-            _check(call, path, "the largest priority", values[:1], np.isfinite(values[:1]), "a finite number")
+    for key, child in children.items():
+        yield from _nodes(f"{name}{key}/", child)
+    if callable(getattr(type(node), "ranges", None)):
+        yield name, node
 
 
-def _check(call: str, path: str, what: str, values: Any, right: Any, expected: str) -> None:
-    if not np.all(right):
-        found = values[~right].reshape(-1)[0]
-        raise SchemaError(f"{call}: {what} in {path} is {found}; expected {expected}. Load another checkpoint.")
+def _check(call: str, path: str, what: str, values: Any, low: Any, high: Any) -> None:
+    if values.size == 0 or (low.ndim == high.ndim == 0 and low <= values.min() and values.max() <= high):
+        return  # NaN is the least and the largest
+    wrong = np.broadcast_to(~((low <= values) & (values <= high)), np.broadcast_shapes(values.shape, low.shape))
+    if wrong.any():
+        at = np.argwhere(wrong)[0].tolist()
+        found, least, most = (np.broadcast_to(x, wrong.shape)[tuple(at)] for x in (values, low, high))
+        where = f" at {at}" if at else ""
+        raise SchemaError(
+            f"{call}: '{what}' in {path} is {found}{where}; expected {least} to {most}. Load another checkpoint."
+        )

@@ -155,6 +155,10 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
 def state(cls: Any = None, *, name: str | None = None) -> Any:
     """Make `cls` a frozen dataclass of arrays: a pytree node whose every field is a child.
 
+    An optional method `ranges(self, geometry)` says what the fields hold, for checkpoints that no buffer wrote: it yields name,
+    array, least and largest value (numbers or arrays that broadcast) of fields. `fbuf.load` refuses other values, in this
+    order, so that a range may rely on those before it.
+
     Args:
       name: Name to save instances under; None: the public name of the class.
     """

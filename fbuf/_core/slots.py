@@ -11,6 +11,7 @@ Gathers are unchecked (`promise_in_bounds`), and zeroing masked rows fuses into 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -22,6 +23,8 @@ from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.packed_leaf import PackedLeaf, is_packed, pack, unpack
 
+Ranges = Iterator[tuple[str, Any, Any, Any]]
+"""What fields of a state hold; see `fbuf._core.component.state`."""
 FEW = 4  # lanes whose numbers are selected and added one by one, which XLA fuses with the reader
 _MANY = 2**32 - 2**20  # rows, beyond which the float32 sum cannot exclude an overflow
 
@@ -47,6 +50,11 @@ class Ring:
     size: jax.Array  # int32[E], rows held, in [0, L]
     # uint32[E], rounds (and clears) of the lane, from 1; wraps around, and is compared for equality only
     lap: jax.Array
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "cursor", self.cursor, 0, geometry.length - 1
+        yield "size", self.size, 0, geometry.length
+        yield "lap", self.lap, 1, 2**32 - 1
 
 
 class Placement(NamedTuple):

@@ -326,7 +326,7 @@ class Priorities(HostObject):
     def fill(self, leaves: Array) -> None:
         """Write the first leaves, float32[A], of the only version."""
         with self._lock:
-            self._tree.fill(normal(leaves))
+            self._tree.fill(np.where(np.isnan(leaves), leaves, normal(leaves)))  # for the check of a loaded state
 
     # ---------------------------------------------------------------- versions
 

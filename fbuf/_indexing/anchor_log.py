@@ -17,7 +17,7 @@ from jax import Array, lax
 from fbuf._algorithms.random import randint_below
 from fbuf._core.component import state
 from fbuf._core.control_flow import number_up_to
-from fbuf._core.slots import Geometry, modulo, of_lane, slot_at, zeros
+from fbuf._core.slots import Geometry, Ranges, modulo, of_lane, slot_at, zeros
 from fbuf._indexing.anchors import nth_by_count
 from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
 
@@ -29,6 +29,11 @@ class AnchorQueue:
     slot: Array  # int32[C]; place p of lane e is element p * E + e
     head: Array  # int32[E], place of the lane's oldest anchor
     count: Array  # int32[E]
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "slot", self.slot, 0, geometry.capacity - 1
+        yield "head", self.head, 0, geometry.length - 1
+        yield "count", self.count, 0, geometry.length
 
 
 Q = TypeVar("Q", AnchorQueue, AnchorQueue | None)
@@ -88,6 +93,10 @@ class EpisodeQueue:
     begin: Array  # int32[C], place of the first anchor of each episode; number n of lane e is element n * E + e
     last: Array  # int32[E], number of the newest episode
     name: Array  # uint32[E], its count by `EligibilityUpdate.open_episode`
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        for field in ("number", "begin", "last"):
+            yield field, getattr(self, field), 0, geometry.length - 1
 
 
 def init_episodes(geometry: Geometry) -> EpisodeQueue:

@@ -23,7 +23,7 @@ from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import number_up_to, order_after_reads
 from fbuf._core.pytree import Spec
-from fbuf._core.slots import Geometry, Ring, by_age, expand, slot_at, zeros
+from fbuf._core.slots import Geometry, Ranges, Ring, by_age, expand, slot_at, zeros
 from fbuf._interfaces.sampler import EligibilityUpdate, EpisodeStarts, Sampler
 from fbuf._interfaces.view import EligibilityRule
 
@@ -56,6 +56,17 @@ class Anchors:
     before: Array | None = None  # int32[blocks], open rows before each block of a data set
     # [E], or uint32[E, 2] of 64 bits: episode id of each lane's newest row; None without ids
     newest_id: Array | None = None
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "flags", self.flags, 0, 2 * CUT - 1
+        yield "tail_flags", self.tail_flags, 0, 2 * CUT - 1
+        yield "count", self.count, 0, geometry.length
+        if self.pending is not None:
+            yield "pending", self.pending, 0, self.tail_flags.shape[0]
+        if self.step is not None:
+            yield "step", self.step, 0, _LONG - 1
+        if self.before is not None:
+            yield "before", self.before, 0, geometry.capacity
 
 
 _LONG = 2**30  # rows; steps of longer episodes are stored modulo the stride

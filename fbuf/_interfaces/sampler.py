@@ -9,7 +9,7 @@ import jax
 
 from fbuf._core.component import state
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, Ring
+from fbuf._core.slots import Geometry, Ranges, Ring
 
 # Types of class attributes that have no annotation: type checkers hold that a `ClassVar` is no property of a Protocol.
 NO_NUMBERS: Mapping[str, Any] = {}
@@ -47,6 +47,11 @@ class EpisodeStarts:
     position: jax.Array  # int32[C], of first rows in the lane's ring; entry n of lane e is at n * E + e
     head: jax.Array  # int32[E], entry of the oldest
     count: jax.Array  # int32[E]
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "position", self.position, 0, geometry.length - 1
+        yield "head", self.head, 0, geometry.length - 1
+        yield "count", self.count, 0, geometry.length
 
 
 class EligibleSet(NamedTuple):

@@ -24,6 +24,8 @@ from fbuf._indexing.anchors import nth_by_scan
 from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet
 from fbuf._members import weights
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 class BaseSampler:
     """Define the methods of a sampler that has no priorities and keeps nothing on the host."""

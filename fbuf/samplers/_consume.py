@@ -14,6 +14,7 @@ import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fbuf._algorithms import slot_pool
@@ -21,7 +22,7 @@ from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, modulo, zeros
+from fbuf._core.slots import Geometry, Ranges, modulo, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
@@ -39,6 +40,16 @@ class FifoState:
     slot: Array  # int32[C], a ring of the slots that wait, in order of arrival
     first: Array  # int32[], place of the oldest in the ring
     left: Array | None  # int32[C] by slot, draws left; None if each is drawn once
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "held", self.held, 0, geometry.length
+        yield "used", self.used, 0, self.held
+        waits = np.asarray(self.used) < np.asarray(self.held)
+        yield "oldest", np.where(waits, self.oldest, 0), 0, geometry.capacity - 1
+        yield "slot", self.slot, 0, geometry.capacity - 1
+        yield "first", self.first, 0, geometry.capacity - 1
+        if self.left is not None:
+            yield "left", self.left, 0, 2**31 - 1
 
 
 def init_queue(geometry: Geometry, dense: bool, times: int) -> FifoState:
@@ -114,6 +125,10 @@ class ConsumeState:
 
     roster: SlotPool  # the anchors that may still be drawn
     left: Array | None  # int32[C] by slot, draws left; None if `times` is 1
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        if self.left is not None:
+            yield "left", self.left, 0, 2**31 - 1
 
 
 @component

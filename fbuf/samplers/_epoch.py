@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fbuf._algorithms import random
@@ -22,7 +23,7 @@ from fbuf._core.arguments import check_bool
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import any_unbatched
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, zeros
+from fbuf._core.slots import Geometry, Ranges, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
@@ -40,6 +41,13 @@ class EpochPosition:
     key: Any  # uint32[2], names the order; None without `shuffle`
     order: Any  # int32[min(C, 1024)], the order itself if there are at most 1024 anchors; None without `shuffle`
 
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "start", self.start, 0, geometry.length
+        yield "closed", self.closed, 0, self.start
+        yield "taken", self.taken, 0, np.asarray(self.start).sum()
+        if self.order is not None:
+            yield "order", self.order, 0, self.order.shape[0] - 1
+
 
 @state
 class EpochState:
@@ -48,6 +56,9 @@ class EpochState:
     log: AnchorQueue | None  # None if every row held is an anchor
     held: Array  # int32[E], anchors each lane has now
     turn: EpochPosition
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "held", self.held, 0, geometry.length
 
 
 class _Batch(NamedTuple):

@@ -25,7 +25,7 @@ from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.lazy_import import Later
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, sum_of_lanes
+from fbuf._core.slots import Geometry, Ranges, sum_of_lanes
 from fbuf._host import OnHost
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
@@ -58,6 +58,16 @@ class PrioritizedState:
     beta = _base.Number(2)
     eps = _base.Number(3)
     uniform = _base.Number(4)
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        on_host = isinstance(self.tree, OnHost)
+        leaves: Any = _host_priorities.leaves if on_host else np.asarray
+        yield "tree", leaves(self.tree), 0, MAX_LEAF if on_host else _base.LARGEST
+        if self.low is not None:
+            yield "low", self.low, 0, np.inf
+        if self.top is not None:
+            yield "top", self.top, -np.inf, _base.LARGEST
+        yield "max_priority", np.asarray(self.numbers)[:1], 0, _base.LARGEST
 
 
 def init_trees(capacity: int, least: bool, on_host: bool) -> tuple[Any, Array | None]:

@@ -12,6 +12,7 @@ import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fbuf._algorithms import random, rank_buckets
@@ -19,7 +20,7 @@ from fbuf._algorithms.rank_buckets import Ranks
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, sum_of_lanes
+from fbuf._core.slots import Geometry, Ranges, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
@@ -40,6 +41,9 @@ class RankedState:
     alpha = _base.Number(1)
     beta = _base.Number(2)
     uniform = _base.Number(3)
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "max_priority", np.asarray(self.numbers)[:1], 0, _base.LARGEST
 
 
 @component

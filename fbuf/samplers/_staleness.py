@@ -19,7 +19,7 @@ from fbuf._algorithms import random
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import number_up_to
 from fbuf._core.pytree import Leaves, name_of
-from fbuf._core.slots import Geometry
+from fbuf._core.slots import Geometry, Ranges
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
@@ -39,6 +39,12 @@ class StalenessState:
     count: Array  # int32[K, E], anchors of the run that are held
     lot: Any  # int32[E], anchors of the newest unit; None with versions
     version: Any  # int32[], what staleness is measured from; None without versions
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "held", self.held, 0, geometry.length
+        yield "count", self.count, 0, geometry.length
+        if self.lot is not None:
+            yield "lot", self.lot, 0, 2**31 - 1
 
 
 class _Arrived(NamedTuple):

@@ -22,7 +22,7 @@ from fbuf._core import control_flow
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.pytree import Leaves, PyTree, named_leaves
-from fbuf._core.slots import read_rows, write_rows
+from fbuf._core.slots import Geometry, Ranges, read_rows, write_rows
 from fbuf._core.text_table import WHOLE, spec_text
 from fbuf._interfaces.storage import Read
 
@@ -55,6 +55,13 @@ class DeduplicatedRows:
     tables: tuple[Table, ...]
     growth: Array  # uint32[T], distinct blocks that 256 rows of the latest write added, without removals
     cuts: tuple[Cut, ...]  # static
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        leaves = named_leaves(self.tree)
+        for cut in self.cuts:
+            places = self.tables[cut.table].count.shape[0]
+            yield cut.name, leaves[cut.name], 0, places - 1
+            yield f"last/{cut.name}", self.last[cut.name], 0, places - 1
 
     def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
         """Return the capacity, and shape and storage of each leaf, for display."""

@@ -19,7 +19,7 @@ from fbuf._algorithms import uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf._core.component import state
 from fbuf._core.control_flow import sum_of_shards
-from fbuf._core.slots import expand
+from fbuf._core.slots import Geometry, Ranges, expand
 
 _LARGEST = 1e15  # a billion squares of such numbers have a finite sum
 
@@ -32,6 +32,9 @@ class Moments:
     mean: jax.Array  # float32[2, *item], the sum of both
     squares: jax.Array  # float32[2, *item], sum of squared deviations from the mean, likewise
     skipped: jax.Array  # uint32[], numbers not finite or beyond 1e15; wraps
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        yield "mean", self.mean, -2 * _LARGEST, 2 * _LARGEST
 
 
 def init(shape: tuple[int, ...]) -> Moments:

@@ -13,7 +13,7 @@ from fbuf._algorithms import top_k_tree, uint64
 from fbuf._algorithms.uint64 import Wide
 from fbuf._core.component import component, state
 from fbuf._core.pytree import Spec, name_of, nested
-from fbuf._core.slots import Geometry
+from fbuf._core.slots import Geometry, Ranges
 
 
 @state
@@ -24,6 +24,10 @@ class TopKState:
     arrived: jax.Array  # uint32[2], rows that arrived, kept or not, high word first
     lowest: jax.Array  # [], of the ranks' dtype: the lowest held in a full buffer, else the least of the dtype
     nan_ranks: jax.Array  # uint32[], NaN ranks; wraps
+
+    def ranges(self, geometry: Geometry) -> Ranges:
+        slot = np.asarray(self.tree)[:, -1]
+        yield "tree", slot, 0, np.where(slot == top_k_tree.NONE, slot, geometry.capacity - 1)
 
 
 @component

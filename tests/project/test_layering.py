@@ -179,11 +179,11 @@ def optional_members() -> set[str]:
 
 
 def test_everything_public_is_documented() -> None:
-    """A method may leave it to the Protocol of its part, or to a base class beside it."""
+    """A method may leave it to the Protocol of its part, to a base class beside it, or to the decorator `state`."""
     protocols = documented(*INTERFACES, only="Protocol") | optional_members()
     bare = []
     for module, tree in TREES.items():
-        inherited = documented(module) | (protocols if folder(module) in (*PARTS, "parts") else set())
+        inherited = documented(module) | {"ranges"} | (protocols if folder(module) in (*PARTS, "parts") else set())
         for node in tree.body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):
                 continue
