@@ -126,13 +126,15 @@ class File:
             left, at = left[done:], at + done
 
     def close(self) -> None:
-        """Close the file for writing; mappings stay."""
+        """Close the file for writing; mappings stay. Raises OSError; the file is closed in any case."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            self._close(fd)
+            with annotate_os_error("close", self.path):
+                self._close(fd)
 
     def __del__(self) -> None:
-        self.close()
+        if self.fd >= 0:
+            self._close(self.fd)
 
 
 def existing(path: str) -> File:
