@@ -26,18 +26,21 @@ def is_picture(shape: tuple[int, ...], dtype: object) -> bool:
     return dtype == np.uint8 or min(high, wide) >= 12
 
 
-def to_images(rows: np.ndarray) -> np.ndarray:
-    """Return float[B, S, H, W, 3] in [0, 1] of rows `[B, ...]`: uint8 from 0 to 255, others from least to largest."""
+def as_stacks(rows: np.ndarray) -> np.ndarray:
+    """Return rows `[B, ...]` as stacks of frames `[B, S, H, W, 1 or 3]`."""
     item = rows.shape[1:]
     if len(item) == 2:
-        rows = rows[:, None, :, :, None]
-    elif len(item) == 3 and item[2] in (1, 3):
-        rows = rows[:, None]
-    elif len(item) == 3 and item[2] == 4:
-        rows = np.moveaxis(rows, 3, 1)[..., None]
-    elif len(item) == 3:
-        rows = rows[..., None]
-    whole = rows.astype(np.float64)
+        return rows[:, None, :, :, None]
+    if len(item) == 3 and item[2] in (1, 3):
+        return rows[:, None]
+    if len(item) == 3:
+        return (np.moveaxis(rows, 3, 1) if item[2] == 4 else rows)[..., None]
+    return rows
+
+
+def to_images(rows: np.ndarray) -> np.ndarray:
+    """Return float[B, S, H, W, 3] in [0, 1] of rows `[B, ...]`: uint8 from 0 to 255, others from least to largest."""
+    whole = as_stacks(rows).astype(np.float64)
     if rows.dtype == np.uint8:
         whole = whole / 255
     elif rows.dtype != bool:
@@ -48,14 +51,14 @@ def to_images(rows: np.ndarray) -> np.ndarray:
 
 
 def shrunk(images: np.ndarray, size: int) -> np.ndarray:
-    """Return images `[..., H, W, 3]` whose longer side is at most `size` pixels: means of whole pixels."""
-    high, wide = images.shape[-3:-1]
+    """Return images `[..., H, W, C]` whose longer side is at most `size` pixels: means of whole pixels."""
+    high, wide, channels = images.shape[-3:]
     times = -(-max(high, wide) // size)
     if times <= 1:
         return images
     high, wide = max(high // times, 1), max(wide // times, 1)
     cut = images[..., : high * times, : wide * times, :]
-    tiles = cut.reshape(*images.shape[:-3], high, min(times, cut.shape[-3]), wide, min(times, cut.shape[-2]), 3)
+    tiles = cut.reshape(*images.shape[:-3], high, min(times, cut.shape[-3]), wide, min(times, cut.shape[-2]), channels)
     shrunken: np.ndarray = tiles.mean(axis=(-4, -2))
     return shrunken
 

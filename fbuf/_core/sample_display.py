@@ -102,10 +102,10 @@ def _is_deleted(leaf: jax.Array) -> bool:
     return not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
 
 
-def described(array: np.ndarray, mask: np.ndarray | None = None) -> str:
-    """Return the values of a small array, or their range, and how many are not finite."""
-    if array.ndim and array.size > _SEEN:
-        step = -(-array.size // _SEEN)
+def described(array: np.ndarray, mask: np.ndarray | None = None, seen: int = _SEEN) -> str:
+    """Return the values of a small array, or their range in about `seen` elements, and how many are not finite."""
+    if array.ndim and array.size > seen:
+        step = -(-array.size // seen)
         array, mask = array[::step], None if mask is None or not mask.ndim else mask[::step]
         return f"{_range(_real(array, mask))} (1 row in {step:,})"
     if array.size <= _VALUES and array.dtype.kind in "biuf":

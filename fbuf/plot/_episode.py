@@ -34,9 +34,7 @@ class EpisodePlayer:
     def _repr_html_(self) -> str:
         from html import escape
 
-        high = 130 + 62 * len(self.track["curves"]) + (280 if self.track["frames"] else 0)
-        style = f"width:100%;height:{min(high, 900)}px;border:0"
-        return f'<iframe style="{style}" title="episode" srcdoc="{escape(self._page(), quote=True)}"></iframe>'
+        return f'<iframe style="width:100%;height:600px;border:0" title="episode" srcdoc="{escape(self._page())}"></iframe>'
 
     def _page(self) -> str:
         return page(f"Episode {self.track['number']}", '<div id="player"></div>', [self.track])
@@ -107,5 +105,4 @@ def episode(source: Replay | tuple[Buffer, BufferState] | str | os.PathLike[str]
         found = Episodes(call, buffer, state)
         if not -len(found.all) <= number < len(found.all):
             raise IndexError(f"{call}: number is {number}, but there are {len(found.all)} episodes.")
-        at = range(len(found.all))[number]
-        return EpisodePlayer(found.track(at, found.all[at]))
+        return EpisodePlayer(found.track(range(len(found.all))[number]))

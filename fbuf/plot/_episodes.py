@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fbuf._core.frames import is_picture, shrunk, to_images
+from fbuf._core.frames import as_stacks, is_picture, shrunk, to_images
 from fbuf._core.pytree import under
+from fbuf._core.text_table import WHOLE
 from fbuf._indexing import anchors
 from fbuf._rows.row_reader import Reader
 from fbuf.writers import Frozen
 
-ENDS = ("terminated", "truncated", "done", "terminal", "timeout")  # usual names, for views that name none
+ENDS = {
+    "terminated": "terminated",
+    "terminal": "terminated",
+    "truncated": "truncated",
+    "timeout": "truncated",
+    "done": "ended",
+}
+"""What usual names of flags say, for views that name none."""
 STEPS = 2000  # of an episode that a player shows
 SIDE = 256  # pixels of a frame's longer side
 CURVES = 12  # components of a vector
@@ -27,9 +36,9 @@ class Episode(NamedTuple):
     lane: int
     first: int
     stop: int
-    end: str  # "terminated", "truncated", "cut", "ended", "running"
+    end: str  # "terminated", "truncated", "ended", "cut", "running"
     is_whole: bool  # its first row is held
-    reward: float | None  # the sum
+    reward: float | None  # the sum; None: unknown, or not finite
 
     @property
     def length(self) -> int:
@@ -51,10 +60,11 @@ class Episodes:
                 f"{call}: {buffer.writer!r} keeps rows in no order, so there are no episodes. Plot overview."
             )
         self.buffer, self.state, self.spec = buffer, state, reader.spec
-        roles = ("observation", "action", "reward", "final_observation")
-        self.roles: dict[str, str | None] = {role: getattr(buffer.view, role, None) for role in roles}
-        self.observation = self._named(self.roles["observation"], "obs", "observation", "state", "")
-        self.reward = self._named(self.roles["reward"], "reward", "rewards")
+        roles = {role: getattr(buffer.view, role, None) for role in ("observation", "action", "reward", *ENDS)}
+        self.observation = self._named(roles["observation"], "obs", "observation", "state", "")
+        self.action = self._named(roles["action"], "action", "actions")
+        self.reward = self._named(roles["reward"], "reward", "rewards")
+        self.kinds = ENDS | {str(name): ENDS[role] for role, name in roles.items() if role in ENDS}
         self.ends = [name for name in buffer.ends or ENDS if name in self.spec and self.spec[name].dtype == bool]
         if not self.ends and state.anchors is None:
             known = ", ".join(self.spec)
@@ -79,8 +89,7 @@ class Episodes:
             bits = np.where(held, np.asarray(self.state.anchors.flags)[reader.slots(*np.indices(held.shape))], 0)
             reset, end = bits & anchors.RESET > 0, end & (bits & anchors.RESET == 0) | (bits & anchors.END > 0)
             lost &= bits[0] & anchors.START == 0 if len(bits) else False
-        sums = self._sums(held)
-        found = []
+        rewards, found = self._rewards(), []
         for lane, size in enumerate(reader.sizes.tolist()):
             stops = (np.flatnonzero(end[:size, lane]) + 1).tolist()
             for at, stop in enumerate([*stops, size] if not stops or stops[-1] < size else stops):
@@ -88,124 +97,110 @@ class Episodes:
                 while first < stop and reset[first, lane]:
                     first += 1
                 if first < stop:
-                    why = [name for name in self.ends if flags[name][stop - 1, lane]]
-                    last = (
-                        why[0]
-                        if why and why[0] in ENDS[:2]
-                        else "ended"
-                        if why
-                        else "cut"
-                        if cut[stop - 1, lane]
-                        else "running"
-                    )
-                    total = None if sums is None else float(sums[stop, lane] - sums[first, lane])
-                    found.append(Episode(lane, first, stop, last, bool(at or not lost[lane]), total))
+                    kind = "cut" if cut[stop - 1, lane] else "running"
+                    kind = next((self.kinds.get(n, "ended") for n in self.ends if flags[n][stop - 1, lane]), kind)
+                    total = None if rewards is None else finite(rewards[first:stop, lane].sum())
+                    found.append(Episode(lane, first, stop, kind, bool(at or not lost[lane]), total))
         return sorted(found, key=lambda episode: (episode.stop, episode.lane))
 
-    def _sums(self, held: np.ndarray) -> np.ndarray | None:
-        """Return float64[T + 1, E], the rewards before each row."""
+    def _rewards(self) -> np.ndarray | None:
+        """Return the reward of each row, float64[T, E]."""
         if len(self.reward) != 1:
             return None
-        blocks = [block.reshape(len(block), held.shape[1], -1) for block in self.reader.steps_of(self.reward[0])]
-        rewards = (
-            np.nan_to_num(np.concatenate(blocks).astype(np.float64).sum(axis=2)) if blocks else np.zeros(held.shape)
-        )
-        return np.concatenate([np.zeros((1, held.shape[1])), np.cumsum(np.where(held, rewards, 0), axis=0)])
+        blocks = [
+            block.reshape(len(block), len(self.reader.sizes), -1) for block in self.reader.steps_of(self.reward[0])
+        ]
+        return np.concatenate(blocks).astype(np.float64).sum(axis=2) if blocks else None
 
-    def rows(self, name: str, ages: np.ndarray, lane: int) -> np.ndarray:
-        """Return a leaf of rows of one lane, in blocks that bound the memory."""
-        slots, block = self.reader.slots(ages, np.full(len(ages), lane)), min(self.reader.block(name), 256)
+    def rows(self, name: str, ages: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Return a leaf of rows, in blocks that bound the memory."""
+        slots, block = self.reader.slots(ages, lanes), min(self.reader.block(name), 4096)
         parts = [self.reader.leaf(name, slots[i : i + block], block) for i in range(0, len(slots), block)]
-        return np.concatenate(parts)
+        return np.concatenate(parts) if parts else np.zeros((0, *self.spec[name].shape), self.spec[name].dtype)
 
-    def track(self, number: int, episode: Episode, budget: float = math.inf) -> dict[str, Any]:
-        """Return what the player shows of an episode, as JSON; in at most `budget` bytes of frames, by leaving out steps."""
+    def track(self, number: int, budget: float = math.inf) -> dict[str, Any]:
+        """Return what the player shows of an episode, as JSON of at most `budget` bytes: steps are left out, but for ten."""
+        episode = self.all[number]
         every = max(1, -(-episode.length // STEPS))
-        ages = np.arange(episode.first, episode.stop, every)
+        while True:
+            ages = np.arange(episode.first, episode.stop, every)
+            track = {
+                "number": number,
+                "lane": episode.lane,
+                "length": episode.length,
+                "every": every,
+                "end": episode.end,
+                "whole": episode.is_whole,
+                "return": rounded(episode.reward),
+                "frames": self._frames(ages, episode.lane),
+                "curves": self._curves(ages, every, episode),
+            }
+            if len(ages) <= 10 or len(json.dumps(track)) <= budget:
+                return track
+            every *= 2
+
+    def _frames(self, ages: np.ndarray, lane: int) -> dict[str, Any] | None:
+        """Return the deflated differences of successive frames, which a browser inflates; None: rows have no frames."""
         names = dict.fromkeys(self.observation + list(self.spec))
-        pictures = [n for n in names if is_picture(tuple(self.spec[n].shape), self.spec[n].dtype)]
-        frames = None
-        if pictures:
-            images = _pixels(self.rows(pictures[0], ages, episode.lane))
-            frames = _encoded(images)
-            while len(frames["data"]) > budget and len(ages) > 10:
-                every, ages, images = 2 * every, ages[::2], images[::2]
-                frames = _encoded(images)
-        return {
-            "number": number,
-            "lane": episode.lane,
-            "length": episode.length,
-            "every": every,
-            "end": episode.end,
-            "whole": episode.is_whole,
-            "return": _number(episode.reward),
-            "frames": None if frames is None else frames | {"leaf": pictures[0]},
-            "curves": self._curves(ages, every, episode),
-        }
+        name = next((n for n in names if is_picture(tuple(self.spec[n].shape), self.spec[n].dtype)), None)
+        if name is None:
+            return None
+        frames = _pixels(self.rows(name, ages, np.full(len(ages), lane)))
+        changes = frames.copy()
+        changes[1:] ^= frames[:-1]
+        count, high, wide, channels = frames.shape
+        data = base64.b64encode(zlib.compress(changes.data, 9)).decode()
+        return {"leaf": name, "count": count, "height": high, "width": wide, "channels": channels, "data": data}
 
     def _curves(self, ages: np.ndarray, every: int, episode: Episode) -> list[dict[str, Any]]:
         """Return reward, action, vectors, other numbers and the priority of each step shown; rewards between them are added."""
         curves: list[dict[str, Any]] = []
-        action = self._named(self.roles["action"], "action", "actions")
-        hides = ("next_obs", "final_obs", self.roles["final_observation"])
-        first = [*self.reward, *action, *self.observation]
-        for name in dict.fromkeys([*first, *self.spec]):
-            leaf, hidden = self.spec[name], name.split("/")[0] in hides
-            size = math.prod(leaf.shape)
-            if hidden or name in self.ends or is_picture(tuple(leaf.shape), leaf.dtype) or not size or size > 4096:
+        hidden = ("next_obs", "final_obs", getattr(self.buffer.view, "final_observation", None))
+        for name in dict.fromkeys([*self.reward, *self.action, *self.observation, *self.spec]):
+            leaf, size = self.spec[name], math.prod(self.spec[name].shape)
+            if name.split("/")[0] in hidden or name in self.ends or not 0 < size <= 4096:
                 continue
-            where = np.arange(episode.first, episode.stop) if name in self.reward else ages
-            values = self.rows(name, where, episode.lane).reshape(len(where), -1)
-            if values.dtype.kind not in "biuf":
-                values = values.astype(np.float32)
-            if name in self.reward and every > 1:
+            if is_picture(tuple(leaf.shape), leaf.dtype):
+                continue
+            shown = np.arange(episode.first, episode.stop) if name in self.reward else ages
+            values = self.rows(name, shown, np.full(len(shown), episode.lane)).reshape(len(shown), -1)
+            whole = values.dtype.kind in "biu"
+            if name in self.reward:
                 values = np.add.reduceat(values.astype(np.float64), np.arange(0, len(values), every), axis=0)
-            shown = values[:, :CURVES]
-            kind = "bars" if name in self.reward else "steps" if values.dtype.kind in "biu" else "line"
+            kind = "bars" if name in self.reward else "steps" if whole else "line"
             note = f", {CURVES} of {size}" if size > CURVES else ""
-            numbers = [[_number(x) for x in column.tolist()] for column in shown.T]
-            curves.append({"name": (name or "row") + note, "kind": kind, "values": numbers})
+            curves.append(_curve((name or WHOLE) + note, kind, values[:, :CURVES]))
         if self.buffer.sampler.prioritized:
             every_row = np.asarray(self.buffer.priorities(self.state)).reshape(-1, len(self.reader.sizes))
-            values = every_row[ages, episode.lane]
-            curves.append({"name": "priority", "kind": "line", "values": [[_number(x) for x in values.tolist()]]})
+            curves.append(_curve("priority", "line", every_row[ages, episode.lane][:, None]))
         return curves
 
 
-def _number(value: Any) -> Any:
+def _curve(name: str, kind: str, values: np.ndarray) -> dict[str, Any]:
+    values = values if values.dtype.kind in "biuf" else values.astype(np.float32)
+    return {"name": name, "kind": kind, "values": [list(map(rounded, column)) for column in values.T.tolist()]}
+
+
+def finite(value: float) -> float | None:
+    """Return a value as a Python number; None if it is NaN or infinite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def rounded(value: float | None) -> float | None:
     """Return a number with four digits, or None if JSON has no such number."""
-    if isinstance(value, (bool, int)):
+    if isinstance(value, int):
         return int(value)
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
 def _pixels(rows: np.ndarray) -> np.ndarray:
     """Return uint8[N, H, W, 1 or 3]: the newest frame of each stack."""
-    item = rows.shape[1:]
-    if rows.dtype == np.uint8 and len(item) == 2:
-        frames = rows[..., None]
-    elif rows.dtype == np.uint8 and len(item) == 3 and item[2] in (1, 3):
-        frames = rows
-    elif rows.dtype == np.uint8 and len(item) == 3:
-        frames = rows[..., -1:] if item[2] == 4 else rows[:, -1, :, :, None]
+    if rows.dtype == np.uint8:
+        frames = as_stacks(rows)[:, -1]
     else:
         frames = (to_images(rows)[:, -1] * 255 + 0.5).astype(np.uint8)
     if max(frames.shape[1:3]) > SIDE:
-        frames = np.concatenate(
-            [
-                (shrunk(np.broadcast_to(f, (*f.shape[:2], 3)) / 255, SIDE)[None] * 255 + 0.5).astype(np.uint8)
-                for f in frames
-            ]
-        )
+        frames = np.stack([(shrunk(frame, SIDE) + 0.5).astype(np.uint8) for frame in frames])
     if frames.shape[-1] == 3 and bool((frames == frames[..., :1]).all()):
         frames = frames[..., :1]
     return np.ascontiguousarray(frames)
-
-
-def _encoded(frames: np.ndarray) -> dict[str, Any]:
-    """Return frames as the deflated differences of successive frames, which a browser inflates."""
-    changes = frames.copy()
-    changes[1:] ^= frames[:-1]
-    high, wide, channels = frames.shape[1:]
-    data = base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode()
-    return {"count": len(frames), "height": high, "width": wide, "channels": channels, "data": data}

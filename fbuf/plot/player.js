@@ -6,6 +6,10 @@ async function inflated(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
+function fit() { // the frame of a notebook as high as the page
+  if (window.frameElement) window.frameElement.style.height = document.body.offsetHeight + "px";
+}
+
 function player(root, track) {
   if (root.stop) root.stop();
   const steps = Math.max(track.frames ? track.frames.count : 0, ...track.curves.map((c) => c.values[0].length));
@@ -39,7 +43,7 @@ function player(root, track) {
   let frames = null, now = 0, timer = null;
   if (track.frames) {
     const { count, height, width, channels, data } = track.frames;
-    const zoom = Math.max(1, Math.min(8, Math.floor(260 / Math.max(height, width))));
+    const zoom = Math.max(1, Math.min(8, Math.floor(430 / Math.max(height, width))));
     Object.assign(screen, { width, height });
     screen.style.width = width * zoom + "px";
     root.ready = inflated(data).then((bytes) => {
@@ -132,14 +136,16 @@ function player(root, track) {
   slider.oninput = () => root.seek(Number(slider.value));
   curves.onclick = (event) => root.seek((steps * event.offsetX) / curves.clientWidth - 0.5);
   if (window.fbufResize) window.removeEventListener("resize", window.fbufResize);
-  window.fbufResize = draw;
-  window.addEventListener("resize", draw);
+  window.fbufResize = () => { draw(); fit(); };
+  window.addEventListener("resize", window.fbufResize);
   draw();
+  fit();
 }
 
 function sortable(table) {
   for (const [column, head] of [...table.tHead.rows[0].cells].entries()) {
-    head.querySelector("button").onclick = () => {
+    const button = head.querySelector("button");
+    if (button) button.onclick = () => {
       const down = head.getAttribute("aria-sort") !== "descending", body = table.tBodies[0];
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", down ? "descending" : "ascending");

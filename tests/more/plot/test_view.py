@@ -1,12 +1,15 @@
 """`fbuf view`: what its page says, and that it sorts, plays and can be read in a browser."""
 
+import json
 import re
 
+import jax
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf.__main__ import main
+from fbuf.demo import _atari
 from fbuf.plot import _view
 from tests.support import browser
 
@@ -123,14 +126,30 @@ def test_what_is_suspicious_is_said():
     assert suspicions(three, lanes=3) == ["lane 1: its episodes have 50 rows, those of all lanes 10"]
 
 
-def test_ten_long_episodes_of_frames_take_five_megabytes():
-    rng = np.random.default_rng(0)
-    n, length = 6_000, 600
-    frames = np.repeat(rng.integers(0, 256, (n // 2, 84, 84)).astype(np.uint8), 2, axis=0)  # noise: nothing compresses
+def page_of_ten(path, frames, length):
+    """A page of ten episodes, and the tracks in it."""
+    n = len(frames)
     buffer = fbuf.Buffer(n, episode_end=("done",))
-    state = buffer.extend(
-        buffer.init({"obs": frames[0], "done": False}), {"obs": frames, "done": np.arange(n) % length == length - 1}
-    )
-    found = _view.Episodes("fbuf view", buffer, state)
-    tracks = [found.track(i, found.all[i], _view.BUDGET / 10) for i in range(2)]
-    assert all(len(track["frames"]["data"]) <= 500_000 and track["every"] > 1 for track in tracks)
+    rows = {
+        "obs": frames,
+        "x": np.random.default_rng(1).normal(size=(n, 12)),
+        "done": np.arange(n) % length == length - 1,
+    }
+    state = buffer.extend(buffer.init(jax.tree.map(lambda leaf: np.zeros_like(leaf[0]), rows)), rows)
+    fbuf.save(path, buffer, state)
+    page = _view.view("fbuf view", path, range(10))
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return page, json.loads(data)["tracks"]
+
+
+def test_ten_episodes_of_noise_take_five_megabytes_by_leaving_out_steps(tmp_path):
+    frames = np.random.default_rng(0).integers(0, 256, (3_000, 48, 48)).astype(np.uint8)
+    page, tracks = page_of_ten(tmp_path, frames, 300)
+    assert len(page) <= 5_000_000 and len(tracks) == 10 and all(track["every"] > 1 for track in tracks)
+
+
+def test_ten_episodes_of_a_real_game_take_five_megabytes_with_every_step(tmp_path):
+    game = _atari.VectorAtari("seaquest", 1, 0)
+    frames = [game.reset()[0]] + [game.step(np.array([t // 4 % game.num_actions]))[0][0] for t in range(2_999)]
+    page, tracks = page_of_ten(tmp_path, np.stack(frames), 300)
+    assert len(page) <= 5_000_000 and all(track["every"] == 1 for track in tracks)
