@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fbuf._buffer.summary import Seen, seen_without_rows
-from fbuf._buffer.summary.statistics import episode_lengths
 from fbuf._checkpoint import mixture, sharded
 from fbuf._checkpoint.config_json import config_text
 from fbuf._checkpoint.load import read_without_rows
@@ -84,8 +82,8 @@ def _buffer(part: Any) -> Iterator[Line]:
 
 def _index(found: list[Seen]) -> Iterator[Line]:
     """Yield lines about episodes and priorities."""
-    if all(some.start is not None for some in found):
-        counts: list[Any] = [episode_lengths(s.held, s.start, s.end, s.reset) for s in found]  # type: ignore[arg-type]
+    counts = [one for some in found if (one := some.episode_lengths()) is not None]
+    if len(counts) == len(found):
         lengths, cut = np.concatenate([some for some, _ in counts]), sum(some for _, some in counts)
         spread = f", of {lengths.min():,} to {lengths.max():,} rows" if lengths.size else ""
         yield "episodes", f"{lengths.size:,} whole{spread}" + (f"; {cut:,} cut" if cut else "")
@@ -112,9 +110,7 @@ def _extra_text(leaf: dict[str, Any]) -> str:
 
 def _date(seconds: Any) -> str:
     """Return `2026-11-22 14:05:09 UTC `, or "" if the value in the file is not a valid time."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
-        return ""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC ")
-    except (OverflowError, OSError, ValueError):
+    except (OverflowError, OSError, TypeError, ValueError):
         return ""

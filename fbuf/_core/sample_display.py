@@ -93,36 +93,27 @@ def _cells(leaf: Any, mask: np.ndarray | None) -> tuple[str, str]:
     if not hasattr(leaf, "dtype"):
         return type(leaf).__name__, str(leaf) if isinstance(leaf, (bool, int, float)) else ""
     spec, array = spec_text(leaf.shape, str(leaf.dtype).removeprefix("torch.")), _values(leaf)
-    if array is None:
-        return spec, "donated" if isinstance(leaf, jax.Array) and _is_deleted(leaf) else ""
-    return spec, described(array, mask)
-
-
-def _is_deleted(leaf: jax.Array) -> bool:
-    return not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
+    if array is not None:
+        return spec, described(array, mask)
+    traced = isinstance(leaf, jax.core.Tracer)
+    return spec, "donated" if not traced and isinstance(leaf, jax.Array) and leaf.is_deleted() else ""
 
 
 def described(array: np.ndarray, mask: np.ndarray | None = None, seen: int = _SEEN) -> str:
     """Return the values of a small array, or their range in about `seen` elements, and how many are not finite."""
+    note = ""
     if array.ndim and array.size > seen:
         step = -(-array.size // seen)
         array, mask = array[::step], None if mask is None or not mask.ndim else mask[::step]
-        return f"{_range(_real(array, mask))} (1 row in {step:,})"
-    if array.size <= _VALUES and array.dtype.kind in "biuf":
+        note = f" (1 row in {step:,})"
+    elif array.size <= _VALUES and array.dtype.kind in "biuf":
         values = [str(v) if array.dtype == bool else number(v) for v in array.reshape(-1).tolist()]
         return values[0] if not array.ndim else f"[{', '.join(values)}]"
-    return _range(_real(array, mask))
-
-
-def _real(array: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Return the rows that are not masked."""
-    if mask is None or mask.all() or array.shape[: mask.ndim] != mask.shape:
-        return array
-    return array[mask]
+    known = mask is None or mask.all() or array.shape[: mask.ndim] != mask.shape
+    return _range(array if known else array[mask]) + note
 
 
 def _range(array: np.ndarray) -> str:
-    """Return the range of values, and how many are not finite."""
     if array.dtype == bool:
         return f"{int(array.sum()):,} of {array.size:,} true"
     if array.dtype.kind not in "iufV" or not array.size:
@@ -145,14 +136,11 @@ def _thumbnails(batch: Any) -> str:
     mask = _values(batch.mask)
     if mask is None:
         return ""
-    found = {}
-    for name, leaf in _named(batch.data):
-        if hasattr(leaf, "shape") and frames.is_frames(tuple(leaf.shape[mask.ndim :])):
-            array = _values(leaf)
-            if array is not None and frames.is_picture(array.shape[mask.ndim :], array.dtype):
-                rows = array.reshape(-1, *array.shape[mask.ndim :])
-                found[name] = frames.to_images(rows[np.flatnonzero(mask.reshape(-1))[:_THUMBNAILS]])
-    found = {name: images for name, images in found.items() if len(images)}
+    found, some = {}, np.flatnonzero(mask)[:_THUMBNAILS]
+    for name, leaf in _named(batch.data) if some.size else ():
+        item = tuple(getattr(leaf, "shape", ()))[mask.ndim :]
+        if frames.is_frames(item) and (array := _values(leaf)) is not None and frames.is_picture(item, array.dtype):
+            found[name] = frames.to_images(array.reshape(-1, *item)[some])
     return "".join(_image(name, images, _BUDGET // len(found)) for name, images in found.items())
 
 

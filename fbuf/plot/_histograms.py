@@ -8,8 +8,7 @@ import numpy as np
 
 from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary import Quantiles, Seen, seen
-from fbuf._buffer.summary.statistics import WIDE
-from fbuf._buffer.summary.statistics import episode_lengths as lengths_of
+from fbuf._buffer.summary.statistics import WIDE, bin_edges
 from fbuf._core.arguments import check_choice, check_int
 from fbuf.plot import _style
 from fbuf.sharded import ShardedState
@@ -56,20 +55,12 @@ def priorities(buffer: Buffer | Replay, state: BufferState | None = None, *, bin
     if not known or found.priority is None or not found.anchor.any():
         return _style.nothing(axes, "nothing can be drawn yet" if not found.anchor.any() else "alpha is 0: all alike")
     values = found.priority[found.anchor].astype(np.float64)
-    positive = values[values > 0]
-    log = positive.size > 0 and bool(positive.max() > WIDE * positive.min())
-    if log:
-        edges = np.geomspace(positive.min(), positive.max() * (1 + 1e-6), bins + 1)
+    edges, is_log = bin_edges(values, bins)
+    if is_log:
         axes.set_xscale("log")
-        zeros = float((values <= 0).mean())
-        if zeros:
+        if zeros := float((values <= 0).mean()):
             axes.text(0.01, 0.98, f"{zeros:.0%} are 0", transform=axes.transAxes, va="top", fontsize=9)
-    else:
-        low, high = values.min(), values.max()
-        if low == high:
-            low, high = 0.95 * low, 1.05 * high or 1.0
-        edges = np.linspace(low, high, bins + 1)
-    _two(axes, values, found, edges)
+    draw_shares(axes, values, found, edges)
     return axes
 
 
@@ -104,7 +95,7 @@ def ages(buffer: Buffer | Replay, state: BufferState | None = None, *, bins: int
     if not found.anchor.any():
         return _style.nothing(axes, "nothing can be drawn yet")
     values = found.age[found.anchor]
-    _two(axes, values, found, _whole(values, bins))
+    draw_shares(axes, values, found, bin_edges(values, bins)[0])
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return axes
 
@@ -136,16 +127,17 @@ def episode_lengths(
     buffer, state = _style.opened(call, buffer, state)
     check_int(call, "bins", bins)
     found = found_in(buffer, state)
-    if found.start is None or found.end is None or found.reset is None:
+    known = found.episode_lengths()
+    if known is None:
         fix = "Use Buffer(..., episode_end=('terminated', 'truncated')), with writers.Ring()."
         raise ValueError(f"{call}: {buffer!r} does not know where episodes end. {fix}")
     axes = _style.new_axes(call, ax, SIZE)
-    lengths, cut = lengths_of(found.held, found.start, found.end, found.reset)
+    lengths, cut = known
     note = f" ({cut:,} more are cut)" if cut else ""
     _style.dress(axes, f"Lengths of {lengths.size:,} episodes", f"rows{note}", "episodes")
     if not lengths.size:
         return _style.nothing(axes, "no episode is complete")
-    edges, palette = _whole(lengths, bins), _style.colors(axes)
+    edges, palette = bin_edges(lengths, bins)[0], _style.colors(axes)
     axes.stairs(np.histogram(lengths, edges)[0], edges, fill=True, color=palette.first, label="episodes")
     axes.axvline(np.median(lengths), color=palette.second, linewidth=2, label=f"median {np.median(lengths):,.0f}")
     for axis in (axes.xaxis, axes.yaxis):
@@ -159,22 +151,15 @@ def found_in(buffer: Any, state: Any) -> Seen:
     return of_shards(buffer, state) if isinstance(state, ShardedState) else seen(buffer, state)
 
 
-def _whole(values: np.ndarray, bins: int) -> np.ndarray:
-    """Return bin edges between integers; each bin has equally many of them."""
-    low, high = int(values.min()), int(values.max()) + 1
-    step = -(-(high - low) // bins)
-    return np.arange(low, high + step, step) - 0.5
-
-
-def _two(axes: Any, values: np.ndarray, found: Seen, edges: np.ndarray) -> None:
-    """Draw the shares of anchors, filled, and of draws, as a line."""
+def draw_shares(axes: Any, values: np.ndarray, found: Seen, edges: np.ndarray, drawn: str = "of draws") -> None:
+    """Draw the shares of anchors, filled, and of what is drawn, as a line."""
     palette = _style.colors(axes)
     there = np.histogram(values, edges)[0] / values.size
     axes.stairs(there, edges, fill=True, color=palette.first, alpha=0.75, label="of anchors")
     chance = None if found.probability is None else found.probability[found.anchor].astype(np.float64)
     if chance is not None and chance.sum() > 0:
-        drawn = np.histogram(values, edges, weights=chance)[0] / chance.sum()
-        axes.stairs(drawn, edges, color=palette.second, linewidth=1.8, label="of draws")
+        shares = np.histogram(values, edges, weights=chance)[0] / chance.sum()
+        axes.stairs(shares, edges, color=palette.second, linewidth=1.8, label=drawn)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     _style.legend(axes)
 

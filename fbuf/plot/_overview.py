@@ -12,7 +12,7 @@ from fbuf._core.text_table import human
 from fbuf._interfaces.storage import LeafBytes
 from fbuf.plot import _style
 from fbuf.plot._frames import frames
-from fbuf.plot._histograms import ages, episode_lengths, found_in, priorities
+from fbuf.plot._histograms import SIZE, ages, draw_shares, episode_lengths, found_in, priorities
 
 if TYPE_CHECKING:
     from fbuf._buffer.buffer import Buffer
@@ -75,17 +75,11 @@ def overview(buffer: Buffer | Replay, state: BufferState | None = None, key: Any
 def _shards(sharded: Any, state: Any, *, ax: Any) -> Any:
     """Plot the share of each shard in the anchors, and in the draws of the whole."""
     found, number = found_in(sharded, state), sharded.shards
-    anchors = found.anchor.reshape(len(found.anchor), number, -1).sum(axis=(0, 2)).astype(np.float64)
-    chance = found.probability
-    drawn = anchors if chance is None else (chance * found.anchor).reshape(len(chance), number, -1).sum(axis=(0, 2))
-    axes, edges = _style.new_axes("plot.overview", ax, (6.0, 3.6)), np.arange(number + 1) - 0.5
+    axes = _style.new_axes("plot.overview", ax, SIZE)
     _style.dress(axes, f"{number} shards, balance {found.stats['balance']:.2f}", "shard", "share")
-    palette = _style.colors(axes)
-    axes.stairs(anchors / max(anchors.sum(), 1), edges, fill=True, color=palette.first, alpha=0.75, label="of anchors")
-    axes.stairs(drawn / (drawn.sum() or 1.0), edges, color=palette.second, linewidth=1.8, label="of mass")
-    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+    shard = np.nonzero(found.anchor)[1] // (found.anchor.shape[1] // number)
+    draw_shares(axes, shard, found, np.arange(number + 1) - 0.5, "of mass")
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    _style.legend(axes)
     return axes
 
 

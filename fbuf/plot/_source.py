@@ -29,8 +29,8 @@ def opened(call: str, source: Any) -> Iterator[tuple[Buffer, BufferState]]:
       SchemaError, ValueError: as `fbuf.load` and `fbuf.interop.from_file`.
     """
     if isinstance(source, Replay):
-        yield _style.opened(call, source, None)
-    elif isinstance(source, tuple) and len(source) == 2:
+        source = source.buffer, source.state
+    if isinstance(source, tuple) and len(source) == 2:
         yield _style.whole(*_style.opened(call, *source))
     elif isinstance(source, (str, os.PathLike)):
         path = os.path.expanduser(os.fspath(source))

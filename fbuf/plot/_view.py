@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,8 @@ def view(call: str, path: str | os.PathLike[str], chosen: Sequence[str | int] = 
         found = Episodes(call, buffer, state)
         players = _chosen(call, found.all, chosen)
         leaves = {name: _values(found, name) for name in found.spec}
-        tracks, left = {}, float(BUDGET)
+        tracks: dict[int, dict[str, Any]] = {}
+        left = float(BUDGET)
         for at in sorted(players, key=lambda at: found.all[at].length):  # what short ones leave is for longer ones
             tracks[at] = found.track(at, left / (len(players) - len(tracks)))
             left -= len(json.dumps(tracks[at]))

@@ -17,6 +17,7 @@ from jax import lax
 from fbuf._algorithms.block_grid import to_bits
 from fbuf._buffer import convert, operations
 from fbuf._buffer.state import BufferConfig, BufferState, anchor_count, arrival_order, drawable, eligible_set, ending
+from fbuf._buffer.summary import statistics
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
@@ -45,6 +46,12 @@ class Seen:
     hashes: dict[str, np.ndarray]  # uint32[M, 2] of the newest rows, by leaf
     stats: dict[str, Any]
     available: int
+
+    def episode_lengths(self) -> tuple[np.ndarray, int] | None:
+        """Return lengths int64[K] of complete episodes, and the number of others; None: ends are unknown."""
+        if self.start is None or self.end is None or self.reset is None:
+            return None
+        return statistics.episode_lengths(self.held, self.start, self.end, self.reset)
 
 
 def _hashes(buffer: BufferConfig, state: BufferState, slot: jax.Array, number: int) -> dict[str, jax.Array]:

@@ -48,23 +48,30 @@ class Histogram(NamedTuple):
     is_log: bool
 
 
-def histogram(values: np.ndarray, most: int = 32) -> Histogram | None:
-    """Return the histogram of values [N] in at most so many bins; None if there are none. Bins of integers hold equally many.
+def bin_edges(values: np.ndarray, most: int) -> tuple[np.ndarray, bool]:
+    """Return the edges of at most so many bins of values [N], N > 0, and whether they have equal ratios.
 
-    Values <= 0 are in the first of bins of equal ratio.
+    Bins of integers hold equally many. Values <= 0 are below bins of equal ratio.
     """
+    low, high = values.min(), values.max()
+    if values.dtype.kind in "iu":
+        step = -(-(int(high) - int(low) + 1) // most)
+        return np.arange(low, int(high) + 1 + step, step) - 0.5, False
+    least = values[values > 0].min(initial=np.inf)
+    if high > WIDE * least:
+        return np.geomspace(least, high * (1 + 1e-6), most + 1, dtype=np.float64), True
+    if low == high:
+        low, high = 0.95 * low, 1.05 * high or 1.0
+    return np.linspace(low, high, most + 1, dtype=np.float64), False
+
+
+def histogram(values: np.ndarray, most: int = 32) -> Histogram | None:
+    """Return the histogram of values [N] in at most so many bins; None if there are none. Values <= 0 are in the first bin."""
     if not values.size:
         return None
-    positive, low, high = values[values > 0], float(values.min()), float(values.max())
-    if values.dtype.kind in "iu":
-        width = -(-(int(high - low) + 1) // most)
-        place = (values - values.min()) // width
-        return Histogram(tuple(np.bincount(place).tolist()), low, high, False)
-    is_log = bool(positive.size) and bool(positive.max() > WIDE * positive.min())
-    low = float(positive.min()) if is_log else low
-    edges = (np.geomspace if is_log else np.linspace)(low, high, most + 1)
-    place = np.searchsorted(edges[1:-1], values, side="right")
-    return Histogram(tuple(np.bincount(place, minlength=most).tolist()), low, high, is_log)
+    edges, is_log = bin_edges(values, most)
+    counts = np.histogram(np.maximum(values, edges[0]), edges)[0]
+    return Histogram(tuple(counts.tolist()), float(edges[0] if is_log else values.min()), float(values.max()), is_log)
 
 
 def quantiles(values: np.ndarray, weights: np.ndarray | None = None) -> Quantiles | None:
@@ -121,9 +128,3 @@ def episode_lengths(held: np.ndarray, start: np.ndarray, end: np.ndarray, reset:
         orphans = bool((here & ~reset[:, lane])[:first].any())
         cut += int((~whole).sum()) + orphans
     return np.concatenate(lengths).astype(np.int64), cut
-
-
-def episodes(held: np.ndarray, start: np.ndarray, end: np.ndarray, reset: np.ndarray) -> Episodes:
-    """Number and lengths of episodes; see `episode_lengths`."""
-    lengths, cut = episode_lengths(held, start, end, reset)
-    return Episodes(int(lengths.size), quantiles(lengths), cut)

@@ -15,8 +15,6 @@ from fbuf._buffer.summary.statistics import (
     Histogram,
     Quantiles,
     effective_size,
-    episode_lengths,
-    episodes,
     histogram,
     quantiles,
     share_of_likeliest,
@@ -256,8 +254,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
     priority = None if priority is None or bool((priority < 0).any()) else priority
     hashes = [found.hashes[name] for name in found.hashes]
     compared = len(hashes[0]) if hashes else 0
-    known_ends = found.start is not None and found.end is not None and found.reset is not None
-    lengths = episode_lengths(held, found.start, found.end, found.reset)[0] if known_ends else None  # type: ignore[arg-type]
+    lengths, cut = found.episode_lengths() or (None, 0)
     seen = {"age": found.age[held], "priority": priority, "episode length": lengths}
     drawn = {name: histogram(values) for name, values in seen.items() if values is not None}
     leaves, parts = _bytes(buffer, state, size, {name: distinct(h) for name, h in found.hashes.items()})
@@ -275,9 +272,7 @@ def summary_of(buffer: BufferConfig, state: BufferState, found: Seen) -> Summary
         likeliest=share_of_likeliest(chance, 0.01) if chance is not None and known else None,
         draws=None if found.draws is None else quantiles(found.draws[anchor]),
         draws_since=found.draws_since,
-        episodes=None
-        if found.start is None or found.end is None or found.reset is None
-        else episodes(held, found.start, found.end, found.reset),
+        episodes=None if lengths is None else Episodes(lengths.size, quantiles(lengths), cut),
         leaves=leaves,
         parts=parts,
         compared=compared,
