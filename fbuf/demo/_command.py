@@ -83,6 +83,8 @@ def _progress(what: str, steps: int) -> Iterator[Callable[[int, dict[str, str]],
         bar.set_postfix_str("compiling")
 
         def show(step: int, shown: dict[str, str]) -> None:
+            if not bar.n:
+                bar.unpause()  # time to compile says nothing about what is left
             bar.set_postfix(shown, refresh=False)
             bar.update(step - bar.n)
 

@@ -122,11 +122,11 @@ def _table_of_episodes(episodes: list[Episode], players: list[int]) -> str:
         rows.append(
             f"<tr{track}>{numbers}<td>{one.end}{note}</td><td>{'<button>play</button>' if track else ''}</td></tr>"
         )
-    heads = "".join(f"<th><button>{name}</button></th>" for name in ("episode", "return", "rows", "lane", "end"))
-    older = f"; the newest {MOST:,} are listed" if len(known) < len(episodes) else ""
-    table = (
-        f'<table class="sortable"><thead><tr>{heads}<th>player</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    heads = "".join(
+        f"<th><button>{name}</button></th>" for name in ("episode", "return", "rows", "lane", "end", "player")
     )
+    older = f"; the newest {MOST:,} are listed" if len(known) < len(episodes) else ""
+    table = f'<table class="sortable"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     return f'<h2>{counted(len(episodes), "episode")}{older}</h2><div class="scroll">{table}</div>'
 
 

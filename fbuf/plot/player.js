@@ -144,8 +144,7 @@ function player(root, track) {
 
 function sortable(table) {
   for (const [column, head] of [...table.tHead.rows[0].cells].entries()) {
-    const button = head.querySelector("button");
-    if (button) button.onclick = () => {
+    head.querySelector("button").onclick = () => {
       const down = head.getAttribute("aria-sort") !== "descending", body = table.tBodies[0];
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", down ? "descending" : "ascending");

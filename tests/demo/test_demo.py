@@ -76,3 +76,13 @@ def test_the_bar_says_compiling_until_the_first_step(capsys):
         show(2, {"loss": "1.0"})
     last = capsys.readouterr().err.split("\r")[-1]
     assert "loss=1.0" in last and "compiling" not in last
+
+
+def test_the_bar_does_not_expect_steps_to_take_as_long_as_compiling(capsys, monkeypatch):
+    tqdm = pytest.importorskip("tqdm")
+    now = [1000.0]
+    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
+    with _command._progress("steps", 4) as show:
+        for step, now[0] in enumerate((1060.0, 1061.0, 1062.0), 1):
+            show(step, {})
+    assert "3/4 [00:02<" in capsys.readouterr().err
