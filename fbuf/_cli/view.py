@@ -30,9 +30,10 @@ def _view(options: argparse.Namespace) -> int:
 
     chosen: list[str | int] = []
     for text in options.episodes.split(","):
-        if text not in pages.NAMED and not text.lstrip("-").isdigit():
-            raise CommandError(f"--episodes has {text!r}; expected numbers, or {', '.join(pages.NAMED)}")
-        chosen.append(text if text in pages.NAMED else int(text))
+        try:
+            chosen.append(text if text in pages.NAMED else int(text))
+        except ValueError:
+            raise CommandError(f"--episodes has {text!r}; expected numbers, or {', '.join(pages.NAMED)}") from None
     output = options.output or Path(f"{options.path.absolute().name}.html")
     page = pages.view("fbuf view", options.path.expanduser(), chosen)
     output.write_text(page, encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fbuf._core.arguments import is_int
+from fbuf._core.text_table import WHOLE
 from fbuf.plot._episodes import Episodes
 from fbuf.plot._page import page
 from fbuf.plot._source import opened
@@ -102,7 +103,14 @@ def episode(source: Replay | tuple[Buffer, BufferState] | str | os.PathLike[str]
     if not is_int(number):
         raise TypeError(f"{call}: number is {number!r}; expected an int, 0 for the oldest episode, -1 for the newest.")
     with opened(call, source) as (buffer, state):
+        if not buffer.geometry.streams:
+            raise TypeError(f"{call}: {buffer.writer!r} keeps rows in no order. Use plot.overview.")
         found = Episodes(call, buffer, state)
+        if not found.has_ends:
+            known = ", ".join(name or WHOLE for name in found.spec)
+            raise ValueError(
+                f"{call}: nothing says where episodes end, rows have {known}. Use Buffer(..., episode_end=(name,))."
+            )
         if not -len(found.all) <= number < len(found.all):
             raise IndexError(f"{call}: number is {number}, but there are {len(found.all)} episodes.")
         return EpisodePlayer(found.track(range(len(found.all))[number]))

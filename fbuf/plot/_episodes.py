@@ -15,6 +15,7 @@ from fbuf._core.pytree import under
 from fbuf._core.text_table import WHOLE
 from fbuf._indexing import anchors
 from fbuf._rows.row_reader import Reader
+from fbuf.storages import Ragged
 from fbuf.writers import Frozen
 
 ENDS = {
@@ -47,31 +48,34 @@ class Episode(NamedTuple):
 
 
 class Episodes:
-    """The episodes of a buffer in order of their ends, the oldest first.
+    """The episodes of a buffer in order of their ends, the oldest first; each lane is one if nothing says where they end.
 
+    Attributes:
+      has_ends: Whether something says so.
+      all: Nothing if rows are in no order.
     Raises:
-      TypeError: rows are ragged, or in no order. ValueError: nothing says where episodes end.
+      TypeError: rows are ragged.
     """
 
     def __init__(self, call: str, buffer: Any, state: Any) -> None:
-        self.reader = reader = Reader(call, buffer, state)
-        if not buffer.geometry.streams:
+        if isinstance(buffer.storage, Ragged):
             raise TypeError(
-                f"{call}: {buffer.writer!r} keeps rows in no order, so there are no episodes. Plot overview."
+                f"{call}: {buffer.storage!r} has rows of several shapes. Use plot.overview, or fbuf inspect."
             )
+        self.reader = reader = Reader(call, buffer, state)
         self.buffer, self.state, self.spec = buffer, state, reader.spec
-        roles = {role: getattr(buffer.view, role, None) for role in ("observation", "action", "reward", *ENDS)}
+        roles = {
+            role: getattr(buffer.view, role, None)
+            for role in ("observation", "action", "reward", "final_observation", *ENDS)
+        }
         self.observation = self._named(roles["observation"], "obs", "observation", "state", "")
         self.action = self._named(roles["action"], "action", "actions")
         self.reward = self._named(roles["reward"], "reward", "rewards")
+        self.hidden = ("next_obs", "final_obs", roles["final_observation"])
         self.kinds = ENDS | {str(name): ENDS[role] for role, name in roles.items() if role in ENDS}
         self.ends = [name for name in buffer.ends or ENDS if name in self.spec and self.spec[name].dtype == bool]
-        if not self.ends and state.anchors is None:
-            known = ", ".join(self.spec)
-            raise ValueError(
-                f"{call}: nothing says where episodes end (rows have {known}). Use Buffer(..., episode_end=(name,))."
-            )
-        self.all = self._found()
+        self.has_ends = bool(self.ends) or state.anchors is not None
+        self.all = self._found() if buffer.geometry.streams else []
 
     def _named(self, *names: str | None) -> list[str]:
         """Return the leaves under the first name that rows have."""
@@ -155,15 +159,16 @@ class Episodes:
     def _curves(self, ages: np.ndarray, every: int, episode: Episode) -> list[dict[str, Any]]:
         """Return reward, action, vectors, other numbers and the priority of each step shown; rewards between them are added."""
         curves: list[dict[str, Any]] = []
-        hidden = ("next_obs", "final_obs", getattr(self.buffer.view, "final_observation", None))
         for name in dict.fromkeys([*self.reward, *self.action, *self.observation, *self.spec]):
             leaf, size = self.spec[name], math.prod(self.spec[name].shape)
-            if name.split("/")[0] in hidden or name in self.ends or not 0 < size <= 4096:
+            if name.split("/")[0] in self.hidden or name in self.ends or not 0 < size <= 4096:
                 continue
             if is_picture(tuple(leaf.shape), leaf.dtype):
                 continue
             shown = np.arange(episode.first, episode.stop) if name in self.reward else ages
             values = self.rows(name, shown, np.full(len(shown), episode.lane)).reshape(len(shown), -1)
+            if values.dtype.kind == "c":
+                values = values.view(values.real.dtype)
             whole = values.dtype.kind in "biu"
             if name in self.reward:
                 values = np.add.reduceat(values.astype(np.float64), np.arange(0, len(values), every), axis=0)

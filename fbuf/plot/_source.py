@@ -14,9 +14,11 @@ from fbuf import datasets, interop
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import compatibility, load
+from fbuf._checkpoint.save import save
 from fbuf._formats import checkpoint, dataset
 from fbuf._replay import Replay
 from fbuf.plot import _style
+from fbuf.sharded import ShardedState
 from fbuf.storages import Compressed, Memmap
 
 
@@ -30,17 +32,19 @@ def opened(call: str, source: Any) -> Iterator[tuple[Buffer, BufferState]]:
     """
     if isinstance(source, Replay):
         source = source.buffer, source.state
-    if isinstance(source, tuple) and len(source) == 2:
-        yield _style.whole(*_style.opened(call, *source))
-    elif isinstance(source, (str, os.PathLike)):
-        path = os.path.expanduser(os.fspath(source))
-        with tempfile.TemporaryDirectory(prefix="fbuf-") as folder:
-            yield _of_path(call, path, folder)
-    else:
-        kind = type(source).__name__
-        raise TypeError(
-            f"{call}: source is {kind}; expected a Replay, (buffer, state) or a path. Write {call}(replay)."
-        )
+    with tempfile.TemporaryDirectory(prefix="fbuf-") as folder:
+        if isinstance(source, tuple) and len(source) == 2:
+            buffer, state = _style.opened(call, *source)
+            if not isinstance(state, ShardedState):
+                yield buffer, state
+                return
+            source = os.path.join(folder, "shards")  # they load as one buffer
+            save(source, buffer, state)
+        if not isinstance(source, (str, os.PathLike)):
+            kind = type(source).__name__
+            fix = f"Write {call}(replay)."
+            raise TypeError(f"{call}: source is {kind}; expected a Replay, (buffer, state) or a path. {fix}")
+        yield _of_path(call, os.path.expanduser(os.fspath(source)), folder)
 
 
 def _of_path(call: str, path: str, folder: str) -> tuple[Buffer, BufferState]:
@@ -57,7 +61,7 @@ def _of_path(call: str, path: str, folder: str) -> tuple[Buffer, BufferState]:
         return interop.from_file(path).save(os.path.join(folder, "rows"))
     if "mixture" in meta:
         names = ", ".join(map(str, meta["names"]))
-        fix = f"mixture, states = fbuf.load(path); {call}((mixture[name], states[name]))"
+        fix = "mixture, states = fbuf.load(path); fbuf.plot.episode((mixture[name], states[name]))"
         raise TypeError(f"{call}: {path} holds a mixture of {names}; expected one buffer. Write {fix}.")
     buffer = compatibility.match(call, path, meta, None, None).reader
     storage: Any = buffer.storage

@@ -71,8 +71,11 @@ def opened(call: str, buffer: Any, state: Any) -> tuple[Any, Any]:
             name = buffer.names[0]
             fix = f"Plot its buffers: {call}(mixture[{name!r}], states[{name!r}])."
         raise TypeError(f"{call}: {type(buffer).__name__} and {type(state).__name__}; expected Buffer and state. {fix}")
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+    leaves = jax.tree.leaves(state)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(f"{call}: the state is traced, but a picture needs its values. Call it outside jit.")
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        raise RuntimeError(f"{call}: the state was donated. Pass the state that the step returned.")
     return buffer, state
 
 

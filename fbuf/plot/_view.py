@@ -28,7 +28,8 @@ def view(call: str, path: str | os.PathLike[str], chosen: Sequence[str | int] = 
     Args:
       chosen: Episodes to play: numbers, or "best" and "worst" by return, "median", and "newest", of those that are complete.
     Raises:
-      As `plot.episode`.
+      TypeError: rows are ragged. FileNotFoundError: nothing is at the path.
+      ValueError: there is no such episode.
     """
     with opened(call, path) as (buffer, state):
         found = Episodes(call, buffer, state)
@@ -81,7 +82,7 @@ def suspicious(found: Episodes, leaves: dict[str, np.ndarray]) -> Iterator[str]:
     """Yield what may be a mistake: constant leaves, NaN, rewards that are always 0, missing ends, lanes that differ."""
     for name, values in leaves.items():
         title, kind = name or WHOLE, values.dtype.kind
-        if kind in "fV" and (bad := int((~np.isfinite(values.astype(np.float64))).sum())):
+        if kind in "fcV" and (bad := int((~np.isfinite(values if kind in "fc" else values.astype(np.float32))).sum())):
             yield f"{title}: {bad:,} of {values.size:,} values are NaN or infinite"
         if name in found.reward and values.size and not values.any():
             yield f"{title} is 0 in every row"
@@ -93,7 +94,7 @@ def suspicious(found: Episodes, leaves: dict[str, np.ndarray]) -> Iterator[str]:
         if one.end != "running" and one.is_whole:
             whole.setdefault(one.lane, []).append(one.length)
     if found.all and len(running) == len(found.all):
-        yield "no row ends an episode"
+        yield "no row ends an episode" if found.has_ends else "nothing says where episodes end"
     elif whole:
         lengths = np.concatenate(list(whole.values()))
         middle, most = float(np.median(lengths)), int(lengths.max())

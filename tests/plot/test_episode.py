@@ -6,6 +6,7 @@ import re
 import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -201,7 +202,7 @@ def test_other_sources_are_refused(tmp_path):
     episode = fbuf.plot.episode
     plain = fbuf.Replay(fbuf.Buffer(4), {"x": 0.0})
     plain.add({"x": 1.0})
-    with raises(ValueError, "plot.episode: nothing says where episodes end (rows have x). Use Buffer(..., episode_end"):
+    with raises(ValueError, "plot.episode: nothing says where episodes end, rows have x. Use Buffer(..., episode_end"):
         episode(plain)
     with raises(TypeError, "source is Buffer; expected a Replay, (buffer, state) or a path"):
         episode(plain.buffer)
@@ -216,6 +217,39 @@ def test_other_sources_are_refused(tmp_path):
     top = fbuf.Buffer(4, writer=fbuf.writers.Reservoir())
     with raises(TypeError, "keeps rows in no order"):
         episode((top, top.init({"x": 0.0, "done": False})))
+
+
+def test_a_donated_state_is_refused():
+    replay = made([3, 4])
+    buffer, state = replay.buffer, jax.tree.map(jnp.array, replay.state)
+    jax.jit(buffer.cut, donate_argnums=0)(state)
+    with raises(RuntimeError, "plot.episode: the state was donated"):
+        fbuf.plot.episode((buffer, state))
+
+
+def test_rewards_that_are_not_finite_leave_the_returns_of_other_episodes():
+    replay = fbuf.Replay(fbuf.Buffer(12, episode_end=("done",)), {"reward": 0.0, "done": False})
+    reward = np.array([1, np.inf, 1, 2, 3, 4, np.nan, 1, 1, 5, 6, 7], np.float32)
+    replay.extend({"reward": reward, "done": np.arange(12) % 3 == 2})
+    assert [fbuf.plot.episode(replay, i).track["return"] for i in range(4)] == [None, 9, None, 18]
+
+
+def test_ends_say_what_the_view_calls_them():
+    view = fbuf.views.Transition(terminated="over", truncated="late", autoreset="same_step")
+    replay = fbuf.Replay(
+        fbuf.Buffer(8, view=view), {"obs": 0.0, "action": 0, "reward": 0.0, "over": False, "late": False}
+    )
+    over, late = np.array([0, 1, 0, 0], bool), np.array([0, 0, 0, 1], bool)
+    rows = {"obs": np.zeros(4), "action": np.zeros(4, np.int32), "reward": np.zeros(4), "over": over, "late": late}
+    replay.extend(rows)
+    assert [fbuf.plot.episode(replay, i).track["end"] for i in range(2)] == ["terminated", "truncated"]
+
+
+def test_complex_leaves_are_curves_of_both_parts():
+    replay = fbuf.Replay(fbuf.Buffer(8, episode_end=("done",)), {"z": np.complex64(0), "done": False})
+    replay.extend({"z": np.array([1 + 2j, 3 + 4j], np.complex64), "done": np.array([False, True])})
+    (curves,) = fbuf.plot.episode(replay, 0).track["curves"]
+    assert curves["values"] == [[1, 3], [2, 4]]
 
 
 def test_every_plot_takes_a_replay():

@@ -126,6 +126,33 @@ def test_what_is_suspicious_is_said():
     assert suspicions(three, lanes=3) == ["lane 1: its episodes have 50 rows, those of all lanes 10"]
 
 
+@pytest.mark.parametrize("writer", [fbuf.writers.Ring(), fbuf.writers.Reservoir()], ids=str)
+def test_rows_without_ends_or_order_have_a_page(tmp_path, writer):
+    buffer = fbuf.Buffer(16, writer=writer)
+    z = np.array([1, 2, np.nan, 4, 5], np.complex64)
+    state = buffer.extend(buffer.init({"z": np.complex64(0)}), {"z": z})
+    fbuf.save(tmp_path / "with space", buffer, state)
+    page = _view.view("fbuf view", tmp_path / "with space")
+    assert "z: 1 of 5 values are NaN or infinite" in page
+    ring = writer == fbuf.writers.Ring()
+    assert ("nothing says where episodes end" in page) == ring and f"{int(ring)} episode" in page
+
+
+def test_what_cannot_be_shown_is_refused_with_a_way_out(tmp_path, capsys):
+    buffer = fbuf.Buffer(4)
+    states = {name: buffer.init({"x": 0.0, "done": False}) for name in "ab"}
+    fbuf.save(tmp_path / "mixture", fbuf.Mixture(dict.fromkeys("ab", buffer)), states)
+    assert main(["view", str(tmp_path / "mixture")]) == 1
+    assert "fbuf.plot.episode((mixture[name], states[name]))" in capsys.readouterr().err
+    ragged = fbuf.Buffer(4, storage=fbuf.storages.Ragged())
+    fbuf.save(tmp_path / "ragged", ragged, ragged.init({"text": ""}))
+    assert main(["view", str(tmp_path / "ragged")]) == 1
+    assert "Use plot.overview, or fbuf inspect" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "ragged")]) == 0
+    assert main(["view", str(tmp_path / "ragged"), "--episodes", "²"]) == 1
+    assert "expected numbers, or best" in capsys.readouterr().err
+
+
 def page_of_ten(path, frames, length):
     """A page of ten episodes, and the tracks in it."""
     n = len(frames)

@@ -206,3 +206,14 @@ def test_summaries_plans_and_plots_are_of_the_whole():
     assert axes[3].get_title("left") == f"8 shards, balance {found.stats['balance']:.2f}"
     drawn = axes[3].patches[1].get_data().values
     np.testing.assert_allclose(drawn, share, rtol=1e-5)
+
+
+def test_an_episode_of_shards_plays():
+    buffer = fbuf.Buffer(128, lanes=8, episode_end=("done",))
+    sharded = Sharded(buffer, support.mesh_of())
+    t, lane = np.indices((9, 8))
+    rows = {"t": (10 * t + lane).astype(np.int32), "done": (t + lane) % 4 == 3}
+    states = [one.extend(one.init({"t": 0, "done": False}), rows) for one in (buffer, sharded)]
+    for number in range(-10, 10):
+        plain, shards = (fbuf.plot.episode(pair, number) for pair in zip((buffer, sharded), states, strict=True))
+        assert shards.track == plain.track

@@ -26,7 +26,7 @@ HERE = {
     "planned or (without_lanes and Prioritized and 4) or (new_transform and 4) or (mixtures and Host) or "
     "packed_leaves",
     "eight_devices_rows eight_devices_mixture": "(written_back and global) or inside or (all_rows "
-    "and local) or whole or windows_summaries",
+    "and local) or whole or windows_summaries or episode_of_shards",
 }
 
 
