@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 115,
     "public names": 173,
-    "code lines of fbuf/": 37_862,
+    "code lines of fbuf/": 37_850,
     "probes of parts": 141,
     "reads of module._name": 71,
     "functions above 60 lines": 16,
-    "lines of tests/": 46_790,
+    "lines of tests/": 46_830,
     "lines of tests/support/": 10_350,
     "test files that import tests": 52,
     "files of a traced device extend": 17,
