@@ -1,4 +1,4 @@
-"""Round numbers of 64 bits, which are pairs of uint32 without x64, to float32.
+"""Round numbers of 64 bits, which are pairs of uint32 without x64, to float32; and products before they are added.
 
 A pair is the low word and the high word. Each number is rounded once, to nearest, ties to even, as NumPy and x64 do.
 """
@@ -70,3 +70,15 @@ def _of_float64(number: Wide) -> jax.Array:
     is_nan = (size > jnp.uint32(0x7FF00000)) | ((size == jnp.uint32(0x7FF00000)) & (number.low != jnp.uint32(0)))
     bits = jnp.where(is_nan, _QUIET | fraction, bits)
     return lax.bitcast_convert_type(bits | (number.high & _SIGN), jnp.float32)
+
+
+def rounded_product(a: jax.Array, b: jax.Array, keep: jax.Array) -> jax.Array:
+    """Return a * b where `keep` bool[...], else 0, rounded as in NumPy.
+
+    A sum of a plain product may become a fused multiply-add, which does not round the product. Between this one and its reader
+    is an integer operation, which no compiler removes as long as it does not know `keep`.
+    """
+    product = a * b
+    word = jnp.dtype(f"uint{8 * product.dtype.itemsize}")
+    bits = lax.bitcast_convert_type(product, word) & -keep.astype(word)
+    return lax.bitcast_convert_type(bits, product.dtype)

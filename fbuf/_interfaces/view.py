@@ -82,7 +82,7 @@ class View(Protocol):
 
     Optional: `adds`, False if batches of windows are the rows alone, without a leaf `mask` of the view. `learnt(flags)`: given
     the flags uint8[L, E] of rows in order of arrival (NumPy; 0 where there is none), which rows a batch may learn.
-    `on_host(spec, structure)`: the view in NumPy for `Replay` (`views._host_transition`), or None.
+    `on_host(spec, structure)`: the view in NumPy for `Replay` (`views._host_transition`, `views._host_windows`), or None.
     `reads_pairs`: names of the view's fields that name leaves which it also takes as pairs of uint32, what 64 bits of a storage
     on the host are without x64.
     """

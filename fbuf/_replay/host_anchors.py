@@ -1,37 +1,42 @@
 """`HostAnchors`: the anchors of a state and of the rows collected since, in NumPy.
 
 `fbuf._indexing` decides which rows open and close while it writes them. Rows of a `RowBlock` are not written yet: here each
-of them opens the anchors that its view names, and closes the one that it replaces. No anchor opens and closes within a block
-(`row_block.longest`).
+of them opens the anchors that its view names, and closes those that it overwrites or leaves without earlier frames. No anchor
+opens and closes within a block (`row_block.longest`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._indexing.anchors import CUT, END, OPEN, RESET, TERMINATED
+from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.row_block import RowBlock
+
+Item = Callable[[int], int]
+"""An element of an array by its index, as `ndarray.item`."""
 
 
 class HostAnchors:
     """Anchors in the order of `fbuf._indexing.anchor_log`.
 
     Args:
-      buffer: A uniform one, of windows without frames before their anchor; episodes end by flags.
+      buffer: A uniform one, of a view in NumPy; episodes end by flags.
       names: Of the leaves of a row.
-      opens: Whether a row opens the one before it, and itself, from the flags of both.
+      view: The view in NumPy: `opened`, `memory`, and perhaps `checks` with `learns`.
     """
 
-    def __init__(self, buffer: Buffer, names: list[str], opens: Any):
+    def __init__(self, buffer: Buffer, names: list[str], view: Any):
         rule, (self._lanes, self._length, _) = buffer.rule, buffer.geometry
         self._bits = [(names.index(n), END | TERMINATED if n == rule.terminated else END) for n in rule.ends]
         self._plain = buffer.lanes is None
-        self._opens, self._resets = opens, rule.reset_rows
+        self._view, self._resets = view, rule.reset_rows
         self._known: tuple[Any, int] = None, 0
 
     def follow(self, state: BufferState, rings: Rings, block: RowBlock | None) -> int:
@@ -40,17 +45,23 @@ class HostAnchors:
         known = state.header, -1 if block is None else block.cleared
         if known[0] is not self._known[0] or known[1] != self._known[1]:
             self._known = known
-            self._begin(state, 0 if block is None else block.length)
+            self._begin(state, rings, 0 if block is None else block.length)
         if block is not None and self._seen < count:
-            self._add(state, rings, block)
+            self._add(state, block)
         return self.total
 
-    def _begin(self, state: BufferState, most: int) -> None:
-        assert state.anchors is not None
-        queue, flags = state.sampler, state.anchors.tail_flags
-        self._head, self._left, newest = (np.array(memoryview(x)).tolist() for x in (queue.head, queue.count, flags))
-        self._newest: list[int] = newest[-1]
-        self._opened = np.zeros((self._lanes, 2 * most), np.int64)  # slots, by lane
+    def _begin(self, state: BufferState, rings: Rings, most: int) -> None:
+        anchors, lanes = state.anchors, range(self._lanes)
+        assert anchors is not None
+        tail = _read(anchors.tail_flags)
+        self._head, self._left = (_read(x).tolist() for x in (state.sampler.head, state.sampler.count))
+        self._cursor, self._size = rings.cursor.tolist(), rings.size.tolist()
+        self._newest: list[int] = tail[-1].tolist()
+        undecided, step = (
+            [0] * self._lanes if x is None else _read(x).tolist() for x in (anchors.pending, anchors.step)
+        )
+        self._memory = [self._view.memory(tail[:, lane].tolist(), undecided[lane], step[lane]) for lane in lanes]
+        self._opened = np.zeros((self._lanes, most + len(tail)), np.int64)  # slots, by lane
         self._more = [0] * self._lanes  # how many
         self.flags = np.zeros(most if self._plain else (most, self._lanes), np.uint8)  # of the rows of the block
         self._seen = 0
@@ -63,39 +74,67 @@ class HostAnchors:
             self._ends = np.cumsum(number)
             self._by_lane = np.array([self._ends - number, self._head, self._left])
 
-    def _add(self, state: BufferState, rings: Rings, block: RowBlock) -> None:
+    def _add(self, state: BufferState, block: RowBlock) -> None:
         """Open and close the anchors of the rows that are new in `block`."""
         assert state.anchors is not None
         first, last, lanes, length = self._seen, block.count, self._lanes, self._length
         ends = [(block.columns[leaf][first:last].reshape(-1).tolist(), bits) for leaf, bits in self._bits]
         fresh = self.flags.reshape(-1, lanes)
-        cursor, size = rings.cursor.tolist(), rings.size.tolist()
-        before, resets, opens = np.asarray(memoryview(state.anchors.flags)), self._resets, self._opens
-        opened, more, newest = self._opened, self._more, self._newest
+        resets, view, opened, newest, more = self._resets, self._view, self._opened, self._newest, self._more
+        checks = view.checks
+        held, queue = (np.asarray(memoryview(array)).item for array in (state.anchors.flags, state.sampler.slot))
         for number in range((last - first) * lanes):
             step, lane = divmod(number, lanes)
             step += first
-            place = (cursor[lane] + step) % length
-            slot = place * lanes + lane
-            if size[lane] + step >= length and before[slot] & OPEN:  # overwritten
-                self._head[lane] += 1
-                self._left[lane] -= 1
-            flags, previous = 0, newest[lane]
+            flags, before = 0, newest[lane]
             for column, bits in ends:
                 if column[number]:
                     flags |= bits
-            if resets and previous & (END | CUT) == END:
-                flags |= RESET
-            opens_previous, opens_own = opens(previous, flags)
-            if opens_previous:
-                opened[lane, more[lane]] = slot - lanes if place else slot + (length - 1) * lanes
-                more[lane] += 1
-            if opens_own:
-                opened[lane, more[lane]] = slot
-                more[lane] += 1
+            if resets:
+                if before & (END | CUT) == END:
+                    flags |= RESET
+                if before & CUT or before & RESET and not flags & RESET:
+                    flags |= START
+            elif before & END:
+                flags |= START
             newest[lane] = fresh[step, lane] = flags
+            if self._size[lane] + step >= length:
+                self._close(lane, step, held, queue)
+            for back in view.opened(self._memory[lane], flags, before):
+                if not checks or self._learns(lane, step, back, held):
+                    opened[lane, more[lane]] = (self._cursor[lane] + step - back) % length * lanes + lane
+                    more[lane] += 1
         self._seen = last
         self._count()
+
+    def _flags(self, lane: int, step: int, held: Item) -> int:
+        """Return the flags of a row, counted from the first of the block."""
+        if step >= 0:
+            return int(self.flags.reshape(-1, self._lanes)[step, lane])
+        place = (self._cursor[lane] + step) % self._length
+        return held(place * self._lanes + lane)
+
+    def _close(self, lane: int, step: int, held: Item, queue: Item) -> None:
+        """Close the anchor that row `step` overwrites, and those that lack earlier frames from then on."""
+        length, lanes = self._length, self._lanes
+        oldest = (self._cursor[lane] + step + 1) % length
+        lacking = 0  # rows from the oldest
+        while lacking < self._view.back and not self._flags(lane, step + 1 - length + lacking, held) & START:
+            lacking += 1
+        while self._left[lane]:
+            slot = queue(self._head[lane] % length * lanes + lane)
+            age = (slot // lanes - oldest) % length
+            if lacking <= age < length - 1:
+                return
+            self._head[lane] += 1
+            self._left[lane] -= 1
+
+    def _learns(self, lane: int, step: int, back: int, held: Item) -> bool:
+        """Return whether the window whose anchor is `back` rows before row `step` learns a row."""
+        view = self._view
+        first, last = step - back - view.back, step - back + view.ahead
+        near = [self._flags(lane, row, held) if row <= step else 0 for row in range(first, last + 1)]
+        return bool(view.learns(np.array([near], np.uint8)))
 
     def slots(self, state: BufferState, rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
         """Return the slots of anchors int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""
@@ -114,3 +153,8 @@ class HostAnchors:
             if new.size:
                 slot[new] = self._opened[lane[new] if lanes > 1 else 0, beyond[new]]
         return slot, lane
+
+
+def _read(array: jax.Array) -> np.ndarray[Any, Any]:
+    """Return a copy of a small array in CPU memory."""
+    return np.array(memoryview(array))

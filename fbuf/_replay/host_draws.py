@@ -60,11 +60,14 @@ class HostDraws:
         self._next: Any = iter(())  # keys and random bits of the next draws
         self._view = view
         names = list(buffer.storage.spec(state.rows)[0])
-        self._anchors = None if view is None else HostAnchors(buffer, names, view.opens)
+        self._anchors = None if view is None else HostAnchors(buffer, names, view)
         self._structure = host_reads.structure_of(state.rows if view is None else view.example)
 
     def draw(self, state: BufferState, block: RowBlock | None, key: Any, size: int) -> tuple[Any, HostBatch] | None:
-        """Return the data of the next key and a batch of the state with the rows of `block`; None if there are none."""
+        """Return the data of the next key and a batch of the state with the rows of `block`.
+
+        None if there are no anchors, or if NumPy rounds this batch otherwise than XLA.
+        """
         lanes, count = self._geometry.lanes, 0 if block is None else block.count
         rings = self._rings.read(state.header, count)
         if self._anchors is None:
@@ -73,7 +76,8 @@ class HostDraws:
             total = self._anchors.follow(state, self._rings.read(state.header), block)
         if not total:
             return None
-        self._key, first, second = self._bits(key, size)
+        after, first, second = self._bits(key, size)
+        self._key = None  # an interrupt may come before the end
         # As `random.randint_below`: the high word of a product of 64 and 32 bits.
         rank = first * total
         rank += second * total >> 32
@@ -83,7 +87,11 @@ class HostDraws:
         else:
             (slot, lane), fresh = self._anchors.slots(state, rank), self._anchors.flags
         rows = HeldRows(self._buffer, state, self._rings.read(state.header).cursor, block, fresh)
-        leaves = rows.all(rows.at(slot, lane)) if self._view is None else self._view.read(rows, slot, lane)
+        view = self._view
+        rows.around(slot, lane, *((0, 0) if view is None else (view.back, view.ahead)))
+        leaves = rows.all(rows.at(slot)) if view is None else view.read(rows, slot)
+        if leaves is None:
+            return None
         ticket = generation(slot // lanes if lanes > 1 else slot, rings.cursor[lane], rings.lap[lane])
         chance = np.full(size, np.float32(1) / np.float32(total))
         leaves += [
@@ -93,7 +101,8 @@ class HostDraws:
             np.ones(size, np.float32),
             np.ones(size, bool),
         ]
-        return self._key, HostBatch(leaves, self._structure)
+        self._key = after
+        return after, HostBatch(leaves, self._structure)
 
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
         """Return the slots of rows int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""

@@ -75,15 +75,12 @@ def take(rows: PyTree, slot: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]
     return [np.asarray(memoryview(leaf)).take(slot, 0, mode="clip") for leaf in jax.tree.leaves(rows)]
 
 
-_FEW = 8  # rows that are copied one by one
-
-
 class At(NamedTuple):
-    """Where some rows are: in slots of the state, except for those that are in a `RowBlock`."""
+    """Where rows are: in slots of the state, modulo C, except for those that are in a `RowBlock`."""
 
     slot: np.ndarray[Any, Any]
-    new: list[int] = []  # which are in the block
-    index: Any = None  # of these in the columns of the block: ints, or arrays if there are many
+    new: Any = None  # which are in the block, if any
+    index: Any = None  # of these in the columns of the block
 
 
 class HeldRows:
@@ -98,26 +95,35 @@ class HeldRows:
 
     def __init__(self, buffer: Buffer, state: BufferState, cursor: Any, block: RowBlock | None, flags: Any):
         self._leaves, self._state, self._fresh = jax.tree.leaves(state.rows), state, flags
-        self._by_lane, (self._lanes, self._length, _) = buffer.lanes is not None, buffer.geometry
+        self._by_lane, (self.lanes, self._length, _) = buffer.lanes is not None, buffer.geometry
         self._cursor, self._block, self._count = cursor, block, 0 if block is None else block.count
+        self._near: np.ndarray[Any, Any] | None = None  # entries of a batch some of whose rows may be in the block
+        self._lane: Any = 0
 
-    def at(self, slot: np.ndarray[Any, Any], lane: Any) -> At:
-        """Return the places of slots int64[B] of lanes."""
+    def around(self, slot: np.ndarray[Any, Any], lane: Any, back: int, ahead: int) -> None:
+        """Prepare to read rows up to `back` before and `ahead` after the slots int64[B] of lanes."""
         if not self._count:
-            return At(slot)
-        position = slot if self._lanes == 1 else slot // self._lanes
+            return
+        position = slot if self.lanes == 1 else slot // self.lanes
         step = (position - self._cursor[lane]) % self._length
-        (new,) = (step < self._count).nonzero()
-        index: Any = step[new]
-        if self._by_lane:
-            index = index, lane[new] if self._lanes > 1 else np.zeros_like(new)
-        if len(new) <= _FEW:
-            index = list(zip(*(part.tolist() for part in index), strict=True)) if self._by_lane else index.tolist()
-        return At(slot, new.tolist(), index)
+        near = step < self._count + back
+        if ahead:
+            near |= step >= self._length - ahead
+        (self._near,) = near.nonzero()
+        self._lane = lane[self._near] if self.lanes > 1 else np.zeros_like(self._near)
 
-    def next(self, slot: np.ndarray[Any, Any], moves: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the slots one step later where `moves` bool[B]."""
-        return (slot + moves * self._lanes) % (self._lanes * self._length)
+    def at(self, slot: np.ndarray[Any, Any]) -> At:
+        """Return the places of slots int64[B] or [B, T], in range modulo C."""
+        if self._near is None or not self._near.size:
+            return At(slot)
+        near = slot[self._near]
+        cursor = self._cursor[self._lane]
+        position = near if self.lanes == 1 else near // self.lanes
+        step = (position - (cursor if near.ndim == 1 else cursor[:, None])) % self._length
+        found = (step < self._count).nonzero()
+        entry, index = found[0], step[found]
+        new = self._near[entry] if near.ndim == 1 else (self._near[entry], found[1])
+        return At(slot, new, (index, self._lane[entry]) if self._by_lane else index)
 
     def flags(self, at: At) -> np.ndarray[Any, Any]:
         """Return the flags of rows, uint8[B]."""
@@ -135,11 +141,8 @@ class HeldRows:
 
 def _read(array: Any, column: Any, at: At) -> np.ndarray[Any, Any]:
     # A view that outlives the call would make the next write copy the rows.
-    leaf = np.asarray(memoryview(array)).take(at.slot, 0, mode="clip")
-    if isinstance(at.index, list):
-        for place, index in zip(at.new, at.index, strict=True):
-            leaf[place] = column[index]
-    elif at.new:
+    leaf = np.asarray(memoryview(array)).take(at.slot, 0, mode="wrap")
+    if at.new is not None:
         leaf[at.new] = column[at.index]
     return leaf
 

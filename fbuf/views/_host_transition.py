@@ -1,35 +1,83 @@
-"""`HostTransition`: what `Transition` returns, in NumPy, for one step without a stack. Batches are equal bit for bit."""
+"""`HostTransition`: what `Transition` returns, in NumPy. Batches are equal bit for bit."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fbuf._core.pytree import Spec
-from fbuf._indexing.anchors import CUT, END, RESET, TERMINATED
+from fbuf._core.slots import expand
+from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED
+
+Numbers = np.ndarray[Any, Any]
+
+
+class _Ends(NamedTuple):
+    """Where the episodes of anchors end, within n steps."""
+
+    at: Numbers  # rows to the last of the episode, n if it is further
+    terminated: Numbers  # bool[B]
+    final: Numbers  # bool[B], the final observation is known
+    rewards: Numbers  # that count
+    reach: Numbers  # rows to the newest frame of `next_obs`
+
+
+class _Frames:
+    """Stacks of the frames of rows."""
+
+    def __init__(self, rows: Any, slot: Numbers, places: Numbers, began: Numbers | None, zero: bool):
+        self._rows, self._slot, self._places = rows, slot, places
+        self._began, self._zero = began, zero
+        self._known: dict[int, Any] = {}  # places of frames, and which are missing, by the id of `reach`
+
+    def take(self, number: int, reach: Any) -> Numbers:
+        """Return the frames [B, k, ...] of a leaf, of which the newest is `reach` rows after each anchor."""
+        at, missing, _ = self._known.get(id(reach)) or self._find(reach)
+        leaf: Numbers = self._rows.take(number, at)
+        if missing is not None:
+            leaf[missing] = 0
+        return leaf
+
+    def _find(self, reach: Any) -> Any:
+        place, missing = np.asarray(reach)[..., None] + self._places, None
+        if self._began is not None:
+            began = self._began[:, None]
+            missing = place < began if self._zero else None
+            place = np.maximum(place, began)
+        at = self._rows.at(self._slot[:, None] + place * self._rows.lanes)
+        self._known[id(reach)] = at, missing, reach
+        return self._known[id(reach)]
 
 
 class HostTransition:
     """Transitions of rows in NumPy.
 
     Args:
-      view: A `Transition` of one step, without stack and ids.
+      view: A `Transition` without ids.
       spec, structure: Of stored rows.
       kinds: The leaves of the observation, of the final one, of the action, and the others.
+      stacked: The leaves of the observation that are stacked.
     """
 
-    def __init__(self, view: Any, spec: Spec, structure: Any, kinds: Any):
-        names = list(spec)
-        self._number = {name: number for number, name in enumerate(names)}
+    def __init__(self, view: Any, spec: Spec, structure: Any, kinds: Any, stacked: list[str]):
+        self._number = {name: number for number, name in enumerate(spec)}
         self._reward, self._resets = self._number[view.reward], view.autoreset == "next_step"
+        self._steps, self._cut_ends = view.n_step, view.rule.cut_ends
+        self.back, self.ahead, self.checks = view.back, view.n_step, False
+        self._span = np.arange(-self.back, self._steps)
+        self._frames = np.arange(-self.back, 1)
+        self._zero, self._stacked = view.pad == "zero", frozenset(stacked)
         dtype = np.dtype(spec[view.reward].dtype)
         self._float = dtype if dtype.kind == "f" else np.dtype(np.float32)
-        self._gamma, self._cut_ends = self._float.type(view.gamma), view.rule.cut_ends
+        self._powers = np.array([view.gamma**i for i in range(self._steps + 1)], self._float)
         self._final = {}
         if view.final_observation is not None:
             self._final = {view.observation + n.removeprefix(view.final_observation): self._number[n] for n in kinds[1]}
+        # XLA replaces numbers below `tiny` by 0. Of larger rewards neither products nor sums are.
+        tiny, least = np.finfo(self._float).tiny, min(self._powers[self._powers > 0])
+        self._least = tiny * np.finfo(self._float).eps ** -1 * 4 / float(least)
         made = list[tuple[Any, tuple[str, Any]]]()
 
         def leaf(kind: str, name: Any = None) -> Any:
@@ -40,22 +88,44 @@ class HostTransition:
         known = {id(array): what for array, what in made}
         self._leaves = [known[id(array)] for array in jax.tree.leaves(self.example)]
 
-    def opens(self, before: int, flags: int) -> tuple[bool, bool]:
-        """Return whether a row opens the one before it and itself, by the flags of both; see `Transition.decide`."""
-        if self._resets:
-            return not before & (RESET | CUT), False
-        return not before & END, bool(flags & END and (flags & TERMINATED or self._cut_ends))
+    def memory(self, flags: list[int], undecided: int, step: int) -> list[int]:
+        """Return the flags of a lane's undecided rows, the last of uint8[W], for `opened`."""
+        return flags[len(flags) - undecided :]
 
-    def read(self, rows: Any, slot: np.ndarray[Any, Any], lane: Any) -> list[np.ndarray[Any, Any]]:
-        """Return the leaves of the transitions at slots int64[B] of `rows`, a `HeldRows`."""
-        here = rows.at(slot, lane)
+    def opened(self, memory: list[int], flags: int, before: int) -> tuple[int, ...]:
+        """Return which rows a new one opens, counted back from it, oldest first; see `Transition.decide`."""
+        if flags & RESET:
+            decided = memory[:]
+            memory.clear()
+            return self._drawable(decided, len(decided))
+        memory.append(flags)
+        if flags & END and not self._resets:
+            decided = memory[:]
+            memory.clear()
+            return self._drawable(decided, len(decided) - 1)
+        return self._drawable([memory.pop(0)], self._steps) if len(memory) > self._steps else ()
+
+    def _drawable(self, decided: list[int], first: int) -> tuple[int, ...]:
+        """Return which of successive rows can be drawn, `first` rows back and fewer."""
+        return tuple(first - i for i, flags in enumerate(decided) if not flags & END or self._keeps_end(flags))
+
+    def _keeps_end(self, flags: int) -> bool:
+        return bool(flags & TERMINATED) or (self._cut_ends and not flags & CUT)
+
+    def read(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
+        """Return the leaves of the transitions at slots int64[B] of `rows`, a `HeldRows`; None if NumPy rounds otherwise."""
+        return self._read_pairs(rows, slot) if self._span.size == 1 else self._read_steps(rows, slot)
+
+    def _read_pairs(self, rows: Any, slot: Numbers) -> list[Numbers]:
+        """Read transitions of one step without a stack."""
+        here = rows.at(slot)
         flags = rows.flags(here)
         moves, last = flags & END == 0, None
         if self._cut_ends:
             final = flags & (END | CUT) == END  # the final observation is known
             moves = moves | final if self._resets else moves
             last = final.nonzero()[0] if self._final else None
-        following = rows.at(rows.next(slot, moves), lane)
+        following = rows.at(slot + moves * rows.lanes)
         leaves = []
         for kind, name in self._leaves:
             if kind == "next_obs":
@@ -65,8 +135,83 @@ class HostTransition:
             elif kind == "reward":
                 leaf = rows.take(self._reward, here).astype(self._float, copy=False)
             elif kind == "discount":
-                leaf = np.where(flags & TERMINATED != 0, self._float.type(0), self._gamma)
+                leaf = np.where(flags & TERMINATED != 0, self._float.type(0), self._powers[1])
             else:
                 leaf = rows.take(self._number[name], here)
             leaves.append(leaf)
         return leaves
+
+    def _read_steps(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
+        around = slot[:, None] + self._span * rows.lanes
+        here, path = rows.at(slot), rows.at(around)
+        near = rows.flags(path)
+        ends = self._ends(near[:, self.back :])
+        count = None if ends is None else ends.rewards
+        reward = self._sum(rows.take(self._reward, rows.at(around[:, self.back :]) if self.back else path), count)
+        if reward is None:
+            return None
+        frames = _Frames(rows, slot, self._frames, self._began(near), self._zero)
+        reach: Any = self._steps if ends is None else ends.reach
+        if ends is not None and self._final:  # the final observation is one frame more
+            reach = np.where(ends.final, ends.at + 1, reach)
+        leaves = []
+        for kind, name in self._leaves:
+            if kind == "obs":
+                number = self._number[name]
+                leaf = frames.take(number, 0) if name in self._stacked else rows.take(number, here)
+            elif kind == "next_obs":
+                number, is_stack = self._number[name], name in self._stacked
+                leaf = frames.take(number, reach) if is_stack else rows.take(number, rows.at(slot + reach * rows.lanes))
+                if ends is not None and self._final and ends.final.any():
+                    (at,) = ends.final.nonzero()
+                    last = slot + np.where(ends.final, ends.at, 0) * rows.lanes
+                    leaf[(at, -1) if is_stack else at] = rows.take(self._final[name], rows.at(last))[at]
+            elif kind == "reward":
+                leaf = reward
+            elif kind == "discount":
+                leaf = np.full(len(slot), self._powers[self._steps])
+                if ends is not None:
+                    leaf = self._powers[ends.rewards]
+                    leaf[ends.terminated] = 0
+            else:
+                leaf = rows.take(self._number[name], here)
+            leaves.append(leaf)
+        return leaves
+
+    def _ends(self, flags: Numbers) -> _Ends | None:
+        """Return where episodes end, from the flags uint8[B, n] of each anchor and the rows after it; None if none does."""
+        ends, steps, number = flags & END, self._steps, np.arange(len(flags))
+        if not ends.any():
+            return None
+        ended = ends.any(axis=1)
+        at = np.where(ended, ends.argmax(axis=1), steps)
+        last = flags[number, np.minimum(at, steps - 1)]
+        terminated = ended & (last & TERMINATED != 0)
+        final = ended & (last & CUT == 0) if self._cut_ends else np.zeros(len(flags), bool)
+        return _Ends(at, terminated, final, at + (terminated | final), at + final if self._resets else at)
+
+    def _began(self, near: Numbers) -> Numbers | None:
+        """Return the rows from each anchor to the first of its episode, 0 or less, where it is near; None if none is."""
+        if not self.back:
+            return None
+        starts = near[:, self.back :: -1] & START
+        if not starts.any():
+            return None
+        return np.where(starts.any(axis=1), -starts.argmax(axis=1), -self.back - self._steps)
+
+    def _sum(self, reward: Numbers, count: Any) -> Numbers | None:
+        """Return the sums of the first `count` int[B] rewards of [B, n, ...]; None where XLA may replace numbers by 0."""
+        reward = reward.astype(self._float, copy=False)
+        if self._steps == 1:
+            return reward[:, 0]
+        size = np.abs(reward)
+        if ((size < self._least) & (size != 0)).any():
+            return None
+        total: Numbers = reward[:, 0]
+        with np.errstate(all="ignore"):
+            for i in range(1, self._steps):
+                product = reward[:, i] * self._powers[i]
+                if count is not None:
+                    product = np.where(expand(count > i, product.ndim), product, self._float.type(0))
+                total = total + product
+        return total

@@ -23,6 +23,7 @@ from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views import _fields
+from fbuf.views._host_windows import HostEpisode, HostSequence
 from fbuf.views._learnt import learnt
 
 _LAST_RESET, _LAST_TERMINATED, _TERMINATED_BEFORE = 1, 2, 4  # the last row of an episode, and the row before it
@@ -160,6 +161,10 @@ class Sequence(_WindowView):
             self.bootstrap and self.terminated in self.episode_end
         )  # without bootstrap rows all ends are treated equally
         return self.episode_end, self.terminated if known else None
+
+    def on_host(self, spec: Spec, structure: Any) -> HostSequence | None:
+        """Return these windows in NumPy; None with ids."""
+        return HostSequence(self, spec, structure) if self.episode is None else None
 
     def learnt(self, flags: np.ndarray) -> np.ndarray:
         """Return which rows of uint8[L, E], in order of arrival, a window learns."""
@@ -393,6 +398,10 @@ class Episode(_WindowView):
         _fields.check_autoreset("Episode", self.autoreset, self.episode_end)
         if not self.episode_end and self.episode is None:
             raise ValueError("Episode: episode_end is (); expected at least one name, or episode='id'.")
+
+    def on_host(self, spec: Spec, structure: Any) -> HostEpisode | None:
+        """Return these windows in NumPy; None with ids."""
+        return HostEpisode(self, spec, structure) if self.episode is None else None
 
     def learnt(self, flags: np.ndarray) -> np.ndarray:
         """Return which rows of uint8[L, E], in order of arrival, belong to an episode that can be drawn."""

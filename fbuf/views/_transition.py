@@ -18,8 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
+from fbuf._algorithms.rounding import rounded_product
 from fbuf._core.arguments import check_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, beside, is_under, listed, name_of, outside, subtree, under
@@ -31,6 +33,8 @@ from fbuf._interfaces.view import EligibilityRule, Window
 from fbuf.views._fields import as_float, check_autoreset, check_flag, check_free, check_id, check_single
 from fbuf.views._host_transition import HostTransition
 
+MOST_IN_ORDER = 32
+"""Largest n whose rewards are added one by one, each sum rounded as in NumPy; more are added in any order."""
 MADE = ("obs", "action", "reward", "discount", "next_obs")
 _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_observation", "episode")
 
@@ -282,9 +286,7 @@ class Transition:
                     next_obs[name] = jnp.where(expand(has_final, final.ndim), final, following)
         reward = as_float(next(rest), spec[self.reward].dtype)
         powers = jnp.asarray([self.gamma**i for i in range(self.n_step + 1)], reward.dtype)
-        shape = (1, self.n_step) + (1,) * (reward.ndim - 2)
-        # One reward is not rounded, which `HostTransition` relies on.
-        total = jnp.sum(reward * powers[:-1].reshape(shape), axis=1) if self.n_step > 1 else reward[:, 0]
+        total = self._total(reward, powers, rewards)
         discount = powers.at[rewards].get(mode="promise_in_bounds")
         discount = jnp.where(mask & ~terminated, discount, jnp.zeros((), reward.dtype))
         parts: dict[str, Any] = {
@@ -296,6 +298,15 @@ class Transition:
         return self.batch(
             spec, structure, kinds, lambda kind, name=None: parts[kind][name] if kind in parts else next(rest)
         )
+
+    def _total(self, reward: Array, powers: Array, count: Array) -> Array:
+        """Return the sums [B, ...] of the first `count` int32[B] rewards of [B, n, ...]."""
+        if self.n_step > MOST_IN_ORDER:
+            return jnp.sum(reward * powers[:-1].reshape((1, self.n_step) + (1,) * (reward.ndim - 2)), axis=1)
+        total = reward[:, 0]  # one reward is not rounded
+        for i in range(1, self.n_step):
+            total = total + rounded_product(reward[:, i], powers[i], expand(count > jnp.int32(i), total.ndim))
+        return total
 
     def batch(self, spec: Spec, structure: Any, kinds: Any, leaf: Callable[..., Any]) -> dict[str, Any]:
         """Return a batch of `leaf(kind, name)`, where kind is a key of the batch, or "other" for leaves that are passed on.
@@ -312,9 +323,11 @@ class Transition:
         return data | beside(structure, spec, {n: leaf("other", n) for n in others})
 
     def on_host(self, spec: Spec, structure: Any) -> HostTransition | None:
-        """Return these transitions in NumPy; None with several steps, stacks or ids."""
-        simple = self.n_step == 1 and self.stack is None and self.episode is None
-        return HostTransition(self, spec, structure, self._leaves(spec)) if simple else None
+        """Return these transitions in NumPy; None with ids, and for sums that NumPy rounds otherwise."""
+        in_order = self.n_step == 1 or (self.n_step <= MOST_IN_ORDER and spec[self.reward].dtype != np.float16)
+        if self.episode is not None or not in_order:
+            return None
+        return HostTransition(self, spec, structure, self._leaves(spec), self._stacked(spec))
 
     def _stacked(self, spec: Spec) -> list[str]:
         """Return the leaves of the observation that are stacked."""

@@ -129,7 +129,7 @@ def test_other_buffers_are_drawn_by_jax():
         (fbuf.Buffer(50), {"x": jnp.zeros(2, jnp.float8_e5m2)}),
         (fbuf.prioritized(50), EXAMPLE),
         (fbuf.Buffer(50, sampler=fbuf.samplers.Epoch()), EXAMPLE),
-        (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=())), EXAMPLE),
+        (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=(), episode="action")), EXAMPLE),
     ):
         assert fbuf.Replay(buffer, example)._host_draws is None
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.Buffer(50), EXAMPLE).sample(4, to="numpy"))
