@@ -20,6 +20,7 @@ from fbuf._core.sample import Index, Rows, Sample
 from fbuf.torch._dtypes import NARROW, import_torch
 from fbuf.torch._from_torch import from_torch
 from fbuf.torch._to_torch import as_tensors
+from fbuf.views import Hindsight, Transition
 
 _HERE = {"is_first": "is_init", "obs": "observation"}
 _NEXT = {"next_obs": "observation", "reward": "reward", "done": "done"}
@@ -78,7 +79,7 @@ def to_tensordict(
     lead = tuple((leaves["learning_mask"] if windows else index["mask"]).shape)
     if windows:
         del index["mask"]  # the data has one of every step
-    while view is not None and hasattr(view, "view"):  # Hindsight
+    if isinstance(view, Hindsight):
         view = view.view
     if "discount" in leaves and "next_obs" in leaves:
         leaves = _transitions(torch, call, leaves, view, index["mask"])
@@ -121,13 +122,16 @@ def index_of(batch: Any) -> Index:
 
 def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask: Any) -> dict[str, Any]:
     """Replace the first step's flags by those of all n steps."""
-    if not hasattr(view, "n_step"):
+    if not isinstance(view, Transition):
         raise ValueError(f"{call}: view is {view!r}; expected that of the batch. Write {call}(batch, buffer.view).")
     n, gamma, discount = view.n_step, view.gamma, leaves["discount"]
+    if view.terminated is None:  # every end counts as a truncation
+        leaves = {"terminated": torch.zeros_like(mask)} | leaves
     if n == 1:
         return leaves
     cut = leaves[view.truncated].clone() if view.truncated is not None else torch.zeros_like(mask)
-    ended, steps = leaves[view.terminated].clone(), torch.full(discount.shape, n, dtype=torch.int64)
+    terminated = view.terminated or "terminated"
+    ended, steps = leaves[terminated].clone(), torch.full(discount.shape, n, dtype=torch.int64)
     if 0 < gamma:
         ended = (discount == 0) & mask
     if 0 < gamma < 1:
@@ -135,7 +139,7 @@ def _transitions(torch: Any, call: str, leaves: dict[str, Any], view: Any, mask:
         took = torch.where(alive, discount, 1).double().log() / math.log(gamma)
         steps = torch.where(alive, took.round().to(torch.int64), n)
         cut = (cut | (steps < n)) & alive
-    flags = {view.terminated: ended} | ({view.truncated: cut} if view.truncated is not None else {"truncated": cut})
+    flags = {terminated: ended, view.truncated or "truncated": cut}
     return leaves | flags | {"steps_to_next_obs": steps.unsqueeze(-1)}
 
 

@@ -85,6 +85,27 @@ def test_steps_are_counted_where_gamma_tells_nothing(gamma):
     assert torch.equal(td["next", "terminated"].flatten(), first if gamma == 0 else within)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_without_terminations_every_end_is_a_cut(n):
+    t = np.arange(40)
+    row = {name: value for name, value in ROW.items() if name != "terminated"}
+    rows = {
+        "obs": np.stack([t, -t], axis=1).astype(np.float32),
+        "action": t % 3,
+        "reward": t * 0.0,
+        "truncated": t % 8 == 6,
+    }
+    view = fbuf.views.Transition(n_step=n, gamma=GAMMA, terminated=None, autoreset="next_step")
+    replay = fbuf.Replay(fbuf.Buffer(64, view=view, sampler=fbuf.samplers.Epoch()), row)
+    replay.extend(rows | {"action": rows["action"].astype(np.int32), "reward": rows["reward"].astype(np.float32)})
+    td = to_tensordict(replay.sample(30, to="numpy"), view)
+    at = td["observation"][:, 0].long()
+    steps = torch.clamp(7 - at % 8, max=n)
+    assert (td["next", "observation"][:, 0] == at + steps).all() and not td["next", "terminated"].any()
+    if n > 1:
+        assert torch.equal(td["next", "truncated"].flatten(), steps < n) and (steps < n).any()
+
+
 def test_indices_address_the_rows_again():
     view = fbuf.views.Transition(gamma=GAMMA, autoreset="same_step")
     sampler = fbuf.samplers.Prioritized(alpha=1.0, eps=0.0)
