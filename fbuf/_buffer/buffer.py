@@ -26,9 +26,6 @@ from fbuf._core.component import HidesInternals, component, public_names
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, exact, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
-from fbuf._interfaces.sampler import host_sampler
-from fbuf._interfaces.storage import Resumable
-from fbuf._interfaces.writer import ReadOnly
 from fbuf.transforms._chain import chained
 from fbuf.views._fields import checked_ends
 
@@ -468,7 +465,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
     def _exact(self, call: str, state: BufferState, batch: Any) -> Any:
         """Return a batch, or rows, with 64-bit leaves as NumPy arrays."""
-        if not getattr(self.storage, "exact", ()):
+        if not self.storage.exact:
             return batch
         return dataclasses.replace(batch, data=exact(call, self.storage.spec(state.rows)[0], batch.data))
 
@@ -555,7 +552,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         call = "Buffer.priorities"
         checks.check_state(call, self, state)
-        checks.check_prioritized(call, self.sampler, "priority")
+        checks.check_prioritized(call, self.sampler)
         if index is not None:
             checks.check_is_index(call, index)
         return operations.read_priorities(self, state, index)[1]
@@ -708,8 +705,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         sizes = self.storage.nbytes(state.rows)
         device = sizes["device"] + tree_bytes(dataclasses.replace(state, rows=None))
-        sampler = host_sampler(self.sampler)
-        host = sizes["host"] + (0 if sampler is None else sampler.host_bytes(state.sampler))
+        host = sizes["host"] + self.sampler.host_bytes(state.sampler)
         return {**sizes, "device": device, "host": host}
 
     def flush(self, state: BufferState) -> None:
@@ -730,7 +726,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           ...     del state
         """
         checks.check_state("Buffer.flush", self, state)
-        if isinstance(self.storage, Resumable):
+        if self.storage.in_files:
             jax.block_until_ready(state)
             raise_failed(state, self.storage)
             self.storage.flush(state.rows)
@@ -776,7 +772,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         checks.check_same_rows(call, self, other)
         checks.check_fields(call, other, spec)
         sampler = init_host_sampler(other, call)
-        convert = _convert.index_rows if isinstance(self.writer, ReadOnly) else operations.convert
+        convert = _convert.index_rows if self.writer.read_only else operations.convert
         anchors, sampler = convert(self, state, sampler, static=(other,))[1]
         if other.on_read != self.on_read:
             state = transforms.fit_transforms(other, state, since=self)

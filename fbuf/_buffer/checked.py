@@ -21,7 +21,6 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BY_DESIGN, COUNTERS, BufferState
 from fbuf._core.component import component
 from fbuf._core.sample import Rows, Sample
-from fbuf._interfaces.storage import Growable
 
 _NEWEST = "Call it before `extend`, with the index of the newest batch"
 _GROW = "Make room with buffer.grow(state) or replay.grow()"
@@ -115,7 +114,7 @@ class Checked:
 
     def _check_arrays(self, call: str, numbers: Mapping[str, Any]) -> None:
         """Raise for arrays, traced or not, that are out of range; the methods check numbers of Python and numpy."""
-        most = getattr(self.buffer.sampler, "most", {})
+        most = self.buffer.sampler.most
         for name, value in numbers.items():
             if isinstance(value, jax.Array) and value.shape == ():
                 x = value.astype(jnp.float32)
@@ -173,7 +172,7 @@ class Checked:
     @functools.wraps(Buffer.rows)
     def rows(self, state: BufferState) -> Rows:
         rows = self.buffer.rows(state)
-        why = "draws_refused" if isinstance(self.buffer.storage, Growable) else "expired_rows"
+        why = "draws_refused" if self.buffer.storage.grows else "expired_rows"
         if self.buffer.storage.masks_expired and why not in self.allow:
             gone = self.buffer.size(state) - jnp.sum(rows.mask, dtype=jnp.int32)
             what = "{n} rows have expired" if why == "expired_rows" else "{n} rows had found no room"

@@ -23,9 +23,10 @@ from fbuf._core.pytree import PyTree, Spec, is_under, leaf_spec, named_leaves, n
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index
 from fbuf._interfaces.sampler import Sampler
-from fbuf._interfaces.storage import RaggedStorage, Storage
+from fbuf._interfaces.storage import Storage
 from fbuf._interfaces.view import EligibilityRule, View
-from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
+from fbuf._interfaces.writer import Writer
+from fbuf.views import Hindsight
 from fbuf.views._fields import check_ends
 
 # ------------------------------------------------------------------------------------------------------------ parts
@@ -51,28 +52,26 @@ def check_sizes(buffer: BufferConfig) -> None:
         raise ValueError("Buffer: prefetch is 1, but batch_size is None. Write Buffer(..., batch_size=256).")
 
 
+_BASES: dict[str, Any] = {"storage": Storage, "sampler": Sampler, "view": View, "writer": Writer}
+
+
 def check_parts(buffer: BufferConfig) -> None:
     """Raise unless storage, sampler, view and writer are parts, and fit together."""
-    for role, value, protocol in (
-        ("storage", buffer.storage, Storage),
-        ("sampler", buffer.sampler, Sampler),
-        ("view", buffer.view, View),
-        ("writer", buffer.writer, Streaming if getattr(buffer.writer, "streams", True) else Scattering),
-    ):
+    for role, base in _BASES.items():
+        value = getattr(buffer, role)
         if isinstance(value, type):
             raise TypeError(f"Buffer: {role} is the class {value.__name__}; expected a value. Write {_made(value)}.")
-        if not isinstance(value, protocol):
+        if not isinstance(value, base):
             _refuse_other(role, value)
-            names = (name for name in vars(protocol) if not name.startswith("_"))
-            # Before Python 3.12 `isinstance` calls `__getattr__`; later it looks members up in the class.
-            missing = next((name for name in names if inspect.getattr_static(value, name, None) is None), "")
-            raise TypeError(f"Buffer: {role} is {value!r} without `{missing}`; see fbuf.parts.{protocol.__name__}.")
-    needed = "opens" if buffer.view.rule.prompt else "decide"
-    if not hasattr(buffer.view, needed):
-        raise TypeError(f"Buffer: view is {buffer.view!r}, which has no `{needed}`; see fbuf.parts.View.")
+            name = f"fbuf.parts.{'Scattering' if base is Writer else base.__name__}"
+            raise TypeError(
+                f"Buffer: {role} is {value!r}; expected a {name}. Write class {type(value).__name__}({name})."
+            )
+    if not buffer.view.rule.prompt and type(buffer.view).decide is View.decide:
+        raise TypeError(f"Buffer: view is {buffer.view!r}, which has no `decide`; see fbuf.parts.View.")
     if not buffer.writer.streams:
         _check_order(buffer)
-    if isinstance(buffer.writer, ReadOnly) != isinstance(buffer.storage, ReadOnly):
+    if buffer.writer.read_only != buffer.storage.read_only:
         raise ValueError(
             f"Buffer: storage is {buffer.storage!r} and writer {buffer.writer!r}; expected both for a data set, or neither. "
             f"Use fbuf.datasets.open(path), or storage=fbuf.storages.DataSet(path) with writer=fbuf.writers.Frozen()."
@@ -87,7 +86,7 @@ def check_parts(buffer: BufferConfig) -> None:
         each = "" if buffer.lanes is None else " per lane (capacity / lanes)"
         raise ValueError(
             f"Buffer: {buffer.view!r} reads {need} rows at a time, but there are {buffer.geometry.length}{each}. "
-            f"Use {fewer if isinstance(buffer.writer, ReadOnly) else more}."
+            f"Use {fewer if buffer.writer.read_only else more}."
         )
 
 
@@ -96,13 +95,12 @@ def _refuse_other(role: str, value: Any) -> None:
     from fbuf import samplers, storages, views, writers
 
     members = {"storage": storages, "sampler": samplers, "view": views, "writer": writers}
-    if isinstance(value, (str, int, float)) or value is None:
+    if type(value).__module__ == "builtins":
         meant = [n for n in members[role].__all__ if n.lower() == str(value).lower()]
         name = meant[0] if meant else {"storage": "Device", "sampler": "Uniform", "view": "Row", "writer": "Ring"}[role]
         raise TypeError(f"Buffer: {role} is {value!r}. Use fbuf.{role}s.{_made(getattr(members[role], name))}.")
-    roles: dict[str, Any] = {"storage": Storage, "sampler": Sampler, "view": View, "writer": Writer}
-    for other, protocol in roles.items():
-        if other != role and isinstance(value, protocol):
+    for other, base in _BASES.items():
+        if other != role and isinstance(value, base):
             raise TypeError(f"Buffer: {role} is {value!r}, a {other}; expected a {role}. Write {other}={value!r}.")
 
 
@@ -119,7 +117,7 @@ def _check_order(buffer: BufferConfig) -> None:
         needs = f"{buffer.view!r} reads neighbouring rows"
     elif buffer.sampler.by_episode:
         needs = f"{buffer.sampler!r} draws episodes"
-    elif getattr(buffer.sampler, "in_order", False):
+    elif buffer.sampler.in_order:
         needs = f"{buffer.sampler!r} needs rows to be replaced oldest first"
     if needs:
         fix = "sampler=fbuf.samplers.Uniform()" if buffer.view.rule == EligibilityRule() else "view=fbuf.views.Row()"
@@ -155,8 +153,7 @@ def check_64_bits(call: str, buffer: BufferConfig, spec: Spec) -> None:
 
 def exact_leaves(buffer: BufferConfig) -> tuple[str, ...]:
     """Return the leaves (or subtrees) that keep 64 bits though JAX cannot hold them."""
-    exact: tuple[str, ...] = getattr(buffer.storage, "exact", ())
-    return exact
+    return buffer.storage.exact
 
 
 def _needs_32_bits(buffer: BufferConfig, name: str) -> str:
@@ -165,12 +162,13 @@ def _needs_32_bits(buffer: BufferConfig, name: str) -> str:
         return f"{buffer.storage!r} does not name it in keys"
     if buffer.on_write is not None or buffer.on_read is not None:
         return "on_write and on_read transform rows there"
-    for part in (buffer.view, getattr(buffer.view, "view", None), buffer.sampler, buffer.writer):
-        if hasattr(part, "rank"):  # a function of the whole row
-            return f"{part!r} reads rows there"
-        fields = [field.name for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
-        fields = [field for field in fields if field not in getattr(part, "reads_pairs", ())]
-        if is_under(name, (key for field in fields if isinstance(key := getattr(part, field), str))):
+    if buffer.writer.reads_rows:
+        return f"{buffer.writer!r} reads rows there"
+    view = buffer.view
+    for part in (view, view.view if isinstance(view, Hindsight) else view, buffer.sampler, buffer.writer):
+        fields: Any = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+        values = [getattr(part, field.name) for field in fields]
+        if is_under(name, (key for key in values if isinstance(key, str) and key not in view.reads_pairs)):
             return f"{part!r} reads it there"
     return ""
 
@@ -180,8 +178,8 @@ def check_same_rows(call: str, buffer: BufferConfig, other: BufferConfig) -> Non
     for field in ("capacity", "lanes", "storage", "writer", "on_write"):
         if getattr(buffer, field) != getattr(other, field):
             fix = f"For another {field} add the rows again: other.extend(other.init(example), rows)."
-            if isinstance(other.writer, ReadOnly):
-                fix = f"Open the other data set instead: fbuf.datasets.open({getattr(other.storage, 'path', '')!r})."
+            if other.writer.read_only:
+                fix = f"Open the other data set instead: fbuf.datasets.open({other.storage.folder!r})."
             raise ValueError(
                 f"{call}: other.{field} is {getattr(other, field)!r}; expected {getattr(buffer, field)!r}. {fix}"
             )
@@ -192,7 +190,7 @@ def check_same_rows(call: str, buffer: BufferConfig, other: BufferConfig) -> Non
 
 def check_writable(call: str, buffer: BufferConfig) -> None:
     """Raise if the rows never change."""
-    if isinstance(buffer.writer, ReadOnly):
+    if buffer.writer.read_only:
         buffer.writer.refuse(call)
 
 
@@ -261,7 +259,7 @@ def _is_usable(state: Any) -> bool:
 
 def can_trace(buffer: BufferConfig, state: Any, *arguments: Any) -> bool:
     """Return whether a call is eager and jit takes its arguments as they are: then its checks can be traced with it, once."""
-    return _is_usable(state) and not hasattr(buffer.storage, "parse") and all(map(_is_taken, arguments))
+    return _is_usable(state) and not buffer.storage.ragged and all(map(_is_taken, arguments))
 
 
 def _is_taken(tree: Any) -> bool:
@@ -335,7 +333,7 @@ def check_rows(
     lead: tuple[int | None, ...] = (() if single else (None,)) + (() if lanes is None else (lanes,))
     axes = ", ".join((() if single else ("N",)) + (() if lanes is None else ("E",)))
     values = None
-    if isinstance(buffer.storage, RaggedStorage):
+    if buffer.storage.ragged:
         leaves, values = buffer.storage.parse(call, state.rows, rows, lead, axes)
     else:
         leaves = arguments.check_rows(call, rows, spec, structure, lead, axes)
@@ -356,7 +354,7 @@ def check_update(
     check_state(call, buffer, state)
     spec = buffer.storage.spec(state.rows)[0]
     index, given = check_index(call, index, (1, 2)), named_leaves(fields)
-    if isinstance(buffer.storage, RaggedStorage):
+    if buffer.storage.ragged:
         spec = buffer.storage.changeable(call, state.rows, list(given))
     unknown = [n for n in given if n not in spec]
     if unknown or not given:
@@ -450,7 +448,7 @@ def check_numbers(
             raise ValueError(
                 f"{call}: {sampler!r} has no number '{name}' (it has: {', '.join(known) or 'none'}).{hint}"
             )
-        check_number(call, name, value, getattr(sampler, "most", {}).get(name, np.inf))
+        check_number(call, name, value, sampler.most.get(name, np.inf))
         if np.issubdtype(known[name], np.integer):
             if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
                 raise TypeError(f"{call}: {name} is {value!r}; expected an integer. Write int(x).")
@@ -488,12 +486,10 @@ def check_errors(
     return index, arguments.check_array(call, "td_error", td_error, index.slot.shape, "fi"), None, None
 
 
-def check_prioritized(call: str, sampler: Sampler, member: str = "update") -> None:
-    """Raise unless the sampler has priorities, and the optional `member`."""
+def check_prioritized(call: str, sampler: Sampler) -> None:
+    """Raise unless the sampler has priorities."""
     if not sampler.prioritized:
         raise TypeError(f"{call}: {sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
-    if not hasattr(sampler, member):
-        raise TypeError(f"{call}: {sampler!r} has no `{member}`; see fbuf.parts.Sampler.")
 
 
 def check_windows(call: str, view: View) -> None:
@@ -513,9 +509,9 @@ def check_eta(call: str, eta: Any) -> None:
 
 def check_rebuilds(call: str, sampler: Sampler) -> None:
     """Raise unless the sampler can apply its current numbers to old rows."""
-    if not hasattr(sampler, "rebuild"):
+    if not sampler.prioritized:
         raise TypeError(f"{call}: {sampler!r} has no priorities. Use sampler=fbuf.samplers.Prioritized().")
-    if fix := getattr(sampler, "rebuilds", ""):
+    if fix := sampler.rebuilds:
         raise TypeError(f"{call}: {sampler!r} stores powers of priorities, not the priorities themselves. Use {fix}.")
 
 

@@ -18,8 +18,7 @@ from fbuf._buffer import operations
 from fbuf._buffer.state import BufferConfig, BufferState, empty_state
 from fbuf._core.slots import Ring
 from fbuf._indexing.anchor_log import EpisodeQueue
-from fbuf._interfaces.sampler import host_sampler
-from fbuf._interfaces.storage import Growable, RaggedStorage
+from fbuf._interfaces.storage import Storage
 from fbuf.samplers import PrioritizedState, RankedState
 
 B = TypeVar("B", bound=BufferConfig)
@@ -28,19 +27,17 @@ B = TypeVar("B", bound=BufferConfig)
 def grow(buffer: B, state: BufferState, blocks: Any, capacity: Any) -> tuple[B, BufferState]:
     """Return a larger buffer and its state; see `Buffer.grow`."""
     call, storage = "Buffer.grow", buffer.storage
-    if isinstance(storage, RaggedStorage):
+    if storage.ragged:
         if blocks is not None:
             raise TypeError(f"{call}: blocks is {blocks!r}, but {storage!r} has none. Use capacity=.")
         return _grow_rows(call, buffer, storage, state, capacity)
-    if capacity is not None or not isinstance(storage, Growable):
+    if capacity is not None or not storage.grows:
         raise TypeError(f"{call}: {storage!r} cannot grow. Add the rows to a larger buffer.")
     larger, rows = storage.grow(state.rows, blocks)
     return dataclasses.replace(buffer, storage=larger), dataclasses.replace(state, rows=rows)
 
 
-def _grow_rows(
-    call: str, buffer: B, storage: RaggedStorage, state: BufferState, capacity: Any
-) -> tuple[B, BufferState]:
+def _grow_rows(call: str, buffer: B, storage: Storage, state: BufferState, capacity: Any) -> tuple[B, BufferState]:
     """Return a buffer of `capacity` (None: twice as much) and its state."""
     if isinstance(state.header, jax.core.Tracer):
         raise TypeError(f"{call}: the state is traced, but shapes change. Call grow outside jit.")
@@ -63,9 +60,8 @@ def _grow_rows(
         grown = fresh.replace(rows=rows, ring=ring, anchors=anchors)
         anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:
-        kept = host_sampler(buffer.sampler)
-        if kept is not None:
-            sampler = kept.with_capacity(state.sampler, other.geometry)
+        if buffer.sampler.on_host:
+            sampler = buffer.sampler.with_capacity(state.sampler, other.geometry)
         else:
             sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
     return other, state.replace(rows=rows, ring=ring, anchors=anchors, sampler=sampler)

@@ -18,8 +18,7 @@ from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
 from fbuf._core.row_format import RowFormat, given
 from fbuf._indexing.anchors import CUT
-from fbuf._interfaces.storage import RaggedStorage, Resumable
-from fbuf._interfaces.writer import ReadOnly, Streaming
+from fbuf._interfaces.writer import Streaming
 
 
 def init(buffer: BufferConfig, example: PyTree) -> BufferState:
@@ -28,11 +27,11 @@ def init(buffer: BufferConfig, example: PyTree) -> BufferState:
     example, row_format = stored_example(call, buffer, example)
     with _report_memory(buffer, example):
         state = prefetch.empty_state(buffer, _empty_rows(call, buffer, example), row_format)
-        if isinstance(buffer.writer, ReadOnly):
+        if buffer.writer.read_only:
             state = convert.with_existing_rows(buffer, call, state)
         else:
             state = dataclasses.replace(state, sampler=open_host_state(buffer, call, state.sampler))
-    if isinstance(buffer.writer, ReadOnly):
+    if buffer.writer.read_only:
         state = transforms.fit_transforms(buffer, state)
     return validate_transforms(buffer, state)
 
@@ -53,7 +52,7 @@ def stored_example(call: str, buffer: BufferConfig, example: PyTree) -> tuple[Py
 
 
 def _empty_rows(call: str, buffer: BufferConfig, example: PyTree) -> Any:
-    if not isinstance(buffer.storage, RaggedStorage):
+    if not buffer.storage.ragged:
         spec = checked_spec(buffer, call, example)
         return buffer.storage.init(buffer.geometry, spec, jax.tree.structure(example))
     arrays, leaves = buffer.storage.describe(call, example)
@@ -80,7 +79,7 @@ def _report_memory(buffer: BufferConfig, example: PyTree) -> Iterator[None]:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         needed = "the state"
-        if not isinstance(buffer.storage, RaggedStorage):
+        if not buffer.storage.ragged:
             spec = spec_of(example, checks.exact_leaves(buffer))
             device = tree_bytes(buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(example)))
             host = buffer.storage.plan_host(buffer.geometry, spec, None, None)[2]
@@ -96,8 +95,6 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
     call, writer = "Buffer.resume", buffer.writer
     example, row_format = stored_example(call, buffer, example)
     spec = checked_spec(buffer, call, example)
-    if not isinstance(buffer.storage, Resumable):
-        raise TypeError(f'{call}: {buffer.storage!r} keeps no files. Use storages.Memmap(path="/data/replay").')
     if not isinstance(writer, Streaming):
         raise TypeError(f"{call}: {writer!r} chooses slots, which files lack. Use writers.Ring(), or fbuf.save.")
     arguments.check_choice(call, "verify", verify, ("full", "lazy"))

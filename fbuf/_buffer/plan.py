@@ -17,9 +17,7 @@ from fbuf._buffer import init, prefetch, transforms
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, exact, in_jax, tree_bytes
 from fbuf._core.text_table import Section, html, human
-from fbuf._interfaces.sampler import host_sampler
-from fbuf._interfaces.storage import Forecast, RaggedStorage, Resumable
-from fbuf._interfaces.writer import ReadOnly
+from fbuf._interfaces.storage import Forecast
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -121,7 +119,7 @@ def plan(
         raise ValueError("Buffer.plan: both rows and ratio are given; expected at most one. Drop one of them.")
     if ratio is not None and not ratio > 0:
         raise ValueError(f"Buffer.plan: ratio is {ratio}; expected a number > 0, raw bytes over compressed.")
-    if isinstance(buffer.storage, RaggedStorage):
+    if buffer.storage.ragged:
         if rows is not None:
             raise ValueError(f"Buffer.plan: rows are given, which {buffer.storage!r} cannot use. Leave them out.")
         example, _ = buffer.storage.describe("Buffer.plan", example)
@@ -140,23 +138,21 @@ def plan(
     else:
         trial = None
     host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
-    sampler = host_sampler(buffer.sampler)
-    if sampler is not None:
-        own = sampler.plan_host(geometry)
+    if own := buffer.sampler.plan_host(geometry):
         host, host_from, host_raw = host + own, "exact" if host_from == "none" else host_from, host_raw + own
-    table = getattr(storage, "forecast", lambda *_: None)(geometry, spec, trial)
+    table = storage.forecast(geometry, spec, trial)
 
     abstract = storage.abstract(geometry, spec, structure)
     state = jax.eval_shape(partial(prefetch.empty_state, buffer, given=was), abstract)
     ahead = prefetch.held_bytes(buffer, state)
-    disk = storage.plan_disk(geometry, spec, trial, ratio) if isinstance(storage, Resumable) else 0
+    disk = storage.plan_disk(geometry, spec, trial, ratio)
     batch_size = batch_size or buffer.batch_size or 32
     size = tree_bytes(state)
     lead = (num_rows,) if buffer.lanes is None else (num_rows, buffer.lanes)
     incoming = form.unflatten([jax.ShapeDtypeStruct(lead + s.shape, s.dtype) for s in map(in_jax, taken.values())])
     key = jax.eval_shape(lambda: jax.random.key(0))
     donate = (0,) if donated else ()
-    fixed = isinstance(buffer.writer, ReadOnly)
+    fixed = buffer.writer.read_only
     return Plan(
         device=size,
         host=host + ahead,

@@ -25,7 +25,7 @@ from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import Operation, update_if
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Sample
-from fbuf._interfaces.storage import Prefetchable, Read
+from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import Window
 
 T = TypeVar("T")
@@ -52,9 +52,7 @@ def empty_prefetch(buffer: BufferConfig, state: BufferState) -> Ahead | None:
 
 def held_bytes(buffer: BufferConfig, state: BufferState) -> int:
     """Return the host bytes of a prefetched batch, from shapes."""
-    if state.ahead is None or not isinstance(buffer.storage, Prefetchable):
-        return 0
-    return buffer.storage.held_bytes(state.rows, state.ahead.held)
+    return 0 if state.ahead is None else buffer.storage.held_bytes(state.rows, state.ahead.held)
 
 
 def _prefetch_batch(
@@ -63,11 +61,9 @@ def _prefetch_batch(
     """Draw a batch; return sampler, token and batch. Start its read now if it is drawn `ahead`."""
     assert buffer.batch_size is not None
     sampler, draw, window = _read.draw(buffer, state, key, options, buffer.batch_size)
-    storage: Any = buffer.storage
-    read = storage.prepare_read if isinstance(storage, Prefetchable) else storage.read
-    held = jax.named_scope("read")(read)(state.rows, window.reads)
-    if ahead and isinstance(storage, Prefetchable):
-        held = jax.named_scope("request")(storage.start_read)(state.rows, held)
+    held = jax.named_scope("read")(buffer.storage.prepare_read)(state.rows, window.reads)
+    if ahead:
+        held = jax.named_scope("request")(buffer.storage.start_read)(state.rows, held)
     index = index_of(buffer, state, draw.slot)
     # Ordered too: the same leaf must not be in the state twice.
     reading = None if buffer.on_read is None else transforms.reading(buffer, state, key)
@@ -85,10 +81,7 @@ def _sample_core(
     state = _drawn_now(buffer, state, jax.random.fold_in(key, _IMMEDIATE_FOLD), options)
     ahead = state.ahead
     assert ahead is not None
-    held = ahead.held
-    if isinstance(buffer.storage, Prefetchable):
-        held = jax.named_scope("read")(buffer.storage.finish_read)(state.rows, held)
-    arrays, ok = list(held[0]), held[1]
+    arrays, ok = jax.named_scope("read")(buffer.storage.finish_read)(state.rows, ahead.held)
     token, (arrays, ok, context) = order_after_reads(state.token, (arrays, ok, ahead.context))
     window = Window(tuple(Read(name, None) for name in ahead.reads.names), context)
     batch, counters = _read.deliver(buffer, state, ahead.batch, window, arrays, ok, ahead.reading)

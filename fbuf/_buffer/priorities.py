@@ -5,8 +5,6 @@ Priorities given to `extend` are in `fbuf._buffer.write`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -76,7 +74,8 @@ def _priorities_core(buffer: BufferConfig, state: BufferState, index: Index | No
         slot, held = (slot[:, 0], held[:, 0]) if buffer.lanes is None else (slot, held)
     else:
         slot, held = index.slot, _state._classify_indices(buffer, state, index)[3]
-    sampler: Any = buffer.sampler  # `priority` is optional
-    priority = sampler.priority(state.sampler, jnp.where(held, slot, jnp.int32(0)))
+    priority = buffer.sampler.priority(state.sampler, jnp.where(held, slot, jnp.int32(0)))
+    if priority is None:
+        raise TypeError(f"Buffer.priorities: {buffer.sampler!r} has no `priority`; see fbuf.parts.Sampler.")
     known = _state.drawable(state, slot, held) & (priority >= jnp.float32(0))
     return state, jnp.where(known, priority, jnp.float32(jnp.nan))

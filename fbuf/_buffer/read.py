@@ -16,7 +16,7 @@ from fbuf._core.sample import Index, Rows, Sample
 from fbuf._core.slots import zero_unless
 from fbuf._indexing import scatter
 from fbuf._interfaces.sampler import Draw, EligibleSet
-from fbuf._interfaces.storage import Growable, Read
+from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import Window
 from fbuf.samplers._base import masked_draw
 
@@ -64,7 +64,7 @@ def deliver(
     index, probability, weight, mask = drawn.index, drawn.probability, drawn.weight, drawn.mask
     counts = {} if partly else {"empty_samples": jnp.sum(~mask[:1], dtype=jnp.uint32)}
     if ok is not None:
-        why = "draws_refused" if isinstance(buffer.storage, Growable) else "expired_rows"
+        why = "draws_refused" if buffer.storage.grows else "expired_rows"
         counts[why] = jnp.sum(mask & ~ok, dtype=jnp.uint32)
         mask = mask & ok
         probability = jnp.where(mask, probability, jnp.float32(0))
@@ -199,10 +199,9 @@ def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, 
     else:
         counts["writes"] = scatter.rows_written(state.scatter)
     counts |= {name: state.counters[i] for i, name in enumerate(COUNTERS)}
-    if isinstance(buffer.storage, Growable):
-        counts |= buffer.storage.stats(state.rows, counts["size"])
+    counts |= buffer.storage.stats(state.rows, counts["size"])
     if state.scatter is not None:
-        counts |= getattr(buffer.writer, "stats", lambda own: {})(state.scatter.own)
+        counts |= _state.scattering(buffer).stats(state.scatter.own)
     if state.ahead is not None:
         counts["stale_draws"] = state.ahead.stale
     return state, counts | buffer.sampler.stats(state.sampler) | transforms.stats(buffer, state)

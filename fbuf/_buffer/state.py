@@ -28,10 +28,10 @@ from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
 from fbuf._indexing.anchors import Anchors
 from fbuf._indexing.scatter import Scatter
-from fbuf._interfaces.sampler import EligibleSet, Sampler, host_sampler
-from fbuf._interfaces.storage import RaggedStorage, Storage
+from fbuf._interfaces.sampler import EligibleSet, Sampler
+from fbuf._interfaces.storage import Storage
 from fbuf._interfaces.view import EligibilityRule, View
-from fbuf._interfaces.writer import ReadOnly, Scattering, Streaming, Writer
+from fbuf._interfaces.writer import Scattering, Streaming, Writer
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
 from fbuf.views import Row
@@ -77,8 +77,8 @@ class BufferConfig:
     @property
     def counted(self) -> bool:
         """Whether the sampler counts anchors instead of logging them: rows never change, and not all are anchors."""
-        by_rank = getattr(self.sampler, "by_rank", False)
-        return isinstance(self.writer, ReadOnly) and by_rank and not self.dense
+        by_rank = self.sampler.by_rank
+        return self.writer.read_only and by_rank and not self.dense
 
 
 COUNTERS = (
@@ -281,9 +281,9 @@ def empty_state(buffer: BufferConfig, rows: Any, given: RowFormat | None = None)
     """Return the state of an empty buffer over `rows` of the storage; `given` is the format of rows before `on_write`."""
     geometry, writer, spec = buffer.geometry, buffer.writer, buffer.storage.spec(rows)[0]
     scatter = None
-    if isinstance(writer, Scattering) and not writer.streams:
-        scatter = _scatter.init(writer, geometry, spec)
-    rings = slots.init_rings(geometry) if scatter is not None else _streaming(buffer).init(geometry)
+    if not writer.streams:
+        scatter = _scatter.init(scattering(buffer), geometry, spec)
+    rings = slots.init_rings(geometry) if scatter is not None else streaming(buffer).init(geometry)
     return BufferState(
         rows=rows,
         header=Header(rings, jnp.zeros((len(COUNTERS),), jnp.uint32), jnp.zeros((), jnp.int32)).pack(),
@@ -303,23 +303,24 @@ def _empty_transforms(buffer: BufferConfig, spec: Spec, was: RowFormat | None) -
 
 def open_host_state(buffer: BufferConfig, call: str, sampler: Any) -> Any:
     """Return the sampler's state over a new store, if the sampler keeps part of it on the host. Eager."""
-    kept = host_sampler(buffer.sampler)
-    return sampler if kept is None else kept.open(call, sampler, buffer.geometry)
+    return buffer.sampler.open(call, sampler, buffer.geometry) if buffer.sampler.on_host else sampler
 
 
 def init_host_sampler(buffer: BufferConfig, call: str) -> Any:
     """Return the state, for an empty buffer, of a sampler with a store on the host; None for others. Eager."""
-    if host_sampler(buffer.sampler) is None:
+    if not buffer.sampler.on_host:
         return None
     return open_host_state(buffer, call, buffer.sampler.init(buffer.geometry, buffer.dense or buffer.counted))
 
 
-def _streaming(buffer: BufferConfig) -> Streaming:
+def streaming(buffer: BufferConfig) -> Streaming:
+    """Return the writer, which streams."""
     assert isinstance(buffer.writer, Streaming)
     return buffer.writer
 
 
-def _scattering(buffer: BufferConfig) -> Scattering:
+def scattering(buffer: BufferConfig) -> Scattering:
+    """Return the writer, which scatters."""
     assert isinstance(buffer.writer, Scattering)
     return buffer.writer
 
@@ -328,7 +329,7 @@ def generation_of(buffer: BufferConfig, state: BufferState, slot: Array) -> Arra
     """Return uint32, the generation of the row in each slot."""
     if state.scatter is not None:
         return _scatter.generation(state.scatter, slot)
-    return _streaming(buffer).generation(state.ring, buffer.geometry, slot)
+    return streaming(buffer).generation(state.ring, buffer.geometry, slot)
 
 
 def index_of(buffer: BufferConfig, state: BufferState, slot: Array) -> Index:
@@ -398,10 +399,7 @@ def _zero_masked(mask: Array, data: Any) -> Any:
 
 def _split(buffer: BufferConfig, state: BufferState, data: Any) -> tuple[Any, Any]:
     """Split data into the user's part and the tickets that `lazy` reads; None if rows are arrays only."""
-    if isinstance(buffer.storage, RaggedStorage):
-        recording: RaggedStorage = buffer.storage
-        return recording.split(state.rows, data)
-    return data, None
+    return buffer.storage.split(state.rows, data)
 
 
 def _classify_indices(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[Array, Array, Array, Array]:
@@ -436,8 +434,8 @@ def room_left(buffer: BufferConfig, state: BufferState) -> Array | None:
 
     None: the sampler lets rows be overwritten (`Sampler.waiting`).
     """
-    waiting = getattr(buffer.sampler, "waiting", lambda sampler: None)(state.sampler)
-    if waiting is None or isinstance(buffer.writer, ReadOnly):
+    waiting = buffer.sampler.waiting(state.sampler)
+    if waiting is None or buffer.writer.read_only:
         return None
     number, oldest = waiting
     lanes, length, _ = buffer.geometry

@@ -23,9 +23,8 @@ from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, item_bytes, named_leaves
 from fbuf._core.row_format import RowFormat
 from fbuf._core.slots import zero_unless
-from fbuf._interfaces.storage import RaggedStorage, Read
+from fbuf._interfaces.storage import Read
 from fbuf._interfaces.transform import Context
-from fbuf._interfaces.writer import ReadOnly
 from fbuf.transforms import Chain
 
 _READ = 0x7264  # folded into the key of the transforms' random numbers
@@ -43,12 +42,12 @@ def check_parts(buffer: BufferConfig) -> None:
     """Raise if the transforms do not fit the other parts."""
     if buffer.on_write is None:
         return
-    if isinstance(buffer.writer, ReadOnly):
+    if buffer.writer.read_only:
         raise ValueError(f"Buffer: on_write is {buffer.on_write!r} of a stored data set. Use on_read.")
-    if isinstance(buffer.storage, RaggedStorage):
+    if buffer.storage.ragged:
         raise ValueError(f"Buffer: on_write is {buffer.on_write!r}, but {buffer.storage!r} holds objects. Use on_read.")
     if buffer.on_write.keyed:
-        name = next(n for n, stage in buffer.on_write if getattr(stage, "keyed", False))
+        name = next(n for n, stage in buffer.on_write if stage.keyed)
         raise ValueError(f"Buffer: stage '{name}' of on_write, {buffer.on_write[name]!r}, needs a key. Use on_read.")
     if buffer.on_read is not None:
         both = set(buffer.on_write.remembers) & set(buffer.on_read.remembers)
@@ -88,7 +87,7 @@ def read(buffer: BufferConfig, data: PyTree, mask: Array, by: Reading | None) ->
     lead, there = 1, mask
     if buffer.view.rule.window:
         lead = 2
-        rows = data.get("mask") if isinstance(data, dict) and getattr(buffer.view, "adds", True) else None
+        rows = data.get("mask") if isinstance(data, dict) and buffer.view.adds else None
         shape = (mask.shape[0], buffer.view.rule.window)
         if rows is None or rows.shape != shape:
             rows = jnp.ones(shape, bool)

@@ -21,7 +21,6 @@ from fbuf._core.slots import Ring
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
 from fbuf._interfaces.sampler import EligibilityUpdate
-from fbuf._interfaces.storage import Growable, RaggedStorage, Resumable, Sending
 
 
 def _extend_core(
@@ -50,7 +49,7 @@ def _extend_core(
         leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
     counts = {} if refused is None else {"refused_rows": jnp.sum(refused, dtype=jnp.uint32)}
     lost = None
-    if isinstance(buffer.storage, Sending) and geometry.streams:
+    if buffer.storage.sends and geometry.streams:
         leaves, mask, gone = jax.named_scope("send")(_send)(buffer, state, leaves, mask)
         lost = jnp.any(gone, axis=0)
         counts["refused_rows"] = jnp.sum(gone, dtype=jnp.uint32) + counts.get("refused_rows", jnp.uint32(0))
@@ -69,13 +68,13 @@ def _extend_core(
     kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
     scatter = state.scatter
     if scatter is None:
-        place = jax.named_scope("place")(_state._streaming(buffer).place)(
+        place = jax.named_scope("place")(_state.streaming(buffer).place)(
             state.ring, geometry, num - skipped, mask, skipped
         )
         slot, ring = place.slot, place.ring
     else:
         placed = jax.named_scope("place")(_scatter.place)(
-            _state._scattering(buffer), geometry, scatter, state.ring, leaves, mask, token
+            _state.scattering(buffer), geometry, scatter, state.ring, leaves, mask, token
         )
         slot, ring, scatter = placed.slot, placed.ring, placed.scatter
         counts["refused_rows"] = placed.refused
@@ -151,9 +150,8 @@ def store_values(
     buffer: BufferConfig, state: BufferState, leaves: dict[str, Any], values: Any, shape: tuple[int, int], mask: Any
 ) -> dict[str, Any]:
     """Store values that are not arrays (`storages.Ragged`); return the leaves with their tickets. Eager."""
-    assert isinstance(buffer.storage, RaggedStorage)
     mask, _ = _admitted(buffer, state, shape, mask)
-    tickets = buffer.storage.put(state.rows, values, shape, buffer.geometry.length, mask, state.token)
+    tickets = buffer.storage.put_values(state.rows, values, shape, buffer.geometry.length, mask, state.token)
     return {**leaves, TICKET: jnp.asarray(tickets.reshape(leaves[TICKET].shape))}
 
 
@@ -189,9 +187,9 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
     `_may_have_lost_rows`). With a Scattering writer new rows are refused instead.
     """
     geometry = buffer.geometry
-    if not isinstance(buffer.storage, Growable) or not geometry.streams:
+    storage = buffer.storage
+    if not storage.grows or not geometry.streams:
         return state
-    storage: Growable = buffer.storage
     skipped = max(shape[0] - geometry.length, 0) if mask is None else 0
     num = shape[0] - skipped
     most = min(2 * num, geometry.length)
@@ -202,7 +200,7 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
     needs_eviction = storage.needs_eviction(state.rows, jnp.sum(brought, dtype=jnp.int32))
     if needs_eviction is None:
         return state
-    overwritten = _state._streaming(buffer).place(state.ring, geometry, num, mask, skipped).slot
+    overwritten = _state.streaming(buffer).place(state.ring, geometry, num, mask, skipped).slot
 
     # The newest rows stay: some of them may be undecided.
     rule = buffer.view.rule
@@ -266,7 +264,7 @@ def _cut_core(buffer: BufferConfig, state: BufferState, lanes: jax.Array | None)
         return state, None
     lanes = jnp.ones((geometry.lanes,), bool) if lanes is None else lanes.reshape(-1)
     state = _cut_anchors(buffer, state, lanes)
-    if isinstance(buffer.storage, Resumable):
+    if buffer.storage.in_files:
         assert state.anchors is not None
         cut = state.anchors.tail_flags[-1] != before.tail_flags[-1]
         newest = _slots.by_age(state.ring, geometry, state.ring.size[None, :] - jnp.int32(1))[0]
@@ -293,10 +291,10 @@ def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, 
     anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler, spec)
     scatter = state.scatter
     if scatter is None:
-        ring = _state._streaming(buffer).clear(state.ring)
+        ring = _state.streaming(buffer).clear(state.ring)
     else:
         ring = _slots.clear_rings(state.ring)
-        scatter = _scatter.clear(scatter, _state._scattering(buffer), geometry, spec)
+        scatter = _scatter.clear(scatter, _state.scattering(buffer), geometry, spec)
     return (
         state.replace(
             rows=buffer.storage.clear(state.rows),

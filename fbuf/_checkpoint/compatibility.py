@@ -23,7 +23,6 @@ from fbuf._core.component import from_config
 from fbuf._core.pytree import Spec, is_under, needs_x64, spec_of
 from fbuf._core.row_format import RowFormat, given
 from fbuf._formats import checkpoint
-from fbuf._interfaces.writer import ReadOnly
 from fbuf.storages import Ragged
 
 _FLEXIBLE_STORAGE = ("layout", "path", "memory", "cache", "on_expired", "on_full", "encode", "decode")
@@ -182,7 +181,7 @@ _FIX = (
 def _resized(call: str, buffer: Buffer, resize: Any) -> Buffer:
     if resize is None:
         return buffer
-    if isinstance(buffer.writer, ReadOnly):
+    if buffer.writer.read_only:
         raise ValueError(f"{call}: resize is {resize!r}, but rows are of {buffer.storage!r}. Leave resize out.")
     if isinstance(resize, bool) or not isinstance(resize, (int, np.integer)) or resize < 1:
         raise ValueError(f"{call}: resize is {resize!r}; expected a capacity >= 1, or True for the given buffer's.")

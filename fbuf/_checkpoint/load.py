@@ -36,7 +36,6 @@ from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
-from fbuf._interfaces.writer import ReadOnly
 from fbuf._members.mixture import Mixture
 from fbuf.sharded import Sharded
 from fbuf.storages import _array_rows
@@ -113,7 +112,7 @@ def load(
     call = "fbuf.load"
 
     def restarted(buffer: Any, state: Any) -> tuple[Any, Any]:
-        fixed = isinstance(getattr(buffer, "writer", None), ReadOnly)
+        fixed = isinstance(buffer, Buffer) and buffer.writer.read_only
         return buffer, buffer.cut(state) if cut and not fixed else state
 
     def own(part: Any, buffer: Any, example: Any, size: Any) -> tuple[Buffer, BufferState]:
@@ -194,10 +193,10 @@ def restore_buffer(
     spec, structure, was = compatibility.rows_of(call, path, meta, reader, example)
     checks.check_fields(call, target, spec)
     target.storage.host_keys(spec)
-    if verify == "full" and isinstance(getattr(target.storage, "path", None), str):
+    if verify == "full" and target.storage.folder is not None:
         saved.verify()  # before files are created, which would block a second try
     given = buffer is not None and example is not None
-    with rollback(getattr(target.storage, "path", None)):
+    with rollback(target.storage.folder):
         if (reader.storage, reader.capacity) == (target.storage, target.capacity):
             state = _read(call, saved, reader, spec, structure, was, given)
         else:
@@ -218,11 +217,11 @@ def restore_buffer(
 def _temporary_reader(reader: Buffer, target: Buffer) -> Iterator[Buffer]:
     """Yield the reader, with rows in a temporary folder if it stores them in files."""
     storage: Any = reader.storage
-    if not isinstance(getattr(storage, "path", None), str):
+    if storage.folder is None:
         yield reader
         return
-    storage_path = getattr(target.storage, "path", None)
-    where = os.path.dirname(os.path.abspath(storage_path)) if isinstance(storage_path, str) else None
+    folder = target.storage.folder
+    where = None if folder is None else os.path.dirname(os.path.abspath(folder))
     with tempfile.TemporaryDirectory(prefix="fbuf-", dir=where) as folder:
         yield dataclasses.replace(reader, storage=dataclasses.replace(storage, path=os.path.join(folder, "rows")))
 

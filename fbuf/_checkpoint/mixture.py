@@ -99,7 +99,7 @@ def restore(
             part = SavedPart(saved, prefix(number), saved.meta["buffers"][number])
             buffer = None if mixture is None else mixture[name]
             saved_path = part.meta["buffer"]["storage"].get("path")
-            storage = saved_path if buffer is None else getattr(buffer_of(buffer).storage, "path", None)
+            storage = saved_path if buffer is None else buffer_of(buffer).storage.folder
             stack.enter_context(rollback(storage if isinstance(storage, str) else None))
             example = examples.get(name) if isinstance(examples, Mapping) else None
             size = resize.get(name) if isinstance(resize, Mapping) else resize

@@ -30,7 +30,7 @@ from fbuf._host.ragged.values import MISSING
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue, Q
 from fbuf._indexing.anchors import CUT, has
 from fbuf._interfaces.sampler import EpisodeStarts
-from fbuf._interfaces.storage import Read, Resumable
+from fbuf._interfaces.storage import Read
 from fbuf.samplers._host_priorities import HostTree
 from fbuf.storages import Ragged
 
@@ -361,7 +361,7 @@ def _copy_rows(
         wrong = jnp.sum(keep & ~jnp.broadcast_to(ok, (old.size,)).reshape(old.shape), dtype=jnp.uint32)
     token = jnp.zeros((), jnp.int32)
     rows, no_room = target.storage.write(rows, new, leaves | more, keep, token)
-    if flags is not None and isinstance(target.storage, Resumable):
+    if flags is not None and target.storage.in_files:
         cut = keep & has(flags.at[old].get(mode="fill", fill_value=0), CUT)
         rows = target.storage.cut(rows, jnp.where(cut, new, jnp.int32(target.capacity)).reshape(-1), token)
     return rows, wrong if no_room is None else wrong + no_room
@@ -373,6 +373,6 @@ def _move_ragged(
     """Store ragged leaves in the target; return their tickets."""
     assert isinstance(target.storage, Ragged)
     read = reader.storage.read(state.rows, [Read(TICKET, jnp.asarray(old.reshape(-1)))])[0][0]
-    lazy = reader.storage.split(state.rows, {TICKET: read})[1].open({})  # type: ignore[attr-defined]
+    lazy = reader.storage.split(state.rows, {TICKET: read})[1].open({})
     values = [lazy.get(name, MISSING) for name in lazy.names]
-    return jnp.asarray(target.storage.put(rows, values, old.shape, target.geometry.length, keep, ()))
+    return jnp.asarray(target.storage.put_values(rows, values, old.shape, target.geometry.length, keep, ()))

@@ -21,8 +21,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
-from fbuf._interfaces.sampler import host_sampler
-from fbuf._interfaces.storage import Prefetchable
+from fbuf._interfaces.storage import Storage
 from fbuf.samplers import Prioritized, PrioritizedState, _host_priorities
 from fbuf.samplers._host_priorities import HostTree
 from fbuf.storages._host_rows import SideHeld
@@ -67,12 +66,13 @@ def from_saved_arrays(buffer: Buffer, abstract: BufferState, leaves: dict[str, A
 
 def has_custom_host_state(buffer: Buffer) -> bool:
     """Return whether a custom sampler keeps state on the host."""
-    return host_sampler(buffer.sampler) is not None and not isinstance(buffer.sampler, Prioritized)
+    return buffer.sampler.on_host and not isinstance(buffer.sampler, Prioritized)
 
 
 def has_custom_reads(buffer: Buffer) -> bool:
     """Return whether prefetched batches may refer to a custom storage's reads."""
-    return isinstance(buffer.storage, Prefetchable) and type(buffer.storage).__module__.split(".")[0] != "fbuf"
+    kind = type(buffer.storage)
+    return kind.prepare_read is not Storage.prepare_read and kind.__module__.split(".")[0] != "fbuf"
 
 
 def restart_prefetch(buffer: Buffer, state: BufferState) -> Any:
@@ -112,7 +112,7 @@ def _with_parents(buffer: Buffer, abstract: Any, node: Any) -> Any:
     if not isinstance(abstract, PrioritizedState):
         return node
     if isinstance(abstract.tree, HostTree):
-        least = getattr(buffer.sampler, "normalize", None) == "buffer"
+        least = buffer.sampler.normalize == "buffer"
         tree = _host_priorities.open("fbuf.load", buffer.capacity, least, np.asarray(node.tree))
         return dataclasses.replace(node, tree=tree)
     trees: dict[str, Any] = {

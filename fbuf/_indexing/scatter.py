@@ -54,9 +54,7 @@ def init(writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
 
 def clear(scatter: Scatter, writer: Scattering, geometry: Geometry, spec: Spec) -> Scatter:
     """Remove all rows; every earlier index becomes stale."""
-    clear_own = getattr(writer, "clear", None)
-    own = writer.init(geometry, spec) if clear_own is None else clear_own(scatter.own, geometry, spec)
-    return Scatter(jnp.zeros_like(scatter.number), scatter.newest, own)
+    return Scatter(jnp.zeros_like(scatter.number), scatter.newest, writer.clear(scatter.own, geometry, spec))
 
 
 def held(ring: Ring) -> Array:

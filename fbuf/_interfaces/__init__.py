@@ -1,1 +1,1 @@
-"""Protocols through which storages, samplers, views, writers and transforms meet."""
+"""Base classes through which storages, samplers, views, writers and transforms meet."""

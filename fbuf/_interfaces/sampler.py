@@ -1,18 +1,18 @@
-"""Protocol of samplers: how anchors (slots that can be sampled) are drawn."""
+"""Base class of samplers: how anchors (slots that can be sampled) are drawn."""
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fbuf._core.component import state
 from fbuf._core.pytree import Leaves
 from fbuf._core.slots import Geometry, Ranges, Ring
-
-# Types of class attributes that have no annotation: type checkers hold that a `ClassVar` is no property of a Protocol.
-NO_NUMBERS: Mapping[str, Any] = {}
 
 
 @state
@@ -81,37 +81,70 @@ class Mass(NamedTuple):
     least: jax.Array  # float32[], the least weight that can be drawn, infinite if there is none; 0 if it is not tracked
 
 
-@runtime_checkable
-class Sampler(Protocol):
+class Sampler(abc.ABC):
     """Choose anchors. `dense` says that every row held is an anchor.
 
-    A sampler without priorities needs one method: derive it from `fbuf.parts.NthSampler`. Any other implements all of
-    these and is decorated with `fbuf.parts.component`.
-
-    Optional members, read with `getattr`:
-      by_rank: bool, False. Whether anchors are found through `fbuf._indexing.anchor_log.at`. Where rows never change, `init`
-        is then called with `dense=True`, and no log is kept.
-      in_order: bool, False. Whether rows must be replaced oldest first; refused with a writer that replaces any row.
-      most: Mapping[str, float], {}. The largest value of a number or option, by name.
-      draw_some(sampler, key, batch_size, wanted, eligible, options, token): `draw` of `wanted` int32[] anchors, 0 to B, in
-        the first entries of B; `mask` is False in the others. Needed in a `Mixture` if draws change the state.
-      waiting(sampler): Of each lane, how many anchors must not be overwritten, int32[E], the newest of the lane, and the slot
-        of the oldest of these; None: all may be. Rows that would overwrite them are refused.
-      rebuild(sampler, geometry, token): The same priorities under the current numbers (`Buffer.rebuild`).
-      rebuilds: str, "". How to construct a sampler that can `rebuild`; empty if this one can.
-      priority(sampler, slot): |p| float32[...] of the anchors in slots int32[...], negative where unknown; other slots are
-        ignored. For `Buffer.priorities`.
-      inspect(sampler, eligible): `Inspected`, of every slot; entries that are not anchors are ignored. O(C).
-      since: str, "". Describes the event since which `Inspected.draws` counts.
-      mass(sampler, eligible): `Mass` of all anchors. Needed in `fbuf.sharded`, where a shard draws in proportion to it.
-      covers: bool, False. Whether anchors are drawn equally often and `draw_some` limits them; needs no `mass`.
-      row_by_row(dense): bool, False. Whether one `change` by many rows equals one for each row, if no anchor both opens and
-        closes in it. `Replay.add` may then collect rows.
+    A sampler without priorities needs one method: derive it from `fbuf.parts.NthSampler`. Any other needs `init`, `change`, and
+    `draw` or `draw_some`; what follows them here has a default. It is decorated with `fbuf.parts.component`.
     """
 
-    def init(self, geometry: Geometry, dense: bool) -> Any:
-        """Return the state for an empty buffer."""
+    prioritized: bool = False  # whether anchors have priorities, which `update` sets
+    by_rank: bool = (
+        False  # whether anchors are found through `anchor_log.at`; `init` is `dense` where rows never change
+    )
+    covers: bool = False  # whether anchors are drawn equally often and `draw_some` limits them; needs no `mass`
+    epochs: bool = False  # whether draws pass through epochs, which `position` tells and `Draw.last` ends
+    stratified: bool = False  # whether a batch takes its rows from equal parts of the mass
+    normalize: Literal["batch", "buffer", None] = None  # what weights are divided by the largest of
+    largest: Literal["seen", "held"] = "seen"  # of which rows `max_priority` of the state is the largest
+    most: Mapping[str, float] = {}  # the largest value of a number or option, by name
+    since: str = ""  # the event since which `Inspected.draws` counts
 
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """Dtype of each number of `set`, float32 or int32, by name."""
+        return {}
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Dtype of each option of `draw`, by name."""
+        return {}
+
+    @property
+    def once(self) -> bool:
+        """Whether a batch holds each anchor at most once, so that the draws depend on one another."""
+        return self.covers
+
+    @property
+    def in_order(self) -> bool:
+        """Whether rows must be replaced oldest first; refused with a writer that replaces any row."""
+        return False
+
+    @property
+    def by_episode(self) -> bool:
+        """Whether `change` needs `EligibilityUpdate.open_episode`."""
+        return False
+
+    @property
+    def stamp(self) -> str | None:
+        """Name of the integer leaf that `EligibilityUpdate.open_stamp` holds."""
+        return None
+
+    @property
+    def whole(self) -> str:
+        """Why it must have all rows, and what is expected; empty if members of a whole may each draw from their own rows."""
+        return "has no `mass` (fbuf.parts.Sampler), such as a sampler that ranks the rows of the whole"
+
+    @property
+    def rebuilds(self) -> str:
+        """How to construct a sampler that can `rebuild`; empty if this one can."""
+        return ""
+
+    @abc.abstractmethod
+    def init(self, geometry: Geometry, dense: bool) -> Any:
+        """Return the state for an empty buffer; its shapes, if part of it is on the host."""
+
+    @abc.abstractmethod
     def change(self, sampler: Any, change: EligibilityUpdate, geometry: Geometry, token: jax.Array) -> Any:
         """Update the state after a write."""
 
@@ -122,72 +155,103 @@ class Sampler(Protocol):
 
         `options` are numbers of this call (`beta`). Add `token` to the indices of every write.
         """
+        drawn = self.draw_some(sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token)
+        if drawn is None:
+            raise NotImplementedError(f"{type(self).__name__}: write def draw, or draw_some; see fbuf.parts.Sampler.")
+        return drawn
+
+    def draw_some(
+        self,
+        sampler: Any,
+        key: jax.Array,
+        batch_size: int,
+        wanted: jax.Array,
+        eligible: EligibleSet,
+        options: Leaves,
+        token: jax.Array,
+    ) -> tuple[Any, Draw] | None:
+        """Draw `wanted` int32[] anchors, 0 to B, in the first entries of B; `mask` is False in the others.
+
+        None: only `draw` can. A `Mixture` needs it of samplers whose draws change their state.
+        """
+        return None
 
     def update(self, sampler: Any, slot: jax.Array, error: jax.Array, geometry: Geometry, token: jax.Array) -> Any:
         """Set priorities from finite errors float32[B]. Slot C is skipped; the last of duplicates wins."""
+        return sampler
 
     def set(self, sampler: Any, **numbers: Any) -> Any:
-        """Replace annealed numbers."""
+        """Replace annealed numbers, fields of the state."""
+        return dataclasses.replace(sampler, **numbers) if numbers else sampler
 
     def clear(self, sampler: Any, geometry: Geometry, dense: bool) -> Any:
         """Return the state without anchors; annealed numbers stay."""
+        return self.set(self.init(geometry, dense), **{name: getattr(sampler, name) for name in self.numbers})
 
     def available(self, sampler: Any, count: jax.Array) -> jax.Array:
         """Return int32[], how many of the `count` int32[] anchors can be drawn, from scalars of the state."""
+        return count
 
     def stats(self, sampler: Any) -> dict[str, jax.Array]:
         """Return scalars to log, from scalars of the state."""
+        return {}
 
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """Dtype of each number of `set`, float32 or int32, by name."""
+    def row_by_row(self, dense: bool) -> bool:
+        """Return whether one `change` by many rows equals one for each row, if no anchor both opens and closes in it.
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Dtype of each option of `draw`, by name."""
+        `Replay.add` may then collect rows.
+        """
+        return False
 
-    @property
-    def prioritized(self) -> bool:
-        """Whether anchors have priorities."""
+    def waiting(self, sampler: Any) -> tuple[jax.Array, jax.Array] | None:
+        """Return of each lane how many anchors must not be overwritten, int32[E], and the slot of the oldest, int32[E].
 
-    @property
-    def by_episode(self) -> bool:
-        """Whether `change` needs `EligibilityUpdate.open_episode`."""
+        They are the newest of the lane. Rows that would overwrite them are refused. None: all may be.
+        """
+        return None
 
-    @property
-    def stamp(self) -> str | None:
-        """Name of the integer leaf that `EligibilityUpdate.open_stamp` holds."""
+    def rebuild(self, sampler: Any, geometry: Geometry, token: jax.Array) -> Any:
+        """Return the same priorities under the current numbers (`Buffer.rebuild`)."""
+        raise TypeError(f"Buffer.rebuild: {self!r} has no `rebuild`; see fbuf.parts.Sampler.")
 
+    def priority(self, sampler: Any, slot: jax.Array) -> jax.Array | None:
+        """Return |p| float32[...] of the anchors in slots int32[...], negative where unknown; other slots are ignored.
 
-@runtime_checkable
-class HostSampler(Protocol):
-    """Optional methods of a sampler that keeps part of its state on the host; used only where `on_host`.
+        For `Buffer.priorities`. None: there are no priorities.
+        """
+        return None
 
-    `init` then returns a state without a store, for shapes.
-    """
+    def inspect(self, sampler: Any, eligible: EligibleSet) -> Inspected | None:
+        """Return statistics of every slot; entries that are not anchors are ignored. None: unknown. O(C)."""
+        return None
+
+    def mass(self, sampler: Any, eligible: EligibleSet) -> Mass:
+        """Return the `Mass` of all anchors, in proportion to which members of a whole are drawn from; see `whole`."""
+        raise NotImplementedError(f"{type(self).__name__}: write def mass; see fbuf.parts.Sampler.")
+
+    def position(self, sampler: Any, wanted: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Return epochs begun, whether a draw of `wanted` int32[] begins one, and the anchors of this one and the next."""
+        raise NotImplementedError(f"{type(self).__name__}: write def position; see fbuf.parts.Sampler.")
+
+    # Of a sampler that keeps part of its state on the host; `init` then returns a state without a store, for shapes.
 
     @property
     def on_host(self) -> bool:
         """Whether part of the state is on the host."""
+        return False
 
     def open(self, call: str, sampler: Any, geometry: Geometry) -> Any:
         """Return the state of `init` over a new store. Eager: raise under a trace, naming `call`."""
+        return sampler
 
     def with_capacity(self, sampler: Any, geometry: Geometry) -> Any:
         """Return the state, same slots, over a new and larger store. Eager."""
+        raise NotImplementedError(f"{type(self).__name__}: write def with_capacity; see fbuf.parts.Sampler.")
 
     def plan_host(self, geometry: Geometry) -> int:
         """Return the largest size of the store in bytes."""
+        return 0
 
     def host_bytes(self, sampler: Any) -> int:
         """Return the present size of the store in bytes. Eager."""
-
-
-def draws_once(sampler: Any) -> bool:
-    """Return whether a batch holds each anchor at most once, so that the draws depend on one another."""
-    return getattr(sampler, "covers", False) or not getattr(sampler, "replace", True)
-
-
-def host_sampler(sampler: Any) -> HostSampler | None:
-    """Return the sampler if it keeps part of its state on the host."""
-    return sampler if isinstance(sampler, HostSampler) and sampler.on_host else None
+        return 0

@@ -1,11 +1,14 @@
-"""Protocol of views: which rows can be sampled, and what batch the sampled rows make."""
+"""Base class of views: which rows can be sampled, and what batch the sampled rows make."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
@@ -66,39 +69,67 @@ class Window(NamedTuple):
     context: Any
 
 
-@runtime_checkable
-class View(Protocol):
+class View(abc.ABC):
     """Choose the rows around a drawn anchor, and assemble the batch from them.
 
-    One of these methods is required:
-      opens(step, flags, before): If `rule.prompt`: which anchor each new row uint8[N, E] opens, as rows before it
-        int32[N, E], and whether it opens one, bool[N, E]. `before` uint8[N, E] are the flags of the row before each.
-        `step` int32[N, E] counts the rows of its episode (with `crosses`, of the lane) before it; beyond 2^29 only its
-        remainder by `stride` is exact. The anchor gets the priority of the new row.
-      decide(flags, available, step): If not `rule.prompt`: which rows of uint8[A, E] the first `available` int32[E] of them
-        settle, which of those are anchors, and which row gave an anchor's priority, int32[A, E] (None: the anchor). `step`
-        int32[A, E] is exact for rows of the running episode and newer ones; where `stride` is 1 and `learns` None it has no
-        meaning.
-
-    Optional: `adds`, False if batches of windows are the rows alone, without a leaf `mask` of the view. `learnt(flags)`: given
-    the flags uint8[L, E] of rows in order of arrival (NumPy; 0 where there is none), which rows a batch may learn.
-    `on_host(spec, structure)`: the view in NumPy for `Replay` (`views._host_transition`, `views._host_windows`), or None.
-    `reads_pairs`: names of the view's fields that name leaves which it also takes as pairs of uint32, what 64 bits of a storage
-    on the host are without x64.
+    Required are `rule`, `window` and `assemble`; also `decide`, unless `rule.prompt`.
     """
 
     @property
+    @abc.abstractmethod
     def rule(self) -> EligibilityRule:
         """Which rows can be drawn."""
 
+    @property
+    def adds(self) -> bool:
+        """Whether batches of windows have a leaf `mask` of the view; False if they are the rows alone."""
+        return True
+
+    @property
+    def reads_pairs(self) -> tuple[str | None, ...]:
+        """Leaves, named by its fields, that it also takes as pairs of uint32: 64 bits of a host storage without x64."""
+        return ()
+
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         """Return the leaves that end an episode, and the one among them that marks termination."""
+        return (), None
 
     def check(self, spec: Spec) -> None:
         """Raise if rows lack a leaf that the view reads."""
 
+    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return of each new row uint8[N, E] which anchor it opens, as rows before it int32[N, E], and whether it opens one.
+
+        Called if `rule.prompt`. By default the row `rule.ahead` rows before it, if its episode has one. `before` uint8[N, E]
+        are the flags of the row before each. `step` int32[N, E] counts the rows of its episode (with `crosses`, of the lane)
+        before it; beyond 2^29 only its remainder by `stride` is exact. The anchor gets the priority of the new row.
+        """
+        ahead = jnp.int32(self.rule.ahead)
+        return jnp.full_like(step, ahead), step >= ahead
+
+    def decide(
+        self, flags: jax.Array, available: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Return which rows of uint8[A, E] the first `available` int32[E] of them settle, and which of those are anchors.
+
+        Also return which row gave an anchor's priority, int32[A, E] (None: the anchor). Called unless `rule.prompt`. `step`
+        int32[A, E] is exact for rows of the running episode and newer ones; where `stride` is 1 and `learns` None it has no
+        meaning.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: write def decide; see fbuf.parts.View.")
+
+    @abc.abstractmethod
     def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         """Return the reads for anchors int32[B]; `key` is for views that choose at random."""
 
+    @abc.abstractmethod
     def assemble(self, spec: Spec, structure: PyTree, arrays: Sequence[jax.Array], window: Window) -> PyTree:
         """Return the batch, leaves `[B, ...]`, from the `arrays` of `window.reads`."""
+
+    def learnt(self, flags: np.ndarray) -> np.ndarray:
+        """Return which rows a batch of windows may learn, from flags uint8[L, E] in order of arrival, 0 for no row."""
+        return np.ones(flags.shape, bool)
+
+    def on_host(self, spec: Spec, structure: Any) -> Any:
+        """Return the view in NumPy for `Replay` (`views._host_transition`, `views._host_windows`), or None."""
+        return None

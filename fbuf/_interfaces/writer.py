@@ -1,9 +1,10 @@
-"""Protocols of writers: which slots new rows take."""
+"""Base classes of writers: which slots new rows take."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,60 +13,59 @@ from fbuf._core.pytree import Spec
 from fbuf._core.slots import Geometry, Placement, Ring
 
 
-@runtime_checkable
-class ReadOnly(Protocol):
-    """Optional method of a storage and a writer whose rows exist from the start and never change: both, or neither."""
+class Writer(abc.ABC):
+    """Choose the slots of new rows. Derive a writer from `Streaming` or `Scattering`."""
 
-    def refuse(self, call: str) -> NoReturn:
-        """Raise TypeError for a method that would change rows."""
+    streams: bool  # whether new rows replace the oldest of their lane
+    read_only: bool = False  # whether rows exist from the start and never change; so says the storage, then
+    row_by_row: bool = (
+        False  # whether one `place` of many rows equals one of each row; `Replay.add` may then collect rows
+    )
+    reads_rows: bool = False  # whether it reads values of rows inside jit
+
+    def refuse(self, call: str) -> None:
+        """Raise TypeError for a method that would change rows, if it is `read_only`."""
 
 
-@runtime_checkable
-class Streaming(Protocol):
-    """A writer of one ring a lane: new rows replace the oldest, so neighbours in time are neighbours in the buffer.
+class Streaming(Writer):
+    """A writer of one ring a lane: new rows replace the oldest, so neighbours in time are neighbours in the buffer."""
 
-    Optional member, read with `getattr`:
-      row_by_row: bool, False. Whether one `place` of many rows equals one of each row. `Replay.add` may then collect rows.
-    """
+    streams = True
 
-    @property
-    def streams(self) -> bool:
-        """True."""
-
+    @abc.abstractmethod
     def init(self, geometry: Geometry) -> Ring:
         """Return the rings of an empty buffer."""
 
+    @abc.abstractmethod
     def place(self, ring: Ring, geometry: Geometry, num: int, keep: jax.Array | None, skipped: int) -> Placement:
         """Choose slots for `num` rows a lane, those where `keep` bool[N, E]; `skipped` older rows are not stored."""
 
+    @abc.abstractmethod
     def clear(self, ring: Ring) -> Ring:
         """Return empty rings; every index returned so far becomes stale."""
 
+    @abc.abstractmethod
     def generation(self, ring: Ring, geometry: Geometry, slot: jax.Array) -> jax.Array:
         """Return uint32, different for successive rows of a slot; 0 for empty slots."""
 
+    @abc.abstractmethod
     def resume(self, geometry: Geometry, count: np.ndarray) -> Ring:
         """Return the rings after int64[E] rows, any number, without a `clear`."""
 
 
-@runtime_checkable
-class Scattering(Protocol):
+class Scattering(Writer):
     """A writer that chooses a slot for every row. `own` is its state, a pytree of arrays.
 
     Rows arrive step by step, and lane by lane within a step. Any row may take any slot in [0, C), whatever its lane.
-
-    Optional methods, read with `getattr`:
-      stats(own): Scalars to log, from scalars of the state.
-      clear(own, geometry, spec): The state without rows; by default that of `init`.
     """
 
-    @property
-    def streams(self) -> bool:
-        """False."""
+    streams = False
 
+    @abc.abstractmethod
     def init(self, geometry: Geometry, spec: Spec) -> Any:
         """Return the state for an empty buffer; raise if rows lack a leaf it reads."""
 
+    @abc.abstractmethod
     def choose(
         self, own: Any, geometry: Geometry, held: jax.Array, leaves: Mapping[str, jax.Array], keep: jax.Array
     ) -> tuple[jax.Array, Any]:
@@ -76,5 +76,10 @@ class Scattering(Protocol):
         refused and counted.
         """
 
+    def clear(self, own: Any, geometry: Geometry, spec: Spec) -> Any:
+        """Return the state without rows."""
+        return self.init(geometry, spec)
 
-Writer = Streaming | Scattering
+    def stats(self, own: Any) -> dict[str, jax.Array]:
+        """Return scalars to log, from scalars of the state."""
+        return {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from fbuf._algorithms.block_stats import UNIT
 from fbuf._buffer.buffer import Buffer
-from fbuf._interfaces.sampler import Sampler, draws_once
+from fbuf._interfaces.sampler import Sampler
 from fbuf._interfaces.view import EligibilityRule
 from fbuf.storages import Deduplicated
 from fbuf.transforms import Chain
@@ -58,25 +58,19 @@ def check_split(
 
 def _check_sampler(call: str, sampler: Sampler, leave: str, or_alone: str, may_cover: bool) -> None:
     use = f"Use samplers.Prioritized(){or_alone}."
-    if not hasattr(sampler, "mass") and not (may_cover and getattr(sampler, "covers", False)):
-        raise TypeError(
-            f"{call}: {sampler!r} has no `mass` (fbuf.parts.Sampler), such as a sampler that ranks the rows of the whole. {use}"
-        )
-    if getattr(sampler, "on_host", False):
-        raise ValueError(f"{call}: {sampler!r} keeps priorities on the host; expected on='device'. {leave}")
-    if getattr(sampler, "order", "") == "fifo":
-        raise TypeError(f"{call}: {sampler!r} is one queue of all rows; expected order='random'. {leave}")
-    if getattr(sampler, "uniform", None) is not None:
-        raise ValueError(f"{call}: {sampler!r} mixes two draws; expected uniform=None. {leave}")
+    if "expected" in sampler.whole:  # a setting
+        raise ValueError(f"{call}: {sampler!r} {sampler.whole}. {leave}")
+    if sampler.whole:
+        raise TypeError(f"{call}: {sampler!r} {sampler.whole}. {use}")
     if not may_cover:
         check_draw_mode(call, sampler, f"which several shards cannot do. {use}")
-    elif not getattr(sampler, "replace", True) and getattr(sampler, "normalize", None) == "buffer":
+    elif sampler.once and sampler.normalize == "buffer":
         raise ValueError(f"{call}: {sampler!r} cannot bound its weights; expected another normalize. Use 'batch'.")
 
 
 def check_draw_mode(call: str, sampler: Sampler, fix: str) -> None:
     """Raise for samplers whose draws depend on one another."""
-    if draws_once(sampler):
+    if sampler.once:
         raise ValueError(f"{call}: {sampler!r} draws without replacement, {fix}")
 
 

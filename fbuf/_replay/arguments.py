@@ -17,7 +17,6 @@ from fbuf._buffer.checks import check_is_index
 from fbuf._core.arguments import check_choice, did_you_mean
 from fbuf._core.pytree import PyTree, named_leaves, needs_x64
 from fbuf._core.sample import Index, Sample
-from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay.host_reads import HostBatch
 from fbuf._replay.packed import PackedBatch
 from fbuf.limits import Limit
@@ -83,7 +82,7 @@ def check_limit(call: str, limit: Any, buffer: Buffer, unlimited: bool) -> None:
             f"{call}: limit is {type(limit).__name__}; expected a Limit. Write limit=fbuf.limits.samples_per_insert(8, "
             f"min_size=1000, rows=16, draws=256)."
         )
-    if isinstance(buffer.writer, ReadOnly):
+    if buffer.writer.read_only:
         raise ValueError(f"{call}: a limit paces adding and sampling, but {buffer!r} is read-only. Leave it out.")
     if limit.min_size > buffer.capacity and not unlimited:
         raise ValueError(

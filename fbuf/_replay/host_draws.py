@@ -135,5 +135,4 @@ def host_draws(buffer: Buffer, state: BufferState, impl: str) -> HostDraws | Non
 
 
 def _host_view(buffer: Buffer, state: BufferState) -> Any:
-    on_host = getattr(buffer.view, "on_host", None)
-    return None if on_host is None or buffer.geometry.lanes > _LANES else on_host(*buffer.storage.spec(state.rows))
+    return None if buffer.geometry.lanes > _LANES else buffer.view.on_host(*buffer.storage.spec(state.rows))

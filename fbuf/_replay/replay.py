@@ -32,8 +32,6 @@ from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
-from fbuf._interfaces.storage import Growable
-from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import arguments, programs
 from fbuf._replay.arguments import Form
 from fbuf._replay.batches import Batches
@@ -136,7 +134,7 @@ class Replay(ReplayRows):
         arguments.check_seed("Replay", seed)
         arguments.check_limit("Replay", limit, buffer, unlimited)
         if isinstance(example, BufferState):
-            if not isinstance(buffer.writer, ReadOnly):
+            if not buffer.writer.read_only:
                 raise TypeError(
                     "Replay: example is a BufferState; expected one row. To continue from a state, write replay = "
                     "Replay(buffer, row); replay.state = state."
@@ -163,7 +161,7 @@ class Replay(ReplayRows):
         self._limiter: BlockingLimiter | None = None
         if metadata.limit is not None and metadata.pace is not None:
             self._limiter = BlockingLimiter(
-                metadata.limit, metadata.pace, shrinks=isinstance(metadata.buffer.storage, Growable), size=self._held
+                metadata.limit, metadata.pace, shrinks=metadata.buffer.storage.grows, size=self._held
             )
         self._ahead = metadata.buffer.prefetch > 0 or metadata.limit is not None
 
@@ -311,7 +309,7 @@ class Replay(ReplayRows):
             if method is programs.extend and index is None:
                 index = self._index_written(len(jax.tree.leaves(rows)[0]), mask)
         # Reading the counters waits for the write, so read them only where rows can be refused.
-        if priority is not None or isinstance(self.buffer.storage, Growable):
+        if priority is not None or self.buffer.storage.grows:
             self._raise(call, counts)
         return index
 
@@ -681,7 +679,7 @@ class Replay(ReplayRows):
             )
         replay = cls.__new__(cls)
         replay._begin(metadata)
-        if cut and not isinstance(metadata.buffer.writer, ReadOnly):
+        if cut and not metadata.buffer.writer.read_only:
             replay.cut()
         return replay if extra is None else (replay, saved)
 

@@ -100,20 +100,14 @@ def collects_rows(buffer: Buffer) -> bool:
     """Return whether one `extend` of up to `longest` rows leaves the state of as many `add`s, and rows may wait for it."""
     if buffer.on_read is not None and buffer.on_read.remembers:  # it learns from the rows of each write
         return False
-    parts = [buffer.storage, buffer.writer, *([] if buffer.on_write is None else [buffer.on_write])]
-    return all(map(_row_by_row, parts)) and _row_by_row(buffer.sampler, buffer.dense)
+    mapped = buffer.on_write is None or buffer.on_write.row_by_row
+    return mapped and buffer.storage.row_by_row and buffer.writer.row_by_row and buffer.sampler.row_by_row(buffer.dense)
 
 
 def longest(buffer: Buffer) -> int:
     """Return the rows of a lane in which no anchor both opens and closes."""
     rule = buffer.rule
     return buffer.geometry.length + 1 - rule.rows - rule.closes
-
-
-def _row_by_row(part: Any, *case: Any) -> bool:
-    """Return what a part says of itself; `case`: arguments of a sampler's method."""
-    says = getattr(part, "row_by_row", False)
-    return bool(says(*case) if callable(says) else says)
 
 
 def row_block(buffer: Buffer, state: BufferState, most: int) -> RowBlock | None:

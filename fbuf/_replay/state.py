@@ -29,8 +29,6 @@ from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
 from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._indexing import scatter
-from fbuf._interfaces.sampler import draws_once, host_sampler
-from fbuf._interfaces.writer import ReadOnly
 from fbuf._replay import host_reads, programs
 from fbuf._replay.host_draws import HostDraws, host_draws, random_draws
 from fbuf._replay.priority_update import PriorityUpdate
@@ -53,8 +51,8 @@ class ReplayState:
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
         self._most_drawn = 0  # the largest batch size for which there were enough rows, where each is drawn once
-        self._warns_short = draws_once(buffer.sampler)
-        self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not host_sampler(buffer.sampler)
+        self._warns_short = buffer.sampler.once
+        self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not buffer.sampler.on_host
         self._spec = buffer.storage.spec(state.rows)[0]
         self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
         self._choose_paths()
@@ -290,7 +288,7 @@ class ReplayState:
                     updates.append(errors)
                 if self._on_device and not on_host:
                     jobs += [partial(draw, rows, update) for update in updates]
-        writable = not isinstance(self.buffer.writer, ReadOnly)
+        writable = not self.buffer.writer.read_only
         if writable and not (collects and block is not None) and not isinstance(self.buffer.storage, Ragged):
             spec, structure = checks.given_spec(self.buffer, self._state)
             lanes = () if self.buffer.lanes is None else (self.buffer.lanes,)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf._interfaces.storage import Growable, Storage
+from fbuf._interfaces.storage import Storage
 from fbuf.demo import _dqn
 
 ROWS = 20_000  # compared at most: the newest of a run
@@ -74,7 +74,7 @@ class TableGrowth:
 
     def is_due(self, replay: fbuf.BufferState) -> bool:
         """Return whether to call `grow`."""
-        return isinstance(self._buffer.storage, Growable) and float(self._load(replay)) > MOST_LOAD
+        return self._buffer.storage.grows and float(self._load(replay)) > MOST_LOAD
 
     def grow(self, replay: fbuf.BufferState) -> tuple[fbuf.Buffer, fbuf.BufferState]:
         """Return the larger buffer, for which everything compiles again, and its state."""

@@ -25,7 +25,6 @@ from fbuf._core.progress import Bar, Progress
 from fbuf._core.pytree import needs_x64, nested, to_pairs
 from fbuf._core.sample import Index
 from fbuf._host.io.directory import rollback
-from fbuf._interfaces.storage import Growable
 from fbuf._rows import columns as _columns
 from fbuf.datasets._arrays.segments import length_of, split_blocks
 from fbuf.storages import Ragged
@@ -57,11 +56,11 @@ def fill(
     lanes = None if source.lanes is None else source.lanes
     block = max(1, min(_columns.rows_per_block(example.values(), lanes), buffer.geometry.length))
     block = block if steps < 0 else max(1, min(block, steps))
-    if isinstance(buffer.storage, Growable):  # its table makes room by the write
+    if buffer.storage.grows:  # its table makes room by the write
         block = max(1, min(block, 256 // (lanes or 1)))
     first, last = known - steps, known
     with (
-        rollback(getattr(buffer.storage, "path", None)),
+        rollback(buffer.storage.folder),
         contextlib.closing(Bar(progress, call, max(steps, 0), " rows")) as bar,
     ):
         parts = blocks(first, last, block) if steps >= 0 else split_blocks(blocks(0, 0, block), block)

@@ -18,13 +18,13 @@ from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import END, START, has
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet
-from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import EligibilityRule, Window
-from fbuf.samplers._base import BaseSampler, masked_draw
+from fbuf._interfaces.storage import Read, Storage
+from fbuf._interfaces.view import EligibilityRule, View, Window
+from fbuf.samplers._base import LogSampler, masked_draw
 from fbuf.storages import _array_rows
 
 
-class NthSampler(BaseSampler):
+class NthSampler(LogSampler):
     """Implement a sampler without priorities, except for `pick`; subclass it. Its only state is the log of anchors.
 
     A subclass is a `component` with one method, `pick`. Set `in_order = True` if it needs anchors oldest first; writers that
@@ -49,8 +49,6 @@ class NthSampler(BaseSampler):
       >>> bool(batch.data["t"].mean() > 600)
       True
     """
-
-    in_order = False
 
     def pick(self, key: jax.Array, batch_size: int, total: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Choose among `total` int32[] anchors: return int32[B] in [0, total), and the probability of each, float32[B].
@@ -85,9 +83,6 @@ class NthSampler(BaseSampler):
     def clear(self, sampler: AnchorQueue | None, geometry: Geometry, dense: bool) -> AnchorQueue | None:
         return anchor_log.clear(sampler)
 
-    def stats(self, sampler: AnchorQueue | None) -> dict[str, jax.Array]:
-        return {}
-
 
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=("arrays",), meta_fields=("capacity", "names", "leaves", "structure")
@@ -103,7 +98,7 @@ class KeptRows:
     structure: Any  # treedef of a row
 
 
-class ArrayStorage:
+class ArrayStorage(Storage):
     """Implement a storage on the device, except for its arrays; subclass it.
 
     A subclass is a `component` with three methods: `allocate`, `put`, `take`. It works with `vmap`, `scan`, prefetch,
@@ -137,8 +132,6 @@ class ArrayStorage:
       (3052, 1.5)
     """
 
-    masks_expired = False
-
     def allocate(self, capacity: int, spec: Spec) -> Any:
         """Return arrays for `capacity` rows, as any pytree; `spec` has the shape and dtype of each leaf of a row by name."""
         raise NotImplementedError(_missing(self, "allocate(self, capacity, spec)"))
@@ -151,20 +144,12 @@ class ArrayStorage:
         """Return a leaf `[..., *leaf.shape]` of dtype `leaf.dtype` from slots int32[...], all in range."""
         raise NotImplementedError(_missing(self, "take(self, arrays, name, slot, leaf)"))
 
-    def host_keys(self, spec: Spec) -> tuple[str, ...]:
-        return ()
-
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> KeptRows:
         return self._kept(self.allocate(geometry.capacity, spec), geometry, spec, structure)
 
     def abstract(self, geometry: Geometry, spec: Spec, structure: Any) -> KeptRows:
         arrays = jax.eval_shape(lambda: self.allocate(geometry.capacity, spec))
         return self._kept(arrays, geometry, spec, structure)
-
-    def plan_host(
-        self, geometry: Geometry, spec: Spec, trial: Mapping[str, jax.Array] | None, ratio: float | None
-    ) -> tuple[int, str, int]:
-        return 0, "none", 0
 
     def spec(self, rows: Any) -> tuple[Spec, Any]:
         if not isinstance(rows, KeptRows):
@@ -185,9 +170,6 @@ class ArrayStorage:
     def read(self, rows: KeptRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         spec, _ = self.spec(rows)
         return [self._read(rows, read, spec[read.name]) for read in reads], None
-
-    def clear(self, rows: KeptRows) -> KeptRows:
-        return rows  # rows that the writer does not hold are never read
 
     def nbytes(self, rows: KeptRows) -> dict[str, int]:
         return {"device": tree_bytes(rows.arrays), "host": 0, "disk": 0}
@@ -229,7 +211,7 @@ class _Names:
     names: tuple[str, ...]
 
 
-class FieldsView:
+class FieldsView(View):
     """Implement a view whose batches are dicts of leaves of rows, except for `rule` and `fields`; subclass it.
 
     A subclass is a `component` with a `rule` and one method, `fields`. With `EligibilityRule("name", back=b, ahead=a)` a row
@@ -262,16 +244,6 @@ class FieldsView:
         `slot` int32[B] was drawn. Slot C reads zeros; `earlier` and `later` return it if there is no such row.
         """
         raise NotImplementedError(f"{type(self).__name__}: write def fields(self, spec, eligible, slot).")
-
-    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
-        return (), None
-
-    def check(self, spec: Spec) -> None:
-        """Accept any rows; override it to report missing leaves early."""
-
-    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        ahead = jnp.int32(self.rule.ahead)
-        return jnp.full_like(step, ahead), step >= ahead
 
     def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         nowhere = jnp.int32(eligible.geometry.capacity)

@@ -30,7 +30,7 @@ def check_service(buffer: Any, shards: Any, limit: Limit | None, path: Any, save
         )
     if isinstance(buffer.storage, Ragged):
         raise TypeError(f"{call}: {buffer.storage!r} has no arrays to send. Use storages.Compressed().")
-    folder = getattr(buffer.storage, "path", None)
+    folder = buffer.storage.folder
     if folder is not None:
         raise ValueError(
             f"{call}: the storage's path is {folder!r}, a folder for one store. Leave it out: rows are then in "

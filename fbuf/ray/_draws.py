@@ -70,7 +70,7 @@ def weigh(
     whole = np.where(mask, chance * share[shard], 0.0)
     drawable = whole > 0  # a shard whose mass was set to 0 may still have been drawn from
     if sampler.prioritized:
-        normalize, number = getattr(sampler, "normalize", None), sum(f.number for f in facts)
+        normalize, number = sampler.normalize, sum(f.number for f in facts)
         beta = max(f.beta for f in facts) if beta is None else beta
         weight = weights.weigh(number * whole, drawable, beta, factor[shard])
         if normalize == "batch":  # of which these may be some rows

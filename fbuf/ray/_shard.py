@@ -65,7 +65,7 @@ class Drawn(NamedTuple):
 @functools.partial(jax.jit, static_argnums=0)
 def _facts(buffer: Buffer, state: BufferState) -> jax.Array:
     eligible = state_ops.eligible_set(buffer, state)
-    mass = buffer.sampler.mass(state.sampler, eligible)  # type: ignore[attr-defined]
+    mass = buffer.sampler.mass(state.sampler, eligible)
     number = sum_of_lanes(eligible.available)
     beta = getattr(state.sampler, "beta", 0)
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in (*mass, number, beta)])

@@ -1,4 +1,4 @@
-r"""What samplers share: default methods, masked and uniform draws, and importance weights :math:`(n P(i))^{-\beta}`.
+r"""What samplers share: masked and uniform draws, and importance weights :math:`(n P(i))^{-\beta}`.
 
 `PrioritySampler` has what `Prioritized` and `Ranked` have in common. Weights are finite for any annealed numbers.
 
@@ -16,56 +16,23 @@ import numpy as np
 from jax import Array, lax
 
 from fbuf._algorithms import random
-from fbuf._core.pytree import Leaves
 from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import nth_by_scan
-from fbuf._interfaces.sampler import NO_NUMBERS, Draw, EligibilityUpdate, EligibleSet
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Sampler
 from fbuf._members import weights
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class BaseSampler:
-    """Define the methods of a sampler that has no priorities and keeps nothing on the host."""
+class LogSampler(Sampler):
+    """A sampler that finds its anchors in their log, whose order does not depend on how rows were grouped."""
 
-    prioritized = False
     by_rank = True
 
-    numbers = options = property(lambda self: NO_NUMBERS)
-    by_episode = property(lambda self: False)
-    stamp = property(lambda self: None)
-
-    def update(self, sampler: Any, slot: Array, error: Array, geometry: Geometry, token: Array) -> Any:
-        return sampler
-
-    def set(self, sampler: Any, **numbers: Any) -> Any:
-        return dataclasses.replace(sampler, **numbers) if numbers else sampler
-
-    def clear(self, sampler: Any, geometry: Geometry, dense: bool) -> Any:
-        own: Any = self
-        return self.set(own.init(geometry, dense), **{name: getattr(sampler, name) for name in self.numbers})
-
-    def available(self, sampler: Any, count: Array) -> Array:
-        return count
-
     def row_by_row(self, dense: bool) -> bool:
-        return True  # a log of anchors does not depend on the calls
-
-
-class LimitedSampler(BaseSampler):
-    """Define `draw` of a sampler with `draw_some`."""
-
-    draw_some: Any
-
-    def draw(
-        self, sampler: Any, key: Array, batch_size: int, eligible: EligibleSet, options: Leaves, token: Array
-    ) -> tuple[Any, Draw]:
-        drawn: tuple[Any, Draw] = self.draw_some(
-            sampler, key, batch_size, jnp.int32(batch_size), eligible, options, token
-        )
-        return drawn
+        return True
 
 
 class Number:
@@ -95,7 +62,7 @@ def with_numbers(state: S, **values: Array) -> S:
     return after
 
 
-class PrioritySampler(BaseSampler):
+class PrioritySampler(LogSampler):
     """Define the fields and numbers that `Prioritized` and `Ranked` share."""
 
     annealed: tuple[str, ...] = ()

@@ -25,8 +25,8 @@ from fbuf._core.pytree import Leaves
 from fbuf._core.slots import Geometry, Ranges, modulo, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
-from fbuf.samplers._base import LimitedSampler, masked_draw
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Sampler
+from fbuf.samplers._base import masked_draw
 
 
 @state(name="fbuf.samplers.Fifo")
@@ -132,7 +132,7 @@ class ConsumeState:
 
 
 @component
-class Consume(LimitedSampler):
+class Consume(Sampler):
     """Draw every anchor at most `times` times, and at most once in a batch.
 
     Attributes:
@@ -179,7 +179,6 @@ class Consume(LimitedSampler):
     times: int = 1
     order: Literal["random", "fifo"] = "random"
 
-    by_rank = False
     covers = True
     since = "since they were added"
 
@@ -190,6 +189,10 @@ class Consume(LimitedSampler):
     @property
     def in_order(self) -> bool:
         return self.order == "fifo"
+
+    @property
+    def whole(self) -> str:
+        return "is one queue of all rows; expected order='random'" if self.order == "fifo" else ""
 
     def init(self, geometry: Geometry, dense: bool) -> ConsumeState | FifoState:
         if self.order == "fifo":

@@ -27,7 +27,7 @@ from fbuf._core.slots import Geometry, Ranges, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
-from fbuf.samplers._base import LimitedSampler, masked_draw
+from fbuf.samplers._base import LogSampler, masked_draw
 
 
 @state(name="fbuf.samplers.Turn")
@@ -71,7 +71,7 @@ class _Batch(NamedTuple):
 
 
 @component
-class Epoch(LimitedSampler):
+class Epoch(LogSampler):
     """Draw every anchor once per epoch: without replacement.
 
     Attributes:
@@ -115,6 +115,8 @@ class Epoch(LimitedSampler):
 
     in_order = True
     covers = True
+    epochs = True
+    whole = ""
     since = "in this epoch"
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
 from fbuf._members.weights import finite_exponent
 from fbuf.samplers import _base
-from fbuf.samplers._base import LimitedSampler, PrioritySampler
+from fbuf.samplers._base import PrioritySampler
 
 if TYPE_CHECKING:
     from fbuf.samplers import _host_priorities
@@ -154,7 +154,7 @@ def _lowest(sampler: PrioritizedState, leaf: Array, is_anchor: Array) -> Array:
 
 
 @component
-class Prioritized(PrioritySampler, LimitedSampler):
+class Prioritized(PrioritySampler):
     r"""Draw anchors with probability :math:`(|p| + \epsilon)^\alpha / \sum`.
 
     Attributes:
@@ -223,6 +223,16 @@ class Prioritized(PrioritySampler, LimitedSampler):
                 raise ValueError(f'Prioritized: {name} is {value!r}; expected {default!r}, or on="device".')
         if self.uniform is not None and not self.replace:
             raise ValueError(f"Prioritized: uniform is {self.uniform!r}; expected None with replace=False.")
+
+    @property
+    def once(self) -> bool:
+        return not self.replace
+
+    @property
+    def whole(self) -> str:
+        if self.on_host:
+            return "keeps priorities on the host; expected on='device'"
+        return "" if self.uniform is None else "mixes two draws; expected uniform=None"
 
     @property
     def rebuilds(self) -> str:
@@ -335,10 +345,10 @@ class Prioritized(PrioritySampler, LimitedSampler):
         return dataclasses.replace(sampler, tree=tree)
 
     def plan_host(self, geometry: Geometry) -> int:
-        return _host_priorities.most_bytes(geometry.capacity, self._least)
+        return _host_priorities.most_bytes(geometry.capacity, self._least) if self.on_host else 0
 
     def host_bytes(self, sampler: PrioritizedState) -> int:
-        return _host_priorities.store_of(sampler.tree).nbytes
+        return _host_priorities.store_of(sampler.tree).nbytes if self.on_host else 0
 
     def priority(self, sampler: PrioritizedState, slot: Array) -> Array:
         """Return |p| float32[...] in slots int32[...]: as stored with largest="held", else by the current alpha and eps.

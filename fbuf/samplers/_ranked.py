@@ -88,7 +88,6 @@ class Ranked(PrioritySampler):
     largest: Literal["seen", "held"] = "seen"
 
     annealed = ("alpha", "beta", "uniform")
-    rebuilds = ""
 
     def __post_init__(self) -> None:
         self._check()

@@ -23,7 +23,7 @@ from fbuf._core.slots import Geometry, Ranges
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
-from fbuf.samplers._base import BaseSampler, masked_draw
+from fbuf.samplers._base import LogSampler, masked_draw
 
 _MAX_RUNS = 2**16  # runs of a lane, which every draw weighs
 _DEFAULT_RUNS = 64
@@ -56,7 +56,7 @@ class _Arrived(NamedTuple):
 
 
 @component
-class Staleness(BaseSampler):
+class Staleness(LogSampler):
     """Draw anchors by weights that decrease with staleness, with replacement; staleness above `maximum` is never drawn.
 
     Attributes:
@@ -101,6 +101,7 @@ class Staleness(BaseSampler):
     runs: int | None = None
 
     in_order = True
+    whole = ""
 
     def __post_init__(self) -> None:
         if not _is_int(self.maximum) or not 0 <= self.maximum < _MAX_RUNS:

@@ -18,13 +18,13 @@ from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
-from fbuf.samplers._base import BaseSampler, masked_draw
+from fbuf.samplers._base import LogSampler, masked_draw
 
 Queue = AnchorQueue | EpisodeQueue | None
 
 
 @component
-class Uniform(BaseSampler):
+class Uniform(LogSampler):
     """Draw every anchor with the same probability, or every episode, with replacement.
 
     Attributes:
@@ -42,6 +42,8 @@ class Uniform(BaseSampler):
     """
 
     over: Literal["anchors", "episodes"] = "anchors"
+
+    whole = ""
 
     @property
     def by_episode(self) -> bool:
@@ -81,6 +83,3 @@ class Uniform(BaseSampler):
         if isinstance(sampler, EpisodeQueue):
             return Inspected(anchor_log.episode_probabilities(sampler, eligible.geometry))
         return Inspected(None)
-
-    def stats(self, sampler: Queue) -> dict[str, Array]:
-        return {}

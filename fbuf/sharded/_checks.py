@@ -44,7 +44,7 @@ def check_parts(buffer: Any, mesh: Any, axis: Any) -> None:
             f"Sharded: {buffer.storage!r} keeps rows on the host, but {mesh.size // shards} devices would have each shard, and "
             f"would write each row as often. Use a mesh of axis '{axis}' alone, or storages.Deduplicated()."
         )
-    if getattr(buffer.sampler, "on_host", False):
+    if buffer.sampler.on_host:
         raise ValueError(
             f"Sharded: {buffer.sampler!r} keeps priorities on the host; expected on='device'. Leave it out."
         )

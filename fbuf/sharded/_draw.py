@@ -60,7 +60,7 @@ def whole(sharded: Any, own: BufferState, eligible: EligibleSet, drawn: Draw | N
 
 def normalize_of(sharded: Any) -> str | None:
     """Return what weights are divided by the largest of."""
-    normalize: str | None = getattr(sharded.shard.sampler, "normalize", None)
+    normalize: str | None = sharded.shard.sampler.normalize
     return normalize
 
 
@@ -112,7 +112,7 @@ def sample_core(
         own, batch = read._sample_core(buffer, own, key, options, size)
         return own, sharded_batch(sharded, batch)
     eligible = state_ops.eligible_set(buffer, own)
-    if getattr(buffer.sampler, "covers", False):
+    if buffer.sampler.covers:
         sampler, drawn, number = _draw_remaining(sharded, own, key, size, eligible, options)
     else:
         sampler, drawn = buffer.sampler.draw(own.sampler, key, size, eligible, options, own.token)
@@ -129,7 +129,7 @@ def _draw_remaining(
     """Draw from a sampler that draws all anchors equally often; weights are 1. Also return the anchors of all shards."""
     part: Any = sharded.shard.sampler
     sampler, wanted, may_draw = own.sampler, jnp.int32(size), None
-    if hasattr(part, "position"):
+    if part.epochs:
         sampler, may_draw, number = _epoch_of_all(sharded, sampler, wanted)
         wanted = jnp.where(may_draw, wanted, jnp.int32(0))
     else:

@@ -43,7 +43,7 @@ def sample_global_core(
     most = block * shards
     eligible = state_ops.eligible_set(buffer, own)
     every = whole(sharded, own, eligible)
-    stratified = bool(getattr(buffer.sampler, "stratified", False))
+    stratified = buffer.sampler.stratified
     uniform = jax.random.uniform(jax.random.fold_in(key, _COUNTS), () if stratified else (batch_size,), jnp.float32)
     end = quota.ends_by_mass(every.share, batch_size, uniform)
     start = jnp.concatenate([jnp.zeros((1,), jnp.int32), end[:-1]])

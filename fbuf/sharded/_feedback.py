@@ -101,7 +101,7 @@ def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error:
 def _largest(sharded: Any, own: BufferState) -> jax.Array:
     """Return the largest priority of this shard; -1 if that of rows held is asked for, and there are none."""
     largest: jax.Array = own.sampler.max_priority
-    if getattr(sharded.shard.sampler, "largest", "seen") == "held":
+    if sharded.shard.sampler.largest == "held":
         is_empty = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32) == jnp.int32(0)
         largest = jnp.where(is_empty, jnp.float32(-1), largest)
     return largest

@@ -56,7 +56,7 @@ def _look_core(sharded: Any, own: BufferState, number: int) -> tuple[BufferState
     shard, axis = sharded.shard, sharded.axis
     found = collect._look_core(shard, own, number)[1]
     chance, share = found.get("probability"), jnp.ones((1,), jnp.float32)
-    if getattr(shard.sampler, "covers", False):
+    if shard.sampler.covers:
         share = gather(sharded, jnp.sum(chance > jnp.float32(0), dtype=jnp.int32).astype(jnp.float32)[None])[:, 0]
         share = share / jnp.maximum(jnp.sum(share), jnp.float32(1))
     elif sharded.shards > 1:
@@ -86,7 +86,7 @@ _flags = ShardedOperation(on_open(_flags_core))
 def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:
     """Return what `summary.unlearnt` does; nothing either where other processes have shards."""
     anchors = state.shards.anchors
-    if anchors is None or not hasattr(sharded.buffer.view, "learnt"):
+    if anchors is None or not sharded.buffer.view.rule.window:
         return {}
     if isinstance(anchors.flags, jax.core.Tracer) or not anchors.flags.is_fully_addressable:
         return {}

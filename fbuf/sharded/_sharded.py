@@ -373,7 +373,7 @@ class Sharded:
         """Return priorities |p|, of all rows in the order of `rows`: as `Buffer.priorities`. Cost: as `get`, or `rows`."""
         call = "Sharded.priorities"
         _checks.check_state(call, self, state)
-        checks.check_prioritized(call, self.buffer.sampler, "priority")
+        checks.check_prioritized(call, self.buffer.sampler)
         if index is None:
             return self._in_order(call, _priorities, state, None)
         found: jax.Array = self._ask(_priorities, state, _checks.checked_index(call, self, index))
@@ -494,7 +494,7 @@ class Sharded:
 
 def _specs_of_batch(sharded: Sharded) -> Sample:
     split = PartitionSpec(sharded.axis)
-    whole = PartitionSpec() if hasattr(sharded.buffer.sampler, "position") else None
+    whole = PartitionSpec() if sharded.buffer.sampler.epochs else None
     return split_specs(split, whole)
 
 
@@ -504,7 +504,7 @@ def _extend_core(
     own = write._extend_core(sharded.shard, own, leaves, priority, mask, shape, axes)[0]
     sampler = sharded.shard.sampler
     # Otherwise every shard keeps the number that all have.
-    moves = priority is not None or getattr(sampler, "largest", "seen") == "held" or sampler.stamp is not None
+    moves = priority is not None or sampler.largest == "held" or sampler.stamp is not None
     return _feedback.share_numbers(sharded, own) if moves else own, None
 
 

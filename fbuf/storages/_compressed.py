@@ -74,6 +74,7 @@ class Compressed(HostStorage):
     path: str | None = None
     sync: float | None = None
 
+    sends = True
     send = staticmethod(send)
 
     def __post_init__(self) -> None:

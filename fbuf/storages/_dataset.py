@@ -20,14 +20,14 @@ from fbuf._core.pytree import Leaves, Spec
 from fbuf._core.slots import Geometry
 from fbuf._formats import dataset as dataset_files
 from fbuf._formats.checkpoint import SchemaError
-from fbuf._interfaces.storage import Read
+from fbuf._interfaces.storage import Read, Storage
 from fbuf.storages import _host_rows
 from fbuf.storages._array_rows import HostPlan
 from fbuf.storages._host_rows import Layout, SideHeld, SideRows
 
 
 @component
-class DataSet:
+class DataSet(Storage):
     """Read the rows of a data set, with `writers.Frozen`; `fbuf.datasets.open(path)` returns the whole buffer.
 
     Attributes:
@@ -58,9 +58,13 @@ class DataSet:
         for name in ("memory", "cache"):
             check_int("DataSet", name, getattr(self, name), 0, " of bytes")
 
-    masks_expired = False
+    read_only = True
 
-    def refuse(self, call: str) -> NoReturn:
+    @property
+    def folder(self) -> str:
+        return self.path
+
+    def _refuse(self, call: str) -> NoReturn:
         """Raise TypeError: rows do not change."""
         raise TypeError(f"{call}: {self!r} is read-only. Use writer=fbuf.writers.Frozen(), and only methods that read.")
 
@@ -107,13 +111,13 @@ class DataSet:
     def write(
         self, rows: SideRows, slot: jax.Array, leaves: Leaves, keep: jax.Array | None, token: jax.Array
     ) -> tuple[SideRows, None]:
-        self.refuse("Buffer.extend")
+        self._refuse("Buffer.extend")
 
     def update(self, rows: SideRows, slot: jax.Array, leaves: Leaves, token: jax.Array) -> tuple[SideRows, None]:
-        self.refuse("Buffer.update_rows")
+        self._refuse("Buffer.update_rows")
 
     def clear(self, rows: SideRows) -> SideRows:
-        self.refuse("Buffer.clear")
+        self._refuse("Buffer.clear")
 
     def read(self, rows: SideRows, reads: Sequence[Read]) -> tuple[list[jax.Array], jax.Array | None]:
         return _host_rows.finish_read(rows, self.prepare_read(rows, reads), strict=True, ahead=False)[0], None

@@ -23,9 +23,8 @@ from fbuf._algorithms.block_table import Table
 from fbuf._core.component import component, to_config
 from fbuf._core.pytree import Leaves, PyTree, Spec, item_bytes, name_of, named_leaves, tree_bytes
 from fbuf._core.slots import Geometry
-from fbuf._interfaces.storage import Forecast, LeafBytes
+from fbuf._interfaces.storage import Forecast, LeafBytes, Storage
 from fbuf.storages import _array_rows, _block_fit, _block_rows
-from fbuf.storages._array_rows import HostPlan
 from fbuf.storages._block_rows import Cut, DeduplicatedRows
 
 MIN_BYTES = 1024
@@ -38,7 +37,7 @@ the search for a free entry short."""
 
 
 @component
-class Deduplicated:
+class Deduplicated(Storage):
     """Store large leaves as ids of distinct blocks, on the device.
 
     Attributes:
@@ -76,6 +75,7 @@ class Deduplicated:
         object.__setattr__(self, "blocks", _by_leaf(self.blocks, _checked_blocks))
 
     masks_expired = True
+    grows = True
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
         self._cuts(spec)
@@ -190,9 +190,6 @@ class Deduplicated:
         places = self._places(cuts, geometry.capacity)
         members = {cut.name: (cut.grid, cut.table) for cut in cuts}
         return _block_fit.forecast(trial, spec, members, places, geometry, MAX_LOAD, self.on_full)
-
-    def plan_host(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> HostPlan:
-        return 0, "none", 0
 
     def spec(self, rows: DeduplicatedRows) -> tuple[Spec, Any]:
         if not isinstance(rows, DeduplicatedRows):

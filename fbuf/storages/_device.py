@@ -16,13 +16,13 @@ from fbuf._core.component import component
 from fbuf._core.pytree import Leaves, PyTree, Spec, tree_bytes
 from fbuf._core.slots import Geometry, read_rows, write_rows
 from fbuf._host import OnHost
-from fbuf._interfaces.storage import LeafBytes, Read
+from fbuf._interfaces.storage import LeafBytes, Read, Storage
 from fbuf.storages import _array_rows
-from fbuf.storages._array_rows import HostPlan, stored_leaves, structure_of
+from fbuf.storages._array_rows import stored_leaves, structure_of
 
 
 @component
-class Device:
+class Device(Storage):
     """Store rows as device arrays `[C, ...]`.
 
     Attributes:
@@ -41,11 +41,7 @@ class Device:
 
     layout: Literal["rows", "tiles"] | None = None
 
-    masks_expired = False
     row_by_row = True
-
-    def host_keys(self, spec: Spec) -> tuple[str, ...]:
-        return ()
 
     def init(self, geometry: Geometry, spec: Spec, structure: Any) -> PyTree:
         allocate = _array_rows.allocate_packed if self._packs() else _array_rows.allocate
@@ -59,9 +55,6 @@ class Device:
 
     def _packs(self) -> bool:
         return (self.layout or ("tiles" if _array_rows.default_platform() == "tpu" else "rows")) == "tiles"
-
-    def plan_host(self, geometry: Geometry, spec: Spec, trial: Leaves | None, ratio: float | None) -> HostPlan:
-        return 0, "none", 0
 
     def spec(self, rows: PyTree) -> tuple[Spec, Any]:
         if isinstance(rows, OnHost):

@@ -32,7 +32,7 @@ from fbuf._host.columns.spec import one_by_one
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
 from fbuf._host.types import RowStore
-from fbuf._interfaces.storage import LeafBytes, Read
+from fbuf._interfaces.storage import LeafBytes, Read, Storage
 from fbuf.storages import _array_rows
 
 
@@ -406,7 +406,7 @@ def host_bytes(rows: SideRows, held: SideHeld) -> int:
     return COPIES * sum(item_bytes(spec[name]) * int(np.prod(shape, dtype=np.int64)) for name, shape in host)
 
 
-class HostRows:
+class HostRows(Storage):
     """The methods of a storage that use the rows of a `HostStorage`."""
 
     keys: tuple[str, ...] | None
@@ -414,7 +414,6 @@ class HostRows:
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """Leaves (or subtrees) that keep the 64 bits of NumPy's dtypes: those of `keys`."""
         return self.keys or ()
 
     @property
@@ -443,6 +442,3 @@ class HostRows:
 
     def finish_read(self, rows: SideRows, held: SideHeld) -> tuple[list[Array], Array | None]:
         return finish_read(rows, held, strict=not self.masks_expired)
-
-    def clear(self, rows: SideRows) -> SideRows:
-        return rows  # slots outside the ring are never read, and the tickets still order later writes

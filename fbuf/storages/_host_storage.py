@@ -136,14 +136,16 @@ class HostStorage(HostRows):
     """Bytes of decoded rows to cache."""
 
     @property
+    def folder(self) -> str | None:
+        return self.path
+
+    @property
     def in_files(self) -> bool:
-        """Whether the rows are in files instead of memory."""
         return self.path is not None
 
     @property
     def row_by_row(self) -> bool:
-        """Whether rows may be collected: those in files must outlive the process."""
-        return not self.in_files
+        return not self.in_files  # rows in files must outlive the process
 
     def _check(self) -> None:
         name = type(self).__name__
@@ -278,6 +280,7 @@ class Host(HostStorage):
     slack: int | None = None
     on_expired: Literal["raise", "mask"] = "raise"
 
+    sends = True
     send = staticmethod(_host_rows.send)
 
     def __post_init__(self) -> None:
@@ -324,6 +327,7 @@ class Memmap(HostStorage):
     on_expired: Literal["raise", "mask"] = "raise"
     sync: float | None = None
 
+    sends = True
     send = staticmethod(_host_rows.send)
 
     def __post_init__(self) -> None:

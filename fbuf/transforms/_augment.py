@@ -17,12 +17,12 @@ from jax import lax
 from fbuf._core.arguments import is_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, named_leaves
-from fbuf._interfaces.transform import Context
+from fbuf._interfaces.transform import Context, Transform
 from fbuf.transforms._fields import checked_keys, chosen, convert, lead_of, replaced
 
 
 @component
-class Augment:
+class Augment(Transform):
     """Shift images by a few random pixels, crop them at random, or both. For batches only: it needs a key.
 
     Attributes:

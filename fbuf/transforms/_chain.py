@@ -26,7 +26,7 @@ _ROWS = (3, 2)  # leading axes of the rows that shapes are traced with
 
 
 @component
-class Chain:
+class Chain(StatefulTransform):
     """Apply transforms in sequence.
 
     Attributes:
@@ -113,19 +113,19 @@ class Chain:
         """
         stages = []
         for name, transform in reversed(self.stages):
-            inverse = getattr(transform, "inverse", None)
+            inverse = transform.inverse()
             if inverse is None:
                 raise ValueError(f"Chain: stage '{name}', {transform!r}, has no inverse. Use chain.remove({name!r}).")
-            stages.append((name, inverse()))
+            stages.append((name, inverse))
         return Chain(tuple(stages))
 
     @property
     def keyed(self) -> bool:
-        return any(_wants_key(transform) for _, transform in self)
+        return any(transform.keyed for _, transform in self)
 
     @property
     def row_by_row(self) -> bool:
-        return all(getattr(transform, "row_by_row", False) for _, transform in self)
+        return all(transform.row_by_row for _, transform in self)
 
     def apply(self, data: PyTree, context: Context) -> PyTree:
         """Apply all stages; `context.memory` is a dict by names of stages."""
@@ -140,7 +140,7 @@ class Chain:
             data = transform.apply(data, inner)
             if windows and place < len(self):
                 context = context._replace(collapsed=_leaves_without_rows(data, more, context))
-            number += _wants_key(transform)
+            number += transform.keyed
         return data
 
     def write(self, data: PyTree, context: Context) -> tuple[PyTree, dict[str, Any]]:
@@ -152,8 +152,7 @@ class Chain:
                 data, memory[name] = transform.write(data, inner)
                 continue
             if isinstance(transform, StatefulTransform):
-                remembering: StatefulTransform = transform
-                memory[name] = remembering.observe(inner.memory, named_leaves(data), context.mask)
+                memory[name] = transform.observe(inner.memory, named_leaves(data), context.mask)
                 inner = inner._replace(memory=memory[name])
             data = transform.apply(data, inner)
         return data, memory
@@ -161,7 +160,7 @@ class Chain:
     def _inner(self, context: Context, name: str, transform: Transform, number: int) -> Context:
         key = context.key
         if key is not None:
-            key = jax.random.fold_in(key, number) if _wants_key(transform) else None
+            key = jax.random.fold_in(key, number) if transform.keyed else None
         memory = context.memory.get(name) if isinstance(context.memory, Mapping) else None
         return context._replace(key=key, memory=memory)
 
@@ -201,8 +200,7 @@ class Chain:
                 memory[name], example = transform.opened(example)
                 continue
             if isinstance(transform, StatefulTransform):
-                remembering: StatefulTransform = transform
-                memory[name] = remembering.init(spec_of(example))
+                memory[name] = transform.init(spec_of(example))
             example = _after(name, transform, example, memory.get(name))
         return memory, example
 
@@ -223,10 +221,6 @@ def _after(name: str, transform: Transform, example: PyTree, memory: Any) -> PyT
                 f"with leading axes {list(_ROWS)}. Keep the axes [N, E] of every leaf."
             )
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[len(_ROWS) :], leaf.dtype), made)
-
-
-def _wants_key(transform: Transform) -> bool:
-    return bool(getattr(transform, "keyed", False))
 
 
 def _may_collapse(transform: Transform) -> bool:
@@ -289,7 +283,7 @@ def _check(transform: Any) -> None:
         raise TypeError(f"Chain: stage is the class {transform.__name__}; expected an instance.")
     if not isinstance(transform, Transform):
         fix = f" Write Map({getattr(transform, '__name__', 'fn')})." if callable(transform) else ""
-        raise TypeError(f"Chain: stage is {transform!r}, without `apply`; expected a fbuf.parts.Transform.{fix}")
+        raise TypeError(f"Chain: stage is {transform!r}; expected a fbuf.parts.Transform.{fix}")
     try:
         hash(transform)
     except TypeError:
@@ -368,7 +362,7 @@ def apply(
     if not shapes or len(shapes[0]) < lead or any(shape != shapes[0] for shape in shapes):
         found = ", ".join(f"'{n}' {list(jnp.shape(x))}" for n, x in leaves.items())
         raise ValueError(f"transforms.apply: leaves are {found or 'missing'}; expected {lead} equal axes. Set lead.")
-    if getattr(transform, "keyed", False) and key is None:
+    if transform.keyed and key is None:
         raise ValueError(f"transforms.apply: {transform!r} needs a key. Write apply(..., key=jax.random.key(0)).")
     if lead == 0:
         data = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], data)

@@ -14,7 +14,7 @@ from fbuf._interfaces.transform import Context, Transform
 
 
 @component
-class Map:
+class Map(Transform):
     """Apply a function to each row of a batch; with a view of windows to each window, leaves `[T, ...]`.
 
     Attributes:

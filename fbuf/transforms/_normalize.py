@@ -15,14 +15,14 @@ from jax import Array
 from fbuf._core.arguments import check_bool
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec, named_leaves
-from fbuf._interfaces.transform import Context
+from fbuf._interfaces.transform import Context, StatefulTransform, Transform
 from fbuf.transforms import _running_stats
 from fbuf.transforms._fields import blanked, checked_keys, checked_name, chosen, convert, is_number, replaced
 from fbuf.transforms._running_stats import Moments
 
 
 @component
-class Normalize:
+class Normalize(StatefulTransform):
     """Compute `(x - mean) / std` of leaves, element by element, by running statistics.
 
     Attributes:
@@ -140,7 +140,7 @@ class Normalize:
 
 
 @component
-class Denormalize:
+class Denormalize(Transform):
     """Invert a `Normalize` by its statistics; `Normalize(...).inverse()` returns one."""
 
     of: Normalize
@@ -154,7 +154,7 @@ class Denormalize:
 
 
 @component
-class NormalizeReward:
+class NormalizeReward(StatefulTransform):
     """Divide rewards by their running standard deviation, which keeps their sign.
 
     It is valid for every view: the n-step return of scaled rewards is the scaled n-step return. Subtracting the mean

@@ -11,7 +11,7 @@ import numpy as np
 from fbuf._core.arguments import is_int
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree
-from fbuf._interfaces.transform import Context
+from fbuf._interfaces.transform import Context, Transform
 from fbuf.transforms._fields import added, as_dict, checked_keys, checked_name, chosen, convert, lead_of
 
 
@@ -80,7 +80,7 @@ def _convert_split(call: str, self: Any) -> None:
 
 
 @component
-class Concatenate:
+class Concatenate(Transform):
     """Concatenate leaves along an axis.
 
     Attributes:
@@ -139,7 +139,7 @@ class Concatenate:
 
 
 @component
-class Split:
+class Split(Transform):
     """Split a leaf along an axis; the inverse of `Concatenate`.
 
     Attributes:
@@ -183,7 +183,7 @@ class Split:
 
 
 @component
-class Stack:
+class Stack(Transform):
     """Stack leaves of one shape and dtype along a new axis.
 
     Attributes:
@@ -226,7 +226,7 @@ class Stack:
 
 
 @component
-class Unstack:
+class Unstack(Transform):
     """Split a leaf into its elements along an axis; the inverse of `Stack`.
 
     Attributes:

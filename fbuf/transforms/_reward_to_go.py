@@ -12,12 +12,12 @@ from jax import numpy as jnp
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree
 from fbuf._core.slots import expand
-from fbuf._interfaces.transform import Context
+from fbuf._interfaces.transform import Context, Transform
 from fbuf.transforms._fields import as_dict, checked_keys, checked_name, convert, is_number, rebuilt
 
 
 @component
-class RewardToGo:
+class RewardToGo(Transform):
     r"""Add :math:`G_t = \sum_{k \ge t} \gamma^{k - t} r_k`, the sum to the end of the episode.
 
     At read it sums over windows (`views.Sequence`, `views.Episode`); at write over the rows of one call, lane by lane. Rows

@@ -14,7 +14,7 @@ import numpy as np
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, named_leaves
-from fbuf._interfaces.transform import Context
+from fbuf._interfaces.transform import Context, Transform
 from fbuf.transforms._fields import blanked, checked_keys, chosen, convert, dtype_name, is_number, replaced
 
 
@@ -40,7 +40,7 @@ def _canonical(dtype: str) -> Any:
 
 
 @component
-class Cast:
+class Cast(Transform):
     """Convert leaves to another dtype.
 
     Attributes:
@@ -79,7 +79,7 @@ class Cast:
 
 
 @component
-class Scale:
+class Scale(Transform):
     """Compute `x * factor + offset` in another dtype: by default uint8 frames become float32 from 0 to 1.
 
     In `on_read` XLA fuses it with the step that follows.

@@ -7,12 +7,12 @@ from typing import Any
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree
-from fbuf._interfaces.transform import Context
+from fbuf._interfaces.transform import Context, Transform
 from fbuf.transforms._fields import as_dict, checked_keys, checked_name, chosen, convert, rebuilt
 
 
 @component
-class Select:
+class Select(Transform):
     """Keep some leaves, and drop the others.
 
     Leaves that a view adds (`mask`, `is_first`, `discount`, ...) stay only if they are named. It has no inverse.
@@ -39,7 +39,7 @@ class Select:
 
 
 @component
-class Drop:
+class Drop(Transform):
     """Drop some leaves. It has no inverse.
 
     Attributes:
@@ -65,7 +65,7 @@ class Drop:
 
 
 @component
-class Rename:
+class Rename(Transform):
     """Rename leaves or subtrees.
 
     Attributes:

@@ -25,10 +25,11 @@ from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, View, Window
 from fbuf.views._fields import as_float, check_free
+from fbuf.views._transition import Transition
 
 
 @component
-class Hindsight:
+class Hindsight(View):
     """Relabel a share of the transitions of a batch with goals that their episode reached.
 
     `batch.data` is that of `view`, and `relabelled` bool[B]. Where it is True, the goal in `obs` and `next_obs` is a goal
@@ -72,7 +73,7 @@ class Hindsight:
       True
     """
 
-    view: View
+    view: Transition
     reward: Callable[[jax.Array, jax.Array], jax.Array]
     goal: str = "obs/desired_goal"
     achieved: str = "obs/achieved_goal"
@@ -80,7 +81,7 @@ class Hindsight:
     fraction: float = 0.8
 
     def __post_init__(self) -> None:
-        if isinstance(self.view, type) or not hasattr(self.view, "decide") or not hasattr(self.view, "n_step"):
+        if not isinstance(self.view, Transition):
             raise TypeError(f"Hindsight: view is {self.view!r}; expected a views.Transition(...).")
         if not callable(self.reward):
             raise TypeError(f"Hindsight: reward is {self.reward!r}; expected a function reward(achieved_goal, goal).")
@@ -99,12 +100,16 @@ class Hindsight:
     def rule(self) -> EligibilityRule:
         return dataclasses.replace(self.view.rule, spans=True)
 
+    @property
+    def reads_pairs(self) -> tuple[str | None, ...]:
+        return self.view.reads_pairs
+
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return self.view.episode_fields()
 
     def _final(self, name: str) -> str | None:
         """Return the name in the final observation of the leaf `name` of the observation."""
-        inner: Any = self.view
+        inner = self.view
         if inner.final_observation is None or name not in under(inner.observation, [name]):
             return None
         return str(inner.final_observation) + name.removeprefix(inner.observation)
@@ -123,7 +128,7 @@ class Hindsight:
                 f"Hindsight: '{self.goal}' is {goal.dtype}{list(goal.shape)}, but '{self.achieved}' is {achieved.dtype}"
                 f"{list(achieved.shape)}; expected equal shapes and dtypes."
             )
-        inner: Any = self.view
+        inner = self.view
         if under(inner.observation, [inner.reward]):
             raise ValueError(
                 f"Hindsight: the reward '{inner.reward}' is part of '{inner.observation}'; expected a leaf of its own."
@@ -144,14 +149,12 @@ class Hindsight:
     def decide(
         self, flags: jax.Array, available: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        view: Any = self.view  # `decide` is optional
-        decided: tuple[jax.Array, jax.Array, jax.Array | None] = view.decide(flags, available, step)
-        return decided
+        return self.view.decide(flags, available, step)
 
     def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         geometry, ring, flags, starts = eligible.geometry, eligible.ring, eligible.flags, eligible.starts
         assert flags is not None and starts is not None
-        inner: Any = self.view
+        inner = self.view
         made = inner.window(spec, eligible, slot, mask, key)
         nowhere, lanes, length = jnp.int32(geometry.capacity), jnp.int32(geometry.lanes), jnp.int32(geometry.length)
         safe = jnp.where(mask, slot, jnp.int32(0))
@@ -200,7 +203,7 @@ class Hindsight:
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:
         context, relabelled, there, beyond, replaced = window.context
-        inner: Any = self.view
+        inner = self.view
         own = 1 if self._final(self.achieved) is None else 2
         reads, arrays, found = window.reads[:-own], list(arrays[:-own]), arrays[-own:]
         values = found[0] if own == 1 else jnp.where(expand(beyond, found[0].ndim), found[1], found[0])

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import EligibilityRule, Window
+from fbuf._interfaces.view import EligibilityRule, View, Window
 
 
 @component
-class Row:
+class Row(View):
     """Return rows, leaves `[B, ...]`, in the structure in which they were added.
 
     Example:
@@ -26,15 +25,6 @@ class Row:
     """
 
     rule = EligibilityRule("row")
-
-    def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
-        return (), None
-
-    def check(self, spec: Spec) -> None:
-        """Accept any rows."""
-
-    def opens(self, step: jax.Array, flags: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros_like(step), jnp.ones(step.shape, bool)
 
     def window(self, spec: Spec, eligible: EligibleSet, slot: jax.Array, mask: jax.Array, key: jax.Array) -> Window:
         return Window(tuple(Read(name, slot) for name in spec), None)

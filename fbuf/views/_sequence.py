@@ -21,7 +21,7 @@ from fbuf._core.slots import Geometry, shift
 from fbuf._indexing.anchors import RESET, START, TERMINATED, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import EligibilityRule, Window
+from fbuf._interfaces.view import EligibilityRule, View, Window
 from fbuf.views import _fields
 from fbuf.views._host_windows import HostEpisode, HostSequence
 from fbuf.views._learnt import learnt
@@ -29,13 +29,15 @@ from fbuf.views._learnt import learnt
 _LAST_RESET, _LAST_TERMINATED, _TERMINATED_BEFORE = 1, 2, 4  # the last row of an episode, and the row before it
 
 
-class _WindowView:
+class _WindowView(View):
     """What `Sequence` and `Episode` share."""
 
     episode_end: tuple[str, ...]
     episode: str | None
-    reads_pairs = ("episode",)
-    adds = True
+
+    @property
+    def reads_pairs(self) -> tuple[str | None, ...]:
+        return (self.episode,)
 
     def episode_fields(self) -> tuple[tuple[str, ...], str | None]:
         return self.episode_end, None
@@ -141,7 +143,7 @@ class Sequence(_WindowView):
         _fields.check_autoreset("Sequence", self.autoreset, self.episode_end)
 
     @property
-    def adds(self) -> bool:  # type: ignore[override]
+    def adds(self) -> bool:
         """Whether batches have masks besides the rows."""
         rows_differ = self.burn_in or self.bootstrap or self.autoreset == "next_step" or self.boundary == "mask"
         return bool(self.episode_end or self.episode or rows_differ)

@@ -29,7 +29,7 @@ from fbuf._core.slots import expand, shift
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
-from fbuf._interfaces.view import EligibilityRule, Window
+from fbuf._interfaces.view import EligibilityRule, View, Window
 from fbuf.views._fields import as_float, check_autoreset, check_flag, check_free, check_id, check_single
 from fbuf.views._host_transition import HostTransition
 
@@ -40,7 +40,7 @@ _NAMES = ("observation", "action", "reward", "terminated", "truncated", "final_o
 
 
 @component
-class Transition:
+class Transition(View):
     """Return n-step transitions with stacked frames.
 
     `batch.data` is a dict: `obs` and `next_obs` `[B, stack, ...]` (without the stack axis if `stack` is None), `action`
@@ -96,7 +96,6 @@ class Transition:
     pad: Literal["zero", "repeat"] = "zero"
     autoreset: Literal["same_step", "next_step"] | None = None
     episode: str | None = None
-    reads_pairs = ("reward", "episode")
 
     def __post_init__(self) -> None:
         for name in _NAMES:
@@ -134,6 +133,10 @@ class Transition:
     def back(self) -> int:
         """Frames before the anchor's own."""
         return (self.stack or 1) - 1
+
+    @property
+    def reads_pairs(self) -> tuple[str | None, ...]:
+        return self.reward, self.episode
 
     @property
     def rule(self) -> EligibilityRule:

@@ -22,6 +22,7 @@ from fbuf._core.arguments import check_key, is_int
 from fbuf._core.component import component, state
 from fbuf._core.pytree import Spec
 from fbuf._core.slots import Geometry
+from fbuf._interfaces.writer import Scattering
 
 S = TypeVar("S")
 
@@ -35,7 +36,7 @@ class ReservoirState:
 
 
 @component
-class Reservoir:
+class Reservoir(Scattering):
     """Keep a uniform sample of all rows that ever arrived: every set of C of them is equally likely.
 
     Attributes:
@@ -62,8 +63,6 @@ class Reservoir:
     """
 
     seed: int = 0
-
-    streams = False
 
     def __post_init__(self) -> None:
         if not is_int(self.seed) or not 0 <= self.seed < 2**32:

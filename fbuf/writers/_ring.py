@@ -15,10 +15,11 @@ from fbuf._core import slots
 from fbuf._core.component import component
 from fbuf._core.slots import Geometry, Placement
 from fbuf._core.slots import Ring as RingState
+from fbuf._interfaces.writer import Streaming
 
 
 @component
-class Ring:
+class Ring(Streaming):
     """Evict the oldest row of the lane.
 
     Example:
@@ -27,7 +28,6 @@ class Ring:
       Ring()
     """
 
-    streams = True
     row_by_row = True
 
     init = staticmethod(slots.init_rings)
@@ -54,6 +54,7 @@ class Frozen(Ring):
       Frozen()
     """
 
+    read_only = True
     row_by_row = False  # each `add` must raise
 
     def init(self, geometry: Geometry) -> RingState:

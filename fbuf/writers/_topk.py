@@ -14,6 +14,7 @@ from fbuf._algorithms.uint64 import Wide
 from fbuf._core.component import component, state
 from fbuf._core.pytree import Spec, name_of, nested
 from fbuf._core.slots import Geometry, Ranges
+from fbuf._interfaces.writer import Scattering
 
 
 @state
@@ -31,7 +32,7 @@ class TopKState:
 
 
 @component
-class TopK:
+class TopK(Scattering):
     """Keep the rows with the highest ranks: a new row replaces the lowest if it is higher.
 
     Attributes:
@@ -70,7 +71,7 @@ class TopK:
 
     rank: str | tuple[str, ...] | Callable[[Any], Any]
 
-    streams = False
+    reads_rows = True
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, tuple) and all(isinstance(part, str) for part in self.rank):

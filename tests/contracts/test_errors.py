@@ -132,7 +132,7 @@ fbuf.Buffer(capacity=10, episode_end="done") => TypeError 'done'; expected a tup
 fbuf.Buffer(capacity=10, sampler=Uniform) => TypeError Buffer: sampler is the class Uniform; expected a value. Write Uniform().
 fbuf.Buffer(capacity=10, storage="compressed") => TypeError Buffer: storage is 'compressed'. Use fbuf.storages.Compressed().
 fbuf.Buffer(10, Prioritized()) => TypeError storage is Prioritized(), a sampler; | Write sampler=Prioritized().
-fbuf.Buffer(capacity=10, view=(1,)) => TypeError Buffer: view is (1,) without `
+fbuf.Buffer(capacity=10, view=(1,)) => TypeError Buffer: view is (1,). Use fbuf.views.Row().
 fbuf.Buffer(capacity=4, sampler=Unhashable()) => TypeError Buffer: field 'sampler' is | which does not hash; expected a value
 fbuf.Buffer(capacity=8, lanes=2, view=Transition(n_step=3, stack=4, autoreset="same_step")) => ValueError
     reads 7 rows at a time, but there are 4 per lane (capacity / lanes). Use capacity=14 or more.

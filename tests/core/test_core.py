@@ -19,7 +19,7 @@ from tests.support.refusals import raises
 
 
 @fbuf.parts.component
-class Clip:
+class Clip(fbuf.parts.Transform):
     side: Literal["left", "right"] = "left"
     kind: Literal["soft", "hard"] | None = None
     width: Literal[1, 2] = 1  # of numbers: not checked

@@ -142,7 +142,6 @@ LIMITED = [Epoch(), Epoch(drop_last=True), Consume(), Consume(2), Prioritized(),
 
 @pytest.mark.parametrize("sampler", LIMITED, ids=str)
 def test_draw_some_equals_a_smaller_draw(sampler):
-    assert hasattr(sampler, "draw_some")
     buffer = fbuf.Buffer(30, sampler=sampler)
     state = buffer.extend(buffer.init(jnp.float32(0)), jnp.arange(20.0))
     if sampler.prioritized:

@@ -1,6 +1,5 @@
 """Parts of one's own: the examples of the README, with every other part, in jit, saved and loaded."""
 
-import sys
 from typing import Any
 
 import jax
@@ -134,22 +133,21 @@ def test_a_codec_and_a_transform():
     assert np.abs(np.asarray(buffer.peek(state, jax.random.key(0), 64).data["reward"])).max() == 0.5
 
 
-class Undone(fbuf.samplers.Uniform):
-    draw = None
+class Alike:
+    def init(self, geometry, dense): ...
 
 
-class PassingOn:
-    def __getattr__(self, name):
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(fbuf.samplers.Uniform(), name)
+class Looking(fbuf.views.Row):
+    rule = parts.EligibilityRule("looking", ahead=1, prompt=False)
 
 
-@pytest.mark.parametrize("own", [Undone(), PassingOn()], ids=["None", "__getattr__"])
-def test_methods_must_be_defined_by_the_class(own):
-    if isinstance(own, PassingOn) and sys.version_info < (3, 12):
-        pytest.skip("isinstance takes them for methods before Python 3.12")
-    raises(TypeError, "sampler is .* without `.*`; see fbuf.parts.Sampler", fbuf.Buffer, 4, sampler=own)
+def test_a_part_derives_from_its_base_class():
+    said = r"sampler is .*; expected a fbuf.parts.Sampler. Write class Alike\(fbuf.parts.Sampler\)."
+    raises(TypeError, said, fbuf.Buffer, 4, sampler=Alike())
+    raises(TypeError, r"Write class Alike\(fbuf.parts.Scattering\).", fbuf.Buffer, 4, writer=Alike())
+    raises(TypeError, "has no `decide`; see fbuf.parts.View", fbuf.Buffer, 4, view=Looking())
+    with pytest.raises(TypeError, match="abstract method '?change"):
+        own(parts.Sampler, init=lambda *_: None)()
 
 
 @pytest.mark.optimized
@@ -187,7 +185,7 @@ used(view=own(parts.FieldsView, fields=lambda own, spec, eligible, slot: {"x": (
     Own.fields names 'y', but rows have t
 used(view=own(parts.FieldsView, fields=lambda own, *given: {"x": ("t", parts.earlier(*given[1:], 1))})) => ValueError
     has no neighbouring rows | Rule("name", back=1)
-used(writer=own(object, streams=False, init=lambda *_: zeros(()), choose=lambda *given: zeros(given[-1].shape))) => TypeError
+used(writer=own(parts.Scattering, init=lambda *_: zeros(()), choose=lambda *given: zeros(given[-1].shape))) => TypeError
     Own.choose returned a | expected slot, own
 used(storage=own(OWN["Rounded"], take=lambda own, arrays, name, slot, leaf: arrays[name][slot])) => TypeError
     Own.take: leaf 't' is int8[4]; expected float32[4]
@@ -201,9 +199,9 @@ def test_invalid_results_of_parts_are_refused():
     refusals.check_all(INVALID, globals())
 
 
-def test_all_protocols_are_public():
+def test_all_interfaces_are_public():
     import fbuf._interfaces.sampler as words
 
-    protocols = {n for n, v in vars(words).items() if isinstance(v, type) and v.__module__ == words.__name__}
-    private = {name for name in protocols if name not in parts.__all__}
+    classes = {n for n, v in vars(words).items() if isinstance(v, type) and v.__module__ == words.__name__}
+    private = {name for name in classes if name not in parts.__all__}
     assert not private, f"add to fbuf/parts/__init__.py: {sorted(private)}"

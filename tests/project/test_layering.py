@@ -3,7 +3,6 @@
 import ast
 import functools
 import graphlib
-import re
 import sys
 from collections.abc import Iterator
 
@@ -160,30 +159,23 @@ def test_only_the_host_uses_threads_and_zstd() -> None:
             assert not top_level(module) & ({"threading", "zstandard", "concurrent", "queue"} - own), module
 
 
-def documented(*modules: str, only: str = "") -> set[str]:
-    """Methods with a docstring in classes of `modules` that have a base whose name contains `only`."""
+def documented(*modules: str) -> set[str]:
+    """Methods with a docstring in classes of `modules`."""
     return {
         method.name
         for module in modules
         for node in ast.walk(TREES[module])
-        if isinstance(node, ast.ClassDef) and (not only or any(only in ast.unparse(base) for base in node.bases))
+        if isinstance(node, ast.ClassDef)
         for method in node.body
         if isinstance(method, ast.FunctionDef) and ast.get_docstring(method)
     }
 
 
-def optional_members() -> set[str]:
-    """Return the names of optional members, which docstrings of Protocols list."""
-    classes = [node for module in INTERFACES for node in TREES[module].body if isinstance(node, ast.ClassDef)]
-    return {name for node in classes for name in re.findall(r"^  (\w+)[(:]", ast.get_docstring(node) or "", re.M)}
-
-
 def test_everything_public_is_documented() -> None:
-    """A method may leave it to the Protocol of its part, to a base class beside it, or to the decorator `state`."""
-    protocols = documented(*INTERFACES, only="Protocol") | optional_members()
-    bare = []
+    """A method may leave it to the base class of its part, to one beside it, or to the decorator `state`."""
+    interfaces, bare = documented(*INTERFACES), []
     for module, tree in TREES.items():
-        inherited = documented(module) | {"ranges"} | (protocols if folder(module) in (*PARTS, "parts") else set())
+        inherited = documented(module) | {"ranges"} | (interfaces if folder(module) in (*PARTS, "parts") else set())
         for node in tree.body:
             if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):
                 continue

@@ -14,7 +14,7 @@ from tests.support.refusals import raises
 
 PLAIN = fbuf.Buffer(96)
 SERVICE = [
-    (fbuf.Buffer, {}, "buffer is function; expected a Buffer"),
+    (fbuf.prioritized, {}, "buffer is function; expected a Buffer"),
     (PLAIN, {"shards": 0}, "shards is 0; expected an int >= 1"),
     (PLAIN, {"save_every": 3}, "save_every is 3, but path is None. Use path='/data/replay'"),
     (PLAIN, {"limit": fbuf.limits.queue(4), "shards": 2}, "shards that wait for one another could deadlock"),
@@ -27,8 +27,8 @@ SHARDS = [
     (fbuf.Buffer(64), 3, "capacity is 64, not a multiple of the 3 shards. Use 63 or 66"),
     (fbuf.Buffer(24, lanes=2), 3, "lanes is 2, not a multiple of the 3 shards. Use 3"),
     (fbuf.Buffer(24, writer=writers.Reservoir()), 3, "needs all rows in one place"),
-    (fbuf.Buffer(24, sampler=samplers.Epoch()), 3, "has no `mass` (fbuf.parts.Sampler), such as"),
-    (fbuf.Buffer(24, sampler=samplers.Ranked()), 3, "Use samplers.Prioritized(), or shards=1."),
+    (fbuf.Buffer(24, sampler=samplers.Epoch()), 3, "draws without replacement, which several shards cannot do"),
+    (fbuf.Buffer(24, sampler=samplers.Ranked()), 3, "ranks the rows of the whole. Use samplers.Prioritized(), or shards=1."),
     (fbuf.Buffer(24, sampler=samplers.Prioritized(on="host")), 3, "expected on='device'. Use shards=1."),
     (fbuf.Buffer(24, sampler=samplers.Prioritized(uniform=0.1)), 3, "expected uniform=None. Use shards=1."),
     (

@@ -1,7 +1,7 @@
 """Writers that replace any row, `TopK` and some as a user would write them, and what they leave in plain Python."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,10 @@ Largest = fbuf.writers.TopK  # of equal rows the older stays
 
 
 @dataclasses.dataclass(frozen=True)
-class Anywhere:
+class Anywhere(fbuf.parts.Scattering):
     """Replaces a random row once the buffer is full: all rows of a call at once."""
 
     seed: int = 0
-    streams: ClassVar[bool] = False
 
     def init(self, geometry, spec):
         return jnp.uint32(0)  # calls so far
@@ -138,9 +137,8 @@ def check_inplace(storage, sampler):
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class Told(fbuf.parts.Scattering):
     change: Any = staticmethod(lambda slots, own: (slots, own))
-    streams: ClassVar[bool] = False
 
     def init(self, geometry, spec):
         return jnp.uint32(0)

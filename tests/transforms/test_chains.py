@@ -136,7 +136,7 @@ Normalize("a", of=3) => TypeError Normalize: name is 3; expected text
 Normalize("a", center=0) => TypeError Normalize: center is 0; expected a bool
 Chain({"a/b": Cast("a", "int8")}) => ValueError stage name is 'a/b'; expected printable text without
 Chain((Scale,)) => TypeError stage is the class Scale; expected an instance.
-Chain((negated,)) => TypeError without `apply` | Write Map(negated)
+Chain((negated,)) => TypeError expected a fbuf.parts.Transform | Write Map(negated)
 Chain("scale") => TypeError stages is 'scale'; expected transforms
 Chain((("x", Cast("a", "int8")), ("x", Drop("a")))) => ValueError two stages are named 'x'
 """

@@ -118,10 +118,9 @@ def test_inverses_give_the_rows_back():
     data = flattened(rows(4, 3))
     for name, (_, made, _, back) in everything().items():
         if name in NO_INVERSE:
-            assert not hasattr(MEMBERS[name], "inverse")
+            assert MEMBERS[name].inverse() is None
             raises(ValueError, r"stage '.*', .* has no inverse", transforms.Chain((MEMBERS[name],)).inverse)
             continue
-        assert hasattr(MEMBERS[name], "inverse")
         if name in LOSSY:
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), back, data)
         else:

@@ -195,7 +195,7 @@ def test_init_and_plan_check_transforms_on_the_example():
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Loses:
+class Loses(fbuf.parts.Transform):
     def apply(self, data, context):
         return {"x": data["x"].sum()}
 
@@ -225,7 +225,7 @@ SCALED.convert(fbuf.Buffer(8), SCALED.init(BYTE)) => ValueError
 fbuf.Buffer(8, on_write=Augment("x")) => ValueError
     stage 'augment' of on_write, Augment(keys=('x',)), needs a key. Use on_read.
 fbuf.Buffer(8, on_read=lambda x: x) => TypeError on_read is <function | Write Map(
-fbuf.Buffer(8, on_write=3) => TypeError on_write is 3. Chain: stage is 3, without `apply`
+fbuf.Buffer(8, on_write=3) => TypeError on_write is 3. Chain: stage is 3; expected a fbuf.parts.Transform.
 fbuf.Buffer(8, on_read=Scale) => TypeError stage is the class Scale
 fbuf.Buffer(8, storage=fbuf.storages.Ragged(), on_write=Scale("x")) => ValueError
     on_write is Chain((Scale(keys=('x',)),)), but Ragged() holds objects. Use on_read.

@@ -63,13 +63,7 @@ def test_the_order_of_arrival_outlives_2_to_32_rows():
     assert np.asarray(state.scatter.newest).tolist() == [4, 1]
 
 
-def test_a_writer_without_a_method_is_named():
-    class Half:
-        streams = False
-
-        def init(self, geometry, spec): ...
-
-    raises(TypeError, r"> without `choose`; see fbuf\.parts\.Scattering\.", lambda: fbuf.Buffer(10, writer=Half()))
+def test_other_values_are_no_writers():
     raises(TypeError, r"writer is 3\. Use fbuf\.writers\.Ring\(\)\.", fbuf.Buffer, 10, writer=3)
     said = r"writer is the class Ring; expected a value. Write Ring\(\)"
     raises(TypeError, said, fbuf.Buffer, 10, writer=fbuf.writers.Ring)

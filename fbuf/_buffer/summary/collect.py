@@ -22,7 +22,8 @@ from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
 from fbuf._indexing import anchors
-from fbuf._interfaces.storage import RaggedStorage, Read
+from fbuf._interfaces.sampler import Sampler
+from fbuf._interfaces.storage import Read
 
 BLOCK_BYTES = 1 << 24
 """Bytes of rows that are compared at once."""
@@ -99,14 +100,14 @@ def _look_core(buffer: BufferConfig, state: BufferState, number: int) -> tuple[B
         out |= {"number": state.scatter.number[slot], "newest": state.scatter.newest}
     if state.anchors is not None:
         out["anchor"] = drawable(state, slot, held)
-        if hasattr(buffer.view, "learnt"):
+        if buffer.view.rule.window:
             out["flags"] = jnp.where(held, state.anchors.flags[slot], jnp.uint8(0))
-    inspect = getattr(buffer.sampler, "inspect", None)
-    if inspect is not None:
-        said = inspect(state.sampler, eligible_set(buffer, state))
+    said = buffer.sampler.inspect(state.sampler, eligible_set(buffer, state))
+    if said is not None:
         out |= {name: array[slot] for name, array in said._asdict().items() if array is not None}
-    if hasattr(buffer.sampler, "priority"):
-        out["priority"] = buffer.sampler.priority(state.sampler, slot)
+    priority = buffer.sampler.priority(state.sampler, slot)
+    if priority is not None:
+        out["priority"] = priority
     if number:
         behind = state.ring.size[None, :] - jnp.int32(number) + jnp.arange(number, dtype=jnp.int32)[:, None]
         newest = jnp.take_along_axis(slot, jnp.maximum(behind, jnp.int32(0)), axis=0)
@@ -132,7 +133,7 @@ _flags = Operation(flags_core)
 
 def unlearnt(buffer: BufferConfig, state: BufferState) -> dict[str, Any]:
     """Return the number of rows held that no window learns, reset rows aside; nothing under a trace, or without windows."""
-    if state.anchors is None or not hasattr(buffer.view, "learnt") or isinstance(state.anchors.flags, jax.core.Tracer):
+    if state.anchors is None or not buffer.view.rule.window or isinstance(state.anchors.flags, jax.core.Tracer):
         return {}
     found = _flags(buffer, state)[1]
     if isinstance(found[1], jax.core.Tracer):  # a state from outside the trace
@@ -178,8 +179,8 @@ def seen_of(buffer: BufferConfig, raw: dict[str, Any]) -> Seen:
         held=held,
         age=age,
         anchor=raw.get("anchor", held),
-        uniform=hasattr(buffer.sampler, "inspect") and "probability" not in raw,
-        draws_since=getattr(buffer.sampler, "since", ""),
+        uniform=type(buffer.sampler).inspect is not Sampler.inspect and "probability" not in raw,
+        draws_since=buffer.sampler.since,
         hashes={name: array[there] for name, array in hashes.items()},
         stats={name: np.asarray(value).item() for name, value in raw["stats"].items()}
         | ({"unlearnt": count_unlearnt(buffer, held, raw["flags"])} if "flags" in raw else {}),
@@ -190,7 +191,7 @@ def seen_of(buffer: BufferConfig, raw: dict[str, Any]) -> Seen:
 
 def whole_rows(buffer: BufferConfig) -> bool:
     """Return whether rows consist of arrays, and can be compared."""
-    return not isinstance(buffer.storage, RaggedStorage)
+    return not buffer.storage.ragged
 
 
 # Hashes of rows. Bits are compared, so two NaNs are equal, and 0 and -0 are not. They are not cryptographic; among 2^20

@@ -24,7 +24,6 @@ from fbuf._core.arguments import is_int
 from fbuf._core.pytree import item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.text_table import WHOLE, Section, human, number, spec_text
-from fbuf._interfaces.sampler import host_sampler
 from fbuf._interfaces.storage import LeafBytes
 
 _HEADS = ("mean", "least", "5 %", "25 %", "median", "75 %", "95 %", "most")
@@ -289,7 +288,7 @@ def _bytes(
     """Return bytes of leaves and of other parts; their sum is `Buffer.nbytes`."""
     storage = buffer.storage
     spec, _ = storage.spec(state.rows)
-    stored: dict[str, LeafBytes] = getattr(storage, "bytes_per_leaf", lambda rows: {})(state.rows)
+    stored: dict[str, LeafBytes] = storage.bytes_per_leaf(state.rows)
     total = storage.nbytes(state.rows)
     rest = LeafBytes(
         *(total[place] - sum(held[i] for held in stored.values()) for i, place in enumerate(LeafBytes._fields))
@@ -308,7 +307,6 @@ def _bytes(
         bytes_of = tree_bytes(getattr(state, field.name)) if field.name != "rows" else 0
         if bytes_of:
             parts[field.name] = LeafBytes(device=bytes_of)
-    kept = host_sampler(buffer.sampler)
-    if kept is not None:
-        parts["sampler"] = LeafBytes(parts.get("sampler", LeafBytes()).device, kept.host_bytes(state.sampler))
+    if own := buffer.sampler.host_bytes(state.sampler):
+        parts["sampler"] = LeafBytes(parts.get("sampler", LeafBytes()).device, own)
     return leaves, parts

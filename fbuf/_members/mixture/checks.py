@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.checks import check_batch_size, check_number, exact_leaves
 from fbuf._core.pytree import leaf_spec, named_leaves, needs_x64, spec_of
-from fbuf._interfaces.storage import RaggedStorage
 from fbuf._members.quota import counted
 from fbuf._members.split import check_draw_mode
 from fbuf.sharded import Sharded
@@ -39,7 +38,7 @@ def checked_buffers(buffers: Any) -> tuple[tuple[str, Any], ...]:
             continue
         if buffer.prefetch:
             raise ValueError(f"Mixture: '{name}' has prefetch={buffer.prefetch}; expected 0.")
-        if isinstance(buffer.storage, RaggedStorage):
+        if buffer.storage.ragged:
             raise TypeError(f"Mixture: '{name}' has {buffer.storage!r}, not all arrays. Use another storage.")
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):

@@ -29,7 +29,6 @@ from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import expand
 from fbuf._interfaces.sampler import Draw
 from fbuf._interfaces.view import Window
-from fbuf._interfaces.writer import ReadOnly
 from fbuf._members import quota, weights
 from fbuf._members.mixture.checks import check_same_leaves
 from fbuf.samplers._base import masked_draw
@@ -163,7 +162,7 @@ def _count_empty(mixture: MixtureConfig, states: States, there: Array, of_shard:
 def _may_lack(mixture: MixtureConfig, sizes: tuple[int, ...]) -> bool:
     """Return whether a buffer may be empty while another is not: data sets never are."""
     pairs = zip(mixture.members, sizes, strict=True)
-    return len(sizes) > 1 and any(size and not isinstance(buffer.writer, ReadOnly) for (_, buffer), size in pairs)
+    return len(sizes) > 1 and any(size and not buffer.writer.read_only for (_, buffer), size in pairs)
 
 
 def _shares(source: Array, size: int) -> Array:
@@ -265,9 +264,9 @@ def _draw_chosen(
     wanted = jnp.sum(chosen, dtype=jnp.int32)
     rank = jnp.maximum(jnp.cumsum(chosen, dtype=jnp.int32) - jnp.int32(1), jnp.int32(0))
     eligible = eligible_set(buffer, state)
-    draw_some = getattr(buffer.sampler, "draw_some", None)
-    if draw_some is not None:
-        sampler, drawn = draw_some(state.sampler, key, batch_size, wanted, eligible, {}, state.token)
+    some = buffer.sampler.draw_some(state.sampler, key, batch_size, wanted, eligible, {}, state.token)
+    if some is not None:
+        sampler, drawn = some
         at = rank
     else:
         sampler, drawn = buffer.sampler.draw(state.sampler, key, batch_size, eligible, {}, state.token)
@@ -416,7 +415,7 @@ def update_rows(mixture: MixtureConfig, states: Any, index: Index, fields: Any, 
     states = dict(states)
     invalid: Array | None = of_no_buffer(index, len(mixture.members))
     for number, (name, buffer) in enumerate(mixture.members):
-        if not isinstance(buffer_of(buffer).writer, ReadOnly):
+        if not buffer_of(buffer).writer.read_only:
             own = route(index, number, buffer, invalid)
             states[name], invalid = buffer.update_rows(states[name], own, fields, mask=mask), None
     return states, None

@@ -108,6 +108,7 @@ class Ragged(HostStorage):
         """Return the largest shapes by name."""
         return dict(self.maximum)
 
+    ragged = True
     row_by_row = False  # values are stored when they are added
 
     def host_keys(self, spec: Spec) -> tuple[str, ...]:
@@ -174,7 +175,7 @@ class Ragged(HostStorage):
         parse = parse_traced if tracing else parse_eager
         return parse(call, given, layout.spec, layout.leaves, lead, axes)
 
-    def put(
+    def put_values(
         self, rows: SideRows, values: Sequence[Any], shape: tuple[int, int], length: int, mask: Any, after: Any
     ) -> np.ndarray:
         """Store the ragged part of rows; return tickets uint32[N, E, 2].
@@ -244,12 +245,6 @@ class Ragged(HostStorage):
         self, geometry: Geometry, spec: Spec, structure: Any, verify: str
     ) -> tuple[SideRows, np.ndarray, np.ndarray, np.ndarray]:
         raise TypeError(f"Buffer.resume: {self!r} keeps rows in memory. For arrays of one shape use Memmap.")
-
-    def cut(self, rows: SideRows, slot: jax.Array, token: jax.Array) -> SideRows:
-        return rows  # there are no files
-
-    def flush(self, rows: SideRows) -> None:
-        """Do nothing: there are no files."""
 
     def from_arrays(self, arrays: Mapping[str, Any], geometry: Geometry, spec: Spec, structure: Any) -> SideRows:
         own, slack = within(arrays, "store:"), self._slack(geometry)

@@ -79,7 +79,7 @@ class Own(fbuf.parts.ArrayStorage):
 
 
 @fbuf.parts.component
-class Clip:
+class Clip(fbuf.parts.Transform):
     largest: float
 
     def apply(self, data: Any, context: fbuf.parts.Context) -> Any:

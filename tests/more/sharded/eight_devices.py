@@ -277,7 +277,7 @@ def test_refusals():
         "lanes=8": (ValueError, {"view": fbuf.views.Sequence(2, episode_end=())}),
         "ranks": (TypeError, {"sampler": fbuf.samplers.Ranked()}),
         "all rows in one place": (TypeError, {"writer": fbuf.writers.TopK("id")}),
-        "one queue": (TypeError, {"sampler": Consume(order="fifo")}),
+        "one queue": (ValueError, {"sampler": Consume(order="fifo")}),
         "uniform=None": (ValueError, {"sampler": Prioritized(uniform=0.1)}),
         "host": (ValueError, {"sampler": Prioritized(on="host")}),
         "in memory": (ValueError, {"storage": fbuf.storages.Memmap("rows")}),

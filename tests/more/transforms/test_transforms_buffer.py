@@ -116,7 +116,7 @@ def test_a_prefetched_batch_is_the_one_peek_gave():
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Largest:
+class Largest(fbuf.parts.StatefulTransform):
     name: str = "reward"
 
     def watches(self, spec):
