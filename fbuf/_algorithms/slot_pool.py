@@ -5,6 +5,8 @@ Slots fill the first places. A removed slot is replaced by one of the last; pref
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from fbuf._algorithms import random
 from fbuf._core import control_flow
 from fbuf._core.component import state
 from fbuf._core.control_flow import order_after_reads
+from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ranges
 
 
@@ -40,6 +43,24 @@ def init(capacity: int) -> SlotPool:
         place=jnp.full((capacity,), -1, jnp.int32),
         number=jnp.zeros((), jnp.int32),
     )
+
+
+def moved(pool: SlotPool, remap: SlotRemap) -> SlotPool:
+    """Return the pool of rows that moved to other slots. Eager."""
+    number, at = int(pool.number), remap.slot_table()
+    slot = np.zeros(remap.after.capacity, np.int32)
+    slot[:number] = at[np.asarray(pool.slot)[:number]]
+    return SlotPool(jnp.asarray(slot), jnp.asarray(remap.by_slot(pool.place, -1)), pool.number)
+
+
+def joined(parts: Sequence[SlotPool], join: SlotJoin) -> SlotPool:
+    """Return the pool of a shard that takes rows of others. Eager."""
+    listed = np.concatenate(join.names([part.slot[: int(part.number)] for part in parts]))
+    kept = join.place[listed]
+    kept = kept[kept >= 0].astype(np.int32)
+    slot, place = np.zeros(join.after.capacity, np.int32), np.full(join.after.capacity, -1, np.int32)
+    slot[: kept.size], place[kept] = kept, np.arange(kept.size)
+    return SlotPool(jnp.asarray(slot), jnp.asarray(place), jnp.int32(kept.size))
 
 
 def places(pool: SlotPool, slot: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:

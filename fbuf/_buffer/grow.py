@@ -13,13 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._algorithms import rank_buckets, sum_tree
 from fbuf._buffer import operations
 from fbuf._buffer.state import BufferConfig, BufferState, empty_state
-from fbuf._core.slots import Ring
-from fbuf._indexing.anchor_log import EpisodeQueue
+from fbuf._core.slots import Ring, lengthened
 from fbuf._interfaces.storage import Storage
-from fbuf.samplers import PrioritizedState, RankedState
 
 B = TypeVar("B", bound=BufferConfig)
 
@@ -55,42 +52,13 @@ def _grow_rows(call: str, buffer: B, storage: Storage, state: BufferState, capac
     ring = _longer_ring(state.ring, length)
     rows = storage.with_capacity(state.rows, other.geometry)
     fresh = empty_state(other, rows)
-    anchors = jax.tree.map(_longer, state.anchors, fresh.anchors)
-    if isinstance(state.sampler, EpisodeQueue):  # numbers episodes by the length of a lane
+    anchors = jax.tree.map(lengthened, state.anchors, fresh.anchors)
+    if buffer.sampler.by_episode:  # numbers episodes by the length of a lane
         grown = fresh.replace(rows=rows, ring=ring, anchors=anchors)
         anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
     else:
-        if buffer.sampler.on_host:
-            sampler = buffer.sampler.with_capacity(state.sampler, other.geometry)
-        else:
-            sampler = _longer_sampler(state.sampler, fresh.sampler, buffer.capacity, other.capacity)
+        sampler = buffer.sampler.grown(state.sampler, fresh.sampler, other.geometry, buffer.capacity)
     return other, state.replace(rows=rows, ring=ring, anchors=anchors, sampler=sampler)
-
-
-def _longer(old: jax.Array, fresh: jax.Array) -> jax.Array:
-    """Append empty entries to an array."""
-    return old if old.shape == fresh.shape else jnp.concatenate([old, fresh[old.shape[0] :]])
-
-
-def _longer_sampler(old: Any, fresh: Any, capacity: int, number: int) -> Any:
-    if isinstance(old, RankedState):
-        log = jax.tree.map(_longer, old.log, fresh.log)
-        return dataclasses.replace(old, log=log, ranks=rank_buckets.grown(old.ranks, capacity, number))
-    if not isinstance(old, PrioritizedState):
-        return jax.tree.map(_longer, old, fresh)
-
-    def tree(nodes: Any, empty: jax.Array, reduce: Any) -> Any:
-        if nodes is None:
-            return None
-        return sum_tree.rebuild(_longer(nodes[:capacity], empty), reduce=reduce)
-
-    return dataclasses.replace(
-        old,
-        tree=tree(old.tree, jnp.zeros((number,), jnp.float32), "sum"),
-        low=tree(old.low, jnp.full((number,), jnp.inf, jnp.float32), "min"),
-        top=tree(old.top, jnp.full((number,), -jnp.inf, jnp.float32), "max"),
-        log=jax.tree.map(_longer, old.log, fresh.log),
-    )
 
 
 def _longer_ring(ring: Ring, length: int) -> Ring:

@@ -34,6 +34,7 @@ from fbuf._checkpoint.save import Progress, checked_path
 from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
+from fbuf._core.slot_remap import Prefix
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
 from fbuf._members.mixture import Mixture
@@ -293,7 +294,7 @@ def _check_sizes(call: str, saved: Any, reader: Buffer, wanted: Mapping[str, Any
 
 
 def _shape_of(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct((leaf.rows,), leaf.array.dtype) if isinstance(leaf, state_arrays.Prefix) else leaf
+    return jax.ShapeDtypeStruct((leaf.rows,), leaf.array.dtype) if isinstance(leaf, Prefix) else leaf
 
 
 _RAW = (KeyError, IndexError, AttributeError, RecursionError, OverflowError)

@@ -17,18 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._algorithms import sum_tree
+from fbuf._algorithms import slot_pool
 from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._buffer import operations
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, given_of
 from fbuf._checkpoint import resize
-from fbuf._checkpoint.resize import SlotRemap
+from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ring, next_lap
 from fbuf._formats import checkpoint
+from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf.samplers import EpochState, PrioritizedState, StalenessState
 
 Array = np.ndarray[Any, Any]
 
@@ -41,33 +41,6 @@ class Rows(NamedTuple):
     new: Array
     cursor: Array
     size: Array
-
-
-class Moved(NamedTuple):
-    """Where the entries of a new shard come from, in the joined arrays of the parts."""
-
-    before: Geometry  # of one part
-    after: Geometry
-    source: Array  # int64[C], by slot; -1: none
-    lane: Array  # int64[E]
-    place: Array  # int64[parts * C], the new slot of each old one; -1: none
-    ring: Ring
-    begun: int
-
-    def slots(self, arrays: Sequence[Any], fill: Any = 0) -> Array:
-        """Return an array [C, ...] by slot, or by place in the lanes' queues."""
-        joined = np.concatenate([np.asarray(array)[: self.before.capacity] for array in arrays])
-        out = joined[self.source]
-        out[self.source < 0] = fill
-        return out
-
-    def lanes(self, arrays: Sequence[Any]) -> Array:
-        """Return an array [..., E] by lane."""
-        return np.concatenate([np.asarray(array) for array in arrays], axis=-1)[..., self.lane]
-
-    def names(self, arrays: Sequence[Any]) -> list[Array]:
-        """Return old slots as places in the joined arrays."""
-        return [np.asarray(array) + part * self.before.capacity for part, array in enumerate(arrays)]
 
 
 class Moves(NamedTuple):
@@ -87,7 +60,7 @@ def reshard(call: str, reader: Buffer, parts: Sequence[BufferState], target: Buf
     Raises:
       SchemaError: the sampler is custom; or a table of blocks has no room for the rows.
     """
-    if not resize.can_remap(reader) or reader.writer != target.writer or not reader.writer.streams:
+    if not reader.sampler.moves or reader.writer != target.writer or not reader.writer.streams:
         raise checkpoint.SchemaError(
             f"{call}: the state of {reader.sampler!r} and {reader.writer!r} cannot be distributed to {moves.shards} shards; "
             f"expected a sampler of fbuf and writers.Ring(). Use {moves.number} shards."
@@ -100,21 +73,23 @@ def reshard(call: str, reader: Buffer, parts: Sequence[BufferState], target: Buf
     place[source[source >= 0]] = np.flatnonzero(source >= 0)
     laps = next_lap(jnp.full((after.lanes,), moves.lap, jnp.uint32), jnp.uint32(2))
     ring = Ring(jnp.asarray(rows.cursor, jnp.int32), jnp.asarray(rows.size, jnp.int32), laps)
-    moved = Moved(before, after, source, lane, place, ring, moves.begun)
+    moved = SlotJoin(before, after, source, lane, place, ring, moves.begun)
 
     stored = _write(call, reader, target, parts, rows)
     empty = state_ops.empty_state(target, stored, given_of(parts[0])).open()
     mine = [part for i, part in enumerate(parts) if (moves.first + i) * moves.shards // moves.number == moves.at]
     counters = sum((np.asarray(part.counters) for part in mine), np.zeros_like(np.asarray(empty.counters)))
-    kept = [dataclasses.replace(part, rows=None, header=None) for part in parts]
-    fresh = dataclasses.replace(empty, rows=None, header=None)
+    own = target.sampler.joined([part.sampler for part in parts], empty.sampler, moved)
+    left = {"rows": None, "header": None} | ({} if own is None else {"sampler": None})
+    kept = [dataclasses.replace(part, **left) for part in parts]
+    fresh = dataclasses.replace(empty, **left)
     made = jax.tree.map(lambda *nodes: _join(moved, *nodes), fresh, *kept, is_leaf=_is_known)
-    made = dataclasses.replace(made, rows=stored, header=empty.header)
+    made = dataclasses.replace(made, rows=stored, header=empty.header, **({} if own is None else {"sampler": own}))
     state: BufferState = made.replace(ring=ring, counters=jnp.asarray(counters)).pack()
-    if reader.lanes is None and isinstance(state.sampler, StalenessState):
-        version = state.sampler.version
+    if reader.lanes is None and target.sampler.by_arrival:
+        numbers = {name: getattr(state.sampler, name) for name in target.sampler.numbers}
         sampler = operations.convert(target, state, None, static=(target,))[1][1]
-        state = dataclasses.replace(state, sampler=dataclasses.replace(sampler, version=version))
+        state = dataclasses.replace(state, sampler=target.sampler.set(sampler, **numbers))
     return state
 
 
@@ -174,52 +149,20 @@ def _write(call: str, reader: Buffer, target: Buffer, parts: Sequence[BufferStat
 
 
 def _is_known(node: Any) -> bool:
-    return isinstance(node, (AnchorQueue, PrioritizedState, EpochState, SlotPool))
+    return isinstance(node, (AnchorQueue, SlotPool))
 
 
-def _join(moved: Moved, fresh: Any, *parts: Any) -> Any:
+def _join(moved: SlotJoin, fresh: Any, *parts: Any) -> Any:
     """Return a node of the new state."""
     if fresh is None:
         return None
     if isinstance(fresh, AnchorQueue):
-        return _queue(moved, parts)
-    if isinstance(fresh, PrioritizedState):
-        return _priorities(moved, parts)
-    if isinstance(fresh, EpochState):
-        turn = dataclasses.replace(fresh.turn, begun=jnp.uint32(moved.begun))
-        held = moved.ring.size if fresh.log is None else jnp.asarray(moved.lanes([part.held for part in parts]))
-        return EpochState(_join(moved, fresh.log, *(part.log for part in parts)), held, turn)
+        return anchor_log.joined(parts, moved)
     if isinstance(fresh, SlotPool):
-        return _pool(moved, parts)
+        return slot_pool.joined(parts, moved)
     lanes, number = moved.before.lanes, moved.before.capacity
     if parts[0].shape[:1] == (number,) and fresh.shape[:1] == (moved.after.capacity,):
         return jnp.asarray(moved.slots(parts))
     if parts[0].shape[-1:] == (lanes,) and fresh.shape[-1:] == (moved.after.lanes,):
         return jnp.asarray(moved.lanes(parts))
     return parts[0]
-
-
-def _queue(moved: Moved, parts: Sequence[AnchorQueue]) -> AnchorQueue:
-    slot = moved.place[moved.slots(moved.names([part.slot for part in parts]))]
-    head, count = (jnp.asarray(moved.lanes([getattr(part, name) for part in parts])) for name in ("head", "count"))
-    return AnchorQueue(jnp.asarray(np.maximum(slot, 0), jnp.int32), head, count)
-
-
-def _priorities(moved: Moved, parts: Sequence[PrioritizedState]) -> PrioritizedState:
-    def tree(name: str, fill: float, reduce: sum_tree.Reduce) -> Any:
-        if getattr(parts[0], name) is None:
-            return None
-        return sum_tree.rebuild(jnp.asarray(moved.slots([getattr(p, name) for p in parts], fill)), reduce=reduce)
-
-    return dataclasses.replace(
-        parts[0], tree=tree("tree", 0, "sum"), low=tree("low", np.inf, "min"), top=tree("top", -np.inf, "max")
-    )
-
-
-def _pool(moved: Moved, parts: Sequence[SlotPool]) -> SlotPool:
-    listed = np.concatenate(moved.names([part.slot[: int(part.number)] for part in parts]))
-    kept = moved.place[listed]
-    kept = kept[kept >= 0].astype(np.int32)
-    slot, place = np.zeros(moved.after.capacity, np.int32), np.full(moved.after.capacity, -1, np.int32)
-    slot[: kept.size], place[kept] = kept, np.arange(kept.size)
-    return SlotPool(jnp.asarray(slot), jnp.asarray(place), jnp.int32(kept.size))

@@ -9,73 +9,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import samplers
-from fbuf._algorithms import rank_buckets, sum_tree
-from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._buffer import convert, write
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core import slots as _slots
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
+from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, Ring, next_lap
 from fbuf._formats import checkpoint
 from fbuf._host.ragged.values import MISSING
-from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue, Q
 from fbuf._indexing.anchors import CUT, has
 from fbuf._interfaces.sampler import EpisodeStarts
 from fbuf._interfaces.storage import Read
-from fbuf.samplers._host_priorities import HostTree
 from fbuf.storages import Ragged
-
-_RESIZABLE = ("Uniform", "Epoch", "Consume", "Prioritized", "Ranked", "Staleness")
-
-
-class SlotRemap(NamedTuple):
-    """Old and new slots of the rows held, oldest first."""
-
-    before: Geometry
-    after: Geometry
-    old: np.ndarray  # int32[N, E]; C where a lane has fewer rows
-    new: np.ndarray  # int32[N, E]; distinct and out of range there
-    ring: Any  # the new rings; None if they stay
-
-    @property
-    def number(self) -> int:
-        """Return N, the rows of the longest lane."""
-        return int(self.old.shape[0])
-
-    def chunk(self, start: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return old slots, new slots and validity of `size` rows from `start` on."""
-        lanes, nowhere = self.after.lanes, self.after.capacity
-        old = np.full((size, lanes), self.before.capacity, np.int32)
-        new = (nowhere + np.arange(size * lanes, dtype=np.int32)).reshape(size, lanes)
-        stop = min(start + size, self.number)
-        old[: stop - start] = self.old[start:stop]
-        there = old < self.before.capacity
-        new[there] = self.new[start:stop][there[: stop - start]]
-        return old, new, there
-
-    def slot_table(self) -> np.ndarray:
-        """Return int32[C + 1], the new slot of each old one; the new C for none."""
-        out = np.full(self.before.capacity + 1, self.after.capacity, np.int32)
-        there = self.old < self.before.capacity
-        out[self.old[there]] = self.new[there]
-        return out
-
-    def by_slot(self, array: Any, fill: Any) -> np.ndarray:
-        """Return an array [C, ...] by slot in its new order."""
-        array = np.asarray(array)
-        out = np.full((self.after.capacity, *array.shape[1:]), fill, array.dtype)
-        there = self.old < self.before.capacity
-        out[self.new[there]] = array[self.old[there]]
-        return out
 
 
 def slots_by_age(ring: Ring, geometry: Geometry) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -121,37 +74,14 @@ def compact_remap(ring: Ring, before: Geometry, after: Geometry, lost: np.ndarra
     return SlotRemap(before, after, old, np.where(there, new, after.capacity).astype(np.int32), rings)
 
 
-def can_remap(buffer: Buffer) -> bool:
-    """Return whether the sampler's state can be remapped."""
-    sampler = buffer.sampler
-    if isinstance(sampler, samplers.Consume) and sampler.order == "fifo":
-        return False
-    return type(sampler).__name__ in _RESIZABLE and type(sampler).__module__.startswith("fbuf.")
-
-
 def remap_state(target: Buffer, state: BufferState, remap: SlotRemap, rows: Any) -> BufferState:
     """Return the state over its new rows."""
     anchors = state.anchors
     if anchors is not None:
         starts = None if anchors.starts is None else _remap_starts(anchors.starts, state.ring, remap)
         anchors = dataclasses.replace(anchors, flags=jnp.asarray(remap.by_slot(anchors.flags, 0)), starts=starts)
-    sampler = _remap_sampler(target, state.sampler, remap)
+    sampler = target.sampler.moved(state.sampler, remap)
     return state.replace(rows=rows, ring=remap.ring, anchors=anchors, sampler=sampler)
-
-
-def _read_queue(entries: Any, head: Any, count: Any, remap: SlotRemap) -> list[np.ndarray]:
-    """Return of each lane the entries of a queue [C] that begins at `head`, oldest first."""
-    entries, lanes, length = np.asarray(entries), remap.before.lanes, remap.before.length
-    heads, counts = np.asarray(head), np.asarray(count)
-    return [entries[(heads[e] + np.arange(counts[e])) % length * lanes + e] for e in range(lanes)]
-
-
-def _pack_queues(queues: list[np.ndarray], remap: SlotRemap, dtype: Any) -> Any:
-    """Return the lanes' queues as one array, each from its first position on."""
-    out = np.zeros((remap.after.length, remap.after.lanes), dtype)
-    for lane, queue in enumerate(queues):
-        out[: len(queue), lane] = queue
-    return jnp.asarray(out.reshape(-1))
 
 
 def _remap_starts(starts: EpisodeStarts, ring: Ring, remap: SlotRemap) -> EpisodeStarts:
@@ -160,103 +90,9 @@ def _remap_starts(starts: EpisodeStarts, ring: Ring, remap: SlotRemap) -> Episod
     first = np.asarray(remap.ring.cursor) - np.asarray(remap.ring.size)
     queues = [
         (first[e] + (queue - oldest[e]) % length) % remap.after.length
-        for e, queue in enumerate(_read_queue(starts.position, starts.head, starts.count, remap))
+        for e, queue in enumerate(remap.read_queues(starts.position, starts.head, starts.count))
     ]
-    return EpisodeStarts(_pack_queues(queues, remap, np.int32), jnp.zeros_like(starts.head), starts.count)
-
-
-def _remap_log(log: Q, remap: SlotRemap) -> Q:
-    if log is None:
-        return log
-    at = remap.slot_table()
-    queues = [at[queue] for queue in _read_queue(log.slot, log.head, log.count, remap)]
-    return AnchorQueue(_pack_queues(queues, remap, np.int32), jnp.zeros_like(log.head), log.count)
-
-
-def _remap_episodes(episodes: EpisodeQueue, remap: SlotRemap) -> EpisodeQueue:
-    """Renumber episodes from the oldest with anchors on."""
-    numbers, begins, last = [], [], []
-    for queue in _read_queue(episodes.number, episodes.log.head, episodes.log.count, remap):
-        number = (queue - queue[:1]) % remap.before.length
-        numbers.append(number)
-        begins.append(np.searchsorted(number, np.arange(int(number.max(initial=-1)) + 1)))
-        last.append(int(number.max(initial=0)))
-    return dataclasses.replace(
-        episodes,
-        log=_remap_log(episodes.log, remap),
-        number=_pack_queues(numbers, remap, np.int32),
-        begin=_pack_queues(begins, remap, np.int32),
-        last=jnp.asarray(last, jnp.int32),
-    )
-
-
-def _remap_slot_pool(roster: SlotPool, remap: SlotRemap) -> SlotPool:
-    number, at = int(roster.number), remap.slot_table()
-    slot = np.zeros(remap.after.capacity, np.int32)
-    slot[:number] = at[np.asarray(roster.slot)[:number]]
-    return SlotPool(jnp.asarray(slot), jnp.asarray(remap.by_slot(roster.place, -1)), roster.number)
-
-
-def _remap_epoch(epoch: samplers.EpochState, remap: SlotRemap) -> samplers.EpochState:
-    """An epoch with more anchors than the capacity ends."""
-    turn, capacity = epoch.turn, remap.after.capacity
-    if turn.order is not None:
-        order = np.zeros(min(capacity, 1024), np.int32)
-        kept = min(order.size, turn.order.shape[0])
-        order[:kept] = np.asarray(turn.order)[:kept]
-        turn = dataclasses.replace(turn, order=jnp.asarray(order))
-    if int(np.asarray(turn.start).sum()) > capacity:
-        none = jnp.zeros_like(turn.start)
-        turn = dataclasses.replace(turn, start=none, closed=none, taken=jnp.zeros_like(turn.taken))
-    return dataclasses.replace(epoch, log=_remap_log(epoch.log, remap), turn=turn)
-
-
-def _remap_prioritized(
-    target: Buffer, sampler: samplers.PrioritizedState, remap: SlotRemap
-) -> samplers.PrioritizedState:
-    capacity = remap.before.capacity
-    log = _remap_log(sampler.log, remap)
-    if isinstance(sampler.tree, HostTree):
-        assert isinstance(target.sampler, samplers.Prioritized)
-        leaves = remap.by_slot(samplers._host_priorities.leaves(sampler.tree), 0)
-        tree = samplers._host_priorities.open(
-            "fbuf.load", target.capacity, target.sampler.normalize == "buffer", leaves
-        )
-        return dataclasses.replace(sampler, tree=tree, log=log)
-
-    def moved(nodes: Any, fill: float, reduce: sum_tree.Reduce) -> Any:
-        if nodes is None:
-            return None
-        return sum_tree.rebuild(jnp.asarray(remap.by_slot(np.asarray(nodes)[:capacity], fill)), reduce=reduce)
-
-    return dataclasses.replace(
-        sampler,
-        tree=moved(sampler.tree, 0, "sum"),
-        low=moved(sampler.low, np.inf, "min"),
-        top=moved(sampler.top, -np.inf, "max"),
-        log=log,
-    )
-
-
-def _remap_sampler(target: Buffer, sampler: Any, remap: SlotRemap) -> Any:
-    if sampler is None or isinstance(sampler, AnchorQueue):
-        return _remap_log(sampler, remap)
-    if isinstance(sampler, EpisodeQueue):
-        return _remap_episodes(sampler, remap)
-    if isinstance(sampler, samplers.EpochState):
-        return _remap_epoch(sampler, remap)
-    if isinstance(sampler, samplers.StalenessState):
-        return dataclasses.replace(sampler, log=_remap_log(sampler.log, remap))
-    if isinstance(sampler, samplers.ConsumeState):
-        left = None if sampler.left is None else jnp.asarray(remap.by_slot(sampler.left, 0))
-        return samplers.ConsumeState(_remap_slot_pool(sampler.roster, remap), left)
-    if isinstance(sampler, samplers.RankedState):
-        capacity = remap.before.capacity
-        bucket = remap.by_slot(np.asarray(sampler.ranks.bucket)[:capacity], 0)
-        log = _remap_log(sampler.log, remap)
-        return dataclasses.replace(sampler, ranks=rank_buckets.of_buckets(jnp.asarray(bucket)), log=log)
-    assert isinstance(sampler, samplers.PrioritizedState)
-    return _remap_prioritized(target, sampler, remap)
+    return EpisodeStarts(remap.pack_queues(queues, np.int32), jnp.zeros_like(starts.head), starts.count)
 
 
 _CHUNK_BYTES = 8 * 1024 * 1024  # of rows moved at once
@@ -295,7 +131,7 @@ def _check_movable(call: str, reader: Buffer, target: Buffer) -> None:
             f"{call}: {reader.writer!r} chooses slots itself, so rows cannot move; expected capacity {reader.capacity}. "
             f"Leave resize out, or add the rows again: other.extend(other.init(example), rows)."
         )
-    if not can_remap(reader):
+    if not reader.sampler.moves:
         raise checkpoint.SchemaError(f"{call}: the state of {reader.sampler!r} cannot be resized. Leave resize out.")
 
 

@@ -27,6 +27,7 @@ from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.device_arrays import DeviceLeaf, PackedSource
 from fbuf._core.packed_leaf import is_packed
+from fbuf._core.slot_remap import Prefix
 from fbuf._formats import checkpoint
 from fbuf._members.mixture import Mixture
 from fbuf.sharded import Sharded, ShardedState
@@ -231,7 +232,7 @@ def _gather(buffer: Buffer, state: BufferState) -> tuple[dict[str, Any], dict[st
     arrays: dict[str, Any] = {}
     placed: dict[str, list[Any]] = {}
     for name, leaf in named.items():
-        if isinstance(leaf, state_arrays.Prefix):
+        if isinstance(leaf, Prefix):
             source: Any = DeviceLeaf(leaf.array, leaf.rows)
         elif is_packed(leaf):
             source = PackedSource(leaf)
@@ -241,7 +242,7 @@ def _gather(buffer: Buffer, state: BufferState) -> tuple[dict[str, Any], dict[st
             source = np.atleast_1d(leaf) if isinstance(leaf, np.ndarray) else leaf
         arrays[name] = source
         if isinstance(source, DeviceLeaf):
-            shape = [leaf.rows] if isinstance(leaf, state_arrays.Prefix) else list(leaf.shape)
+            shape = [leaf.rows] if isinstance(leaf, Prefix) else list(leaf.shape)
             placed[name] = [shape, source.fill.hex()]
         elif leaf.shape == ():  # of a custom storage
             placed[name] = [[], ""]

@@ -71,6 +71,11 @@ def zeros(*sizes: int) -> tuple[jax.Array, ...]:
     return tuple(jnp.zeros((size,), jnp.int32) for size in sizes)
 
 
+def lengthened(old: jax.Array, fresh: jax.Array) -> jax.Array:
+    """Return an array with the empty entries of a longer one behind its own."""
+    return old if old.shape == fresh.shape else jnp.concatenate([old, fresh[old.shape[0] :]])
+
+
 def init_rings(geometry: Geometry) -> Ring:
     """Make an empty ring for each lane."""
     cursor, size = zeros(geometry.lanes, geometry.lanes)

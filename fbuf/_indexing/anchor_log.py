@@ -8,15 +8,18 @@ nothing is stored. Rows of a data set never change, so counts of open rows befor
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fbuf._algorithms.random import randint_below
 from fbuf._core.component import state
 from fbuf._core.control_flow import number_up_to
+from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ranges, modulo, of_lane, slot_at, zeros
 from fbuf._indexing.anchors import nth_by_count
 from fbuf._interfaces.sampler import EligibilityUpdate, EligibleSet
@@ -63,6 +66,22 @@ def apply(log: Q, change: EligibilityUpdate, geometry: Geometry, token: Array) -
 def clear(log: Q) -> Q:
     """Remove all anchors."""
     return log if log is None else AnchorQueue(log.slot, jnp.zeros_like(log.head), jnp.zeros_like(log.count))
+
+
+def moved(log: Q, remap: SlotRemap) -> Q:
+    """Return the queue of rows that moved to other slots. Eager."""
+    if log is None:
+        return log
+    at = remap.slot_table()
+    queues = [at[queue] for queue in remap.read_queues(log.slot, log.head, log.count)]
+    return AnchorQueue(remap.pack_queues(queues, np.int32), jnp.zeros_like(log.head), log.count)
+
+
+def joined(parts: Sequence[AnchorQueue], join: SlotJoin) -> AnchorQueue:
+    """Return the queue of a shard that takes lanes of others. Eager."""
+    slot = join.place[join.slots(join.names([part.slot for part in parts]))]
+    head, count = (jnp.asarray(join.lanes([getattr(part, name) for part in parts])) for name in ("head", "count"))
+    return AnchorQueue(jnp.asarray(np.maximum(slot, 0), jnp.int32), head, count)
 
 
 def nth(log: AnchorQueue | None, eligible: EligibleSet, nth: Array) -> Array:
@@ -122,6 +141,23 @@ def apply_episodes(episodes: EpisodeQueue, change: EligibilityUpdate, geometry: 
         begin=_put(episodes.begin, number, place, first, geometry, token),
         last=number[-1],
         name=latest,
+    )
+
+
+def moved_episodes(episodes: EpisodeQueue, remap: SlotRemap) -> EpisodeQueue:
+    """Return the queue of rows that moved to other slots; episodes are renumbered from the oldest with anchors on. Eager."""
+    numbers, begins, last = [], [], []
+    for queue in remap.read_queues(episodes.number, episodes.log.head, episodes.log.count):
+        number = (queue - queue[:1]) % remap.before.length
+        numbers.append(number)
+        begins.append(np.searchsorted(number, np.arange(int(number.max(initial=-1)) + 1)))
+        last.append(int(number.max(initial=0)))
+    return dataclasses.replace(
+        episodes,
+        log=moved(episodes.log, remap),
+        number=remap.pack_queues(numbers, np.int32),
+        begin=remap.pack_queues(begins, np.int32),
+        last=jnp.asarray(last, jnp.int32),
     )
 
 

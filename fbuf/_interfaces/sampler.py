@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from fbuf._core.component import state
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, Ranges, Ring
+from fbuf._core.slot_remap import SlotJoin, SlotRemap
+from fbuf._core.slots import Geometry, Ranges, Ring, lengthened
 
 
 @state
@@ -233,6 +234,41 @@ class Sampler(abc.ABC):
         """Return epochs begun, whether a draw of `wanted` int32[] begins one, and the anchors of this one and the next."""
         raise NotImplementedError(f"{type(self).__name__}: write def position; see fbuf.parts.Sampler.")
 
+    # What becomes of the state in a larger buffer and in checkpoints; all eager.
+
+    def grown(self, sampler: Any, fresh: Any, geometry: Geometry, capacity: int) -> Any:
+        """Return the state, same slots, for a larger buffer, whose empty state is `fresh`; `capacity` is the one before."""
+        return jax.tree.map(lengthened, sampler, fresh)
+
+    @property
+    def moves(self) -> bool:
+        """Whether rows of the state can move to other slots, by `moved`, and to other shards."""
+        return False
+
+    def moved(self, sampler: Any, remap: SlotRemap) -> Any:
+        """Return the state whose rows moved to other slots (`fbuf.load(resize=)`)."""
+        raise NotImplementedError(f"{type(self).__name__}: write def moved; see fbuf.parts.Sampler.")
+
+    @property
+    def by_arrival(self) -> bool:
+        """Whether the state depends on the order in which all rows arrived; where that changes, it is made again from rows."""
+        return False
+
+    def joined(self, parts: Sequence[Any], fresh: Any, join: SlotJoin) -> Any:
+        """Return the state of a shard whose rows come from those of others; `fresh` is that of an empty one.
+
+        None: queues, pools, and arrays by slot or by lane are joined as such, and the rest is that of the first part.
+        """
+        return None
+
+    def saved(self, sampler: Any, capacity: int) -> Any:
+        """Return what is saved of a state, arrays or the first rows of them (`Prefix`): all that `loaded` does not compute."""
+        return sampler
+
+    def loaded(self, saved: Any, capacity: int) -> Any:
+        """Return the state of which `saved` is left."""
+        return saved
+
     # Of a sampler that keeps part of its state on the host; `init` then returns a state without a store, for shapes.
 
     @property
@@ -243,10 +279,6 @@ class Sampler(abc.ABC):
     def open(self, call: str, sampler: Any, geometry: Geometry) -> Any:
         """Return the state of `init` over a new store. Eager: raise under a trace, naming `call`."""
         return sampler
-
-    def with_capacity(self, sampler: Any, geometry: Geometry) -> Any:
-        """Return the state, same slots, over a new and larger store. Eager."""
-        raise NotImplementedError(f"{type(self).__name__}: write def with_capacity; see fbuf.parts.Sampler.")
 
     def plan_host(self, geometry: Geometry) -> int:
         """Return the largest size of the store in bytes."""

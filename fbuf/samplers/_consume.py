@@ -22,6 +22,7 @@ from fbuf._algorithms.slot_pool import SlotPool
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.pytree import Leaves
+from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, Ranges, modulo, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
@@ -191,6 +192,10 @@ class Consume(Sampler):
         return self.order == "fifo"
 
     @property
+    def moves(self) -> bool:
+        return self.order == "random"
+
+    @property
     def whole(self) -> str:
         return "is one queue of all rows; expected order='random'" if self.order == "fifo" else ""
 
@@ -267,6 +272,10 @@ class Consume(Sampler):
     def row_by_row(self, dense: bool) -> bool:
         # Where an anchor closes, the last of the pool takes its place.
         return dense and not self.in_order
+
+    def moved(self, sampler: ConsumeState, remap: SlotRemap) -> ConsumeState:
+        left = None if sampler.left is None else jnp.asarray(remap.by_slot(sampler.left, 0))
+        return ConsumeState(slot_pool.moved(sampler.roster, remap), left)
 
     def stats(self, sampler: ConsumeState | FifoState) -> dict[str, Array]:
         return {"anchors_left": self.available(sampler)}

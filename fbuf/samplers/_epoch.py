@@ -9,6 +9,7 @@ closed, and a write updates only that count. Closed anchors are skipped when the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ from fbuf._core.arguments import check_bool
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import any_unbatched
 from fbuf._core.pytree import Leaves
+from fbuf._core.slot_remap import SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ranges, zeros
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
@@ -117,6 +119,7 @@ class Epoch(LogSampler):
     covers = True
     epochs = True
     whole = ""
+    moves = True
     since = "in this epoch"
 
     def __post_init__(self) -> None:
@@ -224,6 +227,26 @@ class Epoch(LogSampler):
             number > jnp.int32(0), chance, jnp.float32(1) / held
         )  # at the end of an epoch the next one begins
         return Inspected(chance, draws=drawn)
+
+    def moved(self, sampler: EpochState, remap: SlotRemap) -> EpochState:
+        # An epoch with more anchors than the capacity ends.
+        turn, capacity = sampler.turn, remap.after.capacity
+        if turn.order is not None:
+            order = np.zeros(min(capacity, 1024), np.int32)
+            kept = min(order.size, turn.order.shape[0])
+            order[:kept] = np.asarray(turn.order)[:kept]
+            turn = dataclasses.replace(turn, order=jnp.asarray(order))
+        if int(np.asarray(turn.start).sum()) > capacity:
+            none = jnp.zeros_like(turn.start)
+            turn = dataclasses.replace(turn, start=none, closed=none, taken=jnp.zeros_like(turn.taken))
+        return dataclasses.replace(sampler, log=anchor_log.moved(sampler.log, remap), turn=turn)
+
+    def joined(self, parts: Sequence[EpochState], fresh: EpochState, join: SlotJoin) -> EpochState:
+        turn = dataclasses.replace(fresh.turn, begun=jnp.uint32(join.begun))  # an epoch of other shards ends
+        if fresh.log is None:
+            return EpochState(None, join.ring.size, turn)
+        log = anchor_log.joined([part.log for part in parts if part.log is not None], join)
+        return EpochState(log, jnp.asarray(join.lanes([part.held for part in parts])), turn)
 
     def stats(self, sampler: EpochState) -> dict[str, Array]:
         turn = sampler.turn

@@ -12,8 +12,10 @@ Source: Schaul et al. 2016, "Prioritized Experience Replay", sections 3.3 and 3.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -25,7 +27,8 @@ from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.lazy_import import Later
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, Ranges, sum_of_lanes
+from fbuf._core.slot_remap import Prefix, SlotJoin, SlotRemap
+from fbuf._core.slots import Geometry, Ranges, lengthened, sum_of_lanes
 from fbuf._host import OnHost
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
@@ -213,6 +216,7 @@ class Prioritized(PrioritySampler):
     largest: Literal["seen", "held"] = "seen"
     on: Literal["device", "host"] = "device"
 
+    moves = True
     annealed = ("alpha", "beta", "eps", "uniform")
 
     def __post_init__(self) -> None:
@@ -339,10 +343,54 @@ class Prioritized(PrioritySampler):
     def open(self, call: str, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
         return dataclasses.replace(sampler, tree=_host_priorities.open(call, geometry.capacity, self._least))
 
-    def with_capacity(self, sampler: PrioritizedState, geometry: Geometry) -> PrioritizedState:
-        leaves = _host_priorities.leaves(sampler.tree)
-        tree = _host_priorities.open("Buffer.grow", geometry.capacity, self._least, leaves)
-        return dataclasses.replace(sampler, tree=tree)
+    def grown(
+        self, sampler: PrioritizedState, fresh: PrioritizedState, geometry: Geometry, capacity: int
+    ) -> PrioritizedState:
+        number = geometry.capacity
+        if self.on_host:
+            leaves = _host_priorities.leaves(sampler.tree)
+            tree = _host_priorities.open("Buffer.grow", number, self._least, leaves)
+            return dataclasses.replace(sampler, tree=tree)
+
+        def longer(nodes: Array, fill: float) -> Array:
+            return lengthened(nodes[:capacity], jnp.full((number,), fill, jnp.float32))
+
+        log = jax.tree.map(lengthened, sampler.log, fresh.log)
+        return dataclasses.replace(_with_trees(sampler, longer), log=log)
+
+    def moved(self, sampler: PrioritizedState, remap: SlotRemap) -> PrioritizedState:
+        log = anchor_log.moved(sampler.log, remap)
+        if self.on_host:
+            leaves = remap.by_slot(_host_priorities.leaves(sampler.tree), 0)
+            tree = _host_priorities.open("fbuf.load", remap.after.capacity, self._least, leaves)
+            return dataclasses.replace(sampler, tree=tree, log=log)
+
+        def there(nodes: Array, fill: float) -> Array:
+            return jnp.asarray(remap.by_slot(np.asarray(nodes)[: remap.before.capacity], fill))
+
+        return dataclasses.replace(_with_trees(sampler, there), log=log)
+
+    def joined(self, parts: Sequence[PrioritizedState], fresh: PrioritizedState, join: SlotJoin) -> PrioritizedState:
+        made: dict[str, Any] = {}
+        for name, (_, fill, reduce) in _trees(parts[0]).items():
+            leaves = join.slots([getattr(part, name) for part in parts], fill)
+            made[name] = sum_tree.rebuild(jnp.asarray(leaves), reduce=reduce)
+        return dataclasses.replace(parts[0], **made)
+
+    def saved(self, sampler: PrioritizedState, capacity: int) -> PrioritizedState:
+        # Parents equal the sums of their children bit for bit.
+        if not self.on_host:
+            kept: dict[str, Any] = {name: Prefix(nodes, capacity) for name, (nodes, *_) in _trees(sampler).items()}
+            return dataclasses.replace(sampler, **kept)
+        shapes = isinstance(sampler.tree.id, jax.ShapeDtypeStruct)
+        of_shapes = jax.ShapeDtypeStruct((capacity,), jnp.float32)
+        return dataclasses.replace(sampler, tree=of_shapes if shapes else _host_priorities.leaves(sampler.tree))
+
+    def loaded(self, saved: PrioritizedState, capacity: int) -> PrioritizedState:
+        if self.on_host:
+            tree = _host_priorities.open("fbuf.load", capacity, self._least, np.asarray(saved.tree))
+            return dataclasses.replace(saved, tree=tree)
+        return _with_trees(saved, lambda leaves, fill: leaves)
 
     def plan_host(self, geometry: Geometry) -> int:
         return _host_priorities.most_bytes(geometry.capacity, self._least) if self.on_host else 0
@@ -374,6 +422,24 @@ class Prioritized(PrioritySampler):
         each = leaf / jnp.where(mass > jnp.float32(0), mass, jnp.float32(1))
         chance = jnp.where(mass > jnp.float32(0), each, jnp.float32(1) / number)
         return Inspected(_base.mixed_probability(chance, sampler.uniform, number))
+
+
+def _trees(sampler: PrioritizedState) -> dict[str, tuple[Array, float, sum_tree.Reduce]]:
+    """Return by name the trees that there are, the leaf of a slot without a row, and how leaves are reduced."""
+    every = {
+        "tree": (sampler.tree, 0.0, "sum"),
+        "low": (sampler.low, jnp.inf, "min"),
+        "top": (sampler.top, -jnp.inf, "max"),
+    }
+    return {name: found for name, found in every.items() if found[0] is not None}  # type: ignore[misc]
+
+
+def _with_trees(sampler: PrioritizedState, leaves: Callable[[Array, float], Array]) -> PrioritizedState:
+    """Return a state with trees over the `leaves` that are made of each tree."""
+    made: dict[str, Any] = {
+        n: sum_tree.rebuild(leaves(nodes, fill), reduce=how) for n, (nodes, fill, how) in _trees(sampler).items()
+    }
+    return dataclasses.replace(sampler, **made)
 
 
 class PrioritizedDraw(NamedTuple):

@@ -9,8 +9,9 @@ Source: Schaul et al. 2016, "Prioritized Experience Replay", section 3.3.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -20,7 +21,8 @@ from fbuf._algorithms.rank_buckets import Ranks
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.pytree import Leaves
-from fbuf._core.slots import Geometry, Ranges, sum_of_lanes
+from fbuf._core.slot_remap import Prefix, SlotRemap
+from fbuf._core.slots import Geometry, Ranges, lengthened, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected
@@ -87,6 +89,7 @@ class Ranked(PrioritySampler):
     uniform: float | None = None
     largest: Literal["seen", "held"] = "seen"
 
+    moves = True
     annealed = ("alpha", "beta", "uniform")
 
     def __post_init__(self) -> None:
@@ -161,3 +164,20 @@ class Ranked(PrioritySampler):
         chance = jnp.where(bucket > jnp.int32(0), each, jnp.float32(0))
         number = sum_of_lanes(eligible.available).astype(jnp.float32)
         return Inspected(_base.mixed_probability(chance, sampler.uniform, number))
+
+    def grown(self, sampler: RankedState, fresh: RankedState, geometry: Geometry, capacity: int) -> RankedState:
+        log = jax.tree.map(lengthened, sampler.log, fresh.log)
+        return dataclasses.replace(
+            sampler, log=log, ranks=rank_buckets.grown(sampler.ranks, capacity, geometry.capacity)
+        )
+
+    def moved(self, sampler: RankedState, remap: SlotRemap) -> RankedState:
+        bucket = remap.by_slot(np.asarray(sampler.ranks.bucket)[: remap.before.capacity], 0)
+        log = anchor_log.moved(sampler.log, remap)
+        return dataclasses.replace(sampler, ranks=rank_buckets.of_buckets(jnp.asarray(bucket)), log=log)
+
+    def saved(self, sampler: RankedState, capacity: int) -> Any:
+        return dataclasses.replace(sampler, ranks=Prefix(sampler.ranks.bucket, capacity))  # type: ignore[arg-type]
+
+    def loaded(self, saved: Any, capacity: int) -> RankedState:
+        return dataclasses.replace(saved, ranks=rank_buckets.of_buckets(saved.ranks))

@@ -7,6 +7,7 @@ weighs the K E runs, chooses one, then one of its anchors; the anchor queue (`fb
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from fbuf._algorithms import random
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import number_up_to
 from fbuf._core.pytree import Leaves, name_of
+from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, Ranges
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
@@ -102,6 +104,8 @@ class Staleness(LogSampler):
 
     in_order = True
     whole = ""
+    moves = True
+    by_arrival = True
 
     def __post_init__(self) -> None:
         if not _is_int(self.maximum) or not 0 <= self.maximum < _MAX_RUNS:
@@ -263,6 +267,9 @@ class Staleness(LogSampler):
         slot = jnp.where(here.reshape(-1), slot, jnp.int32(geometry.capacity))
         nothing = jnp.zeros((geometry.capacity,), jnp.float32)
         return Inspected(nothing.at[slot].set(each[run, lane].reshape(-1), mode="drop"))
+
+    def moved(self, sampler: StalenessState, remap: SlotRemap) -> StalenessState:
+        return dataclasses.replace(sampler, log=anchor_log.moved(sampler.log, remap))
 
     def stats(self, sampler: StalenessState) -> dict[str, Array]:
         stats = {"anchors_fresh": self.available(sampler, jnp.zeros((), jnp.int32))}

@@ -14,6 +14,7 @@ from jax import Array
 from fbuf._algorithms import random
 from fbuf._core.component import component
 from fbuf._core.pytree import Leaves
+from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue, EpisodeQueue
@@ -44,6 +45,7 @@ class Uniform(LogSampler):
     over: Literal["anchors", "episodes"] = "anchors"
 
     whole = ""
+    moves = True
 
     @property
     def by_episode(self) -> bool:
@@ -83,3 +85,8 @@ class Uniform(LogSampler):
         if isinstance(sampler, EpisodeQueue):
             return Inspected(anchor_log.episode_probabilities(sampler, eligible.geometry))
         return Inspected(None)
+
+    def moved(self, sampler: Queue, remap: SlotRemap) -> Queue:
+        if isinstance(sampler, EpisodeQueue):
+            return anchor_log.moved_episodes(sampler, remap)
+        return anchor_log.moved(sampler, remap)

@@ -28,7 +28,11 @@ SHARDS = [
     (fbuf.Buffer(24, lanes=2), 3, "lanes is 2, not a multiple of the 3 shards. Use 3"),
     (fbuf.Buffer(24, writer=writers.Reservoir()), 3, "needs all rows in one place"),
     (fbuf.Buffer(24, sampler=samplers.Epoch()), 3, "draws without replacement, which several shards cannot do"),
-    (fbuf.Buffer(24, sampler=samplers.Ranked()), 3, "ranks the rows of the whole. Use samplers.Prioritized(), or shards=1."),
+    (
+        fbuf.Buffer(24, sampler=samplers.Ranked()),
+        3,
+        "ranks the rows of the whole. Use samplers.Prioritized(), or shards=1.",
+    ),
     (fbuf.Buffer(24, sampler=samplers.Prioritized(on="host")), 3, "expected on='device'. Use shards=1."),
     (fbuf.Buffer(24, sampler=samplers.Prioritized(uniform=0.1)), 3, "expected uniform=None. Use shards=1."),
     (
