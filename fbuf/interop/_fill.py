@@ -143,9 +143,8 @@ def _buffer(source: Source, steps: int, buffer: Buffer | None, capacity: int | N
     call, lanes = source.call, source.lanes or 1
     if buffer is None:
         room = capacity if capacity is not None else max(steps, 1) * lanes
-        if source.priority is None:
-            return Buffer(room, lanes=source.lanes)
-        buffer = prioritized(room, *source.exponents, lanes=source.lanes)
+        own = source.priority is not None
+        buffer = prioritized(room, *source.exponents, lanes=source.lanes) if own else Buffer(room, lanes=source.lanes)
     elif capacity is not None:
         raise ValueError(f"{call}: both buffer and capacity are given; expected one of them. Drop capacity={capacity}.")
     if buffer.lanes != source.lanes:

@@ -180,7 +180,7 @@ def check_ends(call: str, what: str, ends: str | None, done: Column | None) -> s
         return "trajectory"
     if ends not in _guards.ENDS:
         raise ValueError(
-            f"{call}: {what}: the file does not say whether they are terminations. Pass ends='terminated' "
+            f"{call}: ends is {ends!r}, but nothing says whether {what} are terminations. Pass ends='terminated' "
             f"({_guards.ENDS['terminated']}) or ends='trajectory' ({_guards.ENDS['trajectory']})."
         )
     return ends
@@ -336,7 +336,8 @@ def _robomimic(path: Path, reader: _hdf5.Reader, made: Source, ends: str | None,
     taken = {*chosen_steps(made.call, found, made.fields), "dones"}  # others may be of any length
     parts = {name: [group[name] for group in groups.values() if name in group] for name in found if name in taken}
     if not demos or "action" not in parts:
-        raise ValueError(f"{path}: no demonstration with actions; expected data/demo_0/actions.")
+        where = "data/demo_0" if mask is None else f"those of mask/{mask}"
+        raise ValueError(f"{path}: no demonstration with actions; expected some in {where}.")
     lengths = _episode_lengths(path, parts, len(demos))
     for demo, rows in zip(demos, lengths, strict=True):
         stated = reader.attribute("num_samples", f"data/{demo}")

@@ -185,7 +185,7 @@ def from_skrl(
     names = NAMES | ({} if "observations" in found else {"states": "obs", "next_states": NEXT})
     arrays = {name: c.read(0, c.rows) for name, c in found.items() if is_taken(name, names, fields)}
     lead = {array.shape[:2] for array in arrays.values() if array.ndim == 3}
-    if len(lead) != 1 or any(array.ndim != 3 for array in arrays.values()):
+    if len(lead) != 1 or any(array.ndim != 3 or not array.shape[1] for array in arrays.values()):
         shapes = {name: list(array.shape) for name, array in arrays.items()}
         raise ValueError(
             f"{made.call}: arrays have shapes {shapes}; expected [memory_size, num_envs, size] of a memory."

@@ -198,9 +198,9 @@ class Source:
         names = choose_leaves(call, self.columns, self.fields, self.known)
         columns = {here: self.columns[there] for there, here in names.items()}
         dtypes = dict(self.dtypes or {})
-        if self.narrow:
-            narrow = {name: NARROW[c.dtype.name] for name, c in columns.items() if c.dtype.name in NARROW}
-            dtypes = narrow | dtypes
+        flags = () if self.plain else ("terminated", "truncated", *(self.episode_end or ()))  # checked to be 0 or 1
+        wide = {name: c.dtype.name for name, c in columns.items() if c.dtype.name in NARROW}
+        dtypes = {name: NARROW[dtype] for name, dtype in wide.items() if self.narrow or name in flags} | dtypes
         columns = cast_columns(call, squeeze_scalars(columns) if ted else columns, dtypes, exact)
         if self.slots:
             return columns, _guards.written_rows(call, columns, self.steps, self.rows)
@@ -259,6 +259,8 @@ class Source:
             return plan.example, lambda first, last, size: plan.marked(self.call, 0, raw, None, []), -1
         columns, steps = self.taken(exact)
         lanes = () if self.lanes is None else (self.lanes,)
+        if not steps and not self.plain:
+            raise ValueError(f"{self.call}: there are no rows; expected one at least.")
         if self.plain:
             example = {name: jax.ShapeDtypeStruct(column.shape, column.dtype) for name, column in columns.items()}
             return example, lambda first, last, size: blocks(self.call, columns, first, last, size, lanes), steps

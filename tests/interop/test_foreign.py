@@ -303,6 +303,22 @@ def test_text_of_variable_length_is_not_read(tmp_path):
     reader.close()
 
 
+def test_nothing_to_read_is_said(tmp_path):
+    memory = {
+        name: np.zeros((4, 0, 1), np.float32) for name in ("states", "actions", "rewards", "terminated", "truncated")
+    }
+    with pytest.raises(ValueError, match=r"\[4, 0, 1\].*; expected \[memory_size, num_envs, size\]"):
+        interop.from_skrl(memory, position=1, filled=False)
+    path = tmp_path / "robomimic_1.hdf5"
+    path.write_bytes((FILES / path.name).read_bytes())
+    with h5py.File(path, "a") as file:
+        file["mask/none"] = np.array([], "S8")
+    with pytest.raises(ValueError, match="no demonstration with actions; expected some in those of mask/none"):
+        interop.from_file(path, ends="terminated", mask="none")
+    with pytest.raises(ValueError, match="ends is 'over', but nothing says whether dones are terminations"):
+        interop.from_file(path, ends="over")
+
+
 @pytest.mark.parametrize("position", [-1, 99, 1.5, None])
 def test_positions_outside_a_ring_are_refused(position):
     rows = {"obs": np.zeros((5, 2)), "act": np.zeros((5, 1)), "rew": np.zeros((5, 1)), "done": np.zeros((5, 1))}

@@ -80,6 +80,13 @@ def test_priorities_of_windows_are_those_of_their_first_rows(small_blocks):
         ({"newest": -1}, ValueError, "newest is -1"),
         ({"buffer": fbuf.Buffer(3)}, ValueError, "there are 4 rows, but the buffer holds 3. Use capac.*4, .*newest=3"),
         ({"buffer": fbuf.Buffer(4), "capacity": 4}, ValueError, "Drop capacity=4"),
+        ({"capacity": 3}, ValueError, "there are 4 rows, but the buffer holds 3. Use capac.*4, .*newest=3"),
+        ({"arrays": {"obs": np.zeros((0, 2), np.float32), "terminated": np.zeros(0, bool)}}, ValueError, "are no rows"),
+        (
+            {"arrays": {"x": np.zeros(2, np.float32), "terminated": np.array([0.0, np.nan])}},
+            ValueError,
+            "is nan in row 1",
+        ),
         ({"priority": np.array([1, np.nan, 1, 1])}, ValueError, "not finite"),
         ({"arrays": {"a": np.zeros(3)}}, TypeError, "or round: dtypes={'a': 'float32'}"),
         ({"arrays": {"a": np.array([0, 2**40])}}, ValueError, "rows 0 to 1 hold values that int32 cannot"),
@@ -117,6 +124,18 @@ def test_values_are_cast_where_the_caller_asks_or_nothing_is_lost():
     buffer, state = from_arrays(arrays, dtypes={"a": "float32"})
     rows = buffer.rows(state).data
     assert rows["a"].tolist() == [np.float32(0.1), 2.5] and rows["b"].dtype == jnp.int32 and rows["b"][1] == 2**31 - 1
+
+
+def test_flags_of_64_bits_are_flags():
+    flags = {
+        "terminated": np.array([0.0, 0.0, 1.0]),
+        "truncated": np.zeros(3, np.int64),
+        "late": np.array([1.0, 0.0, 0.0]),
+    }
+    data = {"obs": np.zeros((3, 2), np.float32), **flags}
+    buffer, state = fbuf.interop.from_arrays(data, episode_end=("late",)).into()
+    rows = buffer.rows(state).data
+    assert rows["terminated"].tolist() == [False, False, True] and rows["truncated"].tolist() == [True, False, False]
 
 
 def test_arrays_may_have_any_strides_and_be_read_only():
