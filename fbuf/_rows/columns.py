@@ -289,6 +289,16 @@ def squeeze_scalars(columns: Mapping[str, Column]) -> dict[str, Column]:
     return {name: squeezed(column) if name in one else column for name, column in columns.items()}
 
 
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return an array; a large one begins at a multiple of 64 bytes, where JAX reads it on CPUs without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < 1 << 20:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + 64, np.uint8)
+    first = -memory.__array_interface__["data"][0] % 64
+    return memory[first : first + size].view(dtype).reshape(shape)
+
+
 def rows_per_block(leaves: Iterable[Any], lanes: int | None = None) -> int:
     """Return the number of rows (per lane) that make a block of 8 MiB, of leaves with a shape and a dtype."""
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) * (lanes or 1)

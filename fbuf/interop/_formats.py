@@ -10,14 +10,25 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fbuf._core.pytree import name_of, under
-from fbuf._rows.columns import DTYPES, Column, Fields, check_count, check_name, check_shape, read_json, refused, renamed
+from fbuf._rows.columns import (
+    DTYPES,
+    Column,
+    Fields,
+    check_count,
+    check_name,
+    check_shape,
+    empty,
+    read_json,
+    refused,
+    renamed,
+)
 from fbuf.datasets._arrays.episodes import KNOWN, NEXT
 from fbuf.interop import _guards, _hdf5, _npz
 from fbuf.interop._source import Source
@@ -129,14 +140,14 @@ def concatenate(where: str, parts: Sequence[Column]) -> Column:
             raise ValueError(f"{where} of episode {number} are {what}; expected {first.dtype.name}{list(first.shape)}.")
 
     def read(begin: int, end: int) -> np.ndarray:
+        out, at = empty((end - begin, *first.shape), first.dtype), begin
         number = bisect.bisect_right(starts, begin) - 1
-        out = []
-        while begin < end:
+        while at < end:
             stop = min(end, starts[number + 1])
-            if stop > begin:
-                out.append(parts[number].read(begin - starts[number], stop - starts[number]))
-            begin, number = max(begin, stop), number + 1
-        return np.concatenate(out) if out else np.zeros((0, *first.shape), first.dtype)
+            if stop > at:
+                out[at - begin : stop - begin] = parts[number].read(at - starts[number], stop - starts[number])
+            at, number = max(at, stop), number + 1
+        return out
 
     return Column(first.shape, first.dtype, read, starts[-1])
 
@@ -158,16 +169,14 @@ def flags(done: Column | None, last: np.ndarray, ends: str) -> dict[str, Column]
     none = array_column(np.zeros(len(last), bool))
     over = array_column(last)
     if done is None or ends == "trajectory":
-        return {"terminated": none, "truncated": over if done is None else _either(done, over)}
-    return {"terminated": done, "truncated": _without(over, done)}
+        return {"terminated": none, "truncated": over if done is None else flag(np.logical_or, done, over)}
+    return {"terminated": done, "truncated": flag(np.greater, over, done)}
 
 
-def _either(a: Column, b: Column) -> Column:
-    return Column((), np.dtype(bool), lambda i, j: (a.read(i, j) != 0) | b.read(i, j), b.rows)
-
-
-def _without(a: Column, b: Column) -> Column:
-    return Column((), np.dtype(bool), lambda i, j: a.read(i, j) & (b.read(i, j) == 0), a.rows)
+def flag(function: Callable[..., np.ndarray], *columns: Column) -> Column:
+    """Return a flag that is a function of others; `np.greater` is the first and not the second."""
+    rows = columns[0].rows
+    return Column((), np.dtype(bool), lambda i, j: function(*(column.read(i, j) != 0 for column in columns)), rows)
 
 
 def check_ends(call: str, what: str, ends: str | None, done: Column | None) -> str:
@@ -286,9 +295,8 @@ def _d3rlpy(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
         raise ValueError(f"{path}: has no '{missing[0]}' of any episode. It is damaged.")
     parts = {name: [columns[name] for columns in episodes.values() if name in columns] for name in found}
     lengths = _episode_lengths(path, parts, count)
-    last = np.zeros(sum(lengths) + 1, bool)
+    last = np.zeros(sum(lengths), bool)
     last[np.cumsum(lengths) - 1] = True
-    last = last[:-1]
     ended = [reader.array(f"terminated_{episode}") for episode in range(count)]
     if any(flag.shape or flag.dtype.kind not in "biu" for flag in ended):
         raise ValueError(f"{path}: a flag terminated_i is not a number; expected True or False. It is damaged.")

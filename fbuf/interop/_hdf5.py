@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._rows.columns import DTYPES, Column, check_name, refused
+from fbuf._rows.columns import DTYPES, Column, check_name, empty, refused
 from fbuf.interop._guards import raise_refused
 
 _ABOUT = "fbuf"  # the attribute that describes the file
+_PLAIN = frozenset(DTYPES.values())
 _LARGEST_CHUNK = 2**30  # bytes
 
 
@@ -126,8 +127,7 @@ class Reader:
             settings = data.get_create_plist()
             if settings.get_external_count() or settings.get_layout() == h5.h5d.VIRTUAL:
                 raise ValueError(f"{where} is stored in other files. Copy it into this file.")
-        plain = DTYPES.get(dtype.name) if dtype.isnative else None
-        if plain is None or plain != dtype or space.get_simple_extent_type() == h5.h5s.NULL:
+        if dtype not in _PLAIN or space.get_simple_extent_type() == h5.h5s.NULL:
             return refused(f"{where} is {dtype}; expected plain little-endian numbers.")
         shape: tuple[int, ...] = space.shape
         size = math.prod(shape) * dtype.itemsize
@@ -146,7 +146,7 @@ class Reader:
 
         def read(first: int, last: int) -> np.ndarray:
             with _ReportDamage(path, f": data set '{name}'"):
-                out = np.empty((last - first, *shape[1:]), dtype)
+                out = empty((last - first, *shape[1:]), dtype)
                 here = there = h5.h5s.ALL
                 if out.shape != shape:
                     here, there = h5.h5s.create_simple(out.shape), data.get_space()

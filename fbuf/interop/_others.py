@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from fbuf.interop._formats import (
     array_column,
     check_ends,
     chosen_steps,
+    flag,
     flags,
     is_taken,
     known_steps,
@@ -78,21 +79,13 @@ def from_sb3(buffer: Any, *, fields: Fields = None, dtypes: Mapping[str, str] | 
     if not columns["action"].dtype.kind == "f":
         columns["action"] = squeezed(columns["action"])
     done, late = ring(buffer.dones), ring(buffer.timeouts)
-    for name, cut in {"terminated": False, "truncated": True}.items():
-        columns[name] = _both(done, late, cut)
+    columns |= {"terminated": flag(np.greater, done, late), "truncated": flag(np.logical_and, done, late)}
     made = Source("", {}, 0, call=call, fields=fields, dtypes=dtypes)
     return known_steps(made, "Stable-Baselines3 buffer", columns, steps, lanes=envs if envs > 1 else None)
 
 
 def _leaves(name: str, value: Any) -> dict[str, Any]:
     return {f"{name}/{key}": leaf for key, leaf in value.items()} if isinstance(value, Mapping) else {name: value}
-
-
-def _both(done: Column, late: Column, cut: bool) -> Column:
-    def read(first: int, last: int) -> np.ndarray:
-        return (done.read(first, last) != 0) & ((late.read(first, last) != 0) == cut)
-
-    return Column((), np.dtype(bool), read, done.rows)
 
 
 def from_cpprb(
@@ -152,6 +145,16 @@ def _rolled(column: Column, oldest: int) -> Column:
     return column if column.refused else array_column(column.read(0, column.rows)[place], column.shape)
 
 
+def _opened(
+    made: Source, data: str | os.PathLike[str] | Mapping[str, Any]
+) -> tuple[Source, Callable[[], Mapping[str, Column]]]:
+    """Return the source with the path in its messages, and a function that opens the arrays of a dict or an `.npz`."""
+    if isinstance(data, Mapping):
+        return made, lambda: columns_of(made.call, data)
+    path = Path(data).expanduser()
+    return dataclasses.replace(made, call=f"{made.call}: {path}"), lambda: _npz.Reader(path).columns
+
+
 def from_skrl(
     path: str | os.PathLike[str] | Mapping[str, Any],
     *,
@@ -176,12 +179,8 @@ def from_skrl(
     Example:
       buffer, state = fbuf.interop.from_skrl("memory.npz", position=memory.memory_index, filled=memory.filled).into()
     """
-    made = Source("", {}, 0, call="from_skrl", fields=fields, dtypes=dtypes)
-    if isinstance(path, Mapping):
-        found: Mapping[str, Column] = columns_of(made.call, path)
-    else:
-        made = dataclasses.replace(made, call=f"{made.call}: {path}")
-        found = _npz.Reader(Path(path).expanduser()).columns
+    made, opened = _opened(Source("", {}, 0, call="from_skrl", fields=fields, dtypes=dtypes), path)
+    found = opened()
     names = NAMES | ({} if "observations" in found else {"states": "obs", "next_states": NEXT})
     arrays = {name: c.read(0, c.rows) for name, c in found.items() if is_taken(name, names, fields)}
     lead = {array.shape[:2] for array in arrays.values() if array.ndim == 3}
@@ -235,17 +234,7 @@ def from_ogbench(
       >>> buffer.rows(state).data["final_obs"].tolist()
       [0.0, 2.0]
     """
-    made = Source("", {}, 0, call="from_ogbench", fields=fields, dtypes=dtypes)
-    path = None if isinstance(data, Mapping) else Path(data).expanduser()
-    made = made if path is None else dataclasses.replace(made, call=f"{made.call}: {path}")
-
-    def opened() -> Mapping[
-        str, Column
-    ]:  # a member of a zip is read forwards, so next observations need their own reader
-        return (
-            columns_of(made.call, data) if isinstance(data, Mapping) else _npz.Reader(Path(data).expanduser()).columns
-        )
-
+    made, opened = _opened(Source("", {}, 0, call="from_ogbench", fields=fields, dtypes=dtypes), data)
     found = {name: column for name, column in opened().items() if is_taken(name, NAMES | _OGBENCH, fields)}
     sizes = {name: column.rows for name, column in found.items()}
     if not {"observations", "actions", "terminals"} <= set(found) or len(set(sizes.values())) != 1:
@@ -277,10 +266,10 @@ def from_ogbench(
 
     columns = {here: taken(found[there]) for there, here in names.items()}
     if "next_observations" not in found:
-        columns[NEXT] = taken(opened()["observations"], 1)
+        columns[NEXT] = taken(opened()["observations"], 1)  # a member of a zip is read forwards, once
     ended = masks[step] == 0
     columns |= {"terminated": array_column(ended), "truncated": array_column(last & ~ended)}
-    return known_steps(made, "OGBench", columns, len(step), forward=path is not None)
+    return known_steps(made, "OGBench", columns, len(step), forward=not isinstance(data, Mapping))
 
 
 def from_rlds(data: Iterable[Any], *, fields: Fields = None, dtypes: Mapping[str, str] | None = None) -> Source:
@@ -365,10 +354,8 @@ def _table(call: str, steps: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any
         raise ValueError(f"{call}: a step within an episode is_last or is_terminal; expected one at its end only.")
     if len(last) < 2:
         return
-    ended = np.zeros(len(last) - 1, bool)
-    ended[-1] = terminal[-1]
-    table: dict[str, Any] = {"terminated": ended, "truncated": np.arange(len(ended)) == len(ended) - 1}
-    table["truncated"] = table["truncated"] & ~ended
+    end = np.arange(len(last) - 1) == len(last) - 2
+    table: dict[str, Any] = {"terminated": end & terminal[-1], "truncated": end & ~terminal[-1]}
     for name, rows in steps.items():
         first, slash, rest = name.partition("/")
         if first in ("is_first", "is_last", "is_terminal", "discount"):

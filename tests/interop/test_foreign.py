@@ -58,7 +58,7 @@ def test_ogbench(name, tmp_path):
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_robomimic(mode, tmp_path):
     demos, path = world.episodes(6), FILES / f"robomimic_{mode}.hdf5"
-    raises(ValueError, ": dones: .*Pass ends='terminated'", interop.from_file, path)
+    raises(ValueError, "ends is None, .*whether dones are.*Pass ends='terminated'", interop.from_file, path)
     ends = "terminated" if mode == 0 else "trajectory"
     for mask, chosen in ((None, demos), ("train", [demos[0], demos[2], demos[5]]), ("valid", [demos[1]])):
         steps = [step for demo in chosen for step in demo]
@@ -86,7 +86,7 @@ def test_cpprb(name, tmp_path):
         arrays = dict(file)
     there = {"position": 25 if name == "part" else 17, "ends": "terminated"}
     check(lambda: interop.from_cpprb(arrays, **there), [steps], tmp_path)
-    raises(ValueError, "done: the file does not say.*Pass ends=", interop.from_cpprb, arrays, position=0, ends=None)
+    raises(ValueError, "nothing says whether done are.*Pass ends=", interop.from_cpprb, arrays, position=0, ends=None)
     saved = FILES / f"cpprb_saved_{name}.npz"
     raises(ValueError, r"holds pickled rows of cpprb.*get_all_transitions\(\)", interop.from_file, saved)
 

@@ -126,6 +126,16 @@ def test_values_are_cast_where_the_caller_asks_or_nothing_is_lost():
     assert rows["a"].tolist() == [np.float32(0.1), 2.5] and rows["b"].dtype == jnp.int32 and rows["b"][1] == 2**31 - 1
 
 
+@pytest.mark.parametrize("dtype", [np.bool_, np.float32, jnp.bfloat16, np.complex64])
+def test_large_blocks_are_read_by_jax_without_a_copy(dtype):
+    for shape in ((1 << 18, 17), (3, 0), (5,)):
+        block = _columns.empty(shape, np.dtype(dtype))
+        assert block.shape == shape and block.dtype == dtype
+    block = _columns.empty((1 << 18, 17), np.dtype(dtype))
+    block[...] = 1
+    assert jax.device_put(block).unsafe_buffer_pointer() == block.ctypes.data
+
+
 def test_flags_of_64_bits_are_flags():
     flags = {
         "terminated": np.array([0.0, 0.0, 1.0]),

@@ -18,7 +18,7 @@ import numpy as np
 from fbuf._core.pytree import under
 from fbuf._host.codecs import Codec, Raw, Zstd
 from fbuf._interfaces.view import View
-from fbuf._rows.columns import Block
+from fbuf._rows.columns import Block, empty
 from fbuf.views import Row, Transition
 
 _LARGE = 1024  # bytes a row
@@ -145,7 +145,8 @@ def final_codec(shape: tuple[int, ...], dtype: Any) -> Codec:
 
 def only(rows: np.ndarray, where: np.ndarray) -> np.ndarray:
     """Return rows where a flag is set, zeros elsewhere."""
-    out = np.zeros(rows.shape, rows.dtype)  # mostly never touched
+    out = empty(rows.shape, rows.dtype)
+    out[...] = 0
     out[where] = rows[where]
     return out
 

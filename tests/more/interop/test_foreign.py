@@ -54,7 +54,7 @@ def test_lerobot(tmp_path):
     late = [s for steps in world.episodes(5) for s in steps]
     late = [dataclasses.replace(s, terminated=False, truncated=s.terminated or s.truncated) for s in late]
     path = FILES / "lerobot_rewards"
-    raises(ValueError, ": next.done: .*Pass ends='terminated'", interop.from_file, path)
+    raises(ValueError, "whether next.done are.*Pass ends='terminated'", interop.from_file, path)
     check(lambda: interop.from_file(path, ends="trajectory"), [late], tmp_path, final=False)
     ended = [dataclasses.replace(s, terminated=s.truncated, truncated=False) for s in late]
     check(lambda: interop.from_file(path, ends="terminated"), [ended], tmp_path / "b", final=False)
