@@ -81,6 +81,7 @@ class Episodes:
         """Return the leaves under the first name that rows have."""
         return next((found for name in names if name is not None and (found := under(name, self.spec))), [])
 
+    @np.errstate(invalid="ignore")  # of infinite rewards
     def _found(self) -> list[Episode]:
         reader, held = self.reader, self.reader.mask(0, self.reader.steps)
         flags = {name: reader.flag(name) for name in self.ends}
@@ -128,17 +129,9 @@ class Episodes:
         every = max(1, -(-episode.length // STEPS))
         while True:
             ages = np.arange(episode.first, episode.stop, every)
-            track = {
-                "number": number,
-                "lane": episode.lane,
-                "length": episode.length,
-                "every": every,
-                "end": episode.end,
-                "whole": episode.is_whole,
-                "return": rounded(episode.reward),
-                "frames": self._frames(ages, episode.lane),
-                "curves": self._curves(ages, every, episode),
-            }
+            track: dict[str, Any] = {"number": number, "lane": episode.lane, "length": episode.length, "every": every}
+            track |= {"end": episode.end, "whole": episode.is_whole, "return": rounded(episode.reward)}
+            track |= {"frames": self._frames(ages, episode.lane), "curves": self._curves(ages, every, episode)}
             if len(ages) <= 10 or len(json.dumps(track)) <= budget:
                 return track
             every *= 2

@@ -228,10 +228,10 @@ def test_a_donated_state_is_refused():
 
 
 def test_rewards_that_are_not_finite_leave_the_returns_of_other_episodes():
-    replay = fbuf.Replay(fbuf.Buffer(12, episode_end=("done",)), {"reward": 0.0, "done": False})
-    reward = np.array([1, np.inf, 1, 2, 3, 4, np.nan, 1, 1, 5, 6, 7], np.float32)
-    replay.extend({"reward": reward, "done": np.arange(12) % 3 == 2})
-    assert [fbuf.plot.episode(replay, i).track["return"] for i in range(4)] == [None, 9, None, 18]
+    replay = fbuf.Replay(fbuf.Buffer(15, episode_end=("done",)), {"reward": 0.0, "done": False})
+    reward = np.array([1, np.inf, 1, 2, 3, 4, np.nan, 1, 1, 5, 6, 7, np.inf, 1, -np.inf], np.float32)
+    replay.extend({"reward": reward, "done": np.arange(15) % 3 == 2})
+    assert [fbuf.plot.episode(replay, i).track["return"] for i in range(5)] == [None, 9, None, 18, None]
 
 
 def test_ends_say_what_the_view_calls_them():
