@@ -23,6 +23,10 @@ PATIENCE = 10.0
 """Seconds in which nothing changes, after which a call without a timeout prints what it waits for."""
 
 
+class LimitTimeout(TimeoutError):
+    """A limit did not allow a call in time. Python also raises `TimeoutError` for ETIMEDOUT, of network disks."""
+
+
 class _Waiting(NamedTuple):
     """A call that the limit does not allow yet."""
 
@@ -89,7 +93,7 @@ class BlockingLimiter:
           check: Called after each wait; raises where waiting is pointless.
           timeout: Seconds.
         Raises:
-          TimeoutError: the limit did not allow them in time.
+          LimitTimeout: the limit did not allow them in time.
           ValueError: the limit will never allow them.
           Stopped: by `stop`.
         """
@@ -98,7 +102,7 @@ class BlockingLimiter:
             self.limit.check_call(**{"rows" if kind == "add" else "draws": count})
             if until is not None and wakeup.clock() >= until:
                 what, fix = ("row", "Sample") if kind == "add" else ("draw", "Add rows")
-                raise TimeoutError(
+                raise LimitTimeout(
                     f"{call}: waited {timeout:g} s for {counted(count, what)}; {self.explain(kind, count)}. {fix} in another "
                     f"thread, or raise timeout."
                 )

@@ -30,6 +30,7 @@ from fbuf._formats.checkpoint import CheckpointNotFound
 from fbuf._host.io.lock import NO_LOCKS, FileLock, lock_path
 from fbuf._replay import Replay, ReplayClosed
 from fbuf._replay.fair_lock import FairLock
+from fbuf._replay.limiter import LimitTimeout
 from fbuf.limits import Limit
 from fbuf.ray import _draws
 from fbuf.ray._blocks import pack, padded, rounded, unpack
@@ -141,7 +142,7 @@ class Shard:
                     self._cut(client, where, self._ledger.has_gap(client, number))
                     wait = None if self._replay.limit is None else _PATIENCE
                     self._replay.extend(rows, priority=priority, mask=mask, timeout=wait)
-                except TimeoutError:
+                except LimitTimeout:
                     continue
                 except ReplayClosed:
                     raise
@@ -243,7 +244,7 @@ class Shard:
             sizes = plan.counts[:, shard].tolist()
             try:
                 facts, batches = self._draw(sizes, options, _PATIENCE)
-            except TimeoutError:  # the limit does not allow it yet; the learner asks again
+            except LimitTimeout:  # the limit does not allow it yet; the learner asks again
                 return [], []
             first = plan.counts.cumsum(axis=1)[:, shard] - sizes  # of the rows of each batch
             self._shares[name] = [
@@ -272,7 +273,7 @@ class Shard:
                 try:
                     timeout = (0 if batches else patience) if limited else None
                     batches.append(self._replay.sample(size, to="numpy", timeout=timeout, **options))
-                except (TimeoutError, ReplayClosed):
+                except (LimitTimeout, ReplayClosed):
                     if batches:
                         break
                     raise

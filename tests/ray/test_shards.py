@@ -1,5 +1,6 @@
 """Clients and shards without Ray: rows arrive where they belong, and batches are those of one buffer."""
 
+import errno
 import pickle
 import re
 
@@ -117,6 +118,27 @@ def test_a_restarted_shard_has_every_row_once(tmp_path):
     assert link.shards[0].stats()["max_priority"] == 1.0  # these rows were of another incarnation
     link.restart(0)
     assert len(link.shards[0]._replay) == 24
+
+
+def test_a_disk_that_times_out_is_an_error_not_a_limit_that_is_waited_for():
+    """`TimeoutError` is also what Python raises for ETIMEDOUT, of network disks."""
+    link, client = clients(fbuf.Buffer(32), ROW)
+    remote, replay, tries = client(), link.shards[0]._replay, []
+    remote.extend(steps(0, 4))
+    remote.flush()
+
+    def times_out(*args, **options):
+        tries.append(args)
+        if len(tries) < 4:
+            raise OSError(errno.ETIMEDOUT, "the disk timed out")
+        return []
+
+    for method, call in (("extend", lambda: (remote.extend(steps(0, 4)), remote.flush())), ("sample", remote.sample)):
+        setattr(replay, method, times_out)
+        with pytest.raises(OSError, match="the disk timed out"):
+            call(*(() if method == "extend" else (4,)))
+        assert len(tries) == 1
+        tries.clear()
 
 
 def test_an_extend_that_raises_sends_no_row():
