@@ -41,7 +41,9 @@ def restores_lock(method: F) -> F:
             if self._lock.depth() > depth:
                 self._lock.notify()  # the interrupt may have prevented it
             self._lock.restore(depth)
-            if isinstance(error, jax.errors.JaxRuntimeError):
+            if isinstance(
+                error, jax.errors.JaxRuntimeError | ValueError
+            ):  # ValueError: of a call that JAX dispatches in C++
                 self._raise_os_error(error)
             raise
 

@@ -101,14 +101,12 @@ class Shard:
         self._shares: dict[Any, list[Any]] = {}  # by plan
         self._folder = None if path is None else _locked(path)
         self._is_closed = path is None  # for saves
-        saved: dict[str, Any] = {}
-        if path is not None:
-            with contextlib.suppress(CheckpointNotFound):
-                self._replay, saved = Replay.load(path, buffer, extra=True, cut=False, limit=limit)
-                if limit is None and not self._replay._queue:
-                    self._replay._limiter = None  # the saved limit is that of an earlier service
-        if not saved:
-            self._replay = Replay(buffer, example, seed, limit=limit)
+        try:
+            self._replay, saved = self._opened(buffer, example, seed, limit)
+        except BaseException:
+            if self._folder is not None:
+                self._folder.release()
+            raise
         self._replay.expect_stale()
         self._has_row = self._replay.limit is not None  # else the first draw waits for one
         self._ledger = Ledger(saved.get("calls"))
@@ -116,6 +114,16 @@ class Shard:
         self._structure: Any = jax.tree.structure(example)
         self._has_episodes = not buffer.dense
         self._numbers = {"restored": int(bool(saved)), "writes": 0, "skipped": 0, "cuts": 0, "plans": 0}
+
+    def _opened(self, buffer: Buffer, example: PyTree, seed: int, limit: Limit | None) -> tuple[Replay, dict[str, Any]]:
+        """Return the `Replay` of the newest checkpoint and what was saved with it, or a new one."""
+        if self._path is not None:
+            with contextlib.suppress(CheckpointNotFound):
+                replay, saved = Replay.load(self._path, buffer, extra=True, cut=False, limit=limit)
+                if limit is None and not replay._queue:
+                    replay._limiter = None  # the saved limit is that of an earlier service
+                return replay, saved
+        return Replay(buffer, example, seed, limit=limit), {}
 
     def extend(
         self, client: int, number: int, oldest: int, lanes: Sequence[int] | None, places: PyTree, block: Any

@@ -119,7 +119,7 @@ def test_a_save_after_one_that_found_damage_writes_everything(tmp_path):
     flip(*tmp_path.glob("data*"), -1)
     array[:48], marks[:6] = -1, "b"  # most of the file, so that the rest is moved out of it
     copy = functools.partial(checkpoint.snapshot, tmp_path, {"a": Blocks(array, 8, marks.tolist())}, lambda *_: True)
-    raises(RuntimeError, "rows 72 to 80 of array 'a'", checkpoint.write, tmp_path, copy(), {})
+    raises(OSError, "rows 72 to 80 of array 'a'", checkpoint.write, tmp_path, copy(), {})
     checkpoint.write(tmp_path, copy(), {})
     back(tmp_path, {"a": array})
 
@@ -181,7 +181,7 @@ def test_a_snapshot_is_saved_as_it_was_unless_another_save_came_between(tmp_path
     array[:] = -1
     assert checkpoint.write(tmp_path, copied, {}).bytes_written < 4000
     back(tmp_path, {"a": want})
-    raises(RuntimeError, "rows 0 to 4 of array 'a' were not copied", checkpoint.write, tmp_path, copied, {})
+    raises(OSError, "rows 0 to 4 of array 'a' were not copied", checkpoint.write, tmp_path, copied, {})
     back(tmp_path, {"a": want})
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fbuf._formats.checkpoint.directory import Folder
-from fbuf._formats.checkpoint.filesystem import DISK
+from fbuf._formats.checkpoint.filesystem import DISK, write_partial
 from fbuf._host.io import lock as locks
 from fbuf._host.io.directory import rollback
+from fbuf._host.io.file import File
 from fbuf._host.io.lock import lock_path
 from fbuf.datasets import _lock
 from tests.support.disk import make
@@ -66,6 +67,31 @@ def test_links_and_pipes_are_refused_and_stay(tmp_path):
     assert victim.read_text() == "precious"
     os.mkfifo(tmp_path / "pipe")
     raises(OSError, "pipe is not a plain file. Remove it", take, tmp_path / "pipe")
+
+
+def test_a_lock_file_that_cannot_be_looked_at_is_released(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing_call(errno.EIO))
+        raises(OSError, f"cannot look at {tmp_path}/a: Input/output error", take, tmp_path / "a")
+    take(tmp_path / "a").release()
+
+
+def failing_call(number):
+    def call(*args, **options):
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def test_a_file_that_cannot_be_closed_is_named(tmp_path, monkeypatch):
+    """Network disks report writes that failed where a file is closed."""
+    file = File(str(tmp_path / "rows"), 8)
+    monkeypatch.setattr(File, "_close", staticmethod(failing_call(errno.EDQUOT)))
+    raises(OSError, f"cannot close {tmp_path}/rows: Disk quota exceeded", file.close)
+    file.close()  # once
+    monkeypatch.setattr(DISK, "close", failing_call(errno.EIO), raising=False)
+    text = b"{}"
+    raises(OSError, f"cannot close {tmp_path}/new", write_partial, DISK, str(tmp_path / "new"), text, True, "advice")
 
 
 def test_a_lock_file_that_its_holder_removes_locks_nothing(tmp_path, monkeypatch):

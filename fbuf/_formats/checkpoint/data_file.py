@@ -13,7 +13,15 @@ import os
 from typing import Any
 
 from fbuf._formats.checkpoint.dtypes import stored
-from fbuf._formats.checkpoint.filesystem import SAVE_ELSEWHERE, Disk, read_into, retried, write_all
+from fbuf._formats.checkpoint.filesystem import (
+    SAVE_ELSEWHERE,
+    Disk,
+    close_read,
+    closing,
+    read_into,
+    retried,
+    write_all,
+)
 from fbuf._formats.checkpoint.layout import Layout
 from fbuf._formats.checkpoint.manifest import FileEntry
 from fbuf._host.io.checksum import crc32
@@ -95,16 +103,17 @@ class DataFile:
 
     def wait(self) -> None:
         """Sync if requested, and close the file. From any thread."""
-        if self._sync:
-            with annotate_os_error("sync", self.path, SAVE_ELSEWHERE):
-                self._disk.fsync(self._fd)
-        self.close()
+        fd, self._fd = self._fd, -1
+        with closing(self._disk, fd, self.path):
+            if self._sync:
+                with annotate_os_error("sync", self.path, SAVE_ELSEWHERE):
+                    self._disk.fsync(fd)
 
     def close(self) -> None:
-        """Close the descriptor; twice is fine."""
+        """Close the descriptor of a file that is given up; twice is fine."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            self._disk.close(fd)
+            close_read(self._disk, fd)
 
 
 class OpenFile:
@@ -155,7 +164,7 @@ class OpenFile:
         """Close the descriptor; twice is fine."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            self._disk.close(fd)
+            close_read(self._disk, fd)
 
     def __del__(self) -> None:
         try:
@@ -179,7 +188,7 @@ def open_plain(disk: Disk, path: str) -> tuple[int, int]:
         with annotate_os_error("look at", path):
             return fd, retried(lambda: disk.size(fd))
     except OSError as error:
-        disk.close(fd)
+        close_read(disk, fd)
         if error.errno == errno.EINVAL:
             raise StoreCorrupted(f"{path} is not a plain file") from None
         raise

@@ -75,7 +75,7 @@ class Folder:
             text = bytearray(size)
             got = filesystem.read_into(self.disk, fd, path, memoryview(text), 0)
         finally:
-            self.disk.close(fd)
+            filesystem.close_read(self.disk, fd)
         cached, manifest = _manifest_cache.get(self.path, (b"", None)) if known else (b"", None)
         if manifest is not None and manifest.generation == generation and cached == text[:got]:
             return manifest

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from fbuf._host.io.file import annotate_os_error
@@ -129,6 +129,24 @@ def retried(call: Callable[[], Result]) -> Result:
     return call()
 
 
+def close_read(disk: Disk, fd: int) -> None:
+    """Close a file that was only read; it is closed in any case."""
+    with contextlib.suppress(OSError):
+        disk.close(fd)
+
+
+@contextlib.contextmanager
+def closing(disk: Disk, fd: int, path: str) -> Iterator[None]:
+    """Close a file after the `with` block wrote to it. Raises OSError: a write failed, which only `close` reported."""
+    try:
+        yield
+    except BaseException:
+        close_read(disk, fd)
+        raise
+    with annotate_os_error("close", path, SAVE_ELSEWHERE):
+        disk.close(fd)
+
+
 def write_all(disk: Disk, fd: int, path: str, parts: Sequence[memoryview], at: int) -> None:
     """Write bytes from byte `at` on: several parts of a few megabytes, or one. Raises OSError."""
     left = [part for part in parts if part.nbytes]
@@ -181,17 +199,15 @@ def sync_folder(disk: Disk, path: str) -> None:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some network file systems cannot
                 raise
         finally:
-            disk.close(fd)
+            close_read(disk, fd)
 
 
 def write_partial(disk: Disk, path: str, text: bytes, sync: bool, advice: str) -> None:
     """Create or replace a file that is to be renamed. Raises OSError."""
     with annotate_os_error("make", path, advice):
         fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
+    with closing(disk, fd, path):
         write_all(disk, fd, path, [memoryview(text)], 0)
         if sync:
             with annotate_os_error("sync", path, advice):
                 disk.fsync(fd)
-    finally:
-        disk.close(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,8 +20,8 @@ from fbuf._host.types import Array
 class Snapshot:
     """A source, copied as far as the last save lacks it. Other blocks cannot be read."""
 
-    def __init__(self, plan: Plan, last: PreviousSave) -> None:
-        self._name, layout, pending = plan.name, plan.layout, PendingArray(plan, last)
+    def __init__(self, plan: Plan, last: PreviousSave, path: str) -> None:
+        self._name, self._path, layout, pending = plan.name, path, plan.layout, PendingArray(plan, last)
         self.shape, self.dtype, self.marks = layout.shape, layout.dtype, plan.marks
         self.block, self.cuts, self.keys = layout.block, layout.cuts, layout.keys
         self._blocks = dict[tuple[int, int], Array]()
@@ -32,9 +33,10 @@ class Snapshot:
     def __getitem__(self, rows: Any) -> Array:
         span = rows.indices(self.shape[0])[:2] if isinstance(rows, slice) else (0, 1)
         if span not in self._blocks:
-            raise RuntimeError(
-                f"fbuf.save: rows {span[0]} to {span[1]} of array '{self._name}' were not copied, and the last save of them "
-                f"is damaged or was replaced. Save once with wait=True."
+            raise OSError(
+                errno.EIO,
+                f"fbuf.save: rows {span[0]} to {span[1]} of array '{self._name}' were not copied, and the last save of them in "
+                f"{self._path} cannot be read, is damaged or was replaced. Save once with wait=True.",
             )
         return self._blocks[span]
 
@@ -47,5 +49,6 @@ def snapshot(path: Path, arrays: Mapping[str, Source], copied: Callable[[str, So
     Cost: blocks without marks are read and compared with the last save. Memory: those that changed.
     """
     plans = plan({name: source for name, source in arrays.items() if copied(name, source)})
-    with contextlib.closing(PreviousSave(Folder(path, DISK))) as last:
-        return {**arrays, **{plan.name: Snapshot(plan, last) for plan in plans}}
+    folder = Folder(path, DISK)
+    with contextlib.closing(PreviousSave(folder)) as last:
+        return {**arrays, **{plan.name: Snapshot(plan, last, folder.path) for plan in plans}}

@@ -17,7 +17,7 @@ from typing import Any
 
 from fbuf._formats import checkpoint
 from fbuf._formats.checkpoint.data_file import open_plain
-from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, read_into, sync_folder, write_partial
+from fbuf._formats.checkpoint.filesystem import DISK, Disk, Path, close_read, read_into, sync_folder, write_partial
 from fbuf._formats.checkpoint.manifest import (
     INVALID,
     MAX_BYTES,
@@ -169,7 +169,7 @@ def load(path: Path, disk: Disk = DISK) -> Manifest:
         text = bytearray(size)
         got = read_into(disk, fd, where, memoryview(text), 0)
     finally:
-        disk.close(fd)
+        close_read(disk, fd)
     try:
         return decode(bytes(text[:got]))
     except VersionError as error:

@@ -133,8 +133,11 @@ class File:
                 self._close(fd)
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            self._close(self.fd)
+        try:
+            if self.fd >= 0:
+                self._close(self.fd)
+        except Exception:  # what was written is lost no more than in a crash; `flush` would have said so
+            pass
 
 
 def existing(path: str) -> File:
@@ -189,9 +192,13 @@ class annotate_os_error:
 def check_size(view: memoryview, path: str) -> None:
     """Raise StoreCorrupted if the file of a mapping was cut short: reading beyond its end would end the process (SIGBUS)."""
     mapping = view.obj
-    if isinstance(mapping, mmap.mmap) and mapping.size() < view.nbytes:
+    if not isinstance(mapping, mmap.mmap):
+        return
+    with annotate_os_error("look at", path):
+        size = mapping.size()
+    if size < view.nbytes:
         raise StoreCorrupted(
-            f"{path} has {mapping.size()} bytes; expected {view.nbytes}: it was cut short while its store is open. Load the "
+            f"{path} has {size} bytes; expected {view.nbytes}: it was cut short while its store is open. Load the "
             f"last checkpoint with fbuf.load(path)."
         )
 

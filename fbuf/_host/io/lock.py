@@ -48,8 +48,8 @@ class FileLock:
             fd = open()
             _descriptors[self] = fd, close
         try:
-            self._file = _identity(os.fstat(fd))
             try:
+                self._file = _identity(os.fstat(fd))
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 text = f"{what} is in use by {self._holder(fd)}; expected no other user. {fix}"
@@ -120,12 +120,19 @@ def lock_path(what: str, path: str, fix: str) -> FileLock:
                     return fd
             raise OSError(errno.EINVAL, f"{what}: {path} is not a plain file. Remove it, or use another path.")
         except BaseException:
-            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.close(fd)
             raise
 
     for _ in range(_TRIES):
         lock = FileLock(what, opened, fix)
-        if lock.is_at(path):
+        try:
+            with annotate_os_error("look at", path):
+                is_there = lock.is_at(path)
+        except BaseException:
+            lock.release()
+            raise
+        if is_there:
             return lock
         lock.release()  # its holder removed the file in the meantime
     raise BlockingIOError(errno.EWOULDBLOCK, f"{what}: {path} is replaced again and again. {fix}")
