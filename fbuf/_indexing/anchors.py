@@ -267,6 +267,8 @@ def extend(
         stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
         tail_stamp = jnp.take_along_axis(stamp, last, axis=0)
     if opened is not None:
+        if lacks is not None:
+            opened = opened._replace(mask=opened.mask & ~lacks_frames(opened.age))
         flags = flags | bit(_among_new(opened, size, tail_rows, num), OPEN)
         older = opened.mask & (opened.age < size)
         written = [(stays[tail_rows:], age[tail_rows:], flags[tail_rows:])]
