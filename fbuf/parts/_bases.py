@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from fbuf._core import slots
 from fbuf._core.component import component
 from fbuf._core.pytree import Leaves, PyTree, Spec, named_leaves, nested, tree_bytes
+from fbuf._core.slot_remap import SlotRemap
 from fbuf._core.slots import Geometry, zero_unless
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._indexing.anchors import END, START, has
-from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet
+from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Mass
 from fbuf._interfaces.storage import Read, Storage
 from fbuf._interfaces.view import EligibilityRule, View, Window
 from fbuf.samplers._base import LogSampler, masked_draw
@@ -29,6 +30,8 @@ class NthSampler(LogSampler):
 
     A subclass is a `component` with one method, `pick`. Set `in_order = True` if it needs anchors oldest first; writers that
     replace any row are then refused.
+
+    In `sharded.Sharded` and `ray.RayReplay` each shard picks among its own rows, in proportion to their number.
 
     Cost: that of `samplers.Uniform`, plus `pick`.
 
@@ -49,6 +52,9 @@ class NthSampler(LogSampler):
       >>> bool(batch.data["t"].mean() > 600)
       True
     """
+
+    whole = ""
+    moves = True
 
     def pick(self, key: jax.Array, batch_size: int, total: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Choose among `total` int32[] anchors: return int32[B] in [0, total), and the probability of each, float32[B].
@@ -82,6 +88,13 @@ class NthSampler(LogSampler):
 
     def clear(self, sampler: AnchorQueue | None, geometry: Geometry, dense: bool) -> AnchorQueue | None:
         return anchor_log.clear(sampler)
+
+    def mass(self, sampler: AnchorQueue | None, eligible: EligibleSet) -> Mass:
+        zero = jnp.zeros((), jnp.float32)
+        return Mass(jnp.sum(eligible.available, dtype=jnp.int32).astype(jnp.float32), zero, zero)
+
+    def moved(self, sampler: AnchorQueue | None, remap: SlotRemap) -> AnchorQueue | None:
+        return anchor_log.moved(sampler, remap)
 
 
 @functools.partial(

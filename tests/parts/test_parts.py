@@ -79,6 +79,35 @@ def test_a_sampler_draws_with_its_probabilities():
     assert not empty.mask.any() and not empty.probability.any() and not empty.weight.any()
 
 
+def test_a_sampler_works_in_replays_mixtures_shards_and_larger_loads(tmp_path):
+    buffer = fbuf.Buffer(10, sampler=OWN["Lately"](), view=OWN["WithLastAction"](), episode_end=("done",))
+    rows = {"action": np.arange(13, dtype=np.int32), "done": np.zeros(13, bool)}
+    example = {name: x[0] for name, x in rows.items()}
+    state = buffer.extend(buffer.init(example), rows)
+
+    replay = fbuf.Replay(buffer, example)
+    replay.extend(rows)
+    assert set(np.asarray(replay.sample(1000).data["action"]).tolist()) == set(range(4, 13))
+
+    mixture = fbuf.Mixture({"own": buffer, "other": buffer}, fractions={"own": 0.25, "other": 0.75})
+    states = {"own": state, "other": buffer.extend(state, {"action": rows["action"] + 100, "done": rows["done"]})}
+    batch = mixture.peek(states, jax.random.key(0), 4000)
+    from_own = np.asarray(batch.data["action"]) < 100
+    assert from_own.sum() == 1000
+    chance = (2 * (np.asarray(batch.data["action"])[from_own] - 4) + 1) / 81  # the oldest row held has none before it
+    np.testing.assert_allclose(np.asarray(batch.probability)[from_own], chance / 4, rtol=1e-6)
+
+    sharded = fbuf.sharded.Sharded(buffer, jax.make_mesh((1,), ("data",)))
+    of_shard = sharded.peek(sharded.extend(sharded.init(example), rows), jax.random.key(1), 100)
+    same(of_shard.data, buffer.peek(state, jax.random.key(1), 100).data)
+
+    fbuf.save(tmp_path, buffer, state)
+    larger, loaded = fbuf.load(tmp_path, buffer, resize=20)
+    same(larger.peek(loaded, jax.random.key(2), 100).data, buffer.peek(state, jax.random.key(2), 100).data)
+    loaded = larger.extend(loaded, {"action": rows["action"] + 13, "done": rows["done"]})
+    assert set(np.asarray(larger.peek(loaded, jax.random.key(3), 4000).data["action"]).tolist()) == set(range(7, 26))
+
+
 def test_a_view_looks_back_within_the_episode():
     buffer = make({"view": OWN["WithLastAction"](), "lanes": LANES})
     state, rows, length = buffer.init(EXAMPLE), rows_of(100, LANES), 40 // LANES
