@@ -117,6 +117,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 BLOCK_BYTES = 8 * 2**20
 
+
+def array_column(array: np.ndarray, shape: tuple[int, ...] = ()) -> Column:
+    """Return the column of an array in memory, whose rows (of a lane) have this shape."""
+    return Column(shape, array.dtype, lambda first, last: array[first:last], len(array))
+
+
+def flag(function: Callable[..., np.ndarray], *columns: Column) -> Column:
+    """Return a flag that is a function of others; `np.greater` is the first and not the second."""
+    rows = columns[0].rows
+    return Column((), np.dtype(bool), lambda i, j: function(*(column.read(i, j) != 0 for column in columns)), rows)
+
+
 Block = Mapping[str, np.ndarray]
 """Rows: `{leaf: [n, ...]}`."""
 Fields = Mapping[str, str] | Sequence[str] | str | None

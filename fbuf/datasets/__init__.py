@@ -13,15 +13,4 @@ from fbuf.datasets._open import open
 from fbuf.datasets._preprocess import preprocess
 from fbuf.datasets._to_minari import to_minari
 
-__all__ = [
-    "Info",
-    "atari_dqn",
-    "available",
-    "delete",
-    "info",
-    "minari",
-    "open",
-    "preprocess",
-    "to_minari",
-    "verify",
-]
+__all__ = ["Info", "atari_dqn", "available", "delete", "info", "minari", "open", "preprocess", "to_minari", "verify"]

@@ -59,10 +59,7 @@ def fill(
     if buffer.storage.grows:  # its table makes room by the write
         block = max(1, min(block, 256 // (lanes or 1)))
     first, last = known - steps, known
-    with (
-        rollback(buffer.storage.folder),
-        contextlib.closing(Bar(progress, call, max(steps, 0), " rows")) as bar,
-    ):
+    with rollback(buffer.storage.folder), contextlib.closing(Bar(progress, call, max(steps, 0), " rows")) as bar:
         parts = blocks(first, last, block) if steps >= 0 else split_blocks(blocks(0, 0, block), block)
         state = buffer.init(rows_of(example))
         state = _write_rows(source, buffer, state, parts, first if steps >= 0 else 0, block, rows_of, bar)

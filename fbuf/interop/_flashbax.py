@@ -159,10 +159,7 @@ _VAULT = "from_vault"
 
 
 def from_vault(
-    path: str | os.PathLike[str],
-    *,
-    fields: Fields = None,
-    dtypes: Mapping[str, str] | None = None,
+    path: str | os.PathLike[str], *, fields: Fields = None, dtypes: Mapping[str, str] | None = None
 ) -> Source:
     """Return the rows of a flashbax Vault, oldest first. Needs tensorstore (`pip install "fbuf[vault]"`).
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from fbuf._rows.columns import (
     DTYPES,
     Column,
     Fields,
+    array_column,
     check_count,
     check_name,
     check_shape,
     empty,
+    flag,
     read_json,
     refused,
     renamed,
@@ -152,11 +155,6 @@ def concatenate(where: str, parts: Sequence[Column]) -> Column:
     return Column(first.shape, first.dtype, read, starts[-1])
 
 
-def array_column(array: np.ndarray, shape: tuple[int, ...] = ()) -> Column:
-    """Return the column of an array in memory, whose rows (of a lane) have this shape."""
-    return Column(shape, array.dtype, lambda first, last: array[first:last], len(array))
-
-
 def squeezed(column: Column) -> Column:
     """Return a column `[N, 1]` as `[N]`, with lanes alike."""
     if column.shape != (1,):
@@ -171,12 +169,6 @@ def flags(done: Column | None, last: np.ndarray, ends: str) -> dict[str, Column]
     if done is None or ends == "trajectory":
         return {"terminated": none, "truncated": over if done is None else flag(np.logical_or, done, over)}
     return {"terminated": done, "truncated": flag(np.greater, over, done)}
-
-
-def flag(function: Callable[..., np.ndarray], *columns: Column) -> Column:
-    """Return a flag that is a function of others; `np.greater` is the first and not the second."""
-    rows = columns[0].rows
-    return Column((), np.dtype(bool), lambda i, j: function(*(column.read(i, j) != 0 for column in columns)), rows)
 
 
 def check_ends(call: str, what: str, ends: str | None, done: Column | None) -> str:
@@ -224,14 +216,7 @@ def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
             )
     shape = {a.shape for a in (offset, count, sizes, newest)}
     place = newest - offset if len(shape) == 1 else np.zeros(0)
-    if len(shape) != 1 or not (
-        len(count)
-        and (sizes > 0).all()
-        and (count >= 0).all()
-        and (count <= sizes).all()
-        and (place >= 0).all()
-        and (place < sizes).all()
-    ):
+    if len(shape) != 1 or not len(count) or not np.all([count >= 0, count <= sizes, place >= 0, place < sizes]):
         raise ValueError(f"{path}: the counts of its rows are not those of {room} slots. It is damaged.")
     full = count == sizes
     if (~full & (count > 0) & (place != count - 1)).any():
@@ -263,13 +248,8 @@ def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
     columns = {name: ring(column) for name, column in slots.items()}
     if "_lengths" not in reader.columns:
         return known_steps(made, "tianshou buffer", columns, steps)
-    ended, cut = columns["terminated"], columns["truncated"]
-
-    def truncated(first: int, last: int) -> np.ndarray:
-        newest_row = np.arange(first, last)[:, None] == count - 1
-        return cut.read(first, last).astype(bool) | newest_row & (ended.read(first, last) == 0)
-
-    columns["truncated"] = dataclasses.replace(cut, dtype=np.dtype(bool), read=truncated)
+    last = flag(np.greater, array_column(np.arange(steps)[:, None] == count - 1), columns["terminated"])
+    columns["truncated"] = flag(np.logical_or, columns["truncated"], last)
 
     def exists(first: int, last: int) -> np.ndarray:
         return np.arange(first, last)[:, None] < count
@@ -391,8 +371,10 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
     groups = [(file, number) for file in files for number in range(file.metadata.num_row_groups)]
     rows = [file.metadata.row_group(number).num_rows for file, number in groups]
     starts = np.cumsum([0, *rows]).tolist()
-    if starts[-1] != total:
-        raise ValueError(f"{path}: its parquet files have {starts[-1]} rows; expected total_frames, {total}.")
+    if starts[-1] != total or not total:
+        raise ValueError(
+            f"{path}: its parquet files have {starts[-1]} rows, total_frames is {total}; expected one number > 0."
+        )
 
     def column(name: str, feature: Mapping[str, Any]) -> Column:
         dtype = DTYPES.get(str(feature.get("dtype")))
@@ -402,39 +384,32 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
             return refused(
                 f"{path}: leaf '{name}' is {kind}, which is not in the parquet files; decode it with lerobot."
             )
-        cached: tuple[int, np.ndarray] | None = None
 
+        @functools.lru_cache(1)
         def group(number: int) -> np.ndarray:
-            nonlocal cached
-            if cached is None or cached[0] != number:
-                file, part = groups[number]
-                try:
-                    values = file.read_row_group(part, columns=[name]).column(name).combine_chunks()
-                    while hasattr(values, "flatten") and values.type.num_fields:
-                        values = values.flatten()
-                    array = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(rows[number], *shape)
-                except Exception as error:  # of pyarrow and NumPy
-                    raise ValueError(f"{path}: leaf '{name}' is damaged ({str(error)[:200]}).") from None
-                cached = number, array
-            return cached[1]
+            file, part = groups[number]
+            try:
+                values = file.read_row_group(part, columns=[name]).column(name).combine_chunks()
+                while hasattr(values, "flatten") and values.type.num_fields:
+                    values = values.flatten()
+                array: np.ndarray = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(rows[number], *shape)
+            except Exception as error:  # of pyarrow and NumPy
+                raise ValueError(f"{path}: leaf '{name}' is damaged ({str(error)[:200]}).") from None
+            return array
 
         parts = [
             Column(shape, dtype, lambda first, last, number=number: group(number)[first:last], count)  # type: ignore[misc]
             for number, count in enumerate(rows)
         ]
-        return (
-            concatenate(f"{path}: {name}", parts)
-            if parts
-            else Column(shape, dtype, lambda a, b: np.zeros((0, *shape)), 0)
-        )
+        return concatenate(f"{path}: {name}", parts)
 
     found = {name: column(name, feature) for name, feature in features.items() if isinstance(feature, dict)}
     if not {"episode_index", "action"} <= set(found):
         raise ValueError(f"{described}: features lack episode_index or action; expected both.")
-    episode = squeezed(found["episode_index"]).read(0, total) if total else np.zeros(0, np.int64)
+    episode = squeezed(found["episode_index"]).read(0, total)
     if (np.diff(episode) < 0).any():
         raise ValueError(f"{path}: episode_index falls; expected rows in order of time. It is damaged.")
-    last = np.append(episode[1:] != episode[:-1], True) if total else np.zeros(0, bool)
+    last = np.append(episode[1:] != episode[:-1], True)
     done = found.pop("next.done", None)
     kind = check_ends(call, "next.done", ends, done)
     columns = {}

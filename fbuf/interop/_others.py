@@ -11,15 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from fbuf._core.arguments import is_int
-from fbuf._rows.columns import Column, Fields, choose_leaves, columns_of, renamed
+from fbuf._rows.columns import Column, Fields, array_column, choose_leaves, columns_of, flag, renamed
 from fbuf.datasets._arrays.episodes import NEXT
 from fbuf.interop import _npz
 from fbuf.interop._formats import (
     NAMES,
-    array_column,
     check_ends,
     chosen_steps,
-    flag,
     flags,
     is_taken,
     known_steps,

@@ -24,10 +24,12 @@ from fbuf._rows.columns import (
     Block,
     Column,
     Fields,
+    array_column,
     blocks,
     cast_columns,
     choose_leaves,
     columns_of,
+    flag,
     row_count,
     rows_per_block,
     squeeze_scalars,
@@ -229,16 +231,11 @@ class Source:
             return dataclasses.replace(column, read=read, rows=total)
 
         out = {name: flat(column) for name, column in columns.items()}
-        ended = out.get("terminated")
-        cut = out.get("truncated", Column((), np.dtype(bool), lambda a, b: np.zeros(b - a, bool), total))
         last = np.zeros(total + 1, bool)
         last[first[1:] - 1] = True  # an empty lane repeats the last of the lane before it, or names no row
-
-        def truncated(start: int, stop: int) -> np.ndarray:
-            ends = last[start:stop] if ended is None else last[start:stop] & (ended.read(start, stop) == 0)
-            return cut.read(start, stop).astype(bool) | ends
-
-        return out | {"truncated": dataclasses.replace(cut, dtype=np.dtype(bool), read=truncated)}, total
+        cut = array_column(last[:total])
+        cut = flag(np.greater, cut, out["terminated"]) if "terminated" in out else cut
+        return out | {"truncated": flag(np.logical_or, out["truncated"], cut) if "truncated" in out else cut}, total
 
     def _tables(self) -> Tables:
         """Yield the columns of each table that has rows, and their number."""

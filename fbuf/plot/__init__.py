@@ -19,13 +19,4 @@ from fbuf.plot._frames import frames
 from fbuf.plot._histograms import Evolution, ages, episode_lengths, priorities
 from fbuf.plot._overview import memory, overview
 
-__all__ = [
-    "Evolution",
-    "ages",
-    "episode",
-    "episode_lengths",
-    "frames",
-    "memory",
-    "overview",
-    "priorities",
-]
+__all__ = ["Evolution", "ages", "episode", "episode_lengths", "frames", "memory", "overview", "priorities"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from base64 import b64decode
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,8 +50,7 @@ class EpisodePlayer:
         """
         call, name = "EpisodePlayer.save", os.fspath(path)
         if name.endswith(".html"):
-            with open(name, "w", encoding="utf-8") as file:
-                file.write(self._page())
+            Path(name).write_text(self._page(), "utf-8")
         elif name.endswith(".gif"):
             self._save_gif(call, name)
         else:
