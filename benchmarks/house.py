@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 115,
     "public names": 167,
-    "code lines of fbuf/": 38_246,
+    "code lines of fbuf/": 38_300,
     "probes of parts": 23,
     "reads of module._name": 66,
     "functions above 60 lines": 16,
-    "lines of tests/": 47_478,
+    "lines of tests/": 47_495,
     "lines of tests/support/": 10_813,
     "test files that import tests": 52,
     "files of a traced device extend": 17,

@@ -136,7 +136,7 @@ class HostAnchors:
         near = [self._flags(lane, row, held) if row <= step else 0 for row in range(first, last + 1)]
         return bool(view.learns(np.array([near], np.uint8)))
 
-    def slots(self, state: BufferState, rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
+    def slots(self, queue: np.ndarray[Any, Any], rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
         """Return the slots of anchors int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""
         lane: Any = 0
         lanes, head, left = self._lanes, self._head[0], self._left[0]
@@ -146,7 +146,7 @@ class HostAnchors:
             rank = rank - begins
         place = (rank + head) % self._length
         at = place * lanes + lane if lanes > 1 else place
-        slot = np.asarray(memoryview(state.sampler.slot)).take(at).astype(np.int64)
+        slot = queue.take(at).astype(np.int64)
         if any(self._more):
             beyond = rank - left
             (new,) = (beyond >= 0).nonzero()

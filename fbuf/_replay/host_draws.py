@@ -18,7 +18,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._replay import host_reads
 from fbuf._replay.host_anchors import HostAnchors
-from fbuf._replay.host_reads import HeldRows, HostBatch
+from fbuf._replay.host_reads import HeldArrays, HeldRows, HostBatch
 from fbuf._replay.host_rings import HostRings, Rings, generation
 from fbuf._replay.row_block import RowBlock
 from fbuf.samplers import Uniform
@@ -47,24 +47,26 @@ class HostDraws:
     """Draws from states of one buffer.
 
     Args:
-      buffer, state: Of the replay; `host_draws` says which can have them.
+      buffer: Of the replay; `host_draws` says which can have them.
       impl: Of its keys.
-      view: The buffer's, in NumPy; None: every row is an anchor.
+      view: The buffer's, in NumPy.
+      names: Of the leaves of a row.
     """
 
-    def __init__(self, buffer: Buffer, state: BufferState, impl: str, view: Any):
+    def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
         self._rings = HostRings(buffer.geometry)
         self._size = 0  # of the last draw
         self._key: Any = None  # after it
         self._next: Any = iter(())  # keys and random bits of the next draws
         self._view = view
-        names = list(buffer.storage.spec(state.rows)[0])
-        self._anchors = None if view is None else HostAnchors(buffer, names, view)
-        self._structure = host_reads.structure_of(state.rows if view is None else view.example)
+        self._anchors = None if buffer.dense else HostAnchors(buffer, names, view)
+        self._structure = host_reads.structure_of(view.example)
 
-    def draw(self, state: BufferState, block: RowBlock | None, key: Any, size: int) -> tuple[Any, HostBatch] | None:
-        """Return the data of the next key and a batch of the state with the rows of `block`.
+    def draw(
+        self, state: BufferState, arrays: HeldArrays, block: RowBlock | None, key: Any, size: int
+    ) -> tuple[Any, HostBatch] | None:
+        """Return the data of the next key and a batch of the state, of these arrays, with the rows of `block`.
 
         None if there are no anchors, or if NumPy rounds this batch otherwise than XLA.
         """
@@ -82,21 +84,27 @@ class HostDraws:
         rank = first * total
         rank += second * total >> 32
         rank = (rank >> 32).view(np.int64)
+        leaves, flags, queue = arrays.read(state)
         if self._anchors is None:
             (slot, lane), fresh = self._slots(rings, rank), None
         else:
-            (slot, lane), fresh = self._anchors.slots(state, rank), self._anchors.flags
-        rows = HeldRows(self._buffer, state, self._rings.read(state.header).cursor, block, fresh)
+            (slot, lane), fresh = self._anchors.slots(queue, rank), self._anchors.flags
+        rows = HeldRows(self._buffer, leaves, flags, self._rings.read(state.header).cursor, block, fresh)
         view = self._view
-        rows.around(slot, lane, *((0, 0) if view is None else (view.back, view.ahead)))
-        leaves = rows.all(rows.at(slot)) if view is None else view.read(rows, slot)
+        rows.around(slot, lane, view.back, view.ahead)
+        leaves = view.read(rows, slot)
         if leaves is None:
             return None
-        ticket = generation(slot // lanes if lanes > 1 else slot, rings.cursor[lane], rings.lap[lane])
+        position = slot // lanes if lanes > 1 else slot
+        written, before = (
+            rings.lap.astype(np.uint32),
+            generation(0, 0, rings.lap).astype(np.uint32),
+        )  # in this lap, or before
+        ticket = np.where(position < rings.cursor[lane], written[lane], before[lane])
         chance = np.full(size, np.float32(1) / np.float32(total))
         leaves += [
             slot.astype(np.int32),
-            ticket.astype(np.uint32),
+            ticket,
             chance,
             np.ones(size, np.float32),
             np.ones(size, bool),
@@ -126,13 +134,8 @@ class HostDraws:
         return drawn
 
 
-def host_draws(buffer: Buffer, state: BufferState, impl: str) -> HostDraws | None:
-    """Return the draws of a uniform buffer whose rows and view NumPy can read; None for others."""
-    if type(buffer.sampler) is not Uniform or buffer.sampler.by_episode or not host_reads.can_share(buffer, state):
+def host_draws(buffer: Buffer, impl: str, view: Any, names: list[str]) -> HostDraws | None:
+    """Return the draws of a uniform buffer whose rows, of leaves `names`, a view reads in NumPy; None for others."""
+    if view is None or type(buffer.sampler) is not Uniform or buffer.sampler.by_episode:
         return None
-    view = None if buffer.dense else _host_view(buffer, state)
-    return HostDraws(buffer, state, impl, view) if buffer.dense or view is not None else None
-
-
-def _host_view(buffer: Buffer, state: BufferState) -> Any:
-    return None if buffer.geometry.lanes > _LANES else buffer.view.on_host(*buffer.storage.spec(state.rows))
+    return HostDraws(buffer, impl, view, names) if buffer.dense or buffer.geometry.lanes <= _LANES else None

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf._buffer import operations
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.packed_leaf import is_packed
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
+from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._replay.row_block import RowBlock
-from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.storages import Device
-from fbuf.views import Row
 from fbuf.writers import Ring
 
 _DTYPES = np.int32, np.uint32, np.float32, np.float32  # of slot, ticket, probability and weight; then the mask
@@ -46,33 +46,20 @@ class HostBatch(NamedTuple):
         return batch
 
 
-def can_read(buffer: Buffer, state: BufferState) -> bool:
-    """Return whether batches are the drawn rows, of dtypes that NumPy shares. The state must be in CPU memory."""
-    uniform = type(buffer.view) is Row and type(buffer.sampler) in (Uniform, Prioritized, Ranked)
-    return uniform and buffer.dense and can_share(buffer, state)
-
-
-def can_share(buffer: Buffer, state: BufferState) -> bool:
-    """Return whether NumPy can read the rows of a state in CPU memory, and nothing maps them afterwards."""
-    rows = (type(buffer.storage), type(buffer.writer)) == (Device, Ring)
-    if not rows or buffer.prefetch or buffer.on_read is not None:
-        return False
+def host_view(buffer: Buffer, state: BufferState) -> Any:
+    """Return the view in NumPy; None if it can't read such rows, in CPU memory, or something maps them afterwards."""
+    if (type(buffer.storage), type(buffer.writer)) != (Device, Ring) or buffer.prefetch or buffer.on_read is not None:
+        return None
     if any(map(is_packed, jax.tree.leaves(state.rows, is_leaf=is_packed))):
-        return False
+        return None
     # Python's buffers have no bfloat16 or float8.
-    return all(np.dtype(leaf.dtype).isbuiltin != 2 for leaf in jax.tree.leaves(state.rows))
+    known = all(np.dtype(leaf.dtype).isbuiltin != 2 for leaf in jax.tree.leaves(state.rows))
+    return buffer.view.on_host(*buffer.storage.spec(state.rows)) if known else None
 
 
-def structure_of(rows: PyTree) -> Any:
-    """Return the structure of batches of such rows."""
-    return jax.tree.structure(Sample(rows, Index(0, 0), 0, 0, 0))  # type: ignore[arg-type]
-
-
-def take(rows: PyTree, slot: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """Return the leaves `[B, item]` of the rows in slots int[B]; slots out of range give other rows."""
-    slot = slot.astype(np.intp)  # once, not once a leaf
-    # A view that outlives the call would make the next write copy the rows.
-    return [np.asarray(memoryview(leaf)).take(slot, 0, mode="clip") for leaf in jax.tree.leaves(rows)]
+def structure_of(data: PyTree, last: bool = False) -> Any:
+    """Return the structure of batches of such data; `last`: with the flag of an epoch."""
+    return jax.tree.structure(Sample(data, Index(0, 0), 0, 0, 0, last=0 if last else None))  # type: ignore[arg-type]
 
 
 class At(NamedTuple):
@@ -83,18 +70,56 @@ class At(NamedTuple):
     index: Any = None  # of these in the columns of the block
 
 
+class HeldArrays:
+    """NumPy's views of the arrays of a state, which the next draw uses again.
+
+    A view that outlives the state would make the next write copy the rows: `release` them before.
+    """
+
+    def __init__(self) -> None:
+        self.lent: Any = None  # header of a state that the caller may donate
+        self.release()
+
+    def release(self) -> None:
+        """Drop the views."""
+        self._header: Any = None
+        self._known: tuple[list[np.ndarray[Any, Any]], Any, Any] = [], None, None
+
+    def read(self, state: BufferState) -> tuple[list[np.ndarray[Any, Any]], Any, Any]:
+        """Return the leaves of the rows, the flags and the queue of anchors; None where there is none."""
+        if state.header is self._header:
+            return self._known
+        self.release()
+        leaves = [np.asarray(memoryview(leaf)) for leaf in jax.tree.leaves(state.rows)]
+        flags = None if state.anchors is None else np.asarray(memoryview(state.anchors.flags))
+        queue = np.asarray(memoryview(state.sampler.slot)) if isinstance(state.sampler, AnchorQueue) else None
+        known = leaves, flags, queue
+        if state.header is not self.lent:
+            self._header, self._known = state.header, known
+        return known
+
+
 class HeldRows:
     """Rows of a state and those collected since, by slot.
 
     Args:
-      buffer, state: Of the replay.
+      buffer: Of the replay.
+      leaves, flags: Of the state, from `HeldArrays`.
       cursor: int64[E], of the state.
       block: The collected rows, or None.
-      flags: Of the collected rows.
+      fresh: The flags of the collected rows.
     """
 
-    def __init__(self, buffer: Buffer, state: BufferState, cursor: Any, block: RowBlock | None, flags: Any):
-        self._leaves, self._state, self._fresh = jax.tree.leaves(state.rows), state, flags
+    def __init__(
+        self,
+        buffer: Buffer,
+        leaves: Any,
+        flags: Any,
+        cursor: Any = None,
+        block: RowBlock | None = None,
+        fresh: Any = None,
+    ):
+        self._leaves, self._flags, self._fresh = leaves, flags, fresh
         self._by_lane, (self.lanes, self._length, _) = buffer.lanes is not None, buffer.geometry
         self._cursor, self._block, self._count = cursor, block, 0 if block is None else block.count
         self._near: np.ndarray[Any, Any] | None = None  # entries of a batch some of whose rows may be in the block
@@ -112,53 +137,57 @@ class HeldRows:
         (self._near,) = near.nonzero()
         self._lane = lane[self._near] if self.lanes > 1 else np.zeros_like(self._near)
 
-    def at(self, slot: np.ndarray[Any, Any]) -> At:
-        """Return the places of slots int64[B] or [B, T], in range modulo C."""
+    def at(self, slot: np.ndarray[Any, Any], by_step: bool = False) -> At:
+        """Return the places of slots int64[B], [B, T], or if `by_step` [T, B], in range modulo C."""
         if self._near is None or not self._near.size:
             return At(slot)
-        near = slot[self._near]
+        near = slot[:, self._near] if by_step else slot[self._near]
         cursor = self._cursor[self._lane]
         position = near if self.lanes == 1 else near // self.lanes
-        step = (position - (cursor if near.ndim == 1 else cursor[:, None])) % self._length
+        step = (position - (cursor[:, None] if near.ndim == 2 and not by_step else cursor)) % self._length
         found = (step < self._count).nonzero()
-        entry, index = found[0], step[found]
-        new = self._near[entry] if near.ndim == 1 else (self._near[entry], found[1])
-        return At(slot, new, (index, self._lane[entry]) if self._by_lane else index)
+        entry, index = self._near[found[by_step]], step[found]
+        new: Any = (found[0], entry) if by_step else (entry, *found[1:])
+        return At(slot, new, (index, self._lane[found[by_step]]) if self._by_lane else index)
 
     def flags(self, at: At) -> np.ndarray[Any, Any]:
         """Return the flags of rows, uint8[B]."""
-        assert self._state.anchors is not None
-        return _read(self._state.anchors.flags, self._fresh, at)
+        flags: np.ndarray[Any, Any] = self._flags.take(at.slot, mode="wrap")
+        if at.new is not None:
+            flags[at.new] = self._fresh[at.index]
+        return flags
 
     def take(self, number: int, at: At) -> np.ndarray[Any, Any]:
         """Return a leaf of rows, `[B, item]`."""
-        return _read(self._leaves[number], None if self._block is None else self._block.columns[number], at)
-
-    def all(self, at: At) -> list[np.ndarray[Any, Any]]:
-        """Return every leaf of rows."""
-        return [self.take(number, at) for number in range(len(self._leaves))]
-
-
-def _read(array: Any, column: Any, at: At) -> np.ndarray[Any, Any]:
-    # A view that outlives the call would make the next write copy the rows.
-    leaf = np.asarray(memoryview(array)).take(at.slot, 0, mode="wrap")
-    if at.new is not None:
-        leaf[at.new] = column[at.index]
-    return leaf
+        leaf: np.ndarray[Any, Any] = self._leaves[number].take(at.slot, 0, mode="wrap")
+        if at.new is not None and self._block is not None:
+            leaf[at.new] = self._block.columns[number][at.index]
+        return leaf
 
 
 def pack(batch: Sample) -> jax.Array:
-    """Return what was drawn as int32[5, B]. Traced."""
+    """Return what was drawn as int32[5, B], with `last` as int32[6, B]. Traced."""
     leaves = batch.index.slot, batch.index.ticket, batch.probability, batch.weight
-    return jnp.stack([*(jax.lax.bitcast_convert_type(x, jnp.int32) for x in leaves), batch.mask.astype(jnp.int32)])
+    packed = [*(jax.lax.bitcast_convert_type(x, jnp.int32) for x in leaves), batch.mask.astype(jnp.int32)]
+    if batch.last is not None:
+        packed.append(jnp.broadcast_to(batch.last.astype(jnp.int32), batch.mask.shape))
+    return jnp.stack(packed)
 
 
-def read(drawn: np.ndarray[Any, Any], rows: PyTree, structure: Any) -> tuple[HostBatch, bool]:
-    """Return the packed batch with its rows, and whether it is without masked entries."""
+def read(
+    buffer: Buffer, state: BufferState, arrays: HeldArrays, view: Any, drawn: np.ndarray[Any, Any], impl: str
+) -> tuple[HostBatch, bool]:
+    """Return the packed batch with what `view` reads, and whether it is without masked entries."""
     mask = drawn[4] != 0
-    leaves, full = take(rows, drawn[0]), np.count_nonzero(mask) == mask.size
-    if not full:
+    full = np.count_nonzero(mask) == mask.size
+    leaves = view.read(HeldRows(buffer, *arrays.read(state)[:2]), drawn[0].astype(np.intp))
+    fields = [part.view(dtype) for part, dtype in zip(drawn, _DTYPES, strict=False)]
+    if leaves is None:  # the program rounds otherwise
+        key, index = jax.random.key(0, impl=impl), Index(*fields[:2])
+        batch = operations.sample_at(buffer, state, key, 0, index, 1.0)[1]
+        leaves = [np.array(leaf) for leaf in jax.tree.leaves(batch.data)]
+    elif not full:
         for leaf in leaves:
             leaf[~mask] = 0
-    fields = (part.view(dtype) for part, dtype in zip(drawn, _DTYPES, strict=False))
-    return HostBatch([*leaves, *fields, mask], structure), full
+    last = [] if len(drawn) == 5 else [np.array(drawn[5, 0] != 0)]
+    return HostBatch([*leaves, *fields, mask, *last], structure_of(view.example, bool(last))), full

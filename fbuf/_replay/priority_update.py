@@ -21,10 +21,10 @@ _INT, _UINT, _FLOAT, _DOUBLE = map(np.dtype, (np.int32, np.uint32, np.float32, n
 
 
 class PriorityUpdate:
-    """At most one update of the states of a buffer whose rows can all be drawn."""
+    """At most one update of the states of a buffer: of rows held, and, where not all can be drawn, of the last batch only."""
 
     def __init__(self, buffer: Buffer):
-        self._rings = HostRings(buffer.geometry)
+        self._rings, self._dense = HostRings(buffer.geometry), buffer.dense
         self._drawn: Any = None, b""  # header, and bytes of the slots and tickets int32[2, B], of the last batch
         self.packed: np.ndarray[Any, Any] | None = None  # int32[3, B]: slots, and the bits of tickets and errors
 
@@ -48,7 +48,9 @@ class PriorityUpdate:
         with np.errstate(over="ignore"):
             errors[:] = error
         known, drawn = self._drawn
-        held = (known is header and packed[:2].tobytes() == drawn) or self._rings.holds(header, slot, ticket)
+        held = known is header and packed[:2].tobytes() == drawn
+        if not held and self._dense:
+            held = self._rings.holds(header, slot, ticket)
         if not held or np.count_nonzero(np.isfinite(errors)) < errors.size:
             return False
         self.packed = packed

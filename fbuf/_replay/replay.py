@@ -204,6 +204,7 @@ class Replay(ReplayRows):
         with self._lock.acquire():
             if not self._state.header.is_deleted():
                 self._keep_written()
+            self._arrays.release()
             moved = state.header.sharding != self._state.header.sharding
             self._state, self._sizes = state, None
             if moved:
@@ -220,6 +221,7 @@ class Replay(ReplayRows):
             if not self._state.header.is_deleted():
                 self._flush()
                 self._keep_written()
+            self._arrays.lent = self._state.header
             return self._state
 
     @property

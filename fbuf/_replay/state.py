@@ -48,6 +48,7 @@ class ReplayState:
         self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
         self._queue = room_left(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
         self._written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
+        self._arrays = host_reads.HeldArrays()
         self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
         self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
         self._most_drawn = 0  # the largest batch size for which there were enough rows, where each is drawn once
@@ -62,14 +63,13 @@ class ReplayState:
         devices: set[Any] = self._state.header.sharding.device_set
         packs = not self._has_pairs and not isinstance(self.buffer.storage, Ragged)
         self._packs = packs and {d.platform for d in devices} == {"cpu"} and len(devices) == 1
-        self._host_draws: HostDraws | None = host_draws(self.buffer, self._state, self._impl) if self._packs else None
+        self._view = host_reads.host_view(self.buffer, self._state) if self._packs else None
+        self._host_draws: HostDraws | None = host_draws(self.buffer, self._impl, self._view, list(self._spec))
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
         self._block: RowBlock | None = row_block(self.buffer, self._state, 64 if self._host_draws is None else 256)
-        self._form: programs.Form = "packed"  # of batches for NumPy and torch
-        if self._packs and host_reads.can_read(self.buffer, self._state):
-            self._form, self._structure = "drawn", host_reads.structure_of(self._state.rows)
-        checks = self._packs and self._on_device and self.buffer.dense and self.buffer.sampler.prioritized
-        self._update = PriorityUpdate(self.buffer) if checks and self._block is not None else None
+        self._form: programs.Form = "packed" if self._view is None else "drawn"  # of batches for NumPy and torch
+        defers = self._view is not None and self._on_device and self.buffer.sampler.prioritized
+        self._update = PriorityUpdate(self.buffer) if defers and self._block is not None else None
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
@@ -127,7 +127,8 @@ class ReplayState:
         return counts
 
     def _keep_written(self) -> None:
-        """Compute the index of the last write before the state changes, if the caller holds it."""
+        """Compute the index of the last write before the state changes, if the caller holds it; release views of its arrays."""
+        self._arrays.release()
         index = None if self._written is None else self._written()
         if index is not None:
             index.read()
@@ -175,7 +176,7 @@ class ReplayState:
             block = self._block if self.buffer.on_write is None else None  # else its rows are not those of the state
             if block is None or block.masked:
                 self._flush()
-            drawn = self._host_draws.draw(self._state, block, self._key, size)
+            drawn = self._host_draws.draw(self._state, self._arrays, block, self._key, size)
             if drawn is not None:
                 self._key = drawn[0]
                 return drawn[1], None
@@ -211,7 +212,7 @@ class ReplayState:
         self._programs[kind] = draw
         if form == "drawn":
             slots = np.array(batch)
-            batch, full = host_reads.read(slots, self._state.rows, self._structure)
+            batch, full = host_reads.read(self.buffer, self._state, self._arrays, self._view, slots, self._impl)
             if full and update is not None:
                 update.drawn(self._state.header, slots[:2])
             return batch, None if full else counts  # only an empty buffer counts

@@ -8,18 +8,18 @@ import jax
 import numpy as np
 
 from fbuf._core.pytree import Spec
-from fbuf._core.slots import expand
 from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED
 
 Numbers = np.ndarray[Any, Any]
 
 
 class _Ends(NamedTuple):
-    """Where the episodes of anchors end, within n steps."""
+    """Entries of a batch whose episodes end within n steps, and what differs there."""
 
-    at: Numbers  # rows to the last of the episode, n if it is further
-    terminated: Numbers  # bool[B]
-    final: Numbers  # bool[B], the final observation is known
+    entry: Numbers
+    at: Numbers  # rows to the last of the episode
+    terminated: Numbers  # bool, no bootstrapping
+    final: Numbers  # bool, the final observation is known
     rewards: Numbers  # that count
     reach: Numbers  # rows to the newest frame of `next_obs`
 
@@ -30,25 +30,25 @@ class _Frames:
     def __init__(self, rows: Any, slot: Numbers, places: Numbers, began: Numbers | None, zero: bool):
         self._rows, self._slot, self._places = rows, slot, places
         self._began, self._zero = began, zero
-        self._known: dict[int, Any] = {}  # places of frames, and which are missing, by the id of `reach`
+        self._known: dict[bool, Any] = {}  # places of frames, and which are missing, by whether they follow
 
-    def take(self, number: int, reach: Any) -> Numbers:
-        """Return the frames [B, k, ...] of a leaf, of which the newest is `reach` rows after each anchor."""
-        at, missing, _ = self._known.get(id(reach)) or self._find(reach)
+    def take(self, number: int, reach: Numbers | None) -> Numbers:
+        """Return the frames [B, k, ...] of a leaf, of which the newest is `reach` rows after each anchor, or itself."""
+        at, missing = self._known.get(reach is None) or self._find(reach)
         leaf: Numbers = self._rows.take(number, at)
         if missing is not None:
             leaf[missing] = 0
         return leaf
 
-    def _find(self, reach: Any) -> Any:
-        place, missing = np.asarray(reach)[..., None] + self._places, None
+    def _find(self, reach: Numbers | None) -> Any:
+        place, missing = self._places if reach is None else reach[:, None] + self._places, None
         if self._began is not None:
             began = self._began[:, None]
             missing = place < began if self._zero else None
             place = np.maximum(place, began)
         at = self._rows.at(self._slot[:, None] + place * self._rows.lanes)
-        self._known[id(reach)] = at, missing, reach
-        return self._known[id(reach)]
+        self._known[reach is None] = at, missing
+        return at, missing
 
 
 class HostTransition:
@@ -76,8 +76,11 @@ class HostTransition:
         if view.final_observation is not None:
             self._final = {view.observation + n.removeprefix(view.final_observation): self._number[n] for n in kinds[1]}
         # XLA replaces numbers below `tiny` by 0. Of larger rewards neither products nor sums are.
-        tiny, least = np.finfo(self._float).tiny, min(self._powers[self._powers > 0])
-        self._least = tiny * np.finfo(self._float).eps ** -1 * 4 / float(least)
+        info, least = np.finfo(self._float), float(min(self._powers[self._powers > 0]))
+        self._word = np.dtype(f"uint{info.bits}")
+        self._one = self._word.type(1)
+        bound = np.array(min(float(info.tiny) / float(info.eps) * 4 / least, 1.0), self._float)
+        self._least = (bound.view(self._word) << self._one) - self._one
         made = list[tuple[Any, tuple[str, Any]]]()
 
         def leaf(kind: str, name: Any = None) -> Any:
@@ -142,76 +145,73 @@ class HostTransition:
         return leaves
 
     def _read_steps(self, rows: Any, slot: Numbers) -> list[Numbers] | None:
-        around = slot[:, None] + self._span * rows.lanes
-        here, path = rows.at(slot), rows.at(around)
+        around = slot + self._span[:, None] * rows.lanes
+        here, path = rows.at(slot), rows.at(around, by_step=True)
         near = rows.flags(path)
-        ends = self._ends(near[:, self.back :])
-        count = None if ends is None else ends.rewards
-        reward = self._sum(rows.take(self._reward, rows.at(around[:, self.back :]) if self.back else path), count)
+        ends = self._ends(near[self.back :])
+        reward = self._sum(
+            rows.take(self._reward, rows.at(around[self.back :], by_step=True) if self.back else path), ends
+        )
         if reward is None:
             return None
-        frames = _Frames(rows, slot, self._frames, self._began(near), self._zero)
-        reach: Any = self._steps if ends is None else ends.reach
-        if ends is not None and self._final:  # the final observation is one frame more
-            reach = np.where(ends.final, ends.at + 1, reach)
+        reach = np.full(len(slot), self._steps)
+        if ends is not None:  # a final observation is one frame more
+            reach[ends.entry] = np.where(ends.final, ends.at + 1, ends.reach) if self._final else ends.reach
+        following = rows.at(slot + reach * rows.lanes)
+        frames = _Frames(rows, slot, self._frames, self._began(near), self._zero) if self._stacked else None
         leaves = []
         for kind, name in self._leaves:
-            if kind == "obs":
-                number = self._number[name]
-                leaf = frames.take(number, 0) if name in self._stacked else rows.take(number, here)
+            stack = frames if name in self._stacked else None
+            if kind == "obs" and stack is not None:
+                leaf = stack.take(self._number[name], None)
             elif kind == "next_obs":
-                number, is_stack = self._number[name], name in self._stacked
-                leaf = frames.take(number, reach) if is_stack else rows.take(number, rows.at(slot + reach * rows.lanes))
-                if ends is not None and self._final and ends.final.any():
-                    (at,) = ends.final.nonzero()
-                    last = slot + np.where(ends.final, ends.at, 0) * rows.lanes
-                    leaf[(at, -1) if is_stack else at] = rows.take(self._final[name], rows.at(last))[at]
+                number = self._number[name]
+                leaf = rows.take(number, following) if stack is None else stack.take(number, reach)
+                if ends is not None and self._final:
+                    at = ends.entry[ends.final]
+                    last = rows.at(slot + (reach - 1) * rows.lanes)
+                    leaf[at if stack is None else (at, -1)] = rows.take(self._final[name], last)[at]
             elif kind == "reward":
                 leaf = reward
             elif kind == "discount":
                 leaf = np.full(len(slot), self._powers[self._steps])
                 if ends is not None:
-                    leaf = self._powers[ends.rewards]
-                    leaf[ends.terminated] = 0
+                    leaf[ends.entry] = np.where(ends.terminated, self._float.type(0), self._powers[ends.rewards])
             else:
                 leaf = rows.take(self._number[name], here)
             leaves.append(leaf)
         return leaves
 
     def _ends(self, flags: Numbers) -> _Ends | None:
-        """Return where episodes end, from the flags uint8[B, n] of each anchor and the rows after it; None if none does."""
-        ends, steps, number = flags & END, self._steps, np.arange(len(flags))
-        if not ends.any():
+        """Return where episodes end, from the flags uint8[n, B] of each anchor and the rows after it; None if none does."""
+        (entry,) = (np.bitwise_or.reduce(flags) & END).nonzero()
+        if not entry.size:
             return None
-        ended = ends.any(axis=1)
-        at = np.where(ended, ends.argmax(axis=1), steps)
-        last = flags[number, np.minimum(at, steps - 1)]
-        terminated = ended & (last & TERMINATED != 0)
-        final = ended & (last & CUT == 0) if self._cut_ends else np.zeros(len(flags), bool)
-        return _Ends(at, terminated, final, at + (terminated | final), at + final if self._resets else at)
+        flags = flags[:, entry]
+        at = (flags & END).argmax(axis=0)
+        last = flags[at, np.arange(entry.size)]
+        terminated = last & TERMINATED != 0
+        final = last & CUT == 0 if self._cut_ends else np.zeros(entry.size, bool)
+        return _Ends(entry, at, terminated, final, at + (terminated | final), at + final if self._resets else at)
 
     def _began(self, near: Numbers) -> Numbers | None:
         """Return the rows from each anchor to the first of its episode, 0 or less, where it is near; None if none is."""
-        if not self.back:
-            return None
-        starts = near[:, self.back :: -1] & START
-        if not starts.any():
-            return None
-        return np.where(starts.any(axis=1), -starts.argmax(axis=1), -self.back - self._steps)
+        starts = near[self.back :: -1] & START
+        ended = starts.any(axis=0)
+        return np.where(ended, -starts.argmax(axis=0), -self.back - self._steps) if ended.any() else None
 
-    def _sum(self, reward: Numbers, count: Any) -> Numbers | None:
-        """Return the sums of the first `count` int[B] rewards of [B, n, ...]; None where XLA may replace numbers by 0."""
+    def _sum(self, reward: Numbers, ends: _Ends | None) -> Numbers | None:
+        """Return the sums [B, ...] of the rewards [n, B, ...] that count; None where XLA may replace numbers by 0."""
         reward = reward.astype(self._float, copy=False)
+        total: Numbers = reward[0]
         if self._steps == 1:
-            return reward[:, 0]
-        size = np.abs(reward)
-        if ((size < self._least) & (size != 0)).any():
+            return total
+        if ((reward.view(self._word) << self._one) - self._one).min() < self._least:  # without signs, 0 is the largest
             return None
-        total: Numbers = reward[:, 0]
         with np.errstate(all="ignore"):
             for i in range(1, self._steps):
-                product = reward[:, i] * self._powers[i]
-                if count is not None:
-                    product = np.where(expand(count > i, product.ndim), product, self._float.type(0))
+                product = reward[i] * self._powers[i]
+                if ends is not None:
+                    product[ends.entry[ends.rewards <= i]] = 0
                 total = total + product
         return total

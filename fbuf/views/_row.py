@@ -6,12 +6,28 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from fbuf._core.component import component
 from fbuf._core.pytree import PyTree, Spec
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, View, Window
+
+
+class HostRow:
+    """Rows in NumPy."""
+
+    back = ahead = 0
+
+    def __init__(self, spec: Spec, structure: Any):
+        self._number = len(spec)
+        self.example = structure.unflatten([np.zeros(0) for _ in spec])
+
+    def read(self, rows: Any, slot: np.ndarray) -> list[np.ndarray]:
+        """Return the leaves of the rows in slots int64[B] of `rows`, a `HeldRows`."""
+        at = rows.at(slot)
+        return [rows.take(number, at) for number in range(self._number)]
 
 
 @component
@@ -31,3 +47,7 @@ class Row(View):
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[jax.Array], window: Window) -> PyTree:
         return structure.unflatten(arrays)
+
+    def on_host(self, spec: Spec, structure: Any) -> HostRow:
+        """Return these rows in NumPy."""
+        return HostRow(spec, structure)

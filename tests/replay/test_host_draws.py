@@ -86,14 +86,26 @@ def test_tensors_are_the_caller_s():
 
 
 @pytest.mark.optimized
-def test_writes_after_draws_are_in_place():
-    replay = fbuf.Replay(fbuf.Buffer(5000), EXAMPLE)
+@pytest.mark.parametrize("view", ["row", "final"])
+def test_writes_after_draws_are_in_place(view):
+    replay = fbuf.Replay(fbuf.Buffer(5000, view=VIEWS[view]), EXAMPLE)
     replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0).items()})
     before = replay.state.rows["reward"].unsafe_buffer_pointer()
     for n in range(4):
         batch = replay.sample(8, to="numpy")
         replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(n).items()})
         assert replay.state.rows["reward"].unsafe_buffer_pointer() == before and batch.mask.all()
+
+
+@pytest.mark.optimized
+def test_a_state_taken_before_a_draw_is_still_donated():
+    replay = fbuf.Replay(fbuf.Buffer(5000), EXAMPLE)
+    replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0).items()})
+    state = replay.state
+    before = state.rows["reward"].unsafe_buffer_pointer()
+    replay.sample(8, to="numpy")
+    replay.state = jax.jit(replay.buffer.add, donate_argnums=0)(state, row(1))
+    assert replay.state.rows["reward"].unsafe_buffer_pointer() == before
 
 
 def test_rows_may_be_of_a_class_that_checks_its_values():

@@ -10,11 +10,11 @@ import pytest
 import fbuf
 from fbuf._replay import programs
 from tests.support.refusals import raises
-from tests.support.two_replays import ROW, compare, make_pair, rows_of
+from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
 
-def filled() -> fbuf.Replay:
-    replay = fbuf.Replay(fbuf.prioritized(24), ROW)
+def filled(view: str = "row") -> fbuf.Replay:
+    replay = fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=VIEWS[view]), ROW)
     replay.extend(rows_of(np.random.default_rng(1), 9))
     return replay
 
@@ -23,10 +23,11 @@ def test_batches_and_states_are_those_of_setting_at_once() -> None:
     assert compare(make_pair("device", "prioritized", "row", 2, capacity=40), steps=50) > 1
 
 
-def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("view", ["row", "transition"])
+def test_a_step_is_one_call(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "update_priority", None)
     monkeypatch.setattr(programs, "extend_packed", None)
-    replay, random = filled(), np.random.default_rng(0)
+    replay, random = filled(view), np.random.default_rng(0)
     for _ in range(3):
         replay.add(rows_of(random))
         batch = replay.sample(4, to="numpy")
@@ -90,6 +91,6 @@ def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
     batch = replay.sample(4)
     replay.update_priority(batch.index, np.ones(4, np.float32))
     assert replay._update is not None and replay._update.packed is None
-    view = fbuf.views.Sequence(2, episode_end=())
+    view = fbuf.views.Sequence(2, episode_end=(), episode="action")
     assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._update is None
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.prioritized(24), ROW).sample(4, to="numpy"))
