@@ -94,3 +94,11 @@ def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
     view = fbuf.views.Sequence(2, episode_end=(), episode="action")
     assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._update is None
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.prioritized(24), ROW).sample(4, to="numpy"))
+
+
+def test_rows_that_cannot_be_drawn_yet_are_refused_at_once() -> None:
+    replay = filled("transition")
+    replay.add(ROW)
+    newest = jax.device_get(replay.last(1).index)
+    with pytest.raises(ValueError, match="1 indices name rows that can no longer be drawn"):
+        replay.update_priority(newest, np.ones(1, np.float32))
