@@ -100,6 +100,19 @@ def test_an_episode_of_vectors_plays(tmp_path):
     assert problems == [] and result == {"before": "step 2 of 10", "after": "step 9 of 10, ended"}
 
 
+@browser.needs_chromium
+def test_a_notebook_gives_the_player_the_height_it_needs(checkpoint, tmp_path):
+    shown = fbuf.plot.episode(checkpoint, 0)._repr_html_()
+    (tmp_path / "cell.html").write_text(f"<html><head></head><body>{shown}</body></html>", "utf-8")
+    script = """
+      const frame = document.querySelector("iframe");
+      await new Promise((done) => setTimeout(done, 1000));
+      return [frame.clientHeight, frame.contentDocument.body.offsetHeight, frame.contentDocument.querySelector(".at").textContent];
+    """
+    (high, page, at), problems = browser.run(tmp_path / "cell.html", script, 900)
+    assert problems == [] and high == page and 200 < high < 600 and at == "step 0 of 4"
+
+
 def suspicions(rows, lanes=None, end="done"):
     buffer = fbuf.Buffer(3999, lanes=lanes, episode_end=(end,))
     example = {name: np.zeros(leaf.shape[1 + (lanes is not None) :], leaf.dtype) for name, leaf in rows.items()}
