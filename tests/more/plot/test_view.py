@@ -114,7 +114,7 @@ def test_a_notebook_gives_the_player_the_height_it_needs(checkpoint, tmp_path):
 
 
 def suspicions(rows, lanes=None, end="done"):
-    buffer = fbuf.Buffer(3999, lanes=lanes, episode_end=(end,))
+    buffer = fbuf.Buffer(max(3999, len(rows[end])), lanes=lanes, episode_end=(end,))
     example = {name: np.zeros(leaf.shape[1 + (lanes is not None) :], leaf.dtype) for name, leaf in rows.items()}
     state = buffer.extend(buffer.init(example), rows)
     found = _view.Episodes("fbuf view", buffer, state)
@@ -137,6 +137,12 @@ def test_what_is_suspicious_is_said():
     three["done"] = three["done"].copy()
     three["done"][:, 1] = t % 50 == 49
     assert suspicions(three, lanes=3) == ["lane 1: its episodes have 50 rows, those of all lanes 10"]
+
+
+def test_every_row_of_vectors_is_looked_at():
+    x = np.sin(np.arange(60_000)).astype(np.float32)
+    x[1] = np.nan
+    assert suspicions({"x": x, "done": np.arange(60_000) % 100 == 99}) == ["x: 1 of 60,000 values are NaN or infinite"]
 
 
 @pytest.mark.parametrize("writer", [fbuf.writers.Ring(), fbuf.writers.Reservoir()], ids=str)
