@@ -107,7 +107,8 @@ def test_a_notebook_gives_the_player_the_height_it_needs(checkpoint, tmp_path):
     script = """
       const frame = document.querySelector("iframe");
       await new Promise((done) => setTimeout(done, 1000));
-      return [frame.clientHeight, frame.contentDocument.body.offsetHeight, frame.contentDocument.querySelector(".at").textContent];
+      const inside = frame.contentDocument;
+      return [frame.clientHeight, inside.body.offsetHeight, inside.querySelector(".at").textContent];
     """
     (high, page, at), problems = browser.run(tmp_path / "cell.html", script, 900)
     assert problems == [] and high == page and 200 < high < 600 and at == "step 0 of 4"
