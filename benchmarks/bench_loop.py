@@ -1,12 +1,12 @@
 """What does `fbuf.Replay` cost in a plain Python loop, as most RL code is written: one row added, one batch drawn?
 
 Every library is called as its users call it, from NumPy rows to torch tensors: `Replay.add`, `Replay.sample` and the
-prioritized step (a row, a batch, its priorities), beside Stable-Baselines3, cpprb, torchrl and flashbax under the user's
-own jit. Then donated jitted calls beside flashbax's, in wall time, and whole runs of one DQN script (torch, CartPole, after
-cleanrl's dqn.py), which differ in their buffer alone. All other figures are CPU seconds of all threads, interleaved.
-Transitions and windows, whose rows hold each observation once, are measured beside SB3's rows.
+prioritized step (a row, a batch, its priorities), beside Stable-Baselines3, cpprb, torchrl and flashbax under the user's own
+jit. Then donated jitted calls beside flashbax's, in wall time, and whole runs of a DQN script (torch, CartPole, after
+cleanrl's dqn.py) and of SAC with eight environments, which differ in their buffer alone. All other figures are CPU seconds
+of all threads, interleaved. Transitions and windows, whose rows hold each observation once, are measured beside SB3's rows.
 Expected: `add` at most 4 times SB3's time (3 times for transitions and windows), `sample` at most twice, the run at most 1.1
-times; the prioritized step at least as fast as cpprb's and torchrl's; jitted calls, and those of
+times (1.05 with transitions); the prioritized step at least as fast as cpprb's and torchrl's; jitted calls, and those of
 `fbuf.integrations.flashbax`, at least as fast as flashbax's.
 """
 
@@ -34,7 +34,11 @@ JITTED = "A jitted method, the state donated: flashbax's time over ours"
 BARE = "A jitted ring without counters or token, the state donated: flashbax's time over its"
 SHIM = "`fbuf.integrations.flashbax`, a jitted call, the state donated: flashbax's time over its"
 VIEWS = "`Replay` of the view that is recommended, in a Python loop: its time over that of SB3's buffer of rows"
+GYMNASIUM = (
+    "Steps of eight environments through `fbuf.gymnasium.Recorder`, as in README: their time over that without it"
+)
 RUN = "A DQN script (torch, CartPole), its time over that with the peer's buffer"
+SAC = "A SAC script (torch, eight environments of Pendulum), its time over that with the peer's buffer"
 
 CAPACITY, BATCH = 100_000, 256
 EXAMPLE = {
@@ -66,7 +70,7 @@ class Ours:
     def __init__(self, prioritized: bool = False, capacity: int = CAPACITY):
         buffer = fbuf.prioritized(capacity) if prioritized else fbuf.Buffer(capacity)
         self.replay = fbuf.Replay(buffer, EXAMPLE)
-        self.add = self.replay.add
+        self.add, self.names = self.replay.add, tuple(EXAMPLE)
 
     def fill(self, rows: list[dict[str, np.ndarray]]) -> None:
         self.replay.extend({name: np.stack([r[name] for r in rows]) for name in EXAMPLE})
@@ -82,6 +86,8 @@ class Ours:
 
 class SB3:
     """Stable-Baselines3's `ReplayBuffer`, a NumPy ring."""
+
+    names = tuple(EXAMPLE)
 
     def __init__(self, capacity: int = CAPACITY):
         from gymnasium import spaces
@@ -106,6 +112,40 @@ class SB3:
             "reward": batch.rewards[:, 0],
             "done": batch.dones[:, 0],
         }
+
+
+class OursOfSteps:
+    """`fbuf.Replay` of one-step transitions, whose rows hold each observation once; batches as torch tensors."""
+
+    def __init__(self, example: dict[str, np.ndarray], capacity: int, lanes: int | None = None):
+        final = "final_obs" if "final_obs" in example else None
+        view = fbuf.views.Transition(final_observation=final, autoreset="same_step")
+        self.replay = fbuf.Replay(fbuf.Buffer(capacity, lanes=lanes, view=view), example)
+        self.add, self.names = self.replay.add, tuple(example)
+
+    def sample(self, size: int) -> Any:
+        return self.replay.sample(size, to="torch").data
+
+
+class SB3Lanes:
+    """SB3's `ReplayBuffer` for eight environments of Pendulum."""
+
+    names = ("obs", "next_obs", "action", "reward", "done")
+
+    def __init__(self, capacity: int):
+        from gymnasium import spaces
+        from stable_baselines3.common.buffers import ReplayBuffer
+
+        boxes = (spaces.Box(-most, most, (size,), np.float32) for most, size in ((np.inf, 3), (2.0, 1)))
+        self.buffer = ReplayBuffer(capacity, *boxes, "cpu", n_envs=8, handle_timeout_termination=False)
+
+    def add(self, r: dict[str, np.ndarray]) -> None:
+        self.buffer.add(r["obs"], r["next_obs"], r["action"], r["reward"], r["done"], [{}] * 8)
+
+    def sample(self, size: int) -> Any:
+        batch = self.buffer.sample(size)
+        data = {"obs": batch.observations, "next_obs": batch.next_observations, "action": batch.actions}
+        return data | {"reward": batch.rewards[:, 0], "done": batch.dones[:, 0]}
 
 
 class Cpprb:
@@ -223,7 +263,8 @@ def main(quick: bool) -> list[dict[str, Any]]:
     try:
         rounds = 2 if quick else 15
         report = calls(rounds, quick) + recommended(rounds, quick)
-        return report + jitted(rounds, 20 if quick else 200) + runs(1 if quick else 5, 1_500 if quick else 50_000)
+        report += jitted(rounds, 20 if quick else 200) + recorded(1 if quick else 7, 200 if quick else 5_000)
+        return report + runs(1 if quick else 5, 1_500 if quick else 50_000)
     finally:
         torch.set_num_threads(threads)
 
@@ -264,6 +305,14 @@ def calls(rounds: int, quick: bool) -> list[dict[str, Any]]:
 
 
 PAIRS = ("terminated", "truncated")
+SAC_ROW = {
+    "obs": np.zeros(3, np.float32),
+    "final_obs": np.zeros(3, np.float32),
+    "action": np.zeros(1, np.float32),
+    "reward": np.float32(0),
+    "terminated": np.bool_(False),
+    "truncated": np.bool_(False),
+}
 STEP_ROW = {name: EXAMPLE[name] for name in ("obs", "action", "reward")} | {name: np.bool_(False) for name in PAIRS}
 CASES: dict[str, tuple[Any, Any, int | None, int]] = {  # sampler, view, lanes, rows of an entry of a batch
     f"{kind}, Transition, n = {steps}{'' if lanes is None else f', {lanes} lanes'}": (
@@ -430,11 +479,58 @@ def runs(rounds: int, steps: int) -> list[dict[str, Any]]:
     for module in ("gymnasium", "stable_baselines3"):
         if isinstance(peer := load_peer(module), Absent):
             return [absent_row(RUN, f"{steps:,} steps", peer)]
-    thunks = {"fbuf": lambda: dqn(Ours(capacity=10_000), steps), "SB3": lambda: dqn(SB3(capacity=10_000), steps)}
+    report = []
+    scripts: dict[str, tuple[dict[str, Callable[[], Any]], str]] = {
+        f"{steps:,} steps": (
+            {"fbuf": lambda: dqn(Ours(capacity=10_000), steps), "SB3": lambda: dqn(SB3(capacity=10_000), steps)},
+            "<= 1.1",
+        ),
+        f"{steps:,} steps, Transition": (
+            {
+                "fbuf": lambda: dqn(OursOfSteps(STEP_ROW, capacity=10_000), steps),
+                "SB3": lambda: dqn(SB3(capacity=10_000), steps),
+            },
+            "<= 1.05",
+        ),
+        f"{steps // 25:,} steps of each, Transition": (
+            {
+                "fbuf": lambda: sac(OursOfSteps(SAC_ROW, capacity=80_000, lanes=8), steps // 25),
+                "SB3": lambda: sac(SB3Lanes(capacity=80_000), steps // 25),
+            },
+            "<= 1.05",
+        ),
+    }
+    for case, (thunks, target) in scripts.items():
+        timings = interleave(thunks, rounds=rounds, warmup=1, clock=time.process_time)
+        ours, theirs = timings["fbuf"], timings["SB3"]
+        over = ratio(ours, theirs)
+        report.append(
+            row(SAC if "each" in case else RUN, case, ours=spread(ours), peer=spread(theirs), ratio=over, target=target)
+        )
+    return report
+
+
+def recorded(rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Random steps of README's environments, with its buffer and without one."""
+    if isinstance(gymnasium := load_peer("gymnasium"), Absent):
+        return [absent_row(GYMNASIUM, "CartPole-v1", gymnasium)]
+
+    def run(records: bool) -> None:
+        envs, random = gymnasium.make_vec("CartPole-v1", num_envs=8), np.random.default_rng(0)
+        if records:
+            view = fbuf.gymnasium.view(envs, n_step=3, gamma=0.98)
+            buffer = fbuf.Buffer(20_000, sampler=fbuf.samplers.Prioritized(alpha=0.6, beta=0.4), view=view, lanes=8)
+            envs = fbuf.gymnasium.Recorder(envs, fbuf.Replay(buffer, fbuf.gymnasium.spec(envs), seed=0))
+        envs.reset(seed=0)
+        for _ in range(steps):
+            envs.step(random.integers(2, size=8))
+        envs.close()
+
+    thunks = {"fbuf": lambda: run(True), "none": lambda: run(False)}
     timings = interleave(thunks, rounds=rounds, warmup=1, clock=time.process_time)
-    ours, theirs = timings["fbuf"], timings["SB3"]
-    over = ratio(ours, theirs)
-    return [row(RUN, f"{steps:,} steps", ours=spread(ours), peer=spread(theirs), ratio=over, target="<= 1.1")]
+    ours, theirs = timings["fbuf"], timings["none"]
+    case = f"CartPole-v1, {steps:,} steps of each"
+    return [row(GYMNASIUM, case, ours=spread(ours), peer=spread(theirs), ratio=ratio(ours, theirs))]
 
 
 def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, starts: int = 1000) -> float:
@@ -462,15 +558,16 @@ def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, sta
                 action = int(online(torch.from_numpy(obs)).argmax())
         next_obs, reward, terminated, truncated, _ = env.step(action)
         total += float(reward)
-        buffer.add(
-            {
-                "obs": obs,
-                "next_obs": next_obs,
-                "action": np.int32(action),
-                "reward": np.float32(reward),
-                "done": np.bool_(terminated),
-            }
-        )
+        values = {
+            "obs": obs,
+            "next_obs": next_obs,
+            "action": np.int32(action),
+            "reward": np.float32(reward),
+            "done": np.bool_(terminated),
+            "terminated": np.bool_(terminated),
+            "truncated": np.bool_(truncated),
+        }
+        buffer.add({name: values[name] for name in buffer.names})
         obs = next_obs
         if terminated or truncated:
             returns.append(total)
@@ -480,7 +577,7 @@ def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, sta
             data = buffer.sample(batch)
             with torch.no_grad():
                 best = target(data["next_obs"]).max(dim=1).values
-                goal = data["reward"] + 0.99 * best * (1 - data["done"].float())
+                goal = data["reward"] + best * _discount(data)
             value = online(data["obs"]).gather(1, data["action"].long()[:, None])[:, 0]
             loss = torch.nn.functional.mse_loss(goal, value)
             optimizer.zero_grad()
@@ -490,6 +587,77 @@ def dqn(buffer: Any, steps: int, *, train_every: int = 10, batch: int = 128, sta
             target.load_state_dict(online.state_dict())
     env.close()
     return float(np.mean(returns[-20:]))
+
+
+def _discount(data: dict[str, Any]) -> Any:
+    return data["discount"] if "discount" in data else 0.99 * (1 - data["done"].float())
+
+
+def sac(buffer: Any, steps: int, *, batch: int = 256, starts: int = 20) -> float:
+    """One run of SAC with a fixed temperature, and one update a step of eight environments; returns the mean reward."""
+    gymnasium, torch = importlib.import_module("gymnasium"), importlib.import_module("torch")
+    torch.manual_seed(1)
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    envs = gymnasium.make_vec("Pendulum-v1", 8, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+    nn, alpha, total = torch.nn, 0.1, 0.0
+
+    def network(inputs: int, outputs: int) -> Any:
+        return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
+
+    actor, critics, targets = network(3, 2), [network(4, 1) for _ in range(2)], [network(4, 1) for _ in range(2)]
+    for critic, target in zip(critics, targets, strict=True):
+        target.load_state_dict(critic.state_dict())
+    of_actor = torch.optim.Adam(actor.parameters(), lr=1e-3)
+    of_critics = torch.optim.Adam([p for critic in critics for p in critic.parameters()], lr=1e-3)
+
+    def act(obs: Any) -> tuple[Any, Any]:
+        mean, log_std = actor(obs).chunk(2, dim=1)
+        noise = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp())
+        raw = noise.rsample()
+        action = torch.tanh(raw)
+        return 2 * action, (noise.log_prob(raw) - torch.log(1 - action**2 + 1e-6)).sum(dim=1)
+
+    def least(networks: list[Any], obs: Any, action: Any) -> Any:
+        pair = torch.cat([obs, action], dim=1)
+        return torch.minimum(*(net(pair)[:, 0] for net in networks))
+
+    obs, _ = envs.reset(seed=1)
+    for step in range(steps):
+        with torch.no_grad():
+            action = act(torch.from_numpy(obs))[0].numpy()
+        next_obs, reward, terminated, truncated, info = envs.step(action)
+        total += float(reward.mean())
+        final = next_obs
+        if truncated.any():
+            final = np.where(
+                truncated[:, None], np.stack([next_obs[0] if x is None else x for x in info["final_obs"]]), next_obs
+            )
+        values = {"obs": obs, "next_obs": final, "action": action, "reward": reward.astype(np.float32)}
+        values |= {"done": terminated, "terminated": terminated, "truncated": truncated, "final_obs": final}
+        buffer.add({name: values[name] for name in buffer.names})
+        obs = next_obs
+        if step < starts:
+            continue
+        data = buffer.sample(batch)
+        with torch.no_grad():
+            following, log = act(data["next_obs"])
+            goal = data["reward"] + _discount(data) * (least(targets, data["next_obs"], following) - alpha * log)
+        pair = torch.cat([data["obs"], data["action"]], dim=1)
+        loss = sum(torch.nn.functional.mse_loss(critic(pair)[:, 0], goal) for critic in critics)
+        of_critics.zero_grad()
+        loss.backward()
+        of_critics.step()
+        drawn, log = act(data["obs"])
+        loss = (alpha * log - least(critics, data["obs"], drawn)).mean()
+        of_actor.zero_grad()
+        loss.backward()
+        of_actor.step()
+        with torch.no_grad():
+            for critic, target in zip(critics, targets, strict=True):
+                for ours, theirs in zip(target.parameters(), critic.parameters(), strict=True):
+                    ours.lerp_(theirs, 0.005)
+    envs.close()
+    return total / steps
 
 
 if __name__ == "__main__":
