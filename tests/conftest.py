@@ -3,8 +3,9 @@
 `tests/` is the quick tier and what `pytest` runs. `tests/more/` is what CI runs besides, `tests/exhaustive/` the rest;
 both run when named, and with FBUF_EXHAUSTIVE=1. `--share 7/40` keeps every fortieth case from the seventh on.
 
-Tests compile without XLA's expensive optimisations. Those marked `optimized` (in-place, memory, bit-exact and export
-tests) compile as users do. Programs are kept in an ignored folder, so that a second run compiles nothing.
+Tests compile as fast as XLA can. Those marked `in_place` compile users' programs, of which LLVM optimises nothing: copies and
+memory are the same. Those marked `optimized` (bit-exact and export tests) compile as users do. Programs are kept in an
+ignored folder, so that a second run compiles nothing.
 """
 
 import gc
@@ -12,8 +13,9 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIMIZE = "JAX_DISABLE_MOST_OPTIMIZATIONS"
@@ -32,11 +34,28 @@ UNOPTIMIZED = os.environ[OPTIMIZE]  # what applies to tests that are not marked 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+from jax._src import compiler  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
 TIERS = ("more", "exhaustive", "accelerators", "environments")
 pytest.register_assert_rewrite("tests.support")
 _TESTS = itertools.count()
+
+# What XLA compiles with, as no public setting changes it within a process. A program that is not optimised compiles a fifth
+# faster where it is not split for threads, and takes half of that with the older fusion emitters, which 0.11.0 removed.
+QUICK = {"xla_cpu_parallel_codegen_split_count": 1}
+OLDER = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+LEVELS = {None: {**QUICK, **OLDER}, "in_place": QUICK, "optimized": {}}
+OPTIONS: dict[str, Any] = {}  # those of the level that is set
+
+
+def _compile_options(*args: Any, given: Callable[..., Any] = compiler.get_compile_options, **settings: Any) -> Any:
+    options = given(*args, **settings)
+    options.env_option_overrides = [*options.env_option_overrides, *OPTIONS.items()]
+    return options
+
+
+compiler.get_compile_options = _compile_options
 
 # A silent broadcast between ranks has hidden more than one bug in replay code: [B] against [B, 1].
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -86,23 +105,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = items[part::parts]
         config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % parts != part])
         items[:] = kept
-    items.sort(key=_optimized)  # one change of level a process: each forgets what is compiled
+    items.sort(key=lambda item: list(LEVELS).index(_level(item)))  # few changes of level: each forgets what is compiled
 
 
-def _optimized(item: pytest.Item) -> bool:
-    return item.get_closest_marker("optimized") is not None
+def _level(item: pytest.Item) -> str | None:
+    return next((name for name in reversed(LEVELS) if name and item.get_closest_marker(name)), None)
 
 
-def _set_level(disabled: str) -> None:
-    """Compile with XLA's optimisations, or without: here and in subprocesses."""
-    if os.environ[OPTIMIZE] != disabled:
+def _set_level(level: str | None) -> None:
+    """Compile as this level says: here and in subprocesses."""
+    disabled = "0" if level == "optimized" else UNOPTIMIZED
+    options = LEVELS[level] if disabled not in ("", "0") else {}
+    if (os.environ[OPTIMIZE], OPTIONS) != (disabled, options):
         os.environ[OPTIMIZE] = disabled
         jax.config.update("jax_disable_most_optimizations", disabled not in ("", "0"))
+        OPTIONS.clear()
+        OPTIONS.update(options)
         jax.clear_caches()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    _set_level("0" if _optimized(item) else UNOPTIMIZED)
+    _set_level(_level(item))
     # Collections skip what earlier tests left: compiled programs soon are so much that collecting would take most of the time.
     gc.collect()
     gc.freeze()

@@ -17,7 +17,7 @@ from tests.support.refusals import raises
 from tests.support.tables import checks
 from tests.support.trees import row_with
 
-pytestmark = pytest.mark.optimized
+pytestmark = pytest.mark.in_place
 
 # One order a sampler (`Epoch` and `Staleness`: in tests/samplers); more of them are in tests/more, all in tests/exhaustive.
 QUICK = [
@@ -85,7 +85,7 @@ def test_a_step_may_use_its_batch_and_not_return_it(storage):
         value = batch.data["obs"].astype(jnp.float32).mean(axis=(1, 2, 3))
         return buffer.update_priority(state, batch.index, value)
 
-    memory = assert_inplace(step, buffer.init(row), jax.random.key(0))
+    memory = assert_inplace(step, jax.eval_shape(buffer.init, row), jax.random.key(0))
     assert memory.made < 1_000 and memory.read >= 32 * 7 * 84 * 84  # the rows of all windows
 
 

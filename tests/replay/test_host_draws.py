@@ -15,6 +15,9 @@ from tests.support.refusals import raises
 from tests.support.trees import same
 from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
+optimized = functools.partial(
+    pytest.param, marks=pytest.mark.optimized
+)  # one of each; the others compile in a third of the time
 EXAMPLE = pickle.loads(pickle.dumps(ROW))  # an actor's: its dtypes are not NumPy's own objects
 
 
@@ -29,10 +32,9 @@ def with_lap(replay, lap):
     replay.state = state.replace(ring=ring)
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("capacity", "lanes", "lap", "impl"),
-    [(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
+    [optimized(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
 )
 def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     with jax.default_prng_impl(impl):
@@ -41,8 +43,7 @@ def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     compare(pair, 50, sizes=(7, 7, 12), begin=functools.partial(with_lap, lap=lap))
 
 
-@pytest.mark.optimized
-@pytest.mark.parametrize(("view", "lanes"), [("step", None), ("reset step", 2), ("final", 1)], ids=str)
+@pytest.mark.parametrize(("view", "lanes"), [("step", None), optimized("reset step", 2), ("final", 1)], ids=str)
 def test_transitions_in_numpy_are_those_of_jax(view, lanes):
     pair = make_pair("device", "uniform", view, lanes, 24)
     assert pair[0]._host_draws is not None
@@ -85,7 +86,7 @@ def test_tensors_are_the_caller_s():
         batch.data["reward"] += 1  # changes neither rows nor later batches
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.parametrize("view", ["row", "final"])
 def test_writes_after_draws_are_in_place(view):
     replay = fbuf.Replay(fbuf.Buffer(5000, view=VIEWS[view]), EXAMPLE)

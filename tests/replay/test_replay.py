@@ -22,7 +22,7 @@ def test_actors_and_learners_lose_and_double_no_row():
     soak("consumed", batches=40)
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_writes_are_in_place():
     replay = make_frames()
     before, old = replay.state.rows["obs"].unsafe_buffer_pointer(), replay.state

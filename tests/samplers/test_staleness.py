@@ -137,7 +137,7 @@ def test_counts_do_not_overflow():
     assert int(state.sampler.stamp[-1, 0]) < 0
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_steps_are_in_place():
     view = same_step.Transition(n_step=3, stack=4)
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=Staleness(8, version="action"), view=view)

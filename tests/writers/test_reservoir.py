@@ -200,6 +200,6 @@ def test_what_it_refuses():
     refusals.check_all(REFUSED, globals() | names)
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_a_step_copies_nothing():
     check_inplace(1)

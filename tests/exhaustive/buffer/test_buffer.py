@@ -66,7 +66,7 @@ def test_plan_counts_rows_of_all_lanes():
     assert fbuf.Buffer(2000, storage=storage, lanes=4).plan(EXAMPLE, rows=lanes).table == one
 
 
-test_optimized_checks = pytest.mark.optimized(checks((check_fixed, pairwise(VIEWS, SAMPLERS, STORAGES))))
+test_in_place_checks = pytest.mark.in_place(checks((check_fixed, pairwise(VIEWS, SAMPLERS, STORAGES))))
 
 
 SUMMARIES = pairwise(parts.STORAGES, parts.SAMPLERS, parts.VIEWS, refused=lambda storage, *case: case in parts.REFUSED)
@@ -90,7 +90,7 @@ DRAWN = pairwise(PREFETCHED, prefetch.SAMPLERS, prefetch.VIEWS, ("eager", "jit",
 test_prefetched_batches = checks(
     (prefetch.check_batches, DRAWN), *((check, ["compressed", "deduplicated"]) for check in prefetch.CHECKS)
 )
-test_a_donated_step_copies_nothing = pytest.mark.optimized(checks((prefetch.check_in_place, ORDERS)))
+test_a_donated_step_copies_nothing = pytest.mark.in_place(checks((prefetch.check_in_place, ORDERS)))
 
 
 def test_states_and_keys_under_vmap_draw_independently():

@@ -10,7 +10,7 @@ from tests.more.contracts.test_inplace import (
 from tests.support import inplace
 from tests.support.tables import checks, one_of, pairwise
 
-pytestmark = pytest.mark.optimized
+pytestmark = pytest.mark.in_place
 
 
 def meaningless(form, sampler, view, order):

@@ -22,7 +22,7 @@ def half_of(samplers):
 
 IN_PLACE = half_of(["Uniform", "Epoch", "Consume", "Prioritized", "Prioritized(replace=False)", "Ranked"])
 test_checks = checks((support.check_sampler, half_of(support.SAMPLERS)), (support.check_empty, [False, True]))
-test_steps_are_in_place = pytest.mark.optimized(checks((support.check_in_place, IN_PLACE)))
+test_steps_are_in_place = pytest.mark.in_place(checks((support.check_in_place, IN_PLACE)))
 
 
 @pytest.mark.parametrize(

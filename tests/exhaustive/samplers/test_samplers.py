@@ -39,16 +39,14 @@ PARTS = [(Consume(4), same_step.Transition(n_step=3, stack=4)), (Staleness(8, un
 PARTS += [(Staleness(8, version="action"), same_step.Sequence(16, boundary="mask"))]
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.parametrize(("sampler", "view"), PARTS)
 def test_steps_are_in_place(sampler, view):
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})
 
 
-test_optimized_checks = pytest.mark.optimized(
-    checks((check_inplace, [("row", "es"), ("row", "ses"), ("steps", "ses")]))
-)
+test_in_place_checks = pytest.mark.in_place(checks((check_inplace, [("row", "es"), ("row", "ses"), ("steps", "ses")])))
 
 
 far_apart = one_of(False)

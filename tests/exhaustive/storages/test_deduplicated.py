@@ -75,7 +75,7 @@ def _vmapped(buffer: fbuf.Buffer, state: Any, rows: Any) -> Any:
     return jax.vmap(buffer.extend), support.shapes(state, 3), support.shapes(rows, 3)
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.parametrize(("form", "batches"), [(_steps, 5), (_vmapped, 12)])  # a turn's slice of the rows is one more
 def test_steps_are_in_place(form: Any, batches: int) -> None:
     needed = []

@@ -27,7 +27,7 @@ def test_always_and_never(fraction):
     follow("one step", "future", None, 0, fraction=fraction)
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs/frame",))])
 def test_steps_are_in_place(storage):
     view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
@@ -43,7 +43,7 @@ test_checks = checks(
 )
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_steps_of_episodes_are_in_place():
     view = Episode(12, longer="cut", autoreset="same_step")
     buffer = fbuf.Buffer(400_000, lanes=2, view=view, sampler=Uniform("episodes"), episode_end=ENDS)

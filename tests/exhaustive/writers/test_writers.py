@@ -99,7 +99,7 @@ def test_what_sorting_all_rows_would_leave_stays(kind, program):
 
 
 test_checks = checks((check_ways, [(600, 40)]), (test_reservoir.check_sets, [3]))
-test_optimized_checks = pytest.mark.optimized(
+test_in_place_checks = pytest.mark.in_place(
     checks(
         (test_reservoir.check_inplace, [100]),
         (scattered.check_inplace, itertools.product(["Device", "Host", "Compressed"], ["Uniform", "Prioritized"])),

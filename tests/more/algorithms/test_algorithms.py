@@ -98,7 +98,7 @@ def test_accelerator_draws_and_writes_as_the_cpu():
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_writes_and_draws_copy_no_tree(path):
     capacity, batch = 10**6, 256
     tree, index = jax.ShapeDtypeStruct((st.nodes(capacity),), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)

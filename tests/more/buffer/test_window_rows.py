@@ -75,7 +75,7 @@ def test_rows_of_a_mixture_return_to_their_buffers():
     assert refused(mixture, state) == {"online/refused_out_of_range": 32 * 4}
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.parametrize("steps", [0, 4])
 def test_a_step_that_writes_states_back_copies_nothing(steps):
     buffer = dataclasses.replace(WINDOWS, capacity=400_000)

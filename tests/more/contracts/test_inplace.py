@@ -11,7 +11,7 @@ from fbuf.testing import assert_inplace, measure
 from tests.support import inplace
 from tests.support.tables import checks, one_of
 
-pytestmark = pytest.mark.optimized
+pytestmark = pytest.mark.in_place
 
 # Each verb that reads, before each that writes, with the richest state (rows, tree, flags); all orders are in tests/exhaustive.
 ORDERS = ("se", "so", "te", "re", *inplace.some(4, "prioritized", 1))

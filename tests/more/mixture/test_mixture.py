@@ -55,4 +55,4 @@ def test_a_host_reads_only_the_rows_it_returns(monkeypatch):
 
 
 test_checks = checks((check_sampler, [("Prioritized(on='host')", "random")]))
-test_optimized_checks = pytest.mark.optimized(checks((check_in_place, [("Prioritized", "annealed")])))
+test_in_place_checks = pytest.mark.in_place(checks((check_in_place, [("Prioritized", "annealed")])))

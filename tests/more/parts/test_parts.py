@@ -15,7 +15,7 @@ name = one_of("writer", "codec", "transforms")
 large = one_of("storage, sampler, view")
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_is_in_place(large):
     settings = {"episode_end": ("terminated", "truncated")} | BUFFERS[large]
     assert_order(fbuf.Buffer(20_000, **settings), "es", EXAMPLE)

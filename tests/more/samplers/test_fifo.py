@@ -130,7 +130,7 @@ def test_converted_rows_and_data_sets_are_read_once_in_order(tmp_path):
     assert got == list(range(8))
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_steps_are_in_place():
     buffer = fbuf.Buffer(400_000, lanes=2, sampler=Consume(2, "fifo"), view=Sequence(3, stride=3, episode_end=()))
     assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()}, jit=False)

@@ -194,7 +194,7 @@ CASES = [("device", "Prioritized", "local"), ("device", "Uniform", "local"), ("b
 CASES += [("device", "Epoch", "local"), ("device", "Prioritized", "global")]
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_a_step_is_in_place_and_moves_no_rows(case):
     program, text, size = programs(*case)

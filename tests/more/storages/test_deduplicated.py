@@ -34,7 +34,7 @@ def test_rows_of_very_many_blocks_keep_the_count_of_blocks():
         check(state)
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_a_write_needs_less_than_four_times_its_frames():
     needed = []
     for capacity, blocks in SIZES:

@@ -66,7 +66,7 @@ def test_packed_states_are_vmapped_replayed_and_shown() -> None:
     assert str(buffer.summary(state)).count("float32[5]") == 1
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_steps_are_in_place() -> None:
     buffer = buffer_of("tiles", "stacks", 30_000, sampler=Prioritized())
 

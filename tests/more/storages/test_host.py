@@ -106,7 +106,7 @@ def test_gradients_do_not_flow_into_the_store():
 sampler = one_of(Prioritized(on="host", normalize="buffer"))
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_the_device_part_stays_in_place(sampler):
     """Whatever is written after it is read; tickets, flags and tree each exceed the bound."""
     rows = fbuf.storages.Compressed(keys=("obs",))

@@ -46,7 +46,7 @@ def test_readers_and_writers_in_threads():
 view = one_of(Sequence(3, autoreset="same_step"))
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_a_donated_step_copies_nothing(view):
     buffer = fbuf.Buffer(capacity=200_000, storage=Ragged(maximum={"obs": 4}), sampler=Prioritized(), view=view)
     ends = {"terminated": False, "truncated": False}

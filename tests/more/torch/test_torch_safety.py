@@ -49,7 +49,7 @@ def test_tensors_are_stored_as_numpy_arrays_are(case):
         fbuf.Replay(ours.buffer, example).extend(new)
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_writes_are_in_place_while_batches_are_held(case):
     made, alive = replay(case, strict=False), []
     made.extend(rows(32))

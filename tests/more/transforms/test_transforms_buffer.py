@@ -23,14 +23,14 @@ from tests.support.trees import same
 settings = one_of({"prefetch": 1, "batch_size": 8})
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_steps_are_in_place(settings):
     parts = {"on_write": ON_WRITE, "on_read": ON_READ, "sampler": Prioritized()}
     view = Transition(autoreset="same_step")
     assert_order(fbuf.Buffer(200_000, lanes=2, view=view, **parts, **settings), "ses", EXAMPLE)
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.parametrize("scale", [Scale("obs"), Scale("obs", 2 / 255, -1.0)], ids=["factor", "offset"])
 def test_scale_costs_no_copy(scale):
     """It is one kernel, which makes the batch."""

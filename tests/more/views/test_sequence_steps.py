@@ -58,7 +58,7 @@ def test_converted_rows_have_the_windows_of_rows_that_were_added(view):
     assert windows.stats(converted)["drawable"] > 0
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Ranked()], ids=["uniform", "prioritized", "ranked"])
 def test_steps_are_in_place(sampler):
     for view in (same_step.Sequence(6, stride=3, bootstrap=1, episode="id"), MASKED):

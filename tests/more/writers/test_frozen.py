@@ -25,7 +25,7 @@ def test_the_batches_of_device(made):
     check_batches(*made, "Epoch", "Sequence('mask')")
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_a_step_copies_nothing(made):
     buffer, state = fbuf.datasets.open(made[0], view=Transition(stack=3, autoreset="same_step"), sampler=Prioritized())
     large = dataclasses.replace(buffer, capacity=4_000_000)

@@ -42,7 +42,7 @@ def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage):
     raises(Exception, "expired", lambda: jax.block_until_ready(strict.rows(old)))
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_update_and_write_in_one_step_copy_nothing():
     buffer = fbuf.Buffer(80_000, sampler=Prioritized(), writer=Anywhere())
     example = {"obs": jax.ShapeDtypeStruct((16,), np.uint8)}

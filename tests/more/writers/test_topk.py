@@ -34,7 +34,7 @@ def test_ranks_of_64_bits(dtype):
         assert state.scatter.own.lowest.item() == min(new[i] for i in quick.best(list(new)))
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 @pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="how programs say what is one kernel differs")
 @pytest.mark.parametrize("words", [1, 2])
 def test_a_row_is_put_in_by_one_kernel(words):
