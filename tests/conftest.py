@@ -35,6 +35,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from jax._src import compiler  # noqa: E402
+from jax._src.lib import xla_client  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
 TIERS = ("more", "exhaustive", "accelerators", "environments")
@@ -47,6 +48,11 @@ QUICK = {"xla_cpu_parallel_codegen_split_count": 1}
 OLDER = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 LEVELS = {None: {**QUICK, **OLDER}, "in_place": QUICK, "optimized": {}}
 OPTIONS: dict[str, Any] = {}  # those of the level that is set
+
+# XLA reads its flags once: here, without those that a test's process passes on to subprocesses (`_set_level`).
+FLAGS = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag[2:].split("=")[0] not in QUICK | OLDER]
+os.environ["XLA_FLAGS"] = " ".join(FLAGS)
+xla_client.CompileOptions()
 
 
 def _compile_options(*args: Any, given: Callable[..., Any] = compiler.get_compile_options, **settings: Any) -> Any:
@@ -121,6 +127,7 @@ def _set_level(level: str | None) -> None:
         jax.config.update("jax_disable_most_optimizations", disabled not in ("", "0"))
         OPTIONS.clear()
         OPTIONS.update(options)
+        os.environ["XLA_FLAGS"] = " ".join([*FLAGS, *(f"--{name}={value}" for name, value in options.items())])
         jax.clear_caches()
 
 
