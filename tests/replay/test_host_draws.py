@@ -15,9 +15,6 @@ from tests.support.refusals import raises
 from tests.support.trees import same
 from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
-optimized = functools.partial(
-    pytest.param, marks=pytest.mark.optimized
-)  # one of each; the others compile in a third of the time
 EXAMPLE = pickle.loads(pickle.dumps(ROW))  # an actor's: its dtypes are not NumPy's own objects
 
 
@@ -34,7 +31,7 @@ def with_lap(replay, lap):
 
 @pytest.mark.parametrize(
     ("capacity", "lanes", "lap", "impl"),
-    [optimized(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
+    [(37, None, 1, "threefry2x32"), (40, 2, 2**32 - 2, "threefry2x32"), (9, 1, 1, "rbg")],
 )
 def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     with jax.default_prng_impl(impl):
@@ -43,7 +40,7 @@ def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     compare(pair, 50, sizes=(7, 7, 12), begin=functools.partial(with_lap, lap=lap))
 
 
-@pytest.mark.parametrize(("view", "lanes"), [("step", None), optimized("reset step", 2), ("final", 1)], ids=str)
+@pytest.mark.parametrize(("view", "lanes"), [("step", None), ("reset step", 2), ("final", 1)], ids=str)
 def test_transitions_in_numpy_are_those_of_jax(view, lanes):
     pair = make_pair("device", "uniform", view, lanes, 24)
     assert pair[0]._host_draws is not None

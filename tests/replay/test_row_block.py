@@ -19,11 +19,7 @@ from tests.support.trees import same
 from tests.support.two_replays import compare, leaves_of, make_pair
 
 EXAMPLE = {"x": np.zeros(2, np.float32), "n": np.int32(0), "u": np.uint8(0), "end": np.bool_(False)}
-# The sums of n steps are those that users' programs have; sequences have no arithmetic.
-PARTS = [
-    pytest.param(("device", "epoch", "transition"), marks=pytest.mark.optimized),
-    ("device", "uniform", "sequence", 2),
-]
+PARTS = [("device", "epoch", "transition"), ("device", "uniform", "sequence", 2)]
 
 
 def row(n):

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.in_place
 ORDERS = ("se", "so", "te", "re", *inplace.some(4, "prioritized", 1))
 PAIRS = [("jit", "prioritized", "transition", order) for order in ORDERS]
 PAIRS += [("scan", "prioritized", *rest) for rest in (("row", "se"), ("transition", "scesc"), ("ids", "sec"))]
-PAIRS += [("scan", "uniform", "episode ids", "sec")]
+PAIRS += [("scan", "uniform", "episode ids", "sec"), ("scan", "consume", "row", "ses")]
+PAIRS += [("scan", "minimum", "row", "so"), ("scan", "distinct", "row", "estu")]
 test_every_pair_of_methods_is_in_place = checks((inplace.check_order, PAIRS))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import fbuf
 from fbuf.storages import Host
+from tests.replay import test_host_draws, test_row_block
 from tests.replay.test_epoch import EXAMPLE, numbers, rows
 from tests.support.model_cases import listed
 from tests.support.processes import devices, run_python
@@ -27,8 +28,13 @@ def test_epochs_of_other_parts_also_after_close(parts):
 
 
 test_checks = checks((soak, [("prefetch", 60)]), (at_exit, ["actor"]))
-test_batches_are_those_of_the_buffer = pytest.mark.optimized(
-    checks((same_batches_as_the_buffer, [Host(keys=("obs",))]))
+test_batches_to_the_bit = pytest.mark.optimized(
+    checks(
+        (same_batches_as_the_buffer, [Host(keys=("obs",))]),
+        (test_host_draws.test_batches_in_numpy_are_those_of_jax, [(37, None, 1, "threefry2x32")]),
+        (test_host_draws.test_transitions_in_numpy_are_those_of_jax, [("reset step", 2)]),
+        (test_row_block.test_batches_are_those_of_writing_each_row, [(("device", "epoch", "transition"),)]),
+    )
 )
 
 
