@@ -95,7 +95,7 @@ def test_writes_after_draws_are_in_place(view):
         assert replay.state.rows["reward"].unsafe_buffer_pointer() == before and batch.mask.all()
 
 
-@pytest.mark.optimized
+@pytest.mark.in_place
 def test_a_state_taken_before_a_draw_is_still_donated():
     replay = fbuf.Replay(fbuf.Buffer(5000), EXAMPLE)
     replay.extend({name: np.repeat(leaf[None], 3, 0) for name, leaf in row(0).items()})
