@@ -1,6 +1,7 @@
-"""Kill processes that write to stores in files, and look for rows that are lost or doubled.
+"""Kill processes that write to stores in files, fuzz files, or use every storage for a long time.
 
-`python -m benchmarks.faults [--kills 500] [--seconds 0]`. A child writes rows and row updates to a store in files and flushes
+`python -m benchmarks.faults [kill] [--kills 500] [--seconds 0]`; `fuzz [--seconds 120] [--seed 0]` (`_fuzz.py`); `soak
+[--seconds 1200]` (`_soak.py`). Of `kill`: a child writes rows and row updates to a store in files and flushes
 after each 100 rows; the parent kills it after a random time, resumes the store, reads every row, and lets the next child
 continue. Every row that a flush waited for, and every row of a write that returned, must be there, once and in order.
 Kinds: rows as they are, compressed chunks, a codec of the user's, and rows that turn out not to compress. With `--seconds` a
@@ -176,11 +177,23 @@ def campaign(kind: str, kills: int, until: float) -> tuple[int, int, list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the campaign for each kind of store, and print what was found."""
+    """Run one of the campaigns, and print what was found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("kill", "fuzz", "soak"), default="kill", help="what to do")
+    parser.add_argument("--seed", type=int, default=0, help="of the first input of fuzz")
     parser.add_argument("--kills", type=int, default=500, help="processes to kill, over all kinds of stores")
-    parser.add_argument("--seconds", type=float, default=0, help="end after this time; 0: when all are killed")
+    parser.add_argument(
+        "--seconds", type=float, default=0, help="end after this time; 0: when all are killed, or the default"
+    )
     options = parser.parse_args(arguments)
+    if options.what == "fuzz":
+        from benchmarks import _fuzz  # they start JAX, and processes that are to be killed are forked
+
+        return _fuzz.main(options.seconds or 120, options.seed)
+    if options.what == "soak":
+        from benchmarks import _soak
+
+        return _soak.main(options.seconds or 1200)
     file_arena.FileArena.small = 16_384  # segments that are emptied and removed
     until = time.monotonic() + (options.seconds or float("inf"))
     found: collections.Counter[str] = collections.Counter()

@@ -53,6 +53,13 @@ def test_every_section_runs(tmp_path: Path) -> None:
 library = one_of(*PEERS)
 
 
+@pytest.mark.parametrize(("what", "said"), [("fuzz", "checkpoints: "), ("soak", "nothing grew: ")])
+def test_two_minutes_of_faults_find_nothing(what: str, said: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.faults", what, "--seconds", "120"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+
+
 def test_no_row_is_lost_or_doubled_where_writing_processes_are_killed():
     command = [sys.executable, "-m", "benchmarks.faults", "--kills", "500", "--seconds", "120"]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
