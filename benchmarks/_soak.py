@@ -24,7 +24,7 @@ import numpy as np
 
 import fbuf
 
-CAPACITY, WRITE = 2048, 256
+CAPACITY, WRITE = 2048, 64  # less than the rows that a store keeps for a prefetched batch
 ROW = {"t": np.int32(0), "obs": np.zeros((42, 42), np.uint8)}
 WARM = 600  # seconds, in which caches fill; memory is judged afterwards, and counts in the second half of any run
 GROWTH = 1.02  # that is still called flat
