@@ -82,7 +82,7 @@ def test_a_step_may_use_its_batch_and_not_return_it(storage):
         value = batch.data["obs"].astype(jnp.float32).mean(axis=(1, 2, 3))
         return buffer.update_priority(state, batch.index, value)
 
-    memory = assert_inplace(step, jax.eval_shape(buffer.init, row), jax.random.key(0))
+    memory = assert_inplace(step, buffer.init(row), jax.random.key(0))
     assert memory.made < 1_000 and memory.read >= 32 * 7 * 84 * 84  # the rows of all windows
 
 
