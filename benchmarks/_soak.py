@@ -81,7 +81,8 @@ class Member:
         self.next += WRITE
         for _ in range(3):
             batch = self.replay.sample(64)
-            assert (np.asarray(batch.data["t"]) >= self.next - CAPACITY - WRITE).all()  # a prefetched batch is older
+            drawn = np.asarray(batch.data["t"])[np.asarray(batch.mask)]  # the last batch of an epoch is short
+            assert (drawn >= self.next - CAPACITY - WRITE).all()  # a prefetched batch is older
             if self.buffer.sampler.prioritized:
                 self.replay.update_priority(batch.index, np.abs(np.sin(np.asarray(batch.data["t"], np.float32))))
         last = self.replay.last(2)
