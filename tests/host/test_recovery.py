@@ -1,5 +1,6 @@
 """Test stores in files after kills, power failures, and damaged, missing or mixed files."""
 
+import errno
 import os
 import shutil
 from unittest import mock
@@ -74,6 +75,26 @@ def test_foreign_and_missing_files_are_found(kind, tmp_path):
                 with pytest.raises(StoreCorrupted, match="column1.sums is missing; expected every file"):
                     support.opened(kind, path, **support.SMALL, resume=True)
             shutil.rmtree(path)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_file_that_cannot_be_looked_for_is_not_missing(tmp_path, monkeypatch):
+    support.small("memmap", tmp_path, 4, 0)
+    rows = support.rows_there("memmap", tmp_path)
+    for call in ("stat", "lstat"):  # whichever is used
+        real = getattr(os, call)
+
+        def fails(path, *args, real=real, **settings):
+            if str(path).endswith(("column1.sums", "changes", "changes.old")):
+                raise OSError(errno.EIO, "the disk does not answer", str(path))
+            return real(path, *args, **settings)
+
+        monkeypatch.setattr(os, call, fails)
+    with pytest.raises(OSError, match="does not answer"):
+        support.opened("memmap", tmp_path, **support.SMALL, resume=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(file_arena.FileArena, "small", 1024)
+    assert support.rows_there("memmap", tmp_path) == rows
 
 
 @given(data=st.data())

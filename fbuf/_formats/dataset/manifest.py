@@ -29,7 +29,7 @@ from fbuf._formats.checkpoint.manifest import (
 from fbuf._formats.checkpoint.write import check_meta
 from fbuf._formats.dataset import directory
 from fbuf._formats.dataset.schema import TRUNCATED, Schema
-from fbuf._host.io.file import annotate_os_error
+from fbuf._host.io.file import annotate_os_error, exists
 from fbuf._host.types import StoreCorrupted
 
 NAME = "dataset.json"
@@ -160,7 +160,7 @@ def load(path: Path, disk: Disk = DISK) -> Manifest:
     """
     base = directory.root(path)
     where = os.path.join(base, NAME)
-    if not os.path.lexists(where):
+    if not exists(where):
         raise FileNotFoundError(errno.ENOENT, missing(base))
     fd, size = open_plain(disk, where)
     try:
@@ -181,7 +181,7 @@ def load(path: Path, disk: Disk = DISK) -> Manifest:
 def is_dataset(path: Path) -> bool:
     """Return whether a data set is at a path, finished or not, intact or not."""
     base = directory.root(path)
-    return os.path.lexists(os.path.join(base, NAME)) or any(
+    return exists(os.path.join(base, NAME)) or any(
         directory.is_committed(base, number) for number in directory.numbers(base)
     )
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf._host.io.file import File, annotate_os_error, unlink
+from fbuf._host.io.file import File, annotate_os_error, exists, unlink
 from fbuf._host.io.lock import FileLock, lock_path
 from fbuf._host.types import Array, damaged_file
 
@@ -98,9 +98,9 @@ class Folder:
             with annotate_os_error("make a folder in", os.path.join(tempfile.gettempdir(), "fbuf")):
                 path = tempfile.mkdtemp(prefix="fbuf-")
         self.path = os.path.abspath(path)
-        if resume and not os.path.exists(self.file("manifest.json")):
+        if resume and not exists(self.file("manifest.json")):
             raise FileNotFoundError(errno.ENOENT, f"Buffer.resume: no store at {self.path}. Use buffer.init.")
-        self._created = not os.path.lexists(self.path)
+        self._created = not exists(self.path)
         self._is_ours = False  # whether everything in the folder was written by this object
         try:
             with annotate_os_error("make", self.file("lock")):

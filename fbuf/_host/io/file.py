@@ -140,9 +140,18 @@ class File:
             pass
 
 
+def exists(path: str) -> bool:
+    """Return whether something is at a path. Raises OSError where the system does not say (`os.path.exists`: no)."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def existing(path: str) -> File:
     """Open a file of an existing store. Raises StoreCorrupted if it is missing."""
-    if not os.path.exists(path):
+    if not exists(path):
         raise StoreCorrupted(f"Buffer.resume: {path} is missing; expected every file. Restore it, or use another path.")
     return File(path)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import os
 import struct
 import zlib
 from collections import deque
@@ -22,7 +21,7 @@ import numpy as np
 
 from fbuf._host.codecs import Codec, Zstd
 from fbuf._host.io.directory import Folder, replace
-from fbuf._host.io.file import File, existing
+from fbuf._host.io.file import File, existing, exists
 from fbuf._host.types import Array, StoreCorrupted, corrupted, damaged_file, flat
 
 UPDATE_BIT = 1 << 63
@@ -172,9 +171,9 @@ class UpdateLog:
         self._path = folder.file("changes")
         self._folder = folder
         self._before: File | None = None  # the log that was rewritten last, as an earlier process left it
-        if not folder.fresh and os.path.exists(f"{self._path}.old"):
+        if not folder.fresh and exists(f"{self._path}.old"):
             self._before = File(f"{self._path}.old")
-        missing = self._before is not None and not os.path.exists(self._path)  # the process ended between two renames
+        missing = self._before is not None and not exists(self._path)  # the process ended between two renames
         self._file = File(self._path, 0) if folder.fresh or missing else existing(self._path)
         self._end = 0
 
