@@ -187,11 +187,10 @@ def spec_text(shape: Any, dtype: Any) -> str:
 
 def _held(state: Any, capacity: int | None) -> str:
     room = "" if capacity is None else f" of {capacity:,}"
-    header = state.header
-    if isinstance(header, jax.core.Tracer):
+    if isinstance(state.header, jax.core.Tracer):
         return f"traced,{room} rows"
-    if isinstance(header, jax.Array) and header.is_deleted():
-        return f"donated,{room} rows"
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        return f"donated,{room} rows"  # in JAX 0.11.2 the header stays if it was read before
     try:
         return f"{int(np.asarray(state.ring.size).sum()):,}{room} rows"
     except Exception:  # shapes, or shards of other processes
