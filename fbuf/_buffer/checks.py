@@ -151,14 +151,9 @@ def check_64_bits(call: str, buffer: BufferConfig, spec: Spec) -> None:
             )
 
 
-def exact_leaves(buffer: BufferConfig) -> tuple[str, ...]:
-    """Return the leaves (or subtrees) that keep 64 bits though JAX cannot hold them."""
-    return buffer.storage.exact
-
-
 def _needs_32_bits(buffer: BufferConfig, name: str) -> str:
     """Return which part needs the values of a leaf inside jit; "" if none does."""
-    if not is_under(name, exact_leaves(buffer)):
+    if not is_under(name, buffer.storage.exact):
         return f"{buffer.storage!r} does not name it in keys"
     if buffer.on_write is not None or buffer.on_read is not None:
         return "on_write and on_read transform rows there"

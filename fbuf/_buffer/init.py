@@ -44,7 +44,7 @@ def stored_example(call: str, buffer: BufferConfig, example: PyTree) -> tuple[Py
     """
     if buffer.on_write is None:
         return example, None
-    spec = spec_of(example, checks.exact_leaves(buffer))
+    spec = spec_of(example, buffer.storage.exact)
     arguments.check_spec(call, spec)
     checks.check_64_bits(call, buffer, spec)
     was = given(example)
@@ -80,7 +80,7 @@ def _report_memory(buffer: BufferConfig, example: PyTree) -> Iterator[None]:
             raise
         needed = "the state"
         if not buffer.storage.ragged:
-            spec = spec_of(example, checks.exact_leaves(buffer))
+            spec = spec_of(example, buffer.storage.exact)
             device = tree_bytes(buffer.storage.abstract(buffer.geometry, spec, jax.tree.structure(example)))
             host = buffer.storage.plan_host(buffer.geometry, spec, None, None)[2]
             needed = ", ".join(f"{n} bytes on the {place}" for place, n in (("device", device), ("host", host)) if n)
@@ -112,7 +112,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
 
 def checked_spec(buffer: BufferConfig, call: str, example: PyTree) -> Spec:
     """Return the spec of a row that the buffer can hold; raise what `init` raises."""
-    spec = spec_of(example, checks.exact_leaves(buffer))
+    spec = spec_of(example, buffer.storage.exact)
     arguments.check_spec(call, spec)
     checks.check_fields(call, buffer, spec)
     buffer.storage.host_keys(spec)

@@ -16,7 +16,6 @@ import numpy as np
 
 from fbuf._buffer import init
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import exact_leaves
 from fbuf._checkpoint import config_json, row_schema
 from fbuf._checkpoint.config_json import config_text
 from fbuf._core.component import from_config
@@ -142,7 +141,7 @@ def _rows_of(call: str, path: str, rows: Mapping[str, Any], reader: Buffer, exam
       SchemaError: the example differs; it is needed and missing; or x64 is off and rows have 64 bits.
     """
     spec, encoded = row_schema.spec_of(rows["leaves"]), rows["structure"]
-    exact = exact_leaves(reader)
+    exact = reader.storage.exact
     for name, leaf in spec.items():
         kept = needs_x64(leaf.dtype) and is_under(name, exact)
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype and not kept:

@@ -90,9 +90,7 @@ class Sampler(abc.ABC):
     """
 
     prioritized: bool = False  # whether anchors have priorities, which `update` sets
-    by_rank: bool = (
-        False  # whether anchors are found through `anchor_log.at`; `init` is `dense` where rows never change
-    )
+    by_rank: bool = False  # whether `anchor_log.at` finds anchors; `init` is `dense` where rows never change
     covers: bool = False  # whether anchors are drawn equally often and `draw_some` limits them; needs no `mass`
     epochs: bool = False  # whether draws pass through epochs, which `position` tells and `Draw.last` ends
     stratified: bool = False  # whether a batch takes its rows from equal parts of the mass

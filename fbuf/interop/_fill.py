@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import exact_leaves
 from fbuf._buffer.prioritized import prioritized
 from fbuf._buffer.state import COUNTERS, BufferState, index_of
 from fbuf._core.arguments import check_int
@@ -46,7 +45,7 @@ def fill(
         )
     if buffer is not None and buffer.lanes == 1 and source.lanes is None:
         source = _with_lane(source)
-    example, blocks, known = source.stored(() if buffer is None else exact_leaves(buffer))
+    example, blocks, known = source.stored(() if buffer is None else buffer.storage.exact)
     if newest is not None:
         check_int(call, "newest", newest, 0, ", or None for all")
     steps = known if newest is None else min(int(newest), known)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.checks import check_batch_size, check_number, exact_leaves
+from fbuf._buffer.checks import check_batch_size, check_number
 from fbuf._core.pytree import leaf_spec, named_leaves, needs_x64, spec_of
 from fbuf._members.quota import counted
 from fbuf._members.split import check_draw_mode
@@ -141,7 +141,7 @@ def checked_beta(call: str, beta: Any) -> jax.Array | None:
 def refuse_64_bits(call: str, buffers: Iterable[tuple[str, Buffer]], states: Mapping[str, Any]) -> None:
     """Raise if rows have leaves that JAX cannot hold: the buffers' batches are joined inside jit."""
     for name, buffer in buffers:
-        for leaf, spec in buffer.storage.spec(states[name].rows)[0].items() if exact_leaves(buffer) else ():
+        for leaf, spec in buffer.storage.spec(states[name].rows)[0].items() if buffer.storage.exact else ():
             if needs_x64(spec.dtype):
                 raise TypeError(
                     f"{call}: leaf '{leaf}' of '{name}' is {spec.dtype}, which jit cannot hold while jax_enable_x64 is off. "
