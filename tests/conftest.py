@@ -1,7 +1,8 @@
 """Test configuration: strict JAX, quick compilation, three tiers of tests, stores closed after each test.
 
-`tests/` is the quick tier and what `pytest` runs. `tests/more/` is what CI runs besides, `tests/exhaustive/` the rest;
-both run when named, and with FBUF_EXHAUSTIVE=1. `--share 7/40` keeps every fortieth case from the seventh on.
+`pytest` runs the quick cases, `--tier more` those that CI runs besides, `--tier exhaustive` the rest, `--tier all` or
+FBUF_EXHAUSTIVE=1 every case (`tests.support.tiers` says which case is which). A case named as `FILE::TEST` runs whatever its
+tier. `--share 7/40` keeps every fortieth case from the seventh on.
 
 Tests compile as fast as XLA can. Those marked `in_place` compile users' programs, of which LLVM optimises nothing: copies and
 memory are the same. Those marked `optimized` (bit-exact and export tests) compile as users do. Programs are kept in an
@@ -9,6 +10,7 @@ ignored folder, so that a second run compiles nothing.
 """
 
 import gc
+import inspect
 import itertools
 import os
 import shutil
@@ -38,8 +40,10 @@ from jax._src import compiler  # noqa: E402
 from jax._src.lib import xla_client  # noqa: E402
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
-TIERS = ("more", "exhaustive", "accelerators", "environments")
+APART = ("accelerators", "environments")  # folders that run when they are named, and with FBUF_EXHAUSTIVE=1
 pytest.register_assert_rewrite("tests.support")
+from tests.support import tiers  # noqa: E402
+
 _TESTS = itertools.count()
 
 # What XLA compiles with, as no public setting changes it within a process. A program that is not optimised compiles a fifth
@@ -88,23 +92,51 @@ def _share(text: str) -> tuple[int, int]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--tier", choices=(*tiers.TIERS, "all"), help="run the cases of this tier; default: quick, or those named"
+    )
+    parser.addoption(
         "--share", type=_share, metavar="K/N", help="run every Nth of the collected cases, from the Kth on"
     )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     share = config.getoption("--share")
-    lines = [f"compilation cache: {os.environ['JAX_COMPILATION_CACHE_DIR']}"]
+    lines = [f"tier: {_tier(config)}", f"compilation cache: {os.environ['JAX_COMPILATION_CACHE_DIR']}"]
     return lines + ([f"share: cases {share[0]}, {share[0] + share[1]}, ... of those collected"] if share else [])
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the further tiers, which run when named (pytest then does not ask) or with FBUF_EXHAUSTIVE=1."""
-    further = collection_path.name in TIERS and collection_path.parent == ROOT / "tests"
-    return True if further and not _exhaustive() else None
+def _tier(config: pytest.Config) -> str:
+    named = bool(config.args) and all("::" in argument for argument in config.args)
+    return config.getoption("--tier") or ("all" if _exhaustive() or named else "quick")
+
+
+def _is_above(tier: str, config: pytest.Config) -> bool:
+    chosen = _tier(config)
+    return chosen != "all" and tiers.TIERS.index(tier) > tiers.TIERS.index(chosen)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out folders apart, and files of a higher tier, which may need more packages; not those that are named."""
+    apart = collection_path.name in APART and collection_path.parent == ROOT / "tests"
+    if apart:
+        return None if _exhaustive() else True
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and _is_above(tiers.of_file(collection_path), config) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Make no cases of a test of a higher tier."""
+    marks = getattr(obj, "pytestmark", ()) if name.startswith("test_") and inspect.isfunction(obj) else ()
+    return [] if _is_above(tiers.of_marks(mark.name for mark in marks), collector.config) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = _tier(config)
+    if chosen != "all":
+        of = [tiers.of_marks(mark.name for mark in item.iter_markers()) for item in items]
+        config.hook.pytest_deselected(items=[item for item, tier in zip(items, of, strict=True) if tier != chosen])
+        items[:] = [item for item, tier in zip(items, of, strict=True) if tier == chosen]
     share = config.getoption("--share")
     if share:
         part, parts = share

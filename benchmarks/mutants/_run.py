@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import resource
+import runpy
 import shutil
 import signal
 import sys
@@ -34,14 +35,16 @@ _HANGS = 150  # seconds of one test, more than any waits for a thread
 
 
 class Tests:
-    """The test files of a repository by tier: `quick` is `tests/` without `tests/more` and `tests/exhaustive`."""
+    """The test files of a repository by tier: those that may have cases of it."""
 
     def __init__(self, repo: Path) -> None:
         files = sorted((repo / "tests").rglob("test_*.py"))
-        names = [path.relative_to(repo) for path in files]
+        # Not imported: the forks import the tests of their own folders.
+        tier_of = runpy.run_path(str(repo / "tests" / "support" / "tiers.py"))["of_file"]
+        lowest = {str(path.relative_to(repo)): tier_of(path) for path in files}
         self.tiers = {
-            "quick": [str(n) for n in names if n.parts[1] not in ("more", "exhaustive")],
-            "more": [str(n) for n in names if n.parts[1] == "more"],
+            "quick": [name for name, tier in lowest.items() if tier == "quick"],
+            "more": [name for name, tier in lowest.items() if tier != "exhaustive"],
         }
         self.topics = {path.stem.removeprefix("test_") for path in files}
 
@@ -208,6 +211,7 @@ class Runner:
         options = ["-q", "-n0", "-p", "no:cacheprovider", "--tb=short"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins were imported before the fork
         options += ["-x", "-o", f"faulthandler_timeout={_HANGS}"] if stage.mutant is not None else []
+        options += ["--tier", stage.tier or "all"]
         code = int(pytest.main([*options, *stage.tests], plugins=[seen]))
         result = {0: "survived", 5: "survived", 1: "killed", 2: "killed"}.get(code, "broken")
         if result == "killed" and not seen.failed:

@@ -19,7 +19,7 @@ from tests.support.trees import row_with
 
 pytestmark = pytest.mark.in_place
 
-# The other samplers are in tests/samplers and tests/more, which has more orders; all are in tests/exhaustive.
+# The other samplers are in tests/samplers and tier `more`, which has more orders; all are in tier `exhaustive`.
 QUICK = [
     ("scan", "uniform", "row", "se"),
     ("scan", "prioritized", "transition", "esu"),

@@ -20,7 +20,7 @@ FRAMES = np.random.default_rng(0).integers(0, 3, (20, 6, 6), np.uint8)
 
 @pytest.fixture(autouse=True, scope="module")
 def without_isal():
-    """Read with the standard library; tests/more runs the same with isal."""
+    """Read with the standard library; tier `more` runs the same with isal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "isal", None)
         yield

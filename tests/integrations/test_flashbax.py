@@ -1,4 +1,4 @@
-"""flashbax's functions on our storages, without flashbax; `tests/more` compares them with it."""
+"""flashbax's functions on our storages, without flashbax; tier `more` compares them with it."""
 
 from typing import NamedTuple
 

@@ -1,11 +1,11 @@
-"""A sharded buffer on one device, and some cases on eight in a process of their own; the others are in tests/more/sharded."""
+"""A sharded buffer on one device, and some cases on eight in a process of their own; the others are of higher tiers."""
 
 import jax
 
 from fbuf.sharded import Sharded
 from tests.support.sharded import buffer_of, example, mesh_of, run
 
-FILES = [f"tests/more/sharded/{name}.py" for name in ("eight_devices", "eight_devices_rows", "eight_devices_mixture")]
+FILES = [f"tests/sharded/{name}.py" for name in ("eight_devices", "eight_devices_rows", "eight_devices_mixture")]
 CASES = (
     "(priorities_reach and batch and local) or (mass and local) or (every_anchor and sampler0 and view1) or all_its or "
     "(probabilities_of_one and batch and global) or (rows_are_those and local) or (0.25 and 0.75) or fractions_belong"

@@ -17,7 +17,7 @@ ROWS = extremes(6)
 
 
 def test_extremes_are_read_as_they_were_written(tmp_path: Path) -> None:
-    buffer = buffer_of("compressed", tmp_path)  # every storage: tests/more
+    buffer = buffer_of("compressed", tmp_path)  # every storage: tier `more`
     state = buffer.extend(buffer.init(EXAMPLE), ROWS)
     state = buffer.add(state, {name: column[2] for name, column in ROWS.items()})
     same_rows(buffer.last(state, 7).data, {name: column[[*range(6), 2]] for name, column in ROWS.items()})

@@ -24,18 +24,29 @@ def _name(value):
     return getattr(value, "__name__", str(value))
 
 
-def checks(*rows):
+def _params(quick, more, exhaustive):
+    """Return the parameters of three tables of `(id, values)`, marked with their tiers."""
+    every = [id for table in (quick, more, exhaustive) for id in {id for id, _ in table}]
+    twice = {id for id in every if every.count(id) > 1}
+    assert not twice, f"of two tiers: {sorted(twice)}"
+    marked = ((quick, ()), (more, pytest.mark.more), (exhaustive, pytest.mark.exhaustive))
+    return [pytest.param(*values, id=id, marks=marks) for table, marks in marked for id, values in table]
+
+
+def checks(*rows, more=(), exhaustive=()):
     """Return a test that calls each check with each of its arguments, given as `(check, [arguments, ...])`.
 
-    A check whose last arguments are `tmp_path` and `monkeypatch` gets these of pytest.
+    The rows of `more` and `exhaustive` are cases of these tiers. A check whose last arguments are `tmp_path` and
+    `monkeypatch` gets these of pytest.
     """
-    cases = []
-    for check, every in rows:
-        for args in every:
-            args = args if isinstance(args, tuple) else (args,)
-            cases.append(pytest.param(check, args, id="-".join(map(_name, (check, *args)))))
 
-    @pytest.mark.parametrize(("check", "args"), cases)
+    def cases(rows):
+        for check, every in rows:
+            for args in every:
+                args = args if isinstance(args, tuple) else (args,)
+                yield "-".join(map(_name, (check, *args))), (check, args)
+
+    @pytest.mark.parametrize(("check", "args"), _params(*map(list, map(cases, (rows, more, exhaustive)))))
     def test(check, args, request):
         fixtures = [name for name in inspect.signature(check).parameters if name in ("tmp_path", "monkeypatch")]
         check(*args, **{name: request.getfixturevalue(name) for name in fixtures})
@@ -49,8 +60,11 @@ def select_tests(module, *fixtures):
     return {name: test for name, test in tests.items() if set(fixtures) & set(inspect.signature(test).parameters)}
 
 
-def one_of(*values):
-    @pytest.fixture(params=values, ids=_name)
+def one_of(*values, more=(), exhaustive=()):
+    """Return a fixture with each value; a case with a value of `more` or `exhaustive` is of that tier."""
+    tables = ([(_name(value), (value,)) for value in table] for table in (values, more, exhaustive))
+
+    @pytest.fixture(params=_params(*tables))
     def value(request):
         return request.param
 

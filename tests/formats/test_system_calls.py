@@ -1,0 +1,11 @@
+"""System calls of saves, loads, live stores, data sets and shards fail: old or new, whole, unlocked, nothing left over."""
+
+import pytest
+
+from tests.support.system_calls import check_system_calls
+
+pytestmark = pytest.mark.more
+
+
+def test_a_system_call_that_fails_loses_nothing(tmp_path):
+    assert check_system_calls(7, 41, tmp_path) > 500  # 40 shares a factor with the 16 cases of each call

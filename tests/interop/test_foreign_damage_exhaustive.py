@@ -1,0 +1,18 @@
+"""10,000 damaged files of other libraries, in processes of their own, which a crash or an endless loop would end."""
+
+import pytest
+
+from tests.support.processes import run_python
+
+pytestmark = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_files_are_refused_by_path_or_read_as_they_show(seed, tmp_path):
+    code = """
+    import sys
+    from tests.support.foreign import damage
+    print(*damage.check(int(sys.argv[1]), 250, sys.argv[2]))
+    """
+    refused, read = map(int, run_python(code, seed, tmp_path).stdout.split()[-2:])
+    assert refused > 50 and read > 50, (refused, read)
