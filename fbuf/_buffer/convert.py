@@ -110,7 +110,7 @@ def _convert_core(
         if state.anchors is not None:
             was_cut = _anchors.has(state.anchors.flags.at[slot].get(mode="fill", fill_value=0), _anchors.CUT)
             new = new | _anchors.bit(was_cut, _anchors.CUT | _anchors.END)
-        full = _may_have_lost_rows(buffer, state)
+        full = may_have_lost_rows(buffer, state)
         first = state.ring.cursor - state.ring.size
         tail, unknown, cut = empty.anchors.tail_flags, jnp.zeros((lanes,), jnp.uint8), None
         if other.view.rule.reset_rows:
@@ -131,7 +131,7 @@ def _convert_core(
     return state, (anchors, other.sampler.change(sampler, change, geometry, state.token))
 
 
-def _may_have_lost_rows(buffer: BufferConfig, state: BufferState) -> jax.Array:
+def may_have_lost_rows(buffer: BufferConfig, state: BufferState) -> jax.Array:
     """Return bool[E], lanes whose oldest row may follow a row that was overwritten."""
     ring = state.ring
     return (ring.size == jnp.int32(buffer.geometry.length)) | (ring.cursor != ring.size)

@@ -15,7 +15,7 @@ from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
 
 
-def _window_error(error: Array, mask: Array, eta: Array) -> tuple[Array, Array]:
+def window_error(error: Array, mask: Array, eta: Array) -> tuple[Array, Array]:
     """Return float32[B] from float32[B, T], `eta` * max + (1 - `eta`) * mean of magnitudes, and where these are finite.
 
     A window without counted errors gets 0; otherwise it would keep the priority of new rows forever.
@@ -36,11 +36,11 @@ def accept(
     geometry = buffer.geometry
     error = td_error.astype(jnp.float32)
     if mask is not None and eta is not None:
-        error, finite = _window_error(error, mask, eta)
+        error, finite = window_error(error, mask, eta)
     else:
         error, index = error.reshape(-1), _state.flat_index(index, mask, geometry.capacity)
         finite = jnp.isfinite(error)
-    token, masked, inside, fresh = _state._classify_indices(buffer, state, index)
+    token, masked, inside, fresh = _state.classify_indices(buffer, state, index)
     open = _state.drawable(state, index.slot, fresh)
     if state.anchors is not None:
         token, open = order_after_reads(token, open)
@@ -55,7 +55,7 @@ def accept(
     }
     # One sum, because XLA on CPU makes several kernels of each.
     numbers = jnp.sum(jnp.stack(list(refused.values())), axis=1, dtype=jnp.uint32)
-    counters = _state._count_up(state, **dict(zip(refused, numbers, strict=True)))
+    counters = _state.count_up(state, **dict(zip(refused, numbers, strict=True)))
     return state.replace(counters=counters, token=token), slot, error
 
 
@@ -73,7 +73,7 @@ def _priorities_core(buffer: BufferConfig, state: BufferState, index: Index | No
         slot, held = _state.arrival_order(buffer, state)
         slot, held = (slot[:, 0], held[:, 0]) if buffer.lanes is None else (slot, held)
     else:
-        slot, held = index.slot, _state._classify_indices(buffer, state, index)[3]
+        slot, held = index.slot, _state.classify_indices(buffer, state, index)[3]
     priority = buffer.sampler.priority(state.sampler, jnp.where(held, slot, jnp.int32(0)))
     if priority is None:
         raise TypeError(f"Buffer.priorities: {buffer.sampler!r} has no `priority`; see fbuf.parts.Sampler.")

@@ -72,25 +72,26 @@ def deliver(
         nowhere = jnp.int32(buffer.capacity)
         index = Index(jnp.where(mask, index.slot, nowhere), jnp.where(mask, index.ticket, jnp.uint32(0)))
         if buffer.storage.masks_expired:
-            data = _state._zero_masked(mask, data)
-    data, ragged = _state._split(buffer, state, data)
+            data = _state.zero_masked(mask, data)
+    data, ragged = buffer.storage.split(state.rows, data)
     if buffer.on_read is not None:
         data = transforms.read(buffer, data, mask, reading)
     sample = Sample(data, index, probability, weight, mask, ragged, drawn.last)
-    return sample, _state._count_up(state, **counts) if counts else state.counters
+    return sample, _state.count_up(state, **counts) if counts else state.counters
 
 
 def _sample_core(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
-    state, batch = _read_drawn(buffer, state, key, drawn, window)
+    state, batch = read_drawn(buffer, state, key, drawn, window)
     return state.replace(sampler=sampler), batch
 
 
-def _read_drawn(
+def read_drawn(
     buffer: BufferConfig, state: BufferState, key: jax.Array, drawn: Draw, window: Window, partly: bool = False
 ) -> tuple[BufferState, Sample]:
+    """Read the rows of a draw; return the state that orders the reads, and the batch. `partly`: as for `deliver`."""
     arrays, ok = jax.named_scope("read")(buffer.storage.read)(state.rows, window.reads)
     index = _state.index_of(buffer, state, drawn.slot)
     token, (arrays, ok, drawn, context, index) = order_after_reads(
@@ -112,11 +113,11 @@ def _sample_at_core(
     buffer: BufferConfig, state: BufferState, key: jax.Array, number: Any, index: Index, chance: Any
 ) -> tuple[BufferState, Sample]:
     """Return batch `number` of an epoch of anchors with probability `chance`; masked where they have closed since."""
-    mask = _state.drawable(state, index.slot, _state._classify_indices(buffer, state, index)[3])
+    mask = _state.drawable(state, index.slot, _state.classify_indices(buffer, state, index)[3])
     drawn = masked_draw(index.slot, chance, mask, buffer.geometry)
     key = jax.random.fold_in(key, number)
     window = window_of(buffer, state, key, drawn, _state.eligible_set(buffer, state))
-    return _read_drawn(buffer, state, key, drawn, window, partly=True)
+    return read_drawn(buffer, state, key, drawn, window, partly=True)
 
 
 def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
@@ -131,12 +132,12 @@ def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tup
     shaped = [a.reshape(slot.shape + a.shape[1:]) for a in arrays]
     data = structure.unflatten([zero_unless(mask, a) for a in shaped] if buffer.storage.masks_expired else shaped)
     index = Index(at, jnp.where(mask, index.ticket, jnp.uint32(0)))
-    data, ragged = _state._split(buffer, state, data)
+    data, ragged = buffer.storage.split(state.rows, data)
     return state, Rows(data, index, mask, ragged)
 
 
 def _get_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
-    fresh = _state._classify_indices(buffer, state, index)[3]
+    fresh = _state.classify_indices(buffer, state, index)[3]
     slot = jnp.where(fresh, index.slot, jnp.int32(buffer.capacity))
     return _rows_core(buffer, state, slot)
 
@@ -165,7 +166,7 @@ def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[Buffer
 
 def _window_index_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Index]:
     """Return the rows [B, T] of windows; an index without a window, made stale if its row is held, takes all of T."""
-    fresh = _state._classify_indices(buffer, state, index)[3]
+    fresh = _state.classify_indices(buffer, state, index)[3]
     open = _state.drawable(state, index.slot, fresh)
     key = jax.random.key(0)  # for views that choose at random; windows of consecutive rows do not depend on it
     window = buffer.view.window(

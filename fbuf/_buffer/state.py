@@ -382,7 +382,8 @@ def largest(stamp: Array | None, keep: Array | None) -> Array | None:
     return jnp.max(stamp if keep is None else jnp.where(keep, stamp, jnp.int32(least)), initial=least)
 
 
-def _count_up(state: BufferState, **counts: Array) -> Array:
+def count_up(state: BufferState, **counts: Array) -> Array:
+    """Return the counters of a state with some increased, by the names of `COUNTERS`."""
     counters = state.counters
     for name, number in counts.items():
         one = np.arange(len(COUNTERS)) == COUNTERS.index(name)
@@ -390,19 +391,14 @@ def _count_up(state: BufferState, **counts: Array) -> Array:
     return counters
 
 
-def _zero_masked(mask: Array, data: Any) -> Any:
+def zero_masked(mask: Array, data: Any) -> Any:
     """Return data with zeros where `mask` is False; without cost if it is True throughout."""
     return control_flow.cond(
         any_unbatched(~mask), lambda data: jax.tree.map(lambda x: zero_unless(mask, x), data), lambda data: data, data
     )
 
 
-def _split(buffer: BufferConfig, state: BufferState, data: Any) -> tuple[Any, Any]:
-    """Split data into the user's part and the tickets that `lazy` reads; None if rows are arrays only."""
-    return buffer.storage.split(state.rows, data)
-
-
-def _classify_indices(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[Array, Array, Array, Array]:
+def classify_indices(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[Array, Array, Array, Array]:
     """Return the token, and which indices are masked, in range, and fresh (their row is still there)."""
     capacity = jnp.int32(buffer.capacity)
     masked = (index.slot == capacity) & (index.ticket == jnp.uint32(0))

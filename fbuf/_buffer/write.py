@@ -99,7 +99,7 @@ def _extend_core(
         ring=ring,
         anchors=anchors,
         sampler=jax.named_scope("follow")(buffer.sampler.change)(state.sampler, change, geometry, token),
-        counters=_state._count_up(state, **counts) if counts else state.counters,
+        counters=_state.count_up(state, **counts) if counts else state.counters,
         token=token,
         scatter=scatter,
         transforms=transforms,
@@ -184,7 +184,7 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
 
     First the rows that the write overwrites are dropped, then more if needed: per lane at most twice the number of new rows.
     The oldest row that remains is never at position 0, where it would look like the first row of all (see
-    `_may_have_lost_rows`). With a Scattering writer new rows are refused instead.
+    `may_have_lost_rows`). With a Scattering writer new rows are refused instead.
     """
     geometry = buffer.geometry
     storage = buffer.storage
@@ -226,7 +226,7 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
         rows, token = storage.drop(rows, slot, token)
         sampler = buffer.sampler.change(state.sampler, change, geometry, token)
         ring = _slots.evict(state.ring, count)
-        counters = _state._count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
+        counters = _state.count_up(state, retired_rows=jnp.sum(gone, dtype=jnp.uint32))
         state = state.replace(rows=rows, ring=ring, anchors=anchors, sampler=sampler, counters=counters, token=token)
         return jnp.zeros_like(count), state
 
@@ -241,14 +241,14 @@ def _update_rows_core(
     capacity, axes = jnp.int32(buffer.capacity), index.slot.ndim
     index = _state.flat_index(index, mask, buffer.capacity)
     leaves = {name: leaf.reshape(index.slot.shape + leaf.shape[axes:]) for name, leaf in leaves.items()}
-    token, masked, inside, fresh = _state._classify_indices(buffer, state, index)
+    token, masked, inside, fresh = _state.classify_indices(buffer, state, index)
     if axes > 1:  # `window_index` read flags
         token, fresh = order_after_reads(token, fresh)
     wanted = jnp.where(fresh, index.slot, capacity)
     order = jnp.arange(wanted.shape[0], dtype=jnp.int32)
     slot = jnp.where(fresh & keep_last(wanted), wanted, capacity + order)
     rows, no_room = jax.named_scope("write")(buffer.storage.update)(state.rows, slot, leaves, token)
-    counters = _state._count_up(
+    counters = _state.count_up(
         state,
         refused_out_of_range=jnp.sum(~masked & ~inside, dtype=jnp.uint32),
         refused_stale=jnp.sum(inside & ~fresh, dtype=jnp.uint32),

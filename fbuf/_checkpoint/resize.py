@@ -109,7 +109,7 @@ def resize_state(call: str, reader: Buffer, target: Buffer, state: BufferState) 
     if reader.geometry == target.geometry:
         remap = identity_remap(state.ring, reader.geometry)
         return dataclasses.replace(state, rows=move_rows(call, reader, target, [(state, remap)]))
-    lost = np.asarray(convert._may_have_lost_rows(reader, state))
+    lost = np.asarray(convert.may_have_lost_rows(reader, state))
     size = np.asarray(state.ring.size)
     excess = np.maximum(size - target.geometry.length, 0)
     if excess.any():

@@ -70,7 +70,7 @@ def _text(name: str) -> str:
     return f"leaf '{name}'" if name else "the row"
 
 
-def _scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
+def scalar(call: str, name: str, value: Any, dtype: Any) -> Any:
     """Return a Python number in the dtype of its leaf, if the kind allows it."""
     kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
     want = _kind(dtype)
@@ -168,7 +168,7 @@ def check_rows(
     for name, leaf in leaves.items():
         want = spec[name]
         if isinstance(leaf, (bool, int, float)) and not leading and want.shape == ():
-            leaf = _scalar(call, name, leaf, want.dtype)
+            leaf = scalar(call, name, leaf, want.dtype)
         where = f"{call}: {_text(name)}"
         if isinstance(leaf, np.ndarray) and hasattr(leaf, "filled"):
             raise TypeError(f"{where} is a masked array; expected an array. Use its filled().")

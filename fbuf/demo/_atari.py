@@ -85,7 +85,7 @@ class VectorAtari:
                 raise ValueError(f"VectorAtari: {name} is {value}; expected >= 1. Pass {name}=1.")
         if not 0 <= seed < 2**31 - lanes:
             raise ValueError(f"VectorAtari: seed is {seed}; expected 0 <= seed < 2**31 - lanes. Pass seed=0.")
-        self.game = _known_name(game)
+        self.game = known_name(game)
         self.lanes = lanes
         self._seed = seed
         self._max_steps = max_steps
@@ -162,7 +162,7 @@ class VectorAtari:
         return obs, reward.astype(np.float32), terminated, truncated
 
 
-def _known_name(game: str) -> str:
+def known_name(game: str) -> str:
     """Return the emulator's name of a game: `"MsPacman"` -> `"ms_pacman"`. Raises ValueError without one."""
     from ale_py import roms
 

@@ -109,7 +109,7 @@ def _check_options(options: argparse.Namespace) -> str:
         raise CommandError(f"--seed is {options.seed}; expected 0 or more, below 2**31 - 8. Use --seed 0")
     _check_out(options.out)
     try:
-        return _atari._known_name(options.game)
+        return _atari.known_name(options.game)
     except ValueError as error:
         raise CommandError(str(error).replace("VectorAtari: game", "--game", 1)) from error
 

@@ -243,7 +243,7 @@ def _actor_class(ray: Any) -> type[Shard]:
             if not ray.get_gpu_ids() and "JAX_PLATFORMS" not in os.environ:
                 jax.config.update("jax_platforms", "cpu")
             if ray.get_runtime_context().was_current_actor_reconstructed:
-                _shard._ENDING = 180.0  # network file systems keep the lock of a lost machine for some time
+                _shard.ENDING = 180.0  # network file systems keep the lock of a lost machine for some time
             super().__init__(*args)
 
     for name, group in _METHODS.items():

@@ -37,11 +37,11 @@ from fbuf.ray._blocks import pack, padded, rounded, unpack
 from fbuf.ray._calls import Ledger, Receipt
 from fbuf.ray._draws import Facts
 
-_PATIENCE = 0.2  # seconds that a write waits for the limit before a save may run
+_PATIENCE = 0.1  # seconds that a write, or one learner of a group, waits for a limit while others wait
 _POLL = 0.01  # seconds
-_ENDING = 5.0  # seconds that a process that held the folder may take to end
+ENDING = 5.0
+"""Seconds that a process that held the folder may take to end."""
 _MOST_PLANS, _MOST_SHARES = 64, 8  # that wait for a learner of a group, which may have died; shares are drawn again
-_PATIENCE = 0.1  # seconds that one learner of a group waits for a limit, while the shares of the others wait
 _NO_WRITER = -1  # of a lane whose last rows were refused
 
 
@@ -358,7 +358,7 @@ def _locked(path: str) -> FileLock | None:
       BlockingIOError: another service uses it.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    until = time.monotonic() + _ENDING
+    until = time.monotonic() + ENDING
     while True:
         try:
             return lock_path(f"RayReplay: {path}", f"{path}.lock", "Close that service, or use another path.")

@@ -119,8 +119,8 @@ def sample_core(
         every = whole(sharded, own, eligible, drawn)
         drawn, number = of_whole(sharded, own, every, drawn, options.get("beta")), every.number
     window = read.window_of(buffer, own, key, drawn, eligible)
-    own, batch = read._read_drawn(buffer, own.replace(sampler=sampler), key, drawn, window, partly=True)
-    return _count_empty(sharded, own, number), sharded_batch(sharded, batch)
+    own, batch = read.read_drawn(buffer, own.replace(sampler=sampler), key, drawn, window, partly=True)
+    return count_empty(sharded, own, number), sharded_batch(sharded, batch)
 
 
 def _draw_remaining(
@@ -161,11 +161,11 @@ def _epoch_of_all(sharded: Any, sampler: Any, wanted: jax.Array) -> tuple[Any, j
     return dataclasses.replace(sampler, turn=turn), may_draw, lax.psum(number, sharded.axis).astype(jnp.float32)
 
 
-def _count_empty(sharded: Any, own: BufferState, number: jax.Array) -> BufferState:
+def count_empty(sharded: Any, own: BufferState, number: jax.Array) -> BufferState:
     """Count a draw from an empty buffer, on the first shard."""
     is_first = lax.axis_index(sharded.axis) == jnp.int32(0)
     is_empty = (number <= jnp.float32(0)) & is_first
-    return own.replace(counters=state_ops._count_up(own, empty_samples=is_empty))
+    return own.replace(counters=state_ops.count_up(own, empty_samples=is_empty))
 
 
 def sharded_batch(sharded: Any, batch: Sample) -> Sample:

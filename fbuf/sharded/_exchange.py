@@ -25,7 +25,7 @@ from fbuf._core.slots import expand
 from fbuf._members import quota
 from fbuf.samplers._base import masked_draw
 from fbuf.sharded import _blocks
-from fbuf.sharded._draw import _count_empty, own_key, sample_core, weigh, whole
+from fbuf.sharded._draw import count_empty, own_key, sample_core, weigh, whole
 
 SLACK = 1.25  # rows that a shard may send at once, by those it receives
 _COUNTS, _ORDER = 0x736E, 0x736F  # folded into the key
@@ -68,7 +68,7 @@ def sample_global_core(
         mask = drawn.mask[at] & (first + at < end[me] - start[me]) & (every.share[me] > jnp.float32(0))
         drawn = masked_draw(drawn.slot[at], drawn.probability[at] * every.share[me], mask, buffer.geometry)
         window = read.window_of(buffer, own, round_key, drawn, eligible)
-        own, batch = read._read_drawn(buffer, own, round_key, drawn, window, partly=True)
+        own, batch = read.read_drawn(buffer, own, round_key, drawn, window, partly=True)
         sent = (batch.data, batch.index, batch.probability, batch.mask)
         blocks = jax.tree.map(lambda leaf: leaf.reshape(shards, block, *leaf.shape[1:]), sent)
         received = _blocks.exchange(blocks, axis)
@@ -95,5 +95,5 @@ def sample_global_core(
     capacity = jnp.int32(buffer.capacity)
     shard = jnp.where(mask, owner, jnp.int32(shards))
     index = Index(jnp.where(mask, index.slot, capacity), index.ticket, shard=shard)
-    own = _count_empty(sharded, own.replace(counters=counters, token=token), every.number)
+    own = count_empty(sharded, own.replace(counters=counters, token=token), every.number)
     return own, Sample(data, index, chance, weight, mask)

@@ -31,7 +31,7 @@ def update_priority_core(
     error = td_error.astype(jnp.float32)
     slots = Index(index.slot, index.ticket)
     if mask is not None and eta is not None:
-        error, is_finite = priorities._window_error(error, mask, eta)
+        error, is_finite = priorities.window_error(error, mask, eta)
         error = jnp.where(is_finite, error, jnp.float32(jnp.nan))
     else:
         error, slots = error.reshape(-1), state_ops.flat_index(slots, mask, buffer.capacity)

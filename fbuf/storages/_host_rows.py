@@ -256,7 +256,7 @@ def _trial(geometry: Geometry, column: Column, slack: int, rows: np.ndarray) -> 
 def send(rows: SideRows, leaves: Leaves, keep: Array | None, token: Array) -> tuple[dict[str, Array], Array]:
     """Write host leaves to the store; return all leaves with their tickets, and bool[N, E], which rows are stored."""
     side = [leaves[n] for n in rows.layout.columns]
-    tickets = callbacks.write(rows.id, token, _after(rows), side, keep, raises=False)
+    tickets = callbacks.write(rows.id, token, last_write(rows), side, keep, raises=False)
     return {**leaves, TICKET: tickets}, jnp.any(tickets != jnp.uint32(0), axis=-1)
 
 
@@ -267,14 +267,14 @@ def write(rows: SideRows, slot: Array, leaves: Leaves, keep: Array | None, token
     if TICKET in leaves:
         tickets = leaves[TICKET]
     elif rows.layout.streams:
-        tickets = callbacks.write(rows.id, token, _after(rows), side, keep)
+        tickets = callbacks.write(rows.id, token, last_write(rows), side, keep)
     else:  # slots of dropped rows are out of range
-        tickets, last = callbacks.write_slots(rows.id, token, _after(rows), rows.ticket, rows.last, side, slot)
+        tickets, last = callbacks.write_slots(rows.id, token, last_write(rows), rows.ticket, rows.last, side, slot)
     device = {n: write_rows(a, slot, leaves[n], token) for n, a in rows.device.items()}
     return rows.replace(write_rows(rows.ticket, slot, tickets, token), device, last), None
 
 
-def _after(rows: SideRows) -> Array:
+def last_write(rows: SideRows) -> Array:
     """Return uint32[1, 2] of the ticket table, which depends on the previous write."""
     return lax.slice(rows.ticket, (0, 0), (1, 2))
 
@@ -303,7 +303,7 @@ def _patched(rows: SideRows, slot: Array, side: Mapping[int, Array], token: Arra
     """Return the rows after an update of distinct slots int32[B]; bool[B], rows that could not be written; and the token."""
     keep = (slot >= jnp.int32(0)) & (slot < jnp.int32(rows.ticket.shape[0]))
     token, (old,) = order_after_reads(token, (read_rows(rows.ticket, slot),))
-    new, lost = callbacks.patch(rows.id, token, _after(rows), old, keep, side)
+    new, lost = callbacks.patch(rows.id, token, last_write(rows), old, keep, side)
     return rows.replace(write_rows(rows.ticket, slot, new, token), rows.device), lost, token
 
 

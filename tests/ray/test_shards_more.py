@@ -37,7 +37,7 @@ def test_episodes_end_where_the_writer_changes_or_rows_are_lost(lanes):
 
 
 def test_the_counts_of_a_limit_are_saved_with_the_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("fbuf.ray._shard._ENDING", 0)
+    monkeypatch.setattr("fbuf.ray._shard.ENDING", 0)
     limit = fbuf.limits.samples_per_insert(2, min_size=8, rows=4, draws=8)
     options = {"path": tmp_path, "save_every": 2, "limit": limit}
     link, client = clients(fbuf.Buffer(64), ROW, **options)

@@ -87,7 +87,7 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
     values, _ = buffer.storage.read(state.rows, [Read(name, at) for name in buffer.ends])
     flags = ending(buffer, dict(zip(buffer.ends, values, strict=True)), held.shape)
     end = anchors.has(flags, anchors.END) & held
-    first = held[:1] & ~convert._may_have_lost_rows(buffer, state)[None, :]
+    first = held[:1] & ~convert.may_have_lost_rows(buffer, state)[None, :]
     start = jnp.concatenate([first, end[:-1] & held[1:]])
     return {"start": start, "end": end, "reset": jnp.zeros_like(end)}
 

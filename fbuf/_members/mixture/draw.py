@@ -22,7 +22,7 @@ from fbuf._algorithms import random
 from fbuf._algorithms.random import fresh_key
 from fbuf._buffer import read, transforms
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, _count_up, _zero_masked, anchor_count, eligible_set, index_of
+from fbuf._buffer.state import BufferState, anchor_count, count_up, eligible_set, index_of, zero_masked
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index, Sample
@@ -147,16 +147,16 @@ def sample(
     source = jnp.where(part.mask, part.source, jnp.int32(size))
     index = Index(part.slot, part.ticket, source)
     batch = Sample(part.data, index, probability, weight, part.mask)
-    return {name: own.pack() for name, own in _count_empty(mixture, states, there, of_shard).items()}, batch
+    return {name: own.pack() for name, own in count_empty(mixture, states, there, of_shard).items()}, batch
 
 
-def _count_empty(mixture: MixtureConfig, states: States, there: Array, of_shard: OfShard | None) -> States:
+def count_empty(mixture: MixtureConfig, states: States, there: Array, of_shard: OfShard | None) -> States:
     """Count a batch of which all buffers are empty: in the first buffer, on the first shard."""
     first, is_empty = mixture.names[0], ~jnp.any(there)
     if of_shard is not None:
         is_empty = is_empty & (lax.axis_index(of_shard.axis) == jnp.int32(0))
     own = states[first]
-    return {**states, first: own.replace(counters=_count_up(own, empty_samples=is_empty))}
+    return {**states, first: own.replace(counters=count_up(own, empty_samples=is_empty))}
 
 
 def _may_lack(mixture: MixtureConfig, sizes: tuple[int, ...]) -> bool:
@@ -307,7 +307,7 @@ def _weigh_shard(
     """
     own = of_shard.share[jnp.minimum(part.source, jnp.int32(len(mixture.members) - 1))]
     mask = part.mask & (own > jnp.float32(0))
-    part = part._replace(mask=mask, chance=part.chance * own, data=_zero_masked(mask, part.data))
+    part = part._replace(mask=mask, chance=part.chance * own, data=zero_masked(mask, part.data))
     probability, weight = weigh(
         part.source, part.chance, mask, share, of_shard.number, beta, mixture.target, normalize=None
     )

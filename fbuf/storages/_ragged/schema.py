@@ -79,7 +79,7 @@ def dense_value(call: str, name: str, value: Any, want: jax.ShapeDtypeStruct, ro
     where = "" if row is None else f" of row {row}"
     value = as_numpy(call, f"leaf '{name}'{where}", value)
     if isinstance(value, (bool, int, float)) and want.shape == ():
-        value = arguments._scalar(call, name, value, want.dtype)
+        value = arguments.scalar(call, name, value, want.dtype)
     elif not is_array(value):
         raise TypeError(
             f"{call}: leaf '{name}'{where} is {type(value).__name__}; expected {want.dtype}{list(want.shape)}, as the "

@@ -201,7 +201,7 @@ class Ragged(HostStorage):
         tickets = leaves.get(TICKET)
         if tickets is None:
             columns = [leaves[n] for n in rows.layout.columns if n != TICKET]
-            tickets = callbacks.write(rows.id, token, _host_rows._after(rows), columns, keep)
+            tickets = callbacks.write(rows.id, token, _host_rows.last_write(rows), columns, keep)
         device = {n: write_rows(a, slot, leaves[n], token) for n, a in rows.device.items()}
         return rows.replace(write_rows(rows.ticket, slot, tickets, token), device), None
 
