@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks, init, operations, prefetch, transforms, write
+from fbuf._buffer import checks, init, prefetch, priorities, read, transforms, write
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, raise_failed
 from fbuf._core.arguments import DrawOptions, Numbers
@@ -226,7 +226,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         if values is not None:
             leaves = write.store_values(self, state, leaves, values, shape, mask)
         leading = (not call.endswith("add")) + (self.lanes is not None)
-        return operations.extend(self, state, leaves, priority, mask, static=(shape, leading, slots))
+        return write.extend(self, state, leaves, priority, mask, static=(shape, leading, slots))
 
     def update_priority(
         self, state: BufferState, index: Index, td_error: Any, *, mask: Any = None, eta: Any = 0.9
@@ -272,7 +272,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
     ) -> tuple[BufferState, None]:
         """Return the state of `update_priority`, and None."""
         arguments = checks.check_errors("Buffer.update_priority", self, index, td_error, mask, eta)
-        return operations.update_priority(self, state, *arguments)
+        return priorities.update_priority(self, state, *arguments)
 
     def update_rows(self, state: BufferState, index: Index, fields: PyTree, *, mask: Any = None) -> BufferState:
         """Replace some leaves of existing rows. Stale indices are skipped and counted; the last of duplicates wins.
@@ -298,7 +298,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         call = "Buffer.update_rows"
         checks.check_writable(call, self)
-        after = operations.update_rows(self, state, *checks.check_update(call, self, state, index, fields, mask))[0]
+        after = write.update_rows(self, state, *checks.check_update(call, self, state, index, fields, mask))[0]
         raise_failed(after, self.storage)
         return after
 
@@ -332,7 +332,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         checks.check_writable("Buffer.cut", self)
         checks.check_state("Buffer.cut", self, state)
-        return operations.cut(self, state, checks.check_lanes("Buffer.cut", self, lanes))[0]
+        return write.cut(self, state, checks.check_lanes("Buffer.cut", self, lanes))[0]
 
     def clear(self, state: BufferState) -> BufferState:
         """Drop every row. Annealed numbers are kept, and every index becomes stale. Cost: O(C).
@@ -346,7 +346,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         checks.check_writable("Buffer.clear", self)
         checks.check_state("Buffer.clear", self, state)
-        return operations.clear(self, state)[0]
+        return write.clear(self, state)[0]
 
     def set(self, state: BufferState, **numbers: Unpack[Numbers]) -> BufferState:
         """Replace numbers of the sampler (`alpha`, `beta`, `eps`, ...), `set(state, alpha=0.5)`, without compiling again.
@@ -364,7 +364,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         checks.check_state("Buffer.set", self, state)
         checked = checks.check_numbers("Buffer.set", self.sampler, self.sampler.numbers, numbers)
-        return operations.set_numbers(self, state, checked)[0]
+        return write.set_numbers(self, state, checked)[0]
 
     def rebuild(self, state: BufferState) -> BufferState:
         """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`. Priorities are kept.
@@ -383,7 +383,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         checks.check_state("Buffer.rebuild", self, state)
         checks.check_rebuilds("Buffer.rebuild", self.sampler)
-        return operations.rebuild(self, state)[0]
+        return write.rebuild(self, state)[0]
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -428,7 +428,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         checks.check_state(call, self, state)
         size, given = checks.check_draw(call, "sample(state, key, batch_size)", self, key, batch_size, options)
         if not self.prefetch:
-            return operations.sample(self, state, key, given, static=(size,))
+            return read.sample(self, state, key, given, static=(size,))
         if size != self.batch_size:
             raise ValueError(
                 f"{call}: batch_size is {size}, but the state holds a batch of {self.batch_size} drawn ahead. Leave it out, or "
@@ -460,7 +460,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """Return the batch of `peek`, and a state whose counters include its masked rows."""
         checks.check_state("Buffer.peek", self, state)
         size, given = checks.check_draw("Buffer.peek", "peek(state, key, batch_size)", self, key, batch_size, options)
-        state, batch = operations.sample(self, state, key, given, static=(size,))
+        state, batch = read.sample(self, state, key, given, static=(size,))
         return state, self._exact("Buffer.peek", state, batch)
 
     def _exact(self, call: str, state: BufferState, batch: Any) -> Any:
@@ -487,9 +487,9 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         checks.check_state("Buffer.get", self, state)
         if isinstance(index, Index):
             checks.check_is_index("Buffer.get", index)
-            rows = operations.get(self, state, index)[1]
+            rows = read.get(self, state, index)[1]
         else:
-            rows = operations.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]
+            rows = read.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]
         return self._exact("Buffer.get", state, rows)
 
     def window_index(self, state: BufferState, index: Index) -> Index:
@@ -521,7 +521,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         call = "Buffer.window_index"
         checks.check_state(call, self, state)
         checks.check_windows(call, self.view)
-        return operations.window_index(self, state, checks.check_index(call, index))[1]
+        return read.window_index(self, state, checks.check_index(call, index))[1]
 
     def priorities(self, state: BufferState, index: Index | None = None) -> jax.Array:
         """Return priorities |p| as `update_priority` and `extend(..., priority=...)` set them, not the sampler's leaves.
@@ -555,7 +555,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         checks.check_prioritized(call, self.sampler)
         if index is not None:
             checks.check_is_index(call, index)
-        return operations.read_priorities(self, state, index)[1]
+        return priorities.read_priorities(self, state, index)[1]
 
     def rows(self, state: BufferState) -> Rows:
         """Return every row, oldest first: leaves `[C, ...]`, with lanes `[C / E, E, ...]`; `mask` is False past the newest.
@@ -571,7 +571,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           [0, 1, 2, 3, 4]
         """
         checks.check_state("Buffer.rows", self, state)
-        return self._exact("Buffer.rows", state, operations.all_rows(self, state)[1])
+        return self._exact("Buffer.rows", state, read.all_rows(self, state)[1])
 
     def last(self, state: BufferState, n: int) -> Rows:
         """Return the newest `n` rows (of each lane), newest last: leaves `[n, ...]`, with lanes `[n, E, ...]`.
@@ -587,7 +587,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         checks.check_state("Buffer.last", self, state)
         n = checks.check_last("Buffer.last", self, n)
-        return self._exact("Buffer.last", state, operations.last(self, state, static=(n,))[1])
+        return self._exact("Buffer.last", state, read.last(self, state, static=(n,))[1])
 
     def can_sample(self, state: BufferState) -> jax.Array:
         """Return bool[], whether there is an anchor to draw.
@@ -600,7 +600,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           (True, False)
         """
         checks.check_state("Buffer.can_sample", self, state)
-        return operations.can_sample(self, state)[1]
+        return read.can_sample(self, state)[1]
 
     def can_add(self, state: BufferState, n: Any = 1) -> jax.Array:
         """Return bool[]: whether `n` more rows in each lane can be stored without overwriting one that was not drawn yet.
@@ -624,7 +624,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           ([0, 1, 2, 3], True)
         """
         checks.check_state("Buffer.can_add", self, state)
-        return operations.can_add(self, state, checks.check_rows_count("Buffer.can_add", n))[1]
+        return read.can_add(self, state, checks.check_rows_count("Buffer.can_add", n))[1]
 
     def __len__(self) -> NoReturn:
         raise TypeError("len(buffer): the rows are in the state. Write buffer.size(state), or buffer.capacity.")
@@ -643,7 +643,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           5
         """
         checks.check_state("Buffer.size", self, state)
-        return operations.size(self, state)[1]
+        return read.size(self, state)[1]
 
     def stats(self, state: BufferState) -> dict[str, jax.Array]:
         """Return scalars to log: sizes, statistics of the sampler, and counts of everything refused, by reason.
@@ -664,7 +664,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         from fbuf._buffer.summary import unlearnt
 
         checks.check_state("Buffer.stats", self, state)
-        return operations.stats(self, state)[1] | unlearnt(self, state)
+        return read.stats(self, state)[1] | unlearnt(self, state)
 
     def summary(self, state: BufferState, *, compare: int | None = 1 << 14) -> Summary:
         """Summarise the contents: ages, priorities, effective size, episodes, duplicates, bytes by leaf. Eager.
@@ -772,7 +772,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         checks.check_same_rows(call, self, other)
         checks.check_fields(call, other, spec)
         sampler = init_host_sampler(other, call)
-        convert = _convert.index_rows if self.writer.read_only else operations.convert
+        convert = _convert.index_rows if self.writer.read_only else _convert.convert
         anchors, sampler = convert(self, state, sampler, static=(other,))[1]
         if other.on_read != self.on_read:
             state = transforms.fit_transforms(other, state, since=self)

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._buffer import state as _state
-from fbuf._buffer.state import BufferConfig, BufferState
+from fbuf._buffer.state import BufferConfig, BufferState, operation
 from fbuf._core import control_flow
 from fbuf._core import slots as _slots
-from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import tree_bytes
 from fbuf._core.slots import Ring
 from fbuf._indexing import anchors as _anchors
@@ -27,7 +26,8 @@ BLOCK = 1 << 16
 """Rows per block."""
 
 
-def _index_rows_core(
+@operation
+def index_rows(
     buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """Return anchors and sampler state for all rows of a data set; `sampler` is from `init_host_sampler(other)`."""
@@ -67,9 +67,6 @@ def _index_rows_core(
     return state, (anchors, sampler)
 
 
-index_rows = Operation(_state.on_open(_index_rows_core))
-
-
 def with_existing_rows(buffer: BufferConfig, call: str, state: BufferState) -> BufferState:
     """Return the state of a data set with the anchors of its rows."""
     fresh = _state.init_host_sampler(buffer, call)
@@ -83,7 +80,8 @@ def _names(other: BufferConfig) -> tuple[str, ...]:
     return tuple(name for name in (*names, other.sampler.stamp) if name is not None)
 
 
-def _convert_core(
+@operation
+def convert(
     buffer: BufferConfig, state: BufferState, sampler: Any, other: BufferConfig
 ) -> tuple[BufferState, tuple[_anchors.Anchors | None, Any]]:
     """Return anchors and sampler state of `other` for the rows held; `sampler` is from `init_host_sampler(other)`.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import operations
+from fbuf._buffer import convert
 from fbuf._buffer.state import BufferConfig, BufferState, empty_state
 from fbuf._core.slots import Ring, lengthened
 from fbuf._interfaces.storage import Storage
@@ -55,7 +55,7 @@ def _grow_rows(call: str, buffer: B, storage: Storage, state: BufferState, capac
     anchors = jax.tree.map(lengthened, state.anchors, fresh.anchors)
     if buffer.sampler.by_episode:  # numbers episodes by the length of a lane
         grown = fresh.replace(rows=rows, ring=ring, anchors=anchors)
-        anchors, sampler = operations.convert(other, grown, None, static=(other,))[1]
+        anchors, sampler = convert.convert(other, grown, None, static=(other,))[1]
     else:
         sampler = buffer.sampler.grown(state.sampler, fresh.sampler, other.geometry, buffer.capacity)
     return other, state.replace(rows=rows, ring=ring, anchors=anchors, sampler=sampler)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks, convert, operations, prefetch, transforms
+from fbuf._buffer import checks, convert, prefetch, read, transforms
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, open_host_state
 from fbuf._core import arguments
 from fbuf._core.pytree import PyTree, Spec, named_leaves, spec_of, tree_bytes
@@ -105,7 +105,7 @@ def resume(buffer: BufferConfig, example: PyTree, verify: str) -> BufferState:
         flags = jnp.where(cuts, jnp.uint8(CUT), jnp.uint8(0))
         state = dataclasses.replace(state, anchors=dataclasses.replace(state.anchors, flags=flags))
     sampler = init_host_sampler(buffer, call)
-    anchors, sampler = operations.convert(buffer, state, sampler, static=(buffer,))[1]
+    anchors, sampler = convert.convert(buffer, state, sampler, static=(buffer,))[1]
     state = dataclasses.replace(state, anchors=anchors, sampler=sampler)
     return validate_transforms(buffer, transforms.fit_transforms(buffer, state))
 
@@ -122,6 +122,6 @@ def checked_spec(buffer: BufferConfig, call: str, example: PyTree) -> Spec:
 def validate_transforms(buffer: BufferConfig, state: BufferState) -> BufferState:
     """Return the state after a batch passed through `on_read`, as shapes, so that errors are raised now."""
     if buffer.on_read is not None:
-        sample = functools.partial(operations.sample.core, buffer, options={}, batch_size=buffer.batch_size or 2)
+        sample = functools.partial(read.sample.inline, buffer, options={}, batch_size=buffer.batch_size or 2)
         jax.eval_shape(sample, state, jax.eval_shape(lambda: jax.random.key(0)))
     return state

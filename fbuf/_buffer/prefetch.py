@@ -20,9 +20,9 @@ from fbuf._algorithms.random import fresh_key
 from fbuf._buffer import read as _read
 from fbuf._buffer import state as _state
 from fbuf._buffer import transforms
-from fbuf._buffer.state import Ahead, BufferConfig, BufferState, ReadNames, generation_of, index_of, on_open
+from fbuf._buffer.state import Ahead, BufferConfig, BufferState, ReadNames, generation_of, index_of, operation
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.dispatch import Operation, update_if
+from fbuf._core.dispatch import update_if
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Sample
 from fbuf._interfaces.storage import Read
@@ -75,9 +75,11 @@ def _prefetch_batch(
     return sampler, token, Ahead(batch, names, context, held, stale, reading)
 
 
-def _sample_core(
+@operation
+def sample(
     buffer: BufferConfig, state: BufferState, key: Array, options: dict[str, Array]
 ) -> tuple[BufferState, Sample]:
+    """Return the batch drawn by the call before, and draw the next."""
     state = _drawn_now(buffer, state, jax.random.fold_in(key, _IMMEDIATE_FOLD), options)
     ahead = state.ahead
     assert ahead is not None
@@ -125,6 +127,3 @@ def _where_of_all(axis_size: int, in_batched: Any, wanted: Array, new: T, old: T
     axes = jax.tree.map(lambda batched: 0 if batched else None, in_batched)
     chosen = jax.vmap(choose, axes, axis_size=axis_size)(wanted, new, old)
     return chosen, jax.tree.map(lambda _: True, chosen)
-
-
-sample = Operation(on_open(_sample_core))

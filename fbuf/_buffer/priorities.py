@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fbuf._buffer import state as _state
-from fbuf._buffer.state import BufferConfig, BufferState
+from fbuf._buffer.state import BufferConfig, BufferState, operation
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index
 
@@ -59,15 +59,18 @@ def accept(
     return state.replace(counters=counters, token=token), slot, error
 
 
-def _update_priority_core(
+@operation
+def update_priority(
     buffer: BufferConfig, state: BufferState, index: Index, td_error: Array, mask: Array | None, eta: Array | None
 ) -> tuple[BufferState, None]:
+    """Set the priorities of rows, or windows, from TD errors."""
     state, slot, error = accept(buffer, state, index, td_error, mask, eta)
     sampler = jax.named_scope("update")(buffer.sampler.update)(state.sampler, slot, error, buffer.geometry, state.token)
     return state.replace(sampler=sampler), None
 
 
-def _priorities_core(buffer: BufferConfig, state: BufferState, index: Index | None) -> tuple[BufferState, Array]:
+@operation
+def read_priorities(buffer: BufferConfig, state: BufferState, index: Index | None) -> tuple[BufferState, Array]:
     """Return |p| of rows, NaN where they are no anchors; None: of all rows, in the order and shape of `rows`."""
     if index is None:
         slot, held = _state.arrival_order(buffer, state)

@@ -1,4 +1,4 @@
-"""Pure cores of the methods that read: `(buffer, state, ...) -> (state, result)`."""
+"""Cores of the methods that read: `(buffer, state, ...) -> (state, result)`, pure functions of an opened state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fbuf._buffer import state as _state
 from fbuf._buffer import transforms
-from fbuf._buffer.state import COUNTERS, BufferConfig, BufferState
+from fbuf._buffer.state import COUNTERS, BufferConfig, BufferState, operation
 from fbuf._core import slots
 from fbuf._core.control_flow import order_after_reads
 from fbuf._core.sample import Index, Rows, Sample
@@ -80,9 +80,11 @@ def deliver(
     return sample, _state.count_up(state, **counts) if counts else state.counters
 
 
-def _sample_core(
+@operation
+def sample(
     buffer: BufferConfig, state: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
+    """Draw a batch of `batch_size`."""
     sampler, drawn, window = draw(buffer, state, key, options, batch_size)
     state, batch = read_drawn(buffer, state, key, drawn, window)
     return state.replace(sampler=sampler), batch
@@ -103,13 +105,15 @@ def read_drawn(
     return state.replace(token=token, counters=counters), batch
 
 
-def _all_anchors_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[Index, jax.Array]]:
+@operation
+def all_anchors(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[Index, jax.Array]]:
     """Return the index of every slot in order of arrival, [C], and which of them hold an anchor."""
     slot, held = (x.reshape(-1) for x in _state.arrival_order(buffer, state))
     return state, (_state.index_of(buffer, state, slot), _state.drawable(state, slot, held))
 
 
-def _sample_at_core(
+@operation
+def sample_at(
     buffer: BufferConfig, state: BufferState, key: jax.Array, number: Any, index: Index, chance: Any
 ) -> tuple[BufferState, Sample]:
     """Return batch `number` of an epoch of anchors with probability `chance`; masked where they have closed since."""
@@ -120,7 +124,9 @@ def _sample_at_core(
     return read_drawn(buffer, state, key, drawn, window, partly=True)
 
 
-def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
+@operation
+def rows_at(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tuple[BufferState, Rows]:
+    """Return the rows in slots int32[...], masked where there is none."""
     index = _state.index_of(buffer, state, slot)
     mask = index.ticket != jnp.uint32(0)
     at = jnp.where(mask, slot, jnp.int32(buffer.capacity))
@@ -136,10 +142,12 @@ def _rows_core(buffer: BufferConfig, state: BufferState, slot: jax.Array) -> tup
     return state, Rows(data, index, mask, ragged)
 
 
-def _get_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
+@operation
+def get(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Rows]:
+    """Return rows by index, masked where it is stale."""
     fresh = _state.classify_indices(buffer, state, index)[3]
     slot = jnp.where(fresh, index.slot, jnp.int32(buffer.capacity))
-    return _rows_core(buffer, state, slot)
+    return rows_at.core(buffer, state, slot)
 
 
 def _existing_rows(
@@ -147,14 +155,18 @@ def _existing_rows(
 ) -> tuple[BufferState, Rows]:
     """Return the rows in slots int32[A, E] where `held`."""
     slot = jnp.where(held, slot, jnp.int32(buffer.capacity))
-    return _rows_core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
+    return rows_at.core(buffer, state, slot[:, 0] if buffer.lanes is None else slot)
 
 
-def _all_rows_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, Rows]:
+@operation
+def all_rows(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, Rows]:
+    """Return every row, oldest first."""
     return _existing_rows(buffer, state, *_state.arrival_order(buffer, state))
 
 
-def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[BufferState, Rows]:
+@operation
+def last(buffer: BufferConfig, state: BufferState, n: int) -> tuple[BufferState, Rows]:
+    """Return the newest `n` rows of each lane, newest last."""
     lanes = buffer.geometry.lanes
     if state.scatter is None:
         age = (state.ring.size - jnp.int32(n))[None, :] + jnp.arange(n, dtype=jnp.int32)[:, None]
@@ -164,7 +176,8 @@ def _last_core(buffer: BufferConfig, state: BufferState, n: int) -> tuple[Buffer
     return _existing_rows(buffer, state, slot.reshape(n, lanes), rank.reshape(n, lanes) >= jnp.int32(0))
 
 
-def _window_index_core(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Index]:
+@operation
+def window_index(buffer: BufferConfig, state: BufferState, index: Index) -> tuple[BufferState, Index]:
     """Return the rows [B, T] of windows; an index without a window, made stale if its row is held, takes all of T."""
     fresh = _state.classify_indices(buffer, state, index)[3]
     open = _state.drawable(state, index.slot, fresh)
@@ -177,21 +190,29 @@ def _window_index_core(buffer: BufferConfig, state: BufferState, index: Index) -
     return state, jax.tree.map(lambda row, anchor: jnp.where(open[:, None], row, anchor[:, None]), rows, gone)
 
 
-def _size_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
+@operation
+def size(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
+    """Return int32[], the rows held."""
     return state, jnp.sum(state.ring.size, dtype=jnp.int32)
 
 
-def _can_sample_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
+@operation
+def can_sample(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, jax.Array]:
+    """Return bool[], whether there is an anchor to draw."""
     anchors = jnp.sum(_state.anchor_count(state), dtype=jnp.int32)
     return state, buffer.sampler.available(state.sampler, anchors) > jnp.int32(0)
 
 
-def _can_add_core(buffer: BufferConfig, state: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
+@operation
+def can_add(buffer: BufferConfig, state: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
+    """Return bool[], whether a queue has room for so many more rows in each lane."""
     free = _state.room_left(buffer, state)
     return state, jnp.ones((), bool) if free is None else jnp.all(number <= free)
 
 
-def _stats_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+@operation
+def stats(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+    """Return scalars to log."""
     size = jnp.sum(state.ring.size, dtype=jnp.int32)
     counts = {"size": size, "drawable": jnp.sum(_state.anchor_count(state), dtype=jnp.int32)}
     counts["is_full"] = size == jnp.int32(buffer.capacity)

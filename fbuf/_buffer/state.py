@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from fbuf import writers
 from fbuf._core import control_flow, slots, text_table
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import any_unbatched, order_after_reads
+from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index, Sample
@@ -35,6 +36,9 @@ from fbuf._interfaces.writer import Scattering, Streaming, Writer
 from fbuf.samplers import Uniform
 from fbuf.storages import Device
 from fbuf.views import Row
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +261,11 @@ def on_open(core: Callable[..., tuple[BufferState, Any]]) -> Callable[..., tuple
         return after.pack(), result
 
     return on_packed
+
+
+def operation(core: Callable[P, R]) -> Operation[P, R]:
+    """Make the core of a method, a function of an opened state, the method's one jitted dispatch."""
+    return Operation(core, on_open)
 
 
 def raise_failed(state: BufferState, storage: Any) -> None:

@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fbuf._buffer.state import BufferConfig, BufferState, Transforms, generation_of, on_open
+from fbuf._buffer.state import BufferConfig, BufferState, Transforms, generation_of, operation
 from fbuf._core import control_flow
 from fbuf._core.component import state
-from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree, item_bytes, named_leaves
 from fbuf._core.row_format import RowFormat
 from fbuf._core.slots import zero_unless
@@ -126,7 +125,8 @@ BLOCK_BYTES = 1 << 24
 """Bytes of rows that `fit_transforms` reads at once."""
 
 
-def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tuple[BufferState, dict[str, Any]]:
+@operation
+def _observe(buffer: BufferConfig, state: BufferState, stages: Chain) -> tuple[BufferState, dict[str, Any]]:
     """Return the memory of `stages` after all rows held."""
     spec, _ = buffer.storage.spec(state.rows)
     names = stages.watches(spec)
@@ -145,18 +145,13 @@ def _observe_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tu
     return state, control_flow.fori_loop(0, -(-capacity // block), more, stages.init(spec))
 
 
-_observe = Operation(on_open(_observe_core))
-
-
-def refit_core(buffer: BufferConfig, state: BufferState, stages: Chain) -> tuple[BufferState, None]:
+@operation
+def refit(buffer: BufferConfig, state: BufferState, stages: Chain) -> tuple[BufferState, None]:
     """Replace the memory of `stages` of `on_read` by that for the rows held; in a sharded buffer, for those of all shards."""
     known = state.transforms
     assert known is not None
-    read = known.read | _observe_core(buffer, state, stages)[1]
+    read = known.read | _observe.core(buffer, state, stages)[1]
     return state.replace(transforms=dataclasses.replace(known, read=read)), None
-
-
-refit = Operation(on_open(refit_core))
 
 
 def fit_transforms(buffer: BufferConfig, state: BufferState, *, since: BufferConfig | None = None) -> BufferState:

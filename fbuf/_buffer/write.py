@@ -1,4 +1,7 @@
-"""Pure cores of the methods that change rows: `(buffer, state, ...) -> (state, result)`. NaN and infinity are no priorities."""
+"""Cores of the methods that change rows: `(buffer, state, ...) -> (state, result)`, pure functions of an opened state.
+
+NaN and infinity are not priorities.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 from fbuf._algorithms.sum_tree import keep_last
 from fbuf._buffer import state as _state
 from fbuf._buffer import transforms as _transforms
-from fbuf._buffer.state import BufferConfig, BufferState
+from fbuf._buffer.state import BufferConfig, BufferState, operation
 from fbuf._core import control_flow
 from fbuf._core import slots as _slots
 from fbuf._core.control_flow import any_unbatched, order_after_reads
@@ -23,7 +26,8 @@ from fbuf._indexing import scatter as _scatter
 from fbuf._interfaces.sampler import EligibilityUpdate
 
 
-def _extend_core(
+@operation
+def extend(
     buffer: BufferConfig,
     state: BufferState,
     leaves: dict[str, jax.Array],
@@ -109,7 +113,7 @@ def _extend_core(
         after, _ = update_if(
             jnp.any(lost), lambda _, after, lost: (_cut_anchors(buffer, after, lost), lost), after, lost
         )
-    return (after, slot if slots else None) if refused is None else _cut_core(buffer, after, refused > jnp.int32(0))
+    return (after, slot if slots else None) if refused is None else cut.core(buffer, after, refused > jnp.int32(0))
 
 
 def _send(
@@ -235,9 +239,11 @@ def _make_room(buffer: BufferConfig, state: BufferState, shape: tuple[int, int],
     return control_flow.while_loop(lambda carry: any_unbatched(carry[0] > jnp.int32(0)), some, start)[1]
 
 
-def _update_rows_core(
+@operation
+def update_rows(
     buffer: BufferConfig, state: BufferState, index: Index, leaves: dict[str, jax.Array], mask: jax.Array | None
 ) -> tuple[BufferState, None]:
+    """Replace leaves of rows, except of stale ones; the last of duplicates wins."""
     capacity, axes = jnp.int32(buffer.capacity), index.slot.ndim
     index = _state.flat_index(index, mask, buffer.capacity)
     leaves = {name: leaf.reshape(index.slot.shape + leaf.shape[axes:]) for name, leaf in leaves.items()}
@@ -257,7 +263,8 @@ def _update_rows_core(
     return state.replace(rows=rows, counters=counters, token=token), None
 
 
-def _cut_core(buffer: BufferConfig, state: BufferState, lanes: jax.Array | None) -> tuple[BufferState, None]:
+@operation
+def cut(buffer: BufferConfig, state: BufferState, lanes: jax.Array | None) -> tuple[BufferState, None]:
     """Cut the lanes bool[E] or bool[]; None: all."""
     before, geometry = state.anchors, buffer.geometry
     if before is None:
@@ -285,7 +292,9 @@ def _cut_anchors(buffer: BufferConfig, state: BufferState, lanes: jax.Array) -> 
     return state.replace(anchors=anchors, sampler=sampler, token=token)
 
 
-def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
+@operation
+def clear(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
+    """Drop every row."""
     geometry = buffer.geometry
     spec = buffer.storage.spec(state.rows)[0]
     anchors = None if state.anchors is None else _anchors.init(geometry, buffer.rule, buffer.sampler, spec)
@@ -308,10 +317,14 @@ def _clear_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, 
     )
 
 
-def _set_core(buffer: BufferConfig, state: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
+@operation
+def set_numbers(buffer: BufferConfig, state: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
+    """Replace numbers of the sampler."""
     return dataclasses.replace(state, sampler=buffer.sampler.set(state.sampler, **numbers)), None
 
 
-def _rebuild_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
+@operation
+def rebuild(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, None]:
+    """Apply the sampler's current numbers to all rows."""
     sampler: Any = buffer.sampler  # `rebuild` is optional
     return dataclasses.replace(state, sampler=sampler.rebuild(state.sampler, buffer.geometry, state.token)), None

@@ -19,7 +19,7 @@ import numpy as np
 
 from fbuf._algorithms import slot_pool
 from fbuf._algorithms.slot_pool import SlotPool
-from fbuf._buffer import operations
+from fbuf._buffer import convert
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, given_of
@@ -88,7 +88,7 @@ def reshard(call: str, reader: Buffer, parts: Sequence[BufferState], target: Buf
     state: BufferState = made.replace(ring=ring, counters=jnp.asarray(counters)).pack()
     if reader.lanes is None and target.sampler.by_arrival:
         numbers = {name: getattr(state.sampler, name) for name in target.sampler.numbers}
-        sampler = operations.convert(target, state, None, static=(target,))[1][1]
+        sampler = convert.convert(target, state, None, static=(target,))[1][1]
         state = dataclasses.replace(state, sampler=target.sampler.set(sampler, **numbers))
     return state
 

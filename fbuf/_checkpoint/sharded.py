@@ -77,7 +77,7 @@ def restore(
         with _split.making_arrays_for(devices[0]):
             states[number] = sources.state(number, target.shards)
     joined = _split.join(target, states)
-    return target, _sharded._refit(target, joined, static=(new,))[0] if new.remembers else joined
+    return target, _sharded.refit(target, joined, static=(new,))[0] if new.remembers else joined
 
 
 def parts(saved: Any) -> list[Any]:

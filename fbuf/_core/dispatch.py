@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from fbuf._core import control_flow
 from fbuf._core.component import STATES, with_fields
 from fbuf._core.control_flow import any_unbatched
 
+P = ParamSpec("P")
+R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -68,17 +70,28 @@ def with_changes(before: S, changes: Changes) -> S:
     return with_fields(before, whole) if whole else before
 
 
-class Operation:
-    """A function `(buffer, state, *args, static) -> (state, result)` as one jitted dispatch; `scope` names it in profiles."""
+class Operation(Generic[P, R]):
+    """A function `(buffer, state, *args, *static) -> (state, result)` as one jitted dispatch.
 
-    def __init__(self, core: Callable[..., tuple[Any, Any]], *, scope: bool = True):
-        name = core.__name__.strip("_").removesuffix("_core").removeprefix("checked_")
-        self.core = jax.named_scope(f"fbuf.{name}")(core) if scope else core
+    Attributes:
+      core: The function, for other functions of this kind.
+      inline: The same with a scope in profiles, and of the state that a call takes.
+
+    Args:
+      of_call: Makes `core` a function of that state.
+    """
+
+    def __init__(self, core: Callable[P, R], of_call: Callable[[Any], Any] = lambda core: core, *, scope: bool = True):
+        self.core = core
+        name = core.__name__.removeprefix("checked_")
+        self.inline: Callable[..., tuple[Any, Any]] = of_call(core)
+        if scope:
+            self.inline = jax.named_scope(f"fbuf.{name}")(self.inline)
 
         def changes(buffer: Any, static: tuple[Any, ...], state: Any, args: tuple[Any, ...]) -> Any:
             buffer.check_state(state)
             with control_flow.varying_as(state, args):
-                new, result = self.core(buffer, state, *args, *static)
+                new, result = self.inline(buffer, state, *args, *static)
             return changes_of(state, new), result
 
         changes.__name__ = f"fbuf_{name}"  # the name of an eager call in profiles

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import operations
+from fbuf._buffer import read as _read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.packed_leaf import is_packed
@@ -184,7 +184,7 @@ def read(
     fields = [part.view(dtype) for part, dtype in zip(drawn, _DTYPES, strict=False)]
     if leaves is None:  # the program rounds otherwise
         key, index = jax.random.key(0, impl=impl), Index(*fields[:2])
-        batch = operations.sample_at(buffer, state, key, 0, index, 1.0)[1]
+        batch = _read.sample_at(buffer, state, key, 0, index, 1.0)[1]
         leaves = [np.array(leaf) for leaf in jax.tree.leaves(batch.data)]
     elif not full:
         for leaf in leaves:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import operations
+from fbuf._buffer import read
 from fbuf._buffer.checks import check_eta
 from fbuf._buffer.summary import Summary
 from fbuf._core.arguments import Numbers, check_bool
@@ -217,7 +217,7 @@ class ReplayRows(LockedState):
     @locked
     def _anchors(self) -> Index:
         """Return the index of every anchor, in order of arrival, as NumPy arrays."""
-        index, mask = jax.device_get(operations.all_anchors(self.buffer, self._state)[1])
+        index, mask = jax.device_get(read.all_anchors(self.buffer, self._state)[1])
         return Index(index.slot[mask], index.ticket[mask])
 
     @locked
@@ -229,7 +229,7 @@ class ReplayRows(LockedState):
     @locked
     def _read_epoch(self, key: jax.Array, number: int, index: Index, chance: float) -> Sample:
         with DeferInterrupts():  # an interrupt inside a callback would become another error
-            self._state, batch = operations.sample_at(self.buffer, self._state, key, number, index, chance)
+            self._state, batch = read.sample_at(self.buffer, self._state, key, number, index, chance)
         return self._exact("Replay.epoch", batch)
 
     @locked

@@ -109,7 +109,7 @@ def sample_core(
     buffer, shards = sharded.shard, sharded.shards
     key, size = own_key(sharded, key), batch_size // shards
     if shards == 1:
-        own, batch = read._sample_core(buffer, own, key, options, size)
+        own, batch = read.sample.core(buffer, own, key, options, size)
         return own, sharded_batch(sharded, batch)
     eligible = state_ops.eligible_set(buffer, own)
     if buffer.sampler.covers:

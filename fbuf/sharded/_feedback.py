@@ -37,12 +37,12 @@ def update_priority_core(
         error, slots = error.reshape(-1), state_ops.flat_index(slots, mask, buffer.capacity)
     shard, slots, is_masked = homes(sharded, index.shard.reshape(-1), slots)
     if shards == 1:
-        return priorities._update_priority_core(buffer, own, slots, error, None, None)
+        return priorities.update_priority.core(buffer, own, slots, error, None, None)
     if sharded.draw == "global":
         return _send(sharded, own, shard, slots, error), None
     is_home = shard == me
     here = Index(jnp.where(is_home, slots.slot, nowhere), jnp.where(is_home, slots.ticket, jnp.uint32(0)))
-    after = priorities._update_priority_core(buffer, own, here, error, None, None)[0]
+    after = priorities.update_priority.core(buffer, own, here, error, None, None)[0]
     elsewhere = jnp.any(~is_home & ~is_masked).astype(jnp.float32)
     elsewhere, largest = lax.pmax(jnp.stack([elsewhere, _largest(sharded, after)]), sharded.axis)
     some = elsewhere > jnp.float32(0)
@@ -90,7 +90,7 @@ def _send(sharded: Any, own: BufferState, shard: jax.Array, index: Index, error:
         index = Index(jnp.where(there, row[:, 1], nowhere), jnp.where(there, ticket, jnp.uint32(0)))
         error = jnp.where(there, error, jnp.float32(0))
         state = dataclasses.replace(own, sampler=sampler, header=header)
-        state = priorities._update_priority_core(buffer, state, index, error, None, None)[0]
+        state = priorities.update_priority.core(buffer, state, index, error, None, None)[0]
         return first + jnp.int32(size), state.sampler, state.header
 
     start = (jnp.zeros((), jnp.int32), own.sampler, own.header)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from fbuf._buffer import operations, transforms
+from fbuf._buffer import read, transforms
 from fbuf._buffer import state as state_ops
 from fbuf._buffer.state import BufferState, on_open
 from fbuf._buffer.summary import Seen, collect
@@ -24,7 +24,7 @@ _LATEST = ("epoch", "version")
 def stats_core(sharded: Any, own: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
     """Return scalars of the whole."""
     axis, shards = sharded.axis, sharded.shards
-    each = operations.stats.core(sharded.shard, own.pack())[1]
+    each = read.stats.core(sharded.shard, own)[1]
     out, latest = {}, {*_LATEST, *transforms.stats(sharded.shard, own)}
     for name, value in each.items():
         if name == "cursor":
@@ -54,7 +54,7 @@ def _balance(total: jax.Array, squares: jax.Array, shards: int) -> jax.Array:
 def _look_core(sharded: Any, own: BufferState, number: int) -> tuple[BufferState, Any]:
     """Return what `collect.look` does: of rows, of rows that are compared, and of the whole."""
     shard, axis = sharded.shard, sharded.axis
-    found = collect._look_core(shard, own, number)[1]
+    found = collect.look.core(shard, own, number)[1]
     chance, share = found.get("probability"), jnp.ones((1,), jnp.float32)
     if shard.sampler.covers:
         share = gather(sharded, jnp.sum(chance > jnp.float32(0), dtype=jnp.int32).astype(jnp.float32)[None])[:, 0]
@@ -77,7 +77,7 @@ _look = ShardedOperation(on_open(_look_core))
 
 
 def _flags_core(sharded: Any, own: BufferState) -> tuple[BufferState, tuple[jax.Array, jax.Array]]:
-    return own, collect.flags_core(sharded.shard, own)[1]
+    return own, collect.row_flags.core(sharded.shard, own)[1]
 
 
 _flags = ShardedOperation(on_open(_flags_core))

@@ -52,34 +52,34 @@ def _indexed(sharded: Any, rows: Rows, shard: jax.Array) -> Rows:
 
 def get_core(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Rows]:
     """Return rows by index."""
-    rows = _ask(sharded, index, lambda rows: read._get_core(sharded.shard, own, rows)[1])
+    rows = _ask(sharded, index, lambda rows: read.get.core(sharded.shard, own, rows)[1])
     rows = jax.tree.map(lambda leaf: leaf.reshape(index.slot.shape + leaf.shape[1:]), rows)
     return own, _indexed(sharded, rows, index.shard)
 
 
 def all_rows_core(sharded: Any, own: BufferState) -> tuple[BufferState, Rows]:
     """Return every row of this shard, oldest first."""
-    rows = read._all_rows_core(sharded.shard, own)[1]
+    rows = read.all_rows.core(sharded.shard, own)[1]
     return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
 
 
 def last_core(sharded: Any, own: BufferState, n: int) -> tuple[BufferState, Rows]:
     """Return the newest rows of this shard's lanes."""
-    rows = read._last_core(sharded.shard, own, n)[1]
+    rows = read.last.core(sharded.shard, own, n)[1]
     return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
 
 
 def priorities_core(sharded: Any, own: BufferState, index: Index | None) -> tuple[BufferState, jax.Array]:
     """Return |p| of rows; None: of all rows of this shard."""
     if index is None:
-        return priorities._priorities_core(sharded.shard, own, None)
-    found = _ask(sharded, index, lambda rows: priorities._priorities_core(sharded.shard, own, rows)[1])
+        return priorities.read_priorities.core(sharded.shard, own, None)
+    found = _ask(sharded, index, lambda rows: priorities.read_priorities.core(sharded.shard, own, rows)[1])
     return own, found.reshape(index.slot.shape)
 
 
 def window_index_core(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Index]:
     """Return the rows of windows; rows of no shard keep their index."""
-    rows = _ask(sharded, index, lambda rows: read._window_index_core(sharded.shard, own, rows)[1])
+    rows = _ask(sharded, index, lambda rows: read.window_index.core(sharded.shard, own, rows)[1])
     foreign = (index.shard < jnp.int32(0)) | (index.shard >= jnp.int32(sharded.shards))
     slot = jnp.where(foreign[:, None], index.slot[:, None], rows.slot)
     ticket = jnp.where(foreign[:, None], index.ticket[:, None], rows.ticket)
@@ -98,32 +98,32 @@ def update_rows_core(
         slot, ticket = jnp.where(mask, slot, nowhere), jnp.where(mask, ticket, jnp.uint32(0))
     shard, rows, is_masked = homes(sharded, index.shard, Index(slot, ticket))
     if sharded.shards == 1:
-        return write._update_rows_core(buffer, own, rows, leaves, None)
+        return write.update_rows.core(buffer, own, rows, leaves, None)
 
     def send(_: Any, own: BufferState, leaves: Any) -> tuple[BufferState, Any]:
         every = lax.all_gather(leaves, sharded.axis, tiled=True)
-        return write._update_rows_core(buffer, own, _own(sharded, shard, rows), every, None)[0], leaves
+        return write.update_rows.core(buffer, own, _own(sharded, shard, rows), every, None)[0], leaves
 
     if sharded.draw == "global":
         return send(None, own, leaves)[0], None
     elsewhere = jnp.any((shard != lax.axis_index(sharded.axis).astype(jnp.int32)) & ~is_masked)
     some = lax.pmax(elsewhere.astype(jnp.int32), sharded.axis) > jnp.int32(0)
     here = Index(jnp.where(some, nowhere, rows.slot), jnp.where(some, jnp.uint32(0), rows.ticket))
-    own = write._update_rows_core(buffer, own, here, leaves, None)[0]
+    own = write.update_rows.core(buffer, own, here, leaves, None)[0]
     return update_if(some, send, own, leaves)[0], None
 
 
 def rebuild_core(sharded: Any, own: BufferState) -> tuple[BufferState, None]:
     """Apply the sampler's current numbers to all rows."""
-    return write._rebuild_core(sharded.shard, own)
+    return write.rebuild.core(sharded.shard, own)
 
 
 def refit_core(sharded: Any, own: BufferState, stages: Chain) -> tuple[BufferState, None]:
     """Compute the memory of stages of `on_read` from the rows of all shards."""
-    return transforms.refit_core(sharded.shard, own, stages)
+    return transforms.refit.core(sharded.shard, own, stages)
 
 
 def can_add_core(sharded: Any, own: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
     """Return whether every shard has room."""
-    here = read._can_add_core(sharded.shard, own, number)[1]
+    here = read.can_add.core(sharded.shard, own, number)[1]
     return own, lax.pmin(here.astype(jnp.int32), sharded.axis) == jnp.int32(1)

@@ -501,7 +501,7 @@ def _specs_of_batch(sharded: Sharded) -> Sample:
 def _extend_core(
     sharded: Sharded, own: BufferState, leaves: Any, priority: Any, mask: Any, shape: tuple[int, int], axes: int
 ) -> tuple[BufferState, None]:
-    own = write._extend_core(sharded.shard, own, leaves, priority, mask, shape, axes)[0]
+    own = write.extend.core(sharded.shard, own, leaves, priority, mask, shape, axes)[0]
     sampler = sharded.shard.sampler
     # Otherwise every shard keeps the number that all have.
     moves = priority is not None or sampler.largest == "held" or sampler.stamp is not None
@@ -509,15 +509,15 @@ def _extend_core(
 
 
 def _cut_core(sharded: Sharded, own: BufferState, lanes: Any) -> tuple[BufferState, None]:
-    return write._cut_core(sharded.shard, own, lanes)
+    return write.cut.core(sharded.shard, own, lanes)
 
 
 def _clear_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, None]:
-    return write._clear_core(sharded.shard, own)
+    return write.clear.core(sharded.shard, own)
 
 
 def _set_core(sharded: Sharded, own: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
-    return write._set_core(sharded.shard, own, numbers)
+    return write.set_numbers.core(sharded.shard, own, numbers)
 
 
 def _can_sample_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, jax.Array]:
@@ -537,7 +537,7 @@ _window_index = ShardedOperation(on_open(_rows.window_index_core))
 _priorities = ShardedOperation(on_open(_rows.priorities_core))
 _all_rows = ShardedOperation(on_open(_rows.all_rows_core))
 _last = ShardedOperation(on_open(_rows.last_core))
-_refit = ShardedOperation(on_open(_rows.refit_core))
+refit = ShardedOperation(on_open(_rows.refit_core))
 _can_add = ShardedOperation(on_open(_rows.can_add_core))
 _extend = ShardedOperation(on_open(_extend_core))
 _update_priority = ShardedOperation(on_open(_feedback.update_priority_core))

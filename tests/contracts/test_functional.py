@@ -238,7 +238,7 @@ def test_rows_that_are_updated_twice_are_written_once():
     at = jnp.array([2, 1, 2, 2], jnp.int32)
     index = fbuf._buffer.state.index_of(buffer, state, at)
     noting = dataclasses.replace(buffer, storage=Noting())
-    state, _ = fbuf._buffer.write._update_rows_core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])}, None)
+    state, _ = fbuf._buffer.write.update_rows.core(noting, state, index, {"t": jnp.array([10, 11, 12, 13])}, None)
     np.testing.assert_array_equal(state.rows["t"], [0, 11, 13, 3])
     assert len(set(seen[0].tolist())) == 4 and sorted(seen[0][seen[0] < 4].tolist()) == [1, 2]
 

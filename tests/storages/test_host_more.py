@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf._buffer import operations, priorities, read
+from fbuf._buffer import priorities, read, write
 from fbuf.samplers import Prioritized
 from fbuf.storages import _host_rows
 from fbuf.testing import assert_inplace
@@ -36,7 +36,7 @@ globals().update(select_tests(quick, "form", "calls"))
 @pytest.fixture
 def untied(monkeypatch):
     """Verbs traced now do not order reads before writes."""
-    methods = (operations.sample, operations.extend)
+    methods = (read.sample, write.extend)
     for module in (read, priorities):
         monkeypatch.setattr(module, "order_after_reads", lambda token, reads: (token, reads))
     for verb in methods:

@@ -15,10 +15,18 @@ import numpy as np
 from jax import lax
 
 from fbuf._algorithms.block_grid import to_bits
-from fbuf._buffer import convert, operations
-from fbuf._buffer.state import BufferConfig, BufferState, anchor_count, arrival_order, drawable, eligible_set, ending
+from fbuf._buffer import convert, read
+from fbuf._buffer.state import (
+    BufferConfig,
+    BufferState,
+    anchor_count,
+    arrival_order,
+    drawable,
+    eligible_set,
+    ending,
+    operation,
+)
 from fbuf._buffer.summary import statistics
-from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import item_bytes
 from fbuf._core.sample import TICKET
 from fbuf._indexing import anchors
@@ -92,7 +100,8 @@ def _ends(buffer: BufferConfig, state: BufferState, slot: jax.Array, held: jax.A
     return {"start": start, "end": end, "reset": jnp.zeros_like(end)}
 
 
-def _look_core(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferState, dict[str, Any]]:
+@operation
+def look(buffer: BufferConfig, state: BufferState, number: int) -> tuple[BufferState, dict[str, Any]]:
     """Collect arrays; `number` of the newest rows per lane are compared."""
     slot, held = arrival_order(buffer, state)
     out: dict[str, Any] = {"held": held, **_ends(buffer, state, slot, held)}
@@ -113,29 +122,24 @@ def _look_core(buffer: BufferConfig, state: BufferState, number: int) -> tuple[B
         newest = jnp.take_along_axis(slot, jnp.maximum(behind, jnp.int32(0)), axis=0)
         newest = jnp.where(behind >= jnp.int32(0), newest, jnp.int32(buffer.capacity)).reshape(-1)
         out["hashes"] = _hashes(buffer, state, newest, newest.shape[0])
-    stats = operations.stats.core(buffer, state)[1]
+    stats = read.stats.core(buffer, state)[1]
     available = buffer.sampler.available(state.sampler, jnp.sum(anchor_count(state), dtype=jnp.int32))
     return state, {**out, "stats": stats, "available": available}
 
 
-look = Operation(_look_core)
-
-
-def flags_core(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[jax.Array, jax.Array]]:
+@operation
+def row_flags(buffer: BufferConfig, state: BufferState) -> tuple[BufferState, tuple[jax.Array, jax.Array]]:
     """Return which rows uint8[L, E] in order of arrival are held, and their flags, 0 where there is none."""
     assert state.anchors is not None
     slot, held = arrival_order(buffer, state)
     return state, (held, jnp.where(held, state.anchors.flags[slot], jnp.uint8(0)))
 
 
-_flags = Operation(flags_core)
-
-
 def unlearnt(buffer: BufferConfig, state: BufferState) -> dict[str, Any]:
     """Return the number of rows held that no window learns, reset rows aside; nothing under a trace, or without windows."""
     if state.anchors is None or not buffer.view.rule.window or isinstance(state.anchors.flags, jax.core.Tracer):
         return {}
-    found = _flags(buffer, state)[1]
+    found = row_flags(buffer, state)[1]
     if isinstance(found[1], jax.core.Tracer):  # a state from outside the trace
         return {}
     return {"unlearnt": jnp.int32(count_unlearnt(buffer, *jax.device_get(found)))}

@@ -24,7 +24,7 @@ from fbuf._buffer import read, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, anchor_count, count_up, eligible_set, index_of, zero_masked
 from fbuf._core.control_flow import order_after_reads
-from fbuf._core.dispatch import update_if
+from fbuf._core.dispatch import Operation, update_if
 from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import expand
 from fbuf._interfaces.sampler import Draw
@@ -94,6 +94,7 @@ def available(mixture: MixtureConfig, states: States) -> Array:
     return jnp.stack(out)
 
 
+@Operation
 def sample(
     mixture: MixtureConfig,
     states: States,
@@ -381,6 +382,7 @@ def of_no_buffer(index: Index, size: int) -> Array:
     return none & ~((index.source == jnp.int32(size)) & (index.ticket == jnp.uint32(0)))
 
 
+@Operation
 def window_index(mixture: MixtureConfig, states: Any, index: Index) -> tuple[Any, Index]:
     """Call `window_index` of each buffer. Masked rows have source S, slot and ticket 0, and shard D."""
     found = jax.tree.map(lambda leaf: leaf[:, None], index)
@@ -397,6 +399,7 @@ def window_index(mixture: MixtureConfig, states: Any, index: Index) -> tuple[Any
     return states, found
 
 
+@Operation
 def update_priority(
     mixture: MixtureConfig, states: Any, index: Index, td_error: Any, mask: Any, eta: Any
 ) -> tuple[Any, None]:
@@ -410,6 +413,7 @@ def update_priority(
     return states, None
 
 
+@Operation
 def update_rows(mixture: MixtureConfig, states: Any, index: Index, fields: Any, mask: Any) -> tuple[Any, None]:
     """Call `update_rows` of each buffer whose rows can change, of which the first counts rows of no buffer."""
     states = dict(states)
@@ -421,6 +425,7 @@ def update_rows(mixture: MixtureConfig, states: Any, index: Index, fields: Any, 
     return states, None
 
 
+@Operation
 def can_sample(mixture: MixtureConfig, states: Any) -> tuple[Any, Array]:
     """Return whether a batch can be drawn."""
     there = jnp.stack([buffer.can_sample(states[name]) for name, buffer in mixture.members])

@@ -196,7 +196,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
             raise TypeError(f"{call}: no buffer has priorities. Use sampler=fbuf.samplers.Prioritized().")
         _buffer_checks.check_eta(call, eta)
         after: dict[str, Any] = self._run(
-            _update_priority, states, index, jnp.asarray(td_error), mask, jnp.asarray(eta, jnp.float32)
+            draw.update_priority, states, index, jnp.asarray(td_error), mask, jnp.asarray(eta, jnp.float32)
         )[0]
         return after
 
@@ -220,7 +220,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
           [107]
         """
         index = self._checked_index("Mixture.update_rows", states, index, (1, 2))
-        after: dict[str, Any] = self._run(_update_rows, states, index, fields, mask)[0]
+        after: dict[str, Any] = self._run(draw.update_rows, states, index, fields, mask)[0]
         return after
 
     def window_index(self, states: States, index: Index) -> Index:
@@ -239,7 +239,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
         index = self._checked_index(call, states, index, (1,))
         for _, buffer in self.members:
             _buffer_checks.check_windows(call, draw.buffer_of(buffer).view)
-        found: Index = self._run(_window_index, states, index)[1]
+        found: Index = self._run(draw.window_index, states, index)[1]
         return found
 
     def route(self, index: Index, name: str) -> Index:
@@ -271,7 +271,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
           False
         """
         self._check("Mixture.can_sample", "can_sample(states)", states)
-        found: jax.Array = self._run(_can_sample, states)[1]
+        found: jax.Array = self._run(draw.can_sample, states)[1]
         return found
 
     def check_state(self, states: States) -> None:
@@ -289,9 +289,9 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
     def _leaves(self) -> tuple[str, ...]:
         return ("source",) if self._sharded is None else ("source", "shard")
 
-    def _run(self, operation: Operation, states: States, *args: Any) -> tuple[Any, Any]:
+    def _run(self, operation: Operation[..., Any], states: States, *args: Any) -> tuple[Any, Any]:
         """Run one dispatch; of sharded buffers one for each, which is to be jitted."""
-        run = operation if self._sharded is None else operation.core
+        run = operation if self._sharded is None else operation.inline
         return run(self, {name: states[name] for name in self.names}, *args)
 
     def _draw(
@@ -300,7 +300,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
         states = {name: states[name] for name in self.names}
         if self._sharded is not None:
             return shards.sample(self, self._sharded, states, (key, fractions, beta), (sizes, batch_size))
-        return _sample(self, states, key, fractions, beta, static=(sizes, batch_size))
+        return draw.sample(self, states, key, fractions, beta, static=(sizes, batch_size))
 
     def _checked_draw(
         self, call: str, states: States, key: Any, batch_size: Any, fractions: Any, beta: Any
@@ -375,9 +375,3 @@ _ARGUMENTS = {
     "resume": "row",
 }
 """Arguments of methods that only buffers have, as text for `format` with the name of a buffer."""
-
-_sample = Operation(draw.sample)
-_update_priority = Operation(draw.update_priority)
-_update_rows = Operation(draw.update_rows)
-_window_index = Operation(draw.window_index)
-_can_sample = Operation(draw.can_sample)

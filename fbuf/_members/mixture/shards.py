@@ -75,7 +75,7 @@ def _sample_on_shard(mixture: MixtureConfig, one: Sharded, static: Any, states: 
     local = dataclasses.replace(mixture, buffers=tuple((name, sharded.shard) for name, sharded in mixture.members))
     number = lax.psum(draw.available(local, opened), one.axis)
     of_shard = draw.OfShard(one.shards, one.axis, number, jnp.stack(shares))
-    after, batch = draw.sample(local, blocks, own_key(one, key), fractions, beta, sizes, batch_size, of_shard)
+    after, batch = draw.sample.core(local, blocks, own_key(one, key), fractions, beta, sizes, batch_size, of_shard)
     shard = jnp.where(batch.mask, me.astype(jnp.int32), jnp.int32(one.shards))
     batch = dataclasses.replace(batch, index=dataclasses.replace(batch.index, shard=shard))
     return {name: block_of(one.shards, after[name]) for name in mixture.names}, batch
