@@ -15,16 +15,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import checks, init, prefetch, priorities, read, transforms, write
+from fbuf._buffer import calls, checks, init, prefetch, priorities, read, transforms, write
 from fbuf._buffer import convert as _convert
 from fbuf._buffer.state import BufferConfig, BufferState, init_host_sampler, raise_failed
 from fbuf._core.arguments import DrawOptions, Numbers
-from fbuf._core.component import HidesInternals, component, public_names
-from fbuf._core.dispatch import Operation
-from fbuf._core.pytree import PyTree, exact, tree_bytes
+from fbuf._core.component import component
+from fbuf._core.pytree import PyTree, tree_bytes
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf.transforms._chain import chained
 from fbuf.views._fields import checked_ends
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @component
-class Buffer(BufferConfig, metaclass=HidesInternals):
+class Buffer(BufferConfig):
     """Store rows and sample batches with pure functions of an immutable state.
 
     Attributes:
@@ -93,11 +91,9 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         checks.check_parts(self)
         transforms.check_parts(self)
 
-    _internal = frozenset(name for name, member in vars(BufferConfig).items() if isinstance(member, property)) | {
-        *("check_state", "checked_extend", "checked_update_priority", "drawn", "peeked")
-    }
-
-    __dir__ = public_names
+    def __dir__(self) -> list[str]:
+        """Return the fields and methods, without what `BufferConfig` derives."""
+        return [name for name in super().__dir__() if not isinstance(getattr(BufferConfig, name, None), property)]
 
     # ------------------------------------------------------------------------------------------------ making
 
@@ -209,24 +205,11 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
 
     def _extend(self, call: str, state: BufferState, rows: PyTree, priority: Any, mask: Any) -> BufferState:
         if checks.can_trace(self, state, rows, priority, mask):
-            after = _checked_extend(self, state, rows, priority, mask, static=(call,))[0]
+            after = calls.extend(self, state, rows, priority, mask, static=(call,))[0]
         else:
-            after = self.checked_extend(state, rows, priority, mask, call)[0]
+            after = calls.extend.core(self, state, rows, priority, mask, call)[0]
         raise_failed(after, self.storage)
         return after
-
-    def checked_extend(
-        self, state: BufferState, rows: PyTree, priority: Any, mask: Any, call: str, slots: bool = False
-    ) -> tuple[BufferState, Any]:
-        """Return the state of `extend` or `add`, and with `slots` where a writer that replaces any row put each row."""
-        checks.check_writable(call, self)
-        leaves, values, shape, priority, mask = checks.check_rows(call, self, state, rows, priority, mask)
-        if shape[0] == 0:
-            return state, jnp.zeros(shape, jnp.int32) if slots else None
-        if values is not None:
-            leaves = write.store_values(self, state, leaves, values, shape, mask)
-        leading = (not call.endswith("add")) + (self.lanes is not None)
-        return write.extend(self, state, leaves, priority, mask, static=(shape, leading, slots))
 
     def update_priority(
         self, state: BufferState, index: Index, td_error: Any, *, mask: Any = None, eta: Any = 0.9
@@ -264,15 +247,8 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         if checks.can_trace(self, state, index, td_error, mask):
             checks.check_is_index(call, index)
             checks.check_eta(call, eta)
-            return _checked_update_priority(self, state, index, td_error, mask, eta)[0]
-        return self.checked_update_priority(state, index, td_error, mask, eta)[0]
-
-    def checked_update_priority(
-        self, state: BufferState, index: Any, td_error: Any, mask: Any, eta: Any
-    ) -> tuple[BufferState, None]:
-        """Return the state of `update_priority`, and None."""
-        arguments = checks.check_errors("Buffer.update_priority", self, index, td_error, mask, eta)
-        return priorities.update_priority(self, state, *arguments)
+            return calls.update_priority(self, state, index, td_error, mask, eta)[0]
+        return calls.update_priority.core(self, state, index, td_error, mask, eta)[0]
 
     def update_rows(self, state: BufferState, index: Index, fields: PyTree, *, mask: Any = None) -> BufferState:
         """Replace some leaves of existing rows. Stale indices are skipped and counted; the last of duplicates wins.
@@ -417,24 +393,8 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           >>> batch.data["t"].shape, bool(batch.mask.all())
           ((32,), True)
         """
-        state, batch = self.drawn(state, key, batch_size, **options)
-        return state, self._exact("Buffer.sample", state, batch)
-
-    def drawn(
-        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
-    ) -> tuple[BufferState, Sample]:
-        """Return what `sample` does, with 64-bit leaves as pairs (`fbuf._core.pytree`)."""
-        call = "Buffer.sample"
-        checks.check_state(call, self, state)
-        size, given = checks.check_draw(call, "sample(state, key, batch_size)", self, key, batch_size, options)
-        if not self.prefetch:
-            return read.sample(self, state, key, given, static=(size,))
-        if size != self.batch_size:
-            raise ValueError(
-                f"{call}: batch_size is {size}, but the state holds a batch of {self.batch_size} drawn ahead. Leave it out, or "
-                f"write dataclasses.replace(buffer, batch_size={size}) and buffer.convert(other, state)."
-            )
-        return prefetch.sample(self, state, key, given)
+        state, batch = calls.sample(self, state, key, batch_size, {**options})
+        return state, calls.exact("Buffer.sample", self, state, batch)
 
     def peek(
         self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
@@ -452,22 +412,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           >>> jax.vmap(lambda key: buffer.peek(state, key, 8).data["t"])(keys).shape
           (4, 8)
         """
-        return self.peeked(state, key, batch_size, **options)[1]
-
-    def peeked(
-        self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any
-    ) -> tuple[BufferState, Sample]:
-        """Return the batch of `peek`, and a state whose counters include its masked rows."""
-        checks.check_state("Buffer.peek", self, state)
-        size, given = checks.check_draw("Buffer.peek", "peek(state, key, batch_size)", self, key, batch_size, options)
-        state, batch = read.sample(self, state, key, given, static=(size,))
-        return state, self._exact("Buffer.peek", state, batch)
-
-    def _exact(self, call: str, state: BufferState, batch: Any) -> Any:
-        """Return a batch, or rows, with 64-bit leaves as NumPy arrays."""
-        if not self.storage.exact:
-            return batch
-        return dataclasses.replace(batch, data=exact(call, self.storage.spec(state.rows)[0], batch.data))
+        return calls.peek(self, state, key, batch_size, {**options})[1]
 
     def get(self, state: BufferState, index: Any) -> Rows:
         """Return rows by index, as stored.
@@ -490,7 +435,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
             rows = read.get(self, state, index)[1]
         else:
             rows = read.rows_at(self, state, checks.check_slots("Buffer.get", index))[1]
-        return self._exact("Buffer.get", state, rows)
+        return calls.exact("Buffer.get", self, state, rows)
 
     def window_index(self, state: BufferState, index: Index) -> Index:
         """Return the rows of sampled windows, to write recurrent states or latents back with `update_rows` (R2D2).
@@ -571,7 +516,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
           [0, 1, 2, 3, 4]
         """
         checks.check_state("Buffer.rows", self, state)
-        return self._exact("Buffer.rows", state, read.all_rows(self, state)[1])
+        return calls.exact("Buffer.rows", self, state, read.all_rows(self, state)[1])
 
     def last(self, state: BufferState, n: int) -> Rows:
         """Return the newest `n` rows (of each lane), newest last: leaves `[n, ...]`, with lanes `[n, E, ...]`.
@@ -587,7 +532,7 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         """
         checks.check_state("Buffer.last", self, state)
         n = checks.check_last("Buffer.last", self, n)
-        return self._exact("Buffer.last", state, read.last(self, state, static=(n,))[1])
+        return calls.exact("Buffer.last", self, state, read.last(self, state, static=(n,))[1])
 
     def can_sample(self, state: BufferState) -> jax.Array:
         """Return bool[], whether there is an anchor to draw.
@@ -814,9 +759,11 @@ class Buffer(BufferConfig, metaclass=HidesInternals):
         return grow(self, state, blocks, capacity)
 
     def check_state(self, state: BufferState) -> None:
-        """Raise if another buffer made the state, at trace time."""
+        """Raise ValueError if another buffer made the state, at trace time. Every method does.
+
+        Example:
+          >>> import fbuf
+          >>> buffer = fbuf.Buffer(100)
+          >>> buffer.check_state(buffer.init({"t": 0}))
+        """
         checks.check_made_by(self, state)
-
-
-_checked_extend = Operation(Buffer.checked_extend, scope=False)
-_checked_update_priority = Operation(Buffer.checked_update_priority, scope=False)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
+from fbuf._buffer import calls
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BY_DESIGN, COUNTERS, BufferState
 from fbuf._core.component import component
@@ -149,9 +150,9 @@ class Checked:
         return after, batch
 
     @functools.wraps(Buffer.peek)
-    def peek(self, state: BufferState, *args: Any, **options: Any) -> Sample:
+    def peek(self, state: BufferState, key: jax.Array, batch_size: int | None = None, **options: Any) -> Sample:
         self._check_arrays("Buffer.peek", options)
-        after, batch = self.buffer.peeked(state, *args, **options)
+        after, batch = calls.peek(self.buffer, state, key, batch_size, options)
         self._compare("Buffer.peek", state, after)
         return batch
 

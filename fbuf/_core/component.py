@@ -33,20 +33,6 @@ STATES: set[type[Any]] = set()
 """The classes made by `state`."""
 
 
-class HidesInternals(type):
-    """Leave the names in `_internal` of a class, which only the package's own modules use, out of its `dir` and `help`."""
-
-    _internal: frozenset[str]
-
-    def __dir__(cls) -> list[str]:
-        return sorted(set(super().__dir__()) - cls._internal)
-
-
-def public_names(self: Any) -> list[str]:
-    """Return the names of an object without those that its class hides. Its `__dir__`."""
-    return sorted(set(object.__dir__(self)) - type(self)._internal)
-
-
 def _qualified(cls: type[Any]) -> str:
     """Return the name a class is saved under: its own, after its module or, for fbuf's classes, their public package."""
     module = cls.__module__.split(".")

@@ -83,7 +83,7 @@ class Operation(Generic[P, R]):
 
     def __init__(self, core: Callable[P, R], of_call: Callable[[Any], Any] = lambda core: core, *, scope: bool = True):
         self.core = core
-        name = core.__name__.removeprefix("checked_")
+        name = core.__name__
         self.inline: Callable[..., tuple[Any, Any]] = of_call(core)
         if scope:
             self.inline = jax.named_scope(f"fbuf.{name}")(self.inline)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fbuf._buffer import checks as _buffer_checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._core.component import HidesInternals, component, public_names
+from fbuf._core.component import component
 from fbuf._core.dispatch import Operation
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Sample
@@ -28,7 +28,7 @@ States = Mapping[str, Any]
 
 
 @component
-class Mixture(MixtureConfig, metaclass=HidesInternals):
+class Mixture(MixtureConfig):
     r"""Draw one batch from several buffers of any capacity, storage, sampler and view.
 
     A mixture has no state of its own: its methods take the states of its buffers, a dict by name, and return one. Add rows to a
@@ -90,10 +90,6 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
       [0 0 0 0 0 0 1 1]
       [0 0 0 0 0 0 0 0]
     """
-
-    _internal = frozenset({"check_state"})
-
-    __dir__ = public_names
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that names the buffer method to use."""
@@ -275,7 +271,7 @@ class Mixture(MixtureConfig, metaclass=HidesInternals):
         return found
 
     def check_state(self, states: States) -> None:
-        """Raise if other buffers made the states. At trace time only."""
+        """Raise ValueError if other buffers made the states, at trace time."""
         for name, buffer in self.members:
             buffer.check_state(states[name])
 
