@@ -35,7 +35,6 @@ LIMITS = {
 
 _FACADES = {
     "_buffer/buffer.py": ("Buffer",),
-    "_buffer/checked.py": ("Checked",),
     "_members/mixture/mixture.py": ("Mixture",),
     "sharded/_sharded.py": ("Sharded",),
     "_replay/replay.py": ("Replay",),

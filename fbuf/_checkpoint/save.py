@@ -35,7 +35,6 @@ from fbuf.sharded import Sharded, ShardedState
 Progress = Callable[[int, int], None]
 _USAGE = {
     "Replay": "replay.save(path)",
-    "Checked": "fbuf.save(path, checked.buffer, state)",
 }
 """The right call, by the class of objects that contain a buffer."""
 _OF_SHARD = re.compile(r"(buffers/\d+/)?shards/")

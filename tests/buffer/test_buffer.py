@@ -7,14 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax.experimental import checkify
 
 import fbuf
 from fbuf._buffer.summary import collect
 from fbuf.samplers import Prioritized, Ranked
-from tests.buffer.test_checked import EXAMPLE as ONE
-from tests.buffer.test_checked import KEY, check_jitted, filled
+from tests.buffer.test_checked import check_jitted
 from tests.buffer.test_plan import EXAMPLE as FRAME
 from tests.buffer.test_plan import TRANSITION, deduplicated, rows
 from tests.support.prefetch import CHECKS, EXAMPLE, check_batches, make, rows_at
@@ -27,30 +24,8 @@ from tests.support.trees import same, x64
 pytestmark = pytest.mark.more
 
 
-def test_a_jitted_step_raises_through_checkify():
+def test_a_jitted_step_raises():
     check_jitted("stale indices", "Compressed")
-
-
-def test_under_cond_and_vmap():
-    buffer = fbuf.checked(fbuf.prioritized(8))
-
-    def maybe(state, wanted):
-        return lax.cond(wanted, lambda s: buffer.sample(s, KEY, 4)[0], lambda s: s, state)
-
-    jitted = jax.jit(checkify.checkify(maybe))
-    empty = buffer.init(ONE)
-    assert jitted(empty, False)[0].get() is None
-    assert "Buffer.sample: no row can be sampled" in str(jitted(empty, True)[0].get())
-
-    keys = jax.random.split(KEY, 3)
-    peeks = jax.jit(checkify.checkify(lambda s, k: jax.vmap(lambda k: buffer.peek(s, k, 4).index.slot)(k)))
-    assert peeks(filled(buffer), keys)[0].get() is None and "no row can be sampled" in str(peeks(empty, keys)[0].get())
-
-    many = jax.tree.map(lambda *x: jnp.stack(x), filled(buffer), empty, filled(buffer))
-    each = jax.jit(jax.vmap(checkify.checkify(lambda s, k: buffer.sample(s, k, 4)[1].mask)))
-    error, mask = each(many, keys)
-    assert mask.any(axis=1).tolist() == [True, False, True]
-    assert str(error.get()).count("no row can be sampled") == 1 and "mapped index 1" in str(error.get())
 
 
 def test_compressed_reports_the_source_of_its_estimate():

@@ -1,6 +1,5 @@
 """Checked buffers, plans, summaries and prefetched batches of every storage, sampler, view and writer."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -8,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import fbuf
-from fbuf.samplers import Prioritized
 from tests.buffer import test_checked as support
 from tests.buffer.test_plan import EXAMPLE, SAMPLERS, STORAGES, VIEWS, check_fixed, deduplicated, distinct_rows
 from tests.support import combinations as parts
@@ -23,20 +21,6 @@ from tests.support.trees import same
 pytestmark = pytest.mark.exhaustive
 
 OTHERS = [(n, s) for n, case in support.CASES.items() for s in case.storages if (n, s) not in support.FIRST]
-
-
-def test_allowed_counts_do_not_raise():
-    few = dataclasses.replace(support.buffer_of(), **support.FEW)
-    checked = fbuf.checked(few, allow=("retired_rows", "refused_rows"))
-    state = checked.extend(support.filled(few, 45), support.rows_of(50, 30))
-    assert int(few.stats(state)["retired_rows"]) > 0
-    checked = fbuf.checked(few, allow=("retired_rows",))
-    assert fbuf.checked(checked) == fbuf.checked(checked, allow=("retired_rows",)) == checked
-    assert fbuf.checked(checked, allow=("empty_samples",)).allow == ("retired_rows", "empty_samples")
-    grown, state = checked.grow(state)
-    assert isinstance(grown, type(checked)) and grown.allow == checked.allow and grown.buffer != few
-    other = dataclasses.replace(grown.buffer, sampler=Prioritized())
-    assert int(grown.convert(fbuf.checked(other), state).ring.size[0]) == int(grown.size(state))
 
 
 @pytest.mark.parametrize("on_full", ["retire", "refuse"])

@@ -1,13 +1,14 @@
-"""`fbuf.checked(buffer)`: every condition that methods only count raises an error, eagerly and through checkify."""
+"""`fbuf.checked(step)`: every condition that methods only count raises an error, of eager and of jitted steps."""
 
 import dataclasses
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import checkify
+import pytest
 
 import fbuf
 from fbuf.samplers import Prioritized, Uniform
@@ -86,18 +87,12 @@ def changed_late(buffer, state, mask):
     return buffer.update_rows(state, index, {"reward": jnp.zeros(2)})
 
 
-def got_late(buffer, state, mask):
-    index = buffer.last(state, 2).index
-    state = buffer.extend(state, rows_of(50, 8), mask=mask)
-    return buffer.get(state, index)
-
-
 def sampled_old(buffer, state, mask):
     """A state whose rows a later write, through another future, has pushed out of the store."""
     newer = buffer.extend(state, rows_of(50, 24), mask=mask)
     late = jnp.sum(jax.tree.leaves(newer.rows)[1].astype(jnp.uint32)) * jnp.uint32(0)  # after that write
     rows = jax.tree.map(lambda x: x + late.astype(x.dtype) if x.dtype == jnp.uint32 else x, state.rows)
-    return newer, buffer.sample(dataclasses.replace(state, rows=rows), KEY, 4)
+    return buffer.sample(dataclasses.replace(state, rows=rows), KEY, 4), newer
 
 
 def priority_given(buffer, state, priority):
@@ -109,71 +104,45 @@ HOST = ("Compressed", "Host", "Memmap")
 FEW = {"storage": Deduplicated(keys=("obs",), blocks=64), "sampler": Uniform(), "capacity": 200}
 TWO = np.zeros(2, bool), np.ones(2, bool)  # none of two rows, and both
 LATE = np.ones(8, bool), np.zeros(8, bool)  # eight rows more, and none
-EMPTY = r"Buffer.{}: no row can be sampled. Ask buffer.can_sample\(state\) first"
 
 
-def empty(method):
-    def step(buffer, state, mask):
-        return getattr(buffer, method)(buffer.extend(state, rows_of(0, 2), mask=mask), KEY, 4)
-
-    return Case(step, *TWO, EMPTY.format(method), start=lambda buffer: buffer.init(EXAMPLE))
+def sampled(buffer, state, mask):
+    return buffer.sample(buffer.extend(state, rows_of(0, 2), mask=mask), KEY, 4)
 
 
 CASES = {
-    "an empty sample": empty("sample"),
-    "an empty peek": empty("peek"),
+    "an empty sample": Case(
+        sampled, *TWO, "checked: no row can be sampled. Add rows", start=lambda buffer: buffer.init(EXAMPLE)
+    ),
     "errors that are not finite": Case(
         updated,
         *(np.float32([1, np.nan, 2, np.inf]), np.ones(4, np.float32)),
-        r"Buffer.update_priority: 2 priorities are NaN or infinite .* write jnp.nan_to_num\(td_error\)",
+        r"checked: 2 priorities are NaN or infinite .* write jnp.nan_to_num\(td_error\)",
     ),
     "priorities of new rows that are not finite": Case(
-        priority_given, jnp.array([1, NAN]), jnp.ones(2), "Buffer.extend: 1 priorities are NaN or infinite"
+        priority_given, jnp.array([1, NAN]), jnp.ones(2), "checked: 1 priorities are NaN or infinite"
     ),
     "indices out of range": Case(
         updated_at,
         *(np.int32([-1, 8, 99, -(2**31)]), np.full(4, 100, np.int32)),
-        "Buffer.update_priority: 4 indices name no slot and were skipped. Pass batch.index",
+        "checked: 4 indices name no slot and were skipped. Pass batch.index",
         {"sampler": Prioritized()},
     ),
     "stale indices": Case(
-        updated_late, *LATE, "Buffer.update_priority: 4 indices are stale and were skipped: .* Call it before `extend`"
+        updated_late, *LATE, "checked: 4 indices are stale and were skipped: .* Call it before `extend`"
     ),
     "indices of closed rows": Case(
         updated_late,
         *(np.arange(8) < 3, np.zeros(8, bool)),
-        r"Buffer.update_priority: \d indices name rows that can no longer be drawn|indices are stale",
+        r"checked: \d indices name rows that can no longer be drawn|indices are stale",
         {"view": Transition(stack=4, observation="obs", autoreset="same_step")},
     ),
-    "rows changed too late": Case(changed_late, *LATE, "Buffer.update_rows: 2 indices are stale and were skipped"),
-    "rows got too late": Case(got_late, *LATE, "Buffer.get: 2 indices name no row of this state: they are stale"),
-    "more rows asked for than there are": Case(
-        lambda b, s, mask: b.last(b.extend(s, rows_of(6, 2), mask=mask), 8),
-        *TWO,
-        r"Buffer.last: 2 of the rows asked for are not held. Ask buffer.size\(state\) first",
-    ),
+    "rows changed too late": Case(changed_late, *LATE, "checked: 2 indices are stale and were skipped"),
     "expired rows": Case(
         sampled_old,
         *(np.ones(24, bool), np.zeros(24, bool)),
-        "Buffer.sample: 4 rows have expired and are masked: the state is too old. Carry on the state",
+        "checked: 4 rows have expired and are masked: the state is too old. Carry on the state",
         storages=HOST,
-    ),
-    "an invalid exponent": Case(
-        lambda b, s, alpha: b.set(s, alpha=alpha), NAN, jnp.float32(0.3), "Buffer.set: alpha is nan; expected a finite"
-    ),
-    "an option that is negative": Case(
-        lambda b, s, beta: b.sample(s, KEY, 4, beta=beta), jnp.float32(-1), jnp.float32(1), "Buffer.sample: beta is -1"
-    ),
-    "a share of more than all": Case(
-        lambda b, s, eta: b.update_priority(s, b.last(s, 4).index, jnp.ones(4), eta=eta),
-        *(jnp.float32(2), jnp.float32(0.5)),
-        r"Buffer.update_priority: eta is (2.0|Array\(2., dtype=float32\)); expected one number from 0 to 1",
-    ),
-    "rows evicted for lack of room": Case(
-        lambda b, s, mask: b.extend(s, rows_of(50, 30), mask=mask),
-        *(np.ones(30, bool), np.zeros(30, bool)),
-        r"Buffer.extend: \d+ of the oldest rows were evicted .* buffer.grow\(state\)",
-        *(FEW, partial(filled, count=45), ("Deduplicated",)),
     ),
 }
 FIRST = [(name, case.storages[0]) for name, case in CASES.items() if case.storages[0] == "Device"]
@@ -186,22 +155,21 @@ def made(name, storage):
 
 def check_eager(name, storage):
     case, buffer = made(name, storage)
-    checked = fbuf.checked(buffer)
-    jax.block_until_ready(case.step(checked, case.start(checked), case.good))
-    raises(ValueError, case.message, lambda: case.step(checked, case.start(checked), case.bad))
+    step = fbuf.checked(partial(case.step, buffer))
+    jax.block_until_ready(step(case.start(buffer), case.good))
+    raises(ValueError, case.message, step, case.start(buffer), case.bad)
 
 
 def check_jitted(name, storage):
     case, buffer = made(name, storage)
-    checked = fbuf.checked(buffer)
-    jitted = jax.jit(checkify.checkify(partial(case.step, checked)))
+    plain = jax.jit(partial(case.step, buffer), donate_argnums=0)
+    checked = fbuf.checked(plain)
     for x in (case.good, case.bad):
-        error, result = jitted(case.start(checked), x)
-        assert (error.get() is None) == (x is case.good), error.get()
-        plain = jax.jit(partial(case.step, buffer))(case.start(buffer), x)
-        for a, b in zip(counts(result), counts(plain), strict=True):
+        with nullcontext() if x is case.good else pytest.raises(ValueError, match=case.message) as caught:
+            result = checked(case.start(buffer), x)
+        result = result if x is case.good else caught.value.result
+        for a, b in zip(counts(result), counts(plain(case.start(buffer), x)), strict=True):
             np.testing.assert_array_equal(a, b)
-    raises(ValueError, case.message, error.throw)
 
 
 def counts(tree):
@@ -219,62 +187,22 @@ def counts(tree):
 test_an_eager_call_raises_at_once = checks((check_eager, FIRST))
 
 
-def test_a_checked_buffer_is_a_value():
-    buffer = fbuf.prioritized(8)
-    checked = fbuf.checked(buffer)
-    assert checked == fbuf.checked(fbuf.prioritized(8)) == fbuf.checked(checked) != fbuf.checked(fbuf.prioritized(9))
-    assert hash(checked) == hash(fbuf.checked(fbuf.prioritized(8))) and checked != buffer
-    assert checked != fbuf.checked(buffer, allow=("retired_rows",)) and repr(checked) == f"Checked(buffer={buffer!r})"
-    assert jax.tree.leaves(checked) == [] and checked.buffer is buffer and checked.capacity == 8
-    traces = []
-
-    @partial(jax.jit, static_argnums=0)
-    def size(buffer, state):
-        traces.append(1)
-        return buffer.size(state)
-
-    state = filled(checked)
-    assert [int(size(fbuf.checked(fbuf.prioritized(8)), state)) for _ in range(2)] == [6, 6] and len(traces) == 1
-    assert checked.plan(EXAMPLE) == buffer.plan(EXAMPLE)
-    assert not hasattr(checked, "no_such_verb")
-
-
-def test_an_unchecked_buffer_compiles_as_before():
-    def step(buffer, state, errors):
-        return updated(buffer, buffer.extend(state, rows_of(6, 2)), errors)
-
-    def text(fn):
-        return jax.jit(fn).lower(state, jnp.ones(4)).as_text()
-
-    buffer = fbuf.prioritized(8)
-    state, checked = filled(buffer), fbuf.checked(buffer)
-    before = text(partial(step, buffer))
-    assert text(checkify.checkify(partial(step, checked))) != before
-    free = fbuf.checked(buffer, allow=fbuf._buffer.state.COUNTERS)  # without a condition nothing is left of it
-    assert text(partial(step, free)) == text(partial(step, buffer)) == before
-
-
-def test_donated_and_without_checkify():
-    buffer = fbuf.checked(fbuf.prioritized(8))
-    step = jax.jit(checkify.checkify(partial(updated, buffer)), donate_argnums=0)
-    state = filled(buffer)
-    error, state = step(state, jnp.ones(4))
-    error.throw()
-    error, state = step(state, jnp.full(4, NAN))
-    assert "4 priorities are NaN" in str(error.get()) and int(state.counters[0]) == 4
-    raises(ValueError, r"checkify\.checkify", lambda: jax.jit(partial(updated, buffer))(state, jnp.ones(4)))
+def test_rows_evicted_for_lack_of_room_are_no_error():
+    buffer = dataclasses.replace(buffer_of(), **FEW)
+    state = fbuf.checked(buffer.extend)(filled(buffer, 45), rows_of(50, 30))
+    assert int(buffer.stats(state)["retired_rows"]) > 0
 
 
 def test_stale_indices_of_a_batch_drawn_ahead_are_no_error():
-    ahead, at_once = (fbuf.checked(buffer_of(**more)) for more in ({"prefetch": 1, "batch_size": 4}, {"batch_size": 4}))
+    ahead, at_once = (buffer_of(**more) for more in ({"prefetch": 1, "batch_size": 4}, {"batch_size": 4}))
 
     def learn(buffer):
-        state, batch = buffer.sample(filled(buffer), KEY)
-        state = buffer.extend(state, rows_of(6, 8))  # in place of all rows
-        return buffer.update_priority(state, batch.index, jnp.ones(4))
+        state, batch = fbuf.checked(buffer.sample)(filled(buffer), KEY)
+        state = fbuf.checked(buffer.extend)(state, rows_of(6, 8))  # in place of all rows
+        return fbuf.checked(buffer.update_priority)(state, batch.index, jnp.ones(4))
 
     assert int(learn(ahead).counters.sum()) > 0
-    raises(Exception, "stale", learn, at_once)
+    raises(ValueError, "stale", learn, at_once)
 
 
 def test_a_step_of_a_mixture_is_checked_for_each_buffer():
@@ -288,8 +216,7 @@ def test_a_step_of_a_mixture_is_checked_for_each_buffer():
     raises(Exception, "NaN|finite", step, state, batch.index, jnp.full(4, jnp.nan))
 
 
-def test_checked_refuses_other_arguments():
-    raises(TypeError, "checked: got int; expected a Buffer, or a step of states", fbuf.checked, 3)
-    raises(ValueError, "checked: allow names 'stale'", lambda: fbuf.checked(fbuf.Buffer(8), allow=("stale",)))
-    raises(TypeError, r"allow is 'retired_rows'; expected", lambda: fbuf.checked(fbuf.Buffer(8), allow="retired_rows"))
-    raises(TypeError, "but a step is given; expected a", lambda: fbuf.checked(lambda s: s, allow=("retired_rows",)))
+def test_a_step_keeps_its_name_and_what_is_no_step_is_refused():
+    assert fbuf.checked(updated).__name__ == "updated"
+    raises(TypeError, r"checked: step is int; expected a function .* fbuf.checked\(buffer.sample\)", fbuf.checked, 3)
+    raises(TypeError, "checked: step is Buffer; expected a function of states", fbuf.checked, fbuf.Buffer(8))

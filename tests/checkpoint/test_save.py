@@ -224,7 +224,6 @@ def test_invalid_arguments_of_save_are_refused(tmp_path):
     refused = [
         ("the state contains shapes; expected arrays", (path, BUFFER, jax.eval_shape(lambda: state))),
         (r"buffer is Replay; .* Write replay.save\(path\)", (path, fbuf.Replay(BUFFER, EXAMPLE, 0), state)),
-        (r"buffer is Checked; .* Write fbuf.save.path, checked.buffer", (path, fbuf.checked(BUFFER), state)),
         (r"buffer is BufferState; .* Write fbuf.save\(path, buffer, state\)", (path, state, BUFFER)),
         ("state is dict; expected a BufferState", (path, BUFFER, {})),
         ("path is None; expected a folder", (None, BUFFER, state)),

@@ -70,7 +70,7 @@ def test_the_next_call_with_the_state_of_a_donated_step_raises(storage, by, tmp_
 
 
 def test_eager_methods_raise_at_once(tmp_path):
-    buffer = fbuf.checked(plain_buffer("files", tmp_path / "store"))
+    buffer = plain_buffer("files", tmp_path / "store")
     state = buffer.extend(buffer.init(PLAIN), plain_rows(0, 20))
     index = buffer.last(state, 3).index
     fields = {"obs": np.ones((3, 64), np.uint8), "t": np.full(3, 99, np.int32)}

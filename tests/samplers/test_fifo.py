@@ -176,7 +176,7 @@ def test_what_it_refuses():
     raises(ValueError, 'Consume: order is \'lifo\'; expected "random" or "fifo"', Consume, order="lifo")
     parts = {"sampler": Consume(order="fifo"), "writer": fbuf.writers.Reservoir()}
     raises(ValueError, "needs rows to be replaced oldest first", fbuf.Buffer, 8, **parts)
-    checked = fbuf.checked(fbuf.Buffer(2, sampler=Consume(order="fifo")))
-    state, said = checked.init(np.int32(0)), "1 rows were not stored: they found no room.*can_add"
-    raises(ValueError, said, checked.extend, state, np.arange(3, dtype=np.int32))
+    full = fbuf.Buffer(2, sampler=Consume(order="fifo"))
+    state, said = full.init(np.int32(0)), "1 rows were not stored: they found no room.*can_add"
+    raises(ValueError, said, fbuf.checked(full.extend), state, np.arange(3, dtype=np.int32))
     assert bool(fbuf.Buffer(2).can_add(fbuf.Buffer(2).init(np.int32(0)), 5))

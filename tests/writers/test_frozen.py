@@ -115,7 +115,6 @@ def test_writes_are_refused_when_they_are_traced(made, opened):
         lambda state: buffer.update_rows(state, index, {"reward": jnp.zeros(BATCH)}),
         lambda state: buffer.grow(state),
         lambda state: buffer.resume(row),
-        lambda state: fbuf.checked(buffer).extend(state, rows),
     ):
         for call in (verb, lambda state, verb=verb: jax.eval_shape(verb, state)):
             raises(TypeError, r"expected a writer that accepts rows.*preprocess", call, state)
