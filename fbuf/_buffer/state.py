@@ -248,7 +248,7 @@ class BufferState:
         return text_table.as_html(self)
 
 
-def on_open(core: Callable[..., tuple[BufferState, Any]]) -> Callable[..., tuple[BufferState, Any]]:
+def on_open(core: Callable[..., Any]) -> Callable[..., tuple[BufferState, Any]]:
     """Return a core that takes and returns packed states. An unchanged header stays the same array."""
 
     @functools.wraps(core)

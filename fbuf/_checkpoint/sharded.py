@@ -21,7 +21,7 @@ from fbuf._checkpoint import compatibility, config_json, reshard
 from fbuf._checkpoint.parts import SavedPart, device_array
 from fbuf._formats import checkpoint
 from fbuf._members import split
-from fbuf.sharded import Sharded, ShardedState, _sharded, _split
+from fbuf.sharded import Sharded, ShardedState, _split, _write
 
 KEYS = frozenset(("shards", "shard", "buffer", "rows", "rule", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
@@ -77,7 +77,7 @@ def restore(
         with _split.making_arrays_for(devices[0]):
             states[number] = sources.state(number, target.shards)
     joined = _split.join(target, states)
-    return target, _sharded.refit(target, joined, static=(new,))[0] if new.remembers else joined
+    return target, _write.refit(target, joined, static=(new,))[0] if new.remembers else joined
 
 
 def parts(saved: Any) -> list[Any]:

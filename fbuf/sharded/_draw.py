@@ -102,7 +102,7 @@ def own_key(sharded: Any, key: jax.Array) -> jax.Array:
     return key if sharded.shards == 1 else random.fold_in(key, lax.axis_index(sharded.axis))
 
 
-def sample_core(
+def sample_local(
     sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
     """Draw this shard's part of a batch of `batch_size`."""

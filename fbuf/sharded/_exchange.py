@@ -25,19 +25,34 @@ from fbuf._core.slots import expand
 from fbuf._members import quota
 from fbuf.samplers._base import masked_draw
 from fbuf.sharded import _blocks
-from fbuf.sharded._draw import count_empty, own_key, sample_core, weigh, whole
+from fbuf.sharded._draw import count_empty, own_key, sample_local, weigh, whole
+from fbuf.sharded._operation import operation, same, split
 
 SLACK = 1.25  # rows that a shard may send at once, by those it receives
 _COUNTS, _ORDER = 0x736E, 0x736F  # folded into the key
 
 
-def sample_global_core(
+def batch_specs(sharded: Any, *_: Any) -> Sample:
+    """Return the PartitionSpecs of a batch."""
+    along: Any = split(sharded)
+    index = Index(along, along, shard=along)
+    return Sample(along, index, along, along, along, last=same() if sharded.buffer.sampler.epochs else None)
+
+
+@operation(same, same, out=batch_specs)
+def sample(
     sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
 ) -> tuple[BufferState, Sample]:
-    """Draw a batch of `batch_size` from all shards; return this device's part of it."""
+    """Draw a batch of `batch_size`; return this device's part of it."""
+    draw = sample_global if sharded.draw == "global" and sharded.shards > 1 else sample_local
+    return draw(sharded, own, key, options, batch_size)
+
+
+def sample_global(
+    sharded: Any, own: BufferState, key: jax.Array, options: dict[str, jax.Array], batch_size: int
+) -> tuple[BufferState, Sample]:
+    """Draw a batch of `batch_size` from all shards in proportion to their mass; return this device's part of it."""
     buffer, shards, axis = sharded.shard, sharded.shards, sharded.axis
-    if shards == 1:
-        return sample_core(sharded, own, key, options, batch_size)
     me, size = lax.axis_index(axis).astype(jnp.int32), batch_size // shards
     block = min(-(-int(np.ceil(SLACK * size)) // shards), size)  # rows from one shard to one device at once
     most = block * shards

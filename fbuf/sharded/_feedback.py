@@ -20,9 +20,11 @@ from fbuf._buffer.state import BufferState
 from fbuf._core import control_flow
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index
+from fbuf.sharded._operation import operation, same, split
 
 
-def update_priority_core(
+@operation(split, split, split, same)
+def update_priority(
     sharded: Any, own: BufferState, index: Index, td_error: jax.Array, mask: Any, eta: Any
 ) -> tuple[BufferState, None]:
     """Set the priorities of this shard's rows among those of all devices."""

@@ -7,21 +7,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from fbuf._buffer import read, transforms
 from fbuf._buffer import state as state_ops
-from fbuf._buffer.state import BufferState, on_open
+from fbuf._buffer.state import BufferState
 from fbuf._buffer.summary import Seen, collect
 from fbuf.sharded._draw import gather, whole
-from fbuf.sharded._operation import ShardedOperation
+from fbuf.sharded._operation import columns, of_each, operation, same, split
 from fbuf.sharded._state import ShardedState
 
 _LATEST = ("epoch", "version")
 """Counts of `stats` that are not sums; nor are those of transforms, whose statistics are of the whole."""
 
 
-def stats_core(sharded: Any, own: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
+@operation()
+def stats(sharded: Any, own: BufferState) -> tuple[BufferState, dict[str, jax.Array]]:
     """Return scalars of the whole."""
     axis, shards = sharded.axis, sharded.shards
     each = read.stats.core(sharded.shard, own)[1]
@@ -51,7 +51,12 @@ def _balance(total: jax.Array, squares: jax.Array, shards: int) -> jax.Array:
     return jnp.where(total > jnp.float32(0), even, jnp.float32(1))
 
 
-def _look_core(sharded: Any, own: BufferState, number: int) -> tuple[BufferState, Any]:
+def _specs_of_look(sharded: Any, *_: Any) -> Any:
+    return columns(sharded), split(sharded), same()
+
+
+@operation(out=_specs_of_look)
+def look(sharded: Any, own: BufferState, number: int) -> tuple[BufferState, Any]:
     """Return what `collect.look` does: of rows, of rows that are compared, and of the whole."""
     shard, axis = sharded.shard, sharded.axis
     found = collect.look.core(shard, own, number)[1]
@@ -64,7 +69,7 @@ def _look_core(sharded: Any, own: BufferState, number: int) -> tuple[BufferState
     if chance is not None:
         found["probability"] = chance * share[lax.axis_index(axis)]
     of_all = {
-        "stats": stats_core(sharded, own)[1] | {"balance": _balance(jnp.sum(share), jnp.sum(share**2), sharded.shards)},
+        "stats": stats.core(sharded, own)[1] | {"balance": _balance(jnp.sum(share), jnp.sum(share**2), sharded.shards)},
         "available": lax.psum(found.pop("available"), axis),
     }
     if "newest" in found:  # one shard
@@ -73,14 +78,28 @@ def _look_core(sharded: Any, own: BufferState, number: int) -> tuple[BufferState
     return own, (found, found.pop("hashes", {}), of_all)
 
 
-_look = ShardedOperation(on_open(_look_core))
+_row_flags = of_each(collect.row_flags, out=columns)
 
 
-def _flags_core(sharded: Any, own: BufferState) -> tuple[BufferState, tuple[jax.Array, jax.Array]]:
-    return own, collect.row_flags.core(sharded.shard, own)[1]
+@operation()
+def size(sharded: Any, own: BufferState) -> tuple[BufferState, jax.Array]:
+    """Return int32[], the rows held by all shards."""
+    return own, lax.psum(read.size.core(sharded.shard, own)[1], sharded.axis)
 
 
-_flags = ShardedOperation(on_open(_flags_core))
+@operation()
+def can_sample(sharded: Any, own: BufferState) -> tuple[BufferState, jax.Array]:
+    """Return whether any shard has an anchor to draw."""
+    anchors = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32)
+    available = sharded.shard.sampler.available(own.sampler, anchors)
+    return own, lax.psum(available, sharded.axis) > jnp.int32(0)
+
+
+@operation(same)
+def can_add(sharded: Any, own: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
+    """Return whether every shard has room."""
+    here = read.can_add.core(sharded.shard, own, number)[1]
+    return own, lax.pmin(here.astype(jnp.int32), sharded.axis) == jnp.int32(1)
 
 
 def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:
@@ -90,8 +109,7 @@ def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:
         return {}
     if isinstance(anchors.flags, jax.core.Tracer) or not anchors.flags.is_fully_addressable:
         return {}
-    out = (PartitionSpec(None, sharded.axis),) * 2
-    found = _flags(sharded, state, out=out)[1]
+    found = _row_flags(sharded, state)[1]
     if isinstance(found[1], jax.core.Tracer):  # a state from outside the trace
         return {}
     return {"unlearnt": jnp.int32(collect.count_unlearnt(sharded.buffer, *jax.device_get(found)))}
@@ -100,6 +118,5 @@ def unlearnt(sharded: Any, state: ShardedState) -> dict[str, Any]:
 def seen(sharded: Any, state: ShardedState, compare: int = 0) -> Seen:
     """Return arrays about every row, with one column a lane, without lanes one a shard. Eager."""
     number = collect.newest_of_each(sharded.buffer if sharded.buffer.lanes else sharded.shard, compare)
-    out = (PartitionSpec(None, sharded.axis), PartitionSpec(sharded.axis), PartitionSpec())
-    rows, hashes, of_all = jax.device_get(_look(sharded, state, out=out, static=(number,))[1])
+    rows, hashes, of_all = jax.device_get(look(sharded, state, static=(number,))[1])
     return collect.seen_of(sharded.buffer, {**rows, **of_all, "hashes": hashes})

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf._buffer import priorities, read, transforms, write
+from fbuf._buffer import priorities, read, write
 from fbuf._buffer.state import BufferState
 from fbuf._core.dispatch import update_if
 from fbuf._core.sample import Index, Rows
 from fbuf.sharded import _blocks
 from fbuf.sharded._feedback import homes
-from fbuf.transforms import Chain
+from fbuf.sharded._operation import by_lane, operation, split
 
 
 def _own(sharded: Any, shard: jax.Array, index: Index) -> Index:
@@ -50,34 +50,43 @@ def _indexed(sharded: Any, rows: Rows, shard: jax.Array) -> Rows:
     return dataclasses.replace(rows, index=dataclasses.replace(rows.index, shard=shard))
 
 
-def get_core(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Rows]:
+@operation(split, out=split)
+def get(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Rows]:
     """Return rows by index."""
     rows = _ask(sharded, index, lambda rows: read.get.core(sharded.shard, own, rows)[1])
     rows = jax.tree.map(lambda leaf: leaf.reshape(index.slot.shape + leaf.shape[1:]), rows)
     return own, _indexed(sharded, rows, index.shard)
 
 
-def all_rows_core(sharded: Any, own: BufferState) -> tuple[BufferState, Rows]:
+@operation(out=by_lane)
+def all_rows(sharded: Any, own: BufferState) -> tuple[BufferState, Rows]:
     """Return every row of this shard, oldest first."""
     rows = read.all_rows.core(sharded.shard, own)[1]
     return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
 
 
-def last_core(sharded: Any, own: BufferState, n: int) -> tuple[BufferState, Rows]:
+@operation(out=by_lane)
+def last(sharded: Any, own: BufferState, n: int) -> tuple[BufferState, Rows]:
     """Return the newest rows of this shard's lanes."""
     rows = read.last.core(sharded.shard, own, n)[1]
     return own, _indexed(sharded, rows, lax.axis_index(sharded.axis).astype(jnp.int32))
 
 
-def priorities_core(sharded: Any, own: BufferState, index: Index | None) -> tuple[BufferState, jax.Array]:
-    """Return |p| of rows; None: of all rows of this shard."""
-    if index is None:
-        return priorities.read_priorities.core(sharded.shard, own, None)
+@operation(split, out=split)
+def read_priorities(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, jax.Array]:
+    """Return |p| of rows."""
     found = _ask(sharded, index, lambda rows: priorities.read_priorities.core(sharded.shard, own, rows)[1])
     return own, found.reshape(index.slot.shape)
 
 
-def window_index_core(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Index]:
+@operation(out=by_lane)
+def all_priorities(sharded: Any, own: BufferState) -> tuple[BufferState, jax.Array]:
+    """Return |p| of all rows of this shard, in the order of `all_rows`."""
+    return priorities.read_priorities.core(sharded.shard, own, None)
+
+
+@operation(split, out=split)
+def window_index(sharded: Any, own: BufferState, index: Index) -> tuple[BufferState, Index]:
     """Return the rows of windows; rows of no shard keep their index."""
     rows = _ask(sharded, index, lambda rows: read.window_index.core(sharded.shard, own, rows)[1])
     foreign = (index.shard < jnp.int32(0)) | (index.shard >= jnp.int32(sharded.shards))
@@ -88,7 +97,8 @@ def window_index_core(sharded: Any, own: BufferState, index: Index) -> tuple[Buf
     return own, Index(slot, ticket, shard=shard)
 
 
-def update_rows_core(
+@operation(split, split, split)
+def update_rows(
     sharded: Any, own: BufferState, index: Index, leaves: dict[str, jax.Array], mask: jax.Array | None
 ) -> tuple[BufferState, None]:
     """Replace leaves of rows; they are sent to all devices if any of them is not on the device that has its index."""
@@ -111,19 +121,3 @@ def update_rows_core(
     here = Index(jnp.where(some, nowhere, rows.slot), jnp.where(some, jnp.uint32(0), rows.ticket))
     own = write.update_rows.core(buffer, own, here, leaves, None)[0]
     return update_if(some, send, own, leaves)[0], None
-
-
-def rebuild_core(sharded: Any, own: BufferState) -> tuple[BufferState, None]:
-    """Apply the sampler's current numbers to all rows."""
-    return write.rebuild.core(sharded.shard, own)
-
-
-def refit_core(sharded: Any, own: BufferState, stages: Chain) -> tuple[BufferState, None]:
-    """Compute the memory of stages of `on_read` from the rows of all shards."""
-    return transforms.refit.core(sharded.shard, own, stages)
-
-
-def can_add_core(sharded: Any, own: BufferState, number: jax.Array) -> tuple[BufferState, jax.Array]:
-    """Return whether every shard has room."""
-    here = read.can_add.core(sharded.shard, own, number)[1]
-    return own, lax.pmin(here.astype(jnp.int32), sharded.axis) == jnp.int32(1)

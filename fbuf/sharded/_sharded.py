@@ -7,15 +7,12 @@ import functools
 from typing import Any, Literal, Unpack
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from fbuf._buffer import checks, write
-from fbuf._buffer import state as state_ops
+from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.plan import Plan, PlanSettings
-from fbuf._buffer.state import BufferState, on_open, raise_failed
+from fbuf._buffer.state import raise_failed
 from fbuf._buffer.summary import Summary, checked_compare, summary_of
 from fbuf._core.arguments import DrawOptions, Numbers
 from fbuf._core.component import component
@@ -23,10 +20,10 @@ from fbuf._core.control_flow import vary
 from fbuf._core.pytree import PyTree
 from fbuf._core.sample import Index, Rows, Sample
 from fbuf._members.split import check_draw_mode, member_of
-from fbuf.sharded import _checks, _draw, _exchange, _feedback, _inspect, _plan, _rows
-from fbuf.sharded._operation import ShardedOperation, is_local
+from fbuf.sharded import _checks, _exchange, _feedback, _inspect, _plan, _rows, _write
+from fbuf.sharded._operation import is_local
 from fbuf.sharded._split import init_each, keeps_rows_on_host
-from fbuf.sharded._state import ShardedState, block_of, split_specs
+from fbuf.sharded._state import ShardedState, block_of
 
 
 @component
@@ -114,7 +111,7 @@ class Sharded:
     def check_state(self, state: ShardedState) -> None:
         """Raise ValueError if another buffer made the state, or it is on another mesh."""
         _checks.check_state("Sharded.check_state", self, state)
-        jax.eval_shape(lambda state: _size(self, state)[1], state)
+        jax.eval_shape(lambda state: _inspect.size(self, state)[1], state)
 
     # ------------------------------------------------------------------------------------------------ making
 
@@ -196,8 +193,7 @@ class Sharded:
         if shape[0] == 0:
             return state
         axes = (not single) + (buffer.lanes is not None)
-        spec = PartitionSpec(None, self.axis) if axes == 2 else PartitionSpec(self.axis) if axes else PartitionSpec()
-        after = _extend(self, state, leaves, priority, mask, specs=(spec,) * 3, static=(shape, axes))[0]
+        after = _write.extend(self, state, leaves, priority, mask, static=(shape, axes))[0]
         raise_failed(after.shards, buffer.storage)
         return after
 
@@ -232,10 +228,8 @@ class Sharded:
         checks.check_prioritized(call, self.buffer.sampler)
         index = _checks.checked_index(call, self, index)
         own = Index(index.slot, index.ticket)
-        own, td_error, mask, eta = checks.check_errors(call, self.buffer, own, td_error, mask, eta)
-        split = PartitionSpec(self.axis)
-        specs = (split, split, split, PartitionSpec())
-        return _update_priority(self, state, index, td_error, mask, eta, specs=specs)[0]
+        arguments = checks.check_errors(call, self.buffer, own, td_error, mask, eta)[1:]
+        return _feedback.update_priority(self, state, index, *arguments)[0]
 
     def cut(self, state: ShardedState, lanes: Any = None) -> ShardedState:
         """End the running episodes at their newest rows: as `Buffer.cut`.
@@ -245,26 +239,25 @@ class Sharded:
         """
         _checks.check_state("Sharded.cut", self, state)
         lanes = checks.check_lanes("Sharded.cut", _checks.buffer_here(self), lanes)
-        spec = PartitionSpec(self.axis) if self.buffer.lanes is not None else PartitionSpec()
-        return _cut(self, state, lanes, specs=(spec,))[0]
+        return _write.cut(self, state, lanes)[0]
 
     def clear(self, state: ShardedState) -> ShardedState:
         """Drop every row. Annealed numbers stay, and every index becomes stale. Cost: O(C / D) on each device."""
         _checks.check_state("Sharded.clear", self, state)
-        return _clear(self, state)[0]
+        return _write.clear(self, state)[0]
 
     def set(self, state: ShardedState, **numbers: Unpack[Numbers]) -> ShardedState:
         """Replace annealed numbers of the sampler on all shards: as `Buffer.set`."""
         _checks.check_state("Sharded.set", self, state)
         sampler = self.buffer.sampler
         checked = checks.check_numbers("Sharded.set", sampler, sampler.numbers, numbers)
-        return _set(self, state, checked, specs=(PartitionSpec(),))[0]
+        return _write.set_numbers(self, state, checked)[0]
 
     def rebuild(self, state: ShardedState) -> ShardedState:
         """Apply the sampler's current numbers to all rows, after `set(state, alpha=...)`: as `Buffer.rebuild`."""
         _checks.check_state("Sharded.rebuild", self, state)
         checks.check_rebuilds("Sharded.rebuild", self.buffer.sampler)
-        return _rebuild(self, state)[0]
+        return _write.rebuild(self, state)[0]
 
     def update_rows(self, state: ShardedState, index: Index, fields: PyTree, *, mask: Any = None) -> ShardedState:
         """Replace some leaves of existing rows, whichever devices they are on: as `Buffer.update_rows`.
@@ -293,8 +286,7 @@ class Sharded:
         index = _checks.checked_index(call, self, index)
         own = Index(index.slot, index.ticket)
         _, leaves, mask = checks.check_update(call, _checks.buffer_here(self), state.shards, own, fields, mask)
-        split = PartitionSpec(self.axis)
-        return _update_rows(self, state, index, leaves, mask, specs=(split,) * 3)[0]
+        return _rows.update_rows(self, state, index, leaves, mask)[0]
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -332,12 +324,7 @@ class Sharded:
         _checks.check_multiple(call, self, "batch_size", size)
         if self.draw == "global":
             _checks.check_key(call, self.axis, key)
-        draw = _sample_global if self.draw == "global" else _sample
-        specs = (PartitionSpec(), PartitionSpec())
-        out = _specs_of_batch(self)
-        after, batch = draw(self, state, key, given, specs=specs, out=out, static=(size,))
-        sampled: Sample = batch
-        return after, sampled
+        return _exchange.sample(self, state, key, given, static=(size,))
 
     def peek(
         self, state: ShardedState, key: jax.Array, batch_size: int | None = None, **options: Unpack[DrawOptions]
@@ -354,20 +341,14 @@ class Sharded:
         """
         call = "Sharded.get"
         _checks.check_state(call, self, state)
-        found: Rows = self._ask(_get, state, _checks.checked_index(call, self, index))
-        return found
+        return _rows.get(self, state, _checks.checked_index(call, self, index))[1]
 
     def window_index(self, state: ShardedState, index: Index) -> Index:
         """Return the rows `[B, T]` of sampled windows, for `update_rows`: as `Buffer.window_index`. Cost: as `get`."""
         call = "Sharded.window_index"
         _checks.check_state(call, self, state)
         checks.check_windows(call, self.buffer.view)
-        found: Index = self._ask(_window_index, state, _checks.checked_index(call, self, index, (1,)))
-        return found
-
-    def _ask(self, operation: ShardedOperation, state: ShardedState, index: Index) -> Any:
-        split = PartitionSpec(self.axis)
-        return operation(self, state, index, specs=(split,), out=split)[1]
+        return _rows.window_index(self, state, _checks.checked_index(call, self, index, (1,)))[1]
 
     def priorities(self, state: ShardedState, index: Index | None = None) -> jax.Array:
         """Return priorities |p|, of all rows in the order of `rows`: as `Buffer.priorities`. Cost: as `get`, or `rows`."""
@@ -375,9 +356,9 @@ class Sharded:
         _checks.check_state(call, self, state)
         checks.check_prioritized(call, self.buffer.sampler)
         if index is None:
-            return self._in_order(call, _priorities, state, None)
-        found: jax.Array = self._ask(_priorities, state, _checks.checked_index(call, self, index))
-        return found
+            _checks.check_order(call, self)
+            return _rows.all_priorities(self, state)[1]
+        return _rows.read_priorities(self, state, _checks.checked_index(call, self, index))[1]
 
     def rows(self, state: ShardedState) -> Rows:
         """Return every row, oldest first, `[C / E, E, ...]`, with the shard in `index`: as `Buffer.rows`.
@@ -387,8 +368,8 @@ class Sharded:
         Cost: O(C / D) on each device; no collective.
         """
         _checks.check_state("Sharded.rows", self, state)
-        found: Rows = self._in_order("Sharded.rows", _all_rows, state)
-        return found
+        _checks.check_order("Sharded.rows", self)
+        return _rows.all_rows(self, state)[1]
 
     def last(self, state: ShardedState, n: int) -> Rows:
         """Return the newest `n` rows of each lane, newest last, `[n, E, ...]`: as `Buffer.last`.
@@ -407,35 +388,24 @@ class Sharded:
         """
         _checks.check_state("Sharded.last", self, state)
         n = checks.check_last("Sharded.last", self.shard, n)
-        found: Rows = self._in_order("Sharded.last", _last, state, static=(n,))
-        return found
-
-    def _in_order(
-        self, call: str, operation: ShardedOperation, state: ShardedState, *args: Any, static: Any = ()
-    ) -> Any:
-        """Return the rows of all shards, split along lanes."""
-        _checks.check_order(call, self)
-        out = PartitionSpec(self.axis) if self.buffer.lanes is None else PartitionSpec(None, self.axis)
-        return operation(self, state, *args, specs=(PartitionSpec(),) * len(args), out=out, static=static)[1]
+        _checks.check_order("Sharded.last", self)
+        return _rows.last(self, state, static=(n,))[1]
 
     def can_add(self, state: ShardedState, n: Any = 1) -> jax.Array:
         """Return bool[]: whether `n` more rows in each lane can be stored, as `Buffer.can_add`."""
         call = "Sharded.can_add"
         _checks.check_state(call, self, state)
-        found: jax.Array = _can_add(self, state, checks.check_rows_count(call, n), specs=(PartitionSpec(),))[1]
-        return found
+        return _inspect.can_add(self, state, checks.check_rows_count(call, n))[1]
 
     def can_sample(self, state: ShardedState) -> jax.Array:
         """Return bool[], whether any shard has an anchor to draw."""
         _checks.check_state("Sharded.can_sample", self, state)
-        found: jax.Array = _can_sample(self, state)[1]
-        return found
+        return _inspect.can_sample(self, state)[1]
 
     def size(self, state: ShardedState) -> jax.Array:
         """Return int32[], the rows held by all shards."""
         _checks.check_state("Sharded.size", self, state)
-        held: jax.Array = _size(self, state)[1]
-        return held
+        return _inspect.size(self, state)[1]
 
     def stats(self, state: ShardedState) -> dict[str, jax.Array]:
         """Return scalars to log, of the whole: as `Buffer.stats`, and `balance`.
@@ -445,8 +415,7 @@ class Sharded:
         batch is worth about this share of an unweighted one. `unlearnt` is missing where other processes have shards.
         """
         _checks.check_state("Sharded.stats", self, state)
-        found: dict[str, jax.Array] = _stats(self, state)[1]
-        return found | _inspect.unlearnt(self, state)
+        return _inspect.stats(self, state)[1] | _inspect.unlearnt(self, state)
 
     def summary(self, state: ShardedState, *, compare: int | None = 1 << 14) -> Summary:
         r"""Summarise the contents of all shards: as `Buffer.summary`. Eager.
@@ -490,62 +459,3 @@ class Sharded:
           True
         """
         return _plan.plan(self, example, **settings)
-
-
-def _specs_of_batch(sharded: Sharded) -> Sample:
-    split = PartitionSpec(sharded.axis)
-    whole = PartitionSpec() if sharded.buffer.sampler.epochs else None
-    return split_specs(split, whole)
-
-
-def _extend_core(
-    sharded: Sharded, own: BufferState, leaves: Any, priority: Any, mask: Any, shape: tuple[int, int], axes: int
-) -> tuple[BufferState, None]:
-    own = write.extend.core(sharded.shard, own, leaves, priority, mask, shape, axes)[0]
-    sampler = sharded.shard.sampler
-    # Otherwise every shard keeps the number that all have.
-    moves = priority is not None or sampler.largest == "held" or sampler.stamp is not None
-    return _feedback.share_numbers(sharded, own) if moves else own, None
-
-
-def _cut_core(sharded: Sharded, own: BufferState, lanes: Any) -> tuple[BufferState, None]:
-    return write.cut.core(sharded.shard, own, lanes)
-
-
-def _clear_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, None]:
-    return write.clear.core(sharded.shard, own)
-
-
-def _set_core(sharded: Sharded, own: BufferState, numbers: dict[str, jax.Array]) -> tuple[BufferState, None]:
-    return write.set_numbers.core(sharded.shard, own, numbers)
-
-
-def _can_sample_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, jax.Array]:
-    anchors = jnp.sum(state_ops.anchor_count(own), dtype=jnp.int32)
-    available = sharded.shard.sampler.available(own.sampler, anchors)
-    return own, lax.psum(available, sharded.axis) > jnp.int32(0)
-
-
-def _size_core(sharded: Sharded, own: BufferState) -> tuple[BufferState, jax.Array]:
-    return own, lax.psum(jnp.sum(own.ring.size, dtype=jnp.int32), sharded.axis)
-
-
-_rebuild = ShardedOperation(on_open(_rows.rebuild_core))
-_update_rows = ShardedOperation(on_open(_rows.update_rows_core))
-_get = ShardedOperation(on_open(_rows.get_core))
-_window_index = ShardedOperation(on_open(_rows.window_index_core))
-_priorities = ShardedOperation(on_open(_rows.priorities_core))
-_all_rows = ShardedOperation(on_open(_rows.all_rows_core))
-_last = ShardedOperation(on_open(_rows.last_core))
-refit = ShardedOperation(on_open(_rows.refit_core))
-_can_add = ShardedOperation(on_open(_rows.can_add_core))
-_extend = ShardedOperation(on_open(_extend_core))
-_update_priority = ShardedOperation(on_open(_feedback.update_priority_core))
-_cut = ShardedOperation(on_open(_cut_core))
-_clear = ShardedOperation(on_open(_clear_core))
-_set = ShardedOperation(on_open(_set_core))
-_sample = ShardedOperation(on_open(_draw.sample_core))
-_sample_global = ShardedOperation(on_open(_exchange.sample_global_core))
-_can_sample = ShardedOperation(on_open(_can_sample_core))
-_size = ShardedOperation(on_open(_size_core))
-_stats = ShardedOperation(on_open(_inspect.stats_core))

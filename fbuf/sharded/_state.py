@@ -11,7 +11,6 @@ import numpy as np
 from fbuf._buffer.state import BufferState
 from fbuf._core import text_table
 from fbuf._core.component import component, state
-from fbuf._core.sample import Index, Sample
 
 
 @component
@@ -60,8 +59,3 @@ def block_of(shards: int, own: BufferState) -> ShardedState:
     structure: Any = jax.tree.structure(own)
     layout = Layout(shards, tuple(leaf.ndim == 0 for leaf in leaves))
     return ShardedState(structure.unflatten([leaf if leaf.ndim else leaf[None] for leaf in leaves]), layout)
-
-
-def split_specs(split: Any, last: Any) -> Sample:
-    """Return the PartitionSpecs of a batch."""
-    return Sample(split, Index(split, split, shard=split), split, split, split, last=last)
