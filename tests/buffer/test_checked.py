@@ -162,7 +162,7 @@ def check_eager(name, storage):
 
 def check_jitted(name, storage):
     case, buffer = made(name, storage)
-    plain = jax.jit(partial(case.step, buffer), donate_argnums=0)
+    plain = jax.jit(partial(case.step, buffer))
     checked = fbuf.checked(plain)
     for x in (case.good, case.bad):
         with nullcontext() if x is case.good else pytest.raises(ValueError, match=case.message) as caught:
