@@ -324,9 +324,19 @@ def draw(tree: Array, key: Array, batch_size: int, capacity: int, *, stratified:
     Cost: O(B log C).
     Source: Schaul et al. 2016, appendix B.2.1 (stratified).
     """
+    return descend(
+        tree, *uniforms(key, batch_size, with_spare(batch_size), stratified=stratified), batch_size, capacity
+    )
+
+
+def with_spare(batch_size: int) -> int:
+    """Return how many queries `descend` should get."""
+    return batch_size + (_SPARE if batch_size < _MANY else 0)
+
+
+def descend(tree: Array, top: Array, bottom: Array, batch_size: int, capacity: int) -> tuple[Array, Array]:
+    """Return the index and the leaf of the first B queries of `uniforms`, as `draw` does."""
     tree = lax.stop_gradient(tree)
-    number = batch_size + (_SPARE if batch_size < _MANY else 0)
-    top, bottom = uniforms(key, batch_size, number, stratified=stratified)
     by_loop, by_level = (partial(f, batch=batch_size, capacity=capacity) for f in (_descend_by_loop, _descend_by_level))
     drawn: tuple[Array, Array] = control_flow.platform_dependent(tree, top, bottom, cpu=by_loop, default=by_level)
     return drawn

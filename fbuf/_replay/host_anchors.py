@@ -15,7 +15,9 @@ import numpy as np
 
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED
+from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._indexing.anchors import CUT, END, OPEN, RESET, START, TERMINATED
+from fbuf._replay.host_reads import HeldArrays
 from fbuf._replay.host_rings import Rings
 from fbuf._replay.row_block import RowBlock
 
@@ -39,22 +41,27 @@ class HostAnchors:
         self._view, self._resets = view, rule.reset_rows
         self._known: tuple[Any, int] = None, 0
 
-    def follow(self, state: BufferState, rings: Rings, block: RowBlock | None) -> int:
-        """Read the anchors of a state with these rings, and then of the rows of `block`. Return their number."""
+    def follow(self, state: BufferState, arrays: HeldArrays, rings: Rings, block: RowBlock | None) -> int:
+        """Read the anchors of a state with these arrays and rings, then of the rows of `block`. Return their number."""
         count = 0 if block is None else block.count
         known = state.header, -1 if block is None else block.cleared
         if known[0] is not self._known[0] or known[1] != self._known[1]:
             self._known = known
             self._begin(state, rings, 0 if block is None else block.length)
         if block is not None and self._seen < count:
-            self._add(state, block)
+            self._add(arrays.read(state)[1].item, block)
         return self.total
 
     def _begin(self, state: BufferState, rings: Rings, most: int) -> None:
         anchors, lanes = state.anchors, range(self._lanes)
         assert anchors is not None
         tail = _read(anchors.tail_flags)
-        self._head, self._left = (_read(x).tolist() for x in (state.sampler.head, state.sampler.count))
+        self._left = _read(anchors.count).tolist()
+        self._head = _read(state.sampler.head).tolist() if isinstance(state.sampler, AnchorQueue) else [0] * self._lanes
+        self._closed = [
+            -self._length - 1
+        ] * self._lanes  # the newest row that closed, counted from the first of the block
+        self.changes = list[int]()  # slots that opened, and -1 less those that closed, in this order
         self._cursor, self._size = rings.cursor.tolist(), rings.size.tolist()
         self._newest: list[int] = tail[-1].tolist()
         undecided, step = (
@@ -74,15 +81,13 @@ class HostAnchors:
             self._ends = np.cumsum(number)
             self._by_lane = np.array([self._ends - number, self._head, self._left])
 
-    def _add(self, state: BufferState, block: RowBlock) -> None:
+    def _add(self, held: Item, block: RowBlock) -> None:
         """Open and close the anchors of the rows that are new in `block`."""
-        assert state.anchors is not None
         first, last, lanes, length = self._seen, block.count, self._lanes, self._length
         ends = [(block.columns[leaf][first:last].reshape(-1).tolist(), bits) for leaf, bits in self._bits]
         fresh = self.flags.reshape(-1, lanes)
         resets, view, opened, newest, more = self._resets, self._view, self._opened, self._newest, self._more
         checks = view.checks
-        held, queue = (np.asarray(memoryview(array)).item for array in (state.anchors.flags, state.sampler.slot))
         for number in range((last - first) * lanes):
             step, lane = divmod(number, lanes)
             step += first
@@ -99,11 +104,13 @@ class HostAnchors:
                 flags |= START
             newest[lane] = fresh[step, lane] = flags
             if self._size[lane] + step >= length:
-                self._close(lane, step, held, queue)
+                self._close(lane, step, held)
             for back in view.opened(self._memory[lane], flags, before):
                 if not checks or self._learns(lane, step, back, held):
-                    opened[lane, more[lane]] = (self._cursor[lane] + step - back) % length * lanes + lane
+                    slot = (self._cursor[lane] + step - back) % length * lanes + lane
+                    opened[lane, more[lane]] = slot
                     more[lane] += 1
+                    self.changes.append(slot)
         self._seen = last
         self._count()
 
@@ -114,20 +121,18 @@ class HostAnchors:
         place = (self._cursor[lane] + step) % self._length
         return held(place * self._lanes + lane)
 
-    def _close(self, lane: int, step: int, held: Item, queue: Item) -> None:
+    def _close(self, lane: int, step: int, held: Item) -> None:
         """Close the anchor that row `step` overwrites, and those that lack earlier frames from then on."""
-        length, lanes = self._length, self._lanes
-        oldest = (self._cursor[lane] + step + 1) % length
-        lacking = 0  # rows from the oldest
-        while lacking < self._view.back and not self._flags(lane, step + 1 - length + lacking, held) & START:
+        oldest, lacking = step + 1 - self._length, 0  # rows from the oldest that stays
+        while lacking < self._view.back and not self._flags(lane, oldest + lacking, held) & START:
             lacking += 1
-        while self._left[lane]:
-            slot = queue(self._head[lane] % length * lanes + lane)
-            age = (slot // lanes - oldest) % length
-            if lacking <= age < length - 1:
-                return
-            self._head[lane] += 1
-            self._left[lane] -= 1
+        first = max(oldest - 1, self._closed[lane] + 1)
+        for row in range(first, min(oldest + lacking, 0)):
+            if self._flags(lane, row, held) & OPEN:
+                self._head[lane] += 1
+                self._left[lane] -= 1
+                self.changes.append(-1 - (self._cursor[lane] + row) % self._length * self._lanes - lane)
+        self._closed[lane] = max(oldest + lacking - 1, self._closed[lane])
 
     def _learns(self, lane: int, step: int, back: int, held: Item) -> bool:
         """Return whether the window whose anchor is `back` rows before row `step` learns a row."""
@@ -144,7 +149,9 @@ class HostAnchors:
             lane = np.searchsorted(self._ends, rank, side="right")
             begins, head, left = self._by_lane[:, lane]
             rank = rank - begins
-        place = (rank + head) % self._length
+        place = rank + head
+        if lanes > 1 or head + self.total > self._length:
+            place %= self._length
         at = place * lanes + lane if lanes > 1 else place
         slot = queue.take(at).astype(np.int64)
         if any(self._more):

@@ -1,16 +1,17 @@
-"""`HostDraws`: draws for NumPy and torch in NumPy, where the rows are in CPU memory and all anchors equally likely.
+"""`HostDraws`: draws for NumPy and torch in NumPy, where the rows are in CPU memory.
 
 A jitted draw of 256 small rows takes 200 to 500 us in a Python loop, most of it for dispatch. Here one program computes the
 random bits of several draws. Slots, generations and reads of rows are computed by NumPy in the memory of the state's arrays.
-Batches equal those of `Buffer.sample` bit for bit.
+Batches equal those of `Buffer.sample` bit for bit. For priorities see `fbuf._replay.priority_draws`.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf._algorithms import random
@@ -18,29 +19,46 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._replay import host_reads
 from fbuf._replay.host_anchors import HostAnchors
-from fbuf._replay.host_reads import HeldArrays, HeldRows, HostBatch
-from fbuf._replay.host_rings import HostRings, Rings, generation
+from fbuf._replay.host_reads import HeldRows, HostBatch
+from fbuf._replay.host_rings import HostRings, Rings
 from fbuf._replay.row_block import RowBlock
-from fbuf.samplers import Uniform
 
 _AHEAD = 1 << 13  # rows whose random bits one call computes
-_LANES = 64  # beyond, a program is faster than a loop over the lanes of each row
 
 
 @functools.lru_cache(maxsize=64)
-def random_draws(size: int, impl: str) -> Any:
-    """Return a jitted function from a key's data to those after each of several draws, and the random bits of each."""
+def random_draws(size: int, impl: str, bits: Any) -> Any:
+    """Return a jitted function from a key's data to those after each of several draws, and what `bits` makes of each key."""
+
+    def of(key: jax.Array) -> Any:
+        random.consume(key)
+        return bits(key, size)
 
     def draws(key_data: jax.Array) -> Any:
         def one(key: jax.Array, _: None) -> Any:
             key, now = jax.random.split(key)
-            random.consume(now)
-            return key, (jax.random.key_data(key), *random.pairs(now, size, random.BELOW))
+            return key, (jax.random.key_data(key), now if mapped else of(now))
 
         first = jax.random.wrap_key_data(key_data, impl=impl)
-        return jax.lax.scan(one, first, None, length=max(1, _AHEAD // size))[1]
+        after, each = jax.lax.scan(one, first, None, length=max(1, _AHEAD // size))[1]
+        return after, jax.vmap(of)(each) if mapped else each
 
+    mapped = impl == "threefry2x32"  # random numbers of others depend on what is mapped over
     return jax.jit(draws)
+
+
+def uniform_bits(key: jax.Array, size: int) -> jax.Array:
+    """Return the random words uint32[2, B] of a uniform draw."""
+    return jnp.stack(random.pairs(key, size, random.BELOW))
+
+
+class Drawn(NamedTuple):
+    """Anchors: slots int64[B], their lanes (0 of one), and what is known of their probabilities."""
+
+    slot: np.ndarray[Any, Any]
+    lane: Any
+    chance: np.ndarray[Any, Any]
+    weight: np.ndarray[Any, Any]
 
 
 class HostDraws:
@@ -53,6 +71,9 @@ class HostDraws:
       names: Of the leaves of a row.
     """
 
+    bits: Any = staticmethod(uniform_bits)
+    word: Any = np.uint64  # of the bits, in NumPy
+
     def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
         self._buffer, self._geometry, self._impl = buffer, buffer.geometry, impl
         self._rings = HostRings(buffer.geometry)
@@ -64,57 +85,72 @@ class HostDraws:
         self._structure = host_reads.structure_of(view.example)
 
     def draw(
-        self, state: BufferState, arrays: HeldArrays, block: RowBlock | None, key: Any, size: int
+        self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any
     ) -> tuple[Any, HostBatch] | None:
-        """Return the data of the next key and a batch of the state, of these arrays, with the rows of `block`.
+        """Return the data of the next key and a batch of the engine's state with the rows of `block`.
 
         None if there are no anchors, or if NumPy rounds this batch otherwise than XLA.
         """
-        lanes, count = self._geometry.lanes, 0 if block is None else block.count
-        rings = self._rings.read(state.header, count)
+        header, count = engine._state.header, 0 if block is None else block.count
+        rings = self._rings.read(header, count)
         if self._anchors is None:
-            total = int(rings.size.sum())
+            total = rings.total
         else:
-            total = self._anchors.follow(state, self._rings.read(state.header), block)
+            total = self._anchors.follow(engine._state, engine._arrays, self._rings.read(header), block)
         if not total:
             return None
-        after, first, second = self._bits(key, size)
+        after, bits = self._bits(key, size)
         self._key = None  # an interrupt may come before the end
-        # As `random.randint_below`: the high word of a product of 64 and 32 bits.
-        rank = first * total
-        rank += second * total >> 32
-        rank = (rank >> 32).view(np.int64)
-        leaves, flags, queue = arrays.read(state)
-        if self._anchors is None:
-            (slot, lane), fresh = self._slots(rings, rank), None
-        else:
-            (slot, lane), fresh = self._anchors.slots(queue, rank), self._anchors.flags
-        rows = HeldRows(self._buffer, leaves, flags, self._rings.read(state.header).cursor, block, fresh)
+        drawn = self._drawn(engine, block, rings, total, bits, size, numbers)
+        if drawn is None:
+            return None
+        slot, lane = drawn.slot, drawn.lane
+        leaves, flags, _ = engine._arrays.read(engine._state)
+        fresh = None if self._anchors is None else self._anchors.flags
+        rows = HeldRows(self._buffer, leaves, flags, self._rings.read(header).cursor, block, fresh)
         view = self._view
         rows.around(slot, lane, view.back, view.ahead)
         leaves = view.read(rows, slot)
         if leaves is None:
             return None
-        position = slot // lanes if lanes > 1 else slot
-        written, before = (
-            rings.lap.astype(np.uint32),
-            generation(0, 0, rings.lap).astype(np.uint32),
-        )  # in this lap, or before
-        ticket = np.where(position < rings.cursor[lane], written[lane], before[lane])
-        chance = np.full(size, np.float32(1) / np.float32(total))
-        leaves += [
-            slot.astype(np.int32),
-            ticket,
-            chance,
-            np.ones(size, np.float32),
-            np.ones(size, bool),
-        ]
+        if self._geometry.lanes == 1:
+            ticket = np.where(slot < rings.cursor[0], rings.written, rings.before)
+        else:
+            is_new = slot // self._geometry.lanes < rings.cursor[lane]
+            ticket = np.where(is_new, rings.written[lane], rings.before[lane])
+        index = slot.astype(np.int32)
+        self._note(engine, block, index, ticket)
+        leaves += [index, ticket, drawn.chance, drawn.weight, np.ones(size, bool)]
         self._key = after
         return after, HostBatch(leaves, self._structure)
 
+    def compilations(self, state: BufferState, size: int, numbers: Any, collects: bool) -> list[Any]:
+        """Return functions that lower the programs of such draws, but for the random bits; `collects`: rows too."""
+        return []
+
+    def _note(
+        self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any]
+    ) -> None:
+        """Note which rows were drawn."""
+
+    def _drawn(
+        self, engine: Any, block: RowBlock | None, rings: Rings, total: int, bits: Any, size: int, numbers: Any
+    ) -> Drawn | None:
+        """Draw from `total` anchors. None: only a program can."""
+        first, second = bits
+        # As `random.randint_below`: the high word of a product of 64 and 32 bits.
+        rank = first * total
+        rank += second * total >> 32
+        rank = (rank >> 32).view(np.int64)
+        if self._anchors is None:
+            slot, lane = self._slots(rings, rank)
+        else:
+            slot, lane = self._anchors.slots(engine._arrays.read(engine._state)[2], rank)
+        return Drawn(slot, lane, np.full(size, np.float32(1) / np.float32(total)), np.ones(size, np.float32))
+
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
         """Return the slots of rows int64[B], counted lane by lane, oldest first; and their lanes, 0 of one."""
-        (lanes, length, _), (cursor, held, _) = self._geometry, rings
+        (lanes, length, _), (cursor, held, *_) = self._geometry, rings
         if lanes == 1:
             return (rank + (cursor[0] - held[0])) % length, 0
         ends = np.cumsum(held)
@@ -128,14 +164,7 @@ class HostDraws:
             self._next, self._size = iter(()), size
         drawn = next(self._next, None)
         if drawn is None:
-            keys, *bits = map(np.asarray, random_draws(size, self._impl)(jax.device_put(key)))
-            self._next = iter(zip(keys, *(part.astype(np.uint64) for part in bits), strict=True))
+            keys, bits = random_draws(size, self._impl, self.bits)(jax.device_put(key))
+            self._next = iter(zip(np.asarray(keys), np.asarray(bits).astype(self.word, copy=False), strict=True))
             drawn = next(self._next)
         return drawn
-
-
-def host_draws(buffer: Buffer, impl: str, view: Any, names: list[str]) -> HostDraws | None:
-    """Return the draws of a uniform buffer whose rows, of leaves `names`, a view reads in NumPy; None for others."""
-    if view is None or type(buffer.sampler) is not Uniform or buffer.sampler.by_episode:
-        return None
-    return HostDraws(buffer, impl, view, names) if buffer.dense or buffer.geometry.lanes <= _LANES else None

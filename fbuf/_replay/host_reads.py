@@ -1,7 +1,6 @@
 """Batches for NumPy and torch whose rows NumPy reads in the memory of the state's arrays.
 
-XLA reads large arrays with several threads on CPUs, which costs more than NumPy's reads of some hundred rows. Programs for
-such batches therefore return what was drawn as one array, and no rows.
+XLA reads large arrays with several threads on CPUs, which costs more than NumPy's reads of some hundred rows.
 """
 
 from __future__ import annotations
@@ -9,10 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fbuf._buffer import read as _read
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._core.packed_leaf import is_packed
@@ -22,8 +19,6 @@ from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._replay.row_block import RowBlock
 from fbuf.storages import Device
 from fbuf.writers import Ring
-
-_DTYPES = np.int32, np.uint32, np.float32, np.float32  # of slot, ticket, probability and weight; then the mask
 
 
 class HostBatch(NamedTuple):
@@ -57,9 +52,9 @@ def host_view(buffer: Buffer, state: BufferState) -> Any:
     return buffer.view.on_host(*buffer.storage.spec(state.rows)) if known else None
 
 
-def structure_of(data: PyTree, last: bool = False) -> Any:
-    """Return the structure of batches of such data; `last`: with the flag of an epoch."""
-    return jax.tree.structure(Sample(data, Index(0, 0), 0, 0, 0, last=0 if last else None))  # type: ignore[arg-type]
+def structure_of(data: PyTree) -> Any:
+    """Return the structure of batches of such data."""
+    return jax.tree.structure(Sample(data, Index(0, 0), 0, 0, 0))  # type: ignore[arg-type]
 
 
 class At(NamedTuple):
@@ -129,24 +124,32 @@ class HeldRows:
         """Prepare to read rows up to `back` before and `ahead` after the slots int64[B] of lanes."""
         if not self._count:
             return
-        position = slot if self.lanes == 1 else slot // self.lanes
-        step = (position - self._cursor[lane]) % self._length
-        near = step < self._count + back
-        if ahead:
-            near |= step >= self._length - ahead
-        (self._near,) = near.nonzero()
-        self._lane = lane[self._near] if self.lanes > 1 else np.zeros_like(self._near)
+        if self.lanes > 1:
+            step = slot // self.lanes - (self._cursor[lane] - ahead)
+        else:
+            step = slot - (int(self._cursor[0]) - ahead)
+        step %= self._length
+        (self._near,) = (step < self._count + back + ahead).nonzero()
+        if self.lanes > 1:
+            self._lane = lane[self._near]
+        elif self._by_lane:
+            self._lane = np.zeros_like(self._near)
 
     def at(self, slot: np.ndarray[Any, Any], by_step: bool = False) -> At:
         """Return the places of slots int64[B], [B, T], or if `by_step` [T, B], in range modulo C."""
         if self._near is None or not self._near.size:
             return At(slot)
         near = slot[:, self._near] if by_step else slot[self._near]
-        cursor = self._cursor[self._lane]
-        position = near if self.lanes == 1 else near // self.lanes
-        step = (position - (cursor[:, None] if near.ndim == 2 and not by_step else cursor)) % self._length
+        if self.lanes > 1:
+            cursor = self._cursor[self._lane]
+            step = near // self.lanes - (cursor[:, None] if near.ndim == 2 and not by_step else cursor)
+        else:
+            step = near - int(self._cursor[0])
+        step %= self._length
         found = (step < self._count).nonzero()
         entry, index = self._near[found[by_step]], step[found]
+        if not index.size:
+            return At(slot)
         new: Any = (found[0], entry) if by_step else (entry, *found[1:])
         return At(slot, new, (index, self._lane[found[by_step]]) if self._by_lane else index)
 
@@ -163,31 +166,3 @@ class HeldRows:
         if at.new is not None and self._block is not None:
             leaf[at.new] = self._block.columns[number][at.index]
         return leaf
-
-
-def pack(batch: Sample) -> jax.Array:
-    """Return what was drawn as int32[5, B], with `last` as int32[6, B]. Traced."""
-    leaves = batch.index.slot, batch.index.ticket, batch.probability, batch.weight
-    packed = [*(jax.lax.bitcast_convert_type(x, jnp.int32) for x in leaves), batch.mask.astype(jnp.int32)]
-    if batch.last is not None:
-        packed.append(jnp.broadcast_to(batch.last.astype(jnp.int32), batch.mask.shape))
-    return jnp.stack(packed)
-
-
-def read(
-    buffer: Buffer, state: BufferState, arrays: HeldArrays, view: Any, drawn: np.ndarray[Any, Any], impl: str
-) -> tuple[HostBatch, bool]:
-    """Return the packed batch with what `view` reads, and whether it is without masked entries."""
-    mask = drawn[4] != 0
-    full = np.count_nonzero(mask) == mask.size
-    leaves = view.read(HeldRows(buffer, *arrays.read(state)[:2]), drawn[0].astype(np.intp))
-    fields = [part.view(dtype) for part, dtype in zip(drawn, _DTYPES, strict=False)]
-    if leaves is None:  # the program rounds otherwise
-        key, index = jax.random.key(0, impl=impl), Index(*fields[:2])
-        batch = _read.sample_at(buffer, state, key, 0, index, 1.0)[1]
-        leaves = [np.array(leaf) for leaf in jax.tree.leaves(batch.data)]
-    elif not full:
-        for leaf in leaves:
-            leaf[~mask] = 0
-    last = [] if len(drawn) == 5 else [np.array(drawn[5, 0] != 0)]
-    return HostBatch([*leaves, *fields, mask, *last], structure_of(view.example, bool(last))), full

@@ -17,6 +17,9 @@ class Rings(NamedTuple):
     cursor: np.ndarray[Any, Any]
     size: np.ndarray[Any, Any]
     lap: np.ndarray[Any, Any]
+    total: int  # rows held
+    written: Any  # uint32[E], or uint32 of one lane: the generation of rows of this lap
+    before: Any  # of rows of the lap before
 
 
 class HostRings:
@@ -31,26 +34,40 @@ class HostRings:
     def read(self, header: jax.Array, more: int = 0) -> Rings:
         """Return the rings of a header after `more` rows in each lane, at most as many as a lane holds."""
         if header is not self._header:
-            self._header, self._rings = header, Rings(*(part.astype(np.int64) for part in host_ring(header)))
+            self._header, self._rings = header, _rings(*(part.astype(np.int64) for part in host_ring(header)))
             self._last = 0, self._rings
         if not more:
             return self._rings
         if more != self._last[0]:
-            (cursor, size, lap), length = self._rings, self._geometry.length
-            lap = lap + (cursor + more >= length)
-            lap = (lap & 0xFFFFFFFF) + (lap >> 32)  # 0 is no lap
-            self._last = more, Rings((cursor + more) % length, np.minimum(size + more, length), lap)
+            (cursor, size, lap, held, *_), length = self._rings, self._geometry.length
+            if len(cursor) == 1:  # a fifth of the time
+                at, laps = int(cursor[0]) + more, int(lap[0])
+                laps = (laps + (at >= length)) % (1 << 32) or 1  # 0 is no lap
+                before = (laps - 1) % (1 << 32) or (1 << 32) - 1
+                held = min(held + more, length)
+                one = np.array([at % length]), np.array([held]), np.array([laps])
+                self._last = more, Rings(*one, held, np.uint32(laps), np.uint32(before))
+            else:
+                lap = lap + (cursor + more >= length)
+                lap = (lap & 0xFFFFFFFF) + (lap >> 32)
+                self._last = more, _rings((cursor + more) % length, np.minimum(size + more, length), lap)
         return self._last[1]
 
-    def holds(self, header: jax.Array, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any]) -> bool:
-        """Return whether every row int32[B], uint32[B] is held."""
+    def holds(self, header: jax.Array, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any], more: int = 0) -> bool:
+        """Return whether every row int32[B], uint32[B] is held, after `more` rows in each lane."""
         lanes, length, _ = self._geometry
         if slot.min() < 0 or slot.max() >= lanes * length:
             return False
         position, lane = (slot, 0) if lanes == 1 else np.divmod(slot, lanes)
-        cursor, size, lap = (part[lane] for part in self.read(header))
+        cursor, size, lap = (part[lane] for part in self.read(header, more)[:3])
         age = (cursor - 1 - position) % length  # 0 the newest
         return bool(((age < size) & (generation(position, cursor, lap) == ticket)).all())
+
+
+def _rings(cursor: np.ndarray[Any, Any], size: np.ndarray[Any, Any], lap: np.ndarray[Any, Any]) -> Rings:
+    written, before = lap.astype(np.uint32), generation(0, 0, lap).astype(np.uint32)
+    one = len(cursor) == 1
+    return Rings(cursor, size, lap, int(size.sum()), *((written[0], before[0]) if one else (written, before)))
 
 
 def generation(position: Any, cursor: Any, lap: Any) -> Any:

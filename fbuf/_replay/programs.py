@@ -21,10 +21,8 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, index_of
 from fbuf._core.dispatch import changes_of
 from fbuf._core.sample import Index, Sample
-from fbuf._replay import host_reads
 from fbuf._replay.packed import pack
-from fbuf._replay.priority_update import set_packed
-from fbuf._replay.row_block import unpack
+from fbuf._replay.row_block import RowBlock, unpack
 
 
 def _extend_packed(buffer: Buffer, state: BufferState, packed: jax.Array) -> BufferState:
@@ -58,26 +56,30 @@ update_priority = _in_place(Buffer.update_priority)
 update_rows = _in_place(Buffer.update_rows)
 
 
-Form = Literal["whole", "packed", "drawn"]
-FORMS: dict[Form, Callable[[Sample], Any]] = {"whole": lambda batch: batch, "packed": pack, "drawn": host_reads.pack}
-"""Forms of a drawn batch: a `Sample`, a `PackedBatch`, or what `host_reads.read` takes."""
+def write_block(buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
+    """Write the collected rows."""
+    after: BufferState = extend_packed(buffer, state, block.packed())[0]
+    return after
+
+
+Form = Literal["whole", "packed"]
+FORMS: dict[Form, Callable[[Sample], Any]] = {"whole": lambda batch: batch, "packed": pack}
+"""Forms of a drawn batch: a `Sample` or a `PackedBatch`."""
 
 
 @functools.lru_cache(maxsize=256)
 def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> Any:
     """Return the jitted draw of one batch. (As static arguments, these five would cost 15 us a call.)
 
-    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock` and
-    perhaps a `PriorityUpdate`, applies the update and then writes the rows, and donates the state. It returns the state (else
-    its `changes_of`), the next key, the batch in a form of `FORMS`, and what was counted.
+    It takes the state, the key's data and the sampler's numbers. With `writes` it also takes the rows of a `RowBlock`,
+    writes them first and donates the state. It returns the state (else its `changes_of`), the next key, the batch in a form of
+    `FORMS`, and what was counted.
     """
 
     def draw(
-        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None, update: Any = None
+        state: BufferState, key_data: jax.Array, numbers: dict[str, jax.Array], rows: Any = None
     ) -> tuple[Any, jax.Array, Any, jax.Array]:
         given, before = state, state.counters
-        if update is not None:
-            state = set_packed(buffer, state, update)
         if writes:
             state = _extend_packed(buffer, state, rows)
         key, now = jax.random.split(jax.random.wrap_key_data(key_data, impl=impl))
@@ -85,12 +87,11 @@ def sampler(buffer: Buffer, size: int, impl: str, form: Form, writes: bool) -> A
         counts = state.counters - before
         return state if writes else changes_of(given, state), jax.random.key_data(key), FORMS[form](batch), counts
 
-    options = _sequential_options() if form == "drawn" else None
-    return jax.jit(draw, donate_argnums=0 if writes else (), compiler_options=options)
+    return jax.jit(draw, donate_argnums=0 if writes else ())
 
 
 @functools.cache
-def _sequential_options() -> dict[str, str] | None:
+def sequential_options() -> dict[str, str] | None:
     """Return compiler options for programs of short kernels on CPUs; None where jaxlib does not know them.
 
     In XLA's default order many kernels are ready at once. XLA hands some of them to other threads, which costs more than the

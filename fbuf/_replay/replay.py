@@ -72,7 +72,7 @@ class Replay(ReplayRows):
     Plain Python loops are cheap: `add` collects NumPy rows in host memory, and one `extend` writes a block of them, at the
     latest before anything reads the state. From a uniform buffer in CPU memory, of rows, transitions or windows whose episodes
     end by flags, `sample(to="numpy")` and `to="torch"` draw with NumPy, collected rows included. From a prioritized one a
-    single program sets the last priorities, writes the rows and draws. Batches, counts and errors are those of writing each
+    small program sets the last priorities and draws the slots. Batches, counts and errors are those of writing each
     row and priority at once. Rows with a priority, JAX or CUDA arrays, and rows under a limit are written at once. So are rows
     of parts that do not say that they are `row_by_row`: in files, deduplicated or ragged, for transforms that compute or learn
     from rows, and windows of `Consume` or with `largest="held"`.
@@ -211,8 +211,8 @@ class Replay(ReplayRows):
                 self._choose_paths()
             if self._block is not None:
                 self._block.clear()
-            if self._update is not None:
-                self._update.packed = None
+            if self._updates is not None:
+                self._updates.drop()
             self._lock.notify()
 
     @restores_lock

@@ -19,9 +19,9 @@ from fbuf._core.text_table import counted
 from fbuf._replay import programs
 from fbuf._replay.arguments import Form, check_form, convert, to_array, to_device_of, to_index, to_rows
 from fbuf._replay.batches import EpochBatches
+from fbuf._replay.interrupts import DeferInterrupts
 from fbuf._replay.locked import LockedState, locked, restores_lock
 from fbuf._replay.outside_jit import refuse_trace
-from fbuf._replay.state import DeferInterrupts
 
 
 class ReplayRows(LockedState):
@@ -46,9 +46,9 @@ class ReplayRows(LockedState):
         check_eta(call, eta)
         index, td_error, mask = to_index(call, index), to_array(td_error, "td_error"), to_array(mask, "mask")
         with self._acquire():
-            self._flush()
-            if self._update is not None and self._update.keep(self._state.header, index, td_error, mask):
+            if self._updates is not None and self._updates.keep(self, self._block, index, td_error, mask):
                 return
+            self._flush()
             index, td_error, mask = jax.tree.map(lambda x: to_device_of(x, self._state.header), (index, td_error, mask))
             counts = self._set_priorities(index, td_error, mask=mask, eta=eta)
         self._raise(call, counts)

@@ -5,16 +5,12 @@ Its methods are called with the lock held.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # without the enums of `signal`, which take 30 us
 import contextlib
 import dataclasses
-import threading
 import warnings
 import weakref
 from collections.abc import Mapping
 from functools import partial
-from signal import SIGINT
-from types import FrameType, TracebackType
 from typing import Any
 
 import jax
@@ -30,8 +26,9 @@ from fbuf._core.sample import Index, Sample
 from fbuf._core.text_table import counted
 from fbuf._indexing import scatter
 from fbuf._replay import host_reads, programs
-from fbuf._replay.host_draws import HostDraws, host_draws, random_draws
-from fbuf._replay.priority_update import PriorityUpdate
+from fbuf._replay.host_draws import HostDraws, random_draws
+from fbuf._replay.interrupts import DeferInterrupts
+from fbuf._replay.priority_draws import PriorityDraws, host_draws
 from fbuf._replay.row_block import RowBlock, row_block
 from fbuf._replay.written import WrittenIndex
 from fbuf.samplers import Prioritized, Ranked, Uniform
@@ -67,9 +64,7 @@ class ReplayState:
         self._host_draws: HostDraws | None = host_draws(self.buffer, self._impl, self._view, list(self._spec))
         # Each draw but those of `HostDraws` writes the rows first, so there are few.
         self._block: RowBlock | None = row_block(self.buffer, self._state, 64 if self._host_draws is None else 256)
-        self._form: programs.Form = "packed" if self._view is None else "drawn"  # of batches for NumPy and torch
-        defers = self._view is not None and self._on_device and self.buffer.sampler.prioritized
-        self._update = PriorityUpdate(self.buffer) if defers and self._block is not None else None
+        self._updates = self._host_draws if isinstance(self._host_draws, PriorityDraws) else None
 
     def _collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
@@ -89,15 +84,15 @@ class ReplayState:
 
     def _flush(self) -> None:
         """Set the deferred priorities and write the collected rows."""
-        update = None if self._update is None else self._update.take()
-        if update is not None:
-            self._set_priorities(*update, mask=None, eta=0.9)
-        block = self._block
+        updates, block = self._updates, self._block
+        if updates is not None:
+            updates.settle(self)
         if block is not None and block.count:
-            packed, sizes = block.packed(), self._sizes_after()
+            sizes = self._sizes_after()
             self._keep_written()
+            write = programs.write_block if updates is None else updates.write
             with DeferInterrupts():
-                self._state, _ = programs.extend_packed(self.buffer, self._state, packed)
+                self._state = write(self.buffer, self._state, block)
                 block.clear()
                 self._sizes = sizes
             self._raise_failed()
@@ -176,21 +171,17 @@ class ReplayState:
             block = self._block if self.buffer.on_write is None else None  # else its rows are not those of the state
             if block is None or block.masked:
                 self._flush()
-            drawn = self._host_draws.draw(self._state, self._arrays, block, self._key, size)
+            drawn = self._host_draws.draw(self, block, self._key, size, numbers)
             if drawn is not None:
                 self._key = drawn[0]
                 return drawn[1], None
         if isinstance(self._key, np.ndarray):  # from `HostDraws`
             self._key = jax.device_put(self._key)
-        form: programs.Form = self._form if packed else "whole"
-        update, block = self._update, self._block
+        form: programs.Form = "packed" if packed else "whole"
+        block, sizes = self._block, None
         rows: tuple[Any, ...] = ()
-        sizes = None
-        if update is not None and block is not None and block.count > block.lengths[0]:
-            self._flush()  # seldom: one program fewer to compile
-        kept = None if update is None else update.packed
-        if self._on_device and block is not None and (block.count or kept is not None):
-            rows, sizes = (block.packed(), kept), self._sizes_after()
+        if self._on_device and self._updates is None and block is not None and block.count:
+            rows, sizes = (block.packed(),), self._sizes_after()
             self._keep_written()
         else:
             self._flush()
@@ -207,15 +198,7 @@ class ReplayState:
             if rows and block is not None:
                 block.clear()
                 self._sizes = sizes
-                if update is not None:
-                    update.packed = None
         self._programs[kind] = draw
-        if form == "drawn":
-            slots = np.array(batch)
-            batch, full = host_reads.read(self.buffer, self._state, self._arrays, self._view, slots, self._impl)
-            if full and update is not None:
-                update.drawn(self._state.header, slots[:2])
-            return batch, None if full else counts  # only an empty buffer counts
         return batch, counts
 
     def _check_draw(
@@ -268,27 +251,25 @@ class ReplayState:
         """Return functions that lower the programs of `add`, of such draws, and of their `update_priority`."""
         size, numbers = self._check_draw("Replay.compile", batch_size, {})
 
-        form: programs.Form = self._form if packed else "whole"
-        errors = jax.ShapeDtypeStruct((3, size), np.int32)  # of a `PriorityUpdate`
+        form: programs.Form = "packed" if packed else "whole"
+        host = self._host_draws if packed else None
 
         def draw(*rows: Any) -> Any:
             program = programs.sampler(self.buffer, size, self._impl, form, bool(rows))
             return program.lower(self._state, self._key, numbers, *rows)
 
-        on_host = packed and self._host_draws is not None
-        bits = partial(random_draws(size, self._impl).lower, self._key)
-        jobs: list[Any] = [bits if on_host else draw]
+        jobs: list[Any] = [draw]
+        if host is not None:
+            jobs = [partial(random_draws(size, self._impl, host.bits).lower, self._key)]
+            jobs += host.compilations(self._state, size, numbers, collects)
         block = self._block
         if block is not None:
             for length in block.lengths:
-                rows, updates = block.packed(length), list[Any]()
+                rows = block.packed(length)
                 if collects:
                     jobs.append(partial(programs.extend_packed.lower, self.buffer, self._state, rows))
-                    updates.append(None)
-                if self._update is not None and length == block.lengths[0]:
-                    updates.append(errors)
-                if self._on_device and not on_host:
-                    jobs += [partial(draw, rows, update) for update in updates]
+                    if self._on_device and host is None:
+                        jobs.append(partial(draw, rows))
         writable = not self.buffer.writer.read_only
         if writable and not (collects and block is not None) and not isinstance(self.buffer.storage, Ragged):
             spec, structure = checks.given_spec(self.buffer, self._state)
@@ -337,37 +318,3 @@ class ReplayState:
             return int(self.buffer.sampler.available(self._state.sampler, count)) >= size
         always = self.buffer.dense and isinstance(self.buffer.sampler, (Uniform, Prioritized, Ranked))
         return always or bool(self.buffer.can_sample(self._state))
-
-
-class DeferInterrupts:
-    """Delay Ctrl-C while a write holds the only reference to the donated state.
-
-    Python handles signals between any two steps, also between the return of a jitted call and the assignment of its result.
-    """
-
-    __slots__ = ("_handler", "_interrupt")
-
-    def __init__(self) -> None:
-        self._handler: Any = None
-        self._interrupt: tuple[int, FrameType | None] | None = None
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            handler = _signal.getsignal(SIGINT)
-            if callable(handler):  # else it is ignored, or not Python's, and never raises
-                try:
-                    _signal.signal(SIGINT, self._note)
-                except ValueError:  # the main thread of another interpreter
-                    return
-                self._handler = handler
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._handler is not None:
-            _signal.signal(SIGINT, self._handler)
-            if self._interrupt is not None:
-                self._handler(*self._interrupt)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._interrupt = number, frame

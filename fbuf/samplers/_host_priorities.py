@@ -95,11 +95,8 @@ def set(tree: HostTree, slot: jax.Array, leaf: jax.Array, token: jax.Array) -> H
     return tree.at(write_priorities(tree.id, token, tree.version, slot, leaf))
 
 
-def draw(
-    tree: HostTree, key: jax.Array, batch_size: int, stratified: bool
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def draw(tree: HostTree, top: jax.Array, bottom: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Draw leaves in proportion; see `fbuf.samplers._prioritized.draw_leaves`. One callback."""
-    top, bottom = sum_tree.uniforms(key, batch_size, stratified=stratified)
     slot, leaf, mass, least = draw_priorities(tree.id, tree.version, top, bottom)
     return slot, leaf, mass, least
 

@@ -80,8 +80,22 @@ def init_trees(capacity: int, least: bool, on_host: bool) -> tuple[Any, Array | 
     return sum_tree.init(capacity), sum_tree.init(capacity, jnp.inf) if least else None
 
 
+class Queries(NamedTuple):
+    """Hold the random numbers of a draw with replacement, for `draw_leaves`."""
+
+    top: Array  # float32[B] or more, of `sum_tree.uniforms`
+    bottom: Array
+    order: Array | None  # int32[B]; None: as drawn
+
+
+def queries(key: Array, batch_size: int, stratified: bool) -> Queries:
+    """Return the random numbers of a draw; in random order, because strata are in slot order."""
+    top, bottom = sum_tree.uniforms(key, batch_size, sum_tree.with_spare(batch_size), stratified=stratified)
+    return Queries(top, bottom, random.permutation(key, batch_size) if stratified else None)
+
+
 def draw_leaves(
-    sampler: PrioritizedState, key: Array, batch_size: int, capacity: int, stratified: bool
+    sampler: PrioritizedState, numbers: Queries, batch_size: int, capacity: int
 ) -> tuple[Array, Array, Array, Array]:
     """Draw leaves in proportion, bitwise equal on device and host; see `fbuf._algorithms.sum_tree.draw`.
 
@@ -89,11 +103,17 @@ def draw_leaves(
       Slots int32[B], leaves float32[B], the sum of all leaves float32[], and the least leaf above 0, float32[]: infinite if
       there is none, 0 if it is not tracked.
     """
+    top, bottom, order = numbers
     if isinstance(sampler.tree, OnHost):
-        return _host_priorities.draw(cast(Any, sampler.tree), key, batch_size, stratified)
-    slot, leaf = sum_tree.draw(sampler.tree, key, batch_size, capacity, stratified=stratified)
-    least = jnp.zeros((), jnp.float32) if sampler.low is None else sum_tree.root(sampler.low)
-    return slot, leaf, sum_tree.root(sampler.tree), least
+        drawn = _host_priorities.draw(cast(Any, sampler.tree), top[:batch_size], bottom[:batch_size])
+        slot, leaf, mass, least = drawn
+    else:
+        slot, leaf = sum_tree.descend(sampler.tree, top, bottom, batch_size, capacity)
+        mass = sum_tree.root(sampler.tree)
+        least = jnp.zeros((), jnp.float32) if sampler.low is None else sum_tree.root(sampler.low)
+    if order is not None:
+        slot, leaf = slot[order], leaf[order]
+    return slot, leaf, mass, least
 
 
 def leaf_of(sampler: PrioritizedState, priority: Array) -> Array:
@@ -303,6 +323,20 @@ class Prioritized(PrioritySampler):
         weight = _base.importance_weights(number, chance, mask, beta, self.normalize, least)
         return sampler, _base.masked_draw(slot, chance, mask, eligible.geometry, weight)
 
+    def draw_queries(
+        self, sampler: PrioritizedState, numbers: Queries, batch_size: int, capacity: int, number: Array, beta: Any
+    ) -> tuple[Array, Array, Array]:
+        """Draw as `draw`, from `number` float32[] anchors with some leaf above 0, by the random numbers of `queries`.
+
+        Only with `replace` and without `uniform`. Return slots int32[B], probabilities and weights float32[B]; if every leaf is
+        0, probabilities are NaN.
+        """
+        slot, leaf, mass, low = draw_leaves(sampler, numbers, batch_size, capacity)
+        chance, least = _chances(leaf, mass, low, False)
+        every = jnp.ones((batch_size,), bool)
+        beta = sampler.beta if beta is None else beta
+        return slot, chance, _base.importance_weights(number, chance, every, beta, self.normalize, least)
+
     def update(
         self, sampler: PrioritizedState, slot: Array, error: Array, geometry: Geometry, token: Array
     ) -> PrioritizedState:
@@ -310,6 +344,18 @@ class Prioritized(PrioritySampler):
         largest = _base.largest_written(slot, priority, geometry.capacity)
         sampler = write_leaves(sampler, slot, leaf_of(sampler, priority), priority, geometry, token)
         return seen(sampler, largest, token)
+
+    def leaves_in(self, sampler: PrioritizedState, slot: Array) -> tuple[Array, Array]:
+        """Return the leaves and priorities float32[A] in slots int32[A], for `with_leaves`; of slot C some number."""
+        leaf = get_leaf(sampler, slot)  # slot C is a parent, or padding
+        return leaf, jnp.zeros_like(leaf) if sampler.top is None else sum_tree.get(sampler.top, slot)
+
+    def with_leaves(
+        self, sampler: PrioritizedState, slot: Array, leaves: tuple[Array, Array], geometry: Geometry, token: Array
+    ) -> PrioritizedState:
+        """Return a state with these leaves and priorities of anchors; slot C is skipped."""
+        sampler = write_leaves(sampler, slot, *leaves, geometry, after(sampler, token))
+        return sampler if sampler.top is None else seen(sampler, None, token)
 
     def rebuild(self, sampler: PrioritizedState, geometry: Geometry, token: Array) -> PrioritizedState:
         """Recompute all leaves from the stored priorities by the current numbers.
@@ -463,11 +509,8 @@ def with_replacement(
     """Draw each row in proportion to its leaf; a `share` float32[] (or None) of them uniformly."""
     capacity = eligible.geometry.capacity
     some = jnp.broadcast_to(number > jnp.float32(0), (batch_size,))
-    slot, leaf, mass, low = draw_leaves(sampler, key, batch_size, capacity, stratified)
+    slot, leaf, mass, low = draw_leaves(sampler, queries(key, batch_size, stratified), batch_size, capacity)
     flat = mass <= jnp.float32(0)  # every leaf is 0: draw uniformly
-    if stratified:  # strata are in slot order
-        order = random.permutation(key, batch_size)
-        slot, leaf = slot[order], leaf[order]
     if share is not None:
         share = _base.clip_unit(share)
         slot = _base.mix_uniform(slot, key, share, eligible, sampler.log, some, stratified=stratified)
@@ -481,14 +524,18 @@ def with_replacement(
 
     slot, leaf = control_flow.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
     mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
-    least = jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
-    chance = leaf / mass
+    chance, least = _chances(leaf, mass, low, flat)
     if share is not None:
         chance = _base.mixed_probability(chance, share, number)
         least = _base.mixed_probability(least, share, number)
         # 0 if some leaf is 0 and `share` is 0: use the least in the batch.
         least = jnp.where(least > jnp.float32(0), least, jnp.min(chance))
     return PrioritizedDraw(slot, some, chance, least)
+
+
+def _chances(leaf: Array, mass: Array, low: Array, flat: Array | bool) -> tuple[Array, Array]:
+    """Return the probabilities of leaves float32[B], and the smallest there is."""
+    return leaf / mass, jnp.where(flat | ~jnp.isfinite(low), leaf[0], low) / mass
 
 
 def without_replacement(

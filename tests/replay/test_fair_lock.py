@@ -17,7 +17,7 @@ from fbuf._concurrency import wakeup
 from fbuf._concurrency.wakeup import Stopped, StopToken, WakeUp
 from fbuf._replay import fair_lock, locked, programs
 from fbuf._replay.fair_lock import FairLock
-from fbuf._replay.state import DeferInterrupts
+from fbuf._replay.interrupts import DeferInterrupts
 from tests.support.refusals import raises
 from tests.support.replay import EXAMPLE, make, rows
 from tests.support.threads import PATIENCE, Thread, soon

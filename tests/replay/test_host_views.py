@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 
 from fbuf.views import Transition
-from tests.support.host_views import VIEWS, compare, row_of
+from tests.support.host_views import SAMPLERS, VIEWS, compare, row_of
 
 
 @pytest.mark.parametrize(("view", "lanes"), [("stack, n, repeat", 2), ("mask, learns", None)])
 def test_batches_are_those_of_the_program(view, lanes):
     assert compare(VIEWS[view], lanes) > 50
+
+
+@pytest.mark.parametrize(("view", "lanes", "sampler"), [("stack", 2, "seen"), ("n", None, "buffer")])
+def test_prioritized_batches_and_states_are_those_of_the_programs(view, lanes, sampler):
+    assert compare(VIEWS[view], lanes, sampler=SAMPLERS[sampler]) > 50
 
 
 def test_sums_that_xla_rounds_to_zero_are_its_own():

@@ -35,7 +35,7 @@ def test_a_step_is_one_call(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_of_xla_are_used_where_it_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = programs._sequential_options.__wrapped__
+    options = programs.sequential_options.__wrapped__
     assert jax.__version_info__ < (0, 10) or options()
 
     def refuse(*_, **__):
@@ -90,9 +90,9 @@ def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
     replay = filled()
     batch = replay.sample(4)
     replay.update_priority(batch.index, np.ones(4, np.float32))
-    assert replay._update is not None and replay._update.packed is None
+    assert replay._updates is not None and replay._updates.update is None
     view = fbuf.views.Sequence(2, episode_end=(), episode="action")
-    assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._update is None
+    assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._updates is None
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.prioritized(24), ROW).sample(4, to="numpy"))
 
 

@@ -11,6 +11,12 @@ from tests.support.trees import same
 
 SAME, NEXT = {"autoreset": "same_step"}, {"autoreset": "next_step"}
 ENDS = {"episode_end": ("terminated", "truncated")}
+UNIFORM = fbuf.samplers.Uniform()
+SAMPLERS = {
+    "seen": fbuf.samplers.Prioritized(),
+    "independent": fbuf.samplers.Prioritized(normalize=None, stratified=False),
+    "buffer": fbuf.samplers.Prioritized(alpha=1.0, normalize="buffer"),
+}
 VIEWS = {
     "n": Transition(n_step=3, **SAME),
     "n, reset rows": Transition(n_step=2, **NEXT),
@@ -53,13 +59,17 @@ def row_of(random, lead, dtype=np.float32):
     }
 
 
-def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of):
-    """Compare batches after every few rows, some of them masked, and cuts; return how many were drawn in NumPy."""
-    buffer = fbuf.Buffer(length * (lanes or 1), view=view, lanes=lanes)
+def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of, sampler=UNIFORM):
+    """Compare batches after every few rows, some of them masked, and cuts; return how many were drawn in NumPy.
+
+    With priorities set those of every second batch; then compare the states.
+    """
+    buffer = fbuf.Buffer(length * (lanes or 1), view=view, lanes=lanes, sampler=sampler)
     random, lead = np.random.default_rng(seed), () if lanes is None else (lanes,)
     example = jax.tree.map(np.zeros_like, row_of(random, ()))
     replay, state, key = fbuf.Replay(buffer, example, seed=seed), buffer.init(example), jax.random.key(seed)
     add, draw = jax.jit(buffer.add), jax.jit(functools.partial(buffer.sample, batch_size=size))
+    update = jax.jit(buffer.update_priority)
     drawn, real = list[bool](), replay._host_draws.draw
 
     def counted(*args):
@@ -80,5 +90,11 @@ def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of):
             continue
         key, now = jax.random.split(key)
         state, expected = draw(state, now)
-        same(replay.sample(size, to="numpy"), jax.device_get(expected))
+        batch = replay.sample(size, to="numpy")
+        same(batch, jax.device_get(expected))
+        if sampler.prioritized and step % 2:
+            error = random.normal(size=size).astype(np.float32) * 3
+            replay.update_priority(batch.index, error)
+            state = update(state, expected.index, error)
+    same(*(dict(enumerate(jax.tree.leaves(each))) for each in (replay.state, state)))
     return sum(drawn)

@@ -1,0 +1,266 @@
+"""`PriorityDraws`: prioritized draws of a `Replay` by one program of the sampler's state alone; the rest is NumPy's.
+
+The program sets the priorities of the last batch, opens and closes the anchors of the collected rows, and draws. It takes the
+sum tree and one array of words. Its random bits, counts, indices and rows are those of `HostDraws`. The leaves of rows that
+are collected are then in the tree before the rows are in the state: `extend_packed` keeps them where priorities were set since.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState
+from fbuf._core.component import with_fields
+from fbuf._core.control_flow import order_after_reads
+from fbuf._core.sample import Index
+from fbuf._interfaces.sampler import EligibilityUpdate
+from fbuf._replay.host_draws import Drawn, HostDraws
+from fbuf._replay.host_rings import Rings
+from fbuf._replay.interrupts import DeferInterrupts
+from fbuf._replay.programs import extend_packed, sequential_options
+from fbuf._replay.row_block import RowBlock, unpack
+from fbuf.samplers import Prioritized, Uniform
+from fbuf.samplers._prioritized import Queries, queries
+
+_ZERO = np.zeros(1, np.int32)
+_INT, _UINT, _FLOAT, _DOUBLE = map(np.dtype, (np.int32, np.uint32, np.float32, np.float64))
+_LANES = 64  # beyond, a program is faster than a loop over the lanes of each row
+
+
+def _words(key: jax.Array, size: int, stratified: bool) -> jax.Array:
+    """Return the random numbers of a draw as uint32[...]; `_queries` is the inverse."""
+    top, bottom, order = queries(key, size, stratified)
+    parts = [lax.bitcast_convert_type(x, jnp.uint32) for x in (top, bottom)]
+    return jnp.concatenate([*parts, *([] if order is None else [order.astype(jnp.uint32)])])
+
+
+def _float(words: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(words, jnp.float32)
+
+
+def _settled(buffer: Buffer, sampler: Any, words: jax.Array, changed: int, updated: int) -> tuple[Any, jax.Array]:
+    """Return the sampler's state after an update and then a change, and the other words. Traced.
+
+    `words` int32[...] begins with 0, the slots and the errors of the update, and the slots of the change; -1 - slot closes.
+    """
+    token, words = words[0], words[1:]
+    if updated:
+        slot, error, words = words[:updated], _float(words[updated : 2 * updated]), words[2 * updated :]
+        sampler = buffer.sampler.update(sampler, slot, error, buffer.geometry, token)
+    if changed:
+        word, words = words[:changed, None], words[changed:]
+        closes, nowhere = word < 0, jnp.int32(buffer.capacity)
+        none = np.full((changed, 1), -1, np.float32)
+        slot, closed = jnp.where(closes, nowhere, word), jnp.where(closes, jnp.int32(-1) - word, nowhere)
+        change = EligibilityUpdate(slot, slot < nowhere, None, None, None, none, closed, closes)  # type: ignore[arg-type]
+        sampler = buffer.sampler.change(sampler, change, buffer.geometry, token)
+    return sampler, words
+
+
+@functools.lru_cache(maxsize=256)
+def program(buffer: Buffer, size: int, changed: int, updated: int) -> Any:
+    """Return the jitted draw of `size` rows, or of none, from a sampler's state, words and options.
+
+    It returns the state, donated if something is `changed` or `updated`, and slots, probabilities and weights int32[3, B].
+    """
+
+    own: Any = buffer.sampler
+    stratified = own.stratified
+
+    def draw(sampler: Any, words: jax.Array, options: dict[str, jax.Array]) -> tuple[Any, Any]:
+        sampler, words = _settled(buffer, sampler, words, changed, updated)
+        if not size:
+            return sampler, None
+        number, words = _float(words[0]), words[1:]
+        most = (words.size - size * stratified) // 2
+        top, bottom, order = jnp.split(words, (most, 2 * most))
+        numbers = Queries(_float(top), _float(bottom), order if stratified else None)
+        drawn = own.draw_queries(sampler, numbers, size, buffer.capacity, number, options.get("beta"))
+        packed = jnp.stack([lax.bitcast_convert_type(x, jnp.int32) for x in drawn])
+        return (sampler if changed or updated else None), packed
+
+    return jax.jit(draw, donate_argnums=0 if changed or updated else (), compiler_options=sequential_options())
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def extend_keeping(buffer: Buffer, state: BufferState, packed: jax.Array, slot: jax.Array) -> BufferState:
+    """Write the rows of a `RowBlock`, and keep the priorities in slots int32[K], C for none."""
+    rows, mask = unpack(buffer, state, packed)
+    sampler: Any = buffer.sampler
+    token, kept = order_after_reads(state.token, sampler.leaves_in(state.sampler, slot))
+    after = buffer.extend(state, rows, mask=mask & (token == jnp.int32(0)))
+    return after.replace(sampler=sampler.with_leaves(after.sampler, slot, kept, buffer.geometry, token))
+
+
+class PriorityDraws(HostDraws):
+    """Prioritized draws, and at most one update of priorities that waits for the next: of rows held, that refuses nothing."""
+
+    word: Any = np.uint32
+
+    def __init__(self, buffer: Buffer, impl: str, view: Any, names: list[str]):
+        super().__init__(buffer, impl, view, names)
+        assert isinstance(buffer.sampler, Prioritized)
+        self.bits = functools.partial(_words, stratified=buffer.sampler.stratified)
+        self._most = 16 + 4 * buffer.geometry.lanes  # anchors that one draw opens and closes
+        self._waits: tuple[Any, bool] = None, False  # priorities of undecided rows, and whether one was given
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the update, and what the tree has of collected rows."""
+        self.update: np.ndarray[Any, Any] | None = None  # int32[2, B], slots and the bits of errors
+        self._noted: tuple[Any, ...] = None, 0, 0, b""  # of the last batch: what was held, bytes of slots and tickets
+        self._begin(None, 0)
+
+    def _begin(self, header: Any, cleared: int) -> None:
+        self._of = header, cleared  # state and block that the rest is of
+        self._applied = 0  # changes of collected rows that are in the tree
+        self._opened = list[Any]()  # these changes
+        self._new: Any = ()  # those that the next draw makes
+        self._is_newer = False  # priorities were set after them
+
+    def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
+        """Draw as `HostDraws`. None also while a row waits for later ones whose priority was given."""
+        anchors = engine._state.anchors
+        if anchors is not None:
+            if anchors.tail_priority is not self._waits[0]:
+                given = bool((np.asarray(memoryview(anchors.tail_priority)) >= 0).any())
+                self._waits = anchors.tail_priority, given
+            if self._waits[1]:
+                return None
+        self._new = () if block is None else self._changes(engine, block)
+        if len(self._new) > self._most:
+            engine._flush()
+            self._new = ()
+        return super().draw(engine, block, key, size, numbers)
+
+    def _drawn(
+        self, engine: Any, block: RowBlock | None, rings: Rings, total: int, bits: Any, size: int, numbers: Any
+    ) -> Drawn | None:
+        changes: Any = self._new
+        words, count = list[Any]([_ZERO]), 0
+        if self.update is not None:
+            words.append(self.update.reshape(-1))
+            count = self.update.shape[1]
+        changed = self._most if len(changes) or count else 0
+        if changed:
+            padded = np.full(changed, self._geometry.capacity, np.int32)
+            padded[: len(changes)] = changes
+            words.append(padded)
+        words += [np.array([total], np.float32).view(np.int32), bits.view(np.int32)]
+        draw = program(self._buffer, size, changed, count)
+        packed = self._call(engine, draw, np.concatenate(words), numbers)
+        if len(changes):
+            self._applied += len(changes)
+            self._opened.append(changes)
+        drawn = np.array(memoryview(packed))
+        slot, (chance, weight) = drawn[0].astype(np.int64), drawn[1:].view(np.float32)
+        if np.isnan(chance[0]):  # every leaf is 0
+            return None
+        return Drawn(slot, slot % self._geometry.lanes if self._geometry.lanes > 1 else 0, chance, weight)
+
+    def _call(self, engine: Any, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
+        """Call a program on the sampler's state, which it may donate; return what it drew."""
+        with DeferInterrupts():
+            sampler, packed = draw(engine._state.sampler, words, numbers)
+            if sampler is not None:
+                engine._state = with_fields(engine._state, {"sampler": sampler})
+                self._is_newer = self._is_newer or (self.update is not None and self._applied > 0)
+                self.update = None
+        return packed
+
+    def _changes(self, engine: Any, block: RowBlock) -> Any:
+        """Return the slots that the collected rows open, and -1 less those that they close, without those in the tree."""
+        header = engine._state.header
+        if header is not self._of[0] or block.cleared != self._of[1]:
+            self._begin(header, block.cleared)
+        if self._anchors is not None:
+            self._anchors.follow(engine._state, engine._arrays, self._rings.read(header), block)
+            return self._anchors.changes[self._applied :]
+        lanes, length, _ = self._geometry
+        steps = np.arange(self._applied // lanes, block.count)
+        if not steps.size:
+            return ()
+        return ((self._rings.read(header).cursor + steps[:, None]) % length * lanes + np.arange(lanes)).reshape(-1)
+
+    def _note(
+        self, engine: Any, block: RowBlock | None, slot: np.ndarray[Any, Any], ticket: np.ndarray[Any, Any]
+    ) -> None:
+        self._noted = *self._held(engine, block), slot.tobytes() + ticket.tobytes()
+
+    def _held(self, engine: Any, block: RowBlock | None) -> tuple[Any, int, int]:
+        return engine._state.header, *((0, 0) if block is None else (block.cleared, block.count))
+
+    def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
+        """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
+        arrays: tuple[Any, ...] = index.slot, index.ticket, error
+        if mask is not None or not all(type(x) is np.ndarray and x.ndim == 1 and x.size for x in arrays):
+            return False
+        slot, ticket, error = arrays
+        if slot.dtype != _INT or ticket.dtype != _UINT or error.dtype not in (_FLOAT, _DOUBLE):
+            return False
+        if not slot.size == ticket.size == error.size:
+            return False
+        packed = np.empty((2, slot.size), np.int32)
+        packed[0], errors = slot, packed[1].view(_FLOAT)
+        with np.errstate(over="ignore"):
+            errors[:] = error
+        if np.count_nonzero(np.isfinite(errors)) < errors.size:
+            return False
+        if block is not None and len(self._changes(engine, block)):
+            engine._flush()
+        header, *counts, drawn = self._noted
+        now, *same = self._held(engine, block)
+        held = header is now and counts == same and slot.tobytes() + ticket.tobytes() == drawn
+        if not held and not (self._buffer.dense and self._rings.holds(now, slot, ticket, same[1])):
+            return False
+        self.settle(engine)
+        self.update = packed
+        return True
+
+    def settle(self, engine: Any) -> None:
+        """Set the priorities that wait."""
+        if self.update is not None:
+            words = np.concatenate([_ZERO, self.update.reshape(-1)])
+            self._call(engine, program(self._buffer, 0, 0, self.update.shape[1]), words, {})
+
+    def compilations(self, state: BufferState, size: int, numbers: Any, collects: bool) -> list[Any]:
+        """Return those of a draw alone, after an update and collected rows, and of an update alone."""
+        key = jax.ShapeDtypeStruct((2,), np.uint32)
+        bits = 1 + jax.eval_shape(lambda key: self.bits(key, size), key).size
+        jobs, kinds = list[Any](), [(size, 0, 0), (size, self._most, size), (0, 0, size)]
+        for drawn, changed, updated in [*kinds, (size, self._most, 0)] if collects else kinds:
+            words = jax.ShapeDtypeStruct((1 + 2 * updated + changed + bits * (drawn > 0),), np.int32)
+            draw = program(self._buffer, drawn, changed, updated)
+            jobs.append(functools.partial(draw.lower, state.sampler, words, numbers))
+        return jobs
+
+    def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
+        """Write the collected rows. Priorities that were set since some of them are in the tree stay."""
+        packed = block.packed()
+        header, cleared = self._of
+        if not self._is_newer or state.header is not header or block.cleared != cleared:
+            return extend_packed(buffer, state, packed)[0]
+        slots = np.full(block.length * self._geometry.lanes, self._geometry.capacity, np.int32)
+        opened = np.concatenate(self._opened)
+        opened = opened[opened >= 0]
+        slots[: opened.size] = opened
+        return extend_keeping(buffer, state, packed, slots)
+
+
+def host_draws(buffer: Buffer, impl: str, view: Any, names: list[str]) -> HostDraws | None:
+    """Return the draws of a buffer whose rows, of leaves `names`, a view reads in NumPy; None for other samplers."""
+    if view is None or (not buffer.dense and buffer.geometry.lanes > _LANES):
+        return None
+    sampler = buffer.sampler
+    if type(sampler) is Prioritized and sampler.replace and sampler.uniform is None and not sampler.on_host:
+        return PriorityDraws(buffer, impl, view, names)
+    if type(sampler) is Uniform and not sampler.by_episode:
+        return HostDraws(buffer, impl, view, names)
+    return None
