@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from fbuf import ray as ray
     from fbuf import torch as torch
     from fbuf._bridge.lazy_rows import Lazy
-    from fbuf._bridge.lifetime import StoreHandle, stores
+    from fbuf._bridge.lifetime import stores
     from fbuf._buffer.checked import checked
     from fbuf._buffer.plan import Plan
-    from fbuf._buffer.summary import Summary
     from fbuf._checkpoint.async_save import Saving
     from fbuf._checkpoint.load import load
     from fbuf._checkpoint.save import save
@@ -53,8 +52,6 @@ __all__ = [
     "Saving",
     "SchemaError",
     "StoreCorrupted",
-    "StoreHandle",
-    "Summary",
     "VersionError",
     "checked",
     "datasets",
@@ -84,12 +81,11 @@ _name, __dir__ = later(
         "fbuf._checkpoint.load": ["load"],
         "fbuf._checkpoint.save": ["save"],
         "fbuf._formats.checkpoint": ["CheckpointNotFound", "SchemaError", "StoreCorrupted", "VersionError"],
-        "fbuf._bridge.lifetime": ["StoreHandle", "stores"],
+        "fbuf._bridge.lifetime": ["stores"],
         "fbuf._bridge.lazy_rows": ["Lazy"],
         "fbuf._members.mixture": ["Mixture"],
         "fbuf._buffer.plan": ["Plan"],
         "fbuf._replay": ["Replay", "ReplayClosed"],
-        "fbuf._buffer.summary": ["Summary"],
     },
     [*__all__, "gymnasium", "ray", "torch"],
 )

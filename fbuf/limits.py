@@ -26,7 +26,7 @@ from fbuf._algorithms.uint64 import Wide
 from fbuf._core.arguments import is_int
 from fbuf._core.component import component, state
 
-__all__ = ["Limit", "LimitState", "at_most", "min_size", "queue", "samples_per_insert"]
+__all__ = ["Limit", "at_most", "min_size", "queue", "samples_per_insert"]
 
 
 def __dir__() -> list[str]:

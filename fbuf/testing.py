@@ -14,7 +14,7 @@ import jax
 
 from fbuf._core.pytree import tree_bytes
 
-__all__ = ["Memory", "assert_inplace", "measure"]
+__all__ = ["assert_inplace", "measure"]
 
 
 def __dir__() -> list[str]:

@@ -7,10 +7,10 @@ over one. Data of other libraries, and your own: `fbuf.interop.from_file(...).sa
 """
 
 from fbuf.datasets._atari.atari import atari_dqn, available
-from fbuf.datasets._info import Info, delete, info, verify
+from fbuf.datasets._info import delete, info, verify
 from fbuf.datasets._minari import minari
 from fbuf.datasets._open import open
 from fbuf.datasets._preprocess import preprocess
 from fbuf.datasets._to_minari import to_minari
 
-__all__ = ["Info", "atari_dqn", "available", "delete", "info", "minari", "open", "preprocess", "to_minari", "verify"]
+__all__ = ["atari_dqn", "available", "delete", "info", "minari", "open", "preprocess", "to_minari", "verify"]

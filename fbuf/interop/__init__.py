@@ -5,7 +5,6 @@ blocks of about 8 MiB, so data may be larger than memory. Nothing is unpickled o
 are checked against the file. h5py, pyarrow and tensorstore are imported by the calls that need them.
 """
 
-from fbuf._rows.row_reader import Exported
 from fbuf.interop._export import to_file
 from fbuf.interop._flashbax import from_flashbax, from_vault
 from fbuf.interop._load import from_arrays, from_file
@@ -17,7 +16,6 @@ from fbuf.torch._tensordict import TED
 
 __all__ = [
     "TED",
-    "Exported",
     "Source",
     "from_arrays",
     "from_cpprb",

@@ -12,20 +12,15 @@ from fbuf._interfaces.sampler import (
     Draw,
     EligibilityUpdate,
     EligibleSet,
-    EpisodeStarts,
-    Inspected,
-    Mass,
     Sampler,
 )
 from fbuf._interfaces.storage import (
-    Forecast,
-    LeafBytes,
     Read,
     Storage,
 )
 from fbuf._interfaces.transform import Context, StatefulTransform, Transform
 from fbuf._interfaces.view import EligibilityRule, View, Window
-from fbuf._interfaces.writer import Scattering, Streaming, Writer
+from fbuf._interfaces.writer import Scattering, Streaming
 from fbuf.parts._bases import ArrayStorage, FieldsView, NthSampler, earlier, later
 
 __all__ = [
@@ -35,13 +30,8 @@ __all__ = [
     "EligibilityRule",
     "EligibilityUpdate",
     "EligibleSet",
-    "EpisodeStarts",
     "FieldsView",
-    "Forecast",
     "Geometry",
-    "Inspected",
-    "LeafBytes",
-    "Mass",
     "NthSampler",
     "Placement",
     "Read",
@@ -54,7 +44,6 @@ __all__ = [
     "Transform",
     "View",
     "Window",
-    "Writer",
     "component",
     "earlier",
     "later",

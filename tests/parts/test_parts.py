@@ -1,5 +1,8 @@
 """Parts of one's own: the examples of the README, with every other part, in jit, saved and loaded."""
 
+import inspect
+import re
+import sys
 from typing import Any
 
 import jax
@@ -228,9 +231,17 @@ def test_invalid_results_of_parts_are_refused():
     refusals.check_all(INVALID, globals())
 
 
-def test_all_interfaces_are_public():
-    import fbuf._interfaces.sampler as words
-
-    classes = {n for n, v in vars(words).items() if isinstance(v, type) and v.__module__ == words.__name__}
-    private = {name for name in classes if name not in parts.__all__}
-    assert not private, f"add to fbuf/parts/__init__.py: {sorted(private)}"
+def test_every_class_that_a_required_method_names_is_public():
+    modules = [sys.modules[f"fbuf.{name}"] for name in "_core.slots _interfaces.sampler _interfaces.storage".split()]
+    modules += [sys.modules[f"fbuf._interfaces.{name}"] for name in ("transform", "view", "writer")]
+    classes = {n for m in modules for n, v in vars(m).items() if isinstance(v, type) and v.__module__ == m.__name__}
+    bases = parts.Storage, parts.Sampler, parts.View, parts.Streaming, parts.Scattering
+    named = set()
+    for base in (*bases, parts.Transform, parts.StatefulTransform):
+        for name in base.__abstractmethods__:
+            member = inspect.getattr_static(base, name)
+            named |= set(re.findall(r"\w+", str(getattr(member, "fget", member).__annotations__)))
+    assert named & classes > {"Placement", "Window"}
+    assert named & classes <= set(parts.__all__), (
+        f"add to fbuf/parts/__init__.py: {named & classes - set(parts.__all__)}"
+    )
