@@ -4,7 +4,7 @@
 
 A row is two small programs that do the same with two libraries and describe the result. A defect that does not appear in
 the installed version is reported as not shown, and a library that is not installed as absent. fbuf's side of every row is a
-test (`tests/project/test_benchmarks_exhaustive.py`).
+test (`tests/project/test_benchmarks.py`).
 """
 
 from __future__ import annotations

@@ -210,3 +210,35 @@ jax.jit(lambda x: Deduplicated().fit({"obs": x}, 100).blocks)(np.zeros((64, 84, 
 
 def test_invalid_arguments_are_refused():
     refusals.check_all(REFUSALS, globals())
+
+
+@pytest.mark.more
+def test_the_choice_is_the_smallest_of_all_candidates():
+    frames = game(600)
+    capacity = 6000
+    chosen = Deduplicated(keys=("obs",)).fit({"obs": frames}, capacity)
+
+    fits = [Deduplicated(block=block).fit({"obs": frames}, capacity) for block in block_stats.candidates(84, 84, 1)]
+    sizes = [device_bytes(fit, {"obs": frames}, capacity) for fit in fits]
+    # Up to the ids of each lane's newest row, which are not weighed.
+    assert device_bytes(chosen, {"obs": frames}, capacity) <= min(sizes) + 500
+    assert max(sizes) > 1.3 * min(sizes)
+
+
+@pytest.mark.exhaustive
+def test_leaves_of_the_same_frames_share_block_and_table():
+    frames = game(1001)
+    rows = {"obs": frames[:-1], "next": {"obs": frames[1:]}, "reward": np.zeros(1000, np.float32)}
+    storage = Deduplicated().fit(rows, 1000)
+    block, places = dict(storage.block), dict(storage.blocks)
+    assert set(block) == set(places) == {"obs", "next/obs"}
+    assert block["obs"] == block["next/obs"]
+    stats = held(storage, rows, 1000)
+    assert stats["refused_rows"] == stats["retired_rows"] == 0
+    alone = Deduplicated(block=block["obs"]).fit({"obs": frames}, 1001)
+    assert sum(places.values()) <= alone.blocks + 32
+    known = Deduplicated(block={"obs": (14, 28)}, blocks={"obs": 640}).fit(rows, 1000)
+    assert dict(known.block) == {"obs": (14, 28), "next/obs": (14, 28)}
+    assert dict(known.blocks)["obs"] == 640
+    for_all = Deduplicated(block=(14, 28)).fit(rows, 1000)
+    assert sum(dict(known.blocks).values()) == sum(dict(for_all.blocks).values())

@@ -1,16 +1,31 @@
 """`fbuf._algorithms.block_table` against a dict (`tests/support/block_table.py`), its hashes, and counts near 2^32."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
 from fbuf._algorithms import block_table
 from fbuf._algorithms.block_table import CHUNK_ITEMS, WAYS
 from tests.support import block_table as support
+from tests.support.block_table import (
+    CONTENTS,
+    DIGESTS,
+    SIZE,
+    WORDS,
+    Model,
+    check_load,
+    check_rebuild,
+    check_sequences,
+    hashing,
+    some_blocks,
+)
+from tests.support.tables import checks
 
 MANY = 2**32 - 10  # references a place may have
 
@@ -121,3 +136,31 @@ def test_counts_near_2_to_the_32():
     table, _ = support.RELEASE(table, fewer)
     np.testing.assert_array_equal(np.asarray(table.count)[:5], [1, MANY - 3, 2**31 - 2, 2**31 - 2, 0])
     assert int(table.live) == 3
+
+
+@pytest.mark.more
+def test_one_bucket_pair_is_used_to_its_last_place():
+    with hashing("constant"):
+        model = Model(320, 16)
+        room = WAYS * 2 - (0 in model.buckets(np.zeros((1, WORDS), np.uint32)))
+        placed = model.write(some_blocks(100, 2**32, 0), 100, 0)
+        assert np.asarray(placed.won).sum() == room and model.refused == 100 - room
+        model = Model(320, 16)
+        for seed in range(9):
+            refused = model.refused
+            model.write(some_blocks(100, 2**32, seed), 16, seed)
+            if refused:  # the lot before found few slots free; now there is none
+                assert model.refused == refused
+            for _ in range(3):
+                model.release(1.0, seed, 100)
+        assert model.live == 0 and len(model.contents()) < 65 and model.refused < 16
+
+
+test_tables_of_every_hash_and_load = checks(
+    more=[(check_load, [(4096, "noise")])],
+    exhaustive=[
+        *((check_sequences, [(digest, 64, SIZE), (digest, 160, 7)]) for digest in DIGESTS),
+        (check_load, itertools.product([4096, 65_504], CONTENTS)),
+        (check_rebuild, itertools.product(DIGESTS, [64, 1024])),
+    ],
+)

@@ -9,6 +9,7 @@ import pytest
 
 from fbuf._algorithms import random
 from fbuf._algorithms.random import permute, shuffled
+from tests.support.tables import by_tier
 from tests.support.uniformity import chi_square_z
 
 permute_jit = jax.jit(permute)
@@ -177,3 +178,14 @@ def test_words_of_any_key(kind):
     for at in range(data.size):
         changed = jax.random.wrap_key_data(data.at[at].add(1), impl=kind)
         assert (random.pairs(changed, 9)[0] != first[0]).all(), f"word {at} of a key does not count"
+
+
+@pytest.mark.parametrize(
+    "n",
+    by_tier(
+        more=[10**6, 2**20 + 1],
+        exhaustive=[2**20 - 1, 2**24 - 1, 2**24 + 1, 5 * 10**7, 4999**2, 4999**2 + 1],
+    ),
+)
+def test_large_orders_are_one_to_one(n):
+    assert is_permutation(order(n, n))

@@ -1,14 +1,18 @@
 """`fbuf._algorithms.sum_tree` against numpy: what it holds, what it draws, on both of its paths."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from fbuf._algorithms import random
 from fbuf._algorithms import sum_tree as st
+from fbuf._core.control_flow import order_after_reads
+from fbuf.testing import assert_inplace
 from tests.support import sum_tree
 from tests.support.refusals import raises
 from tests.support.tables import checks
@@ -96,3 +100,76 @@ def test_a_uniform_has_24_bits():
 def test_strata_are_those_of_the_batch_whatever_is_drawn_beside_it():
     top, _ = st.uniforms(jax.random.key(0), 8, 9, stratified=True)
     np.testing.assert_array_equal(np.floor(np.asarray(top[:8]) * 8), np.arange(8))
+
+
+@pytest.mark.more
+@pytest.mark.gpu
+def test_accelerator_draws_and_writes_as_the_cpu():
+    capacity = 1_000_003
+    leaves = np.random.default_rng(2).lognormal(0, 3, capacity).astype(np.float32)
+    results = []
+    for device in (jax.devices()[0], jax.devices("cpu")[0]):
+        with jax.default_device(device):
+            tree = jnp.asarray(sum_tree.expected_tree(leaves))
+            index, leaf = sum_tree.drawer(capacity, 4096, True)(tree, jax.random.key(0))
+            tree = sum_tree.setter(capacity)(tree, index, leaf + 1)
+            results.append((np.asarray(index), np.asarray(tree)))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+@pytest.mark.more
+@pytest.mark.in_place
+def test_writes_and_draws_copy_no_tree(path):
+    capacity, batch = 10**6, 256
+    tree, index = jax.ShapeDtypeStruct((st.nodes(capacity),), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+
+    def step(state, key):
+        tree, token = state
+        token, (index, leaf) = order_after_reads(token, st.draw(tree, key, batch, capacity, stratified=True))
+        return (st.set(tree, index + token, leaf + np.float32(1), capacity), token), index
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 10))
+    assert_inplace(lambda t, i, leaf: st.set(t, i, leaf, capacity), tree, index, jax.ShapeDtypeStruct((batch,), "f4"))
+    assert_inplace(lambda s, keys: lax.scan(step, s, keys), (tree, jax.ShapeDtypeStruct((), "i4")), keys, bound=2**17)
+
+
+test_more_trees_on_both_paths = pytest.mark.usefixtures("path")(
+    checks(
+        more=[
+            (sum_tree.check_set, [(65_536, "sum"), (9, "max"), (1000, "min")]),
+            (sum_tree.check_together, [1]),
+            (sum_tree.check_one_leaf, [2, 65_536]),
+            (sum_tree.check_strata, [10_000]),
+            (sum_tree.check_frequencies, [1000]),
+        ]
+    )
+)
+
+
+CAPACITIES = [1, 2, 7, 8, 9, 64, 65, 1000, 65_536, 1_000_003]
+LARGEST = CAPACITIES[-1]
+SET = [*((c, "sum") for c in CAPACITIES), *itertools.product((1, 9, 1000), ("min", "max"))]
+test_every_tree_on_both_paths = pytest.mark.usefixtures("path")(
+    checks(
+        exhaustive=[
+            (sum_tree.check_set, SET),
+            (sum_tree.check_zero_leaves, [1, 8, 65, LARGEST]),
+            (sum_tree.check_strata, [64, LARGEST]),
+            (sum_tree.check_one_leaf, [7]),
+        ]
+    )
+)
+
+
+test_more_trees = checks(
+    more=[
+        (sum_tree.check_paths, [(1, 300), (300_000, st._MANY)]),
+        (sum_tree.check_keep_last, itertools.product([1, 2, 17], [None, 334, 2**32 // 17 - 5, 2**31])),
+    ],
+    exhaustive=[
+        (sum_tree.check_rebuild, itertools.product(CAPACITIES, ["sum", "min", "max"])),
+        (sum_tree.check_every_row, [2**18, 2**24]),
+        (sum_tree.check_paths, [(1, 1), (9, 16_384), (65, 1), *((LARGEST, batch) for batch in (1, 300, 16_384))]),
+    ],
+)

@@ -220,3 +220,10 @@ def test_a_step_keeps_its_name_and_what_is_no_step_is_refused():
     assert fbuf.checked(updated).__name__ == "updated"
     raises(TypeError, r"checked: step is int; expected a function .* fbuf.checked\(buffer.sample\)", fbuf.checked, 3)
     raises(TypeError, "checked: step is Buffer; expected a function of states", fbuf.checked, fbuf.Buffer(8))
+
+
+OTHERS = [(n, s) for n, case in CASES.items() for s in case.storages if (n, s) not in FIRST]
+test_every_call_raises = checks(
+    more=[(check_jitted, [("stale indices", "Compressed")])],
+    exhaustive=[(check_eager, OTHERS), (check_jitted, FIRST + OTHERS)],
+)

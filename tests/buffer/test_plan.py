@@ -9,6 +9,7 @@ import pytest
 import fbuf
 from fbuf._core.text_table import human
 from tests.support.refusals import raises
+from tests.support.tables import checks, pairwise
 from tests.support.trees import row_with
 
 EXAMPLE = row_with(np.zeros((28, 28), np.uint8))
@@ -102,3 +103,70 @@ def test_a_plan_shows_itself():
     assert repr(plan) == str(plan) and "peak on device, sample" in repr(plan)
     page = ElementTree.fromstring(plan._repr_html_())
     assert [cell.text for cell in page.iter("td")][:2] == ["state on device", human(plan.device)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("on_full", ["retire", "refuse"])
+def test_plan_predicts_a_table_that_is_too_small(on_full):
+    buffer = deduplicated(1024, on_full)
+    given = distinct_rows(2000)
+    plan = buffer.plan(EXAMPLE, rows=jax.tree.map(lambda x: x[:500], given))
+    table = plan.table
+    assert table is not None and table.load is not None and table.load > 1.5
+    assert table.gives_way == {"retire": "retired", "refuse": "refused"}[on_full]
+    state = buffer.init(EXAMPLE)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    for start in range(0, 2000, 20):
+        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 20], given))
+    stats = buffer.stats(state)
+    assert int(stats["refused_rows" if on_full == "refuse" else "retired_rows"]) > 900
+    held = 2000 - int(stats["refused_rows"]) - int(stats["retired_rows"])
+    assert table.rows == pytest.approx(held, rel=0.15)
+    who = "oldest" if on_full == "retire" else "others"
+    assert f"{who} are {table.gives_way}: {table.wanted:,} places" in str(plan)
+    larger = deduplicated(table.wanted, on_full).plan(EXAMPLE, rows=given).table
+    assert larger is not None and larger.gives_way == "" and larger.rows == 2000
+
+
+@pytest.mark.exhaustive
+def test_plan_counts_rows_of_all_lanes():
+    storage = fbuf.storages.Deduplicated(keys=("obs",), block=(7, 8), blocks=4096)
+    one = fbuf.Buffer(2000, storage=storage).plan(EXAMPLE, rows=distinct_rows(400)).table
+    lanes = jax.tree.map(lambda x: x.reshape(100, 4, *x.shape[1:]), distinct_rows(400))
+    assert fbuf.Buffer(2000, storage=storage, lanes=4).plan(EXAMPLE, rows=lanes).table == one
+
+
+test_every_fixed_size_is_exact = pytest.mark.in_place(
+    checks(exhaustive=[(check_fixed, pairwise(VIEWS, SAMPLERS, STORAGES))])
+)
+
+
+@pytest.mark.more
+def test_compressed_reports_the_source_of_its_estimate():
+    buffer = fbuf.Buffer(20_000, storage=fbuf.storages.Compressed(keys=("obs",)), view=TRANSITION)
+    raw = buffer.plan(EXAMPLE)
+    assert raw.host_from == "raw upper bound" and raw.host == raw.host_raw
+    given = buffer.plan(EXAMPLE, ratio=100.0)
+    assert given.host_from == "ratio given" and given.host == raw.host_raw // 100
+    sampled = buffer.plan(EXAMPLE, rows=rows(3000))
+    assert sampled.host_from == "sample of 3000 rows"
+    state = buffer.init(EXAMPLE)
+    extend = jax.jit(buffer.extend, donate_argnums=0)
+    for start in range(0, 20_000, 1000):
+        state = extend(state, jax.tree.map(lambda x, s=start: x[s : s + 1000], rows(20_000)))
+    host = buffer.nbytes(state)["host"]
+    assert host < sampled.host_raw / 5
+    assert sampled.host == pytest.approx(host, rel=0.25)
+    noise = rows(2000) | {"obs": np.random.default_rng(0).integers(0, 255, (2000, 28, 28), np.uint8)}
+    plan = buffer.plan(EXAMPLE, rows=noise)  # cannot be compressed
+    assert plan.host == plan.host_raw
+
+
+@pytest.mark.more
+def test_without_rows_the_load_of_a_table_is_unknown():
+    plan = deduplicated(4096).plan(EXAMPLE)
+    assert plan.table is not None and plan.table.blocks is None and plan.table.places == 4096
+    assert "places for blocks" in str(plan) and "give rows" in str(plan)
+    few = deduplicated(4096).plan(EXAMPLE, rows=rows(10)).table
+    assert few is not None and few.blocks is None and few.known == "10 rows are too few to tell"
+    assert fbuf.Buffer(100).plan(EXAMPLE, rows=rows(100)).table is None

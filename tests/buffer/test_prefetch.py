@@ -1,16 +1,20 @@
 """`Buffer(prefetch=1)`: each `sample` returns the batch drawn by the one before."""
 
 import dataclasses
+import os
 import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fbuf
 from fbuf._host.store.store import Store
+from fbuf.samplers import Prioritized
 from fbuf.storages import Host
-from tests.support import refusals
+from tests.support import prefetch, refusals
+from tests.support.host import trace_for_accelerators
 from tests.support.ownership import store_of
 from tests.support.prefetch import (  # noqa: F401
     BATCH,
@@ -25,8 +29,9 @@ from tests.support.prefetch import (  # noqa: F401
     rows_at,
     settle,
 )
+from tests.support.processes import run_python
 from tests.support.refusals import raises, raises_late
-from tests.support.tables import checks
+from tests.support.tables import checks, pairwise
 from tests.support.threads import PATIENCE, Thread
 from tests.support.trees import same
 
@@ -138,3 +143,158 @@ def test_rows_that_expire_unread_are_masked(monkeypatch):
     assert not batch.mask.any() and not np.asarray(batch.data["t"]).any() and not np.asarray(batch.weight).any()
     stats = buffer.stats(state)
     assert int(stats["expired_rows"]) == int(stats["stale_draws"]) == BATCH
+
+
+@pytest.mark.more
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_reads_its_own_rows():
+    script = """
+import os, sys, warnings
+import numpy as np
+from fbuf._host.store.store import Column, Store
+warnings.simplefilter("ignore")
+s = Store((Column("a", (), np.dtype(np.int32), None),), lanes=1, length=8, slack=0)
+tickets = s.write([np.arange(8, dtype=np.int32)[:, None]], None)[:, 0]
+numbers = [s.request([(0, tickets)])]
+pid = os.fork()
+for _ in range(3):
+    numbers.append(s.request([(0, tickets)]))
+for number in numbers:
+    out = np.zeros(8, np.int32)
+    assert s.collect(number, [(0, tickets, out)]).all() and (out == np.arange(8)).all()
+if pid:
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    run_python(script)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("pending", [False, True])
+def test_the_interpreter_exits_during_reads(pending):
+    script = f"""
+import fbuf, jax, numpy as np
+buffer = fbuf.Buffer(64, storage=fbuf.storages.Compressed(keys=("x",)), prefetch=1, batch_size=2000)
+state = buffer.init({{"x": np.zeros((64, 64), np.uint8)}})
+state = buffer.extend(state, {{"x": np.ones((64, 64, 64), np.uint8)}})
+for i in range(3):
+    state, batch = buffer.sample(state, jax.random.key(i))
+if not {pending}:
+    jax.block_until_ready(batch)
+    del state, batch
+print("done")
+"""
+    done = run_python(script)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+@pytest.mark.more
+def test_convert_to_and_from_prefetch():
+    buffer = make("compressed", "uniform")
+    other = dataclasses.replace(buffer, sampler=Prioritized(), batch_size=3)
+    state = buffer.sample(buffer.extend(buffer.init(EXAMPLE), rows_at(0)), jax.random.key(0))[0]
+    converted = buffer.convert(other, state)
+    now = other.peek(converted, jax.random.fold_in(jax.random.key(1), 1))
+    converted, batch = other.sample(converted, jax.random.key(1))
+    same(batch, now)
+    plain = dataclasses.replace(other, prefetch=0)
+    assert other.convert(plain, converted).ahead is None
+    with pytest.raises(ValueError, match=r"prefetch, batch_size.*buffer\.convert\(other, state\)"):
+        plain.sample(converted, jax.random.key(0))
+    raises(ValueError, "made by another buffer", lambda: buffer.sample(converted, jax.random.key(0)))
+    with pytest.raises(ValueError, match="made by another buffer"):
+        dataclasses.replace(other, batch_size=4).sample(converted, jax.random.key(0))
+
+
+PREFETCHED = ("device", "deduplicated", "host", "compressed")
+ORDERS = [(s, "prioritized", "transition", "sesu") for s in ("device", "compressed")]
+ORDERS += [("compressed", "consume", "row", "ses"), ("device", "consume", "row", "esr")]
+ORDERS += [("deduplicated", "epoch", "sequence", "esr"), ("device", "uniform", "transition", "se")]
+
+KEY = jax.random.key(7)
+
+
+DRAWN = pairwise(PREFETCHED, prefetch.SAMPLERS, prefetch.VIEWS, ("eager", "jit", "donated", "scan"))
+
+
+test_further_batches_are_those_of_the_previous_call = checks(
+    more=[
+        (check_batches, [("host", "consume", "sequence", "eager"), ("compressed", "uniform", "hindsight", "scan")]),
+        *((check, ["compressed"]) for check in CHECKS[4:]),
+    ],
+    exhaustive=[
+        (prefetch.check_batches, DRAWN),
+        *((check, ["compressed", "deduplicated"]) for check in prefetch.CHECKS),
+    ],
+)
+
+
+test_a_donated_step_copies_nothing = pytest.mark.in_place(checks(exhaustive=[(prefetch.check_in_place, ORDERS)]))
+
+
+@pytest.mark.exhaustive
+def test_states_and_keys_under_vmap_draw_independently():
+    keys = jax.random.split(jax.random.key(1), 3)
+    for sampler in ("prioritized", "consume"):
+        buffer = prefetch.make("device", sampler)
+        filled = buffer.extend(new := buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0))
+        states = [buffer.sample(filled, KEY)[0], filled, new]
+        together = jax.vmap(buffer.sample)(jax.tree.map(lambda *x: jnp.stack(x), *states), keys)
+        of_one = jax.vmap(lambda key, buffer=buffer, state=filled: buffer.sample(state, key))(keys)
+        for i, state in enumerate(states):
+            same(buffer.sample(state, keys[i]), jax.tree.map(lambda x, i=i: x[i], together))
+            same(buffer.sample(filled, keys[i]), jax.tree.map(lambda x, i=i: x[i], of_one))
+    buffer = prefetch.make("compressed")
+    state = buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0))
+    assert jax.vmap(lambda key: buffer.peek(state, key).mask)(keys).all()
+    raises(TypeError, "cannot be vmapped", lambda: jax.vmap(lambda key: buffer.sample(state, key)[1])(keys))
+
+
+@pytest.mark.exhaustive
+def test_no_two_leaves_share_an_array():
+    for storage in ("deduplicated", "compressed"):
+        buffer = prefetch.make(storage, view="sequence")
+        state = buffer.init(prefetch.EXAMPLE)
+        for now in (state, buffer.sample(buffer.extend(state, prefetch.rows_at(0)), KEY)[0]):
+            pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(now) if leaf.size]
+            assert len(set(pointers)) == len(pointers)
+
+
+@pytest.mark.exhaustive
+def test_grow_and_set_keep_the_pending_batch():
+    buffer = prefetch.make("deduplicated", "prioritized")
+    state = buffer.sample(buffer.extend(buffer.init(prefetch.EXAMPLE), prefetch.rows_at(0)), KEY)[0]
+    larger, grown = buffer.grow(buffer.set(state, alpha=0.9))
+    same(larger.sample(grown, jax.random.key(1))[1], buffer.sample(state, jax.random.key(1))[1])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_plan_and_nbytes_count_the_pending_batch(storage):
+    buffer, plain = prefetch.make(storage, view="transition"), prefetch.make(storage, view="transition", prefetch=0)
+    stacks = 2 * prefetch.BATCH * 4 * 64
+    state = buffer.init(prefetch.EXAMPLE)
+    plan, before = buffer.plan(prefetch.EXAMPLE), plain.plan(prefetch.EXAMPLE)
+    assert plan.device == buffer.nbytes(state)["device"]
+    if storage == "device":
+        assert plan.device - before.device > stacks and plan.host == 0
+        return
+    assert plan.host - before.host == 2 * stacks
+    empty = buffer.nbytes(state)["host"]
+    for i in range(4):
+        state = buffer.extend(state, prefetch.rows_at(i))
+        state, batch = buffer.sample(state, jax.random.key(i))
+    jax.block_until_ready(batch)
+    prefetch.settle(store_of(state))
+    grown = buffer.nbytes(state)["host"] - empty
+    assert 2 * stacks < grown <= 2 * stacks + 40 * 64
+
+
+@pytest.mark.exhaustive
+def test_other_platforms(monkeypatch):
+    trace_for_accelerators(monkeypatch)
+    jax.clear_caches()
+    try:
+        prefetch.check_batches("compressed", "epoch", "row", "donated")
+    finally:
+        monkeypatch.undo()
+        jax.clear_caches()

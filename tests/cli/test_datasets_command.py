@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -140,3 +141,12 @@ def test_convert_prints_what_it_recognised_and_writes(tmp_path, capsys):
     assert status == 0 and "6 episodes: 0 terminated, 6 truncated" in out
     status, _, err = run(capsys, "convert", str(FILES / "ogbench.npz"), str(path), "--ogbench", "--lanes", "2")
     assert status == 1 and "--lanes is given with --ogbench" in err
+
+
+@pytest.mark.more
+def test_a_closed_pipe_is_not_a_traceback():
+    command = [sys.executable, "-m", "fbuf", "datasets", "list", "--available"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()

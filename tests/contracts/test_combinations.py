@@ -1,6 +1,7 @@
 """Every storage with every sampler, view and writer: the same batches, or an error that says why it makes no sense."""
 
 import dataclasses
+import itertools
 
 import jax
 import pytest
@@ -10,6 +11,7 @@ from fbuf.storages import Deduplicated, Device
 from tests.support import combinations
 from tests.support.combinations import EXAMPLE
 from tests.support.refusals import raises
+from tests.support.tables import checks, pairwise
 
 
 @pytest.mark.parametrize("writer", combinations.UNORDERED_WRITERS)
@@ -61,3 +63,24 @@ def test_every_public_part_is_in_the_tables():
     ):
         parts = {n for n in package.__all__ if not n.endswith("State") and n not in NO_PARTS}
         assert parts == {name.split("(")[0] for name in known}, package.__name__
+
+
+@pytest.mark.more
+@pytest.mark.optimized
+@pytest.mark.parametrize(("sampler", "view"), combinations.SOME)
+def test_storages_give_the_same_batches(sampler, view):
+    combinations.check_storages_agree(["Deduplicated", "Compressed", "Host", "Ragged"], sampler, view)
+
+
+def refused(storage, sampler, view):
+    return (sampler, view) in combinations.REFUSED
+
+
+EVERY = pairwise(list(combinations.STORAGES)[1:], combinations.SAMPLERS, combinations.VIEWS, refused=refused)
+WRITTEN = itertools.product(combinations.UNORDERED, ["Row"], combinations.UNORDERED_WRITERS)
+test_storages_give_the_same_batches_in_every_combination = checks(
+    exhaustive=[
+        (combinations.check_storages_agree, [([storage], *parts) for storage, *parts in EVERY]),
+        (combinations.check_storages_agree, [(combinations.UNORDERED_STORAGES, *parts) for parts in WRITTEN]),
+    ]
+)

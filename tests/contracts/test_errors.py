@@ -11,7 +11,7 @@ import pytest
 
 import fbuf
 from fbuf._buffer.state import COUNTERS
-from fbuf.samplers import Prioritized, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from tests.support import refusals
 from tests.support.refusals import raises
 from tests.support.tables import one_of
@@ -234,7 +234,12 @@ def test_invalid_configurations_and_examples_are_refused(case):
     refusals.check(case, SCOPE)
 
 
-sampler = one_of(Uniform(), Prioritized(replace=False, normalize="buffer"))
+sampler = one_of(
+    Uniform(),
+    Prioritized(replace=False, normalize="buffer"),
+    more=[Ranked(uniform=0.5, normalize="buffer")],
+    exhaustive=[Uniform(over="episodes"), Epoch(), Consume(2), Prioritized(), Prioritized(on="host"), Staleness(4)],
+)
 
 
 def test_an_empty_sample_is_masked_and_counted(sampler):

@@ -1,5 +1,6 @@
 """Faults of the system and of the caller: no memory, callbacks that raise, wild priorities, keys used twice."""
 
+import itertools
 import sys
 
 import jax
@@ -13,10 +14,11 @@ from jax import lax
 import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.store.store import Store
-from fbuf.samplers import Consume, Prioritized, Ranked, Staleness, Uniform
+from fbuf.samplers import Consume, Epoch, Prioritized, Ranked, Staleness, Uniform
 from fbuf.storages import Device, Host
 from tests.support.processes import run_python
 from tests.support.refusals import raises
+from tests.support.tables import by_tier, checks
 
 EXAMPLE = {"x": np.zeros(8, np.float32), "t": np.int32(0)}
 
@@ -168,8 +170,9 @@ def check_many_keys(sampler):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_memory_during_extend():
-    check_no_memory("host")
+@pytest.mark.parametrize("storage", by_tier("host", more=["compressed"]))
+def test_no_memory_during_extend(storage):
+    check_no_memory(storage)
 
 
 @pytest.mark.parametrize(("storage", "place"), [(Device(), "device"), (Host(), "host")])
@@ -234,5 +237,25 @@ def test_any_priorities_leave_a_buffer_that_draws(errors, alpha):
     check_priorities(Prioritized(alpha=1.0, eps=0.0), errors, alpha)
 
 
+@pytest.mark.more
+@given(**PRIORITIES)
+def test_any_priorities_leave_a_buffer_that_draws_by_rank(errors, alpha):
+    check_priorities(Ranked(), errors, alpha)
+
+
 def test_no_key_is_used_twice():
     check_key_reuse(Uniform(), 1)
+
+
+KEYED = [Uniform(), Ranked(), Consume(2), Staleness(4), Epoch(), Prioritized(), Prioritized(on="host")]
+test_callbacks_that_raise_and_keys = checks(
+    more=[
+        (check_raising, [("try_write", False), ("read", False), ("read", True)]),
+        (check_many_keys, [Epoch()]),
+        (check_key_reuse, [(Consume(2), 1), (Prioritized(on="host"), 1)]),
+    ],
+    exhaustive=[
+        (check_key_reuse, itertools.product(KEYED, [0, 1])),
+        (check_many_keys, [Prioritized(), Prioritized(replace=False), Ranked()]),
+    ],
+)

@@ -4,10 +4,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import fbuf
-from tests.support.flags import BUFFERS, EXAMPLE, flags, rows
+from tests.support.flags import (
+    BATCH,
+    BUFFERS,
+    EXAMPLE,
+    FLAGS,
+    check,
+    check_all_flags,
+    every_method,
+    flags,
+    given,
+    plain,
+    rows,
+)
 from tests.support.processes import run_python
+from tests.support.tables import checks
 
 
 def test_init_under_x64_keeps_the_dtypes_it_is_given():
@@ -50,3 +64,55 @@ def test_import_starts_no_backend_imports_no_extra_and_leaves_jax_as_it_was():
         "else:\n"
         "    raise AssertionError('the check checks nothing')\n"
     )
+
+
+@pytest.mark.more
+def test_eager_methods_move_nothing_to_or_from_the_device():
+    name = "prioritized"
+    buffer = BUFFERS[name]
+    state, x = buffer.init(EXAMPLE), given(buffer)
+    with flags("transfer_guard"):
+        got = every_method(buffer, state, x)
+    check(name, plain(got))
+
+
+@pytest.mark.more
+def test_nothing_leaks_from_scan_vmap_and_grad():
+    buffer = BUFFERS["rich"]
+    x = given(buffer)
+
+    def run(weight, key):
+        def step(state, key):
+            state, batch = buffer.sample(buffer.extend(state, x["rows"]), key, BATCH)
+            return buffer.update_priority(state, batch.index, batch.data["reward"] * weight), batch.data["reward"]
+
+        return jnp.sum(weight * lax.scan(step, buffer.init(EXAMPLE), jax.random.split(key, 3))[1])
+
+    with jax.checking_leaks():
+        slopes = jax.jit(jax.vmap(jax.grad(run), in_axes=(0, None)))(jnp.ones((2,), jnp.float32), jax.random.key(0))
+    assert np.all(np.isfinite(slopes))
+
+
+INFINITE = {(name, "debug_infs") for name in ("rich", "topk", "everything")}  # the least and the largest of no rows
+FLAGGED = [  # `check_all_flags` sets the others together
+    (name, flag)
+    for i, name in enumerate(BUFFERS)
+    for j, flag in enumerate(FLAGS)
+    if flag in ("debug_infs", "transfer_guard") or (i + j) % 5 == 0
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "flag"), [case for case in FLAGGED if case not in INFINITE])
+def test_every_method_under_each_flag(name, flag):
+    buffer = BUFFERS[name]
+    state, x = buffer.init(EXAMPLE), given(buffer)
+    with flags(flag):
+        got = every_method(buffer, state, x)
+    check(name, plain(got))
+
+
+test_every_method_under_all_flags = checks(
+    more=[(check_all_flags, ["rich", "host"])],
+    exhaustive=[(check_all_flags, sorted(BUFFERS.keys() - {"rich", "host"}))],
+)

@@ -1,12 +1,15 @@
 """A buffer inside `jax.shard_map(check_vma=True)`."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from tests.support.combinations import BATCH, EXAMPLE, make, rows_of
+from tests.support.combinations import BATCH, EXAMPLE, REFUSED, SAMPLERS, VIEWS, make, rows_of
+from tests.support.tables import checks, pairwise
 from tests.support.trees import same
 
 
@@ -53,3 +56,21 @@ def check_values(*combination):
 
 def test_methods_work_inside_shard_map():
     check_types("Deduplicated", "Prioritized", "Transition")
+
+
+VIEW = itertools.cycle(VIEWS)
+TYPES = [
+    (("Device", "Deduplicated")[number % 2], sampler, "Episode" if "episodes" in sampler else view)
+    for number, (sampler, view) in enumerate(zip((name for name in SAMPLERS if "host" not in name), VIEW, strict=False))
+]
+HERE = [s for s in SAMPLERS if "host" not in s]
+TYPED = pairwise(("Device", "Deduplicated"), HERE, VIEWS, refused=lambda storage, *case: case in REFUSED)
+test_types_and_values = checks(
+    more=[
+        (check_types, TYPES),
+        (check_types, [("Device", "Prioritized", "Row", "TopK"), ("Device", "Prioritized", "Row", "Reservoir")]),
+        (check_values, [("Device", "Epoch", "Transition"), ("Device", "Prioritized(replace=False)", "Transition")]),
+        (check_values, [("Deduplicated", "Prioritized", "Transition")]),
+    ],
+    exhaustive=[(check_types, TYPED)],
+)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import fbuf
+from tests.support import combinations
+from tests.support.trees import close
 
 pytestmark = pytest.mark.more
 
@@ -70,3 +72,32 @@ def test_vmap_of_every_method(storage):
     public = {n for n in dir(buffer) if callable(getattr(buffer, n)) and not n.startswith("_")}
     public -= NOT_TRACED | {f.name for f in dataclasses.fields(buffer)}
     assert set(many) == (public if storage == "device" else set(SHARED))
+
+
+HERE = [s for s in combinations.SAMPLERS if "host" not in s]
+VMAPPED = [(s, "Sequence('mask')", "Ring") for s in HERE]
+VMAPPED += [("Prioritized", "Row", w) for w in combinations.UNORDERED_WRITERS]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("sampler", "view", "writer"), VMAPPED)
+def test_vmapped_states_give_what_each_gives_alone_with_every_sampler(sampler, view, writer):
+    buffer, rng = combinations.make("Device", sampler, view, writer), np.random.default_rng(0)
+
+    def step(state, given):
+        rows, mask, key = given
+        state, batch = buffer.sample(buffer.extend(state, rows, mask=mask), key, combinations.BATCH)
+        if buffer.sampler.prioritized:
+            state = buffer.update_priority(state, batch.index, jnp.arange(1.0, combinations.BATCH + 1))
+        return state, batch
+
+    def run(given):
+        return jax.lax.scan(step, buffer.init(combinations.EXAMPLE), given)
+
+    rows = jax.tree.map(lambda x: x.reshape(3, 8, 5, *x.shape[1:]), combinations.rows_of(rng, 120))
+    mask = rng.random(rows["action"].shape) < np.array([0.2, 0.6, 1.0])[:, None, None, None]
+    given = rows, mask, jax.random.split(jax.random.key(0), (3, 8))
+    many, alone = jax.jit(jax.vmap(run))(given), jax.jit(run)
+    for i in range(3):
+        one = jax.tree.map(lambda x, i=i: x[i], (many, given))
+        close(one[0], alone(one[1]), rtol=1e-6)

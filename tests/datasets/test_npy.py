@@ -13,17 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib import format as npy
 
-from fbuf.datasets._remote import FileCorrupted, read_npy
+from fbuf.datasets._remote import FileCorrupted, _gzip, read_npy
+from tests.support.tables import by_tier
 
 FRAMES = np.random.default_rng(0).integers(0, 3, (20, 6, 6), np.uint8)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_isal():
-    """Read with the standard library; tier `more` runs the same with isal."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "isal", None)
-        yield
 
 
 def npy_bytes(array, version=None):
@@ -44,9 +37,13 @@ def header_of(descr="'|u1'", order="False", shape="(3,)"):
 PACKED = gzip.compress(npy_bytes(FRAMES)[:300]) + gzip.compress(npy_bytes(FRAMES)[300:])
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return tmp_path_factory.mktemp("npy") / "some.gz"
+@pytest.fixture(scope="module", params=by_tier("gzip", more=["isal"]))
+def path(request, tmp_path_factory):
+    """A file, which the standard library or isal reads."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "gzip":
+            patch.setitem(sys.modules, "isal", None)
+        yield tmp_path_factory.mktemp("npy") / "some.gz"
 
 
 def read(path, data, dtypes=("uint8",), shape=(20, 6, 6), rows=7):
@@ -143,3 +140,10 @@ def test_bytes_after_the_array_are_refused(path):
 def test_an_error_of_the_disk_is_not_damage(path, tmp_path):
     for missing in (tmp_path / "none.gz", tmp_path):
         pytest.raises(OSError, next, read_npy(missing, ("uint8",), (3,), 3)).match(str(missing))
+
+
+@pytest.mark.more
+def test_isal_is_used_where_it_is_installed():
+    from isal import igzip
+
+    assert _gzip() is igzip

@@ -1,5 +1,6 @@
 """Files of a data set: rows read are those written, and a segment is there once it is committed."""
 
+import itertools
 import json
 
 import numpy as np
@@ -7,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fbuf._formats import dataset
 from fbuf._formats import dataset as _dataset
+from fbuf._formats.checkpoint import Disk, data_file
 from fbuf._host.store.store import StoreClosed
 from fbuf.storages import BitPack, Raw, Zstd
 from tests.support import pieces
+from tests.support.memory_disk import Killed
 from tests.support.pieces import check, same
 from tests.support.refusals import raises
 from tests.support.threads import Thread
@@ -203,3 +207,46 @@ def test_a_data_set_with_a_segment_written_again_is_unfinished(tmp_path):
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("segment 1 of .* is missing")
     pieces.write(tmp_path, 1, pieces.SCHEMA, pieces.rows_of(np.random.default_rng(5), pieces.SIZES[1]))
     pytest.raises(FileNotFoundError, _dataset.DataSet.open, tmp_path).match("was rewritten")
+
+
+def killed_at(path, call):
+    """Make a data set; from the given call on, the disk does nothing but close files, as a killed process does."""
+    calls = itertools.count(1)
+
+    def dying(name):
+        real = getattr(Disk(), name)
+
+        def run(_, *args):
+            if next(calls) >= call:
+                raise Killed
+            return real(*args)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_file, "_WRITE_BLOCKS", 1)
+        for name in ("open", "pwritev", "fsync", "rename", "unlink"):
+            patch.setattr(Disk, name, dying(name))
+        try:
+            pieces.make(path)
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.more
+def test_a_killed_process_leaves_whole_segments(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = {number: pieces.rows_of(rng, size) for number, size in pieces.SIZES.items()}
+    for call in range(1, 1000):
+        path = tmp_path / str(call)
+        path.mkdir()
+        if not killed_at(path, call):
+            break
+        there = dataset.committed(path)
+        pytest.raises(FileNotFoundError, dataset.DataSet.open, path)
+        for number in rows.keys() - there.keys():
+            pieces.write(path, number, pieces.SCHEMA, rows[number])
+        dataset.finish(path, pieces.USED)
+        pieces.check(path, pieces.used_of(rows, pieces.USED), verify="full")
+    assert call > 60

@@ -159,3 +159,20 @@ def test_readers_see_whole_steps_while_another_thread_adds():
     stop.set()
     for thread in threads:
         thread.ends()
+
+
+LENGTH = 40
+
+
+@pytest.mark.more
+def test_damage_and_other_arguments_are_noticed():
+    pairs = ObservationPairs(LENGTH, 2, (6, 5), np.uint8, Zstd())
+    rows = np.arange(30 * 2 * 30, dtype=np.uint8).reshape(30, 2, 6, 5)
+    pairs.extend(rows[:-1], rows[1:], np.arange(29))
+    arrays = pairs.to_arrays()
+    for name, value in (("row", 10_000), ("row", -2), ("written", 1_000), ("where", -1)):
+        with pytest.raises(ValueError, match=r"Store\.from_arrays"):
+            pairs.restore(arrays | {name: np.full_like(arrays[name], value)})
+    with pytest.raises(ValueError, match=r"Store\.from_arrays"):
+        ObservationPairs(LENGTH, 1, (6, 5), np.uint8, Zstd()).restore(arrays)
+    np.testing.assert_array_equal(pairs.read(np.arange(29), np.zeros(29, int))[1], rows[1:, 0])

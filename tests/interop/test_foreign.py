@@ -116,7 +116,7 @@ def test_rlds(tmp_path):
 
 
 def test_transitions_are_drawn(tmp_path):
-    """One stream and lanes of different lengths; every format in tests/interop/test_foreign_more.py."""
+    """One stream and lanes of different lengths; every format in tests/interop/test_foreign.py."""
     lanes, final = TIANSHOU["vector"]
     check_draws(lambda: interop.from_file(FILES / "tianshou_vector.hdf5"), lanes, tmp_path / "a", final)
 

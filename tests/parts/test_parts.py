@@ -13,13 +13,11 @@ import pytest
 import fbuf
 from fbuf import parts
 from tests.support import refusals
+from tests.support.inplace import assert_order
 from tests.support.parts import BATCH, BUFFERS, EXAMPLE, LANES, OWN, make, rows_of
 from tests.support.refusals import raises
 from tests.support.tables import one_of
 from tests.support.trees import same
-
-name = one_of("storage, sampler, view")
-stored = one_of("storage")
 
 
 def test_parts_work_in_jit_and_scan(name):
@@ -245,3 +243,35 @@ def test_every_class_that_a_required_method_names_is_public():
     assert named & classes <= set(parts.__all__), (
         f"add to fbuf/parts/__init__.py: {named & classes - set(parts.__all__)}"
     )
+
+
+@pytest.mark.more
+@pytest.mark.in_place
+def test_is_in_place(large):
+    settings = {"episode_end": ("terminated", "truncated")} | BUFFERS[large]
+    assert_order(fbuf.Buffer(20_000, **settings), "es", EXAMPLE)
+
+
+@pytest.mark.more
+def test_a_storage_updates_rows_and_maps():
+    buffer = make(BUFFERS["storage"])
+    state = buffer.extend(buffer.init(EXAMPLE), rows_of(30, None))
+    state, batch = buffer.sample(state, jax.random.key(0), BATCH)
+    state = buffer.update_rows(state, batch.index, {"action": jnp.full((BATCH,), 77, jnp.int32)})
+    assert set(np.asarray(buffer.get(state, batch.index).data["action"])) == {77}
+    keys = jax.random.split(jax.random.key(0), 3)
+    states = jax.vmap(lambda _: buffer.init(EXAMPLE))(keys)
+    states = jax.vmap(lambda s: buffer.extend(s, rows_of(9, None)))(states)
+    assert jax.vmap(lambda s, k: buffer.peek(s, k, 4).data["action"])(states, keys).shape == (3, 4)
+
+
+ON_THE_DEVICE = [name for name in BUFFERS if name not in ("codec", "storage, sampler, view")]
+
+
+name = one_of("storage, sampler, view", more=["writer", "codec", "transforms"], exhaustive=[*ON_THE_DEVICE])
+
+
+large = one_of("storage, sampler, view", exhaustive=[*ON_THE_DEVICE])
+
+
+stored = one_of("storage", exhaustive=["storage with priorities, stacks"])

@@ -101,3 +101,16 @@ def test_arguments_are_checked():
     raises(TypeError, "Replay.epoch: drop_last is 'no'; expected a bool", replay.epoch, 4, drop_last="no")
     raises(ValueError, "Replay.epoch: to is 'numpi'", replay.epoch, 4, to="numpi")
     raises(TypeError, r"Replay.epoch: batch_size is missing. Write epoch\(batch_size\)", replay.epoch)
+
+
+PARTS = [{"storage": fbuf.storages.Compressed(keys=("t",))}, {"storage": fbuf.storages.Ragged()}]
+PARTS += [{"writer": fbuf.writers.TopK("t")}]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_epochs_of_other_parts_also_after_close(parts):
+    replay = fbuf.Replay(fbuf.Buffer(10, **parts), EXAMPLE)
+    replay.extend(rows(0, 30))
+    replay.close()
+    assert sorted(numbers(replay.epoch(3))) == list(range(20, 30))

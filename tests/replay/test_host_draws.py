@@ -143,3 +143,10 @@ def test_other_buffers_are_drawn_by_jax():
     ):
         assert fbuf.Replay(buffer, example)._host_draws is None
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.Buffer(50), EXAMPLE).sample(4, to="numpy"))
+
+
+@pytest.mark.more
+@pytest.mark.optimized
+def test_batches_in_numpy_are_those_of_jax_as_users_compile_them():
+    test_batches_in_numpy_are_those_of_jax(37, None, 1, "threefry2x32")
+    test_transitions_in_numpy_are_those_of_jax("reset step", 2)

@@ -24,3 +24,35 @@ def test_sums_that_xla_rounds_to_zero_are_its_own():
 
     view = Transition(n_step=3, autoreset="same_step")
     assert compare(view, None, row_of=row, steps=20) == 0
+
+
+CASES = [
+    ("n, final", 1),
+    ("stack, n, final", None),
+    ("stop, bootstrap", 2),
+    ("cross, learns", 1),
+    ("mask, resets", 3),
+    ("episode, cut", None),
+]
+
+
+@pytest.mark.more
+@pytest.mark.optimized
+@pytest.mark.parametrize(("view", "lanes"), CASES, ids=str)
+def test_batches_are_those_of_the_optimised_program(view, lanes):
+    assert compare(VIEWS[view], lanes, seed=1) > 60
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lanes", [None, 1, 3])
+@pytest.mark.parametrize("view", VIEWS)
+def test_batches_of_every_view_are_those_of_the_program(view, lanes):
+    assert compare(VIEWS[view], lanes, seed=2) > 60
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("lanes", [None, 3])
+@pytest.mark.parametrize("view", VIEWS)
+def test_prioritized_batches_of_every_view_are_those_of_the_programs(view, lanes, sampler):
+    assert compare(VIEWS[view], lanes, seed=3, sampler=SAMPLERS[sampler]) > 60

@@ -264,3 +264,9 @@ def test_a_slow_compilation_is_announced_in_interactive_sessions(monkeypatch, ca
         replay.sample(2)
     assert [(t.seconds, t.cancelled) for t in timers] == [(2.0, True)]
     assert capsys.readouterr().err.startswith("fbuf: compiling Replay.sample(2), once for these shapes.")
+
+
+@pytest.mark.more
+@pytest.mark.optimized
+def test_batches_are_those_of_writing_each_row_as_users_compile_them():
+    test_batches_are_those_of_writing_each_row(("device", "epoch", "transition"))

@@ -10,11 +10,14 @@ import pytest
 from jax import lax
 
 import fbuf
+from fbuf._algorithms import random
 from fbuf._indexing import anchors
 from fbuf.samplers import Epoch
 from tests.support import epoch as support
+from tests.support.epoch import Trial, buffer_of, check_inplace, empty
 from tests.support.refusals import raises
-from tests.support.trees import same
+from tests.support.tables import checks
+from tests.support.trees import changed, same
 
 
 @pytest.mark.parametrize(("sampler", "view", "lanes"), [(Epoch(), "steps", 3), (Epoch(shuffle=False), "row", 3)])
@@ -123,3 +126,41 @@ def test_at_the_end_of_an_epoch_every_row_can_be_drawn():
     state = support.filled(support.SMALL, 4)
     state, _ = support.sample(support.SMALL, state, jax.random.key(0), 4)
     assert support.SMALL.summary(state).effective_size == 4
+
+
+@pytest.mark.more
+def test_programs_without_shuffling():
+    for seed in range(3, 6):
+        Trial(buffer_of(Epoch(shuffle=False, drop_last=True), "steps", 3), seed).run(80, (1, 5, 40))
+
+
+@pytest.mark.more
+def test_programs_with_keyed_orders(monkeypatch):
+    """As if true shuffles ended at 5 anchors: small buffers then cross over again and again."""
+    monkeypatch.setattr(random, "SHUFFLED", 5)
+    for seed in range(3):
+        # A length that no other test has: verbs compiled for it know the other line.
+        Trial(buffer_of(Epoch(drop_last=True), "row", None, length=12), seed).run(80, (5, 13))
+
+
+@pytest.mark.more
+def test_eager_draws_of_an_epoch_copy_nothing_that_grows():
+    buffer = buffer_of(Epoch(), "steps", lanes=2)
+    state = empty(buffer)
+    moved = changed(state, buffer.sample(state, jax.random.key(1), 7)[0])
+    assert all(name.startswith((".sampler.turn", ".header")) for name in moved)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lanes", [None, 3])
+@pytest.mark.parametrize("view", ["row", "steps"])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_programs_of_every_kind(shuffle, drop_last, view, lanes):
+    for seed in range(6, 12):
+        Trial(buffer_of(Epoch(shuffle, drop_last), view, lanes), seed).run(80, (1, 5, 40))
+
+
+test_in_place_checks = pytest.mark.in_place(
+    checks(exhaustive=[(check_inplace, [("row", "es"), ("row", "ses"), ("steps", "ses")])])
+)

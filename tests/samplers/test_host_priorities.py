@@ -1,6 +1,7 @@
 """Priorities on the host: the numpy tree, its versions, and buffers that have them against those on the device, bit for bit."""
 
 import copy
+import dataclasses
 import functools
 import gc
 import pickle
@@ -11,16 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 import fbuf
 from fbuf._algorithms import sum_tree
 from fbuf._host import priorities
 from fbuf._host.priorities import Layout, Priorities, Tree
 from fbuf.samplers import Prioritized
-from tests.support.host_priorities import EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
+from tests.support.host import use_other_callbacks
+from tests.support.host_priorities import BATCH, CAPACITY, EXAMPLE, EXPIRED, KEY, VERBS, compare, make, run, verb
 from tests.support.refusals import raises, raises_late
 from tests.support.sum_tree import expected_tree
 from tests.support.tables import one_of
+from tests.support.threads import Thread
 from tests.support.trees import same
 
 
@@ -60,9 +64,6 @@ def test_a_tree_is_the_sum_of_its_leaves(capacity, batches, seed):
         assert np.array_equal(old, before[index])
         assert np.array_equal(tree.leaves, oracle) and np.array_equal(tree._nodes, expected_tree(oracle))
         assert tree.roots() == (expected_tree(oracle)[-8], np.min(oracle[oracle > 0], initial=np.inf))
-
-
-capacity = one_of(600)
 
 
 def test_draws_are_those_of_the_device(capacity):
@@ -193,10 +194,6 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch, broken, nth):
     check(store, made, store.leaves(made))
 
 
-storage = one_of(fbuf.storages.Device())
-parts = one_of({})
-
-
 @settings(max_examples=10)
 @given(program=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(VERBS), st.integers(0, 2**16)), max_size=20))
 def test_old_states_and_futures_stay_what_they_are(parts, program):
@@ -272,3 +269,165 @@ def test_what_cannot_be_is_said(nothing_open):
     raises(ValueError, r'on is "?\'?cuda.*expected "device" or "host"', Prioritized, on="cuda")
     raises(ValueError, "made by another buffer", lambda: make("device").sample(state, KEY, 4))
     raises(ValueError, "made by another buffer", lambda: buffer.sample(make("device").init(EXAMPLE), KEY, 4))
+
+
+@pytest.mark.more
+def test_a_state_that_is_too_old_says_so():
+    buffer = fbuf.Buffer(CAPACITY, sampler=Prioritized(on="host"))
+    old = buffer.extend(buffer.init({"x": 0}), {"x": jnp.arange(CAPACITY)})
+    new = old
+    add = jax.jit(buffer.add)
+    for i in range(260):
+        new = add(new, {"x": i})
+    for attempt in (
+        lambda: buffer.sample(old, jax.random.key(0), 4),
+        lambda: buffer.clear(old),
+        lambda: add(old, {"x": 0}),
+        lambda: jax.jit(buffer.add, donate_argnums=0)(old, {"x": 0}),
+    ):
+        raises_late(EXPIRED, attempt)
+    assert isinstance(fbuf.stores()[0]._store.last_error, RuntimeError)
+    assert np.asarray(buffer.sample(new, jax.random.key(0), 4)[1].mask).all()  # who carries on does not notice
+
+
+@pytest.mark.more
+def test_bytes_are_counted():
+    example, capacity = {"x": jnp.zeros(4)}, 50_000
+    for storage in (fbuf.storages.Device(), fbuf.storages.Host()):
+        samplers = (Prioritized(on=on, normalize="buffer") for on in ("device", "host"))
+        device, host = (fbuf.Buffer(capacity, storage=storage, sampler=sampler) for sampler in samplers)
+        state, other = host.init(example), device.init(example)
+        assert host.nbytes(state)["device"] < device.nbytes(other)["device"] - 9 * capacity
+        assert host.nbytes(state)["device"] == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        own = host.nbytes(state)["host"] - device.nbytes(other)["host"]
+        assert 5 * capacity < own < 5.5 * capacity
+        assert sum(handle.nbytes for handle in fbuf.stores()) >= own
+        if storage == fbuf.storages.Device():
+            plan = host.plan(example)
+            assert plan.device == host.nbytes(state)["device"] and plan.host_from == "exact"
+            assert own <= plan.host == plan.host_raw < 2 * own + 256 * 600
+        del state, other
+
+
+@pytest.mark.more
+def test_the_callbacks_for_accelerators_agree(monkeypatch):
+    plain = make("host")
+    buffer = dataclasses.replace(plain, sampler=Prioritized(on="host", beta=0.5))  # `verb` gives beta; traced anew
+
+    def step(state, seed):
+        return verb(buffer, "learn", verb(buffer, "extend", state, seed)[0], seed)
+
+    stack = functools.partial(jax.tree.map, lambda *x: np.stack(x))
+    expected, single = plain.init(EXAMPLE), []
+    for seed in np.arange(4, dtype=np.int32):
+        expected, batch = run(plain)("learn", run(plain)("extend", expected, seed)[0], seed)
+        single.append(batch)
+    keys = jax.random.split(jax.random.key(0), 3)
+    peeked = [plain.peek(expected, key, 4, beta=0.7) for key in keys]
+    same(stack(*peeked), jax.vmap(lambda key: plain.peek(expected, key, 4, beta=0.7))(keys))
+    used = use_other_callbacks(monkeypatch)
+    state, batches = jax.jit(lambda state: lax.scan(step, state, jnp.arange(4)))(buffer.init(EXAMPLE))
+    same(stack(*single), batches)
+    compare(expected, state)
+    many = jax.vmap(lambda key: buffer.peek(state, key, 4, beta=0.7))(keys)
+    same(stack(*peeked), many)
+    assert set(used) == {"io_callback", "pure_callback"}
+    with pytest.raises(TypeError, match="priorities live on the host cannot be vmapped"):
+        jax.vmap(lambda x: buffer.set(buffer.clear(verb(buffer, "extend", state, x)[0])))(jnp.arange(2))
+
+
+WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
+AHEAD = {"prefetch": 1, "batch_size": BATCH}
+
+
+parts = one_of(
+    {},
+    exhaustive=[
+        {"options": {"normalize": "buffer", "alpha": 1.0, "beta": 1.0, "eps": 0.0}, "view": WINDOWS},
+        {"options": {"normalize": None, "stratified": False, "alpha": 0.5}},
+        AHEAD,
+        AHEAD | {"storage": fbuf.storages.Host(slack=2000)},
+    ],
+)
+
+
+capacity = one_of(600, exhaustive=[1, 9, 70_000])
+
+
+storage = one_of(fbuf.storages.Device(), exhaustive=[fbuf.storages.Host()])
+
+
+@pytest.mark.exhaustive
+def test_convert_and_resume(tmp_path):
+    memmap = fbuf.storages.Memmap(str(tmp_path / "rows"))
+    plain = fbuf.Buffer(20, storage=memmap)
+    host = dataclasses.replace(plain, sampler=Prioritized(on="host"))
+    state = plain.extend(plain.init({"x": 0}), {"x": jnp.arange(31)})
+    made = plain.convert(host, state)
+    assert len(fbuf.stores()) == 2
+    device = dataclasses.replace(plain, sampler=Prioritized())
+    batches = [b.peek(s, jax.random.key(0), 6) for b, s in ((host, made), (device, plain.convert(device, state)))]
+    same(*batches)
+    del state, made
+    for buffer in (device, host):
+        gc.collect()
+        state = buffer.resume({"x": 0})
+        batches.append(buffer.peek(state, jax.random.key(0), 6))
+        if buffer is device:
+            del state
+    same(*batches[2:])
+    with pytest.raises(TypeError, match=r"Buffer\.convert.*priorities on the host"):
+        jax.jit(lambda s: host.convert(host, s))(state)
+
+
+@pytest.mark.exhaustive
+def test_growing():
+    grown = []
+    for on in ("device", "host"):
+        ragged = fbuf.Buffer(4, storage=fbuf.storages.Ragged(), sampler=Prioritized(on=on, normalize="buffer"))
+        state = ragged.extend(ragged.init({"x": 0.0, "s": ""}), [{"x": float(i), "s": "a"} for i in range(4)])
+        state, batch = ragged.sample(state, jax.random.key(0), 4)
+        state = ragged.update_priority(state, batch.index, jnp.arange(4.0))
+        larger, state = ragged.grow(state, capacity=9)
+        state = larger.add(state, {"x": 9.0, "s": ""})
+        batch = larger.sample(state, jax.random.key(1), 8)[1]
+        grown.append((batch.index, batch.probability, batch.weight))
+    same(*grown)
+
+
+@pytest.mark.exhaustive
+def test_threads_that_share_states():
+    device, host = make("device"), make("host")
+    start = [run(b)("extend", b.init(EXAMPLE), np.int32(0))[0] for b in (device, host)]
+
+    def work(number):
+        one, two = start
+        for i in range(12):
+            what, seed = ("learn", "extend", "learn", "more")[i % 4], np.int32(100 * number + i)
+            one, first = run(device)(what, one, seed)
+            two, second = run(host)(what, two, seed)
+            same(first, second)
+        compare(one, two)
+
+    for thread in [Thread(work, n) for n in range(4)]:
+        thread.ends()
+
+
+@pytest.mark.exhaustive
+def test_order_within_a_jit_is_the_order_written():
+    def tangle(verb, state):
+        out = []
+        state, _ = verb("extend", state, 1)
+        left = right = state
+        for i in range(2):
+            left, one = verb("learn", left, i)
+            right, two = verb("learn", right, 10 + i)
+            out += [one, two, verb("learn", state, 20 + i)[1]]
+        return left, right, out
+
+    host = make("host")
+    one = jax.jit(lambda state: tangle(lambda what, s, n: verb(host, what, s, jnp.int32(n)), state))(host.init(EXAMPLE))
+    two = tangle(lambda what, s, n: run(host)(what, s, np.int32(n)), host.init(EXAMPLE))
+    same(one[2], two[2])
+    compare(one[0], two[0])
+    compare(one[1], two[1])

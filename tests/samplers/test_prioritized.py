@@ -15,11 +15,11 @@ from fbuf._algorithms import rank_buckets, sum_tree
 from fbuf._buffer import state as state_ops
 from fbuf.samplers import Prioritized, Ranked, _prioritized
 from fbuf.samplers._base import uniform_mask
-from tests.support import priorities, refusals
+from tests.support import priorities, refusals, same_step
 from tests.support.priorities import KEY, filled, index_of, leaves, races, sets_of
 from tests.support.refusals import raises
 from tests.support.tables import one_of
-from tests.support.uniformity import chi_square_z
+from tests.support.uniformity import chi_square_z, lanes_out_of_step
 
 
 def test_of_more_rows_than_fit_the_newest_stay_with_their_priorities():
@@ -71,9 +71,6 @@ def test_every_part_of_a_batch_gets_its_share(share):
         assert np.abs(upto[m:] - upto[:-m] - share * m).max() <= 1 + 1e-6 * number
     for mean, count in ((starts.mean(axis=0), 20_000), (alone.mean(), 2**16)):
         assert np.all(np.abs(mean - share) <= 5 * np.sqrt(share * (1 - share) / count))
-
-
-far_apart = one_of(True)
 
 
 def test_sets_are_those_of_drawing_one_after_another(far_apart):
@@ -219,7 +216,6 @@ def find(ranks, index, nth, capacity):
 
 
 mass_of = jax.jit(rank_buckets.mass_of)
-stratified = one_of(False)
 
 
 def test_draws_by_rank(stratified):
@@ -272,9 +268,6 @@ def test_buckets_are_in_order_of_magnitude():
     assert np.asarray(rank_buckets.bucket_of(odd)).tolist() == [1, 1, 1, 512, 512]
 
 
-capacity = one_of(5000)
-
-
 @given(seed=st.integers(0, 2**16))
 def test_ranks_are_kept_and_found(capacity, seed):
     """Random changes against a list: buckets, counts, and every row of every bucket by its number."""
@@ -305,9 +298,6 @@ def test_ranks_are_kept_and_found(capacity, seed):
 def test_numbers_beyond_their_range_are_refused(case):
     plain, shared = (jax.eval_shape(buffer.init, np.int32(0)) for buffer in (priorities.PLAIN, priorities.SHARED))
     refusals.check(case, vars(priorities), plain=plain, shared=shared)
-
-
-sampler = one_of(Prioritized(uniform=0.1, normalize="buffer"))
 
 
 def test_traced_numbers_are_brought_into_range(sampler):
@@ -357,3 +347,95 @@ def test_priorities_of_masked_rows_are_neither_refused_nor_kept():
     assert int(buffer.stats(state)["refused_nonfinite"]) == 1
     # The magnitude counts, and a row whose priority was refused gets the largest seen before.
     assert leaves(buffer, state).tolist() == [2, 1, 0, 0]
+
+
+@pytest.mark.more
+def test_a_share_of_a_buffer_with_lanes_ignores_priorities(ranked, stratified):
+    sampler = (Ranked if ranked else Prioritized)(alpha=1.0, uniform=0.3, stratified=stratified)
+    buffer, state, open_slots = lanes_out_of_step(sampler)
+    slots = np.flatnonzero(open_slots)
+    errors = np.random.default_rng(6).exponential(size=len(slots)).astype(np.float32)
+    state = buffer.update_priority(state, index_of(buffer, state, slots.tolist()), errors)
+    batch = jax.device_get(buffer.peek(state, KEY, 2**17))
+    chances = np.zeros(buffer.capacity)
+    chances[batch.index.slot] = batch.probability
+    if not ranked:
+        expected = 0.7 * (errors.astype(float) + 1e-6) / (errors.astype(float) + 1e-6).sum() + 0.3 / len(slots)
+        np.testing.assert_allclose(chances[slots], expected, rtol=1e-5)
+    assert abs(chances.sum() - 1) < 1e-4
+    z = chi_square_z(np.bincount(batch.index.slot, minlength=buffer.capacity), chances / chances.sum())
+    assert z < 4
+    assert stratified or z > -4
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("normalize", [None, "batch", "buffer"])
+def test_weights_of_draws_without_replacement(normalize):
+    """With beta = 1 the weighted mean over the batch is that of all rows; normalized, it is a multiple of it."""
+    priority = np.random.default_rng(2).exponential(size=40)
+    buffer, state = priorities.filled(Prioritized(1.0, 1.0, 0.0, normalize=normalize, replace=False), priority)
+    batches = jax.device_get(jax.jit(jax.vmap(lambda key: buffer.peek(state, key, 12)))(jax.random.split(KEY, 8000)))
+    value = np.random.default_rng(3).normal(size=40) + 1
+    weight = batches.weight.astype(np.float64)
+    if normalize is None:
+        means = (weight * value[batches.data]).mean(axis=1)
+        assert abs(means.mean() - value.mean()) < 5 * means.std() / np.sqrt(len(means))
+        np.testing.assert_allclose(weight, 1 / (40 * batches.probability.astype(np.float64)), rtol=1e-5)
+    elif normalize == "batch":
+        np.testing.assert_allclose(weight.max(axis=1), 1.0)
+    else:
+        least = np.argmin(priority)
+        assert weight.max() <= 1 + 1e-5
+        np.testing.assert_allclose(weight[batches.data == least], 1.0, rtol=1e-5)
+
+
+far_apart = one_of(True, exhaustive=[False])
+
+
+stratified = one_of(False, exhaustive=[True])
+
+
+ranked = one_of(True, exhaustive=[False, True])
+
+
+capacity = one_of(5000, exhaustive=[1, 5, 512, 513, 40_000])
+
+
+sampler = one_of(Prioritized(uniform=0.1, normalize="buffer"), exhaustive=[Ranked(uniform=0.1, normalize="buffer")])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("size", "batch_size", "trials"), [(100, 30, 4000), (5000, 64, 3000)])
+def test_chances_make_sums_unbiased(size, batch_size, trials):
+    """The sum of f / chance over the batch is that of f over all, whatever f: here of who holds much and who little."""
+    leaf = np.random.default_rng(1).pareto(1.2, size).astype(np.float32)
+    leaf[::10] = 0
+    tree = sum_tree.rebuild(leaf)
+    got = jax.device_get(races(tree, jax.random.split(jax.random.key(1), trials), batch_size, size))
+    assert got.mask.all() and (leaf[got.slot] > 0).all()
+    assert all(len(set(s)) == batch_size for s in got.slot.tolist())
+    order = np.argsort(leaf)
+    for part in (order[-10:], order[-size // 3 :], np.flatnonzero(leaf)):
+        of_part = np.isin(got.slot, part) / got.chance.astype(np.float64)
+        sums = of_part.sum(axis=1)
+        assert abs(sums.mean() - np.sum(leaf[part] > 0)) < 5 * sums.std() / np.sqrt(trials)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("view", [fbuf.views.Row(), same_step.Transition()])
+def test_all_zero_without_replacement_is_a_part_of_all(view):
+    sampler = Prioritized(eps=0.0, replace=False, beta=1.0)
+    if isinstance(view, fbuf.views.Row):
+        buffer, state = priorities.filled(sampler, np.zeros(50))
+        can = np.ones(50, bool)
+    else:
+        buffer, state, can = lanes_out_of_step(sampler, length=31)
+        slots = np.flatnonzero(can).tolist()
+        state = buffer.update_priority(state, index_of(buffer, state, slots), np.zeros(len(slots), np.float32))
+    counts = np.zeros(buffer.capacity)
+    for key in jax.random.split(KEY, 60):
+        batch = jax.device_get(buffer.peek(state, key, 20))
+        assert len(set(batch.index.slot.tolist())) == 20 and can[batch.index.slot].all()
+        np.testing.assert_allclose(batch.weight, 1.0)
+        counts += np.bincount(batch.index.slot, minlength=buffer.capacity)
+    assert np.all(counts[can] > 0) and not counts[~can].any()

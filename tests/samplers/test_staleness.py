@@ -9,7 +9,8 @@ import pytest
 from jax import lax
 
 import fbuf
-from fbuf.samplers import Staleness
+from fbuf.samplers import Consume, Staleness
+from fbuf.views import Row
 from tests.support import refusals, same_step
 from tests.support.epoch import FIELDS
 from tests.support.inplace import assert_draw_write_draw
@@ -79,9 +80,6 @@ def check_versions(sampler, weights):
     check_chances(buffer, {"version": version.reshape(10, 3, 2)}, expected)
 
 
-test_chances_by_version = checks((check_versions, DECAYS))
-
-
 def test_chances_by_age():
     buffer = fbuf.Buffer(15, sampler=Staleness(3, unit=3))
     age = (23 - np.arange(15)) % 15
@@ -148,3 +146,56 @@ def test_wrong_settings_leaves_and_numbers():
     buffer, ages = (fbuf.Buffer(10, sampler=Staleness(2, version=name)) for name in ("version", None))
     state = buffer.extend(buffer.init({"version": 0}), {"version": jnp.zeros(3, jnp.int32)})
     refusals.check_all(WRONG, globals() | {"buffer": buffer, "ages": ages, "state": state})
+
+
+@pytest.mark.more
+def test_weights_too_small_for_a_float():
+    """A learner hundreds of half-lives ahead still draws what is not beyond the maximum."""
+    sampler = Staleness(20, version="version", decay="exponential", half_life=0.05)
+    buffer = fbuf.Buffer(10, sampler=sampler)
+    state = buffer.extend(buffer.init({"version": 0}), {"version": jnp.array([0, 0, 1, 1])})
+    for version, drawn in ((1, {1}), (20, {1}), (21, {1}), (22, set())):
+        now = buffer.set(state, version=version)
+        batch = buffer.peek(now, jax.random.key(0), 64)
+        assert set(batch.data["version"][batch.mask].tolist()) == drawn
+        assert bool(buffer.can_sample(now)) == bool(drawn)
+
+
+@pytest.mark.more
+def test_versions_far_apart():
+    buffer = fbuf.Buffer(10, sampler=Staleness(5, version="version"))
+    state = buffer.extend(buffer.init({"version": 0}), {"version": jnp.array([-(2**31), -7, 3])})
+    assert set(buffer.peek(state, jax.random.key(0), 64).data["version"].tolist()) == {3}
+    assert not bool(buffer.can_sample(buffer.set(state, version=2**31 - 1)))
+
+
+@pytest.mark.more
+def test_runs_of_tiny_weight_leave_the_other_draws_alone():
+    """Sums of float32 in another order may differ by a hair: what may not be drawn is not drawn all the same."""
+    sampler = Staleness(400, version="version", decay="exponential", half_life=3, runs=500)
+    buffer = fbuf.Buffer(5000, lanes=5, sampler=sampler)
+    state = buffer.init({"version": jnp.int32(0)})
+    version = np.sort(np.random.default_rng(0).integers(0, 450, (1000, 5)).astype(np.int32), axis=0)
+    state = buffer.set(buffer.extend(state, {"version": version}), version=470)
+    batch = buffer.peek(state, jax.random.key(0), 2**18)
+    assert bool(batch.mask.all()) and int(batch.data["version"].min()) >= 70
+    assert (np.asarray(batch.probability) > 0).all()
+
+
+VERSIONS = [(Staleness(2, version="version", decay="none"), [1, 1, 1, 0])]
+VERSIONS += [(Staleness(0, version="version"), [1, 0, 0, 0])]
+
+
+test_chances_by_version = checks((check_versions, DECAYS), more=[(check_versions, VERSIONS)])
+
+
+PARTS = [(Consume(4), same_step.Transition(n_step=3, stack=4)), (Staleness(8, unit=100), Row())]
+PARTS += [(Staleness(8, version="action"), same_step.Sequence(16, boundary="mask"))]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.in_place
+@pytest.mark.parametrize(("sampler", "view"), PARTS)
+def test_steps_of_views_are_in_place(sampler, view):
+    buffer = fbuf.Buffer(400_000, lanes=2, sampler=sampler, view=view)
+    assert_draw_write_draw(buffer, {n: jax.ShapeDtypeStruct(*of) for n, of in FIELDS.items()})

@@ -20,7 +20,7 @@ from tests.support import sharded as support
 from tests.support.inplace import ROW
 from tests.support.refusals import raises
 from tests.support.trees import same, x64
-from tests.transforms.test_transforms_buffer_more import Largest
+from tests.transforms.test_transforms_buffer import Largest
 
 DRAWS = ("local", "global")
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import gc
+import itertools
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -16,12 +19,16 @@ import fbuf
 from fbuf._bridge import lifetime
 from fbuf._host.ragged import values
 from fbuf._host.types import StoreCorrupted
+from fbuf.samplers import Prioritized
 from fbuf.storages import Ragged, Zstd
-from fbuf.views import Transition
-from tests.support import refusals
+from fbuf.testing import assert_inplace
+from fbuf.views import Episode, Row, Sequence, Transition
+from tests.support import combinations, refusals
 from tests.support.ownership import store_of
 from tests.support.ragged import EXAMPLE, Thing, check_growth, check_history, random_row, same
 from tests.support.refusals import raises
+from tests.support.tables import checks, one_of
+from tests.support.threads import Thread
 
 
 @given(
@@ -367,3 +374,173 @@ def test_eager_and_jitted_rows_mix():
         assert np.array_equal(one, other)
     single = jax.jit(buffer.add)(lacking, {"obs": jnp.arange(4.0), "reward": jnp.float32(3)})
     assert buffer.last(single, 1).lazy["obs"][0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.more
+def test_readers_and_writers_in_threads():
+    buffer = fbuf.Buffer(capacity=64, storage=Ragged())
+    state = buffer.init({"a": b""})
+    store, wrong = store_of(state), list[str]()
+
+    def write():
+        for i in range(150):
+            store.put([[bytes([i % 250]) * (40 * i) for _ in range(4)]], 4, None)
+
+    def read():
+        for _ in range(300):
+            newest = store.stats()["rows_accepted"]
+            tickets = np.arange(max(newest - 30, 0), newest, dtype=np.uint64) + np.uint64(1)
+            found, there = store.values(0, tickets)
+            for ticket, value, ok in zip(tickets.tolist(), found, there, strict=True):
+                i = (ticket - 1) // 4 % 150
+                if ok and value != bytes([i % 250]) * (40 * i):
+                    wrong.append(f"{ticket}")
+
+    for thread in [Thread(write), Thread(read), Thread(read)]:
+        thread.ends()
+    assert not wrong and store.stats()["rows_accepted"] == 600
+
+
+@pytest.mark.more
+@pytest.mark.in_place
+def test_a_donated_step_copies_nothing(view):
+    buffer = fbuf.Buffer(capacity=200_000, storage=Ragged(maximum={"obs": 4}), sampler=Prioritized(), view=view)
+    ends = {"terminated": False, "truncated": False}
+    state = buffer.init({"obs": np.zeros(0, np.float32), "text": "", "x": 0.0, **ends})
+    rows = {"obs": jnp.ones((3, 3)), "x": jnp.ones(3), **{name: jnp.zeros(3, bool) for name in ends}}
+
+    def step(state, given):
+        rows, key = given
+        state, one = buffer.sample(state, key, 8)
+        state, two = buffer.sample(buffer.extend(state, rows), key, 8)
+        return buffer.update_priority(state, one.index, two.weight), (one, two)
+
+    memory = assert_inplace(step, state, (rows, jax.random.key(0)))
+    for leaf in jax.tree.leaves(state):
+        assert leaf.nbytes < 1024 or leaf.nbytes > memory.bound, f"a copy of {leaf.shape} would go unnoticed"
+
+
+@pytest.mark.more
+def test_padded_reads_of_expired_rows():
+    example = {"obs": np.zeros(0, np.float32), "x": 0.0}
+    rows = [{"obs": np.full(2, i, np.float32), "x": 1.0} for i in range(8)]
+    for on_expired in ("raise", "mask"):
+        buffer = fbuf.Buffer(capacity=4, storage=Ragged(maximum={"obs": 2}, slack=0, on_expired=on_expired))
+        old = buffer.extend(buffer.init(example), rows[:4])
+        buffer.extend(old, rows[4:6])
+        if on_expired == "raise":
+            with pytest.raises(Exception, match="2 of 4|4 of 8|rows have expired"):
+                jax.block_until_ready(buffer.rows(old))
+        else:
+            got = buffer.rows(old)
+            assert got.mask.tolist() == [False, False, True, True]
+            assert got.data["obs"].tolist() == [[0, 0], [0, 0], [2, 2], [3, 3]]
+            assert got.lazy.rows()[0] is None
+
+
+@pytest.mark.more
+def test_a_batch_keeps_its_store_and_objects_go_with_their_rows():
+    buffer = fbuf.Buffer(capacity=2, storage=Ragged(slack=0))
+    state = buffer.init({"x": None})
+    thing = Thing()
+    alive = weakref.ref(thing)
+    state = buffer.add(state, {"x": thing})
+    assert buffer.rows(state).lazy["x"][0] is thing
+    state, batch = buffer.sample(state, jax.random.key(0), 2)
+    stores = len(fbuf.stores())
+    kept = state
+    del state, kept
+    gc.collect()
+    assert len(fbuf.stores()) == stores and batch.lazy["x"] == [thing, thing]
+    copied = jax.device_get(batch)
+    del batch
+    gc.collect()
+    assert copied.lazy["x"][0] is thing
+    del copied
+    gc.collect()
+    assert len(fbuf.stores()) == stores - 1
+    state = buffer.extend(buffer.init({"x": None}), [{"x": thing}, {"x": 1}])
+    del thing
+    gc.collect()
+    assert alive() is not None
+    state = buffer.extend(state, [{"x": 2}, {"x": 3}])
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.more
+def test_a_batch_can_be_cut_joined_and_scanned():
+    buffer = fbuf.Buffer(10, storage=Ragged())
+    state = buffer.init({"text": "", "r": 0.0})
+    state = buffer.extend(state, [{"text": str(i), "r": float(i)} for i in range(7)])
+    keys = jax.random.split(jax.random.key(0), 3)
+    state, batches = jax.lax.scan(lambda s, k: buffer.sample(s, k, 4), state, keys)
+    del state
+    other = buffer.add(buffer.init({"text": "", "r": 0.0}), {"text": "q", "r": 0.0})  # takes the next store's place
+    for cut in (batches, jax.tree.map(lambda x: x[1, ::-1], batches), jax.tree.map(lambda x: x[:, 1:3], batches)):
+        texts = np.array(cut.lazy["text"], object).reshape(-1).tolist()
+        assert [float(t) for t in texts] == np.asarray(cut.data["r"]).reshape(-1).tolist()
+    totals = jax.vmap(lambda batch: batch.data["r"].sum())(batches)
+    np.testing.assert_allclose(totals, batches.data["r"].sum(axis=1))
+    assert np.asarray(other.ring.size) == 1
+
+
+view = one_of(Sequence(3, autoreset="same_step"), exhaustive=[Row()])
+
+
+SAMPLERS = [sampler for name, sampler in combinations.SAMPLERS.items() if name != "Prioritized(on='host')"]
+VIEWS = [Row(), Transition(observation="id", n_step=2, autoreset="same_step"), Episode(4, autoreset="same_step")]
+VIEWS += [Sequence(3, boundary=boundary, autoreset="same_step") for boundary in ("stop", "mask")]
+
+
+test_a_grown_buffer_is_one_that_was_larger_from_the_start = checks(
+    exhaustive=[(check_growth, zip(SAMPLERS, itertools.cycle(VIEWS)))]
+)
+
+
+@pytest.mark.exhaustive
+def test_unlimited_replay() -> None:
+    replay = fbuf.Replay(
+        fbuf.Buffer(capacity=4, storage=Ragged(), sampler=Prioritized()), {"text": "", "x": 0.0}, unlimited=True
+    )
+    index = None
+    for i in range(0, 21, 3):
+        replay.extend([{"text": str(i + j), "x": float(i + j)} for j in range(3)], mask=np.array([True, i != 9, True]))
+        index = index or replay.last(1).index
+        replay.sample(2)
+    replay.extend([{"text": f"+{j}", "x": 0.0} for j in range(70)])
+    want = [str(i) for i in range(21) if i != 10] + [f"+{j}" for j in range(70)]
+    assert len(replay) == 90 and replay.buffer.capacity == 128
+    assert [t for t in replay.rows().lazy["text"] if t is not None] == want
+    assert replay.get(index).lazy["text"] == ["2"]
+    replay.update_priority(index, np.array([50.0], np.float32))
+    replay.grow(capacity=200)
+    assert replay.sample(64).lazy["text"].count("2") > 2
+    replay.clear()
+    replay.add({"text": "new", "x": 1})
+    assert replay.rows().lazy["text"][0] == "new"
+
+
+@pytest.mark.exhaustive
+def test_windows_hold_ragged_rows() -> None:
+    storage = Ragged(keys=("obs",))
+    example = {"obs": np.zeros(0, np.int32), "text": "", "terminated": False, "truncated": False}
+
+    def row(e: int, t: int) -> Any:
+        return example | {"obs": np.arange(t, dtype=np.int32), "text": f"{e}.{t}", "terminated": t % 4 == 3}
+
+    rows = [[row(e, t) for e in range(2)] for t in range(8)]
+    for view, lead in ((Sequence(3, autoreset="same_step"), (5, 3)), (Episode(4, autoreset="same_step"), (5, 4))):
+        buffer = fbuf.Buffer(capacity=24, lanes=2, storage=storage, view=view)
+        state = buffer.extend(buffer.init(example), rows)
+        state, batch = buffer.sample(state, jax.random.key(0), 5)
+        assert batch.lazy.shape == lead
+        there = np.asarray(batch.data["mask"])
+        assert (batch.lazy.present == there).all()
+        columns = batch.lazy["text"], batch.lazy["obs"], there, batch.data["is_first"]
+        for text, obs, mask, first in zip(*columns, strict=True):
+            steps = [int(t.split(".")[1]) for t in text if t is not None]
+            assert steps == list(range(steps[0], steps[0] + mask.sum()))
+            assert [len(o) for o in obs if o is not None] == steps
+            assert all(steps[i] % 4 == 0 for i in np.flatnonzero(first[mask]))
+        assert "text" not in batch.data and "_ticket" not in batch.data

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf.views import Episode, Sequence, Transition
 from tests.support.disk import fresh, somewhere
+from tests.support.tables import by_tier
 
 FIELDS = {
     "action": ((), np.int32),
@@ -93,8 +94,11 @@ def listed(text):
     return [tuple(None if part == "-" else int(part) if part.isdigit() else part for part in case) for case in cases]
 
 
-def cases(chosen):
-    return pytest.fixture(params=chosen, ids=lambda case: "-".join(map(str, case)))(lambda request: request.param)
+def cases(quick=(), more=(), exhaustive=()):
+    """Return a fixture of cases of each tier."""
+    quick, more, exhaustive = ([(case,) for case in table] for table in (quick, more, exhaustive))
+    params = by_tier(*quick, more=more, exhaustive=exhaustive, ids=lambda case: "-".join(map(str, case)))
+    return pytest.fixture(params=params)(lambda request: request.param)
 
 
 WRITES = ("some", "add", "many", "some", "update_rows", "cut")

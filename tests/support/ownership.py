@@ -58,7 +58,7 @@ def store_of(state):
     return lifetime.find(id_of(state))
 
 
-storage = one_of("compressed")  # the other storages are exhaustive
+storage = one_of("compressed", exhaustive=["host", "memmap"])
 
 
 _MATRIX = np.full((256, 256), 0.01, np.float32)

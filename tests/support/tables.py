@@ -24,13 +24,17 @@ def _name(value):
     return getattr(value, "__name__", str(value))
 
 
-def _params(quick, more, exhaustive):
-    """Return the parameters of three tables of `(id, values)`, marked with their tiers."""
-    every = [id for table in (quick, more, exhaustive) for id in {id for id, _ in table}]
-    twice = {id for id in every if every.count(id) > 1}
-    assert not twice, f"of two tiers: {sorted(twice)}"
-    marked = ((quick, ()), (more, pytest.mark.more), (exhaustive, pytest.mark.exhaustive))
-    return [pytest.param(*values, id=id, marks=marks) for table, marks in marked for id, values in table]
+def by_tier(*values, more=(), exhaustive=(), ids=None):
+    """Return values as parameters; those of `more` and `exhaustive` are cases of that tier.
+
+    A value that is listed twice is a case of the lower tier. A tuple holds a value of each argument.
+    """
+    cases = []
+    for table, marks in ((values, ()), (more, pytest.mark.more), (exhaustive, pytest.mark.exhaustive)):
+        lower = [value for value, _ in cases]
+        cases += [(value, marks) for value in table if value not in lower]
+    every = [(value if isinstance(value, tuple) else (value,), marks) for value, marks in cases]
+    return [pytest.param(*value, marks=marks, id=ids and ids(*value)) for value, marks in every]
 
 
 def checks(*rows, more=(), exhaustive=()):
@@ -41,12 +45,14 @@ def checks(*rows, more=(), exhaustive=()):
     """
 
     def cases(rows):
-        for check, every in rows:
-            for args in every:
-                args = args if isinstance(args, tuple) else (args,)
-                yield "-".join(map(_name, (check, *args))), (check, args)
+        return [(check, args if isinstance(args, tuple) else (args,)) for check, every in rows for args in every]
 
-    @pytest.mark.parametrize(("check", "args"), _params(*map(list, map(cases, (rows, more, exhaustive)))))
+    def name(check, args):
+        return "-".join(map(_name, (check, *args)))
+
+    table = by_tier(*cases(rows), more=cases(more), exhaustive=cases(exhaustive), ids=name)
+
+    @pytest.mark.parametrize(("check", "args"), table)
     def test(check, args, request):
         fixtures = [name for name in inspect.signature(check).parameters if name in ("tmp_path", "monkeypatch")]
         check(*args, **{name: request.getfixturevalue(name) for name in fixtures})
@@ -62,9 +68,9 @@ def select_tests(module, *fixtures):
 
 def one_of(*values, more=(), exhaustive=()):
     """Return a fixture with each value; a case with a value of `more` or `exhaustive` is of that tier."""
-    tables = ([(_name(value), (value,)) for value in table] for table in (values, more, exhaustive))
+    quick, second, third = ([(value,) for value in table] for table in (values, more, exhaustive))
 
-    @pytest.fixture(params=_params(*tables))
+    @pytest.fixture(params=by_tier(*quick, more=second, exhaustive=third, ids=_name))
     def value(request):
         return request.param
 

@@ -4,12 +4,14 @@ import collections
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf.views import Hindsight, Transition
 from tests.support import refusals, same_step
+from tests.support.inplace import assert_draw_write_draw
 from tests.support.trees import row_with
 from tests.support.uniformity import chi_square_z
 
@@ -244,3 +246,49 @@ def test_a_reward_that_branches_is_told_what_to_write():
     with pytest.raises(jax.errors.TracerBoolConversionError) as error:
         init(GOALS, lambda achieved, goal: 0.0 if (achieved == goal).all() else -1.0)
     assert "jnp.where instead of if" in error.value.__notes__[-1]
+
+
+@pytest.mark.more
+def test_goals_of_stacked_frames_are_of_the_same_episode():
+    follow("frames", "future", None, seed=0)
+
+
+@pytest.mark.more
+def test_rewards_of_whole_numbers_and_a_goal_beside_the_observation():
+    count = 30
+    goals = {"at": jnp.arange(count) // 2, "goal": jnp.full(count, 99), "reward": jnp.zeros(count, jnp.int32)}
+    rows = row_with(jnp.arange(count, dtype=jnp.float32), count, action=jnp.arange(count), **goals)
+    inner = Transition(autoreset="same_step")
+    view = Hindsight(inner, lambda achieved, goal: -0.25 * (achieved != goal), "goal", "at", fraction=1.0)
+    buffer = fbuf.Buffer(100, view=view, storage=fbuf.storages.Host(keys=("at", "goal")))
+    state = buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+    data = buffer.sample(state, jax.random.key(0), 200)[1].data
+    assert bool(data["relabelled"].all()) and data["goal"].dtype == jnp.int32
+    reached = data["goal"] == (data["action"] + 1) // 2
+    assert np.array_equal(data["reward"], np.where(reached, 0.0, -0.25)) and 0 < int(reached.sum()) < 200
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lanes", [None, 3])
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_goals_of_every_strategy_are_of_the_same_episode(view, strategy, lanes):
+    for seed in range(1, 3):
+        follow(view, strategy, lanes, seed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_always_and_never(fraction):
+    follow("one step", "future", None, 0, fraction=fraction)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.in_place
+@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Compressed(keys=("obs/frame",))])
+def test_steps_are_in_place(storage):
+    view = Hindsight(Transition(n_step=2, stack=2, final_observation="last"), reward)
+    buffer = fbuf.Buffer(200_000, lanes=2, view=view, storage=storage)
+    number = np.zeros((), int)
+    rows = row_with(observation(number, number, 0.0), last=observation(number, number, 0.0))
+    assert_draw_write_draw(buffer, rows, buffer.init(rows))

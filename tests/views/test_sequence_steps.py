@@ -1,16 +1,21 @@
 """Which steps windows reach: a plain enumeration of windows, compared with buffers, and with its own promises."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import fbuf
 from fbuf._indexing import anchors
-from fbuf.samplers import Prioritized, Uniform
+from fbuf.samplers import Prioritized, Ranked, Uniform
 from fbuf.views import Episode, Sequence
 from tests.support import same_step
 from tests.support import windows as oracle
-from tests.support.window_cases import ROW, check, check_chances, random_episodes, random_view
+from tests.support.inplace import assert_order
+from tests.support.tables import by_tier
+from tests.support.trees import same
+from tests.support.window_cases import ROW, check, check_chances, program, random_episodes, random_view
 from tests.support.windows import Lane
 
 SEEDS, LOGS = range(300), 20
@@ -92,9 +97,14 @@ def test_rows_that_no_window_learns_are_found_from_flags():
 BY_PRIORITY = Prioritized(alpha=1.0, eps=0.0, stratified=False)
 
 
+MASKED = Sequence(5, burn_in=2, bootstrap=1, stride=2, boundary="mask", at=2, autoreset="next_step", episode="id")
+CROSSING = same_step.Sequence(5, burn_in=2, bootstrap=1, stride=2, boundary="cross")
+
+
+@pytest.mark.parametrize("view", by_tier(VIEWS[0], more=[MASKED, CROSSING], ids=lambda view: view.boundary))
 @pytest.mark.parametrize("sampler", [Uniform(), BY_PRIORITY], ids=["uniform", "prioritized"])
-def test_draws_are_of_the_windows_of_the_oracle(sampler):
-    check_chances(VIEWS[0], sampler)
+def test_draws_are_of_the_windows_of_the_oracle(view, sampler):
+    check_chances(view, sampler)
 
 
 def rows_of(lengths, terminated=True):
@@ -207,3 +217,61 @@ def test_only_views_that_need_more_state_have_it():
 
     assert size() == size(stride=4) == size(burn_in=2, bootstrap=2, stride=4)
     assert size(boundary="mask", stride=4) == size(boundary="mask") + 4 == size(boundary="mask", burn_in=2)
+
+
+SETTINGS = range(11)  # with those that are quick 300 logs
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("seed", SETTINGS)
+def test_buffers_of_random_views_have_the_windows_of_the_oracle(seed):
+    view = random_view(np.random.default_rng(seed))
+    for log in range(LOGS):
+        check(view, 1000 * seed + log)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("storage", [fbuf.storages.Compressed(keys=("number",)), fbuf.storages.Host()], ids=repr)
+def test_host_storages_have_the_windows_of_the_oracle(storage):
+    for log in range(3):
+        check(MASKED, log, storage)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("view", [MASKED, same_step.Sequence(5, stride=2, bootstrap=1)], ids=["mask", "stop"])
+def test_converted_rows_have_the_windows_of_rows_that_were_added(view):
+    rng = np.random.default_rng(0)
+    rows = {name: np.repeat(np.asarray(leaf), 60) for name, leaf in ROW.items()}
+    rows |= {
+        "number": np.arange(60, dtype=np.int32),
+        "terminated": rng.random(60) < 0.1,
+        "truncated": rng.random(60) < 0.1,
+    }
+    plain, windows = (fbuf.Buffer(60, view=v) for v in (fbuf.views.Row(), view))
+    state = plain.extend(plain.init(ROW), rows)
+    added = windows.extend(windows.init(ROW), rows)
+    converted = plain.convert(windows, plain.cut(state))
+    full = dataclasses.replace(windows, capacity=61)  # its oldest row is known to begin an episode
+    state = dataclasses.replace(plain, capacity=61)
+    state = state.convert(full, state.extend(state.init(ROW), rows))
+    same(full.stats(state)["drawable"], windows.stats(added)["drawable"])
+    assert windows.stats(converted)["drawable"] > 0
+
+
+@pytest.mark.more
+@pytest.mark.in_place
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), Ranked()], ids=["uniform", "prioritized", "ranked"])
+def test_steps_are_in_place(sampler):
+    for view in (same_step.Sequence(6, stride=3, bootstrap=1, episode="id"), MASKED):
+        assert_order(fbuf.Buffer(400_000, lanes=2, view=view, sampler=sampler), "es", ROW, steps=0)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(100))
+def test_buffers_of_500_random_views_have_the_windows_of_the_oracle(part):
+    for seed in range(100 + 5 * part, 105 + 5 * part):
+        view = random_view(np.random.default_rng(seed))
+        for log in range(LOGS):
+            check(view, 1000 * seed + log)
+    program.cache_clear()
+    jax.clear_caches()

@@ -248,3 +248,10 @@ def test_narrow_rewards_stay_as_they_are():
     data = buffer.peek(state, jax.random.key(0), 1).data
     assert data["reward"].dtype == data["discount"].dtype == np.float16
     assert float(data["reward"][0]) == 2 and float(data["discount"][0]) == 0.25
+
+
+test_every_layout_equals_accumulating_before_storing = checks(
+    exhaustive=[
+        (check_accumulated, [(layout, *case) for layout in LAYOUTS for case in CASES]),
+    ]
+)

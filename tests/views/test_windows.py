@@ -15,6 +15,7 @@ from fbuf._indexing import anchors as _anchors
 from fbuf.samplers import Prioritized, Uniform
 from fbuf.views import Episode, Row, Sequence
 from tests.support import refusals, same_step
+from tests.support.inplace import assert_order
 from tests.support.refusals import raises
 from tests.support.tables import checks
 from tests.support.uniformity import DRAWS, chi_square_z, drawable
@@ -305,3 +306,31 @@ def test_a_name_that_the_view_adds_is_refused_with_a_fix():
                 ValueError, rf"leaf '{name}.*', but the view adds mask.*Rename it, or nest the rows", flat.init, made
             )
         assert nested.init({"step": row}).rows["step"].keys() == row.keys()
+
+
+@pytest.mark.more
+def test_episodes_of_one_row():
+    rows = rows_of([2, 3, 3]) | {"terminated": np.isin(np.arange(8), (1, 4))}
+    for longest in (1, 2):
+        buffer = fbuf.Buffer(20, view=Episode(longest, longer="cut", autoreset="next_step"))
+        state = buffer.extend(buffer.init(EXAMPLE), rows)
+        ids = np.asarray(buffer.peek(state, jax.random.key(0), 100).data["id"])
+        assert set(ids[:, 0].tolist()) == {0, 3, 6}
+
+
+CHANCES = [(WINDOWS[i], Uniform(over="episodes")) for i in (0, 2)] + [(WINDOWS[i], Uniform()) for i in (1, 3, 4)]
+
+
+test_chances_of_windows_and_episodes = checks(
+    more=[(check_chances, CHANCES)],
+    exhaustive=[(check_chances, [(Sequence(1, episode_end=ENDS, autoreset="same_step"), Uniform(over="episodes"))])],
+)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.in_place
+def test_steps_of_episodes_are_in_place():
+    view = Episode(12, longer="cut", autoreset="same_step")
+    buffer = fbuf.Buffer(400_000, lanes=2, view=view, sampler=Uniform("episodes"), episode_end=ENDS)
+    for steps in (0, 4):
+        assert_order(buffer, "es", ROW, steps=steps)

@@ -1,8 +1,10 @@
 """Frozen buffers: the batches of a `Device` buffer that holds the same rows, bit for bit."""
 
 import copy
+import dataclasses
 import functools
 import gc
+import itertools
 import pickle
 
 import jax
@@ -18,10 +20,11 @@ from fbuf._formats import dataset
 from fbuf._indexing import anchors
 from fbuf.samplers import Epoch, Prioritized, Staleness, Uniform
 from fbuf.storages import DataSet, Device
+from fbuf.testing import assert_inplace
 from fbuf.views import Row, Transition
 from fbuf.writers import Frozen
 from tests.support import pieces
-from tests.support.combinations import SAMPLERS, VIEWS
+from tests.support.combinations import REFUSED, SAMPLERS, VIEWS
 from tests.support.refusals import raises
 from tests.support.trees import same, x64
 
@@ -226,3 +229,130 @@ def test_64_bits_need_x64(tmp_path):
     with x64():
         buffer, state = fbuf.datasets.open(tmp_path)
         assert buffer.last(state, 1).data["t"].dtype == np.float64
+
+
+@pytest.mark.more
+@pytest.mark.optimized
+def test_the_batches_of_device_bit_for_bit(made):
+    check_batches(*made, "Epoch", "Sequence('mask')")
+
+
+@pytest.mark.more
+@pytest.mark.in_place
+def test_a_step_copies_nothing(made):
+    buffer, state = fbuf.datasets.open(made[0], view=Transition(stack=3, autoreset="same_step"), sampler=Prioritized())
+    large = dataclasses.replace(buffer, capacity=4_000_000)
+    spec, structure = buffer.storage.spec(state.rows)
+    rows = large.storage.abstract(large.geometry, spec, structure)
+    abstract = jax.eval_shape(functools.partial(fbuf._buffer.buffer.prefetch.empty_state, large), rows)
+
+    def step(state, key):
+        state, batch = large.sample(state, key, 8)
+        state = large.update_priority(state, batch.index, jnp.ones(8))
+        return large.sample(state, key, 8)
+
+    assert_inplace(step, abstract, jax.ShapeDtypeStruct((2,), jnp.uint32))
+    # and anchors of four million rows are made with the memory of a block
+    other = dataclasses.replace(large, sampler=Uniform())
+    made_of = jax.jit(lambda state: large.convert(other, state)).lower(abstract).compile().memory_analysis()
+    assert made_of.temp_size_in_bytes < 500_000
+
+
+@pytest.mark.more
+def test_prefetch(made):
+    buffer, state = fbuf.datasets.open(made[0], prefetch=1, batch_size=BATCH)
+    state, batch = buffer.sample(state, jax.random.key(0))
+    same(batch, buffer.peek(state, jax.random.fold_in(jax.random.key(0), 1)))
+    for i in range(1, 4):
+        state, batch = buffer.sample(state, jax.random.key(i))
+        same(batch, buffer.peek(state, jax.random.key(i - 1)))
+    assert fbuf.stores()[-1].nbytes > 2 * BATCH * 36  # rows that were read ahead
+
+
+@pytest.mark.more
+def test_save_and_load(made, opened, tmp_path):
+    buffer, state = opened
+    step = stepping(buffer)
+    state, _ = step(state, jax.random.key(0))
+    written = fbuf.save(tmp_path / "saved", buffer, state, extra={"n": 1}).result()
+    assert written.bytes_total < 34 * 36  # no frames
+    again, other, extra = fbuf.load(tmp_path / "saved", extra=True)
+    assert again == buffer and extra == {"n": 1}
+    for i in range(1, 3):
+        (state, batch), (other, wanted) = step(state, jax.random.key(i)), step(other, jax.random.key(i))
+        same(batch, wanted)
+
+
+@pytest.mark.more
+def test_load_where_it_moved(tmp_path):
+    was, now = tmp_path / "was", tmp_path / "now"
+    pieces.make(was)
+    buffer, state = fbuf.datasets.open(was, sampler=Epoch())
+    state, _ = buffer.sample(state, jax.random.key(0), 3)
+    fbuf.save(tmp_path / "saved", buffer, state)
+    want = buffer.peek(state, jax.random.key(1), 5)
+    was.rename(now)
+    raises(FileNotFoundError, r"no data set at .*storages.DataSet\('/its/path'\)", fbuf.load, tmp_path / "saved")
+    there = dataclasses.replace(buffer, storage=DataSet(str(now), memory=5))
+    other, state = fbuf.load(tmp_path / "saved", there)
+    assert other == there
+    same(other.peek(state, jax.random.key(1), 5), want)
+    pieces.make(was, seed=1)  # the same shapes, other rows
+    raises(fbuf.SchemaError, "has identity .* were rewritten", lambda: fbuf.load(tmp_path / "saved"))
+    raises(ValueError, "resize is 50, but rows are of DataSet", fbuf.load, tmp_path / "saved", resize=50)
+
+
+# Each sampler and each view, and not every pair of them, which storages on the device and the host have.
+CASES = [case for case in zip(SAMPLERS, itertools.cycle(VIEWS)) if case not in REFUSED]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("sampler", "view"), CASES)
+def test_the_batches_of_device_with_every_sampler_and_view(made, sampler, view):
+    check_batches(*made, sampler, view)
+
+
+@pytest.mark.exhaustive
+def test_a_replay_of_what_was_opened_leaves_its_state_usable(opened):
+    buffer, state = opened
+    index = buffer.peek(state, jax.random.key(0), 2).index
+    state = buffer.update_priority(state, index, jnp.full(2, jnp.nan))  # counted, and no business of the replay
+    replay = fbuf.Replay(buffer, state)
+    replay.update_priority(replay.sample(2).index, np.full(2, 9.0))
+    assert int(buffer.stats(state)["refused_nonfinite"]) == 2
+    same(buffer.peek(state, jax.random.key(0), 2).index, index)
+    with pytest.raises(ValueError, match="made by another buffer"):
+        fbuf.Replay(dataclasses.replace(buffer, sampler=Uniform()), state)
+    live = fbuf.Buffer(4)
+    raises(TypeError, "example is a BufferState; expected one row", lambda: fbuf.Replay(live, live.init({"t": 0})))
+    with pytest.raises(ValueError, match=r"other.storage is DataSet.*datasets.open\('/elsewhere'\)"):
+        buffer.convert(dataclasses.replace(buffer, storage=DataSet("/elsewhere")), state)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("traced", [False, True])
+def test_another_view_of_the_same_rows(made, traced):
+    buffer, state = fbuf.datasets.open(made[0])
+    other = dataclasses.replace(buffer, view=fbuf.views.Sequence(3, autoreset="same_step"), sampler=Epoch())
+    want = fbuf.datasets.open(made[0], view=other.view, sampler=other.sampler)[1]
+    got = (jax.jit(buffer.convert, static_argnums=0) if traced else buffer.convert)(other, state)
+    same(dataclasses.replace(got, rows=None), dataclasses.replace(want, rows=None))
+    back = other.convert(buffer, got)
+    same(dataclasses.replace(back, rows=None), dataclasses.replace(state, rows=None))
+
+
+@pytest.mark.exhaustive
+def test_numbers_and_priorities(made):
+    path, rows = made
+    settings = {"view": Transition(stack=2, autoreset="same_step"), "sampler": Prioritized(largest="held", uniform=0.2)}
+    one, two = fbuf.datasets.open(path, **settings), device(rows, **settings)
+    for i in range(3):
+        drawn = []
+        for buffer, state in (one, two):
+            state = buffer.rebuild(buffer.set(state, alpha=0.3 + i))
+            state, batch = buffer.sample(state, jax.random.key(i), BATCH, beta=0.5)
+            state = buffer.update_priority(state, batch.index, jnp.arange(BATCH) - 3.0)
+            drawn.append((buffer, state, batch))
+        same(drawn[0][2], drawn[1][2])
+        one, two = drawn[0][:2], drawn[1][:2]
+    same(one[0].stats(one[1]), two[0].stats(two[1]))

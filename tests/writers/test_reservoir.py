@@ -16,6 +16,7 @@ from fbuf._algorithms.uint64 import Wide
 from fbuf.writers import Reservoir
 from tests.support import refusals
 from tests.support.refusals import raises
+from tests.support.tables import checks
 from tests.support.uniformity import chi_square_z
 
 CAPACITY, AT_ONCE = 12, 40
@@ -203,3 +204,7 @@ def test_what_it_refuses():
 @pytest.mark.in_place
 def test_a_step_copies_nothing():
     check_inplace(1)
+
+
+test_sets = checks(exhaustive=[(check_sets, [3])])
+test_reservoir_in_place = pytest.mark.in_place(checks(exhaustive=[(check_inplace, [100])]))

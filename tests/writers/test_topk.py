@@ -19,7 +19,8 @@ from fbuf.testing import assert_inplace
 from fbuf.writers import TopK
 from tests.support import inplace, refusals
 from tests.support.refusals import raises
-from tests.support.tables import checks
+from tests.support.tables import by_tier, checks
+from tests.support.trees import x64
 
 CAPACITY, AT_ONCE = 12, 40
 DTYPES = np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.uint32, np.int8, np.uint8, np.bool_
@@ -167,9 +168,10 @@ init(lambda row: {"rank": row["rank"]}) => TypeError TopK: | returns dict; expec
 """
 
 
+@pytest.mark.parametrize("kind", by_tier("float32", more=["bfloat16", "uint32"], exhaustive=KINDS))
 @given(program=PROGRAM)
-def test_what_sorting_all_rows_would_leave_stays(program):
-    check_program("float32", program)
+def test_what_sorting_all_rows_would_leave_stays(kind, program):
+    check_program(kind, program)
 
 
 def test_ranks_of_four_bits():
@@ -251,3 +253,44 @@ def test_what_cannot_rank_is_named():
 @pytest.mark.in_place
 def test_a_step_copies_nothing():
     check_inplace("scan")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64])
+def test_ranks_of_64_bits(dtype):
+    rng = np.random.default_rng(0)
+    if dtype == np.float64:
+        new = np.concatenate([ranks_of(rng, dtype, 40), 1 + rng.integers(0, 20, 40) * 2.0**-50]).astype(dtype)
+    else:
+        new = (np.uint64(2**32 - 3) + rng.integers(0, 6, 80, np.uint64)).astype(dtype)
+        new = np.concatenate([new, -new if dtype == np.int64 else new[:5], np.asarray([np.iinfo(dtype).max], dtype)])
+    with x64():
+        buffer = buffer_of()
+        state = buffer.init(example_of(dtype))
+        state = put(buffer, state, new)
+        assert held(state) == best(list(new))
+        assert state.scatter.own.lowest.item() == min(new[i] for i in best(list(new)))
+
+
+@pytest.mark.more
+@pytest.mark.in_place
+@pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="how programs say what is one kernel differs")
+@pytest.mark.parametrize("words", [1, 2])
+def test_a_row_is_put_in_by_one_kernel(words):
+    """Loops that XLA thinks too large for one take several times as long, and look the same in every other way."""
+
+    def insert(tree, rows):
+        return top_k_tree._insert_one_by_one(tree, rows, jnp.ones(100, bool), jnp.int32(70), capacity=70)
+
+    tree = jax.eval_shape(lambda: top_k_tree.init(70, words))
+    compiled = jax.jit(insert).lower(tree, jax.ShapeDtypeStruct((100, words + 2), jnp.uint32)).compile()
+    assert compiled.as_text().count("xla_cpu_small_call") == 2
+
+
+test_checks = checks(more=[(check_capacity, [65]), (check_ways, [(5, 9)])])
+
+
+test_ways = checks(exhaustive=[(check_ways, [(600, 40)])])
+
+
+test_topk_in_place = pytest.mark.in_place(checks(exhaustive=[(check_inplace, ["jit", "vmap"])]))

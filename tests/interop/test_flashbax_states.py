@@ -66,7 +66,7 @@ def leaves_of(state, lanes):
     return np.asarray(fbx.buffers.sum_tree.get_batch(tree, jnp.arange(tree.capacity))).reshape(lanes, -1)
 
 
-buffer_kind = one_of(("trajectory", 19))
+buffer_kind = one_of(("trajectory", 19), exhaustive=[("flat", 6), ("item", 19)])
 
 
 def test_priorities_are_those_of_flashbax(buffer_kind):
