@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fbuf._algorithms import random, sum_tree
@@ -213,8 +212,9 @@ def grown(ranks: Ranks, capacity: int, number: int) -> Ranks:
     return of_buckets(jnp.concatenate([ranks.bucket[:capacity], more]))
 
 
+@jax.jit
 def of_buckets(bucket: jax.Array) -> Ranks:
-    """Make a table from the buckets uint16[C] of all rows, 0: none. Eager, O(C)."""
+    """Make a table from the buckets uint16[C] of all rows, 0: none. O(C)."""
     capacity = bucket.shape[0]
-    every = jnp.asarray(np.arange(capacity, dtype=np.int32))
+    every = jnp.arange(capacity, dtype=jnp.int32)
     return set(init(capacity), every, bucket.astype(jnp.int32), capacity, jnp.zeros((), jnp.int32))

@@ -1,10 +1,10 @@
 """How long a host store lives: as long as some state of it does, like an array.
 
 Arrays cannot hold a Python object, and jit caches would keep an object in the static part of a pytree alive. So a pytree node
-has a small static slot number (reused, so that successive stores share traces) and a random 64-bit id as an array leaf, by
-which callbacks find the store. A node takes a reference to the slot's owner if the id agrees. When the last node is gone,
-dispatched reads may still be pending: the store then waits until every array that was not ready is ready. A dropped or
-donated array may still be used by pending work, so the arrays are checked again, for a minute at most.
+has a small static slot number (reused by stores of equal rows, so that they share compiled programs) and a random 64-bit id as
+an array leaf, by which callbacks find the store. A node takes a reference to the slot's owner if the id agrees. When the last
+node is gone, dispatched reads may still be pending: the store then waits until every array that was not ready is ready. A
+dropped or donated array may still be used by pending work, so the arrays are checked again, for a minute at most.
 
 The garbage collector calls `_retire` in any thread, so a store whose states are gone is dropped and never closed, and nothing
 here waits for a store while it holds `_lock`.
@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -29,7 +29,9 @@ from fbuf._host.types import HostObject, RowStore
 
 _lock = threading.RLock()
 _stores: dict[int, HostObject] = {}
-_slots: list[weakref.ref[Owner] | None] = []
+_slots: list[weakref.ref[Owner]] = []
+_slots_of: dict[Hashable, list[int]] = {}
+"""Slots by the static part of the nodes in them: a store that is loaded again then finds one whose programs are compiled."""
 failed: dict[int, FailedWrite] = {}
 """Writes whose errors were not raised yet, by id of the store."""
 _PATIENCE = 60.0  # seconds; a loop that never idles would keep a dropped store for ever
@@ -136,32 +138,36 @@ class StoreHandle:
         return f"StoreHandle({self.id:016x}, {stats['rows_live']} rows, {store.nbytes} bytes{disk})"
 
 
-def open_store(store: HostObject) -> Owner:
-    """Register a store under a fresh id and the lowest free slot."""
+def open_store(store: HostObject, kind: Hashable) -> Owner:
+    """Register a store under a fresh id, in a free slot of nodes whose static part is `kind`."""
     sweep()
     with _lock:
         id = 0
         while id == 0 or id in _stores:
             id = secrets.randbits(64)
-        owner = _placed(frozenset((id,)))
+        owner = _placed(kind, frozenset((id,)))
         _stores[id] = store
         weakref.finalize(owner, _retire, id).atexit = False
         return owner
 
 
-def open_group(owners: Sequence[Owner]) -> Owner:
+def open_group(owners: Sequence[Owner], kind: Hashable) -> Owner:
     """Return the owner of the stores of several devices, for a node whose id leaf has a block on each."""
     with _lock:
-        return _placed(frozenset().union(*(owner.ids for owner in owners)), tuple(owners))
+        ids = frozenset().union(*(owner.ids for owner in owners))
+        return _placed((len(owners), kind), ids, tuple(owners))
 
 
-def _placed(ids: frozenset[int], parts: tuple[Owner, ...] = ()) -> Owner:
-    """Return an owner in the lowest free slot; `_lock` is held."""
-    slot = next((i for i, ref in enumerate(_slots) if ref is None or ref() is None), len(_slots))
+def _placed(kind: Hashable, ids: frozenset[int], parts: tuple[Owner, ...] = ()) -> Owner:
+    """Return an owner in a free slot; `_lock` is held."""
+    slots = _slots_of.setdefault(kind, [])
+    slot = next((i for i in slots if _is_free(i)), len(_slots))
     owner = Owner(slot, ids, parts)
     if slot == len(_slots):
-        _slots.append(None)
-    _slots[slot] = weakref.ref(owner)
+        slots.append(slot)
+        _slots.append(weakref.ref(owner))
+    else:
+        _slots[slot] = weakref.ref(owner)
     return owner
 
 
@@ -170,12 +176,17 @@ def owner_of(slot: int, id_leaf: Any) -> Owner | None:
     if _graveyard:
         sweep()
     with _lock:
-        ref = _slots[slot] if slot < len(_slots) else None
-        owner = ref() if ref is not None else None
+        owner = _slots[slot]() if slot < len(_slots) else None
     if owner is None:
         return None
     value: Any
     if isinstance(id_leaf, jax.Array):
+def _is_free(slot: int) -> bool:
+    """Return whether all stores of a slot are gone or closed."""
+    owner = _slots[slot]()
+    return owner is None or _stores.keys().isdisjoint(owner.ids)
+
+
         if isinstance(id_leaf, jax.core.Tracer):
             return None
         try:

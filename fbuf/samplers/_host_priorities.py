@@ -84,7 +84,7 @@ def open(call: str, capacity: int, least: bool, leaves: np.ndarray | None = None
     store = Priorities(_layout(capacity), least)
     if leaves is not None:
         store.fill(leaves)
-    owned = lifetime.open_store(store)
+    owned = lifetime.open_store(store, store.layout)
     tree = HostTree(jnp.asarray(lifetime.split_id(owned.id)), jnp.asarray(lifetime.split_id(store.first)), owned.slot)
     tree.owner = owned
     return tree

@@ -158,7 +158,7 @@ def adopt(
 
 def open_rows(store: RowStore, ticket: Any, device: Any, last: Any, layout: Layout) -> SideRows:
     """Return rows that keep a store open."""
-    owned = lifetime.open_store(store)
+    owned = lifetime.open_store(store, layout)
     rows = SideRows(jnp.asarray(lifetime.split_id(owned.id)), ticket, device, last, owned.slot, layout)
     rows.owner = owned
     return rows
@@ -166,7 +166,7 @@ def open_rows(store: RowStore, ticket: Any, device: Any, last: Any, layout: Layo
 
 def grouped(parts: Sequence[SideRows]) -> list[SideRows]:
     """Return the same rows, whose nodes keep the stores of all parts open, so that they can be joined."""
-    group = lifetime.open_group([part.owner for part in parts if part.owner is not None])
+    group = lifetime.open_group([part.owner for part in parts if part.owner is not None], parts[0].layout)
     made = [SideRows(part.id, part.ticket, part.device, part.last, group.slot, part.layout) for part in parts]
     for rows in made:
         rows.owner = group

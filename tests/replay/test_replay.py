@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf._bridge import lifetime
 from fbuf.storages import Compressed, Host
 from tests.support.model_cases import listed
 from tests.support.processes import devices, run_python
@@ -14,6 +15,7 @@ from tests.support.replay import (
     BUFFERS,
     FRAME,
     at_exit,
+    compilations,
     frame_rows,
     make_frames,
     replay_of,
@@ -37,6 +39,39 @@ def test_batches_are_those_of_the_buffer():
 
 def test_actors_and_learners_lose_and_double_no_row():
     soak("consumed", batches=40)
+
+
+def test_a_replay_that_is_loaded_again_and_again_compiles_nothing_and_takes_no_more_slots(tmp_path):
+    buffer = fbuf.Buffer(16, storage=fbuf.storages.Host())
+    other = fbuf.Replay(fbuf.Buffer(16, storage=fbuf.storages.Host()), {"t": 0})  # its store is in another slot
+    replay = fbuf.Replay(buffer, FRAME)
+    replay.extend(frame_rows(0))
+    replay.save(str(tmp_path))
+    each = compilations(
+        replay,
+        lambda old: fbuf.Replay.load(str(tmp_path), buffer),
+        20,
+        lambda replay: (replay.extend(frame_rows(8)), replay.sample(4)),
+    )
+    assert each[0] > 0 and each[2:] == [0] * 18
+    slots = lifetime._slots_of[replay.state.rows.layout]
+    assert len(other) == 0 and len(slots) == 3  # of the first, the last and the next one
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_store_that_is_closed_leaves_its_slot_to_the_next(close):
+    buffer = fbuf.Buffer(8, storage=fbuf.storages.Host(keys=("obs",)))
+    replay = fbuf.Replay(buffer, FRAME)
+    replay.extend(frame_rows(0))
+    if close:
+        fbuf.stores()[-1].close()
+    state = buffer.extend(buffer.init(FRAME), frame_rows(8))
+    assert (state.rows.slot == replay.state.rows.slot) == close
+    np.testing.assert_array_equal(buffer.rows(state).data["reward"], np.arange(8, 16))
+    if close:
+        raises(RuntimeError, r"^fbuf: this state's host store .* is not open in this process", replay.rows)
+    del replay
+    assert np.asarray(buffer.rows(state).mask).all()
 
 
 @pytest.mark.in_place
@@ -246,3 +281,50 @@ test_checks = checks(
         (same_batches_as_the_buffer, [Compressed(keys=("obs",))]),
     ],
 )
+
+
+LOADED = {
+    "fifo": {"sampler": fbuf.samplers.Consume(times=2, order="fifo"), "lanes": 2},
+    "prioritized": {"sampler": fbuf.samplers.Prioritized(normalize="buffer", largest="held")},
+    "host priorities": {"sampler": fbuf.samplers.Prioritized(on="host")},
+    "staleness": {"sampler": fbuf.samplers.Staleness(maximum=3)},
+    "ranked": {"sampler": fbuf.samplers.Ranked(uniform=0.1)},
+    "epoch": {"sampler": fbuf.samplers.Epoch(), "view": fbuf.views.Sequence(3, episode_end=()), "lanes": 2},
+    "top-k": {"writer": fbuf.writers.TopK("t")},
+    "deduplicated": {"storage": fbuf.storages.Deduplicated(keys=("obs",), block=(4, 4))},
+    "compressed": {"storage": fbuf.storages.Compressed(keys=("obs",)), "prefetch": 1, "batch_size": 4},
+    "ragged": {"storage": fbuf.storages.Ragged()},
+    "normalized": {"on_read": fbuf.transforms.Normalize("obs")},
+    "memmap": {"storage": lambda path: fbuf.storages.Memmap(f"{path}/store")},
+    "files": {"storage": lambda path: fbuf.storages.Compressed(path=f"{path}/store")},
+}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("kind", LOADED)
+def test_a_replay_that_is_loaded_or_resumed_again_compiles_nothing(kind, tmp_path):
+    parts, in_files = dict(LOADED[kind]), kind in ("memmap", "files")
+    if in_files:
+        parts["storage"] = parts["storage"](tmp_path)
+    buffer = fbuf.Buffer(24, **parts)
+    row = {"t": np.int32(0), "obs": np.zeros((8, 8), np.uint8)}
+
+    def use(replay):
+        for first in (0, 9) if buffer.sampler.in_order else (0, 9, 18):
+            t = np.arange(first, first + 3 * (buffer.lanes or 1), dtype=np.int32)
+            t = t.reshape(3, *([buffer.lanes] if buffer.lanes else []))
+            replay.extend({"t": t, "obs": np.broadcast_to(t[..., None, None], (*t.shape, 8, 8)).astype(np.uint8)})
+        index = replay.sample(4).index
+        if buffer.sampler.prioritized:
+            replay.update_priority(index, np.ones(4, np.float32))
+
+    def reopen(old):
+        if not in_files:
+            return fbuf.Replay.load(str(tmp_path / "saved"), buffer)
+        fbuf.stores()[-1].close()
+        return fbuf.Replay(buffer, row, resume=True)
+
+    replay = fbuf.Replay(buffer, row)
+    use(replay)
+    replay.save(str(tmp_path / "saved"))
+    assert compilations(replay, reopen, 5, use)[2:] == [0, 0, 0]

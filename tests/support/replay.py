@@ -40,6 +40,21 @@ def values(rows):
     return np.asarray(rows.data["t"]).tolist()
 
 
+def compilations(replay, reopen, times, use):
+    """The programs that are compiled each time a replay is opened again and used, while the one before is still there."""
+    compiled, each = [], []
+    jax.monitoring.register_event_duration_secs_listener(  # it stays: listeners cannot be taken away one by one
+        lambda event, seconds, **_: compiled.append(event) if event.endswith("/backend_compile_duration") else None
+    )
+    for _ in range(times):
+        compiled.clear()
+        replay = reopen(replay)
+        use(replay)
+        jax.block_until_ready(jax.tree.leaves(replay.state))
+        each.append(len(compiled))
+    return each
+
+
 def waiting(replay):
     return sum(place.asleep for place in list(replay._lock._waiters))
 
