@@ -31,7 +31,7 @@ from fbuf._core import control_flow
 from fbuf._core.pytree import DTYPES
 from fbuf._host.priorities import Priorities
 from fbuf._host.store.store import Store
-from fbuf._host.types import LOST, RowStore
+from fbuf._host.types import LOST, RowStore, without_traceback
 
 Shape = tuple[int, ...]
 """Shape and dtype of one row of a leaf."""
@@ -157,7 +157,7 @@ def _write_slots(
 
 def _read_rows(columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, *tickets: Any) -> None:
     store = find(join_id(view(id)))
-    _fetch(store, store.read, columns, strict, out, tickets)
+    _fetch(store, store.read, columns, _TOO_OLD if strict else None, out, tickets)
 
 
 def _request_rows(columns: tuple[int, ...], context: Any, out: Any, id: Any, *tickets: Any) -> None:
@@ -172,13 +172,27 @@ def _collect_rows(
     columns: tuple[int, ...], strict: bool, context: Any, out: Any, id: Any, number: Any, *tickets: Any
 ) -> None:
     store = find(join_id(view(id)))
-    _fetch(store, functools.partial(store.collect, int(view(number))), columns, strict, out, tickets)
+    why = _OVERTAKEN if strict else None
+    _fetch(store, functools.partial(store.collect, int(view(number))), columns, why, out, tickets)
+
+
+_INSTEAD = 'to get a mask instead, use on_expired="mask".'
+_TOO_OLD = "this BufferState is too old", f"Carry on the state that `sample`, `extend` and `add` return; {_INSTEAD}"
+_OVERTAKEN = (
+    "the batch was prefetched, and more rows than the slack were written since",
+    f"Write fewer rows between two draws, or keep more with slack=; {_INSTEAD}",
+)
 
 
 def _fetch(
-    store: RowStore, read: Callable[..., Any], columns: tuple[int, ...], strict: bool, out: Any, tickets: Sequence[Any]
+    store: RowStore,
+    read: Callable[..., Any],
+    columns: tuple[int, ...],
+    strict: tuple[str, str] | None,
+    out: Any,
+    tickets: Sequence[Any],
 ) -> None:
-    """Fill the arrays, and bool of what was there, in `out`."""
+    """Fill the arrays, and bool of what was there, in `out`; `strict`: why rows have expired, and what to do, to raise that."""
     arrays, present = out[: len(columns)], out[len(columns) :]
     wanted = [_tickets(view(t)) for t in tickets]
     ok = read([(c, t, _typed(store, c, np.asarray(a))) for c, t, a in zip(columns, wanted, arrays, strict=True)])
@@ -188,11 +202,12 @@ def _fetch(
         start += ticket.size
     if strict and not ok.all():
         missing = np.concatenate([t.reshape(-1) for t in wanted])[~ok]
-        raise RuntimeError(
-            f"fbuf: {missing.size} of {ok.size} rows have expired: this BufferState is too old, the store has dropped "
-            f"row {missing[0]} since. Carry on the state that `sample`, `extend` and `add` return; to get a mask "
-            f'instead, use on_expired="mask".'
+        text = (
+            f"fbuf: {missing.size} of {ok.size} rows have expired: {strict[0]}; the store has dropped row {missing[0]}"
         )
+        error = RuntimeError(f"{text}. {strict[1]}")
+        store.last_error = without_traceback(error)
+        raise error
 
 
 def _patch_rows(

@@ -12,10 +12,13 @@ here waits for a store while it holds `_lock`.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import secrets
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, cast
@@ -42,6 +45,14 @@ class FailedWrite(NamedTuple):
 
     error: Exception
     rows: int  # not stored, or not changed
+
+    def told(self) -> tuple[int, str]:
+        """Return the number of the error, and what to say."""
+        number, text = errno.ENOMEM, f"fbuf: a write failed: {self.error!r}."
+        if isinstance(self.error, OSError):
+            number, text = self.error.errno or errno.EIO, self.error.strerror or text
+        lost = f"{self.rows} rows were not written: write them again" if self.rows else "All rows were written"
+        return number, f"{text} {lost}."
 
 
 class _Grave(NamedTuple):
@@ -171,6 +182,12 @@ def _placed(kind: Hashable, ids: frozenset[int], parts: tuple[Owner, ...] = ()) 
     return owner
 
 
+def _is_free(slot: int) -> bool:
+    """Return whether all stores of a slot are gone or closed."""
+    owner = _slots[slot]()
+    return owner is None or _stores.keys().isdisjoint(owner.ids)
+
+
 def owner_of(slot: int, id_leaf: Any) -> Owner | None:
     """Return the owner for a new node: the slot's, unless the id leaf is known to be another's."""
     if _graveyard:
@@ -181,12 +198,6 @@ def owner_of(slot: int, id_leaf: Any) -> Owner | None:
         return None
     value: Any
     if isinstance(id_leaf, jax.Array):
-def _is_free(slot: int) -> bool:
-    """Return whether all stores of a slot are gone or closed."""
-    owner = _slots[slot]()
-    return owner is None or _stores.keys().isdisjoint(owner.ids)
-
-
         if isinstance(id_leaf, jax.core.Tracer):
             return None
         try:
@@ -223,12 +234,16 @@ def find(id: int) -> RowStore:
     """
     store = _stores.get(id)
     if store is None:
-        raise RuntimeError(
-            f"fbuf: this state's host store ({id:016x}) is not open in this process: it was freed with its last state, "
-            f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; another "
-            f"process loads what this one saves: fbuf.save(path, buffer, state)."
-        )
+        raise _not_open(id)
     return cast(RowStore, store)
+
+
+def _not_open(id: int) -> RuntimeError:
+    return RuntimeError(
+        f"fbuf: this state's host store ({id:016x}) is not open in this process: it was freed with its last state, "
+        f"closed, or belongs to another process. Keep the BufferState itself, not single leaves of it; another "
+        f"process loads what this one saves: fbuf.save(path, buffer, state)."
+    )
 
 
 def record_failure(id: int, error: Exception, rows: int) -> None:
@@ -243,21 +258,21 @@ def raise_failed(owner: Owner | None) -> None:
     for id in () if owner is None else owner.ids:
         write = failed.pop(id, None)
         if write is not None:
-            number, text = errno.ENOMEM, f"fbuf: a write failed: {write.error!r}."
-            if isinstance(write.error, OSError):
-                number, text = write.error.errno or errno.EIO, write.error.strerror or text
-            lost = f"{write.rows} rows were not written: write them again" if write.rows else "All rows were written"
-            raise OSError(number, f"{text} {lost}. The state is whole.")
+            number, text = write.told()
+            raise OSError(number, f"{text} The state is whole.")
 
 
-def cause_of(error: Exception, owner: Owner | None) -> Exception | None:
-    """Return what a callback of these stores raised, of which JAX made `error`; None if it was something else."""
+def raise_cause(error: Exception, owner: Owner | None) -> None:
+    """Raise what a callback of these stores raised, if JAX made `error` of it: an OSError, MemoryError or RuntimeError."""
     for id in () if owner is None else owner.ids:
         store = _stores.get(id)
-        cause = None if store is None else store.last_error
-        if cause is not None and str(cause) in str(error):
-            return cause
-    return None
+        cause = _not_open(id) if store is None else store.last_error
+        if cause is None or f"{type(cause).__name__}: {cause}" not in str(error):
+            continue
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno or errno.EIO, cause.strerror or str(cause)) from None
+        if isinstance(cause, MemoryError | RuntimeError):
+            raise type(cause)(str(cause)) from None
 
 
 def stores() -> list[StoreHandle]:
@@ -324,16 +339,32 @@ def _bury(id: int, until: float) -> None:
 def _drop(id: int) -> None:
     """Forget a store: its memory is freed with the last callback that uses it; `_lock` is held."""
     _graveyard.pop(id, None)
-    failed.pop(id, None)
     store = _stores.pop(id, None)
     if store is not None:
         store.last_error = None  # its traceback refers to the store
+    _warn_failed(id)
 
 
 def _close(id: int) -> None:
     with _lock:
         _graveyard.pop(id, None)
-        failed.pop(id, None)
         store = _stores.pop(id, None)
     if store is not None:
         store.close()
+    _warn_failed(id)
+
+
+def _warn_failed(id: int) -> None:
+    """Warn of a write that failed, of which no later call with the state told."""
+    write = failed.pop(id, None)
+    if write is not None:
+        warnings.warn(f"{write.told()[1]} No call took the state since.", RuntimeWarning, stacklevel=2)
+
+
+@atexit.register
+def _warn_at_exit() -> None:
+    if _stores:
+        with contextlib.suppress(Exception):  # which JAX tells itself
+            jax.effects_barrier()
+    for id in list(failed):
+        _warn_failed(id)

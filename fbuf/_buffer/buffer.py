@@ -191,6 +191,7 @@ class Buffer(BufferConfig):
         Raises:
           ValueError, TypeError: wrong structure, dtype or shape (at trace time); or a NumPy value does not fit its leaf. In a
             jitted function of yours JAX narrows NumPy arguments first, without an error.
+          OSError: (eager) a storage could not write rows. The state with those that it wrote is `error.result`.
         Cost: O(N) if the state is donated; otherwise a copy of the buffer.
 
         Example:
@@ -208,7 +209,7 @@ class Buffer(BufferConfig):
             after = calls.extend(self, state, rows, priority, mask, static=(call,))[0]
         else:
             after = calls.extend.core(self, state, rows, priority, mask, call)[0]
-        raise_failed(after, self.storage)
+        raise_failed(after, self.storage, after)
         return after
 
     def update_priority(
@@ -275,7 +276,7 @@ class Buffer(BufferConfig):
         call = "Buffer.update_rows"
         checks.check_writable(call, self)
         after = write.update_rows(self, state, *checks.check_update(call, self, state, index, fields, mask))[0]
-        raise_failed(after, self.storage)
+        raise_failed(after, self.storage, after)
         return after
 
     def cut(self, state: BufferState, lanes: Any = None) -> BufferState:

@@ -31,8 +31,9 @@ _MESSAGES: Mapping[str, tuple[str, str]] = {
     "refused_stale": ("{n} indices are stale and were skipped: their rows have been overwritten since", _NEWEST),
     "refused_closed": ("{n} indices name rows that can no longer be drawn, and were skipped", _NEWEST),
     "expired_rows": (
-        "{n} rows have expired and are masked: the state is too old",
-        "Carry on the state that `sample` and `extend` return, or keep more rows with slack=",
+        "{n} rows have expired and are masked: the state is too old, or more rows than the slack were written since a "
+        "prefetched batch was drawn",
+        "Carry on the newest state, write fewer rows between two draws, or keep more with slack=",
     ),
     "refused_rows": (
         "{n} rows were not stored: they found no room, or could not be written",

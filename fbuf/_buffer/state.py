@@ -19,12 +19,11 @@ from fbuf import writers
 from fbuf._core import control_flow, slots, text_table
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import any_unbatched, order_after_reads
-from fbuf._core.dispatch import Operation
+from fbuf._core.dispatch import OnHost, Operation
 from fbuf._core.pytree import Spec
 from fbuf._core.row_format import RowFormat
 from fbuf._core.sample import Index, Sample
 from fbuf._core.slots import Geometry, Ranges, Ring, zero_unless
-from fbuf._host import OnHost
 from fbuf._indexing import anchors as _anchors
 from fbuf._indexing import scatter as _scatter
 from fbuf._indexing.anchors import Anchors
@@ -268,12 +267,21 @@ def operation(core: Callable[P, R]) -> Operation[P, R]:
     return Operation(core, on_open)
 
 
-def raise_failed(state: BufferState, storage: Any) -> None:
-    """Raise OSError if the storage failed to write rows; the state is whole. Wait for rows in files; inside jit do nothing."""
+def raise_failed(state: BufferState, storage: Any, result: Any = None) -> None:
+    """Raise OSError, with `result`, if the storage failed to write rows; the state is whole.
+
+    Wait for rows in files; inside jit do nothing.
+    """
     if isinstance(state.rows, OnHost) and not isinstance(state.header, jax.core.Tracer):
         if storage.in_files:
             jax.block_until_ready(state.header)
-        jax.tree.leaves(state.rows)  # raises
+        try:
+            jax.tree.leaves(state.rows)  # raises
+        except OSError as error:
+            if result is not None:
+                error.strerror = f"{error.strerror} It is the `result` of this error: carry it on."
+                error.result = result  # type: ignore[attr-defined]
+            raise
 
 
 def given_of(state: BufferState) -> RowFormat | None:

@@ -20,6 +20,7 @@ from fbuf._core import control_flow
 from fbuf._core.component import STATES, with_fields
 from fbuf._core.control_flow import any_unbatched
 
+CALLBACK_ERRORS = jax.errors.JaxRuntimeError, ValueError  # the second of calls that JAX dispatches in C++
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
@@ -52,14 +53,21 @@ def _fields(state: Any) -> dict[str, Any]:
     return state if isinstance(state, dict) else vars(state)
 
 
+def replaced(tree: S, changes: dict[int, Any]) -> S:
+    """Return a pytree with other leaves at these positions."""
+    leaves, structure = jax.tree.flatten(tree)
+    for position, leaf in changes.items():
+        leaves[position] = leaf
+    merged: S = jax.tree.unflatten(structure, leaves)
+    return merged
+
+
 def with_changes(before: S, changes: Changes) -> S:
     """Return `before` with the leaves of `changes_of`."""
     if isinstance(changes, dict):
-        leaves, structure = jax.tree.flatten(before)
-        for position, leaf in changes.items():
-            leaves[position] = leaf
-        merged: S = jax.tree.unflatten(structure, leaves)
-        return merged
+        if isinstance(before, OnHost):
+            return before.with_leaves(changes)
+        return replaced(before, changes)
     whole, parts = changes
     if parts:
         fields = _fields(before)
@@ -68,6 +76,27 @@ def with_changes(before: S, changes: Changes) -> S:
         merged_dict: Any = before | whole
         return merged_dict
     return with_fields(before, whole) if whole else before
+
+
+class OnHost:
+    """A pytree node that names rows or priorities of a store."""
+
+    __slots__ = ()
+
+    def raise_cause(self, error: Exception) -> None:
+        """Raise what a callback of the store raised, if JAX made `error` of it."""
+        raise NotImplementedError
+
+    def with_leaves(self, leaves: dict[int, Any]) -> Any:
+        """Return the node with other leaves at these positions, also if a write of the store failed."""
+        raise NotImplementedError
+
+
+def raise_cause(state: Any, error: Exception) -> None:
+    """Raise what a callback of a store in a state raised, if JAX made `error` of it, and it is for the caller to handle."""
+    for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, OnHost)):
+        if isinstance(node, OnHost):
+            node.raise_cause(error)
 
 
 class Operation(Generic[P, R]):
@@ -98,7 +127,11 @@ class Operation(Generic[P, R]):
         self._jitted = jax.jit(changes, static_argnums=(0, 1), inline=True)
 
     def __call__(self, buffer: Any, state: Any, *args: Any, static: tuple[Any, ...] = ()) -> tuple[Any, Any]:
-        changes, result = self._jitted(buffer, static, state, args)
+        try:
+            changes, result = self._jitted(buffer, static, state, args)
+        except CALLBACK_ERRORS as error:
+            raise_cause(state, error)
+            raise
         return with_changes(state, changes), result
 
 

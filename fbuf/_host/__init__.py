@@ -3,9 +3,3 @@
 `store` keeps rows behind tickets, `ragged` rows of any shape, `priorities` a tree of them. A store's `columns` hold rows as
 they are or in chunks encoded by `codecs`; their bytes are in `memory` or in files (`io`). `fbuf._bridge` connects jitted code.
 """
-
-
-class OnHost:
-    """Mark pytree nodes that name rows or priorities of a store."""
-
-    __slots__ = ()

@@ -45,7 +45,10 @@ def raise_if_corrupted(damaged: Array | None, there: Array) -> None:
 def without_traceback(error: Exception) -> Exception:
     """Return a copy of an error without its traceback, whose frames would keep states and their store alive."""
     try:
-        return copy.copy(error).with_traceback(None)
+        copied = copy.copy(error).with_traceback(None)
+        if isinstance(copied, OSError) and isinstance(error, OSError):
+            copied.strerror = error.strerror  # what was added to it is not in the arguments
+        return copied
     except Exception:  # made of what it does not say
         return RuntimeError(f"{type(error).__name__}: {error}")
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-from fbuf._bridge import lifetime
 from fbuf._buffer.checked import raise_for
 from fbuf._buffer.state import COUNTERS, anchor_count
 from fbuf._concurrency.wakeup import StopToken
+from fbuf._core.dispatch import CALLBACK_ERRORS, raise_cause
 from fbuf._core.pytree import PyTree
 from fbuf._core.text_table import counted
 from fbuf._replay.fair_lock import Acquired, FairLock
@@ -41,10 +41,8 @@ def restores_lock(method: F) -> F:
             if self._lock.depth() > depth:
                 self._lock.notify()  # the interrupt may have prevented it
             self._lock.restore(depth)
-            if isinstance(
-                error, jax.errors.JaxRuntimeError | ValueError
-            ):  # ValueError: of a call that JAX dispatches in C++
-                self._raise_os_error(error)
+            if isinstance(error, CALLBACK_ERRORS):
+                raise_cause(self._state, error)
             raise
 
     return cast(F, call)
@@ -87,16 +85,9 @@ class LockedState(ReplayState):
             self._lock.notify()  # waiting calls must raise too
             raise RuntimeError(
                 "Replay: its state was donated. Assign the state that your step returns, `replay.state = step(replay.state)`; "
-                "after a step that failed use Replay.load(path), or Replay(buffer, example, resume=True) for rows in files."
+                "after a step that failed `del replay`, and use Replay.load(path), or Replay(buffer, example, resume=True) for "
+                "rows in files."
             )
-
-    def _raise_os_error(self, error: Exception) -> None:
-        """Raise the OSError of a callback, of which JAX made `error`, if that is what it was."""
-        rows: Any = self._state.rows
-        cause = lifetime.cause_of(error, getattr(rows, "owner", None))
-        if not isinstance(cause, OSError):
-            return
-        raise OSError(cause.errno, cause.strerror or str(cause)) from None
 
     def _explain_empty(self, call: str) -> None:
         """Raise for a draw from rows that all need later ones. Return if there are no rows, or some only were drawn already."""

@@ -17,7 +17,7 @@ import numpy as np
 from fbuf._algorithms import sum_tree
 from fbuf._bridge import lifetime
 from fbuf._bridge.callbacks import clear_priorities, draw_priorities, read_priorities, write_priorities
-from fbuf._host import OnHost
+from fbuf._core.dispatch import OnHost, replaced
 from fbuf._host.priorities import Layout, Priorities
 from fbuf._host.priorities import most_bytes as store_bytes
 
@@ -36,6 +36,13 @@ class HostTree(OnHost):
     def at(self, version: jax.Array) -> HostTree:
         """Return the tree with another version."""
         return HostTree(self.id, version, self.slot)
+
+    def raise_cause(self, error: Exception) -> None:
+        lifetime.raise_cause(error, self.owner)
+
+    def with_leaves(self, leaves: dict[int, Any]) -> HostTree:
+        children, static = _flatten(self)
+        return _unflatten(static, replaced(children, leaves))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostTree:
         return HostTree(copy.deepcopy(self.id, memo), copy.deepcopy(self.version, memo), self.slot)

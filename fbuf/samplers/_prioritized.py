@@ -25,11 +25,11 @@ from fbuf._algorithms.random import fresh_key
 from fbuf._core import control_flow
 from fbuf._core.component import component, state
 from fbuf._core.control_flow import order_after_reads
+from fbuf._core.dispatch import OnHost
 from fbuf._core.lazy_import import Later
 from fbuf._core.pytree import Leaves
 from fbuf._core.slot_remap import Prefix, SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ranges, lengthened, sum_of_lanes
-from fbuf._host import OnHost
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass

@@ -17,7 +17,7 @@ from fbuf._bridge import callbacks
 from fbuf._buffer import checks
 from fbuf._buffer.state import on_open
 from fbuf._core import control_flow
-from fbuf._core.dispatch import Operation, changes_of, with_changes
+from fbuf._core.dispatch import CALLBACK_ERRORS, Operation, changes_of, raise_cause, with_changes
 from fbuf.sharded._state import ShardedState
 
 P = ParamSpec("P")
@@ -98,7 +98,11 @@ class ShardedOperation(Generic[P, R]):
         self._jitted = jax.jit(changes, static_argnums=(0, 1, 2), inline=True)
 
     def __call__(self, sharded: Any, state: ShardedState, *args: Any, static: Any = ()) -> tuple[ShardedState, Any]:
-        changes, result = self._jitted(sharded, static, is_local(sharded.axis), state, args)
+        try:
+            changes, result = self._jitted(sharded, static, is_local(sharded.axis), state, args)
+        except CALLBACK_ERRORS as error:
+            raise_cause(state, error)
+            raise
         return ShardedState(with_changes(state.shards, changes), state.layout), result
 
 

@@ -194,7 +194,7 @@ class Sharded:
             return state
         axes = (not single) + (buffer.lanes is not None)
         after = _write.extend(self, state, leaves, priority, mask, static=(shape, axes))[0]
-        raise_failed(after.shards, buffer.storage)
+        raise_failed(after.shards, buffer.storage, after)
         return after
 
     def update_priority(
@@ -286,7 +286,9 @@ class Sharded:
         index = _checks.checked_index(call, self, index)
         own = Index(index.slot, index.ticket)
         _, leaves, mask = checks.check_update(call, _checks.buffer_here(self), state.shards, own, fields, mask)
-        return _rows.update_rows(self, state, index, leaves, mask)[0]
+        after = _rows.update_rows(self, state, index, leaves, mask)[0]
+        raise_failed(after.shards, self.buffer.storage, after)
+        return after
 
     # ----------------------------------------------------------------------------------------------- reading
 

@@ -23,11 +23,11 @@ from jax import Array, lax
 from fbuf._bridge import callbacks, lifetime
 from fbuf._bridge.lazy_rows import length_name
 from fbuf._core.control_flow import order_after_reads
+from fbuf._core.dispatch import OnHost, replaced
 from fbuf._core.pytree import Leaves, Spec, in_jax, item_bytes, tree_bytes
 from fbuf._core.sample import TICKET
 from fbuf._core.slots import Geometry, read_rows, write_rows
 from fbuf._core.text_table import WHOLE, spec_text
-from fbuf._host import OnHost
 from fbuf._host.columns.spec import one_by_one
 from fbuf._host.ragged.column import RaggedLeaf
 from fbuf._host.store.store import Column, Store
@@ -77,6 +77,13 @@ class SideRows(OnHost):
         """Return rows of the same store with other tickets and device leaves."""
         return SideRows(self.id, ticket, device, self.last if last is None else last, self.slot, self.layout)
 
+    def raise_cause(self, error: Exception) -> None:
+        lifetime.raise_cause(error, self.owner)
+
+    def with_leaves(self, leaves: dict[int, Any]) -> SideRows:
+        children, static = _parts(self)
+        return _unflatten(static, replaced(children, leaves))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> SideRows:
         copied = [jnp.array(x, copy=True) if isinstance(x, Array) else x for x in jax.tree.leaves(self)]
         structure: Any = jax.tree.structure(self)
@@ -107,6 +114,10 @@ class SideRows(OnHost):
 def _flatten(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
     if lifetime.failed:  # a state that a call takes is flattened before it is donated
         lifetime.raise_failed(rows.owner)
+    return _parts(rows)
+
+
+def _parts(rows: SideRows) -> tuple[tuple[Any, Any, Any, Any], tuple[int, Layout]]:
     return (rows.id, rows.ticket, rows.device, rows.last), (rows.slot, rows.layout)
 
 

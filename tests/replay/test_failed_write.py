@@ -1,7 +1,9 @@
 """Test what is raised, and how a `Replay` or a step goes on, where a storage cannot write."""
 
 import errno
+import gc
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,14 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf._bridge import lifetime
+from fbuf._host.priorities import Priorities
+from fbuf._host.ragged.store import Records
 from fbuf._host.store.reads import TicketReads
-from fbuf._host.types import records_errors
+from fbuf._host.store.store import Store
+from fbuf._host.types import StoreCorrupted, records_errors
 from tests.support.failing_writes import PLAIN, check, failing, held, plain_buffer, plain_rows, wait
-from tests.support.refusals import raises
+from tests.support.refusals import raises, raises_late
 
 LOST = "5 rows were not written: write them again"
 
@@ -131,20 +137,132 @@ def test_statistics_of_transforms_do_not_count_rows_that_were_lost(tmp_path):
     raises(OSError, "8 rows", buffer.size, state)
 
 
-def test_a_file_that_cannot_be_read_is_an_os_error(monkeypatch):
+CAUSES = {
+    "disk": (OSError(errno.EIO, "cannot read column0.rows: Input/output error."), "cannot read column0.rows"),
+    "damage": (StoreCorrupted("Store.read: 1 rows have other checksums"), "^Store.read: 1 rows have other checksums$"),
+    "memory": (MemoryError("Unable to allocate 1 GiB"), "^Unable to allocate 1 GiB$"),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("through", ["replay", "buffer", "mixture"])
+def test_a_read_that_fails_raises_what_failed(cause, through, monkeypatch):
+    error, said = CAUSES[cause]
     replay = fbuf.Replay(fbuf.Buffer(100, storage=fbuf.storages.Host()), PLAIN)
     replay.extend(plain_rows(0, 20))
+    buffer, state, key = replay.buffer, replay.state, jax.random.key(0)
+    mixture = fbuf.Mixture({"a": buffer})
+    calls = {
+        "replay": lambda: replay.sample(4),
+        "buffer": lambda: buffer.sample(state, key, 4),
+        "mixture": lambda: mixture.sample({"a": state}, key, 4),
+    }
 
     @records_errors
     def fail(self, *_):
-        raise OSError(errno.EIO, "cannot read column0.rows: Input/output error.")
+        raise error
 
     with monkeypatch.context() as broken:
         broken.setattr(TicketReads, "read", fail)
-        with pytest.raises(OSError, match="cannot read column0.rows") as caught:
-            replay.sample(4)
-    assert caught.value.errno == errno.EIO and "Traceback" not in str(caught.value)
+        with pytest.raises(type(error), match=said) as caught:
+            jax.block_until_ready(calls[through]())
+    assert type(caught.value) is type(error) and caught.value.__suppress_context__
+    assert "Traceback" not in str(caught.value)
+    if cause == "disk":
+        assert caught.value.errno == errno.EIO
+    del caught
     assert len(replay.sample(4).data["t"]) == 4 and len(replay) == 20
+
+
+def test_the_error_of_an_eager_write_has_the_state_with_what_was_written(tmp_path):
+    buffer = fbuf.Buffer(50, storage=fbuf.storages.Memmap(str(tmp_path / "store"), slack=4))
+    before = buffer.extend(buffer.init(PLAIN), plain_rows(0, 50))
+    with failing(after=6), pytest.raises(OSError, match=r"first (\d+) of 50 rows .* carry it on") as caught:
+        buffer.extend(before, plain_rows(50, 50))
+    after, text = caught.value.result, str(caught.value)
+    done = int(re.search(r"The first (\d+) of", text)[1])
+    del caught
+    assert 0 < done < 50 and held(buffer, after) == list(range(done, 50 + done))
+    after = buffer.extend(after, plain_rows(50 + done, 50 - done))
+    assert held(buffer, after) == list(range(50, 100))
+    del before, after
+    assert held(buffer, buffer.resume(PLAIN)) == list(range(50, 100))  # none doubled in the files
+
+
+@pytest.mark.parametrize("end", ["drop", "close"])
+def test_a_failure_that_no_call_told_is_a_warning(end, tmp_path):
+    buffer = plain_buffer("memmap", tmp_path / "store")
+    state = jax.block_until_ready(buffer.extend(buffer.init(PLAIN), plain_rows(0, 20)))
+    with failing():
+        state = wait(jax.jit(buffer.extend, donate_argnums=0)(state, plain_rows(20, 5)))
+    with pytest.warns(RuntimeWarning, match=f"{LOST}.*No call took the state since"):
+        if end == "close":
+            fbuf.stores()[-1].close()
+        else:
+            del state
+            gc.collect()
+            assert not fbuf.stores()
+    assert not lifetime.failed
+
+
+def test_a_prefetched_batch_that_one_write_overtakes_says_to_write_less(tmp_path):
+    storage = fbuf.storages.Compressed(keys=("obs",), slack=4)
+    buffer = fbuf.Buffer(20, storage=storage, prefetch=1, batch_size=4)
+    replay = fbuf.Replay(buffer, PLAIN)
+    replay.extend(plain_rows(0, 20))
+    replay.sample()
+    replay.save(str(tmp_path))
+    for count in (20, 4):
+        replay = fbuf.Replay.load(str(tmp_path), buffer)  # the prefetched batch is read when it is returned
+        replay.extend(plain_rows(20, count))
+        if count > 4:
+            said = r"^fbuf: \d of 4 rows have expired: the batch was prefetched, .*Write fewer rows between two draws"
+            raises(RuntimeError, said, replay.sample)
+        else:
+            assert replay.sample().mask.all()
+
+
+UNSTORED = {
+    "any slot": ({"storage": fbuf.storages.Host(), "writer": fbuf.writers.TopK("t")}, Store, "_write"),
+    "priorities": ({"sampler": fbuf.samplers.Prioritized(on="host")}, Priorities, "write"),
+    "ragged": ({"storage": fbuf.storages.Ragged(maximum={"obs": (64,)})}, Records, "put"),
+}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("case", UNSTORED)
+@pytest.mark.parametrize("through", ["replay", "step"])
+def test_a_write_in_memory_that_raises_in_a_step_says_how_to_recover(case, through, tmp_path, monkeypatch):
+    parts, kind, method = UNSTORED[case]
+    parts = {"storage": fbuf.storages.Memmap(str(tmp_path / "store")), **parts}
+    buffer = fbuf.Buffer(100, **parts)
+    replay = fbuf.Replay(buffer, PLAIN)
+    replay.extend(plain_rows(0, 20))
+    replay.save(str(tmp_path / "saved"))
+
+    @records_errors
+    def fail(*_):
+        raise MemoryError("Unable to allocate")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kind, method, fail)
+        if through == "replay":
+            raises(MemoryError, "^Unable to allocate$", replay.extend, plain_rows(20, 5))
+        else:
+            step = jax.jit(buffer.extend, donate_argnums=0)
+            raises_late("Unable to allocate", step, replay.state, plain_rows(20, 5))
+    if case == "ragged" and through == "replay":  # its values are stored before the state is donated
+        replay.extend(plain_rows(20, 5))
+        assert held(buffer, replay.state) == list(range(25))
+        return
+    raises(RuntimeError, "after a step that failed `del replay`, and use Replay.load", replay.sample, 4)
+    del replay
+    if buffer.storage.in_files:
+        replay = fbuf.Replay(buffer, PLAIN, resume=True)
+        assert held(buffer, replay.state)[:20] == list(range(20))
+    else:
+        replay = fbuf.Replay.load(str(tmp_path / "saved"))
+        assert sorted(held(buffer, replay.state)) == list(range(20))
 
 
 @pytest.mark.more

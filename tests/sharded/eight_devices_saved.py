@@ -8,6 +8,8 @@ import pytest
 from jax.sharding import AxisType
 
 import fbuf
+from fbuf._bridge import lifetime
+from fbuf._host.store.store import Store
 from fbuf.samplers import Consume, Epoch, Prioritized, Staleness, Uniform
 from fbuf.sharded import Sharded
 from tests.support import sharded as support
@@ -76,6 +78,51 @@ def test_host_rows_that_are_moved_are_planned():
     plan = sharded.plan(example, batch_size=8)
     leaves = jax.tree.leaves(sharded.init(example))
     assert plan.device == sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) < plan.peak_sample
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_a_write_that_one_shard_cannot_store_leaves_a_whole_state(donated, monkeypatch):
+    view = fbuf.views.Sequence(2, episode_end=())
+    sharded = Sharded(fbuf.Buffer(64, lanes=4, storage=fbuf.storages.Host(), view=view), support.mesh_of(4))
+
+    def rows(first, count):
+        return {"t": np.arange(4 * first, 4 * (first + count), dtype=np.int32).reshape(count, 4)}
+
+    def held(state):
+        there = sharded.rows(state)
+        return sorted(np.asarray(there.data["t"])[np.asarray(there.mask)].tolist())
+
+    step = jax.jit(sharded.extend, donate_argnums=0) if donated else sharded.extend
+    state = jax.block_until_ready(step(sharded.init({"t": np.int32(0)}), rows(0, 3)))
+    write, failing = Store._write, lifetime.find(sorted(state.shards.rows.owner.ids)[2])
+
+    def fail(store, *args):
+        if store is failing:
+            raise MemoryError("injected")
+        return write(store, *args)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "_write", fail)
+        said = "injected.*2 rows were not written: write them again"
+        if donated:
+            state = step(state, rows(3, 2))
+            jax.block_until_ready(state.shards.header)
+            raises(OSError, said, sharded.size, state)
+        else:
+            with pytest.raises(OSError, match=said) as caught:
+                jax.tree.leaves(step(state, rows(3, 2)))
+            state = getattr(caught.value, "result", state)
+            del caught
+    missing = sorted({*range(20)} - {*held(state)})
+    assert len(missing) == 2 and missing[1] == missing[0] + 4 and missing[0] in range(12, 16)
+    assert int(sharded.stats(state)["refused_rows"]) == 2 and int(sharded.size(state)) == 18
+    lane = missing[0] % 4
+    state = step(state, rows(5, 1))
+    windows = np.asarray(sharded.sample(state, jax.random.key(0), 200)[1].data["t"])
+    assert set(windows[:, 1] - windows[:, 0]) == {4} and 8 + lane not in windows[:, 0]  # none spans the gap
+    mask = np.arange(4) == lane
+    state = step(state, rows(3, 2), mask=np.stack([mask, mask]))
+    assert held(state) == list(range(24))
 
 
 @pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Host()], ids=str)

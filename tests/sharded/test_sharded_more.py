@@ -26,7 +26,7 @@ HERE = {
     "(strict and local) or (priorities and batch and global)",
     "eight_devices_saved": "(draws_the_same and batch and 2) or (on_the_host and Compressed and True) or Consume or 64_bits or "
     "planned or (without_lanes and Prioritized and 4) or (new_transform and 4) or (mixtures and Host) or "
-    "packed_leaves",
+    "packed_leaves or cannot_store",
     "eight_devices_rows eight_devices_mixture": "(written_back and global) or inside or (all_rows "
     "and local) or whole or windows_summaries or episode_of_shards",
 }
