@@ -300,7 +300,7 @@ def _shape_of(leaf: Any) -> Any:
 _RAW = (KeyError, IndexError, AttributeError, RecursionError, OverflowError)
 """Errors of code that reads what no buffer wrote."""
 _PREFIX = re.compile(r"([\w.]+): ")
-_STORES = ("Store.from_arrays", "Records.from_arrays")
+_STORES = ("Store.from_arrays", "Records.from_arrays", "Deduplicated")
 """Prefixes of errors that name no path."""
 _MEMORY = Path("/proc/meminfo")
 

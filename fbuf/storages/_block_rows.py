@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fbuf._algorithms import block_grid, block_table
@@ -27,6 +28,7 @@ from fbuf._core.text_table import WHOLE, spec_text
 from fbuf._interfaces.storage import Read
 
 _CHUNK_BLOCKS = block_table.CHUNK_ITEMS  # at most, encoded at once
+_COUNTED_IDS = 1 << 22  # at once, as 64-bit numbers
 GROWTH_ROWS = 256
 """The number of rows that `DeduplicatedRows.growth` refers to."""
 
@@ -62,6 +64,10 @@ class DeduplicatedRows:
             places = self.tables[cut.table].count.shape[0]
             yield cut.name, leaves[cut.name], 0, places - 1
             yield f"last/{cut.name}", self.last[cut.name], 0, places - 1
+        for number, table in enumerate(self.tables):
+            ids = [np.asarray(leaves[cut.name]) for cut in self.cuts if cut.table == number]
+            referred = _references(ids, table.count.shape[0])
+            yield f"tables/{number}/count", table.count, referred, referred
 
     def outline(self) -> tuple[int | None, dict[str, tuple[str, str]]]:
         """Return the capacity, and shape and storage of each leaf, for display."""
@@ -78,6 +84,17 @@ class DeduplicatedRows:
     def live(self) -> Array:
         """Return uint32[T], the distinct blocks of each table that rows refer to."""
         return jnp.stack([table.live for table in self.tables])
+
+
+def _references(ids: Sequence[np.ndarray], places: int) -> np.ndarray:
+    """Return int64[M], how often each place occurs among the ids `[C, blocks]`; 1 for place 0."""
+    found = np.zeros(places, np.int64)
+    for array in ids:
+        size = max(_COUNTED_IDS // array.shape[1], 1)
+        for start in range(0, len(array), size):
+            found += np.bincount(array[start : start + size].reshape(-1), minlength=places)
+    found[0] = 1
+    return found
 
 
 def drop(rows: DeduplicatedRows, slot: Array, token: Array) -> tuple[DeduplicatedRows, Array]:

@@ -196,6 +196,9 @@ RANGES = [
     ("blocks", "rows/table0:tally", 0, 9, "'rows/tables/0/tally' .* is 9 at .0."),
     ("blocks", "rows/table0:tally", 1, LARGE, "'rows/tables/0/tally' .* is 1073741824 at .1."),
     ("blocks", "rows/table0:count", 0, 0, "'rows/tables/0/count' .* is 0 .* expected 1 to 1"),
+    ("blocks", "rows/table0:count", 1, 7, "'rows/tables/0/count' .* is 7 at .1.; expected 4 to 4"),
+    ("blocks", "rows/rows:frame", 0, 3, "'rows/tables/0/count' .* expected"),  # another block than its row had
+    ("blocks", "rows/cuts", 0, 0, "is invalid .*Deduplicated: blocks differ"),
     ("blocks", "rows/table0:home", 1, LARGE, "'rows/tables/0/home' .* is 1073741824"),
     ("blocks", "rows/table0:names", 1, LARGE, "'rows/tables/0/names' .* is 1073741824"),
     ("ahead", "ahead/batch/index/slot", 1, 51, "'ahead/batch/index/slot' .* is 51 .* expected 0 to 50"),
