@@ -2,7 +2,8 @@
 
 Each round writes beyond the capacity, samples, updates priorities and rows, saves (also in a thread), and now and then loads,
 resumes or clears; a second thread draws. Memory is what Python allocated (`tracemalloc`), what C allocated and what it keeps
-(`mallinfo2`), and the live arrays of JAX; the rest is code, compiled programs and memory of NumPy and XLA.
+(`mallinfo2`), and the live arrays of JAX; the rest is code, compiled programs and memory of NumPy and XLA. Compilations are
+counted: a program that is compiled again for each load would stay.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ CAPACITY, WRITE = 2048, 64  # less than the rows that a store keeps for a prefet
 ROW = {"t": np.int32(0), "obs": np.zeros((42, 42), np.uint8)}
 WARM = 600  # seconds, in which caches fill; memory is judged afterwards, and counts in the second half of any run
 GROWTH = 1.02  # that is still called flat
+_compiled: list[str] = []
+
+
+def _on_duration(event: str, seconds: float, **_: Any) -> None:
+    if event.endswith("/backend_compile_duration"):
+        _compiled.append(event)
 
 
 class Mallinfo(ctypes.Structure):
@@ -54,6 +61,7 @@ def measured(folder: str) -> dict[str, int]:
         "arrays": len(jax.live_arrays()),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
+        "compiled": len(_compiled),
         "files": sum(len(names) for _, _, names in os.walk(folder)),
     }
 
@@ -64,6 +72,12 @@ def rows(first: int) -> dict[str, np.ndarray]:
     obs = np.zeros((WRITE, 42, 42), np.uint8)
     obs[np.arange(WRITE), t % 42] = (t % 251)[:, None]
     return {"t": t, "obs": obs}
+
+
+def ragged_rows(first: int) -> dict[str, Any]:
+    """Return the rows with frames of different heights."""
+    given = rows(first)
+    return {"t": given["t"], "obs": [frame[: 1 + t % 42] for t, frame in zip(given["t"], given["obs"], strict=True)]}
 
 
 class Member:
@@ -77,10 +91,13 @@ class Member:
 
     def round(self, number: int) -> None:
         """Write, draw, update, save and load once."""
-        self.replay.extend(rows(self.next))
+        ragged = isinstance(self.buffer.storage, fbuf.storages.Ragged)
+        self.replay.extend((ragged_rows if ragged else rows)(self.next))
         self.next += WRITE
         for _ in range(3):
             batch = self.replay.sample(64)
+            if ragged:
+                assert all(len(frame) for frame in batch.lazy["obs"])  # type: ignore[index]
             drawn = np.asarray(batch.data["t"])[np.asarray(batch.mask)]  # the last batch of an epoch is short
             assert (drawn >= self.next - CAPACITY - WRITE).all()  # a prefetched batch is older
             if self.buffer.sampler.prioritized:
@@ -103,21 +120,49 @@ class Member:
             self.replay.clear()
 
 
+class DataSet:
+    """A data set that is opened and read, and now and then written again."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._write(0)
+
+    def _write(self, number: int) -> None:
+        self.replay: Any = None
+        path = f"{self.folder}/dataset"
+        shutil.rmtree(path, ignore_errors=True)
+        fbuf.interop.from_arrays(rows(number * WRITE), episode_end=()).save(path, piece_rows=WRITE // 2)
+        self.replay = fbuf.Replay(*fbuf.datasets.open(path))
+
+    def round(self, number: int) -> None:
+        """Draw; open or write the data set again."""
+        for _ in range(3):
+            assert np.asarray(self.replay.sample(64).mask).all()
+        assert sum(np.count_nonzero(np.asarray(batch.mask)) for batch in self.replay.epoch(16)) == WRITE
+        if number % 9 == 0:
+            self._write(number)
+        elif number % 3 == 0:
+            self.replay = fbuf.Replay(*fbuf.datasets.open(f"{self.folder}/dataset"))
+
+
 def main(seconds: float, every: float = 60) -> int:
     """Run for so long; print what is measured; return 1 if something grew in the second half."""
     folder = tempfile.mkdtemp(prefix="fbuf-soak-")
     tracemalloc.start()
+    jax.monitoring.register_event_duration_secs_listener(_on_duration)
     begun, found, number = time.monotonic(), list[tuple[float, dict[str, int]]](), 0
     stop = threading.Event()
     try:
         storages = fbuf.storages
-        members = [
+        members: list[Any] = [
             Member("device", folder, sampler=fbuf.samplers.Prioritized()),
             Member("deduplicated", folder, storage=storages.Deduplicated(keys=("obs",)), sampler=fbuf.samplers.Epoch()),
             Member("compressed", folder, storage=storages.Compressed(keys=("obs",)), prefetch=1, batch_size=64),
             Member("host", folder, storage=storages.Host(), sampler=fbuf.samplers.Ranked()),
             Member("memmap", folder, storage=storages.Memmap(f"{folder}/memmap")),
             Member("files", folder, storage=storages.Compressed(path=f"{folder}/files")),
+            Member("ragged", folder, storage=storages.Ragged()),
+            DataSet(folder),
         ]
 
         def draw() -> None:  # another thread of the process, as a learner is
@@ -143,7 +188,7 @@ def main(seconds: float, every: float = 60) -> int:
         members.clear()
         shutil.rmtree(folder, ignore_errors=True)
     late = [now for at, now in found if at >= min(WARM, seconds / 2)]
-    counts = ("arrays", "descriptors", "threads", "files")
+    counts = ("arrays", "descriptors", "threads", "files", "compiled")
     watched = [*late[0]] if late and seconds >= 2 * WARM else counts if late else ()
     grown = []
     for name in watched:
