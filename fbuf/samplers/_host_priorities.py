@@ -38,9 +38,11 @@ class HostTree(OnHost):
         return HostTree(self.id, version, self.slot)
 
     def raise_cause(self, error: Exception) -> None:
+        """Raise what a callback of the store raised, if JAX made `error` of it."""
         lifetime.raise_cause(error, self.owner)
 
     def with_leaves(self, leaves: dict[int, Any]) -> HostTree:
+        """Return the node with other leaves at these positions, also if a write of the store failed."""
         children, static = _flatten(self)
         return _unflatten(static, replaced(children, leaves))
 

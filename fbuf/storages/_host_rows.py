@@ -78,9 +78,11 @@ class SideRows(OnHost):
         return SideRows(self.id, ticket, device, self.last if last is None else last, self.slot, self.layout)
 
     def raise_cause(self, error: Exception) -> None:
+        """Raise what a callback of the store raised, if JAX made `error` of it."""
         lifetime.raise_cause(error, self.owner)
 
     def with_leaves(self, leaves: dict[int, Any]) -> SideRows:
+        """Return the node with other leaves at these positions, also if a write of the store failed."""
         children, static = _parts(self)
         return _unflatten(static, replaced(children, leaves))
 
