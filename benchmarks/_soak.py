@@ -168,7 +168,10 @@ def main(seconds: float, every: float = 60) -> int:
         def draw() -> None:  # another thread of the process, as a learner is
             while not stop.wait(0.5):
                 with contextlib.suppress(fbuf.ReplayClosed, AttributeError, RuntimeError):
-                    members[number % len(members)].replay.sample(64)
+                    replay = members[number % len(members)].replay
+                    if replay.can_sample():  # it may have been cleared
+                        replay.sample(64)
+                replay = None
 
         learner = threading.Thread(target=draw)
         learner.start()
