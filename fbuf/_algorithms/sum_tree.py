@@ -25,6 +25,8 @@ from fbuf._core import control_flow
 
 Reduce = Literal["sum", "min", "max"]
 Trees = tuple[Array, ...]
+Read = Callable[[Array, Array, Array], list[Array]]
+"""Returns eight siblings of each node, as `siblings` does."""
 
 FAN_OUT = 8
 
@@ -38,6 +40,7 @@ _MANY = 8192  # queries that are worth a thread pool
 _SPARE = 1
 
 _CACHED = 2**18  # leaves of a tree that the cache of a core holds
+_SWEPT = 2**14  # nodes of a level that GPUs recompute whole, in one kernel instead of two for some of them
 _COMPARED = 1024  # indices of which accelerators compare each pair, in one kernel
 _SCATTERED = 32  # leaves a query from which on neighbouring queries share no cache lines
 
@@ -148,11 +151,22 @@ def set_all(
     if index.shape[0] == 1:  # XLA does not run a loop or a scatter over one index in place
         index = jnp.concatenate([index, jnp.full((1,), capacity, index.dtype)])
         leaves = tuple(jnp.concatenate([leaf, leaf]) for leaf in leaves)
+    few, many = (_first_dense(capacity, max(index.shape[0], nodes)) for nodes in (0, _SWEPT))
     by_loop, by_level = (partial(f, capacity=capacity, reduce=tuple(reduce)) for f in (_set_by_loop, _set_by_level))
-    trees = control_flow.platform_dependent(trees, index, leaves, cpu=by_loop, default=by_level)
-    # The remaining levels are contiguous at the end of the array, and cheaper to sweep whole.
+    written: Trees = control_flow.platform_dependent(
+        trees,
+        index,
+        leaves,
+        cpu=partial(by_loop, first=few),
+        gpu=partial(by_level, first=many, read=_sibling_windows),
+        default=partial(by_level, first=few, read=_sibling_elements),
+    )
+    return written
+
+
+def _sweep(trees: Trees, capacity: int, first: int, reduce: tuple[Reduce, ...]) -> Trees:
+    """Recompute the levels from `first` on, which are contiguous at the end of the array, whole."""
     _, offsets = layout(capacity)
-    first = _first_dense(capacity, index.shape[0])
     swept = []
     for tree, one in zip(trees, reduce, strict=True):
         below = lax.slice(tree, (offsets[first - 1],), (offsets[first],))
@@ -205,10 +219,12 @@ def _is_leaf(index: Array, capacity: int) -> Array:
     return (index >= 0) & (index < capacity)
 
 
-def _set_by_loop(trees: Trees, index: Array, leaves: Trees, *, capacity: int, reduce: tuple[Reduce, ...]) -> Trees:
-    """Write index after index, each with the parents above it."""
+def _set_by_loop(
+    trees: Trees, index: Array, leaves: Trees, *, capacity: int, reduce: tuple[Reduce, ...], first: int
+) -> Trees:
+    """Write index after index, each with the parents below level `first`, then sweep the rest."""
     _, offsets = layout(capacity)
-    sparse = range(1, _first_dense(capacity, index.shape[0]))
+    sparse = range(1, first)
 
     def climb(tree: Array, leaves: Array, one: Reduce) -> Array:
         def write(tree: Array, item: Trees) -> tuple[Array, None]:
@@ -231,26 +247,35 @@ def _set_by_loop(trees: Trees, index: Array, leaves: Trees, *, capacity: int, re
         return control_flow.scan(write, tree, (index, leaves))[0]
 
     # One loop per tree: XLA copies both trees of a shared loop (jax 0.10.2).
-    return tuple(map(climb, trees, leaves, reduce))
+    return _sweep(tuple(map(climb, trees, leaves, reduce)), capacity, first, reduce)
 
 
-def _set_by_level(trees: Trees, index: Array, leaves: Trees, *, capacity: int, reduce: tuple[Reduce, ...]) -> Trees:
-    """Write all leaves at once, then all parents of a level at once."""
+def _set_by_level(
+    trees: Trees,
+    index: Array,
+    leaves: Trees,
+    *,
+    capacity: int,
+    reduce: tuple[Reduce, ...],
+    first: int,
+    read: Read,
+) -> Trees:
+    """Write all leaves at once, then all parents of each level below `first` at once, then sweep the rest."""
     _, offsets = layout(capacity)
     keep = _is_leaf(index, capacity)
     position = jnp.where(keep & keep_last(index), index, np.int32(offsets[-1]))
     trees = tuple(tree.at[position].set(leaf, mode="drop") for tree, leaf in zip(trees, leaves, strict=True))
     node = jnp.where(keep, index, np.int32(0))
-    for level in range(1, _first_dense(capacity, index.shape[0])):
+    for level in range(1, first):
         node = node >> 3
         # Duplicates write the same value, so their order does not matter.
         trees = tuple(
             tree.at[node + np.int32(offsets[level])].set(
-                _combine(siblings(tree, node, offsets[level - 1]), one), mode="promise_in_bounds"
+                _reduced(tree, node, np.int32(offsets[level - 1]), one, read), mode="promise_in_bounds"
             )
             for tree, one in zip(trees, reduce, strict=True)
         )
-    return trees
+    return _sweep(trees, capacity, first, reduce)
 
 
 def siblings(tree: Array, node: Array, below: Array | int) -> list[Array]:
@@ -263,6 +288,34 @@ def siblings(tree: Array, node: Array, below: Array | int) -> list[Array]:
     one = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
     mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
     return [lax.gather(lax.slice(tree, (k,), (last + k,)), start, one, (1,), mode=mode) for k in range(FAN_OUT)]
+
+
+@partial(jax.jit, static_argnames=("reduce", "read"))
+def _reduced(tree: Array, node: Array, below: Array, reduce: Reduce, read: Read) -> Array:
+    """Reduce the children of nodes; traced once for all levels, as `_chosen` is."""
+    return _combine(read(tree, node, below), reduce)
+
+
+@partial(jax.jit, static_argnames="read")
+def _chosen(tree: Array, node: Array, query: Array, below: Array, read: Read) -> tuple[Array, Array, Array]:
+    """Return the child of each node that its query is in, its value, and the query in it."""
+    child, value, query = _choose(read(tree, node, below), query)
+    return node * 8 + child, value, query
+
+
+def _sibling_elements(tree: Array, node: Array, below: Array) -> list[Array]:
+    """`siblings` as one gather of elements: a TPU makes copies of the tree for the slices of eight."""
+    at = (node * 8 + below)[None, :] + lax.iota(np.int32, FAN_OUT)[:, None]
+    found = tree.at[at].get(mode="promise_in_bounds")
+    return [found[k] for k in range(FAN_OUT)]
+
+
+def _sibling_windows(tree: Array, node: Array, below: Array) -> list[Array]:
+    """`siblings` as one gather of windows, which takes fewer kernels on a GPU; on a TPU it is a loop."""
+    start = (node * 8 + below)[:, None]
+    windows = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
+    found = lax.gather(tree, start, windows, (FAN_OUT,), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    return [found[:, k] for k in range(FAN_OUT)]
 
 
 def keep_last(index: Array, below: int | None = None) -> Array:
@@ -338,7 +391,14 @@ def descend(tree: Array, top: Array, bottom: Array, batch_size: int, capacity: i
     """Return the index and the leaf of the first B queries of `uniforms`, as `draw` does."""
     tree = lax.stop_gradient(tree)
     by_loop, by_level = (partial(f, batch=batch_size, capacity=capacity) for f in (_descend_by_loop, _descend_by_level))
-    drawn: tuple[Array, Array] = control_flow.platform_dependent(tree, top, bottom, cpu=by_loop, default=by_level)
+    drawn: tuple[Array, Array] = control_flow.platform_dependent(
+        tree,
+        top,
+        bottom,
+        cpu=by_loop,
+        gpu=partial(by_level, read=_sibling_windows),
+        default=partial(by_level, read=_sibling_elements),
+    )
     return drawn
 
 
@@ -419,19 +479,13 @@ def _steps(capacity: int) -> tuple[tuple[int, bool, bool], ...]:
 
 
 def _down(
-    children: list[Array], node: Array, query: Array, bottom: Array, at_middle: Array | bool, at_leaves: Array | bool
+    children: list[Array], node: Array, query: Array, bottom: Array, at_middle: Array, at_leaves: Array
 ) -> tuple[Array, Array]:
     """Move all queries one level down: return the child, and the query in it (at the leaves: the leaf)."""
     child, value, query = _choose(children, query)
-    query = _select(at_middle, lambda: _scale(bottom, value), query)
-    query = _select(at_leaves, lambda: value, query)
+    for flag, other in ((at_middle, _scale(bottom, value)), (at_leaves, value)):
+        query = lax.select(lax.broadcast(flag, query.shape), other, query)
     return node * 8 + child, query
-
-
-def _select(flag: Array | bool, new: Callable[[], Array], old: Array) -> Array:
-    if isinstance(flag, bool):
-        return new() if flag else old
-    return lax.select(lax.broadcast(flag, old.shape), new(), old)
 
 
 def _descend_by_loop(tree: Array, top: Array, bottom: Array, *, batch: int, capacity: int) -> tuple[Array, Array]:
@@ -469,12 +523,22 @@ def _descend_by_loop(tree: Array, top: Array, bottom: Array, *, batch: int, capa
     return _inside(index, capacity), leaf
 
 
-def _descend_by_level(tree: Array, top: Array, bottom: Array, *, batch: int, capacity: int) -> tuple[Array, Array]:
+def _descend_by_level(
+    tree: Array,
+    top: Array,
+    bottom: Array,
+    *,
+    batch: int,
+    capacity: int,
+    read: Read,
+) -> tuple[Array, Array]:
     """Move all queries down, with the levels unrolled."""
     node, query = jnp.zeros((batch,), jnp.int32), _scale(top[:batch], root(tree))
-    for below, *ends in _steps(capacity):
-        node, query = _down(siblings(tree, node, below), node, query, bottom[:batch], *ends)
-    return _inside(node, capacity), query
+    value = query
+    for below, at_middle, _ in _steps(capacity):
+        node, value, query = _chosen(tree, node, query, np.int32(below), read)
+        query = _scale(bottom[:batch], value) if at_middle else query
+    return _inside(node, capacity), value
 
 
 def _inside(index: Array, capacity: int) -> Array:

@@ -37,6 +37,9 @@ CUT = 32  # with END: the next row begins an episode, and the final observation 
 NO_PRIORITY = -1.0
 BLOCK = 128  # rows of a block of `Anchors.before`
 _GROUP = 128  # blocks counted at once
+MOST_COUNTED = 2**24  # rows of which GPUs count the open ones instead of searching them
+_FAN_OUT = 32  # parts of a block, and of a part, among which `_nth_by_sums` chooses
+_MOST_BLOCKS = 4096  # that it compares with each other
 
 
 @state
@@ -513,12 +516,20 @@ def nth_by_count(flags: Array, before: Array, nth: Array) -> Array:
     return jnp.minimum(slot, jnp.int32(flags.shape[0] - 1))
 
 
-def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> Array:
+def nth_open(flags: Array, nth: Array, wanted: Array) -> Array:
     """Return the slots of the `nth` int32[B] open rows in order of slot; C where `wanted` is False.
 
-    Prioritized samplers without a queue need it when every priority is 0. It scans block by block, O(C), and not at all if no
-    row is wanted.
+    Prioritized samplers without a queue need it when every priority is 0. It is O(C); on GPUs up to `MOST_COUNTED` rows even if
+    no row is wanted, because a loop of unknown length takes longer: the host waits for each iteration.
     """
+    if flags.shape[0] > MOST_COUNTED:
+        return nth_by_scan(flags, nth, wanted)
+    slot: Array = control_flow.platform_dependent(flags, nth, wanted, gpu=_nth_by_sums, default=nth_by_scan)
+    return slot
+
+
+def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> Array:
+    """`nth_open` block by block, and not at all if no row is wanted."""
     capacity = flags.shape[0]
     block = min(block, capacity)
 
@@ -538,3 +549,27 @@ def nth_by_scan(flags: Array, nth: Array, wanted: Array, block: int = 4096) -> A
     zero = jnp.zeros((), jnp.int32)
     found = control_flow.while_loop(unfinished, search, (zero, zero, jnp.full(nth.shape, capacity, jnp.int32)))[2]
     return jnp.where(wanted, found, jnp.int32(capacity))
+
+
+def _nth_by_sums(flags: Array, nth: Array, wanted: Array) -> Array:
+    """`nth_by_scan` without a loop: count the blocks, then the parts of the block that each row is in. It reads all flags."""
+    capacity, block = flags.shape[0], _FAN_OUT**2
+    while capacity > _MOST_BLOCKS * block:
+        block *= _FAN_OUT
+    blocks = -(-capacity // block)
+    padded = lax.pad(flags, jnp.uint8(0), [(0, blocks * block - capacity, 0)])
+    each = jnp.sum(has(padded, OPEN).reshape(blocks, block), axis=1, dtype=jnp.int32)
+    place = jnp.arange(blocks, dtype=jnp.int32)
+    earlier = place[None, :] < place[:, None]  # a prefix sum in one kernel
+    before = jnp.sum(jnp.where(earlier, each[None, :], jnp.int32(0)), axis=1, dtype=jnp.int32)
+    number = jnp.sum(before[None, :] <= nth[:, None], axis=1, dtype=jnp.int32) - jnp.int32(1)
+    rest = nth - before.at[number].get(mode="promise_in_bounds")
+    while block > 1:
+        block //= _FAN_OUT
+        part = number[:, None] * jnp.int32(_FAN_OUT) + jnp.arange(_FAN_OUT, dtype=jnp.int32)[None, :]
+        opened = _open_in_blocks(flags, part.reshape(-1), block).reshape(*part.shape, block)
+        upto = jnp.cumsum(jnp.sum(opened, axis=2, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+        passed = upto <= rest[:, None]
+        number = number * jnp.int32(_FAN_OUT) + jnp.sum(passed, axis=1, dtype=jnp.int32)
+        rest = rest - jnp.max(jnp.where(passed, upto, jnp.int32(0)), axis=1)
+    return jnp.where(wanted & (nth < before[-1] + each[-1]), number, jnp.int32(capacity))

@@ -19,7 +19,7 @@ from fbuf._algorithms import random
 from fbuf._core.slots import Geometry, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
-from fbuf._indexing.anchors import nth_by_scan
+from fbuf._indexing.anchors import nth_open
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Sampler
 from fbuf._members import weights
 
@@ -201,7 +201,7 @@ def draw_uniform(
     else:
         nth = random.randint_below(key, (batch_size,), total)
     if queue is None and eligible.flags is not None and eligible.before is None:
-        return nth_by_scan(eligible.flags, nth, wanted)
+        return nth_open(eligible.flags, nth, wanted)
     return anchor_log.nth(queue, eligible, nth)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import jax
@@ -32,6 +33,7 @@ from fbuf._core.slot_remap import Prefix, SlotJoin, SlotRemap
 from fbuf._core.slots import Geometry, Ranges, lengthened, sum_of_lanes
 from fbuf._indexing import anchor_log
 from fbuf._indexing.anchor_log import AnchorQueue
+from fbuf._indexing.anchors import MOST_COUNTED
 from fbuf._interfaces.sampler import Draw, EligibilityUpdate, EligibleSet, Inspected, Mass
 from fbuf._members.weights import finite_exponent
 from fbuf.samplers import _base
@@ -522,7 +524,14 @@ def with_replacement(
         slot = _base.draw_uniform(own_key(), eligible, sampler.log, some & flat)
         return slot, jnp.ones_like(leaf)
 
-    slot, leaf = control_flow.cond(flat, uniform_draw, lambda slot, leaf: (slot, leaf), slot, leaf)
+    def by_branch(slot: Array, leaf: Array) -> Any:
+        return control_flow.cond(flat, uniform_draw, lambda *same: same, slot, leaf)
+
+    def by_select(slot: Array, leaf: Array) -> Any:  # the host waits for a branch
+        return jax.tree.map(partial(jnp.where, flat), uniform_draw(slot, leaf), (slot, leaf))
+
+    gpu = by_select if capacity <= MOST_COUNTED else by_branch
+    slot, leaf = control_flow.platform_dependent(slot, leaf, gpu=gpu, default=by_branch)
     mass = jnp.where(flat, jnp.maximum(number, jnp.float32(1)), mass)
     chance, least = _chances(leaf, mass, low, flat)
     if share is not None:

@@ -18,7 +18,7 @@ from tests.support.refusals import raises
 from tests.support.tables import checks
 
 
-@pytest.fixture(params=["loop", "level"])
+@pytest.fixture(params=sum_tree.PATHS)
 def path(request, monkeypatch):
     """Run a test on the path of CPUs and on the path of everything else."""
     return sum_tree.use_path(monkeypatch, str(request.param))

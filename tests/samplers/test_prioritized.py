@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fbuf
 from fbuf._algorithms import rank_buckets, sum_tree
 from fbuf._buffer import state as state_ops
+from fbuf._core import control_flow
 from fbuf.samplers import Prioritized, Ranked, _prioritized
 from fbuf.samplers._base import uniform_mask
 from tests.support import priorities, refusals, same_step
@@ -347,6 +348,32 @@ def test_priorities_of_masked_rows_are_neither_refused_nor_kept():
     assert int(buffer.stats(state)["refused_nonfinite"]) == 1
     # The magnitude counts, and a row whose priority was refused gets the largest seen before.
     assert leaves(buffer, state).tolist() == [2, 1, 0, 0]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_gpus_select_what_other_platforms_branch_to(scale, monkeypatch):
+    """Every priority is 0, or none is: the host of a GPU waits for a branch, so both sides are computed."""
+    sampler = Prioritized(eps=0.0)
+    buffer = fbuf.Buffer(40, lanes=2, sampler=sampler, view=fbuf.views.Sequence(3, autoreset="same_step"))
+    row = {"x": np.float32(0), "terminated": np.bool_(False), "truncated": np.bool_(False)}
+    rows = {name: np.zeros((33, 2), leaf.dtype) for name, leaf in row.items()}
+    rows["x"][:] = np.arange(66, dtype=np.float32).reshape(33, 2)
+    state = buffer.extend(buffer.init(row), rows, priority=jnp.arange(1, 67, dtype=jnp.float32).reshape(33, 2) * scale)
+
+    def draw(state, key):
+        held = state_ops.eligible_set(buffer, state)
+        number = jnp.float32(9)
+        return _prioritized.with_replacement(state.sampler, key, 64, held, number, None, True)[:3]
+
+    expected = jax.device_get(jax.jit(draw)(state, KEY))
+
+    def on_gpus(*args, gpu=None, default, cpu=None):
+        return (gpu or default)(*args)
+
+    monkeypatch.setattr(control_flow, "platform_dependent", on_gpus)
+    got = jax.device_get(jax.jit(lambda *args: draw(*args))(state, KEY))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert len(set(got[0].tolist())) > 9 and (scale or set(got[2]) == {np.float32(1 / 9)})
 
 
 @pytest.mark.more

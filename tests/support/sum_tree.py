@@ -1,4 +1,4 @@
-"""`fbuf._algorithms.sum_tree` in numpy, and checks of both paths: CPUs go by loop, all else by level."""
+"""`fbuf._algorithms.sum_tree` in numpy, and checks of the code of each platform."""
 
 import functools
 
@@ -14,10 +14,22 @@ from tests.support.uniformity import chi_square_z
 REDUCE = {"sum": (np.add, 0.0), "min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}
 
 
+PATHS = ("cpu", "gpu", "tpu")
+
+
 def use_path(monkeypatch, path):
-    if path == "level":
-        monkeypatch.setattr(st, "_set_by_loop", st._set_by_level)
-        monkeypatch.setattr(st, "_descend_by_loop", st._descend_by_level)
+    """Let the CPU run the code of another platform."""
+    if path == "cpu":
+        return path
+    read = st._sibling_windows if path == "gpu" else st._sibling_elements
+
+    def set_as(trees, index, leaves, *, capacity, reduce, first):
+        if path == "gpu":
+            first = st._first_dense(capacity, max(index.shape[0], st._SWEPT))
+        return st._set_by_level(trees, index, leaves, capacity=capacity, reduce=reduce, first=first, read=read)
+
+    monkeypatch.setattr(st, "_set_by_loop", set_as)
+    monkeypatch.setattr(st, "_descend_by_loop", functools.partial(st._descend_by_level, read=read))
     return path
 
 
@@ -149,14 +161,14 @@ def check_one_leaf(capacity):
 def check_paths(capacity, batch, monkeypatch):
     leaves = np.random.default_rng(2).lognormal(0, 3, capacity).astype(np.float32)
     tree, drawn = expected_tree(leaves), []
-    for path in ("loop", "level"):
+    for path in PATHS:
         use_path(monkeypatch, path)
         draw = drawer(capacity, batch, stratified=capacity > 9)
         drawn.append([jax.device_get(draw(tree, jax.random.key(s))) for s in range(4)])
-    for one, other in zip(*drawn, strict=True):
-        np.testing.assert_array_equal(one[0], other[0])
-        np.testing.assert_array_equal(one[1], other[1])
+    for one, *others in zip(*drawn, strict=True):
         np.testing.assert_array_equal(one[1], leaves[one[0]])
+        for other in others:
+            np.testing.assert_array_equal(one, other)
 
 
 def check_strata(capacity):
