@@ -19,18 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 102,
     "public names": 150,
-    "code lines of fbuf/": 38_444,
+    "code lines of fbuf/": 38_532,
     "probes of parts": 23,
     "reads of module._name": 0,
     "functions above 60 lines": 16,
-    "lines of tests/": 47_571,
-    "lines of tests/support/": 10_894,
+    "lines of tests/": 47_738,
+    "lines of tests/support/": 10_906,
     "test files that import tests": 7,
     "texts -k that choose tests": 3,
     "files of a traced device extend": 18,
     "moves of a traced device extend": 143,
     "files of a traced compressed sample": 31,
-    "moves of a traced compressed sample": 143,
+    "moves of a traced compressed sample": 154,
 }
 
 _FACADES = {

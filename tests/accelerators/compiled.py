@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,16 @@ import fbuf
 from fbuf._core.packed_leaf import is_packed
 from fbuf.sharded import Sharded
 
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
 H100 = Path(__file__).parent / "h100.txtpb"
 TPUS = {("v5e", 1): "v5e:1x1", ("v5e", 8): "v5e:2x4", ("v5p", 1): "v5p:2x2x1", ("v5p", 8): "v5p:2x2x2"}
 BATCH, LANES = 256, 8
 
 
 class Compiled(NamedTuple):
-    """What the compiler tells about a step: bytes, and kernels or operations that it launches."""
+    """What the compiler tells about a step on one device: bytes, and kernels or operations that it launches."""
 
     state: int  # bytes of the state, as the user's shapes have them
     stored: int  # bytes of the state's arguments, with padding
@@ -34,6 +38,7 @@ class Compiled(NamedTuple):
     passed: int  # bytes of the other arguments and results
     launches: int
     waits: int  # conditionals and loops of unknown length, for which a GPU waits for the host
+    estimate: float | None  # microseconds, by the compiler's own model; GPUs have none
 
 
 def devices(kind: str, number: int) -> tuple[str, list[Any]]:
@@ -69,51 +74,71 @@ def bytes_of(tree: Any) -> int:
 
 
 def compile_step(
-    kind: str, buffer: Any, row: Mapping[str, Any], number: int = 1, *, draw_first: bool = False
+    kind: str,
+    buffer: fbuf.Buffer,
+    row: Mapping[str, Any],
+    number: int = 1,
+    *,
+    draw_first: bool = False,
+    draw: Literal["local", "global"] = "local",
 ) -> Compiled:
-    """Compile extend, sample and, with priorities, their update, as one donated step; `draw_first`: sample, then extend."""
+    """Compile extend, sample and, with priorities, their update, as one donated step.
+
+    Args:
+      number: Devices; more than one share the buffer.
+      draw_first: Sample, then extend.
+      draw: See `Sharded`.
+    """
     platform, found = devices(kind, number)
     spread: Any = SingleDeviceSharding(found[0])
-    everywhere = spread
+    everywhere, steps = spread, buffer
     if number > 1:
         mesh = Mesh(np.array(found), ("data",))
         spread, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
-        buffer = Sharded(buffer, mesh)
-    plain: Any = buffer.shard if number > 1 else buffer
+        steps = Sharded(buffer, mesh, draw=draw)
 
     def step(state: Any, rows: Any, key: Any, error: Any) -> Any:
         if not draw_first:
-            state = buffer.extend(state, rows)
-        state, batch = buffer.sample(state, key, BATCH)
+            state = steps.extend(state, rows)
+        state, batch = steps.sample(state, key, BATCH)
         if draw_first:
-            state = buffer.extend(state, rows)
-        if plain.sampler.prioritized:
-            state = buffer.update_priority(state, batch.index, error)
+            state = steps.extend(state, rows)
+        if buffer.sampler.prioritized:
+            state = steps.update_priority(state, batch.index, error)
         return state, batch
+
+    host = isinstance(buffer.storage, fbuf.storages.Compressed) and any(buffer.storage.host_keys(row))
+    example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), row)
+    state = steps.init(example) if host else jax.eval_shape(steps.init, row)
+    rows = jax.tree.map(lambda x: leaf((4, LANES, *x.shape), x.dtype), row)
+    given = (rows, leaf((2,), jnp.uint32), leaf((BATCH,), jnp.float32))
+    return compile_program(step, platform, (state, *given), (spread, *(everywhere for _ in given)), number)
+
+
+def compile_program(
+    step: Callable[..., Any], platform: str, arguments: tuple[Any, ...], shardings: tuple[Any, ...], number: int = 1
+) -> Compiled:
+    """Compile `step(state, ...) -> (state, ...)` with the state donated; `arguments` are arrays or their shapes."""
 
     def placed(tree: Any, sharding: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    host = any(plain.storage.host_keys(row)) if isinstance(plain.storage, fbuf.storages.Compressed) else False
-    example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), row)
-    state = buffer.init(example) if host else jax.eval_shape(buffer.init, row)
-    state = jax.tree.map(lambda x: leaf(x.shape, x.dtype), state)
-    rows = jax.tree.map(lambda x: leaf((4, LANES, *x.shape), x.dtype), row)
-    given = (rows, leaf((2,), jnp.uint32), leaf((BATCH,), jnp.float32))
-    arguments = (placed(state, spread), placed(given[0], everywhere), *placed(given[1:], everywhere))
-    lowered = jax.jit(step, donate_argnums=0).trace(*arguments).lower(lowering_platforms=(platform,))
-    compiled = lowered.compile()
+    state, *given = arguments
+    traced = jax.jit(step, donate_argnums=0).trace(*map(placed, arguments, shardings))
+    compiled = traced.lower(lowering_platforms=(platform,)).compile()
     memory: Any = compiled.memory_analysis()
-    share, others = bytes_of(state) // number, bytes_of(given)
+    others = bytes_of(given)
     made = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    seconds = (compiled.cost_analysis() or {}).get("optimal_seconds", -1.0) if platform == "tpu" else -1.0
     return Compiled(
-        state=share,
+        state=bytes_of(state) // number,
         stored=memory.argument_size_in_bytes - others,
         aliased=memory.alias_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         passed=others + made,
         launches=launches(compiled.as_text()),
         waits=waits(compiled.as_text()),
+        estimate=seconds * 1e6 if seconds >= 0 else None,
     )
 
 

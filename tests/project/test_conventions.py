@@ -13,7 +13,13 @@ from tests.environments.install import LIBRARIES
 from tests.support.paths import ROOT
 
 FOLDER = "DESIGN GUIDE ENVIRONMENTS storages/README datasets/README parts/README MIGRATING TORCH FORMAT".split()
-PAGES = ("README.md", "benchmarks/README.md", "findings/README.md", *(f"fbuf/{name}.md" for name in FOLDER))
+PAGES = (
+    "README.md",
+    "benchmarks/README.md",
+    "benchmarks/ACCELERATORS.md",
+    "findings/README.md",
+    *(f"fbuf/{name}.md" for name in FOLDER),
+)
 ROW = {"obs": np.zeros((4, 4), np.uint8), "reward": np.float32(0)}
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import __main__ as runner
-from benchmarks import _budget, _harness, readme
+from benchmarks import _budget, _harness, accelerators, readme
 from benchmarks._harness import Spread
 from benchmarks.defects import Defect, Outcome, _table
 from tests.support import sections
@@ -114,3 +114,12 @@ def test_a_section_that_fails_crashes_or_hangs_ends_alone(monkeypatch):
 def test_no_section_starts_after_the_deadline():
     (only,) = _budget.run("no module", {"measured": sections.SECTIONS["measured"]}, True, time.monotonic() + 5)
     assert [row["case"] for row in only.rows] == ["not run"]  # a worker takes longer than that to start
+
+
+def test_the_page_of_accelerators_lists_every_step_as_it_was_compiled():
+    found = accelerators.load()
+    assert tuple(found) == accelerators.STEPS
+    assert {step: accelerators.faults(step, entry.ours) for step, entry in found.items()} == dict.fromkeys(found, [])
+    page = accelerators.PAGE.read_text()
+    assert page == accelerators.page(found)
+    assert page.split("\n")[2].startswith("Nothing here ran on a device")

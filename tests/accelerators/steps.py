@@ -1,0 +1,146 @@
+"""The steps that are compiled for described devices, and what each must reach.
+
+CI compiles `TESTED`, the exhaustive tier `STEPS`, and benchmarks/ACCELERATORS.md lists them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+
+import fbuf
+from fbuf import samplers, storages, views, writers
+from tests.accelerators.compiled import Compiled, compile_step, leaf
+
+REST = {
+    "action": leaf((), jnp.int32),
+    "reward": leaf((), jnp.float32),
+    "terminated": leaf((), jnp.bool_),
+    "truncated": leaf((), jnp.bool_),
+}
+ROWS: dict[str, dict[str, Any]] = {
+    "frames": REST | {"obs": leaf((84, 84), jnp.uint8)},
+    "vectors": REST | {"obs": leaf((17,), jnp.float32), "action": leaf((6,), jnp.float32)},
+    "floats": REST | {"obs": leaf((8,), jnp.float32)},
+    "goals": REST | {"obs": {name: leaf((3,), jnp.float32) for name in ("achieved_goal", "desired_goal", "position")}},
+}
+"""Rows by name: frames of Atari, observations and actions of MuJoCo, eight floats, and goals of three."""
+
+
+def _reward(achieved: Any, goal: Any) -> Any:
+    return -(jnp.sum(jnp.abs(achieved - goal)) > jnp.float32(0.05)).astype(jnp.float32)
+
+
+STACKS = views.Transition(n_step=3, stack=4, autoreset="same_step")
+PARTS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "prioritized": {"sampler": samplers.Prioritized()},
+    "prioritized, stacks": {"sampler": samplers.Prioritized(), "view": STACKS},
+    "prioritized, once": {"sampler": samplers.Prioritized(replace=False)},
+    "prioritized, held": {"sampler": samplers.Prioritized(normalize="buffer", largest="held")},
+    "windows": {"view": views.Sequence(16, autoreset="same_step")},
+    "hindsight": {"view": views.Hindsight(views.Transition(autoreset="same_step"), _reward)},
+    "epoch": {"sampler": samplers.Epoch()},
+    "consume": {"sampler": samplers.Consume()},
+    "fifo": {"sampler": samplers.Consume(order="fifo")},
+    "ranked": {"sampler": samplers.Ranked()},
+    "staleness": {"sampler": samplers.Staleness(8)},
+    "top k": {"writer": writers.TopK("reward")},
+    "reservoir": {"writer": writers.Reservoir()},
+    "deduplicated": {"storage": storages.Deduplicated(("obs",), blocks=2**20)},
+    "deduplicated, stacks": {"storage": storages.Deduplicated(("obs",), blocks=2**20), "view": STACKS},
+    "compressed": {"storage": storages.Compressed(("obs",)), "sampler": samplers.Prioritized()},
+}
+
+
+class Step(NamedTuple):
+    """Extend by 4 rows of 8 lanes, draw 256, and set their priorities if there are any."""
+
+    kind: str  # v5e, v5p or h100
+    number: int  # devices
+    capacity: int  # of all devices
+    row: str
+    parts: str
+    draw_first: bool = False
+    draw: Literal["local", "global"] = "local"
+
+    @property
+    def name(self) -> str:
+        """Return what is drawn how, without the device."""
+        more = ", drawn first" if self.draw_first else ', draw="global"' if self.draw == "global" else ""
+        return f"{self.parts}{more}, {self.capacity:,} {self.row}"
+
+    def compile(self) -> Compiled:
+        """Compile the step."""
+        storage = storages.Device(None if self.kind == "h100" else "tiles")
+        buffer = fbuf.Buffer(self.capacity, lanes=8, **{"storage": storage, **PARTS[self.parts]})
+        row = ROWS[self.row]
+        return compile_step(self.kind, buffer, row, self.number, draw_first=self.draw_first, draw=self.draw)
+
+
+KINDS = (("v5e", 1), ("v5p", 1), ("h100", 1))
+SMALL, LARGE = 125_000, 1_000_000
+SAMPLERS = tuple(name for name, parts in PARTS.items() if parts.keys() <= {"sampler"})
+WINDOWS = ("uniform", "prioritized, stacks", "windows")
+ON_ONE = (
+    *(
+        (capacity, row, parts)
+        for capacity, row in itertools.product((SMALL, LARGE), ("frames", "vectors"))
+        for parts in WINDOWS
+    ),
+    *((LARGE, "floats", parts) for parts in SAMPLERS),
+    *((LARGE, "floats", parts) for parts in ("top k", "reservoir")),
+    (LARGE, "goals", "hindsight"),
+    (LARGE, "frames", "deduplicated"),
+    (LARGE, "frames", "deduplicated, stacks"),
+)
+DRAWN_FIRST = ("uniform", "prioritized", "epoch", "consume", "ranked", "staleness", "windows")
+STEPS = (
+    *(Step(*kind, *case) for kind in KINDS for case in ON_ONE),
+    *(Step("h100", 1, LARGE, "vectors", parts, draw_first=True) for parts in DRAWN_FIRST),
+    Step("v5e", 1, SMALL, "frames", "compressed"),
+    Step("v5p", 1, SMALL, "frames", "compressed"),
+    *(Step("v5p", 8, LARGE, row, "uniform") for row in ("frames", "vectors")),
+    Step("v5p", 8, LARGE, "frames", "prioritized, stacks"),
+    *(Step("v5p", 8, LARGE, "vectors", "prioritized", draw=draw) for draw in ("local", "global")),
+)
+_QUICK = ("uniform", "windows")
+TESTED = tuple(
+    step
+    for step in STEPS
+    if (step.kind == "v5e" and step.row in ("frames", "vectors") and step.parts in _QUICK)
+    or (step.kind == "h100" and step.capacity == LARGE and not step.parts.startswith(("deduplicated", "hindsight")))
+    or step in (Step("v5e", 1, LARGE, "frames", "prioritized, stacks"), Step("v5e", 1, SMALL, "frames", "compressed"))
+    or (step.number == 8 and step.row == "vectors" and step.draw == "local")
+)
+"""Programs that compile in seconds, for each kind of device."""
+
+TEMPORARY = {"h100": 2**16, "v5e": 5 * 2**20, "v5p": 5 * 2**20}
+"""Bytes that every program may take. A TPU's copies small results into tiles, of 2 to 5 MB in all for a batch of 256."""
+BATCHES = {
+    "prioritized, stacks": 5,
+    "windows": 8,
+    "hindsight": 14,
+    "deduplicated": 40,
+    "deduplicated, stacks": 160,
+    "compressed": 62,
+}
+"""More megabytes on a TPU for a batch of these parts, whatever the capacity. A few floats of a row take 128 in a tile, and so
+do the 36 words of a block; a program with callbacks takes 64 MB more on a v5p than on a v5e."""
+PADDED = {"frames": 1.05, "deduplicated": 1.13}
+"""Bytes of the arrays over those of the rows, by rows or parts; else 1.1. TPUs store 49 ids of a row as 56, 36 words as 40."""
+
+
+def faults(step: Step, made: Compiled) -> list[str]:
+    """Return what a compiled step does that none may do."""
+    padded = PADDED.get(step.parts.partition(",")[0], PADDED.get(step.row, 1.1))
+    more = TEMPORARY[step.kind] + (0 if step.kind == "h100" else BATCHES.get(step.parts, 0) * 2**20)
+    given = min(made.state, made.stored)  # a scalar that the step does not read is not given
+    rules = {
+        f"{made.aliased:,} of {given:,} bytes of the state are written in place": made.aliased >= given,
+        f"{made.stored:,} bytes are stored for {made.state:,}": made.stored <= made.state * padded + 2**20,
+        f"{made.temporary:,} bytes of temporaries": made.temporary <= 3 * made.passed + more,
+    }
+    return [text for text, holds in rules.items() if not holds]
