@@ -91,12 +91,12 @@ class HostDraws:
 
         None if there are no anchors, or if NumPy rounds this batch otherwise than XLA.
         """
-        header, count = engine._state.header, 0 if block is None else block.count
+        header, count = engine.state.header, 0 if block is None else block.count
         rings = self._rings.read(header, count)
         if self._anchors is None:
             total = rings.total
         else:
-            total = self._anchors.follow(engine._state, engine._arrays, self._rings.read(header), block)
+            total = self._anchors.follow(engine.state, engine.arrays, self._rings.read(header), block)
         if not total:
             return None
         after, bits = self._bits(key, size)
@@ -105,7 +105,7 @@ class HostDraws:
         if drawn is None:
             return None
         slot, lane = drawn.slot, drawn.lane
-        leaves, flags, _ = engine._arrays.read(engine._state)
+        leaves, flags, _ = engine.arrays.read(engine.state)
         fresh = None if self._anchors is None else self._anchors.flags
         rows = HeldRows(self._buffer, leaves, flags, self._rings.read(header).cursor, block, fresh)
         view = self._view
@@ -145,7 +145,7 @@ class HostDraws:
         if self._anchors is None:
             slot, lane = self._slots(rings, rank)
         else:
-            slot, lane = self._anchors.slots(engine._arrays.read(engine._state)[2], rank)
+            slot, lane = self._anchors.slots(engine.arrays.read(engine.state)[2], rank)
         return Drawn(slot, lane, np.full(size, np.float32(1) / np.float32(total)), np.ones(size, np.float32))
 
     def _slots(self, rings: Rings, rank: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:

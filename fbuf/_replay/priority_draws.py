@@ -127,7 +127,7 @@ class PriorityDraws(HostDraws):
 
     def draw(self, engine: Any, block: RowBlock | None, key: Any, size: int, numbers: Any) -> Any:
         """Draw as `HostDraws`. None also while a row waits for later ones whose priority was given."""
-        anchors = engine._state.anchors
+        anchors = engine.state.anchors
         if anchors is not None:
             if anchors.tail_priority is not self._waits[0]:
                 given = bool((np.asarray(memoryview(anchors.tail_priority)) >= 0).any())
@@ -136,7 +136,7 @@ class PriorityDraws(HostDraws):
                 return None
         self._new = () if block is None else self._changes(engine, block)
         if len(self._new) > self._most:
-            engine._flush()
+            engine.flush()
             self._new = ()
         return super().draw(engine, block, key, size, numbers)
 
@@ -168,20 +168,20 @@ class PriorityDraws(HostDraws):
     def _call(self, engine: Any, draw: Any, words: np.ndarray[Any, Any], numbers: Any) -> Any:
         """Call a program on the sampler's state, which it may donate; return what it drew."""
         with DeferInterrupts():
-            sampler, packed = draw(engine._state.sampler, words, numbers)
+            sampler, packed = draw(engine.state.sampler, words, numbers)
             if sampler is not None:
-                engine._state = with_fields(engine._state, {"sampler": sampler})
+                engine.state = with_fields(engine.state, {"sampler": sampler})
                 self._is_newer = self._is_newer or (self.update is not None and self._applied > 0)
                 self.update = None
         return packed
 
     def _changes(self, engine: Any, block: RowBlock) -> Any:
         """Return the slots that the collected rows open, and -1 less those that they close, without those in the tree."""
-        header = engine._state.header
+        header = engine.state.header
         if header is not self._of[0] or block.cleared != self._of[1]:
             self._begin(header, block.cleared)
         if self._anchors is not None:
-            self._anchors.follow(engine._state, engine._arrays, self._rings.read(header), block)
+            self._anchors.follow(engine.state, engine.arrays, self._rings.read(header), block)
             return self._anchors.changes[self._applied :]
         lanes, length, _ = self._geometry
         steps = np.arange(self._applied // lanes, block.count)
@@ -195,7 +195,7 @@ class PriorityDraws(HostDraws):
         self._noted = *self._held(engine, block), slot.tobytes() + ticket.tobytes()
 
     def _held(self, engine: Any, block: RowBlock | None) -> tuple[Any, int, int]:
-        return engine._state.header, *((0, 0) if block is None else (block.cleared, block.count))
+        return engine.state.header, *((0, 0) if block is None else (block.cleared, block.count))
 
     def keep(self, engine: Any, block: RowBlock | None, index: Index, error: Any, mask: Any) -> bool:
         """Copy the arguments. Return False, and keep nothing, unless they are NumPy arrays [B] and every row can be set."""
@@ -214,7 +214,7 @@ class PriorityDraws(HostDraws):
         if np.count_nonzero(np.isfinite(errors)) < errors.size:
             return False
         if block is not None and len(self._changes(engine, block)):
-            engine._flush()
+            engine.flush()
         header, *counts, drawn = self._noted
         now, *same = self._held(engine, block)
         held = header is now and counts == same and slot.tobytes() + ticket.tobytes() == drawn

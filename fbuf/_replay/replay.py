@@ -11,35 +11,38 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fbuf._buffer import checks
+from fbuf._buffer import checks, read
 from fbuf._buffer.buffer import Buffer
-from fbuf._buffer.state import BufferState, room_left
+from fbuf._buffer.checked import raise_for
+from fbuf._buffer.state import COUNTERS, BufferState, anchor_count, room_left
+from fbuf._buffer.summary import Summary
 from fbuf._checkpoint import replay as _replay
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.replay import ReplayMetadata
 from fbuf._concurrency.wakeup import ReplayClosed, StopToken
-from fbuf._core.arguments import DrawOptions, check_int
+from fbuf._core.arguments import DrawOptions, Numbers, check_bool, check_int
 from fbuf._core.progress import Bar
 from fbuf._core.pytree import PyTree
-from fbuf._core.sample import Index, Sample
+from fbuf._core.sample import Index, Rows, Sample
 from fbuf._core.text_table import counted
 from fbuf._replay import arguments, programs
 from fbuf._replay.arguments import Form
-from fbuf._replay.batches import Batches
-from fbuf._replay.fair_lock import FairLock
+from fbuf._replay.batches import Batches, EpochBatches
+from fbuf._replay.engine import Engine
+from fbuf._replay.fair_lock import Acquired, FairLock
 from fbuf._replay.limiter import BlockingLimiter, Kind, start
 from fbuf._replay.locked import locked, restores_lock
 from fbuf._replay.outside_jit import refuse_trace
-from fbuf._replay.rows import ReplayRows
 from fbuf._replay.written import WrittenIndex, newest
 from fbuf.limits import Limit, LimitState
 from fbuf.storages import Ragged
@@ -48,7 +51,7 @@ SUMMARY_ROWS = 1 << 17
 """Largest capacity whose summary a notebook shows for the replay itself; of larger ones it is computed on request."""
 
 
-class Replay(ReplayRows):
+class Replay:
     """Hold a buffer, its state and its key, for plain Python loops. Threads may share it.
 
     Args:
@@ -155,15 +158,25 @@ class Replay(ReplayRows):
         )
 
     def _begin(self, metadata: ReplayMetadata) -> None:
-        self._begin_state(metadata.buffer, metadata.state, metadata.key, metadata.unlimited)
+        self._engine = Engine(metadata.buffer, metadata.state, metadata.key, metadata.unlimited)
         self.strict = metadata.strict
         self._lock, self._closed = FairLock(), False
         self._limiter: BlockingLimiter | None = None
         if metadata.limit is not None and metadata.pace is not None:
             self._limiter = BlockingLimiter(
-                metadata.limit, metadata.pace, shrinks=metadata.buffer.storage.grows, size=self._held
+                metadata.limit, metadata.pace, shrinks=metadata.buffer.storage.grows, size=self._engine.held
             )
         self._ahead = metadata.buffer.prefetch > 0 or metadata.limit is not None
+
+    @property
+    def buffer(self) -> Buffer:
+        """The buffer. `grow`, and `unlimited`, replace it."""
+        return self._engine.buffer
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether the capacity doubles when the buffer is full."""
+        return self._engine.unlimited
 
     @property
     def state(self) -> BufferState:
@@ -196,33 +209,19 @@ class Replay(ReplayRows):
             )
         checks.refuse_donated("Replay.state", state)
         self.buffer.check_state(state)
-        self._check_rows(state)
+        self._engine.check_rows(state)
         self._set_state(state)
 
     @restores_lock
     def _set_state(self, state: BufferState) -> None:
         with self._lock.acquire():
-            if not self._state.header.is_deleted():
-                self._keep_written()
-            self._arrays.release()
-            moved = state.header.sharding != self._state.header.sharding
-            self._state, self._sizes = state, None
-            if moved:
-                self._choose_paths()
-            if self._block is not None:
-                self._block.clear()
-            if self._updates is not None:
-                self._updates.drop()
+            self._engine.replace(state)
             self._lock.notify()
 
     @restores_lock
     def _current_state(self) -> BufferState:
         with self._lock.acquire():
-            if not self._state.header.is_deleted():
-                self._flush()
-                self._keep_written()
-            self._arrays.lent = self._state.header
-            return self._state
+            return self._engine.lend()
 
     @property
     def limit(self) -> Limit | None:
@@ -282,30 +281,30 @@ class Replay(ReplayRows):
         self._check_timeout(call, timeout)
         with self._acquire(notify=self._limiter is not None):
             self._refuse_closed(call)
-            if method is programs.add and self._limiter is None and self._collect(rows, priority, mask):
+            if method is programs.add and self._limiter is None and self._engine.collect(rows, priority, mask):
                 return None
-            self._flush()
+            self._engine.flush()
             ragged = isinstance(self.buffer.storage, Ragged)
             rows = rows if ragged else arguments.to_rows(rows)
             priority, mask = arguments.to_array(priority, "priority"), arguments.to_array(mask, "mask")
             count = 0
             if self._limiter is not None:
-                shape = checks.check_rows(call, self.buffer, self._state, rows, priority, mask)[2]
+                shape = checks.check_rows(call, self.buffer, self._engine.state, rows, priority, mask)[2]
                 per_lane = np.full(shape[1], shape[0]) if mask is None else np.asarray(mask).reshape(shape).sum(axis=0)
                 count, rows_a_lane = int(per_lane.sum()), int(per_lane.max())
                 self._check_fits(call, "rows", rows_a_lane, shape[1])
-                self._wait(call, "add", count, lambda: self._has_room(rows_a_lane), timeout)
+                self._wait(call, "add", count, lambda: self._engine.has_room(rows_a_lane), timeout)
             if ragged:
-                rows = self._stored(call, rows, priority, mask)
+                rows = self._engine.store_values(call, rows, priority, mask)
             elif method is programs.add:
-                rows = self._row(call, rows)
+                rows = self._engine.row_of(call, rows)
             else:
-                rows = self._narrowed(call, rows)
+                rows = self._engine.narrowed(call, rows)
             index = None
             if method is programs.extend and not self.buffer.writer.streams:
-                counts, index = self._donate(programs.extend_placed, rows, priority, mask)
+                counts, index = self._engine.donate(programs.extend_placed, rows, priority, mask)
             else:
-                counts = self._donate(method, rows, priority=priority, mask=mask)
+                counts = self._engine.donate(method, rows, priority=priority, mask=mask)
             if self._limiter is not None:
                 self._limiter.done("add", count)
             if method is programs.extend and index is None:
@@ -323,10 +322,10 @@ class Replay(ReplayRows):
             # also where a function that is being traced reads it
             with jax.ensure_compile_time_eval(), self._acquire():
                 if index.known is None:  # else another thread was first
-                    index.store(newest(self.buffer, count, self._state.header, keep))
+                    index.store(newest(self.buffer, count, self._engine.state.header, keep))
 
         index = WrittenIndex(compute)
-        self._written = weakref.ref(index)
+        self._engine.written = weakref.ref(index)
         return index
 
     @restores_lock
@@ -341,8 +340,8 @@ class Replay(ReplayRows):
           1000
         """
         with self._acquire(notify=True):
-            self._flush()
-            self._grow(blocks, capacity)
+            self._engine.flush()
+            self._engine.grow(blocks, capacity)
 
     def sample(
         self,
@@ -378,7 +377,7 @@ class Replay(ReplayRows):
         refuse_trace("sample", batch_size, options)
         arguments.check_form("Replay.sample", to)
         self._check_timeout("Replay.sample", timeout)
-        packed = to != "jax" and self._packs
+        packed = to != "jax" and self._engine.packs
         return arguments.convert(self._sample("Replay.sample", batch_size, options, timeout, packed=packed), to)
 
     @restores_lock
@@ -393,17 +392,17 @@ class Replay(ReplayRows):
     ) -> Any:
         with self._acquire(notify=self._limiter is not None, stop=stop):
             self._refuse_closed(call)
-            size, numbers = self._check_draw(call, batch_size, options)
+            size, numbers = self._engine.check_draw(call, batch_size, options)
             if self._limiter is not None:
                 self._check_fits(call, "draws", size)
-                self._wait(call, "sample", size, lambda: self._ready(size), timeout, stop)
-            if self._warns_short and size > self._most_drawn:
-                self._warn_short(call, size)
-            batch, counts = self._draw(f"{call}({size})", size, numbers, packed)
+                self._wait(call, "sample", size, lambda: self._engine.ready(size), timeout, stop)
+            if self._engine.warns_short and size > self._engine.most_drawn:
+                self._engine.warn_short(call, size)
+            batch, counts = self._engine.draw(f"{call}({size})", size, numbers, packed)
             if self._limiter is not None:
                 self._limiter.done("sample", size)
         self._raise(call, counts)
-        return self._exact(call, batch)
+        return self._engine.exact(call, batch)
 
     def expect_stale(self) -> None:
         """Only count stale indices in `stats` from now on, as `batches` and torch's `Loader` need.
@@ -431,7 +430,7 @@ class Replay(ReplayRows):
           >>> replay.compile(4, progress=False)
         """
         arguments.check_form("Replay.compile", to)
-        jobs = self._compilations(batch_size, to != "jax" and self._packs, collects=self._limiter is None)
+        jobs = self._engine.compilations(batch_size, to != "jax" and self._engine.packs, collects=self._limiter is None)
         bar = Bar(progress, "Replay.compile", len(jobs), " programs")
         for job in jobs:
             job().compile()
@@ -482,7 +481,7 @@ class Replay(ReplayRows):
         arguments.check_form(call, to, device)
         check_int(call, "prefetch", prefetch, hint=". Without prefetch use replay.sample")
         arguments.check_seconds(call, timeout)
-        size, _ = self._check_draw(call, batch_size, options)
+        size, _ = self._engine.check_draw(call, batch_size, options)
         self._refuse_closed(call)
         self.expect_stale()
 
@@ -494,11 +493,270 @@ class Replay(ReplayRows):
     @restores_lock
     def _explain(self, size: int) -> str:
         with self._lock.acquire():
-            if self._limiter is None or self._state.header.is_deleted():
+            if self._limiter is None or self._engine.state.header.is_deleted():
                 return "one is being drawn"
-            if self._limiter.allows("sample", size) and self._ready(size):
+            if self._limiter.allows("sample", size) and self._engine.ready(size):
                 return "one is being drawn"
             return self._limiter.explain("sample", size)
+
+    @restores_lock
+    def update_priority(self, index: Index, td_error: Any, *, mask: Any = None, eta: float = 0.9) -> None:
+        """Set priorities from TD errors; see `Buffer.update_priority`. Arrays may be JAX, numpy or torch.
+
+        Raises:
+          ValueError: some were refused (not finite, out of range, stale, ineligible); the others are set. Stale indices are
+            only counted with `prefetch=1`, under a limit, and after `batches`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> batch = replay.sample(4)
+          >>> replay.update_priority(batch.index, np.array([0.5, 1.0, 2.0, 0.1]))
+        """
+        call = "Replay.update_priority"
+        checks.check_eta(call, eta)
+        index, error = arguments.to_index(call, index), arguments.to_array(td_error, "td_error")
+        mask = arguments.to_array(mask, "mask")
+        with self._acquire():
+            counts = self._engine.update_priority(index, error, mask, eta)
+        self._raise(call, counts)
+
+    @restores_lock
+    def update_rows(self, index: Index, fields: PyTree, *, mask: Any = None) -> None:
+        """Replace some leaves of rows; see `Buffer.update_rows`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.update_rows(replay.last(1).index, {"done": np.array([True])})
+          >>> bool(replay.last(1).data["done"][0])
+          True
+        """
+        call = "Replay.update_rows"
+        index, fields = arguments.to_index(call, index), arguments.to_rows(fields)
+        mask = arguments.to_array(mask, "mask")
+        with self._acquire():
+            self._engine.flush()
+            given = self._engine.on_device((index, self._engine.narrowed(call, fields), mask))
+            counts = self._engine.donate(programs.update_rows, *given[:2], mask=given[2])
+        self._raise(call, counts)
+
+    @locked
+    def get(self, index: Any) -> Rows:
+        """Return rows by index; see `Buffer.get`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> batch = replay.sample(4)
+          >>> bool((replay.get(batch.index).data["t"] == batch.data["t"]).all())
+          True
+        """
+        index = (
+            arguments.to_index("Replay.get", index) if isinstance(index, Index) else arguments.to_array(index, "index")
+        )
+        return self.buffer.get(self._engine.state, index)
+
+    @locked
+    def window_index(self, index: Index) -> Index:
+        """Return the rows `[B, T]` of sampled windows; see `Buffer.window_index`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.Buffer(100, view=fbuf.views.Sequence(3, episode_end=())), {"carry": 0.0})
+          >>> index = replay.extend({"carry": np.zeros(5, np.float32)})
+          >>> rows = replay.window_index(replay.sample(4).index)
+          >>> replay.update_rows(rows, {"carry": np.ones((4, 3), np.float32)})
+          >>> float(replay.get(rows).data["carry"].min())
+          1.0
+        """
+        return self.buffer.window_index(self._engine.state, arguments.to_index("Replay.window_index", index))
+
+    @locked
+    def priorities(self, index: Index | None = None) -> jax.Array:
+        """Return priorities |p| of some or all rows; see `Buffer.priorities`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(4), {"t": 0})
+          >>> index = replay.extend({"t": np.arange(3)}, priority=np.array([1.0, 2.0, 3.0]))
+          >>> replay.priorities().round(1).tolist()
+          [1.0, 2.0, 3.0, nan]
+        """
+        return self.buffer.priorities(
+            self._engine.state, None if index is None else arguments.to_index("Replay.priorities", index)
+        )
+
+    @locked
+    def __getitem__(self, position: int | slice) -> Rows:
+        """Return rows by position, 0 the oldest, -1 the newest; of several lanes step by step, lane by lane.
+
+        An int gives one row, leaves `[item]`; a slice leaves `[n, item]`. Each length compiles once. Iteration reads the rows
+        in blocks, as NumPy arrays; writes in between shift positions.
+
+        Raises:
+          IndexError: there is no such row.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0})
+          >>> index = replay.extend({"t": np.arange(5)})
+          >>> int(replay[-1].data["t"]), replay[2:4].data["t"].tolist(), [int(row.data["t"]) for row in replay]
+          (4, [2, 3], [0, 1, 2, 3, 4])
+        """
+        if not isinstance(position, (slice, int, np.integer)) or isinstance(position, bool):
+            fix = "For an Index or slots use replay.get(index)"
+            raise TypeError(f"Replay: position is {type(position).__name__}; expected an int or a slice. {fix}.")
+        held = range(self._engine.held())
+        if not isinstance(position, slice) and not -len(held) <= position < len(held):
+            raise IndexError(f"Replay: position is {position}, but it holds {counted(len(held), 'row')}.")
+        chosen = held[position]
+        positions = np.arange(chosen.start, chosen.stop, chosen.step) if isinstance(chosen, range) else np.int64(chosen)
+        return self.buffer.get(self._engine.state, jnp.asarray(self._engine.slots(positions)))
+
+    def __iter__(self) -> Iterator[Rows]:
+        refuse_trace("__iter__")
+        for first in range(0, len(self), 256):
+            block = jax.device_get(self[first : first + 256])
+            for i in range(len(block.mask)):
+                yield jax.tree.map(lambda leaf, i=i: leaf[i], block)
+
+    @locked
+    def rows(self) -> Rows:
+        """Return every row, oldest first; see `Buffer.rows`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> rows = replay.rows()
+          >>> rows.data["t"][rows.mask].tolist()
+          [0, 1, 2, 3, 4]
+        """
+        return self.buffer.rows(self._engine.state)
+
+    @locked
+    def last(self, n: int) -> Rows:
+        """Return the newest rows; see `Buffer.last`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.last(2).data["t"].tolist()
+          [3, 4]
+        """
+        return self.buffer.last(self._engine.state, n)
+
+    def epoch(
+        self, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False, to: Form = "jax"
+    ) -> EpochBatches:
+        """Return the batches of one epoch: every row (window) that can be sampled now, once. `len` counts them.
+
+        It is independent of the sampler and the limit: `Consume` loses no row, priorities have no effect, and no draw is
+        counted. Rows added later are not part of it. Rows that are overwritten before their batch have `mask` False there. Each
+        iteration takes one key of the replay, and draws the same rows in a new order. A checkpoint does not keep its
+        position; `samplers.Epoch` does, and runs in jit.
+
+        Args:
+          batch_size: B; None uses the buffer's.
+          shuffle: Draw in random order; False: in order of arrival.
+          drop_last: Leave out a last batch of fewer than B rows. False: the last batch is shorter than B, without padding.
+          to: As for `sample`.
+        Cost: O(C) once and 16 bytes a row on the host; O(B) a batch. A short last batch compiles once for its size.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.Buffer(100), {"t": 0})
+          >>> index = replay.extend({"t": np.arange(10)})
+          >>> epoch = replay.epoch(4, shuffle=False, to="numpy")
+          >>> len(epoch), [batch.data["t"].tolist() for batch in epoch]
+          (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
+        """
+        refuse_trace("epoch", batch_size)
+        call = "Replay.epoch"
+        arguments.check_form(call, to)
+        check_bool(call, "shuffle", shuffle)
+        check_bool(call, "drop_last", drop_last)
+        size, _ = self._engine.check_draw(call, batch_size, {})
+
+        def read(*args: Any) -> Sample:
+            return arguments.convert(self._read_epoch(*args), to)
+
+        return EpochBatches(self._anchors(), size, shuffle, drop_last, self._next_key, read)
+
+    @locked
+    def _anchors(self) -> Index:
+        """Return the index of every anchor, in order of arrival, as NumPy arrays."""
+        index, mask = jax.device_get(read.all_anchors(self.buffer, self._engine.state)[1])
+        return Index(index.slot[mask], index.ticket[mask])
+
+    @locked
+    def _next_key(self) -> jax.Array:
+        return self._engine.next_key()
+
+    @locked
+    def _read_epoch(self, *args: Any) -> Sample:
+        return self._engine.read_epoch(*args)
+
+    @locked
+    def set(self, **numbers: Unpack[Numbers]) -> None:
+        """Set annealed numbers, `set(alpha=0.5)`; see `Buffer.set`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.set(alpha=0.5, beta=0.7)
+        """
+        self._engine.state = self.buffer.set(self._engine.state, **numbers)
+
+    @locked
+    def rebuild(self) -> None:
+        """Apply annealed numbers to all rows; see `Buffer.rebuild`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.Buffer(100, sampler=fbuf.samplers.Prioritized(largest="held")), {"t": 0})
+          >>> index = replay.extend({"t": np.arange(5)}, priority=np.arange(1.0, 6.0))
+          >>> replay.set(alpha=1.0)
+          >>> replay.rebuild()
+        """
+        self._engine.state = self.buffer.rebuild(self._engine.state)
+
+    @locked
+    def summary(self, *, compare: int | None = 1 << 14) -> Summary:
+        """Return a table of the rows and the next draws; see `Buffer.summary`.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> replay.summary().to_dict()["size"]
+          5
+        """
+        return self.buffer.summary(self._engine.state, compare=compare)
+
+    @locked
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes in use on the device, the host and the disk.
+
+        Example:
+          >>> import fbuf, numpy as np
+          >>> replay = fbuf.Replay(fbuf.prioritized(100), {"t": 0, "done": False})
+          >>> index = replay.extend({"t": np.arange(5), "done": np.zeros(5, bool)})
+          >>> sorted(replay.nbytes())
+          ['device', 'disk', 'host']
+        """
+        return self.buffer.nbytes(self._engine.state)
+
+    @restores_lock
+    def __len__(self) -> int:
+        with self._acquire():
+            return self._engine.held()
 
     @restores_lock
     def cut(self, lanes: Any = None) -> None:
@@ -517,10 +775,7 @@ class Replay(ReplayRows):
           1
         """
         with self._acquire(notify=self._limiter is not None):
-            self._flush()
-            sizes = self._sizes
-            self._donate(programs.cut, arguments.to_array(lanes, "lanes"))
-            self._sizes = sizes
+            self._engine.cut(arguments.to_array(lanes, "lanes"))
 
     @restores_lock
     def clear(self) -> None:
@@ -535,9 +790,7 @@ class Replay(ReplayRows):
           0
         """
         with self._acquire(notify=True):
-            self._flush()
-            self._keep_written()
-            self._state, self._sizes = self.buffer.clear(self._state), None
+            self._engine.clear()
             if self._limiter is not None:
                 self._limiter.cleared()
 
@@ -553,7 +806,7 @@ class Replay(ReplayRows):
         """
         size = batch_size or self.buffer.batch_size or 1
         allowed = self._limiter is None or self._limiter.allows("sample", size)
-        return allowed and self._held() > 0 and self._ready(size)
+        return allowed and self._engine.held() > 0 and self._engine.ready(size)
 
     @locked
     def can_add(self, rows: int = 1) -> bool:
@@ -565,7 +818,7 @@ class Replay(ReplayRows):
           >>> replay.can_add(5), replay.can_add(6)
           (True, False)
         """
-        free = self._has_room(-(-rows // self.buffer.geometry.lanes))
+        free = self._engine.has_room(-(-rows // self.buffer.geometry.lanes))
         return free and (self._limiter is None or self._limiter.allows("add", rows))
 
     @locked
@@ -582,7 +835,7 @@ class Replay(ReplayRows):
           5
         """
         paced = {} if self._limiter is None else self._limiter.limit.stats(self._limiter.pace)
-        stats = {name: np.asarray(value).item() for name, value in self.buffer.stats(self._state).items()}
+        stats = {name: np.asarray(value).item() for name, value in self.buffer.stats(self._engine.state).items()}
         return stats | {f"limit_{name}": value for name, value in paced.items()}
 
     @restores_lock
@@ -632,10 +885,9 @@ class Replay(ReplayRows):
           >>> len(again), int(extra["step"])
           (5, 7)
         """
-        key, counters = jax.random.wrap_key_data(self._key, impl=self._impl), np.array(self._state.counters)
-        metadata = ReplayMetadata(
-            self.buffer, self._state, key, counters, self.strict, self.unlimited, self.limit, self.pace
-        )
+        state, key = self._engine.state, jax.random.wrap_key_data(self._engine.key, impl=self._engine.impl)
+        counters = np.array(state.counters)
+        metadata = ReplayMetadata(self.buffer, state, key, counters, self.strict, self.unlimited, self.limit, self.pace)
         return _replay.save(path, metadata, keep, extra, wait, sync, progress)
 
     @classmethod
@@ -695,7 +947,7 @@ class Replay(ReplayRows):
     def __repr__(self) -> str:
         # Without the lock a write may hold the state; and debuggers print in functions that are traced.
         with jax.ensure_compile_time_eval(), self._lock.acquire():
-            rows = "its state was donated" if self._state.header.is_deleted() else counted(len(self), "row")
+            rows = "its state was donated" if self._engine.state.header.is_deleted() else counted(len(self), "row")
         limit = "" if self._limiter is None else f", limit={self._limiter.limit!r}"
         return f"Replay({self.buffer!r}, {rows}{limit}{', closed' if self._closed else ''})"
 
@@ -703,7 +955,7 @@ class Replay(ReplayRows):
         from html import escape
 
         with jax.ensure_compile_time_eval(), self._lock.acquire():
-            if self._state.header.is_deleted():
+            if self._engine.state.header.is_deleted():
                 return f"<code>{escape(repr(self))}</code>"
             if self.buffer.capacity > SUMMARY_ROWS:
                 return f"<div><code>{escape(repr(self))}</code>{self._current_state()._repr_html_()}</div>"
@@ -727,7 +979,7 @@ class Replay(ReplayRows):
     def _check_fits(self, call: str, what: str, count: int, lanes: int = 1) -> None:
         """Raise if a queue can never take, or return, `count` rows at once."""
         most = self.buffer.capacity // lanes
-        if self._queue and count > most:
+        if self._engine.is_queue and count > most:
             raise ValueError(f"{call}: {count} {what} at once; expected at most {most}, or a larger capacity.")
 
     def _wait(
@@ -748,3 +1000,42 @@ class Replay(ReplayRows):
             self._refuse_closed(call)
 
         self._limiter.wait(self._lock, call, kind, count, ready, check, timeout, stop)
+
+    def _acquire(self, *, notify: bool = False, stop: StopToken | None = None) -> Acquired:
+        """Hold the lock; with `notify`, wake the waiting calls on release."""
+        return self._lock.acquire(stop, check=self._check_state, notify=notify)
+
+    def _collect_now(self, row: PyTree, mask: Any) -> bool:
+        """Keep one row for a later write if the lock is free; return whether it was kept."""
+        with self._lock.mutex:
+            block = self._engine.block
+            free = self._lock.is_free() and not self._closed and not self._engine.state.header.is_deleted()
+            return free and block is not None and block.count + 1 < block.length and block.append(row, mask)
+
+    def _check_state(self) -> None:
+        if self._engine.state.header.is_deleted():
+            self._lock.notify()  # waiting calls must raise too
+            raise RuntimeError(
+                "Replay: its state was donated. Assign the state that your step returns, `replay.state = step(replay.state)`; "
+                "after a step that failed `del replay`, and use Replay.load(path), or Replay(buffer, example, resume=True) for "
+                "rows in files."
+            )
+
+    def _explain_empty(self, call: str) -> None:
+        """Raise for a draw from rows that all need later ones. Return if there are no rows, or some only were drawn already."""
+        ahead = self.buffer.view.rule.ahead
+        with self._acquire():
+            held, count = self._engine.held(), int(np.asarray(anchor_count(self._engine.state)).sum())
+        if held and ahead and not count:
+            raise ValueError(
+                f"{call}: none of the {counted(held, 'row')} held can be sampled yet; {self.buffer.view!r} needs up to {ahead} "
+                f"more of its episode and lane after a row. Add rows, or ask can_sample first."
+            )
+
+    def _raise(self, call: str, counts: jax.Array | None) -> None:
+        """Raise for what a call only counted. Wait for it without the lock."""
+        if self.strict and counts is not None and (new := np.asarray(counts)).any():
+            if new[COUNTERS.index("empty_samples")]:
+                self._explain_empty(call)
+            hint = "Replay(..., strict=False) counts them in stats() instead."
+            raise_for(call, np.zeros_like(new), new, hint, ahead=self._ahead)

@@ -120,7 +120,7 @@ class Shard:
         if self._path is not None:
             with contextlib.suppress(CheckpointNotFound):
                 replay, saved = Replay.load(self._path, buffer, extra=True, cut=False, limit=limit)
-                if limit is None and not replay._queue:
+                if limit is None and not replay._engine.is_queue:
                     replay._limiter = None  # the saved limit is that of an earlier service
                 return replay, saved
         return Replay(buffer, example, seed, limit=limit), {}
@@ -312,8 +312,8 @@ class Shard:
             return self._read_facts()
 
     def _read_facts(self) -> Facts:
-        self._replay._flush()  # priorities that were set
-        return Facts(*np.asarray(_facts(self._replay.buffer, self._replay._state)).tolist())
+        self._replay._engine.flush()  # priorities that were set
+        return Facts(*np.asarray(_facts(self._replay.buffer, self._replay._engine.state)).tolist())
 
     def spec(self) -> dict[str, Any]:
         """Return shapes and dtypes of the leaves of a row, by name."""

@@ -45,8 +45,8 @@ def test_a_golden_replay_loads():
     replay = fbuf.Replay.load(support.GOLDEN / "replay")
     assert len(replay) == 16
     same(replay.last(8).data["obs"], support.golden.rows(support.golden.STEPS - 8, 8)["obs"])
-    assert replay._impl == "threefry2x32"
-    same(replay._key, jax.random.key_data(jax.random.key(5)))  # its seed
+    assert replay._engine.impl == "threefry2x32"
+    same(replay._engine.key, jax.random.key_data(jax.random.key(5)))  # its seed
 
 
 BITS = ("bool_", "int2", "int4", "float4_e2m1fn")  # which take 0 and 1 here; the others any bits, also NaN and -0.0
@@ -135,11 +135,11 @@ def test_nan_rows_load_under_debug_nans(count, tmp_path):
 
 def test_a_legacy_key_is_kept(tmp_path):
     replay = fbuf.Replay(fbuf.Buffer(4), {"t": 0.0})
-    replay._key, replay._impl = jax.random.key_data(jax.random.key(0, impl="rbg")), "rbg"
+    replay._engine.key, replay._engine.impl = jax.random.key_data(jax.random.key(0, impl="rbg")), "rbg"
     replay.extend({"t": np.zeros(2, np.float32)})
     replay.save(tmp_path / "saved")
     again = fbuf.Replay.load(tmp_path / "saved")
-    assert again._impl == "rbg"
+    assert again._engine.impl == "rbg"
     same(again.sample(2), replay.sample(2))
 
 

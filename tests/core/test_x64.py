@@ -66,7 +66,7 @@ def test_only_values_that_fit_are_stored(by, method, make):
 def test_rows_of_lanes_that_replay_collects_are_checked():
     replay = fbuf.Replay(fbuf.Buffer(16, lanes=2), EXAMPLE)
     replay.add(rows(2**31 - 1, MOST))
-    assert replay._block is not None and replay._block.count == 1  # not yet written
+    assert replay._engine.block is not None and replay._engine.block.count == 1  # not yet written
     for wrong in (rows(id=2**31), rows(x=1e39)):
         raises(ValueError, r"^Replay.add: leaf '(id|x)' is .*, which (int|float)32 cannot hold", replay.add, wrong)
     replay.add(rows(-(2**31), -np.inf))

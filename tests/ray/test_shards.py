@@ -42,10 +42,10 @@ def test_rows_are_read_with_numpy_in_an_actor(tmp_path):
     """Unpickled dtypes are not NumPy's own."""
     example = pickle.loads(pickle.dumps({"obs": np.zeros(3, np.float32), "t": np.zeros((), np.int32)}))
     link, _ = clients(fbuf.prioritized(64), example, path=tmp_path)
-    assert link.shards[0]._replay._host_draws is not None
+    assert link.shards[0]._replay._engine.host is not None
     link.shards[0].save()
     link.restart(0)
-    assert link.shards[0]._replay._host_draws is not None
+    assert link.shards[0]._replay._engine.host is not None
 
 
 def test_draws_from_several_shards_are_those_of_the_whole():

@@ -36,26 +36,26 @@ def with_lap(replay, lap):
 def test_batches_in_numpy_are_those_of_jax(capacity, lanes, lap, impl):
     with jax.default_prng_impl(impl):
         pair = make_pair("device", "uniform", "row", lanes, capacity)
-    assert pair[0]._host_draws is not None
+    assert pair[0]._engine.host is not None
     compare(pair, 50, sizes=(7, 7, 12), begin=functools.partial(with_lap, lap=lap))
 
 
 @pytest.mark.parametrize(("view", "lanes"), [("step", None), ("reset step", 2), ("final", 1)], ids=str)
 def test_transitions_in_numpy_are_those_of_jax(view, lanes):
     pair = make_pair("device", "uniform", view, lanes, 24)
-    assert pair[0]._host_draws is not None
+    assert pair[0]._engine.host is not None
     compare(pair, 50, sizes=(7, 7, 12))
 
 
 def test_rows_that_replace_rows_of_the_same_state_are_drawn():
     buffer = fbuf.Buffer(50, view=VIEWS["final"])
     replay, other = fbuf.Replay(buffer, EXAMPLE), fbuf.Replay(buffer, EXAMPLE)
-    before = [(each.state, each._key)[0] for each in (replay, other)]
+    before = [(each.state, each._engine.key)[0] for each in (replay, other)]
     for n in range(3):
         replay.add(row(n) | {"done": np.bool_(True)})
     replay.sample(4, to="numpy")
     replay.state, other.state = before
-    other._key = replay._key
+    other._engine.key = replay._engine.key
     for n in range(5):
         for each in (replay, other):
             each.add(row(n))
@@ -126,7 +126,7 @@ def test_draws_are_clean_under_transfer_guards():
     replay.add(row(0))
     with jax.transfer_guard("disallow"):
         for _ in range(2):
-            replay._host_draws._next = iter(())  # as after the last of the random bits
+            replay._engine.host._next = iter(())  # as after the last of the random bits
             assert replay.sample(3, to="numpy").mask.all()
     replay.stats()  # writes the row
     with jax.transfer_guard("disallow"):
@@ -141,7 +141,7 @@ def test_other_buffers_are_drawn_by_jax():
         (fbuf.Buffer(50, sampler=fbuf.samplers.Epoch()), EXAMPLE),
         (fbuf.Buffer(50, view=fbuf.views.Sequence(3, episode_end=(), episode="action")), EXAMPLE),
     ):
-        assert fbuf.Replay(buffer, example)._host_draws is None
+        assert fbuf.Replay(buffer, example)._engine.host is None
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.Buffer(50), EXAMPLE).sample(4, to="numpy"))
 
 

@@ -67,7 +67,7 @@ def contents(replay):
 def test_the_table_has_every_public_method(tmp_path):
     replay, index = filled()
     public = {n for n, _ in inspect.getmembers(fbuf.Replay) if not n.startswith("_")}
-    assert public - {"limit", "pace"} <= calls(replay, index, np.float32(1), tmp_path).keys()
+    assert public - {"limit", "pace", "buffer", "unlimited"} <= calls(replay, index, np.float32(1), tmp_path).keys()
 
 
 @pytest.mark.parametrize("traced", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad of a traced row"])

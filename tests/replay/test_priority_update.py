@@ -90,9 +90,9 @@ def test_other_arrays_and_buffers_set_priorities_at_once() -> None:
     replay = filled()
     batch = replay.sample(4)
     replay.update_priority(batch.index, np.ones(4, np.float32))
-    assert replay._updates is not None and replay._updates.update is None
+    assert replay._engine.updates is not None and replay._engine.updates.update is None
     view = fbuf.views.Sequence(2, episode_end=(), episode="action")
-    assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._updates is None
+    assert fbuf.Replay(fbuf.Buffer(24, sampler=fbuf.samplers.Prioritized(), view=view), ROW)._engine.updates is None
     raises(ValueError, "no row can be sampled", lambda: fbuf.Replay(fbuf.prioritized(24), ROW).sample(4, to="numpy"))
 
 

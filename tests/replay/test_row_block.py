@@ -52,9 +52,9 @@ def test_rows_are_written_by_few_calls(monkeypatch):
         replay.add(row(n))
     assert lengths == [256, 256] and len(replay) == 600
     replay.sample(4, to="numpy")  # reads them where they are
-    assert replay._block is not None and replay._block.count == 88
+    assert replay._engine.block is not None and replay._engine.block.count == 88
     replay.sample(4)  # writes them, too
-    assert lengths == [256, 256] and replay._block.count == 0
+    assert lengths == [256, 256] and replay._engine.block.count == 0
     replay.add(row(600))
     assert replay.stats()["size"] == 601 and lengths == [256, 256, 16]
     assert replay.rows().data["n"][:600].tolist() == list(range(600))
@@ -128,7 +128,7 @@ def test_numbers_and_other_arrays():
 def test_wide_numbers_are_collected():
     replay = make()
     replay.add({"x": np.full(2, 0.1), "n": np.int64(-7), "u": 255, "end": np.bool_(True)})
-    assert replay._block is not None and replay._block.count == 1
+    assert replay._engine.block is not None and replay._engine.block.count == 1
     held = replay.last(1).data
     assert held["x"].tolist() == [[np.float32(0.1)] * 2] and held["n"].tolist() == [-7] and held["u"].tolist() == [255]
 
@@ -159,7 +159,7 @@ def test_rows_are_collected_where_the_parts_say_so(collects, parts):
         for replay in replays:
             replay.add(jax.tree.map(lambda x: np.broadcast_to(x, (*lead, *x.shape)), row(n)))
         assert replays[1].state is not None  # writes the row
-    assert (replays[0]._block is not None and replays[0]._block.count == 20) is collects
+    assert (replays[0]._engine.block is not None and replays[0]._engine.block.count == 20) is collects
     same(*(leaves_of(replay.state) for replay in replays))
     same(*(replay.sample(5, to="numpy") for replay in replays))
 
@@ -181,8 +181,8 @@ def test_rows_in_files_are_written_at_once(tmp_path):
     buffer = fbuf.Buffer(64, storage=storages.Memmap(str(tmp_path / "rows")))
     replay = fbuf.Replay(buffer, EXAMPLE)
     replay.add(row(7))
-    replay._state.token.block_until_ready()
-    assert int(replay._state.ring.size[0]) == 1
+    replay._engine.state.token.block_until_ready()
+    assert int(replay._engine.state.ring.size[0]) == 1
 
 
 def test_a_limit_counts_each_row():

@@ -267,7 +267,7 @@ def test_nothing_is_lost_through_any_view(view):
         state, batch = sample(state, jax.random.key(0), 2)
         drawn += np.asarray(batch.data["action"])[np.asarray(batch.mask)].tolist()
     replay = fbuf.Replay(whole, example)
-    replay._state = every
+    replay._engine.state = every
     expected = [b for batch in replay.epoch(64, shuffle=False) for b in np.asarray(batch.data["action"]).tolist()]
     first = [one if isinstance(one, int) else one[0] for one in drawn]
     for lane in (0, 1):

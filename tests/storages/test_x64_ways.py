@@ -26,7 +26,7 @@ def rows_at(rows, at):
 def written(replay, rows, way):
     """Return a replay, the given one or of an eager state, with the rows."""
     if way == "eager":
-        replay._state = replay.buffer.extend(replay.state, rows)
+        replay._engine.state = replay.buffer.extend(replay.state, rows)
     elif way == "add":
         for i in range(len(rows["n"])):
             replay.add(rows_at(rows, i))

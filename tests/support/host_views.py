@@ -70,13 +70,13 @@ def compare(view, lanes, length=17, steps=70, size=9, seed=0, row_of=row_of, sam
     replay, state, key = fbuf.Replay(buffer, example, seed=seed), buffer.init(example), jax.random.key(seed)
     add, draw = jax.jit(buffer.add), jax.jit(functools.partial(buffer.sample, batch_size=size))
     update = jax.jit(buffer.update_priority)
-    drawn, real = list[bool](), replay._host_draws.draw
+    drawn, real = list[bool](), replay._engine.host.draw
 
     def counted(*args):
         drawn.append((batch := real(*args)) is not None)
         return batch
 
-    replay._host_draws.draw = counted
+    replay._engine.host.draw = counted
     for step in range(steps):
         for _ in range(int(random.integers(1, 4 if step % 9 else 14))):
             row, mask = row_of(random, lead), random.random(lead) < 0.8 if step % 10 == 5 else np.ones(lead, bool)

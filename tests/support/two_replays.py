@@ -43,7 +43,7 @@ def make_pair(storage="device", sampler="uniform", view="row", lanes=None, capac
     parts = {"storage": STORAGES[storage], "sampler": SAMPLERS[sampler], "view": VIEWS[view]}
     buffer = fbuf.Buffer(capacity, lanes=lanes, **parts)
     ours, theirs = (fbuf.Replay(buffer, ROW, seed=5, strict=False) for _ in range(2))
-    theirs._host_draws = theirs._updates = None
+    theirs._engine.host = theirs._engine.updates = None
     return ours, theirs
 
 
@@ -101,7 +101,7 @@ def compare(pair, steps, seed=0, sizes=(5,), begin=lambda replay: None):
             error[0] *= 1 if random.random() < 0.8 else np.inf
             for replay in pair:
                 replay.update_priority(batch.index, error)
-            deferred += ours._updates is not None and ours._updates.update is not None
+            deferred += ours._engine.updates is not None and ours._engine.updates.update is not None
         else:
             batch, other = (replay.sample(size, to="numpy") for replay in pair)
             same(batch, other)

@@ -1,0 +1,394 @@
+"""`Engine`: what a `Replay` does with its buffer, state and key, without its lock and limit.
+
+It calls jitted programs. Where rows and priorities are in CPU memory it collects rows, and draws in NumPy (`host_draws`,
+`priority_draws`) for NumPy and torch: chosen once for a buffer and the devices of its state, with equal batches for equal keys.
+Its methods are called with the lock held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf._buffer import checks, write
+from fbuf._buffer import read as _read
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.state import BufferState, anchor_count, host_ring, raise_failed, room_left
+from fbuf._core import arguments
+from fbuf._core.dispatch import with_changes
+from fbuf._core.pytree import PyTree, exact, has_64_bits, needs_x64, nested
+from fbuf._core.sample import Index, Sample
+from fbuf._core.text_table import counted
+from fbuf._indexing import scatter
+from fbuf._replay import host_reads, programs
+from fbuf._replay.arguments import to_device_of
+from fbuf._replay.host_draws import HostDraws, random_draws
+from fbuf._replay.interrupts import DeferInterrupts
+from fbuf._replay.priority_draws import PriorityDraws, host_draws
+from fbuf._replay.row_block import RowBlock, row_block
+from fbuf._replay.written import WrittenIndex
+from fbuf.samplers import Prioritized, Ranked, Uniform
+from fbuf.storages import Deduplicated, Device, Ragged
+
+
+class Engine:
+    """Write, draw and count for a `Replay`.
+
+    Attributes:
+      buffer, state, key: The state lacks the rows of `block` and the update in `updates` until `flush`; of the key, the data.
+      block: Collected rows; None if each row is written at once.
+      host: Draws in NumPy; None if programs draw.
+      updates: `host` if it sets priorities with draws, else None.
+      packs: Whether programs draw packed batches for NumPy and torch.
+      is_queue: Whether the buffer refuses rows rather than overwriting one that waits.
+    """
+
+    def __init__(self, buffer: Buffer, state: BufferState, key: jax.Array, unlimited: bool) -> None:
+        self.buffer, self.unlimited = buffer, unlimited
+        self.state, self.key = state, jax.random.key_data(key)
+        self.impl = str(jax.random.key_impl(key))
+        self._sizes: np.ndarray[Any, Any] | None = None  # rows held per lane, where known
+        self.is_queue = room_left(buffer, state) is not None  # `Consume(order="fifo")`: it refuses rows
+        self.written: weakref.ref[WrittenIndex] | None = None  # of the last write, until the next
+        self.arrays = host_reads.HeldArrays()
+        self._draws: dict[int | None, Any] = {}  # checked sizes and numbers by batch size, without options
+        self._programs: dict[tuple[int, programs.Form, bool], Any] = {}
+        self.most_drawn = 0  # the largest batch size for which there were enough rows, where each is drawn once
+        self.warns_short = buffer.sampler.once
+        self._on_device = isinstance(buffer.storage, (Device, Deduplicated)) and not buffer.sampler.on_host
+        self._spec = buffer.storage.spec(state.rows)[0]
+        self._has_pairs = any(needs_x64(leaf.dtype) for leaf in self._spec.values())
+        self._choose_paths()
+
+    def _choose_paths(self) -> None:
+        """Choose how to draw batches and collect rows, by the buffer and the devices of the state."""
+        devices: set[Any] = self.state.header.sharding.device_set
+        packs = not self._has_pairs and not isinstance(self.buffer.storage, Ragged)
+        self.packs = packs and {d.platform for d in devices} == {"cpu"} and len(devices) == 1
+        self._view = host_reads.host_view(self.buffer, self.state) if self.packs else None
+        self.host: HostDraws | None = host_draws(self.buffer, self.impl, self._view, list(self._spec))
+        # Each draw but those of `HostDraws` writes the rows first, so there are few.
+        self.block: RowBlock | None = row_block(self.buffer, self.state, 64 if self.host is None else 256)
+        self.updates = self.host if isinstance(self.host, PriorityDraws) else None
+
+    def replace(self, state: BufferState) -> None:
+        """Go on with another state, without the rows collected for this one."""
+        if not self.state.header.is_deleted():
+            self.keep_written()
+        self.arrays.release()
+        moved = state.header.sharding != self.state.header.sharding
+        self.state, self._sizes = state, None
+        if moved:
+            self._choose_paths()
+        if self.block is not None:
+            self.block.clear()
+        if self.updates is not None:
+            self.updates.drop()
+
+    def lend(self) -> BufferState:
+        """Return the whole state, which the caller may donate."""
+        if not self.state.header.is_deleted():
+            self.flush()
+            self.keep_written()
+        self.arrays.lent = self.state.header
+        return self.state
+
+    def collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
+        """Keep one row for a later write; False where it must be written now."""
+        block = self.block
+        if block is None or priority is not None or not block.append(row, mask):
+            return False
+        if block.count == block.length:
+            self.flush()
+        return True
+
+    def update_priority(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
+        """Call `Buffer.update_priority`, or let the update wait for the next draw. Return what was counted, or None."""
+        if self.updates is not None and self.updates.keep(self, self._readable(), index, error, mask):
+            return None
+        self.flush()
+        index, error, mask = self.on_device((index, error, mask))
+        sizes = self._sizes
+        counts = self.donate(programs.update_priority, index, error, mask=mask, eta=eta)
+        self._sizes = sizes
+        return counts
+
+    def on_device(self, given: Any) -> Any:
+        """Return arguments with JAX arrays on the device of the state."""
+        return jax.tree.map(lambda x: to_device_of(x, self.state.header), given)
+
+    def cut(self, lanes: Any) -> None:
+        """Call `Buffer.cut`."""
+        self.flush()
+        sizes = self._sizes
+        self.donate(programs.cut, lanes)
+        self._sizes = sizes
+
+    def clear(self) -> None:
+        """Call `Buffer.clear`."""
+        self.flush()
+        self.keep_written()
+        self.state, self._sizes = self.buffer.clear(self.state), None
+
+    def next_key(self) -> jax.Array:
+        """Return a key that is used for nothing else."""
+        after, key = jax.random.split(jax.random.wrap_key_data(self.key, impl=self.impl))
+        self.key = jax.random.key_data(after)
+        return key
+
+    def read_epoch(self, key: jax.Array, number: int, index: Index, chance: float) -> Sample:
+        """Return batch `number` of an epoch of anchors; see `Replay.epoch`."""
+        with DeferInterrupts():  # an interrupt inside a callback would become another error
+            self.state, batch = _read.sample_at(self.buffer, self.state, key, number, index, chance)
+        return self.exact("Replay.epoch", batch)
+
+    def flush(self) -> None:
+        """Set the deferred priorities and write the collected rows."""
+        updates, block = self.updates, self.block
+        if updates is not None:
+            updates.settle(self)
+        if block is not None and block.count:
+            sizes = self._sizes_after()
+            self.keep_written()
+            write = programs.write_block if updates is None else updates.write
+            with DeferInterrupts():
+                self.state = write(self.buffer, self.state, block)
+                block.clear()
+                self._sizes = sizes
+            self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        """Raise OSError if the last write failed. The state is whole."""
+        try:
+            raise_failed(self.state, self.buffer.storage)
+        except OSError:
+            self._sizes = None
+            raise
+
+    def _sizes_after(self) -> np.ndarray[Any, Any] | None:
+        """Return the rows held per lane once the collected rows are written, where known."""
+        if self.block is None or self._sizes is None or self.block.masked:
+            return None
+        sizes: np.ndarray[Any, Any] = np.minimum(self._sizes + self.block.count, self.buffer.geometry.length)
+        return sizes
+
+    def donate(self, method: Any, *args: Any, **options: Any) -> Any:
+        """Write in place, without an interrupt between the donation and the assignment. Return what was counted."""
+        self.keep_written()
+        with DeferInterrupts():
+            self._sizes = None
+            self.state, counts = method(self.buffer, self.state, *args, **options)
+        self._raise_failed()
+        return counts
+
+    def keep_written(self) -> None:
+        """Compute the index of the last write before the state changes, if the caller holds it; release views of its arrays."""
+        self.arrays.release()
+        index = None if self.written is None else self.written()
+        if index is not None:
+            index.read()
+        self.written = None
+
+    def row_of(self, call: str, row: PyTree) -> PyTree:
+        """Return one row with Python numbers as arrays."""
+        spec, structure = checks.given_spec(self.buffer, self.state)
+        lead, axes = ((), "") if self.buffer.lanes is None else ((self.buffer.lanes,), "E")
+        return structure.unflatten(arguments.check_rows(call, row, spec, structure, lead, axes).values())
+
+    def narrowed(self, call: str, rows: PyTree) -> PyTree:
+        """Return rows without NumPy leaves of 64 bits, which jit would narrow unchecked."""
+        if not self._has_pairs and not has_64_bits(rows):
+            return rows
+        return arguments.narrowed(call, rows, checks.given_spec(self.buffer, self.state)[0])
+
+    def store_values(self, call: str, rows: PyTree, priority: Any, mask: Any) -> PyTree:
+        """Store ragged leaves first, so that the rest can be written in place."""
+        leaves, values, shape, *_ = checks.check_rows(call, self.buffer, self.state, rows, priority, mask)
+        if self.unlimited:
+            self._make_room(shape, mask)
+        if values is not None and shape[0]:
+            leaves = write.store_values(self.buffer, self.state, leaves, values, shape, mask)
+        return nested(leaves)
+
+    def _make_room(self, shape: tuple[int, int], mask: Any) -> None:
+        more = shape[0] if mask is None else np.asarray(mask).reshape(shape).sum(axis=0)
+        needed = int((host_ring(self.state.header)[1] + more).max())
+        capacity, length = self.buffer.capacity, self.buffer.geometry.length
+        while length < needed:
+            capacity, length = 2 * capacity, 2 * length
+        if capacity != self.buffer.capacity:
+            self.grow(None, capacity)
+
+    def grow(self, blocks: Any, capacity: int | None) -> None:
+        """Call `Buffer.grow`, with every row written."""
+        self.keep_written()
+        self.buffer, self.state = self.buffer.grow(self.state, blocks, capacity=capacity)
+        self._sizes, self._draws, self._programs = None, {}, {}
+        self._choose_paths()
+
+    def draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array | None]:
+        """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
+        if packed and self.host is not None:
+            drawn = self.host.draw(self, self._readable(), self.key, size, numbers)
+            if drawn is not None:
+                self.key = drawn[0]
+                return drawn[1], None
+        if isinstance(self.key, np.ndarray):  # from `HostDraws`
+            self.key = jax.device_put(self.key)
+        form: programs.Form = "packed" if packed else "whole"
+        block, sizes = self.block, None
+        rows: tuple[Any, ...] = ()
+        if self._on_device and self.updates is None and block is not None and block.count:
+            rows, sizes = (block.packed(),), self._sizes_after()
+            self.keep_written()
+        else:
+            self.flush()
+        kind = size, form, bool(rows)
+        draw = self._programs.get(kind)
+        first = draw is None
+        if draw is None:
+            draw = programs.sampler(self.buffer, size, self.impl, form, bool(rows))
+        # An interrupt inside a callback would become another error; one after a donation would lose the state.
+        guard = contextlib.nullcontext() if self._on_device and not rows else DeferInterrupts()
+        with guard, programs.announce(call) if first else contextlib.nullcontext():
+            state, key, batch, counts = draw(self.state, self.key, numbers, *rows)
+            self.state, self.key = state if rows else with_changes(self.state, state), key
+            if rows and block is not None:
+                block.clear()
+                self._sizes = sizes
+        self._programs[kind] = draw
+        return batch, counts
+
+    def _readable(self) -> RowBlock | None:
+        """Return the block whose rows are those that will be written, or write the collected rows."""
+        block = self.block if self.buffer.on_write is None else None
+        if block is None or block.masked:
+            self.flush()
+        return block
+
+    def check_draw(
+        self, call: str, batch_size: int | None, options: Mapping[str, Any]
+    ) -> tuple[int, dict[str, jax.Array]]:
+        """Return the batch size and the sampler's numbers of a draw; raise for invalid ones."""
+        plain = not options and (batch_size is None or type(batch_size) is int)  # True and 4.0 equal ints
+        known = self._draws.get(batch_size) if plain else None
+        if known is None:
+            key = jax.random.wrap_key_data(self.key, impl=self.impl)
+            known = checks.check_draw(
+                call, f"{call.rpartition('.')[2]}(batch_size)", self.buffer, key, batch_size, options
+            )
+            if plain:
+                self._draws[batch_size] = known
+        return known
+
+    def warn_short(self, call: str, size: int) -> None:
+        """Warn, once for a replay, of a batch larger than the number of rows, each of which is drawn at most once."""
+        self.flush()
+        count = int(np.asarray(anchor_count(self.state)).sum())
+        if count >= size:
+            self.most_drawn = size
+        elif count:
+            self.warns_short = False
+            warnings.warn(
+                f"{call}: batch_size is {size}, but only {counted(count, 'row')} can be sampled, and a batch of "
+                f"{self.buffer.sampler!r} has each at most once; `mask` is False in the rest. Draw fewer, or add rows first.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def check_rows(self, state: BufferState) -> None:
+        """Raise unless a state of this buffer holds rows like the present one."""
+        (spec, structure), known = checks.given_spec(self.buffer, state), checks.given_spec(self.buffer, self.state)
+        if (spec, structure) != known:
+            got, expected = (
+                ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in of.items())
+                for of in (spec, known[0])
+            )
+            raise ValueError(
+                f"Replay.state: its rows are {structure} of {got}; expected {known[1]} of {expected}. For other rows make "
+                f"another Replay(buffer, example)."
+            )
+
+    def exact(self, call: str, batch: Sample) -> Sample:
+        """Return a batch with 64-bit leaves as NumPy arrays."""
+        return dataclasses.replace(batch, data=exact(call, self._spec, batch.data)) if self._has_pairs else batch
+
+    def compilations(self, batch_size: int | None, packed: bool, collects: bool) -> list[Any]:
+        """Return functions that lower the programs of `add`, of such draws, and of their `update_priority`."""
+        size, numbers = self.check_draw("Replay.compile", batch_size, {})
+
+        form: programs.Form = "packed" if packed else "whole"
+        host = self.host if packed else None
+
+        def draw(*rows: Any) -> Any:
+            program = programs.sampler(self.buffer, size, self.impl, form, bool(rows))
+            return program.lower(self.state, self.key, numbers, *rows)
+
+        jobs: list[Any] = [draw]
+        if host is not None:
+            jobs = [partial(random_draws(size, self.impl, host.bits).lower, self.key)]
+            jobs += host.compilations(self.state, size, numbers, collects)
+        block = self.block
+        if block is not None:
+            for length in block.lengths:
+                rows = block.packed(length)
+                if collects:
+                    jobs.append(partial(programs.extend_packed.lower, self.buffer, self.state, rows))
+                    if self._on_device and host is None:
+                        jobs.append(partial(draw, rows))
+        writable = not self.buffer.writer.read_only
+        if writable and not (collects and block is not None) and not isinstance(self.buffer.storage, Ragged):
+            spec, structure = checks.given_spec(self.buffer, self.state)
+            lanes = () if self.buffer.lanes is None else (self.buffer.lanes,)
+            zeros = [np.zeros((*lanes, *leaf.shape), leaf.dtype) for leaf in spec.values()]
+            row = self.row_of("Replay.compile", structure.unflatten(zeros))
+            jobs.append(partial(programs.add.lower, self.buffer, self.state, row, priority=None, mask=None))
+        if self.buffer.sampler.prioritized:
+            words: list[Any] = [jax.ShapeDtypeStruct((size,), dtype) for dtype in (np.int32, np.uint32, np.float32)]
+            update: Any = partial(programs.update_priority.lower, self.buffer, self.state, Index(*words[:2]), words[2])
+            jobs.append(partial(update, mask=None, eta=0.9))
+        return jobs
+
+    def held(self) -> int:
+        """Return the number of rows held, collected rows included."""
+        if self.block is not None and self.block.masked:
+            self.flush()
+        if self._sizes is None:
+            self._sizes = host_ring(self.state.header)[1]
+        sizes = self._sizes_after()
+        return int((self._sizes if sizes is None else sizes).sum())
+
+    def slots(self, position: Any) -> Any:
+        """Return the slots of rows by position, integers of any shape, 0 the oldest; of several lanes step by step."""
+        geometry, state = self.buffer.geometry, self.state
+        if state.scatter is not None:
+            return np.asarray(scatter.by_age(state.scatter))[position]
+        cursor, size, _ = host_ring(state.header)
+        age, lane = position // geometry.lanes, position % geometry.lanes
+        if (size != size[0]).any():
+            age, lane = np.argwhere(np.arange(size.max())[:, None] < size)[position].T
+        slots = (cursor - size)[lane] + age
+        return (slots % geometry.length * geometry.lanes + lane).astype(np.int32)
+
+    def has_room(self, rows: int) -> bool:
+        """Return whether `rows` rows a lane can be added without refusing any. Only a queue waits for writes to know."""
+        return not self.is_queue or bool(self.buffer.can_add(self.state, rows))
+
+    def ready(self, size: int) -> bool:
+        """Return whether a row, from a queue a whole batch, can be sampled.
+
+        Asking waits for writes, so avoid it where every row can be.
+        """
+        if self.is_queue:
+            count = anchor_count(self.state)
+            return int(self.buffer.sampler.available(self.state.sampler, count)) >= size
+        always = self.buffer.dense and isinstance(self.buffer.sampler, (Uniform, Prioritized, Ranked))
+        return always or bool(self.buffer.can_sample(self.state))
