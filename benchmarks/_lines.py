@@ -325,13 +325,43 @@ LINES = (
         for case in ("76 bytes a row, prioritized", "stacks of frames, prioritized", "stacks of frames, compressed")
     ),
     *(
+        Line(
+            "loop",
+            "`Replay` of the view that is recommended",
+            rf"{kind}, {view}: add \+ sample$",
+            f'`Replay.add` of a row and `sample(256, to="torch")`, {kind}, {what}',
+            f"{SB3}'s `ReplayBuffer`, uniform",
+            "{ratio}x the time ({spread})",
+            headline=view == "Transition, n = 1",
+        )
+        for kind in ("uniform", "prioritized")
+        for view, what in (
+            ("Transition, n = 1", "transitions"),
+            ("Transition, n = 3", "transitions of 3 steps"),
+            ("Transition, n = 1, 8 lanes", "transitions of 8 environments"),
+            (r"Sequence\(16\)", "windows of 16 rows"),
+        )
+    ),
+    *(
+        Line(
+            "loop",
+            f"A {script} script",
+            rf"(?P<steps>[\d,]+) steps{of_each}, Transition$",
+            f"a {script} script (torch, {what}, {{steps}} steps) with `Transition`",
+            f"the same with the buffer of {SB3}",
+            "{ratio}x the time ({spread})",
+            headline=True,
+        )
+        for script, of_each, what in (("DQN", "", "CartPole"), ("SAC", " of each", "8 environments"))
+    ),
+    *(
         Line("loop", question, case, what, against, shows)
         for question, case, what, against, shows in (
             (r"`Replay.add` of one row", "SB3$", "`Replay.add` of one NumPy row", SB3, "{ratio}x the time ({spread})"),
             (r"`Replay.sample\(256", "SB3$", '`Replay.sample(256, to="torch")`', SB3, "{ratio}x the time ({spread})"),
             (
                 "A DQN script",
-                r"(?P<steps>[\d,]+) steps",
+                r"(?P<steps>[\d,]+) steps$",
                 "a DQN script (torch, CartPole, {steps} steps)",
                 f"the same with the buffer of {SB3}",
                 "{ratio}x the time ({spread})",
