@@ -72,6 +72,10 @@ class HostTransition:
         dtype = np.dtype(spec[view.reward].dtype)
         self._float = dtype if dtype.kind == "f" else np.dtype(np.float32)
         self._powers = np.array([view.gamma**i for i in range(self._steps + 1)], self._float)
+        flags = np.arange(256)  # of one row, to each of which a step is known
+        known = (flags & (END | CUT) == END) & self._cut_ends & self._resets
+        self._moves = ((flags & END == 0) | known).astype(np.int64)
+        self._discounts = np.where(flags & TERMINATED != 0, self._float.type(0), self._powers[1])
         self._final = {}
         if view.final_observation is not None:
             self._final = {view.observation + n.removeprefix(view.final_observation): self._number[n] for n in kinds[1]}
@@ -123,12 +127,8 @@ class HostTransition:
         """Read transitions of one step without a stack."""
         here = rows.at(slot)
         flags = rows.flags(here)
-        moves, last = flags & END == 0, None
-        if self._cut_ends:
-            final = flags & (END | CUT) == END  # the final observation is known
-            moves = moves | final if self._resets else moves
-            last = final.nonzero()[0] if self._final else None
-        following = rows.at(slot + moves * rows.lanes)
+        last = (flags & (END | CUT) == END).nonzero()[0] if self._final else None  # the final observation is known
+        following = rows.at(slot + self._moves.take(flags) * rows.lanes)
         leaves = []
         for kind, name in self._leaves:
             if kind == "next_obs":
@@ -138,7 +138,7 @@ class HostTransition:
             elif kind == "reward":
                 leaf = rows.take(self._reward, here).astype(self._float, copy=False)
             elif kind == "discount":
-                leaf = np.where(flags & TERMINATED != 0, self._float.type(0), self._powers[1])
+                leaf = self._discounts.take(flags)
             else:
                 leaf = rows.take(self._number[name], here)
             leaves.append(leaf)
