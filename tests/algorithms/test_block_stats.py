@@ -13,8 +13,8 @@ import fbuf
 from fbuf._algorithms import block_grid, block_stats
 from fbuf._algorithms.block_stats import Curve
 from fbuf.storages import Deduplicated
-from tests.algorithms.test_block_grid import cut_by_hand
 from tests.support import refusals
+from tests.support.frame_blocks import cut_by_hand
 
 
 def blocks_of(array, grid):

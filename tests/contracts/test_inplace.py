@@ -157,6 +157,9 @@ test_orders_are_in_place_with_other_parts = checks(
 )
 
 
+lanes = one_of(inplace.LANES, exhaustive=[None])
+
+
 @pytest.mark.more
 def test_masks_and_priorities_are_in_place(lanes):
     buffer = inplace.buffer_of("prioritized", "transition", lanes=lanes)
@@ -240,9 +243,6 @@ FOUR = [(form, sampler, view, inplace.some(4, sampler, 24)[i % 24]) for i, (form
 ORDERS_OF_THREE = zip(itertools.cycle(inplace.FORMS), inplace.orders(3, "everything"))
 THREE = [(form, "everything", "transition", order) for form, order in ORDERS_OF_THREE]
 test_orders_are_in_place = checks(exhaustive=[(inplace.check_order, EVERY_PAIR + THREE + FOUR)])
-
-
-lanes = one_of(inplace.LANES, exhaustive=[None])
 
 
 BLOCKS = [("jit", "prioritized", "seor"), ("jit", "uniform", "ter"), ("jit", "ranked", "stu")]

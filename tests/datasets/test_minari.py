@@ -11,7 +11,6 @@ import h5py
 import minari as package
 import numpy as np
 import pytest
-from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 from PIL import Image
@@ -19,6 +18,7 @@ from PIL import Image
 import fbuf
 from fbuf._formats import dataset
 from tests.support import datasets_oracle as oracle
+from tests.support.minari_spaces import spaces_of
 from tests.support.refusals import raises
 
 pytestmark = pytest.mark.more
@@ -38,15 +38,6 @@ FORMATS = ("hdf5", "arrow", "parquet")
 def made(kind, seed=0):
     observation, action = LEAVES[kind]
     return oracle.episodes(seed, LENGTHS, observation, action)
-
-
-def spaces_of(kind):
-    if kind == "plain":
-        return spaces.Box(-np.inf, np.inf, (4,), np.float64), spaces.Discrete(200)
-    pair = spaces.Tuple((spaces.Discrete(200), spaces.MultiBinary(5)))
-    parts = {"image": spaces.Box(0, 255, (40, 36, 3), np.uint8), "pair": pair}
-    parts |= {"mission": spaces.Text(9)} if kind == "text" else {}
-    return spaces.Dict(parts), spaces.Tuple((spaces.Box(-9, 9, (2, 3), np.float32), spaces.MultiDiscrete([200, 200])))
 
 
 def tree(leaves, root):

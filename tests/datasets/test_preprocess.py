@@ -296,10 +296,9 @@ def tell(done, total):
 
 
 PROGRAM = """
-import sys
+import importlib, sys
 from pathlib import Path
-from tests.datasets import test_preprocess as module
-folder = Path(sys.argv[2])
+folder, module = Path(sys.argv[2]), importlib.import_module(sys.argv[3])
 getattr(module, sys.argv[1])(folder, folder / "made", module.tell)
 """
 
@@ -309,7 +308,7 @@ getattr(module, sys.argv[1])(folder, folder / "made", module.tell)
 def test_killed_work_is_resumed(write, tmp_path):
     path = tmp_path / "made"
     for wait in (400, 1700):
-        command = [sys.executable, "-c", PROGRAM, write.__name__, str(tmp_path)]
+        command = [sys.executable, "-c", PROGRAM, write.__name__, str(tmp_path), __name__]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, text=True, bufsize=1, cwd=ROOT, **pipes) as process:
             while int(process.stdout.readline()) < wait:

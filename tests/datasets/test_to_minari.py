@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 
 import fbuf
-from tests.datasets.test_minari import spaces_of
 from tests.support import datasets_oracle as oracle
+from tests.support.minari_spaces import spaces_of
 
 pytestmark = pytest.mark.more
 

@@ -19,7 +19,7 @@ from fbuf._core.pytree import named_leaves
 from fbuf._rows import columns as _columns
 from fbuf.interop import _torchrl
 from tests.support.hostile_manifests import at_path
-from tests.support.interop import from_torchrl
+from tests.support.interop import from_torchrl, rollout
 from tests.support.processes import run_python
 from tests.support.refusals import raises
 
@@ -369,17 +369,6 @@ def torchrl():
         return pytest.importorskip("torchrl.data")
 
 
-def rollout(n, first=0):
-    import tensordict
-    import torch
-
-    t = torch.arange(first, first + n)
-    obs = t[:, None].float().repeat(1, 3)
-    after = {"observation": obs + 1, "reward": t[:, None].double(), "done": (t % 5 == 4)[:, None]}
-    rows = {"observation": obs, "action": t, "half": t.to(torch.bfloat16), "next": after}
-    return tensordict.TensorDict(rows | {"pixels": (t[:, None] % 256).to(torch.uint8).repeat(1, 4)}, [n])
-
-
 def flat(td):
     out = {}
     for key, leaf in td.items(True, True):
@@ -449,7 +438,7 @@ except ImportError as error:
     raise SystemExit
 import torch
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
-from tests.interop.test_torchrl import rollout
+from tests.support.interop import rollout
 replay = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(8), batch_size=4)
 replay.extend(rollout(13))
 replay.update_priority(torch.arange(8), torch.linspace(0.1, 2, 8))

@@ -19,6 +19,9 @@ from tests.support.refusals import raises
 from tests.support.tables import one_of
 from tests.support.trees import same
 
+ON_THE_DEVICE = [name for name in BUFFERS if name not in ("codec", "storage, sampler, view")]
+name = one_of("storage, sampler, view", more=["writer", "codec", "transforms"], exhaustive=[*ON_THE_DEVICE])
+
 
 def test_parts_work_in_jit_and_scan(name):
     buffer = make(BUFFERS[name])
@@ -47,6 +50,9 @@ def test_parts_are_saved_and_loaded(name, tmp_path):
     again, loaded = fbuf.load(tmp_path / "replay", make(BUFFERS[name]))
     assert again == buffer
     same(buffer.peek(state, jax.random.key(1), BATCH).data, again.peek(loaded, jax.random.key(1), BATCH).data)
+
+
+stored = one_of("storage", exhaustive=["storage with priorities, stacks"])
 
 
 def test_a_storage_of_rounded_rows(stored):
@@ -245,6 +251,9 @@ def test_every_class_that_a_required_method_names_is_public():
     )
 
 
+large = one_of("storage, sampler, view", exhaustive=[*ON_THE_DEVICE])
+
+
 @pytest.mark.more
 @pytest.mark.in_place
 def test_is_in_place(large):
@@ -263,15 +272,3 @@ def test_a_storage_updates_rows_and_maps():
     states = jax.vmap(lambda _: buffer.init(EXAMPLE))(keys)
     states = jax.vmap(lambda s: buffer.extend(s, rows_of(9, None)))(states)
     assert jax.vmap(lambda s, k: buffer.peek(s, k, 4).data["action"])(states, keys).shape == (3, 4)
-
-
-ON_THE_DEVICE = [name for name in BUFFERS if name not in ("codec", "storage, sampler, view")]
-
-
-name = one_of("storage, sampler, view", more=["writer", "codec", "transforms"], exhaustive=[*ON_THE_DEVICE])
-
-
-large = one_of("storage, sampler, view", exhaustive=[*ON_THE_DEVICE])
-
-
-stored = one_of("storage", exhaustive=["storage with priorities, stacks"])

@@ -138,6 +138,9 @@ def rewards(batch):
     return np.ravel(np.asarray(batch["reward"]))
 
 
+library = one_of(FBUF, LIST, exhaustive=[*PEERS])
+
+
 @pytest.mark.parametrize("kind", ["Uniform", "Prioritized"])
 def test_a_driver_returns_what_was_written(library, kind):
     with jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
@@ -209,9 +212,6 @@ def test_every_section_runs(tmp_path: Path) -> None:
     assert list(found) == sorted(f"gpu: {name}" for name in bench_gpu.SECTIONS)
     for name in ("correct", "in place", "in place, deduplicated"):
         assert all(row["met"] or row["peer"] == "absent" for row in found[f"gpu: {name}"]["rows"])
-
-
-library = one_of(FBUF, LIST, exhaustive=[*PEERS])
 
 
 @pytest.mark.exhaustive

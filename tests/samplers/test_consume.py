@@ -35,16 +35,6 @@ def test_times_must_be_a_number():
         raises(ValueError, r"Consume: times is .*; expected an int >= 1", Consume, times)
 
 
-@pytest.mark.more
-def test_no_row_of_a_view_is_drawn_too_often(case):
-    sampler, view, lanes = case
-    buffer = fbuf.Buffer(11 * (lanes or 1), sampler=sampler, view=view, lanes=lanes)
-    Trial(buffer, 0, Pool).run(60, (2, 7, 30))
-
-
-test_every_row_is_as_likely_at_every_place = checks(more=[(check_places, [(Consume(), 3000)])])
-
-
 case = one_of(
     (Consume(3), Transition(n_step=2, autoreset="same_step"), 2),
     exhaustive=[
@@ -53,3 +43,13 @@ case = one_of(
         (Consume(), same_step.Transition(n_step=2, stack=3), 3),
     ],
 )
+
+
+@pytest.mark.more
+def test_no_row_of_a_view_is_drawn_too_often(case):
+    sampler, view, lanes = case
+    buffer = fbuf.Buffer(11 * (lanes or 1), sampler=sampler, view=view, lanes=lanes)
+    Trial(buffer, 0, Pool).run(60, (2, 7, 30))
+
+
+test_every_row_is_as_likely_at_every_place = checks(more=[(check_places, [(Consume(), 3000)])])

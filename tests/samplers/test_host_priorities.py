@@ -39,6 +39,9 @@ def test_priorities_and_their_least_are_saved(on, tmp_path):
     same(loaded.peek(again, KEY, 16), buffer.peek(state, KEY, 16))
 
 
+capacity = one_of(600, exhaustive=[1, 9, 70_000])
+
+
 def layout_of(capacity):
     return Layout(*sum_tree.layout(capacity), sum_tree.middle(capacity))
 
@@ -194,6 +197,19 @@ def test_a_write_that_is_cut_short_changes_nothing(monkeypatch, broken, nth):
     check(store, made, store.leaves(made))
 
 
+WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
+AHEAD = {"prefetch": 1, "batch_size": BATCH}
+parts = one_of(
+    {},
+    exhaustive=[
+        {"options": {"normalize": "buffer", "alpha": 1.0, "beta": 1.0, "eps": 0.0}, "view": WINDOWS},
+        {"options": {"normalize": None, "stratified": False, "alpha": 0.5}},
+        AHEAD,
+        AHEAD | {"storage": fbuf.storages.Host(slack=2000)},
+    ],
+)
+
+
 @settings(max_examples=10)
 @given(program=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(VERBS), st.integers(0, 2**16)), max_size=20))
 def test_old_states_and_futures_stay_what_they_are(parts, program):
@@ -214,6 +230,9 @@ def nothing_open():
     gc.collect()
     assert fbuf.stores() == []
     yield
+
+
+storage = one_of(fbuf.storages.Device(), exhaustive=[fbuf.storages.Host()])
 
 
 def test_a_store_goes_with_its_last_state(nothing_open, storage):
@@ -334,27 +353,6 @@ def test_the_callbacks_for_accelerators_agree(monkeypatch):
     assert set(used) == {"io_callback", "pure_callback"}
     with pytest.raises(TypeError, match="priorities live on the host cannot be vmapped"):
         jax.vmap(lambda x: buffer.set(buffer.clear(verb(buffer, "extend", state, x)[0])))(jnp.arange(2))
-
-
-WINDOWS = fbuf.views.Sequence(2, stride=2, episode_end=("done",), autoreset="same_step")
-AHEAD = {"prefetch": 1, "batch_size": BATCH}
-
-
-parts = one_of(
-    {},
-    exhaustive=[
-        {"options": {"normalize": "buffer", "alpha": 1.0, "beta": 1.0, "eps": 0.0}, "view": WINDOWS},
-        {"options": {"normalize": None, "stratified": False, "alpha": 0.5}},
-        AHEAD,
-        AHEAD | {"storage": fbuf.storages.Host(slack=2000)},
-    ],
-)
-
-
-capacity = one_of(600, exhaustive=[1, 9, 70_000])
-
-
-storage = one_of(fbuf.storages.Device(), exhaustive=[fbuf.storages.Host()])
 
 
 @pytest.mark.exhaustive

@@ -74,6 +74,9 @@ def test_every_part_of_a_batch_gets_its_share(share):
         assert np.all(np.abs(mean - share) <= 5 * np.sqrt(share * (1 - share) / count))
 
 
+far_apart = one_of(True, exhaustive=[False])
+
+
 def test_sets_are_those_of_drawing_one_after_another(far_apart):
     """Six leaves beside one another, or far apart in a tree of four levels."""
     leaf = np.array([8.0, 1.0, 2.0, 0.25, 4.0, 0.5])
@@ -206,6 +209,9 @@ def test_who_cannot_rebuild_says_so():
     assert len(ranked) == 2
 
 
+capacity = one_of(5000, exhaustive=[1, 5, 512, 513, 40_000])
+
+
 @functools.partial(jax.jit, static_argnums=3)
 def put(ranks, slot, bucket, capacity):
     return rank_buckets.set(ranks, slot, bucket, capacity, jnp.zeros((), jnp.int32))
@@ -217,6 +223,9 @@ def find(ranks, index, nth, capacity):
 
 
 mass_of = jax.jit(rank_buckets.mass_of)
+
+
+stratified = one_of(False, exhaustive=[True])
 
 
 def test_draws_by_rank(stratified):
@@ -301,6 +310,9 @@ def test_numbers_beyond_their_range_are_refused(case):
     refusals.check(case, vars(priorities), plain=plain, shared=shared)
 
 
+sampler = one_of(Prioritized(uniform=0.1, normalize="buffer"), exhaustive=[Ranked(uniform=0.1, normalize="buffer")])
+
+
 def test_traced_numbers_are_brought_into_range(sampler):
     """Numbers gone wrong for one step: whatever is drawn then is a row, weights are finite, and the tree lives on."""
     number = 20
@@ -376,6 +388,9 @@ def test_gpus_select_what_other_platforms_branch_to(scale, monkeypatch):
     assert len(set(got[0].tolist())) > 9 and (scale or set(got[2]) == {np.float32(1 / 9)})
 
 
+ranked = one_of(True, exhaustive=[False, True])
+
+
 @pytest.mark.more
 def test_a_share_of_a_buffer_with_lanes_ignores_priorities(ranked, stratified):
     sampler = (Ranked if ranked else Prioritized)(alpha=1.0, uniform=0.3, stratified=stratified)
@@ -414,21 +429,6 @@ def test_weights_of_draws_without_replacement(normalize):
         least = np.argmin(priority)
         assert weight.max() <= 1 + 1e-5
         np.testing.assert_allclose(weight[batches.data == least], 1.0, rtol=1e-5)
-
-
-far_apart = one_of(True, exhaustive=[False])
-
-
-stratified = one_of(False, exhaustive=[True])
-
-
-ranked = one_of(True, exhaustive=[False, True])
-
-
-capacity = one_of(5000, exhaustive=[1, 5, 512, 513, 40_000])
-
-
-sampler = one_of(Prioritized(uniform=0.1, normalize="buffer"), exhaustive=[Ranked(uniform=0.1, normalize="buffer")])
 
 
 @pytest.mark.exhaustive

@@ -19,20 +19,26 @@ from fbuf.sharded import Sharded, _blocks
 from tests.support import sharded as support
 from tests.support.inplace import ROW
 from tests.support.refusals import raises
+from tests.support.tables import by_tier, product_by_tier
+from tests.support.transforms import Largest
 from tests.support.trees import same, x64
-from tests.transforms.test_transforms_buffer import Largest
 
 DRAWS = ("local", "global")
+WINDOWS = fbuf.views.Sequence(2, autoreset="same_step")
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("sampler", support.SAMPLERS)
+@product_by_tier(("sampler", "draw"), support.SAMPLERS, DRAWS, quick=[("batch", "global")])
 def test_rows_are_drawn_with_the_probabilities_of_one_buffer(sampler, draw):
     support.check_draws(sampler, draw, 10**6)
 
 
-@pytest.mark.parametrize("view", [fbuf.views.Row(), fbuf.views.Sequence(2, autoreset="same_step")])
-@pytest.mark.parametrize("sampler", [Epoch(), Epoch(shuffle=False), Consume(), Consume(2)])
+@product_by_tier(
+    ("sampler", "view"),
+    [Epoch(), Epoch(shuffle=False), Consume(), Consume(2)],
+    [fbuf.views.Row(), WINDOWS],
+    quick=[(Epoch(), WINDOWS)],
+    more=[(Consume(), WINDOWS)],
+)
 def test_every_anchor_is_drawn_once_although_shards_have_unequal_numbers(sampler, view):
     buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=sampler, view=view)
     sharded = Sharded(buffer, support.mesh_of())
@@ -85,6 +91,7 @@ def four_batches(draw):
     return batches(sharded, jax.jit(support.step_of(sharded, 32), donate_argnums=0))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("number", [4, 8])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
@@ -93,9 +100,7 @@ def test_meshes_of_any_kind_give_the_same(kind, number, draw):
     same(batches(sharded, jax.jit(support.step_of(sharded, 32), donate_argnums=0)), four_batches(draw))
 
 
-@pytest.mark.parametrize("number", [4, 8])
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("check_vma", [True, False])
+@product_by_tier(("check_vma", "draw", "number"), [True, False], DRAWS, [4, 8], more=[(True, "local", 8)])
 def test_methods_inside_shard_map_over_one_axis_act_on_the_block_of_the_device(check_vma, draw, number):
     sharded = four(draw, number, axis_types=(AxisType.Auto,) * (number // 4))
     settings = {"mesh": sharded.mesh, "axis_names": {"data"}, "check_vma": check_vma}
@@ -104,6 +109,7 @@ def test_methods_inside_shard_map_over_one_axis_act_on_the_block_of_the_device(c
     same(batches(sharded, jax.jit(step, donate_argnums=0)), four_batches(draw))
 
 
+@pytest.mark.more
 def test_states_print_the_rows_of_all_shards():
     sharded = Sharded(fbuf.prioritized(64), support.mesh_of())
     state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(24, dtype=np.int32)})
@@ -114,8 +120,9 @@ def test_states_print_the_rows_of_all_shards():
     assert repr(after).startswith("ShardedState(0 of 64 rows)")
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+@product_by_tier(
+    ("normalize", "draw"), ["batch", "buffer"], DRAWS, quick=[("batch", "local")], more=[("batch", "global")]
+)
 def test_priorities_reach_their_shards_from_any_device(normalize, draw):
     sampler = Prioritized(alpha=1.0, eps=0.0, normalize=normalize)
     buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=sampler)
@@ -153,7 +160,7 @@ def test_priorities_reach_their_shards_from_any_device(normalize, draw):
     np.testing.assert_allclose(batch.probability[added], batch.probability.max(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("draw", by_tier("local", more=["global"]))
 def test_all_mass_on_one_shard_and_on_none(draw):
     sampler = Prioritized(alpha=1.0, eps=0.0, normalize=None, beta=1.0)
     buffer = fbuf.Buffer(64, lanes=8, sampler=sampler)
@@ -190,17 +197,19 @@ def programs(storage, sampler, draw):
 
 
 BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "u8": 1}
-CASES = [("device", "Prioritized", "local"), ("device", "Uniform", "local"), ("blocks", "Prioritized", "local")]
-CASES += [("device", "Epoch", "local"), ("device", "Prioritized", "global")]
+OTHERS = [("device", "Uniform", "local"), ("blocks", "Prioritized", "local"), ("device", "Epoch", "local")]
+OTHERS += [("device", "Prioritized", "global")]
 
 
 @pytest.mark.in_place
-@pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_a_step_is_in_place_and_moves_no_rows(case):
-    program, text, size = programs(*case)
+@pytest.mark.parametrize(
+    ("storage", "sampler", "draw"), by_tier(more=[("device", "Prioritized", "local")], exhaustive=OTHERS)
+)
+def test_a_step_is_in_place_and_moves_no_rows(storage, sampler, draw):
+    program, text, size = programs(storage, sampler, draw)
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes > 2**17 / 8 * 20
-    assert memory.temp_size_in_bytes < 3 * (256 * 40 * (2 if case[2] == "global" else 1)) + 64 * 1024
+    assert memory.temp_size_in_bytes < 3 * (256 * 40 * (2 if draw == "global" else 1)) + 64 * 1024
     most, moved = 16 * 256 + 64 * 8, 0
     for line in text.splitlines():
         found = re.search(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", line)
@@ -212,9 +221,10 @@ def test_a_step_is_in_place_and_moves_no_rows(case):
             moved += total
         else:
             assert total <= most, line
-    assert moved <= 1.3 * size / 8 and (moved > 0) == (case[2] == "global")
+    assert moved <= 1.3 * size / 8 and (moved > 0) == (draw == "global")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_step_has_few_collectives(draw):
     """One for the draw and one for the update, in which a loop that seldom runs has two more; rows move in one message."""
@@ -234,7 +244,7 @@ def test_a_step_has_few_collectives(draw):
     ]
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("draw", by_tier(more=["local"], exhaustive=["global"]))
 def test_steps_are_clean_under_strict_flags(draw):
     """With NaN checks, strict promotion, 64 bits and leak checks; an empty shard and zero leaves are no reason for a NaN."""
     with jax.debug_nans(True), jax.numpy_dtype_promotion("strict"), x64(), jax.checking_leaks():
@@ -249,6 +259,7 @@ def test_steps_are_clean_under_strict_flags(draw):
             jax.block_until_ready((batch, stats))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [jnp.bool_, jnp.int8, jnp.uint16, jnp.bfloat16, jnp.float32, jnp.int32, jnp.int4])
 def test_blocks_of_any_dtype_are_exchanged_bit_for_bit(dtype):
     bits = np.random.default_rng(0).integers(0, 256, (64, 8, 3, 2), np.uint8)
@@ -271,6 +282,7 @@ def test_blocks_of_any_dtype_are_exchanged_bit_for_bit(dtype):
     assert text.count("stablehlo.all_to_all") == (3 if dtype == jnp.int4 else 2)
 
 
+@pytest.mark.more
 def test_refusals():
     mesh = support.mesh_of()
     parts = {

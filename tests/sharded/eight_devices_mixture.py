@@ -13,6 +13,7 @@ from fbuf.samplers import Epoch
 from fbuf.sharded import Sharded
 from tests.support import sharded as support
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 
 SAMPLERS = {"a": "prioritized", "b": "uniform"}
 MODES = [
@@ -37,7 +38,7 @@ def filled(mixture, *names):
     return states
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("mode", by_tier(MODES[0], exhaustive=MODES[1:], ids=str))
 def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode):
     """Weighted means over all rows estimate what the unsharded mixture's do, although shards differ in fill and mass."""
     mixture, size = mixture_of(**mode), 4096
@@ -68,6 +69,7 @@ def test_rows_have_the_probabilities_and_weights_of_one_mixture(mode):
             assert (part == 0).sum() in (0, round(fractions[0] * size / 8))
 
 
+@pytest.mark.exhaustive
 def test_errors_and_rows_go_where_rows_came_from():
     """Also inside `jax.shard_map`, and in any order over devices; invalid indices are counted."""
     mixture = mixture_of(fractions={"a": 0.5, "b": 0.5})
@@ -100,6 +102,7 @@ def test_errors_and_rows_go_where_rows_came_from():
     assert refused == 1 + (batch.index.source[order][there[1]] == 0)
 
 
+@pytest.mark.exhaustive
 def test_rows_of_windows_return_to_their_buffers():
     view = fbuf.views.Sequence(3, boundary="mask", autoreset="same_step")
     mixture = mixture_of({"view": view}, fractions={"a": 0.25, "b": 0.75})
@@ -145,6 +148,7 @@ def test_a_buffer_is_empty_if_all_its_shards_are():
         mixture.peek(state, jax.random.key(0), 20)
 
 
+@pytest.mark.exhaustive
 def test_buffers_that_do_not_draw_together_are_refused():
     mesh, one = support.mesh_of(), fbuf.Buffer(64)
     epoch, moving = Sharded(fbuf.Buffer(64, sampler=Epoch()), mesh), Sharded(one, mesh, draw="global")

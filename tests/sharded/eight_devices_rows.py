@@ -15,6 +15,7 @@ from fbuf.sharded import Sharded
 from fbuf.transforms import Normalize, NormalizeReward
 from tests.support import sharded as support
 from tests.support.refusals import raises
+from tests.support.tables import by_tier
 from tests.support.trees import same
 
 DRAWS = ("local", "global")
@@ -26,7 +27,7 @@ def by_id(rows):
     return {int(i): tuple(leaf[mask][n] for leaf in data.values()) for n, i in enumerate(data["id"][mask])}
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("draw", by_tier("local", exhaustive=["global"]))
 def test_rows_are_those_of_one_buffer(draw):
     """Whole rows, the newest, rows by a shuffled index, and priorities; after `update_rows` from any device too."""
     buffer = fbuf.Buffer(support.CAPACITY, lanes=support.LANES, sampler=Prioritized(largest="held"))
@@ -86,7 +87,7 @@ def test_rows_are_those_of_one_buffer(draw):
     np.testing.assert_allclose(got.probability[got.mask], power / total, rtol=1e-5)
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("draw", by_tier(more=["global"], exhaustive=["local"]))
 def test_windows_are_written_back(draw):
     view = fbuf.views.Sequence(3, boundary="mask", autoreset="same_step")
     sharded = Sharded(fbuf.Buffer(support.CAPACITY, lanes=support.LANES, view=view), support.mesh_of(), draw=draw)
@@ -107,6 +108,7 @@ def test_windows_are_written_back(draw):
     np.testing.assert_array_equal(np.asarray(after["version"])[there], data["id"][there] + 7)
 
 
+@pytest.mark.more
 def test_rows_inside_shard_map_are_those_of_the_device():
     sharded = Sharded(fbuf.Buffer(64), support.mesh_of())
     state = sharded.extend(sharded.init({"id": np.int32(0)}), {"id": np.arange(32, dtype=np.int32)})
@@ -132,6 +134,7 @@ def test_rows_inside_shard_map_are_those_of_the_device():
         sharded.grow  # noqa: B018
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_meshes_with_another_axis(kind, draw):
@@ -149,7 +152,7 @@ def test_meshes_with_another_axis(kind, draw):
     np.testing.assert_allclose(np.asarray(sharded.priorities(state, index))[mask], 5.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("draw", by_tier(more=["local"], exhaustive=["global"]))
 def test_statistics_of_transforms_are_those_of_all_rows(draw):
     """Merged exactly, skewed shards and skipped numbers included, at write and at read."""
     stages = {"on_write": {"w": Normalize("obs")}, "on_read": (NormalizeReward(), Normalize("other"))}
@@ -180,6 +183,7 @@ def test_statistics_of_transforms_are_those_of_all_rows(draw):
     np.testing.assert_allclose(batch.data["reward"][batch.mask], stored[batch.mask] / scale, rtol=1e-5)
 
 
+@pytest.mark.more
 def test_summaries_plans_and_plots_are_of_the_whole():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
@@ -208,6 +212,7 @@ def test_summaries_plans_and_plots_are_of_the_whole():
     np.testing.assert_allclose(drawn, share, rtol=1e-5)
 
 
+@pytest.mark.more
 def test_an_episode_of_shards_plays():
     buffer = fbuf.Buffer(128, lanes=8, episode_end=("done",))
     sharded = Sharded(buffer, support.mesh_of())

@@ -15,33 +15,35 @@ from fbuf.sharded import Sharded
 from tests.support import sharded as support
 from tests.support.refusals import raises
 from tests.support.sharded_saved import check_moved, check_no_lanes, check_on_host, on
+from tests.support.tables import by_tier, product_by_tier
 from tests.support.trees import same
 
 SHARDS = [(8, 4), (8, 0), (0, 8), (2, 8)]
+COMPRESSED = fbuf.storages.Compressed(keys=("id", "version"))
 BLOCKS = fbuf.storages.Deduplicated(keys=("obs",), blocks=4096)
 
 
-@pytest.mark.parametrize("shards", SHARDS, ids=str)
-@pytest.mark.parametrize("sampler", support.SAMPLERS)
+@product_by_tier(("sampler", "shards"), support.SAMPLERS, SHARDS, more=[("batch", (2, 8))])
 def test_another_number_of_shards_draws_the_same(sampler, shards, tmp_path):
     check_moved(support.buffer_of(sampler), *shards, tmp_path)
 
 
-@pytest.mark.parametrize("shards", SHARDS, ids=str)
-@pytest.mark.parametrize(
-    "sampler", [Uniform(), Prioritized(normalize="buffer"), Staleness(2, version="version")], ids=str
+@product_by_tier(
+    ("sampler", "shards"),
+    [Uniform(), Prioritized(normalize="buffer"), Staleness(2, version="version")],
+    SHARDS,
+    more=[(Prioritized(normalize="buffer"), (8, 4))],
 )
 def test_rows_without_lanes_are_all_kept(sampler, shards, tmp_path):
     check_no_lanes(fbuf.Buffer(480, sampler=sampler), *shards, tmp_path)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("storage", [fbuf.storages.Host(), fbuf.storages.Compressed(keys=("id", "version"))], ids=str)
+@product_by_tier(("storage", "check_vma"), [fbuf.storages.Host(), COMPRESSED], [True, False], more=[(COMPRESSED, True)])
 def test_rows_on_the_host_of_each_shard(storage, check_vma, tmp_path):
     check_on_host(storage, check_vma, tmp_path)
 
 
-@pytest.mark.parametrize("sampler", [Epoch(), Consume(2)], ids=str)
+@pytest.mark.parametrize("sampler", by_tier(more=[Consume(2)], exhaustive=[Epoch()], ids=str))
 def test_rows_that_were_drawn_stay_drawn(sampler, tmp_path):
     """On the same shards bit for bit. On others an epoch restarts, and draws of Consume are kept."""
     buffer = fbuf.Buffer(64, lanes=8, sampler=sampler)
@@ -60,7 +62,7 @@ def test_rows_that_were_drawn_stay_drawn(sampler, tmp_path):
     assert set(counts) == {2 if isinstance(sampler, Consume) else 1}
 
 
-@pytest.mark.parametrize("shards", [(2, 2), (4, 2), (2, 0), (0, 2)], ids=str)
+@product_by_tier("shards", [(2, 2), (4, 2), (2, 0), (0, 2)], more=[((4, 2),)])
 def test_statistics_of_a_new_transform_are_those_of_all_rows(shards, tmp_path):
     stages = (None, fbuf.transforms.NormalizeReward()), shards
     before, after = (on(fbuf.Buffer(64, lanes=4, on_read=stage), number) for stage, number in zip(*stages, strict=True))
@@ -72,6 +74,7 @@ def test_statistics_of_a_new_transform_are_those_of_all_rows(shards, tmp_path):
     np.testing.assert_allclose(found, (rewards.mean(), rewards.std()), rtol=1e-5)
 
 
+@pytest.mark.more
 def test_host_rows_that_are_moved_are_planned():
     buffer = fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Host())
     sharded, example = Sharded(buffer, support.mesh_of(2), draw="global"), {"obs": np.zeros(3, np.float32)}
@@ -80,6 +83,7 @@ def test_host_rows_that_are_moved_are_planned():
     assert plan.device == sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) < plan.peak_sample
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("donated", [False, True])
 def test_a_write_that_one_shard_cannot_store_leaves_a_whole_state(donated, monkeypatch):
     view = fbuf.views.Sequence(2, episode_end=())
@@ -125,7 +129,7 @@ def test_a_write_that_one_shard_cannot_store_leaves_a_whole_state(donated, monke
     assert held(state) == list(range(24))
 
 
-@pytest.mark.parametrize("storage", [fbuf.storages.Device(), fbuf.storages.Host()], ids=str)
+@pytest.mark.parametrize("storage", by_tier(more=[fbuf.storages.Host()], exhaustive=[fbuf.storages.Device()], ids=str))
 def test_mixtures_are_saved_as_a_whole(storage, tmp_path):
     buffers = {"z": support.buffer_of("prioritized", storage=storage), "a": support.buffer_of("uniform")}
     plain = fbuf.Mixture(buffers, fractions={"z": 0.75, "a": 0.25})
@@ -156,11 +160,13 @@ def spread(mixture, number):
     return dataclasses.replace(mixture, buffers={name: Sharded(buffer, mesh) for name, buffer in mixture.members})
 
 
+@pytest.mark.more
 def test_leaves_of_64_bits_are_refused():
     buffer = fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Host(keys=("id",)))
     raises(ValueError, "leaf 'id' is int64", lambda: Sharded(buffer, support.mesh_of(2)).init({"id": np.int64(0)}))
 
 
+@pytest.mark.exhaustive
 def test_shared_blocks_are_moved(tmp_path):
     buffer = fbuf.Buffer(64, lanes=8, storage=BLOCKS)
     eight = Sharded(buffer, support.mesh_of())
@@ -174,6 +180,7 @@ def test_shared_blocks_are_moved(tmp_path):
     same(jax.tree.map(lambda x: np.asarray(x[:6]), held.data), rows)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("layouts", [("tiles", "rows"), ("rows", "tiles")], ids=str)
 def test_packed_leaves_of_shards_are_moved(layouts, tmp_path):
     saved, loaded = (fbuf.Buffer(64, lanes=8, storage=fbuf.storages.Device(layout)) for layout in layouts)

@@ -33,6 +33,9 @@ from tests.support.trees import same
 storage = _support.storage
 
 
+form = one_of("jit", more=["eager", "donated"])
+
+
 def test_no_write_overtakes_a_late_read(storage: str, form: str) -> None:
     assert not overtaken(storage, form)
 
@@ -127,6 +130,9 @@ def test_changed_rows_leave_the_old_state_alone(storage: str) -> None:
     assert int(last.data["t"][0]) == 8 and int(last.data["obs"][0, 0]) == 90
 
 
+lanes = one_of(3, exhaustive=[None])
+
+
 def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = (2**32 - 5) // (lanes or 1)
     monkeypatch.setattr(_host_storage, "Store", partial(Store, first_seq=first))
@@ -148,6 +154,9 @@ def test_counters_cross_2_to_32(storage: str, lanes: int | None, monkeypatch: py
 @functools.cache
 def of_device() -> Any:
     return history(fbuf.Buffer(capacity=7), "scan")
+
+
+calls = one_of("scan", more=["eager", "jit", "donated"])
 
 
 def test_every_form_gives_the_batches_of_device(storage: str, calls: str) -> None:
@@ -349,6 +358,9 @@ def test_gradients_do_not_flow_into_the_store():
     np.testing.assert_array_equal(jax.jit(jax.grad(through))(jnp.ones(2)), [3.0, 3.0])
 
 
+sampler = one_of(Prioritized(on="host", normalize="buffer"), exhaustive=[Prioritized()])
+
+
 @pytest.mark.more
 @pytest.mark.in_place
 def test_the_device_part_stays_in_place(sampler):
@@ -439,15 +451,3 @@ print("done")
 """
     done = run_python(script, storage, **devices(4))
     assert done.stdout.strip() == "done"
-
-
-form = one_of("jit", more=["eager", "donated"])
-
-
-calls = one_of("scan", more=["eager", "jit", "donated"])
-
-
-lanes = one_of(3, exhaustive=[None])
-
-
-sampler = one_of(Prioritized(on="host", normalize="buffer"), exhaustive=[Prioritized()])

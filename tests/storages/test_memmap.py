@@ -57,6 +57,9 @@ def test_a_resumed_state_is_the_state_it_was(way: Any, tmp_path: Path) -> None:
     same(buffer.rows(state), plain.rows(other))
 
 
+storage = one_of("memmap", exhaustive=["files"])
+
+
 def test_masked_lanes_and_changed_rows_come_back(storage: str, tmp_path: Path) -> None:
     buffer = make(storage, tmp_path, 20, **PLAIN)
     state = buffer.init(EXAMPLE)
@@ -215,6 +218,9 @@ exec(end)
 """
 
 
+end = one_of("pass", exhaustive=["import os; os._exit(0)"])
+
+
 @pytest.mark.more
 def test_another_process_goes_on(storage, end, tmp_path):
     done = run_python(SCRIPT, storage, tmp_path, end)
@@ -247,9 +253,3 @@ way = one_of(
     more=[("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31)],
     exhaustive=[*((*parts, rows) for parts in PARTS for rows in (7, 12, 31))],
 )
-
-
-storage = one_of("memmap", exhaustive=["files"])
-
-
-end = one_of("pass", exhaustive=["import os; os._exit(0)"])

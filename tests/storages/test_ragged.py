@@ -401,6 +401,9 @@ def test_readers_and_writers_in_threads():
     assert not wrong and store.stats()["rows_accepted"] == 600
 
 
+view = one_of(Sequence(3, autoreset="same_step"), exhaustive=[Row()])
+
+
 @pytest.mark.more
 @pytest.mark.in_place
 def test_a_donated_step_copies_nothing(view):
@@ -483,9 +486,6 @@ def test_a_batch_can_be_cut_joined_and_scanned():
     totals = jax.vmap(lambda batch: batch.data["r"].sum())(batches)
     np.testing.assert_allclose(totals, batches.data["r"].sum(axis=1))
     assert np.asarray(other.ring.size) == 1
-
-
-view = one_of(Sequence(3, autoreset="same_step"), exhaustive=[Row()])
 
 
 SAMPLERS = [sampler for name, sampler in combinations.SAMPLERS.items() if name != "Prioritized(on='host')"]

@@ -104,3 +104,14 @@ def npy(array):
     text = io.BytesIO()
     np.save(text, array, allow_pickle=True)
     return text.getvalue()
+
+
+def rollout(n, first=0):
+    import tensordict
+    import torch
+
+    t = torch.arange(first, first + n)
+    obs = t[:, None].float().repeat(1, 3)
+    after = {"observation": obs + 1, "reward": t[:, None].double(), "done": (t % 5 == 4)[:, None]}
+    rows = {"observation": obs, "action": t, "half": t.to(torch.bfloat16), "next": after}
+    return tensordict.TensorDict(rows | {"pixels": (t[:, None] % 256).to(torch.uint8).repeat(1, 4)}, [n])

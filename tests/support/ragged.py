@@ -142,3 +142,10 @@ def check_growth(sampler: Any, view: Any) -> None:
             assert path[0].name == "ragged" or np.array_equal(x, y)  # each store has tickets of its own
         assert batch.lazy.get("text") == other.lazy.get("text")
     assert grown.rows(one).lazy["text"] == large.rows(two).lazy["text"]
+
+
+def empty_replay():
+    storage = fbuf.storages.Ragged(maximum={"padded": (6,), "grid": (4, 3)})
+    numbers = np.zeros(0, np.int32)
+    row = {"tokens": numbers, "padded": numbers, "grid": np.zeros((0, 3), np.float32), "text": ""}
+    return fbuf.Replay(fbuf.Buffer(16, storage=storage), row)

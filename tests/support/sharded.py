@@ -1,6 +1,6 @@
 """Sharded buffers with shards of unequal fill and mass, and the same rows in one buffer.
 
-Cases for eight devices are in files named `eight_devices.py`, which `run` runs in a process of their own.
+Cases for eight devices are in files named `eight_devices*.py`, which `run` runs in a process of their own.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ SAMPLERS = {
 }
 
 
-def run(path: str, cases: str = "", *more: str) -> None:
+def run(tier: str, *files: str, share: str = "0/1") -> None:
+    """Run the cases of a tier in files named `eight_devices*.py`; fail if there are none."""
     code = "import sys, pytest; sys.exit(pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
-    run_python(code, path, *more, "-k", cases, **devices(8))
+    paths = [f"tests/sharded/{file}.py" for file in files]
+    run_python(code, "--tier", tier, "--share", share, *paths, **devices(8))
 
 
 def mesh_of(number: int = 8, **settings: Any) -> jax.sharding.Mesh:

@@ -37,6 +37,15 @@ def by_tier(*values, more=(), exhaustive=(), ids=None):
     return [pytest.param(*value, marks=marks, id=ids and ids(*value)) for value, marks in every]
 
 
+def product_by_tier(names, *axes, quick=(), more=()):
+    """Return a parametrization by all values of some arguments; combinations that neither table lists are exhaustive."""
+    every = list(itertools.product(*axes))
+    unknown = [case for case in [*quick, *more] if case not in every]
+    assert not unknown, f"not of the product: {unknown}"
+    named = by_tier(*quick, more=more, exhaustive=every, ids=lambda *case: "-".join(map(_name, case)))
+    return pytest.mark.parametrize(names, named)
+
+
 def checks(*rows, more=(), exhaustive=()):
     """Return a test that calls each check with each of its arguments, given as `(check, [arguments, ...])`.
 
@@ -58,12 +67,6 @@ def checks(*rows, more=(), exhaustive=()):
         check(*args, **{name: request.getfixturevalue(name) for name in fixtures})
 
     return test
-
-
-def select_tests(module, *fixtures):
-    """Return the tests of a module that take one of the fixtures, by name: they run again where others are defined."""
-    tests = {name: test for name, test in vars(module).items() if name.startswith("test_") and callable(test)}
-    return {name: test for name, test in tests.items() if set(fixtures) & set(inspect.signature(test).parameters)}
 
 
 def one_of(*values, more=(), exhaustive=()):

@@ -1,5 +1,6 @@
 """Buffers with transforms of every kind on both sides, and windows that hold values of their own."""
 
+import dataclasses
 import functools
 
 import jax
@@ -57,3 +58,24 @@ def laned_windows(width, on_read=None):
     x = np.random.default_rng(width).normal(size=(9, width)).astype(np.float32)
     rows = {"x": x, "reward": np.arange(1.0, 10.0, dtype=np.float32), "done": np.arange(9) % 3 == 2}
     return buffer, buffer.extend(buffer.init(jax.tree.map(lambda x: x[0], rows)), rows)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Largest(fbuf.parts.StatefulTransform):
+    name: str = "reward"
+
+    def watches(self, spec):
+        return (self.name,)
+
+    def init(self, spec):
+        return jnp.float32(0)
+
+    def observe(self, memory, leaves, mask):
+        return jnp.maximum(memory, jnp.max(jnp.where(mask, jnp.abs(leaves[self.name]), jnp.float32(0))))
+
+    def stats(self, memory):
+        return {"is": memory}
+
+    def apply(self, data, context):
+        return data | {self.name: data[self.name] / context.memory}

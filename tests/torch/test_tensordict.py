@@ -6,12 +6,12 @@ import pytest
 
 import fbuf
 from fbuf.torch import from_tensordict, index_of, to_tensordict
+from tests.support.ragged import empty_replay
 from tests.support.refusals import raises
 
 torch = pytest.importorskip("torch")
 tensordict = pytest.importorskip("tensordict")
 
-from tests.torch.test_torch_safety import ragged  # noqa: E402
 
 pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")]
 GAMMA = 0.9
@@ -210,7 +210,7 @@ def test_a_tensordict_is_refused_where_rows_are_expected():
 
 
 def test_ragged_rows_are_nested_tensors():
-    replay = ragged()
+    replay = empty_replay()
     tokens = [np.arange(n, dtype=np.int32) for n in (2, 5)]
     grids = [np.ones((1, 3), np.float32), np.ones((2, 3), np.float32)]
     replay.extend({"tokens": tokens, "padded": tokens, "grid": grids, "text": ["one", "two"]})

@@ -10,6 +10,7 @@ import pytest
 import fbuf
 from fbuf.torch import nested, to_tensordict, to_torch
 from fbuf.torch._dtypes import import_torch
+from tests.support.ragged import empty_replay
 from tests.support.refusals import raises
 from tests.support.tables import one_of
 
@@ -30,6 +31,13 @@ def rows(count, seed=0):
     rng = np.random.default_rng(seed)
     obs = rng.integers(0, 255, (count, 8, 8)).astype(np.uint8)
     return {"obs": obs, "reward": np.arange(count, dtype=np.float32)}
+
+
+case = one_of(
+    ("compressed", 1),
+    more=[("device", 0)],
+    exhaustive=[*[(name, prefetch) for name in STORAGES for prefetch in (0, 1)]],
+)
 
 
 def replay(case, **settings):
@@ -110,13 +118,6 @@ def test_tensors_that_cannot_be_stored_are_refused():
     assert made.last(2).data["action"].tolist() == [-7, 7] and (made.last(2).data["obs"] == np.float32(0.1)).all()
 
 
-def ragged():
-    storage = fbuf.storages.Ragged(maximum={"padded": (6,), "grid": (4, 3)})
-    numbers = np.zeros(0, np.int32)
-    row = {"tokens": numbers, "padded": numbers, "grid": np.zeros((0, 3), np.float32), "text": ""}
-    return fbuf.Replay(fbuf.Buffer(16, storage=storage), row)
-
-
 def plain():
     replay = fbuf.Replay(fbuf.Buffer(4), {"obs": np.float32(0)})
     replay.extend({"obs": np.ones(2, np.float32)})
@@ -125,7 +126,7 @@ def plain():
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors_are_stored_and_returned():
-    replay = ragged()
+    replay = empty_replay()
     lengths = [3, 0, 6, 1]
     values = [torch.arange(n, dtype=torch.int32) + 10 * i for i, n in enumerate(lengths)]
     jagged = torch.nested.nested_tensor(values, layout=torch.jagged)
@@ -208,10 +209,3 @@ def test_writes_are_in_place_while_batches_are_held(case):
         made.extend(rows(4, turn))
         made.update_priority(alive[-2].index, torch.rand(8))
         assert sorted(places()) == sorted(before)
-
-
-case = one_of(
-    ("compressed", 1),
-    more=[("device", 0)],
-    exhaustive=[*[(name, prefetch) for name in STORAGES for prefetch in (0, 1)]],
-)

@@ -7,7 +7,7 @@ from fbuf import transforms
 from fbuf.transforms import Augment, Cast, Chain, Drop, Map, Normalize, NormalizeReward, Rename, RewardToGo, Scale
 from tests.support import refusals
 from tests.support.refusals import raises
-from tests.transforms.test_transforms import applied, negated, rows, run
+from tests.support.transform_rows import applied, negated, rows, run
 
 
 def test_a_chain_is_a_value_that_changes_by_name():

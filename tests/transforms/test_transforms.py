@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 
 from fbuf import transforms
 from fbuf._core.component import from_config, to_config
-from fbuf._interfaces.transform import StatefulTransform, Transform
+from fbuf._interfaces.transform import Transform
 from tests.support.refusals import raises
-from tests.support.trees import example_of, same
+from tests.support.transform_rows import applied, memory_of, negated, rows, run
+from tests.support.trees import same
 from tests.support.uniformity import chi_square_z
-
-
-def negated(row):
-    return {**row, "a": -row["a"]}
-
 
 # Each for rows with leaves a float32[3], b float32[2], e float32[3], frame uint8[6, 5], r float32[].
 MEMBERS = {
@@ -42,32 +38,6 @@ MEMBERS = {
 }
 NO_INVERSE = ("Augment", "Drop", "RewardToGo", "Select")
 LOSSY = ("Normalize", "NormalizeReward", "Denormalize")
-
-
-def rows(*lead, seed=0):
-    rng = np.random.default_rng(seed)
-    return {
-        "a": rng.normal(size=(*lead, 3)).astype(np.float32),
-        "b": rng.normal(size=(*lead, 2)).astype(np.float32),
-        "e": rng.normal(size=(*lead, 3)).astype(np.float32),
-        "frame": rng.integers(0, 256, (*lead, 6, 5)).astype(np.uint8),
-        "r": rng.normal(size=lead).astype(np.float32),
-    }
-
-
-def memory_of(transform):
-    source = transform.of if isinstance(transform, transforms.Denormalize) else transform
-    if not isinstance(source, StatefulTransform):
-        return None
-    given = rows(7, 2, seed=9)
-    return source.observe(source.init(example_of(given)), given, jnp.ones((7, 2), bool))
-
-
-run = jax.jit(transforms.apply, static_argnums=0, static_argnames=("lead", "time"))
-
-
-def applied(transform, data, **more):
-    return run(transform, data, memory=memory_of(transform), **more)
 
 
 def test_every_transform_is_a_value():

@@ -28,6 +28,7 @@ from tests.support.transforms import (
     ON_READ,
     ON_WRITE,
     VIEWS,
+    Largest,
     apart,
     close,
     given_rows,
@@ -279,6 +280,9 @@ def test_a_function_of_a_whole_batch_is_told_what_it_gets():
         assert re.search(f"Map.fn, <function .*, gets one {what}", "".join(caught.value.__notes__))
 
 
+settings = one_of({"prefetch": 1, "batch_size": 8}, exhaustive=[{}])
+
+
 @pytest.mark.more
 @pytest.mark.in_place
 def test_steps_are_in_place(settings):
@@ -377,27 +381,6 @@ def test_a_prefetched_batch_is_the_one_peek_gave():
     same(buffer.sample(state, jax.random.key(2))[1].data, want.data)
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Largest(fbuf.parts.StatefulTransform):
-    name: str = "reward"
-
-    def watches(self, spec):
-        return (self.name,)
-
-    def init(self, spec):
-        return jnp.float32(0)
-
-    def observe(self, memory, leaves, mask):
-        return jnp.maximum(memory, jnp.max(jnp.where(mask, jnp.abs(leaves[self.name]), jnp.float32(0))))
-
-    def stats(self, memory):
-        return {"is": memory}
-
-    def apply(self, data, context):
-        return data | {self.name: data[self.name] / context.memory}
-
-
 @pytest.mark.more
 def test_custom_transforms():
     rows = {"reward": jnp.array([-9.0, 1.0, 4.0])}
@@ -406,9 +389,6 @@ def test_custom_transforms():
         state = buffer.extend(buffer.init({"reward": 0.0}), rows, mask=jnp.array([False, True, True]))
         assert float(buffer.stats(state)["largest_is"]) == 4.0
         assert buffer.sample(state, jax.random.key(0), 2)[1].data["reward"].tolist() == [0.25, 1.0]
-
-
-settings = one_of({"prefetch": 1, "batch_size": 8}, exhaustive=[{}])
 
 
 def collapsed(window):

@@ -119,6 +119,9 @@ def test_the_largest_of_compressed_rows_stay_and_come_out_in_order(data):
     check_largest("Compressed, small", data, lanes=None)
 
 
+storage = one_of("Compressed, small", exhaustive=["Host", "Compressed"])
+
+
 @pytest.mark.more
 def test_an_old_state_reads_its_own_rows_or_says_that_they_expired(storage):
     kind = dataclasses.replace(STORAGES[storage], slack=10, on_expired="mask")
@@ -167,9 +170,6 @@ def test_a_hundred_thousand_rows_take_no_more_than_a_thousand():
         if i % 50 == 9:
             sizes.append(buffer.nbytes(state)["host"])
     assert max(sizes) < min(sizes) + 5 * 32 * 1024  # the arena lets four segments lie idle before it moves anything
-
-
-storage = one_of("Compressed, small", exhaustive=["Host", "Compressed"])
 
 
 test_scattered_in_place = pytest.mark.in_place(
