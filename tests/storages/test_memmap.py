@@ -21,6 +21,16 @@ from tests.support.refusals import raises
 from tests.support.tables import one_of
 from tests.support.trees import same
 
+PARTS: list[Any] = [(storage, TRANSITION, Prioritized(), 2) for storage in ("memmap", "files")]
+PARTS += [("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3), ("memmap", Row(), Epoch(), None)]
+
+
+way = one_of(
+    ("memmap", TRANSITION, Prioritized(), 2, 33),
+    more=[("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31)],
+    exhaustive=[*((*parts, rows) for parts in PARTS for rows in (7, 12, 31))],
+)
+
 
 def test_a_resumed_state_is_the_state_it_was(way: Any, tmp_path: Path) -> None:
     storage, view, sampler, lanes, rows = way
@@ -242,14 +252,3 @@ def test_replay_goes_on_with_rows_in_files_after_a_failed_write(tmp_path, monkey
     del replay
     again = fbuf.Replay(buffer, {"t": 0}, resume=True)
     assert np.asarray(again.rows().data["t"])[:5].tolist() == [0, 1, 2, 3, 4] and len(again) == 5
-
-
-PARTS: list[Any] = [(storage, TRANSITION, Prioritized(), 2) for storage in ("memmap", "files")]
-PARTS += [("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3), ("memmap", Row(), Epoch(), None)]
-
-
-way = one_of(
-    ("memmap", TRANSITION, Prioritized(), 2, 33),
-    more=[("files", Sequence(3, autoreset="same_step"), Uniform(over="episodes"), 3, 31)],
-    exhaustive=[*((*parts, rows) for parts in PARTS for rows in (7, 12, 31))],
-)
