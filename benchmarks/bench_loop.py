@@ -331,11 +331,11 @@ CASES |= {
 
 
 def recommended(rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """`add`, `sample` and one of each: transitions and windows beside SB3's rows, as many of them as are drawn."""
+    """`add`, `sample` and one of each, of full buffers: transitions and windows beside SB3's rows, as many as are drawn."""
     if isinstance(peer := load_peer("stable_baselines3"), Absent):
         return [absent_row(VIEWS, case, peer) for case in CASES]
     theirs, rows, report = SB3(), rows_of(1000), []
-    theirs.fill(rows * (2 if quick else 20))
+    theirs.fill(rows * (2 if quick else CAPACITY // len(rows)))
     for case, (sampler, view, lanes, entry) in CASES.items():
         lead = () if lanes is None else (lanes,)
         steps = [
@@ -345,7 +345,8 @@ def recommended(rounds: int, quick: bool) -> list[dict[str, Any]]:
         ]
         buffer = fbuf.Buffer(CAPACITY, lanes=lanes, view=view, sampler=sampler)
         replay, number = fbuf.Replay(buffer, STEP_ROW), iter(range(10**9))
-        replay.extend({name: np.concatenate([np.stack([s[name] for s in steps])] * 2) for name in STEP_ROW})
+        laps = 2 if quick else CAPACITY // (lanes or 1) // len(rows)
+        replay.extend({name: np.concatenate([np.stack([s[name] for s in steps])] * laps) for name in STEP_ROW})
         sides: dict[str, tuple[Any, Any, list[Any]]] = {
             "fbuf": (replay.add, lambda replay=replay: replay.sample(BATCH, to="torch").data, steps),
             "SB3": (theirs.add, lambda entry=entry: theirs.sample(BATCH * entry), rows),

@@ -108,7 +108,8 @@ class PriorityDraws(HostDraws):
         super().__init__(buffer, impl, view, names)
         assert isinstance(buffer.sampler, Prioritized)
         self.bits = functools.partial(_words, stratified=buffer.sampler.stratified)
-        self._most = 16 + 4 * buffer.geometry.lanes  # anchors that one draw opens and closes
+        self._most = 8 + 4 * buffer.geometry.lanes  # anchors that one draw opens and closes
+        self._programs: dict[tuple[int, int, int], Any] = {}
         self._waits: tuple[Any, bool] = None, False  # priorities of undecided rows, and whether one was given
         self.drop()
 
@@ -154,7 +155,9 @@ class PriorityDraws(HostDraws):
             padded[: len(changes)] = changes
             words.append(padded)
         words += [np.array([total], np.float32).view(np.int32), bits.view(np.int32)]
-        draw = program(self._buffer, size, changed, count)
+        draw = self._programs.get((size, changed, count))
+        if draw is None:  # of `program`, which hashes the buffer
+            draw = self._programs[size, changed, count] = program(self._buffer, size, changed, count)
         packed = self._call(engine, draw, np.concatenate(words), numbers)
         if len(changes):
             self._applied += len(changes)

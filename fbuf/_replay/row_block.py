@@ -58,7 +58,9 @@ class RowBlock:
         at = self.count
         for leaf, (column, dtype, wide, shape, numbers, least, most) in zip(leaves, self._columns, strict=True):
             kind = type(leaf)
-            if kind in numbers:
+            if kind is np.ndarray and leaf.dtype == dtype and leaf.shape == shape:
+                column[at] = leaf
+            elif kind in numbers:
                 if not least <= leaf <= most:
                     return False
                 column[at] = leaf
