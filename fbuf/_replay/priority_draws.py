@@ -145,10 +145,8 @@ class PriorityDraws(HostDraws):
         self, engine: Any, block: RowBlock | None, rings: Rings, total: int, bits: Any, size: int, numbers: Any
     ) -> Drawn | None:
         changes: Any = self._new
-        words, count = list[Any]([_ZERO]), 0
-        if self.update is not None:
-            words.append(self.update.reshape(-1))
-            count = self.update.shape[1]
+        count = 0 if self.update is None else self.update.shape[1]
+        words: list[Any] = [_ZERO, *([] if self.update is None else self.update)]
         changed = self._most if len(changes) or count else 0
         if changed:
             padded = np.full(changed, self._geometry.capacity, np.int32)
@@ -206,9 +204,8 @@ class PriorityDraws(HostDraws):
         if mask is not None or not all(type(x) is np.ndarray and x.ndim == 1 and x.size for x in arrays):
             return False
         slot, ticket, error = arrays
-        if slot.dtype != _INT or ticket.dtype != _UINT or error.dtype not in (_FLOAT, _DOUBLE):
-            return False
-        if not slot.size == ticket.size == error.size:
+        known = slot.dtype == _INT and ticket.dtype == _UINT and error.dtype in (_FLOAT, _DOUBLE)
+        if not known or not slot.size == ticket.size == error.size:
             return False
         packed = np.empty((2, slot.size), np.int32)
         packed[0], errors = slot, packed[1].view(_FLOAT)
