@@ -39,7 +39,18 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "loop",
         "Prioritized step",
-        "kernels take a twentieth of the time; XLA's hand-over to another thread, dispatch and Python take the rest",
+        "a program sets priorities and draws; XLA's hand-over to another thread, dispatch and Python take the rest",
+    ),
+    (
+        "loop",
+        "`Replay` of the view",
+        "a row's neighbours and flags decide what can be drawn and are read with it, and collected rows are looked up; by "
+        "priority, a program takes 65 us more",
+    ),
+    (
+        "loop",
+        "A (DQN|SAC) script",
+        "between calls of torch caches are cold: a draw then takes two to three times what it takes in a loop of draws",
     ),
     (
         "peers_",
