@@ -18,6 +18,7 @@ from fbuf._host.store.reads import TicketReads
 from fbuf._host.store.store import Store
 from fbuf._host.types import StoreCorrupted, records_errors
 from tests.support.failing_writes import PLAIN, check, failing, held, plain_buffer, plain_rows, wait
+from tests.support.processes import run_python
 from tests.support.refusals import raises, raises_late
 
 LOST = "5 rows were not written: write them again"
@@ -203,6 +204,28 @@ def test_a_failure_that_no_call_told_is_a_warning(end, tmp_path):
             gc.collect()
             assert not fbuf.stores()
     assert not lifetime.failed
+
+
+_AT_EXIT = """
+import os, sys, jax
+from tests.support.failing_writes import PLAIN, plain_buffer, plain_rows, wait
+buffer = plain_buffer("memmap", sys.argv[1])
+step = jax.jit(buffer.extend, donate_argnums=0)
+state = wait(step(buffer.init(PLAIN), plain_rows(0, 20)))
+def fail(*_):
+    raise OSError(28, "injected")
+os.pwrite = fail
+state = step(state, plain_rows(20, 5))
+print("end of the script")
+"""
+
+
+@pytest.mark.more
+def test_a_failure_of_the_last_step_is_a_warning_at_exit(tmp_path):
+    done = run_python(_AT_EXIT, tmp_path / "store")
+    assert done.stdout == "end of the script\n"
+    assert "RuntimeWarning: fbuf: cannot write" in done.stderr and LOST in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_prefetched_batch_that_one_write_overtakes_says_to_write_less(tmp_path):
