@@ -42,7 +42,8 @@ EACH = 12  # seconds for each kind of buffer
 ROW = {"t": np.int32(0), "terminated": False, "truncated": False, "obs": np.zeros((8, 8), np.uint8)}
 WINDOWS = {"view": fbuf.views.Sequence(3, autoreset="same_step"), "lanes": 2}
 FILES: Any = (ValueError, OSError, fbuf.StoreCorrupted, EOFError, MemoryError)
-"""What readers of files raise: SchemaError and VersionError are ValueErrors."""
+LOADS: Any = (fbuf.SchemaError, fbuf.VersionError, fbuf.StoreCorrupted, OSError, MemoryError)
+"""What `fbuf.load` raises; other readers any of `FILES`."""
 BUFFERS: dict[str, dict[str, Any]] = {
     "uniform": {"lanes": 2},
     "windows": {**WINDOWS, "sampler": fbuf.samplers.Epoch()},
@@ -144,6 +145,7 @@ class Input(NamedTuple):
     size: int
     read: Callable[[], Any]
     use: Callable[[Any], Any]
+    refusals: Any = FILES
 
 
 Case = Callable[[random.Random | None], Input]
@@ -207,7 +209,7 @@ def _saved(folder: Path, whole: Any, often: str = "state/") -> Case:
         def read() -> Any:
             return fbuf.load(path, whole, example=ROW, verify=verify)
 
-        return Input(_size(path), read, lambda loaded: exercise(*loaded))
+        return Input(_size(path), read, lambda loaded: exercise(*loaded), LOADS)
 
     return case
 
@@ -505,7 +507,7 @@ def run(kind: str, seconds: float, seed: int) -> int:
                 made.use(read)
                 found["accepted"] += 1
             except Exception as error:
-                if isinstance(error, FILES) if read is None else _is_late(error):
+                if isinstance(error, made.refusals) if read is None else _is_late(error):
                     found[("" if read is None else "later ") + type(error).__name__] += 1
                 else:
                     when = "" if read is None else "later "

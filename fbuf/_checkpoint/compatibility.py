@@ -134,6 +134,27 @@ def rows_of(
     return *_rows_of(call, path, meta["rows"], reader, stored), was
 
 
+def check_ragged(call: str, path: str, buffer: Buffer, example: Any, rows: Any) -> None:
+    """Raise SchemaError if loaded rows have other ragged leaves than the example, where there is one."""
+    if example is None or not isinstance(buffer.storage, Ragged) or buffer.on_write is not None:
+        return
+    found, wanted = (
+        {leaf.name: leaf for leaf in leaves} for leaves in (rows.layout.leaves, _leaves_of(call, buffer, example))
+    )
+    if found != wanted:
+        texts = ({name: f"{leaf.kind} {leaf.dtype}".strip() for name, leaf in of.items()} for of in (found, wanted))
+        difference = row_schema.difference(*texts) or "  other maxima"
+        raise checkpoint.SchemaError(
+            f"{call}: the rows of {path} are not like the example:\n{difference}\nPass an example like the saved rows, or "
+            f"leave it out."
+        )
+
+
+def _leaves_of(call: str, buffer: Buffer, example: Any) -> Any:
+    storage: Any = buffer.storage
+    return storage.describe(call, example)[1]
+
+
 def _rows_of(call: str, path: str, rows: Mapping[str, Any], reader: Buffer, example: Any) -> tuple[Spec, Any]:
     """Return spec and structure of a row.
 

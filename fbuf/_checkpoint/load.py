@@ -204,13 +204,17 @@ def restore_buffer(
             with _temporary_reader(reader, target) as reader:
                 state = _read(call, saved, reader, spec, structure, was, given)
                 state = _resize.resize_state(f"{call}: {path}", reader, target, state)
+        compatibility.check_ragged(call, path, target, example, state.rows)
         if reader.on_read != target.on_read:
             before = dataclasses.replace(target, on_read=reader.on_read, prefetch=0, batch_size=None)
             state = transforms.fit_transforms(target, dataclasses.replace(state, ahead=None), since=before)
         if not keeps_ahead:
             state = dataclasses.replace(state, ahead=None)
             state = dataclasses.replace(state, ahead=prefetch.empty_prefetch(target, state))
-        target.check_state(state)
+        if not checks.fits(target, state):
+            raise checkpoint.SchemaError(
+                f"{call}: the state in {path} has leaves of other shapes than those of {target!r}. Load another checkpoint."
+            )
     return target, state
 
 
@@ -297,7 +301,7 @@ def _shape_of(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct((leaf.rows,), leaf.array.dtype) if isinstance(leaf, Prefix) else leaf
 
 
-_RAW = (KeyError, IndexError, AttributeError, RecursionError, OverflowError)
+_RAW = (KeyError, IndexError, AttributeError, RecursionError, ArithmeticError)
 """Errors of code that reads what no buffer wrote."""
 _PREFIX = re.compile(r"([\w.]+): ")
 _STORES = ("Store.from_arrays", "Records.from_arrays", "Deduplicated")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fbuf
+import fbuf.sharded
 from fbuf._checkpoint import load
 from fbuf._checkpoint.parts import device_array
 from fbuf._formats import checkpoint
@@ -259,7 +260,28 @@ def test_text_of_another_kind_is_an_error_with_the_path(tmp_path):
     with checkpoint.read(tmp_path / "saved") as found:
         arrays, meta = {n: np.asarray(a) for n, a in found.arrays.items()}, found.meta
     (name,) = [n for n in arrays if n.endswith("leaves")]
-    for i, text in enumerate((b"\xff\xfe", b"{", b"3", b"[[1, 2]]", b'[["text", 3, 4, 5]]')):
+    kinds = b'[["text", "array", "lu1", null]]', b'[["text", "odd", "", null]]', b'[["text", "array", "<f4", [-1]]]'
+    for i, text in enumerate((b"\xff\xfe", b"{", b"3", b"[[1, 2]]", b'[["text", 3, 4, 5]]', *kinds)):
         checkpoint.write(str(tmp_path / f"c{i}"), arrays | {name: np.frombuffer(text, np.uint8)}, meta)
         with pytest.raises((fbuf.SchemaError, fbuf.StoreCorrupted), match=f"{tmp_path}/c{i}"):
             fbuf.load(tmp_path / f"c{i}")
+    checkpoint.write(
+        str(tmp_path / "renamed"), arrays | {name: np.frombuffer(b'[["xt", "text", "", null]]', np.uint8)}, meta
+    )
+    assert fbuf.load(tmp_path / "renamed")[1].rows.layout.leaves[0].name == "xt"
+    with pytest.raises(
+        fbuf.SchemaError, match=r"not like the example:\n  xt: found text, expected nothing\n  text: found nothing"
+    ):
+        fbuf.load(tmp_path / "renamed", example={"text": "", "n": 0})
+
+
+def test_no_shards_are_an_error_with_the_path(tmp_path):
+    sharded = fbuf.sharded.Sharded(fbuf.Buffer(8), jax.make_mesh((1,), ("data",)))
+    fbuf.save(tmp_path / "saved", sharded, sharded.init({"t": 0}))
+    with checkpoint.read(tmp_path / "saved") as found:
+        arrays, meta = {n: np.asarray(a) for n, a in found.arrays.items()}, found.meta
+    for i, number in enumerate((0, -1, 3, "x", None)):
+        checkpoint.write(str(tmp_path / f"c{i}"), arrays, meta | {"shards": meta["shards"] | {"number": number}})
+        for target in (None, sharded):
+            with pytest.raises(fbuf.SchemaError, match=f"{tmp_path}/c{i}"):
+                fbuf.load(tmp_path / f"c{i}", target)

@@ -18,6 +18,7 @@ from fbuf._host.ragged import values
 from fbuf._host.types import Array
 
 NOTHING, STRING, OBJECT = 0, 1, 2
+KINDS = ("array", "text", "bytes", "any")
 INDEX: dict[str, Any] = {"kind": np.uint8, "address": np.uint64, "size": np.uint32, "checksum": np.uint32}
 """What is saved of it, by place in the ring."""
 _OBJECT_BYTES = 120  # of the index, for an object; what the object itself takes is the user's to know
@@ -37,6 +38,16 @@ class RaggedLeaf:
     kind: str
     dtype: str = ""
     maximum: tuple[int, ...] | None = None
+
+    def check(self) -> None:
+        """Raise ValueError unless some rows have such a leaf."""
+        try:
+            coded = values.dtype_code(values.dtype_of(self.dtype)) if self.kind == "array" else ""
+        except TypeError:
+            coded = None
+        sized = self.maximum is None or all(type(n) is int and n > 0 for n in self.maximum)
+        if type(self.name) is not str or self.kind not in KINDS or coded != self.dtype or not sized:
+            raise ValueError(f"Records.from_arrays: leaf {self!r:.200} is invalid. Load another checkpoint.")
 
 
 @dataclass

@@ -387,6 +387,8 @@ class Records(RowStore):
             raise ValueError(f"the records have format, lanes, length, slack {geometry}; expected {wanted}.")
         head = json.loads(bytes(expect(arrays, "leaves", np.uint8, (None,))).decode())
         leaves = tuple(RaggedLeaf(n, kind, dtype, None if cap is None else tuple(cap)) for n, kind, dtype, cap in head)
+        for leaf in leaves:
+            leaf.check()
         store = cls(leaves, lanes=lanes, length=length, slack=slack, **functions)
         store._count = expect(arrays, "count", np.int64, (lanes,)).copy()
         if (store._count < 0).any():
