@@ -265,6 +265,11 @@ def test_text_of_another_kind_is_an_error_with_the_path(tmp_path):
         checkpoint.write(str(tmp_path / f"c{i}"), arrays | {name: np.frombuffer(text, np.uint8)}, meta)
         with pytest.raises((fbuf.SchemaError, fbuf.StoreCorrupted), match=f"{tmp_path}/c{i}"):
             fbuf.load(tmp_path / f"c{i}")
+    (ticket,) = [n for n in arrays if n.endswith("ticket")]
+    longer = meta["placed"] | {ticket: [[9, 2], "00000000"]}
+    checkpoint.write(str(tmp_path / "longer"), arrays, meta | {"placed": longer})
+    with pytest.raises(fbuf.SchemaError, match=f"{tmp_path}/longer has leaves of other shapes"):
+        fbuf.load(tmp_path / "longer")
     checkpoint.write(
         str(tmp_path / "renamed"), arrays | {name: np.frombuffer(b'[["xt", "text", "", null]]', np.uint8)}, meta
     )
