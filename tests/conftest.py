@@ -110,6 +110,10 @@ def _tier(config: pytest.Config) -> str:
     return config.getoption("--tier") or ("all" if _exhaustive() or named else "quick")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    tiers.highest = tiers.TIERS[-1] if _tier(config) == "all" else _tier(config)
+
+
 def _is_above(tier: str, config: pytest.Config) -> bool:
     chosen = _tier(config)
     return chosen != "all" and tiers.TIERS.index(tier) > tiers.TIERS.index(chosen)

@@ -5,6 +5,8 @@ import itertools
 
 import pytest
 
+from tests.support import tiers
+
 
 def pairwise(*axes, refused=lambda *case: False):
     """Return cases, not refused, that hold every pair of values of two axes which any such case holds."""
@@ -27,13 +29,15 @@ def _name(value):
 def by_tier(*values, more=(), exhaustive=(), ids=None):
     """Return values as parameters; those of `more` and `exhaustive` are cases of that tier.
 
-    A value that is listed twice is a case of the lower tier. A tuple holds a value of each argument.
+    A value that is listed twice is a case of the lower tier. A tuple holds a value of each argument. Of tiers that do not run
+    no more than one parameter is made, as pytest skips a test that has none.
     """
     cases = []
     for table, marks in ((values, ()), (more, pytest.mark.more), (exhaustive, pytest.mark.exhaustive)):
         lower = [value for value, _ in cases]
         cases += [(value, marks) for value in table if value not in lower]
-    every = [(value if isinstance(value, tuple) else (value,), marks) for value, marks in cases]
+    made = [(value, marks) for value, marks in cases if tiers.is_made(marks.name if marks else "quick")]
+    every = [(value if isinstance(value, tuple) else (value,), marks) for value, marks in made or cases[:1]]
     return [pytest.param(*value, marks=marks, id=ids and ids(*value)) for value, marks in every]
 
 
