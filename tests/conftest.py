@@ -114,25 +114,22 @@ def pytest_configure(config: pytest.Config) -> None:
     tiers.highest = tiers.TIERS[-1] if _tier(config) == "all" else _tier(config)
 
 
-def _is_above(tier: str, config: pytest.Config) -> bool:
-    chosen = _tier(config)
-    return chosen != "all" and tiers.TIERS.index(tier) > tiers.TIERS.index(chosen)
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out folders apart, and files of a higher tier, which may need more packages; not those that are named."""
     apart = collection_path.name in APART and collection_path.parent == ROOT / "tests"
     if apart:
         return None if _exhaustive() else True
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if is_test and _is_above(tiers.of_file(collection_path), config) else None
+    return True if is_test and not tiers.is_made(tiers.of_file(collection_path)) else None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+def pytest_pycollect_makeitem(name: str, obj: object) -> list[pytest.Item] | None:
     """Make no cases of a test of a higher tier."""
-    marks = getattr(obj, "pytestmark", ()) if name.startswith("test_") and inspect.isfunction(obj) else ()
-    return [] if _is_above(tiers.of_marks(mark.name for mark in marks), collector.config) else None
+    if not (name.startswith("test_") and inspect.isfunction(obj)):
+        return None
+    own = tiers.of_marks(mark.name for mark in getattr(obj, "pytestmark", ()))
+    return None if tiers.is_made(own) else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
 """Tests and fixtures from tables of their cases."""
 
+import heapq
 import inspect
 import itertools
 
@@ -14,11 +15,17 @@ def pairwise(*axes, refused=lambda *case: False):
     def pairs(case):
         return set(itertools.combinations(enumerate(case), 2))
 
-    every = {case: pairs(case) for case in itertools.product(*axes) if not refused(*case)}
-    missing, chosen = set().union(*every.values()), []
+    cases = [case for case in itertools.product(*axes) if not refused(*case)]
+    held = [pairs(case) for case in cases]
+    missing, chosen = set().union(*held), []
+    heap = [(-len(own), number) for number, own in enumerate(held)]  # of how many are missing, or were before
+    heapq.heapify(heap)
     while missing:
-        chosen.append(max(every, key=lambda case: len(every[case] & missing)))
-        missing -= every[chosen[-1]]
+        number = heap[0][1]
+        now = -len(held[number] & missing), number
+        if heapq.heapreplace(heap, now) == now:
+            chosen.append(cases[number])
+            missing -= held[number]
     return chosen
 
 
