@@ -50,12 +50,24 @@ def test_a_replay_that_is_loaded_again_and_again_compiles_nothing_and_takes_no_m
     each = compilations(
         replay,
         lambda old: fbuf.Replay.load(str(tmp_path), buffer),
-        20,
+        8,
         lambda replay: (replay.extend(frame_rows(8)), replay.sample(4)),
     )
-    assert each[0] > 0 and each[2:] == [0] * 18
+    assert each[0] > 0 and each[2:] == [0] * 6
     slots = lifetime._slots_of[replay.state.rows.layout]
     assert len(other) == 0 and len(slots) == 3  # of the first, the last and the next one
+
+
+def test_stores_that_are_loaded_in_turn_keep_to_two_slots_each(tmp_path):
+    buffer, states, slots = fbuf.Buffer(4, storage=Host()), [], [set() for _ in range(4)]
+    for size in range(4):
+        states.append(buffer.init({"x": np.zeros(1 + size, np.uint8)}))
+        fbuf.save(tmp_path / str(size), buffer, states[-1])
+    for _ in range(5):
+        for number, seen in enumerate(slots):
+            states[number] = fbuf.load(tmp_path / str(number), buffer)[1]  # the one before is still there
+            seen.add(states[number].rows.slot)
+    assert [len(seen) for seen in slots] == [2, 2, 2, 2] and len(set.union(*slots)) == 8
 
 
 @pytest.mark.parametrize("close", [True, False])
