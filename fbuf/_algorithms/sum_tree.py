@@ -40,7 +40,7 @@ _MANY = 8192  # queries that are worth a thread pool
 _SPARE = 1
 
 _CACHED = 2**18  # leaves of a tree that the cache of a core holds
-_SWEPT = 2**14  # nodes of a level that GPUs recompute whole, in one kernel instead of two for some of them
+_SWEPT = 2**17  # nodes of a level that GPUs recompute whole: one kernel for two levels, instead of two for each
 _COMPARED = 1024  # indices of which accelerators compare each pair, in one kernel
 _SCATTERED = 32  # leaves a query from which on neighbouring queries share no cache lines
 

@@ -261,14 +261,19 @@ def extend(
 
     episode, episode_after = _episodes(anchors, flags, count)
     tail_priority, pending, tail_stamp = None, None, None
-    last = count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
+    every, last = keep is None and arrive is None, count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
+
+    def newest_of(rows: Array) -> Array:
+        """Return the rows of the next tail. A gather would make GPUs copy the present one first."""
+        return rows[num:] if every else jnp.take_along_axis(rows, last, axis=0)
+
     unknown = jnp.full((tail_rows, lanes), NO_PRIORITY, jnp.float32)
     given = jnp.concatenate([unknown if anchors.tail_priority is None else anchors.tail_priority, given])
     if anchors.tail_priority is not None:
-        tail_priority = jnp.take_along_axis(given, last, axis=0)
+        tail_priority = newest_of(given)
     if anchors.tail_stamp is not None:
         stamp = anchors.tail_stamp if stamp is None else jnp.concatenate([anchors.tail_stamp, stamp])
-        tail_stamp = jnp.take_along_axis(stamp, last, axis=0)
+        tail_stamp = newest_of(stamp)
     if opened is not None:
         if lacks is not None:
             opened = opened._replace(mask=opened.mask & ~lacks_frames(opened.age))
@@ -308,7 +313,7 @@ def extend(
     opening = jnp.sum(open_mask, axis=0, dtype=jnp.int32)
     after = Anchors(
         flags=_set_flags(anchors.flags, ring, geometry, written, token),
-        tail_flags=jnp.take_along_axis(flags, last, axis=0) & jnp.uint8(0xFF - OPEN),
+        tail_flags=newest_of(flags) & jnp.uint8(0xFF - OPEN),
         tail_priority=tail_priority,
         pending=pending,
         step=step_after,

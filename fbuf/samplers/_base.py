@@ -62,6 +62,15 @@ def with_numbers(state: S, **values: Array) -> S:
     return after
 
 
+def with_larger(state: S, priority: Array) -> S:
+    """Return the state of a priority sampler whose `max_priority` is at least `priority` float32[]."""
+    any_state: Any = state
+    numbers = any_state.numbers
+    here = lax.iota(np.int32, numbers.shape[-1]) == jnp.int32(vars(type(state))["max_priority"].place)
+    larger: S = dataclasses.replace(any_state, numbers=jnp.where(here, jnp.maximum(numbers, priority), numbers))
+    return larger
+
+
 class PrioritySampler(LogSampler):
     """Define the fields and numbers that `Prioritized` and `Ranked` share."""
 

@@ -154,11 +154,7 @@ def write_leaves(
 def seen(sampler: PrioritizedState, largest: Array | None, token: Array) -> PrioritizedState:
     """Update `max_priority` after a write whose largest priority is `largest` float32[]; None: it had none."""
     if sampler.top is None:
-        return (
-            sampler
-            if largest is None
-            else _base.with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
-        )
+        return sampler if largest is None else _base.with_larger(sampler, largest)
     # Ordered, because a later write in the same step would otherwise copy the tree to keep its root.
     _, held = order_after_reads(token, sum_tree.root(sampler.top))
     return _base.with_numbers(sampler, max_priority=jnp.where(held >= jnp.float32(0), held, jnp.float32(1)))

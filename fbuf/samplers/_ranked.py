@@ -112,7 +112,7 @@ class Ranked(PrioritySampler):
         bucket = jnp.where(given, rank_buckets.bucket_of(change.priority.reshape(-1)), first)
         closed = jnp.zeros((change.close_slot.size,), jnp.int32)
         if largest is not None:
-            sampler = _base.with_numbers(sampler, max_priority=jnp.maximum(sampler.max_priority, largest))
+            sampler = _base.with_larger(sampler, largest)
         return dataclasses.replace(
             sampler,
             ranks=rank_buckets.set(sampler.ranks, slot, jnp.concatenate([closed, bucket]), geometry.capacity, token),

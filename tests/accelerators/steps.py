@@ -117,8 +117,9 @@ TESTED = tuple(
 )
 """Programs that compile in seconds, for each kind of device."""
 
-TEMPORARY = {"h100": 2**16, "v5e": 5 * 2**20, "v5p": 5 * 2**20}
-"""Bytes that every program may take. A TPU's copies small results into tiles, of 2 to 5 MB in all for a batch of 256."""
+TEMPORARY = {"h100": 2**16 + 2**19, "v5e": 5 * 2**20, "v5p": 5 * 2**20}
+"""Bytes that every program may take: those of the level of a tree that a GPU recomputes whole (`sum_tree._SWEPT` nodes), and of
+small results that a TPU copies into tiles, 2 to 5 MB in all for a batch of 256."""
 BATCHES = {
     "prioritized, stacks": 5,
     "windows": 8,
