@@ -261,11 +261,11 @@ def extend(
 
     episode, episode_after = _episodes(anchors, flags, count)
     tail_priority, pending, tail_stamp = None, None, None
-    every, last = keep is None and arrive is None, count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
+    all_kept, last = keep is None and arrive is None, count[None, :] + jnp.arange(tail_rows, dtype=jnp.int32)[:, None]
 
     def newest_of(rows: Array) -> Array:
         """Return the rows of the next tail. A gather would make GPUs copy the present one first."""
-        return rows[num:] if every else jnp.take_along_axis(rows, last, axis=0)
+        return rows[num:] if all_kept else jnp.take_along_axis(rows, last, axis=0)
 
     unknown = jnp.full((tail_rows, lanes), NO_PRIORITY, jnp.float32)
     given = jnp.concatenate([unknown if anchors.tail_priority is None else anchors.tail_priority, given])
