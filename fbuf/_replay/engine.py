@@ -116,6 +116,10 @@ class Engine:
             return None
         self.flush()
         index, error, mask = self.on_device((index, error, mask))
+        return self.set_priorities(index, error, mask, eta)
+
+    def set_priorities(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
+        """Call `Buffer.update_priority`. Return what was counted."""
         sizes = self._sizes
         counts = self.donate(programs.update_priority, index, error, mask=mask, eta=eta)
         self._sizes = sizes

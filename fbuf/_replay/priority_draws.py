@@ -115,7 +115,7 @@ class PriorityDraws(HostDraws):
 
     def drop(self) -> None:
         """Forget the update, and what the tree has of collected rows."""
-        self.update: np.ndarray[Any, Any] | None = None  # int32[2, B], slots and the bits of errors
+        self.update: np.ndarray[Any, Any] | None = None  # int32[3, B], slots, the bits of errors and of tickets
         self._noted: tuple[Any, ...] = None, 0, 0, b""  # of the last batch: what was held, bytes of slots and tickets
         self._begin(None, 0)
 
@@ -146,7 +146,7 @@ class PriorityDraws(HostDraws):
     ) -> Drawn | None:
         changes: Any = self._new
         count = 0 if self.update is None else self.update.shape[1]
-        words: list[Any] = [_ZERO, *([] if self.update is None else self.update)]
+        words: list[Any] = [_ZERO, *([] if self.update is None else self.update[:2])]
         changed = self._most if len(changes) or count else 0
         if changed:
             padded = np.full(changed, self._geometry.capacity, np.int32)
@@ -207,8 +207,8 @@ class PriorityDraws(HostDraws):
         known = slot.dtype == _INT and ticket.dtype == _UINT and error.dtype in (_FLOAT, _DOUBLE)
         if not known or not slot.size == ticket.size == error.size:
             return False
-        packed = np.empty((2, slot.size), np.int32)
-        packed[0], errors = slot, packed[1].view(_FLOAT)
+        packed = np.empty((3, slot.size), np.int32)
+        packed[0], errors, packed[2].view(_UINT)[:] = slot, packed[1].view(_FLOAT), ticket
         with np.errstate(over="ignore"):
             errors[:] = error
         if np.count_nonzero(np.isfinite(errors)) < errors.size:
@@ -225,19 +225,23 @@ class PriorityDraws(HostDraws):
         return True
 
     def settle(self, engine: Any) -> None:
-        """Set the priorities that wait."""
-        if self.update is not None:
-            words = np.concatenate([_ZERO, self.update.reshape(-1)])
+        """Set the priorities that wait: with collected rows in the tree, which the state lacks, in the tree alone."""
+        if self.update is not None and self._applied:
+            words = np.concatenate([_ZERO, *self.update[:2]])
             self._call(engine, program(self._buffer, 0, 0, self.update.shape[1]), words, {})
+        elif self.update is not None:
+            (slot, error, ticket), self.update = self.update, None
+            index: Any = Index(slot, ticket.view(_UINT))
+            engine.set_priorities(index, error.view(_FLOAT), None, 0.9)
 
     def compilations(self, state: BufferState, size: int, numbers: Any, collects: bool) -> list[Any]:
-        """Return those of a draw alone, after an update and collected rows, and of an update alone."""
+        """Return those of a draw alone, after an update, and after collected rows."""
         key = jax.ShapeDtypeStruct((2,), np.uint32)
         bits = 1 + jax.eval_shape(lambda key: self.bits(key, size), key).size
-        jobs, kinds = list[Any](), [(size, 0, 0), (size, self._most, size), (0, 0, size)]
-        for drawn, changed, updated in [*kinds, (size, self._most, 0)] if collects else kinds:
-            words = jax.ShapeDtypeStruct((1 + 2 * updated + changed + bits * (drawn > 0),), np.int32)
-            draw = program(self._buffer, drawn, changed, updated)
+        jobs, kinds = list[Any](), [(0, 0), (self._most, size)]
+        for changed, updated in [*kinds, (self._most, 0)] if collects else kinds:
+            words = jax.ShapeDtypeStruct((1 + 2 * updated + changed + bits,), np.int32)
+            draw = program(self._buffer, size, changed, updated)
             jobs.append(functools.partial(draw.lower, state.sampler, words, numbers))
         return jobs
 

@@ -196,8 +196,8 @@ def test_a_limit_counts_each_row():
 @pytest.mark.parametrize(
     ("settings", "limit", "programs"),  # capacities of no other test
     [
-        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 8),
-        ({"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 6),
+        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 7),
+        ({"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 5),
         ({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2),
     ],
     ids=["collected", "limit", "at once"],
