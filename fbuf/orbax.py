@@ -163,7 +163,7 @@ def _gather(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict
     """Return the arguments of a save, the sources, and their description."""
     arguments = _arguments("fbuf.orbax.SaveArgs", SaveArgs, args, kwargs)
     arguments.__post_init__()  # the state may have been donated since
-    return arguments, *saving.gather("fbuf.orbax.SaveArgs", arguments.buffer, arguments.state)
+    return arguments, *saving.gather(arguments.buffer, arguments.state)
 
 
 def _write(directory: Any, arrays: Mapping[str, Any], meta: dict[str, Any], sync: bool, progress: Any) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fbuf._buffer.buffer import Buffer
-from fbuf._checkpoint import config_json
+from fbuf._checkpoint import config_json, sharded
 from fbuf._checkpoint.parts import SavedPart
+from fbuf._checkpoint.plain import Gathered
 from fbuf._core.component import from_config
 from fbuf._formats import checkpoint
 from fbuf._host.io.directory import rollback
@@ -23,7 +24,6 @@ from fbuf.sharded import Sharded
 KEYS = frozenset(("names", "mixture", "buffers", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
 _BUFFER_KEYS = ("buffer", "rows", "given", "rule", "placed", "shard", "shards")
-Gathered = tuple[dict[str, Any], dict[str, Any]]
 
 
 def prefix(number: int) -> str:
@@ -42,8 +42,8 @@ def mesh_of(buffer: Any) -> Any:
     return one.mesh if isinstance(one, Sharded) else None
 
 
-def check_state(call: str, mixture: Mixture, states: Any, of_buffer: Callable[[str, Any, Any], None]) -> None:
-    """Raise if the states cannot be saved; `of_buffer` checks a member."""
+def check_states(call: str, mixture: Mixture, states: Any) -> None:
+    """Raise unless there is a state for each buffer."""
     names = ", ".join(mixture.names)
     if not isinstance(states, Mapping):
         usage = f"{call}(mixture, states)" if call.endswith("SaveArgs") else f"{call}(path, mixture, states)"
@@ -52,17 +52,15 @@ def check_state(call: str, mixture: Mixture, states: Any, of_buffer: Callable[[s
         )
     if set(states) != set(mixture.names):
         raise ValueError(f"{call}: states of {', '.join(map(str, states))}; expected {names}.")
-    for name, buffer in mixture.members:
-        of_buffer(call, buffer, states[name])
 
 
-def gather(mixture: Mixture, states: Mapping[str, Any], of_buffer: Callable[[Any, Any], Gathered]) -> Gathered:
-    """Return sources by name, and their description for the manifest; `of_buffer` returns those of a member."""
+def gather(mixture: Mixture, states: Mapping[str, Any]) -> Gathered:
+    """Return sources by name, and their description for the manifest."""
     arrays: dict[str, Any] = {}
     parts = []
     common: dict[str, Any] = {}
     for number, (name, buffer) in enumerate(mixture.members):
-        own, about = of_buffer(buffer, states[name])
+        own, about = sharded.gather(buffer, states[name])
         arrays |= {prefix(number) + key: value for key, value in own.items()}
         parts.append({key: about.pop(key) for key in _BUFFER_KEYS if key in about})
         common = about
@@ -72,9 +70,9 @@ def gather(mixture: Mixture, states: Mapping[str, Any], of_buffer: Callable[[Any
 
 
 def restore(
-    call: str, saved: checkpoint.Saved, mixture: Any, examples: Any, resize: Any, of_buffer: Callable[..., Any]
+    call: str, saved: checkpoint.Saved, mixture: Any, examples: Any, resize: Any, verify: Any, cut: bool
 ) -> tuple[Mixture, dict[str, Any]]:
-    """Return the mixture and the states of its buffers; `of_buffer(part, buffer, example, resize)` loads a member."""
+    """Return the mixture and the states of its buffers."""
     path, names = saved.path, list(saved.meta["names"])
     if mixture is not None and not isinstance(mixture, Mixture):
         raise checkpoint.SchemaError(
@@ -103,7 +101,7 @@ def restore(
             stack.enter_context(rollback(storage if isinstance(storage, str) else None))
             example = examples.get(name) if isinstance(examples, Mapping) else None
             size = resize.get(name) if isinstance(resize, Mapping) else resize
-            buffers[name], states[name] = of_buffer(part, buffer, example, size)
+            buffers[name], states[name] = sharded.restore(call, part, buffer, example, size, verify, cut)
         made = (
             _build_mixture(call, saved, buffers) if mixture is None else dataclasses.replace(mixture, buffers=buffers)
         )

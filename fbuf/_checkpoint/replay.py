@@ -13,6 +13,7 @@ from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
 from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint import load as _load
+from fbuf._checkpoint import plain
 from fbuf._checkpoint.async_save import Saving
 from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._checkpoint.save import start_save
@@ -66,7 +67,7 @@ def load(
             raise checkpoint.SchemaError(f"{call}: {file.path} was saved without a key. Load it with fbuf.load(path).")
         limit, pace = _limit(call, file.path, note.get("limit"))
         value = None if extra is None else _extra.unpack(call, file.path, file, file.meta["extra"], extra)
-        loaded, state = _load.restore_buffer(call, file, buffer, example, resize, verify)
+        loaded, state = plain.restore_buffer(call, file, buffer, example, resize, verify)
         data = np.asarray(file.arrays["replay/key"])
         key = jax.random.wrap_key_data(jnp.array(data), impl=note["impl"])
         counters = np.array(file.arrays["replay/counters"])

@@ -9,25 +9,18 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from fbuf._bridge import lifetime
-from fbuf._buffer import checks
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState
-from fbuf._checkpoint import async_save, config_json, mixture, processes, row_schema, sharded, state_arrays
+from fbuf._checkpoint import async_save, mixture, plain, processes, sharded, state_arrays
 from fbuf._checkpoint import extra as _extra
 from fbuf._checkpoint.async_save import Saving
-from fbuf._checkpoint.device_arrays import DeviceLeaf, PackedSource
-from fbuf._core.packed_leaf import is_packed
-from fbuf._core.slot_remap import Prefix
+from fbuf._checkpoint.device_arrays import DeviceLeaf
 from fbuf._formats import checkpoint
 from fbuf._members.mixture import Mixture
 from fbuf.sharded import Sharded, ShardedState
@@ -114,7 +107,7 @@ def start_save(
     folder = checked_path(call, path)
     check_state(call, buffer, state)
     with async_save.exclusive_save(folder):
-        arrays, meta = gather(call, buffer, state)
+        arrays, meta = gather(buffer, state)
         extra_arrays, meta["extra"] = ({}, None) if extra is None else _extra.pack(call, extra)
         replay_arrays, meta["replay"] = ({}, None) if own is None else own
         arrays |= extra_arrays | replay_arrays
@@ -180,8 +173,15 @@ def checked_path(call: str, path: Any) -> str:
 def check_state(call: str, buffer: Any, state: Any) -> None:
     """Raise if the state cannot be saved, before anything is written."""
     if isinstance(buffer, Mixture):
-        mixture.check_state(call, buffer, state, check_state)
-        return
+        mixture.check_states(call, buffer, state)
+        for name, member in buffer.members:
+            _check_member(call, member, state[name])
+    else:
+        _check_member(call, buffer, state)
+
+
+def _check_member(call: str, buffer: Any, state: Any) -> None:
+    """Raise if the state of a buffer, plain or sharded, cannot be saved."""
     usage = f"{call}(buffer, state)" if call.endswith("SaveArgs") else f"{call}(path, buffer, state)"
     if isinstance(buffer, Sharded):
         if not isinstance(state, ShardedState):
@@ -214,53 +214,6 @@ def _check_leaves(call: str, usage: str, state: Any) -> None:
         raise RuntimeError(f"{call}: the state was donated. Save what the step returned; {usage}.")
 
 
-def gather(call: str, buffer: Any, state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def gather(buffer: Any, state: Any) -> plain.Gathered:
     """Return sources by name, and their description for the manifest."""
-    if isinstance(buffer, Mixture):
-        return mixture.gather(buffer, state, functools.partial(gather, call))
-    if isinstance(buffer, Sharded):
-        return sharded.gather(buffer, state, _gather)
-    return _gather(buffer, state)
-
-
-def _gather(buffer: Buffer, state: BufferState) -> tuple[dict[str, Any], dict[str, Any]]:
-    state = jax.tree.map(jnp.asarray, state)  # a fetched state has numpy arrays
-    jax.block_until_ready(state)  # waits for running writes to host stores
-    named = {f"rows/{name}": leaf for name, leaf in buffer.storage.to_arrays(state.rows).items()}
-    named |= {f"state/{name}": leaf for name, leaf in state_arrays.to_saved_arrays(buffer, state).items()}
-    arrays: dict[str, Any] = {}
-    placed: dict[str, list[Any]] = {}
-    for name, leaf in named.items():
-        if isinstance(leaf, Prefix):
-            source: Any = DeviceLeaf(leaf.array, leaf.rows)
-        elif is_packed(leaf):
-            source = PackedSource(leaf)
-        elif isinstance(leaf, jax.Array):
-            source = DeviceLeaf(leaf)
-        else:
-            source = np.atleast_1d(leaf) if isinstance(leaf, np.ndarray) else leaf
-        arrays[name] = source
-        if isinstance(source, DeviceLeaf):
-            shape = [leaf.rows] if isinstance(leaf, Prefix) else list(leaf.shape)
-            placed[name] = [shape, source.fill.hex()]
-        elif leaf.shape == ():  # of a custom storage
-            placed[name] = [[], ""]
-    spec, structure = buffer.storage.spec(state.rows)
-    given = None if buffer.on_write is None else checks.given_spec(buffer, state)
-    anchors = state.anchors
-    return arrays, {
-        "fbuf": str(getattr(sys.modules["fbuf"], "__version__", "unknown")),
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "time": time.time(),
-        "x64": jax.dtypes.canonicalize_dtype(np.int64) == np.int64,
-        "buffer": config_json.to_json(buffer),
-        "rows": _schema_json(spec, structure),
-        "given": None if given is None else _schema_json(*given),
-        "rule": None if anchors is None else config_json.to_json(anchors.rule),
-        "placed": placed,
-    }
-
-
-def _schema_json(spec: Any, structure: Any) -> dict[str, Any]:
-    return {"leaves": row_schema.leaves(spec), "structure": row_schema.encode(structure)}
+    return (mixture if isinstance(buffer, Mixture) else sharded).gather(buffer, state)

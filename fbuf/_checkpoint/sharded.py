@@ -1,4 +1,4 @@
-"""A sharded buffer in a checkpoint: each shard as if saved alone, under prefixed names.
+"""A buffer in a checkpoint, plain or sharded: each shard as if saved alone, under prefixed names.
 
 A process saves and loads its own shards. If the number of shards is the saved one, a load reads each shard as it was;
 otherwise the lanes, or the rows, are distributed again (`fbuf._checkpoint.reshard`). A checkpoint of a plain buffer is one of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,16 +17,14 @@ import jax
 from fbuf._buffer import prefetch, transforms
 from fbuf._buffer.buffer import Buffer
 from fbuf._buffer.state import BufferState, host_ring
-from fbuf._checkpoint import compatibility, config_json, reshard
+from fbuf._checkpoint import compatibility, config_json, plain, reshard
 from fbuf._checkpoint.parts import SavedPart, device_array
-from fbuf._formats import checkpoint
+from fbuf._checkpoint.plain import Gathered
 from fbuf._members import split
 from fbuf.sharded import Sharded, ShardedState, _split, _write
 
 KEYS = frozenset(("shards", "shard", "buffer", "rows", "rule", "extra", "replay"))
 """The keys of such a checkpoint's `meta`."""
-Gathered = tuple[dict[str, Any], dict[str, Any]]
-Load = Callable[..., tuple[Buffer, BufferState]]
 
 
 def prefix(number: int) -> str:
@@ -34,13 +32,20 @@ def prefix(number: int) -> str:
     return f"shards/{number}/"
 
 
-def gather(sharded: Sharded, state: ShardedState, of_buffer: Callable[[Buffer, BufferState], Gathered]) -> Gathered:
-    """Return sources by name, and their description for the manifest, of the shards in this process."""
+def gather(buffer: Buffer | Sharded, state: BufferState | ShardedState) -> Gathered:
+    """Return sources by name, and their description for the manifest; of the shards in this process."""
+    if isinstance(buffer, Sharded) and isinstance(state, ShardedState):
+        return _gather_shards(buffer, state)
+    assert isinstance(buffer, Buffer) and isinstance(state, BufferState)
+    return plain.gather(buffer, state)
+
+
+def _gather_shards(sharded: Sharded, state: ShardedState) -> Gathered:
     arrays: dict[str, Any] = {}
     common: dict[str, Any] = {}
     placed: dict[str, Any] = {}
     for number, own in _split.states_here(sharded, state).items():
-        mine, common = of_buffer(sharded.shard, own)
+        mine, common = plain.gather(sharded.shard, own)
         arrays |= {prefix(number) + key: value for key, value in mine.items()}
         placed[str(number)] = common.pop("placed")
     about = {"number": sharded.shards, "axis": sharded.axis, "draw": sharded.draw, "placed": placed}
@@ -58,14 +63,21 @@ def join_meta(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return joined | {"shards": joined["shards"] | {"placed": placed}}
 
 
-def restore(
-    call: str, saved: checkpoint.Saved, target: Any, example: Any, resize: Any, of_buffer: Load
-) -> tuple[Any, Any]:
-    """Return a sharded buffer, or a plain one, and its state; `of_buffer(part, buffer, example, resize)` loads a shard."""
+def restore(call: str, saved: Any, target: Any, example: Any, resize: Any, verify: Any, cut: bool) -> tuple[Any, Any]:
+    """Return a buffer, plain or sharded, and its state; with `cut` all lanes are."""
+    has_shards = isinstance(target, Sharded) or "shards" in saved.meta
+    load = _restore_shards if has_shards else plain.restore_buffer
+    buffer, state = load(call, saved, target, example, resize, verify)
+    fixed = isinstance(buffer, Buffer) and buffer.writer.read_only
+    return buffer, buffer.cut(state) if cut and not fixed else state
+
+
+def _restore_shards(call: str, saved: Any, target: Any, example: Any, resize: Any, verify: Any) -> tuple[Any, Any]:
+    """Return a sharded buffer, or the whole as a plain one, and its state."""
     whole = target.buffer if isinstance(target, Sharded) else target
     match = compatibility.match(call, saved.path, saved.meta, whole, resize)
     whole, new = match.target, transforms.new_stages(match.reader, match.target)
-    sources = _Sources(call, saved, whole, example, resize, of_buffer)
+    sources = _Sources(call, saved, whole, example, resize, verify)
     if not isinstance(target, Sharded):
         state = sources.state(0, 1)
         state = dataclasses.replace(state, ahead=prefetch.empty_prefetch(whole, state))
@@ -93,9 +105,9 @@ def parts(saved: Any) -> list[Any]:
 class _Sources:
     """The saved shards, read as far as they are needed."""
 
-    def __init__(self, call: str, saved: checkpoint.Saved, whole: Buffer, example: Any, resize: Any, of_buffer: Load):
-        self._call = f"{call}: {saved.path}"
-        self._of_buffer, self._example, self._resize = of_buffer, example, None if resize is None else True
+    def __init__(self, call: str, saved: Any, whole: Buffer, example: Any, resize: Any, verify: Any):
+        self._call, self._path = call, saved.path
+        self._example, self._resize, self._verify = example, None if resize is None else True, verify
         about = saved.meta.get("shards", {})
         self._saved = parts(saved)
         self.number = len(self._saved)
@@ -114,10 +126,11 @@ class _Sources:
             target = split.member_of(self._whole, shards)
             parts = list(self._states.values())
             moves = reshard.Moves(first, self.number, number, shards, *self._numbers())
-            return reshard.reshard(self._call, self._buffer, parts, target, moves)
+            return reshard.reshard(f"{self._call}: {self._path}", self._buffer, parts, target, moves)
 
     def _read(self, number: int) -> BufferState:
-        return self._of_buffer(self._saved[number], self._buffer, self._example, self._resize)[1]
+        part = self._saved[number]
+        return plain.restore_buffer(self._call, part, self._buffer, self._example, self._resize, self._verify)[1]
 
     def _numbers(self) -> tuple[int, int]:
         """Return the latest lap of all lanes, and the most epochs begun of all shards."""

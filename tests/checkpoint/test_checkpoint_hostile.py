@@ -9,7 +9,7 @@ import pytest
 
 import fbuf
 import fbuf.sharded
-from fbuf._checkpoint import load
+from fbuf._checkpoint import plain
 from fbuf._checkpoint.parts import device_array
 from fbuf._formats import checkpoint
 from tests.golden import buffers
@@ -92,7 +92,7 @@ def test_a_false_capacity_allocates_nothing(storage, tmp_path, monkeypatch):
     with checkpoint.read(str(tmp_path / "saved")) as saved:
         arrays, meta = {n: np.asarray(a) for n, a in saved.arrays.items()}, saved.meta
     (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\nSwapFree: 1000 kB\n")
-    monkeypatch.setattr(load, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(plain, "_MEMORY", tmp_path / "meminfo")
     large = copy.deepcopy(meta)
     large["buffer"]["capacity"] = 1_000_000_000
     for shape, _ in large["placed"].values():
