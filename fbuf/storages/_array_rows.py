@@ -39,13 +39,13 @@ def default_platform() -> str:
 
 def stored_leaves(rows: PyTree) -> dict[str, jax.Array | PackedLeaf]:
     """Return the leaves of rows by name, packed ones whole."""
-    pairs = jax.tree_util.tree_flatten_with_path(rows, is_leaf=is_packed)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
+    return with_structure(rows)[0]
 
 
-def structure_of(rows: PyTree) -> Any:
-    """Return the structure of one row."""
-    return jax.tree.structure(rows, is_leaf=is_packed)
+def with_structure(rows: PyTree) -> tuple[dict[str, jax.Array | PackedLeaf], Any]:
+    """Return the leaves of rows by name, packed ones whole, and the structure of one row."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(rows, is_leaf=is_packed)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}, structure
 
 
 class OwnedArray:

@@ -18,7 +18,7 @@ from fbuf._core.pytree import Leaves, PyTree, Spec, tree_bytes
 from fbuf._core.slots import Geometry, read_rows, write_rows
 from fbuf._interfaces.storage import LeafBytes, Read, Storage
 from fbuf.storages import _array_rows
-from fbuf.storages._array_rows import stored_leaves, structure_of
+from fbuf.storages._array_rows import stored_leaves, with_structure
 
 
 @component
@@ -59,9 +59,8 @@ class Device(Storage):
     def spec(self, rows: PyTree) -> tuple[Spec, Any]:
         if isinstance(rows, OnHost):
             raise TypeError("Device: this state keeps rows on the host. Use the buffer that made it.")
-        leaves = stored_leaves(rows)
-        spec = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}
-        return spec, structure_of(rows)
+        leaves, structure = with_structure(rows)
+        return {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in leaves.items()}, structure
 
     def write(self, rows: PyTree, slot: Array, leaves: Leaves, keep: Array | None, token: Array) -> tuple[PyTree, None]:
         return self._write_leaves(rows, slot, leaves, token, inside=keep is None), None
@@ -70,9 +69,9 @@ class Device(Storage):
         return self._write_leaves(rows, slot, leaves, token), None
 
     def _write_leaves(self, rows: PyTree, slot: Array, leaves: Leaves, token: Array, inside: bool = False) -> PyTree:
-        arrays: dict[str, Any] = stored_leaves(rows)
+        arrays, structure = with_structure(rows)
         new = {n: write_rows(a, slot, leaves[n], token, inside) if n in leaves else a for n, a in arrays.items()}
-        return structure_of(rows).unflatten(new.values())
+        return structure.unflatten(new.values())
 
     def read(self, rows: PyTree, reads: Sequence[Read]) -> tuple[list[Array], Array | None]:
         arrays = stored_leaves(rows)
