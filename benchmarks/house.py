@@ -19,18 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "public methods of all facades": 104,
     "public names": 150,
-    "code lines of fbuf/": 38_573,
+    "code lines of fbuf/": 38_614,
     "probes of parts": 23,
     "reads of module._name": 0,
-    "functions above 60 lines": 16,
+    "functions above 60 lines": 2,
     "lines of tests/": 47_832,
     "lines of tests/support/": 11_060,
     "test files that import tests": 0,
     "texts -k that choose tests": 2,
     "files of a traced device extend": 18,
-    "moves of a traced device extend": 143,
+    "moves of a traced device extend": 134,
     "files of a traced compressed sample": 31,
-    "moves of a traced compressed sample": 154,
+    "moves of a traced compressed sample": 159,
 }
 
 _FACADES = {

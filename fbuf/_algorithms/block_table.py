@@ -170,6 +170,11 @@ class _Bid(NamedTuple):
     map: Array  # int32[P], item that won here; A: none
 
 
+def _rolled(bits: Array, by: Array) -> Array:
+    """Return the words uint32[A, 2] rolled right by so many bits."""
+    return (bits >> by[:, None]) | (bits << ((jnp.uint32(32) - by[:, None]) % jnp.uint32(32)))
+
+
 def _compete(
     blocks: Array, hashes: tuple[Array, Array], found: Array, revived: Array, missing: Array, free: Array, bucket: Array
 ) -> tuple[Array, Array]:
@@ -190,10 +195,7 @@ def _compete(
     bucket = jnp.where(swap[:, None], bucket[:, ::-1], bucket)
     turn = hashes[1] & jnp.uint32(WAYS - 1)  # first slot to try, which spreads the blocks over the bucket
 
-    def rolled(bits: Array, by: Array) -> Array:
-        return (bits >> by[:, None]) | (bits << ((jnp.uint32(32) - by[:, None]) % jnp.uint32(32)))
-
-    free = rolled(free, turn)
+    free = _rolled(free, turn)
 
     def wanted(bits: Array) -> Array:
         one = bits[:, 0] != jnp.uint32(0)
@@ -285,6 +287,16 @@ def _next_free(count: Array, hand: Array, wanted: Array, most: int) -> tuple[Arr
     return given, hand
 
 
+def _take_places(count: Array, hand: Array, new: Array, live: Array) -> tuple[Array, Array]:
+    """Return a place without references for each new block bool[A], 0 where the table has none, and the hand after them."""
+    places = jnp.int32(count.shape[0] - 1)
+    rank = jnp.cumsum(new, dtype=jnp.int32) - jnp.int32(1)
+    wanted = jnp.minimum(rank[-1] + jnp.int32(1), places - live.astype(jnp.int32))
+    given, hand = _next_free(count, hand, wanted, new.shape[0])
+    taken = given.at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
+    return jnp.where(new & (rank < wanted), taken, jnp.int32(0)), hand
+
+
 def lot_of(items: int, places: int) -> int:
     """Return how many blocks to insert at once. Small tables use small chunks: a chunk sees the table before its writes."""
     return min(items, 1024, max(2 * WAYS, places // 16))
@@ -319,8 +331,7 @@ def insert(
         prints = jnp.maximum(hashes[1], jnp.uint32(1))
         bucket = _buckets(*hashes, slots // WAYS)
         near = _rows(table.prints, bucket)
-        matches = _bits(near == prints[:, None, None])
-        matches = jnp.where(valid[:, None], matches, jnp.uint32(0))
+        matches = jnp.where(valid[:, None], _bits(near == prints[:, None, None]), jnp.uint32(0))
         found, place = _find(table, blocks, matches, bucket)
         there = found != jnp.int32(0)
         revived = there & (table.count.at[place].get(mode="promise_in_bounds") == jnp.uint32(0))
@@ -333,11 +344,7 @@ def insert(
         count = _set(table.count, jnp.where(back, place, jnp.int32(places) + iota) + token, jnp.uint32(1))
         live = table.tally[0] + jnp.sum(back, dtype=jnp.uint32)
         new = won & ~revived
-        rank = jnp.cumsum(new, dtype=jnp.int32) - jnp.int32(1)
-        wanted = jnp.minimum(rank[-1] + jnp.int32(1), jnp.int32(places - 1) - live.astype(jnp.int32))
-        given, hand = _next_free(count, table.tally[1].astype(jnp.int32), wanted, lot)
-        taken = given.at[jnp.maximum(rank, jnp.int32(0))].get(mode="promise_in_bounds")
-        taken = jnp.where(new & (rank < wanted), taken, jnp.int32(0))
+        taken, hand = _take_places(count, table.tally[1].astype(jnp.int32), new, live)
         got = taken != jnp.int32(0)
         old = table.home.at[taken].get(mode="promise_in_bounds").astype(jnp.int32)
         old_name = table.names.at[old].get(mode="promise_in_bounds").astype(jnp.int32)
@@ -358,16 +365,13 @@ def insert(
         now = table.names.at[slot].get(mode="promise_in_bounds").astype(jnp.int32)
         place = jnp.where(there, place, jnp.where(missing, now, jnp.int32(0)))
         token, (place,) = order_after_reads(token, (place,))
-        placed = Placed(
-            lax.dynamic_update_slice(placed.place, place, (begin,)),
-            lax.dynamic_update_slice(placed.won, back | got, (begin,)),
-        )
+        found_now = Placed(place, back | got)
+        placed = jax.tree.map(lambda all, now: lax.dynamic_update_slice(all, now, (begin,)), placed, found_now)
         return jnp.minimum(begin + jnp.int32(lot), jnp.int32(total)), table, placed, token
 
     empty = Placed(jnp.zeros((total + lot,), jnp.int32), jnp.zeros((total + lot,), bool))
-    begin = jnp.zeros((), jnp.int32)
     _, table, placed, token = control_flow.while_loop(
-        lambda carry: any_unbatched(carry[0] < number), step, (begin, table, empty, token)
+        lambda carry: any_unbatched(carry[0] < number), step, (jnp.zeros((), jnp.int32), table, empty, token)
     )
     return table, Placed(placed.place[:total], placed.won[:total]), token
 

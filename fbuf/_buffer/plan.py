@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any, TypedDict
 
 import jax
+import numpy as np
 
 from fbuf._buffer import calls, init, prefetch, transforms
 from fbuf._core import arguments
-from fbuf._core.pytree import PyTree, exact, in_jax, tree_bytes
+from fbuf._core.pytree import PyTree, Spec, exact, in_jax, tree_bytes
+from fbuf._core.row_format import RowFormat
 from fbuf._core.text_table import Section, html, human
 from fbuf._interfaces.storage import Forecast
 
@@ -128,15 +130,7 @@ def plan(
     structure: Any = jax.tree.structure(example)
     taken, form = (spec, structure) if was is None else (was.spec, was.structure)
     geometry, storage = buffer.geometry, buffer.storage
-    if rows is not None:
-        axes: tuple[int | None, ...] = (None,) if buffer.lanes is None else (None, buffer.lanes)
-        given = arguments.check_rows("Buffer.plan", rows, taken, form, axes, "N" if len(axes) == 1 else "N, E")
-        given = exact("Buffer.plan", taken, given)
-        full = (next(iter(given.values())).shape[0], geometry.lanes)
-        trial = {n: x.reshape(full + taken[n].shape) for n, x in given.items()}
-        trial = transforms.trial(buffer, trial, was, full)
-    else:
-        trial = None
+    trial = None if rows is None else _stored_rows(buffer, rows, taken, form, was)
     host, host_from, host_raw = storage.plan_host(geometry, spec, trial, ratio)
     if own := buffer.sampler.plan_host(geometry):
         host, host_from, host_raw = host + own, "exact" if host_from == "none" else host_from, host_raw + own
@@ -166,6 +160,17 @@ def plan(
         donated=donated,
         table=table,
     )
+
+
+def _stored_rows(
+    buffer: Any, rows: PyTree, taken: Spec, form: Any, was: RowFormat | None
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return sample rows as they are stored, leaves [N, E, ...]."""
+    axes: tuple[int | None, ...] = (None,) if buffer.lanes is None else (None, buffer.lanes)
+    given = arguments.check_rows("Buffer.plan", rows, taken, form, axes, "N" if len(axes) == 1 else "N, E")
+    given = exact("Buffer.plan", taken, given)
+    full = (next(iter(given.values())).shape[0], buffer.geometry.lanes)
+    return transforms.trial(buffer, {n: x.reshape(full + taken[n].shape) for n, x in given.items()}, was, full)
 
 
 def peak(method: Any, args: tuple[Any, ...], donate: tuple[int, ...]) -> int:

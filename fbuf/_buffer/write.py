@@ -41,13 +41,11 @@ def extend(
 
     With `slots` (of a Scattering writer) return their slots int32[N, E], C and more where nothing was written.
     """
-    num = shape[0]
     mask, refused = _admitted(buffer, state, shape, mask)
     state = jax.named_scope("retire")(_make_room)(buffer, state, shape, mask)
     geometry, token = buffer.geometry, state.token
     leaves = {n: x.reshape(shape + x.shape[axes:]) for n, x in leaves.items()}
-    priority = None if priority is None else priority.reshape(shape)
-    mask = None if mask is None else mask.reshape(shape)
+    priority, mask = (None if x is None else x.reshape(shape) for x in (priority, mask))
     transforms = state.transforms
     if transforms is not None:
         leaves, transforms = _transforms.write(buffer, state, leaves, mask, shape)
@@ -60,40 +58,21 @@ def extend(
         nothing = jnp.any(lost) & ~jnp.any(mask)
         transforms = jax.tree.map(lambda new, old: jnp.where(nothing, old, new), transforms, state.transforms)
     if priority is not None:
-        priority = jnp.abs(priority.astype(jnp.float32))
-        fine = jnp.isfinite(priority)
-        invalid = ~fine if mask is None else ~fine & mask
-        priority = jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY))
-        counts["refused_nonfinite"] = jnp.sum(invalid, dtype=jnp.uint32)
-    stamp = _state.stamp_of(buffer, leaves, (num, geometry.lanes))
+        priority, counts["refused_nonfinite"] = _finite(priority, mask)
+    stamp = _state.stamp_of(buffer, leaves, shape)
 
     # If there are more rows than a lane holds, only the newest are written.
-    skipped = max(num - geometry.length, 0) if mask is None and geometry.streams else 0
+    skipped = max(shape[0] - geometry.length, 0) if mask is None and geometry.streams else 0
     kept = {n: x[skipped:] for n, x in leaves.items()} if skipped else leaves
-    scatter = state.scatter
-    if scatter is None:
-        place = jax.named_scope("place")(_state.streaming(buffer).place)(
-            state.ring, geometry, num - skipped, mask, skipped
-        )
-        slot, ring = place.slot, place.ring
-    else:
-        placed = jax.named_scope("place")(_scatter.place)(
-            _state.scattering(buffer), geometry, scatter, state.ring, leaves, mask, token
-        )
-        slot, ring, scatter = placed.slot, placed.ring, placed.scatter
-        counts["refused_rows"] = placed.refused
+    slot, ring, scatter, not_placed = jax.named_scope("place")(_place)(buffer, state, leaves, shape[0], mask, skipped)
+    counts |= {} if not_placed is None else {"refused_rows": not_placed}
     keep = None if mask is None and geometry.streams else slot < jnp.int32(geometry.capacity)
     if state.anchors is None:
-        anchors = None
-        all_kept = jnp.ones(slot.shape, bool) if keep is None else keep
+        anchors, all_kept = None, jnp.ones(slot.shape, bool) if keep is None else keep
         given = None if priority is None else priority[skipped:]
         change = _anchors.dense(slot, all_kept, given, None if stamp is None else stamp[skipped:])
     else:
-        new = _state.ending(buffer, leaves, (num, geometry.lanes))
-        ids = _state.ids_of(buffer, leaves, state.anchors.newest_id)
-        anchors, change, token = jax.named_scope("anchors")(_anchors.extend)(
-            state.anchors, buffer.view, geometry, state.ring, new, priority, stamp, mask, token, ids=ids
-        )
+        anchors, change, token = _follow(buffer, state, state.anchors, leaves, priority, stamp, mask)
     change = dataclasses.replace(change, newest_stamp=_state.largest(stamp, mask))
     rows, no_room = jax.named_scope("write")(buffer.storage.write)(state.rows, slot, kept, keep, token)
     if no_room is not None:
@@ -110,10 +89,46 @@ def extend(
     )
     # No window spans the gap that refused or lost rows leave.
     if lost is not None and after.anchors is not None:
-        after, _ = update_if(
-            jnp.any(lost), lambda _, after, lost: (_cut_anchors(buffer, after, lost), lost), after, lost
-        )
+        after = _cut_lost(buffer, after, lost)
     return (after, slot if slots else None) if refused is None else cut.core(buffer, after, refused > jnp.int32(0))
+
+
+def _finite(priority: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Return |p| as float32, NO_PRIORITY where it is not finite, and how many of these rows are written."""
+    priority = jnp.abs(priority.astype(jnp.float32))
+    fine = jnp.isfinite(priority)
+    invalid = ~fine if mask is None else ~fine & mask
+    return jnp.where(fine, priority, jnp.float32(_anchors.NO_PRIORITY)), jnp.sum(invalid, dtype=jnp.uint32)
+
+
+def _place(
+    buffer: BufferConfig, state: BufferState, leaves: dict[str, jax.Array], num: int, mask: Any, skipped: int
+) -> tuple[jax.Array, Ring, _scatter.Scatter | None, jax.Array | None]:
+    """Return the slots int32[N - skipped, E] of rows, the rings and scattered rows after, and how many found no slot."""
+    if state.scatter is None:
+        place = _state.streaming(buffer).place(state.ring, buffer.geometry, num - skipped, mask, skipped)
+        return place.slot, place.ring, None, None
+    writer = _state.scattering(buffer)
+    placed = _scatter.place(writer, buffer.geometry, state.scatter, state.ring, leaves, mask, state.token)
+    return placed.slot, placed.ring, placed.scatter, placed.refused
+
+
+def _follow(
+    buffer: BufferConfig,
+    state: BufferState,
+    anchors: _anchors.Anchors,
+    leaves: dict[str, jax.Array],
+    priority: jax.Array | None,
+    stamp: jax.Array | None,
+    mask: jax.Array | None,
+) -> tuple[_anchors.Anchors, EligibilityUpdate, jax.Array]:
+    """Return the anchors after a write of rows, what opened and closed, and the token."""
+    geometry = buffer.geometry
+    new = _state.ending(buffer, leaves, (next(iter(leaves.values())).shape[0], geometry.lanes))
+    ids = _state.ids_of(buffer, leaves, anchors.newest_id)
+    return jax.named_scope("anchors")(_anchors.extend)(
+        anchors, buffer.view, geometry, state.ring, new, priority, stamp, mask, state.token, ids=ids
+    )
 
 
 def _send(
@@ -290,6 +305,15 @@ def _cut_anchors(buffer: BufferConfig, state: BufferState, lanes: jax.Array) -> 
     )
     sampler = buffer.sampler.change(state.sampler, change, geometry, token)
     return state.replace(anchors=anchors, sampler=sampler, token=token)
+
+
+def _cut_lost(buffer: BufferConfig, state: BufferState, lost: jax.Array) -> BufferState:
+    """Cut the lanes bool[E] that lost rows; almost always none has."""
+
+    def cut_lost(_: jax.Array, state: BufferState, lost: jax.Array) -> tuple[BufferState, jax.Array]:
+        return _cut_anchors(buffer, state, lost), lost
+
+    return update_if(jnp.any(lost), cut_lost, state, lost)[0]
 
 
 @operation

@@ -60,6 +60,17 @@ def allow(cls: type[Any], name: str) -> None:
     _NAMES[cls] = name
 
 
+def _save_as(cls: type[Any], name: str) -> None:
+    """Register a component under the name that files and exported programs have for it."""
+    allow(cls, name)
+    export.register_pytree_node_serialization(
+        cls,
+        serialized_name=name,
+        serialize_auxdata=lambda aux: json.dumps(to_config(aux)).encode(),
+        deserialize_auxdata=lambda data: from_config(json.loads(bytes(data).decode())),
+    )
+
+
 @dataclass_transform(frozen_default=True)
 def component(cls: Any = None, *, name: str | None = None) -> Any:
     """Make `cls` a frozen dataclass of hashable values that JAX treats as static.
@@ -126,14 +137,7 @@ def component(cls: Any = None, *, name: str | None = None) -> Any:
     made.__getstate__ = __getstate__
     jax.tree_util.register_static(made)
     if made.__module__.split(".")[0] == "fbuf":
-        name = name or _qualified(made)
-        allow(made, name)
-        export.register_pytree_node_serialization(
-            made,
-            serialized_name=name,
-            serialize_auxdata=lambda aux: json.dumps(to_config(aux)).encode(),
-            deserialize_auxdata=lambda data: from_config(json.loads(bytes(data).decode())),
-        )
+        _save_as(made, name or _qualified(made))
     return made
 
 

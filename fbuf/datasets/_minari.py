@@ -232,14 +232,7 @@ def _work(
     dtypes |= wanted or {}
     dtypes |= {NEXT + name[len("obs") :]: dtypes[name] for name in under("obs", dtypes)}
     plan = plan_rows(_CALL, cast_columns(_CALL, first, dtypes), settings)
-    lossy = [n for n, c in first.items() if c.dtype == np.uint8 and len(c.shape) == 3 and c.shape[-1] == 3]
-    lossy = [name for name in lossy if is_under(name, ("obs", "action"))] if about.get("jpeg_encoding") is True else []
-    if lossy:
-        warnings.warn(
-            f"{_CALL}: Minari stored {', '.join(lossy)} of {folder} as JPEG, its default, so these frames are not those of "
-            f"the environment. Record them with jpeg_encoding=False.",
-            stacklevel=3,
-        )
+    lossy = _lossy(folder, about, first)
     del first
     pieces = _whole_episodes(steps, rows_per_segment(_CALL, settings.piece_rows, plan.schema))
 
@@ -259,6 +252,21 @@ def _work(
         lambda piece: f"{mark} {asked} {pieces[piece].start} {pieces[piece].stop}",
         lambda: {"from": "minari", "mark": mark, "settings": asked, "episodes": number, "minari": kept, "lossy": lossy},
     )
+
+
+def _lossy(folder: Path, about: Mapping[str, Any], columns: Mapping[str, Column]) -> list[str]:
+    """Return the leaves that Minari stored as JPEG, and warn of them."""
+    if about.get("jpeg_encoding") is not True:
+        return []
+    images = [n for n, c in columns.items() if c.dtype == np.uint8 and len(c.shape) == 3 and c.shape[-1] == 3]
+    lossy = [name for name in images if is_under(name, ("obs", "action"))]
+    if lossy:
+        warnings.warn(
+            f"{_CALL}: Minari stored {', '.join(lossy)} of {folder} as JPEG, its default, so these frames are not those of "
+            f"the environment. Record them with jpeg_encoding=False.",
+            stacklevel=4,
+        )
+    return lossy
 
 
 def _columns(where: str, episode: Any, steps: int, skip: Sequence[str], infos: Sequence[str]) -> dict[str, Column]:

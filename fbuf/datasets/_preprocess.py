@@ -361,10 +361,8 @@ def preprocess(
     try:
         if origin.path is not None:
             _check_apart(origin.path, path)
-        if not resume and path.is_dir() and not (path / NAME).exists():
-            with exclusive(CALL, path):
-                for number in dataset.committed(path):
-                    dataset.discard(path, number)
+        if not resume:
+            _discard(path)
         check_free(CALL, path, unfinished=True)
         rows = origin.rows if limit is None else min(int(limit), origin.rows)
         if not rows:
@@ -395,6 +393,14 @@ def preprocess(
         origin.close()
     steps = default_view(schema.names, rows)
     return _open.open(path, view=steps if origin.steps else Row(), sampler=sampler)
+
+
+def _discard(path: Path) -> None:
+    """Discard the segments of an interrupted call."""
+    if path.is_dir() and not (path / NAME).exists():
+        with exclusive(CALL, path):
+            for number in dataset.committed(path):
+                dataset.discard(path, number)
 
 
 def _kept(keep: Sequence[str] | None, origin: Stored | Windows) -> tuple[str, ...]:

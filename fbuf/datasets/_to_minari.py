@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,39 +91,12 @@ def to_minari(
     if not plan.keep.any():
         raise ValueError(f"{_CALL}: no row has a known next observation; expected one step at least.")
     _check_leaves(reader, leaves)
-    names = {role: str(roles[role]) for role in ("observation", "action")}
     for role, space in {"observation": observation_space, "action": action_space}.items():
-        _check_space(reader, role, space, names[role], leaves[role])
+        _check_space(reader, role, space, str(roles[role]), leaves[role])
 
-    from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
 
-    used = {name for found in leaves.values() for name in found}
-    infos = [name for name in reader.spec if name not in used]
-    final = roles["next_observation"] or roles["final_observation"]
-
-    def read(name: str, slot: np.ndarray) -> np.ndarray:
-        block = min(reader.block(name), _BLOCK)
-        return np.concatenate([reader.leaf(name, slot[i : i + block], block) for i in range(0, len(slot), block)])
-
-    def episodes() -> Iterator[Any]:
-        for age, lane in _episodes(plan):
-            slot, last = reader.slots(age, np.full_like(age, lane)), (age[-1], lane)
-            after = reader.slots(age[-1:] + plan.from_next[last], np.array([lane]))
-            seen = {name: read(name, np.concatenate([slot, after])) for name in leaves["observation"]}
-            if final is not None and (plan.from_final[last] or roles["next_observation"]):
-                for name, leaf in seen.items():
-                    leaf[-1:] = read(final + name.removeprefix(names["observation"]), slot[-1:])
-            yield EpisodeBuffer(
-                observations=_as_space(observation_space, names["observation"], seen),
-                actions=_as_space(action_space, names["action"], {name: read(name, slot) for name in leaves["action"]}),
-                rewards=read(leaves["reward"][0], slot),
-                terminations=plan.terminated[age, lane],
-                truncations=plan.truncated[age, lane],
-                infos=nested({name: read(name, slot) for name in infos}),
-            )
-            bar(1)
-
+    spaces = {"observation": observation_space, "action": action_space}
     total = sum(1 for _ in _episodes(plan))
     base.mkdir(parents=True, exist_ok=True)
     bar = Bar(progress, _CALL, total, " episodes")
@@ -133,11 +106,49 @@ def to_minari(
         storage = MinariStorage.new(folder / "data", observation_space, action_space, jpeg_encoding=False)
         about = {"dataset_id": id, "minari_version": package.__version__, **(metadata or {})}
         storage.update_metadata(about)
-        storage.update_episodes(episodes())
+        storage.update_episodes(_episode_buffers(reader, plan, roles, leaves, spaces, bar))
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.rename(path)
     size = sum(file.stat().st_size for file in (path / "data").iterdir())
     return Exported(path, int(plan.keep.sum()), total, plan.dropped, size)
+
+
+def _episode_buffers(
+    reader: Reader,
+    plan: Plan,
+    roles: Mapping[str, str | None],
+    leaves: Mapping[str, Sequence[str]],
+    spaces: Mapping[str, Any],
+    bar: Callable[[int], None],
+) -> Iterator[Any]:
+    """Yield the episodes as Minari takes them."""
+    from minari.data_collector import EpisodeBuffer
+
+    used = {name for found in leaves.values() for name in found}
+    infos = [name for name in reader.spec if name not in used]
+    final = roles["next_observation"] or roles["final_observation"]
+    observation, action = str(roles["observation"]), str(roles["action"])
+
+    def read(name: str, slot: np.ndarray) -> np.ndarray:
+        block = min(reader.block(name), _BLOCK)
+        return np.concatenate([reader.leaf(name, slot[i : i + block], block) for i in range(0, len(slot), block)])
+
+    for age, lane in _episodes(plan):
+        slot, last = reader.slots(age, np.full_like(age, lane)), (age[-1], lane)
+        after = reader.slots(age[-1:] + plan.from_next[last], np.array([lane]))
+        seen = {name: read(name, np.concatenate([slot, after])) for name in leaves["observation"]}
+        if final is not None and (plan.from_final[last] or roles["next_observation"]):
+            for name, leaf in seen.items():
+                leaf[-1:] = read(final + name.removeprefix(observation), slot[-1:])
+        yield EpisodeBuffer(
+            observations=_as_space(spaces["observation"], observation, seen),
+            actions=_as_space(spaces["action"], action, {name: read(name, slot) for name in leaves["action"]}),
+            rewards=read(leaves["reward"][0], slot),
+            terminations=plan.terminated[age, lane],
+            truncations=plan.truncated[age, lane],
+            infos=nested({name: read(name, slot) for name in infos}),
+        )
+        bar(1)
 
 
 def _episodes(plan: Plan) -> Iterator[tuple[np.ndarray, int]]:

@@ -149,8 +149,7 @@ def run(
     config = _dqn.Config(env.num_actions, beta_steps=settings.steps)
     learner_key, act_key, sample_key, look_key = jax.random.split(jax.random.key(settings.seed), 4)
 
-    learner = _dqn.init_learner(learner_key, config)
-    actor = Actor(env, act_key)
+    learner, actor = _dqn.init_learner(learner_key, config), Actor(env, act_key)
 
     # The first call of everything compiles; the clock starts after it.
     rows = actor.play(learner.params, _PREFILL, epsilon=1.0)
@@ -161,8 +160,7 @@ def run(
     replay = buffer.init(_dqn.example_row())
     replay = jax.jit(buffer.extend, donate_argnums=0)(replay, rows)
     metrics, memory = [], list[tuple[int, int, int]]()
-    clock = _Clock()
-    every = max(1, settings.steps // 20)
+    clock, every = _Clock(), max(1, settings.steps // 20)
     for i in range(settings.steps):
         with clock("acting and emulators"):
             rows = actor.play(learner.params, _dqn.ROWS_PER_STEP, epsilon(i, settings.steps))

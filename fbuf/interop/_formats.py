@@ -201,27 +201,7 @@ def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
         )
     if odd := [name for name, column in slots.items() if not column.refused and column.rows != room]:
         raise ValueError(f"{path}: '_meta/{odd[0]}' has {slots[odd[0]].rows} slots; expected {room}. It is damaged.")
-    if "_lengths" in reader.columns:
-        offset, count, newest = (reader.array(name) for name in ("_offset", "_lengths", "last_index"))
-        sizes = np.diff([*offset, room]) if offset.ndim == count.ndim == 1 and len(offset) else np.zeros(0)
-    else:
-        size, cursor = (np.array([reader.attribute(name)]) for name in ("_size", "_insertion_idx"))
-        if None in (size[0], cursor[0]):
-            raise ValueError(f"{path}: _size or _insertion_idx is not an integer; expected both. It is damaged.")
-        offset, count, sizes, newest = np.zeros(1, np.int64), size, np.array([room]), cursor - 1
-        newest = np.where(newest < 0, room - 1, newest)
-        if not (0 <= cursor[0] <= room and (size[0] == room or size[0] == cursor[0])):
-            raise ValueError(
-                f"{path}: _size is {size[0]} and _insertion_idx {cursor[0]} of {room} slots. It is damaged."
-            )
-    shape = {a.shape for a in (offset, count, sizes, newest)}
-    place = newest - offset if len(shape) == 1 else np.zeros(0)
-    if len(shape) != 1 or not len(count) or not np.all([count >= 0, count <= sizes, place >= 0, place < sizes]):
-        raise ValueError(f"{path}: the counts of its rows are not those of {room} slots. It is damaged.")
-    full = count == sizes
-    if (~full & (count > 0) & (place != count - 1)).any():
-        raise ValueError(f"{path}: the newest rows are not where its counts say. It is damaged.")
-    oldest = np.where(full, (place + 1) % sizes, 0)
+    offset, count, sizes, oldest = _tianshou_rings(path, reader, room)
     steps, lanes = int(count.max()), len(count)
 
     def ring(column: Column) -> Column:
@@ -255,6 +235,33 @@ def _tianshou(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
         return np.arange(first, last)[:, None] < count
 
     return known_steps(made, "tianshou vector buffer", columns, steps, lanes=lanes, mask=exists)
+
+
+def _tianshou_rings(
+    path: Path, reader: _hdf5.Reader, room: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return of each lane its first slot, its rows, its slots, and the place of its oldest row among these."""
+    if "_lengths" in reader.columns:
+        offset, count, newest = (reader.array(name) for name in ("_offset", "_lengths", "last_index"))
+        sizes = np.diff([*offset, room]) if offset.ndim == count.ndim == 1 and len(offset) else np.zeros(0)
+    else:
+        size, cursor = (np.array([reader.attribute(name)]) for name in ("_size", "_insertion_idx"))
+        if None in (size[0], cursor[0]):
+            raise ValueError(f"{path}: _size or _insertion_idx is not an integer; expected both. It is damaged.")
+        offset, count, sizes, newest = np.zeros(1, np.int64), size, np.array([room]), cursor - 1
+        newest = np.where(newest < 0, room - 1, newest)
+        if not (0 <= cursor[0] <= room and (size[0] == room or size[0] == cursor[0])):
+            raise ValueError(
+                f"{path}: _size is {size[0]} and _insertion_idx {cursor[0]} of {room} slots. It is damaged."
+            )
+    shape = {a.shape for a in (offset, count, sizes, newest)}
+    place = newest - offset if len(shape) == 1 else np.zeros(0)
+    if len(shape) != 1 or not len(count) or not np.all([count >= 0, count <= sizes, place >= 0, place < sizes]):
+        raise ValueError(f"{path}: the counts of its rows are not those of {room} slots. It is damaged.")
+    full = count == sizes
+    if (~full & (count > 0) & (place != count - 1)).any():
+        raise ValueError(f"{path}: the newest rows are not where its counts say. It is damaged.")
+    return offset, count, sizes, np.where(full, (place + 1) % sizes, 0)
 
 
 def _d3rlpy(path: Path, reader: _hdf5.Reader, made: Source) -> Source:
@@ -346,6 +353,55 @@ def _number(demo: str) -> int:
     return int(demo.rpartition("_")[2]) if demo.rpartition("_")[2].isdigit() else -1
 
 
+def _row_groups(parquet: Any, path: Path, features: Mapping[str, Any]) -> list[tuple[Any, int]]:
+    """Return the files of a data set, and their row groups, in order."""
+    groups: list[tuple[Any, int]] = []
+    for file in sorted((path / "data").glob("chunk-*/file-*.parquet")):
+        try:
+            opened = parquet.ParquetFile(file)
+        except Exception as error:  # of pyarrow's parser
+            raise ValueError(f"{file}: is not parquet ({str(error)[:200]}). It is damaged.") from None
+        if lost := [name for name in opened.schema_arrow.names if name not in features]:
+            raise ValueError(f"{file}: has a column {lost[0]!r} that meta/info.json does not describe. It is damaged.")
+        groups += [(opened, number) for number in range(opened.metadata.num_row_groups)]
+    return groups
+
+
+def _group_rows(group: tuple[Any, int]) -> int:
+    file, number = group
+    return int(file.metadata.row_group(number).num_rows)
+
+
+def _parquet_column(
+    path: Path, described: Path, groups: Sequence[tuple[Any, int]], name: str, feature: Mapping[str, Any]
+) -> Column:
+    """Return a column of parquet files, read by row group."""
+    dtype = DTYPES.get(str(feature.get("dtype")))
+    shape = check_shape(str(described), feature.get("shape"))
+    if dtype is None:
+        kind = str(feature.get("dtype"))[:40]
+        return refused(f"{path}: leaf '{name}' is {kind}, which is not in the parquet files; decode it with lerobot.")
+    rows = [_group_rows(group) for group in groups]
+
+    @functools.lru_cache(1)
+    def values_of(number: int) -> np.ndarray:
+        file, part = groups[number]
+        try:
+            values = file.read_row_group(part, columns=[name]).column(name).combine_chunks()
+            while hasattr(values, "flatten") and values.type.num_fields:
+                values = values.flatten()
+            array: np.ndarray = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(rows[number], *shape)
+        except Exception as error:  # of pyarrow and NumPy
+            raise ValueError(f"{path}: leaf '{name}' is damaged ({str(error)[:200]}).") from None
+        return array
+
+    parts = [
+        Column(shape, dtype, lambda first, last, number=number: values_of(number)[first:last], count)  # type: ignore[misc]
+        for number, count in enumerate(rows)
+    ]
+    return concatenate(f"{path}: {name}", parts)
+
+
 def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
     call = made.call
     try:
@@ -360,50 +416,14 @@ def _lerobot(path: Path, made: Source, ends: str | None) -> Source:
             f"{described}: codebase_version is {str(version)[:40]!r}; expected v3.x. Convert it with LeRobot."
         )
     total = check_count(str(described), "total_frames", about.get("total_frames"))
-    files = []
-    for file in sorted((path / "data").glob("chunk-*/file-*.parquet")):
-        try:
-            files.append(parquet.ParquetFile(file))
-        except Exception as error:  # of pyarrow's parser
-            raise ValueError(f"{file}: is not parquet ({str(error)[:200]}). It is damaged.") from None
-        if lost := [name for name in files[-1].schema_arrow.names if name not in features]:
-            raise ValueError(f"{file}: has a column {lost[0]!r} that meta/info.json does not describe. It is damaged.")
-    groups = [(file, number) for file in files for number in range(file.metadata.num_row_groups)]
-    rows = [file.metadata.row_group(number).num_rows for file, number in groups]
-    starts = np.cumsum([0, *rows]).tolist()
-    if starts[-1] != total or not total:
+    groups = _row_groups(parquet, path, features)
+    rows = sum(_group_rows(group) for group in groups)
+    if rows != total or not total:
         raise ValueError(
-            f"{path}: its parquet files have {starts[-1]} rows, total_frames is {total}; expected one number > 0."
+            f"{path}: its parquet files have {rows} rows, total_frames is {total}; expected one number > 0."
         )
-
-    def column(name: str, feature: Mapping[str, Any]) -> Column:
-        dtype = DTYPES.get(str(feature.get("dtype")))
-        shape = check_shape(str(described), feature.get("shape"))
-        if dtype is None:
-            kind = str(feature.get("dtype"))[:40]
-            return refused(
-                f"{path}: leaf '{name}' is {kind}, which is not in the parquet files; decode it with lerobot."
-            )
-
-        @functools.lru_cache(1)
-        def group(number: int) -> np.ndarray:
-            file, part = groups[number]
-            try:
-                values = file.read_row_group(part, columns=[name]).column(name).combine_chunks()
-                while hasattr(values, "flatten") and values.type.num_fields:
-                    values = values.flatten()
-                array: np.ndarray = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(rows[number], *shape)
-            except Exception as error:  # of pyarrow and NumPy
-                raise ValueError(f"{path}: leaf '{name}' is damaged ({str(error)[:200]}).") from None
-            return array
-
-        parts = [
-            Column(shape, dtype, lambda first, last, number=number: group(number)[first:last], count)  # type: ignore[misc]
-            for number, count in enumerate(rows)
-        ]
-        return concatenate(f"{path}: {name}", parts)
-
-    found = {name: column(name, feature) for name, feature in features.items() if isinstance(feature, dict)}
+    read = functools.partial(_parquet_column, path, described, groups)
+    found = {name: read(name, feature) for name, feature in features.items() if isinstance(feature, dict)}
     if not {"episode_index", "action"} <= set(found):
         raise ValueError(f"{described}: features lack episode_index or action; expected both.")
     episode = squeezed(found["episode_index"]).read(0, total)

@@ -25,7 +25,7 @@ from fbuf._core.slots import expand
 from fbuf._members import quota
 from fbuf.samplers._base import masked_draw
 from fbuf.sharded import _blocks
-from fbuf.sharded._draw import count_empty, own_key, sample_local, weigh, whole
+from fbuf.sharded._draw import Whole, count_empty, own_key, sample_local, weigh, whole
 from fbuf.sharded._operation import operation, same, split
 
 SLACK = 1.25  # rows that a shard may send at once, by those it receives
@@ -102,13 +102,19 @@ def sample_global(
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     first = (jnp.zeros((), jnp.int32), own.counters, own.token, empty)
     _, counters, token, rows = control_flow.while_loop(lambda carry: carry[0] < rounds, again, first)
+    batch = _batch(sharded, own, rows, owner, every, options)
+    return count_empty(sharded, own.replace(counters=counters, token=token), every.number), batch
+
+
+def _batch(
+    sharded: Any, own: BufferState, rows: Any, owner: jax.Array, every: Whole, options: dict[str, jax.Array]
+) -> Sample:
+    """Return the batch of rows (data, index, probability, mask) of the shards int32[B / D] `owner`."""
     data, index, chance, mask = rows
     weight = mask.astype(jnp.float32)
-    if buffer.sampler.prioritized:
+    if sharded.shard.sampler.prioritized:
         beta = options.get("beta", own.sampler.beta)
         weight = weigh(sharded, every, chance, mask, beta, jnp.float32(1), None)
-    capacity = jnp.int32(buffer.capacity)
-    shard = jnp.where(mask, owner, jnp.int32(shards))
-    index = Index(jnp.where(mask, index.slot, capacity), index.ticket, shard=shard)
-    own = count_empty(sharded, own.replace(counters=counters, token=token), every.number)
-    return own, Sample(data, index, chance, weight, mask)
+    shard = jnp.where(mask, owner, jnp.int32(sharded.shards))
+    index = Index(jnp.where(mask, index.slot, jnp.int32(sharded.shard.capacity)), index.ticket, shard=shard)
+    return Sample(data, index, chance, weight, mask)

@@ -211,15 +211,11 @@ class Transition(View):
         around = shift(geometry, safe[:, None], offset)
         near = flags.at[around].get(mode="promise_in_bounds")  # [B, back + n]
 
-        # offset of the end of the episode (n: beyond n steps) and of its start (below -back: further away)
         ahead = jnp.arange(steps, dtype=jnp.int32)[None, :]
-        end_at = jnp.min(jnp.where(has(near[:, back:], END), ahead, jnp.int32(steps)), axis=1)
+        end_at, last = self._end(near, ahead)
         ended = end_at < jnp.int32(steps)
-        last_at = jnp.int32(back) + jnp.minimum(end_at, jnp.int32(steps - 1))
-        last = near.at[jnp.arange(near.shape[0], dtype=jnp.int32), last_at].get(mode="promise_in_bounds")
         terminated = ended & has(last, TERMINATED)
-        starts = has(near[:, : back + 1], START)
-        began = jnp.max(jnp.where(starts, offset[:, : back + 1], jnp.int32(-back - steps - 1)), axis=1)
+        began = self._start(near, offset)
         has_final = ended & jnp.bool_(rule.cut_ends) & ~has(last, CUT)
         counts_last = terminated | has_final
         rewards = jnp.where(ended, end_at + counts_last.astype(jnp.int32), jnp.int32(steps))
@@ -259,17 +255,25 @@ class Transition(View):
             frames = jnp.arange(-back, steps + 1, dtype=jnp.int32)[None, :]
             pool = slots_of(jnp.broadcast_to(frames, (slot.shape[0], back + steps + 1)))
         observation, final_observation, action, others = self._leaves(spec)
-        stacked = self._stacked(spec)
-
-        def read(name: str, slots: Array, start: Array) -> Read:
-            return Read(name, slots, pool, start) if name in stacked or self.stack is None else Read(name, slots[:, -1])
-
-        reads = [read(n, obs_slot, jnp.zeros_like(reach)) for n in observation]
-        reads += [read(n, next_slot, reach) for n in observation]
+        stacked = observation if self.stack is None else self._stacked(spec)
+        reads = _frames(observation, stacked, obs_slot, pool, jnp.zeros_like(reach))
+        reads += _frames(observation, stacked, next_slot, pool, reach)
         reads += [Read(n, final) for n in final_observation]
         reads.append(Read(self.reward, reward_slot))
         reads += [Read(n, here) for n in (*action, *others)]
         return Window(tuple(reads), (mask, rewards, has_final, terminated))
+
+    def _start(self, near: Array, offset: Array) -> Array:
+        """Return the offset of the start of the episode (below -back: further away)."""
+        back = self.back
+        starts = has(near[:, : back + 1], START)
+        return jnp.max(jnp.where(starts, offset[:, : back + 1], jnp.int32(-back - self.n_step - 1)), axis=1)
+
+    def _end(self, near: Array, ahead: Array) -> tuple[Array, Array]:
+        """Return the offset of the end of the episode (n: beyond n steps), and the flags of the last of these rows."""
+        end_at = jnp.min(jnp.where(has(near[:, self.back :], END), ahead, jnp.int32(self.n_step)), axis=1)
+        last_at = jnp.int32(self.back) + jnp.minimum(end_at, jnp.int32(self.n_step - 1))
+        return end_at, near.at[jnp.arange(near.shape[0], dtype=jnp.int32), last_at].get(mode="promise_in_bounds")
 
     def assemble(self, spec: Spec, structure: Any, arrays: Sequence[Array], window: Window) -> PyTree:
         mask, rewards, has_final, terminated = window.context
@@ -344,6 +348,11 @@ class Transition(View):
         action = [] if self.action is None else under(self.action, spec)
         observation = under(self.observation, spec)
         return observation, final, action, outside((*observation, *final, *action, self.reward), spec)
+
+
+def _frames(names: Sequence[str], stacked: Sequence[str], slots: Array, pool: Array | None, start: Array) -> list[Read]:
+    """Return the reads of leaves of an observation: the frames of those stacked, the newest frame of others."""
+    return [Read(n, slots, pool, start) if n in stacked else Read(n, slots[:, -1]) for n in names]
 
 
 def _one_leaf(field: str, leaves: Sequence[str]) -> str:

@@ -73,8 +73,7 @@ def write_jointly(
             return secrets.token_hex(16) + str(folder.next_number(group.count))
 
         agreed = group.first(reserve)
-        id, first = agreed[:32], int(agreed[32:])
-        numbers = range(first, first + group.count)
+        id, numbers = agreed[:32], range(int(agreed[32:]), int(agreed[32:]) + group.count)
 
         def write_own() -> tuple[Save, Manifest, PreviousSave]:
             check_settings(meta, keep)
@@ -91,8 +90,7 @@ def write_jointly(
 
         def publish() -> str:
             nonlocal whole
-            parts = [own, *(_part(folder, id, number) for number in numbers[1:])]
-            whole = _joined(parts, numbers[-1], join_meta)
+            whole = _joined([own, *(_part(folder, id, n) for n in numbers[1:])], numbers[-1], join_meta)
             save.written += folder.publish(whole, sync, named=False)
             for number in numbers[1:-1]:  # the last was renamed
                 folder.remove_partial(number)
