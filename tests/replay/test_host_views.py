@@ -40,14 +40,14 @@ CASES = [
 @pytest.mark.optimized
 @pytest.mark.parametrize(("view", "lanes"), CASES, ids=str)
 def test_batches_are_those_of_the_optimised_program(view, lanes):
-    assert compare(VIEWS[view], lanes, seed=1) > 60
+    assert compare(VIEWS[view], lanes, seed=1) > 40
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("lanes", [None, 1, 3])
 @pytest.mark.parametrize("view", VIEWS)
 def test_batches_of_every_view_are_those_of_the_program(view, lanes):
-    assert compare(VIEWS[view], lanes, seed=2) > 60
+    assert compare(VIEWS[view], lanes, seed=2) > 40
 
 
 @pytest.mark.exhaustive
@@ -55,4 +55,4 @@ def test_batches_of_every_view_are_those_of_the_program(view, lanes):
 @pytest.mark.parametrize("lanes", [None, 3])
 @pytest.mark.parametrize("view", VIEWS)
 def test_prioritized_batches_of_every_view_are_those_of_the_programs(view, lanes, sampler):
-    assert compare(VIEWS[view], lanes, seed=3, sampler=SAMPLERS[sampler]) > 60
+    assert compare(VIEWS[view], lanes, seed=3, sampler=SAMPLERS[sampler]) > 40
