@@ -125,6 +125,14 @@ def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
     """
     if lifetime.traced():
         raise TypeError(f"{call}: the call is traced. Call it outside jit, and pass the state in.")
+    of_caller = list[Exception]()
+
+    def told(done: int, total: int) -> None:
+        try:
+            progress(done, total)
+        except Exception as error:
+            of_caller.append(error)
+            raise
 
     def checked(saved: checkpoint.Saved) -> Any:
         one = saved.meta.keys() >= {"buffer", "rows", "rule", "placed", "extra", "replay"}
@@ -138,11 +146,15 @@ def load_newest(call: str, path: Any, verify: Any, progress: Any, build: Callabl
             own = _PREFIX.match(str(error))
             if isinstance(error, TypeError | ValueError) and own and own[1] not in _STORES:  # of an argument, or clear
                 raise
+            if error in of_caller:
+                raise
             raise checkpoint.SchemaError(
                 f"{call}: the buffer's description in {saved.path} is invalid ({error!r})."
             ) from error
 
-    return checkpoint.restore(checked_path(call, path), checked, verify=verify, progress=progress)
+    return checkpoint.restore(
+        checked_path(call, path), checked, verify=verify, progress=told if callable(progress) else progress
+    )
 
 
 _RAW = (KeyError, IndexError, AttributeError, RecursionError, ArithmeticError)
