@@ -66,13 +66,14 @@ def measure(fn: Callable[..., Any], *args: Any, donate: int | tuple[int, ...] = 
 
 
 def _bytes_read(jaxpr: Any) -> int:
-    """Return the bytes that gathers and callbacks return, those in a loop counted once."""
+    """Return the bytes that gathers and callbacks return, those in a loop counted once, and of branches the most."""
     size = 0
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name == "gather" or name.endswith("callback"):
             size += tree_bytes([variable.aval for variable in equation.outvars])
-        size += sum(map(_bytes_read, _subprograms(tuple(equation.params.values()))))
+        inside = map(_bytes_read, _subprograms(tuple(equation.params.values())))
+        size += max(inside) if name == "cond" else sum(inside)  # branches: of platforms, too
     return size
 
 
