@@ -8,16 +8,12 @@ copying. Start with the README, or with `python -m fbuf demo`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import jax as _jax  # noqa: F401  (before the pause)
-
-from fbuf._core.lazy_import import later, without_collections
-
-with without_collections():
-    from fbuf import samplers, storages, transforms, views, writers
-    from fbuf._buffer.buffer import Buffer
-    from fbuf._buffer.prioritized import prioritized
-    from fbuf._buffer.state import BufferState
-    from fbuf._core.sample import Index, Rows, Sample
+from fbuf import samplers, storages, transforms, views, writers
+from fbuf._buffer.buffer import Buffer
+from fbuf._buffer.prioritized import prioritized
+from fbuf._buffer.state import BufferState
+from fbuf._core.lazy_import import later
+from fbuf._core.sample import Index, Rows, Sample
 
 if TYPE_CHECKING:
     from fbuf import datasets, interop, limits, parts, plot, sharded, testing

@@ -5,24 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Pause Python's collector of cycles: modules define what stays, and a collection visits all that JAX has defined."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def later(

@@ -101,16 +101,6 @@ assert fbuf.Lazy and "fbuf._host.store.store" in sys.modules
     run_python(program)
 
 
-def test_an_import_starts_no_full_collection_and_leaves_the_collector_on() -> None:
-    program = """
-import gc, jax
-before = gc.get_stats()[2]["collections"]
-import fbuf
-assert gc.isenabled() and gc.get_stats()[2]["collections"] == before
-"""
-    run_python(program)
-
-
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     for package in (fbuf, fbuf.storages, fbuf.transforms):
         said = f"module '{package.__name__}' has no attribute 'Compresed'"
