@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from fbuf._algorithms.rounding import to_float32
 from fbuf._core.pytree import PyTree, Spec, listed, name_of, needs_x64
-from fbuf._indexing.anchors import CUT, END, RESET
 
 ONE_ROW = "The example is one row of one lane: jax.tree.map(lambda x: x[0], example)."
 MADE = ("mask", "is_first", "learning_mask")
@@ -66,27 +65,12 @@ def as_float(values: jax.Array, dtype: Any) -> jax.Array:
     return to_float32(values, dtype) if needs_x64(dtype) else values.astype(jnp.float32)
 
 
-def check_autoreset(view: str, autoreset: str | None, ends: tuple[str, ...]) -> None:
-    """Raise if the value is missing where rows end episodes."""
-    if autoreset is None and ends:
-        raise ValueError(
-            f"{view}: autoreset is missing; rows end episodes ({', '.join(ends)}), and the view must know what row follows. "
-            f'Write autoreset="next_step" for gymnasium.vector environments (their default mode), or '
-            f'autoreset="same_step" for SAME_STEP mode and manual resets; JAX environments differ, see fbuf/ENVIRONMENTS.md.'
-        )
-
-
 def checked_ends(view: str, names: Any) -> tuple[str, ...]:
     """Return the names of the leaves that end an episode."""
     if not isinstance(names, (tuple, list)):
         fix = f" Write episode_end=({names!r},)." if isinstance(names, str) else ""
         raise TypeError(f"{view}: episode_end is {names!r}; expected a tuple of names.{fix}")
     return tuple(name_of(name) for name in names)
-
-
-def last_bit(autoreset: str | None) -> int:
-    """Return the flags of the last row of an episode."""
-    return RESET | CUT if autoreset == "next_step" else END
 
 
 def with_masks(rows: PyTree, masks: Several[jax.Array]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fbuf._core.pytree import Spec
 from fbuf._indexing.anchors import END, RESET, START, TERMINATED
 from fbuf._interfaces.view import Window
 from fbuf.views import _fields
+from fbuf.views._autoreset import last_bit
 
 Numbers = np.ndarray[Any, Any]
 
@@ -26,7 +27,7 @@ class HostWindows:
     def __init__(self, view: Any, spec: Spec, structure: Any):
         rule = view.rule
         self.back, self.ahead, self._rule = rule.back, rule.ahead, rule
-        self._last, self._adds = _fields.last_bit(view.autoreset), view.adds
+        self._last, self._adds = last_bit(view.autoreset), view.adds
         self._bits = END | TERMINATED | START | RESET
         arrays = [np.zeros(0) for _ in spec]
         masks = tuple(np.zeros(0, bool) for _ in _fields.MADE)

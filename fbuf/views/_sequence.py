@@ -23,6 +23,7 @@ from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, View, Window
 from fbuf.views import _fields
+from fbuf.views._autoreset import check_autoreset, last_bit
 from fbuf.views._host_windows import HostEpisode, HostSequence
 from fbuf.views._learnt import learnt
 
@@ -140,7 +141,7 @@ class Sequence(_WindowView):
                 f"Sequence: terminated is '{self.terminated}'; expected a name of episode_end, {self.episode_end!r}. Write "
                 f"episode_end=({self.terminated!r}, ...)."
             )
-        _fields.check_autoreset("Sequence", self.autoreset, self.episode_end)
+        check_autoreset("Sequence", self.autoreset, self.episode_end)
 
     @property
     def adds(self) -> bool:
@@ -171,7 +172,7 @@ class Sequence(_WindowView):
     def learnt(self, flags: np.ndarray) -> np.ndarray:
         """Return which rows of uint8[L, E], in order of arrival, a window learns."""
         settings = {name: getattr(self, name) for name in ("length", "burn_in", "bootstrap", "dilation", "at")}
-        return learnt(flags, last_bit=_fields.last_bit(self.autoreset) if self.boundary == "mask" else None, **settings)
+        return learnt(flags, last_bit=last_bit(self.autoreset) if self.boundary == "mask" else None, **settings)
 
     @property
     def _least_learnt(self) -> tuple[int, int] | None:
@@ -205,7 +206,7 @@ class Sequence(_WindowView):
         rule, first = self.rule, step - jnp.int32(self.ahead)
         chosen = first % jnp.int32(self.stride) == jnp.int32(0)
         if rule.closes:
-            chosen = chosen | has(flags, _fields.last_bit(self.autoreset))
+            chosen = chosen | has(flags, last_bit(self.autoreset))
         opens = (first >= jnp.int32(0)) & chosen
         if self.boundary == "stop" and rule.reset_rows:
             if self.ahead:  # nothing follows a reset row
@@ -250,7 +251,7 @@ class Sequence(_WindowView):
             end = end | jnp.where(has(flags, TERMINATED), jnp.uint32(_LAST_TERMINATED), jnp.uint32(0))
             if rule.reset_rows:
                 end = end | jnp.where(has(before, TERMINATED), jnp.uint32(_TERMINATED_BEFORE), jnp.uint32(0))
-        end = jnp.where(has(flags, _fields.last_bit(self.autoreset)), end, jnp.uint32(2**32 - 8))
+        end = jnp.where(has(flags, last_bit(self.autoreset)), end, jnp.uint32(2**32 - 8))
         end = lax.cummin(end, axis=0, reverse=True)
         return (end // jnp.uint32(8)).astype(jnp.int32), end
 
@@ -318,7 +319,7 @@ class Sequence(_WindowView):
         unknown = jnp.int32(-back - self.dilation)  # the episode began before the window
         began = jnp.where(has(near[:, : back + 1], START), age[:, : back + 1], unknown)
         began = jnp.max(began, axis=1, keepdims=True)
-        ended = jnp.where(has(near[:, back:], _fields.last_bit(self.autoreset)), age[:, back:], jnp.int32(ahead))
+        ended = jnp.where(has(near[:, back:], last_bit(self.autoreset)), age[:, back:], jnp.int32(ahead))
         ended = jnp.min(ended, axis=1, keepdims=True)
         there = (row >= began) & (row <= ended)
         first = there & (row < began + apart)
@@ -397,7 +398,7 @@ class Episode(_WindowView):
         check_int("Episode", "max_length", self.max_length)
         object.__setattr__(self, "episode", None if self.episode is None else name_of(self.episode))
         object.__setattr__(self, "episode_end", _fields.checked_ends("Episode", self.episode_end))
-        _fields.check_autoreset("Episode", self.autoreset, self.episode_end)
+        check_autoreset("Episode", self.autoreset, self.episode_end)
         if not self.episode_end and self.episode is None:
             raise ValueError("Episode: episode_end is (); expected at least one name, or episode='id'.")
 
@@ -407,7 +408,7 @@ class Episode(_WindowView):
 
     def learnt(self, flags: np.ndarray) -> np.ndarray:
         """Return which rows of uint8[L, E], in order of arrival, belong to an episode that can be drawn."""
-        last = _fields.last_bit(self.autoreset)
+        last = last_bit(self.autoreset)
         return learnt(flags, length=self.max_length, burn_in=0, bootstrap=0, dilation=1, at=0, last_bit=last)
 
     @property
@@ -420,7 +421,7 @@ class Episode(_WindowView):
 
     def opens(self, step: Array, flags: Array, before: Array) -> tuple[Array, Array]:
         room = jnp.int32(self.max_length) - step
-        opens = has(flags, _fields.last_bit(self.autoreset)) & (room > jnp.int32(0))
+        opens = has(flags, last_bit(self.autoreset)) & (room > jnp.int32(0))
         if self.longer == "cut":
             opens = opens | (room == jnp.int32(1))
         return step, opens & ~(has(flags, RESET) & has(before, RESET))
@@ -431,7 +432,7 @@ class Episode(_WindowView):
         safe = jnp.where(mask, slot, jnp.int32(0))
         slots = shift(geometry, safe[:, None], jnp.arange(self.max_length, dtype=jnp.int32)[None, :])
         near = flags.at[slots].get(mode="promise_in_bounds")
-        ends = lax.associative_scan(jnp.logical_or, has(near, _fields.last_bit(self.autoreset)), axis=1)
+        ends = lax.associative_scan(jnp.logical_or, has(near, last_bit(self.autoreset)), axis=1)
         there = jnp.concatenate([jnp.ones((near.shape[0], 1), bool), ~ends[:, :-1]], axis=1) & mask[:, None]
         first = there & (jnp.arange(self.max_length, dtype=jnp.int32) == jnp.int32(0))[None, :]
         return _window(spec, geometry, slots, (there, first, there & ~has(near, RESET)))

@@ -30,7 +30,8 @@ from fbuf._indexing.anchors import CUT, END, RESET, START, TERMINATED, has
 from fbuf._interfaces.sampler import EligibleSet
 from fbuf._interfaces.storage import Read
 from fbuf._interfaces.view import EligibilityRule, View, Window
-from fbuf.views._fields import as_float, check_autoreset, check_flag, check_free, check_id, check_single
+from fbuf.views._autoreset import check_autoreset
+from fbuf.views._fields import as_float, check_flag, check_free, check_id, check_single
 from fbuf.views._host_transition import HostTransition
 
 MOST_IN_ORDER = 32
