@@ -120,6 +120,7 @@ def test_accelerator_draws_and_writes_as_the_cpu():
 
 @pytest.mark.more
 @pytest.mark.in_place
+@pytest.mark.parametrize("path", ["cpu", "tpu"], indirect=True)  # GPUs recompute levels whole: see tests/accelerators
 def test_writes_and_draws_copy_no_tree(path):
     capacity, batch = 10**6, 256
     tree, index = jax.ShapeDtypeStruct((st.nodes(capacity),), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)

@@ -313,7 +313,7 @@ def test_changes_and_writes_of_one_jit_keep_their_order(verbs, want, monkeypatch
 @pytest.mark.more
 def test_without_the_ticket_table_writes_change_places(monkeypatch):
     """The negative control: the store expires rows of the newest state."""
-    monkeypatch.setattr(_host_rows, "_after", lambda rows: jnp.zeros((1, 2), jnp.uint32))
+    monkeypatch.setattr(_host_rows, "last_write", lambda rows: jnp.zeros((1, 2), jnp.uint32))
     calls, _ = order_of_writes("host", monkeypatch, "ee", 18)
     assert calls == ["write", "2000", "write", "1000"]
 
