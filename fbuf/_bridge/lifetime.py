@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend, core
 
-from fbuf._host.types import HostObject, RowStore
+from fbuf._host.types import HostObject, RowStore, StoreClosed, StoreCorrupted
 
 _lock = threading.RLock()
 _stores: dict[int, HostObject] = {}
@@ -271,8 +271,12 @@ def raise_cause(error: Exception, owner: Owner | None) -> None:
             continue
         if isinstance(cause, OSError):
             raise OSError(cause.errno or errno.EIO, cause.strerror or str(cause)) from None
-        if isinstance(cause, MemoryError | RuntimeError):
+        if isinstance(cause, MemoryError):  # NumPy's has other arguments
+            raise MemoryError(str(cause)) from None
+        if isinstance(cause, StoreClosed | StoreCorrupted):
             raise type(cause)(str(cause)) from None
+        if isinstance(cause, RuntimeError):
+            raise RuntimeError(str(cause)) from None
 
 
 def stores() -> list[StoreHandle]:
