@@ -199,9 +199,9 @@ def check_state(call: str, buffer: BufferConfig, state: Any) -> None:
 
 
 def refuse_donated(call: str, state: BufferState) -> None:
-    """Raise if the arrays of a state were donated."""
-    header = state.header
-    if not isinstance(header, jax.core.Tracer) and hasattr(header, "is_deleted") and header.is_deleted():
+    """Raise if arrays of a state were donated: all of them, or those of its sampler, as draws of a `Replay` do."""
+    concrete = [x for x in jax.tree.leaves((state.header, state.sampler)) if not isinstance(x, jax.core.Tracer)]
+    if any(hasattr(x, "is_deleted") and x.is_deleted() for x in concrete):
         raise RuntimeError(f"{call}: the state was donated. Use the state that the step returned: state = step(state).")
 
 

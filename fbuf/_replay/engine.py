@@ -104,7 +104,11 @@ class Engine:
     def collect(self, row: PyTree, priority: Any, mask: Any) -> bool:
         """Keep one row for a later write; False where it must be written now."""
         block = self.block
-        if block is None or priority is not None or not block.append(row, mask):
+        if block is None or priority is not None:
+            return False
+        if block.count == block.length:  # the last write of it was interrupted, or raised
+            self.flush()
+        if not block.append(row, mask):
             return False
         if block.count == block.length:
             self.flush()
@@ -112,8 +116,11 @@ class Engine:
 
     def update_priority(self, index: Index, error: Any, mask: Any, eta: float) -> Any:
         """Call `Buffer.update_priority`, or let the update wait for the next draw. Return what was counted, or None."""
-        if self.updates is not None and self.updates.keep(self, self._readable(), index, error, mask):
-            return None
+        if self.updates is not None:
+            block = self._readable()
+            with DeferInterrupts():  # what is kept of the block and the tree changes as one
+                if self.updates.keep(self, block, index, error, mask):
+                    return None
         self.flush()
         index, error, mask = self.on_device((index, error, mask))
         return self.set_priorities(index, error, mask, eta)
@@ -157,8 +164,9 @@ class Engine:
     def flush(self) -> None:
         """Set the deferred priorities and write the collected rows."""
         updates, block = self.updates, self.block
-        if updates is not None:
-            updates.settle(self)
+        if updates is not None and updates.update is not None:
+            with DeferInterrupts():  # no update is lost
+                updates.settle(self)
         if block is not None and block.count:
             sizes = self._sizes_after()
             self.keep_written()
@@ -241,10 +249,12 @@ class Engine:
     def draw(self, call: str, size: int, numbers: dict[str, jax.Array], packed: bool) -> tuple[Any, jax.Array | None]:
         """Draw a batch: in NumPy, or with the write of the collected rows in one program where no callback is involved."""
         if packed and self.host is not None:
-            drawn = self.host.draw(self, self._readable(), self.key, size, numbers)
-            if drawn is not None:
-                self.key = drawn[0]
-                return drawn[1], None
+            block = self._readable()
+            with DeferInterrupts():  # what is kept of the block and the tree changes as one
+                drawn = self.host.draw(self, block, self.key, size, numbers)
+                if drawn is not None:
+                    self.key = drawn[0]
+                    return drawn[1], None
         if isinstance(self.key, np.ndarray):  # from `HostDraws`
             self.key = jax.device_put(self.key)
         form: programs.Form = "packed" if packed else "whole"
@@ -339,7 +349,7 @@ class Engine:
         jobs: list[Any] = [draw]
         if host is not None:
             jobs = [partial(random_draws(size, self.impl, host.bits).lower, self.key)]
-            jobs += host.compilations(self.state, size, numbers, collects)
+            jobs += host.compilations(self.state, size, numbers, self.block if collects else None)
         block = self.block
         if block is not None:
             for length in block.lengths:

@@ -124,8 +124,8 @@ class HostDraws:
         self._key = after
         return after, HostBatch(leaves, self._structure)
 
-    def compilations(self, state: BufferState, size: int, numbers: Any, collects: bool) -> list[Any]:
-        """Return functions that lower the programs of such draws, but for the random bits; `collects`: rows too."""
+    def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
+        """Return functions that lower the programs of such draws, but for the random bits; with the rows of `block`, if any."""
         return []
 
     def _note(

@@ -234,15 +234,21 @@ class PriorityDraws(HostDraws):
             index: Any = Index(slot, ticket.view(_UINT))
             engine.set_priorities(index, error.view(_FLOAT), None, 0.9)
 
-    def compilations(self, state: BufferState, size: int, numbers: Any, collects: bool) -> list[Any]:
-        """Return those of a draw alone, after an update, and after collected rows."""
+    def compilations(self, state: BufferState, size: int, numbers: Any, block: RowBlock | None) -> list[Any]:
+        """Return those of a draw alone, after an update, and after collected rows; and of writes that keep priorities."""
         key = jax.ShapeDtypeStruct((2,), np.uint32)
         bits = 1 + jax.eval_shape(lambda key: self.bits(key, size), key).size
         jobs, kinds = list[Any](), [(0, 0), (self._most, size)]
-        for changed, updated in [*kinds, (self._most, 0)] if collects else kinds:
+        for changed, updated in kinds if block is None else [*kinds, (self._most, 0)]:
             words = jax.ShapeDtypeStruct((1 + 2 * updated + changed + bits,), np.int32)
             draw = program(self._buffer, size, changed, updated)
             jobs.append(functools.partial(draw.lower, state.sampler, words, numbers))
+        if block is not None:
+            words = jax.ShapeDtypeStruct((1 + 2 * size,), np.int32)
+            jobs.append(functools.partial(program(self._buffer, 0, 0, size).lower, state.sampler, words, {}))
+            slots = self._nowhere(state, block)
+            for length in block.lengths:
+                jobs.append(functools.partial(extend_keeping.lower, self._buffer, state, block.packed(length), slots))
         return jobs
 
     def write(self, buffer: Buffer, state: BufferState, block: RowBlock) -> BufferState:
@@ -251,11 +257,16 @@ class PriorityDraws(HostDraws):
         header, cleared = self._of
         if not self._is_newer or state.header is not header or block.cleared != cleared:
             return extend_packed(buffer, state, packed)[0]
-        slots = np.full(block.length * self._geometry.lanes, self._geometry.capacity, np.int32)
+        slots = self._nowhere(state, block)
         opened = np.concatenate(self._opened)
         opened = opened[opened >= 0]
         slots[: opened.size] = opened
         return extend_keeping(buffer, state, packed, slots)
+
+    def _nowhere(self, state: BufferState, block: RowBlock) -> np.ndarray[Any, Any]:
+        """Return C for each row that a block opens at most: its own, and those before it that waited for later ones."""
+        waiting = 0 if state.anchors is None else len(state.anchors.tail_flags)
+        return np.full((block.length + waiting) * self._geometry.lanes, self._geometry.capacity, np.int32)
 
 
 def host_draws(buffer: Buffer, impl: str, view: Any, names: list[str]) -> HostDraws | None:

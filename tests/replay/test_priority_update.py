@@ -1,6 +1,9 @@
 """Priorities that `Replay` sets with the next draw: batches, states and errors are those of setting them at once."""
 
 import copy
+import inspect
+import signal
+import sys
 from pathlib import Path
 
 import jax
@@ -8,8 +11,10 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf._replay import programs
+from fbuf._replay import host_anchors, priority_draws, programs
+from fbuf._replay.engine import Engine
 from tests.support.refusals import raises
+from tests.support.trees import same
 from tests.support.two_replays import ROW, VIEWS, compare, make_pair, rows_of
 
 
@@ -102,3 +107,88 @@ def test_rows_that_cannot_be_drawn_yet_are_refused_at_once() -> None:
     newest = jax.device_get(replay.last(1).index)
     with pytest.raises(ValueError, match="1 indices name rows that can no longer be drawn"):
         replay.update_priority(newest, np.ones(1, np.float32))
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_a_block_opens_more_rows_than_it_has(lanes: int | None) -> None:
+    buffer = fbuf.Buffer(40 * (lanes or 1), lanes=lanes, sampler=fbuf.samplers.Prioritized(), view=VIEWS["transition"])
+    pair = [fbuf.Replay(buffer, ROW, seed=1) for _ in range(2)]
+    block, lead = pair[0]._engine.block, () if lanes is None else (lanes,)
+    assert block is not None
+    for n in range(3 * block.length):
+        row = rows_of(np.random.default_rng(n), *lead) | {"done": np.full(lead, n == 2 * block.length - 2)[()]}
+        for replay in pair:
+            replay.add(row)
+        assert pair[1].state is not None  # writes the row
+        if n > 4:
+            batches = [replay.sample(4, to="numpy") for replay in pair]
+            same(*batches)
+            for replay in pair:
+                replay.update_priority(batches[0].index, np.full(4, 1 + n % 7, np.float32))
+    same(*(replay.state for replay in pair))
+
+
+def interrupted(call, code, text: str) -> None:
+    """Press Ctrl-C before the line with `text` of a function, or where it begins."""
+
+    lines, first = inspect.getsourcelines(code)
+    at = first + next(n for n, line in enumerate(lines) if text in line)
+
+    def trace(frame, event, _):
+        if frame.f_code is code and (not text or event == "line" and frame.f_lineno == at):
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of pytest-xdist ignore it
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        sys.settrace(before)
+        signal.signal(signal.SIGINT, handler)
+
+
+INSIDE = [
+    (host_anchors.HostAnchors._begin, "tail = _read"),
+    (host_anchors.HostAnchors._add, "self._seen = last"),
+    (priority_draws.PriorityDraws._drawn, "self._opened.append"),
+    (priority_draws.PriorityDraws._begin, "self._applied = 0"),
+]
+
+
+@pytest.mark.parametrize(("method", "text"), INSIDE, ids=lambda part: getattr(part, "__name__", ""))
+def test_an_interrupt_waits_for_the_end_of_a_draw(method, text: str) -> None:
+    pair = [filled("transition") for _ in range(2)]
+    index = [replay.sample(4, to="numpy").index for replay in pair][0]
+    for replay in pair:
+        replay.add(ROW)
+        replay.stats()  # writes the row; the next draw begins with another state
+        for n in range(5):
+            replay.add(rows_of(np.random.default_rng(n)))
+    interrupted(lambda: pair[0].sample(4, to="numpy"), method.__code__, text)
+    pair[1].sample(4, to="numpy")
+    for replay in pair:
+        replay.update_priority(index, np.full(4, 0.01, np.float32))
+    same(*(replay.sample(4, to="numpy") for replay in pair))
+    for replay in pair:
+        replay.add(ROW)
+    same(*(replay.state for replay in pair))
+
+
+def test_an_interrupted_read_loses_no_priorities() -> None:
+    replay = filled()
+    replay.update_priority(replay.sample(4, to="numpy").index, np.full(4, 7, np.float32))
+    interrupted(replay.stats, Engine.set_priorities.__code__, "")
+    assert replay.stats()["max_priority"] == pytest.approx(7, rel=1e-4)
+
+
+def test_a_state_whose_priorities_a_draw_donated_is_refused() -> None:
+    replay = filled()
+    state = replay.state
+    replay.add(ROW)
+    replay.sample(4, to="numpy")
+    with pytest.raises(RuntimeError, match="the state was donated"):
+        replay.state = state

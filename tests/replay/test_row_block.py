@@ -196,7 +196,7 @@ def test_a_limit_counts_each_row():
 @pytest.mark.parametrize(
     ("settings", "limit", "programs"),  # capacities of no other test
     [
-        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 7),
+        ({"capacity": 77, "sampler": fbuf.samplers.Prioritized()}, None, 10),
         ({"capacity": 78, "sampler": fbuf.samplers.Prioritized()}, limits.min_size(2), 5),
         ({"capacity": 79, "writer": fbuf.writers.Reservoir()}, None, 2),
     ],
@@ -213,6 +213,9 @@ def test_compile_leaves_nothing_to_compile(settings, limit, programs, caplog):
         batch = replay.sample(4, to="numpy")
         if buffer.sampler.prioritized:
             replay.update_priority(batch.index, np.ones(4, np.float32))
+            for n in range(70):  # until a block is full
+                replay.add(row(n))
+                replay.update_priority(replay.sample(4, to="numpy").index, np.ones(4, np.float32))
         replay.add(row(0))
         replay.sample(4, to="numpy")
         assert "Compiling" not in caplog.text
