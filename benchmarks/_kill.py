@@ -59,7 +59,7 @@ class Confirmed:
         self.updated = shared[2 * LANES :].reshape(LANES, LENGTH)  # numbers of updated rows from 1, at their positions
 
     def missing(self, count: np.ndarray) -> list[str]:
-        """Return what is wrong if there are so many rows."""
+        """Return an error if a lane counts fewer rows than were written and flushed: int64[lanes]."""
         if (count >= self.rows).all():
             return []
         return [f"{count.tolist()} rows are counted; these were written and flushed: {self.rows.tolist()}"]

@@ -386,7 +386,7 @@ def test_the_device_part_stays_in_place(sampler):
 @pytest.mark.more
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
 def test_one_core_and_a_pending_megabyte_do_not_hang():
-    """`io_callback` waits for ever here: with one core nobody is left to copy its operand."""
+    """With one core, no thread is left to copy the operand of an `io_callback`, which then never returns."""
     script = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
